@@ -35,10 +35,10 @@ coverage: $(TESTED)
 	$(BIN)/coverage report --include='$(subst $() ,$(comma),$(COUNTED:%=simkv/%/*))'
 
 bench: $(VENV)/.installed
-	$(BIN)/python benchmarks/bench.py
-	$(BIN)/python benchmarks/release.py $(and $(wildcard $(COMPILED)/bin/python),--compiled $(COMPILED)/bin/python)
+	$(BIN)/python benchmarks/simulation_speed.py
+	$(BIN)/python benchmarks/release_speed.py $(and $(wildcard $(COMPILED)/bin/python),--compiled $(COMPILED)/bin/python)
 	$(BIN)/python benchmarks/scaling.py
-	$(BIN)/python benchmarks/serve.py
+	$(BIN)/python benchmarks/serve_throughput.py
 
 # A wheel for this Python with the loop compiled, from an archive of the sources, so that nothing compiled
 # lies among them. Needs a C compiler; `pip install .` needs none and stays pure.
@@ -90,7 +90,7 @@ reports: $(VENV)/.installed
 
 # The documentation as a site in build/site/, with reference pages made from the code.
 site: $(TESTED)
-	$(BIN)/python tools/reference.py docs/reference
+	$(BIN)/python tools/docs_reference.py docs/reference
 	$(BIN)/zensical build --clean --strict
 
 picture: $(VENV)/.installed
@@ -98,7 +98,7 @@ picture: $(VENV)/.installed
 
 # What the commands of the tutorial and the how-tos print now, written into their pages: read the difference.
 walks: $(TESTED)
-	$(BIN)/python -m tests.walk docs/tutorial.md docs/diagnose.md docs/how-to/*.md
+	$(BIN)/python -m tests.docs_walkthrough docs/tutorial.md docs/diagnose.md docs/how-to/*.md
 
 format: $(TESTED)
 	$(BIN)/ruff check --fix .

@@ -19,14 +19,14 @@ from typing import Any
 import simpy
 
 from simkv.core.request import Request
-from simkv.costs.profile import load_profile
-from simkv.costs.simulated import SimulatedExecutor
-from simkv.loop.engine import Engine
-from simkv.loop.fleet.fleet import Fleet
-from simkv.loop.fleet.routers import build as build_router
-from simkv.loop.serve import Server, serve
-from simkv.scenario.fleet import LeastLoaded
-from simkv.schedulers.registry import ENGINES
+from simkv.costs.cost_profile import load_profile
+from simkv.costs.simulated_executor import SimulatedExecutor
+from simkv.scenario.fleet_section import LeastLoadedConfig
+from simkv.schedulers.engine_registry import ENGINES
+from simkv.sim.client_loop import SimulatedServer, run_clients
+from simkv.sim.engine import Engine
+from simkv.sim.fleet.fleet import Fleet
+from simkv.sim.fleet.routers import build_router
 
 #: Enough of all for what is not limited; by the knobs of each engine.
 ROOMY: dict[str, dict[str, Any]] = {
@@ -71,14 +71,14 @@ def one(made: Any) -> Callable[[simpy.Environment, int], Engine]:
     return make
 
 
-def alone(made: Any) -> Server:
+def alone(made: Any) -> SimulatedServer:
     """One replica."""
     return one(made)(simpy.Environment(), 0)
 
 
-def fleet(made: Any, replicas: int) -> Server:
+def fleet(made: Any, replicas: int) -> SimulatedServer:
     """So many behind a router that looks at loads."""
-    router = build_router(LeastLoaded(), lambda prompt: prompt.id)
+    router = build_router(LeastLoadedConfig(), lambda prompt: prompt.id)
     return Fleet(simpy.Environment(), [one(made)] * replicas, router)
 
 
@@ -95,7 +95,7 @@ def heeds(engine: str, variant: str) -> bool:
         return False
 
 
-Sized = Callable[[str, str, int], tuple[Server, list[Request]]]
+Sized = Callable[[str, str, int], tuple[SimulatedServer, list[Request]]]
 #: What grows, and between which sizes.
 AXES: dict[str, tuple[Sized, int, int]] = {
     "requests": (lambda e, v, n: (alone(config(e, v, 16)), burst(n, 2.0)), 100, 400),
@@ -127,7 +127,7 @@ def work(serving: Callable[[], object]) -> int:
 def per_request(sized: Sized, engine: str, variant: str, size: int) -> float:
     """Work for a request at a size."""
     server, requests = sized(engine, variant, size)
-    return work(lambda: serve(server, requests, None)) / len(requests)
+    return work(lambda: run_clients(server, requests, None)) / len(requests)
 
 
 def exponent(sized: Sized, engine: str, variant: str, small: int, large: int) -> float:
@@ -142,7 +142,7 @@ def main() -> int:
     names = [word for word in words if not word.startswith("-")] or list(ENGINES)
     over = 0
     for name in names:
-        for variant in ENGINES[name].different:
+        for variant in ENGINES[name].distinct_variants:
             found = {
                 axis: exponent(sized, name, variant, small, large)
                 for axis, (sized, small, large) in AXES.items()

@@ -42,12 +42,12 @@ if compgen -G "$WHEELS/*.whl" >/dev/null; then
 fi
 export PYTHONPATH=".:/tmp/site${PYTHONPATH:+:$PYTHONPATH}"
 if [[ -n ${REHEARSE:-} ]]; then
-    on=(--device cpu --small --repeats 3) big=tiny small=tiny workers=0 checks=tests/lab/test_device.py
+    on=(--device cpu --small --repeats 3) big=tiny small=tiny workers=0 checks=tests/gpu/test_device.py
     most_s=${LIMIT:-600} check_s=300 spare_s=10 big_s=${BUDGET:-20} small_s=${BUDGET:-5}
     validate_s=${BUDGET:-60}
 else
     on=(--device cuda) big=llama-3-8b small=qwen2.5-0.5b workers=8
-    checks="tests/lab/test_device.py tests/lab/test_kernels.py"
+    checks="tests/gpu/test_device.py tests/gpu/test_triton_kernels.py"
     most_s=580 check_s=150 spare_s=100 big_s=230 small_s=70 validate_s=520
 fi
 left() { echo $((most_s - (SECONDS - began))); }  # seconds until there must be an end

@@ -35,9 +35,9 @@ def imports(given: Options) -> str:
     import simpy
     import torch
 
-    from simkv.lab.machine import machine
+    from simkv.gpu.machine_info import machine_info
 
-    found = {k: v for k, v in machine(given.device).items() if k != "date"}
+    found = {k: v for k, v in machine_info(given.device).items() if k != "date"}
     versions = f"numpy {np.__version__}, pydantic {pydantic.VERSION}, simpy {simpy.__version__}"
     if given.device == "cuda":
         found["capability"] = torch.cuda.get_device_capability()
@@ -47,16 +47,16 @@ def imports(given: Options) -> str:
 def attention(given: Options) -> str:
     import torch
 
-    from tests.lab import firsts
+    from tests.gpu import device_checks
 
     worst = 0.0
     for heads in ((32, 8, 128), (14, 2, 64)):
         for layout in ("block", "layer"):
             for seed in range(3):
-                error = firsts.attention_error(
+                error = device_checks.attention_error(
                     seed, heads, 16, layout, torch.bfloat16, given.device
                 )
-                assert error < firsts.ALLOWED[torch.bfloat16], (heads, layout, seed, error)
+                assert error < device_checks.ALLOWED[torch.bfloat16], (heads, layout, seed, error)
                 worst = max(worst, error)
     return f"bfloat16 decodes and prefills are {worst:.1e} off float64 at most"
 
@@ -64,24 +64,26 @@ def attention(given: Options) -> str:
 def far(given: Options) -> str:
     import torch
 
-    from tests.lab import firsts
+    from tests.gpu import device_checks
 
-    errors = firsts.far_errors(given.device)
-    assert max(errors) < firsts.ALLOWED[torch.bfloat16], errors
+    errors = device_checks.far_errors(given.device)
+    assert max(errors) < device_checks.ALLOWED[torch.bfloat16], errors
     return f"blocks beyond 2^31 numbers: {max(errors):.1e} off float64 at most"
 
 
 def graphs(given: Options) -> str:
-    from tests.lab import firsts
+    from tests.gpu import device_checks
 
-    assert firsts.graphs_change_nothing(given.device), "graphs leave another KV than eager steps"
+    assert device_checks.graphs_change_nothing(given.device), (
+        "graphs leave another KV than eager steps"
+    )
     return "graphs of the tiny model leave the KV of eager steps, bit for bit"
 
 
 def l0(given: Options) -> str:
-    from tests.lab import firsts
+    from tests.gpu import device_checks
 
-    verdict = firsts.l0(given.device)
+    verdict = device_checks.l0(given.device)
     assert verdict.step is None, verdict
     return f"a run of the tiny model replays: {verdict.decisions} decisions, all the same"
 
@@ -89,21 +91,21 @@ def l0(given: Options) -> str:
 def model(given: Options) -> str:
     import torch
 
-    from simkv.costs.hardware.shapes import MODELS
-    from simkv.lab.buckets import step_size
-    from simkv.lab.graphs import StepGraphs
-    from simkv.lab.runner import Runner, RunnerConfig
-    from simkv.lab.sentinel import sentinel_s
+    from simkv.costs.hardware.model_shape import MODEL_SHAPES
+    from simkv.gpu.batch_runner import Runner, RunnerConfig
+    from simkv.gpu.cuda_graphs import StepGraphs
+    from simkv.gpu.graph_buckets import step_size
+    from simkv.gpu.sentinel_step import time_sentinel
 
     begin = perf_counter()
     config = RunnerConfig(num_blocks=3000, block_size=16, seats=64, max_len=4096, graph_tokens=0)
-    runner = Runner(MODELS[given.model], config, given.device)
+    runner = Runner(MODEL_SHAPES[given.model], config, given.device)
     loaded = perf_counter() - begin
     counts = [(64, 0, 64), (1, 0, 1), (256, 0, 256), (0, 1, 512), (64, 1, 2048)]
     runner.graphs = StepGraphs(runner.model, {step_size(*count, 256) for count in counts})
     captured = perf_counter() - begin - loaded
     runner.warm_up(1.0)
-    step = sentinel_s(runner)
+    step = time_sentinel(runner)
     peak = torch.cuda.max_memory_allocated() / 2**30 if runner.on_gpu else 0.0
     return (
         f"{given.model}: {loaded:.1f} s to load, {captured:.1f} s for 5 graphs, a step of 64 rows "
@@ -114,17 +116,22 @@ def model(given: Options) -> str:
 def tiles(given: Options) -> str:
     import json
 
-    from simkv.costs.hardware.shapes import MODELS
-    from simkv.lab.bench import SIZES, SMALL_SIZES, fastest, tried
-    from simkv.lab.machine import machine
+    from simkv.costs.hardware.model_shape import MODEL_SHAPES
+    from simkv.gpu.kernel_benchmark import (
+        SIZES,
+        SMALL_SIZES,
+        fastest,
+        time_tiles,
+    )
+    from simkv.gpu.machine_info import machine_info
 
-    shape, readings = MODELS[given.model], []
-    for one in tried(shape, SIZES if given.device == "cuda" else SMALL_SIZES, given.device):
+    shape, readings = MODEL_SHAPES[given.model], []
+    for one in time_tiles(shape, SIZES if given.device == "cuda" else SMALL_SIZES, given.device):
         readings.append(one)
         print(one[2], flush=True)
     if not readings:
         return "no kernels run here, so there is nothing to choose from"
-    found = {machine(given.device)["device"]: fastest(readings, shape.head_dim)}
+    found = {machine_info(given.device)["device"]: fastest(readings, shape.head_dim)}
     text = json.dumps(found, indent=1) + "\n"
     (given.out / "tiles.json").write_text(text, encoding="utf-8")
     return f"the fastest are in {given.out}/tiles.json: {found}"
@@ -142,12 +149,16 @@ class Stage(NamedTuple):
 SLACK = 10
 STAGES = {
     "imports": Stage(imports, 40, "calibrate/wheels.txt; the driver, if torch finds no device"),
-    "attention": Stage(attention, 60, "simkv/lab/kernels.py: decode, reduce, prefill"),
-    "far": Stage(far, 40, "simkv/lab/kernels.py: to(tl.int64) of blocks and rows"),
-    "graphs": Stage(graphs, 60, "simkv/lab/graphs.py; kernels that read what is padding"),
-    "l0": Stage(l0, 60, "simkv/lab/executor.py, serve.py: what decides besides recorded times"),
-    "model": Stage(model, 90, "simkv/lab/model.py, graphs.py; memory, if it is short of that"),
-    "tiles": Stage(tiles, 60, "simkv/lab/tiles.py: take out what does not build"),
+    "attention": Stage(attention, 60, "simkv/gpu/triton_kernels.py: decode, reduce, prefill"),
+    "far": Stage(far, 40, "simkv/gpu/triton_kernels.py: to(tl.int64) of blocks and rows"),
+    "graphs": Stage(graphs, 60, "simkv/gpu/cuda_graphs.py; kernels that read what is padding"),
+    "l0": Stage(
+        l0, 60, "simkv/gpu/torch_executor.py, serve.py: what decides besides recorded times"
+    ),
+    "model": Stage(
+        model, 90, "simkv/gpu/transformer.py, graphs.py; memory, if it is short of that"
+    ),
+    "tiles": Stage(tiles, 60, "simkv/gpu/kernel_tiles.py: take out what does not build"),
 }
 
 

@@ -1,4 +1,4 @@
-"""What an engine's wheel registers with Prometheus, as simkv/measure/exported/<engine>.json has it.
+"""What an engine's wheel registers with Prometheus, as simkv/metrics/exported/<engine>.json has it.
 
     python -m dev.engine_metrics vllm ~/vllm-0.33.0/vllm/v1/metrics
     python -m dev.engine_metrics sglang ~/sglang-0.5.23/sglang/srt/observability
@@ -94,7 +94,7 @@ class Sources:
 
 def main() -> None:
     engine, folder = sys.argv[1], Path(sys.argv[2])
-    ours = Path(__file__).parents[1] / "simkv" / "measure" / "exported" / f"{engine}.json"
+    ours = Path(__file__).parents[1] / "simkv" / "metrics" / "exported" / f"{engine}.json"
     known = json.loads(ours.read_text())
     wanted = {row["name"]: row["measure"] for row in known["metrics"]}
     rows = Sources(folder, engine).metrics(f"{engine}:")

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from dev.operator_efficiency import errors_of, joined, shares_of
 from simkv.core.errors import InputError
+from simkv.costs.cost_profile import StepError
 from simkv.costs.hardware.catalog import Gpu, gpus
-from simkv.costs.hardware.hardware import Hardware
-from simkv.costs.operators import packaged, roofline
-from simkv.costs.operators.choice import composed, estimated
-from simkv.costs.operators.constants import Constants
-from simkv.costs.operators.tables import TableStore, installed
-from simkv.costs.profile import StepError
+from simkv.costs.hardware.replica_hardware import Hardware
+from simkv.costs.operators import composed_profiles, roofline
+from simkv.costs.operators.cost_constants import CostConstants
+from simkv.costs.operators.operator_tables import TableStore, find_installed_tables
+from simkv.costs.operators.profile_resolution import compose_from_tables, estimate_from_data_sheet
 
 #: Measured GPUs whose shares count; others of the tables are variants of these.
 SYSTEMS = ("a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "l40s", "rtx_pro_6000_server")
@@ -33,22 +33,24 @@ MOST = 2_000_000
 
 def main() -> int:
     """Write both; say what was written."""
-    root = installed()
+    root = find_installed_tables()
     if root is None:
         raise InputError("needs the operator tables: pip install 'simkv[hardware]'")
-    wanted = [packaged.hardware_of(row) for row in _rows()]
+    wanted = [composed_profiles.parse_packaged_hardware(row) for row in _rows()]
     _efficiency(root, wanted)
-    packaged.FOLDER.mkdir(exist_ok=True)
-    for old in packaged.FOLDER.glob("*.json"):
+    composed_profiles.PROFILES_DIR.mkdir(exist_ok=True)
+    for old in composed_profiles.PROFILES_DIR.glob("*.json"):
         old.unlink()
     total = 0
     for hardware in wanted:
-        profile = composed(hardware, packaged.SETTING, constants=Constants())
+        profile = compose_from_tables(
+            hardware, composed_profiles.PACKAGED_SETTING, constants=CostConstants()
+        )
         if profile is None:
             print(f"{hardware.gpu.name}, {hardware.architecture.name}: by the data sheet")
             continue
-        text = packaged.written(packaged.thinned(profile))
-        packaged.path_of(hardware).write_text(text, encoding="utf-8")
+        text = composed_profiles.format_profile(composed_profiles.thin_profile(profile))
+        composed_profiles.composed_profile_path(hardware).write_text(text, encoding="utf-8")
         total += len(text)
         print(f"{profile.name}: {len(text)} bytes")
     print(f"{total} bytes in all")
@@ -56,7 +58,7 @@ def main() -> int:
 
 
 def _rows() -> list[dict[str, object]]:
-    path = Path(packaged.__file__).with_name("packaged.json")
+    path = Path(composed_profiles.__file__).with_name("packaged.json")
     rows: list[dict[str, object]] = json.loads(path.read_text(encoding="utf-8"))
     return rows
 
@@ -67,11 +69,15 @@ def _efficiency(root: Path, wanted: list[Hardware]) -> None:
     pairs = []
     for hardware in wanted:
         system = hardware.gpu.system
-        truth = composed(hardware, packaged.SETTING, constants=Constants())
+        truth = compose_from_tables(
+            hardware, composed_profiles.PACKAGED_SETTING, constants=CostConstants()
+        )
         if truth is None or system not in shares:
             continue
         rest = joined([found for name, found in shares.items() if name != system])
-        guess = estimated(hardware, packaged.SETTING, Constants(), rest)
+        guess = estimate_from_data_sheet(
+            hardware, composed_profiles.PACKAGED_SETTING, CostConstants(), rest
+        )
         pairs.append((guess, truth))
         _say(system, errors_of([(guess, truth)]), hardware.architecture.name)
     errors = errors_of(pairs)
@@ -89,7 +95,10 @@ def _shares(root: Path, gpu: Gpu) -> dict[str, float]:
     assert gpu.system
     found: dict[str, float] = {}
     for backend in ("sglang", "vllm"):
-        found |= shares_of(TableStore((root,), gpu.system, backend, packaged.SETTING.release), gpu)
+        found |= shares_of(
+            TableStore((root,), gpu.system, backend, composed_profiles.PACKAGED_SETTING.release),
+            gpu,
+        )
     return found
 
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pandas as pd
 
-from simkv.costs.erring import kind_of
-from simkv.costs.error import by_kind
+from simkv.costs.cost_profile import CostProfile, StepCost, StepError
 from simkv.costs.hardware.catalog import Gpu
-from simkv.costs.load import Load, pairs
+from simkv.costs.operators.operator_tables import SLACK, TableStore
 from simkv.costs.operators.roofline import Efficiency
-from simkv.costs.operators.tables import SLACK, TableStore
-from simkv.costs.profile import Profile, StepCost, StepError
+from simkv.costs.scaled_executor import classify_step
+from simkv.costs.step_errors import summarize_errors_by_kind
+from simkv.costs.step_load import StepLoad, count_attention_pairs
 
 #: Shapes from which rates are read: sides of products, tokens of a prompt, bytes of KV.
 SIDE, TOKENS, LENGTH, NBYTES = 4096, 4096, 4096, 128e6
@@ -48,32 +48,32 @@ def joined(shares: Sequence[Mapping[str, float]]) -> Efficiency:
 #: Steps whose times are compared.
 LOADS = [
     *(
-        Load(0, 0, 0, seqs, seqs * context, 0, seqs)
+        StepLoad(0, 0, 0, seqs, seqs * context, 0, seqs)
         for seqs in (1, 8, 64, 256)
         for context in (500, 4000)
     ),
     *(
-        Load(count, count * tokens, 0, 0, 0, count * pairs(tokens, 0), count)
+        StepLoad(count, count * tokens, 0, 0, 0, count * count_attention_pairs(tokens, 0), count)
         for count, tokens in ((1, 512), (1, 2048), (8, 1024), (1, 8192))
     ),
-    Load(1, 2048, 0, 64, 64 * 2000, pairs(2048, 0), 65),
+    StepLoad(1, 2048, 0, 64, 64 * 2000, count_attention_pairs(2048, 0), 65),
 ]
 
 
 def against(
-    estimated: Sequence[Profile], measured: Sequence[Profile]
+    estimated: Sequence[CostProfile], measured: Sequence[CostProfile]
 ) -> Iterator[tuple[str, float]]:
     """Relative errors of step times, each with its kind of step."""
     for guess, truth in zip(estimated, measured, strict=True):
         ours, theirs = StepCost(guess), StepCost(truth)
         for load in LOADS:
-            yield kind_of(load), ours(load) / theirs(load) - 1
+            yield classify_step(load), ours(load) / theirs(load) - 1
 
 
-def errors_of(pairs_of_profiles: Sequence[tuple[Profile, Profile]]) -> dict[str, StepError]:
+def errors_of(pairs_of_profiles: Sequence[tuple[CostProfile, CostProfile]]) -> dict[str, StepError]:
     """Errors by kind of step of estimates beside what the tables say."""
     guesses, truths = zip(*pairs_of_profiles, strict=True)
-    return by_kind(against(guesses, truths))
+    return summarize_errors_by_kind(against(guesses, truths))
 
 
 def _median(rows: pd.DataFrame, value: Callable[[pd.DataFrame], Any]) -> float:

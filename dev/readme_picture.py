@@ -7,10 +7,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from simkv.measure.result import parts_of
-from simkv.measure.simulate import run_scenario
-from simkv.report.plots import write_plots
-from simkv.scenario.load import load
+from simkv.metrics.result_assembly import run_scenario
+from simkv.metrics.run_result import records_by_replica
+from simkv.report.run_plots import write_plots
+from simkv.scenario.scenario_loader import load
 
 SCENARIO = Path("scenarios/mistralrs-forty.yaml")
 VARIANTS = ("before-assumed", "after-assumed")
@@ -20,7 +20,7 @@ def main() -> None:
     variants = load(SCENARIO)
     results = {name: run_scenario(variants[name], SCENARIO.parent) for name in VARIANTS}
     with tempfile.TemporaryDirectory() as folder:
-        write_plots(parts_of(results), "Forty requests, sixteen at a time", Path(folder))
+        write_plots(records_by_replica(results), "Forty requests, sixteen at a time", Path(folder))
         shutil.copy(Path(folder) / "lanes.png", sys.argv[1])
 
 

@@ -1,6 +1,6 @@
 """Count the recorded traces that each variant reproduces, by replaying them.
 
-    python -m dev.recording_counts TRACES... > simkv/proof/conform/counts.json
+    python -m dev.recording_counts TRACES... > simkv/conformance/counts.json
 
 The traces are all available recordings, and those in tests/conformance/traces of versions that are
 recorded nowhere else.
@@ -13,9 +13,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from simkv.proof.conform.conform import Conformance, check
-from simkv.proof.conform.count import Counts
-from simkv.schedulers.registry import ENGINES
+from simkv.conformance.decision_replay import Conformance, check_trace
+from simkv.conformance.recording_counts import RecordingCounts
+from simkv.schedulers.engine_registry import ENGINES
 
 
 def variant_of(engine: str, recorded: str) -> str:
@@ -32,9 +32,9 @@ def variant_of(engine: str, recorded: str) -> str:
     return name if name in spec.variants else next(iter(spec.variants))
 
 
-def count(results: Iterable[Conformance]) -> Counts:
+def count(results: Iterable[Conformance]) -> RecordingCounts:
     """Count replayed traces by the variant that replayed them; others are left out."""
-    counts: Counts = {engine: {} for engine in ENGINES}
+    counts: RecordingCounts = {engine: {} for engine in ENGINES}
     for result in results:
         variant = variant_of(result.engine, result.variant)
         entry = counts[result.engine].setdefault(variant, {"equal": 0, "recorded": 0})
@@ -44,4 +44,4 @@ def count(results: Iterable[Conformance]) -> Counts:
 
 
 if __name__ == "__main__":
-    print(json.dumps(count(check(Path(path)) for path in sys.argv[1:]), indent=1))
+    print(json.dumps(count(check_trace(Path(path)) for path in sys.argv[1:]), indent=1))

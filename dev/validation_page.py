@@ -13,17 +13,41 @@ from matplotlib.figure import Figure as Canvas
 
 from dev.token_budgets.budget_pairs import Pair, made, near, table
 from simkv.cli.validate_case import judge_cases, measure_host_times
-from simkv.core.files import make_folder, write_text
-from simkv.costs.sources.host import MEASURED_IN
-from simkv.proof.validation.cases.case import find_cases
-from simkv.proof.validation.cases.coverage import HEAD, STATED, coverage_rows, refused
-from simkv.proof.validation.cases.crossed import CROSSED, Crossed, crossed_rows, others_load
-from simkv.proof.validation.cases.score import Score
-from simkv.proof.validation.cases.sensitivity import Otherwise
-from simkv.proof.validation.cases.show import TITLES, case_rows
-from simkv.proof.validation.cases.steps import STEPS, HostTimes, step_cells, step_words
-from simkv.proof.validation.compared import Compared, markdown
-from simkv.report.style import BLUE, DARK, GREY, RED, SLATE, WIDTH, house_style, save
+from simkv.core.atomic_files import make_folder, write_text
+from simkv.costs.sources.launch_overhead import MEASURED_IN
+from simkv.report.plot_style import (
+    BLUE,
+    DARK,
+    GREY,
+    RED,
+    SLATE,
+    WIDTH,
+    plot_settings,
+    save,
+)
+from simkv.validation.figure_comparison import FigureComparison, markdown
+from simkv.validation.recorded_runs.cross_prediction import (
+    CROSSED,
+    CrossPrediction,
+    cross_predict,
+    cross_prediction_rows,
+)
+from simkv.validation.recorded_runs.host_gaps import (
+    HOST_TIME_COLUMNS,
+    HostTimes,
+    describe_host_times,
+    step_cells,
+)
+from simkv.validation.recorded_runs.interval_coverage import (
+    HEAD,
+    STATED_COVERAGE,
+    coverage_rows,
+    refused_runs,
+)
+from simkv.validation.recorded_runs.recorded_run import find_recorded_runs
+from simkv.validation.recorded_runs.run_scores import Score
+from simkv.validation.recorded_runs.score_tables import TITLES, case_rows
+from simkv.validation.recorded_runs.sensitivity import SensitivityScore
 
 _HEAD = ["figure", "measured", "predicted", "error", "interval"]
 METRICS = ("ttft_ms", "tpot_ms", "e2e_ms")
@@ -33,14 +57,14 @@ PAGE = Path(__file__).parent / "validation_page.md.j2"
 def write_docs(
     path: Path,
     scores: Sequence[Score],
-    changed: dict[str, list[Otherwise]],
-    crossed: Sequence[Crossed] = (),
+    changed: dict[str, list[SensitivityScore]],
+    crossed: Sequence[CrossPrediction] = (),
     pairs: Sequence[Pair] = (),
     above: Sequence[HostTimes] = (),
 ) -> list[str]:
     """Write the page to ``path`` and the picture beside it; returns the files' names."""
     picture = path.with_name("validation.png")
-    with house_style():
+    with plot_settings():
         save(draw(scores), picture)
     template = Environment(autoescape=False, keep_trailing_newline=True).from_string(
         PAGE.read_text(encoding="utf-8")
@@ -51,11 +75,11 @@ def write_docs(
         template.render(
             table=_table(scores),
             known="\n".join(markdown(_KNOWN, map(_provenance, scores), 6)),
-            crossed="\n".join(markdown(CROSSED, crossed_rows(crossed), 2)),
+            crossed="\n".join(markdown(CROSSED, cross_prediction_rows(crossed), 2)),
             budgets="\n".join(table(pairs)),
             near=near(pairs),
-            steps="\n".join(markdown(STEPS, step_cells(above), 2)),
-            words="\n".join(f"- {step_words(one)}" for one in above),
+            steps="\n".join(markdown(HOST_TIME_COLUMNS, step_cells(above), 2)),
+            words="\n".join(f"- {describe_host_times(one)}" for one in above),
             cases=cases,
         ),
     )
@@ -83,11 +107,13 @@ def _table(scores: Sequence[Score]) -> str:
     lines = markdown(head, (row for s in scores for row in case_rows(s)), 3)
     errors = "## All cases, error in per cent\n\n" + "\n".join(lines) + "\n"
     held = "\n".join(markdown(HEAD, coverage_rows(scores), 1))
-    none = "".join(f"- no interval: {line}\n" for line in refused(scores))
-    return f"{errors}\n## Figures in their interval, meant to be {STATED} %\n\n{held}\n{none}"
+    none = "".join(f"- no interval: {line}\n" for line in refused_runs(scores))
+    return (
+        f"{errors}\n## Figures in their interval, meant to be {STATED_COVERAGE} %\n\n{held}\n{none}"
+    )
 
 
-def _case(s: Score, changed: Sequence[Otherwise]) -> str:
+def _case(s: Score, changed: Sequence[SensitivityScore]) -> str:
     facts, setup = s.case.facts, s.case.facts.engine
     config = s.replayed.config
     lines = [
@@ -113,14 +139,14 @@ def _case(s: Score, changed: Sequence[Otherwise]) -> str:
     return "\n".join(lines)
 
 
-def _line(f: Compared) -> list[str]:
+def _line(f: FigureComparison) -> list[str]:
     name = f"{TITLES[f.metric]} {f.statistic} (ms)" if f.metric in TITLES else f.metric
     error = f"{f.error_pct:+.2f} %" if f.real > 1 else ""
     given = f"{f.interval[0]:,.1f} to {f.interval[1]:,.1f}" if f.interval else ""
     return [name, f"{f.real:,.1f}", f"{f.predicted:,.1f}", error, given]
 
 
-def _otherwise(o: Otherwise) -> list[str]:
+def _otherwise(o: SensitivityScore) -> list[str]:
     cells = []
     for metric in METRICS:
         if not o.score.has(metric):
@@ -176,9 +202,9 @@ def main(
     ] = None,
 ) -> None:
     """Simulate recorded runs and write the report on all of them."""
-    folders = [folder for named in cases for folder in find_cases(named)]
+    folders = [folder for named in cases for folder in find_recorded_runs(named)]
     found = judge_cases(folders, None, kernel_tables, varied=True)
-    crossed = list(others_load(found.scores, found.costs))
+    crossed = list(cross_predict(found.scores, found.costs))
     above, _ = measure_host_times(found)
     pairs = list(made(_tables(folders, kernel_tables)))
     make_folder(report.parent)

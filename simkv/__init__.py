@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from simkv.api import compare, evolve, pareto, plan, plot, run, sweep
     from simkv.core.errors import InputError
     from simkv.core.version import __version__
-    from simkv.measure.simulate import run_file, run_scenario
-    from simkv.scenario.load import load
+    from simkv.metrics.result_assembly import run_file, run_scenario
+    from simkv.scenario.scenario_loader import load
 
 __all__ = [
     "InputError",
@@ -42,13 +42,13 @@ _HOME = {
     "__version__": "core.version",
     "compare": "api",
     "evolve": "api",
-    "load": "scenario.load",
+    "load": "scenario.scenario_loader",
     "pareto": "api",
     "plan": "api",
     "plot": "api",
     "run": "api",
-    "run_file": "measure.simulate",
-    "run_scenario": "measure.simulate",
+    "run_file": "metrics.result_assembly",
+    "run_scenario": "metrics.result_assembly",
     "sweep": "api",
 }
 

@@ -45,15 +45,15 @@ def _command() -> object:
     # Pydantic would look for plug-ins in every package that is installed.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     from simkv.cli import main as command
-    from simkv.cli.streams import closing, patient
+    from simkv.cli.output_streams import close_streams, tolerate_write_errors
 
-    patient()
+    tolerate_write_errors()
     code: object = 0
     try:
         command()
     except SystemExit as end:
         code = end.code
-    return closing(code)
+    return close_streams(code)
 
 
 if __name__ == "__main__":

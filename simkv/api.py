@@ -26,31 +26,31 @@ from typing import Any, Literal
 import pandas as pd
 
 from simkv.core.outcome import Outcome
-from simkv.measure.result import Result
-from simkv.measure.simulate import run_scenario
-from simkv.scenario.document import Document, read_document
-from simkv.scenario.load import resolve
-from simkv.scenario.overruled import notes_on_overruled
-from simkv.scenario.own.source import trusting
-from simkv.scenario.packaged import find
+from simkv.explain.diagnosis import ledger_rows, preemption_rows
+from simkv.metrics.result_assembly import run_scenario
+from simkv.metrics.run_result import RunResult
+from simkv.scenario.custom.code_source import override_trust
+from simkv.scenario.packaged_scenarios import find_scenario
 from simkv.scenario.scenario import Scenario
-from simkv.search.bench import bench_for
-from simkv.search.evolve.evolve import Search
-from simkv.search.evolve.evolve import evolve as look_for_better
-from simkv.search.evolve.evolved import Evolved
-from simkv.search.knobs import assignment, axis_of
-from simkv.search.plan.plan import Plan, make_plan
-from simkv.search.plan.prepare import prepare
-from simkv.search.plan.request import PlanRequest, request_of
-from simkv.search.plan.tables import cliff_table, evaluations, to_json
-from simkv.search.plan.words import sentences
-from simkv.search.sweep.sample import parse_sample
-from simkv.search.sweep.sweep import finish, sweep_of
-from simkv.search.sweep.table import figures_of, knobs_of, table
-from simkv.why.diagnosis import ledger_rows, preemption_rows
+from simkv.scenario.scenario_loader import resolve_variants
+from simkv.scenario.variant_precedence import override_notes
+from simkv.scenario.yaml_document import YamlDocument, read_document
+from simkv.study.evolve.evolution import EvolutionRequest
+from simkv.study.evolve.evolution import run_evolution as look_for_better
+from simkv.study.evolve.evolution_result import EvolutionResult
+from simkv.study.job_runner import open_pooled_runner
+from simkv.study.plan.capacity_plan import CapacityPlan, make_plan
+from simkv.study.plan.plan_preparation import prepare
+from simkv.study.plan.plan_request import PlanRequest, parse_plan_request
+from simkv.study.plan.plan_summary import describe_plan
+from simkv.study.plan.plan_tables import cliff_table, evaluations, to_json
+from simkv.study.sweep.random_sampling import parse_sample
+from simkv.study.sweep.sweep import build_sweep, run_sweep
+from simkv.study.sweep.sweep_table import build_sweep_table, flatten_figures, list_knobs
+from simkv.study.sweep_axes import format_assignment, make_axis
 
 #: A scenario file, the name of a packaged one, the contents of a file, or a loaded scenario.
-Source = str | Path | Mapping[str, Any] | Scenario
+ScenarioSource = str | Path | Mapping[str, Any] | Scenario
 
 
 @dataclass(frozen=True)
@@ -60,23 +60,23 @@ class RunOutcome:
     Its text is a line per variant, in notebooks a table.
     """
 
-    results: dict[str, Result]
+    results: dict[str, RunResult]
 
     def __repr__(self) -> str:
         name = next(iter(self.results.values())).scenario.name
-        lines = [f"{variant}: {result.in_short}" for variant, result in self.results.items()]
+        lines = [f"{variant}: {result.short_summary}" for variant, result in self.results.items()]
         return "\n".join([f"Outcome of {name}", *(f"  {line}" for line in lines)])
 
     def _repr_html_(self) -> str:
         """The figures that compare variants, a column each."""
         found = self.figures
-        rows = [row for row in IN_NOTEBOOKS if row in found.index]
+        rows = [row for row in NOTEBOOK_FIGURES if row in found.index]
         return str(found.loc[rows].to_html(float_format="{:.6g}".format, na_rep=""))
 
     @cached_property
     def figures(self) -> pd.DataFrame:
         """The figures of summary.json, a row each (``e2e_ms.p99``), a column per variant."""
-        columns = {name: figures_of(result.summary) for name, result in self.results.items()}
+        columns = {name: flatten_figures(result.summary) for name, result in self.results.items()}
         return pd.DataFrame(columns, dtype=object).rename_axis(index="figure", columns="variant")
 
     @cached_property
@@ -105,7 +105,7 @@ class RunOutcome:
 
 
 #: The figures that a notebook shows of an outcome.
-IN_NOTEBOOKS = (
+NOTEBOOK_FIGURES = (
     "verdict",
     "requests",
     *(str(outcome) for outcome in Outcome),
@@ -121,7 +121,7 @@ IN_NOTEBOOKS = (
 )
 
 
-def run(scenario: Source, *, trust: bool = False, **overrides: Any) -> RunOutcome:
+def run(scenario: ScenarioSource, *, trust: bool = False, **overrides: Any) -> RunOutcome:
     """Run all variants of a scenario in this process.
 
     ``overrides`` are fields by their paths as in ``--set``, with two underscores for a dot
@@ -130,15 +130,17 @@ def run(scenario: Source, *, trust: bool = False, **overrides: Any) -> RunOutcom
     schedulers that it names as files is run. Raises InputError for what cannot be used.
     """
     document = _document(scenario)
-    assignments = [assignment(path.replace("__", "."), value) for path, value in overrides.items()]
-    _warn(notes_on_overruled(document, assignments, ""))
-    with trusting(trust):
-        variants = resolve(document, assignments)
+    assignments = [
+        format_assignment(path.replace("__", "."), value) for path, value in overrides.items()
+    ]
+    _warn(override_notes(document, assignments, ""))
+    with override_trust(trust):
+        variants = resolve_variants(document, assignments)
     folder = document.path.parent
     return RunOutcome({name: run_scenario(found, folder) for name, found in variants.items()})
 
 
-def compare(*scenarios: Source, trust: bool = False, **overrides: Any) -> pd.DataFrame:
+def compare(*scenarios: ScenarioSource, trust: bool = False, **overrides: Any) -> pd.DataFrame:
     """The figures of all variants of one or more scenarios, side by side.
 
     A row per figure, a column per variant; with several scenarios the columns have two levels, the
@@ -182,14 +184,16 @@ def sweep(
     ``trust`` as for ``run``. Raises InputError for what cannot be used, before anything is run, and
     RunsFailed if runs failed.
     """
-    axes = [axis_of(path, values) for path, values in over.items()]
+    axes = [make_axis(path, values) for path, values in over.items()]
     given = _assignments(overrides)
     drawn = None if sample is None else parse_sample(sample)
-    with trusting(trust):
-        whole = sweep_of(find(Path(scenario)), axes, given, drawn, seed, repeats)
+    with override_trust(trust):
+        whole = build_sweep(find_scenario(Path(scenario)), axes, given, drawn, seed, repeats)
     _warn(whole.notes)
-    with bench_for(None if store is None else Path(store), jobs, executor, address) as bench:
-        return table(whole, finish(whole, bench, advance))
+    with open_pooled_runner(
+        None if store is None else Path(store), jobs, executor, address
+    ) as bench:
+        return build_sweep_table(whole, run_sweep(whole, bench, advance))
 
 
 def plot(table: pd.DataFrame, figure: str, knob: str, folder: str | Path = ".") -> Path:
@@ -197,9 +201,9 @@ def plot(table: pd.DataFrame, figure: str, knob: str, folder: str | Path = ".") 
 
     Raises InputError if there is no such figure or knob.
     """
-    from simkv.report.sweep_pictures import check_figures, parse_plot, write_plot
+    from simkv.report.sweep_plots import check_figures, parse_plot, write_plot
 
-    knobs = knobs_of(table)
+    knobs = list_knobs(table)
     wanted = parse_plot(f"{figure}:{knob}", knobs)
     check_figures(table, [figure], "plot")
     return write_plot(table, knobs, wanted, _folder(folder))
@@ -211,13 +215,18 @@ def pareto(table: pd.DataFrame, goals: str, folder: str | Path | None = None) ->
     ``goals`` as in ``"output_throughput:max,ttft_ms.p99:min"``. With a ``folder`` they are drawn
     there too. Raises InputError if there is no such figure.
     """
-    from simkv.report.sweep_pictures import check_figures, front_of, parse_pareto, write_pareto
+    from simkv.report.sweep_plots import (
+        check_figures,
+        find_front,
+        parse_pareto,
+        write_pareto,
+    )
 
     wanted = parse_pareto(goals)
     check_figures(table, [goal.figure for goal in wanted.goals], "pareto")
     if folder is None:
-        return front_of(table, knobs_of(table), wanted)[1]
-    return write_pareto(table, knobs_of(table), wanted, _folder(folder))[1]
+        return find_front(table, list_knobs(table), wanted)[1]
+    return write_pareto(table, list_knobs(table), wanted, _folder(folder))[1]
 
 
 def _warn(notes: Iterable[str]) -> None:
@@ -227,7 +236,7 @@ def _warn(notes: Iterable[str]) -> None:
 
 
 def _folder(folder: str | Path) -> Path:
-    from simkv.core.files import make_folder
+    from simkv.core.atomic_files import make_folder
 
     make_folder(Path(folder))
     return Path(folder)
@@ -235,9 +244,9 @@ def _folder(folder: str | Path) -> Path:
 
 @dataclass(frozen=True)
 class Plans:
-    """What came of a plan: a ``Plan`` per variant, and tables of them."""
+    """What came of a plan: a ``CapacityPlan`` per variant, and tables of them."""
 
-    plans: dict[str, Plan]
+    plans: dict[str, CapacityPlan]
 
     @property
     def answer(self) -> dict[str, float | int | None]:
@@ -260,7 +269,7 @@ class Plans:
         return pd.concat([cliff_table(plan) for plan in self.plans.values()], ignore_index=True)
 
     def __str__(self) -> str:
-        return "\n".join(line for plan in self.plans.values() for line in sentences(plan))
+        return "\n".join(line for plan in self.plans.values() for line in describe_plan(plan))
 
     def __repr__(self) -> str:
         knobs = {name: plan.prepared.case.knob for name, plan in self.plans.items()}
@@ -300,10 +309,12 @@ def plan(
     for name in asked.keys() - PlanRequest.model_fields.keys():
         raise TypeError(f"plan() got an unexpected keyword argument {name!r}")
     with (
-        trusting(trust),
-        bench_for(None if store is None else Path(store), jobs, executor, address) as bench,
+        override_trust(trust),
+        open_pooled_runner(
+            None if store is None else Path(store), jobs, executor, address
+        ) as bench,
     ):
-        prepared = prepare(find(Path(scenario)), request_of(asked))
+        prepared = prepare(find_scenario(Path(scenario)), parse_plan_request(asked))
         return Plans({one.label or "run": make_plan(one, bench, advance) for one in prepared})
 
 
@@ -339,7 +350,7 @@ def evolve(
     advance: Callable[[int, int], None] | None = None,
     trust: bool = False,
     **asked: Any,
-) -> Evolved:
+) -> EvolutionResult:
     """Look for a better scheduler for ``objectives`` (``["ttft_ms.p99"]``), as ``simkv evolve``.
 
     The rest of ``asked`` is ``over``, ``propose``, ``random``, ``variant``, ``train``, ``final``,
@@ -347,8 +358,8 @@ def evolve(
     and proposals, and the same call goes on from there. All else is as for ``sweep``. Raises
     InputError for what cannot be searched, RunsFailed if what is shipped cannot be run.
     """
-    wanted = Search(
-        tuple(find(Path(scenario)) for scenario in scenarios),
+    wanted = EvolutionRequest(
+        tuple(find_scenario(Path(scenario)) for scenario in scenarios),
         tuple(objectives),
         budget,
         overrides=_assignments(overrides),
@@ -357,20 +368,20 @@ def evolve(
     )
     there = None if folder is None else _folder(folder)
     store = there and there / "points.jsonl"
-    with trusting(trust), bench_for(store, jobs, executor, address) as bench:
-        return Evolved(look_for_better(wanted, bench, there, advance))
+    with override_trust(trust), open_pooled_runner(store, jobs, executor, address) as bench:
+        return EvolutionResult(look_for_better(wanted, bench, there, advance))
 
 
 def _assignments(fields: Mapping[str, Any] | None) -> tuple[str, ...]:
-    return tuple(assignment(path, value) for path, value in (fields or {}).items())
+    return tuple(format_assignment(path, value) for path, value in (fields or {}).items())
 
 
-def _document(scenario: Source) -> Document:
+def _document(scenario: ScenarioSource) -> YamlDocument:
     if isinstance(scenario, str | Path):
-        return read_document(find(Path(scenario)))
+        return read_document(find_scenario(Path(scenario)))
     if isinstance(scenario, Scenario):
-        return Document(Path("scenario"), _fields(scenario))
-    return Document(Path("scenario"), dict(scenario))
+        return YamlDocument(Path("scenario"), _fields(scenario))
+    return YamlDocument(Path("scenario"), dict(scenario))
 
 
 def _fields(scenario: Scenario) -> dict[str, Any]:

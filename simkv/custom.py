@@ -5,21 +5,19 @@ from simkv.custom import Batch, CustomConfig, CustomScheduler, Held
 
 from __future__ import annotations
 
-from simkv.scenario.own import old_names
-from simkv.scenario.own.start import (
+from simkv.scenario.custom import old_names
+from simkv.scenario.custom.scheduler_template import (
     Batch,
     BlockPool,
     Completion,
+    CustomConfig,
+    CustomRequest,
+    CustomScheduler,
     Held,
     Prompt,
     blocks_for,
 )
-from simkv.scenario.own.start import OwnConfig as CustomConfig
-from simkv.scenario.own.start import OwnRequest as CustomRequest
-from simkv.scenario.own.start import OwnScheduler as CustomScheduler
-from simkv.scenario.own.vllm import RuleView as PolicyRequest
-from simkv.scenario.own.vllm import VllmKnobs as CustomVllmConfig
-from simkv.scenario.own.vllm import VllmRule as CustomVllmScheduler
+from simkv.scenario.custom.vllm_policy import CustomVllmConfig, CustomVllmScheduler, PolicyRequest
 
 __all__ = [
     "Batch",

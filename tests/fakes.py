@@ -7,11 +7,16 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 import simpy
 
 from simkv.core.request import Prompt, Request
-from simkv.core.scheduler import Batch, Completion, Livelock, Scheduler
-from simkv.costs.load import Executor, Load
-from simkv.loop.engine import Engine
-from simkv.loop.record import Record
-from simkv.loop.serve import serve
+from simkv.core.scheduler_protocol import (
+    Batch,
+    Completion,
+    Livelock,
+    Scheduler,
+)
+from simkv.costs.step_load import Executor, StepLoad
+from simkv.sim.client_loop import run_clients
+from simkv.sim.engine import Engine
+from simkv.sim.run_record import RunRecord
 
 
 class Seconds:
@@ -20,16 +25,16 @@ class Seconds:
     def __init__(self, step: float = 1.0, idle: float = 0.25) -> None:
         self.step = step
         self.pass_time = idle
-        self.loads: list[Load] = []
+        self.loads: list[StepLoad] = []
 
-    def run(self, load: Load) -> float:
+    def run(self, load: StepLoad) -> float:
         self.loads.append(load)
         return self.step
 
-    def foresee(self, load: Load, steps: int) -> list[float]:
+    def forecast_steps(self, load: StepLoad, steps: int) -> list[float]:
         return [self.step] * steps
 
-    def ran(self, load: Load, seconds: Sequence[float]) -> None:
+    def ran(self, load: StepLoad, seconds: Sequence[float]) -> None:
         self.loads += [load] * len(seconds)
 
     def idle(self) -> float:
@@ -151,7 +156,7 @@ def simulate(
     ready: float = 0.0,
     executor: Executor | None = None,
     resolved: Callable[[], None] | None = None,
-) -> Record:
+) -> RunRecord:
     """The record of a run."""
     engine = Engine(simpy.Environment(), scheduler, executor or Seconds(), ready, resolved)
-    return serve(engine, requests, horizon)
+    return run_clients(engine, requests, horizon)

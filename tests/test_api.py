@@ -12,8 +12,8 @@ import pytest
 
 import simkv
 from simkv.core.errors import InputError
-from simkv.scenario.load import load
-from simkv.search.digest import code
+from simkv.scenario.scenario_loader import load
+from simkv.study.run_digest import hash_code
 
 REPORT = "vllm-37307-partial-admission"
 
@@ -21,7 +21,7 @@ REPORT = "vllm-37307-partial-admission"
 @pytest.fixture(autouse=True)
 def _code_of_now() -> None:
     """Hash the code anew, which somebody may have edited since the tests began."""
-    code.cache_clear()
+    hash_code.cache_clear()
 
 
 def test_import_is_light_and_run_is_a_function_whatever_comes_first() -> None:
@@ -29,7 +29,7 @@ def test_import_is_light_and_run_is_a_function_whatever_comes_first() -> None:
         "import sys, simkv\n"
         "assert not {'numpy', 'pandas', 'pydantic', 'simpy'} & set(sys.modules)\n"
         "assert callable(simkv.run)\n"
-        "from simkv.measure.simulate import run_scenario\n"
+        "from simkv.metrics.result_assembly import run_scenario\n"
         f"print(simkv.run({REPORT!r}).figures.loc['preemptions', 'after'])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -13,17 +13,17 @@ from importlib.machinery import EXTENSION_SUFFIXES
 
 import pytest
 
-from simkv.core.blocks import BlockPool
+from simkv.core.block_pool import BlockPool
 from simkv.core.request import Prompt
-from simkv.core.version import compiled
-from simkv.scenario.own.vllm import VllmRule
-from simkv.schedulers.decodes import DecodeGroup, Decoding
-from simkv.schedulers.registry import build
-from simkv.schedulers.vllm.book import VllmBook
+from simkv.core.version import is_compiled
+from simkv.scenario.custom.vllm_policy import CustomVllmScheduler
+from simkv.schedulers.decode_group import DecodeGroup, DecodingRequest
+from simkv.schedulers.engine_registry import build_scheduler
 from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.custom_policy import VllmExpressionScheduler
 from simkv.schedulers.vllm.memory import VllmMemory
-from simkv.schedulers.vllm.requests import FcfsQueue, PriorityQueue
-from simkv.schedulers.vllm.ruled import RuledVllm
+from simkv.schedulers.vllm.request_state import FcfsQueue, PriorityQueue
+from simkv.schedulers.vllm.scheduler_base import VllmSchedulerBase
 from tests.conftest import ROOT
 
 COMPILED = os.environ.get("SIMKV_TESTED") == "compiled"
@@ -41,16 +41,16 @@ def test_a_hot_module_is_what_the_run_is_called(path: str) -> None:
 
 def test_who_inherits_from_what_is_compiled_is_copied_whole() -> None:
     """By Python alone a copy has what the compiled class knows of, and nothing beside it."""
-    assert issubclass(VllmRule, VllmBook)
-    assert issubclass(RuledVllm, VllmBook)
+    assert issubclass(CustomVllmScheduler, VllmSchedulerBase)
+    assert issubclass(VllmExpressionScheduler, VllmSchedulerBase)
     hot = {path.removeprefix("/").removesuffix(".py").replace("/", ".") for path in HOT}
     bases: list[type] = [
-        VllmBook,
+        VllmSchedulerBase,
         VllmMemory,
         PriorityQueue,
         FcfsQueue,
         DecodeGroup,
-        Decoding,
+        DecodingRequest,
         BlockPool,
     ]
     while bases:
@@ -61,11 +61,11 @@ def test_who_inherits_from_what_is_compiled_is_copied_whole() -> None:
 
 
 def test_the_loop_and_the_rules_are_hot() -> None:
-    assert {"/simkv/loop/engine.py", "/simkv/schedulers/vllm/scheduler.py"} <= set(HOT)
+    assert {"/simkv/sim/engine.py", "/simkv/schedulers/vllm/scheduler.py"} <= set(HOT)
 
 
 def test_the_version_knows() -> None:
-    assert compiled() is COMPILED
+    assert is_compiled() is COMPILED
 
 
 @pytest.mark.parametrize("knobs", [{}, {"policy": "priority"}, {"variant": "0.33.0-skip-blocked"}])
@@ -73,7 +73,7 @@ def test_the_version_knows() -> None:
 def test_a_copy_of_a_scheduler_goes_on_alike(knobs: dict[str, str], cached: bool) -> None:
     sizes = {"num_gpu_blocks": 512, "max_model_len": 512, "enable_prefix_caching": cached}
     config = VllmConfig(**{**sizes, **knobs})  # type: ignore[arg-type]
-    scheduler = build(config)
+    scheduler = build_scheduler(config)
     for i in range(40):
         scheduler.add(Prompt(i, 300, 100, priority=i % 3))
     scheduler.complete(scheduler.schedule(), ())

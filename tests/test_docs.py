@@ -13,11 +13,11 @@ import pytest
 from typer.main import get_command
 
 from simkv.cli import app
-from simkv.cli.plan import take_options
-from simkv.measure.expect import check
-from simkv.measure.simulate import run_file
+from simkv.cli.plan import select_options
+from simkv.metrics.expectation_checks import check_expectations
+from simkv.metrics.result_assembly import run_file
 from tests.conftest import ROOT
-from tests.test_walks import PAGES as WALKS
+from tests.test_docs_walkthroughs import PAGES as WALKS
 
 PAGES = [
     ROOT / "README.md",
@@ -56,7 +56,7 @@ def test_a_scenario_of_the_documentation_shows_something(
         pytest.skip("a part of a scenario only")
     (tmp_path / "s.yaml").write_text(text)
     results = run_file(tmp_path / "s.yaml")
-    assert [str(one) for one in check(results) if not one.ok] == []
+    assert [str(one) for one in check_expectations(results) if not one.ok] == []
     assert "unit-step" not in text
     outcomes = [
         {name: value for name, value in result.summary.items() if name not in ("notes", "fidelity")}
@@ -80,7 +80,7 @@ def commands(text: str) -> list[list[str]]:
 @pytest.mark.parametrize(("language", "text"), examples("sh"))
 def test_a_command_of_the_documentation_is_one(language: str, text: str) -> None:
     """Its options and sub-commands are there; how-tos are walked through by test_walks."""
-    take_options(all_of_them=True)
+    select_options(all_of_them=True)
     for words in commands(text):
         group = get_command(app)
         names = iter(words[1:])

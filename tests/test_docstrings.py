@@ -16,25 +16,25 @@ SAID = """
 import contextlib, io, json, re, sys
 from pathlib import Path
 
-from simkv.core import told
+from simkv.core import field_docs
 
 if sys.argv[2] == "bare":
-    assert sys.flags.optimize == 2 and told.__doc__ is None
-    told._classes = lambda module: {}
+    assert sys.flags.optimize == 2 and field_docs.__doc__ is None
+    field_docs._classes = lambda module: {}
 
 from simkv.cli import main
-from simkv.ingest.bounds import bounds
-from simkv.ingest.emit.files import emit
-from simkv.ingest.engine import Asked, _flags, set_up
-from simkv.ingest.mend import _as_typed, mend
-from simkv.ingest.read import read
-from simkv.ingest.waiting import waiting
-from simkv.measure.simulate import run_scenario
-from simkv.scenario.document import Document
-from simkv.scenario.load import resolve
-from simkv.schedulers.registry import ENGINES
-from simkv.search.whatif.changes import Change
-from simkv.search.whatif.evaluate import Evaluator
+from simkv.incident.trial_bounds import bounds
+from simkv.incident.emit.emitted_files import emit
+from simkv.incident.server_setup import UserSettings, _flags, infer_setup
+from simkv.incident.remedies import _as_typed, find_remedies
+from simkv.incident.source_reader import read_source
+from simkv.incident.wait_summary import summarize_waits
+from simkv.metrics.result_assembly import run_scenario
+from simkv.scenario.yaml_document import YamlDocument
+from simkv.scenario.scenario_loader import resolve_variants
+from simkv.schedulers.engine_registry import ENGINES
+from simkv.study.whatif.candidate_changes import Change
+from simkv.study.whatif.trial_evaluation import Evaluator
 
 folder = Path(sys.argv[1])
 
@@ -43,7 +43,7 @@ said = {"flags": {name: dict(_flags(spec)) for name, spec in ENGINES.items()}}
 load = {"burst": {"num_prompts": 10, "prompt_tokens": 100, "output_tokens": 30}}
 for name, spec in ENGINES.items():
     document = {"name": name, "workload": load, "engine": {"name": name}, "profile": "unit-step"}
-    scenario = next(iter(resolve(Document(folder / "none.yaml", document)).values()))
+    scenario = next(iter(resolve_variants(YamlDocument(folder / "none.yaml", document)).values()))
     said[name] = {
         field: [_as_typed(scenario, Change("knob", field, 1, new)) for new in (8, True, False)]
         for field in spec.config.__dataclass_fields__
@@ -51,14 +51,15 @@ for name, spec in ENGINES.items():
     }
 few = {"name": "vllm", "variant": "0.11.0", "max_num_seqs": 2}
 document = {"name": "few", "workload": load, "engine": few, "profile": "unit-step"}
-scenario = next(iter(resolve(Document(folder / "few.yaml", document)).values()))
+scenario = next(iter(resolve_variants(YamlDocument(folder / "few.yaml", document)).values()))
 result = run_scenario(scenario, folder, intervals=False)
 said["run"] = result.summary
 (log,) = emit(folder, {"run": result}, ("vllm-log",))
 said["log"] = (folder / log).read_text()
-said["read"] = str(set_up(read(folder / log), Asked(gpu="H100", model="llama-3.1-8b")))
+settings = UserSettings(gpu="H100", model="llama-3.1-8b")
+said["read"] = str(infer_setup(read_source(folder / log), settings))
 with Evaluator(folder) as evaluator:
-    found = mend(scenario, evaluator, bounds(result, waiting(result).lost))
+    found = find_remedies(scenario, evaluator, bounds(result, summarize_waits(result).lost))
 said["fixes"] = [remedy.typed for remedy in found.remedies]
 sys.argv, shown = ["simkv", "plan", "--help"], io.StringIO()
 with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):

@@ -26,7 +26,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "docs", folder / "docs")
     shutil.copy(ROOT / "mkdocs.yml", folder)
     for command in (
-        [sys.executable, ROOT / "tools" / "reference.py", "docs/reference"],
+        [sys.executable, ROOT / "tools" / "docs_reference.py", "docs/reference"],
         [ZENSICAL, "build", "--clean", "--strict"],
     ):
         ran = subprocess.run(
@@ -82,7 +82,7 @@ def test_looking_at_it_needs_no_network(site: Path) -> None:
 
 def test_the_reference_tells_of_every_command_and_knob(site: Path) -> None:
     text = pages(site)
-    from simkv.schedulers.registry import ENGINES
+    from simkv.schedulers.engine_registry import ENGINES
 
     for name in ("run", "plan", "trace convert", "profile build vidur", "gpu run"):
         assert f">simkv {name}<" in text["reference/commands.html"], name

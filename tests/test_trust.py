@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from simkv.scenario.own import source
+from simkv.scenario.custom import code_source
 from tests.conftest import ROOT
-from tests.own.cases import GOOD
+from tests.custom.sample_scheduler import GOOD
 
 SCENARIO = """
 name: planted
@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
     info = planted / "evil-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[{source.GROUP}]\nevil = evil:Evil\n")
+    (info / "entry_points.txt").write_text(f"[{code_source.ENTRY_POINT_GROUP}]\nevil = evil:Evil\n")
     (planted / "planted.yaml").write_text(SCENARIO)
     (planted / "evil.yaml").write_text(SCENARIO.replace("vllm", "evil"))
     return planted
@@ -141,8 +141,8 @@ def test_entry_points_of_the_current_folder_are_ignored(
     monkeypatch.syspath_prepend(str(folder))
 
     def found() -> list[str]:
-        source._points.cache_clear()
-        return source.installed()
+        code_source._points.cache_clear()
+        return code_source.list_installed_schedulers()
 
     monkeypatch.chdir(folder.parent)
     assert "evil" in found()  # an installed package: its folder is elsewhere
@@ -154,7 +154,7 @@ def test_entry_points_of_the_current_folder_are_ignored(
     monkeypatch.chdir(folder.parent)
     monkeypatch.setattr(sys, "path", ["planted", *sys.path[1:]])
     assert "evil" not in found()
-    source._points.cache_clear()
+    code_source._points.cache_clear()
 
 
 def test_the_action_installs_with_the_real_pip(folder: Path, bin_folder: Path) -> None:

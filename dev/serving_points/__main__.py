@@ -12,10 +12,10 @@ from rich.console import RenderableType
 from dev.serving_points.fit_tables import fit_table, left_out_table
 from dev.serving_points.point_calibration import Calibrated, calibrate, write
 from dev.serving_points.points_page import write_page
-from simkv.cli.common import progress, show
+from simkv.cli.command_support import progress, show
+from simkv.core.atomic_files import check_folder, make_folder
 from simkv.core.errors import InputError
-from simkv.core.files import check_folder, make_folder
-from simkv.proof.validation.silicon.rows import read_rows
+from simkv.validation.serving_points.measured_rows import read_rows
 
 
 def fit(

@@ -17,8 +17,8 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from dev.serving_points.fit_samples import NONE, Residual
-from simkv.costs.operators.spreads import Configuration, Spread, release_number
-from simkv.proof.validation.silicon.slopes import MOVED, Floats
+from simkv.costs.operators.error_spreads import Configuration, ErrorSpread, release_number
+from simkv.validation.serving_points.constant_slopes import FITTED_CONSTANTS, Floats
 
 FOLDS = 5
 #: By how much a constant may differ from the wider kind's as easily as a point by its scale.
@@ -38,10 +38,10 @@ Values = dict[str, Floats]
 
 @dataclass(frozen=True)
 class Level:
-    """A kind by ``fields`` of a configuration, and which of ``MOVED`` it may change."""
+    """A kind by ``fields`` of a configuration, and which of ``FITTED_CONSTANTS`` it may change."""
 
     fields: tuple[str, ...]
-    free: tuple[str, ...] = MOVED
+    free: tuple[str, ...] = FITTED_CONSTANTS
 
     def name(self, kind: Configuration) -> str:
         """What the kind of a configuration is called."""
@@ -91,7 +91,7 @@ def values_for(kind: Configuration, found: Mapping[str, Floats], ladder: Ladder)
 
 
 def _fit_part(samples: Sequence[Residual], towards: Floats, names: Sequence[str]) -> Floats:
-    free = np.array([MOVED.index(name) for name in names])
+    free = np.array([FITTED_CONSTANTS.index(name) for name in names])
     at = np.array([s.at for s in samples])
     slopes = np.array([s.slopes for s in samples])
     start = np.array([s.start for s in samples])
@@ -210,7 +210,7 @@ def choose(samples: Sequence[Residual]) -> Fitted:
 
 def spreads(
     samples: Sequence[Residual], fitted: Fitted
-) -> tuple[dict[str, Spread], dict[str, Spread]]:
+) -> tuple[dict[str, ErrorSpread], dict[str, ErrorSpread]]:
     """Spreads of the groups that were seen, and of kinds for those that were not."""
     seen, unseen = _pools(samples, fitted.configurations), _pools(samples, fitted.groups)
     groups = {}
@@ -245,7 +245,7 @@ def _pools(samples: Sequence[Residual], logs: Floats) -> dict[str, list[Floats]]
     return pools
 
 
-def spread_of(logs: Iterable[Floats]) -> Spread:
+def spread_of(logs: Iterable[Floats]) -> ErrorSpread:
     """The quantiles between which a next one lies with 90 %, if it is like these."""
     rows = np.sort(np.array(list(logs)), axis=0)
     count = len(rows)
@@ -261,7 +261,7 @@ def spread_of(logs: Iterable[Floats]) -> Spread:
         (round(float(both[0]), 4), round(float(both[1]), 4))
         for both in (np.median(np.abs(signed), axis=0), signed.mean(axis=0))
     )
-    return Spread(ttft, tpot, count, median, bias)
+    return ErrorSpread(ttft, tpot, count, median, bias)
 
 
 def ends(

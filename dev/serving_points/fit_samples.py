@@ -7,20 +7,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simkv.costs.operators.constants import Constants
-from simkv.costs.operators.spreads import Configuration
-from simkv.proof.validation.silicon.point import ServingPoint
-from simkv.proof.validation.silicon.replay import PointReplay
-from simkv.proof.validation.silicon.rows import MeasuredRow
-from simkv.proof.validation.silicon.slopes import MOVED, Floats
+from simkv.costs.operators.cost_constants import CostConstants
+from simkv.costs.operators.error_spreads import Configuration
+from simkv.validation.serving_points.closed_loop_replay import PointReplay
+from simkv.validation.serving_points.constant_slopes import FITTED_CONSTANTS, Floats
+from simkv.validation.serving_points.measured_rows import MeasuredRow
+from simkv.validation.serving_points.serving_point import ServingPoint
 
-#: Values of ``MOVED`` that change nothing.
+#: Values of ``FITTED_CONSTANTS`` that change nothing.
 NONE = np.array([1.0, 1.0, 0.0, 0.0, 0.0, 0.0])
 
 
-def constants_of(values: Floats) -> Constants:
-    """Constants of these values, in the order of ``MOVED``."""
-    return Constants(**{name: float(value) for name, value in zip(MOVED, values, strict=True)})
+def constants_of(values: Floats) -> CostConstants:
+    """Constants of these values, in the order of ``FITTED_CONSTANTS``."""
+    return CostConstants(
+        **{name: float(value) for name, value in zip(FITTED_CONSTANTS, values, strict=True)}
+    )
 
 
 @dataclass(frozen=True)

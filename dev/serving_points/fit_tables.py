@@ -11,10 +11,10 @@ from rich.console import Group
 
 from dev.serving_points.constant_fit import Fitted
 from dev.serving_points.fit_samples import Residual
-from simkv.costs.operators.spreads import Configuration
-from simkv.proof.validation.silicon.show import percent, signed, titled
-from simkv.proof.validation.silicon.slopes import MOVED, Floats
-from simkv.report.fitting import fitting
+from simkv.costs.operators.error_spreads import Configuration
+from simkv.report.adaptive_table import make_adaptive_table
+from simkv.validation.serving_points.constant_slopes import FITTED_CONSTANTS, Floats
+from simkv.validation.serving_points.point_tables import percent, signed, titled
 
 FIT_HEAD = ("constants by", "number", "TTFT", "TPOT", "TTFT, pair left out", "TPOT, pair left out")
 
@@ -27,14 +27,14 @@ def fit_rows(fitted: Fitted) -> Iterator[list[str]]:
         yield [f"{tried.name}{chosen}", str(tried.number), *errors]
 
 
-CONSTANT_HEAD = ("of", *(re.sub("_s$", " (ms)", name) for name in MOVED))
+CONSTANT_HEAD = ("of", *(re.sub("_s$", " (ms)", name) for name in FITTED_CONSTANTS))
 
 
 def constant_rows(rules: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
     """What constants change of a kind, a row for each rule; ms where they are times."""
     for rule in rules:
         cells = []
-        for name in MOVED:
+        for name in FITTED_CONSTANTS:
             value = rule["constants"].get(name)
             scale = 1000.0 if name.endswith("_s") else 1.0
             cells.append("" if value is None else f"{scale * value:.4g}")
@@ -43,7 +43,7 @@ def constant_rows(rules: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
 
 def fit_table(fitted: Fitted) -> Group:
     """The same for the console."""
-    return titled("constants, MAPE in per cent", fitting(FIT_HEAD, fit_rows(fitted)))
+    return titled("constants, MAPE in per cent", make_adaptive_table(FIT_HEAD, fit_rows(fitted)))
 
 
 def left_out_table(title: str, samples: Sequence[Residual], logs: Floats) -> Group:
@@ -60,7 +60,7 @@ def left_out_table(title: str, samples: Sequence[Residual], logs: Floats) -> Gro
                 cells.append(signed(float(np.median(errors[:, index]))))
             rows.append([name, str(len(own)), *cells])
     head = ("group", "meas.", "TTFT", "TTFT median", "TPOT", "TPOT median")
-    return titled(f"{title}, per cent", fitting(head, rows))
+    return titled(f"{title}, per cent", make_adaptive_table(head, rows))
 
 
 def _class_of(kind: Configuration) -> str:

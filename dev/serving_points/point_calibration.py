@@ -19,14 +19,19 @@ from dev.serving_points.constant_fit import (
     spreads,
 )
 from dev.serving_points.fit_samples import NONE, Residual, samples_of
-from simkv.core.files import write_text
-from simkv.costs.operators.constants import Constants
-from simkv.costs.operators.spreads import Spreads
-from simkv.proof.validation.silicon.point import ServingPoint
-from simkv.proof.validation.silicon.predict import PointJob, Prediction, points_of, run_all
-from simkv.proof.validation.silicon.replay import PointReplay
-from simkv.proof.validation.silicon.rows import Latency, MeasuredRow
-from simkv.proof.validation.silicon.slopes import MOVED, Floats
+from simkv.core.atomic_files import write_text
+from simkv.costs.operators.cost_constants import CostConstants
+from simkv.costs.operators.error_spreads import ErrorSpreads
+from simkv.validation.serving_points.closed_loop_replay import PointReplay
+from simkv.validation.serving_points.constant_slopes import FITTED_CONSTANTS, Floats
+from simkv.validation.serving_points.measured_rows import Latency, MeasuredRow
+from simkv.validation.serving_points.point_prediction import (
+    PointJob,
+    Prediction,
+    points_of,
+    run_all,
+)
+from simkv.validation.serving_points.serving_point import ServingPoint
 
 RULES, SPREADS = "constants.json", "spreads.json"
 
@@ -41,7 +46,7 @@ class Calibrated:
 
     samples: list[Residual]
     fitted: Fitted
-    spreads: Spreads
+    spreads: ErrorSpreads
     covered: dict[str, tuple[float, float, int]]
     left_out: list[Prediction]
     unseen: list[Prediction]
@@ -56,7 +61,7 @@ def calibrate(
 ) -> Calibrated:
     """Fit constants to the measured rows, starting from operators alone; ``source`` names them."""
     points = points_of(rows)
-    wanted = [None if isinstance(p, str) else PointJob(p, Constants()) for p in points]
+    wanted = [None if isinstance(p, str) else PointJob(p, CostConstants()) for p in points]
     found = run_all([job for job in wanted if job], jobs=jobs, advance=advance)
     replayed = [None if job is None else found[job.key] for job in wanted]
     return learn(rows, points, replayed, source)
@@ -82,7 +87,7 @@ def learn(
     return Calibrated(
         samples,
         fitted,
-        Spreads(groups, unseen, provenance),
+        ErrorSpreads(groups, unseen, provenance),
         coverage(samples, fitted),
         _predictions(rows, points, samples, fitted.configurations, fold_ends(samples, fitted)),
         _predictions(rows, points, samples, fitted.groups, pair_ends(samples, fitted)),
@@ -142,7 +147,7 @@ def rules_of(samples: Sequence[Residual], fitted: Fitted, source: str) -> list[d
 def _changes(before: Floats, after: Floats) -> dict[str, float]:
     """What turns some constants into others: factors by division, seconds by difference."""
     found = {}
-    for name, old, new in zip(MOVED, before, after, strict=True):
+    for name, old, new in zip(FITTED_CONSTANTS, before, after, strict=True):
         change = round(new - old, 8) if name.endswith("_s") else round(new / old, 5)
         if change != (0.0 if name.endswith("_s") else 1.0):
             found[name] = float(change)

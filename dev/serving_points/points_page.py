@@ -12,12 +12,28 @@ from matplotlib.figure import Figure
 
 from dev.serving_points.fit_tables import CONSTANT_HEAD, FIT_HEAD, constant_rows, fit_rows
 from dev.serving_points.point_calibration import Calibrated, rules_of
-from simkv.core.files import write_text
-from simkv.proof.validation.compared import markdown
-from simkv.proof.validation.silicon.predict import CLIENT_MS, Prediction
-from simkv.proof.validation.silicon.score import NAMES, class_of, clean, noise, scores
-from simkv.proof.validation.silicon.show import HEAD, noise_lines, score_rows
-from simkv.report.style import BLUE, GREY, RED, SLATE, WIDTH, YELLOW, house_style, logarithmic, save
+from simkv.core.atomic_files import write_text
+from simkv.report.plot_style import (
+    BLUE,
+    GREY,
+    RED,
+    SLATE,
+    WIDTH,
+    YELLOW,
+    plot_settings,
+    save,
+    set_log_scale,
+)
+from simkv.validation.figure_comparison import markdown
+from simkv.validation.serving_points.point_prediction import CLIENT_MS, Prediction
+from simkv.validation.serving_points.point_scores import (
+    LATENCY_NAMES,
+    class_of,
+    is_trusted,
+    noise,
+    score_groups,
+)
+from simkv.validation.serving_points.point_tables import HEAD, noise_lines, score_rows
 
 TEMPLATE = Path(__file__).parent / "points_page.md.j2"
 COLOURS = (BLUE, YELLOW, RED, GREY)
@@ -26,15 +42,15 @@ COLOURS = (BLUE, YELLOW, RED, GREY)
 def write_page(path: Path, found: Calibrated, command: str) -> list[str]:
     """Write the page to ``path`` and the picture beside it; returns the files' names."""
     picture = path.with_name(f"{path.stem}.png")
-    with house_style():
+    with plot_settings():
         save(draw(found.left_out), picture)
     tables = [
         _tables("Configurations left out", found.left_out),
         _tables("Pairs of model and GPU left out", found.unseen),
     ]
-    refused = [p for p in found.left_out if p.latency is None and clean(p)]
+    refused = [p for p in found.left_out if p.latency is None and is_trusted(p)]
     whys = sorted({p.why for p in refused})
-    apart = [p.row for p in found.left_out if not clean(p)]
+    apart = [p.row for p in found.left_out if not is_trusted(p)]
     template = Environment(autoescape=False, keep_trailing_newline=True).from_string(
         TEMPLATE.read_text(encoding="utf-8")
     )
@@ -63,7 +79,7 @@ def constants_table(rules: Sequence[Mapping[str, Any]]) -> str:
 
 def _tables(title: str, predictions: Sequence[Prediction]) -> str:
     parts = []
-    for name, group in scores(predictions).items():
+    for name, group in score_groups(predictions).items():
         if not name.startswith("suspect"):  # nothing was fitted to them, and none is left out
             lines = "\n".join(markdown(HEAD, score_rows(group), 1))
             parts.append(f"### By {name}\n\n{lines}\n")
@@ -72,11 +88,11 @@ def _tables(title: str, predictions: Sequence[Prediction]) -> str:
 
 def draw(predictions: Sequence[Prediction]) -> Figure:
     """Predicted over measured, a panel for each latency, by class."""
-    measured = [p for p in predictions if p.row.measured and p.latency and clean(p)]
+    measured = [p for p in predictions if p.row.measured and p.latency and is_trusted(p)]
     classes = sorted({class_of(p.row) for p in measured})
     figure = Figure(figsize=(WIDTH, 0.55 * WIDTH))
-    panels = figure.subplots(1, len(NAMES), squeeze=False)[0]
-    for index, (axes, name) in enumerate(zip(panels, NAMES, strict=True)):
+    panels = figure.subplots(1, len(LATENCY_NAMES), squeeze=False)[0]
+    for index, (axes, name) in enumerate(zip(panels, LATENCY_NAMES, strict=True)):
         _panel(axes, measured, classes, index)
         axes.set_title(f"{name.upper()} (ms)", loc="left")
     marks, labels = panels[0].get_legend_handles_labels()
@@ -98,4 +114,4 @@ def _panel(
     axes.set(xlabel="measured", ylabel="predicted")
     subs = (1.0,) if ends[1] > 1e3 * ends[0] else (1.0, 2.0, 5.0)  # labels would overlap
     for which in ("x", "y"):
-        logarithmic(axes, which, subs)
+        set_log_scale(axes, which, subs)

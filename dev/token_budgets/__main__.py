@@ -9,7 +9,7 @@ import typer
 
 from dev.token_budgets.budget_pairs import pairs_of, table
 from dev.token_budgets.known_devices import of_tables, planted
-from simkv.cli.common import progress, show
+from simkv.cli.command_support import progress, show
 from simkv.core.errors import InputError
 
 

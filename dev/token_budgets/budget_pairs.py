@@ -8,10 +8,10 @@ from pathlib import Path
 
 from dev.token_budgets.known_devices import Device, of_tables, planted
 from dev.token_budgets.made_loads import alone_on, load_for, served
-from simkv.costs.profile import Fit, Profile, StepCost
-from simkv.costs.sources.alone import traits
-from simkv.costs.sources.sync import fit_prices, price_terms
-from simkv.proof.validation.compared import markdown
+from simkv.costs.cost_profile import CostProfile, FitQuality, StepCost
+from simkv.costs.sources.single_request import compute_model_traits
+from simkv.costs.sources.single_request_fit import fit_cost_coefficients, make_cost_terms
+from simkv.validation.figure_comparison import markdown
 
 BUDGETS = (64, 256, 1024, 4096)
 
@@ -45,19 +45,19 @@ def made(folders: Iterable[Path]) -> Iterator[Pair]:
 
 
 def _fitted(device: Device, budget: int) -> StepCost:
-    shape = traits(device.model, budget, tensor_parallel=device.tensor_parallel)
-    prices = fit_prices(alone_on(device, budget), shape, device.gpu)
+    shape = compute_model_traits(device.model, budget, tensor_parallel=device.tensor_parallel)
+    prices = fit_cost_coefficients(alone_on(device, budget), shape, device.gpu)
     return StepCost(
-        Profile(
+        CostProfile(
             name=f"{device.name} at {budget}",
             engine="made",
             model=device.model.name,
             gpu=device.gpu.name,
             basis="measured",
-            terms=price_terms(prices, shape),
+            terms=make_cost_terms(prices, shape),
             idle_pass_s=1e-4,
             range={},
-            fit=Fit(points=0),
+            fit=FitQuality(points=0),
             source=["made"],
         )
     )

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simkv.core.errors import InputError
+from simkv.costs.cost_profile import CostProfile, StepCost
 from simkv.costs.hardware.catalog import Gpu, Model, find_gpu, find_model, known_gpu, known_model
-from simkv.costs.load import Load
-from simkv.costs.profile import Profile, StepCost
-from simkv.costs.sources.aiconfigurator import aiconfigurator_profile
-from simkv.costs.sources.files import read_settings
-from simkv.costs.sources.llmservingsim import Sharding, bundle_model, bundle_profile
-from simkv.costs.sources.vidur import vidur_profile
-from simkv.schedulers.vllm.setting import graph_sizes
+from simkv.costs.sources.aiconfigurator_profile import aiconfigurator_profile
+from simkv.costs.sources.llmservingsim_profile import Sharding, bundle_model, bundle_profile
+from simkv.costs.sources.measurement_files import read_settings
+from simkv.costs.sources.vidur_profile import vidur_profile
+from simkv.costs.step_load import StepLoad
+from simkv.schedulers.vllm.execution import graph_sizes
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Device:
     """What a step costs (s) on a device, and what is known of it beforehand: model and GPU."""
 
     name: str
-    cost: Callable[[Load], float]
+    cost: Callable[[StepLoad], float]
     model: Model
     gpu: Gpu
     tensor_parallel: int = 1
@@ -50,7 +50,7 @@ class Planted:
     #: What prefill and decodes in one step add, as a share of the attention of the decodes.
     mixed: float
 
-    def __call__(self, load: Load) -> float:
+    def __call__(self, load: StepLoad) -> float:
         tokens = load.prefill_tokens + load.decode_seqs
         computed = self.token * self.tile * -(-tokens // self.tile)
         p = self.sharpness
@@ -77,7 +77,7 @@ def planted() -> list[Device]:
     ]
 
 
-def of_profile(name: str, profile: Profile, model: Model, gpu: Gpu, ranks: int = 1) -> Device:
+def of_profile(name: str, profile: CostProfile, model: Model, gpu: Gpu, ranks: int = 1) -> Device:
     """The device that a profile describes, decodes of one length."""
     even = profile.attention and profile.attention.model_copy(update={"skew": None})
     cost = StepCost(profile.model_copy(update={"attention": even}))

@@ -10,16 +10,16 @@ import simpy
 
 from dev.token_budgets.known_devices import Device
 from simkv.core.request import Request
-from simkv.costs.load import Load, pairs
-from simkv.costs.simulated import later
-from simkv.costs.sources.alone import Alone
-from simkv.loop.engine import Engine
-from simkv.loop.serve import serve
-from simkv.measure.metrics import e2e
-from simkv.schedulers.registry import build
+from simkv.costs.simulated_executor import advance_load
+from simkv.costs.sources.single_request import IsolatedRequests
+from simkv.costs.step_load import StepLoad, count_attention_pairs
+from simkv.metrics.run_metrics import e2e
+from simkv.schedulers.engine_registry import build_scheduler
 from simkv.schedulers.vllm.config import VllmConfig
+from simkv.sim.client_loop import run_clients
+from simkv.sim.engine import Engine
 
-Cost = Callable[[Load], float]
+Cost = Callable[[StepLoad], float]
 
 #: Lengths of prompts and outputs (mean) of the load, and its requests.
 PROMPT, OUTPUT, REQUESTS = 900, 120, 80
@@ -35,20 +35,20 @@ class ToldExecutor:
     def __init__(self, cost: Cost) -> None:
         self._cost = cost
 
-    def run(self, load: Load) -> float:
+    def run(self, load: StepLoad) -> float:
         return self._cost(load)
 
-    def foresee(self, load: Load, steps: int) -> list[float]:
-        return [self._cost(later(load, step)) for step in range(1, steps + 1)]
+    def forecast_steps(self, load: StepLoad, steps: int) -> list[float]:
+        return [self._cost(advance_load(load, step)) for step in range(1, steps + 1)]
 
-    def ran(self, load: Load, seconds: Sequence[float]) -> None:  # noqa: ARG002
+    def ran(self, load: StepLoad, seconds: Sequence[float]) -> None:  # noqa: ARG002
         return
 
     def idle(self) -> float:
         return 1e-4
 
 
-def alone_on(device: Device, budget: int, seed: int = 0) -> Alone:
+def alone_on(device: Device, budget: int, seed: int = 0) -> IsolatedRequests:
     """What requests that have the device to themselves take, prompts in chunks of ``budget``."""
     random = np.random.default_rng(seed)
     prompts = np.exp(random.uniform(np.log(200), np.log(3500), ALONE)).astype(int)
@@ -59,12 +59,14 @@ def alone_on(device: Device, budget: int, seed: int = 0) -> Alone:
         for start in range(0, prompt, budget):
             tokens = min(budget, prompt - start)
             last = start + tokens == prompt
-            time += device.cost(Load(1, tokens, start, 0, 0, pairs(tokens, start), int(last)))
+            time += device.cost(
+                StepLoad(1, tokens, start, 0, 0, count_attention_pairs(tokens, start), int(last))
+            )
         prefill.append(time)
-        steps = [device.cost(Load(0, 0, 0, 1, prompt + n, 0, 1)) for n in range(1, output)]
+        steps = [device.cost(StepLoad(0, 0, 0, 1, prompt + n, 0, 1)) for n in range(1, output)]
         decode.append(sum(steps) / len(steps))
     none = np.zeros(ALONE)
-    return Alone(
+    return IsolatedRequests(
         prompts.astype(float),
         outputs.astype(float),
         none,
@@ -99,8 +101,8 @@ def served(cost: Cost, budget: int, sent: Sequence[Request]) -> tuple[float, flo
         enable_prefix_caching=False,
         async_scheduling=False,
     )
-    record = serve(Engine(env, build(config), ToldExecutor(cost)), list(sent), None)
-    times = [e2e(record.lives[request.id]) or 0.0 for request in sent]
+    record = run_clients(Engine(env, build_scheduler(config), ToldExecutor(cost)), list(sent), None)
+    times = [e2e(record.requests[request.id]) or 0.0 for request in sent]
     return float(np.mean(times)), record.end
 
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simkv.cli.common import INTERRUPTED, Interrupted, complain
-from simkv.cli.renamed import use_new_names
-from simkv.cli.words import Commands, tell_wrong_call
+from simkv.cli.command_support import INTERRUPTED, Interrupted, print_error
+from simkv.cli.renamed_options import use_new_names
+from simkv.cli.usage_errors import Commands, print_usage_error
 from simkv.core.errors import InputError
-from simkv.core.version import __version__, compiled
+from simkv.core.version import __version__, is_compiled
 
 #: Commands by heading of the help, in its order, with the module of each.
 HEADINGS = {
@@ -39,13 +39,13 @@ HEADINGS = {
         "trace": "trace",
         "profile": "profile",
         "schema": "conform",
-        "export-scheduler": "own",
+        "export-scheduler": "check_scheduler",
     },
     "Verify": {
         "validate": "validate",
-        "gpu": "lab",
+        "gpu": "gpu",
         "conform": "conform",
-        "check-scheduler": "own",
+        "check-scheduler": "check_scheduler",
     },
     "Maintain recordings": {
         "record": "record",
@@ -66,7 +66,7 @@ _ABOUT = (
 
 
 @cache
-def app_of(word: str = "") -> typer.Typer:
+def build_app(word: str = "") -> typer.Typer:
     """The command that ``word`` names, whose module alone is imported, or else all of them."""
     app = typer.Typer(
         no_args_is_help=True,
@@ -75,7 +75,7 @@ def app_of(word: str = "") -> typer.Typer:
         pretty_exceptions_enable=False,
         help=_ABOUT,
     )
-    app.callback()(options)
+    app.callback()(global_options)
     for name in [word] if word in COMMANDS else COMMANDS:
         module = import_module(f"simkv.cli.{COMMANDS[name]}")
         heading = next(title for title, group in HEADINGS.items() if name in group)
@@ -93,7 +93,7 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     if name == "app":
-        return app_of()
+        return build_app()
     raise AttributeError(name)
 
 
@@ -103,28 +103,28 @@ def main() -> None:
         words, notice = use_new_names(_words())
         word = next(iter(words), "")
         if notice and _ASKED_TO_COMPLETE not in os.environ:
-            complain(f"note: {notice}")
+            print_error(f"note: {notice}")
         if word == "plan":
-            from simkv.cli.plan import take_options
+            from simkv.cli.plan import select_options
 
-            take_options(all_of_them=True)
-        code = app_of(word)(words, prog_name="simkv", standalone_mode=False)
+            select_options(all_of_them=True)
+        code = build_app(word)(words, prog_name="simkv", standalone_mode=False)
     except InputError as error:
-        complain(error)
+        print_error(error)
         sys.exit(2)
     except Interrupted as end:
-        complain(f"interrupted; {end.kept}")
+        print_error(f"interrupted; {end.kept}")
         raise
     except MemoryError:
-        complain("out of memory; use a smaller input or workload")
+        print_error("out of memory; use a smaller input or workload")
         sys.exit(2)
     except Exception as error:
         if not hasattr(error, "format_message"):  # by which click's errors are known
             raise
-        tell_wrong_call(error)
+        print_usage_error(error)
         sys.exit(2)
     if code == INTERRUPTED:  # typer turns an interrupt into this
-        complain("interrupted; nothing was written")
+        print_error("interrupted; nothing was written")
     sys.exit(code)
 
 
@@ -136,11 +136,11 @@ def _words() -> list[str]:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"simkv {__version__} ({'compiled' if compiled() else 'pure Python'})")
+        print(f"simkv {__version__} ({'compiled' if is_compiled() else 'pure Python'})")
         raise typer.Exit
 
 
-def options(
+def global_options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,

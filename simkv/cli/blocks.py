@@ -11,7 +11,7 @@ import typer
 from simkv.core.errors import InputError
 
 if TYPE_CHECKING:
-    from simkv.core.engine import EngineSpec
+    from simkv.core.engine_spec import EngineSpec
 
 
 def blocks(
@@ -88,9 +88,9 @@ def blocks(
     from a log (--log). docs/hardware.md compares the results with logs of real engines.
     """
     if log is not None:
-        from simkv.costs.hardware.logs import cache_size
+        from simkv.costs.hardware.cache_size_log import read_cache_size
 
-        told = cache_size(log, block_size or 16)
+        told = read_cache_size(log, block_size or 16)
         print(f"num_gpu_blocks: {told.blocks}")
         print(
             f"{told.tokens} tokens in blocks of {told.block_size}; {told.engine}, {log}:{told.line}"
@@ -109,7 +109,7 @@ def blocks(
         "experts": experts,
         "kv": kv,
     }
-    from simkv.schedulers.registry import DEFAULT, ENGINES
+    from simkv.schedulers.engine_registry import DEFAULT, ENGINES
 
     engine = engine or DEFAULT.name
     able = {name: spec.memory_share for name, spec in ENGINES.items() if spec.memory_share}
@@ -145,16 +145,16 @@ def _said(given: dict[str, Any]) -> dict[str, Any]:
 def _reckon(spec: EngineSpec, given: dict[str, Any], knobs: dict[str, Any]) -> None:
     from pydantic import ValidationError
 
-    from simkv.core.errors import nearest
-    from simkv.core.launch import LaunchError
-    from simkv.costs.hardware.blocks import kv_room
-    from simkv.costs.hardware.setting import setting_of
-    from simkv.scenario.defaults import launched
-    from simkv.scenario.hardware import HardwareSection, hardware_of
+    from simkv.core.errors import spelling_hint
+    from simkv.core.launch_rules import LaunchError
+    from simkv.costs.hardware.engine_settings import find_execution_settings
+    from simkv.costs.hardware.kv_capacity import compute_kv_capacity
+    from simkv.scenario.hardware_section import HardwareSection, build_hardware
+    from simkv.scenario.launch_defaults import launch_defaults
 
     if (variant := knobs.get("variant")) and variant not in spec.variants:
         raise InputError(
-            f"--variant {variant}: not known{nearest(variant, spec.variants)}; "
+            f"--variant {variant}: not known{spelling_hint(variant, spec.variants)}; "
             f"expected one of {', '.join(spec.variants)}"
         )
     try:
@@ -163,21 +163,21 @@ def _reckon(spec: EngineSpec, given: dict[str, Any], knobs: dict[str, Any]) -> N
         first = error.errors(include_url=False)[0]
         message = first["msg"].removeprefix("Value error, ")
         raise InputError(f"--{first['loc'][0]} {first['input']}: {message}") from error
-    hardware, refusal = hardware_of(section), ""
+    hardware, refusal = build_hardware(section), ""
     try:
         try:
-            found = launched(spec, knobs, hardware)
+            found = launch_defaults(spec, knobs, hardware)
         except LaunchError as error:
             if error.field != spec.longest:
                 raise InputError(str(error)) from error
             refusal = str(error)
             knobs = {**knobs, "startup_check": False}
-            found = launched(spec, knobs, hardware)
+            found = launch_defaults(spec, knobs, hardware)
             del found[spec.longest]
         config = spec.config(**found)
     except ValueError as error:
         raise InputError(f"--{str(error).replace('_', '-')}") from error
-    room = kv_room(hardware, setting_of(config))
+    room = compute_kv_capacity(hardware, find_execution_settings(config))
     print(f"{spec.memory}: {found[spec.memory]}")
     for name in (name for name in (spec.groups, spec.checkpoints) if name in found):
         print(f"{name}: {json.dumps(found[name]).replace(chr(34), '')}")

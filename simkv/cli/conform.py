@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkv.cli.common import complain, progress
+from simkv.cli.command_support import print_error, progress
 
 if TYPE_CHECKING:
-    from simkv.proof.conform.conform import Conformance as TraceResult
+    from simkv.conformance.decision_replay import Conformance as TraceResult
 
 
 def conform(
@@ -23,8 +23,8 @@ def conform(
 
     Exit 1 if a decision differs, 2 for bad input.
     """
-    from simkv.proof.conform.conform import check
-    from simkv.proof.conform.trace import TraceError
+    from simkv.conformance.decision_replay import check_trace
+    from simkv.conformance.decision_trace import TraceError
 
     results = []
     bad = 0
@@ -32,9 +32,9 @@ def conform(
         for path in files:
             advance()
             try:
-                result = check(path)
+                result = check_trace(path)
             except TraceError as error:
-                complain(error)
+                print_error(error)
                 bad += 1
                 continue
             results.append(result)
@@ -66,7 +66,7 @@ def schema() -> None:
 
     Editors use it to complete and check fields.
     """
-    from simkv.scenario.schema import json_schema
+    from simkv.scenario.scenario_schema import json_schema
 
     print(json.dumps(json_schema(), indent=1))
 
@@ -76,12 +76,12 @@ def policies() -> None:
 
     Shows for each whether its decisions were recorded on the real code or only read from source.
     """
-    from simkv.proof.conform.count import shipped
-    from simkv.schedulers.registry import ENGINES, variants
+    from simkv.conformance.recording_counts import packaged_counts
+    from simkv.schedulers.engine_registry import ENGINES, list_variants
 
-    counts = shipped()
+    counts = packaged_counts()
     for engine in ENGINES:
-        for summary, group in groupby(variants(engine).items(), lambda item: item[1].summary):
+        for summary, group in groupby(list_variants(engine).items(), lambda item: item[1].summary):
             for name, variant in group:
                 found = counts[engine].get(name)
                 recorded = ENGINES[engine].partly_recorded or "recorded on the real code"

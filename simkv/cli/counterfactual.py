@@ -11,17 +11,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkv.cli.common import Trust, progress, show, tell_overruled
-from simkv.core.errors import InputError, nearest
-from simkv.core.files import check_new_file
+from simkv.cli.command_support import (
+    Trust,
+    progress,
+    show,
+    warn_overruled,
+)
+from simkv.core.atomic_files import check_new_file
+from simkv.core.errors import InputError, spelling_hint
 
 if TYPE_CHECKING:
     from simkv.scenario.scenario import Scenario
-    from simkv.search.whatif.condition import Condition
-    from simkv.search.whatif.evaluate import Evaluator
+    from simkv.study.whatif.run_condition import RunCondition
+    from simkv.study.whatif.trial_evaluation import Evaluator
 
 
-File = Annotated[
+ScenarioArgument = Annotated[
     Path, typer.Argument(help="Scenario file (YAML), or the name of a packaged scenario.")
 ]
 Overrides = Annotated[
@@ -40,7 +45,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def shrink(
-    scenario: File,
+    scenario: ScenarioArgument,
     keep: Annotated[
         str,
         typer.Option(
@@ -79,11 +84,11 @@ def shrink(
 
     The result is a new scenario file.
     """
-    from simkv.search.whatif.condition import condition
-    from simkv.search.whatif.shrink import shrink as smallest
-    from simkv.search.whatif.write import header, write_shrunk
+    from simkv.study.whatif.run_condition import parse_condition
+    from simkv.study.whatif.shrunk_scenario import header, write_shrunk
+    from simkv.study.whatif.workload_shrinking import shrink as smallest
 
-    wanted = condition(keep)
+    wanted = parse_condition(keep)
     path, variants = _load(scenario, set_)
     if out:
         check_new_file("--out", out, path, overwrite)
@@ -101,7 +106,7 @@ def shrink(
 
 
 def bisect(
-    scenario: File,
+    scenario: ScenarioArgument,
     over: Annotated[
         str | None,
         typer.Option(
@@ -142,31 +147,35 @@ def bisect(
 
     Searches the range of a setting (--over), or all variants of the engine.
     """
-    from simkv.report.whatif_tables import flips_json, flips_parts
-    from simkv.search.whatif.bisect import flips_across_variants, flips_over, parse_over
-    from simkv.search.whatif.condition import condition
+    from simkv.report.whatif_tables import flips_json, render_flips
+    from simkv.study.whatif.run_condition import parse_condition
+    from simkv.study.whatif.verdict_bisection import (
+        find_flips,
+        find_variant_flips,
+        parse_bisect_values,
+    )
 
     if over and variants:
         raise InputError("--over and --variants: expected one of them")
-    field = parse_over(over, step) if over else None
-    shown = condition(when, "--when") if when else None
+    field = parse_bisect_values(over, step) if over else None
+    shown = parse_condition(when, "--when") if when else None
     path, choice = _load(scenario, set_)
     name = variant or next(iter(choice))
     chosen = _variant(choice, name)
     with _evaluator(path, jobs, max_runs) as (evaluator, tell):
         if field:
-            found = flips_over(chosen, *field, evaluator, shown, samples, tell)
+            found = find_flips(chosen, *field, evaluator, shown, samples, tell)
         else:
-            found = flips_across_variants(chosen, evaluator, shown)
+            found = find_variant_flips(chosen, evaluator, shown)
     if as_json:
         told = {"scenario": chosen.name, "variant": name, "when": when, **flips_json(found)}
         print(json.dumps(told, indent=1, allow_nan=False))
         return
-    show(_title(chosen, name), *flips_parts(found, shown))
+    show(_title(chosen, name), *render_flips(found, shown))
 
 
 def whatif(
-    scenario: File,
+    scenario: ScenarioArgument,
     variant: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Variant of the scenario (default: the first)."),
@@ -192,14 +201,15 @@ def whatif(
 
     Changes one rule or setting at a time and reports which requests it would have helped.
     """
-    from simkv.core.figures import FIGURES
-    from simkv.report.whatif_tables import whatif_json, whatif_parts
-    from simkv.search.whatif.whatif import whatif as ask
+    from simkv.core.figures import FIGURE_NAMES
+    from simkv.report.whatif_tables import render_whatif, whatif_json
+    from simkv.study.whatif.whatif import run_whatif as ask
 
-    if rank_by is not None and rank_by not in FIGURES:
+    if rank_by is not None and rank_by not in FIGURE_NAMES:
         raise InputError(
-            f"--rank-by {rank_by}: is not a figure of summary.json{nearest(rank_by, FIGURES)}; "
-            f"expected one of {', '.join(FIGURES)}"
+            f"--rank-by {rank_by}: is not a figure of "
+            f"summary.json{spelling_hint(rank_by, FIGURE_NAMES)}; "
+            f"expected one of {', '.join(FIGURE_NAMES)}"
         )
     path, variants = _load(scenario, set_)
     name = variant or next(iter(variants))
@@ -210,35 +220,36 @@ def whatif(
         told = {"scenario": chosen.name, "variant": name, **whatif_json(found)}
         print(json.dumps(told, indent=1, allow_nan=False))
         return
-    show(_title(chosen, name), *whatif_parts(found, everything))
+    show(_title(chosen, name), *render_whatif(found, everything))
 
 
 def _load(scenario: Path, overrides: list[str] | None) -> tuple[Path, dict[str, Scenario]]:
-    from simkv.scenario.load import load
-    from simkv.scenario.packaged import find
+    from simkv.scenario.packaged_scenarios import find_scenario
+    from simkv.scenario.scenario_loader import load
 
-    path = find(scenario)
+    path = find_scenario(scenario)
     found = load(path, overrides or [])
-    tell_overruled(path, overrides or [])
+    warn_overruled(path, overrides or [])
     return path, found
 
 
 def _variant(variants: dict[str, Scenario], name: str) -> Scenario:
     if name not in variants:
         raise InputError(
-            f"--variant {name}: there is no such variant{nearest(name, variants)}; expected one of "
+            f"--variant {name}: there is no such variant{spelling_hint(name, variants)}; "
+            "expected one of "
             f"{', '.join(variants)}"
         )
     return variants[name]
 
 
 def _first_that_shows(
-    wanted: Condition, variants: dict[str, Scenario], evaluator: Evaluator
+    wanted: RunCondition, variants: dict[str, Scenario], evaluator: Evaluator
 ) -> str:
     told = []
     for name, scenario in variants.items():
         figures = evaluator.evaluate(evaluator.job(scenario))
-        if wanted.shows(figures):
+        if wanted.is_met(figures):
             return name
         told.append(f"{name} is {wanted.told(figures)}")
     raise InputError(f"no variant shows {wanted.text!r}: {'; '.join(told)}")
@@ -256,8 +267,8 @@ def _evaluator(
     path: Path, jobs: int | None, most_runs: int | None = None
 ) -> Iterator[tuple[Evaluator, Callable[[str], None]]]:
     """An evaluator, and what tells its progress: a bar on a terminal, nothing in a pipe."""
-    from simkv.search.pool import cores
-    from simkv.search.whatif.evaluate import Evaluator
+    from simkv.study.whatif.trial_evaluation import Evaluator
+    from simkv.study.worker_pool import cores
 
     done, about = 0, "runs"
     with progress("runs", most_runs) as advance:

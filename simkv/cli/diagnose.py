@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from simkv.cli.common import Trust, progress, show
+from simkv.cli.command_support import Trust, progress, show
 from simkv.core.errors import InputError
 
 
@@ -79,12 +79,12 @@ def diagnose(
     files are used as they are. Exit 0 if nothing is wrong, 3 if something is, 1 if the incident
     could not be reproduced, 2 for bad input.
     """
-    from simkv.ingest import folder as files
-    from simkv.ingest import stages
-    from simkv.ingest.engine import Asked
-    from simkv.search.pool import cores
+    from simkv.incident import diagnose_stages
+    from simkv.incident import incident_folder as files
+    from simkv.incident.server_setup import UserSettings
+    from simkv.study.worker_pool import cores
 
-    asked = Asked(engine, version, gpu, model, tp, dp, _overrides(set_ or []))
+    asked = UserSettings(engine, version, gpu, model, tp, dp, _overrides(set_ or []))
     resumed = len(inputs) == 1 and files.is_incident(inputs[0])
     target = out or (inputs[0] if resumed else Path("diagnosis"))
     if resumed:
@@ -94,29 +94,29 @@ def diagnose(
         files.check_incident_folder(target)
         _read(inputs, target)
     if until >= 2:
-        stages.rebuild_stage(target, asked)
+        diagnose_stages.rebuild_stage(target, asked)
     if until >= 3:
         with progress("simulations") as advance:
-            stages.calibrate_stage(target, asked, lambda done, total: advance(done, total))
+            diagnose_stages.calibrate_stage(target, asked, lambda done, total: advance(done, total))
     if until < 4:
         show(f"Written to {target}: {', '.join(sorted(p.name for p in target.iterdir()))}")
         return
     with progress("runs") as advance:
-        found = stages.explain_stage(
+        found = diagnose_stages.explain_stage(
             target,
             asked,
             workers=jobs or cores(),
             tell=lambda done, expected: advance(done, expected),
             try_flags=try_flags,
         )
-    show(*found.five)
+    show(*found.summary_lines)
     show(f"\nWritten to {target}: {', '.join(sorted(p.name for p in target.iterdir()))}")
     if not found.healthy:
         raise typer.Exit(3 if found.explained else 1)
 
 
 def _read(inputs: list[Path], target: Path) -> None:
-    from simkv.ingest.stages import read_stage
+    from simkv.incident.diagnose_stages import read_stage
 
     with progress("reading", file=max(inputs, key=_size)) as advance:
         read_stage(inputs, target, lambda done: advance(done))

@@ -7,8 +7,14 @@ from typing import Annotated
 
 import typer
 
-from simkv.cli.common import Trust, show, tell_overruled
-from simkv.cli.many import Address, Executor, Jobs, at_work, check_store
+from simkv.cli.command_support import Trust, show, warn_overruled
+from simkv.cli.job_options import (
+    Address,
+    ExecutorOption,
+    Jobs,
+    check_store,
+    open_job_runner,
+)
 
 
 def evolve(
@@ -94,7 +100,7 @@ def evolve(
         ),
     ] = None,
     jobs: Jobs = None,
-    executor: Executor = "local",
+    executor: ExecutorOption = "local",
     address: Address = None,
     _trusted: Trust = False,
 ) -> None:
@@ -104,15 +110,15 @@ def evolve(
     evaluated on held-out seeds or windows, at other cache sizes and rates and at both ends of the
     profile's error. Exit 1 if no candidate is better everywhere.
     """
-    from simkv.scenario.load import load
-    from simkv.scenario.packaged import find
-    from simkv.search.evolve.evolve import Search
-    from simkv.search.evolve.evolve import evolve as look
-    from simkv.search.evolve.words import told
-    from simkv.search.evolve.write import write_evolution
+    from simkv.scenario.packaged_scenarios import find_scenario
+    from simkv.scenario.scenario_loader import load
+    from simkv.study.evolve.evolution import EvolutionRequest
+    from simkv.study.evolve.evolution import run_evolution as look
+    from simkv.study.evolve.evolution_files import write_evolution
+    from simkv.study.evolve.evolution_summary import summarize_evolution
 
-    files = tuple(find(file) for file in scenario)
-    asked = Search(
+    files = tuple(find_scenario(file) for file in scenario)
+    asked = EvolutionRequest(
         files,
         tuple(objective or ()),
         budget,
@@ -128,13 +134,13 @@ def evolve(
         seed,
         profile_error,
     )
-    tell_overruled(files[0], asked.overrides)
+    warn_overruled(files[0], asked.overrides)
     name = next(iter(load(files[0], asked.overrides).values())).name
     folder = out or Path("runs") / f"{name}-evolve"
     check_store(folder, "search")
-    with at_work(folder, jobs, executor, address, "candidates", budget) as (bench, advance):
+    with open_job_runner(folder, jobs, executor, address, "candidates", budget) as (bench, advance):
         found = look(asked, bench, folder, advance)
-    show(*told(found))
+    show(*summarize_evolution(found))
     show(f"Written to {folder}: {', '.join(write_evolution(found, folder))}")
     if not found.holds:
         raise typer.Exit(1)

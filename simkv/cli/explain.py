@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from simkv.cli.common import Trust
-from simkv.core.errors import InputError, nearest
+from simkv.cli.command_support import Trust
+from simkv.core.errors import InputError, spelling_hint
 
 
 def explain(
@@ -36,14 +36,15 @@ def explain(
     Shows the causes of waiting and the requests that blocked others. Runs are deterministic: for a
     results directory, its scenario.yaml is run again.
     """
-    from simkv.measure.simulate import run_scenario
-    from simkv.report.explain import story, story_in_brief, story_of
-    from simkv.report.runs import reruns
+    from simkv.metrics.result_assembly import run_scenario
+    from simkv.report.report_runs import find_runs
+    from simkv.report.run_explanation import explain_request, explain_run, explain_run_briefly
 
-    planned = reruns([run])
+    planned = find_runs([run])
     if variant is not None and variant not in planned:
         raise InputError(
-            f"--variant {variant}: there is no such variant{nearest(variant, planned)}; expected "
+            f"--variant {variant}: there is no such variant{spelling_hint(variant, planned)}; "
+            "expected "
             f"one of {', '.join(planned)}"
         )
     names = list(planned) if variant is None else [variant]
@@ -63,11 +64,11 @@ def explain(
             lines.append("")
         option = "" if name == "run" else f" --variant {name}"
         if request is not None:
-            lines += story_of(name, result, request)
+            lines += explain_request(name, result, request)
         elif len(names) == 1:
-            lines += story(name, result, partial("{} {}".format, command + option))
+            lines += explain_run(name, result, partial("{} {}".format, command + option))
         else:
-            lines += story_in_brief(name, result)
+            lines += explain_run_briefly(name, result)
     if len(names) > 1 and request is None:
         lines += ["", f"More of one variant: {command} --variant {names[0]}"]
     print("\n".join(lines))

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from simkv.core.errors import InputError, nearest
+from simkv.core.errors import InputError, spelling_hint
 
 if TYPE_CHECKING:
-    from simkv.lab.served import Setup
+    from simkv.gpu.execution_record import GpuSetup
 
 Device = Annotated[str, typer.Option(help="Torch device: cuda, cuda:N or cpu (slow, for tests).")]
 Model = Annotated[str, typer.Option(help="Model whose shape is used; weights are random.")]
@@ -43,7 +43,7 @@ Repeats = Annotated[
 RunFolder = Annotated[Path, typer.Argument(help="A directory written by `simkv gpu run`.")]
 
 
-def seconds_of(text: str) -> float:
+def parse_duration(text: str) -> float:
     """A span of time such as 90s, 8m or 1h, in seconds. Raises InputError."""
     units = {"s": 1.0, "m": 60.0, "h": 3600.0}
     try:
@@ -64,21 +64,23 @@ def device_setup(
     threads: int,
     seed: int,
     clock: str = "wall",
-) -> Setup:
+) -> GpuSetup:
     """Checked options. Raises InputError for what there is not."""
     if find_spec("torch") is None:
         raise InputError("torch is not installed; install simkv with the extra: simkv[gpu]")
-    from simkv.costs.hardware.shapes import MODELS
+    from simkv.costs.hardware.model_shape import MODEL_SHAPES
 
-    if model not in MODELS:
-        known = ", ".join(MODELS)
-        raise InputError(f"--model {model}: not known{nearest(model, MODELS)}; expected {known}")
+    if model not in MODEL_SHAPES:
+        known = ", ".join(MODEL_SHAPES)
+        raise InputError(
+            f"--model {model}: not known{spelling_hint(model, MODEL_SHAPES)}; expected {known}"
+        )
     layouts: dict[str, Literal["block", "layer"]] = {"block": "block", "layer": "layer"}
     if layout not in layouts:
         raise InputError(f"--kv-layout {layout}: expected block or layer")
     import torch
 
-    from simkv.lab.served import Setup
+    from simkv.gpu.execution_record import GpuSetup
 
     try:
         kind = torch.device(device).type
@@ -91,18 +93,18 @@ def device_setup(
         torch.set_num_threads(threads)
     if warm_up is None:
         warm_up = 10.0 if kind == "cuda" else 0.0
-    shape = MODELS[model]
+    shape = MODEL_SHAPES[model]
     largest = 2816 if graphs else 0
-    return Setup(shape, device, layouts[layout], largest, warm_up, seed, overlap=kind == "cuda")
+    return GpuSetup(shape, device, layouts[layout], largest, warm_up, seed, overlap=kind == "cuda")
 
 
 def _use_clock(clock: str, kind: str, threads: int) -> None:
     """Take the clock for all that is timed. Raises InputError for one that would tell nothing."""
-    from simkv.lab import ticks
+    from simkv.gpu import timer
 
-    clocks: dict[str, ticks.ClockName] = {"wall": "wall", "cpu": "cpu"}
+    clocks: dict[str, timer.ClockName] = {"wall": "wall", "cpu": "cpu"}
     if clock not in clocks:
         raise InputError(f"--clock {clock}: expected wall or cpu")
     if clock == "cpu" and (kind != "cpu" or threads != 1):
         raise InputError("--clock cpu: is that of one thread; use --device cpu --threads 1")
-    ticks.use(clocks[clock])
+    timer.use_clock(clocks[clock])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkv.cli.common import Trust, progress
+from simkv.cli.command_support import Trust, progress
 from simkv.cli.gpu_options import (
     Clock,
     Device,
@@ -20,14 +20,14 @@ from simkv.cli.gpu_options import (
     Threads,
     WarmUp,
     device_setup,
-    seconds_of,
+    parse_duration,
 )
-from simkv.core.errors import InputError, nearest
-from simkv.core.files import check_file, write_text
+from simkv.core.atomic_files import check_file, write_text
+from simkv.core.errors import InputError, spelling_hint
 
 if TYPE_CHECKING:
-    from simkv.costs.profile import Profile
-    from simkv.proof.validation.served.sizing import Trial
+    from simkv.costs.cost_profile import CostProfile
+    from simkv.validation.gpu_runs.load_sizing import Trial
 
 #: Share of the time for planning and serving; the rest is for comparing.
 SERVING = 0.85
@@ -93,7 +93,7 @@ def validate(
     predictions are written before anything is served. Its cases are sized by the data sheet of
     the GPU, not by the profile. An existing plan in FOLDER is used. Exit 1 if a decision differs.
     """
-    from simkv.costs.profile import load_profile
+    from simkv.costs.cost_profile import load_profile
 
     recorded = _is_run(folder)
     _check_options(context, folder, recorded)
@@ -104,14 +104,14 @@ def validate(
             raise typer.Exit(1)
         return
     begin = perf_counter()
-    from simkv.proof.validation.served import suite
-    from simkv.proof.validation.served.drift import read_sentinels
-    from simkv.proof.validation.served.judge import judge
-    from simkv.proof.validation.served.nominal import nominal
-    from simkv.proof.validation.served.page import write
-    from simkv.proof.validation.served.plan import read_plan, write_plan
+    from simkv.validation.gpu_runs import validation_suite
+    from simkv.validation.gpu_runs.device_drift import read_sentinels
+    from simkv.validation.gpu_runs.gpu_report import write_gpu_report
+    from simkv.validation.gpu_runs.nominal_costs import nominal_profile
+    from simkv.validation.gpu_runs.plan_file import read_plan, write_plan
+    from simkv.validation.gpu_runs.run_ranking import judge_trials
 
-    budget_s = seconds_of(budget)
+    budget_s = parse_duration(budget)
     if repeats < 1:
         raise InputError(f"--repeats {repeats}: expected 1 or more")
     setup = None
@@ -119,9 +119,11 @@ def validate(
         setup = device_setup(device, model, layout, True, warm_up, threads, 0, clock)
     trials = read_plan(folder, judged)
     if trials is None:
-        scale = suite.SMALL if small else suite.FULL
+        scale = validation_suite.SMALL_SCALE if small else validation_suite.FULL_SCALE
         seconds = SERVING * budget_s / (CASES * repeats)
-        trials = suite.plan(judged, scale, seconds, seed, sized_by=nominal(judged))
+        trials = validation_suite.plan_trials(
+            judged, scale, seconds, seed, sized_by=nominal_profile(judged)
+        )
         write_plan(folder, trials, judged)
     trials = _wanted(trials, case or [])
     for trial in trials:
@@ -134,11 +136,11 @@ def validate(
         print(f"Written to {folder / 'plan'}")
         return
 
-    from simkv.lab.trials import check_device, serve_cases
+    from simkv.gpu.plan_execution import check_device, execute_plan
 
     check_device(judged, setup, other_gpu=allow_other_gpu)
     with progress("requests") as advance:
-        skipped = serve_cases(
+        skipped = execute_plan(
             trials,
             setup,
             folder,
@@ -147,8 +149,8 @@ def validate(
             say=lambda line: print(line, flush=True),
             advance=advance,
         )
-    found = judge(trials, judged, folder)
-    files = write(folder, found, judged, skipped, read_sentinels(folder))
+    found = judge_trials(trials, judged, folder)
+    files = write_gpu_report(folder, found, judged, skipped, read_sentinels(folder))
     print((folder / "validation.md").read_text(encoding="utf-8"))
     print(f"Written to {folder}: {', '.join(path.name for path in files)}, runs/")
     if any(one.found.verdict.step is not None for one in found):
@@ -177,22 +179,22 @@ def _check_options(context: typer.Context, folder: Path, recorded: bool) -> None
 
 
 def _judge_recorded(
-    folder: Path, profile: Profile, repeat_run: Path | None, out: Path | None
+    folder: Path, profile: CostProfile, repeat_run: Path | None, out: Path | None
 ) -> bool:
     """Print the three levels of a recorded run; return whether all decisions are the same."""
-    from simkv.proof.validation.served.levels import validation
-    from simkv.proof.validation.served.page import report
-    from simkv.proof.validation.served.replay import read_runs
+    from simkv.validation.gpu_runs.comparison_levels import validate_run
+    from simkv.validation.gpu_runs.gpu_report import render_run_tables
+    from simkv.validation.gpu_runs.timed_replay import read_runs
 
     if out:
         check_file("--out", out)
     repeated = read_runs(repeat_run) if repeat_run else {}
     found = {
-        variant: validation(run, profile, [repeated[variant]] if variant in repeated else [])
+        variant: validate_run(run, profile, [repeated[variant]] if variant in repeated else [])
         for variant, run in read_runs(folder).items()
     }
     for variant, result in found.items():
-        for line in report(variant, result):
+        for line in render_run_tables(variant, result):
             print(line)
     if out:
         tables = {name: asdict(result) for name, result in found.items()}
@@ -206,6 +208,6 @@ def _wanted(trials: list[Trial], names: list[str]) -> list[Trial]:
     known = [trial.name for trial in trials]
     for name in names:
         if name not in known:
-            hint = nearest(name, known)
+            hint = spelling_hint(name, known)
             raise InputError(f"--case {name}: is not in the plan{hint}; {', '.join(known)}")
     return [trial for trial in trials if not names or trial.name in names]

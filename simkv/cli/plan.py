@@ -9,8 +9,19 @@ from typing import Annotated, Any
 
 import typer
 
-from simkv.cli.common import Trust, complain, show, tell_overruled
-from simkv.cli.many import Address, Executor, Jobs, at_work, check_store
+from simkv.cli.command_support import (
+    Trust,
+    print_error,
+    show,
+    warn_overruled,
+)
+from simkv.cli.job_options import (
+    Address,
+    ExecutorOption,
+    Jobs,
+    check_store,
+    open_job_runner,
+)
 from simkv.core.errors import InputError
 
 #: A word of ``--goodput ttft:500 tpot:50``, which may follow the option as in that tool.
@@ -33,7 +44,7 @@ def plan(
         ),
     ] = None,
     jobs: Jobs = None,
-    executor: Executor = "local",
+    executor: ExecutorOption = "local",
     address: Address = None,
     _trusted: Trust = False,
     **asked: Any,
@@ -44,26 +55,28 @@ def plan(
     that are not given are taken from the scenario's 'plan' section. Exit 1 if no candidate meets
     the objectives. An interrupted plan continues when the same command is run again.
     """
-    from simkv.scenario.packaged import find
-    from simkv.search.plan.plan import make_plan
-    from simkv.search.plan.prepare import prepare
-    from simkv.search.plan.request import request_of
+    from simkv.scenario.packaged_scenarios import find_scenario
+    from simkv.study.plan.capacity_plan import make_plan
+    from simkv.study.plan.plan_preparation import prepare
+    from simkv.study.plan.plan_request import parse_plan_request
 
     file, limits = _words(scenario, asked["goodput"] or [])
-    prepared = prepare(find(Path(file)), request_of({**asked, "goodput": limits}), complain)
-    tell_overruled(find(Path(file)), prepared[0].asked.overrides)
+    prepared = prepare(
+        find_scenario(Path(file)), parse_plan_request({**asked, "goodput": limits}), print_error
+    )
+    warn_overruled(find_scenario(Path(file)), prepared[0].asked.overrides)
     folder = out or Path("runs") / f"{prepared[0].name}-plan"
     check_store(folder, "plan")
-    with at_work(folder, jobs, executor, address) as (bench, advance):
+    with open_job_runner(folder, jobs, executor, address) as (bench, advance):
         plans = [make_plan(one, bench, advance) for one in prepared]
 
     from simkv.report.plan_files import write_plans
-    from simkv.search.plan.words import comparison, sentences
+    from simkv.study.plan.plan_summary import compare_plans, describe_plan
 
     written = write_plans(plans, folder)
     for one in plans:
-        show(*sentences(one))
-    show(*comparison(plans))
+        show(*describe_plan(one))
+    show(*compare_plans(plans))
     show(f"Written to {folder}: {', '.join(path.name for path in written)}")
     if any(one.answer is None for one in plans):
         raise typer.Exit(1)
@@ -72,7 +85,7 @@ def plan(
 _OWN = inspect.signature(plan, eval_str=True)
 
 
-def take_options(*, all_of_them: bool) -> None:
+def select_options(*, all_of_them: bool) -> None:
     """Tell typer the options of ``plan``: its own, or with the fields of PlanRequest among them.
 
     The latter have to be imported, which takes longer than all else that a command needs to start.
@@ -83,8 +96,13 @@ def take_options(*, all_of_them: bool) -> None:
 
 
 def _fields() -> list[inspect.Parameter]:
-    from simkv.scenario.plan import PlanSection
-    from simkv.search.plan.request import PlanRequest, bounds_of, flag_of, shown_as
+    from simkv.scenario.plan_section import PlanSection
+    from simkv.study.plan.plan_request import (
+        PlanRequest,
+        find_bounds,
+        find_option,
+        find_option_flag,
+    )
 
     found = []
     for name, field in PlanRequest.model_fields.items():
@@ -94,10 +112,10 @@ def _fields() -> list[inspect.Parameter]:
         kind: Any = plain or list[str]
         # What is not given must be told from its default, for then the file is asked.
         asks_file = plain is None or name in PlanSection.model_fields
-        least, most = bounds_of(name)
+        least, most = find_bounds(name)
         option = typer.Option(
-            *([] if kind is bool else [flag_of(name)]),
-            metavar=shown_as(name).metavar,
+            *([] if kind is bool else [find_option(name)]),
+            metavar=find_option_flag(name).metavar,
             help=field.description,
             min=least,
             max=most,
@@ -113,7 +131,7 @@ def _fields() -> list[inspect.Parameter]:
     return found
 
 
-take_options(all_of_them=False)
+select_options(all_of_them=False)
 
 
 def _words(words: list[str], goodput: list[str]) -> tuple[str, tuple[str, ...]]:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from simkv.cli.profile_list import profile_list
-from simkv.cli.words import Commands
+from simkv.cli.usage_errors import Commands
+from simkv.core.atomic_files import check_file, write_text
 from simkv.core.errors import InputError
-from simkv.core.files import check_file, write_text
 
 if TYPE_CHECKING:
-    from simkv.costs.profile import Profile
+    from simkv.costs.cost_profile import CostProfile
 
 app = typer.Typer(
     cls=Commands, no_args_is_help=True, help="List cost profiles, or build one from measurements."
@@ -30,7 +30,7 @@ app.add_typer(build, name="build")
 Out = Annotated[
     Path, typer.Option(metavar="FILE", help="Write the cost profile to this file (JSON).")
 ]
-Model = Annotated[str, typer.Option(help="Model name, as on Hugging Face.")]
+ModelNameOption = Annotated[str, typer.Option(help="Model name, as on Hugging Face.")]
 Tp = Annotated[int, typer.Option(min=1, help="Tensor parallel size.")]
 Seqs = Annotated[
     int | None,
@@ -43,7 +43,7 @@ Seqs = Annotated[
 @build.command()
 def llmservingsim(
     bundle: Annotated[Path, typer.Argument(help="Directory with meta.yaml and tp<N>/*.csv[.gz].")],
-    model: Model,
+    model: ModelNameOption,
     out: Out,
     tp: Tp = 1,
     ep: Annotated[int, typer.Option(min=1, help="Expert parallel size.")] = 1,
@@ -59,9 +59,9 @@ def llmservingsim(
 ) -> None:
     """Build from a bundle of kernel tables of LLMServingSim."""
     from simkv.costs.hardware.catalog import find_model, known_model
-    from simkv.costs.hardware.links import said_link
-    from simkv.costs.sources.llmservingsim import Sharding, bundle_model, bundle_profile
-    from simkv.schedulers.registry import DEFAULT
+    from simkv.costs.hardware.host_links import parse_link
+    from simkv.costs.sources.llmservingsim_profile import Sharding, bundle_model, bundle_profile
+    from simkv.schedulers.engine_registry import DEFAULT
 
     check_file("--out", out)
     found, measured = find_model(model), known_model(bundle_model(bundle))
@@ -75,7 +75,7 @@ def llmservingsim(
         found.experts,
         found.experts_per_token,
         ep,
-        said_link(link) if link else None,
+        parse_link(link) if link else None,
     )
     _write(out, bundle_profile(bundle, layout, sizes))
 
@@ -83,13 +83,13 @@ def llmservingsim(
 @build.command()
 def aiconfigurator(
     folder: Annotated[Path, typer.Argument(help="Directory with the *_perf.parquet tables.")],
-    model: Model,
+    model: ModelNameOption,
     out: Out,
     tp: Tp = 1,
 ) -> None:
     """Build from the operator tables of NVIDIA's aiconfigurator."""
     from simkv.costs.hardware.catalog import find_model
-    from simkv.costs.sources.aiconfigurator import aiconfigurator_profile
+    from simkv.costs.sources.aiconfigurator_profile import aiconfigurator_profile
 
     check_file("--out", out)
     _write(out, aiconfigurator_profile(folder, find_model(model), tp))
@@ -101,14 +101,14 @@ def vidur(
         Path, typer.Argument(help="Table of all operators except attention (CSV[.gz]).")
     ],
     attention: Annotated[Path, typer.Argument(help="Table of attention (CSV[.gz]).")],
-    model: Model,
+    model: ModelNameOption,
     gpu: Annotated[str, typer.Option(help="Name of the GPU that was measured.")],
     out: Out,
     tp: Tp = 1,
 ) -> None:
     """Build from the operator tables of Vidur's profiler."""
     from simkv.costs.hardware.catalog import find_model
-    from simkv.costs.sources.vidur import vidur_profile
+    from simkv.costs.sources.vidur_profile import vidur_profile
 
     check_file("--out", out)
     _write(out, vidur_profile(mlp, attention, find_model(model), gpu, tp))
@@ -119,7 +119,7 @@ def single_request(
     requests: Annotated[
         Path, typer.Argument(help="Table with one row per request (CSV), times in ms.")
     ],
-    model: Model,
+    model: ModelNameOption,
     gpu: Annotated[
         str, typer.Option(help="GPU name; a known GPU supplies what the rows do not show.")
     ],
@@ -138,19 +138,19 @@ def single_request(
     The first request of the file is excluded as a warm-up.
     """
     from simkv.costs.hardware.catalog import find_model, known_gpu
-    from simkv.costs.sources.alone import read_alone, traits
-    from simkv.costs.sources.sync import sync_profile
+    from simkv.costs.sources.single_request import compute_model_traits, read_isolated_requests
+    from simkv.costs.sources.single_request_fit import fit_single_request_profile
 
     check_file("--out", out)
     found = find_model(model)
-    shape = traits(found, max_num_batched_tokens, block_size, tp)
-    alone = read_alone(requests, stage, block_size)
+    shape = compute_model_traits(found, max_num_batched_tokens, block_size, tp)
+    alone = read_isolated_requests(requests, stage, block_size)
     name = f"{found.name} on {gpu}, fitted to {requests.name}"
     about = {"name": name, "engine": "as measured", "model": found.name, "on": gpu}
-    _write(out, sync_profile(alone, shape, known_gpu(gpu), **about))
+    _write(out, fit_single_request_profile(alone, shape, known_gpu(gpu), **about))
 
 
-def _write(out: Path, profile: Profile) -> None:
+def _write(out: Path, profile: CostProfile) -> None:
     """Write a profile, as a whole or not at all, and say how good it is."""
     write_text(out, profile.model_dump_json(exclude_none=True) + "\n")
     print(f"{out}: {profile.name}")

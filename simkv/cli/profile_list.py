@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from simkv.cli.common import show
+from simkv.cli.command_support import show
 from simkv.core.errors import InputError
 
 #: More rows than this are counted, not shown.
@@ -28,11 +28,11 @@ def profile_list(
     profile, write profile: NAME. Costs composed of measured operators need simkv[hardware].
     """
     from simkv.costs.hardware.catalog import architectures, gpus
-    from simkv.costs.known import known_costs
-    from simkv.costs.operators.tables import installed
-    from simkv.report.fitting import Column, Fitting
+    from simkv.costs.operators.operator_tables import find_installed_tables
+    from simkv.costs.packaged_profiles import find_known_costs
+    from simkv.report.adaptive_table import AdaptiveTable, Column
 
-    found = known_costs(words or [])
+    found = find_known_costs(words or [])
     if not found:
         raise InputError(
             f"nothing has {' and '.join(words or [])} in it; GPUs are "
@@ -53,7 +53,7 @@ def profile_list(
         Column("error of 95 in 100 steps", [one.error for one in rows], rank=3, right=False),
     ]
     if rows:
-        show(Fitting(columns))
+        show(AdaptiveTable(columns))
     if not words:
         show(f"models: {', '.join(model.name for model in architectures())}")
         show(f"GPUs: {', '.join(gpu.name for gpu in gpus())}")
@@ -64,7 +64,7 @@ def profile_list(
         first = next((one for one in pairs if one.fits), pairs[0])
         tp = f", tp: {first.fits}" if first.fits and first.fits > 1 else ""
         show(f"in a scenario: hardware: {{gpu: {first.gpu}, model: {first.model}{tp}}}")
-    if installed() is None:
+    if find_installed_tables() is None:
         show(
             "operators that were measured are in an extra: pip install 'simkv[hardware]'; without "
             "it data sheets are taken"

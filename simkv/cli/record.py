@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from simkv.cli.common import progress
+from simkv.cli.command_support import progress
 
 if TYPE_CHECKING:
-    from simkv.proof.conform.trace import DecisionTrace
-    from simkv.proof.record.case import DrawnCase
+    from simkv.conformance.decision_trace import DecisionTrace
+    from simkv.conformance.record.recording_case import RecordingCase
 
-Driven = Annotated[Literal["vllm", "sglang", "trtllm"], typer.Argument(help="Engine name.")]
-Followed = Annotated[Literal["vllm", "sglang"], typer.Argument(help="Engine name.")]
+RecordedEngineArgument = Annotated[
+    Literal["vllm", "sglang", "trtllm"], typer.Argument(help="Engine name.")
+]
+FollowedEngineArgument = Annotated[Literal["vllm", "sglang"], typer.Argument(help="Engine name.")]
 Version = Annotated[str, typer.Argument(help="Engine version, such as 0.33.0, or newest.")]
-Source = Annotated[
+SourceOption = Annotated[
     Path | None,
     typer.Option(
         metavar="PATH",
@@ -28,13 +30,13 @@ Cases = Annotated[int, typer.Option(min=1, help="Number of random cases.")]
 
 
 def record(
-    engine: Driven,
+    engine: RecordedEngineArgument,
     version: Version,
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="Write the recordings to this directory.")
     ],
     cases: Cases = 200,
-    source: Source = None,
+    source: SourceOption = None,
     keep: Annotated[
         bool,
         typer.Option(
@@ -47,40 +49,43 @@ def record(
 
     Exit 1 if the simulation decides differently.
     """
+    from simkv.conformance.record.engine_drivers import ENGINE_DRIVERS
+    from simkv.conformance.record.recording_selection import choose, pack_trace
+    from simkv.conformance.record.release_follower import describe_crash
+    from simkv.conformance.record.release_sources import open_sources
+    from simkv.conformance.record.rule_inference import find_mismatch
+    from simkv.core.atomic_files import make_folder, write_bytes
     from simkv.core.errors import InputError
-    from simkv.core.files import make_folder, write_bytes
-    from simkv.proof.record.engines import DRIVEN
-    from simkv.proof.record.follow import died
-    from simkv.proof.record.keep import choose, packed
-    from simkv.proof.record.rules import difference
-    from simkv.proof.record.wheel import sources
 
-    driven = DRIVEN[engine]
+    driven = ENGINE_DRIVERS[engine]
     with (
-        sources(driven.package, version, source) as (folder, found),
-        driven.hollowed(folder),
+        open_sources(driven.package, version, source) as (folder, found),
+        driven.stub_imports(folder),
     ):
-        names = [*driven.names_of(found, cases), *driven.by_hand(found)]
+        names = [*driven.case_names(found, cases), *driven.handmade_names(found)]
         traces = {}
         with progress("cases", len(names)) as advance:
             for name in names:
-                case = driven.case_of(found, name)
+                case = driven.make_case(found, name)
                 try:
                     traces[name] = driven.record(case, found, name)
                 except Exception as error:  # a release may have changed in any way
                     raise InputError(
-                        f"{engine} {found} cannot be driven: {died(name, error)}"
+                        f"{engine} {found} cannot be driven: {describe_crash(name, error)}"
                     ) from error
                 advance()
-    base = driven.base_of(found)
+    base = driven.base_release(found)
     rules = driven.rules_of(base)
-    different = [name for name, trace in traces.items() if difference(trace, rules)]
+    different = [name for name, trace in traces.items() if find_mismatch(trace, rules)]
     if keep and not different:
-        kept = [*driven.by_hand(found), *choose(rules, driven.seen(base), traces, driven.knobs)]
+        kept = [
+            *driven.handmade_names(found),
+            *choose(rules, driven.seen(base), traces, driven.knobs),
+        ]
         traces = {name: traces[name] for name in dict.fromkeys(kept)}
     make_folder(out)
     for name, trace in traces.items():
-        write_bytes(out / f"{name}.jsonl.gz", packed(trace))
+        write_bytes(out / f"{name}.jsonl.gz", pack_trace(trace))
     steps = sum(len(trace.steps) for trace in traces.values())
     print(f"{engine} {found}: {len(traces)} recordings of {steps:,} steps in {out}")
     print(f"the rules of {base} make {len(names) - len(different)} of {len(names)}")
@@ -89,10 +94,10 @@ def record(
 
 
 def follow(
-    engine: Followed,
+    engine: FollowedEngineArgument,
     version: Version,
     cases: Cases = 200,
-    source: Source = None,
+    source: SourceOption = None,
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the result as a Markdown page.")
     ] = None,
@@ -101,28 +106,28 @@ def follow(
 
     Exit 1 if they are not those of any earlier release.
     """
-    from simkv.core.files import write_bytes
-    from simkv.proof.record import report as words
-    from simkv.proof.record.engines import DRIVEN
-    from simkv.proof.record.follow import follow as follow_release
-    from simkv.proof.record.rules import releases
-    from simkv.proof.record.wheel import sources
+    from simkv.conformance.record import follow_report as words
+    from simkv.conformance.record.engine_drivers import ENGINE_DRIVERS
+    from simkv.conformance.record.release_follower import follow as follow_release
+    from simkv.conformance.record.release_sources import open_sources
+    from simkv.conformance.record.rule_inference import distinct_releases
+    from simkv.core.atomic_files import write_bytes
 
-    driven = DRIVEN[engine]
+    driven = ENGINE_DRIVERS[engine]
     with (
-        sources(driven.package, version, source) as (folder, found),
-        driven.hollowed(folder),
+        open_sources(driven.package, version, source) as (folder, found),
+        driven.stub_imports(folder),
     ):
-        drawn = {name: driven.case_of(found, name) for name in driven.names_of(found, cases)}
+        drawn = {name: driven.make_case(found, name) for name in driven.case_names(found, cases)}
         with progress("cases", len(drawn)) as advance:
 
-            def recorded(case: DrawnCase, name: str) -> DecisionTrace:
+            def recorded(case: RecordingCase, name: str) -> DecisionTrace:
                 advance()
                 return driven.record(case, found, name)
 
             followed = follow_release(engine, driven.form, drawn, recorded)
-    newest = next(iter(releases(engine)))
-    page = words.report(f"{driven.title} {found}", newest, driven.form, followed)
+    newest = next(iter(distinct_releases(engine)))
+    page = words.render_follow_report(f"{driven.title} {found}", newest, driven.form, followed)
     if report is not None:
         write_bytes(report, page.encode())
     print(page.removeprefix("# "), end="")

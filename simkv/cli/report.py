@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from simkv.cli.common import Perfetto, Trust, progress
+from simkv.cli.command_support import Perfetto, Trust, progress
+from simkv.core.atomic_files import check_file, make_folder
 from simkv.core.errors import InputError
-from simkv.core.files import check_file, make_folder
 
 
 def report(
@@ -54,14 +54,20 @@ def report(
         return
     if not runs:
         raise InputError("report: nothing to report on; expected run folders, files or names")
-    from simkv.measure.result import apart, parts_of
-    from simkv.report.html import write_html
-    from simkv.report.perfetto import write_perfetto
-    from simkv.report.runs import QUICK, page_of, remedies, reruns, run_all
-    from simkv.report.story import first_to_look_at, remedy
+    from simkv.metrics.run_result import records_by_replica, split_by_replica
+    from simkv.report.html_page import write_html
+    from simkv.report.narrative import find_better_variant, select_variant
+    from simkv.report.perfetto_trace import write_perfetto
+    from simkv.report.report_runs import (
+        MAX_QUICK_REQUESTS,
+        find_report_path,
+        find_runs,
+        remedies,
+        run_all,
+    )
 
-    planned = reruns(runs)
-    page = out or page_of(runs)
+    planned = find_runs(runs)
+    page = out or find_report_path(runs)
     if out:
         check_file("--out", out)
     if perfetto:
@@ -69,28 +75,33 @@ def report(
     size = sum(variant.scenario.workload.size for variant in planned.values())
     with progress("requests", size) as advance:
         results = run_all(planned, advance)
-    name = first_to_look_at(results)
+    name = select_variant(results)
     lead = planned[name]
     changes: list[str] = []
     if whatif is None:
-        whatif = lead.scenario.workload.size <= QUICK and remedy(results, name) is None
+        whatif = (
+            lead.scenario.workload.size <= MAX_QUICK_REQUESTS
+            and find_better_variant(results, name) is None
+        )
     if whatif:
         with progress("runs") as advance:
             changes = remedies(lead, advance)
     make_folder(page.parent)
-    write_html(page, apart(results), changes)
+    write_html(page, split_by_replica(results), changes)
     print(f"Written {page}")
     if perfetto:
-        write_perfetto(perfetto, parts_of(results), next(iter(results.values())).scenario.name)
+        write_perfetto(
+            perfetto, records_by_replica(results), next(iter(results.values())).scenario.name
+        )
         print(f"Written {perfetto}: open it with ui.perfetto.dev")
 
 
 def _report_gallery(folder: Path, names: list[Path], whatif: bool) -> None:
-    from simkv.report.gallery import check_gallery, write_gallery
-    from simkv.scenario.packaged import incidents
+    from simkv.report.report_gallery import check_gallery, write_gallery
+    from simkv.scenario.packaged_scenarios import find_incidents
 
     check_gallery(folder)
-    chosen = incidents(str(name) for name in names)
+    chosen = find_incidents(str(name) for name in names)
     written = write_gallery(folder, chosen, print, whatif=whatif)
     size = sum(path.stat().st_size for path in written)
     print(f"Written {len(written)} files, {size / 1e6:.1f} MB; start with {folder}/index.html")

@@ -7,12 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkv.cli.common import Junit, Perfetto, Trust, progress, show, tell_overruled
+from simkv.cli.command_support import (
+    Junit,
+    Perfetto,
+    Trust,
+    progress,
+    show,
+    warn_overruled,
+)
+from simkv.core.atomic_files import check_file
 from simkv.core.errors import InputError
-from simkv.core.files import check_file
 
 if TYPE_CHECKING:
-    from simkv.measure.result import Result
+    from simkv.metrics.run_result import RunResult
 
 
 def run(
@@ -70,11 +77,11 @@ def run(
     any variant. If the scenario has expectations, they decide instead: 0 if all hold, 1 if not.
     Exit 2 for bad input.
     """
-    from simkv.report.files import check_run_folder
-    from simkv.scenario.load import load
-    from simkv.scenario.packaged import find
+    from simkv.report.run_files import check_run_folder
+    from simkv.scenario.packaged_scenarios import find_scenario
+    from simkv.scenario.scenario_loader import load
 
-    scenario = find(scenario)
+    scenario = find_scenario(scenario)
     variants = load(scenario, set_ or [])
     name = next(iter(variants.values())).name
     folder = out or Path("runs") / name
@@ -84,32 +91,32 @@ def run(
     if perfetto:
         check_file("--perfetto", perfetto)
     kinds = _kinds(emit)
-    tell_overruled(scenario, set_ or [])
+    warn_overruled(scenario, set_ or [])
 
-    from simkv.measure.expect import check, exit_code
-    from simkv.measure.result import parts_of
-    from simkv.measure.simulate import run_scenario
-    from simkv.report.brief import brief_parts
-    from simkv.report.console import full_parts
-    from simkv.report.files import write_run
-    from simkv.report.published import compare
+    from simkv.metrics.expectation_checks import check_expectations, exit_code
+    from simkv.metrics.result_assembly import run_scenario
+    from simkv.metrics.run_result import records_by_replica
+    from simkv.report.console_details import render_full_results
+    from simkv.report.console_summary import render_brief
+    from simkv.report.published_figures import compare_published
+    from simkv.report.run_files import write_run
 
     results = {}
     with progress("requests", sum(loaded.workload.size for loaded in variants.values())) as advance:
         for variant, loaded in variants.items():
             results[variant] = run_scenario(loaded, scenario.parent, advance, leaping=leap)
-    comparisons = compare(results)
+    comparisons = compare_published(results)
 
     left_out: list[str] = []
 
     def draw(target: Path) -> None:
         if plots is not False:
-            from simkv.report.plots import write_run_plots
+            from simkv.report.run_plots import write_run_plots
 
             left_out.extend(write_run_plots(results, name, target, everything=bool(plots)))
 
-    checks = check(results)
-    parts = list((full_parts if full else brief_parts)(results, comparisons, checks))
+    checks = check_expectations(results)
+    parts = list((render_full_results if full else render_brief)(results, comparisons, checks))
     try:
         written = write_run(folder, results, comparisons, draw, steps=steps, ledger=ledger)
     except (InputError, OSError):  # a full disk is no reason to keep the figures back
@@ -119,13 +126,13 @@ def run(
     rest = f" (and with --plots {', '.join(left_out)})" if left_out else ""
     show(f"\nWritten to {folder}: {', '.join(written)}{rest}")
     if perfetto:
-        from simkv.report.perfetto import write_perfetto
+        from simkv.report.perfetto_trace import write_perfetto
 
-        write_perfetto(perfetto, parts_of(results), name)
+        write_perfetto(perfetto, records_by_replica(results), name)
         show(f"Written {perfetto}: open it with ui.perfetto.dev")
     _emit(folder, results, kinds)
     if junit:
-        from simkv.report.junit import write_junit
+        from simkv.report.junit_xml import write_junit
 
         write_junit(junit, {name: checks})
     if not exit_zero:
@@ -136,15 +143,15 @@ def _kinds(text: str | None) -> tuple[str, ...]:
     """What ``--emit`` asks for."""
     if text is None:
         return ()
-    from simkv.ingest.emit.files import parse_kinds
+    from simkv.incident.emit.emitted_files import parse_kinds
 
     return parse_kinds(text)
 
 
-def _emit(folder: Path, results: dict[str, Result], kinds: tuple[str, ...]) -> None:
+def _emit(folder: Path, results: dict[str, RunResult], kinds: tuple[str, ...]) -> None:
     """Write these kinds of files, and say so."""
     if kinds:
-        from simkv.ingest.emit.files import emit
+        from simkv.incident.emit.emitted_files import emit
 
         files = emit(folder / "emitted", results, kinds)
         show(f"Written as the server would: {', '.join(map(str, files))}")

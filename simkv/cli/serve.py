@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkv.cli.common import Trust, complain
-from simkv.core.errors import InputError, nearest
-from simkv.core.files import check_file
+from simkv.cli.command_support import Trust, print_error
+from simkv.core.atomic_files import check_file
+from simkv.core.errors import InputError, spelling_hint
 
 if TYPE_CHECKING:
     from simkv.scenario.scenario import Scenario
@@ -105,9 +105,9 @@ def serve(
     repeats all received requests. On SIGTERM the server finishes running requests and exits.
     """
     if list_:
-        from simkv.serve.scenario import listed
+        from simkv.serve.served_scenario import list_scenarios
 
-        print("\n".join(listed()))
+        print("\n".join(list_scenarios()))
         return
     lacking = [name for name in NEEDS if find_spec(name) is None]
     if lacking:
@@ -119,19 +119,19 @@ def serve(
         raise InputError("SIMKV_API_KEY: is empty; expected a key, or no such variable")
     if record:
         check_file("--record", record)
-    from simkv.serve.house import Options, Street
+    from simkv.serve.server import Deployment, ServerOptions
 
-    options = Options(host, port, speed, api_key, served_model_name, tokenizer, grace, seed)
+    options = ServerOptions(host, port, speed, api_key, served_model_name, tokenizer, grace, seed)
     options = replace(options, kv_events=kv_events, kv_replay=kv_replay)
     chosen, folder = _chosen(scenario, engine, (model, gpu), variant, set_ or [])
-    street = Street(chosen, folder, options, complain, apart=port_per_replica)
+    street = Deployment(chosen, folder, options, print_error, apart=port_per_replica)
 
     def ready() -> None:
-        for house in street.houses:
+        for house in street.servers:
             print(house.banner, flush=True)
 
     street.serve(ready)
-    for house in street.houses if record else []:
+    for house in street.servers if record else []:
         assert record is not None
         path = (
             record.with_stem(f"{record.stem}-{house.options.rank}") if port_per_replica else record
@@ -147,16 +147,17 @@ def _chosen(
     overrides: list[str],
 ) -> tuple[Scenario, Path]:
     """What is to be served, and the folder beside which its files lie."""
-    from simkv.serve.scenario import made_up, to_serve
+    from simkv.serve.served_scenario import build_scenario, load_served_scenario
 
     if (path is None) == (engine is None):
         raise InputError("one of a scenario and --engine is needed; simkv serve --list shows some")
     if path is None:
-        return made_up(engine or "", *hardware, overrides), Path()
-    path, variants = to_serve(path, overrides)
+        return build_scenario(engine or "", *hardware, overrides), Path()
+    path, variants = load_served_scenario(path, overrides)
     if variant is not None and variant not in variants:
         raise InputError(
-            f"--variant {variant}: there is no such variant{nearest(variant, variants)}; expected "
+            f"--variant {variant}: there is no such "
+            f"variant{spelling_hint(variant, variants)}; expected "
             f"one of {', '.join(variants)}"
         )
     return variants[variant or next(iter(variants))], path.parent

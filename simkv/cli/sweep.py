@@ -8,17 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simkv.cli.common import Trust, complain, show
-from simkv.cli.many import Address, Executor, Jobs, at_work, check_store
+from simkv.cli.command_support import Trust, print_error, show
+from simkv.cli.job_options import (
+    Address,
+    ExecutorOption,
+    Jobs,
+    check_store,
+    open_job_runner,
+)
+from simkv.core.atomic_files import write_text
 from simkv.core.errors import InputError
-from simkv.core.files import write_text
 from simkv.core.version import __version__
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from simkv.report.sweep_pictures import Pareto, Plot
-    from simkv.search.sweep.sweep import Sweep
+    from simkv.report.sweep_plots import Pareto, Plot
+    from simkv.study.sweep.sweep import Sweep
 
 #: Columns of the table that are printed, and of how many rows.
 SHOWN = ("verdict", "finished", "output_throughput", "ttft_ms.p99", "e2e_ms.p99", "preemptions")
@@ -81,7 +87,7 @@ def sweep(
         ),
     ] = None,
     jobs: Jobs = None,
-    executor: Executor = "local",
+    executor: ExecutorOption = "local",
     address: Address = None,
 ) -> None:
     """Run a scenario over ranges of its settings.
@@ -89,37 +95,37 @@ def sweep(
     Write one table, plots and Pareto fronts. An interrupted sweep continues when the same command
     is run again.
     """
-    from simkv.core.figures import OF_FLEETS
-    from simkv.report.sweep_pictures import parse_pareto, parse_plot
-    from simkv.scenario.packaged import find
-    from simkv.search.knobs import VARIANTS, parse_axis
-    from simkv.search.sweep.sample import parse_sample
-    from simkv.search.sweep.sweep import finish, sweep_of
-    from simkv.search.sweep.table import table
+    from simkv.core.figures import FLEET_METRICS
+    from simkv.report.sweep_plots import parse_pareto, parse_plot
+    from simkv.scenario.packaged_scenarios import find_scenario
+    from simkv.study.sweep.random_sampling import parse_sample
+    from simkv.study.sweep.sweep import build_sweep, run_sweep
+    from simkv.study.sweep.sweep_table import build_sweep_table
+    from simkv.study.sweep_axes import VARIANTS_AXIS, parse_axis
 
     if not over:
         raise InputError("--over: missing; expected a knob, as in engine.block_size=16,32")
     if address is not None and executor != "ray":
         raise InputError(f"--ray-address {address}: is for --executor ray")
     axes = [parse_axis(text) for text in over]
-    knobs = [axis.path for axis in axes if axis.path != VARIANTS]
+    knobs = [axis.path for axis in axes if axis.path != VARIANTS_AXIS]
     plots = [parse_plot(text, knobs) for text in plot or []]
     paretos = [parse_pareto(text) for text in pareto or []]
     drawn = None if sample is None else parse_sample(sample)
-    scenario = find(scenario)
-    whole = sweep_of(scenario, axes, set_ or [], drawn, seed, repeats)
+    scenario = find_scenario(scenario)
+    whole = build_sweep(scenario, axes, set_ or [], drawn, seed, repeats)
     drawn_figures = [p.figure for p in plots] + [g.figure for p in paretos for g in p.goals]
     for figure in drawn_figures:
-        if figure in OF_FLEETS and any(run.job.scenario.fleet is None for run in whole.runs):
+        if figure in FLEET_METRICS and any(run.job.scenario.fleet is None for run in whole.runs):
             raise InputError(f"{figure}: only fleets have it, and not all points have a fleet")
     folder = out or Path("runs") / f"{whole.name}-sweep"
     check_store(folder, "sweep")
     for note in whole.notes:
-        complain(f"note: {note}")
+        print_error(f"note: {note}")
     for knob in whole.idle_knobs:
-        complain(f"note: {knob} changes nothing at any point")
-    with at_work(folder, jobs, executor, address) as (bench, advance):
-        summaries = finish(whole, bench, advance)
+        print_error(f"note: {knob} changes nothing at any point")
+    with open_job_runner(folder, jobs, executor, address) as (bench, advance):
+        summaries = run_sweep(whole, bench, advance)
     asked = {
         "version": __version__,
         "scenario": str(scenario),
@@ -129,7 +135,7 @@ def sweep(
         "seed": seed,
         "repeats": repeats,
     }
-    _write(whole, table(whole, summaries), plots, paretos, folder, asked)
+    _write(whole, build_sweep_table(whole, summaries), plots, paretos, folder, asked)
 
 
 def _write(
@@ -141,8 +147,8 @@ def _write(
     asked: dict[str, Any],
 ) -> None:
     """Write tables and pictures, and print a short form of them."""
-    from simkv.report.sweep_pictures import write_pareto, write_plot
-    from simkv.search.sweep.table import write_table
+    from simkv.report.sweep_plots import write_pareto, write_plot
+    from simkv.study.sweep.sweep_table import write_table
 
     write_text(folder / "sweep.json", json.dumps(asked, indent=1) + "\n")
     written = write_table(frame, folder)
@@ -169,7 +175,7 @@ def _short(frame: pd.DataFrame, numbered: bool = False) -> Any:
     """The first rows as a table for the terminal."""
     import pandas as pd
 
-    from simkv.report.fitting import Column, Fitting
+    from simkv.report.adaptive_table import AdaptiveTable, Column
 
     def said(value: Any) -> str:
         return "" if pd.isna(value) else f"{value:.6g}" if isinstance(value, float) else str(value)
@@ -186,4 +192,4 @@ def _short(frame: pd.DataFrame, numbered: bool = False) -> Any:
         )
         for name in first
     ]
-    return Fitting([*numbers, *columns])
+    return AdaptiveTable([*numbers, *columns])

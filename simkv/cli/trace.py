@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkv.cli.common import complain, progress, show
-from simkv.cli.words import Commands
+from simkv.cli.command_support import print_error, progress, show
+from simkv.cli.usage_errors import Commands
+from simkv.core.atomic_files import check_new_file
 from simkv.core.errors import InputError
-from simkv.core.files import check_new_file
 
 if TYPE_CHECKING:
-    from simkv.workload.selection import Selection
-    from simkv.workload.source import Tally
+    from simkv.workload.trace_selection import Selection
+    from simkv.workload.trace_source import Tally
 
 app = typer.Typer(
     cls=Commands,
@@ -24,8 +24,10 @@ app = typer.Typer(
     help="Inspect, convert and sample request traces.",
 )
 
-File = Annotated[Path, typer.Argument(help="Trace: CSV, JSON, Parquet, a directory or a tar.")]
-FormatName = Annotated[
+TraceArgument = Annotated[
+    Path, typer.Argument(help="Trace: CSV, JSON, Parquet, a directory or a tar.")
+]
+FormatOption = Annotated[
     str,
     typer.Option(
         "--format", metavar="NAME", help="Trace format (`simkv trace formats` lists them)."
@@ -43,11 +45,11 @@ RateScale = Annotated[
 Limit = Annotated[
     int | None, typer.Option(metavar="N", help="Read only the first N requests (default: all).")
 ]
-Sample = Annotated[
+SampleOption = Annotated[
     str | None,
     typer.Option(help="Read a random sample: a fraction (0.1) or a number of requests (1000)."),
 ]
-Seed = Annotated[
+SeedOption = Annotated[
     int, typer.Option(help="Random seed of the sample, and of generated traces (ServeGen).")
 ]
 SkipBad = Annotated[
@@ -58,14 +60,14 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existin
 
 @app.command()
 def inspect(
-    file: File,
-    format: FormatName = "auto",
+    file: TraceArgument,
+    format: FormatOption = "auto",
     start: Start = 0.0,
     duration: Duration = None,
     rate_scale: RateScale = 1.0,
     limit: Limit = None,
-    sample: Sample = None,
-    seed: Seed = 0,
+    sample: SampleOption = None,
+    seed: SeedOption = 0,
     skip_bad: SkipBad = False,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens per KV block.")] = 16,
     kv_bytes_per_token: Annotated[
@@ -85,8 +87,8 @@ def inspect(
     overwrite: Overwrite = False,
 ) -> None:
     """Show rates, lengths, shared prefixes and KV demand."""
-    from simkv.workload import inspect as survey
-    from simkv.workload.trace import Reader
+    from simkv.workload import trace_statistics as survey
+    from simkv.workload.trace_reader import TraceReader
 
     if not (prefill_rate > 0 and tpot > 0):
         raise InputError("--prefill-rate and --tpot should be above 0")
@@ -94,9 +96,9 @@ def inspect(
         check_new_file("--plot", plot, file, overwrite)
     wanted = _selection(start, duration, rate_scale, limit, sample, seed, skip_bad)
     with progress(file.name, file=file) as advance:
-        reader = Reader(file, wanted, format, advance)
-        service = survey.Service(prefill_rate, tpot / 1000)
-        found = survey.inspect(reader, service, block_size)
+        reader = TraceReader(file, wanted, format, advance)
+        service = survey.ServiceTime(prefill_rate, tpot / 1000)
+        found = survey.inspect_trace(reader, service, block_size)
     figures = found.figures()
     if kv_bytes_per_token and figures["peak_blocks"]:
         figures["peak_gib"] = figures["peak_blocks"] * block_size * kv_bytes_per_token / 2**30
@@ -109,22 +111,22 @@ def inspect(
         show(figures_table(str(file), reader.format.what, figures))
         _tell(reader.tally)
     if plot:
-        from simkv.report.trace_picture import draw
+        from simkv.report.trace_plot import draw_trace
 
-        draw(found, file.name, plot)
+        draw_trace(found, file.name, plot)
 
 
 @app.command()
 def convert(
-    file: File,
+    file: TraceArgument,
     out: Annotated[Path, typer.Argument(help="New file: .csv, .csv.gz or .parquet.")],
-    format: FormatName = "auto",
+    format: FormatOption = "auto",
     start: Start = 0.0,
     duration: Duration = None,
     rate_scale: RateScale = 1.0,
     limit: Limit = None,
-    sample: Sample = None,
-    seed: Seed = 0,
+    sample: SampleOption = None,
+    seed: SeedOption = 0,
     skip_bad: SkipBad = False,
     columns: Annotated[
         str | None,
@@ -137,9 +139,9 @@ def convert(
     overwrite: Overwrite = False,
 ) -> None:
     """Convert a trace, or a part of it, to simkv's format."""
-    from simkv.workload.convert import convert as write
-    from simkv.workload.trace import Reader
-    from simkv.workload.traces.mapped import parse_columns
+    from simkv.workload.formats.mapped_columns import parse_columns
+    from simkv.workload.trace_conversion import convert_trace as write
+    from simkv.workload.trace_reader import TraceReader
 
     if not out.name.endswith((".csv", ".csv.gz", ".parquet")):
         raise InputError(f"{out}: the name should end in .csv, .csv.gz or .parquet")
@@ -149,7 +151,7 @@ def convert(
         raise InputError(f"--format {format}: expected either it or --columns")
     wanted = _selection(start, duration, rate_scale, limit, sample, seed, skip_bad)
     with progress(file.name, file=file) as advance:
-        reader = Reader(file, wanted, format, advance, named)
+        reader = TraceReader(file, wanted, format, advance, named)
         count = write(reader, out)
     _tell(reader.tally)
     print(f"{count:,} requests written to {out}")
@@ -157,8 +159,8 @@ def convert(
 
 @app.command("sample")
 def take_sample(
-    file: File,
-    format: FormatName = "auto",
+    file: TraceArgument,
+    format: FormatOption = "auto",
     start: Start = 0.0,
     duration: Duration = None,
     rate_scale: RateScale = 1.0,
@@ -166,30 +168,30 @@ def take_sample(
     sample: Annotated[
         str, typer.Option(help="Sample size: a number of requests (10) or a fraction (0.001).")
     ] = "10",
-    seed: Seed = 0,
+    seed: SeedOption = 0,
     skip_bad: SkipBad = False,
 ) -> None:
     """Print a random sample of requests as CSV.
 
     The columns are those of simkv's own trace format.
     """
-    from simkv.workload.convert import print_rows
-    from simkv.workload.trace import Reader
+    from simkv.workload.trace_conversion import write_csv_rows
+    from simkv.workload.trace_reader import TraceReader
 
     wanted = _selection(start, duration, rate_scale, limit, sample, seed, skip_bad)
     with progress(file.name, file=file) as advance:
-        reader = Reader(file, wanted, format, advance)
+        reader = TraceReader(file, wanted, format, advance)
         rows = list(reader)
-    print_rows(rows, reader, sys.stdout)
+    write_csv_rows(rows, reader, sys.stdout)
     _tell(reader.tally)
 
 
 @app.command()
 def formats() -> None:
     """List the supported trace formats."""
-    from simkv.workload.traces.find import FORMATS
+    from simkv.workload.formats.format_detection import TRACE_FORMATS
 
-    for format in FORMATS:
+    for format in TRACE_FORMATS:
         print(f"{format.name:<22}{format.what}")
 
 
@@ -202,7 +204,7 @@ def _selection(
     seed: int,
     skip_bad: bool,
 ) -> Selection:
-    from simkv.workload.selection import Selection
+    from simkv.workload.trace_selection import Selection
 
     part = None if sample is None else _part(sample)
     return Selection(start, duration, rate_scale, limit, part, seed, skip_bad)
@@ -224,4 +226,4 @@ def _part(text: str) -> int | float:
 
 def _tell(tally: Tally) -> None:
     for line in tally.lines():
-        complain(f"note: {line}")
+        print_error(f"note: {line}")

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkv.cli.common import complain, progress, show
+from simkv.cli.command_support import print_error, progress, show
+from simkv.core.atomic_files import check_folder, make_folder
 from simkv.core.errors import InputError
-from simkv.core.files import check_folder, make_folder
 
 if TYPE_CHECKING:
-    from simkv.costs.profile import Profile
-    from simkv.proof.validation.cases.score import Score
-    from simkv.proof.validation.cases.sensitivity import Otherwise
-    from simkv.proof.validation.cases.steps import HostTimes
+    from simkv.costs.cost_profile import CostProfile
+    from simkv.validation.recorded_runs.host_gaps import HostTimes
+    from simkv.validation.recorded_runs.run_scores import Score
+    from simkv.validation.recorded_runs.sensitivity import SensitivityScore
 
 
 def validate_case(
@@ -58,31 +58,31 @@ def validate_case(
     then not compared. Nothing is tuned. If some cases cannot be used, they are listed at the end
     and the exit code is 2.
     """
-    from simkv.proof.validation.cases.case import find_cases
-    from simkv.proof.validation.cases.crossed import others_load
-    from simkv.proof.validation.cases.show import all_parts, case_parts
+    from simkv.validation.recorded_runs.cross_prediction import cross_predict
+    from simkv.validation.recorded_runs.recorded_run import find_recorded_runs
+    from simkv.validation.recorded_runs.score_tables import render_all_runs, render_run
 
     _check_options(out, kernel_tables)
-    folders = [folder for named in cases for folder in find_cases(named)]
+    folders = [folder for named in cases for folder in find_recorded_runs(named)]
     found = judge_cases(folders, profile, kernel_tables, varied=sensitivity)
     for scored in found.scores:
-        show(*case_parts(scored, found.changed[scored.case.name] if sensitivity else []))
-    crossed = [] if profile else list(others_load(found.scores, found.costs))
+        show(*render_run(scored, found.changed[scored.case.name] if sensitivity else []))
+    crossed = [] if profile else list(cross_predict(found.scores, found.costs))
     if len(found.scores) > 1:
-        show(*all_parts(found.scores, crossed))
+        show(*render_all_runs(found.scores, crossed))
     above, untold = measure_host_times(found) if host_times else ([], [])
     if host_times:
-        from simkv.proof.validation.cases.show import steps_parts
+        from simkv.validation.recorded_runs.score_tables import render_host_times
 
-        show(*steps_parts(above, untold))
+        show(*render_host_times(above, untold))
     if out:
-        from simkv.proof.validation.cases.files import write_scores
+        from simkv.validation.recorded_runs.score_files import write_scores
 
         make_folder(out)
         written = write_scores(out, found.scores, found.changed, above)
         show(f"\nWritten to {out}: {', '.join(written)}")
     for reason in found.unusable:
-        complain(reason)
+        print_error(reason)
     if found.unusable:
         raise typer.Exit(2)
 
@@ -100,8 +100,8 @@ class JudgedCases:
     others were not."""
 
     scores: list[Score] = field(default_factory=list)
-    costs: dict[str, Profile] = field(default_factory=dict)
-    changed: dict[str, list[Otherwise]] = field(default_factory=dict)
+    costs: dict[str, CostProfile] = field(default_factory=dict)
+    changed: dict[str, list[SensitivityScore]] = field(default_factory=dict)
     unusable: list[InputError] = field(default_factory=list)
 
 
@@ -109,22 +109,22 @@ def judge_cases(
     folders: list[Path], profile: Path | None, kernel_tables: Path | None, *, varied: bool
 ) -> JudgedCases:
     """All cases that can be used. Raises InputError if the only one, or none, can be."""
-    from simkv.proof.validation.cases.calibration import calibrate
-    from simkv.proof.validation.cases.case import read_case
-    from simkv.proof.validation.cases.score import judge
-    from simkv.proof.validation.cases.sensitivity import otherwise
-    from simkv.proof.validation.cases.simulate import engine_of
+    from simkv.validation.recorded_runs.recorded_run import read_recorded_run
+    from simkv.validation.recorded_runs.run_calibration import calibrate_run
+    from simkv.validation.recorded_runs.run_scores import simulate_and_score
+    from simkv.validation.recorded_runs.run_simulation import engine_of
+    from simkv.validation.recorded_runs.sensitivity import score_sensitivity
 
     found = JudgedCases()
     with progress("cases", len(folders)) as advance:
         for folder in folders:
             try:
-                case = read_case(folder)
+                case = read_recorded_run(folder)
                 if case.name in found.costs:
                     raise InputError(f"{case.name}: two cases have this name; give each once")
-                costs = calibrate(case, profile, kernel_tables)
-                scored = judge(case, costs, *engine_of(case))
-                found.changed[case.name] = otherwise(case, costs) if varied else []
+                costs = calibrate_run(case, profile, kernel_tables)
+                scored = simulate_and_score(case, costs, *engine_of(case))
+                found.changed[case.name] = score_sensitivity(case, costs) if varied else []
                 found.scores.append(scored)
                 found.costs[case.name] = costs
             except InputError as error:
@@ -137,7 +137,7 @@ def judge_cases(
 
 def measure_host_times(found: JudgedCases) -> tuple[list[HostTimes], list[str]]:
     """What the steps of the cases took above their kernels, and why some do not tell."""
-    from simkv.proof.validation.cases.steps import host_times
+    from simkv.validation.recorded_runs.host_gaps import host_times
 
     told, untold = [], []
     for scored in found.scores:

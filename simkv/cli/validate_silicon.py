@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkv.cli.common import progress, show
+from simkv.cli.command_support import progress, show
+from simkv.core.atomic_files import check_folder
 from simkv.core.errors import InputError
-from simkv.core.files import check_folder
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from simkv.proof.validation.silicon.predict import Prediction
-    from simkv.proof.validation.silicon.rows import MeasuredRow
+    from simkv.validation.serving_points.measured_rows import MeasuredRow
+    from simkv.validation.serving_points.point_prediction import Prediction
 
 
 def validate_silicon(
@@ -35,9 +35,9 @@ def validate_silicon(
     engine's scheduler and the lengths and flags of its benchmark. Without measured columns only
     predictions are printed.
     """
-    from simkv.costs.operators.spreads import read_spreads
-    from simkv.proof.validation.silicon.predict import predict
-    from simkv.proof.validation.silicon.rows import read_rows
+    from simkv.costs.operators.error_spreads import read_spreads
+    from simkv.validation.serving_points.measured_rows import read_rows
+    from simkv.validation.serving_points.point_prediction import predict
 
     _check(out, jobs)
     found = read_rows(rows)
@@ -46,7 +46,7 @@ def validate_silicon(
         predictions = predict(found, spreads, jobs=jobs, advance=advance)
     show(*_lines(found, predictions))
     if out:
-        from simkv.proof.validation.silicon.files import write_points
+        from simkv.validation.serving_points.prediction_file import write_points
 
         show(f"Written to {write_points(out, predictions)}")
 
@@ -60,10 +60,10 @@ def _check(out: Path | None, jobs: int | None) -> None:
 
 def _lines(rows: list[MeasuredRow], predictions: list[Prediction]) -> Iterator[RenderableType]:
     if any(row.measured for row in rows):
-        from simkv.proof.validation.silicon.score import noise, scores
-        from simkv.proof.validation.silicon.show import noise_lines, score_table
+        from simkv.validation.serving_points.point_scores import noise, score_groups
+        from simkv.validation.serving_points.point_tables import noise_lines, score_table
 
-        for title, group in scores(predictions).items():
+        for title, group in score_groups(predictions).items():
             yield score_table(f"by {title}, per cent", group)
         yield from noise_lines(noise(rows))
     answered = sum(p.latency is not None for p in predictions)

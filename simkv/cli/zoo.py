@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from simkv.cli.common import Junit
-from simkv.core.files import check_file
+from simkv.cli.command_support import Junit
+from simkv.core.atomic_files import check_file
 
 
 def zoo(
@@ -23,19 +23,19 @@ def zoo(
 
     Exit 1 if a result differs from what the incident's report describes.
     """
-    from simkv.proof.zoo import replay
-    from simkv.scenario.packaged import incidents
+    from simkv.scenario.packaged_scenarios import find_incidents
+    from simkv.validation.zoo import replay_incident
 
     if junit:
         check_file("--junit", junit)
-    chosen = incidents(names or [])
+    chosen = find_incidents(names or [])
     results = {}
     for incident in chosen:
         about = f"{incident.name:<30} {incident.engine:<10} {incident.what}  {incident.report}"
         if list_:
             print(about)
             continue
-        checks = results[incident.name] = replay(incident)
+        checks = results[incident.name] = replay_incident(incident)
         missed = [check for check in checks if not check.ok]
         print(f"{'missed' if missed else 'ok':<7}{about}")
         for check in missed:
@@ -43,7 +43,7 @@ def zoo(
     if list_:
         return
     if junit:
-        from simkv.report.junit import write_junit
+        from simkv.report.junit_xml import write_junit
 
         write_junit(junit, results)
     bad = sum(not check.ok for checks in results.values() for check in checks)

@@ -11,7 +11,7 @@ class InputError(Exception):
     """Bad input. The message names file, line and field, what is wrong and what would be right."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def spelling_hint(name: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for the known name that is close to ``name``, or nothing.
 
     Close is what shares three quarters of its letters in their order, has the same letters in
@@ -46,7 +46,7 @@ _PLAIN = [
 ]
 
 
-def in_plain_words(message: str) -> str:
+def simplify_pydantic_message(message: str) -> str:
     """What pydantic says of a value without its own words for things."""
     for pattern, words in _PLAIN:
         found = re.fullmatch(pattern, message, re.IGNORECASE | re.DOTALL)

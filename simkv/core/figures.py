@@ -49,7 +49,7 @@ class Metric:
         return _heading(self.label, self.unit)
 
     @property
-    def heading_s(self) -> str:
+    def heading_in_seconds(self) -> str:
         """The same for values in seconds where it is a time: ``Mean TTFT (s)``."""
         return _heading(self.label, "s" if self.per_second else self.unit)
 
@@ -58,15 +58,15 @@ class Metric:
         """How many of its units are a second; None if it is no time."""
         return {"s": 1.0, "ms": 1000.0}.get(self.unit)
 
-    def in_s(self, value: float) -> float:
+    def to_seconds(self, value: float) -> float:
         """The value, in seconds if it is a time."""
         return value if self.unit != "ms" else value / 1000.0
 
     def said(self, value: float) -> str:
         """The value in a sentence: ``0.42 s``, ``16 ms``, ``1,234 tok/s``, ``12``."""
         if self.per_second:
-            return seconds(self.in_s(value))
-        return f"{number(value)} {self.unit}".rstrip()
+            return format_seconds(self.to_seconds(value))
+        return f"{format_number(value)} {self.unit}".rstrip()
 
 
 def _heading(label: str, unit: str) -> str:
@@ -99,7 +99,7 @@ def _over_all(group: str, event: str) -> tuple[Metric, ...]:
 
 
 #: All numbers of a variant, by name; a scenario may refer to them.
-REGISTRY: Mapping[str, Metric] = {
+METRICS: Mapping[str, Metric] = {
     metric.key: metric
     for metric in (
         Metric("requests", "requests"),
@@ -133,14 +133,14 @@ REGISTRY: Mapping[str, Metric] = {
         Metric("idle_passes", "idle passes"),
     )
 }
-FIGURES = tuple(REGISTRY)
+FIGURE_NAMES = tuple(METRICS)
 #: Those that only a run with a fleet has.
-OF_FLEETS: Mapping[str, Metric] = {
+FLEET_METRICS: Mapping[str, Metric] = {
     "fleet.mean_in_system": Metric("fleet.mean_in_system", "mean requests in the fleet"),
     "fleet.imbalance": Metric("fleet.imbalance", "imbalance (busiest / mean)"),
 }
 #: Those that only a run with speculative decoding has, as ``vllm bench serve`` names them.
-OF_DRAFTS: Mapping[str, Metric] = {
+SPEC_DECODE_METRICS: Mapping[str, Metric] = {
     metric.key: metric
     for metric in (
         Metric("spec_decode.acceptance_rate", "acceptance rate", "%", True),
@@ -153,7 +153,7 @@ OF_DRAFTS: Mapping[str, Metric] = {
 #: Those that only a run with KV in host memory has. Of the prompt tokens of requests as they are
 #: first taken in, the shares whose KV is on the GPU, is loaded from host memory, and was read from
 #: a disk before that, where there is one.
-OF_TIERS: Mapping[str, Metric] = {
+KV_TIER_METRICS: Mapping[str, Metric] = {
     metric.key: metric
     for metric in (
         Metric("kv_tiers.gpu_hit_rate", "prompt tokens hit on the GPU", "%", True),
@@ -166,10 +166,10 @@ OF_TIERS: Mapping[str, Metric] = {
     )
 }
 #: Those that not every run has, and which has them.
-OF_SOME = (
-    dict.fromkeys(OF_FLEETS, "fleets")
-    | dict.fromkeys(OF_DRAFTS, "engines that draft")
-    | dict.fromkeys(OF_TIERS, "engines with KV in host memory")
+OPTIONAL_METRICS = (
+    dict.fromkeys(FLEET_METRICS, "fleets")
+    | dict.fromkeys(SPEC_DECODE_METRICS, "engines that draft")
+    | dict.fromkeys(KV_TIER_METRICS, "engines with KV in host memory")
 )
 
 
@@ -203,19 +203,24 @@ def is_lower_bound(figures: Mapping[str, Any], name: str) -> bool:
 def heading(name: str) -> str:
     """What a figure is called in a table or a picture; of one that is worked out, its name."""
     metric = next(
-        (m for some in (REGISTRY, OF_FLEETS, OF_DRAFTS, OF_TIERS) if (m := some.get(name))), None
+        (
+            m
+            for some in (METRICS, FLEET_METRICS, SPEC_DECODE_METRICS, KV_TIER_METRICS)
+            if (m := some.get(name))
+        ),
+        None,
     )
     return metric.heading if metric else name
 
 
-def seconds(value: float) -> str:
+def format_seconds(value: float) -> str:
     """``0.42 s``, ``12.3 s``, ``1,234 s``; below a tenth in milliseconds."""
     if 0.0 < abs(value) < 0.1:
         return f"{1000.0 * value:.3g} ms"
-    return f"{number(value)} s"
+    return f"{format_number(value)} s"
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """A number with three digits, or all before the point."""
     if isinstance(value, int) or value == int(value):
         return f"{int(value):,}"

@@ -19,7 +19,7 @@ class Outcome(StrEnum):
     @property
     def word(self) -> str:
         """In a sentence: ``cut off``."""
-        return in_words(self)
+        return humanize(self)
 
     @property
     def label(self) -> str:
@@ -27,7 +27,7 @@ class Outcome(StrEnum):
         return _LABELS.get(self, self.word)
 
     @property
-    def vain(self) -> str | None:
+    def wasted_wait_label(self) -> str | None:
         """What all waiting of a request that ended so is called, if it was in vain.
 
         Not of one that the horizon cut off: it might yet have been served.
@@ -56,6 +56,6 @@ FAILURES = (
 )
 
 
-def in_words(name: str) -> str:
+def humanize(name: str) -> str:
     """A name of an outcome or a verdict in a sentence: ``cut off``."""
     return name.replace("_", " ")

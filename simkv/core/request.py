@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from simkv.core.acceptance import Acceptance
+from simkv.core.draft_acceptance import DraftAcceptance
 
 
 class Segment(NamedTuple):
@@ -57,4 +57,4 @@ class Request(Prompt):
 
     output_tokens: int = 1
     timeout: float | None = None
-    acceptance: Acceptance | None = None
+    acceptance: DraftAcceptance | None = None

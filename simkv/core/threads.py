@@ -1,6 +1,6 @@
 """What an engine offers whose scheduler, worker and token processor are threads of their own.
 
-The engine's package has the three actors; ``loop/pipeline.py`` runs them side by side. Planned
+The engine's package has the three actors; ``sim/async_pipeline.py`` runs them side by side. Planned
 tasks, parcels of them and work are passed on; they belong to the engine.
 """
 
@@ -13,12 +13,17 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from simkv.core.request import Prompt
-from simkv.core.scheduler import Batch, Cause, Held, Why
+from simkv.core.scheduler_protocol import (
+    Batch,
+    Held,
+    PreemptionCause,
+    WaitReason,
+)
 
 #: What a worker reports of each slot after a step.
 Message = list[int]
 #: ``ends(request id, k)``: whether the k-th output token of the request is its last.
-Ends = Callable[[int, int], bool]
+IsLastToken = Callable[[int, int], bool]
 
 
 class WorkerCrash(RuntimeError):
@@ -26,7 +31,7 @@ class WorkerCrash(RuntimeError):
 
 
 @dataclass(slots=True)
-class Heard:
+class MessageEffects:
     """What one message brought: ids given a token, acknowledged, and ended, in slot order."""
 
     delivered: list[int] = field(default_factory=list)
@@ -41,7 +46,7 @@ class ManagerThread(Protocol):
     slots: list[Any]
     pending: dict[int, Any]
     preempted: list[int]
-    causes: list[Cause]
+    causes: list[PreemptionCause]
 
     def add(self, prompt: Prompt) -> None:
         """Append a new request to ``waiting``."""
@@ -76,7 +81,7 @@ class WorkerThread(Protocol):
     def stalled(self) -> list[int]:
         """Ids of requests that lack the block for their next token."""
 
-    def step(self, ends: Ends) -> Message | None:
+    def step(self, ends: IsLastToken) -> Message | None:
         """Run one step; None if there was nothing to run."""
 
     def fingerprint(self) -> Hashable:
@@ -86,7 +91,7 @@ class WorkerThread(Protocol):
 class ProcessorThread(Protocol):
     """The token processor's thread."""
 
-    def receive(self, message: Message) -> Heard:
+    def receive(self, message: Message) -> MessageEffects:
         """Deliver one message."""
 
 
@@ -98,7 +103,7 @@ class Threads(ABC):
     processor: ProcessorThread
 
     @abstractmethod
-    def aside(self) -> dict[int, Why]:
+    def aside(self) -> dict[int, WaitReason]:
         """Requests that lack the block for their next token or chunk, and why."""
 
     @abstractmethod

@@ -3,6 +3,6 @@
 __version__ = "0.2.0"
 
 
-def compiled() -> bool:
+def is_compiled() -> bool:
     """Whether the hot modules, of which this one goes along, are compiled (see make wheel)."""
     return not __file__.endswith(".py")

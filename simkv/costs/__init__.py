@@ -1,4 +1,4 @@
-"""What a step costs: seconds for a ``Load``, with a range, an error and a source.
+"""What a step costs: seconds for a ``StepLoad``, with a range, an error and a source.
 
 ``profile`` is that as typed JSON, ``simulated`` the executor that asks it; ``attention`` evaluates
 a table of attention times, ``error`` and ``erring`` say how wrong a cost is and let it be. Profiles

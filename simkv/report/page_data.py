@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from simkv.core.figures import REGISTRY
+from simkv.core.figures import METRICS
 from simkv.core.outcome import Outcome
-from simkv.measure.metrics import e2e, ttft
-from simkv.measure.result import Result
-from simkv.report import data, story
-from simkv.report.lanes import BARS
-from simkv.report.published import Comparison, compare
-from simkv.report.style import FAILED, span
-from simkv.schedulers.registry import spec_of
-from simkv.why.ledger import SERVED, WORDS, Kind, totals
+from simkv.explain.wait_ledger import (
+    COMPUTE_KINDS,
+    KIND_LABELS,
+    LedgerKind,
+    total_by_kind,
+)
+from simkv.metrics.run_metrics import e2e, ttft
+from simkv.metrics.run_result import RunResult
+from simkv.report import chart_data, narrative
+from simkv.report.lanes_plot import BARS
+from simkv.report.plot_style import FAILURE_MARKS, find_end_time
+from simkv.report.published_figures import PublishedComparison, compare_published
+from simkv.schedulers.engine_registry import find_engine_spec
 
 SYMBOLS = {
     "X": "x",
@@ -31,79 +36,91 @@ CAUSES = {
 }
 
 
-def columns(results: Mapping[str, Result], pair: Sequence[str]) -> dict[str, Any]:
+def build_page_data(results: Mapping[str, RunResult], pair: Sequence[str]) -> dict[str, Any]:
     """What the scripts draw from."""
     records = {name: result.record for name, result in results.items()}
-    end = span(records.values()) or 1.0
-    ticks = data.Ticks(end)
-    edges = data.bins(end)
-    shows = [data.stretches(r.record, r.diagnosis.ledger) for r in results.values()]
-    room = data.shares([sum(map(len, lanes.values())) for lanes in shows], data.STRETCHES)
+    end = find_end_time(records.values()) or 1.0
+    ticks = chart_data.TickScale(end)
+    edges = chart_data.time_bins(end)
+    shows = [chart_data.find_lane_stretches(r.record, r.diagnosis.ledger) for r in results.values()]
+    room = chart_data.split_fairly(
+        [sum(map(len, lanes.values())) for lanes in shows], chart_data.MAX_STRETCHES
+    )
     latencies = [
         life.ended_at - life.request.arrival
         for r in records.values()
-        for life in r.lives.values()
+        for life in r.requests.values()
         if life.ended_at is not None
     ]
     return {
         "name": next(iter(results.values())).scenario.name,
-        "title": story.title(results),
+        "title": narrative.title(results),
         "tick": ticks.seconds,
         "end": end,
         "slowest": max([*latencies, 1e-9]),
         "edges": [round(edge, 9) for edge in edges.tolist()],
         "pair": [list(results).index(name) for name in pair],
         "kinds": [
-            {"key": code, "served": code in SERVED, "life": code in list(Kind)}
-            for code in data.CODES
+            {"key": code, "served": code in COMPUTE_KINDS, "life": code in list(LedgerKind)}
+            for code in chart_data.CODES
         ],
         "words": {kind: label for kind, (label, _) in BARS.items()}
-        | {kind.value: words for kind, words in WORDS.items()},
+        | {kind.value: words for kind, words in KIND_LABELS.items()},
         "causes": CAUSES,
         "outcomes": [_outcome(outcome) for outcome in Outcome],
-        "vain": [outcome.vain for outcome in Outcome],
+        "vain": [outcome.wasted_wait_label for outcome in Outcome],
         "published": [
-            row for comparison in compare(dict(results)) if (row := error_row(comparison, results))
+            row
+            for comparison in compare_published(dict(results))
+            if (row := error_row(comparison, results))
         ],
         "variants": [
             _variant(name, result, ticks, edges)
             | {
-                "lanes": data.lanes(result.record, lanes, ticks, most),
-                "arrows": data.arrows(result.record, result.diagnosis, ticks, most // 10),
+                "lanes": chart_data.lane_columns(result.record, lanes, ticks, most),
+                "arrows": chart_data.preemption_arrows(
+                    result.record, result.diagnosis, ticks, most // 10
+                ),
             }
             for (name, result), lanes, most in zip(results.items(), shows, room, strict=True)
         ],
     }
 
 
-def _variant(name: str, result: Result, ticks: data.Ticks, edges: data.Floats) -> dict[str, Any]:
+def _variant(
+    name: str, result: RunResult, ticks: chart_data.TickScale, edges: chart_data.Floats
+) -> dict[str, Any]:
     record, found, engine = result.record, result.diagnosis, result.scenario.engine
-    lives = list(record.lives.values())
-    stop = record.standstill
-    sums = totals(interval for lane in found.ledger.values() for interval in lane)
+    lives = list(record.requests.values())
+    stop = record.engine_halt
+    sums = total_by_kind(interval for lane in found.ledger.values() for interval in lane)
     return {
         "name": name,
-        "served": story.served(record),
-        "until": span([record]) or 1.0,
+        "served": narrative.format_outcome_counts(record),
+        "until": find_end_time([record]) or 1.0,
         "standstill": None if stop is None else {"kind": stop.kind, "since": stop.since},
-        "requests": data.requests(record, ticks),
-        "owners": data.owners(record, spec_of(engine).block_size(engine), edges),
-        "courses": data.courses(record, edges),
+        "requests": chart_data.request_columns(record, ticks),
+        "owners": chart_data.block_owners(
+            record, find_engine_spec(engine).block_size(engine), edges
+        ),
+        "courses": chart_data.step_log_columns(record, edges),
         "curves": {
-            "ttft": data.curve(map(ttft, lives), len(lives)),
-            "e2e": data.curve(map(e2e, lives), len(lives)),
+            "ttft": chart_data.cumulative_curve(map(ttft, lives), len(lives)),
+            "e2e": chart_data.cumulative_curve(map(e2e, lives), len(lives)),
         },
-        "totals": [data.short(sums.get(kind, 0.0), 9) for kind in Kind] + [0, 0],
+        "totals": [chart_data.shorten_number(sums.get(kind, 0.0), 9) for kind in LedgerKind]
+        + [0, 0],
         "blockers": [
-            [b.id, data.short(b.seconds), data.short(b.block_seconds)] for b in found.blockers[:50]
+            [b.id, chart_data.shorten_number(b.seconds), chart_data.shorten_number(b.block_seconds)]
+            for b in found.blockers[:50]
         ],
-        "blocked": data.blocked(record, found),
+        "blocked": chart_data.blocker_texts(record, found),
     }
 
 
 def _outcome(outcome: Outcome) -> dict[str, str]:
     """How the page says and marks an outcome."""
-    mark = FAILED.get(outcome)
+    mark = FAILURE_MARKS.get(outcome)
     in_vain = {Outcome.STARVED: "red", Outcome.TIMED_OUT: "brown"}.get(outcome, "purple")
     return {
         "key": outcome.value,
@@ -114,7 +131,7 @@ def _outcome(outcome: Outcome) -> dict[str, str]:
     }
 
 
-def error_row(row: Comparison, results: Mapping[str, Result]) -> dict[str, Any] | None:
+def error_row(row: PublishedComparison, results: Mapping[str, RunResult]) -> dict[str, Any] | None:
     """A published figure with the error of ours in percent, where it has one."""
     if row.error is None:
         return None
@@ -134,6 +151,6 @@ def error_row(row: Comparison, results: Mapping[str, Result]) -> dict[str, Any] 
 
 def _per_second(name: str) -> float | None:
     """How many units of a published figure are a second; None if it is no time."""
-    if metric := REGISTRY.get(name):
+    if metric := METRICS.get(name):
         return metric.per_second
     return 1.0 if name.endswith("_s") else None  # of one request

@@ -6,15 +6,23 @@ tell apart. Greys and inks change with the background.
 
 from __future__ import annotations
 
-from simkv.report.lanes import BARS
-from simkv.report.style import BLUE, BROWN, GREY, PURPLE, RED, SKY, YELLOW
-from simkv.why.ledger import Kind
+from simkv.explain.wait_ledger import LedgerKind
+from simkv.report.lanes_plot import BARS
+from simkv.report.plot_style import (
+    BLUE,
+    BROWN,
+    GREY,
+    PURPLE,
+    RED,
+    SKY,
+    YELLOW,
+)
 
 GREEN, ORANGE, OLIVE, ROSE, WINE = "#009E73", "#E69F00", "#999933", "#CC6677", "#882255"
 INDIGO, MOSS, MAUVE, SAND, TEAL = "#6F63BB", "#117733", "#AA4499", "#C2B280", "#44AA99"
 STEEL, UMBER, SLATE = "#5B7FA6", "#8A5A3C", "#4A5D73"
 
-LIGHT: dict[str, str] = {
+LIGHT_THEME: dict[str, str] = {
     "paper": "#FFFFFF",
     "card": "#F6F7F9",
     "ink": "#1B1F24",
@@ -33,23 +41,23 @@ LIGHT: dict[str, str] = {
     "green": GREEN,
     "orange": ORANGE,
     **{f"kind-{kind}": colour for kind, (_, colour) in BARS.items()},
-    f"kind-{Kind.UNSEEN}": "#EDEDED",
-    f"kind-{Kind.BLOCKS}": ROSE,
-    f"kind-{Kind.RESERVED}": MAUVE,
-    f"kind-{Kind.SLOT}": WINE,
-    f"kind-{Kind.ADAPTER}": TEAL,
-    f"kind-{Kind.KV}": STEEL,
-    f"kind-{Kind.DISK}": UMBER,
-    f"kind-{Kind.REMOTE}": SLATE,
-    f"kind-{Kind.BUDGET}": OLIVE,
-    f"kind-{Kind.RULE}": MOSS,
-    f"kind-{Kind.BEHIND}": GREY,
-    f"kind-{Kind.QUEUED}": SAND,
-    f"kind-{Kind.DEFERRED}": INDIGO,
-    f"kind-{Kind.RECOMPUTE}": ORANGE,
-    f"kind-{Kind.HELD_UP}": GREEN,
-    f"kind-{Kind.IN_FLIGHT}": "#B4C0CF",
-    f"kind-{Kind.STALLED}": PURPLE,
+    f"kind-{LedgerKind.UNSEEN}": "#EDEDED",
+    f"kind-{LedgerKind.BLOCKS}": ROSE,
+    f"kind-{LedgerKind.RESERVED}": MAUVE,
+    f"kind-{LedgerKind.SLOT}": WINE,
+    f"kind-{LedgerKind.ADAPTER}": TEAL,
+    f"kind-{LedgerKind.KV}": STEEL,
+    f"kind-{LedgerKind.DISK}": UMBER,
+    f"kind-{LedgerKind.REMOTE}": SLATE,
+    f"kind-{LedgerKind.BUDGET}": OLIVE,
+    f"kind-{LedgerKind.RULE}": MOSS,
+    f"kind-{LedgerKind.BEHIND}": GREY,
+    f"kind-{LedgerKind.QUEUED}": SAND,
+    f"kind-{LedgerKind.DEFERRED}": INDIGO,
+    f"kind-{LedgerKind.RECOMPUTE}": ORANGE,
+    f"kind-{LedgerKind.HELD_UP}": GREEN,
+    f"kind-{LedgerKind.IN_FLIGHT}": "#B4C0CF",
+    f"kind-{LedgerKind.STALLED}": PURPLE,
     **{
         f"owner-{index}": colour
         for index, colour in enumerate(
@@ -57,7 +65,7 @@ LIGHT: dict[str, str] = {
         )
     },
 }
-DARK: dict[str, str] = LIGHT | {
+DARK_THEME: dict[str, str] = LIGHT_THEME | {
     "paper": "#14171B",
     "card": "#1D2227",
     "ink": "#E8EBEE",
@@ -76,13 +84,13 @@ DARK: dict[str, str] = LIGHT | {
     "kind-gone": "#23282E",
     "kind-failed": "#C75C97",
     "kind-timed_out": "#C9833A",
-    f"kind-{Kind.UNSEEN}": "#30363D",
-    f"kind-{Kind.BEHIND}": "#565E68",
-    f"kind-{Kind.SLOT}": "#B5487F",
-    f"kind-{Kind.RULE}": "#3FA060",
-    f"kind-{Kind.DEFERRED}": "#9186DC",
-    f"kind-{Kind.IN_FLIGHT}": "#76828F",
-    f"kind-{Kind.STALLED}": "#C75C97",
+    f"kind-{LedgerKind.UNSEEN}": "#30363D",
+    f"kind-{LedgerKind.BEHIND}": "#565E68",
+    f"kind-{LedgerKind.SLOT}": "#B5487F",
+    f"kind-{LedgerKind.RULE}": "#3FA060",
+    f"kind-{LedgerKind.DEFERRED}": "#9186DC",
+    f"kind-{LedgerKind.IN_FLIGHT}": "#76828F",
+    f"kind-{LedgerKind.STALLED}": "#C75C97",
 }
 
 
@@ -90,7 +98,7 @@ def style_sheet() -> str:
     """The variables for both themes; paper is always light."""
     light, dark = (
         "\n".join(f"  --{name}: {colour};" for name, colour in theme.items())
-        for theme in (LIGHT, DARK)
+        for theme in (LIGHT_THEME, DARK_THEME)
     )
     return (
         f":root {{\n{light}\n}}\n"

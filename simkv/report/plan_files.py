@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pandas as pd
 
-from simkv.core.files import make_folder, write_text
+from simkv.core.atomic_files import make_folder, write_text
 from simkv.core.version import __version__
-from simkv.report.plan_pictures import draw_answer, draw_cliff
-from simkv.search.plan.plan import Plan
-from simkv.search.plan.tables import cliff_table, evaluations, to_json
-from simkv.search.sweep.table import write_table
+from simkv.report.plan_plots import draw_answer, draw_cliff
+from simkv.study.plan.capacity_plan import CapacityPlan
+from simkv.study.plan.plan_tables import cliff_table, evaluations, to_json
+from simkv.study.sweep.sweep_table import write_table
 
 
-def write_plans(plans: Sequence[Plan], folder: Path) -> list[Path]:
+def write_plans(plans: Sequence[CapacityPlan], folder: Path) -> list[Path]:
     """Write ``plan.json``, the tables and the pictures of the plans for all variants.
 
     Each file is written completely or not at all. Returns what was written.

@@ -9,16 +9,17 @@ from rich.table import Table
 
 
 def figures_table(file: str, format: str, figures: dict[str, Any]) -> Table:
-    """What ``Survey.figures`` tells, one line each, without what the trace does not tell."""
+    """What ``TraceStatistics.figures`` tells, one line each, without what the trace does not
+    tell."""
     table = Table(
         box=box.SIMPLE, show_header=False, title=f"{file} ({format})", title_justify="left"
     )
-    for name, value in lines(figures):
+    for name, value in format_figures(figures):
         table.add_row(name, value)
     return table
 
 
-def lines(figures: dict[str, Any]) -> list[tuple[str, str]]:
+def format_figures(figures: dict[str, Any]) -> list[tuple[str, str]]:
     """The lines of the table: what, and how much."""
     told = [("Requests", f"{figures['requests']:,}")]
     if figures["sessions"]:

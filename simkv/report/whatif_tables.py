@@ -8,16 +8,16 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from simkv.core.figures import REGISTRY, heading
-from simkv.report.fitting import Column, Fitting
-from simkv.search.whatif.bisect import Flip, Flips, Tried
-from simkv.search.whatif.changes import Change
-from simkv.search.whatif.condition import Condition, IsBound
-from simkv.search.whatif.evaluate import Figures
-from simkv.search.whatif.whatif import Effect, WhatIf
+from simkv.core.figures import METRICS, heading
+from simkv.report.adaptive_table import AdaptiveTable, Column
+from simkv.study.whatif.candidate_changes import Change
+from simkv.study.whatif.run_condition import FigureCondition, RunCondition
+from simkv.study.whatif.trial_evaluation import RunFigures
+from simkv.study.whatif.verdict_bisection import Flip, Flips, TriedValue
+from simkv.study.whatif.whatif import Effect, WhatIfResult
 
 #: Figures of ``summary.json`` that the JSON of a run has.
-SHOWN = (
+JSON_FIGURES = (
     "requests",
     "finished",
     "starved",
@@ -53,9 +53,9 @@ _COLUMNS = (
 )
 
 
-def flips_parts(found: Flips, when: Condition | None = None) -> Iterator[RenderableType]:
+def render_flips(found: Flips, when: RunCondition | None = None) -> Iterator[RenderableType]:
     """The flips in a sentence each, then every value that was tried; ``when`` is what may flip."""
-    figure = when.figure if isinstance(when, IsBound) else None
+    figure = when.figure if isinstance(when, FigureCondition) else None
     for flip in found.flips:
         yield _flip(found, flip)
     if not found.flips:
@@ -63,7 +63,7 @@ def flips_parts(found: Flips, when: Condition | None = None) -> Iterator[Rendera
     yield _sampling(found)
     new_states = {id(flip.high) for flip in found.flips}
     samples = found.samples
-    yield Fitting(
+    yield AdaptiveTable(
         [
             Column(found.path, [_word(sample.value) for sample in samples], right=False),
             Column("Shown" if when else "Ending", [x.state for x in samples], right=False),
@@ -98,7 +98,7 @@ def _sampling(found: Flips) -> str:
     return f"{text}. Between two that agree, what flips and flips back is not seen."
 
 
-def whatif_parts(found: WhatIf, everything: bool = False) -> Iterator[RenderableType]:
+def render_whatif(found: WhatIfResult, everything: bool = False) -> Iterator[RenderableType]:
     """The answer in a line, then the changes that help, that hurt, and that change little."""
     best = found.best
     yield f"As it is: {found.base.shown}"
@@ -117,7 +117,7 @@ def whatif_parts(found: WhatIf, everything: bool = False) -> Iterator[Renderable
     runs = [found.base, *(effect.figures for effect in shown)]
     helped = [str(len(x.newly_finished) + len(x.faster)) for x in shown]
     hurt = [str(len(x.newly_failed) + len(x.slower)) for x in shown]
-    yield Fitting(
+    yield AdaptiveTable(
         [
             Column("", ["", *(x.judgement for x in shown)], right=False),
             Column("Change", ["none", *(str(x.change) for x in shown)], right=False),
@@ -164,31 +164,34 @@ def _fields(changes: Iterable[Change], others: Collection[str]) -> str:
     return ", ".join(dict.fromkeys(map(said, changes)))
 
 
-def _columns(rows: Sequence[Figures | None], figure: str | None) -> list[Column]:
+def _columns(rows: Sequence[RunFigures | None], figure: str | None) -> list[Column]:
     """The figures of some runs; the later go first where there is no room.
 
     Endings that no run has are not among them.
     """
     cells = zip(*(_cells(row, figure) for row in rows), strict=True)
     columns = zip(_headings(figure), map(list, cells), strict=True)
-    rare = [REGISTRY[name].heading_s for name in ("timed_out", "stalled")]
+    rare = [METRICS[name].heading_in_seconds for name in ("timed_out", "stalled")]
     kept = [(head, list_) for head, list_ in columns if head not in rare or {*list_} - {"0", ""}]
     return [Column(head, list_, rank) for rank, (head, list_) in enumerate(kept, start=3)]
 
 
 def _headings(figure: str | None) -> list[str]:
-    return [*([heading(figure)] if figure else []), *(REGISTRY[n].heading_s for n in _COLUMNS)]
+    return [
+        *([heading(figure)] if figure else []),
+        *(METRICS[n].heading_in_seconds for n in _COLUMNS),
+    ]
 
 
-def _cells(figures: Figures | None, figure: str | None) -> list[str]:
+def _cells(figures: RunFigures | None, figure: str | None) -> list[str]:
     if figures is None:
         return [""] * (len(_COLUMNS) + (figure is not None))
     cells = []
     if figure:
         cells.append("none" if isnan(figures[figure]) else f"{figures[figure]:.6g}")
     for name in _COLUMNS:
-        metric, value = REGISTRY[name], figures[name]
-        told = f"{metric.in_s(value):.{2 if metric.per_second else 0}f}"
+        metric, value = METRICS[name], figures[name]
+        told = f"{metric.to_seconds(value):.{2 if metric.per_second else 0}f}"
         cells.append("" if isnan(value) else told)
     return cells
 
@@ -216,14 +219,14 @@ def flips_json(found: Flips) -> dict[str, Any]:
     }
 
 
-def _sample_json(sample: Tried) -> dict[str, Any]:
+def _sample_json(sample: TriedValue) -> dict[str, Any]:
     plain: dict[str, Any] = {"value": sample.value, "state": sample.state}
     if sample.figures is None:
         return {**plain, "refused": sample.refused}
     return {**plain, **figures_json(sample.figures)}
 
 
-def whatif_json(found: WhatIf) -> dict[str, Any]:
+def whatif_json(found: WhatIfResult) -> dict[str, Any]:
     """All changes in order of rank, as plain data."""
     return {
         "base": figures_json(found.base),
@@ -256,10 +259,10 @@ def whatif_json(found: WhatIf) -> dict[str, Any]:
     }
 
 
-def figures_json(figures: Figures) -> dict[str, Any]:
+def figures_json(figures: RunFigures) -> dict[str, Any]:
     """The verdict and the chief figures of a run."""
     return {
         "verdict": figures.verdict,
         "verdict_detail": figures.detail,
-        "figures": {name: figures.values[name] for name in SHOWN},
+        "figures": {name: figures.values[name] for name in JSON_FIGURES},
     }

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from simkv.core.errors import InputError, nearest
-from simkv.core.figures import FIGURES, figure
+from simkv.core.errors import InputError, spelling_hint
+from simkv.core.figures import FIGURE_NAMES, figure
 from simkv.core.outcome import Outcome
 
 #: Figures that are worked out from those of summary.json, and what they mean.
@@ -27,12 +27,12 @@ DERIVED = {
     "goodput_share": "their share of all requests",
 }
 #: Of these only those that --goodput tells.
-OF_GOODPUT = ("good", "goodput", "goodput_share")
-KNOWN = (*FIGURES, *DERIVED)
+GOODPUT_FIGURES = ("good", "goodput", "goodput_share")
+OBJECTIVE_FIGURES = (*FIGURE_NAMES, *DERIVED)
 #: With limits of --goodput and no bound on it, this share of all requests must be good.
-DEFAULT_SHARE = 0.99
+DEFAULT_GOODPUT_SHARE = 0.99
 #: Whoever bounds one of these has said what becomes of requests that are not served.
-OF_FATE = {"unserved", *Outcome}
+UNSERVED_FIGURES = {"unserved", *Outcome}
 
 _FORM = re.compile(r"\s*([\w.]+)\s*(<=|>=)\s*(\S+)\s*")
 
@@ -86,10 +86,11 @@ def parse_objective(text: str) -> Objective:
             f"--slo {text}: expected FIGURE<=NUMBER or FIGURE>=NUMBER, as in 'ttft_ms.p99<=500'"
         )
     figure, sign, number = found.groups()
-    if figure not in KNOWN:
+    if figure not in OBJECTIVE_FIGURES:
         raise InputError(
-            f"--slo {text}: {figure!r} is not a figure of a run{nearest(figure, KNOWN)}; expected "
-            f"one of {', '.join(KNOWN)}"
+            f"--slo {text}: {figure!r} is not a figure of a "
+            f"run{spelling_hint(figure, OBJECTIVE_FIGURES)}; expected "
+            f"one of {', '.join(OBJECTIVE_FIGURES)}"
         )
     try:
         limit = float(number)
@@ -100,7 +101,9 @@ def parse_objective(text: str) -> Objective:
     return Objective(figure, sign, limit)
 
 
-def complete(asked: Sequence[Objective], goodput: Mapping[str, float]) -> list[Objective]:
+def complete_objectives(
+    asked: Sequence[Objective], goodput: Mapping[str, float]
+) -> list[Objective]:
     """The objectives with those that are held unless something is said about it.
 
     Everybody must be served, and of limits of goodput (ms by name) nearly all requests must keep
@@ -112,21 +115,21 @@ def complete(asked: Sequence[Objective], goodput: Mapping[str, float]) -> list[O
     for objective in asked:
         if keys.count((objective.figure, objective.sign)) > 1:
             raise InputError(f"--slo {objective}: {objective.figure} is bounded twice")
-        if objective.figure in OF_GOODPUT and not goodput:
+        if objective.figure in GOODPUT_FIGURES and not goodput:
             raise InputError(f"--slo {objective}: needs limits, as in --goodput ttft:500 tpot:50")
     figures_asked = {objective.figure for objective in asked}
     assumed = []
-    if not figures_asked & OF_FATE:
+    if not figures_asked & UNSERVED_FIGURES:
         assumed.append(Objective("unserved", "<=", 0.0, assumed=True))
-    if goodput and not figures_asked & set(OF_GOODPUT):
-        assumed.append(Objective("goodput_share", ">=", DEFAULT_SHARE, assumed=True))
+    if goodput and not figures_asked & set(GOODPUT_FIGURES):
+        assumed.append(Objective("goodput_share", ">=", DEFAULT_GOODPUT_SHARE, assumed=True))
     return [*asked, *assumed]
 
 
-def figures(summary: Mapping[str, Any]) -> dict[str, float | None]:
+def compute_objective_figures(summary: Mapping[str, Any]) -> dict[str, float | None]:
     """All figures of a run that objectives may bound; None for a latency without a sample."""
     values: dict[str, float | None] = {}
-    for name in (*FIGURES, *OF_GOODPUT):
+    for name in (*FIGURE_NAMES, *GOODPUT_FIGURES):
         group = name.partition(".")[0]
         if group not in summary:
             continue

@@ -14,22 +14,27 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from simkv.core.errors import nearest
-from simkv.core.figures import FIGURES
-from simkv.scenario.defaults import Origins
-from simkv.scenario.engine import AnyEngine, check_kv_connector, check_no_kv_connector
-from simkv.scenario.expect import Expectations
-from simkv.scenario.fleet import FleetSection
-from simkv.scenario.hardware import HardwareSection
-from simkv.scenario.merge import merge
-from simkv.scenario.pacing import Pacing
-from simkv.scenario.plan import PlanSection
-from simkv.scenario.roles import About, Engine, World
-from simkv.scenario.section import Name, Section, Span, Url
-from simkv.scenario.serving import ServeSection
-from simkv.schedulers.registry import ENGINES, spec_of
-from simkv.workload.fields import Time
-from simkv.workload.workload import Workload
+from simkv.core.errors import spelling_hint
+from simkv.core.figures import FIGURE_NAMES
+from simkv.scenario.base_section import (
+    PositiveSeconds,
+    ScenarioName,
+    Section,
+    Url,
+)
+from simkv.scenario.engine_section import AnyEngine, check_kv_connector, check_no_kv_connector
+from simkv.scenario.expectations import Expectations
+from simkv.scenario.field_roles import AboutField, EngineField, WorldField
+from simkv.scenario.fleet_section import FleetSection
+from simkv.scenario.hardware_section import HardwareSection
+from simkv.scenario.launch_defaults import SettingOrigins
+from simkv.scenario.overrides import merge
+from simkv.scenario.plan_section import PlanSection
+from simkv.scenario.serve_section import ServeSection
+from simkv.scenario.thread_pacing import Pacing
+from simkv.schedulers.engine_registry import ENGINES, find_engine_spec
+from simkv.workload.field_types import Time
+from simkv.workload.workload_section import Workload
 
 
 class Provenance(Section):
@@ -44,27 +49,27 @@ class Provenance(Section):
 
 
 def _known_figure(name: str) -> str:
-    if name not in FIGURES:
+    if name not in FIGURE_NAMES:
         raise ValueError(
-            f"{name!r} is not a figure of summary.json{nearest(name, FIGURES)}; "
-            f"expected one of {', '.join(FIGURES)}"
+            f"{name!r} is not a figure of summary.json{spelling_hint(name, FIGURE_NAMES)}; "
+            f"expected one of {', '.join(FIGURE_NAMES)}"
         )
     return name
 
 
-Figure = Annotated[str, AfterValidator(_known_figure)]
+FigureName = Annotated[str, AfterValidator(_known_figure)]
 
 
-class Published(Section):
+class PublishedFigures(Section):
     """Figures of the public report for one variant, to be shown beside the simulated ones.
 
     ``figures`` are named as in ``summary.json`` (``e2e_ms.mean``); ``at_least`` are lower bounds;
     ``e2e_s`` and ``finish_s`` are single requests by id, in seconds.
     """
 
-    figures: dict[Figure, float] = Field(default={})
+    figures: dict[FigureName, float] = Field(default={})
     """Figures that the report gives, by their names in summary.json (e2e_ms.mean)."""
-    at_least: dict[Figure, float] = Field(default={})
+    at_least: dict[FigureName, float] = Field(default={})
     """The same where the report only says that they are no less."""
     e2e_s: dict[int, float] = Field(default={})
     """How long single requests took (s), by their numbers."""
@@ -156,55 +161,55 @@ class Scenario(Section):
     and ``expect`` go by the name of the variant; that of a file without variants is ``run``.
     """
 
-    name: About[Name]
+    name: AboutField[ScenarioName]
     """What it is called; its results go to runs/<name>/."""
-    report: About[Url | None] = None
+    report: AboutField[Url | None] = None
     """Address of the public report that it replays."""
-    summary: About[str] = ""
+    summary: AboutField[str] = ""
     """What it shows, in a sentence."""
-    workload: World[Workload]
+    workload: WorldField[Workload]
     """The requests that clients send."""
-    engine: Engine[AnyEngine]
+    engine: EngineField[AnyEngine]
     """Which scheduler decides, and its knobs under the engine's own names."""
-    hardware: World[HardwareSection | None] = None
+    hardware: WorldField[HardwareSection | None] = None
     """GPUs and model, from which follows what a step costs; in place of a profile."""
-    profile: World[str | None] = Field(default=None, validate_default=True)
+    profile: WorldField[str | None] = Field(default=None, validate_default=True)
     """What a step costs: a packaged profile, or a JSON file beside the scenario."""
-    step_scale: World[StepScale | None] = None
+    step_scale: WorldField[StepScale | None] = None
     """How many times as long as that a step takes, by what it does."""
-    lora: World[LoraSection] = LoraSection()
+    lora: WorldField[LoraSection] = LoraSection()
     """What loading a LoRA adapter takes."""
-    offload: World[OffloadSection] = OffloadSection()
+    offload: WorldField[OffloadSection] = OffloadSection()
     """What copies of KV to and from host memory take."""
-    drafter: World[DrafterSection] = DrafterSection()
+    drafter: WorldField[DrafterSection] = DrafterSection()
     """What drafting takes, in engines that draft."""
-    timeout: World[Span | None] = None
+    timeout: WorldField[PositiveSeconds | None] = None
     """Seconds after which a client gives up; left out, it waits for ever."""
-    horizon: World[Span | None] = None
+    horizon: WorldField[PositiveSeconds | None] = None
     """Seconds after which the run is cut off; left out, it goes on until nothing is left to do."""
-    engine_ready: World[Time] = 0.0
+    engine_ready: WorldField[Time] = 0.0
     """Seconds until the engine looks at its queue for the first time."""
-    pipeline: Engine[Pacing | None] = None
+    pipeline: EngineField[Pacing | None] = None
     """Delays between FastDeploy's three threads; left out, they go in lockstep."""
-    fleet: Engine[FleetSection | None] = None
+    fleet: EngineField[FleetSection | None] = None
     """Several replicas of the engine behind a router."""
-    serve: About[ServeSection | None] = None
+    serve: AboutField[ServeSection | None] = None
     """How long answers are when `simkv serve` has real clients in place of the workload."""
-    provenance: About[Provenance] = Provenance()
+    provenance: AboutField[Provenance] = Provenance()
     """What the numbers above rest on."""
-    published: About[dict[str, Published]] = Field(default={})
+    published: AboutField[dict[str, PublishedFigures]] = Field(default={})
     """Figures of the public report by variant, shown beside the simulated ones."""
-    expect: About[dict[str, Expectations]] = Field(default={})
+    expect: AboutField[dict[str, Expectations]] = Field(default={})
     """What must come of a variant, by its name; `run` is that of a file without variants."""
 
-    _origins: Origins = PrivateAttr(default=Origins())
+    _origins: SettingOrigins = PrivateAttr(default=SettingOrigins())
 
     @property
-    def origins(self) -> Origins:
+    def origins(self) -> SettingOrigins:
         """Where the settings of its engines are from, given or default."""
         return self._origins
 
-    def with_origins(self, origins: Origins) -> Self:
+    def with_origins(self, origins: SettingOrigins) -> Self:
         """The same scenario with these origins of its settings."""
         self._origins = origins
         return self
@@ -230,7 +235,7 @@ class Scenario(Section):
 
     @model_validator(mode="after")
     def _ranks_step_together(self) -> Self:
-        knob = spec_of(self.engine).ranks
+        knob = find_engine_spec(self.engine).ranks
         ranks = self.hardware.dp if self.hardware else 1
         own = getattr(self.engine, knob) if knob else ranks
         if self.hardware and own != ranks:
@@ -248,7 +253,11 @@ class Scenario(Section):
     def _pipelines_go_on(self) -> Self:
         if self.pipeline and self.fleet and (self.fleet.failures or self.fleet.autoscale):
             raise ValueError("fleet: replicas with a pipeline cannot fail or be scaled")
-        if self.fleet and self.fleet.lockstep and spec_of(self.engine).offloads(self.engine):
+        if (
+            self.fleet
+            and self.fleet.lockstep
+            and find_engine_spec(self.engine).offloads(self.engine)
+        ):
             raise ValueError("fleet: lockstep is not modelled with KV in host memory")
         if self.fleet and self.fleet.disaggregated:
             engines = [group.engine or self.engine for group in self.fleet.groups]
@@ -273,7 +282,7 @@ class Scenario(Section):
     @classmethod
     def _has_threads(cls, pacing: Pacing | None, info: ValidationInfo) -> Pacing | None:
         engine = info.data.get("engine")
-        if pacing and engine and not spec_of(engine).has_threads:
+        if pacing and engine and not find_engine_spec(engine).has_threads:
             able = " and ".join(name for name, spec in ENGINES.items() if spec.has_threads)
             raise ValueError(f"engine {engine.name} has no pipeline; only {able} does")
         return pacing
@@ -314,7 +323,7 @@ class ScenarioFile(Scenario):
     what ``simkv plan`` looks for, and means nothing to the others.
     """
 
-    variants: dict[Name, dict[str, Any]] = Field(default={})
+    variants: dict[ScenarioName, dict[str, Any]] = Field(default={})
     """Named changes to all of the above, run side by side on the same workload."""
     plan: PlanSection | None = None
     """What simkv plan looks for; the other commands pass over it."""

@@ -17,13 +17,13 @@ from simkv.core.errors import InputError
 #: Connections that may wait to be accepted.
 BACKLOG = 2048
 #: File descriptors that are kept for all that is no connection.
-SPARE = 64
+RESERVED_FILES = 64
 
 
-class Visitor(socket.socket):
+class CountedConnection(socket.socket):
     """A connection, and the set of ``others`` in which it is as long as it is open."""
 
-    others: set[Visitor]
+    others: set[CountedConnection]
 
     def close(self) -> None:
         self.others.discard(self)
@@ -35,8 +35,8 @@ class Listener(socket.socket):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self._visitors: set[Visitor] = set()
-        self._most = max(files() - SPARE, 1)
+        self._visitors: set[CountedConnection] = set()
+        self._most = max(raise_file_limit() - RESERVED_FILES, 1)
 
     def accept(self) -> tuple[socket.socket, Any]:
         """The next connection. Raises ConnectionAbortedError where it was turned away."""
@@ -44,7 +44,7 @@ class Listener(socket.socket):
         if len(self._visitors) >= self._most:
             os.close(number)
             raise ConnectionAbortedError(errno.ECONNABORTED, "too many connections")
-        visitor = Visitor(self.family, self.type, self.proto, fileno=number)
+        visitor = CountedConnection(self.family, self.type, self.proto, fileno=number)
         # asyncio sets this only where the protocol number is that of TCP; here it is 0. Without it
         # Nagle's algorithm holds a response's body back until the client's delayed ACK (40 ms).
         visitor.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -53,7 +53,7 @@ class Listener(socket.socket):
         return visitor, address
 
 
-def files() -> int:
+def raise_file_limit() -> int:
     """As many files as the process may have open, from now on all that the system allows it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard and hard != resource.RLIM_INFINITY:

@@ -21,7 +21,7 @@ from heapq import heapify, heappop, heappush
 from simkv.core.request import Request
 
 #: A request comes so many seconds after the end of another.
-After = tuple[int, float]
+Dependency = tuple[int, float]
 
 
 class Clients:
@@ -34,7 +34,7 @@ class Clients:
     def __init__(
         self,
         requests: Sequence[Request],
-        after: Mapping[int, After] | None = None,
+        after: Mapping[int, Dependency] | None = None,
         max_concurrency: int | None = None,
     ) -> None:
         self.requests = list(requests)

@@ -16,9 +16,9 @@ from ruamel.yaml import YAML
 
 from simkv import __version__
 from simkv.cli import main
-from simkv.core.version import compiled
-from simkv.schedulers.registry import ENGINES
-from tests.conformance.test_committed import FILES as TRACES
+from simkv.core.version import is_compiled
+from simkv.schedulers.engine_registry import ENGINES
+from tests.conformance.test_committed_recordings import FILES as TRACES
 from tests.conftest import ROOT
 from tests.scenario.test_scenario import BROKEN, PLAIN, mutate
 
@@ -347,7 +347,7 @@ def test_a_mutated_scenario_runs_or_is_refused(simkv: Simkv, seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "where", ["simkv.measure.simulate.run_scenario", "simkv.report.plots.write_plots"]
+    "where", ["simkv.metrics.result_assembly.run_scenario", "simkv.report.run_plots.write_plots"]
 )
 def test_an_interrupt_leaves_nothing_half_written(
     simkv: Simkv, monkeypatch: pytest.MonkeyPatch, where: str
@@ -375,7 +375,7 @@ def test_an_interrupt_of_a_search_says_where_what_is_done_is_kept(
         raise KeyboardInterrupt
 
     simkv.write(PLAIN)
-    monkeypatch.setattr("simkv.search.bench.opened", interrupted)
+    monkeypatch.setattr("simkv.study.job_runner.open_executor", interrupted)
     ran = simkv(command[0], "s.yaml", *command[1:], "engine.num_gpu_blocks=20,30", "--out", "o")
     assert (ran.code, ran.out) == (130, "")
     assert ran.err.strip() == (
@@ -480,7 +480,7 @@ def test_policies_names_every_variant_and_where_it_comes_from(simkv: Simkv) -> N
 
 
 def test_the_version(simkv: Simkv) -> None:
-    which = "compiled" if compiled() else "pure Python"
+    which = "compiled" if is_compiled() else "pure Python"
     assert simkv("--version") == (0, f"simkv {__version__} ({which})\n", "")
 
 

@@ -30,13 +30,13 @@ UNUSED = (
     "numpy.ma",
     "rich.progress",
     "simkv.costs.operators",
-    "simkv.workload.traces",
-    "simkv.loop.pipeline",
+    "simkv.workload.formats",
+    "simkv.sim.async_pipeline",
     "simkv.schedulers.fastdeploy.scheduler",
     "simkv.schedulers.mistralrs.scheduler",
     "simkv.schedulers.sglang.scheduler",
     "simkv.schedulers.trtllm.scheduler",
-    "simkv.schedulers.vllm.transfer",
+    "simkv.schedulers.vllm.transfer_scheduler",
 )
 SCENARIO = """
 name: tiny

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from dev.recording_counts import count, variant_of
 from simkv.cli import app
-from simkv.proof.conform.conform import Conformance, Mismatch, check
-from simkv.proof.conform.count import shipped
-from simkv.schedulers.registry import ENGINES, variants
+from simkv.conformance.decision_replay import Conformance, Mismatch, check_trace
+from simkv.conformance.recording_counts import packaged_counts
+from simkv.schedulers.engine_registry import ENGINES, list_variants
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.vllm.config import VllmConfig
 
@@ -31,14 +31,14 @@ def test_counts_are_those_of_the_recordings(shared: Path) -> None:
         engine = folder.parent.name
         variant = variant_of(engine, folder.name)
         recorded[engine, variant] += len(list(folder.glob("*.jsonl.gz")))
-    counts = shipped()
+    counts = packaged_counts()
     assert recorded == {
         (engine, variant): found["recorded"]
         for engine, entries in counts.items()
         for variant, found in entries.items()
     }
     sample = sorted((shared / "golden").glob("*/*/*.jsonl.gz"))[::EVERY]
-    for engine, entries in count(check(path) for path in sample).items():
+    for engine, entries in count(check_trace(path) for path in sample).items():
         for variant, found in entries.items():
             unequal = found["recorded"] - found["equal"]
             claimed = counts[engine][variant]
@@ -66,9 +66,9 @@ def test_policies_tells_of_every_variant() -> None:
     lines = CliRunner().invoke(app, ["policies"]).stdout.splitlines()
     heads = [line for line in lines if not line.startswith(" ")]
     assert [line.split()[:2] for line in heads] == [
-        [engine, name] for engine in ENGINES for name in variants(engine)
+        [engine, name] for engine in ENGINES for name in list_variants(engine)
     ]
-    counts = shipped()
+    counts = packaged_counts()
     for line in heads:
         engine, name = line.split()[:2]
         found = counts[engine].get(name)
@@ -85,6 +85,6 @@ def test_policies_tells_of_every_variant() -> None:
 
 def test_conform_counts(root: Path) -> None:
     files = sorted((root / "tests/conformance/traces/fastdeploy/fixed-reserve").glob("*.gz"))
-    assert count(check(path) for path in files)["fastdeploy"] == {
+    assert count(check_trace(path) for path in files)["fastdeploy"] == {
         "fixed-reserve": {"equal": len(files), "recorded": len(files)}
     }

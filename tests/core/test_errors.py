@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simkv.core.errors import InputError, nearest
+from simkv.core.errors import InputError, spelling_hint
 
 
 @pytest.mark.parametrize(
@@ -17,11 +17,11 @@ from simkv.core.errors import InputError, nearest
     ],
 )
 def test_nearest_names_what_was_probably_meant(name: str, expected: str) -> None:
-    assert nearest(name, ["block_size", "num_gpu_blocks", "timeout"]) == expected
+    assert spelling_hint(name, ["block_size", "num_gpu_blocks", "timeout"]) == expected
 
 
 def test_nearest_of_nothing_is_nothing() -> None:
-    assert nearest("x", []) == ""
+    assert spelling_hint("x", []) == ""
 
 
 def test_input_error_is_an_exception_of_its_own() -> None:

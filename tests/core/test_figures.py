@@ -7,10 +7,17 @@ from typing import Any
 
 import pytest
 
-from simkv.core.figures import FIGURES, REGISTRY, figure, heading, number, seconds
+from simkv.core.figures import (
+    FIGURE_NAMES,
+    METRICS,
+    figure,
+    format_number,
+    format_seconds,
+    heading,
+)
 from simkv.core.outcome import FAILURES, Outcome
-from simkv.measure.metrics import summary
-from simkv.measure.simulate import run_file
+from simkv.metrics.result_assembly import run_file
+from simkv.metrics.run_metrics import summarize
 
 TEXT = "name: t\nworkload: {burst: {num_prompts: 3, prompt_tokens: 9, output_tokens: 4}}\n"
 ENGINE = "engine: {name: vllm, num_gpu_blocks: 20, startup_check: false}\nprofile: unit-step\n"
@@ -26,15 +33,15 @@ def leaves(node: dict[str, Any], prefix: str = "") -> list[str]:
 
 def test_it_has_every_number_of_a_summary_and_no_other(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(TEXT + ENGINE)
-    figures = summary(run_file(tmp_path / "s.yaml")["run"].record)
+    figures = summarize(run_file(tmp_path / "s.yaml")["run"].record)
     words = ("verdict", "verdict_detail", "ttft_all_ms.at_least", "e2e_all_ms.at_least")
     told = [name for name in leaves(figures) if name not in words]
-    assert set(told) == set(FIGURES)
-    assert all(isinstance(figure(figures, name), int | float) for name in FIGURES)
+    assert set(told) == set(FIGURE_NAMES)
+    assert all(isinstance(figure(figures, name), int | float) for name in FIGURE_NAMES)
 
 
 def test_no_two_are_called_the_same() -> None:
-    assert len({metric.heading for metric in REGISTRY.values()}) == len(REGISTRY)
+    assert len({metric.heading for metric in METRICS.values()}) == len(METRICS)
 
 
 @pytest.mark.parametrize(
@@ -49,14 +56,14 @@ def test_no_two_are_called_the_same() -> None:
     ],
 )
 def test_how_a_figure_is_said(name: str, value: float, head: str, head_s: str, said: str) -> None:
-    metric = REGISTRY[name]
-    assert (metric.heading, metric.heading_s, metric.said(value)) == (head, head_s, said)
+    metric = METRICS[name]
+    assert (metric.heading, metric.heading_in_seconds, metric.said(value)) == (head, head_s, said)
     assert heading(name) == head
     assert heading("goodput_share") == "goodput_share"  # worked out, and not of summary.json
 
 
 def test_numbers_have_three_digits() -> None:
-    assert [number(x) for x in (0.123, 1.234, 12.34, 123.4, 1234.5, 7.0)] == [
+    assert [format_number(x) for x in (0.123, 1.234, 12.34, 123.4, 1234.5, 7.0)] == [
         "0.12",
         "1.23",
         "12.3",
@@ -64,10 +71,15 @@ def test_numbers_have_three_digits() -> None:
         "1,234",
         "7",
     ]
-    assert [seconds(x) for x in (0.0, 0.0123, 1.5)] == ["0 s", "12.3 ms", "1.50 s"]
+    assert [format_seconds(x) for x in (0.0, 0.0123, 1.5)] == ["0 s", "12.3 ms", "1.50 s"]
 
 
 def test_every_ending_is_an_answer_or_a_failure() -> None:
     assert {Outcome.FINISHED, *FAILURES} == set(Outcome)
     assert [outcome.word for outcome in FAILURES if "_" in outcome] == ["timed out", "cut off"]
-    assert {outcome.vain for outcome in Outcome} == {None, "starved", "timed_out", "failed"}
+    assert {outcome.wasted_wait_label for outcome in Outcome} == {
+        None,
+        "starved",
+        "timed_out",
+        "failed",
+    }

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.imports import graph, imported, modules
+from tests.import_graph import graph, imported, modules
 
 #: Where users enter: commands, the public API, what custom schedulers import, ``python -m simkv``.
 ROOTS = ("simkv.__main__", "simkv", "simkv.api", "simkv.custom", "simkv.own")

@@ -9,7 +9,7 @@ from dev.token_budgets.budget_pairs import Pair, pairs_of, table
 from dev.token_budgets.known_devices import of_tables, planted
 from dev.token_budgets.made_loads import alone_on
 from simkv.cli import app
-from simkv.costs.load import Load, pairs
+from simkv.costs.step_load import StepLoad, count_attention_pairs
 from tests.conftest import ROOT
 
 TABLES = ROOT.parent / "shared" / "ground-truth" / "calibration"
@@ -22,12 +22,12 @@ def test_requests_alone_take_the_sum_of_their_chunks_and_the_mean_of_their_decod
     chunks = [(at, min(256, prompt - at)) for at in range(0, prompt, 256)]
     ends = [at + n == prompt for at, n in chunks]
     loads = [
-        Load(1, n, at, 0, 0, pairs(n, at), int(end))
+        StepLoad(1, n, at, 0, 0, count_attention_pairs(n, at), int(end))
         for (at, n), end in zip(chunks, ends, strict=True)
     ]
     assert alone.prefill[0] == pytest.approx(sum(map(device.cost, loads)))
-    first = device.cost(Load(0, 0, 0, 1, prompt + 1, 0, 1))
-    last = device.cost(Load(0, 0, 0, 1, prompt + output - 1, 0, 1))
+    first = device.cost(StepLoad(0, 0, 0, 1, prompt + 1, 0, 1))
+    last = device.cost(StepLoad(0, 0, 0, 1, prompt + output - 1, 0, 1))
     assert alone.decode[0] == pytest.approx((first + last) / 2)
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.digests.take import FILE, NAMES, digests
+from tests.digests.write_digests import FILE, NAMES, digests
 
 KNOWN = json.loads(FILE.read_text())
 

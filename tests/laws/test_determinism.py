@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.conftest import ROOT
-from tests.laws.scenarios import ENGINES
+from tests.laws.random_scenarios import ENGINES
 
 HEAD = """\
 name: everything

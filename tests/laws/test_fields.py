@@ -18,16 +18,16 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 
 from simkv.core.errors import InputError
-from simkv.scenario.document import Document
-from simkv.scenario.fields import differences, run_fields
-from simkv.scenario.load import resolve
-from simkv.scenario.roles import Role, roles
-from simkv.scenario.saving import to_yaml
+from simkv.scenario.field_roles import FieldRole, roles
+from simkv.scenario.run_fields import find_differences, run_fields
 from simkv.scenario.scenario import Scenario
-from simkv.scenario.schema import json_schema
-from simkv.search.digest import digest_of
-from tests.laws.fleets import fleets
-from tests.laws.scenarios import ENGINES, scenarios
+from simkv.scenario.scenario_loader import resolve_variants
+from simkv.scenario.scenario_schema import json_schema
+from simkv.scenario.scenario_writer import to_yaml
+from simkv.scenario.yaml_document import YamlDocument
+from simkv.study.run_digest import compute_digest
+from tests.laws.random_fleets import fleets
+from tests.laws.random_scenarios import ENGINES, scenarios
 
 Tree = dict[str, Any]
 HERE = Path(__file__).resolve()
@@ -195,11 +195,13 @@ def again(*given: Scenario) -> list[Scenario]:
     """The scenarios as they come back from a file in which they are variants."""
     names = ["run", *(f"v{i}" for i in range(1, len(given)))]
     text = to_yaml(dict(zip(names, given, strict=True)))
-    return list(resolve(Document(HERE, YAML(typ="safe", pure=True).load(text))).values())
+    return list(
+        resolve_variants(YamlDocument(HERE, YAML(typ="safe", pure=True).load(text))).values()
+    )
 
 
 def digest(scenario: Scenario) -> str:
-    return digest_of(scenario, HERE.parent)
+    return compute_digest(scenario, HERE.parent)
 
 
 def paths(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -261,10 +263,10 @@ def test_a_field_comes_back_and_does_what_its_role_says(field: str) -> None:
             assert path[-1] in TIED, f"no other value is known for {path}"
             continue
         said = {"name": "t", **run_fields(changed, defaults=False)}
-        assert differences(scenario_of(said), changed) == [], path
+        assert find_differences(scenario_of(said), changed) == [], path
         assert again(base(name), changed) == [base(name), changed], path
-        told = {found.field.split(".")[0] for found in differences(base(name), changed)}
-        if roles(Scenario)[field] is Role.ABOUT:
+        told = {found.field.split(".")[0] for found in find_differences(base(name), changed)}
+        if roles(Scenario)[field] is FieldRole.ABOUT:
             assert (digest(changed), told) == (digest(base(name)), set()), path
         else:
             assert digest(changed) != digest(base(name)), path
@@ -278,4 +280,4 @@ def test_random_scenarios_come_back(make: Any, data: st.DataObject) -> None:
     assert again(*pair) == pair
     assert again(*pair[:1]) == pair[:1]
     same = digest(pair[0]) == digest(pair[1])
-    assert same == (not differences(*pair))
+    assert same == (not find_differences(*pair))

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simkv.core.outcome import Outcome
-from simkv.measure.metrics import token_rows
-from simkv.measure.result import Result
-from simkv.measure.simulate import run_scenario
+from simkv.explain.wait_ledger import build_ledger
+from simkv.metrics.result_assembly import run_scenario
+from simkv.metrics.run_metrics import token_rows
+from simkv.metrics.run_result import RunResult
 from simkv.scenario.scenario import Scenario
-from simkv.why.ledger import ledger
-from simkv.workload.workload import clients
-from tests.laws.fleets import fleets, with_fleet
-from tests.laws.scenarios import ENGINES, scenarios
+from simkv.workload.workload_section import build_clients
+from tests.laws.random_fleets import fleets, with_fleet
+from tests.laws.random_scenarios import ENGINES, scenarios
 from tests.laws.test_laws import everything
 from tests.laws.test_leaping import assert_same, stretched
 
@@ -26,11 +26,11 @@ from tests.laws.test_leaping import assert_same, stretched
 every_engine = pytest.mark.parametrize(("engine", "variant"), ENGINES[::2], ids=lambda name: name)
 
 
-def run(scenario: Scenario, *, leaping: bool = True) -> Result:
+def run(scenario: Scenario, *, leaping: bool = True) -> RunResult:
     return run_scenario(scenario, Path(), leaping=leaping)
 
 
-def rows(result: Result) -> dict[str, Any]:
+def rows(result: RunResult) -> dict[str, Any]:
     """All that a run leaves behind."""
     return {
         "requests": result.request_rows(""),
@@ -45,9 +45,11 @@ def rows(result: Result) -> dict[str, Any]:
 def test_every_request_of_a_fleet_ends_once(engine: str, variant: str, data: st.DataObject) -> None:
     scenario = data.draw(fleets(engine, variant))
     result = run(scenario)
-    lives, fleet = result.record.lives, result.fleet
+    lives, fleet = result.record.requests, result.fleet
     assert fleet is not None
-    assert lives.keys() == {r.id for r in clients(scenario.workload, scenario.timeout).requests}
+    assert lives.keys() == {
+        r.id for r in build_clients(scenario.workload, scenario.timeout).requests
+    }
     for i, life in lives.items():
         assert life.outcome in Outcome
         assert life.ended_at is not None
@@ -60,9 +62,9 @@ def test_every_request_of_a_fleet_ends_once(engine: str, variant: str, data: st.
             # Behind one that stalls, a client of a closed loop never sends its next.
             closed = scenario.workload.max_concurrency and life.reason == "its turn did not come"
             assert scenario.horizon is not None or closed
-        seen = [stint.place for stint in fleet.stints if i in stint.engine.record.lives]
+        seen = [stint.place for stint in fleet.lifetimes if i in stint.engine.record.requests]
         assert sorted(fleet.sent.get(i, [])) == seen
-        assert set(fleet.ways.get(i, [])) <= set(seen)
+        assert set(fleet.served_by.get(i, [])) <= set(seen)
     figures = result.summary
     assert sum(figures[outcome.value] for outcome in Outcome) == figures["requests"] == len(lives)
     sent = sum(row["requests"] for row in figures["fleet"]["by_replica"])
@@ -76,7 +78,7 @@ def test_every_request_of_a_fleet_ends_once(engine: str, variant: str, data: st.
         assert life.preempted_rows == sorted(life.preempted_rows)
     assert result.diagnosis.ledger.keys() == lives.keys()
     for i, tiles in result.diagnosis.ledger.items():
-        if fleet.ways.get(i) and lives[i].ended_at > lives[i].request.arrival:
+        if fleet.served_by.get(i) and lives[i].ended_at > lives[i].request.arrival:
             assert tiles[0].start == lives[i].request.arrival
             assert tiles[-1].end == lives[i].ended_at
 
@@ -88,8 +90,8 @@ def test_a_leap_changes_nothing_in_a_fleet(engine: str, variant: str, data: st.D
     scenario = stretched(data.draw(fleets(engine, variant)), data.draw(st.sampled_from([1, 4, 9])))
     leaping, stepping = run(scenario), run(scenario, leaping=False)
     assert_same(rows(leaping), rows(stepping), "run")
-    for i, life in leaping.record.lives.items():
-        assert life.segments == stepping.record.lives[i].segments
+    for i, life in leaping.record.requests.items():
+        assert life.segments == stepping.record.requests[i].segments
 
 
 @every_engine
@@ -101,7 +103,7 @@ def test_littles_law(engine: str, variant: str, data: st.DataObject) -> None:
     assert result.fleet is not None
     spent = math.fsum(
         life.ended_at - life.request.arrival
-        for life in result.record.lives.values()
+        for life in result.record.requests.values()
         if life.ended_at is not None
     )
     assert math.isclose(result.fleet.in_system_s, spent, rel_tol=1e-9, abs_tol=1e-9)
@@ -116,4 +118,4 @@ def test_a_fleet_of_one_is_its_replica(engine: str, variant: str, data: st.DataO
     section = {"replicas": 1, "router": router, "refresh_interval": 0.7}
     alone, fleet = run(scenario), run(with_fleet(scenario, section))
     assert everything(fleet) == everything(alone)  # type: ignore[arg-type]
-    assert fleet.diagnosis.ledger == ledger(alone.record)
+    assert fleet.diagnosis.ledger == build_ledger(alone.record)

@@ -12,18 +12,29 @@ from hypothesis import strategies as st
 
 from simkv.core.outcome import Outcome
 from simkv.core.request import Prompt, Request
-from simkv.core.scheduler import Batch, Completion, Scheduler
-from simkv.measure.metrics import request_rows, step_rows, summary, token_rows
-from simkv.schedulers import registry
+from simkv.core.scheduler_protocol import Batch, Completion, Scheduler
+from simkv.metrics.run_metrics import (
+    request_rows,
+    step_rows,
+    summarize,
+    token_rows,
+)
+from simkv.schedulers import engine_registry
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.trtllm.config import TrtllmConfig
 from simkv.schedulers.vllm.config import VllmConfig
-from tests.laws.scenarios import ENGINES, KNOBS, Run, run, scenarios
-from tests.laws.sums import assert_ledger
+from tests.laws.ledger_sums import assert_ledger
+from tests.laws.random_scenarios import (
+    ENGINES,
+    KNOBS,
+    Run,
+    run,
+    scenarios,
+)
 
 
 def test_every_engine_has_small_knobs() -> None:
-    assert KNOBS.keys() == registry.ENGINES.keys()
+    assert KNOBS.keys() == engine_registry.ENGINES.keys()
 
 
 # Law 1: blocks.
@@ -41,7 +52,7 @@ def check_blocks(scheduler: Any) -> None:
         return
     memory = scheduler.state.memory  # tokens, of which a radix tree may own some
     in_tree = sum(node.tokens for node in memory.tree.nodes()) if memory.tree else 0
-    held = sum(memory.up(r.kv) - r.owned for r in scheduler.state.admitted.values())
+    held = sum(memory.round_up(r.kv) - r.owned for r in scheduler.state.admitted.values())
     assert memory.free + in_tree + held == scheduler.config.max_total_num_tokens
 
 
@@ -115,7 +126,7 @@ def most_tokens(done: Run, request: Request) -> int:
 
 def check_requests(done: Run) -> None:
     """Every request ends once, and tokens add up."""
-    lives = done.record.lives
+    lives = done.record.requests
     assert lives.keys() == {request.id for request in done.requests}
     for life in lives.values():
         assert life.outcome in Outcome
@@ -132,11 +143,11 @@ def check_requests(done: Run) -> None:
         if life.outcome is Outcome.LOST:
             assert life.reason == "it is in no queue any more", "forgotten without a word"
         if life.outcome is Outcome.STALLED:
-            assert done.record.standstill is not None
+            assert done.record.engine_halt is not None
         # the step log tells the same story as the counters
         emitted = sum(last - first + 1 for first, last in token_rows(life))
         assert emitted == life.tokens - life.beyond
-    figures = summary(done.record)
+    figures = summarize(done.record)
     assert sum(figures[outcome.value] for outcome in Outcome) == figures["requests"] == len(lives)
 
 
@@ -152,7 +163,7 @@ def check_time(done: Run) -> None:
     for start, end in zip(steps.start, steps.end, strict=True):  # one GPU: steps do not overlap
         assert start >= before
         before = end
-    for life in done.record.lives.values():
+    for life in done.record.requests.values():
         request = life.request
         for segment in life.segments:
             assert steps.start[segment.first] >= request.arrival, "served before it arrived"
@@ -173,19 +184,19 @@ def check_time(done: Run) -> None:
 def everything(done: Run) -> tuple[Any, ...]:
     record = done.record
     return (
-        summary(record),
+        summarize(record),
         request_rows("v", record),
         step_rows("v", record),
-        {i: life.segments for i, life in record.lives.items()},
-        record.standstill,
+        {i: life.segments for i, life in record.requests.items()},
+        record.engine_halt,
     )
 
 
-# Law 6: every run ends (``Watched`` has the bound), with a verdict.
+# Law 6: every run ends (``CheckedScheduler`` has the bound), with a verdict.
 
 
 def check_verdict(done: Run) -> None:
-    figures = summary(done.record)
+    figures = summarize(done.record)
     assert figures["verdict"]
     assert figures["verdict_detail"]
     if figures["verdict"] == "served":

@@ -13,19 +13,19 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simkv.core.scheduler import Batch, Completion, Scheduler
-from simkv.costs.profile import Profile
-from simkv.costs.simulated import SimulatedExecutor
-from simkv.loop.door import door_of
-from simkv.loop.engine import Engine
-from simkv.loop.record import Record
-from simkv.loop.serve import serve
-from simkv.measure.metrics import request_rows, step_rows, summary
+from simkv.core.scheduler_protocol import Batch, Completion, Scheduler
+from simkv.costs.cost_profile import CostProfile
+from simkv.costs.simulated_executor import SimulatedExecutor
+from simkv.explain.wait_ledger import build_ledger
+from simkv.metrics.run_metrics import request_rows, step_rows, summarize
 from simkv.scenario.scenario import Scenario
-from simkv.schedulers.registry import build
-from simkv.why.ledger import ledger
-from simkv.workload.workload import generate
-from tests.laws.scenarios import ENGINES, let_copy, scenarios
+from simkv.schedulers.engine_registry import build_scheduler
+from simkv.sim.client_loop import run_clients
+from simkv.sim.engine import Engine
+from simkv.sim.queue_limit import build_queue_limit
+from simkv.sim.run_record import RunRecord
+from simkv.workload.workload_section import generate_requests
+from tests.laws.random_scenarios import ENGINES, let_copy, scenarios
 
 #: Every kind of term, so that a stretch of decodes has steps of growing, uneven length.
 COSTS = {
@@ -85,21 +85,21 @@ class Twinned:
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
-        self.under_way: deque[Batch] = deque()
+        self.in_flight: deque[Batch] = deque()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
     def schedule(self) -> Batch:
-        self.under_way.append(self.inner.schedule())
-        return self.under_way[-1]
+        self.in_flight.append(self.inner.schedule())
+        return self.in_flight[-1]
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
-        self.under_way.popleft()
+        self.in_flight.popleft()
         return self.inner.complete(batch, ended)
 
     def skip(self, steps: int) -> list[int]:
-        twin, under_way = copy.deepcopy((self.inner, self.under_way))
+        twin, under_way = copy.deepcopy((self.inner, self.in_flight))
         free, resting = [], not under_way
         for _ in range(steps):
             if under_way:
@@ -113,9 +113,9 @@ class Twinned:
         return free
 
 
-def record(scenario: Scenario, profile: Profile, *, leaping: bool) -> tuple[Record, int]:
+def record(scenario: Scenario, profile: CostProfile, *, leaping: bool) -> tuple[RunRecord, int]:
     """Run a scenario and return its record and the number of leaps."""
-    scheduler: Any = build(scenario.engine)
+    scheduler: Any = build_scheduler(scenario.engine)
     engine = Engine(
         simpy.Environment(),
         Twinned(scheduler) if leaping else scheduler,
@@ -123,10 +123,10 @@ def record(scenario: Scenario, profile: Profile, *, leaping: bool) -> tuple[Reco
         scenario.engine_ready,
         leaping=leaping,
     )
-    engine.door = door_of(scenario.engine)
+    engine.queue_limit = build_queue_limit(scenario.engine)
     let_copy(engine, scenario)
-    requests = generate(scenario.workload, scenario.timeout)
-    return serve(engine, requests, scenario.horizon), engine.leaps
+    requests = generate_requests(scenario.workload, scenario.timeout)
+    return run_clients(engine, requests, scenario.horizon), engine.leaps
 
 
 def stretched(scenario: Scenario, factor: int) -> Scenario:
@@ -172,19 +172,22 @@ def test_a_leap_changes_nothing(engine: str, variant: str, data: st.DataObject) 
     costs = COSTS | {"attention": ATTENTION, "graph_sizes": [1, 2, 4, 8]}
     if context is not None:
         costs = COSTS | {"terms": [*COSTS["terms"], context]}
-    profile = Profile.model_validate(costs)
+    profile = CostProfile.model_validate(costs)
     leaping, _ = record(scenario, profile, leaping=True)
     stepping, none = record(scenario, profile, leaping=False)
     assert none == 0
     assert_same(request_rows("", leaping), request_rows("", stepping), "requests")
     assert_same(step_rows("", leaping), step_rows("", stepping), "steps")
-    assert_same(summary(leaping), summary(stepping), "summary")
-    for i, life in leaping.lives.items():
-        assert life.segments == stepping.lives[i].segments
-        assert_same(life.preempted_at, stepping.lives[i].preempted_at, f"preempted_at {i}")
-        assert list(life.causes) == stepping.lives[i].causes
+    assert_same(summarize(leaping), summarize(stepping), "summary")
+    for i, life in leaping.requests.items():
+        assert life.segments == stepping.requests[i].segments
+        assert_same(life.preempted_at, stepping.requests[i].preempted_at, f"preempted_at {i}")
+        assert list(life.causes) == stepping.requests[i].causes
     tiles = [
-        [[(tile.kind, tile.start, tile.end) for tile in life] for life in ledger(run).values()]
+        [
+            [(tile.kind, tile.start, tile.end) for tile in life]
+            for life in build_ledger(run).values()
+        ]
         for run in (leaping, stepping)
     ]
     assert_same(*tiles, "ledger")
@@ -215,7 +218,7 @@ def test_there_are_leaps(engine: str, knobs: dict[str, Any]) -> None:
             "profile": "unit-step",
         }
     )
-    profile = Profile.model_validate(COSTS)
+    profile = CostProfile.model_validate(COSTS)
     run, leaps = record(scenario, profile, leaping=True)
     assert leaps > 0
     assert len(run.steps) > 10 * leaps
@@ -233,13 +236,13 @@ def test_a_pause_for_decodes_that_are_over_is_leapt(leaping: bool) -> None:
             "profile": "unit-step",
         }
     )
-    scheduler: Any = Twinned(build(scenario.engine))
+    scheduler: Any = Twinned(build_scheduler(scenario.engine))
     decided = []
     decide = scheduler.schedule
     scheduler.schedule = lambda: decided.append(1) or decide()
-    executor = SimulatedExecutor(Profile.model_validate(COSTS))
+    executor = SimulatedExecutor(CostProfile.model_validate(COSTS))
     engine = Engine(simpy.Environment(), scheduler, executor, leaping=leaping)
-    run = serve(engine, generate(scenario.workload, None), None)
+    run = run_clients(engine, generate_requests(scenario.workload, None), None)
     assert 990 < run.idle_passes < 1000
-    assert [life.tokens for life in run.lives.values()] == [1, 1]
+    assert [life.tokens for life in run.requests.values()] == [1, 1]
     assert (len(decided) < 500) == leaping

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simkv.measure.simulate import run_scenario
-from simkv.scenario.pacing import Pacing
-from simkv.why.ledger import Kind
-from tests.laws.scenarios import ENGINES, scenarios
-from tests.laws.sums import assert_sums
+from simkv.explain.wait_ledger import LedgerKind
+from simkv.metrics.result_assembly import run_scenario
+from simkv.scenario.thread_pacing import Pacing
+from tests.laws.ledger_sums import assert_sums
+from tests.laws.random_scenarios import ENGINES, scenarios
 
 
 @pytest.mark.parametrize("variant", [v for e, v in ENGINES if e == "fastdeploy"])
@@ -29,7 +29,10 @@ def test_the_ledger_sums_in_a_pipeline_too(variant: str, data: st.DataObject) ->
     )
     result = run_scenario(scenario.model_copy(update={"pipeline": pacing}), Path())
     record, intervals = result.record, result.diagnosis.ledger
-    for i, life in record.lives.items():
+    for i, life in record.requests.items():
         assert_sums(life, intervals[i])
         if not life.preempted_at:
-            assert not {tile.kind for tile in intervals[i]} & {Kind.PREEMPTED, Kind.RECOMPUTE}
+            assert not {tile.kind for tile in intervals[i]} & {
+                LedgerKind.PREEMPTED,
+                LedgerKind.RECOMPUTE,
+            }

@@ -12,21 +12,21 @@ from rich.table import Table
 from typer.testing import CliRunner
 
 from simkv.cli import app
-from simkv.cli.common import console, show
-from simkv.core.markdown import escaped
-from simkv.ingest.document import _listed, name_of
-from simkv.measure.simulate import run_scenario
-from simkv.proof.validation.silicon import page
-from simkv.report.explain import story
-from simkv.report.style import house_style, logarithmic
-from simkv.scenario.load import load
+from simkv.cli.command_support import console, show
+from simkv.core.markdown_text import escape_markdown
+from simkv.incident.diagnosis_document import _listed, request_label
+from simkv.metrics.result_assembly import run_scenario
+from simkv.report.plot_style import plot_settings, set_log_scale
+from simkv.report.run_explanation import explain_run
+from simkv.scenario.scenario_loader import load
+from simkv.validation.serving_points import page
 
 HOSTILE = "<script>alert(1)</script>|[x](javascript:1)`$\\frac{[/red]\n# x"
 
 
 def test_markdown_shows_a_request_id_as_it_is() -> None:
     observed = pd.DataFrame({"request": [HOSTILE]})
-    text = escaped(name_of(observed, 0))
+    text = escape_markdown(request_label(observed, 0))
     assert "<" not in text
     assert "\n" not in text
     assert "&lt;script&gt;alert(1)&lt;/script&gt;\\|\\[x\\](javascript:1)\\`$" in text
@@ -43,12 +43,12 @@ def test_the_console_reads_no_markup(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_logarithmic_axes_have_plain_numbers() -> None:
-    with house_style():
+    with plot_settings():
         figure = Figure()
         axes = figure.subplots()
         axes.plot([30, 300_000], [30, 300_000])
         for which in ("x", "y"):
-            logarithmic(axes, which)
+            set_log_scale(axes, which)
         figure.canvas.draw()
         labels = [one.get_text() for one in (*axes.get_xticklabels(), *axes.get_yticklabels())]
     assert "1000" in labels
@@ -57,7 +57,7 @@ def test_logarithmic_axes_have_plain_numbers() -> None:
 
 
 def test_the_picture_of_measured_points_has_plain_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    with house_style():
+    with plot_settings():
         axes = Figure().subplots()
         page._panel(axes, [], [], 0)
         axes.plot([5, 200], [5, 200])
@@ -90,6 +90,6 @@ def test_the_hint_of_the_server_is_an_address(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(SCENARIO)
     (scenario,) = load(tmp_path / "s.yaml", []).values()
     result = run_scenario(scenario, tmp_path, intervals=False)
-    lines = list(story("s", result, "curl …/explain/{}".format))
+    lines = list(explain_run("s", result, "curl …/explain/{}".format))
     assert lines[-1].startswith("One request: curl …/explain/")
     assert lines[-1].partition("/explain/")[2].isdigit()

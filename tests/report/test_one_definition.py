@@ -13,16 +13,21 @@ import pytest
 import yaml
 
 import simkv
-from simkv.core.figures import REGISTRY, STATISTICS, figure, is_lower_bound
-from simkv.measure.expect import check
-from simkv.measure.result import Result
-from simkv.measure.simulate import run_file
-from simkv.report.brief import side_by_side
-from simkv.report.console import full_parts
-from simkv.report.files import write_run
-from simkv.report.page_words import words
-from simkv.search.whatif.condition import condition
-from simkv.search.whatif.evaluate import Evaluator
+from simkv.core.figures import (
+    METRICS,
+    STATISTICS,
+    figure,
+    is_lower_bound,
+)
+from simkv.metrics.expectation_checks import check_expectations
+from simkv.metrics.result_assembly import run_file
+from simkv.metrics.run_result import RunResult
+from simkv.report.console_details import render_full_results
+from simkv.report.console_summary import build_variants_table
+from simkv.report.page_text import build_page_text
+from simkv.report.run_files import write_run
+from simkv.study.whatif.run_condition import parse_condition
+from simkv.study.whatif.trial_evaluation import Evaluator
 
 #: Some finish, some get a token only, some wait in vain; or nobody finishes.
 TIMEOUTS = {"some": 0.9, "none": 0.05}
@@ -41,7 +46,7 @@ def document(timeout: float) -> dict[str, Any]:
 
 @pytest.fixture(scope="module", params=TIMEOUTS)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.measure.test_fidelity import PROFILE
+    from tests.metrics.test_fidelity import PROFILE
 
     folder = tmp_path_factory.mktemp(request.param)
     (folder / "p.json").write_text(json.dumps(PROFILE))
@@ -51,41 +56,41 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="module")
-def result(path: Path) -> Result:
+def result(path: Path) -> RunResult:
     return run_file(path)["run"]
 
 
 def labels() -> dict[str, str]:
     """The key of every figure by its label and its headings."""
     found = {}
-    for key, metric in REGISTRY.items():
-        for label in (metric.label, metric.heading, metric.heading_s):
+    for key, metric in METRICS.items():
+        for label in (metric.label, metric.heading, metric.heading_in_seconds):
             found[label.lower()] = key
             found[label.lower().replace("e2e ", "e2el ")] = key
     return found
 
 
-def shown(result: Result, key: str, value: str) -> bool:
+def shown(result: RunResult, key: str, value: str) -> bool:
     """Whether a text is the figure as ``summary.json`` has it, however it is rounded."""
-    found, metric = figure(result.summary, key), REGISTRY[key]
+    found, metric = figure(result.summary, key), METRICS[key]
     if found is None:
         return value == "none"
     bound = "> " if is_lower_bound(result.summary, key) else ""
     said = {
         metric.said(found),
         f"{found:.2f}" if isinstance(found, float) else str(found),
-        simkv.core.figures.number(metric.in_s(found)),
+        simkv.core.figures.number(metric.to_seconds(found)),
     }
     return value in {bound + one for one in said}
 
 
-def test_figures_are_those_of_the_rows(result: Result, path: Path) -> None:
+def test_figures_are_those_of_the_rows(result: RunResult, path: Path) -> None:
     """Each is worked out anew: over finished requests, and over all of them."""
     write_run(path.parent / "out", {"run": result}, [], lambda _: None)
     with (path.parent / "out" / "requests.csv").open() as file:
         rows = list(csv.DictReader(file))
     written = json.loads((path.parent / "out" / "summary.json").read_text())["variants"]["run"]
-    lives = result.record.lives
+    lives = result.record.requests
     for group, column, key in (
         ("ttft_ms", "ttft_s", "ttft_all_ms"),
         ("e2e_ms", "e2e_s", "e2e_all_ms"),
@@ -103,10 +108,11 @@ def test_figures_are_those_of_the_rows(result: Result, path: Path) -> None:
     assert figure(written, "ttft_all_ms.p99") != figure(written, "ttft_ms.p99")
 
 
-def test_the_console_shows_what_the_summary_has(result: Result) -> None:
+def test_the_console_shows_what_the_summary_has(result: RunResult) -> None:
     by_label = labels()
     columns = {
-        column.heading.lower(): column.cells[0] for column in side_by_side({"run": result}).columns
+        column.heading.lower(): column.cells[0]
+        for column in build_variants_table({"run": result}).columns
     }
     seen = {by_label[label] for label in columns if label in by_label} - {"finished"}
     assert {"ttft_all_ms.mean", "ttft_all_ms.p99", "e2e_all_ms.mean", "makespan_s"} <= seen
@@ -116,14 +122,14 @@ def test_the_console_shows_what_the_summary_has(result: Result) -> None:
             assert shown(result, by_label[label], cell), (label, cell)
 
 
-def lines(result: Result) -> Iterator[tuple[str, str]]:
-    for part in full_parts({"run": result}, [], []):
+def lines(result: RunResult) -> Iterator[tuple[str, str]]:
+    for part in render_full_results({"run": result}, [], []):
         if isinstance(part, str) and ":  " in part:
             label, _, value = part.partition(":  ")
             yield label.strip().lower(), value.strip()
 
 
-def test_the_full_console_shows_what_the_summary_has(result: Result) -> None:
+def test_the_full_console_shows_what_the_summary_has(result: RunResult) -> None:
     by_label, seen = labels(), set()
     for label, value in lines(result):
         if key := by_label.get(label):
@@ -135,8 +141,8 @@ def test_the_full_console_shows_what_the_summary_has(result: Result) -> None:
     assert wanted <= seen
 
 
-def test_the_page_shows_what_the_summary_has(result: Result) -> None:
-    found, by_label = words({"run": result}, ["run"]), labels()
+def test_the_page_shows_what_the_summary_has(result: RunResult) -> None:
+    found, by_label = build_page_text({"run": result}, ["run"]), labels()
     cells = found["variants"][0]["cells"]
     for heading, cell in zip(found["columns"], cells, strict=True):
         key = by_label[heading.lower()]
@@ -146,7 +152,7 @@ def test_the_page_shows_what_the_summary_has(result: Result) -> None:
 
 
 def test_tables_expectations_and_what_if_have_what_the_summary_has(
-    result: Result, path: Path
+    result: RunResult, path: Path
 ) -> None:
     swept = simkv.sweep(path, {"engine.max_num_seqs": [8]}, jobs=1).iloc[0]
     plan = simkv.plan(
@@ -161,7 +167,7 @@ def test_tables_expectations_and_what_if_have_what_the_summary_has(
     frame = simkv.run(path).figures["run"]
     with Evaluator(path.parent) as evaluator:
         whatif = evaluator.evaluate(evaluator.job(result.scenario))
-    for key in REGISTRY:
+    for key in METRICS:
         value = figure(result.summary, key)
         for table in (swept, planned, frame):
             found = table[key]
@@ -169,20 +175,20 @@ def test_tables_expectations_and_what_if_have_what_the_summary_has(
             assert (None if missing else found) == value, key
         assert whatif.values[key] == value, key
         if value is None:
-            assert not condition(f"{key}<=1e9").shows(whatif)
+            assert not parse_condition(f"{key}<=1e9").is_met(whatif)
     standing = {str(held.objective): held.value for held in plan.plans["run"].objectives}
     for key in ("ttft_ms.p99", "ttft_all_ms.p99"):
         assert standing[f"{key} <= 500"] == figure(result.summary, key)
 
 
-def test_an_expectation_is_of_the_figure_in_the_summary(result: Result, path: Path) -> None:
-    values = {key: figure(result.summary, key) for key in REGISTRY}
+def test_an_expectation_is_of_the_figure_in_the_summary(result: RunResult, path: Path) -> None:
+    values = {key: figure(result.summary, key) for key in METRICS}
     bounds = {key: {"le": 1e9} if value is None else value for key, value in values.items()}
     other = path.with_name("expecting.yaml")
     tree = {**yaml.safe_load(path.read_text()), "expect": {"run": bounds}}
     other.write_text(yaml.safe_dump(tree))
-    found = {one.figure: one for one in check(run_file(other))}
-    assert set(found) == set(REGISTRY)
+    found = {one.figure: one for one in check_expectations(run_file(other))}
+    assert set(found) == set(METRICS)
     for key, value in values.items():
         assert found[key].found == value
         assert found[key].ok == (value is not None), "a missing latency keeps to no bound"

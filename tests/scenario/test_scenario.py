@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from simkv.core.errors import InputError
-from simkv.scenario.load import load
-from simkv.scenario.merge import merge
+from simkv.scenario.overrides import merge
 from simkv.scenario.scenario import Scenario
-from simkv.scenario.schema import json_schema
+from simkv.scenario.scenario_loader import load
+from simkv.scenario.scenario_schema import json_schema
+from simkv.schedulers.engine_registry import ENGINES
 from simkv.schedulers.mistralrs.config import MistralrsConfig
-from simkv.schedulers.registry import ENGINES
 from simkv.schedulers.vllm.config import VllmConfig
 from tests.conftest import ROOT
 

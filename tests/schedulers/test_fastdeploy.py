@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from simkv.conformance.tick_replay import replay_ticks
 from simkv.core.request import Prompt
-from simkv.proof.conform.ticks import replay
 from simkv.schedulers.fastdeploy.config import VARIANTS, FastDeployConfig
-from simkv.schedulers.fastdeploy.fixed import FixedReserve
-from simkv.schedulers.fastdeploy.scheduler import FastDeploy, actors
+from simkv.schedulers.fastdeploy.fixed_reserve import FixedReserve
+from simkv.schedulers.fastdeploy.scheduler import FastDeployScheduler, build_actors
 from simkv.schedulers.fastdeploy.spec import FASTDEPLOY
-from simkv.schedulers.fastdeploy.worker import Parcel, Task, Worker
+from simkv.schedulers.fastdeploy.worker import FastDeployWorker, TaskBatch, WorkerTask
 
 
-def engine(variant: str, prompts: list[int], **knobs: Any) -> FastDeploy:
+def engine(variant: str, prompts: list[int], **knobs: Any) -> FastDeployScheduler:
     """Blocks of 4 tokens, one block per growth, and the given prompts in the queue."""
     small = {"block_size": 4, "max_num_batched_tokens": 16, "enc_dec_block_num": 1}
     small |= {"prealloc_dec_block_slot_num_threshold": 0, "max_num_seqs": 4}
-    scheduler = FastDeploy(
+    scheduler = FastDeployScheduler(
         TypeAdapter(FastDeployConfig).validate_python({"variant": variant, **small, **knobs})
     )
     for i, tokens in enumerate(prompts):
@@ -29,7 +29,7 @@ def engine(variant: str, prompts: list[int], **knobs: Any) -> FastDeploy:
     return scheduler
 
 
-def step(scheduler: FastDeploy, ended: tuple[int, ...] = ()) -> list[tuple[str, int]]:
+def step(scheduler: FastDeployScheduler, ended: tuple[int, ...] = ()) -> list[tuple[str, int]]:
     """One step; the tasks of it."""
     scheduler.complete(scheduler.schedule(), ended)
     return [(task.kind, task.id) for task in scheduler.tasks]
@@ -87,7 +87,7 @@ def test_fixed_reserve_requeues_at_the_head_and_ratio_at_the_tail() -> None:
 
 
 def test_reserve_relaxes_after_exactly_600_calls_with_tasks() -> None:
-    manager = actors(FastDeployConfig())[0]
+    manager = build_actors(FastDeployConfig())[0]
     assert isinstance(manager, FixedReserve)
     assert manager.relaxed  # until the first preemption
     manager._reset_reserve()
@@ -145,7 +145,7 @@ def test_ratio_prefill_gates_the_growth_of_decodes_not_the_decodes() -> None:
 def test_slot_overrun_is_swallowed_half_way() -> None:
     # Its own preemption is not acknowledged yet: the slot is taken though running is empty.
     config = FastDeployConfig(block_size=4, num_blocks=2, max_num_seqs=1, reserve_init=0)
-    manager, _, processor = actors(config)
+    manager, _, processor = build_actors(config)
     manager.add(Prompt(0, 4, 100))
     manager.put(manager.schedule())
     processor.receive([1])
@@ -174,7 +174,7 @@ def minimal(variant: str, lag: int) -> list[dict[str, Any]]:
             "idle_worker_sends_ack": True,
         },
     }
-    return list(replay(FASTDEPLOY, header, 0))
+    return list(replay_ticks(FASTDEPLOY, header, 0))
 
 
 def test_minus1_hangs_at_lag_2_and_the_sentinel_does_not() -> None:
@@ -198,25 +198,25 @@ def test_minus1_repeats_a_token_at_lag_3() -> None:
 
 
 def test_decode_task_after_preempt_takes_the_flag_away() -> None:
-    prefill = Task("prefill", 7, 0, 0, 4, prompt_tokens=4, length=4, blocks=2)
+    prefill = WorkerTask("prefill", 7, 0, 0, 4, prompt_tokens=4, length=4, blocks=2)
     preempt, decode = prefill._replace(kind="preempt"), prefill._replace(kind="decode")
     for tasks, message in (([preempt], [-9]), ([preempt, decode], [-1]), ([decode, preempt], [-9])):
-        worker = Worker(4)
-        worker.take(Parcel([prefill], 1))
+        worker = FastDeployWorker(4)
+        worker.take(TaskBatch([prefill], 1))
         assert worker.step(lambda *_: False) == [1]
-        worker.take(Parcel(tasks, 1))
+        worker.take(TaskBatch(tasks, 1))
         assert worker.step(lambda *_: False) == message
         assert worker.step(lambda *_: False) is None
 
 
 def test_stalled_slot_resumes_with_the_block() -> None:
-    prefill = Task("prefill", 7, 0, 0, 4, prompt_tokens=4, length=4, blocks=1)
-    worker = Worker(4)
-    worker.take(Parcel([prefill], 1))
+    prefill = WorkerTask("prefill", 7, 0, 0, 4, prompt_tokens=4, length=4, blocks=1)
+    worker = FastDeployWorker(4)
+    worker.take(TaskBatch([prefill], 1))
     assert worker.step(lambda *_: False) == [1]
     assert worker.stalled() == [7]
     assert worker.step(lambda *_: False) is None
-    worker.take(Parcel([prefill._replace(kind="decode", blocks=2)], 1))
+    worker.take(TaskBatch([prefill._replace(kind="decode", blocks=2)], 1))
     assert worker.step(lambda *_: True) == [0]
 
 

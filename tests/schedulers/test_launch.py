@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from simkv.core.launch import LaunchError, Machine, ModelFacts
+from simkv.core.launch_rules import LaunchError, LaunchTarget, ModelFacts
 from simkv.costs.hardware.catalog import find_architecture, find_gpu
-from simkv.scenario.defaults import machine_with
+from simkv.scenario.launch_defaults import target_of_gpu
 from simkv.schedulers.sglang.launch import context_length
 from simkv.schedulers.sglang.spec import SGLANG
 from simkv.schedulers.trtllm.spec import TRTLLM
@@ -16,8 +16,8 @@ from simkv.schedulers.vllm.launch import longest, model_length
 from simkv.schedulers.vllm.spec import VLLM
 
 
-def machine(gpu: str, model: str = "llama-3.1-8b", kv: str = "bf16") -> Machine:
-    return machine_with(find_gpu(gpu), find_architecture(model), kv)
+def machine(gpu: str, model: str = "llama-3.1-8b", kv: str = "bf16") -> LaunchTarget:
+    return target_of_gpu(find_gpu(gpu), find_architecture(model), kv)
 
 
 def vllm(gpu: str, variant: str, model: str = "llama-3.1-8b", **given: Any) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def test_vllm_serve_sizes_a_step_by_the_gpu(gpu: str, variant: str, tokens: int,
 
 
 def test_vllm_has_small_values_for_a_gb10_since_033() -> None:
-    gb10 = Machine("NVIDIA GB10", 128 << 30, (12, 1))
+    gb10 = LaunchTarget("NVIDIA GB10", 128 << 30, (12, 1))
     assert VLLM.launch.before({"variant": "0.32.0"}, gb10)["max_num_seqs"] == 1024
     assert VLLM.launch.before({"variant": "0.33.0"}, gb10)["max_num_seqs"] == 256
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from simkv.core.request import Prompt, Segment
-from simkv.core.scheduler import Batch, Livelock
+from simkv.core.scheduler_protocol import Batch, Livelock
 from simkv.schedulers.mistralrs.config import MistralrsConfig
-from simkv.schedulers.mistralrs.queues import Queues, State
-from simkv.schedulers.mistralrs.scheduler import Bucketed
+from simkv.schedulers.mistralrs.scheduler import BucketedScheduler
+from simkv.schedulers.mistralrs.scheduler_base import MistralrsScheduler, SequenceState
 from simkv.schedulers.mistralrs.spec import build
 from simkv.schedulers.mistralrs.versions import RULES
 
@@ -23,13 +23,13 @@ KV_VARIANTS = sorted(RULES)
 ALL = ["seed", *KV_VARIANTS]
 
 
-def engine(variant: str, prompts: Iterable[Prompt] = (), **knobs: Any) -> Queues:
+def engine(variant: str, prompts: Iterable[Prompt] = (), **knobs: Any) -> MistralrsScheduler:
     config = MistralrsConfig(
         variant=variant,  # type: ignore[arg-type]
         **{"block_size": 4, "num_gpu_blocks": 101, "max_num_seqs": 16, **knobs},
     )
     scheduler = build(config)
-    assert isinstance(scheduler, Queues)
+    assert isinstance(scheduler, MistralrsScheduler)
     for prompt in prompts:
         scheduler.add(prompt)
     return scheduler
@@ -39,7 +39,7 @@ def ask(i: int, tokens: int, *, image: bool = False, at: float | None = None) ->
     return Prompt(i, tokens, 50, arrival=float(i if at is None else at), has_images=image)
 
 
-def step(scheduler: Queues, ended: Collection[int] = ()) -> Batch:
+def step(scheduler: MistralrsScheduler, ended: Collection[int] = ()) -> Batch:
     batch = scheduler.schedule()
     assert batch.fatal is None
     scheduler.complete(batch, ended)
@@ -50,7 +50,7 @@ def ids(batch: Batch) -> list[int]:
     return [i for i, _ in batch.scheduled]
 
 
-def until_evicted(scheduler: Queues, most: int = 200) -> int:
+def until_evicted(scheduler: MistralrsScheduler, most: int = 200) -> int:
     """Number of the schedule call that preempts or ignores somebody."""
     for call in range(1, most):
         try:
@@ -63,7 +63,7 @@ def until_evicted(scheduler: Queues, most: int = 200) -> int:
     raise AssertionError("nobody was evicted")
 
 
-def stuck(variant: str, head: int = 150, **knobs: Any) -> Queues:
+def stuck(variant: str, head: int = 150, **knobs: Any) -> MistralrsScheduler:
     """One sequence of 10 tokens runs; a longer one waits at the head and does not fit beside it.
 
     Blocks hold 100 tokens and two can be used, so that the running one does not grow.
@@ -344,7 +344,7 @@ def test_six_unequal_requests_thrash_for_life(variant: str) -> None:
 # Modalities in decode
 
 
-def both_modalities(variant: str) -> Queues:
+def both_modalities(variant: str) -> MistralrsScheduler:
     """A text, an image and a text sequence run, all of five tokens."""
     scheduler = engine(variant, [ask(0, 4), ask(1, 4, image=True), ask(2, 4)])
     step(scheduler)
@@ -495,7 +495,7 @@ def test_an_ignored_head_is_taken_up_again_once_enough_are_gone() -> None:
     assert batch.ignored == [2]
     assert batch.lost == [1]  # the first victim, popped in place of the head that was given up
     assert batch.preempted == [1, 0, 2]  # after the second the head was admitted, and bounced
-    assert scheduler.waiting[0].state is State.WAITING
+    assert scheduler.waiting[0].state is SequenceState.WAITING
 
 
 def test_pr2034_evicts_until_the_head_fits_and_bucketed_only_one() -> None:
@@ -532,7 +532,7 @@ def test_seed_ignores_what_can_never_fit_and_takes_the_rest_of_the_call_with_it(
     assert (batch.ignored, batch.scheduled) == ([0], [])
     assert scheduler.running_ids() == [1, 2]  # moved, but neither allocated nor scheduled
     assert scheduler.blocks_held() == {}
-    assert {q.state for q in scheduler.running} == {State.WAITING}
+    assert {q.state for q in scheduler.running} == {SequenceState.WAITING}
     batch = scheduler.schedule()
     assert ids(batch) == [2, 1]
     assert batch.fatal == "panic: sequence 2 is in a completion batch without blocks"
@@ -593,7 +593,7 @@ def test_a_copy_left_in_the_queue_when_its_sequence_ends_runs_for_nothing() -> N
     assert left[3] == 0  # the second time it is given no token
 
 
-def step_of(scheduler: Queues, left: dict[int, int]) -> Batch:
+def step_of(scheduler: MistralrsScheduler, left: dict[int, int]) -> Batch:
     """A step of requests that have so many tokens left to emit."""
     batch = scheduler.schedule()
     assert batch.fatal is None
@@ -612,9 +612,9 @@ def shared(i: int, tokens: int, common: int) -> Prompt:
     return Prompt(i, tokens, 50, arrival=float(i), segments=segments)
 
 
-def cached(variant: str, prompts: Iterable[Prompt], **knobs: Any) -> Bucketed:
+def cached(variant: str, prompts: Iterable[Prompt], **knobs: Any) -> BucketedScheduler:
     scheduler = engine(variant, prompts, prefix_caching=True, **knobs)
-    assert isinstance(scheduler, Bucketed)
+    assert isinstance(scheduler, BucketedScheduler)
     return scheduler
 
 

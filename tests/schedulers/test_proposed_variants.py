@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simkv.core.request import Prompt, Segment
-from simkv.measure.metrics import request_rows, step_rows
+from simkv.metrics.run_metrics import request_rows, step_rows
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.sglang.scheduler import SglangScheduler
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.scheduler import VllmScheduler
-from tests.laws.scenarios import run, scenarios
+from tests.laws.random_scenarios import run, scenarios
 
 SKIP = "0.33.0-skip-blocked"
 AGING = "0.5.23-lpm-aging"

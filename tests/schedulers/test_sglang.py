@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from simkv.core.prefix import Content
+from simkv.core.block_keys import TokenContent
 from simkv.core.request import Prompt, Segment
-from simkv.core.scheduler import Batch
+from simkv.core.scheduler_protocol import Batch
 from simkv.schedulers.sglang.config import SglangConfig
-from simkv.schedulers.sglang.memory import Memory, Req
+from simkv.schedulers.sglang.memory import Req, SglangMemory
 from simkv.schedulers.sglang.scheduler import SglangScheduler
 
 
@@ -196,8 +196,10 @@ def test_at_least_one_token_is_computed_however_much_is_cached() -> None:
 
 
 def test_cached_outputs_can_be_evicted_without_their_prompt() -> None:
-    memory = Memory(100, page_size=1, prefix_cache=True)
-    req = Req(0, 10, 6, False, Content(Prompt(0, 10, 6)), out=5, end=15)  # as after a retraction
+    memory = SglangMemory(100, page_size=1, prefix_cache=True)
+    req = Req(
+        0, 10, 6, False, TokenContent(Prompt(0, 10, 6)), out=5, end=15
+    )  # as after a retraction
     memory.extend([req])
     memory.publish(req, 15)
     memory.release(req)
@@ -446,7 +448,7 @@ def test_every_token_of_the_pool_has_one_owner(
         retracted += len(batch.preempted)
         memory, admitted = scheduler.state.memory, scheduler.state.admitted.values()
         in_tree = sum(node.tokens for node in memory.tree.nodes()) if memory.tree else 0
-        held = sum(memory.up(r.kv) - r.owned for r in admitted)
+        held = sum(memory.round_up(r.kv) - r.owned for r in admitted)
         assert memory.free + in_tree + held == 160
     assert retracted
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from simkv.core.prefix import Content
+from simkv.core.block_keys import TokenContent
 from simkv.core.request import Prompt
 from simkv.schedulers.sglang.config import SglangConfig
-from simkv.schedulers.sglang.lora import Drainer, SglangLoras
+from simkv.schedulers.sglang.lora import LoraDrainer, SglangLoras
 from simkv.schedulers.sglang.memory import Req
 from simkv.schedulers.sglang.scheduler import SglangScheduler
 
 
 def req(i: int, lora: str | None, most: int = 10, queued_at: float = 0.0) -> Req:
-    return Req(i, 4, most, False, Content(Prompt(i, 4, most)), lora, queued_at)
+    return Req(i, 4, most, False, TokenContent(Prompt(i, 4, most)), lora, queued_at)
 
 
 def test_the_model_itself_counts_as_an_adapter() -> None:
@@ -26,7 +26,7 @@ def test_an_adapter_that_was_looked_at_counts_for_the_rest_of_the_pass() -> None
     loras = SglangLoras(1, 0.0)
     loras.begin([], [], [], 0.0)
     assert loras.admit(req(0, "a"))
-    loras.looked_at(req(0, "a"))
+    loras.note_candidate(req(0, "a"))
     assert not loras.admit(req(1, "b"))
 
 
@@ -40,15 +40,15 @@ def test_the_least_recently_used_adapter_makes_room_and_the_model_last_of_all() 
 
 
 def test_the_adapter_that_will_be_done_first_drains_for_one_that_waits_too_long() -> None:
-    drainer = Drainer(2, 5.0)
+    drainer = LoraDrainer(2, 5.0)
     running = [req(0, "a", most=40), req(1, "b", most=20)]
     drainer.update([req(2, "c", queued_at=0.0)], running, 5.0)
     assert drainer.draining == {}
     drainer.update([req(2, "c", queued_at=0.0)], running, 5.1)
     assert drainer.draining == {"b": "c"}
-    assert drainer.lets_in(req(3, "b", most=24))
-    assert not drainer.lets_in(req(3, "b", most=25))
-    assert drainer.lets_in(req(3, "a", most=1000))
+    assert drainer.admits(req(3, "b", most=24))
+    assert not drainer.admits(req(3, "b", most=25))
+    assert drainer.admits(req(3, "a", most=1000))
     drainer.update([req(2, "c", queued_at=0.0)], running[:1], 6.0)
     assert drainer.draining == {}  # b is done
 
@@ -67,7 +67,7 @@ def test_a_draining_adapter_lets_the_other_one_in(threshold: float, first: list[
     served: list[int] = []
     left = {0: 3, 1: 3, 2: 6, 3: 3}
     for now in range(12):
-        scheduler.tell_time(float(now))
+        scheduler.set_time(float(now))
         for i, lora in come.get(now, ()):
             scheduler.add(Prompt(i, 8, left[i], float(now), lora=lora))
         batch = scheduler.schedule()

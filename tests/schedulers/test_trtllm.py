@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from simkv.conformance.decision_replay import check_trace
 from simkv.core.request import Prompt
-from simkv.core.scheduler import Batch, Held
-from simkv.proof.conform.conform import check
-from simkv.schedulers.trtllm import capacity, microbatch, scheduler
+from simkv.core.scheduler_protocol import Batch, Held
+from simkv.schedulers.trtllm import capacity_scheduler, micro_batch_scheduler, scheduler
 from simkv.schedulers.trtllm.config import TrtllmConfig
+from simkv.schedulers.trtllm.llm_request import LlmRequest
 from simkv.schedulers.trtllm.memory import KvCache
-from simkv.schedulers.trtllm.requests import LlmRequest
 from simkv.schedulers.trtllm.scheduler import TrtllmScheduler
 from tests.conftest import ROOT
 
@@ -189,21 +189,21 @@ def test_what_does_not_go_together_is_refused(knobs: dict[str, Any], word: str) 
         TrtllmConfig(**knobs)
 
 
-def _paused_first(active: Any, cache: KvCache) -> capacity.Admitted:
+def _paused_first(active: Any, cache: KvCache) -> capacity_scheduler.CapacityResult:
     """Pauses the first of those behind in place of the last."""
-    found = capacity.max_utilization(active, cache)
+    found = capacity_scheduler.max_utilization(active, cache)
     started = [r for r in active if r.started and r not in found.fits]
     return found._replace(paused=[(r, None) for r in started[: len(found.paused)]])
 
 
-def _unstopped(active: Any, cache: KvCache, *, static: bool) -> capacity.Admitted:
+def _unstopped(active: Any, cache: KvCache, *, static: bool) -> capacity_scheduler.CapacityResult:
     """Looks behind the first that does not fit."""
-    found, left = capacity.no_evict(active, cache, static=static), cache.pool.free
-    left -= sum(map(cache.to_completion, found.fits))
+    found, left = capacity_scheduler.no_evict(active, cache, static=static), cache.pool.free
+    left -= sum(map(cache.blocks_to_completion, found.fits))
     for r in active:
-        if r not in found.fits and found.why != "rule" and cache.to_completion(r) <= left:
+        if r not in found.fits and found.why != "rule" and cache.blocks_to_completion(r) <= left:
             found.fits.append(r)
-            left -= cache.to_completion(r)
+            left -= cache.blocks_to_completion(r)
     return found
 
 
@@ -213,7 +213,7 @@ def _no_rest(chunked: Any, left: int, config: TrtllmConfig) -> None:
     SHARE(chunked, left, replace(config, context_chunking_policy=policy))
 
 
-SHARE = microbatch.share
+SHARE = micro_batch_scheduler.share
 #: What is changed, and into what: some committed recording must differ.
 PLANTED: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("the first is paused", scheduler, "max_utilization", _paused_first),
@@ -222,9 +222,9 @@ PLANTED: list[tuple[str, Any, str, Callable[..., Any]]] = [
         "static is not",
         scheduler,
         "no_evict",
-        lambda active, cache, static: capacity.no_evict(active, cache, static=False),
+        lambda active, cache, static: capacity_scheduler.no_evict(active, cache, static=False),
     ),
-    ("chunks the other way", microbatch, "share", _no_rest),
+    ("chunks the other way", micro_batch_scheduler, "share", _no_rest),
     (
         "a chunk needs its blocks again",
         KvCache,
@@ -254,6 +254,6 @@ def test_a_changed_rule_shows_in_a_committed_recording(
 
 def _differs(path: Path) -> bool:
     try:
-        return check(path).difference is not None
+        return check_trace(path).difference is not None
     except Exception:  # it cannot even be replayed
         return True

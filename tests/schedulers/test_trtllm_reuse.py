@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
+from simkv.conformance.decision_replay import check_trace
+from simkv.conformance.decision_trace import read_trace
 from simkv.core.errors import InputError
 from simkv.core.request import Prompt, Segment
-from simkv.core.scheduler import Held
-from simkv.proof.conform.conform import check
-from simkv.proof.conform.trace import read_trace
-from simkv.schedulers.trtllm import reuse
+from simkv.core.scheduler_protocol import Held
+from simkv.schedulers.trtllm import block_reuse
+from simkv.schedulers.trtllm.block_reuse import ReusingKvCache
 from simkv.schedulers.trtllm.config import TrtllmConfig
-from simkv.schedulers.trtllm.requests import LlmRequest
-from simkv.schedulers.trtllm.reuse import ReusingKvCache
+from simkv.schedulers.trtllm.llm_request import LlmRequest
 from simkv.schedulers.trtllm.scheduler import TrtllmScheduler
 from simkv.schedulers.trtllm.spec import TRTLLM
 from tests.conftest import ROOT
@@ -121,7 +121,9 @@ def test_of_a_prompt_that_is_computed_in_part_all_is_taken_for_there() -> None:
 
 def _no_part(cache: ReusingKvCache, node: Any, key: Any) -> Any:
     kept = node.children.get(key)
-    return (kept, cache.tokens_per_block) if kept and reuse._length(kept.key) == 4 else (None, 0)
+    return (
+        (kept, cache.tokens_per_block) if kept and block_reuse._length(kept.key) == 4 else (None, 0)
+    )
 
 
 def _unspoilt(cache: ReusingKvCache, r: LlmRequest, count: int) -> None:
@@ -196,12 +198,12 @@ def test_a_changed_rule_shows_in_a_committed_recording(
 
 def _differs(path: Path) -> bool:
     try:
-        return check(path).difference is not None
+        return check_trace(path).difference is not None
     except Exception:  # it cannot even be replayed
         return True
 
 
 def test_a_device_copies_no_parts_of_blocks() -> None:
     with pytest.raises(InputError, match="enable_block_reuse: a device here copies no parts"):
-        TRTLLM.with_tables(TrtllmConfig())
-    TRTLLM.with_tables(TrtllmConfig(enable_block_reuse=False))
+        TRTLLM.build_with_tables(TrtllmConfig())
+    TRTLLM.build_with_tables(TrtllmConfig(enable_block_reuse=False))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from simkv.core.request import Prompt, Segment
-from simkv.core.scheduler import Batch, Completion
+from simkv.core.scheduler_protocol import Batch, Completion
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 

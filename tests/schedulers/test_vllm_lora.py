@@ -8,13 +8,13 @@ import pytest
 
 from simkv.core.request import Prompt, Segment
 from simkv.schedulers.vllm.config import VllmConfig
-from simkv.schedulers.vllm.lora import Loras
-from simkv.schedulers.vllm.requests import FcfsQueue, RequestState
+from simkv.schedulers.vllm.lora import VllmLoras
+from simkv.schedulers.vllm.request_state import FcfsQueue, RequestState
 from simkv.schedulers.vllm.scheduler import VllmScheduler
-from simkv.schedulers.vllm.versions import rules_of
+from simkv.schedulers.vllm.versions import find_rules
 
 
-def step(loras: Loras, *come: str | None, gone: tuple[str, ...] = ()) -> tuple[int, int]:
+def step(loras: VllmLoras, *come: str | None, gone: tuple[str, ...] = ()) -> tuple[int, int]:
     """One step in which these are taken in; what it loads."""
     for lora in gone:
         loras.leave(lora)
@@ -26,7 +26,7 @@ def step(loras: Loras, *come: str | None, gone: tuple[str, ...] = ()) -> tuple[i
 
 
 def test_so_many_adapters_run_and_the_model_itself_beside_them() -> None:
-    loras = Loras(2, 2)
+    loras = VllmLoras(2, 2)
     step(loras, "a", "b", None)
     assert [loras.admit(lora) for lora in ("a", "b", "c", None)] == [True, True, False, True]
     step(loras, gone=("a",))
@@ -34,7 +34,7 @@ def test_so_many_adapters_run_and_the_model_itself_beside_them() -> None:
 
 
 def test_an_adapter_is_read_once_and_copied_when_it_has_lost_its_slot() -> None:
-    loras = Loras(1, 2)
+    loras = VllmLoras(1, 2)
     assert step(loras, "a") == (1, 1)
     assert step(loras, "a") == (0, 0)
     assert step(loras, "b", gone=("a", "a")) == (1, 1)
@@ -44,7 +44,7 @@ def test_an_adapter_is_read_once_and_copied_when_it_has_lost_its_slot() -> None:
 
 
 def test_who_leaves_host_memory_leaves_the_gpu() -> None:
-    loras = Loras(2, 2)
+    loras = VllmLoras(2, 2)
     step(loras, "a", "b")
     assert step(loras, "c", gone=("a",)) == (1, 1)
     assert step(loras, "a", gone=("b",)) == (1, 1)
@@ -87,8 +87,8 @@ def test_the_same_tokens_under_another_adapter_are_no_hit() -> None:
 
 
 def test_only_releases_up_to_0_32_leave_out_who_sits_a_step_out() -> None:
-    assert rules_of("0.33").counts_all_loras
-    assert not rules_of("0.32").counts_all_loras
+    assert find_rules("0.33").counts_all_loras
+    assert not find_rules("0.32").counts_all_loras
 
 
 def test_fewer_host_slots_than_gpu_slots_are_refused() -> None:
@@ -102,7 +102,7 @@ def test_who_was_passed_over_is_looked_at_first_from_0_18_to_0_30() -> None:
     for r in (first, second, third):
         queue.add(r)
     queue.set_aside(second)
-    queue.come_back()
+    queue.restore_aside()
     queue.put_back(first)
     assert [r.id for r in queue] == [1, 0, 2]
     assert queue.head() is second

@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 
 from simkv.core.request import Prompt, Segment
-from simkv.schedulers.registry import ENGINES, variants
+from simkv.schedulers.engine_registry import ENGINES, list_variants
 from simkv.schedulers.vllm.config import VllmConfig
-from simkv.schedulers.vllm.releases import PATCHED, PATCHES, RELEASES
+from simkv.schedulers.vllm.releases import PATCHED, RECORDED_PATCHES, RELEASES
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 from simkv.schedulers.vllm.versions import (
     MINORS,
     RULES,
-    assumed,
-    like,
-    rules_of,
-    variant_of,
+    find_equivalent_release,
+    find_rules,
+    find_variant,
+    unrecorded_note,
 )
 from tests.schedulers.test_vllm import ask, engine, step, steps
 
@@ -31,9 +31,9 @@ VERSIONS = ("0.33.0", "0.19.0", "0.11.0")
 
 
 def test_every_variant_has_rules_and_a_source() -> None:
-    assert set(RULES) == set(variants("vllm"))
+    assert set(RULES) == set(list_variants("vllm"))
     for version in (version for minor, version in MINORS.items() if minor != "0.33"):
-        assert f"({version}, wheel)" in variants("vllm")[version].source
+        assert f"({version}, wheel)" in list_variants("vllm")[version].source
 
 
 @pytest.mark.parametrize(
@@ -86,40 +86,46 @@ def test_what_a_refusal_says_names_the_release_that_brought_the_knob() -> None:
 
 def test_a_release_goes_by_several_names() -> None:
     for name in ("0.27", "0.27.0", "0.27.1"):
-        assert variant_of(name) == "0.27.0"
-        assert assumed(name) is None
-        assert rules_of(name) == RULES["0.27.0"]
-    assert variant_of("0.33") == "0.33.0"
-    assert variant_of("0.33.0-skip-blocked") == "0.33.0-skip-blocked"
-    assert assumed("0.10.3") == "vLLM 0.10.3 was not recorded: it goes by the rules of 0.10.2"
-    assert assumed("0.27.2") == "vLLM 0.27.2 was not recorded: it goes by the rules of 0.27.0"
+        assert find_variant(name) == "0.27.0"
+        assert unrecorded_note(name) is None
+        assert find_rules(name) == RULES["0.27.0"]
+    assert find_variant("0.33") == "0.33.0"
+    assert find_variant("0.33.0-skip-blocked") == "0.33.0-skip-blocked"
+    assert (
+        unrecorded_note("0.10.3") == "vLLM 0.10.3 was not recorded: it goes by the rules of 0.10.2"
+    )
+    assert (
+        unrecorded_note("0.27.2") == "vLLM 0.27.2 was not recorded: it goes by the rules of 0.27.0"
+    )
 
 
 def test_a_patch_release_has_the_rules_by_which_it_was_recorded() -> None:
     own = {"0.9.0.1": "0.9.1", "0.10.1": "0.10.1.1", "0.11.1": "0.11.2", "0.20.2": "0.20.0"}
     for name, variant in own.items():
-        assert variant_of(name) == variant
-        assert assumed(name) is None
-    assert rules_of("0.11.2") != rules_of("0.11.0") == rules_of("0.11")
-    assert variant_of("0.11.7") == "0.11.2"
-    assert assumed("0.11.7") == "vLLM 0.11.7 was not recorded: it goes by the rules of 0.11.2"
-    assert {*PATCHES.values()} >= {*PATCHED}
+        assert find_variant(name) == variant
+        assert unrecorded_note(name) is None
+    assert find_rules("0.11.2") != find_rules("0.11.0") == find_rules("0.11")
+    assert find_variant("0.11.7") == "0.11.2"
+    assert (
+        unrecorded_note("0.11.7") == "vLLM 0.11.7 was not recorded: it goes by the rules of 0.11.2"
+    )
+    assert {*RECORDED_PATCHES.values()} >= {*PATCHED}
 
 
 @pytest.mark.parametrize("name", ["0.5", "0.34", "1.27", "0.27.", "0.27.1.2", "0.27rc1", "", "0"])
 def test_a_release_that_is_not_known_is_refused_with_those_that_are(name: str) -> None:
     known = r"is not known; .* from 0\.\d+ to 0\.33 .*0\.33\.0-skip-blocked"
     with pytest.raises(ValueError, match=known):
-        variant_of(name)
+        find_variant(name)
 
 
 def test_of_releases_with_the_same_rules_one_stands_for_all() -> None:
-    different = ENGINES["vllm"].different
-    assert {like(name) for name in RULES} == {*different}
+    different = ENGINES["vllm"].distinct_variants
+    assert {find_equivalent_release(name) for name in RULES} == {*different}
     assert {"0.33.0", "0.19.0", "0.12.0"} <= {*different}
     rules = [RULES[name] for name in different]
     assert all(a != b for i, a in enumerate(rules) for b in rules[:i])
-    assert like("0.20.1") == "0.19.0"
+    assert find_equivalent_release("0.20.1") == "0.19.0"
 
 
 def test_the_documentation_tells_what_each_release_brought(root: Path) -> None:

@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from tests.serve.house import Served, scenario, serving
+from tests.serve.running_server import Served, scenario, serving
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from simkv.cli import main
-from simkv.serve.house import Options, Street
-from simkv.serve.scenario import made_up
-from tests.serve.house import COSTS, scenario, serving
+from simkv.serve.served_scenario import build_scenario
+from simkv.serve.server import Deployment, ServerOptions
+from tests.serve.running_server import COSTS, scenario, serving
 
 FLEET = "fleet: {replicas: 2, router: round_robin}\n"
 #: Runs simkv where none of the packages of the extra can be imported.
@@ -74,7 +74,7 @@ def test_an_option_that_cannot_be_used_is_one_line(
     *before, option = option.split()
     words = [*before, f"{option}={value}"]
     monkeypatch.setattr(sys, "argv", ["simkv", "serve", str(path), *words])
-    monkeypatch.setattr(Street, "serve", lambda *_: pytest.fail("it serves"))
+    monkeypatch.setattr(Deployment, "serve", lambda *_: pytest.fail("it serves"))
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
@@ -101,7 +101,7 @@ def test_an_empty_key_in_the_environment_is_refused(
 ) -> None:
     monkeypatch.setenv("SIMKV_API_KEY", "")
     monkeypatch.setattr(sys, "argv", ["simkv", "serve", "mistralrs-six"])
-    monkeypatch.setattr(Street, "serve", lambda *_: pytest.fail("it serves"))
+    monkeypatch.setattr(Deployment, "serve", lambda *_: pytest.fail("it serves"))
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
@@ -110,9 +110,9 @@ def test_an_empty_key_in_the_environment_is_refused(
 
 def test_options_at_their_bounds_are_taken() -> None:
     for speed in (1e-6, 1e6):
-        assert Options(speed=speed).speed == speed
+        assert ServerOptions(speed=speed).speed == speed
     for grace in (0.0, 1e-300, 1e6):
-        assert Options(grace=grace).grace == grace
+        assert ServerOptions(grace=grace).grace == grace
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_it_lists_what_it_could_serve(
 
 
 def test_an_engine_by_its_name() -> None:
-    made = made_up("sglang", "llama-3.1-8b", "L40S", ["engine.page_size=16"])
+    made = build_scenario("sglang", "llama-3.1-8b", "L40S", ["engine.page_size=16"])
     assert made.engine.name == "sglang"
     assert made.engine.page_size == 16
     assert made.engine.max_total_num_tokens > 100_000

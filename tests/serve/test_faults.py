@@ -13,8 +13,13 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from simkv.measure.simulate import run_file
-from tests.serve.house import inside, scenario, serving, wait_until
+from simkv.metrics.result_assembly import run_file
+from tests.serve.running_server import (
+    inside,
+    scenario,
+    serving,
+    wait_until,
+)
 
 STREAM = {"prompt": "x", "max_tokens": 30, "stream": True}
 DEADLY = "sglang-30743-chunk-oom"
@@ -67,18 +72,18 @@ def test_of_500_clients_that_vanish_nothing_is_left(tmp_path: Path) -> None:
     record = result.record
     assert record.steps.free_blocks[-1] <= record.num_blocks == 199
     for i, tiles in result.diagnosis.ledger.items():
-        life = record.lives[i]
+        life = record.requests[i]
         assert sum(tile.seconds for tile in tiles) == pytest.approx(
             (life.ended_at or 0.0) - life.request.arrival, abs=1e-9
         )
         assert (life.tokens == life.request.output_tokens) is (life.outcome == "finished")
-    assert 50 < heard <= len(record.lives) <= 500
-    assert {life.outcome.value for life in record.lives.values() if life.outcome} <= {
+    assert 50 < heard <= len(record.requests) <= 500
+    assert {life.outcome.value for life in record.requests.values() if life.outcome} <= {
         "finished",
         "starved",
         "timed_out",
     }
-    assert sum(life.outcome != "finished" for life in record.lives.values()) > 0
+    assert sum(life.outcome != "finished" for life in record.requests.values()) > 0
 
 
 def test_a_flood_of_connections_leaves_the_server_as_it_was(tmp_path: Path) -> None:

@@ -8,8 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from simkv.core.outcome import Outcome
-from simkv.measure.simulate import run_file
-from tests.serve.house import Served, inside, scenario, serving, until
+from simkv.metrics.result_assembly import run_file
+from tests.serve.running_server import (
+    Served,
+    inside,
+    scenario,
+    serving,
+    until,
+)
 
 SGLANG = """\
 name: served
@@ -59,7 +65,7 @@ def test_vllm_is_busy(tmp_path: Path) -> None:
         assert "rejected after 0" in served.get("/explain/mine").text
         assert "Traceback" not in served.end()
     (tmp_path / "again.yaml").write_text(text + "workload: {trace: came.csv}\n")
-    lives = run_file(tmp_path / "again.yaml")["run"].record.lives
+    lives = run_file(tmp_path / "again.yaml")["run"].record.requests
     assert [i for i, life in lives.items() if life.outcome is Outcome.REJECTED] == [3, 4, 8, 10]
 
 
@@ -75,7 +81,7 @@ def test_a_full_queue_is_told_before_what_is_wrong_with_a_prompt(tmp_path: Path)
                 return (await client.post("/v1/completions", json=fields)).status_code
 
             first = asyncio.ensure_future(client.post("/v1/completions", json=LONG))
-            await until(lambda: house.desk.under_way == 1)
+            await until(lambda: house.handler.in_flight == 1)
             assert await status(**too_long) == 503
             assert await status(prompt="x", max_tokens=0) == 503
             assert await status(prompt=[[1], [2]]) == 503
@@ -84,14 +90,14 @@ def test_a_full_queue_is_told_before_what_is_wrong_with_a_prompt(tmp_path: Path)
             assert REJECTED.format("max_num_queued_reqs") + " 3.0" in counted
             assert [r.prompt_tokens for r in house.live.journal] == [3, 5000, 1, 1]
             first.cancel()
-            await until(lambda: house.desk.under_way == 0)
+            await until(lambda: house.handler.in_flight == 0)
             assert await status(**too_long) == 400
             assert len(house.live.journal) == 4
             house.write(tmp_path / "came.csv")
 
     asyncio.run(visit())
     (tmp_path / "again.yaml").write_text(text + "workload: {trace: came.csv}\n")
-    lives = run_file(tmp_path / "again.yaml")["run"].record.lives
+    lives = run_file(tmp_path / "again.yaml")["run"].record.requests
     assert [i for i, life in lives.items() if life.outcome is Outcome.REJECTED] == [1, 2, 3]
 
 
@@ -109,12 +115,12 @@ def test_behind_a_router_too_if_all_replicas_are_full(tmp_path: Path) -> None:
             for number in (1, 2):
                 assert await status() == 400  # the other replica has room
                 calls.append(asyncio.ensure_future(client.post("/v1/completions", json=LONG)))
-                await until(lambda: house.desk.under_way == number)  # noqa: B023
+                await until(lambda: house.handler.in_flight == number)  # noqa: B023
             assert await status() == 503
             assert [r.prompt_tokens for r in house.live.journal] == [3, 3, 5000]
             for call in calls:
                 call.cancel()
-            await until(lambda: house.desk.under_way == 0)
+            await until(lambda: house.handler.in_flight == 0)
             assert await status() == 400
 
     asyncio.run(visit())

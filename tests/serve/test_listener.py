@@ -13,7 +13,7 @@ import pytest
 
 from simkv.core.errors import InputError
 from simkv.serve.listener import bind
-from tests.serve.house import scenario, serving
+from tests.serve.running_server import scenario, serving
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from simkv.measure.registered import FOLDER
-from tests.serve.house import Served, scenario, serving
+from simkv.metrics.prometheus_metrics import FOLDER
+from tests.serve.running_server import Served, scenario, serving
 
 SGLANG = """\
 name: served

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from simkv.core.errors import InputError
 from simkv.core.request import Request
 from simkv.workload.clients import Clients
-from simkv.workload.workload import Workload, clients, generate
+from simkv.workload.workload_section import Workload, build_clients, generate_requests
 
 
 def request(number: int, arrival: float = 0.0, timeout: float | None = None) -> Request:
@@ -102,9 +102,9 @@ def test_workloads_that_depend_on_the_engine_are_for_clients_only() -> None:
     burst = {"num_prompts": 9, "prompt_tokens": 5, "output_tokens": 2}
     closed = Workload.model_validate({"burst": burst, "max_concurrency": 3})
     with pytest.raises(InputError, match="max_concurrency"):
-        generate(closed, None)
-    some = clients(closed, 30.0)
+        generate_requests(closed, None)
+    some = build_clients(closed, 30.0)
     assert len(some.send(0.0)) == 3
     assert {r.timeout for r in some.requests} == {30.0}
     opened = Workload.model_validate({"burst": burst})
-    assert clients(opened, None).requests == generate(opened, None)
+    assert build_clients(opened, None).requests == generate_requests(opened, None)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from simkv.core.request import Segment
-from simkv.workload.workload import Workload, generate
+from simkv.workload.workload_section import Workload, generate_requests
 
 
 def workload(**form: Any) -> Workload:
@@ -21,7 +21,7 @@ def drawn(count: int = 2000, **fields: Any) -> Workload:
 
 
 def arrivals(found: Workload) -> np.ndarray:
-    return np.array([request.arrival for request in generate(found, None)])
+    return np.array([request.arrival for request in generate_requests(found, None)])
 
 
 # Listed
@@ -32,7 +32,7 @@ def test_listed_requests_are_numbered_in_their_order() -> None:
         {"prompt_tokens": 5, "output_tokens": 3, "arrival": 2.0, "timeout": 7.0, "priority": 1},
         {"prompt_tokens": 6, "output_tokens": 4, "has_images": True, "ignore_eos": True},
     ]
-    a, b = generate(workload(requests=rows), 9.0)
+    a, b = generate_requests(workload(requests=rows), 9.0)
     assert (a.id, a.arrival, a.prompt_tokens, a.output_tokens, a.max_tokens) == (0, 2.0, 5, 3, 3)
     assert (a.timeout, a.priority, a.has_images, a.ignore_eos) == (7.0, 1, False, False)
     assert (b.id, b.arrival, b.timeout, b.has_images, b.ignore_eos) == (1, 0.0, 9.0, True, True)
@@ -41,13 +41,13 @@ def test_listed_requests_are_numbered_in_their_order() -> None:
 @pytest.mark.parametrize(("output", "most", "emitted"), [(5, 8, 5), (5, 5, 5), (8, 5, 5)])
 def test_nobody_emits_more_than_was_asked_for(output: int, most: int, emitted: int) -> None:
     row = {"prompt_tokens": 1, "output_tokens": output, "max_tokens": most}
-    (request,) = generate(workload(requests=[row]), None)
+    (request,) = generate_requests(workload(requests=[row]), None)
     assert (request.output_tokens, request.max_tokens) == (emitted, most)
 
 
 def test_requests_of_a_prefix_group_begin_with_the_same_tokens() -> None:
     row = {"output_tokens": 1, "prefix_group": "a", "prefix_tokens": 4}
-    a, b = generate(
+    a, b = generate_requests(
         workload(requests=[{**row, "prompt_tokens": 6}, {**row, "prompt_tokens": 3}]), None
     )
     assert a.segments == (Segment("ga", 0, 4), Segment("u0", 0, 2))
@@ -60,7 +60,7 @@ def test_requests_of_a_prefix_group_begin_with_the_same_tokens() -> None:
 
 def test_a_burst_is_so_many_equal_requests_so_far_apart() -> None:
     shape = {"num_prompts": 3, "prompt_tokens": 5, "output_tokens": 2, "interval": 0.1}
-    requests = generate(workload(burst=shape), None)
+    requests = generate_requests(workload(burst=shape), None)
     assert [(r.id, r.arrival) for r in requests] == [(0, 0.0), (1, 0.1), (2, 0.2)]
     assert {(r.prompt_tokens, r.output_tokens, r.timeout) for r in requests} == {(5, 2, None)}
 
@@ -93,18 +93,20 @@ def test_a_rate_without_end_is_all_at_once() -> None:
 
 def test_the_seed_decides_and_nothing_else() -> None:
     lengths = {"distribution": "uniform", "low": 1, "high": 1000}
-    first = generate(drawn(50, prompt_tokens=lengths, seed=7), None)
-    assert generate(drawn(50, prompt_tokens=lengths, seed=7), None) == first
-    other = generate(drawn(50, prompt_tokens=lengths, seed=8), None)
+    first = generate_requests(drawn(50, prompt_tokens=lengths, seed=7), None)
+    assert generate_requests(drawn(50, prompt_tokens=lengths, seed=7), None) == first
+    other = generate_requests(drawn(50, prompt_tokens=lengths, seed=8), None)
     assert [r.arrival for r in other] != [r.arrival for r in first]
     assert [r.prompt_tokens for r in other] != [r.prompt_tokens for r in first]
 
 
 def test_changing_one_thing_leaves_the_others_as_they_were() -> None:
     lengths = {"distribution": "uniform", "low": 1, "high": 1000}
-    plain = generate(drawn(50, prompt_tokens=lengths, output_tokens=lengths), None)
-    fixed = generate(drawn(50, prompt_tokens=5, output_tokens=lengths), None)
-    slow = generate(drawn(50, prompt_tokens=lengths, output_tokens=lengths, request_rate=1.0), None)
+    plain = generate_requests(drawn(50, prompt_tokens=lengths, output_tokens=lengths), None)
+    fixed = generate_requests(drawn(50, prompt_tokens=5, output_tokens=lengths), None)
+    slow = generate_requests(
+        drawn(50, prompt_tokens=lengths, output_tokens=lengths, request_rate=1.0), None
+    )
     assert [r.arrival for r in plain] == [r.arrival for r in fixed]
     assert [r.output_tokens for r in plain] == [r.output_tokens for r in fixed]
     assert [2 * r.arrival for r in plain] == pytest.approx([r.arrival for r in slow])
@@ -114,18 +116,18 @@ def test_changing_one_thing_leaves_the_others_as_they_were() -> None:
 
 def test_uniform_lengths_reach_both_ends() -> None:
     lengths = {"distribution": "uniform", "low": 3, "high": 6}
-    found = [r.prompt_tokens for r in generate(drawn(prompt_tokens=lengths), None)]
+    found = [r.prompt_tokens for r in generate_requests(drawn(prompt_tokens=lengths), None)]
     assert set(found) == {3, 4, 5, 6}
     assert np.mean(found) == pytest.approx(4.5, abs=0.1)
 
 
 def test_lognormal_lengths_have_the_mean_and_keep_the_limit() -> None:
     lengths: dict[str, Any] = {"distribution": "lognormal", "mean": 200.0, "sigma": 0.5}
-    found = [r.prompt_tokens for r in generate(drawn(8000, prompt_tokens=lengths), None)]
+    found = [r.prompt_tokens for r in generate_requests(drawn(8000, prompt_tokens=lengths), None)]
     assert np.mean(found) == pytest.approx(200, rel=0.05)
     assert np.log(found).std() == pytest.approx(0.5, rel=0.05)
     cut = {**lengths, "max": 150}
-    found = [r.prompt_tokens for r in generate(drawn(prompt_tokens=cut), None)]
+    found = [r.prompt_tokens for r in generate_requests(drawn(prompt_tokens=cut), None)]
     assert max(found) == 150
     assert min(found) >= 1
 

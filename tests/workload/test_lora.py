@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from simkv.workload.selection import Selection
-from simkv.workload.source import Source
-from simkv.workload.trace import read_trace
-from simkv.workload.traces.own import used_columns, write_file
-from simkv.workload.workload import Workload, clients, generate
+from simkv.workload.formats.simkv_csv import used_columns, write_file
+from simkv.workload.trace_reader import read_trace
+from simkv.workload.trace_selection import Selection
+from simkv.workload.trace_source import TraceSource
+from simkv.workload.workload_section import Workload, build_clients, generate_requests
 
 
 def drawn(**more: object) -> list[str | None]:
     arrivals = {"num_prompts": 400, "request_rate": 5.0, "prompt_tokens": 8, "output_tokens": 2}
     workload = Workload.model_validate({"arrivals": arrivals | more})
-    return [request.lora for request in generate(workload, None)]
+    return [request.lora for request in generate_requests(workload, None)]
 
 
 def test_adapters_are_drawn_evenly_or_taken_in_turn() -> None:
@@ -41,8 +41,8 @@ def test_drawing_them_changes_nothing_else() -> None:
         "prompt_tokens": {"distribution": "lognormal", "mean": 64},
         "output_tokens": 2,
     }
-    plain = generate(Workload.model_validate({"arrivals": arrivals}), None)
-    asking = generate(
+    plain = generate_requests(Workload.model_validate({"arrivals": arrivals}), None)
+    asking = generate_requests(
         Workload.model_validate({"arrivals": arrivals | {"lora_modules": ["a"]}}), None
     )
     assert [(r.arrival, r.prompt_tokens) for r in plain] == [
@@ -59,7 +59,7 @@ def test_all_turns_of_a_session_ask_for_one_adapter() -> None:
     sessions = {"num_sessions": 9, "request_rate": 1.0, "turns": 3, "prompt_tokens": 8}
     sessions |= {"output_tokens": 2, "lora_modules": ["a", "b", "c"]}
     found: dict[str, set[str | None]] = {}
-    for request in clients(Workload.model_validate({"sessions": sessions}), None).requests:
+    for request in build_clients(Workload.model_validate({"sessions": sessions}), None).requests:
         found.setdefault(request.segments[0].stream, set()).add(request.lora)
     assert all(len(loras) == 1 for loras in found.values())
 
@@ -69,7 +69,7 @@ def test_a_trace_keeps_the_names(tmp_path: Path) -> None:
     path.write_text("arrival,prompt_tokens,output_tokens,lora\n0,5,2,a\n1,5,2,\n2,5,2,b%2Cc\n")
     trace = read_trace(path)
     assert [request.lora for request in trace.requests()] == ["a", None, "b,c"]
-    source = Source(path, Selection())
+    source = TraceSource(path, Selection())
     source.loras.names = trace.loras
     again = tmp_path / "again.csv"
     write_file(again, [trace.rows], used_columns(trace.rows, ["arrival"]), source)

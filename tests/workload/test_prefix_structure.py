@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
+from simkv.core.block_keys import TokenContent
 from simkv.core.errors import InputError
-from simkv.core.prefix import Content
 from simkv.core.request import Request, Segment
-from simkv.costs.profile import load_profile
-from simkv.measure.metrics import request_rows, step_rows
-from simkv.scenario.load import load
+from simkv.costs.cost_profile import load_profile
+from simkv.metrics.run_metrics import request_rows, step_rows
 from simkv.scenario.scenario import Scenario
-from simkv.workload.workload import Workload, generate
-from tests.core.prefixes import common_prefix
+from simkv.scenario.scenario_loader import load
+from simkv.workload.workload_section import Workload, generate_requests
+from tests.core.shared_prefixes import common_prefix
 from tests.laws.test_leaping import assert_same, record
 
 
 def requests(workload: dict[str, Any]) -> list[Request]:
-    return generate(Workload.model_validate(workload), None)
+    return generate_requests(Workload.model_validate(workload), None)
 
 
 def listed(**fields: Any) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def listed(**fields: Any) -> dict[str, Any]:
 
 
 def shared(a: Request, b: Request) -> int:
-    return common_prefix(Content(a), Content(b), min(a.prompt_tokens, b.prompt_tokens))
+    return common_prefix(TokenContent(a), TokenContent(b), min(a.prompt_tokens, b.prompt_tokens))
 
 
 def test_hash_ids_name_the_blocks_of_a_prompt() -> None:
@@ -64,8 +64,8 @@ def test_segments_can_continue_an_earlier_conversation() -> None:
     ]
     first, second = requests({"requests": rows})
     assert shared(first, second) == 100
-    said = Content(first).slices(0, 105)
-    assert Content(second).slices(0, 105) == said
+    said = TokenContent(first).slices(0, 105)
+    assert TokenContent(second).slices(0, 105) == said
 
 
 def test_a_prefix_group_is_as_long_as_the_prompt_at_most() -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from simkv.core.errors import InputError
 from simkv.core.request import Request, Segment
-from simkv.workload.trace import Selection, Trace, read_trace
-from simkv.workload.traces.azure import nanoseconds, one_moment
-from simkv.workload.traces.find import NAMES, find_format
+from simkv.workload.formats.azure import parse_timestamp, parse_timestamps
+from simkv.workload.formats.format_detection import FORMAT_NAMES, detect_format
+from simkv.workload.trace_reader import Selection, Trace, read_trace
 
 
 def write(path: Path, text: str) -> Path:
@@ -61,8 +61,8 @@ def test_azure_2024_with_and_without_a_fraction_and_an_offset(
 @pytest.mark.parametrize("zone", ["", "Z", "+01:00", "-0730", "+02"])
 def test_many_times_at_once_are_the_same_as_one_by_one(zone: str) -> None:
     times = [f"2024-05-10 23:59:{i:02}.{i}{zone}" for i in range(60)]
-    assert nanoseconds(times).tolist() == [one_moment(time) for time in times]
-    assert one_moment(f"1970-01-02T00:00:00.5{zone}") == int(
+    assert parse_timestamps(times).tolist() == [parse_timestamp(time) for time in times]
+    assert parse_timestamp(f"1970-01-02T00:00:00.5{zone}") == int(
         (86_400.5 - {"+01:00": 3600, "-0730": -27_000, "+02": 7200}.get(zone, 0)) * 1e9
     )
 
@@ -440,7 +440,7 @@ def test_what_is_no_trace_is_told_what_would_be_one(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         read_trace(tmp_path / "absent.csv")
     with pytest.raises(InputError, match=r"'azur' is not known \(did you mean 'azure'\?\)"):
-        find_format(path, "azur")
+        detect_format(path, "azur")
     (tmp_path / "x.bin").write_bytes(b"\0\1\2" * 100)
     for name in ("x.bin", "empty"):
         (tmp_path / "empty").touch()
@@ -458,7 +458,7 @@ def test_every_format_reads_gzip_too(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "a.csv.gz", "wb") as file:
         file.write(AZURE_2023.encode())
     assert len(read_trace(tmp_path / "a.csv.gz")) == 3
-    assert len(NAMES) == len(set(NAMES))
+    assert len(FORMAT_NAMES) == len(set(FORMAT_NAMES))
 
 
 def test_requests_are_plain_python_numbers(tmp_path: Path) -> None:

@@ -9,23 +9,36 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from simkv.core.errors import InputError
-from simkv.core.prefix import Content
-from simkv.core.request import Request
-from simkv.workload.inspect import BINS, Binned, Demand, Lengths, Service, Survey, inspect
-from simkv.workload.rows import Names, Pieces, Rows, parse_pieces
-from simkv.workload.trace import Reader, read_trace
-from simkv.workload.workload import Workload, clients
-from tests.core.prefixes import common_prefix
 from traces.make import write_requests
+
+from simkv.core.block_keys import TokenContent
+from simkv.core.errors import InputError
+from simkv.core.request import Request
+from simkv.workload.request_columns import (
+    NameTable,
+    PromptPieces,
+    RequestRows,
+    parse_pieces,
+)
+from simkv.workload.trace_reader import TraceReader, read_trace
+from simkv.workload.trace_statistics import (
+    BINS,
+    BinnedAmounts,
+    LengthHistogram,
+    PeakDemand,
+    ServiceTime,
+    TraceStatistics,
+    inspect_trace,
+)
+from simkv.workload.workload_section import Workload, build_clients
+from tests.core.shared_prefixes import common_prefix
 
 LENGTHS = st.lists(st.integers(1, 10**6), min_size=1, max_size=60)
 
 
 @given(LENGTHS)
 def test_percentiles_are_numpys(values: list[int]) -> None:
-    lengths = Lengths()
+    lengths = LengthHistogram()
     for cut in (values[:7], values[7:]):
         lengths.add(np.array(cut, np.int64))
     found = lengths.figures()
@@ -35,8 +48,8 @@ def test_percentiles_are_numpys(values: list[int]) -> None:
     assert found["max"] == max(values)
 
 
-def rows_of(times: list[float], prompts: list[int], outputs: list[int]) -> Rows:
-    return Rows(np.array(times), np.array(prompts), np.array(outputs))
+def rows_of(times: list[float], prompts: list[int], outputs: list[int]) -> RequestRows:
+    return RequestRows(np.array(times), np.array(prompts), np.array(outputs))
 
 
 @given(st.data(), st.integers(1, 30))
@@ -45,8 +58,8 @@ def test_peaks_are_those_of_a_sweep_however_the_rows_are_cut(data: st.DataObject
     times = sorted(draw(st.lists(st.integers(0, 40), min_size=n, max_size=n)))
     prompts = draw(st.lists(st.sampled_from([16, 32, 7, 64]), min_size=n, max_size=n))
     outputs = draw(st.lists(st.integers(1, 9), min_size=n, max_size=n))
-    service = Service(prefill_rate=16.0, tpot=1.0)
-    demand = Demand(service, 16)
+    service = ServiceTime(prefill_rate=16.0, tpot=1.0)
+    demand = PeakDemand(service, 16)
     size = draw(st.integers(1, n))
     for low in range(0, n, size):
         cut = slice(low, low + size)
@@ -59,7 +72,7 @@ def test_peaks_are_those_of_a_sweep_however_the_rows_are_cut(data: st.DataObject
 
 
 def test_bins_of_time_widen_when_a_trace_is_long() -> None:
-    course = Binned()
+    course = BinnedAmounts()
     course.add(np.array([0.5, 0.6, 1.5]))
     assert (course.most(1.0), course.width) == (2, 1.0)
     course.add(np.array([3.0 * BINS]))
@@ -78,7 +91,7 @@ def test_shared_prefixes_are_those_of_the_contents(
     drawn: list[tuple[list[str], int, int]],
 ) -> None:
     """Against every earlier prompt with its output, token by token identity as the cache has it."""
-    names = Names()
+    names = NameTable()
     pieces = [parse_pieces(" ".join(words), names) for words, _, _ in drawn]
     prompts = [
         sum(end - start for *_, start, end in row) + max(rest, 0 if row else 1)
@@ -86,19 +99,19 @@ def test_shared_prefixes_are_those_of_the_contents(
     ]
     rows = rows_of([float(i) for i in range(len(drawn))], prompts, [out for *_, out in drawn])
     rows.number = np.arange(len(drawn))
-    rows.pieces = Pieces.of(pieces)
-    survey = Survey(block_size=4)
+    rows.pieces = PromptPieces.of(pieces)
+    survey = TraceStatistics(block_size=4)
     shared = survey.sharing.add(rows).tolist()
-    from simkv.workload.source import Tally
-    from simkv.workload.trace import Trace
+    from simkv.workload.trace_reader import Trace
+    from simkv.workload.trace_source import Tally
 
     sent = Trace(Path(), "simkv", rows, Tally(), [], names.names).requests()
     for index, request in enumerate(sent):
         longest = max(
             (
                 common_prefix(
-                    Content(request),
-                    Content(earlier),
+                    TokenContent(request),
+                    TokenContent(earlier),
                     min(request.prompt_tokens, earlier.prompt_tokens + earlier.output_tokens),
                 )
                 for earlier in sent[:index]
@@ -124,13 +137,13 @@ def chat(tmp_path: Path) -> Path:
             }
         }
     )
-    sent = clients(workload, None)
+    sent = build_clients(workload, None)
     write_requests(tmp_path / "chat.csv", sent.requests, sent.after)
     return tmp_path / "chat.csv"
 
 
 def test_figures_of_a_chat(chat: Path) -> None:
-    found = inspect(Reader(chat)).figures()
+    found = inspect_trace(TraceReader(chat)).figures()
     assert (found["requests"], found["sessions"]) == (120, 40)
     # Prompts have 164, 314 and 464 tokens; the first turns share 64, later ones all but 100.
     assert found["prompt_tokens"]["mean"] == 314
@@ -147,13 +160,16 @@ def test_rows_out_of_order_give_the_same_figures(chat: Path, tmp_path: Path) -> 
     header = ",".join(header.split(",")[:3])
     in_order.write_text("\n".join([header, *plain]))
     mixed.write_text("\n".join([header, *plain[60:], *plain[:60]]))
-    assert inspect(Reader(mixed)).figures() == inspect(Reader(in_order)).figures()
+    assert (
+        inspect_trace(TraceReader(mixed)).figures()
+        == inspect_trace(TraceReader(in_order)).figures()
+    )
 
 
 def test_lengths_without_arrivals_have_no_rate(tmp_path: Path) -> None:
     path = tmp_path / "l.csv"
     path.write_text("prompt_tokens,output_tokens\n5,1\n7,2\n")
-    found = inspect(Reader(path)).figures()
+    found = inspect_trace(TraceReader(path)).figures()
     assert (found["rate"], found["peak_blocks"], found["prefix_hit_rate"]) == (None, None, None)
     assert found["prompt_tokens"]["mean"] == 6
 
@@ -161,7 +177,7 @@ def test_lengths_without_arrivals_have_no_rate(tmp_path: Path) -> None:
 def test_one_request_alone(tmp_path: Path) -> None:
     path = tmp_path / "l.csv"
     path.write_text("arrival,prompt_tokens,output_tokens\n5,17,1\n")
-    found = inspect(Reader(path)).figures()
+    found = inspect_trace(TraceReader(path)).figures()
     assert (found["rate"], found["requests"], found["peak_blocks"]) == (None, 1, 2)
 
 
@@ -169,17 +185,18 @@ def test_nothing_left_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "l.csv"
     path.write_text("arrival,prompt_tokens,output_tokens\n")
     with pytest.raises(InputError, match="no request is left"):
-        inspect(Reader(path))
+        inspect_trace(TraceReader(path))
 
 
 def test_the_picture_is_the_same_every_time(chat: Path, tmp_path: Path) -> None:
-    from simkv.report.trace_picture import draw
+    from simkv.report.trace_plot import draw_trace
 
     lengths = tmp_path / "l.csv"
     lengths.write_text("prompt_tokens,output_tokens\n5,1\n")
     for path in (chat, lengths):
         one, two = (
-            draw(inspect(Reader(path)), "t", tmp_path / name).read_bytes() for name in ("a", "b")
+            draw_trace(inspect_trace(TraceReader(path)), "t", tmp_path / name).read_bytes()
+            for name in ("a", "b")
         )
         assert one == two
         assert one.startswith(b"\x89PNG")
@@ -189,7 +206,7 @@ def test_gaps_and_busiest_seconds(tmp_path: Path) -> None:
     times = [0.0, 0.1, 0.2, 5.0, 9.0]
     sent = [Request(i, 5, 1, arrival=time) for i, time in enumerate(times)]
     write_requests(tmp_path / "t.csv", sent, {})
-    found = inspect(Reader(tmp_path / "t.csv")).figures()
+    found = inspect_trace(TraceReader(tmp_path / "t.csv")).figures()
     gaps = np.diff(times)
     assert found["gap_cv"] == pytest.approx(gaps.std() / gaps.mean())
     assert (found["longest_gap_s"], found["most_in_1_s"], found["most_in_64_s"]) == (4.8, 3, 5)

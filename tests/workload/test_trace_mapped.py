@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from simkv.core.errors import InputError
-from simkv.workload.convert import convert
-from simkv.workload.trace import Reader, read_trace
-from simkv.workload.traces.mapped import parse_columns
+from simkv.workload.formats.mapped_columns import parse_columns
+from simkv.workload.trace_conversion import convert_trace
+from simkv.workload.trace_reader import TraceReader, read_trace
 
 COLUMNS = "arrival=ts,prompt_tokens=in_tok,output_tokens=out_tok"
 ROWS = [
@@ -27,8 +27,8 @@ WANTED = "arrival,prompt_tokens,output_tokens\n0.0,100,20\n0.25,7,3\n"
 
 def converted(folder: Path, text: str, columns: str = COLUMNS, name: str = "log.csv") -> str:
     (folder / name).write_text(text)
-    reader = Reader(folder / name, columns=parse_columns(columns))
-    convert(reader, folder / "out.csv")
+    reader = TraceReader(folder / name, columns=parse_columns(columns))
+    convert_trace(reader, folder / "out.csv")
     return (folder / "out.csv").read_text()
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from simkv.core.errors import InputError
-from simkv.workload.trace import read_trace
-from simkv.workload.traces.measured import read_measured
+from simkv.workload.formats.measured_latencies import read_measured_latencies
+from simkv.workload.trace_reader import read_trace
 
 
 def aiperf(start: float, prompt: int, output: int, **changed: Any) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def test_aiperf_requests_and_what_they_took(tmp_path: Path) -> None:
     assert "1 cancelled (first in line 2); 1 of the warm-up (first in line 5)" in told
     assert "1 with an error (first in line 4)" in told
     assert read_trace(tmp_path).format == "aiperf"  # the folder stands for it
-    table = read_measured(path)
+    table = read_measured_latencies(path)
     assert table["ttft_ms"].tolist() == [250.5, 250.5]
     assert table["tpot_ms"].tolist()[0] == pytest.approx(10.0)
     assert table["tpot_ms"].isna().tolist() == [False, True]
@@ -74,21 +74,21 @@ def test_llmservingsims_captures_count_from_the_engine_core(tmp_path: Path) -> N
         "last_token_ts": 6.4,
     }
     path = lines(tmp_path / "requests.jsonl", [record])
-    (row,) = read_measured(path).to_dict("records")
+    (row,) = read_measured_latencies(path).to_dict("records")
     assert (row["queue_ms"], row["ttft_ms"]) == (500.0, 1000.0)
     assert row["tpot_ms"] == pytest.approx(200.0)
     assert row["e2e_ms"] == pytest.approx(1400.0)
     assert row["queued_s"] == 0.0
     lines(path, [record, {**record, "last_token_ts": 5.9}])
     with pytest.raises(InputError, match=r"requests.jsonl:2: queued_ts.*should not fall"):
-        read_measured(path)
+        read_measured_latencies(path)
 
 
 def test_a_format_without_measured_times_is_named(tmp_path: Path) -> None:
     path = tmp_path / "r.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n0,1,1\n")
     with pytest.raises(InputError, match="case has no measured times"):
-        read_measured(path)
+        read_measured_latencies(path)
 
 
 def test_bad_records_of_aiperf_are_named(tmp_path: Path) -> None:

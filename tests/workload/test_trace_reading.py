@@ -13,9 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simkv.core.errors import InputError
-from simkv.workload.rows import Rows
-from simkv.workload.source import BATCH, Source
-from simkv.workload.trace import Reader, Selection, read_trace, select
+from simkv.workload.request_columns import RequestRows
+from simkv.workload.trace_reader import (
+    Selection,
+    TraceReader,
+    read_trace,
+    select_rows,
+)
+from simkv.workload.trace_source import BATCH_ROWS, TraceSource
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 
@@ -85,12 +90,13 @@ def test_a_window_does_not_change_who_is_sampled(trace: Path) -> None:
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(1, 60))
 def test_an_exact_sample_does_not_depend_on_how_the_rows_come(sizes: list[int], n: int) -> None:
     total = sum(sizes)
-    whole = Rows(np.arange(total) / 10, np.arange(1, total + 1), np.ones(total, np.int64))
+    whole = RequestRows(np.arange(total) / 10, np.arange(1, total + 1), np.ones(total, np.int64))
     cuts = np.cumsum([0, *sizes])
     parts = [whole.take(np.arange(a, b)) for a, b in pairwise(cuts)]
-    source = Source(Path("x"), Selection(sample=n))
+    source = TraceSource(Path("x"), Selection(sample=n))
     once, many = (
-        Rows.concat(list(select(rows, source))).prompt_tokens.tolist() for rows in ([whole], parts)
+        RequestRows.concat(list(select_rows(rows, source))).prompt_tokens.tolist()
+        for rows in ([whole], parts)
     )
     assert once == many
     assert len(once) == min(n, total)
@@ -157,14 +163,14 @@ def test_a_stray_quote_spoils_its_own_row_only(tmp_path: Path) -> None:
 
 
 def test_bad_rows_are_counted_by_their_reasons_in_every_batch(tmp_path: Path) -> None:
-    count = 2 * BATCH + 100
-    bad = {10: "x,1,1", BATCH + 5: "x,1,1", 2 * BATCH + 50: "2024-05-10 00:00:01,1,x"}
+    count = 2 * BATCH_ROWS + 100
+    bad = {10: "x,1,1", BATCH_ROWS + 5: "x,1,1", 2 * BATCH_ROWS + 50: "2024-05-10 00:00:01,1,x"}
     path = azure(tmp_path / "t.csv", count, bad)
     left = read_trace(path, Selection(skip_bad=True))
     assert len(left) == count - 3
     assert left.tally.rows == count
     assert sorted(left.tally.bad.values()) == [1, 2]
-    assert sorted(left.tally.first.values()) == [12, 2 * BATCH + 52]
+    assert sorted(left.tally.first.values()) == [12, 2 * BATCH_ROWS + 52]
 
 
 def test_empty_lines_are_nothing(tmp_path: Path) -> None:
@@ -199,7 +205,7 @@ def test_a_clock_that_tells_the_time_of_day_begins_at_its_first_row(tmp_path: Pa
 
 @pytest.mark.parametrize("keep", [0.3, 0.7, 0.999])
 def test_a_cut_gzip_is_one_clear_message(tmp_path: Path, keep: float) -> None:
-    path = azure(tmp_path / "t.csv.gz", 3 * BATCH)
+    path = azure(tmp_path / "t.csv.gz", 3 * BATCH_ROWS)
     packed = path.read_bytes()
     path.write_bytes(packed[: int(len(packed) * keep)])
     with pytest.raises(InputError, match=r"gzip data end too early, after line .* get it again"):
@@ -207,7 +213,7 @@ def test_a_cut_gzip_is_one_clear_message(tmp_path: Path, keep: float) -> None:
 
 
 def test_damaged_gzip_is_one_clear_message(tmp_path: Path) -> None:
-    path = azure(tmp_path / "t.csv.gz", 3 * BATCH)
+    path = azure(tmp_path / "t.csv.gz", 3 * BATCH_ROWS)
     packed = bytearray(path.read_bytes())
     packed[-6] ^= 255
     path.write_bytes(packed)
@@ -231,7 +237,7 @@ def test_more_requests_than_allowed_are_refused_before_they_are_all_read(trace: 
 
 def test_progress_is_told_in_bytes(trace: Path) -> None:
     told: list[int] = []
-    for _ in Reader(trace, progress=told.append):
+    for _ in TraceReader(trace, progress=told.append):
         pass
     assert told[-1] == trace.stat().st_size
     assert told == sorted(told)

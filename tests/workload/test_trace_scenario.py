@@ -13,9 +13,9 @@ from ruamel.yaml import YAML
 
 from simkv.cli import main
 from simkv.core.errors import InputError
-from simkv.measure.simulate import run_file
-from simkv.scenario.load import load
-from simkv.scenario.schema import json_schema
+from simkv.metrics.result_assembly import run_file
+from simkv.scenario.scenario_loader import load
+from simkv.scenario.scenario_schema import json_schema
 
 TRACE = "arrival,prompt_tokens,output_tokens\n" + "".join(
     f"{i / 2},{10 + i},{2 + i % 3}\n" for i in range(40)
@@ -49,7 +49,9 @@ def simkv(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
 def test_a_trace_beside_the_scenario_is_run(scenario: Path) -> None:
     result = run_file(scenario)["run"]
     assert result.summary["finished"] == 20
-    assert [life.request.prompt_tokens for life in result.record.lives.values()] == [*range(10, 30)]
+    assert [life.request.prompt_tokens for life in result.record.requests.values()] == [
+        *range(10, 30)
+    ]
 
 
 def test_what_was_left_out_of_a_trace_is_told(scenario: Path) -> None:
@@ -119,14 +121,14 @@ def test_lengths_need_a_pace(scenario: Path) -> None:
     with pytest.raises(InputError, match=r"has lengths and no arrival times; give .*request_rate"):
         run_file(scenario)
     result = run_file(scenario, ["workload.request_rate=4"])["run"]
-    assert [life.request.arrival for life in result.record.lives.values()][-1] == 0.5
+    assert [life.request.arrival for life in result.record.requests.values()][-1] == 0.5
     at_once = run_file(scenario, ["workload.request_rate=.inf"])["run"]
-    assert {life.request.arrival for life in at_once.record.lives.values()} == {0.0}
+    assert {life.request.arrival for life in at_once.record.requests.values()} == {0.0}
 
 
 def test_a_trace_may_be_given_a_limit_on_tokens(scenario: Path) -> None:
     result = run_file(scenario, ["workload.max_tokens=3", "workload.ignore_eos=true"])["run"]
-    lives = [life.request for life in result.record.lives.values()]
+    lives = [life.request for life in result.record.requests.values()]
     assert {r.max_tokens for r in lives} == {3}
     assert max(r.output_tokens for r in lives) == 3
     assert all(r.ignore_eos for r in lives)

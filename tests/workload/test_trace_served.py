@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from simkv.core.errors import InputError
-from simkv.workload.trace import read_trace
-from simkv.workload.traces.measured import read_measured
+from simkv.workload.formats.measured_latencies import read_measured_latencies
+from simkv.workload.trace_reader import read_trace
 
 ATTRIBUTES = {
     "gen_ai.latency.time_to_first_token": 0.3,
@@ -94,7 +94,7 @@ def genai_perf() -> dict[str, Any]:
 def test_lengths_and_times(tmp_path: Path, made: Any) -> None:
     path = tmp_path / "served.json"
     path.write_text(json.dumps(made(), indent=2))
-    found = read_measured(path)
+    found = read_measured_latencies(path)
     row = found[found["output_tokens"] > 0].iloc[0]
     assert (row["prompt_tokens"], row["output_tokens"]) == (500, 11)
     assert row["ttft_ms"] == pytest.approx(300.0)
@@ -107,7 +107,7 @@ def test_lengths_and_times(tmp_path: Path, made: Any) -> None:
 def test_spans_tell_the_queue(tmp_path: Path) -> None:
     path = tmp_path / "spans.jsonl"
     path.write_text(f"{json.dumps(otlp())}\n" * 3)
-    found = read_measured(path)
+    found = read_measured_latencies(path)
     assert found["queue_ms"].tolist() == pytest.approx([100.0] * 3)
     assert found["prefill_ms"].tolist() == pytest.approx([200.0] * 3)
     assert set(found["request"]) == {"cmpl-7-0"}
@@ -119,7 +119,7 @@ def test_a_bad_span_is_named(tmp_path: Path) -> None:
     bad = json.dumps(otlp(**{"gen_ai.latency.e2e": -1.0}))
     path.write_text(f"{json.dumps(otlp())}\n{bad}\n")
     with pytest.raises(InputError, match=r"spans.jsonl:2: gen_ai.latency.e2e: should be a number"):
-        read_measured(path)
+        read_measured_latencies(path)
     path.write_text(f"{json.dumps(otlp())}\n{bad[:200]}\n")
     with pytest.raises(InputError, match=r"spans.jsonl:2: row: should be JSON"):
-        read_measured(path)
+        read_measured_latencies(path)

@@ -1,13 +1,13 @@
 """What a model's layers are: the shapes that decide its weights, its KV and its kernels.
 
-Read from the ``config.json`` of the Hugging Face hub by ``architecture_of`` in ``configs.py``.
+Read from the ``config.json`` of the Hugging Face hub by ``architecture_of`` in ``hf_config.py``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from simkv.costs.hardware.formats import FormatName, KvFormatName
+from simkv.costs.hardware.number_formats import FormatName, KvFormatName
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Mla:
     sparse: Indexer | None = None
 
     @property
-    def latent(self) -> int:
+    def latent_width(self) -> int:
         """Numbers of KV of one token."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
@@ -69,7 +69,7 @@ class Mla:
 
     def shared_weights(self, hidden: int) -> int:
         """Those that each GPU of a tensor-parallel group holds whole: to latents, for the index."""
-        down = hidden * (self.q_lora_rank + self.latent)
+        down = hidden * (self.q_lora_rank + self.latent_width)
         if not self.sparse:
             return down
         queries = (self.q_lora_rank or hidden) * self.sparse.heads * self.sparse.head_dim
@@ -83,7 +83,7 @@ class Mla:
 
 
 @dataclass(frozen=True)
-class GatedDelta:
+class GatedDeltaNet:
     """Gated delta net: a state of fixed size for each sequence in place of KV.
 
     ``conv`` is the width of the short convolution over keys, queries and values. With a
@@ -170,12 +170,12 @@ class Mamba:
 
 
 #: Attention in whose place there is a state of fixed size for each sequence.
-Recurrent = GatedDelta | Mamba
-Attention = Gqa | Mla | GatedDelta | Mamba
+Recurrent = GatedDeltaNet | Mamba
+Attention = Gqa | Mla | GatedDeltaNet | Mamba
 
 
 @dataclass(frozen=True)
-class Dense:
+class DenseMlp:
     """An MLP of so many channels (0: none): gate, up and down, or without the gate."""
 
     intermediate: int
@@ -187,7 +187,7 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class Moe:
+class MoeMlp:
     """``experts`` MLPs, of which a token takes ``per_token``, and a shared one for all."""
 
     experts: int
@@ -198,11 +198,11 @@ class Moe:
 
     def expert_weights(self, hidden: int) -> int:
         """Parameters of all experts, without the shared one."""
-        return self.experts * Dense(self.intermediate, self.gated).weights(hidden)
+        return self.experts * DenseMlp(self.intermediate, self.gated).weights(hidden)
 
     def shared_weights(self, hidden: int) -> int:
         """Parameters of the shared expert."""
-        return Dense(self.shared_intermediate, self.gated).weights(hidden)
+        return DenseMlp(self.shared_intermediate, self.gated).weights(hidden)
 
     def weights(self, hidden: int) -> int:
         """Parameters of the experts, the shared one and the router."""
@@ -210,11 +210,11 @@ class Moe:
         return self.expert_weights(hidden) + self.shared_weights(hidden) + router
 
 
-Mlp = Dense | Moe
+Mlp = DenseMlp | MoeMlp
 
 
 @dataclass(frozen=True)
-class Layers:
+class LayerSpec:
     """``count`` layers of one kind, wherever in the model they stand."""
 
     count: int
@@ -255,7 +255,7 @@ class Architecture:
     vocab: int
     tied: bool
     max_model_len: int
-    layers: tuple[Layers, ...]
+    layers: tuple[LayerSpec, ...]
     published: PublishedFormats = field(default=PublishedFormats())
     source: str = ""
     rope: RopeScaling | None = None
@@ -287,4 +287,4 @@ class Architecture:
     @property
     def experts(self) -> int:
         """Experts of a layer that has any; 0 of a dense model."""
-        return max((p.mlp.experts for p in self.layers if isinstance(p.mlp, Moe)), default=0)
+        return max((p.mlp.experts for p in self.layers if isinstance(p.mlp, MoeMlp)), default=0)

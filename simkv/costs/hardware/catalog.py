@@ -17,18 +17,23 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
-from simkv.core.errors import InputError, nearest
-from simkv.costs.data import Data
-from simkv.costs.hardware.architecture import Architecture, Gqa, Moe, PublishedFormats
-from simkv.costs.hardware.configs import architecture_of
-from simkv.costs.hardware.formats import FormatName
+from simkv.core.errors import InputError, spelling_hint
+from simkv.costs.frozen_model import FrozenModel
+from simkv.costs.hardware.architecture import (
+    Architecture,
+    Gqa,
+    MoeMlp,
+    PublishedFormats,
+)
+from simkv.costs.hardware.hf_config import parse_architecture
 from simkv.costs.hardware.interconnect import Interconnect
+from simkv.costs.hardware.number_formats import FormatName
 
 Positive = Annotated[int, Field(gt=0)]
 _HERE = Path(__file__).parent
 
 
-class _Named(Data):
+class _Named(FrozenModel):
     name: str
     also: list[str] = Field(default=[])
 
@@ -121,7 +126,7 @@ class Gpu(_Named):
     def __hash__(self) -> int:
         return hash(self.name)
 
-    def flops_of(self, bits: int) -> float:
+    def peak_flops(self, bits: int) -> float:
         """Operations per second on numbers of so many bits, or of the next size that it has."""
         rates = {16: self.flops, 8: self.flops_fp8, 4: self.flops_fp4}
         return next(rate for size in (4, 8, 16) if size >= bits and (rate := rates[size]))
@@ -148,7 +153,7 @@ def _entries() -> tuple[_Entry, ...]:
 def architectures() -> tuple[Architecture, ...]:
     """All models, as layers."""
     return tuple(
-        replace(architecture_of(entry.config, entry.name), source=entry.source)
+        replace(parse_architecture(entry.config, entry.name), source=entry.source)
         for entry in _entries()
     )
 
@@ -167,9 +172,9 @@ def _plain(entry: _Entry, known: Architecture) -> Model | None:
         return None
     if attention.output_gate or not part.mlp.gated:
         return None
-    if isinstance(part.mlp, Moe) and part.mlp.shared_intermediate:
+    if isinstance(part.mlp, MoeMlp) and part.mlp.shared_intermediate:
         return None
-    moe = part.mlp if isinstance(part.mlp, Moe) else None
+    moe = part.mlp if isinstance(part.mlp, MoeMlp) else None
     return Model(
         name=known.name,
         also=entry.also,
@@ -303,5 +308,6 @@ def _plain_words(name: str) -> str:
 
 def _unknown(kind: str, name: str, names: Sequence[str]) -> InputError:
     return InputError(
-        f"{kind} {name!r} is not known{nearest(name, names)}; expected one of {', '.join(names)}"
+        f"{kind} {name!r} is not known{spelling_hint(name, names)}; expected one of "
+        f"{', '.join(names)}"
     )

@@ -13,24 +13,29 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from simkv.costs.data import Data
+from simkv.costs.cost_profile import StepError
+from simkv.costs.frozen_model import FrozenModel
 from simkv.costs.hardware.architecture import Gqa, Mla
 from simkv.costs.hardware.catalog import Gpu
-from simkv.costs.hardware.formats import find_format
 from simkv.costs.hardware.interconnect import Interconnect
-from simkv.costs.operators.curve import Curve, curve_of
-from simkv.costs.operators.measured.attention import prompt_pairs
-from simkv.costs.operators.operators import Collective, DeltaShape, Lookup, MoeShape
-from simkv.costs.profile import StepError
+from simkv.costs.hardware.number_formats import find_number_format
+from simkv.costs.operators.lookup.attention_lookup import prompt_pairs
+from simkv.costs.operators.operator_times import (
+    Collective,
+    DeltaNetShape,
+    Lookup,
+    MoeShape,
+)
+from simkv.costs.operators.piecewise_curve import Curve, make_curve
 
 #: Tokens at which a curve has points.
-TOKENS = (
+CURVE_TOKENS = (
     *(1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768),
     *(1024, 1536, 2048, 3072, 4096, 8192, 16384, 32768),
 )
 
 
-class Efficiency(Data):
+class Efficiency(FrozenModel):
     """Shares of the data sheet's rates that operators reach, and what they take besides (s)."""
 
     gemm_flops: float
@@ -52,7 +57,7 @@ class Efficiency(Data):
     link_eager_s: float
 
 
-class Seen(Data):
+class EfficiencyFile(FrozenModel):
     """``efficiency.json``: the shares, and how wrong estimates by them are, by kind of step."""
 
     shares: Efficiency
@@ -61,9 +66,9 @@ class Seen(Data):
 
 
 @lru_cache(maxsize=1)
-def _seen() -> Seen:
+def _seen() -> EfficiencyFile:
     path = Path(__file__).with_name("efficiency.json")
-    return Seen.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    return EfficiencyFile.model_validate(json.loads(path.read_text(encoding="utf-8")))
 
 
 def efficiency() -> Efficiency:
@@ -87,8 +92,8 @@ class Roofline:
         self.points = 0
 
     def gemm(self, form: str, n: int, k: int) -> Curve:
-        weights = find_format(form)
-        flops = self.gpu.flops_of(weights.activations) * self.shares.gemm_flops
+        weights = find_number_format(form)
+        flops = self.gpu.peak_flops(weights.activations) * self.shares.gemm_flops
         rate = self.gpu.bandwidth * self.shares.gemm_bytes
 
         def seconds(m: float) -> float:
@@ -127,7 +132,7 @@ class Roofline:
 
     def mla_decode(self, attention: Mla, hidden: int, form: str, kv: str) -> Lookup:
         rate = self.gpu.bandwidth * self.shares.mla_decode_bytes
-        per_token = attention.latent * (2 if kv == "bf16" else 1)
+        per_token = attention.latent_width * (2 if kv == "bf16" else 1)
         reach = attention.sparse.topk if attention.sparse else float("inf")
         products = self._sparse_products(attention, hidden, form)
         return lambda batch, length: (
@@ -149,10 +154,10 @@ class Roofline:
         return _curve(lambda m: 2 * self.shares.gemm_s + max(m * nbytes / flops, nbytes / rate))
 
     def experts(self, shape: MoeShape, form: str) -> Curve:
-        weights = find_format(form)
+        weights = find_number_format(form)
         share = shape.tp * shape.ep
         each = 3 * shape.hidden * shape.intermediate
-        flops = self.gpu.flops_of(weights.activations) * self.shares.experts_flops
+        flops = self.gpu.peak_flops(weights.activations) * self.shares.experts_flops
         rate = self.gpu.bandwidth * self.shares.experts_bytes
 
         def seconds(m: float) -> float:
@@ -163,7 +168,7 @@ class Roofline:
 
         return _curve(seconds)
 
-    def delta(self, shape: DeltaShape, phase: Literal["context", "generation"]) -> Curve:
+    def delta(self, shape: DeltaNetShape, phase: Literal["context", "generation"]) -> Curve:
         state = 4 * shape.v_heads * shape.k_dim * shape.v_dim
         rate = self.gpu.bandwidth * self.shares.elementwise_bytes
         # A decode reads and writes its state; a prompt does so once for each chunk of 64 tokens.
@@ -191,5 +196,5 @@ class Roofline:
         return _curve(lambda m: start + trips * 2 * numbers * m / rate)
 
 
-def _curve(seconds: Callable[[float], float], tokens: Iterable[float] = TOKENS) -> Curve:
-    return curve_of({m: seconds(m) for m in tokens})
+def _curve(seconds: Callable[[float], float], tokens: Iterable[float] = CURVE_TOKENS) -> Curve:
+    return make_curve({m: seconds(m) for m in tokens})

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from simkv.core.flags import Env, KnobSource
-from simkv.core.scheduler import MOST_BLOCK_SIZE, MOST_BLOCKS, Variant
+from simkv.core.engine_flags import Env, KnobSource
+from simkv.core.scheduler_protocol import MAX_BLOCK_SIZE, MAX_BLOCKS, Variant
 
 VariantName = Literal[
     "fixed-reserve",
@@ -65,13 +65,13 @@ class FastDeployConfig:
         "fixed-reserve"
     )
     """Whose rules decide: a commit or pull request of FastDeploy."""
-    block_size: Annotated[int, Gt(0), Le(MOST_BLOCK_SIZE), KnobSource("cache config, 64")] = 64
+    block_size: Annotated[int, Gt(0), Le(MAX_BLOCK_SIZE), KnobSource("cache config, 64")] = 64
     """Tokens in a block of KV."""
-    num_blocks: Annotated[int, Gt(0), Le(MOST_BLOCKS), KnobSource("logged as total_block_num")] = (
+    num_blocks: Annotated[int, Gt(0), Le(MAX_BLOCKS), KnobSource("logged as total_block_num")] = (
         1024
     )
     """Blocks of KV; FastDeploy finds them by profiling, the default is ours."""
-    max_num_seqs: Annotated[int, Gt(0), Le(MOST_BLOCKS), KnobSource("scheduler config, 8")] = 8
+    max_num_seqs: Annotated[int, Gt(0), Le(MAX_BLOCKS), KnobSource("scheduler config, 8")] = 8
     """Slots, each held by a request from its admission to its end."""
     max_num_batched_tokens: Annotated[int, Gt(0), KnobSource("scheduler config, 8192")] = 8192
     """Most tokens that one scheduling call hands out."""

@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
-from simkv.core.recording import Line, Recording, TickLines
+from simkv.core.recording_format import RecordingFormat, RecordingLine, TickFormat
 from simkv.core.request import Prompt
-from simkv.core.scheduler import Batch
+from simkv.core.scheduler_protocol import Batch
 from simkv.schedulers.fastdeploy.config import FastDeployConfig
 
 if TYPE_CHECKING:
-    from simkv.schedulers.fastdeploy.memory import ResourceManager
-    from simkv.schedulers.fastdeploy.scheduler import FastDeploy
-    from simkv.schedulers.fastdeploy.worker import Task
+    from simkv.schedulers.fastdeploy.resource_manager import ResourceManager
+    from simkv.schedulers.fastdeploy.scheduler import FastDeployScheduler
+    from simkv.schedulers.fastdeploy.worker import WorkerTask
 
 #: How an output token is written: its number from this base, or the end of sequence.
 TOKEN_BASE = 1000
 TOKEN_EOS = 2
 
 
-def _config(header: Line) -> FastDeployConfig:
+def _config(header: RecordingLine) -> FastDeployConfig:
     """Knobs as recorded; text in their place only says how the variant goes without."""
     knobs = {field.name for field in fields(FastDeployConfig)}
     known = {k: v for k, v in header["config"].items() if k in knobs and not isinstance(v, str)}
@@ -29,21 +29,21 @@ def _config(header: Line) -> FastDeployConfig:
     return FastDeployConfig(variant=header["variant"], **known)
 
 
-def _knobs(config: FastDeployConfig) -> Line:
+def _knobs(config: FastDeployConfig) -> RecordingLine:
     knobs = asdict(config)
     del knobs["name"], knobs["variant"]
     return knobs
 
 
-def _prompt(request: Line) -> Prompt:
+def _prompt(request: RecordingLine) -> Prompt:
     return Prompt(request["id"], request["prompt_tokens"], request["max_tokens"])
 
 
-def _shown(prompt: Prompt) -> Line:
+def _shown(prompt: Prompt) -> RecordingLine:
     return {"max_tokens": prompt.max_tokens}
 
 
-def _decide(engine: FastDeploy) -> tuple[Batch, Line]:
+def _decide(engine: FastDeployScheduler) -> tuple[Batch, RecordingLine]:
     acked = engine.acked
     batch = engine.schedule()
     return batch, {
@@ -57,17 +57,19 @@ def _decide(engine: FastDeploy) -> tuple[Batch, Line]:
     }
 
 
-def _reservation(manager: ResourceManager) -> Line:
-    from simkv.schedulers.fastdeploy.fixed import DecodeOnlyPreempt, FixedReserve
-    from simkv.schedulers.fastdeploy.ratio import Ratio
+def _reservation(manager: ResourceManager) -> RecordingLine:
+    from simkv.schedulers.fastdeploy.fixed_reserve import DecodeOnlyPreempt, FixedReserve
+    from simkv.schedulers.fastdeploy.ratio_reserve import RatioReserve
 
-    if isinstance(manager, Ratio) or (isinstance(manager, DecodeOnlyPreempt) and manager.by_ratio):
+    if isinstance(manager, RatioReserve) or (
+        isinstance(manager, DecodeOnlyPreempt) and manager.by_ratio
+    ):
         return {"ratio": manager.ratio}
     assert isinstance(manager, FixedReserve)
     return {"reserve": [manager.reserve, manager.reserve_exact, manager.relaxed]}
 
 
-def _queues(manager: ResourceManager) -> Line:
+def _queues(manager: ResourceManager) -> RecordingLine:
     """What the memory that the threads share holds now."""
     return {
         "waiting": [seq.id for seq in manager.waiting],
@@ -79,12 +81,12 @@ def _queues(manager: ResourceManager) -> Line:
     }
 
 
-def _task(task: Task) -> list[Any]:
+def _task(task: WorkerTask) -> list[Any]:
     span = [task.start, task.end] if task.kind == "prefill" else []
     return [task.kind, task.id, *span]
 
 
-def _serialised(task: Task) -> list[Any]:
+def _serialised(task: WorkerTask) -> list[Any]:
     more = {"prefill": [task.length], "decode": [task.blocks]}
     return _task(task) + more.get(task.kind, [])
 
@@ -97,13 +99,13 @@ def _token(token: int) -> int:
     return TOKEN_BASE + token if token > 0 else token
 
 
-RECORDING = Recording(
+RECORDING = RecordingFormat(
     _config,
     _prompt,
     _knobs,
     _shown,
-    at_once=True,
+    reads_queues_early=True,
     decide=_decide,
-    heeds_aborts=False,
-    ticks=TickLines(_queues, _serialised, _token),
+    handles_aborts=False,
+    ticks=TickFormat(_queues, _serialised, _token),
 )

@@ -3,8 +3,8 @@
 Three actors. The **resource manager** decides (``fixed`` and ``ratio``) and puts tasks; the
 **worker** keeps a slot for each request, where decodes run by themselves until their blocks are
 used up, and sends one message per executed step; the **token processor** reads the messages and
-shares the manager's ``memory``. ``FastDeploy`` runs them in lockstep; a pipeline may run them with
-delays between, where the ``preempt-sync`` variants part.
+shares the manager's ``memory``. ``FastDeployScheduler`` runs them in lockstep; a pipeline may run
+them with delays between, where the ``preempt-sync`` variants part.
 
 Common to all: a preempted request loses its blocks at once, keeps its outputs and its slot, stands
 in ``pending`` until the worker acknowledges, and then prefills prompt and outputs again. Text only,
@@ -16,28 +16,35 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping
 
 from simkv.core.request import Prompt
-from simkv.core.scheduler import Batch, Completion, Kind, Why
-from simkv.core.threads import Heard, Threads, WorkerCrash
+from simkv.core.scheduler_protocol import (
+    Batch,
+    BatchKind,
+    Completion,
+    WaitReason,
+)
+from simkv.core.threads import MessageEffects, Threads, WorkerCrash
 from simkv.schedulers.fastdeploy.config import FastDeployConfig
-from simkv.schedulers.fastdeploy.fixed import DecodeOnlyPreempt, FixedReserve
-from simkv.schedulers.fastdeploy.leap import advance, stretch
-from simkv.schedulers.fastdeploy.memory import ResourceManager, TokenProcessor
-from simkv.schedulers.fastdeploy.ratio import Ratio
-from simkv.schedulers.fastdeploy.worker import Task, Work, Worker
+from simkv.schedulers.fastdeploy.decode_leap import leapable_steps, skip_steps
+from simkv.schedulers.fastdeploy.fixed_reserve import DecodeOnlyPreempt, FixedReserve
+from simkv.schedulers.fastdeploy.ratio_reserve import RatioReserve
+from simkv.schedulers.fastdeploy.resource_manager import ResourceManager, TokenProcessor
+from simkv.schedulers.fastdeploy.worker import FastDeployWorker, SlotWork, WorkerTask
 
 
-def actors(config: FastDeployConfig) -> tuple[ResourceManager, Worker, TokenProcessor]:
+def build_actors(
+    config: FastDeployConfig,
+) -> tuple[ResourceManager, FastDeployWorker, TokenProcessor]:
     """The three actors of a variant, for whoever connects them."""
     variant = config.variant
     manager: ResourceManager
     if variant in ("ratio", "ratio-worker-faithful"):
-        manager = Ratio(config)
+        manager = RatioReserve(config)
     elif variant == "decode-only-preempt":
         manager = DecodeOnlyPreempt(config)
     else:
         manager = FixedReserve(config, full_need=variant != "fixed-reserve")
     sentinel = variant != "preempt-sync-minus1"
-    worker = Worker(
+    worker = FastDeployWorker(
         config.block_size,
         sentinel=sentinel,
         decode_clears_flag=variant != "ratio",
@@ -46,7 +53,7 @@ def actors(config: FastDeployConfig) -> tuple[ResourceManager, Worker, TokenProc
     return manager, worker, TokenProcessor(manager, sentinel=sentinel)
 
 
-class FastDeploy(Threads):
+class FastDeployScheduler(Threads):
     """The three actors in lockstep: the results of a step are heard before the next decision.
 
     ``complete`` must be called for idle batches, too: they may carry the acknowledgement of a
@@ -55,12 +62,12 @@ class FastDeploy(Threads):
 
     pipeline_depth = 1
     manager: ResourceManager
-    worker: Worker
+    worker: FastDeployWorker
     processor: TokenProcessor
 
     def __init__(self, config: FastDeployConfig) -> None:
-        self.manager, self.worker, self.processor = actors(config)
-        self.tasks: list[Task] = []
+        self.manager, self.worker, self.processor = build_actors(config)
+        self.tasks: list[WorkerTask] = []
         self.stalled: list[int] = []
         self.acked: list[int] = []
 
@@ -92,7 +99,7 @@ class FastDeploy(Threads):
         """Run the worker's step and hear its message; ``ended`` emit their last token."""
         del batch  # the worker knows what it was given
         message = self.worker.step(lambda id_, _: id_ in ended)
-        heard = self.processor.receive(message) if message is not None else Heard()
+        heard = self.processor.receive(message) if message is not None else MessageEffects()
         self.acked = heard.acked
         return Completion(heard.delivered, heard.finished)
 
@@ -124,10 +131,10 @@ class FastDeploy(Threads):
 
     def leap(self, most: int) -> int:
         """Decodes alone, while all actors agree on them and there are blocks for them."""
-        return stretch(self.manager, self.worker, most)
+        return leapable_steps(self.manager, self.worker, most)
 
     def skip(self, steps: int) -> list[int]:
-        free = advance(self.manager, self.worker, steps - 1)
+        free = skip_steps(self.manager, self.worker, steps - 1)
         self.complete(Batch(), ())
         self.schedule()
         return [*free, self.free_blocks]
@@ -156,18 +163,18 @@ class FastDeploy(Threads):
         """All state of engine and worker that decides the following steps."""
         return self.manager.fingerprint(), self.worker.fingerprint()
 
-    def aside(self) -> dict[int, Why]:
+    def aside(self) -> dict[int, WaitReason]:
         """Requests that lack the block for their next token, or the next chunk of their prompt.
 
         While the ``ratio`` variants prefill, they let nobody have a block, however many there are.
         """
         manager, worker = self.manager, self.worker
-        gated = isinstance(manager, Ratio) and manager.prefilled
-        lacking: dict[int, Why] = {} if gated else dict.fromkeys(worker.stalled(), "blocks")
+        gated = isinstance(manager, RatioReserve) and manager.prefilled
+        lacking: dict[int, WaitReason] = {} if gated else dict.fromkeys(worker.stalled(), "blocks")
         chunks = (slot.id for slot in worker.slots.values() if slot.state == "chunk stopped")
         return lacking | dict.fromkeys(chunks, manager.why)
 
-    def batch_of(self, work: list[Work], prefills: int, preempted: list[int]) -> Batch:
+    def batch_of(self, work: list[SlotWork], prefills: int, preempted: list[int]) -> Batch:
         """What the worker computes in a step, its ``prefills`` first, as a batch."""
         return Batch(
             scheduled=[(w.id, w.tokens) for w in work],
@@ -178,7 +185,7 @@ class FastDeploy(Threads):
         )
 
 
-def _kind(work: list[Work], prefills: int) -> Kind:
+def _kind(work: list[SlotWork], prefills: int) -> BatchKind:
     if not work:
         return "idle"
     if prefills == 0:

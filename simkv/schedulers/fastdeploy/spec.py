@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simkv.core.blocks import BlockPool
-from simkv.core.engine import EngineSpec, Tabled
-from simkv.core.setting import EngineSetting
+from simkv.core.block_pool import BlockPool
+from simkv.core.engine_spec import EngineSpec, TabledScheduler
+from simkv.core.execution_settings import ExecutionSettings
 from simkv.schedulers.fastdeploy.config import VARIANTS, FastDeployConfig
 from simkv.schedulers.fastdeploy.recording import RECORDING
 
 if TYPE_CHECKING:
-    from simkv.schedulers.fastdeploy.scheduler import FastDeploy
+    from simkv.schedulers.fastdeploy.scheduler import FastDeployScheduler
 
 _FIXED = (
     "max_num_batched_tokens",
@@ -46,21 +46,21 @@ def _lacks(variant: str) -> tuple[str, ...]:
     return ("init_new_token_ratio", *_DECODE_ONLY, *_RATIO)
 
 
-def _build(config: FastDeployConfig) -> FastDeploy:
-    from simkv.schedulers.fastdeploy.scheduler import FastDeploy  # where this engine runs
+def _build(config: FastDeployConfig) -> FastDeployScheduler:
+    from simkv.schedulers.fastdeploy.scheduler import FastDeployScheduler  # where this engine runs
 
-    return FastDeploy(config)
+    return FastDeployScheduler(config)
 
 
-def _with_tables(config: FastDeployConfig) -> Tabled:
+def _with_tables(config: FastDeployConfig) -> TabledScheduler:
     scheduler = _build(config)
     pool = scheduler.manager.pool = BlockPool(scheduler.num_blocks)
-    return Tabled(scheduler, pool.tables)
+    return TabledScheduler(scheduler, pool.tables)
 
 
-def _setting(config: FastDeployConfig) -> EngineSetting:
+def _setting(config: FastDeployConfig) -> ExecutionSettings:
     """Without CUDA graphs, as by default; scheduler, worker and tokens are threads of their own."""
-    return EngineSetting(
+    return ExecutionSettings(
         engine=config.name,
         release=config.variant,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -76,7 +76,7 @@ FASTDEPLOY = EngineSpec(
     config=FastDeployConfig,
     variants=VARIANTS,
     build=_build,
-    with_tables=_with_tables,
+    build_with_tables=_with_tables,
     recording=RECORDING,
     setting=_setting,
     cache_lines=(r"total_block_num[=: ]+(?P<blocks>[\d,]+)",),

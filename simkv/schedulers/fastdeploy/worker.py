@@ -11,15 +11,15 @@ from collections.abc import Hashable
 from dataclasses import astuple, dataclass
 from typing import Literal, NamedTuple
 
-from simkv.core.threads import Ends, Message, WorkerCrash
+from simkv.core.threads import IsLastToken, Message, WorkerCrash
 
 #: What a message says of a slot. A number k > 0 is the k-th output token of the request there.
 EOS = 0
-NOTHING = -1
+NO_TOKEN = -1
 PREEMPTED = -9
 
 
-class Task(NamedTuple):
+class WorkerTask(NamedTuple):
     """What the engine put on the worker's queue for one request.
 
     ``length`` counts prompt and output tokens as the engine knew them when the task was
@@ -37,14 +37,14 @@ class Task(NamedTuple):
     blocks: int
 
 
-class Parcel(NamedTuple):
+class TaskBatch(NamedTuple):
     """One put: the tasks of one ``schedule`` call, and the highest slot in use plus one."""
 
-    tasks: list[Task]
+    tasks: list[WorkerTask]
     bsz: int
 
 
-class Work(NamedTuple):
+class SlotWork(NamedTuple):
     """What a slot computes in a step: new tokens after ``context`` ones; whether one comes out."""
 
     id: int
@@ -66,7 +66,7 @@ class Slot:
     state: Literal["prefill", "chunk stopped", "decode", "idle"] = "prefill"
 
 
-class Worker:
+class FastDeployWorker:
     """Slots, their block tables, and the flags that acknowledge preemptions.
 
     ``sentinel``: a preempted slot carries PREEMPTED in the next message (PR #5796); without, it
@@ -93,7 +93,7 @@ class Worker:
         self._acknowledge = False
         self._prefills: list[int] = []
 
-    def take(self, parcel: Parcel) -> None:
+    def take(self, parcel: TaskBatch) -> None:
         """Carry out the tasks of one put. Raises WorkerCrash for a request without a slot."""
         self.bsz = parcel.bsz
         for task in parcel.tasks:
@@ -117,12 +117,12 @@ class Worker:
                 if self.decode_clears_flag:
                     self.flags.discard(i)
 
-    def work(self) -> list[Work]:
+    def work(self) -> list[SlotWork]:
         """What the next step computes: prefills in task order, then decodes by slot."""
         prefills = [s for s in map(self.slots.__getitem__, self._prefills) if s.state == "prefill"]
         decodes = [s for _, s in sorted(self.slots.items()) if self._decodes(s)]
-        return [Work(s.id, s.end - s.start, s.start, s.end >= s.length) for s in prefills] + [
-            Work(s.id, 1, s.length - 1, True) for s in decodes
+        return [SlotWork(s.id, s.end - s.start, s.start, s.end >= s.length) for s in prefills] + [
+            SlotWork(s.id, 1, s.length - 1, True) for s in decodes
         ]
 
     def stalled(self) -> list[int]:
@@ -130,7 +130,7 @@ class Worker:
         decoding = [s for _, s in sorted(self.slots.items()) if s.state == "decode"]
         return [s.id for s in decoding if not self._decodes(s)]
 
-    def step(self, ends: Ends) -> Message | None:
+    def step(self, ends: IsLastToken) -> Message | None:
         """Run one step and report on every slot below ``bsz``; None if there was nothing to run.
 
         A slot whose token is the last (``ends`` must say so at ``max_tokens`` too) falls idle.
@@ -145,7 +145,7 @@ class Worker:
         if self.sentinel:
             tokens.update(dict.fromkeys(self.flags, PREEMPTED))
         self.flags.clear()
-        return [tokens.get(i, NOTHING) for i in range(self.bsz)]
+        return [tokens.get(i, NO_TOKEN) for i in range(self.bsz)]
 
     def fingerprint(self) -> Hashable:
         """All state that decides the following steps."""
@@ -156,10 +156,10 @@ class Worker:
         # The step writes the KV of the last emitted token; without a block for it the slot waits.
         return slot.state == "decode" and slot.blocks * self.block_size >= slot.length
 
-    def _emit(self, slot: Slot, ends: Ends) -> int:
+    def _emit(self, slot: Slot, ends: IsLastToken) -> int:
         if slot.state == "prefill" and slot.end < slot.length:
             slot.state = "chunk stopped"
-            return NOTHING
+            return NO_TOKEN
         k = slot.length - slot.prompt_tokens + 1
         slot.length += 1
         slot.state = "idle" if ends(slot.id, k) else "decode"

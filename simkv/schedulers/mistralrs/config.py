@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from simkv.core.flags import KnobSource
-from simkv.core.rule import parse_rule
-from simkv.core.scheduler import MOST_BLOCK_SIZE, MOST_BLOCKS, MOST_PASSES
-from simkv.schedulers.mistralrs.seams import SEAMS, WITHOUT
+from simkv.core.engine_flags import KnobSource
+from simkv.core.policy_language import parse_policy
+from simkv.core.scheduler_protocol import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_PASSES
+from simkv.schedulers.mistralrs.policy_hooks import POLICY_HOOKS, VARIANTS_WITHOUT_HOOKS
 
 VariantName = Literal["seed", "bucketed", "pr2031a", "pr2031", "pr2034", "pr2034july", "merged2250"]
 
@@ -25,11 +25,11 @@ class MistralrsConfig:
     )
     """Whose rules decide: a commit or pull request of mistral.rs."""
     block_size: Annotated[
-        int, Gt(0), Le(MOST_BLOCK_SIZE), KnobSource("the engine's paged attention, 32")
+        int, Gt(0), Le(MAX_BLOCK_SIZE), KnobSource("the engine's paged attention, 32")
     ] = 32
     """Tokens in a block of KV."""
     num_gpu_blocks: Annotated[
-        int, Gt(1), Le(MOST_BLOCKS), KnobSource("made from GPU memory; the default is ours")
+        int, Gt(1), Le(MAX_BLOCKS), KnobSource("made from GPU memory; the default is ours")
     ] = 1024
     """Blocks of KV as given to the engine; all variants but seed keep one as a null block."""
     max_num_seqs: Annotated[int, Gt(0), KnobSource("mistralrs-server, 16")] = 16
@@ -38,7 +38,7 @@ class MistralrsConfig:
     """Whether blocks of equal prompts are shared; off here, on in the engine, for a workload
     has to say which prompts share what."""
     waiting_timeout: Annotated[
-        int, Ge(0), Le(MOST_PASSES), KnobSource("a constant in the engine, 64")
+        int, Ge(0), Le(MAX_PASSES), KnobSource("a constant in the engine, 64")
     ] = 64
     """Failed tries of the head of the queue to be admitted before it may evict somebody."""
     prefill_batch_max_seqs: Annotated[int, Gt(0), KnobSource("EricLBuehler/mistral.rs#2034")] = 10
@@ -52,8 +52,8 @@ class MistralrsConfig:
     """Decisions that expressions take in place of the variant, `SEAM = EXPRESSION` a line."""
 
     def __post_init__(self) -> None:
-        if self.rule is not None and self.variant in WITHOUT:
+        if self.rule is not None and self.variant in VARIANTS_WITHOUT_HOOKS:
             raise ValueError(f"rule: variant {self.variant!r} has no seams for rules; use bucketed")
-        parse_rule(self.rule, SEAMS)
+        parse_policy(self.rule, POLICY_HOOKS)
         if self.variant == "seed" and self.prefix_caching:
             raise ValueError("prefix_caching: variant 'seed' has no prefix cache; use false")

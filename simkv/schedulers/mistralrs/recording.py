@@ -5,23 +5,23 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from simkv.core.recording import Line, Recording
+from simkv.core.recording_format import RecordingFormat, RecordingLine
 from simkv.core.request import Prompt, Segment
-from simkv.core.scheduler import Batch
+from simkv.core.scheduler_protocol import Batch
 from simkv.schedulers.mistralrs.config import MistralrsConfig
 
 if TYPE_CHECKING:
-    from simkv.schedulers.mistralrs.queues import Queues
+    from simkv.schedulers.mistralrs.scheduler_base import MistralrsScheduler
 
 
-def _config(header: Line) -> MistralrsConfig:
+def _config(header: RecordingLine) -> MistralrsConfig:
     recorded = dict(header["config"])
     recorded["num_gpu_blocks"] = recorded.pop("num_gpu_blocks_arg")
     del recorded["num_blocks"]
     return MistralrsConfig(variant=header["variant"].removesuffix("_wtinf"), **recorded)
 
 
-def _knobs(config: MistralrsConfig) -> Line:
+def _knobs(config: MistralrsConfig) -> RecordingLine:
     knobs = asdict(config)
     del knobs["name"], knobs["variant"], knobs["rule"]  # the engine knows no rule
     knobs["num_gpu_blocks_arg"] = knobs.pop("num_gpu_blocks")
@@ -29,7 +29,7 @@ def _knobs(config: MistralrsConfig) -> Line:
     return knobs
 
 
-def _prompt(request: Line) -> Prompt:
+def _prompt(request: RecordingLine) -> Prompt:
     """Recorded timestamps are milliseconds; only their order counts."""
     tokens, shared = request["prompt_tokens"], request.get("prefix_len", 0)
     segments = tuple(Segment(*segment) for segment in request.get("segments", ()))
@@ -46,7 +46,7 @@ def _prompt(request: Line) -> Prompt:
     )
 
 
-def _shown(prompt: Prompt) -> Line:
+def _shown(prompt: Prompt) -> RecordingLine:
     return {
         "timestamp": prompt.arrival,
         "has_images": prompt.has_images,
@@ -54,9 +54,9 @@ def _shown(prompt: Prompt) -> Line:
     }
 
 
-def _decide(scheduler: Queues) -> tuple[Batch, Line]:
+def _decide(scheduler: MistralrsScheduler) -> tuple[Batch, RecordingLine]:
     batch = scheduler.schedule()
     return batch, {"free_blocks_sched": scheduler.free_blocks}
 
 
-RECORDING = Recording(_config, _prompt, _knobs, _shown, decide=_decide, crash_line=True)
+RECORDING = RecordingFormat(_config, _prompt, _knobs, _shown, decide=_decide, crash_line=True)

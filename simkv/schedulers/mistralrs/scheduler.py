@@ -16,26 +16,26 @@ from array import array
 from collections import deque
 from collections.abc import Iterable
 
-from simkv.core.blocks import NO_BLOCKS
-from simkv.core.prefix import BlockKeys
-from simkv.core.scheduler import Need, blocks_for
+from simkv.core.block_keys import BlockKeys
+from simkv.core.block_pool import NO_BLOCKS
+from simkv.core.scheduler_protocol import PreemptionReason, blocks_for
 from simkv.schedulers.mistralrs.config import MistralrsConfig
-from simkv.schedulers.mistralrs.queues import (
+from simkv.schedulers.mistralrs.scheduler_base import (
     FINISHED,
-    FOREVER,
     MIXED_DECODE,
-    Circle,
-    Queues,
+    UNLIMITED_STEPS,
+    LoopGuard,
+    MistralrsScheduler,
     Sequence,
-    State,
-    differs,
+    SequenceState,
+    has_other_modality,
 )
 from simkv.schedulers.mistralrs.versions import RULES, MistralrsRules
 
 Key = tuple[int, bool]
 
 
-class Bucketed(Queues):
+class BucketedScheduler(MistralrsScheduler):
     """The scheduler on top of the KV manager; ``RULES`` says how its variants differ."""
 
     def __init__(self, config: MistralrsConfig, rules: MistralrsRules | None = None) -> None:
@@ -77,13 +77,13 @@ class Bucketed(Queues):
                     self._why = "blocks"
                     break
                 ignored = not self._evict_for(q, hit)
-            if not self.rules.mixed_prefill and differs(q, scheduled):
+            if not self.rules.mixed_prefill and has_other_modality(q, scheduled):
                 if not ignored:
                     self.pool.release(q.id)
                 again.append(self.waiting.popleft())
                 continue
             if not ignored:
-                q.state = State.PROMPT
+                q.state = SequenceState.PROMPT
                 q.prefix = q.computed = len(hit) * self.config.block_size
             popped = self.waiting.popleft()  # after an eviction this is the last victim, not q
             if ignored:
@@ -107,7 +107,7 @@ class Bucketed(Queues):
     def _meets_others(self) -> int:
         """Groups of equal length run together, so the batch changes when it meets another."""
         if self.rules.unequal_decodes == "run together":
-            return FOREVER
+            return UNLIMITED_STEPS
         # Those whose prompt was just computed were chosen by what of it was not cached.
         length, images = self._key(self._chosen[0])
         if any(self._key(q) != (length, images) for q in self._chosen):
@@ -117,7 +117,7 @@ class Bucketed(Queues):
         ahead = [key[0] - length for key in keys if key[1] == images]
         if 0 in ahead or (self.rules.bucket == "shortest" and any(steps < 0 for steps in ahead)):
             return 1
-        return min((steps for steps in ahead if steps > 0), default=FOREVER)
+        return min((steps for steps in ahead if steps > 0), default=UNLIMITED_STEPS)
 
     def _evict_for(self, q: Sequence, hit: array[int]) -> bool:
         """The head has waited too long: evict until it is admitted, or give it up."""
@@ -134,12 +134,12 @@ class Bucketed(Queues):
         todo = deque(self._decode_order())
         keep: list[Sequence] = []
         appended: list[Sequence] = []
-        watch = Circle()
+        watch = LoopGuard()
         while todo:
             q = todo.popleft()
             if not self._grows(q, todo):
                 continue
-            if self.rules.mixed_decode == "run together" or not differs(q, keep):
+            if self.rules.mixed_decode == "run together" or not has_other_modality(q, keep):
                 keep.append(q)
             elif self.rules.mixed_decode == "append":
                 appended.append(q)
@@ -149,7 +149,7 @@ class Bucketed(Queues):
         self.running = keep + appended
         chosen = self._together(keep, appended)
         for q in self.running:
-            q.state = State.COMPLETION
+            q.state = SequenceState.COMPLETION
             self._register(q, q.length)
         return list(chosen)
 
@@ -204,7 +204,7 @@ class Bucketed(Queues):
         return q.length + 1
 
     def _key(self, q: Sequence) -> Key:
-        if q.state is State.PROMPT:
+        if q.state is SequenceState.PROMPT:
             return (q.length - q.prefix, q.has_images)
         return (q.length, False)
 
@@ -231,10 +231,10 @@ class Bucketed(Queues):
         gone = set(others)
         self.running = [q for q in self.running if q not in gone]
 
-    def _preempt(self, q: Sequence, by: Sequence, why: Need = "blocks") -> None:
+    def _preempt(self, q: Sequence, by: Sequence, why: PreemptionReason = "blocks") -> None:
         if q.state in FINISHED:
             return
-        q.state = State.WAITING
+        q.state = SequenceState.WAITING
         q.prefix = 0
         self._register(q, self._known_tokens(q))
         self._release(q)
@@ -296,13 +296,13 @@ class Bucketed(Queues):
         q.registered = max(q.registered, full)
 
 
-class July(Bucketed):
+class SingleLengthScheduler(BucketedScheduler):
     """The later design of pull request 2034: one length runs, the others keep their KV and wait."""
 
     border = 1
 
     def _choose(self) -> list[Sequence]:
-        prompts = [q for q in self.running if q.state is State.PROMPT]
+        prompts = [q for q in self.running if q.state is SequenceState.PROMPT]
         if prompts:
             self._why = "rule"  # the queue is not looked at until they have run
             return self._like_the_oldest(prompts)
@@ -347,4 +347,4 @@ class July(Bucketed):
         return q.computed
 
     def _prompt_ran(self, q: Sequence) -> None:
-        q.state = State.COMPLETION
+        q.state = SequenceState.COMPLETION

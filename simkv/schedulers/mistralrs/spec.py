@@ -4,48 +4,53 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simkv.core.blocks import BlockPool
-from simkv.core.engine import EngineSpec, Tabled
-from simkv.core.setting import EngineSetting
+from simkv.core.block_pool import BlockPool
+from simkv.core.engine_spec import EngineSpec, TabledScheduler
+from simkv.core.execution_settings import ExecutionSettings
 from simkv.schedulers.mistralrs.config import MistralrsConfig
+from simkv.schedulers.mistralrs.policy_hooks import POLICY_HOOKS, VARIANTS_WITHOUT_HOOKS
 from simkv.schedulers.mistralrs.recording import RECORDING
-from simkv.schedulers.mistralrs.seams import SEAMS, WITHOUT
 from simkv.schedulers.mistralrs.versions import JULY_RULES, RULES, VARIANTS, MistralrsRules
 
 if TYPE_CHECKING:
-    from simkv.schedulers.mistralrs.queues import Queues
+    from simkv.schedulers.mistralrs.scheduler_base import MistralrsScheduler
 
 #: Read by the variants whose rules have a ``prefill_limit``.
 PREFILL_LIMITS = ("prefill_batch_max_seqs", "prefill_batch_max_tokens")
 
 
-def build(config: MistralrsConfig, rules: MistralrsRules | None = None) -> Queues:
+def build(config: MistralrsConfig, rules: MistralrsRules | None = None) -> MistralrsScheduler:
     """The scheduler of ``config.variant``, or one that differs from it in its ``rules``.
 
     ``seed`` has none that could differ.
     """
     if config.variant == "seed":
-        from simkv.schedulers.mistralrs.seed import Seed
+        from simkv.schedulers.mistralrs.pre_bucket_scheduler import PreBucketScheduler
 
-        return Seed(config)
+        return PreBucketScheduler(config)
     if config.rule:
-        from simkv.schedulers.mistralrs.ruled import RuledBucketed
+        from simkv.schedulers.mistralrs.custom_policy import BucketedExpressionScheduler
 
-        return RuledBucketed(config, rules)
-    from simkv.schedulers.mistralrs.scheduler import Bucketed, July  # where this engine runs
+        return BucketedExpressionScheduler(config, rules)
+    from simkv.schedulers.mistralrs.scheduler import (  # where this engine runs
+        BucketedScheduler,
+        SingleLengthScheduler,
+    )
 
-    return (July if config.variant == "pr2034july" else Bucketed)(config, rules)
+    return (SingleLengthScheduler if config.variant == "pr2034july" else BucketedScheduler)(
+        config, rules
+    )
 
 
-def _with_tables(config: MistralrsConfig) -> Tabled:
+def _with_tables(config: MistralrsConfig) -> TabledScheduler:
     scheduler = build(config)
     scheduler.pool = BlockPool(scheduler.num_blocks)
-    return Tabled(scheduler, scheduler.pool.tables)
+    return TabledScheduler(scheduler, scheduler.pool.tables)
 
 
-def _setting(config: MistralrsConfig) -> EngineSetting:
+def _setting(config: MistralrsConfig) -> ExecutionSettings:
     """Prompts are computed whole and without graphs; a step is scheduled after the one before."""
-    return EngineSetting(
+    return ExecutionSettings(
         engine=config.name,
         release=config.variant,
         max_num_batched_tokens=config.prefill_batch_max_tokens,
@@ -61,7 +66,7 @@ MISTRALRS = EngineSpec(
     config=MistralrsConfig,
     variants=VARIANTS,
     build=build,
-    with_tables=_with_tables,
+    build_with_tables=_with_tables,
     recording=RECORDING,
     setting=_setting,
     cache_lines=(r"with block size (?P<size>\d+) and (?P<blocks>[\d,]+) GPU blocks",),
@@ -70,13 +75,13 @@ MISTRALRS = EngineSpec(
     lacks={
         variant: (
             *(("prefix_caching",) if variant == "seed" else ()),
-            *(("rule",) if variant in WITHOUT else ()),
+            *(("rule",) if variant in VARIANTS_WITHOUT_HOOKS else ()),
             *(() if variant in RULES and RULES[variant].prefill_limit else PREFILL_LIMITS),
         )
         for variant in VARIANTS
     },
     rules=RULES,
     rules_read={"pr2034july": JULY_RULES},
-    seams=SEAMS,
+    policy_hooks=POLICY_HOOKS,
     unrecorded="`mixed_decode` of pr2034 and pr2031a",
 )

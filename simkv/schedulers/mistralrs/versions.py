@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from simkv.core.scheduler import Variant
+from simkv.core.scheduler_protocol import Variant
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from simkv.core.flags import Env, Flag, KnobSource
-from simkv.core.scheduler import MOST_PASSES
+from simkv.core.engine_flags import Env, Flag, KnobSource
+from simkv.core.scheduler_protocol import MAX_PASSES
 from simkv.schedulers.sglang.versions import RULES
 
-Policy = Literal[
+SchedulePolicy = Literal[
     "fcfs", "lpm", "hrrn", "lof", "dfs-weight", "routing-key", "shortest-prefill-first", "random"
 ]
 
@@ -54,7 +54,7 @@ class SglangConfig:
         Annotated[int, Gt(0)] | None, Flag("--prefill-max-requests")
     ] = None
     """Most requests in one prefill pass; left out, any number."""
-    schedule_policy: Annotated[Policy, Flag("--schedule-policy")] = "fcfs"
+    schedule_policy: Annotated[SchedulePolicy, Flag("--schedule-policy")] = "fcfs"
     """Order of the waiting queue: by arrival, longest cached prefix first, by response ratio, by
     weight of the cached tree's branches, fewest uncached tokens first (these four need the radix
     cache), longest possible output first, or by the keys of those who run. random is refused: its
@@ -107,7 +107,7 @@ class SglangConfig:
     enable_mixed_chunk: Annotated[bool, Flag("--enable-mixed-chunk")] = False
     """Whether running requests decode in the step of a prefill, too; else they wait for it."""
     prefill_decode_interval: Annotated[
-        int, Ge(0), Le(MOST_PASSES), Flag("--prefill-decode-interval")
+        int, Ge(0), Le(MAX_PASSES), Flag("--prefill-decode-interval")
     ] = 0
     """After a prefill so many steps take none."""
     prefill_decode_interval_min_bs: Annotated[

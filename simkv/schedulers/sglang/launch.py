@@ -4,7 +4,7 @@ Read from the wheels 0.5.15, 0.5.20, 0.5.22 and 0.5.23:
 
 - ``chunked_prefill_size``: ``_handle_gpu_memory_settings`` of ``srt/server_args.py`` (0.5.15) and
   ``handle_gpu_memory_settings`` of ``srt/arg_groups/memory_hook.py``; ``mem_fraction_static``, too,
-  which ``costs/hardware/blocks.py`` derives with the pool.
+  which ``costs/hardware/kv_capacity.py`` derives with the pool.
 - ``page_size``: the attention backend's (``get_default_attn_backend``), of which TensorRT-LLM's on
   Blackwell needs 64 (``_mla_backend_page_constraints`` in ``srt/arg_groups/overrides.py``), and 64
   where an indexer selects tokens (``model_overrides/deepseek_v2.py``).
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from simkv.core.launch import Launch, Machine, ModelFacts
+from simkv.core.launch_rules import LaunchRules, LaunchTarget, ModelFacts
 from simkv.schedulers.sglang.config import SglangConfig
 
 #: Tokens of a prefill pass by the GiB of a GPU below which they hold.
@@ -32,7 +32,7 @@ BLACKWELL, PAGE = 10, 64
 ROWS, PER_SEQUENCE = (2048, 4096), 512
 
 
-def before(given: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
+def before(given: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
     """Tokens of a prefill pass and tokens in a page."""
     variant = str(given.get("variant", SglangConfig.variant))
     release = tuple(int(part) for part in variant.partition("-")[0].split("."))
@@ -50,7 +50,7 @@ def _chunk(gib: float, release: tuple[int, ...]) -> int:
     return next((chunk for below, chunk in CHUNKS if gib < below), LARGEST_CHUNK)
 
 
-def _page(machine: Machine) -> int:
+def _page(machine: LaunchTarget) -> int:
     sparse = machine.model is not None and machine.model.sparse
     blackwell = machine.capability is not None and machine.capability[0] == BLACKWELL
     return PAGE if sparse or blackwell else 1
@@ -62,7 +62,7 @@ def context_length(model: ModelFacts) -> int:
     return int(model.length * model.rope_factor) if scaled else model.length
 
 
-def after(section: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
+def after(section: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
     """Rows for requests, by how many sequences of full length the pool holds."""
     tokens, ranks = section.get("max_total_num_tokens"), section.get("dp_size", 1)
     if "max_running_requests" in section or machine.model is None:
@@ -75,7 +75,7 @@ def after(section: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
     return {"max_running_requests": rows * ranks}
 
 
-LAUNCH = Launch(
+LAUNCH = LaunchRules(
     before,
     after,
     fields=(

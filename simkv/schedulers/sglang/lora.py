@@ -12,9 +12,9 @@ from collections.abc import Hashable, Iterable, Sequence
 from simkv.schedulers.sglang.memory import Req
 
 #: Requests join an adapter that drains if they ask for at most so many times its longest rest.
-TOLERANCE = 1.2
+DRAIN_TOLERANCE = 1.2
 
-Lora = str | None
+AdapterName = str | None
 
 
 class SglangLoras:
@@ -22,9 +22,9 @@ class SglangLoras:
 
     def __init__(self, most: int, threshold: float) -> None:
         self.most = most
-        self.drainer = Drainer(most, threshold) if threshold > 0 else None
-        self._used: set[Lora] = set()
-        self._slots: OrderedDict[Lora, None] = OrderedDict()
+        self.drainer = LoraDrainer(most, threshold) if threshold > 0 else None
+        self._used: set[AdapterName] = set()
+        self._slots: OrderedDict[AdapterName, None] = OrderedDict()
 
     def begin(
         self, waiting: Sequence[Req], running: Sequence[Req], can: Sequence[Req], now: float
@@ -36,11 +36,11 @@ class SglangLoras:
 
     def admit(self, r: Req) -> bool:
         """Whether the pass may look at this candidate."""
-        if self.drainer and not self.drainer.lets_in(r):
+        if self.drainer and not self.drainer.admits(r):
             return False
         return r.lora in self._used or len(self._used) < self.most
 
-    def looked_at(self, r: Req) -> None:
+    def note_candidate(self, r: Req) -> None:
         """A candidate was tried; its adapter counts in this pass even if it was not taken."""
         self._used.add(r.lora)
 
@@ -70,7 +70,7 @@ class SglangLoras:
         return self.drainer and tuple(self.drainer.draining.items())
 
 
-class Drainer:
+class LoraDrainer:
     """Lets adapters drain for others that wait too long (sgl-project/sglang#17913).
 
     ``draining`` says which adapter takes in nobody new, and for whose sake. Of adapters that are
@@ -79,12 +79,12 @@ class Drainer:
 
     def __init__(self, most: int, threshold: float) -> None:
         self.most, self.threshold = most, threshold
-        self.draining: dict[Lora, Lora] = {}
-        self._rest: dict[Lora, int] = {}
+        self.draining: dict[AdapterName, AdapterName] = {}
+        self._rest: dict[AdapterName, int] = {}
 
     def update(self, waiting: Iterable[Req], running: Sequence[Req], now: float) -> None:
         """Look at who waits and who runs, at the time ``now`` (s)."""
-        waits: dict[Lora, float] = {}
+        waits: dict[AdapterName, float] = {}
         for r in waiting:
             waits[r.lora] = max(waits.get(r.lora, 0.0), now - r.queued_at)
         self._rest = {}
@@ -94,7 +94,7 @@ class Drainer:
             self._choose(waits)
         self.draining = {a: b for a, b in self.draining.items() if a in self._rest}
 
-    def _choose(self, waits: dict[Lora, float]) -> None:
+    def _choose(self, waits: dict[AdapterName, float]) -> None:
         """For each adapter that has waited too long, let the one drain that will be done first."""
         served = set(self.draining.values())
         starving = [a for a, wait in waits.items() if wait > self.threshold and a not in served]
@@ -108,8 +108,8 @@ class Drainer:
             if lora is not None:  # one that drains for the model itself takes in others still
                 self.draining[first] = lora
 
-    def lets_in(self, r: Req) -> bool:
+    def admits(self, r: Req) -> bool:
         """Whether the adapter of ``r`` does not drain, or ``r`` is done about when it is."""
         if r.lora not in self.draining:
             return True
-        return r.max_new <= self._rest.get(r.lora, 0) * TOLERANCE
+        return r.max_new <= self._rest.get(r.lora, 0) * DRAIN_TOLERANCE

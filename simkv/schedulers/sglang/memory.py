@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from simkv.core.prefix import Content
-from simkv.core.radix import Node, RadixTree
+from simkv.core.block_keys import TokenContent
+from simkv.core.radix_tree import RadixNode, RadixTree
 from simkv.schedulers.sglang.versions import LATEST, SglangRules
 
 
-class EngineDies(Exception):
+class EngineCrash(Exception):
     """The engine raises inside its scheduling call: ``why``, and over whose prefill."""
 
     def __init__(self, why: str, rows: Sequence[Req]) -> None:
@@ -41,7 +41,7 @@ class Req:
     prompt_tokens: int
     max_new: int
     ignore_eos: bool
-    content: Content
+    content: TokenContent
     lora: str | None = None
     logprobs_from: int | None = None
     refused: bool = False
@@ -51,13 +51,13 @@ class Req:
     looked: int = 0
     matched: int = 0
     routing_key: str | None = None
-    ended: Node | None = field(default=None, repr=False)
+    ended: RadixNode | None = field(default=None, repr=False)
     out: int = 0
     prefix: int = 0
     end: int = 0
     kv: int = 0
     owned: int = 0
-    node: Node | None = field(default=None, repr=False)
+    node: RadixNode | None = field(default=None, repr=False)
     hit: int = 0
     stamp: int = 0
     passes: int = 0
@@ -71,7 +71,7 @@ class Req:
         return self.prompt_tokens + self.out
 
     @property
-    def most_cached(self) -> int:
+    def max_cached_tokens(self) -> int:
         """So many tokens may come from the cache: not the last, none of log probabilities."""
         most = self.fill - 1
         return most if self.logprobs_from is None else min(most, self.logprobs_from)
@@ -82,7 +82,7 @@ class Req:
         return max(1, self.fill - self.hit)
 
 
-class Memory:
+class SglangMemory:
     """The token pool of one replica, in pages of ``page_size`` tokens, and its prefix tree.
 
     ``free`` tokens are owned by nobody; ``tree`` is None with the prefix cache off.
@@ -96,7 +96,7 @@ class Memory:
         self.free = tokens
         self.tree = RadixTree(page_size) if prefix_cache else None
 
-    def up(self, tokens: int) -> int:
+    def round_up(self, tokens: int) -> int:
         """``tokens`` rounded up to whole pages."""
         return -(-tokens // self.page_size) * self.page_size
 
@@ -120,19 +120,19 @@ class Memory:
             self.free += self.tree.evict(short)
         return self.free >= target
 
-    def match(self, req: Req, tokens: int) -> tuple[int, Node | None]:
+    def match(self, req: Req, tokens: int) -> tuple[int, RadixNode | None]:
         """How many of the first ``tokens`` tokens of ``req`` are cached, and the node they end at.
 
         Refreshes what it finds, as a use would.
         """
         return self.tree.match(req.content, tokens) if self.tree else (0, None)
 
-    def lock(self, node: Node | None) -> None:
+    def lock(self, node: RadixNode | None) -> None:
         """Keep a matched prefix from eviction."""
         if self.tree and node:
             self.tree.lock(node)
 
-    def unlock(self, node: Node | None) -> None:
+    def unlock(self, node: RadixNode | None) -> None:
         """Undo one ``lock``."""
         if self.tree and node:
             self.tree.unlock(node)
@@ -146,10 +146,10 @@ class Memory:
         tokens = sum(r.end - r.prefix for r in rows)
         self.reclaim(tokens if self.page_size == 1 else tokens + self.page_size * len(rows))
         for r in rows:
-            self.free -= self.up(r.end) - self.up(r.prefix)
+            self.free -= self.round_up(r.end) - self.round_up(r.prefix)
             r.kv = r.end
         if self.free < 0:
-            raise EngineDies(f"prefill out of memory: {tokens} tokens asked for", rows)
+            raise EngineCrash(f"prefill out of memory: {tokens} tokens asked for", rows)
 
     def fits(self, rows: Sequence[Req]) -> bool:
         """Whether ``rows`` can decode one token each; evicts what that takes, even in vain."""
@@ -199,7 +199,7 @@ class Memory:
 
     def release(self, req: Req) -> None:
         """Take back all that ``req`` has and the tree has not; its in-flight tokens are void."""
-        self.free += self.up(req.kv) - req.owned
+        self.free += self.round_up(req.kv) - req.owned
         self.unlock(req.node)
         req.node = None
         req.prefix = req.end = req.kv = req.owned = req.pending = req.matched = 0

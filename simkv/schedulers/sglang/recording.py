@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
-from simkv.core.recording import Line, Recording
+from simkv.core.recording_format import RecordingFormat, RecordingLine
 from simkv.core.request import Prompt, Segment
-from simkv.core.scheduler import Batch
+from simkv.core.scheduler_protocol import Batch
 from simkv.schedulers.sglang.config import SglangConfig
 
 if TYPE_CHECKING:
     from simkv.schedulers.sglang.scheduler import SglangScheduler
 
 #: Knobs that recordings call by other names, with those names.
-THEIRS = {
+RECORDED_KNOB_NAMES = {
     "schedule_policy": "policy",
     "init_new_token_ratio": "init_new_token_ratio_base",
     "clip_max_new_tokens_estimation": "clip_max_new_tokens",
@@ -22,36 +22,36 @@ THEIRS = {
     "in_batch_prefix_caching_deprioritize_threshold": "in_batch_prefix_deprioritize_threshold",
 }
 #: Switches that are recorded the other way round.
-OPPOSITES = {"disable_radix_cache": "radix_cache", "disable_overlap_schedule": "overlap"}
+INVERTED_KNOBS = {"disable_radix_cache": "radix_cache", "disable_overlap_schedule": "overlap"}
 
 
-def _config(header: Line) -> SglangConfig:
+def _config(header: RecordingLine) -> SglangConfig:
     """Knobs that a recording does not have came later than it, and are at their defaults."""
     recorded = header["config"]
-    knobs: Line = {}
+    knobs: RecordingLine = {}
     for knob in (field.name for field in fields(SglangConfig)):
-        if knob in OPPOSITES:
-            knobs[knob] = not recorded[OPPOSITES[knob]]
-        elif knob != "name" and (theirs := THEIRS.get(knob, knob)) in recorded:
+        if knob in INVERTED_KNOBS:
+            knobs[knob] = not recorded[INVERTED_KNOBS[knob]]
+        elif knob != "name" and (theirs := RECORDED_KNOB_NAMES.get(knob, knob)) in recorded:
             knobs[knob] = recorded[theirs]
     if knobs["chunked_prefill_size"] is None:
         knobs["chunked_prefill_size"] = -1
     return SglangConfig(**knobs)
 
 
-def _knobs(config: SglangConfig) -> Line:
+def _knobs(config: SglangConfig) -> RecordingLine:
     knobs = asdict(config)
     del knobs["name"]
-    for own, theirs in THEIRS.items():
+    for own, theirs in RECORDED_KNOB_NAMES.items():
         knobs[theirs] = knobs.pop(own)
-    for own, theirs in OPPOSITES.items():
+    for own, theirs in INVERTED_KNOBS.items():
         knobs[theirs] = not knobs.pop(own)
     if knobs["chunked_prefill_size"] == -1:
         knobs["chunked_prefill_size"] = None
     return knobs
 
 
-def _prompt(request: Line) -> Prompt:
+def _prompt(request: RecordingLine) -> Prompt:
     """With the limit that the client asked for, not yet clipped."""
     return Prompt(
         id=request["id"],
@@ -70,7 +70,7 @@ def _prompt(request: Line) -> Prompt:
     )
 
 
-def _shown(prompt: Prompt) -> Line:
+def _shown(prompt: Prompt) -> RecordingLine:
     return {
         "max_tokens_requested": prompt.max_tokens,
         "ignore_eos": prompt.ignore_eos,
@@ -82,7 +82,7 @@ def _shown(prompt: Prompt) -> Line:
     }
 
 
-def _queues(scheduler: SglangScheduler) -> Line:
+def _queues(scheduler: SglangScheduler) -> RecordingLine:
     memory = scheduler.state.memory
     return {
         "waiting": [r.id for r in scheduler.state.waiting],
@@ -91,13 +91,13 @@ def _queues(scheduler: SglangScheduler) -> Line:
     }
 
 
-def _decide(scheduler: SglangScheduler) -> tuple[Batch, Line]:
+def _decide(scheduler: SglangScheduler) -> tuple[Batch, RecordingLine]:
     batch = scheduler.schedule()
     chunked = scheduler.state.chunked
     return batch, {"chunked": chunked and chunked.id, "prefix_lens": batch.context}
 
 
-def _left(scheduler: SglangScheduler) -> Line:
+def _left(scheduler: SglangScheduler) -> RecordingLine:
     state = scheduler.state
     return {
         "new_token_ratio": state.ratio.current,
@@ -107,6 +107,6 @@ def _left(scheduler: SglangScheduler) -> Line:
     }
 
 
-RECORDING = Recording(
+RECORDING = RecordingFormat(
     _config, _prompt, _knobs, _shown, queues=_queues, decide=_decide, left=_left, drains=True
 )

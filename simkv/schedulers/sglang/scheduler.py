@@ -2,12 +2,12 @@
 
 Source: the PyPI wheels ``sglang``, ``managers/scheduler.py`` and what it calls; what sets the
 releases apart is in ``versions``. One rank, also of dp attention (ranks step together:
-``loop/fleet/lockstep.py``); no speculative decoding, grammar, images, sliding window
+``sim/fleet/data_parallel_lockstep.py``); no speculative decoding, grammar, images, sliding window
 or disaggregation.
 
 Here is a turn of the loop. Its parts: ``intake`` (who comes and who goes), ``prefill`` (with
 ``order`` of the queue, the admission of ``adder`` and the adapters of ``lora``), ``decode`` (and
-retraction), ``results``; ``state`` is what they share and ``memory`` owns the pool.
+retraction), ``batch_results``; ``state`` is what they share and ``memory`` owns the pool.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping, Sequence
 
 from simkv.core.request import Prompt
-from simkv.core.scheduler import Batch, Completion, Held
-from simkv.schedulers.sglang import leap, results
+from simkv.core.scheduler_protocol import Batch, Completion, Held
+from simkv.schedulers.sglang import batch_results, decode_leap
 from simkv.schedulers.sglang.config import SglangConfig
-from simkv.schedulers.sglang.decode import decode_step
-from simkv.schedulers.sglang.intake import Intake
-from simkv.schedulers.sglang.interval import DecodeInterval
-from simkv.schedulers.sglang.memory import EngineDies, Memory, Req
-from simkv.schedulers.sglang.prefill import PrefillPass
-from simkv.schedulers.sglang.state import LoopState, ScheduleBatch
+from simkv.schedulers.sglang.decode_interval import DecodeInterval
+from simkv.schedulers.sglang.decode_step import decode_step
+from simkv.schedulers.sglang.loop_state import LoopState, ScheduleBatch
+from simkv.schedulers.sglang.memory import EngineCrash, Req, SglangMemory
+from simkv.schedulers.sglang.prefill_pass import PrefillPass
+from simkv.schedulers.sglang.request_intake import RequestIntake
 from simkv.schedulers.sglang.versions import RULES, SglangRules
 
 
@@ -36,21 +36,21 @@ class SglangScheduler:
     def __init__(
         self,
         config: SglangConfig,
-        memory: Memory | None = None,
+        memory: SglangMemory | None = None,
         rules: SglangRules | None = None,
     ) -> None:
         self.config = config
         self.pipeline_depth = 1 if config.disable_overlap_schedule else 2
         rules = rules or RULES[config.variant]
-        memory = memory or Memory(
+        memory = memory or SglangMemory(
             config.max_total_num_tokens, config.page_size, not config.disable_radix_cache, rules
         )
         self.state = LoopState(config, rules, memory)
-        self.intake = Intake(self.state)
+        self.intake = RequestIntake(self.state)
         self.interval = DecodeInterval(config)
         self.prefill = PrefillPass(self.state)
 
-    def tell_time(self, now: float) -> None:
+    def set_time(self, now: float) -> None:
         """The clock says so many seconds."""
         self.state.now = now
 
@@ -68,21 +68,21 @@ class SglangScheduler:
         """Choose and launch the next batch."""
         state = self.state
         self.intake.receive()
-        batch = Batch(refused=state.turned_away)
+        batch = Batch(refused=state.rejections)
         try:
             chosen = self._choose(batch)
-        except EngineDies as error:
+        except EngineCrash as error:
             batch.fatal = error.why
             batch.scheduled = [(r.id, r.end - r.prefix) for r in error.rows]
             return batch
         if chosen:
-            results.launch(state, chosen, batch)
+            batch_results.launch(state, chosen, batch)
             if state.loras:
                 batch.lora_loads = state.loras.load(chosen.rows), 0
         elif state.idle:
             state.ratio.reset()
         state.last = chosen
-        state.turned_away = {}
+        state.rejections = {}
         if state.waiting:
             batch.held = Held(state.waiting[0].id, state.why)
         elif unread := self.intake.receiver.prompts:
@@ -129,7 +129,7 @@ class SglangScheduler:
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
         """Process the results of the oldest launched batch: tokens emitted, requests finished."""
-        return results.complete(self.state, batch, ended)
+        return batch_results.complete(self.state, batch, ended)
 
     # ------------------------------------------------------------------ many decodes at once
 
@@ -137,14 +137,14 @@ class SglangScheduler:
         """Decodes alone, while the queue is not looked at and nothing has to be evicted."""
         if self.interval.left:
             return self.intake.receiver.quiet(min(most, 1 + self._rest()))
-        return leap.leap(self.state, self.intake.receiver, self.pipeline_depth - 1, most)
+        return decode_leap.leap(self.state, self.intake.receiver, self.pipeline_depth - 1, most)
 
     def skip(self, steps: int) -> list[int]:
         self.intake.receiver.skip(steps)
         if self.interval.left:
             self.interval.left -= steps
             return [self.free_blocks] * steps
-        return leap.skip(self.state, steps)
+        return decode_leap.skip(self.state, steps)
 
     def _rest(self) -> int:
         """How many turns more only count towards the next prefill, as nobody is left to decode."""
@@ -197,7 +197,7 @@ class SglangScheduler:
     def blocks_held(self) -> Mapping[int, int]:
         """Pages of every request that was admitted and has not ended or been retracted."""
         page, memory = self.config.page_size, self.state.memory
-        return {r.id: memory.up(r.kv) // page for r in self.state.admitted.values()}
+        return {r.id: memory.round_up(r.kv) // page for r in self.state.admitted.values()}
 
     def fingerprint(self) -> Hashable:
         """All state that decides what ``schedule`` does next."""

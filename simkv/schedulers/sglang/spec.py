@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from simkv.core.engine import EngineSpec, Tabled
-from simkv.core.scheduler import Scheduler
+from simkv.core.engine_spec import EngineSpec, TabledScheduler
+from simkv.core.scheduler_protocol import Scheduler
 from simkv.schedulers.sglang.config import SglangConfig
+from simkv.schedulers.sglang.execution import derive_settings
 from simkv.schedulers.sglang.launch import LAUNCH
 from simkv.schedulers.sglang.recording import RECORDING
-from simkv.schedulers.sglang.setting import setting_of
 from simkv.schedulers.sglang.versions import RULES, VARIANTS
 
 
@@ -19,17 +19,17 @@ def _build(config: SglangConfig, **given: Any) -> Scheduler:
     return SglangScheduler(config, **given)
 
 
-def _with_tables(config: SglangConfig) -> Tabled:
-    from simkv.schedulers.sglang.pages import PagedMemory
+def _with_tables(config: SglangConfig) -> TabledScheduler:
+    from simkv.schedulers.sglang.paged_memory import PagedMemory
 
     cache = not config.disable_radix_cache
     rules = RULES[config.variant]
     memory = PagedMemory(config.max_total_num_tokens, config.page_size, cache, rules)
-    return Tabled(_build(config, memory=memory), memory.tables)
+    return TabledScheduler(_build(config, memory=memory), memory.tables)
 
 
 def _too_long(config: SglangConfig, prompt_tokens: int) -> str | None:
-    """Why a prompt is refused: the pool is too small for it (``intake.py``)."""
+    """Why a prompt is refused: the pool is too small for it (``request_intake.py``)."""
     pool = config.max_total_num_tokens
     if prompt_tokens < pool - 6 or config.allow_auto_truncate:
         return None
@@ -41,9 +41,9 @@ SGLANG = EngineSpec(
     config=SglangConfig,
     variants=VARIANTS,
     build=_build,
-    with_tables=_with_tables,
+    build_with_tables=_with_tables,
     recording=RECORDING,
-    setting=setting_of,
+    setting=derive_settings,
     cache_lines=(
         r"max_total_num_tokens=\s*(?P<tokens>[\d,]+)",
         r"KV Cache is allocated.*#tokens: (?P<tokens>[\d,]+)",

@@ -1,7 +1,7 @@
 """What sets the releases of SGLang's scheduler apart, as data.
 
 Read from the wheels on PyPI, ``managers/scheduler.py`` and ``schedule_policy.py``, and recorded
-from them as they run (``simkv/proof/record/sglang.py``).
+from them as they run (``simkv/conformance/record/sglang_recorder.py``).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from simkv.core.scheduler import Variant
+from simkv.core.scheduler_protocol import Variant
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ _NEW_IN_23 = ("drops_finished", "spent_budget_stops", "counts_held_rows")
 RELEASES = tuple(name for name in RULES if "lpm" not in name)
 
 #: Rules that a recording can show; nothing shows ``empty_opens`` of an engine with one rank.
-SHOWN = (
+OBSERVABLE_RULES = (
     "drops_finished",
     "spent_budget_stops",
     "counts_held_rows",
@@ -154,12 +154,12 @@ SHOWN = (
 )
 
 #: Rules that the recordings of a release show, as flipping each of them shows.
-SEEN: Mapping[str, tuple[str, ...]] = {
-    "0.5.23": SHOWN,
-    "0.5.22": SHOWN,
+RULES_SHOWN: Mapping[str, tuple[str, ...]] = {
+    "0.5.23": OBSERVABLE_RULES,
+    "0.5.22": OBSERVABLE_RULES,
     # A standstill, which alone shows who closes the queue, needs a page to spare.
-    "0.5.20": tuple(rule for rule in SHOWN if rule != "full_if_served"),
-    "0.5.15": tuple(rule for rule in SHOWN if rule != "full_if_served"),
+    "0.5.20": tuple(rule for rule in OBSERVABLE_RULES if rule != "full_if_served"),
+    "0.5.15": tuple(rule for rule in OBSERVABLE_RULES if rule != "full_if_served"),
 }
 
 VARIANTS: Mapping[str, Variant] = {

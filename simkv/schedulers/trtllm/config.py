@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from simkv.core.flags import Flag, KnobSource
-from simkv.core.scheduler import MOST_BLOCK_SIZE, Variant
+from simkv.core.engine_flags import Flag, KnobSource
+from simkv.core.scheduler_protocol import MAX_BLOCK_SIZE, Variant
 
-Policy = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"]
-Chunking = Literal["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"]
+CapacityPolicy = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"]
+ChunkingPolicy = Literal["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"]
 
 VARIANTS: Mapping[str, Variant] = {
     "5f480b7a6": Variant(
@@ -40,7 +40,7 @@ class TrtllmConfig:
     ] = 16384
     """Tokens of KV in the pool; TensorRT-LLM takes what memory holds, the default is ours."""
     tokens_per_block: Annotated[
-        int, Gt(0), Le(MOST_BLOCK_SIZE), KnobSource("kv_cache_config, 32")
+        int, Gt(0), Le(MAX_BLOCK_SIZE), KnobSource("kv_cache_config, 32")
     ] = 32
     """Tokens in a block, the unit in which KV is handed out."""
     max_batch_size: Annotated[int, Gt(0), Flag("--max_batch_size", "2048")] = 2048
@@ -50,7 +50,7 @@ class TrtllmConfig:
     max_seq_len: Annotated[Annotated[int, Gt(1)] | None, Flag("--max_seq_len")] = None
     """Most tokens of a request, output included; a larger `max_tokens` is cut to it. Never more
     than the pool holds, which it is if left out."""
-    capacity_scheduler_policy: Annotated[Policy, KnobSource("scheduler_config")] = (
+    capacity_scheduler_policy: Annotated[CapacityPolicy, KnobSource("scheduler_config")] = (
         "GUARANTEED_NO_EVICT"
     )
     """Who may run: those whose blocks are there to the last token that they may emit, those whose
@@ -58,7 +58,7 @@ class TrtllmConfig:
     enable_chunked_prefill: Annotated[bool, Flag("--enable_chunked_prefill")] = False
     """Whether a prompt may be computed in parts; else one longer than `max_num_tokens` is
     refused."""
-    context_chunking_policy: Annotated[Chunking, KnobSource("scheduler_config")] = (
+    context_chunking_policy: Annotated[ChunkingPolicy, KnobSource("scheduler_config")] = (
         "FIRST_COME_FIRST_SERVED"
     )
     """How prompts share the tokens of a step: the first takes what it can, or a block each by

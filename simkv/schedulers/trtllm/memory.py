@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from simkv.core.blocks import BlockPool, UnnumberedPool
+from simkv.core.block_pool import BlockPool, UnnumberedPool
 from simkv.core.request import Prompt
-from simkv.core.scheduler import blocks_for
-from simkv.schedulers.trtllm.requests import LlmRequest
+from simkv.core.scheduler_protocol import blocks_for
+from simkv.schedulers.trtllm.llm_request import LlmRequest
 
 
 class KvCache:
@@ -21,7 +21,7 @@ class KvCache:
         self.pool: BlockPool = UnnumberedPool(num_blocks)
         self.tokens_per_block = tokens_per_block
 
-    def to_completion(self, r: LlmRequest) -> int:
+    def blocks_to_completion(self, r: LlmRequest) -> int:
         """Blocks that ``r`` still needs if it emits all that it may
         (``getRemainingBlocksToCompletion``)."""
         return blocks_for(r.prompt + r.new, self.tokens_per_block) - self.pool.held(r.id)

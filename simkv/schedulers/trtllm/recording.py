@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from simkv.core.recording import Line, Recording
+from simkv.core.recording_format import RecordingFormat, RecordingLine
 from simkv.core.request import Prompt, Segment
 from simkv.schedulers.trtllm.config import TrtllmConfig
 
 
-def _config(header: Line) -> TrtllmConfig:
+def _config(header: RecordingLine) -> TrtllmConfig:
     return TrtllmConfig(variant=header["variant"], **header["config"])
 
 
-def _knobs(config: TrtllmConfig) -> Line:
+def _knobs(config: TrtllmConfig) -> RecordingLine:
     """Without the share of memory, of which the pool followed."""
     knobs = asdict(config)
     for knob in ("name", "variant", "free_gpu_memory_fraction"):
@@ -21,7 +21,7 @@ def _knobs(config: TrtllmConfig) -> Line:
     return knobs
 
 
-def _prompt(request: Line) -> Prompt:
+def _prompt(request: RecordingLine) -> Prompt:
     return Prompt(
         id=request["id"],
         prompt_tokens=request["prompt_tokens"],
@@ -31,9 +31,9 @@ def _prompt(request: Line) -> Prompt:
     )
 
 
-def _shown(prompt: Prompt) -> Line:
+def _shown(prompt: Prompt) -> RecordingLine:
     segments = [list(segment) for segment in prompt.segments]
     return {"max_tokens": prompt.max_tokens} | ({"segments": segments} if segments else {})
 
 
-RECORDING = Recording(_config, _prompt, _knobs, _shown)
+RECORDING = RecordingFormat(_config, _prompt, _knobs, _shown)

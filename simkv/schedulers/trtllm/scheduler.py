@@ -12,16 +12,27 @@ from collections import deque
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import astuple
 
-from simkv.core.blocks import BlockPool
+from simkv.core.block_pool import BlockPool
 from simkv.core.request import Prompt
-from simkv.core.scheduler import Batch, Completion, Held, Kind, Refusal, Why
-from simkv.schedulers.trtllm import leap
-from simkv.schedulers.trtllm.capacity import Admitted, max_utilization, no_evict
+from simkv.core.scheduler_protocol import (
+    Batch,
+    BatchKind,
+    Completion,
+    Held,
+    Refusal,
+    WaitReason,
+)
+from simkv.schedulers.trtllm import decode_leap
+from simkv.schedulers.trtllm.block_reuse import ReusingKvCache
+from simkv.schedulers.trtllm.capacity_scheduler import CapacityResult, max_utilization, no_evict
 from simkv.schedulers.trtllm.config import TrtllmConfig
+from simkv.schedulers.trtllm.llm_request import LlmRequest
 from simkv.schedulers.trtllm.memory import KvCache
-from simkv.schedulers.trtllm.microbatch import ContextTooLong, MicroBatch, micro_batch
-from simkv.schedulers.trtllm.requests import LlmRequest
-from simkv.schedulers.trtllm.reuse import ReusingKvCache
+from simkv.schedulers.trtllm.micro_batch_scheduler import (
+    ContextTooLong,
+    MicroBatch,
+    schedule_micro_batch,
+)
 
 
 class TrtllmScheduler:
@@ -42,14 +53,14 @@ class TrtllmScheduler:
         self.active: dict[int, LlmRequest] = {}
         self.launched: list[LlmRequest] = []
         self.pausing: list[LlmRequest] = []
-        self.why: Why = "blocks"
+        self.why: WaitReason = "blocks"
         self._left: set[int] = set()
         self.leaving: set[int] = set()
         self._refused: dict[int, Refusal] = {}
 
     def add(self, prompt: Prompt) -> None:
         """Queue a request; one that its server turns away is named by the next batch."""
-        refusal = refused(prompt, self.config)
+        refusal = find_rejection(prompt, self.config)
         if refusal:
             self._refused[prompt.id] = refusal
         else:
@@ -74,7 +85,7 @@ class TrtllmScheduler:
         self._refused = {}
         fitting = self._fitting()
         try:
-            chosen = micro_batch(fitting.fits, self.config)
+            chosen = schedule_micro_batch(fitting.fits, self.config)
         except ContextTooLong as error:
             batch.fatal = f"raised AssertionError: {error}"
             return batch
@@ -86,7 +97,7 @@ class TrtllmScheduler:
         self._tell(batch, fitting)
         return batch
 
-    def _fitting(self) -> Admitted:
+    def _fitting(self) -> CapacityResult:
         """Whom the capacity scheduler lets run."""
         active, policy = list(self.active.values()), self.config.capacity_scheduler_policy
         if policy == "MAX_UTILIZATION":
@@ -118,7 +129,7 @@ class TrtllmScheduler:
         batch.kind = _kind(chosen)
         self.launched = [*chosen.contexts, *chosen.generations]
 
-    def _tell(self, batch: Batch, fitting: Admitted) -> None:
+    def _tell(self, batch: Batch, fitting: CapacityResult) -> None:
         """Say who was passed over, and why."""
         runs = {r.id for r in self.launched}
         fits = {r.id for r in fitting.fits}
@@ -194,11 +205,11 @@ class TrtllmScheduler:
             return 1
         if head and self.why == "budget":
             return 1
-        least = self.cache.to_completion(head) if head and self.why == "reserved" else 0
-        return leap.leap(self.launched, self.cache, least, self.pipeline_depth - 1, most)
+        least = self.cache.blocks_to_completion(head) if head and self.why == "reserved" else 0
+        return decode_leap.leap(self.launched, self.cache, least, self.pipeline_depth - 1, most)
 
     def skip(self, steps: int) -> list[int]:
-        return leap.skip(self.launched, self.cache, steps)
+        return decode_leap.skip(self.launched, self.cache, steps)
 
     # ------------------------------------------------------------------ what others may see
 
@@ -252,7 +263,7 @@ class TrtllmScheduler:
         )
 
 
-def refused(prompt: Prompt, config: TrtllmConfig) -> Refusal | None:
+def find_rejection(prompt: Prompt, config: TrtllmConfig) -> Refusal | None:
     """Why the server turns a request away before the engine hears of it, if it does."""
     tokens, most = prompt.prompt_tokens, config.max_num_tokens
     if tokens > most and not config.enable_chunked_prefill:
@@ -264,7 +275,7 @@ def refused(prompt: Prompt, config: TrtllmConfig) -> Refusal | None:
     return None
 
 
-def _kind(chosen: MicroBatch) -> Kind:
+def _kind(chosen: MicroBatch) -> BatchKind:
     if chosen.contexts:
         return "mixed" if chosen.generations else "prefill"
     return "decode" if chosen.generations else "idle"

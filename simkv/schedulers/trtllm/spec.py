@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from simkv.core.blocks import BlockPool
-from simkv.core.engine import EngineSpec, Tabled
+from simkv.core.block_pool import BlockPool
+from simkv.core.engine_spec import EngineSpec, TabledScheduler
 from simkv.core.errors import InputError
-from simkv.core.launch import Launch, Machine
-from simkv.core.setting import EngineSetting
+from simkv.core.execution_settings import ExecutionSettings
+from simkv.core.launch_rules import LaunchRules, LaunchTarget
 from simkv.schedulers.trtllm.config import VARIANTS, TrtllmConfig
 from simkv.schedulers.trtllm.recording import RECORDING
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: Batch sizes with a CUDA graph by default, below ``max_batch_size``: 1 to 32 and powers of two up
 #: to 128 (``CudaGraphConfig`` without padding).
-GRAPHS = (*range(1, 33), 64, 128)
+GRAPH_SIZES = (*range(1, 33), 64, 128)
 
 
 def _build(config: TrtllmConfig) -> TrtllmScheduler:
@@ -27,22 +27,22 @@ def _build(config: TrtllmConfig) -> TrtllmScheduler:
     return TrtllmScheduler(config)
 
 
-def _with_tables(config: TrtllmConfig) -> Tabled:
+def _with_tables(config: TrtllmConfig) -> TabledScheduler:
     if config.enable_block_reuse:
         raise InputError("enable_block_reuse: a device here copies no parts of blocks; say false")
     scheduler = _build(config)
     scheduler.cache.pool = BlockPool(config.num_blocks)
-    return Tabled(scheduler, scheduler.cache.pool.tables)
+    return TabledScheduler(scheduler, scheduler.cache.pool.tables)
 
 
-def _setting(config: TrtllmConfig) -> EngineSetting:
+def _setting(config: TrtllmConfig) -> ExecutionSettings:
     """Only steps of nothing but decodes run as graphs."""
-    return EngineSetting(
+    return ExecutionSettings(
         engine=config.name,
         release=config.variant,
         max_num_batched_tokens=config.max_num_tokens,
         max_num_seqs=config.max_batch_size,
-        graph_sizes=tuple(size for size in GRAPHS if size <= config.max_batch_size),
+        graph_sizes=tuple(size for size in GRAPH_SIZES if size <= config.max_batch_size),
         graph_mode="full decode only",
         asynchronous=not config.disable_overlap_scheduler,
         block_size=config.tokens_per_block,
@@ -50,7 +50,7 @@ def _setting(config: TrtllmConfig) -> EngineSetting:
     )
 
 
-def _longest(given: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
+def _longest(given: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
     """The model's length, as ``trtllm-serve`` takes it; the other defaults are the config's."""
     if "max_seq_len" in given or machine.model is None:
         return {}
@@ -74,7 +74,7 @@ TRTLLM = EngineSpec(
     config=TrtllmConfig,
     variants=VARIANTS,
     build=_build,
-    with_tables=_with_tables,
+    build_with_tables=_with_tables,
     recording=RECORDING,
     setting=_setting,
     cache_lines=(r"max tokens in paged KV cache \((?P<tokens>[\d,]+)\)",),
@@ -88,5 +88,5 @@ TRTLLM = EngineSpec(
     "recorded; what its server turns away",
     partly_recorded="its scheduler recorded",
     too_long=_too_long,
-    launch=Launch(before=_longest, fields=("max_tokens_in_paged_kv_cache", "max_seq_len")),
+    launch=LaunchRules(before=_longest, fields=("max_tokens_in_paged_kv_cache", "max_seq_len")),
 )

@@ -7,8 +7,8 @@ computed or was cached. One server counts all data-parallel ranks that it feeds.
 
 from __future__ import annotations
 
-from simkv.core.engine import TurnAway
-from simkv.core.scheduler import Refusal
+from simkv.core.engine_spec import AdmissionCheck
+from simkv.core.scheduler_protocol import Refusal
 from simkv.schedulers.vllm.config import VllmConfig
 
 BUSY = Refusal(
@@ -33,7 +33,7 @@ def too_long(config: VllmConfig, prompt_tokens: int) -> str | None:
     return f"prompt {prompt_tokens:,} {compared} max_model_len {most:,}"
 
 
-def admission(config: VllmConfig) -> TurnAway | None:
+def build_admission_check(config: VllmConfig) -> AdmissionCheck | None:
     """What the knobs of a server turn away; None if nothing."""
     most, most_tokens = config.max_num_queued_reqs, config.max_num_queued_tokens
     if most is None and most_tokens is None:

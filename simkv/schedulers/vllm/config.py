@@ -8,22 +8,27 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from simkv.core.flags import Flag, KnobSource
-from simkv.core.rule import parse_rule
-from simkv.core.scheduler import MOST_BLOCK_SIZE, MOST_BLOCKS, blocks_for
-from simkv.schedulers.vllm.groups import CHUNKED, STATES, LayerKind, kind_of
+from simkv.core.engine_flags import Flag, KnobSource
+from simkv.core.policy_language import parse_policy
+from simkv.core.scheduler_protocol import MAX_BLOCK_SIZE, MAX_BLOCKS, blocks_for
+from simkv.schedulers.vllm.layer_groups import (
+    CHUNKED,
+    STATES,
+    LayerKind,
+    parse_layer_group,
+)
+from simkv.schedulers.vllm.policy_hooks import POLICY_HOOKS
+from simkv.schedulers.vllm.release_rules import VllmRules
 from simkv.schedulers.vllm.releases import RELEASES
-from simkv.schedulers.vllm.rules import VllmRules
-from simkv.schedulers.vllm.seams import SEAMS
-from simkv.schedulers.vllm.versions import ReleaseNames, rules_of
+from simkv.schedulers.vllm.versions import ReleaseNames, find_rules
 
 #: Knobs that no decision depends on: what steps cost and how many blocks there are does.
-OF_COSTS = ("gpu_memory_utilization", "cudagraph_mode", "max_cudagraph_capture_size")
+COST_KNOBS = ("gpu_memory_utilization", "cudagraph_mode", "max_cudagraph_capture_size")
 
 #: What a group of layers is called (groups.py).
 LayerGroup = Annotated[int, Ge(0)] | str
 #: More drafts in a step are refused as typos.
-MOST_DRAFTS = 1000
+MAX_DRAFTS = 1000
 
 CudagraphMode = Literal["FULL_AND_PIECEWISE", "FULL", "FULL_DECODE_ONLY", "PIECEWISE", "NONE"]
 
@@ -56,9 +61,9 @@ class VllmConfig:
     ] = "0.33.0"
     """Whose rules decide: a release of vLLM (0.27, 0.27.0 and 0.27.1 go by the same), or one with a
     named change."""
-    block_size: Annotated[int, Gt(0), Le(MOST_BLOCK_SIZE), Flag("--block-size")] = 16
+    block_size: Annotated[int, Gt(0), Le(MAX_BLOCK_SIZE), Flag("--block-size")] = 16
     """Tokens in a block of KV."""
-    num_gpu_blocks: Annotated[int, Gt(1), Le(MOST_BLOCKS), Flag("--num-gpu-blocks-override")] = 1024
+    num_gpu_blocks: Annotated[int, Gt(1), Le(MAX_BLOCKS), Flag("--num-gpu-blocks-override")] = 1024
     """Blocks of KV, the null block among them; with `hardware` what its memory leaves, else 1024, a
     default of ours."""
     max_num_seqs: Annotated[int, Gt(0), Flag("--max-num-seqs")] = 256
@@ -120,7 +125,7 @@ class VllmConfig:
     """Most adapters that run beside each other, the model without one not counted."""
     max_cpu_loras: Annotated[Annotated[int, Gt(0)] | None, Flag("--max-cpu-loras")] = None
     """Adapters that have room in host memory; left out, max_loras."""
-    num_speculative_tokens: Annotated[int, Ge(0), Le(MOST_DRAFTS), Flag("--speculative-config")] = 0
+    num_speculative_tokens: Annotated[int, Ge(0), Le(MAX_DRAFTS), Flag("--speculative-config")] = 0
     """Tokens that are drafted for a request and verified in its next step; 0 is no speculative
     decoding. The workload says how many are accepted."""
     speculative_method: Annotated[
@@ -129,7 +134,7 @@ class VllmConfig:
     """Who drafts: heads on the model (eagle3 and mtp of one module go by the same), the prompt, or
     a model of its own."""
     num_cpu_blocks: Annotated[
-        int, Ge(0), Le(MOST_BLOCKS), Flag("--kv-offloading-size", "in GiB")
+        int, Ge(0), Le(MAX_BLOCKS), Flag("--kv-offloading-size", "in GiB")
     ] = 0
     """Blocks in host memory: prompts' KV is copied there and loaded again instead of
     computed."""
@@ -190,7 +195,7 @@ class VllmConfig:
     num_gpu_blocks_override until #41069 and #47272."""
 
     def __post_init__(self) -> None:
-        rules = rules_of(self.variant)
+        rules = find_rules(self.variant)
         rules.refuse(self.variant, self)
         if self.rule is not None:
             self._check_rule(rules)
@@ -242,7 +247,7 @@ class VllmConfig:
             raise ValueError(
                 f"rule: policy is {self.policy}; a rule takes the place of it, use fcfs"
             )
-        parse_rule(self.rule, SEAMS)
+        parse_policy(self.rule, POLICY_HOOKS)
 
     def _check_drafts(self, rules: VllmRules) -> None:
         method, drafts = self.speculative_method, self.num_speculative_tokens
@@ -373,7 +378,7 @@ class VllmConfig:
     @property
     def depth(self) -> int:
         """Batches under way at a time."""
-        given, rules = self.async_scheduling, rules_of(self.variant)
+        given, rules = self.async_scheduling, find_rules(self.variant)
         if given is None:
             given = rules.async_scheduling
             if self.num_speculative_tokens:
@@ -383,7 +388,7 @@ class VllmConfig:
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
         """What the groups of layers are."""
-        return tuple(kind_of(group, self.block_size) for group in self.kv_cache_groups)
+        return tuple(parse_layer_group(group, self.block_size) for group in self.kv_cache_groups)
 
     @property
     def has_states(self) -> bool:
@@ -410,7 +415,11 @@ class VllmConfig:
 
         ``length`` is ``max_model_len`` if left out.
         """
-        tokens, rules, size = length or self.max_model_len, rules_of(self.variant), kind.block_size
+        tokens, rules, size = (
+            length or self.max_model_len,
+            find_rules(self.variant),
+            kind.block_size,
+        )
         if kind.states:
             mode = self.states(rules)
             aligned = 3 if self.mamba_prefill_checkpoints else 2
@@ -442,7 +451,7 @@ class VllmConfig:
             self._check_chunk(kind.chunk)
         needed = sum(map(self.most_blocks, kinds))
         if self.has_states:
-            self._check_states(rules_of(self.variant))
+            self._check_states(find_rules(self.variant))
         if self.startup_check and usable < needed:
             raise ValueError(
                 f"num_gpu_blocks: {usable} blocks that can be used; a sequence of max_model_len "

@@ -22,10 +22,15 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from simkv.core.launch import Launch, LaunchError, Machine, ModelFacts
-from simkv.core.scheduler import blocks_for
+from simkv.core.launch_rules import (
+    LaunchError,
+    LaunchRules,
+    LaunchTarget,
+    ModelFacts,
+)
+from simkv.core.scheduler_protocol import blocks_for
 from simkv.schedulers.vllm.config import VllmConfig
-from simkv.schedulers.vllm.versions import rules_of, variant_of
+from simkv.schedulers.vllm.versions import find_rules, find_variant
 
 Version = tuple[int, ...]
 AUTO = "auto"
@@ -69,11 +74,11 @@ def release_of(given: Mapping[str, Any]) -> Version:
     """The release of a ``variant``: its patch where it has one, else the one that was recorded."""
     name = str(given.get("variant", VllmConfig.variant))
     plain = name.partition("-")[0]
-    full = plain if plain.count(".") > 1 else variant_of(name)
+    full = plain if plain.count(".") > 1 else find_variant(name)
     return tuple(int(part) for part in full.partition("-")[0].split("."))
 
 
-def before(given: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
+def before(given: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
     """Tokens and sequences of a step, and tokens in a block."""
     release = release_of(given)
     chosen: dict[str, Any] = {}
@@ -94,7 +99,7 @@ def before(given: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
     return chosen
 
 
-def _batch(machine: Machine, release: Version) -> tuple[int, int]:
+def _batch(machine: LaunchTarget, release: Version) -> tuple[int, int]:
     gb10 = machine.capability == GB10 and release >= GB10_SMALL
     for gib, tokens, seqs, since in LARGE:
         # Above the largest size the name of the GPU does not matter (get_batch_defaults).
@@ -105,7 +110,7 @@ def _batch(machine: Machine, release: Version) -> tuple[int, int]:
 
 
 def _tokens(
-    given: Mapping[str, Any], machine: Machine, release: Version, base: tuple[int, Any, Any]
+    given: Mapping[str, Any], machine: LaunchTarget, release: Version, base: tuple[int, Any, Any]
 ) -> int:
     tokens, seqs, length = base
     if isinstance(length, int) and given.get("enable_chunked_prefill") is False:
@@ -130,9 +135,9 @@ def model_length(model: ModelFacts, release: Version) -> int:
     return int(length * model.rope_factor)
 
 
-def _block_size(machine: Machine, release: Version) -> int:
+def _block_size(machine: LaunchTarget, release: Version) -> int:
     model = machine.model
-    if model is None or not model.latent or machine.capability is None:
+    if model is None or not model.latent_width or machine.capability is None:
         return DEFAULT_BLOCK
     if model.sparse:
         return SPARSE_BLOCK
@@ -143,7 +148,7 @@ def _block_size(machine: Machine, release: Version) -> int:
     return next((size for since, size in rows if release >= since), DEFAULT_BLOCK)
 
 
-def after(section: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
+def after(section: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
     """The model's length, or with ``auto`` as much of it as the cache holds.
 
     Raises LaunchError where vLLM refuses to start since the cache holds less.
@@ -179,7 +184,7 @@ def longest(section: Mapping[str, Any], most: int) -> int:
         loose = VllmConfig(**{**plain, "max_model_len": 2, "startup_check": False})
     except (TypeError, ValueError):
         return most
-    usable = loose.num_gpu_blocks - (1 if rules_of(loose.variant).spares_null_block else 0)
+    usable = loose.num_gpu_blocks - (1 if find_rules(loose.variant).spares_null_block else 0)
 
     def fits(length: int) -> bool:
         if loose.kv_cache_groups == (0,):
@@ -193,7 +198,7 @@ def longest(section: Mapping[str, Any], most: int) -> int:
     return low
 
 
-LAUNCH = Launch(
+LAUNCH = LaunchRules(
     before,
     after,
     longest,

@@ -10,7 +10,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
 
-class Loras:
+class VllmLoras:
     """The adapters of running requests, and those that are on the GPU and in host memory.
 
     At most ``most`` run at a time and as many have room on the GPU; ``kept`` have room in host
@@ -35,7 +35,7 @@ class Loras:
         self._taken = []
 
     @property
-    def too_many(self) -> bool:
+    def exceeds_limit(self) -> bool:
         """Whether one that sat out while another came is back: vLLM asserts that none is."""
         return len(self._used) > self.most
 

@@ -13,23 +13,23 @@ from typing import NamedTuple
 
 from mypy_extensions import mypyc_attr
 
-from simkv.core.blocks import NO_BLOCKS, BlockCounter, BlockPool
-from simkv.core.prefix import BlockKeys, Content
+from simkv.core.block_keys import BlockKeys, TokenContent
+from simkv.core.block_pool import NO_BLOCKS, BlockCounter, BlockPool
 from simkv.core.request import Prompt
-from simkv.core.scheduler import blocks_for
+from simkv.core.scheduler_protocol import blocks_for
 from simkv.schedulers.vllm.config import VllmConfig
-from simkv.schedulers.vllm.requests import RequestState
-from simkv.schedulers.vllm.rules import VllmRules
+from simkv.schedulers.vllm.release_rules import VllmRules
+from simkv.schedulers.vllm.request_state import RequestState
 
 
-class Hits(NamedTuple):
+class CacheHits(NamedTuple):
     """Cached blocks that a request can start from, by group of layers, and where they end."""
 
     tokens: int
     groups: list[array[int]]
 
 
-NO_HITS = Hits(0, [NO_BLOCKS])
+NO_HITS = CacheHits(0, [NO_BLOCKS])
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
@@ -53,30 +53,30 @@ class VllmMemory:
         self.whole = rules.scheduler_reserve_full_isl if whole is None else whole
         self.watermark = int(config.watermark * config.num_gpu_blocks)
         self._keyless_first = rules.keyless_first
-        self.recycles = False
+        self.frees_while_running = False
         self.aheads: tuple[int, ...] = (0, 1) if cached else (0,)
         self._keys = BlockKeys(config.block_size)
 
     def begin(self) -> None:
         """A step begins."""
 
-    def content(self, prompt: Prompt) -> Content | None:
+    def content(self, prompt: Prompt) -> TokenContent | None:
         """What identifies the tokens of a prompt, where blocks are shared."""
-        return Content(prompt) if self.cache else None
+        return TokenContent(prompt) if self.cache else None
 
     def held(self, tokens: int) -> int:
         """Blocks of a running request with so many computed tokens: just those that they need."""
         return blocks_for(tokens, self.block_size)
 
-    def held_by(self, r: RequestState, computed: int) -> int:  # noqa: ARG002
+    def blocks_held_by(self, r: RequestState, computed: int) -> int:  # noqa: ARG002
         """Blocks of ``r`` that runs, with so many computed tokens."""
         return self.held(computed)
 
-    def missing(self, hits: Hits, end: int) -> int:
+    def missing(self, hits: CacheHits, end: int) -> int:
         """Blocks for the tokens up to ``end`` of a request that starts from ``hits``."""
         return blocks_for(end, self.block_size) - len(hits.groups[0])
 
-    def to_grow(self, computed: int, n: int) -> int:
+    def blocks_to_grow(self, computed: int, n: int) -> int:
         """Blocks more for ``n`` tokens behind ``computed`` ones."""
         size = self.block_size
         return blocks_for(computed + n, size) - blocks_for(computed, size)
@@ -89,37 +89,37 @@ class VllmMemory:
         """Free blocks that an admission may take, while others are ``running`` or not."""
         return self.pool.free - (self.watermark if running else 0)
 
-    def hits(self, r: RequestState) -> Hits:
+    def hits(self, r: RequestState) -> CacheHits:
         """What ``r`` can start from; at least its last token is left to compute."""
         if not self.cache or r.content is None or r.computed:
             return NO_HITS
         blocks = (r.length - 1) // self.block_size
         self.name(r, blocks * self.block_size)
         found = self.cache.lookup(r.keys[:blocks])
-        return Hits(len(found) * self.block_size, [found])
+        return CacheHits(len(found) * self.block_size, [found])
 
     def name(self, r: RequestState, tokens: int) -> None:
         """Give the blocks of the first ``tokens`` tokens of ``r`` their keys, as far as full."""
         if r.content is not None:
             self._keys.extend(r.keys, r.content, tokens)
 
-    def fits(self, r: RequestState, hits: Hits, end: int, *, running: bool) -> bool:
+    def fits(self, r: RequestState, hits: CacheHits, end: int, *, running: bool) -> bool:
         """Whether ``r`` may be admitted with ``hits`` to compute its tokens up to ``end``."""
         end = r.length if self.whole else end
-        revived = self.cache.unheld(hits.groups[0]) if self.cache else 0
+        revived = self.cache.count_unreferenced(hits.groups[0]) if self.cache else 0
         return self.missing(hits, end) + revived <= self.room(running=running)
 
-    def unready(self, r: RequestState, hits: Hits) -> bool:  # noqa: ARG002
+    def has_unready_hits(self, r: RequestState, hits: CacheHits) -> bool:  # noqa: ARG002
         """Whether ``hits`` are of this very step: nobody can start from them before the next."""
         return False
 
-    def share(self, r: RequestState, hits: Hits) -> None:
+    def share(self, r: RequestState, hits: CacheHits) -> None:
         """Let ``r``, which has no blocks, start from ``hits``."""
         if self.cache:
             self.cache.share(r.id, hits.groups[0])
         r.registered = len(hits.groups[0])
 
-    def let_go(self, r: RequestState, computed: int, in_flight: int) -> None:
+    def free_unneeded(self, r: RequestState, computed: int, in_flight: int) -> None:
         """Give back what ``r``, which runs, needs no more; nothing where all layers see all."""
 
     def take(self, r: RequestState, count: int, end: int) -> None:  # noqa: ARG002
@@ -145,7 +145,7 @@ class VllmMemory:
         if isinstance(self.pool, BlockPool):
             self.pool.release(r.id, keyless_first=self._keyless_first)
         else:
-            self.pool.give_back(self.held(r.computed) + unused)
+            self.pool.return_blocks(self.held(r.computed) + unused)
 
     def blocks_of(self, request_id: int) -> list[int]:
         """The numbers of the blocks that a request holds now, where they have any."""

@@ -9,17 +9,23 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, cast
 
-from simkv.core.recording import Line, Recording
+from simkv.core.recording_format import RecordingFormat, RecordingLine
 from simkv.core.request import Prompt, Segment
-from simkv.core.scheduler import Batch, DiskMoves, Move, Moves, blocks_for
-from simkv.schedulers.vllm.config import OF_COSTS, VllmConfig
+from simkv.core.scheduler_protocol import (
+    Batch,
+    DiskTransfers,
+    KvCopies,
+    KvCopy,
+    blocks_for,
+)
+from simkv.schedulers.vllm.config import COST_KNOBS, VllmConfig
 
 if TYPE_CHECKING:
     from simkv.schedulers.vllm.scheduler import VllmScheduler
-    from simkv.schedulers.vllm.transfer import VllmTransferScheduler
+    from simkv.schedulers.vllm.transfer_scheduler import VllmTransferScheduler
 
 #: Knobs that came later than most recordings, as those have them.
-LATER = {
+LATER_KNOBS = {
     "enable_lora": False,
     "max_loras": 1,
     "max_cpu_loras": None,
@@ -37,28 +43,28 @@ LATER = {
 }
 
 
-def _config(header: Line) -> VllmConfig:
+def _config(header: RecordingLine) -> VllmConfig:
     """Knobs as recorded; the recorder drove the scheduler alone, past the check at start-up."""
-    ours = {"name", "variant", "rule", "startup_check", *OF_COSTS}
+    ours = {"name", "variant", "rule", "startup_check", *COST_KNOBS}
     knobs = {knob.name for knob in fields(VllmConfig)} - ours
     recorded = header["config"]
     variant = recorded.get("variant", header["variant"])
     if variant.startswith("v1-"):  # says how 0.33.0 was set up, and its one group in words
         variant, recorded = "0.33.0", {**recorded, "kv_cache_groups": [0]}
     # Not known to the engine itself, or to the recorder when the recording was made.
-    recorded = {"num_cpu_blocks": 0, **LATER, **recorded}
+    recorded = {"num_cpu_blocks": 0, **LATER_KNOBS, **recorded}
     given = {knob: recorded[knob] for knob in knobs}
     for knob in ("kv_cache_groups", "secondary_tiers"):
         given[knob] = tuple(given[knob])
     return VllmConfig(startup_check=False, variant=variant, **given)
 
 
-def _knobs(config: VllmConfig) -> Line:
-    ours = ("name", "rule", "startup_check", *OF_COSTS)
+def _knobs(config: VllmConfig) -> RecordingLine:
+    ours = ("name", "rule", "startup_check", *COST_KNOBS)
     return {knob: value for knob, value in asdict(config).items() if knob not in ours}
 
 
-def _prompt(request: Line) -> Prompt:
+def _prompt(request: RecordingLine) -> Prompt:
     return Prompt(
         id=request["id"],
         prompt_tokens=request["prompt_tokens"],
@@ -70,7 +76,7 @@ def _prompt(request: Line) -> Prompt:
     )
 
 
-def _shown(prompt: Prompt) -> Line:
+def _shown(prompt: Prompt) -> RecordingLine:
     return {
         "max_tokens": prompt.max_tokens,
         "timestamp": prompt.arrival,
@@ -80,7 +86,7 @@ def _shown(prompt: Prompt) -> Line:
     }
 
 
-def _decide(scheduler: VllmScheduler) -> tuple[Batch, Line]:
+def _decide(scheduler: VllmScheduler) -> tuple[Batch, RecordingLine]:
     running, blocks_of = set(scheduler.running_ids()), scheduler.memory.blocks_of
     held = {i: set(blocks_of(i)) for i in running}
     batch = scheduler.schedule()
@@ -101,27 +107,27 @@ def _decide(scheduler: VllmScheduler) -> tuple[Batch, Line]:
         line["drafts"] = [[row.id, n] for row in rows if (n := drafted.tokens.get(row.id))]
         line["padding"] = sorted(drafted.padding)
     if scheduler.config.offloads:
-        line |= _copies(scheduler.config, batch.moves or Moves([], [], []))
+        line |= _copies(scheduler.config, batch.moves or KvCopies([], [], []))
     if scheduler.config.kv_connector:
         line["loads"] = [[i, blocks_for(n, scheduler.config.block_size)] for i, n in batch.loads]
         line["sends"] = cast("VllmTransferScheduler", scheduler).sends
     return batch, line
 
 
-def _copies(config: VllmConfig, moves: Moves) -> Line:
+def _copies(config: VllmConfig, moves: KvCopies) -> RecordingLine:
     """What a batch wants to be copied, in blocks; of a load also how many came from a disk."""
     size = config.block_size
 
-    def blocks(copies: list[Move]) -> list[list[int]]:
+    def blocks(copies: list[KvCopy]) -> list[list[int]]:
         return [[job, i, tokens // size] for job, i, tokens, _ in copies]
 
-    line: Line = {
+    line: RecordingLine = {
         "loads": blocks(moves.loads),
         "stores": blocks(moves.stores),
         "flush": moves.flush,
     }
     if config.secondary_tiers:
-        disk = moves.disk or DiskMoves([], [], None)
+        disk = moves.disk or DiskTransfers([], [], None)
         for load, move in zip(line["loads"], moves.loads, strict=True):
             load.append(move.disk // size)
         line |= {"reads": blocks(disk.reads), "writes": blocks(disk.writes)}
@@ -129,4 +135,4 @@ def _copies(config: VllmConfig, moves: Moves) -> Line:
     return line
 
 
-RECORDING = Recording(_config, _prompt, _knobs, _shown, decide=_decide)
+RECORDING = RecordingFormat(_config, _prompt, _knobs, _shown, decide=_decide)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from simkv.schedulers.vllm.rules import Fixed
+from simkv.schedulers.vllm.release_rules import FixedKnob
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Release:
     brought: str = ""
     rules: Mapping[str, Any] = field(default_factory=dict)
     knobs: Mapping[str, object] = field(default_factory=dict)
-    without: Mapping[str, Fixed] = field(default_factory=dict)
+    without: Mapping[str, FixedKnob] = field(default_factory=dict)
     patch: int = 0
 
 
@@ -203,7 +203,7 @@ RELEASES: Mapping[int, Release] = {
         {"leaves_last": True, "marks_again": True, "peeks_at_last": True},
         {"mamba_prefill_checkpoints": False},
         without={
-            "mamba_cache_mode": Fixed(
+            "mamba_cache_mode": FixedKnob(
                 "align", "ended with vLLM 0.31, in {version} it is always align; leave it out"
             )
         },
@@ -249,7 +249,7 @@ PATCHED: Mapping[str, Release] = {
 }
 
 #: Recorded patch releases, and the variant whose rules all their random cases came out equal by.
-PATCHES: Mapping[str, str] = {
+RECORDED_PATCHES: Mapping[str, str] = {
     **dict.fromkeys(("0.9.0", "0.9.0.1", "0.9.1"), "0.9.1"),
     **dict.fromkeys(("0.10.0", "0.10.1", "0.10.1.1"), "0.10.1.1"),
     **dict.fromkeys(("0.11.1", "0.11.2"), "0.11.2"),
@@ -265,8 +265,8 @@ PATCHES: Mapping[str, str] = {
 }
 
 #: Why a knob cannot be set before the release that brought it.
-CAME = "came with vLLM {since}, {{version}} does not have it; leave it out"
-WHY = {
+NOT_YET_AVAILABLE = "came with vLLM {since}, {{version}} does not have it; leave it out"
+UNAVAILABLE_REASONS = {
     "enable_chunked_prefill": "vLLM {{version}} always chunks prefills on a GPU, it can be off "
     "from {since} on; leave it out",
     "async_scheduling": "vLLM {{version}} schedules a step when the one before it is done; it "

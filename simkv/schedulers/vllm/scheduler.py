@@ -11,7 +11,7 @@ tokens are known. ``RequestState`` counts what is under way, so one set of rules
 The code reads as 0.33.0; where other versions differ it asks ``VllmRules``. Here is who gets how
 many tokens, who loses its blocks and who is let in; everything else is asked for: blocks and what
 is cached of ``VllmMemory``, the order of those who wait of the queues, those that decode of
-``Lockstep``.
+``VllmDecodeGroup``.
 """
 
 from __future__ import annotations
@@ -22,27 +22,32 @@ from typing import Literal
 
 from mypy_extensions import mypyc_attr
 
-from simkv.core.scheduler import Batch, Held, Why, blocks_for
-from simkv.schedulers.vllm.book import VllmBook
-from simkv.schedulers.vllm.memory import Hits
-from simkv.schedulers.vllm.requests import HeapQueue, RequestState
-from simkv.schedulers.vllm.shelves import Shelves
-from simkv.schedulers.vllm.step import Step
+from simkv.core.scheduler_protocol import (
+    Batch,
+    Held,
+    WaitReason,
+    blocks_for,
+)
+from simkv.schedulers.vllm.memory import CacheHits
+from simkv.schedulers.vllm.request_state import HeapQueue, RequestState
+from simkv.schedulers.vllm.schedule_step import ScheduleStep
+from simkv.schedulers.vllm.scheduler_base import VllmSchedulerBase
+from simkv.schedulers.vllm.size_bucketed_queue import SizeBucketedQueue
 
 #: What becomes of a waiting request that is looked at: it runs, or its KV comes; those behind it
 #: have their chance first; or nobody behind it is looked at.
-Turn = Literal["is taken", "steps aside", "stops"]
+AdmissionStep = Literal["is taken", "steps aside", "stops"]
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
-class VllmScheduler(VllmBook):
+class VllmScheduler(VllmSchedulerBase):
     """Rules of ``vllm.v1.core.sched``: running requests first, then admissions, one budget."""
 
     def schedule(self) -> Batch:
         """One call of the engine's ``schedule``."""
         slots = self.drafts.slots if self.drafts else 0
         inputs = self.config.max_num_batched_tokens
-        step = Step(self._max_tokens, self._threshold(), self._hold(), inputs, slots)
+        step = ScheduleStep(self._max_tokens, self._threshold(), self._hold(), inputs, slots)
         self.memory.begin()
         self._sort_out_decodes()
         self._continue_running(step)
@@ -52,7 +57,7 @@ class VllmScheduler(VllmBook):
             self._admit_waiting(step)
         return self._dispatch(step)
 
-    def _sat_out(self, step: Step) -> list[str | None]:
+    def _sat_out(self, step: ScheduleStep) -> list[str | None]:
         """The adapters of running requests without a token in this step, if they do not count."""
         if self.rules.counts_all_loras or not self.config.enable_lora:
             return []
@@ -70,7 +75,7 @@ class VllmScheduler(VllmBook):
 
     def _hold(self) -> bool:
         """Whether it is too early for prefills and somebody decodes."""
-        return self.interval.early() and (
+        return self.interval.too_early() and (
             len(self.decoding) > 0 or not all(r.chunk for r in self.catching_up.values())
         )
 
@@ -85,7 +90,7 @@ class VllmScheduler(VllmBook):
                 del self.catching_up[r.id]
                 self.decoding.enter(r)
 
-    def _continue_running(self, step: Step) -> None:
+    def _continue_running(self, step: ScheduleStep) -> None:
         """Give every running request its tokens, in order, preempting where blocks are short."""
         rows = self._running_to_visit(step)
         for r in sorted(rows, key=attrgetter("order")):
@@ -98,10 +103,10 @@ class VllmScheduler(VllmBook):
                     step.batch.aside[r.id] = "budget" if step.budget == 0 else "rule"
                 continue
             computed = self.decoding.computed(r) if decodes else r.computed
-            if self.memory.recycles:
+            if self.memory.frees_while_running:
                 under_way = self.decoding.in_flight(r) if decodes else r.in_flight
-                self.memory.let_go(r, computed, under_way)
-            needed = self.memory.to_grow(computed, n)
+                self.memory.free_unneeded(r, computed, under_way)
+            needed = self.memory.blocks_to_grow(computed, n)
             needed += 0 if decodes else self.memory.beyond(r, computed, n)
             lost, stuck = 0, False
             while needed > self.memory.pool.free:
@@ -129,7 +134,7 @@ class VllmScheduler(VllmBook):
             if stuck or not self.rules.goes_on:
                 self._pass_over_after(r, len(self.running), step)
 
-    def _running_to_visit(self, step: Step) -> list[RequestState]:
+    def _running_to_visit(self, step: ScheduleStep) -> list[RequestState]:
         """Those to look at one by one; all others have got their token, out of the budget too."""
         group, memory = self.decoding, self.memory
         others = list(self.catching_up.values())
@@ -144,35 +149,35 @@ class VllmScheduler(VllmBook):
             wanted = [self._next_tokens(r, step) for r in others]
         step.spend(len(group), len(group))
         if memory.tables is None:
-            blocks = len(group.at_border())
+            blocks = len(group.full_block_members())
             for r, n in zip(others, wanted, strict=True):
-                blocks += memory.to_grow(r.computed, n)
+                blocks += memory.blocks_to_grow(r.computed, n)
             if blocks <= memory.pool.free:
                 group.grow_all()
                 return others
-        return [*group.to_visit(), *others]
+        return [*group.members_to_update(), *others]
 
-    def _pass_over_after(self, r: RequestState, count: int, step: Step) -> None:
+    def _pass_over_after(self, r: RequestState, count: int, step: ScheduleStep) -> None:
         """Let up to ``count`` running requests behind ``r`` sit this step out."""
         behind = [other for other in self.running.values() if other.order > r.order]
         for other in behind[:count]:
             self._pass_over(other, step)
 
-    def _pass_over(self, r: RequestState, step: Step) -> None:
+    def _pass_over(self, r: RequestState, step: ScheduleStep) -> None:
         """Let ``r``, which runs, sit this step out."""
         if r in self.decoding:
             self._leave(r)
             step.restore(1)
         step.batch.aside[r.id] = "rule"
 
-    def _decodes_come_first(self, step: Step) -> bool:
+    def _decodes_come_first(self, step: ScheduleStep) -> bool:
         """Whether the budget reaches for all members of the group, as the others come last."""
         if len(self.decoding) > step.budget:
             return False
         last = reversed(self.running)
         return all(next(last) in self.catching_up for _ in range(len(self.catching_up)))
 
-    def _next_tokens(self, r: RequestState, step: Step) -> int:
+    def _next_tokens(self, r: RequestState, step: ScheduleStep) -> int:
         """Tokens of a running request to compute now; 0 lets it sit out the step."""
         if step.hold and r.chunk:
             return 0
@@ -205,7 +210,7 @@ class VllmScheduler(VllmBook):
         """Whether the blocks of ``victim`` can be taken back now; else nobody's are."""
         return True
 
-    def _preempt(self, r: RequestState, by: RequestState, step: Step) -> None:
+    def _preempt(self, r: RequestState, by: RequestState, step: ScheduleStep) -> None:
         """Take all blocks of ``r`` and its place in the step; its tokens under way go stale."""
         had = step.tokens.pop(r, 0)
         if r in self.decoding:
@@ -228,19 +233,19 @@ class VllmScheduler(VllmBook):
             self.drafts.preempted(r, had)
         self.waiting.put_back(r)
         step.batch.preempt(r.id, by.id)
-        step.pass_over("blocks")
+        step.skip_request("blocks")
 
     def _keep(self, r: RequestState) -> int:  # noqa: ARG002
         """Tokens of a victim whose KV is not lost."""
         return 0
 
-    def _admit_waiting(self, step: Step) -> None:
+    def _admit_waiting(self, step: ScheduleStep) -> None:
         """Start waiting requests in order; the first that cannot be admitted stops the rest.
 
         With ``skip-blocked`` one without blocks only steps aside, and is tried first next time.
         """
         self._waiting_settled = True
-        step.admitting()
+        step.begin_admission()
         while step.budget > 0 and self.waiting and len(self.running) < self._max_running:
             r = self._next_waiting(step)
             if r is None:
@@ -250,11 +255,15 @@ class VllmScheduler(VllmBook):
                 break
             if turn == "steps aside":
                 self.waiting.set_aside(r)
-        aside = self.waiting.come_back()
+        aside = self.waiting.restore_aside()
         stale = any(r.stale for r in aside)
         if not step.hold:
             self.interval.admitted(left_behind=self._left_behind())
-        if self.memory.recycles and self.waiting and len(self.running) < self._max_running:
+        if (
+            self.memory.frees_while_running
+            and self.waiting
+            and len(self.running) < self._max_running
+        ):
             self._waiting_settled = False  # blocks may come back though nobody ends
         # Who has stepped aside for want of blocks may be kept out by the interval next time.
         turns = len(aside) > 1 and self.rules.turns_skipped  # their order, in each step anew
@@ -263,16 +272,16 @@ class VllmScheduler(VllmBook):
         if stale or turns or told or (aside and self._holds) or self._may_be_hit_soon():
             self._waiting_settled = False
 
-    def _consider(self, r: RequestState, step: Step) -> Turn:
+    def _consider(self, r: RequestState, step: ScheduleStep) -> AdmissionStep:
         """Take a waiting request in if it may and fits, and grant it its first tokens."""
         if r.stale:  # its old step is still under way: the next one gets the chance
             r.deferred = True
-            step.pass_over("rule")
+            step.skip_request("rule")
             return "steps aside"
         if not self.loras.admit(r.prompt.lora):
             r.deferred = True
             step.batch.aside[r.id] = "adapter"
-            step.pass_over("adapter")
+            step.skip_request("adapter")
             return "steps aside"
         if (turn := self._load(r, step)) is not None:
             return turn
@@ -282,28 +291,28 @@ class VllmScheduler(VllmBook):
         prefill = n > 1
         if prefill and step.hold:
             self._waiting_settled = False
-            step.pass_over("rule")
+            step.skip_request("rule")
             return "stops"
         if self.drafts and n == 1:
-            n = self.drafts.padded(start, step.ran, step.chunks, step.budget)
+            n = self.drafts.count_padded_tokens(start, step.ran, step.chunks, step.budget)
             if not n:
-                step.pass_over("budget")
+                step.skip_request("budget")
                 return "stops"
         if 0 < step.threshold < n:
             n = step.threshold
         if n > step.budget:
             if not self.config.enable_chunked_prefill:
-                step.pass_over("budget")
+                step.skip_request("budget")
                 return "stops"
             n = step.budget
-        wanted, r.padded = n, n > r.length - start
+        wanted, r.count_padded_tokens = n, n > r.length - start
         if self.split and not (n := self.split.clip(r, start, n, waits=True)):
-            step.pass_over("budget")
+            step.skip_request("budget")
             return "stops"
-        if r.padded and n < wanted and self.rules.pads_with_room:
-            n, r.padded = 1, False
+        if r.count_padded_tokens and n < wanted and self.rules.pads_with_room:
+            n, r.count_padded_tokens = 1, False
         if not self._fits(r, hits, start + n):
-            step.pass_over("rule" if self.memory.unready(r, hits) else "blocks")
+            step.skip_request("rule" if self.memory.has_unready_hits(r, hits) else "blocks")
             return "steps aside" if self.rules.skip_blocked else "stops"
         self.waiting.remove(r)
         self._admissions += 1
@@ -317,19 +326,19 @@ class VllmScheduler(VllmBook):
         self._grant(r, n, self.memory.missing(hits, start + n), step)
         return "is taken"
 
-    def _next_waiting(self, step: Step) -> RequestState | None:
+    def _next_waiting(self, step: ScheduleStep) -> RequestState | None:
         """Whom to try next; None if all who are left need more blocks than are free."""
-        if not isinstance(self.waiting, Shelves):
+        if not isinstance(self.waiting, SizeBucketedQueue):
             return self.waiting.head()
         room = self.memory.room(running=len(self.running) > 0)
         most = min(step.budget, step.threshold or step.budget)
         enough = blocks_for(most, self.config.block_size) <= room and not self.memory.whole
         r = self.waiting.first(inf if enough or self.names.others else room)
         if r is not self.waiting.head():
-            step.pass_over("blocks")
+            step.skip_request("blocks")
         return r
 
-    def _load(self, r: RequestState, step: Step) -> Turn | None:  # noqa: ARG002
+    def _load(self, r: RequestState, step: ScheduleStep) -> AdmissionStep | None:  # noqa: ARG002
         """What becomes of ``r`` if its KV comes from elsewhere; None if none does."""
         return None
 
@@ -341,11 +350,11 @@ class VllmScheduler(VllmBook):
             return self.names.outputs
         return any(s.stream.startswith("o") for s in self.waiting.head().prompt.segments)
 
-    def _fits(self, r: RequestState, hits: Hits, end: int) -> bool:
+    def _fits(self, r: RequestState, hits: CacheHits, end: int) -> bool:
         """Whether ``r`` may be admitted with ``hits`` to compute its tokens up to ``end``."""
         return self.memory.fits(r, hits, end, running=len(self.running) > 0)
 
-    def _grant(self, r: RequestState, n: int, blocks: int, step: Step) -> None:
+    def _grant(self, r: RequestState, n: int, blocks: int, step: ScheduleStep) -> None:
         """Let ``r`` compute ``n`` tokens in this step, with ``blocks`` new blocks.
 
         The blocks that they will fill are registered already: they can be hit in this very step,
@@ -356,13 +365,13 @@ class VllmScheduler(VllmBook):
         step.tokens[r] = n
         step.spend(n)
 
-    def _dispatch(self, step: Step) -> Batch:
+    def _dispatch(self, step: ScheduleStep) -> Batch:
         """Count the step's tokens as computed and write down the batch."""
         group = self.decoding
         batch = step.batch
         batch.ignored = self._refused
         if self.waiting:
-            full: Why = "slot" if step.budget > 0 else "budget"
+            full: WaitReason = "slot" if step.budget > 0 else "budget"
             batch.held = Held(self.waiting.head().id, step.why or full)
         batch.decodes, batch.decode_context = len(group), group.context
         batch.joined, batch.left = group.depart()
@@ -370,12 +379,12 @@ class VllmScheduler(VllmBook):
         self._refused = []
         step.dispatch(group, self.drafts)
         self._newest = batch
-        self.interval.stepped(empty=batch.kind == "idle", prefill=step.prefill)
+        self.interval.note_step(empty=batch.kind == "idle", prefill=step.prefill)
         if isinstance(self.waiting, HeapQueue) and self.waiting.tied:
             batch.fatal = "TypeError: two waiting requests of equal priority and arrival"
         if self.rules.counts_victims and len(step.tokens) + len(group) > len(self.running):
             batch.fatal = "AssertionError: more requests are scheduled than run"
-        if self.loras.too_many:
+        if self.loras.exceeds_limit:
             batch.fatal = "AssertionError: adapters of more than max_loras in a step"
         batch.expand = self._all_rows
         return batch

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simkv.core.engine import EngineSpec, Naming, Tabled, Transfer
+from simkv.core.engine_spec import (
+    EngineSpec,
+    KvTransferSpec,
+    TabledScheduler,
+    VariantNaming,
+)
 from simkv.core.errors import InputError
-from simkv.core.scheduler import KvConnector
-from simkv.schedulers.vllm.admission import admission, too_long
+from simkv.core.scheduler_protocol import KvConnector
+from simkv.schedulers.vllm.admission import build_admission_check, too_long
 from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.execution import derive_settings, graph_sizes
 from simkv.schedulers.vllm.launch import LAUNCH
+from simkv.schedulers.vllm.policy_hooks import POLICY_HOOKS
 from simkv.schedulers.vllm.recording import RECORDING
-from simkv.schedulers.vllm.rules import VllmRules
-from simkv.schedulers.vllm.seams import SEAMS
-from simkv.schedulers.vllm.setting import graph_sizes, setting_of
+from simkv.schedulers.vllm.release_rules import VllmRules
 from simkv.schedulers.vllm.versions import (
     RULES,
     VARIANTS,
-    assumed,
-    like,
-    rules_of,
-    variant_of,
+    find_equivalent_release,
+    find_rules,
+    find_variant,
+    unrecorded_note,
 )
 
 if TYPE_CHECKING:
@@ -35,31 +40,31 @@ def build(
     With ``tables`` it hands out real blocks in any case.
     """
     if config.offloads:
-        from simkv.schedulers.vllm.offload import VllmOffloadScheduler
+        from simkv.schedulers.vllm.offload_scheduler import VllmOffloadScheduler
 
         return VllmOffloadScheduler(config, rules, tables=tables)
     if config.kv_connector:
-        from simkv.schedulers.vllm.transfer import VllmTransferScheduler
+        from simkv.schedulers.vllm.transfer_scheduler import VllmTransferScheduler
 
         return VllmTransferScheduler(config, rules, tables=tables)
     if config.rule:
-        from simkv.schedulers.vllm.ruled import RuledVllm
+        from simkv.schedulers.vllm.custom_policy import VllmExpressionScheduler
 
-        return RuledVllm(config, rules, tables=tables)
+        return VllmExpressionScheduler(config, rules, tables=tables)
     from simkv.schedulers.vllm.scheduler import VllmScheduler  # where this engine runs
 
     return VllmScheduler(config, rules, tables=tables)
 
 
 def _with_transfer(config: VllmConfig) -> KvConnector:
-    from simkv.schedulers.vllm.transfer import VllmTransferScheduler
+    from simkv.schedulers.vllm.transfer_scheduler import VllmTransferScheduler
 
     return VllmTransferScheduler(config)
 
 
-def _with_tables(config: VllmConfig) -> Tabled:
+def _with_tables(config: VllmConfig) -> TabledScheduler:
     chooses = config.policy == "priority" or config.rule is not None
-    if chooses and not rules_of(config.variant).drops_victims:
+    if chooses and not find_rules(config.variant).drops_victims:
         raise InputError(
             f"policy: under priority or a rule vLLM {config.variant} computes requests whose "
             "blocks are gone, which no device can follow; only fcfs"
@@ -72,7 +77,7 @@ def _with_tables(config: VllmConfig) -> Tabled:
         raise InputError("num_cpu_blocks: a device here offloads nothing; say 0")
     scheduler = build(config, tables=True)
     assert scheduler.memory.tables is not None
-    return Tabled(scheduler, scheduler.memory.tables.tables)
+    return TabledScheduler(scheduler, scheduler.memory.tables.tables)
 
 
 #: How often the balancer of data-parallel ranks hears of their queues (s).
@@ -83,9 +88,9 @@ VLLM = EngineSpec(
     config=VllmConfig,
     variants=VARIANTS,
     build=build,
-    with_tables=_with_tables,
+    build_with_tables=_with_tables,
     recording=RECORDING,
-    setting=setting_of,
+    setting=derive_settings,
     cache_lines=(
         r"# (?:GPU|cuda) blocks: (?P<blocks>[\d,]+)",
         r"num_gpu_blocks(?:_override)?[=: ]+(?P<blocks>[1-9][\d,]*)\b",
@@ -104,16 +109,16 @@ VLLM = EngineSpec(
         variant: (*rules.fixed, *(("rule",) if rules.skip_blocked else ()))
         for variant, rules in RULES.items()
     },
-    admission=admission,
+    admission=build_admission_check,
     too_long=too_long,
     launch=LAUNCH,
-    transfer=Transfer(
+    transfer=KvTransferSpec(
         tuple(name for name, rules in RULES.items() if "kv_connector" not in rules.fixed),
         VllmConfig.in_role,
         _with_transfer,
     ),
-    naming=Naming(variant_of, like, assumed),
-    seams=SEAMS,
+    naming=VariantNaming(find_variant, find_equivalent_release, unrecorded_note),
+    policy_hooks=POLICY_HOOKS,
     has_no_flags=True,
     transfer_knobs=("kv_connector", "kv_role"),
     graph_sizes=graph_sizes,

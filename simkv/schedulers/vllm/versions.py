@@ -6,24 +6,30 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from simkv.core.scheduler import Variant
-from simkv.schedulers.vllm.releases import CAME, PATCHED, PATCHES, RELEASES, WHY
-from simkv.schedulers.vllm.rules import Fixed, VllmRules
+from simkv.core.scheduler_protocol import Variant
+from simkv.schedulers.vllm.release_rules import FixedKnob, VllmRules
+from simkv.schedulers.vllm.releases import (
+    NOT_YET_AVAILABLE,
+    PATCHED,
+    RECORDED_PATCHES,
+    RELEASES,
+    UNAVAILABLE_REASONS,
+)
 
 #: What nobody has seen together with a change that nobody has released.
 _NOT_WITH = {
-    "kv_cache_groups": Fixed(
+    "kv_cache_groups": FixedKnob(
         (0,),
         "{version} is modelled for one group of layers that attend to everything; leave it out",
     ),
-    "num_speculative_tokens": Fixed(
+    "num_speculative_tokens": FixedKnob(
         0, "{version} is not modelled with speculative decoding; leave it out"
     ),
-    "eviction_policy": Fixed("lru", "{version} is not modelled with offloading; leave it out"),
-    "secondary_tiers": Fixed((), "{version} is not modelled with offloading; leave it out"),
+    "eviction_policy": FixedKnob("lru", "{version} is not modelled with offloading; leave it out"),
+    "secondary_tiers": FixedKnob((), "{version} is not modelled with offloading; leave it out"),
     **dict.fromkeys(
         ("kv_connector", "kv_role"),
-        Fixed(None, "{version} is not modelled with KV from another replica; leave it out"),
+        FixedKnob(None, "{version} is not modelled with KV from another replica; leave it out"),
     ),
 }
 
@@ -42,14 +48,17 @@ def _rules(name: str) -> VllmRules:
     if name in PATCHED:
         return replace(_rules(MINORS[f"0.{_minor(name)}"]), **PATCHED[name].rules)
     minor = _minor(name)
-    rules, fixed = VllmRules(), dict[str, Fixed]()
+    rules, fixed = VllmRules(), dict[str, FixedKnob]()
     for number, release in RELEASES.items():
         if number <= minor:
             rules = replace(rules, **release.rules)
             fixed.update(release.without)
         else:
             for knob, value in release.knobs.items():
-                fixed[knob] = Fixed(value, WHY.get(knob, CAME).format(since=f"0.{number}"))
+                fixed[knob] = FixedKnob(
+                    value,
+                    UNAVAILABLE_REASONS.get(knob, NOT_YET_AVAILABLE).format(since=f"0.{number}"),
+                )
     return replace(rules, fixed=fixed)
 
 
@@ -72,7 +81,9 @@ RULES: Mapping[str, VllmRules] = {
         fixed={
             **_LATEST.fixed,
             **_NOT_WITH,
-            "num_cpu_blocks": Fixed(0, "{version} is not modelled with offloading; leave it out"),
+            "num_cpu_blocks": FixedKnob(
+                0, "{version} is not modelled with offloading; leave it out"
+            ),
         },
     ),
     **{name: _rules(name) for name in RELEASED if _minor(name) < _NEWEST},
@@ -87,7 +98,7 @@ def _release(name: str) -> Variant:
     commit = RELEASES[minor].commit
     if name in PATCHED:
         what, commit = PATCHED[name].brought, PATCHED[name].commit
-    if alike := [patch for patch, variant in PATCHES.items() if variant == name != patch]:
+    if alike := [patch for patch, variant in RECORDED_PATCHES.items() if variant == name != patch]:
         what += f"; recorded as equal: {', '.join(alike)}"
     return Variant(f"vllm-project/vllm@{commit} ({name}, wheel), vllm/v1/core", what)
 
@@ -105,24 +116,26 @@ VARIANTS: Mapping[str, Variant] = {
 }
 
 
-def variant_of(name: str) -> str:
+def find_variant(name: str) -> str:
     """Return the variant whose rules a release has.
 
     A minor release (0.27) stands for its variant (0.27.0). A patch release that was recorded has
-    the variant in ``PATCHES``; any other has that of the newest recorded one before it. Raises
-    ValueError if there is none.
+    the variant in ``RECORDED_PATCHES``; any other has that of the newest recorded one before it.
+    Raises ValueError if there is none.
     """
     if name in RULES:
         return name
-    if name in PATCHES:
-        return PATCHES[name]
+    if name in RECORDED_PATCHES:
+        return RECORDED_PATCHES[name]
     parts = name.split(".")
     if len(parts) in (2, 3) and parts[-1].isascii() and parts[-1].isdecimal():
         minor = ".".join(parts[:2])
-        older = [known for known in PATCHES if known.startswith(f"{minor}.") and len(parts) > 2]
+        older = [
+            known for known in RECORDED_PATCHES if known.startswith(f"{minor}.") and len(parts) > 2
+        ]
         older = [known for known in older if _number(MINORS[minor]) < _number(known)]
         if newest := max((k for k in older if _number(k) < _number(name)), key=_number, default=""):
-            return PATCHES[newest]
+            return RECORDED_PATCHES[newest]
         if minor in MINORS:
             return MINORS[minor]
     others = ", ".join(name for name in RULES if "-" in name)
@@ -132,9 +145,9 @@ def variant_of(name: str) -> str:
     )
 
 
-def rules_of(name: str) -> VllmRules:
+def find_rules(name: str) -> VllmRules:
     """The rules of the variant that goes by ``name``."""
-    return RULES[variant_of(name)]
+    return RULES[find_variant(name)]
 
 
 class ReleaseNames:
@@ -142,7 +155,7 @@ class ReleaseNames:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
         def known(name: str) -> str:
-            variant_of(name)
+            find_variant(name)
             return name
 
         check = {"type": "no-info", "function": known}
@@ -150,20 +163,20 @@ class ReleaseNames:
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Callable[[Any], Any]) -> Any:
         minors = "|".join(str(minor) for minor in RELEASES)
-        names = [*RULES, *MINORS, *(patch for patch in PATCHES if patch.count(".") > 2)]
+        names = [*RULES, *MINORS, *(patch for patch in RECORDED_PATCHES if patch.count(".") > 2)]
         patch = {"pattern": rf"^0\.({minors})\.[0-9]+$"}
         return {**handler(schema), "anyOf": [{"enum": [*dict.fromkeys(names)]}, patch]}
 
 
-def like(name: str) -> str:
+def find_equivalent_release(name: str) -> str:
     """The release that brought the rules of this one; a variant that is none is like no other."""
-    rules = rules_of(name)
+    rules = find_rules(name)
     return [variant for variant, others in RULES.items() if others == rules][-1]
 
 
-def assumed(name: str) -> str | None:
+def unrecorded_note(name: str) -> str | None:
     """What has to be taken on trust of a patch release that nobody recorded; None if nothing."""
-    variant = variant_of(name)
-    if name.count(".") < 2 or name in (variant, *PATCHES):
+    variant = find_variant(name)
+    if name.count(".") < 2 or name in (variant, *RECORDED_PATCHES):
         return None
     return f"vLLM {name} was not recorded: it goes by the rules of {variant}"

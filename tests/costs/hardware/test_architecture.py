@@ -12,13 +12,13 @@ import pytest
 
 from simkv.core.errors import InputError
 from simkv.costs.hardware.architecture import (
-    Dense,
-    GatedDelta,
+    DenseMlp,
+    GatedDeltaNet,
     Gqa,
     Indexer,
     Mamba,
     Mla,
-    Moe,
+    MoeMlp,
 )
 from simkv.costs.hardware.catalog import (
     architectures,
@@ -27,9 +27,9 @@ from simkv.costs.hardware.catalog import (
     find_model,
     gpus,
 )
-from simkv.costs.hardware.configs import architecture_of
-from simkv.costs.hardware.formats import FORMATS, find_format
-from simkv.costs.hardware.hardware import Hardware, make_hardware
+from simkv.costs.hardware.hf_config import parse_architecture
+from simkv.costs.hardware.number_formats import NUMBER_FORMATS, find_number_format
+from simkv.costs.hardware.replica_hardware import Hardware, make_hardware
 
 TINY: dict[str, Any] = {
     "model_type": "llama",
@@ -73,15 +73,15 @@ def test_layers_are_told_apart() -> None:
         name: [(part.count, part.attention, part.mlp) for part in find_architecture(name).layers]
         for name in ("gpt-oss-20b", "Qwen3.5-27B", "DeepSeek-V3.2")
     }
-    moe = Moe(32, 4, 2880)
+    moe = MoeMlp(32, 4, 2880)
     assert kinds["gpt-oss-20b"] == [(12, Gqa(64, 8, 64, 128), moe), (12, Gqa(64, 8, 64), moe)]
     assert kinds["Qwen3.5-27B"] == [
-        (48, GatedDelta(16, 48, 128, 128, 4), Dense(17408)),
-        (16, Gqa(24, 4, 256, output_gate=True), Dense(17408)),
+        (48, GatedDeltaNet(16, 48, 128, 128, 4), DenseMlp(17408)),
+        (16, Gqa(24, 4, 256, output_gate=True), DenseMlp(17408)),
     ]
     mla = Mla(128, 1536, 512, 128, 64, 128, Indexer(64, 128, 2048))
-    sparse = (58, mla, Moe(256, 8, 2048, 2048))
-    assert kinds["DeepSeek-V3.2"] == [(3, mla, Dense(18432)), sparse]
+    sparse = (58, mla, MoeMlp(256, 8, 2048, 2048))
+    assert kinds["DeepSeek-V3.2"] == [(3, mla, DenseMlp(18432)), sparse]
 
 
 def test_layers_of_hybrids_are_told_by_periods_patterns_names_and_numbers() -> None:
@@ -89,19 +89,19 @@ def test_layers_of_hybrids_are_told_by_periods_patterns_names_and_numbers() -> N
         name: [(part.count, part.attention, part.mlp) for part in find_architecture(name).layers]
         for name in ("Jamba-v0.1", "NVIDIA-Nemotron-Nano-9B-v2", "granite-4.0-h-small")
     }
-    mamba1, jamba = Mamba(8192, 16, 4, rank=256), Moe(16, 2, 14336)
+    mamba1, jamba = Mamba(8192, 16, 4, rank=256), MoeMlp(16, 2, 14336)
     assert kinds["Jamba-v0.1"] == [
-        (12, mamba1, Dense(14336)),
+        (12, mamba1, DenseMlp(14336)),
         (16, mamba1, jamba),
-        (4, Gqa(32, 8, 128), Dense(14336)),
+        (4, Gqa(32, 8, 128), DenseMlp(14336)),
     ]
-    mamba2, mlp = Mamba(10240, 128, 4, 128, 8, number_bytes=4), Dense(15680, gated=False)
+    mamba2, mlp = Mamba(10240, 128, 4, 128, 8, number_bytes=4), DenseMlp(15680, gated=False)
     assert kinds["NVIDIA-Nemotron-Nano-9B-v2"] == [
         (21, mamba2, mlp),
-        (6, mamba2, Dense(0)),
+        (6, mamba2, DenseMlp(0)),
         (4, Gqa(40, 8, 128), mlp),
     ]
-    granite = Moe(72, 10, 768, 1536)
+    granite = MoeMlp(72, 10, 768, 1536)
     assert kinds["granite-4.0-h-small"] == [
         (36, Mamba(8192, 128, 4, 128, 1), granite),
         (4, Gqa(32, 8, 128), granite),
@@ -110,16 +110,16 @@ def test_layers_of_hybrids_are_told_by_periods_patterns_names_and_numbers() -> N
 
 def test_heads_differ_between_layers_with_a_window_and_without() -> None:
     kinds = [(p.count, p.attention, p.mlp) for p in find_architecture("gemma-4-26B-A4B-it").layers]
-    experts = Moe(128, 8, 704, 2112)
+    experts = MoeMlp(128, 8, 704, 2112)
     assert kinds == [(25, Gqa(16, 8, 256, 1024), experts), (5, Gqa(16, 2, 512), experts)]
 
 
 def test_layers_of_kimi_linear_are_told_by_their_numbers() -> None:
     first, delta, latent = find_architecture("Kimi-Linear-48B-A3B-Instruct").layers
-    assert first.attention == delta.attention == GatedDelta(32, 32, 128, 128, 4, gate_rank=128)
-    assert (first.count, first.mlp, delta.count) == (1, Dense(9216), 19)
+    assert first.attention == delta.attention == GatedDeltaNet(32, 32, 128, 128, 4, gate_rank=128)
+    assert (first.count, first.mlp, delta.count) == (1, DenseMlp(9216), 19)
     assert (latent.count, latent.attention) == (7, Mla(32, 0, 512, 128, 64, 128))
-    assert delta.mlp == latent.mlp == Moe(256, 8, 1024, 1024)
+    assert delta.mlp == latent.mlp == MoeMlp(256, 8, 1024, 1024)
 
 
 NEMOTRON: dict[str, Any] = {
@@ -148,10 +148,10 @@ def test_a_state_space_by_hand() -> None:
     first = Mamba(128, 16, 4, rank=4)
     inner = 128 * (4 + 2 * 16) + 4 * 128 + 128 * 16
     assert first.weights(64) == 64 * 2 * 128 + inner + 4 * 128 + 128 * 64
-    made = architecture_of(NEMOTRON, "tiny")
-    experts = Moe(4, 2, 48, gated=False)
+    made = parse_architecture(NEMOTRON, "tiny")
+    experts = MoeMlp(4, 2, 48, gated=False)
     assert [(part.attention, part.mlp) for part in made.layers] == [
-        (replace(mamba, number_bytes=4), Dense(128, gated=False)),
+        (replace(mamba, number_bytes=4), DenseMlp(128, gated=False)),
         (Gqa(4, 2, 16), experts),
     ]
     assert experts.weights(64) == 2 * 64 * 48 * 4 + 64 * 4
@@ -159,26 +159,26 @@ def test_a_state_space_by_hand() -> None:
         "hybrid_override_pattern": None,
         "layers_block_type": ["mamba", "mlp", "attention", "moe"],
     }
-    assert architecture_of({**NEMOTRON, **names}, "tiny") == made
+    assert parse_architecture({**NEMOTRON, **names}, "tiny") == made
 
 
 def test_falcon_has_both_in_every_layer() -> None:
     shapes = {"mamba_n_heads": 4, "mamba_d_ssm": 96, "mamba_d_state": 16, "mamba_d_conv": 4}
-    made = architecture_of(
+    made = parse_architecture(
         {**TINY, **shapes, "model_type": "falcon_h1", "mamba_n_groups": 1}, "tiny"
     )
     assert [(p.count, p.attention, p.mlp) for p in made.layers] == [
-        (2, Mamba(96, 16, 4, 4, 1), Dense(0)),
-        (2, Gqa(4, 2, 16), Dense(128)),
+        (2, Mamba(96, 16, 4, 4, 1), DenseMlp(0)),
+        (2, Gqa(4, 2, 16), DenseMlp(128)),
     ]
 
 
 def test_llama_4_attends_within_chunks_and_has_experts_in_every_other_layer() -> None:
     maverick = find_architecture("Llama-4-Maverick-17B-128E-Instruct")
     local, whole = Gqa(40, 8, 128, 8192, chunked=True), Gqa(40, 8, 128)
-    moe = Moe(128, 1, 8192, 8192)
+    moe = MoeMlp(128, 1, 8192, 8192)
     assert [(p.count, p.attention, p.mlp) for p in maverick.layers] == [
-        (24, local, Dense(16384)),
+        (24, local, DenseMlp(16384)),
         (12, local, moe),
         (12, whole, moe),
     ]
@@ -186,7 +186,7 @@ def test_llama_4_attends_within_chunks_and_has_experts_in_every_other_layer() ->
     chunks = {"model_type": "llama4", "text_config": {**TINY, "model_type": "llama4_text"}}
     chunks["text_config"] |= {"num_local_experts": 4, "no_rope_layers": [1]}
     with pytest.raises(InputError, match="no_rope_layers: expected a list of 2 numbers"):
-        architecture_of(chunks, "tiny")
+        parse_architecture(chunks, "tiny")
 
 
 @pytest.mark.parametrize(
@@ -202,15 +202,15 @@ def test_llama_4_attends_within_chunks_and_has_experts_in_every_other_layer() ->
 )
 def test_what_of_a_hybrid_is_not_understood_is_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=f"tiny: {re.escape(words)}"):
-        architecture_of({**NEMOTRON, **change}, "tiny")
+        parse_architecture({**NEMOTRON, **change}, "tiny")
 
 
 def test_weights_of_one_small_model_by_hand() -> None:
-    tiny = architecture_of(TINY, "tiny")
+    tiny = parse_architecture(TINY, "tiny")
     attention = 64 * (64 + 32 + 32 + 64)
     assert tiny.layers[0].attention.weights(64) == attention
     assert tiny.parameters == 2 * (attention + 3 * 64 * 128) + 2 * 100 * 64 + 5 * 64
-    tied = architecture_of({**TINY, "tie_word_embeddings": True})
+    tied = parse_architecture({**TINY, "tie_word_embeddings": True})
     assert tiny.parameters - tied.parameters == 100 * 64
 
 
@@ -232,10 +232,10 @@ def test_what_is_not_understood_is_refused_by_its_field(
     path = tmp_path / "config.json"
     path.write_text(json.dumps({k: v for k, v in {**TINY, **change}.items() if v is not None}))
     with pytest.raises(InputError, match=f"config.json: {words}"):
-        architecture_of(path)
+        parse_architecture(path)
     path.write_text("{")
     with pytest.raises(InputError, match="not JSON"):
-        architecture_of(path)
+        parse_architecture(path)
 
 
 @pytest.mark.parametrize(
@@ -299,9 +299,9 @@ def test_formats_follow_the_published_weights_or_what_was_said() -> None:
     assert (kimi.weights, kimi.attention, kimi.experts) == ("bf16", "bf16", "int4_g32")
     said = _hardware("Kimi-K2.5", tp=8, weights="nvfp4", attention="bf16")
     assert (said.weights, said.attention, said.experts) == ("nvfp4", "bf16", "nvfp4")
-    assert FORMATS["nvfp4"].bytes == 0.5625
+    assert NUMBER_FORMATS["nvfp4"].bytes == 0.5625
     with pytest.raises(InputError, match="did you mean 'fp8_block'"):
-        find_format("fp8_blok")
+        find_number_format("fp8_blok")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from simkv.core.errors import InputError
 from simkv.costs.hardware.architecture import Mamba
-from simkv.costs.hardware.blocks import KvRoom, checkpoints, kv_groups, kv_room
+from simkv.costs.hardware.cache_size_log import read_cache_size
 from simkv.costs.hardware.catalog import (
     find_architecture,
     find_gpu,
@@ -18,10 +18,15 @@ from simkv.costs.hardware.catalog import (
     gpus,
     models,
 )
-from simkv.costs.hardware.hardware import make_hardware
-from simkv.costs.hardware.logs import cache_size
-from simkv.costs.hardware.memory import weight_bytes
-from simkv.costs.hardware.setting import setting_of
+from simkv.costs.hardware.engine_settings import find_execution_settings
+from simkv.costs.hardware.kv_capacity import (
+    KvCapacity,
+    can_checkpoint_states,
+    compute_kv_capacity,
+    kv_groups,
+)
+from simkv.costs.hardware.model_memory import weight_bytes
+from simkv.costs.hardware.replica_hardware import make_hardware
 from simkv.schedulers.vllm.config import VllmConfig
 
 
@@ -61,11 +66,11 @@ def test_names_are_unique_and_found_in_longer_ones() -> None:
         find_model("meta-llama/Llama-3.1-8")
 
 
-def room(model: str, gpu: str, tokens: int = 2048, **hardware: Any) -> KvRoom:
+def room(model: str, gpu: str, tokens: int = 2048, **hardware: Any) -> KvCapacity:
     """As vLLM 0.19.0 would find it with 256 sequences."""
     knobs = VllmConfig(variant="0.19.0", max_num_batched_tokens=tokens, startup_check=False)
     made = make_hardware(find_gpu(gpu), find_architecture(model), **hardware)
-    return kv_room(made, setting_of(knobs))
+    return compute_kv_capacity(made, find_execution_settings(knobs))
 
 
 def test_experts_are_shared_and_the_rest_is_not() -> None:
@@ -111,9 +116,11 @@ def test_a_latent_is_whole_on_every_gpu_and_windows_share_a_pool() -> None:
 def test_a_block_holds_a_state(model: str, tp: int, given: int, size: int, states: int) -> None:
     hardware = make_hardware(find_gpu("H100"), find_architecture(model), tp=tp)
     assert kv_groups(hardware) == [0, *["mamba"] * states]
-    found = kv_room(hardware, setting_of(VllmConfig(block_size=given)))
+    found = compute_kv_capacity(hardware, find_execution_settings(VllmConfig(block_size=given)))
     assert found.block_size == size
-    before = kv_room(hardware, setting_of(VllmConfig(block_size=given, variant="0.20.0")))
+    before = compute_kv_capacity(
+        hardware, find_execution_settings(VllmConfig(block_size=given, variant="0.20.0"))
+    )
     assert before.block_size == given
     assert found.block_bytes * given == before.block_bytes * size  # the same for a token
 
@@ -136,7 +143,7 @@ def test_a_block_holds_a_state(model: str, tp: int, given: int, size: int, state
 def test_groups_of_layers(model: str, groups: list[int | str], checkpointing: bool) -> None:
     hardware = make_hardware(find_gpu("H100"), find_architecture(model))
     assert kv_groups(hardware) == groups
-    assert checkpoints(hardware) is checkpointing
+    assert can_checkpoint_states(hardware) is checkpointing
 
 
 def test_pages_are_alike_however_many_bytes_a_token_has() -> None:
@@ -159,7 +166,10 @@ def test_a_page_that_is_no_part_of_the_largest_is_padded() -> None:
     odd = replace(whole, attention=replace(whole.attention, head_dim=96))
     hardware = make_hardware(find_gpu("H100"), replace(model, layers=(window, odd)))
     assert kv_groups(hardware) == [0, 128]
-    assert kv_room(hardware, setting_of(VllmConfig())).block_bytes == 12 * 2 * 8 * 96 * 2 * 16
+    assert (
+        compute_kv_capacity(hardware, find_execution_settings(VllmConfig())).block_bytes
+        == 12 * 2 * 8 * 96 * 2 * 16
+    )
 
 
 @pytest.mark.parametrize(("variant", "size"), [("0.26.0", 960), ("0.27.0", 1024)])
@@ -169,7 +179,12 @@ def test_blocks_beside_latent_attention_are_multiples_of_its_kernels(
     hardware = make_hardware(
         find_gpu("H200"), find_architecture("Kimi-Linear-48B-A3B-Instruct"), tp=2
     )
-    assert kv_room(hardware, setting_of(VllmConfig(variant=variant))).block_size == size
+    assert (
+        compute_kv_capacity(
+            hardware, find_execution_settings(VllmConfig(variant=variant))
+        ).block_size
+        == size
+    )
 
 
 def test_a_block_of_a_nemotron_with_states_of_16_bits() -> None:
@@ -182,7 +197,7 @@ def test_a_block_of_a_nemotron_with_states_of_16_bits() -> None:
         for part in published.layers
     )
     hardware = make_hardware(find_gpu("H100"), replace(published, layers=layers))
-    assert kv_room(hardware, setting_of(VllmConfig())).block_size == 672
+    assert compute_kv_capacity(hardware, find_execution_settings(VllmConfig())).block_size == 672
 
 
 @pytest.mark.parametrize(
@@ -201,7 +216,7 @@ def test_an_engines_log_tells_its_cache(
 ) -> None:
     log = tmp_path / "engine.log"
     log.write_text(f"starting\n{text}\nserving\n")
-    found = cache_size(log, 16)
+    found = read_cache_size(log, 16)
     assert (found.engine, found.blocks, found.tokens, found.line) == (engine, blocks, tokens, 2)
 
 
@@ -209,6 +224,6 @@ def test_a_log_without_a_cache_is_refused(tmp_path: Path) -> None:
     log = tmp_path / "engine.log"
     log.write_text("nothing of interest\n")
     with pytest.raises(InputError, match="no line tells the size of the KV cache"):
-        cache_size(log)
+        read_cache_size(log)
     with pytest.raises(InputError, match="cannot be read"):
-        cache_size(tmp_path / "none.log")
+        read_cache_size(tmp_path / "none.log")

@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 from simkv.cli import app
 from simkv.core.errors import InputError
+from simkv.costs.cost_profile import StepCost, load_profile
 from simkv.costs.hardware.catalog import Model
-from simkv.costs.load import Load, pairs
-from simkv.costs.profile import StepCost, load_profile
-from simkv.costs.sources.aiconfigurator import aiconfigurator_profile
-from simkv.costs.sources.vidur import PER_LAYER, vidur_profile
+from simkv.costs.sources.aiconfigurator_profile import aiconfigurator_profile
+from simkv.costs.sources.vidur_profile import OPERATORS_PER_LAYER, vidur_profile
+from simkv.costs.step_load import StepLoad, count_attention_pairs
 
 MODEL = Model.model_validate(
     {
@@ -31,7 +31,7 @@ MODEL = Model.model_validate(
 
 
 def vidur_tables(folder: Path) -> tuple[Path, Path]:
-    ops = ("emb", *PER_LAYER)
+    ops = ("emb", *OPERATORS_PER_LAYER)
     mlp = pd.DataFrame(
         [
             {"num_tokens": t, "num_tensor_parallel_workers": 1, "n_embd": 64}
@@ -62,11 +62,11 @@ def vidur_tables(folder: Path) -> tuple[Path, Path]:
 def test_vidurs_operators_add_up(tmp_path: Path) -> None:
     mlp, attention = vidur_tables(tmp_path)
     cost = StepCost(vidur_profile(mlp, attention, MODEL, "Test GPU"))
-    per_token = 1 + 3 * sum(PER_LAYER.values())  # us
-    assert cost(Load(0, 0, 0, 4, 60, 0, 4)) == pytest.approx(
+    per_token = 1 + 3 * sum(OPERATORS_PER_LAYER.values())  # us
+    assert cost(StepLoad(0, 0, 0, 4, 60, 0, 4)) == pytest.approx(
         1e-6 * (4 * per_token + 3 * (4 * 15 + 500))
     )
-    assert cost(Load(1, 30, 0, 0, 0, pairs(30, 0), 1)) == pytest.approx(
+    assert cost(StepLoad(1, 30, 0, 0, 0, count_attention_pairs(30, 0), 1)) == pytest.approx(
         1e-6 * (30 * per_token + 3 * (300 + 500))
     )
 
@@ -121,8 +121,8 @@ def products(tokens: int, emits: int) -> float:
 def test_aiconfigurators_products_are_between_the_measured_ones(tmp_path: Path) -> None:
     profile = aiconfigurator_profile(aiconfigurator_tables(tmp_path), MODEL)
     cost = StepCost(profile)
-    assert cost(Load(0, 0, 0, 4, 800, 0, 4)) == pytest.approx(products(4, 4) + 3 * 4 * 200e-6)
-    found = cost(Load(1, 16, 0, 0, 0, pairs(16, 0), 1))
+    assert cost(StepLoad(0, 0, 0, 4, 800, 0, 4)) == pytest.approx(products(4, 4) + 3 * 4 * 200e-6)
+    found = cost(StepLoad(1, 16, 0, 0, 0, count_attention_pairs(16, 0), 1))
     assert found == pytest.approx(products(16, 1) + 3 * 1.6e-3)
     assert profile.gpu == "Test GPU"
 
@@ -139,7 +139,10 @@ def test_heads_of_another_size_and_windows_are_other_rows(tmp_path: Path) -> Non
         others = [table.assign(latency=1e-3) for table in (small, short)]
         pd.concat([*others, slow, own], ignore_index=True).to_parquet(path)
     mixed = StepCost(aiconfigurator_profile(folder, MODEL))
-    for load in (Load(0, 0, 0, 4, 800, 0, 4), Load(1, 64, 0, 0, 0, pairs(64, 0), 1)):
+    for load in (
+        StepLoad(0, 0, 0, 4, 800, 0, 4),
+        StepLoad(1, 64, 0, 0, 0, count_attention_pairs(64, 0), 1),
+    ):
         assert mixed(load) == pytest.approx(whole(load))
 
 
@@ -147,7 +150,7 @@ def test_more_kv_heads_than_the_table_has_read_as_many_bytes(tmp_path: Path) -> 
     folder = aiconfigurator_tables(tmp_path, most_kv_heads=2)
     cost = StepCost(aiconfigurator_profile(folder, MODEL))
     # 4 heads at 150 tokens read as much as 2 at 300.
-    assert cost(Load(0, 0, 0, 4, 600, 0, 4)) == pytest.approx(products(4, 4) + 3 * 4 * 300e-6)
+    assert cost(StepLoad(0, 0, 0, 4, 600, 0, 4)) == pytest.approx(products(4, 4) + 3 * 4 * 300e-6)
 
 
 def test_heads_that_were_not_measured_are_named(tmp_path: Path) -> None:
@@ -166,7 +169,7 @@ def test_tables_of_another_kind_of_model_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_bundle_of_another_model_is_refused(tmp_path: Path) -> None:
-    from tests.costs.sources.test_llmservingsim import bundle
+    from tests.costs.sources.test_llmservingsim_profile import bundle
 
     folder = bundle(tmp_path / "bundle")
     (folder / "meta.yaml").write_text("model: meta-llama/Llama-3.1-8B\n")
@@ -178,7 +181,7 @@ def test_a_bundle_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_a_profile_that_loads(tmp_path: Path) -> None:
-    from tests.costs.sources.test_llmservingsim import bundle
+    from tests.costs.sources.test_llmservingsim_profile import bundle
 
     folder = bundle(tmp_path / "bundle")
     out = tmp_path / "mine.json"

@@ -1,0 +1,169 @@
+"""``simkv check-scheduler`` and ``export-scheduler``: a scheduler of one's own, judged and used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from simkv.cli.command_support import Trust, progress
+from simkv.core.atomic_files import check_new_file, write_text
+from simkv.core.errors import InputError
+
+
+def check_scheduler(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="Custom scheduler (Python). The file is executed. Or a scenario that names one."
+        ),
+    ],
+    examples: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Number of random scenarios.")
+    ] = 200,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KNOB=VALUE", help="Fix a setting of the scheduler; may be repeated."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Write the counterexample to this file (default: <file>-broken.yaml).",
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an existing file.")
+    ] = False,
+    _trusted: Trust = False,
+) -> None:
+    """Test a custom scheduler on random scenarios.
+
+    Stops at the first violated invariant and writes the smallest scenario that shows it. Every
+    call is checked, files that the scheduler reads are reported, and each run is compared with
+    runs of other futures. Of a scenario all variants with a custom scheduler are checked. Exit 0 if
+    no invariant is violated, 1 if one is.
+    """
+    if not file.is_file():
+        raise InputError(f"{file}: there is no such file")
+    if file.suffix in (".yaml", ".yml"):
+        _check_scenario(file, set_ or [])
+        return
+    from simkv.conformance.custom_scheduler_check import check_laws
+
+    there = out or file.with_name(f"{file.stem}-broken.yaml")
+    check_new_file("--out", there, file, overwrite)
+    found = check_laws(file, examples, dict(map(_knob, set_ or [])))
+    if found.broken is None:
+        print(f"{file}: kept all laws in {found.scenarios} random scenarios")
+        return
+    write_text(there, found.to_yaml(there))
+    print(found.broken)
+    print(f"Shrunk to {there}: simkv check-scheduler {there} --trust")
+    raise typer.Exit(1)
+
+
+def _check_scenario(file: Path, overrides: list[str]) -> None:
+    """Check the custom schedulers of a scenario file in its own runs."""
+    from simkv.metrics.purity_check import check_scheduler_run
+    from simkv.scenario.custom.custom_engine import find_custom_code
+    from simkv.scenario.custom.scheduler_laws import LawViolation
+    from simkv.scenario.scenario_loader import load
+
+    scenarios = load(file, overrides)
+    custom = {n: one for n, one in scenarios.items() if find_custom_code(one.engine)} or scenarios
+    for name, scenario in custom.items():
+        try:
+            check_scheduler_run(scenario, file.parent)
+        except LawViolation as error:
+            print(error)
+            raise typer.Exit(1) from None
+        print(f"{file}, {name}: kept all laws")
+
+
+def _knob(given: str) -> tuple[str, Any]:
+    from ruamel.yaml import YAML
+
+    name, equals, value = given.partition("=")
+    if not equals:
+        raise InputError(f"--set {given}: expected KNOB=VALUE, as in watermark=0.1")
+    return name.removeprefix("engine."), YAML(typ="safe").load(value)
+
+
+def export_scheduler(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="Custom policy for vLLM (Python, which is executed), or a scenario that has one."
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Write the class to this file (default: <file>_for_vllm.py).",
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KNOB=VALUE", help="Setting of the policy; may be repeated."),
+    ] = None,
+    check: Annotated[
+        int,
+        typer.Option(
+            min=0, metavar="N", help="Number of random cases to compare with vLLM's own scheduler."
+        ),
+    ] = 0,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            exists=True,
+            help="vLLM 0.33.0 for --check: a wheel or an unpacked wheel.",
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an existing file.")
+    ] = False,
+) -> None:
+    """Export a custom policy as a vLLM scheduler class.
+
+    The class is for `vllm serve --scheduler-cls`. With --check it runs in vLLM's own scheduler,
+    without a GPU, and every decision is compared with the simulated one. Exit 1 if one differs.
+    """
+    if not file.is_file():
+        raise InputError(f"{file}: there is no such file")
+    from simkv.conformance.policy_export import (
+        TARGET_RELEASE,
+        check_export,
+        export_policy,
+        scheduler_class_name,
+    )
+    from simkv.conformance.record.release_sources import open_sources
+
+    there = out or file.with_name(f"{file.stem}_for_vllm.py")
+    check_new_file("--out", there, file, overwrite)
+    knobs = dict(map(_knob, set_ or []))
+    text = export_policy(file, knobs, there.stem)
+    if check:
+        with (
+            open_sources("vllm", TARGET_RELEASE, source) as (folder, _),
+            progress("cases", check) as advance,
+        ):
+            for name, mismatch in check_export(file, knobs, folder, check):
+                advance()
+                if mismatch:
+                    print(f"{name}: vLLM {TARGET_RELEASE} decides otherwise: {mismatch}")
+                    raise typer.Exit(1)
+        print(f"{check} of {check} random cases: vLLM {TARGET_RELEASE} decides as simulated")
+    write_text(there, text)
+    print(
+        f"Written to {there}: vllm serve --scheduler-cls {there.stem}.{scheduler_class_name(text)}"
+    )

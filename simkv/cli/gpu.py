@@ -1,0 +1,252 @@
+"""``simkv gpu``: run scenarios on a device, calibrate and validate profiles there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from simkv.cli.command_support import Trust, print_error, progress
+from simkv.cli.gpu_options import (
+    Clock,
+    Device,
+    KvLayout,
+    Model,
+    Repeats,
+    RunFolder,
+    Small,
+    Threads,
+    WarmUp,
+    device_setup,
+    parse_duration,
+)
+from simkv.cli.gpu_validate import validate
+from simkv.cli.usage_errors import Commands
+from simkv.core.atomic_files import check_file, write_text
+from simkv.core.errors import InputError, spelling_hint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from simkv.gpu.execution_record import ExecutionRecord
+    from simkv.gpu.kernel_benchmark import Reading
+
+app = typer.Typer(
+    cls=Commands, no_args_is_help=True, help="Run, calibrate and validate on a GPU (or a CPU)."
+)
+
+
+@app.command()
+def run(
+    scenario: Annotated[
+        Path, typer.Argument(help="Scenario file (YAML), or the name of a packaged scenario.")
+    ],
+    device: Device = "cuda",
+    model: Model = "llama-3-8b",
+    variant: Annotated[
+        list[str] | None, typer.Option(help="Run only this variant; may be repeated.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="PATH=VALUE", help="Override a scenario field; may be repeated."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write results to this directory (default: runs/gpu-<scenario>/)."),
+    ] = None,
+    layout: KvLayout = "block",
+    graphs: Annotated[bool, typer.Option(help="Capture CUDA graphs.")] = True,
+    warm_up: WarmUp = None,
+    threads: Threads = 1,
+    seed: Annotated[int, typer.Option(help="Random seed of the weights.")] = 0,
+    _trusted: Trust = False,
+) -> None:
+    """Run a scenario on this device in real time.
+
+    Writes the times of all requests and steps. Afterwards a simulation is fed the measured step
+    times. Exit 1 if its decisions differ.
+    """
+    from simkv.report.run_files import check_run_folder
+    from simkv.scenario.packaged_scenarios import find_scenario
+    from simkv.scenario.scenario_loader import load
+
+    setup = device_setup(device, model, layout, graphs, warm_up, threads, seed)
+    path = find_scenario(scenario)
+    variants = load(path, set_ or [])
+    for name in variant or []:
+        if name not in variants:
+            known = ", ".join(variants)
+            raise InputError(
+                f"--variant {name}: not in {path}{spelling_hint(name, variants)}; {known}"
+            )
+    chosen = {k: v for k, v in variants.items() if not variant or k in variant}
+    folder = out or Path("runs") / f"gpu-{next(iter(chosen.values())).name}"
+    check_run_folder(folder)
+
+    from simkv.gpu.execution_record import write_executions
+    from simkv.gpu.scenario_execution import ScenarioExecution
+    from simkv.validation.gpu_runs.timed_replay import check_agreement
+
+    runs, same = {}, True
+    for name, loaded in chosen.items():
+        runs[name] = found = ScenarioExecution(loaded, setup).serve()
+        different = check_agreement(found.scenario, found.passes, found.recorder).step
+        print(_report(name, found, different))
+        same &= different is None
+    written = write_executions(folder, runs, setup)
+    print(f"Written to {folder}: {', '.join(written)}")
+    if not same:
+        raise typer.Exit(1)
+
+
+@app.command()
+def replay(
+    folder: RunFolder,
+    _trusted: Trust = False,
+) -> None:
+    """Simulate a recorded run with its measured step times.
+
+    Exit 1 if a decision differs.
+    """
+    from simkv.validation.gpu_runs.timed_replay import read_runs
+
+    different = False
+    for variant, run in read_runs(folder).items():
+        verdict = run.verdict
+        if verdict.step is None:
+            print(f"{variant}: ok ({verdict.decisions} decisions)")
+            continue
+        different = True
+        print(f"{variant}: differs at decision {verdict.step}")
+        print(f"  recorded: {verdict.recorded}")
+        print(f"  replayed: {verdict.replayed}")
+    if different:
+        raise typer.Exit(1)
+
+
+@app.command()
+def bench(
+    device: Device = "cuda",
+    model: Model = "llama-3-8b",
+    small: Small = False,
+    repeats: Repeats = 20,
+    fa3: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also measure FlashAttention 3: _vllm_fa3_C.abi3.so of a vLLM wheel.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the rows as JSON.")
+    ] = None,
+    warm_up: WarmUp = None,
+    threads: Threads = 1,
+) -> None:
+    """Benchmark attention kernels and whole steps.
+
+    Compares them with the limits of the device, for both KV layouts.
+    """
+    setup = device_setup(device, model, "block", True, warm_up, threads, 0)
+    if out:
+        check_file("--out", out)
+    from simkv.gpu.fa3_baseline import FlashAttention3
+    from simkv.gpu.kernel_benchmark import SIZES, SMALL_SIZES, compare_attention
+    from simkv.gpu.kernel_benchmark import bench as measured
+
+    found = []
+    sizes = SMALL_SIZES if small else SIZES
+    about = (setup.shape, sizes, setup.device)
+
+    def shown(rows: Iterable[Reading]) -> None:
+        for row in rows:
+            print(row, flush=True)
+            found.append(row._asdict())
+            if out:
+                write_text(out, json.dumps(found, indent=1) + "\n")
+
+    shown(measured(*about, repeats=repeats, warm_up=setup.warm_up))
+    if fa3:
+        try:
+            shown(compare_attention(FlashAttention3(fa3), *about, repeats=repeats))
+        except (InputError, RuntimeError, TypeError) as error:  # all else has been measured
+            print_error(error)
+            raise typer.Exit(2) from error
+
+
+@app.command()
+def calibrate(
+    out: Annotated[
+        Path,
+        typer.Argument(help="Directory of the measurements; continued if it has been started."),
+    ],
+    device: Device = "cuda",
+    model: Model = "llama-3-8b",
+    budget: Annotated[
+        str, typer.Option(metavar="TIME", help="Time for measuring, such as 8m or 90s.")
+    ] = "8m",
+    small: Small = False,
+    kv_tokens: Annotated[
+        int | None,
+        typer.Option(
+            metavar="TOKENS", help="Size of the KV cache (default: 400,000; with --small 2,048)."
+        ),
+    ] = None,
+    layout: KvLayout = "block",
+    repeats: Repeats = 20,
+    warm_up: WarmUp = None,
+    threads: Threads = 1,
+    clock: Clock = "wall",
+) -> None:
+    """Measure step times on this device and fit a cost profile.
+
+    Reports the error of the profile on steps that were not fitted.
+    """
+    setup = device_setup(device, model, layout, True, warm_up, threads, 0, clock)
+    budget_s = parse_duration(budget)
+    from simkv.gpu import gpu_calibration as campaign
+    from simkv.gpu.campaign_plan import SMALL_LIMITS, Limits
+
+    limits = SMALL_LIMITS if small else Limits()
+    if kv_tokens:
+        limits = replace(limits, kv_tokens=kv_tokens)
+    with progress("measurements") as advance:
+        profile, samples = campaign.calibrate(
+            setup, limits, out, budget_s, repeats=repeats, progress=advance
+        )
+    print(f"{len(samples)} measurements; {profile.source[-1]}")
+    for what, value in campaign.achieved_rates(samples, setup.shape, setup.itemsize).items():
+        print(f"{what}: {value}")
+    print("Error on steps of real runs that were not fitted to (median, P95, bias):")
+    for kind, error in profile.fit.held_out.items():
+        shares = [100 * x for x in (error.median, error.p95, error.bias)]
+        print(f"  {kind:<8}{shares[0]:6.1f} % {shares[1]:6.1f} % {shares[2]:+6.1f} %", end="")
+        print(f"  of {error.points} steps")
+    print(f"Written to {out}: {', '.join(sorted(p.name for p in out.iterdir()))}")
+
+
+app.command()(validate)
+
+
+def _report(name: str, run: ExecutionRecord, different: int | None) -> str:
+    """The main figures of a run, and the first decision that a simulation fed its times makes
+    otherwise."""
+    found = run.summary
+    ttft, tpot = found["ttft_ms"], found["tpot_ms"]
+    decisions = f"{len(run.recorder.lines)} decisions"
+    return (
+        f"{name}: {found['finished']} of {found['requests']} finished in "
+        f"{found['makespan_s']:.3f} s, {found['preemptions']} preemptions, "
+        f"{found['output_throughput']:.1f} output tok/s\n"
+        f"  TTFT mean {ttft['mean']:.2f} ms, P99 {ttft['p99']:.2f} ms; "
+        f"TPOT mean {tpot['mean']:.2f} ms, P99 {tpot['p99']:.2f} ms\n"
+        f"  {found['steps']} steps, {100 * found['graph_share']:.0f} % from fixed buffers, device "
+        f"busy for {100 * found['device_share']:.0f} % of their time\n"
+        f"  L0: "
+        + (f"{decisions}, all the same" if different is None else f"parts at step {different}")
+    )

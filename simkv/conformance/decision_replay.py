@@ -1,0 +1,148 @@
+"""Replay recorded decisions of real engines through simkv's schedulers and compare every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from simkv.conformance import step_replay, tick_replay
+from simkv.conformance.decision_trace import (
+    RECORDER_LIMIT,
+    DecisionTrace,
+    TraceError,
+    ending_kind,
+    read_trace,
+    relative_times,
+)
+from simkv.core.engine_spec import EngineSpec
+from simkv.core.recording_format import RecordingLine
+from simkv.schedulers.engine_registry import ENGINES
+
+ENDED = "all requests ended"
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """The first step at which simkv and the recording part, and the fields that differ there."""
+
+    step: str
+    recorded: RecordingLine
+    simulated: RecordingLine
+
+
+@dataclass(frozen=True)
+class Conformance:
+    """Outcome for one trace file: equal if ``difference`` is None. ``steps`` were compared.
+
+    ``assumed`` says what had to be taken on trust of its variant, if anything.
+    """
+
+    path: Path
+    engine: str
+    variant: str
+    steps: int
+    difference: Mismatch | None
+    assumed: str | None = None
+
+
+def check_trace(path: Path) -> Conformance:
+    """Replay one trace file and compare every field of every recorded line.
+
+    Raises TraceError if the file is not a trace that this version of simkv can replay.
+    """
+    trace = read_trace(path)
+    engine = ENGINES.get(trace.header["engine"])
+    if engine is None:
+        raise TraceError(
+            f"{trace.path}:1: engine: {trace.header['engine']!r} is not known; expected one of "
+            f"{', '.join(sorted(ENGINES))}"
+        )
+    assumed = _assumed(engine, trace)
+    try:
+        count, difference = compare(trace, replay_decisions(engine, trace.header, len(trace.steps)))
+    except Exception as error:  # a header may say anything
+        raise TraceError(f"{path}:1: header: cannot be replayed: {error!r}") from error
+    return Conformance(path, engine.name, trace.header["variant"], count, difference, assumed)
+
+
+def _assumed(engine: EngineSpec, trace: DecisionTrace) -> str | None:
+    """What is taken on trust of a recording's variant. Raises TraceError if there is none.
+
+    Some are named by how a release was set up (``v1-async``, ``lpm``), which says nothing of it.
+    """
+    header, release = trace.header["variant"], trace.header["config"].get("variant")
+    if release not in (None, header):
+        why = f"variant: {header!r}, but {release!r} in config; expected the same"
+        raise TraceError(f"{trace.path}:1: {why}")
+    name = header.removesuffix("_wtinf")
+    has_releases = any(known[0].isdigit() for known in engine.variants)
+    if release is None and has_releases and not name[:1].isdigit():
+        return None
+    try:
+        engine.variant(name)
+    except KeyError:
+        known = ", ".join(engine.variants)
+        why = f"variant: {name!r} is not known; expected one of {known}"
+        raise TraceError(f"{trace.path}:1: {why}") from None
+    except ValueError as error:
+        raise TraceError(f"{trace.path}:1: variant: {error}") from error
+    return engine.naming.assumed(name)
+
+
+def replay_decisions(
+    engine: EngineSpec, header: RecordingLine, at_least: int
+) -> Iterator[RecordingLine]:
+    """Lines of simkv's scheduler on the recorded workload, as this engine's recordings have them.
+
+    The last one is ``{"truncated": True, "ending": ..., "why": ...}`` if the engine dies, or if its
+    state repeats after ``at_least`` lines.
+    """
+    if engine.recording.ticks and "delays" in header:
+        return tick_replay.replay_ticks(engine, header, at_least)
+    return step_replay.replay_steps(engine, header, at_least)
+
+
+def compare(
+    trace: DecisionTrace, simulated: Iterator[RecordingLine]
+) -> tuple[int, Mismatch | None]:
+    """Count the equal leading lines of ``trace``; the first that differs, if any.
+
+    Every field that was recorded must be reproduced, and the run must end where the recorded one
+    ends: by itself, or in the same kind of impasse (see ``trace.ending``). One that stopped at the
+    recorder's limit must have gone round in a circle that simkv has proved by then.
+    """
+    for count, line in enumerate(trace.steps):
+        ours = next(simulated, {})
+        missed = {k: v for k, v in line.items() if k not in ours or ours[k] != v}
+        if missed:
+            step = str(line.get("step", line.get("tick")))
+            return count, Mismatch(step, missed, {k: ours.get(k) for k in missed})
+    return len(trace.steps), _compare_ends(trace, simulated)
+
+
+def _compare_ends(trace: DecisionTrace, simulated: Iterator[RecordingLine]) -> Mismatch | None:
+    """After the last recorded step simkv must end too; it may go on only towards an impasse."""
+    truncated = trace.truncated
+    recorded = {"ending": ending_kind(truncated) if truncated else ENDED}
+    for ours in simulated:
+        if truncated and not ours.get("truncated"):
+            continue
+        if truncated and recorded["ending"] == RECORDER_LIMIT and _goes_round(trace.steps, ours):
+            return None
+        if truncated and ours["ending"] == recorded["ending"]:
+            return None
+        return Mismatch("end", recorded, ours)
+    return Mismatch("end", recorded, {"ending": ENDED}) if truncated else None
+
+
+def _goes_round(steps: list[RecordingLine], ours: RecordingLine) -> bool:
+    """Whether the recording repeats itself from where simkv has ``proved`` a circle on."""
+    proved = ours.get("proved")
+    if proved is None or proved >= len(steps):
+        return False
+    lines = [relative_times(line) for line in steps]
+    return any(
+        all(lines[at] == lines[at - period] for at in range(proved, len(lines)))
+        for period in range(1, proved + 1)
+    )

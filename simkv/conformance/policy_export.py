@@ -1,0 +1,283 @@
+"""A rule over vLLM's decisions, written out as a class for vLLM's ``--scheduler-cls``.
+
+The file is that of the rule, its imports from simkv replaced by what stands for them there, and a
+scheduler that asks the rule before each step. ``check_export`` has the scheduler of a wheel decide
+with it, on random small workloads, and compares every decision with the simulated one.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from simkv.conformance.decision_replay import Mismatch, compare, replay_decisions
+from simkv.conformance.decision_trace import DecisionTrace
+from simkv.conformance.record.import_stubs import stub_imports
+from simkv.conformance.record.vllm_cases import make_case
+from simkv.conformance.record.vllm_recorder import record
+from simkv.conformance.vllm_policy_code import policy_spec, render_policy_class
+from simkv.core.engine_spec import EngineSpec
+from simkv.core.errors import InputError
+from simkv.scenario.custom import code_source as sources
+from simkv.scenario.custom.code_source import CustomCode, override_trust
+from simkv.scenario.custom.custom_engine import build_custom_spec
+from simkv.scenario.custom.old_names import OLD_NAMES
+from simkv.scenario.custom.vllm_policy import CustomVllmConfig, CustomVllmScheduler
+from simkv.schedulers.vllm.spec import VLLM
+
+#: The release whose scheduler the class is for.
+TARGET_RELEASE = "0.33.0"
+
+#: Classes that the top of the file defines.
+_STUBS = {"PolicyRequest", "CustomVllmConfig", "CustomVllmScheduler"}
+_TOP = '''"""{title}
+
+A rule over the decisions of vLLM {release}, written out by simkv from {file} (SHA-256 {digest}):
+
+    vllm serve MODEL --scheduler-cls {module}.{rule}Scheduler
+
+{rule}SyncScheduler is the same without asynchronous scheduling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+
+class PolicyRequest(NamedTuple):
+    """A request as the rule sees it, in tokens; arrival is in seconds."""
+
+    prompt_tokens: int
+    max_tokens: int
+    emitted: int
+    computed: int
+    preemptions: int
+    priority: int
+    arrival: float
+
+
+@dataclass(frozen=True)
+class CustomVllmConfig:
+    """The rule's knobs are its subclass."""
+
+
+class CustomVllmScheduler:
+    """vLLM's decisions as they are."""
+
+    def __init__(self, config):
+        self.config = config
+
+    def waiting_order(self, r):
+        return 0
+
+    def running_order(self, r):
+        return 0
+
+    def most_running(self, waiting, running):
+        return None
+
+    def chunk(self, waiting, running):
+        return None
+
+
+# The rule.
+
+{aliases}'''
+_END = '''
+
+# What asks it.
+
+CONFIG = {config}
+
+
+def _view(request):
+    return PolicyRequest(
+        request.num_prompt_tokens,
+        request.max_tokens,
+        request.num_output_tokens,
+        request.num_computed_tokens,
+        request.num_preemptions,
+        request.priority,
+        request.arrival_time,
+    )
+
+
+class _Asks:
+    """Sorts the queues and sets the limits of a step before vLLM decides it."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._rule = {rule}(CONFIG)
+        self._most = self.max_num_active_reqs
+        self._chunk = self.scheduler_config.long_prefill_token_threshold
+
+    def schedule(self, *args, **kwargs):
+        rule = self._rule
+        ordered = sorted(self.waiting, key=lambda request: rule.waiting_order(_view(request)))
+        self.waiting.clear()
+        self.waiting.extend(ordered)
+        self.running.sort(key=lambda request: rule.running_order(_view(request)))
+        views = list(map(_view, self.waiting)), list(map(_view, self.running))
+        most, chunk = rule.most_running(*views), rule.chunk(*views)
+        self.max_num_active_reqs = self._most if most is None else min(most, self._most)
+        limit = self._chunk if chunk is None else min(max(chunk, 0), self.max_model_len)
+        self.scheduler_config.long_prefill_token_threshold = limit
+        return super().schedule(*args, **kwargs)
+
+
+class {rule}Scheduler(_Asks, AsyncScheduler):
+    """{title}"""
+
+
+class {rule}SyncScheduler(_Asks, Scheduler):
+    """{title}"""
+'''
+
+
+def load_policy(file: Path) -> tuple[EngineSpec, Any, CustomCode]:
+    """The engine of a rule's file, whose code is run, the rule's class, and the code.
+
+    Raises InputError if it holds no rule.
+    """
+    with override_trust(True):
+        spec = build_custom_spec(file.stem, file.name, file.parent)
+        of, source = sources.load_from_file(file, file.stem)
+    if not (issubclass(of, CustomVllmScheduler) and issubclass(spec.config, CustomVllmConfig)):
+        raise InputError(
+            f"{file}: {of.__name__} is no CustomVllmScheduler with CustomVllmConfig; only such "
+            "can be written out (rules over mistral.rs, SGLang and FastDeploy are simulated only)"
+        )
+    return spec, of, source
+
+
+def export_policy(file: Path, knobs: dict[str, Any], module: str) -> str:
+    """The text of the class for vLLM; ``knobs`` are the rule's own, by name. Raises InputError."""
+    if _is_scenario(file):
+        if knobs:
+            raise InputError(f"--set {min(knobs)}: a rule of the small language has no knobs")
+        return render_policy_class(file, TARGET_RELEASE, module)
+    spec, of, source = load_policy(file)
+    vllms = {field.name for field in fields(CustomVllmConfig)} | {"file"}
+    own = {f.name for f in fields(spec.config)} - vllms
+    if unknown := knobs.keys() - own:
+        raise InputError(
+            f"--set {sorted(unknown)[0]}: is no knob of the rule; expected one of "
+            f"{', '.join(sorted(own)) or 'none'}"
+        )
+    given = asdict(spec.config(**knobs))
+    values = ", ".join(f"{name}={given[name]!r}" for name in sorted(own))
+    code = source.code.decode()
+    knobs_class = spec.config.__mro__[1].__name__
+    parts = {
+        "title": (of.__doc__ or of.__name__).strip().splitlines()[0],
+        "release": TARGET_RELEASE,
+        "file": file.name,
+        "digest": source.digest,
+        "module": module,
+        "rule": of.__name__,
+        "config": f"{_name(knobs_class)}({values})",
+        "aliases": "".join(f"{old} = {new}\n" for old, new in _aliases(code)),
+    }
+    return _TOP.format(**parts) + _without_imports(code) + _END.format(**parts)
+
+
+def _aliases(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the names by which a rule's file knows the classes at the top, where they differ."""
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "simkv":
+            for one in node.names:
+                old, new = one.asname or one.name, _name(one.name)
+                if old != new and new in _STUBS:
+                    yield old, new
+
+
+def _name(name: str) -> str:
+    """The name in ``simkv.custom`` of what ``simkv.own`` had under another."""
+    return OLD_NAMES.get(name, name)
+
+
+def _is_scenario(file: Path) -> bool:
+    return file.suffix in (".yaml", ".yml")
+
+
+def scheduler_class_name(text: str) -> str:
+    """The scheduler class that a written file ends with, the asynchronous one."""
+    return str(re.findall(r"^class (\w+)\(_Asks, AsyncScheduler\)", text, re.MULTILINE)[0])
+
+
+def _without_imports(text: str) -> str:
+    """A rule's file without what it imports of simkv, its docstring and future imports."""
+    lines = text.splitlines(keepends=True)
+    tree = ast.parse(text)
+    gone = [
+        node
+        for node in tree.body
+        if (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "simkv")
+        or (isinstance(node, ast.ImportFrom) and node.module == "__future__")
+        or (node is tree.body[0] and isinstance(node, ast.Expr))
+    ]
+    for node in gone:
+        assert node.end_lineno is not None
+        for number in range(node.lineno - 1, node.end_lineno):
+            lines[number] = ""
+    return "".join(lines).strip() + "\n"
+
+
+def check_export(
+    file: Path, knobs: dict[str, Any], folder: Path, cases: int
+) -> Iterator[tuple[str, Mismatch | None]]:
+    """Random cases by name, and where vLLM's scheduler of ``folder``, under the rule, decides
+    otherwise than the simulated one, if it does."""
+    simulated = simulated_spec(file, knobs)
+    for trace in record_export(file, knobs, folder, cases):
+        yield trace.path.name, first_mismatch(trace, simulated)
+
+
+def first_mismatch(trace: DecisionTrace, simulated: EngineSpec) -> Mismatch | None:
+    """Where the simulated scheduler parts from a recording, if it does."""
+    return compare(trace, replay_decisions(simulated, trace.header, len(trace.steps)))[1]
+
+
+def simulated_spec(file: Path, knobs: dict[str, Any]) -> EngineSpec:
+    """vLLM under a rule, as the replay of a recording asks for it."""
+    if _is_scenario(file):
+        return policy_spec(file)
+    spec, of, _ = load_policy(file)
+
+    def build(config: Any) -> Any:
+        return of(spec.config(**{**asdict(config), "name": file.stem}, **knobs))
+
+    return replace(VLLM, build=build)
+
+
+def record_export(
+    file: Path, knobs: dict[str, Any], folder: Path, cases: int
+) -> Iterator[DecisionTrace]:
+    """What vLLM's scheduler in ``folder`` decides under a rule that was written out for it."""
+    text = export_policy(file, knobs, file.stem)
+    for number in range(cases):
+        name = f"{('rand', 'gone')[number % 2]}-{200 + number // 2:03}"
+        drawn = make_case(TARGET_RELEASE, name)
+        case = drawn._replace(config=replace(drawn.config, policy="fcfs"))
+        with stub_imports(folder):
+            module = ModuleType("exported_rule")
+            sys.modules[module.__name__] = module
+            exec(compile(text, f"{file.stem}.py", "exec"), module.__dict__)
+            yield record(case, TARGET_RELEASE, name, _subclass(module, scheduler_class_name(text)))
+
+
+def _subclass(module: ModuleType, name: str) -> Any:
+    """The rule's class for one of vLLM's."""
+    rule = name.removesuffix("Scheduler")
+    kinds = [getattr(module, f"{rule}{suffix}") for suffix in ("Scheduler", "SyncScheduler")]
+    return lambda kind: next(one for one in kinds if one.__mro__[2] is kind)

@@ -1,0 +1,65 @@
+"""Make a recorded case smaller as long as something still holds of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+from simkv.conformance.record.recording_case import CaseSchema, RecordingCase
+
+#: Most cases that are tried: each is recorded.
+MAX_TRIES = 600
+
+
+def shrink_case(
+    case: RecordingCase, form: CaseSchema, holds: Callable[[RecordingCase], bool]
+) -> RecordingCase:
+    """The smallest case found of which ``holds`` is true, as it is of ``case``."""
+    left = MAX_TRIES
+    found = True
+    while found and left:
+        found = False
+        for smaller in _smaller(case, form):
+            left -= 1
+            if holds(smaller):
+                case, found = smaller, True
+                break
+            if not left:
+                break
+    return case
+
+
+def _smaller(case: RecordingCase, form: CaseSchema) -> Iterator[RecordingCase]:
+    """Cases with one thing less, the greatest steps first."""
+    requests, aborts = case.requests, case.aborts
+    for request in reversed(requests):
+        i = request["id"]
+        rest = [other for other in requests if other is not request]
+        if rest:
+            gone = [abort for abort in aborts if abort[-1] != i]
+            yield case._replace(requests=rest, aborts=gone)
+    first = min(request["arrival_step"] for request in requests)
+    if 0 < first <= min((step for step, _, _ in aborts), default=first):
+        earlier = [{**r, "arrival_step": r["arrival_step"] - first} for r in requests]
+        sooner = [(step - first, i, who) for step, i, who in aborts]
+        yield case._replace(requests=earlier, aborts=sooner)
+    for abort in aborts:
+        yield case._replace(aborts=[other for other in aborts if other is not abort])
+    yield from (case._replace(config=config) for config in _plainer(case.config, form))
+    for index, request in enumerate(requests):
+        for change in form.simplify_request(request):
+            rest = [*requests]
+            rest[index] = {**request, **change}
+            yield case._replace(requests=rest)
+
+
+def _plainer(config: Any, form: CaseSchema) -> Iterator[Any]:
+    """The config with one knob left at its default."""
+    plain: dict[str, Any] = {field.name: field.default for field in fields(config)}
+    for knob, default in {**plain, **form.plain}.items():
+        if knob not in form.kept and getattr(config, knob) != default:
+            try:
+                yield replace(config, **{knob: default})
+            except ValueError:  # start-up would refuse it
+                continue

@@ -1,0 +1,101 @@
+"""The engines whose own schedulers can be driven, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simkv.conformance.decision_trace import DecisionTrace
+from simkv.conformance.record import (
+    import_stubs,
+    rule_inference,
+    sglang_cases,
+    sglang_recorder,
+    sglang_stubs,
+    trtllm_cases,
+    trtllm_recorder,
+    trtllm_stubs,
+    vllm_cases,
+    vllm_recorder,
+)
+from simkv.conformance.record.recording_case import CaseSchema
+from simkv.schedulers.sglang import versions as sglang_versions
+from simkv.schedulers.vllm.versions import find_rules
+
+
+@dataclass(frozen=True)
+class EngineDriver:
+    """How the scheduler of a version of an engine (by its ``title``) is driven.
+
+    Its sources are those of the ``package``. While ``hollowed(folder)`` lasts, ``record(case,
+    version, name)`` records a case. Cases by name: ``case_of(version, name)``, of which
+    ``names_of(version, count)`` are random and ``by_hand(version)`` are made. ``base_of`` a version
+    is the release whose rules (``find_rules``) it is held against, None where versions differ in
+    none; the rules that its recordings can show are ``seen`` of it, and the ``knobs`` that some of
+    them are kept for. Cases are of the ``form``.
+    """
+
+    title: str
+    package: str
+    form: CaseSchema
+    stub_imports: Callable[[Path], AbstractContextManager[None]]
+    record: Callable[[Any, str, str], DecisionTrace]
+    make_case: Callable[[str, str], Any]
+    case_names: Callable[[str, int], list[str]]
+    handmade_names: Callable[[str], list[str]]
+    base_release: Callable[[str], str]
+    rules_of: Callable[[str], Any]
+    seen: Callable[[str], list[str]]
+    knobs: tuple[str, ...] = ()
+
+
+ENGINE_DRIVERS: Mapping[str, EngineDriver] = {
+    "vllm": EngineDriver(
+        "vLLM",
+        "vllm",
+        vllm_cases.CASE_SCHEMA,
+        import_stubs.stub_imports,
+        vllm_recorder.record,
+        vllm_cases.make_case,
+        vllm_cases.case_names,
+        vllm_cases.handmade_names,
+        vllm_cases.base_release,
+        find_rules,
+        lambda version: [
+            rule
+            for rule in rule_inference.OBSERVABLE_RULES["vllm"]
+            if rule_inference.can_show(version, rule)
+        ],
+    ),
+    "sglang": EngineDriver(
+        "SGLang",
+        "sglang",
+        sglang_cases.CASE_SCHEMA,
+        sglang_stubs.stub_sglang_imports,
+        sglang_recorder.record,
+        sglang_cases.make_case,
+        sglang_cases.case_names,
+        lambda version: sglang_cases.RARE.get(version, []),
+        sglang_cases.base_release,
+        sglang_versions.RULES.__getitem__,
+        lambda base: list(sglang_versions.RULES_SHOWN[base]),
+        sglang_cases.SHOWN_KNOBS,
+    ),
+    "trtllm": EngineDriver(
+        "TensorRT-LLM",
+        "tensorrt_llm",
+        trtllm_cases.CASE_SCHEMA,
+        trtllm_stubs.stub_trtllm_imports,
+        trtllm_recorder.record,
+        trtllm_cases.make_case,
+        trtllm_cases.case_names,
+        lambda version: trtllm_cases.RARE.get(version, []),
+        trtllm_cases.base_variant,
+        lambda _: None,
+        lambda _: [],
+        trtllm_cases.SHOWN_KNOBS,
+    ),
+}

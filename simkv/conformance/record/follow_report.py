@@ -1,0 +1,79 @@
+"""What became of following a release, in Markdown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields
+
+from simkv.conformance.decision_trace import DecisionTrace
+from simkv.conformance.record.recording_case import CaseSchema
+from simkv.conformance.record.release_follower import FollowResult, UnexplainedCase
+from simkv.core.recording_format import RecordingLine
+from simkv.schedulers.engine_registry import ENGINES
+
+
+def headline(release: str, newest: str, found: FollowResult) -> str:
+    """The outcome for a ``release``, such as ``vLLM 0.33.0``, in one line.
+
+    ``newest`` is the one whose rules the others are told from.
+    """
+    if found.broken:
+        return f"{release} cannot be driven: {found.broken}"
+    if found.like:
+        *more, last = [f"of {name}" for name in found.like]
+        rules = " and ".join([", ".join(more), last] if more else [last])
+        return f"{release} decides by the rules {rules}"
+    if found.changed:
+        ways = " or with ".join(_changes(changed) for changed in found.changed)
+        return f"{release} decides by no release's rules: by those of {newest} with {ways}"
+    return f"{release} decides as no combination of the known rules does"
+
+
+def render_follow_report(release: str, newest: str, form: CaseSchema, found: FollowResult) -> str:
+    """A page: the outcome, how it was found, and the first case that nothing explains."""
+    lines = [f"# {headline(release, newest, found)}", ""]
+    lines.append(f"{found.cases} random cases, {found.steps:,} steps of its unmodified scheduler.")
+    if found.unexplained:
+        lines += ["", *_unlike(found.unexplained, form)]
+    return "\n".join([*lines, ""])
+
+
+def _changes(changed: Mapping[str, bool]) -> str:
+    return ", ".join(f"`{rule}: {str(value).lower()}`" for rule, value in changed.items())
+
+
+def _unlike(unlike: UnexplainedCase, form: CaseSchema) -> Iterator[str]:
+    header = unlike.trace.header
+    yield f"## Case {unlike.name}, made as small as it was found"
+    yield ""
+    yield f"Knobs: {_knobs(unlike.trace)}"
+    yield ""
+    yield f"| {' | '.join(form.columns)} |"
+    yield f"| {' | '.join('---' for _ in form.columns)} |"
+    for request in header["requests"]:
+        yield f"| {' | '.join(column(request) for column in form.columns.values())} |"
+    yield ""
+    if aborts := header.get("aborts"):
+        yield f"Clients that leave (step, phase, request): {json.dumps(aborts)}"
+        yield ""
+    found = unlike.difference
+    yield f"The rules of {unlike.nearest} go along farthest, to step {found.step}:"
+    yield ""
+    yield "| field | recorded | simulated |"
+    yield "| --- | --- | --- |"
+    for name in sorted(found.recorded.keys() | found.simulated.keys()):
+        yield f"| {name} | {_shown(found.recorded, name)} | {_shown(found.simulated, name)} |"
+
+
+def _shown(line: RecordingLine, name: str) -> str:
+    return json.dumps(line[name]) if name in line else ""
+
+
+def _knobs(trace: DecisionTrace) -> str:
+    """Those that are not at their defaults."""
+    recording = ENGINES[trace.header["engine"]].recording
+    config = recording.config(trace.header)
+    plain = {field.name: field.default for field in fields(config)}
+    given = {knob: value for knob, value in asdict(config).items() if plain[knob] != value}
+    return ", ".join(f"{knob} {json.dumps(value)}" for knob, value in given.items())

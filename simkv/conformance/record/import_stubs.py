@@ -1,0 +1,264 @@
+"""Stand-ins for everything that vLLM's scheduler imports and does not decide by.
+
+The scheduler, its block manager and its requests (``REAL_MODULES``) are taken from a wheel as they
+are; torch, the configuration, the model runner and so on are hollow, so it runs in a second and
+without a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import inspect
+import logging
+import mmap
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+CORE = "vllm.v1.core."
+CONNECTOR_PACKAGE = "vllm.distributed.kv_transfer.kv_connector.v1"
+REAL_MODULES = {
+    *(CORE + "sched." + m for m in ("scheduler", "async_scheduler", "request_queue", "utils")),
+    *(CORE + "sched." + m for m in ("output", "interface")),
+    *(CORE + m for m in ("kv_cache_manager", "kv_cache_coordinator", "kv_cache_utils")),
+    *(CORE + m for m in ("single_type_kv_cache_manager", "block_pool")),
+    "vllm.v1.request",
+    "vllm.v1.kv_cache_interface",
+    "vllm.v1.kv_cache_layout",
+    "vllm.v1.kv_cache_spec_registry",
+    "vllm.distributed.kv_transfer.kv_connector.utils",
+    *(CONNECTOR_PACKAGE + "." + m for m in ("base", "offloading_connector")),
+    *(
+        CONNECTOR_PACKAGE + ".offloading." + m
+        for m in ("common", "config", "scheduler", "events", "metrics")
+    ),
+    *(CONNECTOR_PACKAGE + ".nixl." + m for m in ("connector", "metadata", "scheduler")),
+    *(CONNECTOR_PACKAGE + ".nixl." + m for m in ("base_scheduler", "pull_scheduler")),
+    CONNECTOR_PACKAGE + ".nixl_connector",
+    *("vllm.v1.kv_offload." + m for m in ("base", "config", "factory", "cpu.spec")),
+    *("vllm.v1.kv_offload.cpu." + m for m in ("common", "manager")),
+    *("vllm.v1.kv_offload.cpu.policies." + m for m in ("base", "factory", "lru", "arc")),
+    *("vllm.v1.kv_offload.tiering." + m for m in ("base", "spec", "manager", "factory", "metrics")),
+    *("vllm.v1.kv_offload.tiering." + m for m in ("async_lookup", "backpressure")),
+    *("vllm.v1.kv_offload.tiering.fs." + m for m in ("manager", "thread_pool", "io")),
+    "vllm.v1.kv_offload.file_mapper",
+    "vllm.v1.metrics.cache_hit_source",
+}
+#: What is not there without a build of vLLM, and has a stand-in in Python of its own.
+COMPILED_MODULES = ("vllm.fs_io_C",)
+STUBBED_PACKAGES = (
+    "vllm",
+    "torch",
+    "msgspec",
+    "zmq",
+    "cloudpickle",
+    "transformers",
+    "cbor2",
+    "blake3",
+)
+
+
+class ConfigStub:
+    """A configuration in which everything that is not given is None."""
+
+    def __init__(self, given: dict[str, Any] | None = None, **more: Any) -> None:
+        self.__dict__.update(given or {})
+        self.__dict__.update(more)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+class StubType(type):
+    """A class that stands for any other: it can be subclassed, subscripted and called."""
+
+    def __new__(cls, name: str, bases: Any, space: Any, **_: object) -> Any:
+        return super().__new__(cls, name, bases, space)
+
+    def __init__(cls, name: str, bases: Any, space: Any, **_: object) -> None:
+        super().__init__(name, bases, space)
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return StubType(name, (ImportStub,), {})
+
+    def __getitem__(cls, key: object) -> type:
+        return cls
+
+    def __iter__(cls) -> Iterator[Any]:
+        return iter(())
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and callable(args[0]) and not kwargs:
+            return args[0]  # it stood for a decorator
+        return super().__call__(*args, **kwargs)
+
+    def __or__(cls, other: object) -> Any:
+        return object
+
+    __ror__ = __or__
+
+
+class ImportStub(metaclass=StubType):
+    """An object that answers everything with nothing."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return ImportStub()
+
+    def __call__(self, *args: Any, **_: object) -> Any:
+        return args[0] if len(args) == 1 and callable(args[0]) else None
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+class StubModule(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        setattr(self, name, StubType(name, (ImportStub,), {}))
+        return self.__dict__[name]
+
+
+@contextlib.contextmanager
+def stub_imports(source: Path) -> Iterator[None]:
+    """While it lasts vLLM is imported from ``source``; afterwards it was never imported."""
+    finder, before = VllmStubFinder(source), {**sys.modules}
+    for name in before:
+        if name.split(".")[0] in STUBBED_PACKAGES:
+            del sys.modules[name]
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [name for name in sys.modules if name.split(".")[0] in STUBBED_PACKAGES]:
+            del sys.modules[name]
+        sys.modules.update({k: v for k, v in before.items() if k.split(".")[0] in STUBBED_PACKAGES})
+
+
+class VllmStubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the modules in ``REAL_MODULES`` under ``source`` and makes up all others."""
+
+    def __init__(self, source: Path) -> None:
+        self.source = source
+
+    def find_spec(self, name: str, _path: object, _target: object = None) -> Any:
+        file = self.source.joinpath(*name.split(".")).with_suffix(".py")
+        if name in REAL_MODULES and file.exists():  # not all releases have all
+            return importlib.util.spec_from_file_location(name, file)
+        if name in COMPILED_MODULES:
+            raise ModuleNotFoundError(name)
+        if name.split(".")[0] in STUBBED_PACKAGES:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return StubModule(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """The few things that must not be hollow."""
+        real: dict[str, Any] = {
+            "vllm.logger": {"init_logger": _logger},
+            "vllm.utils": {"cdiv": _cdiv, "length_from_prompt_token_ids_or_embeds": _length},
+            "vllm.utils.math_utils": {
+                "cdiv": _cdiv,
+                "round_down": lambda x, y: x // y * y,
+                "round_up": lambda x, y: _cdiv(x, y) * y,
+            },
+            "vllm.v1.utils": {
+                "ConstantList": _View,
+                "record_function_or_nullcontext": lambda _: contextlib.nullcontext(),
+            },
+            "vllm.v1.structured_output.request": {
+                "StructuredOutputRequest": SimpleNamespace(from_sampling_params=lambda _: None)
+            },
+            "vllm": {"envs": ConfigStub()},
+            "vllm.envs": {"VLLM_PREFIX_CACHE_RETENTION_INTERVAL": None},
+            "vllm.v1.kv_offload.cpu.shared_offload_region": {"SharedOffloadRegion": HostRegion},
+            "vllm.v1.core.encoder_cache_manager": {"compute_encoder_budget": lambda **_: (0, 0)},
+            "vllm.v1.engine": {
+                n: type(n, (SimpleNamespace,), {})
+                for n in ("EngineCoreOutput", "EngineCoreOutputs")
+            },
+        }
+        module.__dict__.update(real.get(module.__name__, {}))
+        module.__path__ = []
+
+
+def _logger(name: str) -> Any:
+    """One that says nothing."""
+    logger = logging.Logger(name, logging.CRITICAL + 1)
+    for level in ("debug_once", "info_once", "warning_once"):
+        setattr(logger, level, lambda *_, **__: None)
+    return logger
+
+
+def _cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _length(tokens: list[int] | None, _: object) -> int:
+    return len(tokens or ())
+
+
+class _View:
+    """A list that can only be read."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.items[key]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def copy(self) -> list[Any]:
+        return self.items.copy()
+
+
+class HostRegion:
+    """What vLLM's ``SharedOffloadRegion`` is to its scheduler: so many bytes, by blocks."""
+
+    BLOCK_SIZE_ALIGNMENT = 1
+
+    def __init__(self, num_chunks: int, kv_bytes_per_chunk: int, **_: object) -> None:
+        self._bytes = memoryview(mmap.mmap(-1, num_chunks * kv_bytes_per_chunk))
+        self._shape = (num_chunks, kv_bytes_per_chunk)
+
+    def create_kv_memoryview(self) -> memoryview:
+        """A row for each block."""
+        return self._bytes.cast("B", self._shape)
+
+
+def accepted_fields(kind: type, **arguments: Any) -> dict[str, Any]:
+    """Those of ``arguments`` that a ``kind`` of object is made from: not all releases have all."""
+    known = {
+        name
+        for cls in kind.__mro__
+        if "__init__" in vars(cls)
+        for name in inspect.signature(vars(cls)["__init__"]).parameters
+    }
+    return {name: value for name, value in arguments.items() if name in known}
+
+
+def accepted_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Those of ``arguments`` that a function takes."""
+    known = inspect.signature(function).parameters
+    return {name: value for name, value in arguments.items() if name in known}

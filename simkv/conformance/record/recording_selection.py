@@ -1,0 +1,105 @@
+"""Which recordings of a release are worth keeping, and how they are written."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from simkv.conformance.decision_trace import DecisionTrace
+from simkv.conformance.record.rule_inference import find_mismatch, with_changes
+from simkv.core.errors import InputError
+from simkv.schedulers.engine_registry import ENGINES
+
+#: So many of the random cases are kept; so many of the smallest are asked which rules they show.
+RANDOM_CASES_KEPT = 28
+RECORDINGS_SEARCHED = 300
+
+
+def pack_trace(trace: DecisionTrace) -> bytes:
+    """A recording as the file that ``simkv conform`` reads."""
+    lines = [trace.header, *trace.steps, *([trace.truncated] if trace.truncated else [])]
+    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+    return gzip.compress(text.encode(), mtime=0)
+
+
+def recordings_by_rule(
+    rules: Any, seen: Collection[str], traces: Mapping[str, DecisionTrace]
+) -> dict[str, list[str]]:
+    """By rule in ``seen`` the recordings, in their order, that differ if it is flipped."""
+    return {
+        rule: [
+            name
+            for name, trace in traces.items()
+            if find_mismatch(trace, with_changes(rules, {rule: not getattr(rules, rule)}))
+        ]
+        for rule in seen
+    }
+
+
+def recordings_by_knob(
+    rules: Any, knobs: Collection[str], traces: Mapping[str, DecisionTrace]
+) -> dict[str, list[str]]:
+    """By knob the recordings, in their order, that differ if it is left out.
+
+    A knob with words for values counts once for each word that was recorded.
+    """
+    shown: dict[str, list[str]] = {}
+    for name, trace in traces.items():
+        recording = ENGINES[trace.header["engine"]].recording
+        config = recording.config(trace.header)
+        plain = {field.name: field.default for field in fields(config)}
+        for knob in knobs:
+            value = getattr(config, knob)
+            if value == plain[knob]:
+                continue
+            try:
+                without = recording.knobs(replace(config, **{knob: plain[knob]}))
+            except ValueError:  # it is needed for another one
+                continue
+            header = {**trace.header, "config": without}
+            if find_mismatch(replace(trace, header=header), rules):
+                word = f"{knob}: {value}" if isinstance(value, str) else knob
+                shown.setdefault(word, []).append(name)
+    return shown
+
+
+def choose(
+    rules: Any,
+    seen: Collection[str],
+    traces: Mapping[str, DecisionTrace],
+    knobs: Collection[str] = (),
+) -> list[str]:
+    """``RANDOM_CASES_KEPT`` recordings: two for every rule in ``seen``, then small ones, first that
+    preempt.
+
+    Besides them two for each of ``knobs``.
+
+    A third has clients that really leave, as far as rules do not ask for more. Raises InputError
+    if a rule shows in none of them: more cases are to be tried then.
+    """
+    traces = dict(sorted(traces.items(), key=lambda item: len(pack_trace(item[1]))))
+    apart = recordings_by_rule(rules, seen, dict(list(traces.items())[:RECORDINGS_SEARCHED]))
+    if unseen := [rule for rule, names in apart.items() if not names]:
+        raise InputError(f"no case shows {', '.join(unseen)}; record more with --cases")
+    kept = dict.fromkeys(name for names in apart.values() for name in names[:2])
+    for told, most in (
+        (("preempted", "aborted"), RANDOM_CASES_KEPT // 3),
+        (("preempted",), RANDOM_CASES_KEPT),
+        ((), RANDOM_CASES_KEPT),
+    ):
+        for name, trace in traces.items():
+            if _has(trace, *told) and sum(_has(traces[other], *told) for other in kept) < most:
+                kept[name] = None
+    for names in recordings_by_knob(
+        rules, knobs, dict(list(traces.items())[:RECORDINGS_SEARCHED])
+    ).values():
+        kept |= dict.fromkeys(names[:2])
+    return list(kept)
+
+
+def _has(trace: DecisionTrace, *fields: str) -> bool:
+    """Whether all ``fields`` ever say something."""
+    return all(any(line.get(field) for line in trace.steps) for field in fields)

@@ -1,0 +1,171 @@
+"""Which of the known rules a release goes by, from what its scheduler decides.
+
+All releases that are known are asked first, then combinations of their rules. If none makes the
+decisions of the release, the first case that none makes is shrunk and shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from traceback import extract_tb
+from typing import Any
+
+from simkv.conformance.decision_replay import Mismatch
+from simkv.conformance.decision_trace import DecisionTrace
+from simkv.conformance.record.case_shrinking import shrink_case
+from simkv.conformance.record.recording_case import CaseSchema, RecordingCase
+from simkv.conformance.record.rule_inference import (
+    distinct_releases,
+    find_mismatch,
+    observable_rules,
+    rule_combinations,
+)
+
+#: What a case makes the real scheduler decide; the second argument names the recording.
+RecordCase = Callable[[RecordingCase, str], DecisionTrace]
+
+#: A case that is shrunk is asked of so many combinations, besides the releases.
+COMBINATIONS_TRIED = 8
+
+
+@dataclass(frozen=True)
+class UnexplainedCase:
+    """A case that no known rules make, as small as it was found, and where ``nearest`` parts."""
+
+    name: str
+    trace: DecisionTrace
+    nearest: str
+    difference: Mismatch
+
+
+@dataclass(frozen=True)
+class FollowResult:
+    """What became of following a release through ``cases`` cases of ``steps`` steps in all.
+
+    ``like`` are the releases whose rules make all its decisions. If none does, ``changed`` are
+    combinations that do, each as what it changes in the newest release; if none of those does
+    either, ``unlike`` shows it. ``broken`` says what went wrong if the release cannot be driven.
+    """
+
+    cases: int
+    steps: int
+    like: Sequence[str] = ()
+    changed: Sequence[Mapping[str, bool]] = ()
+    unexplained: UnexplainedCase | None = None
+    broken: str | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether the release goes by the rules of one before it."""
+        return bool(self.like)
+
+
+def follow(
+    engine: str, form: CaseSchema, cases: Mapping[str, RecordingCase], record: RecordCase
+) -> FollowResult:
+    """Record all ``cases`` of an engine and find the rules that decide in the same way."""
+    traces: dict[str, DecisionTrace] = {}
+    for name, case in cases.items():
+        try:
+            traces[name] = record(case, name)
+        except Exception as error:  # a release may have changed in any way
+            return FollowResult(len(traces), _steps(traces), broken=describe_crash(name, error))
+    done = len(traces), _steps(traces)
+    known = distinct_releases(engine)
+    like, last = _all_through(traces, known)
+    if like:
+        return FollowResult(*done, like=list(like))
+    base = next(iter(known.values()))
+    mixed = {str(i): rules for i, (_, rules) in enumerate(rule_combinations(engine, base))}
+    changes = {str(i): changed for i, (changed, _) in enumerate(rule_combinations(engine, base))}
+    fitting, missed = _all_through({last: traces[last], **traces}, mixed, mixed=True)
+    if fitting:
+        fewest = min(len(changes[key]) for key in fitting)
+        found = [changes[key] for key in fitting if len(changes[key]) == fewest]
+        return FollowResult(*done, changed=found)
+    asked = known
+    rivals = known | {key: mixed[key] for key in _lasting(missed, traces, mixed, mixed=True)}
+    names = (name for name in (missed, *traces) if _unmade(traces[name], rivals))
+    if (missed := next(names, "")) == "":  # some release makes each case, but none makes all
+        missed = last
+        asked = rivals = {key: known[key] for key in _lasting(last, traces, known)}
+
+    def unlike_all(case: RecordingCase) -> bool:
+        try:
+            trace = record(case, missed)
+        except Exception:
+            return False
+        return _unmade(trace, rivals)
+
+    small = record(shrink_case(cases[missed], form, unlike_all), missed)
+    return FollowResult(*done, unexplained=_nearest(missed, small, asked))
+
+
+def describe_crash(name: str, error: Exception) -> str:
+    """Of what the real scheduler died in a case, and where: some assertions have no words."""
+    at = extract_tb(error.__traceback__)[-1]
+    said = f"{type(error).__name__}: {error}".rstrip(": ")
+    return f"{name}: {said} ({Path(at.filename).name}:{at.lineno})"
+
+
+def _unmade(trace: DecisionTrace, rules: Mapping[str, Any]) -> bool:
+    """Whether none of ``rules`` makes a trace."""
+    return all(find_mismatch(trace, each) for each in rules.values())
+
+
+def _all_through(
+    traces: Mapping[str, DecisionTrace], rules: Mapping[str, Any], *, mixed: bool = False
+) -> tuple[dict[str, Any], str]:
+    """Those of ``rules`` that make all ``traces``; the name of the one that left nobody.
+
+    ``mixed``: they are combinations over one release, so those that are alike in what a trace can
+    show are asked once.
+    """
+    left = dict(rules)
+    for name, trace in traces.items():
+        shown, made = observable_rules(trace), dict[Hashable, bool]()
+        for key, known in list(left.items()):
+            alike = tuple(getattr(known, rule) for rule in shown) if mixed else key
+            if alike not in made:
+                made[alike] = not find_mismatch(trace, known)
+            if not made[alike]:
+                del left[key]
+        if not left:
+            return {}, name
+    return left, ""
+
+
+def _lasting(
+    missed: str,
+    traces: Mapping[str, DecisionTrace],
+    rules: Mapping[str, Any],
+    *,
+    mixed: bool = False,
+) -> list[str]:
+    """Those of ``rules`` that made the cases before the ``missed`` one, at most
+    ``COMBINATIONS_TRIED``."""
+    before = list(traces)[: list(traces).index(missed)]
+    left, _ = _all_through({name: traces[name] for name in before}, rules, mixed=mixed)
+    return list(left)[:COMBINATIONS_TRIED]
+
+
+def _nearest(name: str, trace: DecisionTrace, known: Mapping[str, Any]) -> UnexplainedCase:
+    """The release that gets farthest in a recording that none makes."""
+    found = {key: find_mismatch(trace, rules) for key, rules in known.items()}
+    steps = [str(line["step"]) for line in trace.steps]
+
+    def how_far(key: str) -> int:
+        mismatch = found[key]
+        at = mismatch.step if mismatch else "end"
+        return steps.index(at) if at in steps else len(steps) * (at == "end")
+
+    best = max(found, key=how_far)
+    mismatch = found[best]
+    assert mismatch is not None
+    return UnexplainedCase(name, trace, best, mismatch)
+
+
+def _steps(traces: Mapping[str, DecisionTrace]) -> int:
+    return sum(len(trace.steps) for trace in traces.values())

@@ -1,0 +1,98 @@
+"""The Python sources of a release: from a folder, a wheel, what is installed, or the package index.
+
+Nothing of a release is imported here, and nothing of it is kept once it has been recorded.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+from zipfile import BadZipFile, ZipFile
+
+from simkv.core.errors import InputError
+
+#: Asks the package index for its last release.
+NEWEST = "newest"
+
+
+class Sources(NamedTuple):
+    """A ``folder`` with the package in it, and which ``version`` that is."""
+
+    folder: Path
+    version: str
+
+
+@contextmanager
+def open_sources(package: str, version: str, given: Path | None = None) -> Iterator[Sources]:
+    """Where the sources of this version of ``package`` lie, as long as the context lasts.
+
+    They are looked for in ``given`` (a folder with the package in it, or a wheel); without it in
+    what is installed, if that is the version, else pip downloads the wheel. Raises InputError if
+    there are none.
+    """
+    with TemporaryDirectory() as room:
+        if given is not None and given.is_dir():
+            folder = given
+        elif given is not None:
+            folder = _unpacked(given, package, Path(room))
+            version = _version_of(given) if version == NEWEST else version
+        elif (installed := _installed(package, version)) is not None:
+            folder = installed
+        else:
+            wheel = _downloaded(package, version, Path(room))
+            folder, version = _unpacked(wheel, package, Path(room)), _version_of(wheel)
+        if not (folder / package).is_dir():
+            raise InputError(
+                f"{folder}: no folder {package}/ in it; expected the package's sources"
+            )
+        yield Sources(folder, version)
+
+
+def _installed(package: str, version: str) -> Path | None:
+    """The folder of the installed package, if it is that version."""
+    try:
+        if metadata.version(package) != version:
+            return None
+    except metadata.PackageNotFoundError:
+        return None
+    spec = find_spec(package)
+    return Path(spec.origin).parent.parent if spec and spec.origin else None
+
+
+def _downloaded(package: str, version: str, room: Path) -> Path:
+    """The wheel, by way of pip."""
+    wanted = package if version == NEWEST else f"{package}=={version}"
+    pip = [sys.executable, "-I", "-m", "pip", "--disable-pip-version-check", "download"]
+    only = ["--quiet", "--no-deps", "--only-binary", ":all:", "--dest", str(room)]
+    got = subprocess.run([*pip, *only, wanted], capture_output=True, text=True, check=False)
+    wheels = list(room.glob("*.whl"))
+    if got.returncode or not wheels:
+        why = (got.stderr.strip() or "no wheel came").splitlines()[-1]
+        raise InputError(
+            f"{wanted}: pip cannot download it: {why}; --source names a wheel or folder"
+        )
+    return wheels[0]
+
+
+def _version_of(wheel: Path) -> str:
+    """The version in a wheel's name."""
+    return wheel.name.split("-")[1].split("+")[0]
+
+
+def _unpacked(wheel: Path, package: str, room: Path) -> Path:
+    """The Python files of the package, without what is compiled."""
+    folder = room / "sources"
+    try:
+        with ZipFile(wheel) as archive:
+            names = [n for n in archive.namelist() if n.startswith(f"{package}/")]
+            archive.extractall(folder, [n for n in names if n.endswith(".py")])
+    except (OSError, BadZipFile) as error:
+        raise InputError(f"{wheel}: not a folder, nor a wheel that can be read: {error}") from error
+    return folder

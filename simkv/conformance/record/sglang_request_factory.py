@@ -1,0 +1,99 @@
+"""What a request of a case is to the scheduler in a wheel of SGLang."""
+
+from __future__ import annotations
+
+import importlib
+from array import array
+from typing import Any
+
+from simkv.conformance.record.import_stubs import ConfigStub, ImportStub
+from simkv.core.recording_format import RecordingLine
+
+#: The token that ends a request.
+EOS_TOKEN = 1
+
+
+class LoraName(str):
+    """The name of an adapter; a set of them is in the order of the names."""
+
+    def __hash__(self) -> int:
+        return ord(self) - ord("a")
+
+
+class RequestTimesStub:
+    """The times of a request, by a clock that tells the step; only one of them decides anything."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.scheduler, self.wait_queue_entry_time = scheduler, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return ImportStub()
+
+    def set_wait_queue_entry_time(self) -> None:
+        """No two are put into the queue at the same time."""
+        self.scheduler.entries += 1
+        self.wait_queue_entry_time = self.scheduler.clock() + self.scheduler.entries / 1e6
+
+
+class SglangRequestFactory:
+    """Makes the wheel's requests, each token of them a number of its own."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+
+    def number(self, *what: object) -> int:
+        """The same token for the same thing; none ends a request."""
+        return self._numbers.setdefault(what, len(self._numbers) + EOS_TOKEN + 1)
+
+    def make(self, line: RecordingLine, scheduler: Any) -> Any:
+        """What ``handle_generate_request`` makes of a request of text."""
+        batches = importlib.import_module("sglang.srt.managers.schedule_batch")
+        tokens = array(
+            "q",
+            [
+                self.number(s, start + i)
+                for s, start, count in line["segments"]
+                for i in range(count)
+            ],
+        )
+        sampling = ConfigStub(
+            max_new_tokens=line["max_tokens_requested"],
+            min_new_tokens=0,
+            ignore_eos=line["ignore_eos"],
+            stop_strs=[],
+            stop_regex_strs=[],
+        )
+        lora = line.get("lora")
+        request = batches.Req(
+            f"{line['id']:04}",
+            "",
+            tokens,
+            sampling,
+            eos_token_ids={EOS_TOKEN},
+            vocab_size=1 << 40,
+            lora_id=None if lora is None else LoraName(lora),
+            priority=line.get("priority", 0),
+            routing_key=line.get("routing_key"),
+            return_logprob=line.get("logprobs_from") is not None,
+            top_logprobs_num=0,
+        )
+        request.time_stats, request.tokenizer = RequestTimesStub(scheduler), None
+        scheduler.init_req_max_new_tokens(request)
+        _validate(request, line.get("logprobs_from"), scheduler)
+        return request
+
+
+def _validate(request: Any, since: int | None, scheduler: Any) -> None:
+    """Cut the prompt, or say that it is refused."""
+    checks: Any = importlib.import_module("sglang.srt.managers.utils")
+    limit, cuts = scheduler.max_req_input_len, scheduler.allow_auto_truncate
+    if why := checks.validate_input_length(request, limit, cuts):
+        request.set_finish_with_abort(why)
+        return
+    if since is not None:
+        request.logprob_start_len = len(request.origin_input_ids) if since == -1 else since
+    if request.logprob_start_len > len(request.origin_input_ids):
+        request.logprob_start_len = -1
+        request.set_finish_with_abort("logprob_start_len is higher than the number of tokens")

@@ -1,0 +1,350 @@
+"""Stand-ins for what SGLang's scheduler imports and does not decide by.
+
+Its scheduler, batches, policies, prefix cache, allocators, row tables and result processor come
+from a wheel as they are and run on torch's CPU tensors; models, kernels, devices, sockets and
+settings are hollow, and there is one rank without speculative decoding, LoRA or grammars.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import logging
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from simkv.conformance.record.import_stubs import ConfigStub, StubModule
+from simkv.core.errors import InputError
+
+#: Packages and modules of ``sglang.srt`` that are taken from the wheel; all others are hollow.
+REAL_MODULES = ("managers", "mem_cache", "environ", "sampling", "lora.lora_drainer")
+#: What of these is hollow all the same.
+STUBBED_MODULES = (
+    "managers.io_struct",
+    "managers.mm_utils",
+    "managers.multimodal_processor",
+    "managers.cache_controller",
+    "managers.tokenizer_manager",
+    "mem_cache.triton_ops.allocator",
+    "sampling.sampling_batch_info",
+)
+STUBBED_PACKAGES = [
+    "IPython",
+    "aiohttp",
+    "compressed_tensors",
+    "dill",
+    "fastapi",
+    "gguf",
+    "huggingface_hub",
+    "interegular",
+    "msgpack",
+    "orjson",
+    "PIL",
+    "psutil",
+    "pybase64",
+    "requests",
+    "setproctitle",
+    "sgl_kernel",
+    "torchvision",
+    "tqdm",
+    "transformers",
+    "uvloop",
+    "xgrammar",
+    "xxhash",
+    "zmq",
+]
+
+
+class ForwardMode(enum.IntEnum):
+    """What a forward pass is."""
+
+    EXTEND = 1
+    DECODE = 2
+    MIXED = 3
+    IDLE = 4
+    TARGET_VERIFY = 5
+
+    def is_extend(self, **_: Any) -> bool:
+        return self in (ForwardMode.EXTEND, ForwardMode.MIXED)
+
+    is_extend_without_speculative = is_prefill = is_extend
+
+    def is_decode(self) -> bool:
+        return self is ForwardMode.DECODE
+
+    def is_mixed(self) -> bool:
+        return self is ForwardMode.MIXED
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("is_"):
+            return lambda *_, **__: False
+        raise AttributeError(name)
+
+
+class CaptureHiddenMode(enum.IntEnum):
+    """Hidden states are never captured."""
+
+    NULL = 0
+
+    def need_capture(self) -> bool:
+        return False
+
+
+class DisaggregationMode(enum.Enum):
+    """One server prefills and decodes."""
+
+    NULL = "null"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class SamplingBatchInfo:
+    """How a batch is sampled; not looked at."""
+
+    penalizer_orchestrator = SimpleNamespace(is_required=False)
+
+    @classmethod
+    def from_schedule_batch(cls, *_: Any, **__: Any) -> SamplingBatchInfo:
+        return cls()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: None
+
+
+class ReqDllmMixin:
+    """A request of a model that is no diffusion model."""
+
+    dllm_config = None
+
+    def is_dllm(self) -> bool:
+        return False
+
+    def init_diffusion_llm(self, *_: Any) -> None: ...
+
+    _init_fill_ids_for_dllm = init_diffusion_llm
+
+
+#: What the settings of all kinds say; the knobs of a case are added by the driver. What is in none
+#: is off, which is its default in the launcher.
+SETTINGS: Any = ConfigStub(
+    dict.fromkeys(("enable_mamba_extra_buffer", "enable_mamba_extra_buffer_lazy"), lambda: False),
+    attn=ConfigStub(backend="torch_native"),
+    features=ConfigStub(),
+    mamba=ConfigStub(),
+    disaggregation_mode="null",
+    radix_eviction_policy="lru",
+    is_config_namespace_published=lambda _: False,
+)
+ONE_RANK = dict.fromkeys(
+    [
+        "tp_size",
+        "pp_size",
+        "dp_size",
+        "attn_dp_size",
+        "attn_tp_size",
+        "attn_cp_size",
+        "dcp_size",
+        "attn_dcp_size",
+    ],
+    1,
+)
+PARALLEL_SETTINGS: Any = ConfigStub(
+    ONE_RANK, num_dp_ranks=1, tp_rank=0, attn_tp_rank=0, tp_group=ConfigStub()
+)
+
+
+class PrefillRange(NamedTuple):
+    """What a prefill covers."""
+
+    start: int
+    end: int
+
+    @property
+    def length(self) -> int:
+        return self.end - self.start
+
+
+def _flat(lists: list[Any], *_: Any) -> Any:
+    import torch
+
+    return torch.tensor([x for part in lists for x in part], dtype=torch.int64)
+
+
+def _pages(
+    seq_lens: Any, page_size: int, prefix_lens: Any = None, decode: bool = False, **_: Any
+) -> int:
+    """Pages that rows of these lengths begin."""
+    before = seq_lens - 1 if decode or prefix_lens is None else prefix_lens
+    up = (seq_lens + page_size - 1) // page_size
+    return int((up - (before + page_size - 1) // page_size).sum())
+
+
+class KernelStub:
+    """A function in the place of one for a device, whose grid does not matter."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self.function = function
+
+    def __getitem__(self, _: object) -> Callable[..., None]:
+        return self.function
+
+
+def _places(
+    prefix_lens: Any, seq_lens: Any, last: Any, free: Any, out: Any, _: int, size: int
+) -> None:
+    """Where the tokens of rows go: on in their last page, then into ``free`` ones (0 if none)."""
+    pages, at = iter(free.tolist()), 0
+    for start, end, place in zip(prefix_lens, seq_lens, last, strict=True):
+        for position in range(int(start), int(end)):
+            place = next(pages, 0) * size if position % size == 0 else place + 1
+            out[at], at = place, at + 1
+
+
+def _give_up(request: Any, *_: Any) -> None:
+    """A request whose client left in the middle of its prompt has ended."""
+    request.finished_reason = ConfigStub()
+
+
+def _no(*_: Any, **__: Any) -> bool:
+    return False
+
+
+UTILITIES: dict[str, Any] = {
+    "flatten_arrays_to_pinned_cpu": _flat,
+    "flatten_arrays_to_int64_tensor": _flat,
+    "ceil_align": lambda x, y: -(-x // y) * y,
+    "ceil_div": lambda x, y: -(-x // y),
+    "next_power_of_2": lambda n: 1 << max(n - 1, 0).bit_length(),
+    "get_num_new_pages": _pages,
+    "Range": PrefillRange,
+    "get_bool_env_var": _no,
+    **dict.fromkeys(("is_pin_memory_available", "support_triton"), _no),
+    **dict.fromkeys((f"is_{kind}" for kind in ("cuda", "cpu", "hip", "npu", "xpu")), _no),
+}
+#: Kinds of settings that are not about ranks.
+_KINDS = [
+    "schedule",
+    "memory",
+    "exec",
+    "disagg",
+    "device",
+    "model",
+    "spec",
+    "lora",
+    "mm",
+    "serving",
+    "observability",
+    "kvcache",
+    "flags",
+    "resources",
+    "forward",
+    "context",
+    "server_args",
+    "platform",
+]
+
+STUB_ATTRIBUTES: dict[str, dict[str, Any]] = {
+    "runtime_context": {
+        **{f"get_{name}": lambda: SETTINGS for name in _KINDS},
+        "get_parallel": lambda: PARALLEL_SETTINGS,
+        "attention_backends": lambda: ("torch_native", "torch_native"),
+    },
+    "server_args": {"get_global_server_args": lambda: SETTINGS},  # where older releases look
+    "model_executor.forward_batch_info": {
+        "ForwardMode": ForwardMode,
+        "CaptureHiddenMode": CaptureHiddenMode,
+        "get_server_return_hidden_states_mode": lambda: CaptureHiddenMode.NULL,
+    },
+    "disaggregation.utils": {"DisaggregationMode": DisaggregationMode, "prepare_abort": _give_up},
+    "disaggregation.decode_schedule_batch_mixin": {
+        "ScheduleBatchDisaggregationDecodeMixin": type("NoDisaggregation", (), {})
+    },
+    "dllm.mixin.req": {"ReqDllmMixin": ReqDllmMixin},
+    "beam_search.batch_tail": {
+        "strip_beam_tail": lambda _: None,
+        "append_beam_tail": lambda _: None,
+        "beam_retraction_order": lambda order, _: order,
+        "num_beam_member_rows": lambda _: 0,
+    },
+    "sampling.sampling_batch_info": {"SamplingBatchInfo": SamplingBatchInfo},
+    "mem_cache.triton_ops.allocator": {
+        "alloc_extend_kernel": KernelStub(_places),
+        "alloc_decode_kernel": KernelStub(lambda ends, *rest: _places(ends - 1, ends, *rest)),
+    },
+    "utils": UTILITIES,
+    "utils.common": UTILITIES,
+    "utils.torch_memory_saver_adapter": {
+        "TorchMemorySaverAdapter": SimpleNamespace(
+            create=lambda **_: SimpleNamespace(region=lambda *_, **__: contextlib.nullcontext())
+        )
+    },
+}
+
+
+class SglangFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds what is ``REAL_MODULES`` under ``source`` and makes up the rest of SGLang and its
+    packages."""
+
+    def __init__(self, source: Path) -> None:
+        self.source = source
+
+    def find_spec(self, name: str, _path: object, _target: object = None) -> Any:
+        if name.split(".")[0] not in ("sglang", *STUBBED_PACKAGES):
+            return None
+        inner = name.removeprefix("sglang.srt.")
+        if inner in REAL_MODULES or (
+            inner.split(".")[0] in REAL_MODULES and inner not in STUBBED_MODULES
+        ):
+            path = self.source.joinpath(*name.split("."))
+            if (init := path / "__init__.py").exists():
+                return importlib.util.spec_from_file_location(
+                    name, init, submodule_search_locations=[str(path)]
+                )
+            if (file := path.with_suffix(".py")).exists():
+                return importlib.util.spec_from_file_location(name, file)
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return StubModule(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """The few things that must not be hollow."""
+        module.__path__ = []
+        module.__dict__.update(STUB_ATTRIBUTES.get(module.__name__.removeprefix("sglang.srt."), {}))
+
+
+@contextlib.contextmanager
+def stub_sglang_imports(source: Path) -> Iterator[None]:
+    """While it lasts SGLang is imported from ``source``; afterwards it was never imported."""
+    ours = {"sglang", *STUBBED_PACKAGES}
+    before = {k: v for k, v in sys.modules.items() if k.split(".")[0] in ours}
+    finder = SglangFinder(source)
+    try:
+        import torch  # noqa: F401 - before its own packages are hidden
+    except ImportError as error:
+        raise InputError(
+            "SGLang's scheduler needs torch: pip install 'simkv[gpu]' (a CPU is enough)"
+        ) from error
+    for name in before:
+        del sys.modules[name]
+    sys.meta_path.insert(0, finder)
+    logger = logging.getLogger("sglang")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        sys.meta_path.remove(finder)
+        for name in [name for name in sys.modules if name.split(".")[0] in ours]:
+            del sys.modules[name]
+        sys.modules.update(before)

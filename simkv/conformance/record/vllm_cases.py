@@ -1,0 +1,440 @@
+"""Small random workloads on which the schedulers of vLLM are recorded."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from simkv.conformance.record.recording_case import CaseSchema, RecordingCase, field_column
+from simkv.conformance.record.vllm_handmade_cases import HANDMADE_CASES
+from simkv.core.recording_format import RecordingLine
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.layer_groups import CHUNKED
+from simkv.schedulers.vllm.versions import MINORS, find_rules, find_variant
+
+#: The number of the first random case.
+FIRST_CASE = 200
+
+#: Share of random cases whose steps have about as many tokens as a block.
+SMALL = 0.25
+
+
+def _random(version: str, seed: int) -> RecordingCase:
+    """A random small case: a tight pool, short requests, some of them with common beginnings."""
+    draw, variant = random.Random(f"{version} {seed}"), base_release(version)
+    fixed = find_rules(variant).fixed
+    block_size, usable = draw.choice([1, 2, 4, 4, 8]), draw.randint(6, 40)
+    most = block_size * usable - draw.randint(0, block_size - 1)
+    seqs = draw.randint(1, 12)
+    chunked = "enable_chunked_prefill" in fixed or draw.random() < 0.85
+    budget = draw.randint(seqs if chunked else max(seqs, most), most + 2 * seqs)
+    knobs: dict[str, Any] = {
+        "enable_chunked_prefill": chunked,
+        "policy": draw.choice(["fcfs", "fcfs", "priority"]),
+        "scheduler_reserve_full_isl": draw.random() < 0.8,
+        "long_prefill_token_threshold": draw.choice([0, 0, 0, draw.randint(1, most)]),
+    }
+    caching = draw.random() < 0.6
+    knobs["async_scheduling"] = draw.random() < 0.5
+    config = VllmConfig(
+        variant=variant,
+        block_size=block_size,
+        num_gpu_blocks=usable + 1,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=budget,
+        max_model_len=most,
+        enable_prefix_caching=caching,
+        **{k: v for k, v in knobs.items() if k not in fixed},
+    )
+    requests, step = [], 0
+    for i in range(draw.randint(2, 14)):
+        step += draw.choice([0, 0, 0, 1, 2, draw.randint(0, 30)])
+        prompt = draw.randint(1, min(most - 1, draw.choice([8, 40, 400])))
+        outputs = draw.randint(1, draw.choice([4, 20, 60]))
+        common = draw.choice([0, draw.randint(0, prompt)])
+        pieces = [[draw.choice(["g0", "g1"]), 0, common], [f"u{i}", 0, prompt - common]]
+        stop = min(outputs, most - prompt)
+        requests.append(
+            {
+                "id": i,
+                "arrival_step": step,
+                "prompt_tokens": prompt,
+                "output_tokens": stop,
+                "max_tokens": outputs + draw.choice([0, 0, 5]),
+                "priority": draw.randint(0, 2),
+                "timestamp": float(step) if draw.random() < 0.7 else draw.random() * step,
+                "prompt_segments": [piece for piece in pieces if piece[2]],
+            }
+        )
+    return RecordingCase(config, requests)
+
+
+def base_release(version: str) -> str:
+    """The release whose knobs ``version`` has: itself, or the newest if it is not known yet."""
+    try:
+        find_variant(version)
+    except ValueError:
+        return next(iter(MINORS.values()))
+    return version
+
+
+def case_names(version: str, count: int) -> list[str]:
+    """``count`` names of random cases of a release: plain ones, with clients that leave, with
+    adapters.
+
+    Beside them are half as many with groups of layers, and a quarter as many each with drafts and
+    with blocks in host memory, where the release has them.
+    """
+    rules = find_rules(base_release(version))
+    dies_of_ties = not rules.breaks_ties and "policy" not in rules.fixed
+    kinds = ("rand", "gone", "lora", *(("tied",) if dies_of_ties else ()))
+    names = [f"{kinds[i % len(kinds)]}-{FIRST_CASE + i // len(kinds):03}" for i in range(count)]
+    if "kv_cache_groups" not in rules.fixed:
+        groups = ("win", "mamba", "wingone", "mambagone")
+        names += [f"{groups[i % 4]}-{FIRST_CASE + i // 4:03}" for i in range(count // 2)]
+        odd = ("chunk", "sizegone", "chunkgone", "size")
+        names += [f"{odd[i % 4]}-{FIRST_CASE + i // 4:03}" for i in range(count // 4)]
+    if "num_speculative_tokens" not in rules.fixed:
+        drafts: tuple[str, ...] = ("spec", "specgone")
+        if "kv_cache_groups" not in rules.fixed:
+            drafts += ("winspec", "winspecgone")
+        if rules.drafts_in_states:
+            drafts += ("mambaspecgone", "mambaspec")
+        if rules.keys_cover_next:
+            drafts += ("sizespec", "sizespecgone")
+        each = len(drafts)
+        names += [f"{drafts[i % each]}-{FIRST_CASE + i // each:03}" for i in range(count // 4)]
+    if "num_cpu_blocks" not in rules.fixed:
+        tiers = ("tier", "tiergone")
+        names += [f"{tiers[i % 2]}-{FIRST_CASE + i // 2:03}" for i in range(count // 4)]
+    if "secondary_tiers" not in rules.fixed:
+        disks = ("disk", "diskgone")
+        names += [f"{disks[i % 2]}-{FIRST_CASE + i // 2:03}" for i in range(count // 4)]
+    if "kv_connector" not in rules.fixed:
+        halves = ("pdload", "pdsend", "pdloadgone", "pdsendgone")
+        names += [f"{halves[i % 4]}-{FIRST_CASE + i // 4:03}" for i in range(count // 4)]
+    return names
+
+
+def handmade_names(version: str) -> list[str]:
+    """Those of ``HANDMADE_CASES`` that the release starts up for."""
+    rules = find_rules(base_release(version))
+    return [name for name, made in HANDMADE_CASES.items() if made.starts(rules)]
+
+
+def _newer_knobs(case: RecordingCase, draw: random.Random) -> RecordingCase:
+    """With knobs that the first releases did not have, where this one has them."""
+    config = case.config
+    seqs, budget, most = config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len
+    knobs: dict[str, Any] = {
+        "watermark": draw.choice([0.0, 0.0, 0.05, 0.3]),
+        "max_num_scheduled_tokens": draw.choice([None, None, draw.randint(1, budget + most)]),
+        "max_num_active_seqs": draw.choice([None, None, draw.randint(1, seqs)]),
+        "long_prefill_token_threshold_adaptive": draw.random() < 0.5,
+        "prefill_schedule_interval": draw.choice([1, 1, 2, 4]),
+    }
+    fixed = find_rules(config.variant).fixed
+    known = {knob: value for knob, value in knobs.items() if knob not in fixed}
+    return case._replace(config=replace(config, **known))
+
+
+def _windows(case: RecordingCase, draw: random.Random) -> RecordingCase:
+    """With groups of layers, at least one of which has a window, in a pool as large for each."""
+    config = case.config
+    windows = [draw.randint(2, 6 * config.block_size) for _ in range(2)]
+    several = draw.randint(1, 3)
+    groups = draw.choice(
+        [(0, windows[0]), (0, *windows[:1] * several), (windows[0],), (0, *windows)]
+    )
+    blocks = 1 + (config.num_gpu_blocks - 1) * draw.randint(len(groups), 2 * len(groups)) // 2
+    return case._replace(
+        config=replace(config, kv_cache_groups=groups, num_gpu_blocks=blocks, startup_check=False)
+    )
+
+
+def _come_back(case: RecordingCase, draw: random.Random) -> list[RecordingLine]:
+    """The requests, and of some of their clients others about what was said before."""
+    requests, most = [*case.requests], case.config.max_model_len
+    for r in draw.sample(case.requests, draw.randint(0, len(case.requests))):
+        prompt = r["prompt_tokens"] + r["output_tokens"]
+        if not 0 < prompt < most - 1:
+            continue
+        outputs = draw.randint(1, min(12, most - prompt - 1))
+        again = {
+            **r,
+            "id": len(requests),
+            "arrival_step": r["arrival_step"] + draw.randint(0, 60),
+            "prompt_tokens": prompt + 1,
+            "output_tokens": outputs,
+            "max_tokens": outputs,
+            "prompt_segments": [
+                *r["prompt_segments"],
+                [f"o{r['id']}", 0, r["output_tokens"]],
+                [f"u{len(requests)}", 0, 1],
+            ],
+        }
+        requests.append({**again, "timestamp": float(again["arrival_step"])})
+    return sorted(requests, key=lambda r: (r["arrival_step"], r["id"]))
+
+
+def _sizes(case: RecordingCase, draw: random.Random) -> RecordingCase:
+    """With groups of layers, some of which have larger blocks, and clients who come back."""
+    config = _windows(case, draw).config
+    size = draw.choice([1, 1, 2, config.block_size])
+    groups = [*config.kv_cache_groups]
+    groups = [0, *groups] if len(groups) == 1 else groups
+    times = {group: draw.choice([2, 2, 3, 4]) for group in dict.fromkeys(groups)}
+    times[draw.choice(groups)] = 1
+    sized = [f"{group}/{size * times[group]}" if times[group] > 1 else group for group in groups]
+    blocks = config.num_gpu_blocks * max(config.block_size // size // 2, 1)
+    sizes = {"block_size": size, "num_gpu_blocks": blocks, "kv_cache_groups": tuple(sized)}
+    caching = draw.random() < 0.8
+    config = replace(config, **sizes, enable_prefix_caching=caching)
+    return case._replace(config=config, requests=_come_back(case, draw))
+
+
+def _chunked(case: RecordingCase, draw: random.Random) -> RecordingCase:
+    """With groups of layers, at least one of which attends within chunks."""
+    case = _windows(case, draw)
+    chunk = f"{CHUNKED}{case.config.block_size * draw.randint(1, 6)}"
+    window = draw.randint(2, 6 * case.config.block_size)
+    groups = draw.choice([(0, chunk), (0, chunk, chunk, chunk), (chunk,), (0, chunk, window)])
+    blocks = 1 + (case.config.num_gpu_blocks - 1) * draw.randint(2, 4) // 2
+    return case._replace(config=replace(case.config, kv_cache_groups=groups, num_gpu_blocks=blocks))
+
+
+def _states(case: RecordingCase, draw: random.Random) -> RecordingCase:
+    """With groups of layers, at least one of which has states, in a pool as large for each."""
+    config, fixed = case.config, find_rules(case.config.variant).fixed
+    window, several = draw.randint(2, 6 * config.block_size), draw.randint(1, 3)
+    groups = draw.choice(
+        [(0, *["mamba"] * several), (0, *["mamba"] * several), ("mamba",), (0, "mamba", window)]
+    )
+    size = config.block_size
+    knobs: dict[str, Any] = {}
+    if "mamba_cache_mode" not in fixed:
+        knobs["mamba_cache_mode"] = draw.choice([None, None, "all"])
+    if config.enable_prefix_caching and not knobs.get("mamba_cache_mode"):
+        if "enable_chunked_prefill" not in fixed:
+            knobs["enable_chunked_prefill"] = True
+        if not find_rules(config.variant).wide_states:
+            threshold = config.long_prefill_token_threshold
+            knobs["long_prefill_token_threshold"] = max(threshold, size) if threshold else 0
+            knobs["max_num_batched_tokens"] = max(config.max_num_batched_tokens, size)
+    if "mamba_prefill_checkpoints" not in fixed:
+        knobs["mamba_prefill_checkpoints"] = random.Random(f"{case.requests}").random() < 0.5
+    most = max(config.max_model_len // size, 1)
+    blocks = 1 + draw.randint(most, 2 * most) + draw.randint(1, 2 * len(groups) + most)
+    return case._replace(
+        config=replace(
+            config, kv_cache_groups=groups, num_gpu_blocks=blocks, startup_check=False, **knobs
+        )
+    )
+
+
+def _drafts(case: RecordingCase, draw: random.Random) -> RecordingCase:
+    """With a drafter, and how many drafts the model accepts at the tokens of each output."""
+    config, rules = case.config, find_rules(case.config.variant)
+    method = draw.choice(rules.draft_methods)
+    drafts = draw.randint(1, min(draw.choice([1, 3, 8]), config.max_model_len))
+    slots = config.max_num_seqs if method == "draft_model" else 0
+    threshold = config.long_prefill_token_threshold
+    knobs: dict[str, Any] = {
+        "num_speculative_tokens": drafts,
+        "speculative_method": method,
+        "max_num_batched_tokens": config.max_num_batched_tokens + draw.randint(slots, 2 * slots),
+        "long_prefill_token_threshold": threshold
+        and min(max(threshold, drafts + 1), config.max_model_len),
+    }
+    if knobs["long_prefill_token_threshold"] <= drafts:
+        knobs["long_prefill_token_threshold"] = 0
+    if method not in rules.async_drafts:
+        knobs["async_scheduling"] = False
+    if config.has_states:
+        if config.mamba_cache_mode == "all":
+            knobs |= {"mamba_cache_mode": None, "enable_prefix_caching": False}
+        within = config.mamba_prefill_checkpoints and (method != "eagle" or rules.keys_cover_next)
+        knobs["mamba_prefill_checkpoints"] = within
+    if rules.slots_of_budget and "max_num_scheduled_tokens" not in rules.fixed:
+        knobs["max_num_scheduled_tokens"] = None
+    requests = [
+        {**request, "accepts": [draw.randint(0, drafts) for _ in range(draw.randint(1, 9))]}
+        for request in case.requests
+    ]
+    return case._replace(config=replace(config, **knobs), requests=requests)
+
+
+def _small_budget(case: RecordingCase, draw: random.Random) -> RecordingCase:
+    """In a ``SMALL`` share of cases, with steps of about a block, or what start-up asks for."""
+    config, rules = case.config, find_rules(case.config.variant)
+    if draw.random() >= SMALL or not config.enable_chunked_prefill:
+        return case
+    slots = config.draft_slots * (config.max_num_seqs if rules.slots_of_budget else 1)
+    keeps_states = config.has_states and config.states(rules) == "align"
+    whole = config.block_size if keeps_states and not rules.wide_states else 1
+    least = max(config.max_num_seqs, slots + 1, whole)
+    budget = draw.randint(least, least + 2 * config.block_size)
+    knobs: dict[str, Any] = {"max_num_batched_tokens": budget}
+    if "max_num_scheduled_tokens" not in rules.fixed:
+        drafts = config.num_speculative_tokens and rules.slots_of_budget
+        most = budget - slots if drafts else budget + config.block_size
+        knobs["max_num_scheduled_tokens"] = draw.choice([None, None, draw.randint(1, most)])
+    return case._replace(config=replace(config, **knobs))
+
+
+def _tiers(case: RecordingCase, draw: random.Random) -> RecordingCase:
+    """With host memory, and clients who come back with what they had said before."""
+    knobs: dict[str, Any] = {
+        "block_size": max(case.config.block_size, 2),
+        "num_cpu_blocks": draw.choice([draw.randint(1, 8), draw.randint(4, 40), 200]),
+        "eviction_policy": draw.choice(["lru", "lru", "arc"]),
+        "enable_prefix_caching": True,
+    }
+    requests = _come_back(case, draw)
+    copies = [draw.choice([0, 0, 1, 2, draw.randint(0, 15)]) for _ in range(draw.randint(1, 7))]
+    config = replace(case.config, **knobs)
+    return case._replace(config=config, requests=requests, copies=copies)
+
+
+def _disk(case: RecordingCase, draw: random.Random) -> RecordingCase:
+    """With a disk behind a host memory that cannot hold all, and more who come back."""
+    for _ in range(3):
+        case = _tiers(case, draw)
+    blocks = draw.choice([draw.randint(1, 12), draw.randint(4, 24), draw.randint(8, 40)])
+    config = replace(case.config, num_cpu_blocks=blocks, secondary_tiers=("fs",))
+    disk = [draw.choice([0, 0, 1, 3, draw.randint(0, 20)]) for _ in range(draw.randint(1, 7))]
+    looks = [draw.choice([0, 0, 0, 1, draw.randint(0, 6)]) for _ in range(draw.randint(1, 4))]
+    return case._replace(config=config, disk=disk, looks=looks)
+
+
+def _apart(case: RecordingCase, draw: random.Random, kv: str) -> RecordingCase:
+    """Of a replica that does half of the work: most requests ``send`` or ``load`` their KV."""
+    config, fixed = case.config, find_rules(case.config.variant).fixed
+    role = {"send": "kv_producer", "load": "kv_consumer"}[kv]
+    knobs: dict[str, Any] = {
+        "kv_connector": "NixlConnector",
+        "kv_role": draw.choice([role, role, "kv_both"]),
+    }
+    if not find_rules(config.variant).sees_the_end:
+        knobs |= {"async_scheduling": False} if kv == "send" else {"kv_role": role}
+    requests = []
+    for request in case.requests:
+        r = {**request, **({"kv": kv} if draw.random() < 0.8 else {})}
+        if kv == "send" and "kv" in r and draw.random() < 0.9:
+            r |= {"output_tokens": 1}
+        if kv == "send" and "kv" in r:
+            r |= {"max_tokens": r["output_tokens"]}
+        requests.append(r)
+    steps = [draw.choice([0, 0, 1, 2, draw.randint(0, 15)]) for _ in range(draw.randint(1, 7))]
+    known = {knob: value for knob, value in knobs.items() if knob not in fixed}
+    return case._replace(config=replace(config, **known), requests=requests, transfers=steps)
+
+
+def _aborts(case: RecordingCase, draw: random.Random) -> RecordingCase:
+    """Where some clients leave, about half of them while they are served."""
+    aborts = [
+        (
+            max(r["arrival_step"] + draw.randint(-1, 3 * r["output_tokens"]), 0),
+            draw.randint(0, 2),
+            r["id"],
+        )
+        for r in case.requests
+        if draw.random() < 0.6
+    ]
+    return case._replace(aborts=sorted(aborts))
+
+
+def _loras(case: RecordingCase, draw: random.Random) -> RecordingCase:
+    """Where most clients ask for one of a few adapters, of which not all can run at a time."""
+    most = draw.randint(1, 3)
+    names = [None, *("abcde"[: most + draw.randint(0, 2)])]
+    requests = [
+        {**request, **({"lora": name} if (name := draw.choice(names)) else {})}
+        for request in case.requests
+    ]
+    config = replace(case.config, enable_lora=True, max_loras=most)
+    return case._replace(config=config, requests=requests)
+
+
+#: Groups of layers, by how the names of cases with them begin.
+LAYER_GROUP_CASES = {"win": _windows, "chunk": _chunked, "mamba": _states, "size": _sizes}
+
+
+#: Where KV comes from or goes to, likewise.
+EXTERNAL_KV_CASES: dict[str, Callable[[RecordingCase, random.Random], RecordingCase]] = {
+    "tier": _tiers,
+    "disk": _disk,
+    "pdsend": partial(_apart, kv="send"),
+    "pdload": partial(_apart, kv="load"),
+}
+
+
+def make_case(version: str, name: str) -> RecordingCase:
+    """The case of this name: ``rand-`` and a number, ``gone-`` with aborts, ``lora-`` with
+    adapters, or one by hand.
+
+    ``win-`` and ``wingone-`` are the same with groups of layers, ``mamba-`` and ``mambagone-`` with
+    states among them, ``spec-`` and ``specgone-`` with drafts, ``winspec-``, ``mambaspec-`` and so
+    on with both, ``chunk-`` and ``chunkgone-`` with layers that attend within chunks, ``size-`` and
+    ``sizegone-`` with blocks of several sizes, ``tier-`` and ``tiergone-`` with blocks in host
+    memory, ``disk-`` and ``diskgone-`` with a disk behind it, ``pdsend-``, ``pdload-`` and so on of
+    a replica that only prefills or decodes, where the release has them.
+    Where a release cannot tell two of equal priority and arrival apart, only ``tied-`` has such.
+    """
+    base = base_release(version)
+    if name in HANDMADE_CASES:
+        return HANDMADE_CASES[name].make(base)
+    kind, seed = name.split("-")
+    draw = random.Random(f"{version} {name}")
+    case = _newer_knobs(_random(version, int(seed)), draw)
+    if kind != "tied" and not find_rules(base).breaks_ties:
+        for request in case.requests:
+            request["timestamp"] += request["id"] / 1000
+    if kind == "lora":
+        return _aborts(_loras(case, draw), draw) if draw.random() < 0.3 else _loras(case, draw)
+    for layers, add in LAYER_GROUP_CASES.items():
+        if kind.startswith(layers):
+            case = add(case, draw)
+    if "spec" in kind:
+        case = _drafts(case, draw)
+    for elsewhere, change in EXTERNAL_KV_CASES.items():
+        if kind.startswith(elsewhere):
+            case = change(case, draw)
+    case = _small_budget(case, random.Random(f"{version} {name} budget"))
+    return _aborts(case, draw) if kind.endswith("gone") else case
+
+
+def _cut(request: RecordingLine, tokens: int) -> RecordingLine:
+    """The beginning of a prompt as segments."""
+    segments = []
+    for stream, start, end in request["prompt_segments"]:
+        if tokens > 0:
+            segments.append([stream, start, min(end, start + tokens)])
+        tokens -= end - start
+    return {"prompt_segments": segments}
+
+
+def _made_of(request: RecordingLine) -> str:
+    return " ".join(f"{stream}[{a}:{b}]" for stream, a, b in request["prompt_segments"])
+
+
+CASE_SCHEMA = CaseSchema(
+    kept={"name", "variant", "block_size", "num_gpu_blocks", "max_model_len"}
+    | {"kv_connector", "kv_role"},  # without which requests cannot say where KV goes
+    plain={"enable_prefix_caching": False, "async_scheduling": False},
+    cut=_cut,
+    limit="max_tokens",
+    idle=("arrival_step", "priority"),
+    columns={
+        "request": field_column("id"),
+        "before step": field_column("arrival_step"),
+        "prompt": field_column("prompt_tokens"),
+        "output": field_column("output_tokens"),
+        "priority": field_column("priority"),
+        "arrival": lambda request: f"{request['timestamp']:g}",
+        "prompt is made of": _made_of,
+    },
+)

@@ -1,0 +1,149 @@
+"""A worker of vLLM's NIXL connector that moves nothing, beside the connector of the wheel.
+
+The connector and its side in the scheduler are the wheel's, unmodified; the replica at the other
+end of the link is not there: each transfer is done when ``ScriptedTransfers`` says so.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from simkv.conformance.record.import_stubs import (
+    CONNECTOR_PACKAGE,
+    CORE,
+    ConfigStub,
+    ImportStub,
+)
+from simkv.conformance.scripted_transfers import ScriptedTransfers
+from simkv.core.recording_format import RecordingLine
+from simkv.schedulers.vllm.config import VllmConfig
+
+#: Where the KV of a prompt is, as the replica that prefilled it has answered.
+REMOTE_PREFILL_PARAMS = {
+    "do_remote_prefill": True,
+    "do_remote_decode": False,
+    "remote_engine_id": "1",
+    "remote_host": "there",
+    "remote_port": 5600,
+    "tp_size": 1,
+}
+REMOTE_DECODE_PARAMS = {"do_remote_prefill": False, "do_remote_decode": True}
+
+
+#: Modules of the connector, of which each release has some.
+CONNECTOR_MODULES = (
+    ".nixl.connector",
+    ".nixl.base_scheduler",
+    ".nixl.scheduler",
+    ".nixl_connector",
+)
+
+
+class Platform(ImportStub):
+    """No platform beyond those that the connector knows by itself."""
+
+    get_nixl_supported_devices = dict
+
+
+class NixlWorker:
+    """Reports transfers as done. ``given`` is what vLLM is told."""
+
+    works = False  # as a worker that copies to host memory
+
+    def __init__(self, config: VllmConfig, copying: Mapping[str, Sequence[int]]) -> None:
+        self.given = _given(config)
+        self._transfers = ScriptedTransfers(copying["transfers"])
+
+    def attach(self, _: Any) -> None:
+        """The scheduler is there; nothing has to be known of it."""
+
+    def begin(self, _: Any, output: Any, step: int) -> RecordingLine:
+        """Take what a batch wants to be loaded, and what can be read; the fields of its line."""
+        meta = output.kv_connector_metadata
+        loads = [(int(i), _blocks(m.local_block_ids)) for i, m in meta.reqs_to_recv.items()]
+        sends = sorted(map(int, meta.reqs_to_send))
+        self._transfers.begin(loads, sends, step)
+        return {"loads": [[*load] for load in loads], "sends": sends}
+
+    def report(self, step: int) -> Any:
+        """What is said of transfers with the result of a batch."""
+        loads, sends = self._transfers.done(step)
+        return ConfigStub(
+            finished_recving=[f"{i:04}" for i in loads],
+            finished_sending=[f"{i:04}" for i in sends],
+            failed_recving=(),
+            invalid_block_ids=(),
+        )
+
+
+def sampling_extra_args(request: RecordingLine, block_size: int) -> Any:
+    """What a request says of KV, as a proxy does: ``extra_args`` of its sampling parameters."""
+    kv = request.get("kv")
+    if kv is None:
+        return None
+    blocks = [*range(1, 1 + -(-request["prompt_tokens"] // block_size))]
+    there = {"remote_block_ids": [blocks], "remote_request_id": f"p{request['id']}"}
+    return {
+        "kv_transfer_params": REMOTE_DECODE_PARAMS.copy()
+        if kv == "send"
+        else REMOTE_PREFILL_PARAMS | there
+    }
+
+
+def _blocks(ids: Any) -> int:
+    """How many blocks: by group since 0.20 or so, else in one list."""
+    return sum(map(len, ids)) if ids and not isinstance(ids[0], int) else len(ids)
+
+
+def _given(config: VllmConfig) -> dict[str, Any]:
+    """What the scheduler's configuration says of the connector."""
+    base = importlib.import_module(CONNECTOR_PACKAGE + ".base")
+    names = ("KVConnectorBase_V1", "KVConnectorRole", "SupportsHMA")
+    real = {name: getattr(base, name) for name in names if hasattr(base, name)}
+    importlib.import_module(CONNECTOR_PACKAGE).__dict__.update(real)
+    kind = _connector()
+
+    def create(config: Any, role: Any = None, kv_cache_config: Any = None) -> Any:  # noqa: ARG001
+        last = () if kv_cache_config is None else (kv_cache_config,)
+        return kind(config, base.KVConnectorRole.SCHEDULER, *last)
+
+    # The scheduler may have been imported for a case before, when these were hollow.
+    scheduler = importlib.import_module(CORE + "sched.scheduler")
+    scheduler.__dict__.update(real, KVConnectorFactory=ConfigStub(create_connector=create))
+
+    def extra(_: str, default: Any) -> Any:
+        return default
+
+    return {
+        "kv_transfer_config": ConfigStub(
+            kv_connector=config.kv_connector,
+            kv_role=config.kv_role,
+            engine_id="0",
+            is_kv_consumer=config.kv_role != "kv_producer",
+            is_kv_producer=config.kv_role != "kv_consumer",
+            kv_load_failure_policy="recompute",
+            kv_buffer_device="cuda",
+            get_from_extra_config=extra,
+        ),
+        "max_concurrent_batches": config.depth,
+        "use_v2_model_runner": True,
+    }
+
+
+def _connector() -> Any:
+    """The class of the connector, wherever the release has it."""
+    importlib.import_module("vllm.platforms").__dict__["current_platform"] = Platform
+    here = [
+        m for m in CONNECTOR_MODULES if (spec := find_spec(CONNECTOR_PACKAGE + m)) and spec.origin
+    ]
+    modules = [importlib.import_module(CONNECTOR_PACKAGE + m) for m in here]
+    for module in modules:
+        module.__dict__["envs"] = ConfigStub(
+            VLLM_NIXL_SIDE_CHANNEL_HOST="here",
+            VLLM_NIXL_SIDE_CHANNEL_PORT=5600,
+            VLLM_NIXL_ABORT_REQUEST_TIMEOUT=480,
+        )
+    return next(m.NixlConnector for m in modules if "NixlConnector" in vars(m))

@@ -1,0 +1,128 @@
+"""A worker of vLLM's offloading connector that copies nothing, beside the connector of the wheel.
+
+The connector's side in the scheduler, its manager and its policies are the wheel's, unmodified.
+Requests that have ended are told to it in the order of their ids, and the blocks of a copy in that
+of the prompt; the wheel has both in sets, whose order no two runs of Python share.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from simkv.conformance.record.import_stubs import CONNECTOR_PACKAGE, CORE, ConfigStub
+from simkv.conformance.record.vllm_disk_tier import BLOCK_BYTES, SteppedDiskTier
+from simkv.conformance.scripted_copies import ScriptedCopies
+from simkv.core.recording_format import RecordingLine
+from simkv.core.scheduler_protocol import KvCopies, KvCopy
+from simkv.schedulers.vllm.config import VllmConfig
+
+
+class FakeOffloadingWorker:
+    """Reports each copy as done when ``ScriptedCopies`` says so. ``given`` is what vLLM is told."""
+
+    def __init__(self, config: VllmConfig, copying: Mapping[str, Sequence[int]]) -> None:
+        self.works = config.offloads
+        self.disk = None
+        if config.secondary_tiers:
+            self.disk = SteppedDiskTier(copying.get("disk", ()), copying.get("looks", ()))
+        self.given = _given(config, self.disk.given if self.disk else {}) if self.works else {}
+        self._copies = ScriptedCopies(copying.get("copies", ()))
+        self._loads: dict[int, str] = {}
+
+    def attach(self, scheduler: Any) -> None:
+        """This is the scheduler whose worker it is."""
+        if self.disk:
+            self.disk.attach(scheduler.connector.connector_scheduler.manager)
+
+    def begin(self, connector: Any, output: Any, step: int) -> RecordingLine:
+        """Take what a batch wants to be copied; the fields of its line."""
+        if not self.works:
+            return {}
+        meta = output.kv_connector_metadata
+        loads = [
+            KvCopy(n, int(job.req_id), len(_sides(job)[1].block_ids))
+            for n, job in meta.load_jobs.items()
+        ]
+        stores = [
+            KvCopy(n, int(job.req_id), len(_sides(job)[0].block_ids))
+            for n, job in meta.store_jobs.items()
+        ]
+        side = connector.connector_scheduler
+        jobs = side._jobs
+        for number, *_ in (*loads, *stores):
+            jobs[number].keys = sorted(jobs[number].keys)
+        moves = KvCopies(loads, stores, sorted(meta.jobs_to_flush))
+        self._loads.update((number, job.req_id) for number, job in meta.load_jobs.items())
+        self._copies.begin(moves, step)
+        line: RecordingLine = {
+            "loads": [[*move[:3]] for move in loads],
+            "stores": [[*move[:3]] for move in stores],
+            "flush": moves.flush,
+        }
+        if self.disk:
+            for load in line["loads"]:
+                job = jobs[load[0]]
+                load.append(self.disk.read_for(job.req_id, job.keys, side._req_status))
+            line |= self.disk.begin(step)
+        return line
+
+    def report(self, step: int) -> Any:
+        """What is said of copies with the result of a batch."""
+        if not self.works:
+            return None
+        done = self._copies.done(step)
+        common = importlib.import_module(CONNECTOR_PACKAGE + ".offloading.common")
+        meta = common.OffloadingWorkerMetadata(completed_jobs=dict.fromkeys(done, 1))
+        arrived = sorted(self._loads.pop(number) for number in done if number in self._loads)
+        return ConfigStub(
+            kv_connector_worker_meta=meta,
+            finished_recving=arrived,
+            finished_sending=(),
+            failed_recving=(),
+            invalid_block_ids=(),
+        )
+
+
+def _sides(job: Any) -> Any:
+    """From where a copy goes, and to where; up to 0.24 these are one field."""
+    return getattr(job, "transfer_spec", None) or (job.src_spec, job.dst_spec)
+
+
+def _block(_: Any) -> int:
+    return BLOCK_BYTES
+
+
+def _given(config: VllmConfig, more: Mapping[str, Any]) -> dict[str, Any]:
+    """What the scheduler's configuration says of the connector."""
+    base = importlib.import_module(CONNECTOR_PACKAGE + ".base")
+    real = {n: getattr(base, n) for n in ("KVConnectorBase_V1", "KVConnectorRole", "SupportsHMA")}
+    importlib.import_module(CONNECTOR_PACKAGE).__dict__.update(real)
+    for module in (".offloading.config", ".offloading.scheduler"):
+        importlib.import_module(CONNECTOR_PACKAGE + module).__dict__[
+            "_group_kv_bytes_per_block"
+        ] = _block
+    kind = importlib.import_module(CONNECTOR_PACKAGE + ".offloading_connector").OffloadingConnector
+
+    def create(config: Any, role: Any, kv_cache_config: Any) -> Any:  # noqa: ARG001
+        return kind(config, base.KVConnectorRole.SCHEDULER, kv_cache_config)
+
+    # The scheduler may have been imported for a case before, when these were hollow.
+    scheduler = importlib.import_module(CORE + "sched.scheduler")
+    scheduler.__dict__.update(real, KVConnectorFactory=ConfigStub(create_connector=create))
+    extra = {
+        "cpu_bytes_to_use": config.num_cpu_blocks * BLOCK_BYTES,
+        "eviction_policy": config.eviction_policy,
+        **more,
+    }
+    return {
+        "kv_transfer_config": ConfigStub(
+            engine_id="0",
+            is_kv_consumer=True,
+            kv_load_failure_policy="recompute",
+            kv_connector_extra_config=extra,
+        ),
+        "max_concurrent_batches": config.depth,
+        "use_v2_model_runner": True,
+    }

@@ -1,0 +1,41 @@
+"""What vLLM's scheduler asks of a configuration with speculative decoding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simkv.conformance.record.import_stubs import ConfigStub
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.versions import find_rules
+
+
+class Speculation:
+    """``given`` are the properties of ``VllmConfig`` that depend on it, as the engine has them.
+
+    Since 0.33 the hash of a block covers ``hash_lookahead`` tokens behind it.
+    """
+
+    def __init__(self, config: VllmConfig) -> None:
+        drafts, method = config.num_speculative_tokens, config.speculative_method
+        eagle = drafts > 0 and method == "eagle"
+        covers = find_rules(config.variant).keys_cover_next and config.enable_prefix_caching
+        self.hash_lookahead = int(eagle and bool(covers))
+        self.given: dict[str, Any] = {
+            "num_speculative_tokens": drafts,
+            "num_lookahead_tokens": 0 if method == "ngram" else drafts,
+            "num_prefill_lookahead_tokens": int(eagle),
+            "num_hash_lookahead_tokens": self.hash_lookahead,
+        }
+        if drafts:
+            self.given["speculative_config"] = ConfigStub(
+                method=method,
+                num_speculative_tokens=drafts,
+                use_eagle=lambda: eagle,
+                use_eagle_block_drop=lambda: eagle,
+                needs_eagle_block_drop=lambda: eagle,
+                uses_draft_model=lambda: method == "draft_model",
+                use_multi_module_mtp=lambda: False,
+                use_dflash=lambda: False,
+                use_dspark=lambda: False,
+                max_num_new_slots_for_drafting=config.draft_slots,
+            )

@@ -1,0 +1,241 @@
+"""Replay of recordings that have one line per decision, with the clock of the decisions alone."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from itertools import count
+
+from simkv.conformance.decision_recorder import Recorder, ended_requests
+from simkv.conformance.scripted_copies import ScriptedCopies, ScriptedDisk
+from simkv.conformance.scripted_transfers import ReplayedTransfers
+from simkv.core.engine_spec import EngineSpec
+from simkv.core.recording_format import RecordingLine
+from simkv.core.scheduler_protocol import (
+    Batch,
+    Completion,
+    Livelock,
+    clocked,
+)
+
+
+def replay_steps(
+    engine: EngineSpec, header: RecordingLine, at_least: int
+) -> Iterator[RecordingLine]:
+    """Decisions of simkv's scheduler on the workload of ``header`` (see ``conform.replay``)."""
+    recording, config = engine.recording, engine.recording.config(header)
+    recorder = Recorder(engine.build(config), config, whole=True)
+    timed = clocked(recorder)
+    emitted, standstill = RemainingOutput(header["requests"]), StallDetector()
+    transfers = ReplayedTransfers(recorder, header.get("transfers"))
+    clients = ScriptedClients(header, recorder, transfers)
+    copies = ScriptedCopies(header.get("copies", ()))
+    disk = ScriptedDisk(header.get("disk", ()), header.get("looks", ()))
+    under_way = InFlightBatches(recorder, emitted, copies, disk, transfers)
+    for step in count():
+        if timed:
+            timed.set_time(float(step))
+        moved = clients.arrive(step)
+        try:
+            batch = recorder.schedule()
+        except Livelock as livelock:
+            yield closing_line("livelock", livelock.why)
+            return
+        if batch.fatal and not recording.crash_line:
+            yield closing_line("raised", batch.fatal)
+            return
+        under_way.launch(step, batch)
+        moved |= clients.leave(step, 2)
+        line = recorder.lines[-1]
+        line["delivered"] = int(len(under_way) == recorder.pipeline_depth)
+        if line["delivered"] and not batch.fatal:
+            moved |= under_way.deliver()
+        recorder.close()
+        yield line
+        if batch.fatal:
+            yield closing_line(batch.fatal.split(":")[0], batch.fatal)
+            return
+        clients.alive -= ended_requests(line)
+        if not clients.alive and not recorder.drains(line):
+            break
+        standstill.after(step, moved or clients.expected, recorder.fingerprint)
+        if standstill.proved is not None and step >= at_least:
+            yield closing_line(
+                "stall", f"nothing can run: {sorted(clients.alive)}", standstill.proved
+            )
+            return
+    if lost := line.get("lost"):
+        yield closing_line("lost", f"requests left every queue: {lost}")
+
+
+def closing_line(ending: str, why: str, proved: int | None = None) -> RecordingLine:
+    """The last line of a replay that does not come to its end.
+
+    ``proved`` is the step by which it is certain that it goes round in a circle.
+    """
+    return {"truncated": True, "ending": ending, "why": why, "proved": proved}
+
+
+class InFlightBatches:
+    """Batches that were decided, the oldest first, with the decode groups that they had."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        emitted: RemainingOutput,
+        copies: ScriptedCopies,
+        disk: ScriptedDisk,
+        transfers: ReplayedTransfers,
+    ) -> None:
+        self._recorder, self._emitted, self._copies = recorder, emitted, copies
+        self._disk, self._transfers = disk, transfers
+        self._batches: deque[tuple[int, Batch, list[int]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def launch(self, step: int, batch: Batch) -> None:
+        """A batch of this step goes out, and what it wants to be copied."""
+        self._batches.append((step, batch, _members(batch)))
+        if batch.moves:
+            self._copies.begin(batch.moves, step)
+            if batch.moves.disk:
+                self._disk.begin(batch.moves.disk, step)
+        transfers, looks = self._disk.done(step)
+        if transfers or looks:
+            self._recorder.finish_disk_transfers(transfers, looks)
+        self._transfers.launch(batch, step)
+
+    def deliver(self) -> bool:
+        """Complete the oldest one; whether anybody got a token, or any copy was done."""
+        step, batch, members = self._batches.popleft()
+        if done := self._copies.done(step):
+            self._recorder.moved(done)
+        self._emitted.accept(batch)
+        completion = self._recorder.complete(batch, self._emitted.ended(batch, members))
+        self._emitted.count(batch, completion, members)
+        arrived = self._transfers.deliver(step)
+        return bool(done or arrived or completion.delivered or completion.refused or batch.decodes)
+
+
+def _members(batch: Batch) -> list[int]:
+    """Ids of the decode group of a batch that was just decided."""
+    if not batch.decodes:
+        return []
+    listed = {i for i, _ in batch.scheduled}
+    return [row.id for row in batch.rows() if row.id not in listed]
+
+
+def arrivals_by_step(requests: list[RecordingLine]) -> dict[int, list[RecordingLine]]:
+    """Recorded requests grouped by ``arrival_step``, in the order of the header."""
+    steps: dict[int, list[RecordingLine]] = {}
+    for request in requests:
+        steps.setdefault(request["arrival_step"], []).append(request)
+    return steps
+
+
+class ScriptedClients:
+    """Who comes and who goes away in each step; ``alive`` are those whose end has not been seen.
+
+    Aborts of the header are (step, phase, id): phase 0 is before the arrivals of the step, 1 then
+    and before the decision, 2 between that and what is delivered after it.
+    """
+
+    def __init__(
+        self, header: RecordingLine, recorder: Recorder, transfers: ReplayedTransfers
+    ) -> None:
+        self.alive = {request["id"] for request in header["requests"]}
+        self._recorder, self._transfers = recorder, transfers
+        self._arrivals = arrivals_by_step(header["requests"])
+        self._aborts: dict[tuple[int, int], list[int]] = {}
+        for step, phase, i in header.get("aborts", ()):
+            self._aborts.setdefault((step, phase), []).append(i)
+
+    @property
+    def expected(self) -> bool:
+        """Whether anybody is still to come or to go away."""
+        return bool(self._arrivals or self._aborts)
+
+    def arrive(self, step: int) -> bool:
+        """All that happens before a decision; whether anything did."""
+        moved = self.leave(step, 0)
+        for request in self._arrivals.pop(step, ()):
+            self._transfers.announce(request)
+            self._recorder.add(self._recorder.recording.prompt(request))
+            moved = True
+        return self.leave(step, 1) or moved
+
+    def leave(self, step: int, phase: int) -> bool:
+        """Aborts of those who are there; whether there were any."""
+        left = False
+        for i in self._aborts.pop((step, phase), ()):
+            if i in self.alive and i in self._recorder.added:
+                self._recorder.abort(i)
+                self.alive.discard(i)
+                left = True
+        return left
+
+
+class RemainingOutput:
+    """Tokens that each request still has to emit: the model's knowledge, not the scheduler's."""
+
+    def __init__(self, requests: list[RecordingLine]) -> None:
+        self._left = {request["id"]: request["output_tokens"] for request in requests}
+        self._accepts = {r["id"]: r["accepts"] for r in requests if r.get("accepts")}
+        self._given = dict.fromkeys(self._left, 0)
+
+    def accept(self, batch: Batch) -> None:
+        """Say how many of its drafts each request gets: so many are accepted at each output."""
+        if not (drafted := batch.drafted):
+            return
+        for i, tokens in drafted.tokens.items():
+            accepts = self._accepts.get(i, [0])
+            most = 0 if i in drafted.padding else min(tokens, self._left[i] - 1)
+            drafted.accepted[i] = max(min(accepts[self._given[i] % len(accepts)], most), 0)
+
+    def ended(self, batch: Batch, members: Iterable[int] = ()) -> set[int]:
+        """Ids of ``batch`` whose token of this step is the last that the model emits.
+
+        ``members`` are those of its decode group.
+        """
+        return {i for i in (*batch.emits, *members) if self._left[i] == 1 + _more(batch, i)}
+
+    def count(self, batch: Batch, completion: Completion, members: Iterable[int] = ()) -> None:
+        """Note the tokens that were delivered, to all of ``members`` too."""
+        for i in (*completion.delivered, *members):
+            self._left[i] -= 1 + _more(batch, i)
+            self._given[i] += 1 + _more(batch, i)
+
+
+def _more(batch: Batch, i: int) -> int:
+    """Tokens that a request gets in a batch beyond one."""
+    return batch.drafted.accepted.get(i, 0) if batch.drafted else 0
+
+
+class StallDetector:
+    """Notices that a scheduler's state repeats while nothing comes from outside.
+
+    ``proved`` is the step after which that was certain.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[Hashable] = set()
+        self.proved: int | None = None
+
+    def after(self, step: int, moved: bool, state: Callable[[], Hashable]) -> None:
+        """Look at the state after a step, unless something ``moved`` or is still to come."""
+        if moved:
+            self.progress()
+        elif self.proved is None and self.repeats(state()):
+            self.proved = step
+
+    def progress(self) -> None:
+        """A request arrived or a token was delivered: what was seen before does not count."""
+        self._seen.clear()
+
+    def repeats(self, state: Hashable) -> bool:
+        """Whether ``state`` was seen since the last progress; remembers it."""
+        if state in self._seen:
+            return True
+        self._seen.add(state)
+        return False

@@ -1,0 +1,160 @@
+"""Files and folders that are there complete or not at all, and what stands in the way of that.
+
+check_file("--out", path)
+with writing(path) as new:
+    new.write_bytes(content)
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from simkv.core.errors import InputError
+
+
+@contextmanager
+def translate_disk_errors(path: object, what: str) -> Iterator[None]:
+    """Turn what the disk says into InputError: ``PATH: cannot be WHAT: no space left on device``.
+
+    ``what`` is "read" or "written".
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = (error.strerror or str(error) or "error").lower()
+        raise InputError(f"{path}: cannot be {what}: {reason}") from error
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """A new file to write to, beside ``path``, whose place it takes if all went well.
+
+    Its name ends as that of ``path``. What is no plain file (a pipe, a device) is written to as it
+    is. Raises InputError if the disk does not take it.
+    """
+    with translate_disk_errors(path, "written"):
+        if path.exists() and not path.is_file():
+            yield path
+            return
+        new = path.with_name(f".{os.getpid()}-{path.name}")
+        try:
+            yield new
+            new.replace(path)
+        finally:
+            new.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text to a file, complete or not at all, the same bytes everywhere."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write bytes to a file, complete or not at all."""
+    with atomic_file(path) as new:
+        new.write_bytes(content)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those that it is in, unless it is there. Raises InputError."""
+    with translate_disk_errors(folder, "written"):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def atomic_folder(folder: Path, own: Sequence[str] = ("*",)) -> Iterator[Path]:
+    """A new folder to write to, which takes the place of ``folder`` if all went well.
+
+    What lies in ``folder`` and matches none of the patterns ``own`` stays there: notes, traces,
+    reports by name. Raises InputError if the disk does not take it.
+    """
+    make_folder(folder.parent)
+    with (
+        translate_disk_errors(folder, "written"),
+        tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch,
+    ):
+        new = Path(scratch) / "new"
+        new.mkdir()
+        yield new
+        _keep(folder, new, own)
+        _replace(folder, new, Path(scratch) / "old")
+
+
+def _keep(folder: Path, new: Path, own: Sequence[str]) -> None:
+    """Copy to ``new`` what is in ``folder`` and is nobody's own."""
+    for path in folder.iterdir() if folder.exists() else ():
+        target = new / path.name
+        if target.exists() or any(path.match(name) for name in own):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.copytree(path, target, symlinks=True)
+        else:
+            shutil.copy2(path, target, follow_symlinks=False)
+
+
+def _replace(folder: Path, new: Path, old: Path) -> None:
+    """Two renames on one file system; the old folder survives until the new one is in place."""
+    if folder.exists():
+        folder.rename(old)
+    try:
+        new.rename(folder)
+    except BaseException:
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+        raise
+
+
+def check_file(option: str, file: Path) -> None:
+    """Raise InputError if ``file`` cannot be written: a folder, or in none that may be written."""
+    what = ""
+    with translate_disk_errors(f"{option} {file}", "written"):
+        if file.is_dir():
+            what = "is a folder"
+        elif not file.parent.is_dir():
+            what = "its folder does not exist"
+        elif not os.access(file.parent, os.W_OK) and (file.is_file() or not file.exists()):
+            what = "its folder is read-only"
+    if what:
+        raise InputError(f"{option} {file}: {what}; expected a file in a folder that exists")
+
+
+def check_new_file(option: str, file: Path, source: Path, overwrite: bool) -> None:
+    """Raise InputError if ``file`` cannot be written, is the ``source``, or is there already."""
+    check_file(option, file)
+    if file.exists() and file.resolve() == source.resolve():
+        raise InputError(f"{option} {file}: is what is read; expected a new file")
+    if file.exists() and not overwrite:
+        raise InputError(f"{option} {file}: is there already; --overwrite replaces it")
+
+
+def check_folder(
+    option: str, folder: Path, what: str = "", is_own: Callable[[Path], bool] | None = None
+) -> None:
+    """Raise InputError if ``folder`` cannot be made or written, or holds what is not ours.
+
+    ``is_own`` tells of a folder that is not empty whether it holds an earlier ``what`` of ours;
+    without it all may be there.
+    """
+    with translate_disk_errors(f"{option} {folder}", "written"):
+        found = _in_the_way(folder, what, is_own)
+    if found:
+        expected = "a new or empty folder" if is_own else "a folder"
+        raise InputError(f"{option} {folder}: {found}; expected {expected}")
+
+
+def _in_the_way(folder: Path, what: str, is_own: Callable[[Path], bool] | None) -> str:
+    """What stands in the way of writing to ``folder``, or nothing."""
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    name = "" if there is folder else f"{there} "
+    if not there.is_dir():
+        return f"{name}is a file"
+    if not os.access(there, os.W_OK):
+        return f"{name}is read-only"
+    if is_own and there is folder and any(folder.iterdir()) and not is_own(folder):
+        return f"holds other files and no {what}"
+    return ""

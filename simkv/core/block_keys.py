@@ -1,0 +1,128 @@
+"""Identity of token contents, so that prefix caching is exact and not a hit-rate knob."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable
+from itertools import accumulate
+
+from mypy_extensions import mypyc_attr
+
+from simkv.core.request import Prompt, Segment
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class TokenContent:
+    """The tokens of one request, prompt first and then its own outputs, by identity."""
+
+    def __init__(self, prompt: Prompt) -> None:
+        segments = prompt.segments or (Segment(f"u{prompt.id}", 0, prompt.prompt_tokens),)
+        own = f"o{prompt.id}"
+        emitted = segments[-1].end if segments[-1].stream == own else 0  # on another replica
+        self._segments = _merged((*segments, Segment(own, emitted, 1 << 62)))
+        if prompt.lora is not None:  # the same tokens have other KV under another adapter
+            self._segments = [
+                piece._replace(stream=f"{prompt.lora}/{piece.stream}") for piece in self._segments
+            ]
+        lengths = (segment.end - segment.start for segment in self._segments)
+        self._starts = [0, *accumulate(lengths)][:-1]
+
+    def slices(self, start: int, end: int) -> tuple[Segment, ...]:
+        """Tokens ``start`` to ``end`` as segments; equal tuples mean equal tokens.
+
+        The same tokens always give the same tuple, however the prompt was cut.
+        """
+        pieces: list[Segment] = []
+        index = bisect_right(self._starts, start) - 1
+        while start < end:
+            segment, origin = self._segments[index], self._starts[index]
+            first = segment.start + (start - origin)
+            last = min(segment.end, segment.start + (end - origin))
+            pieces.append(Segment(segment.stream, first, last))
+            start += last - first
+            index += 1
+        return tuple(pieces)
+
+    def segment_at(self, position: int) -> tuple[str, int, int]:
+        """What is left from token ``position`` on of the segment that it lies in."""
+        starts = self._starts
+        index = -1 if position >= starts[-1] else bisect_right(starts, position) - 1
+        stream, start, end = self._segments[index]
+        return stream, start + position - starts[index], end
+
+
+def _merged(segments: Iterable[Segment]) -> list[Segment]:
+    """The same tokens in as few segments as they can be said in."""
+    merged: list[Segment] = []
+    for segment in segments:
+        before = merged[-1] if merged else None
+        if before and before.stream == segment.stream and before.end == segment.start:
+            merged[-1] = Segment(segment.stream, before.start, segment.end)
+        elif segment.end > segment.start:
+            merged.append(segment)
+    return merged
+
+
+#: As many blocks that follow each other in a stream are numbered on, which is a run of keys.
+KEYS_PER_RUN = 32
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class BlockKeys:
+    """Names full blocks by their own tokens and all the tokens before them.
+
+    Block ``i`` has the key of (key of block ``i - 1``, its tokens), as real engines chain their
+    hashes, but numbered instead of hashed, so that two contents never collide. Only the first block
+    of a run is looked up by what it holds: the others of the same stream follow by counting.
+
+    With ``ahead`` the key of a block also covers so many tokens behind it, and waits for them.
+    """
+
+    ROOT = 0
+
+    def __init__(self, block_size: int, ahead: int = 0) -> None:
+        self.block_size = block_size
+        self.ahead = ahead
+        self._runs: dict[tuple[object, ...], int] = {}
+        # Stream and offset at which each run begins; None if its one block takes in several.
+        self._heads: list[tuple[str, int] | None] = [None]
+
+    def extend(self, keys: list[int] | array[int], content: TokenContent, tokens: int) -> None:
+        """Append to ``keys`` until it names every full block of the first ``tokens`` tokens."""
+        size = self.block_size
+        position, end = len(keys) * size, tokens // size * size
+        if self.ahead:
+            for start in range(position, end, size):
+                parent = keys[-1] if keys else self.ROOT
+                covered = content.slices(start, start + size + self.ahead)
+                keys.append(self._run(None, parent, covered))
+            return
+        while position < end:
+            parent = keys[-1] if keys else self.ROOT
+            stream, start, stop = content.segment_at(position)
+            blocks = min(stop - start, end - position) // size
+            if blocks:
+                key = self._following(parent, stream, start)
+                if blocks == 1:  # as a decode fills
+                    keys.append(key)
+                else:
+                    keys.extend(range(key, key + min(blocks, KEYS_PER_RUN - key % KEYS_PER_RUN)))
+            else:  # this block takes in several segments
+                keys.append(self._run(None, parent, content.slices(position, position + size)))
+            position = len(keys) * size
+
+    def _following(self, parent: int, stream: str, start: int) -> int:
+        """The key of the block behind ``parent`` that begins at token ``start`` of ``stream``."""
+        run, place = divmod(parent + 1, KEYS_PER_RUN)
+        if place and self._heads[run] == (stream, start - place * self.block_size):
+            return parent + 1
+        return self._run((stream, start), parent, stream, start)
+
+    def _run(self, head: tuple[str, int] | None, *name: object) -> int:
+        """The first key of the run of that name, which begins with ``head``."""
+        run = self._runs.get(name)
+        if run is None:
+            run = self._runs[name] = len(self._heads)
+            self._heads.append(head)
+        return run * KEYS_PER_RUN

@@ -1,0 +1,343 @@
+"""The block pool: the one place that knows which blocks of KV cache are free and who has them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from mypy_extensions import mypyc_attr
+
+from simkv.core.free_queue import FreeQueue, Ints, ints_view
+
+#: As many blocks are as well done one by one.
+SMALL_BATCH = 4
+#: A table without blocks; not to be changed.
+NO_BLOCKS: array[int] = array("i")
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class BlockPool:
+    """``num_blocks`` blocks of KV cache with reference counts, tables and a prefix cache.
+
+    Blocks are numbered from 1 (0 is the null block that engines keep for padding). The free queue
+    is ordered: blocks are taken from its front. A free block may still carry a key of the prefix
+    cache; it keeps it until it is taken for something else, which is the only eviction.
+
+    What is known of blocks and keys stands in columns, so that a table of thousands of blocks is
+    done in a few operations.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.tables: dict[int, array[int]] = {}
+        self._free = FreeQueue(num_blocks)
+        self._references = array("i", bytes(4 * (num_blocks + 1)))
+        # By block its key, 0 for none, and by key its block. Of several blocks with one key it is
+        # the one that was registered first, below zero, and all of them are in ``_several``.
+        self._key_of = array("q", bytes(8 * (num_blocks + 1)))
+        self._block_of = array("i", bytes(4))
+        self._several: dict[int, list[int]] = {}
+
+    @property
+    def free(self) -> int:
+        """Blocks that can be taken now, cached but unreferenced ones included."""
+        return self._free.length
+
+    @property
+    def cached(self) -> int:
+        """Blocks that carry a key of the prefix cache, in use or free."""
+        return len(self._key_of) - self._key_of.count(0)
+
+    def keys(self) -> npt.NDArray[np.int64]:
+        """By block the key that it carries now, 0 for none; a view that changes with the pool."""
+        return np.frombuffer(self._key_of, dtype=np.int64)
+
+    def held(self, owner: int) -> int:
+        """Blocks in the table of ``owner``; 0 if it has none."""
+        return len(self.tables.get(owner, ()))
+
+    def holdings(self) -> dict[int, int]:
+        """Blocks by owner; a shared block counts for each."""
+        return {owner: len(table) for owner, table in self.tables.items()}
+
+    def is_free(self, block: int) -> bool:
+        """Whether nobody holds ``block``."""
+        return self._references[block] == 0
+
+    def count_unreferenced(self, blocks: array[int]) -> int:
+        """How many of ``blocks`` nobody holds."""
+        return len(blocks) - int(np.count_nonzero(ints_view(self._references)[ints_view(blocks)]))
+
+    def take(self, owner: int, count: int) -> array[int]:
+        """Append ``count`` blocks from the front of the free queue to the table of ``owner``.
+
+        A taken block loses its key. Raises RuntimeError if fewer are free: callers ask first.
+        """
+        if count > self._free.length:
+            raise RuntimeError(f"{count} blocks asked for, {self._free.length} free")
+        if count == 1:  # as a decode does
+            block = self._free.pop()
+            self._references[block] = 1
+            if key := self._key_of[block]:
+                self._forget_one(block, key)
+            blocks = array("i", (block,))
+        elif count:
+            taken = self._free.take(count)
+            ints_view(self._references)[taken] = 1
+            self._forget(taken)
+            blocks = _column(taken)
+        else:
+            blocks = array("i")
+        table = self.tables.get(owner)
+        if table is None:
+            table = self.tables[owner] = array("i")
+        table.extend(blocks)
+        return blocks
+
+    def share(self, owner: int, blocks: Sequence[int]) -> None:
+        """Append cached ``blocks`` to the table of ``owner`` and count one reference more each."""
+        shared, references = np.array(blocks, dtype=np.intc), ints_view(self._references)
+        self._free.remove(shared[references[shared] == 0])
+        references[shared] += 1
+        self.tables.setdefault(owner, array("i")).extend(_column(shared))
+
+    def release(self, owner: int, *, keyless_first: bool = False) -> None:
+        """Drop the table of ``owner``, last block first; unreferenced blocks become free.
+
+        They go to the back of the free queue; with ``keyless_first`` those without a key go to
+        its front instead, the first visited in front of all (vLLM 0.33). Does nothing if
+        ``owner`` holds no table.
+        """
+        if table := self.tables.pop(owner, None):
+            self._let_go(ints_view(table)[::-1], keyless_first=keyless_first)
+
+    def release_head(self, owner: int, count: int, *, keyless_first: bool = False) -> None:
+        """Drop the first ``count`` blocks of a table as ``release`` drops all, the last first."""
+        head = np.array(self.tables[owner][:count], dtype=np.intc)
+        del self.tables[owner][:count]
+        self._let_go(head[::-1], keyless_first=keyless_first)
+
+    def release_at(self, owner: int, places: Sequence[int], *, keyless_first: bool = False) -> None:
+        """Drop the blocks at these places of a table, in this order, as ``release`` drops all."""
+        table = self.tables[owner]
+        blocks = np.array([table[place] for place in places], dtype=np.intc)
+        for place in sorted(places, reverse=True):
+            del table[place]
+        self._let_go(blocks, keyless_first=keyless_first)
+
+    def to_end(self, owner: int, place: int) -> None:
+        """Put the block at this place of a table behind all others."""
+        table = self.tables[owner]
+        table.append(table.pop(place))
+
+    def abandon(self, owner: int) -> None:
+        """Forget the table of ``owner`` but free nothing: its blocks leak, as in a buggy engine."""
+        self.tables.pop(owner, None)
+
+    def register(self, block: int, key: int) -> None:
+        """Let ``block`` be found under ``key`` (above 0), unless it already carries a key."""
+        if self._key_of[block]:
+            return
+        self._make_room(key)
+        self._key_of[block] = key
+        first = self._block_of[key]
+        if not first:
+            self._block_of[key] = block
+        else:
+            self._several.setdefault(key, [first]).append(block)
+            self._block_of[key] = -abs(first)
+
+    def register_all(self, blocks: array[int], keys: array[int]) -> None:
+        """``register`` each of these blocks under the key beside it."""
+        fresh = False
+        if len(keys) > SMALL_BATCH:
+            named = np.frombuffer(keys, dtype=np.int64)
+            self._make_room(int(named.max()))
+            of_block, of_key = (
+                np.frombuffer(self._key_of, dtype=np.int64),
+                ints_view(self._block_of),
+            )
+            fresh = not (of_block[ints_view(blocks)].any() or of_key[named].any())
+        if fresh:
+            of_block[ints_view(blocks)], of_key[named] = named, ints_view(blocks)
+            return
+        for block, key in zip(blocks, keys, strict=True):
+            self.register(block, key)
+
+    def lookup(self, keys: Sequence[int]) -> array[int]:
+        """Blocks that hold the longest cached run from the start of ``keys``.
+
+        Of several blocks with one key the one registered earliest is returned.
+        """
+        if not keys or keys[0] >= len(self._block_of) or not self._block_of[keys[0]]:
+            return array("i")
+        found = self._found(keys)
+        misses = np.flatnonzero(found == 0)
+        return _column(found[: misses[0]] if len(misses) else found)
+
+    def find(self, keys: Sequence[int]) -> array[int]:
+        """The block of each of ``keys``, as ``lookup`` has it; 0 for those that are not cached."""
+        return _column(self._found(keys)) if keys else array("i")
+
+    def free_order(self) -> tuple[int, ...]:
+        """Free blocks, the one that is taken next first."""
+        return tuple(self._free)
+
+    def fingerprint(self) -> Hashable:
+        """What decides later allocations: the free count, and with cached blocks all of it."""
+        if not self.cached:
+            return self._free.length
+        tables = tuple((owner, tuple(table)) for owner, table in sorted(self.tables.items()))
+        shared = tuple((key, tuple(blocks)) for key, blocks in sorted(self._several.items()))
+        return (tuple(self._free), self._key_of.tobytes(), shared, tables)
+
+    def check(self) -> None:
+        """Assert the laws of the pool: free + held = total, references equal tables, no overlap.
+
+        Leaked blocks (``abandon``) break it, as they do in the engine that leaks them.
+        """
+        counts = [0] * (self.num_blocks + 1)
+        for table in self.tables.values():
+            assert len(set(table)) == len(table), "a table names a block twice"
+            for block in table:
+                counts[block] += 1
+        assert counts == self._references.tolist(), "reference counts differ from the tables"
+        held, free = sum(1 for count in counts if count), list(self._free)
+        assert len(free) == len(set(free)) == self.free, "the free queue is miscounted"
+        assert held + len(free) == self.num_blocks, "free + held differs from the total"
+        assert all(counts[block] == 0 for block in free), "a held block is in the free queue"
+
+    def _let_go(self, visited: Ints, *, keyless_first: bool) -> None:
+        references = ints_view(self._references)
+        references[visited] -= 1
+        free = visited[references[visited] == 0]
+        if keyless_first:
+            keyed = np.frombuffer(self._key_of, dtype=np.int64)[free] > 0
+            self._free.prepend(free[~keyed])
+            free = free[keyed]
+        self._free.append(free)
+
+    def _found(self, keys: Sequence[int]) -> Ints:
+        found = ints_view(self._block_of).take(np.asarray(keys), mode="clip")
+        found[np.asarray(keys) >= len(self._block_of)] = 0
+        blocks: Ints = np.abs(found)
+        return blocks
+
+    def _make_room(self, key: int) -> None:
+        """Let the column of keys reach to ``key``."""
+        if key >= len(self._block_of):
+            longer = max(key + 1, 2 * len(self._block_of))
+            self._block_of.frombytes(bytes(4 * (longer - len(self._block_of))))
+
+    def forget(self, block: int) -> None:
+        """``block`` carries a key no more, if it did."""
+        if key := self._key_of[block]:
+            self._forget_one(block, key)
+
+    def _forget(self, blocks: Ints) -> None:
+        """These blocks carry keys no more."""
+        of_block, of_key = np.frombuffer(self._key_of, dtype=np.int64), ints_view(self._block_of)
+        keys = of_block[blocks]
+        if self._several and (of_key[keys] < 0).any():
+            for block, key in zip(blocks.tolist(), keys.tolist(), strict=True):
+                self._forget_one(block, key)
+        else:
+            of_key[keys] = 0
+            of_block[blocks] = 0
+
+    def _forget_one(self, block: int, key: int) -> None:
+        """``block`` carries ``key`` no more, as the only one or as one of several."""
+        self._key_of[block] = 0
+        if key not in self._several:
+            self._block_of[key] = 0
+            return
+        blocks = self._several[key]
+        blocks.remove(block)
+        self._block_of[key] = -blocks[0]
+        if len(blocks) == 1:
+            self._block_of[key] = blocks[0]
+            del self._several[key]
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class UnnumberedPool(BlockPool):
+    """A pool that knows how many blocks each owner has, not which, and so caches nothing.
+
+    Makes the same decisions as ``BlockPool`` where nothing is registered, for less work.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(0)
+        self.num_blocks = self._left = num_blocks
+        self._held: dict[int, int] = {}
+
+    @property
+    def free(self) -> int:
+        return self._left
+
+    def held(self, owner: int) -> int:
+        return self._held.get(owner, 0)
+
+    def holdings(self) -> dict[int, int]:
+        return dict(self._held)
+
+    def take(self, owner: int, count: int) -> array[int]:
+        """Hand out ``count`` blocks, without numbers. Raises RuntimeError if fewer are free."""
+        if count > self._left:
+            raise RuntimeError(f"{count} blocks asked for, {self._left} free")
+        self._left -= count
+        self._held[owner] = self._held.get(owner, 0) + count
+        return NO_BLOCKS
+
+    def release(self, owner: int, *, keyless_first: bool = False) -> None:  # noqa: ARG002
+        self._left += self._held.pop(owner, 0)
+
+    def abandon(self, owner: int) -> None:
+        self._held.pop(owner, None)
+
+    def fingerprint(self) -> Hashable:
+        return self._left
+
+    def check(self) -> None:
+        """Assert the law that can be seen here: free + held = total."""
+        assert self._left >= 0
+        assert self._left + sum(self._held.values()) == self.num_blocks
+
+
+def _column(blocks: Ints) -> array[int]:
+    return array("i", blocks.tobytes())
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class BlockCounter:
+    """A pool that only counts: without a prefix cache one free block is as good as another.
+
+    Makes the same decisions as ``BlockPool`` for less work, where nobody reads block tables and
+    whoever takes blocks knows how many it has.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.free = num_blocks
+
+    def take(self, owner: int, count: int) -> None:  # noqa: ARG002
+        """Hand out ``count`` blocks. Raises RuntimeError if fewer are free."""
+        if count > self.free:
+            raise RuntimeError(f"{count} blocks asked for, {self.free} free")
+        self.free -= count
+
+    def return_blocks(self, count: int) -> None:
+        """Take ``count`` blocks back. Raises RuntimeError if they were never handed out."""
+        if self.free + count > self.num_blocks:
+            raise RuntimeError(f"{count} blocks given back, {self.num_blocks - self.free} out")
+        self.free += count
+
+    def fingerprint(self) -> Hashable:
+        """What decides later allocations."""
+        return self.free
+
+    def check(self) -> None:
+        """Assert the law that can be seen here: neither less nor more than all is free."""
+        assert 0 <= self.free <= self.num_blocks

@@ -1,0 +1,111 @@
+"""The order in which free blocks are taken."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+from mypy_extensions import mypyc_attr
+
+Ints = npt.NDArray[np.intc]
+
+
+def ints_view(column: array[int]) -> Ints:
+    """A view of a column of ints (``array("i")``), which must not grow while it is used."""
+    return np.frombuffer(column, dtype=np.intc)
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class FreeQueue:
+    """Blocks 1 to ``size``, at first all of them in order; any may leave and come back.
+
+    They stand in a line of three times their number, the present part of which is between
+    ``_head`` and ``_tail``. Block ``b`` stands at ``_place[b]``, or nowhere (-1); whatever stands
+    elsewhere has left, and is passed over.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = self.length = size
+        self._line = array("i", bytes(12 * size))
+        self._place = array("i", bytes(4 * (size + 1)))
+        self._head, self._tail = size, size
+        self._lay(np.arange(1, size + 1, dtype=np.intc))
+        self._place[0] = -1
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __contains__(self, block: int) -> bool:
+        return self._place[block] >= 0
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._present().tolist())
+
+    def pop(self) -> int:
+        """Take the first block. There must be one."""
+        line, place, head = self._line, self._place, self._head
+        while place[line[head]] != head:
+            head += 1
+        block = line[head]
+        place[block] = -1
+        self._head = head + 1
+        self.length -= 1
+        return block
+
+    def take(self, count: int) -> Ints:
+        """Take the first ``count`` blocks. There must be as many."""
+        line, place, span = ints_view(self._line), ints_view(self._place), 2 * count
+        while True:
+            part = line[self._head : min(self._head + span, self._tail)]
+            at = np.flatnonzero(place[part] == np.arange(self._head, self._head + len(part)))
+            if len(at) >= count:
+                break
+            span *= 2
+        at = at[:count]
+        blocks = part[at]
+        place[blocks] = -1
+        self._head += int(at[-1]) + 1
+        self.length -= count
+        return blocks
+
+    def append(self, blocks: Ints) -> None:
+        """Put blocks that are not here behind all others, in their order."""
+        if self._tail + len(blocks) > len(self._line):
+            self._close_up()
+        self._lay(blocks)
+        self.length += len(blocks)
+
+    def prepend(self, blocks: Ints) -> None:
+        """Put blocks that are not here in front of all others, in their order."""
+        if self._head < len(blocks):
+            self._close_up()
+        start = self._head - len(blocks)
+        ints_view(self._line)[start : self._head] = blocks
+        ints_view(self._place)[blocks] = np.arange(start, self._head)
+        self._head = start
+        self.length += len(blocks)
+
+    def remove(self, blocks: Ints) -> None:
+        """Let blocks that are here leave, wherever they stand."""
+        ints_view(self._place)[blocks] = -1
+        self.length -= len(blocks)
+
+    def _present(self) -> Ints:
+        """A copy of those that are here, in order."""
+        part = ints_view(self._line)[self._head : self._tail]
+        present: Ints = part[ints_view(self._place)[part] == np.arange(self._head, self._tail)]
+        return present
+
+    def _close_up(self) -> None:
+        """Leave out those that have left; then there is room in front and behind."""
+        present = self._present()
+        self._head = self._tail = self._size
+        self._lay(present)
+
+    def _lay(self, blocks: Ints) -> None:
+        end = self._tail + len(blocks)
+        ints_view(self._line)[self._tail : end] = blocks
+        ints_view(self._place)[blocks] = np.arange(self._tail, end)
+        self._tail = end

@@ -1,0 +1,26 @@
+"""Text of users in Markdown: request ids, file names and settings are shown, never interpreted."""
+
+from __future__ import annotations
+
+_ESCAPED = str.maketrans(
+    {
+        "&": "&amp;",
+        "<": "&lt;",
+        ">": "&gt;",
+        "|": "\\|",
+        "`": "\\`",
+        "\\": "\\\\",
+        "[": "\\[",
+        "]": "\\]",
+        "*": "\\*",
+    }
+)
+
+
+def escape_markdown(text: object) -> str:
+    """Escape what Markdown would take for HTML, links, code, emphasis or the end of a cell.
+
+    Line ends and control characters become spaces.
+    """
+    line = "".join(c if c.isprintable() else " " for c in str(text))
+    return line.translate(_ESCAPED)

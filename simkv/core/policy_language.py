@@ -1,0 +1,187 @@
+"""Rules as data: expressions that take some of an engine's decisions.
+
+rule = parse_rule("waiting_order = prompt_tokens - 8 * age; admit = free > 0.1", SEAMS)
+rule["waiting_order"](view)  # the number of a request that a view shows
+
+An expression has numbers, names, + - * /, < and >, ``a if b else c``, min and max. It sees what its
+names show and nothing else, so that it needs no trust; what divides by 0 is 0.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from simkv.core.errors import spelling_hint
+
+#: What an expression may see of a request.
+REQUEST_VARIABLES: Mapping[str, str] = {
+    "age": "seconds from its arrival to the newest arrival",
+    "prompt_tokens": "tokens of its prompt",
+    "tokens": "tokens that it has so far, prompt and output",
+    "blocks": "blocks that it holds",
+    "preemptions": "how often its blocks were taken back",
+    "priority": "its priority, smaller is more urgent",
+    "bucket": "its length class, the binary digits of its tokens",
+}
+#: What an expression may see of the engine, where no two requests are compared by it.
+ENGINE_VARIABLES: Mapping[str, str] = {
+    "free": "share of the blocks that is free",
+    "running": "requests that run",
+    "waiting": "requests that wait",
+}
+#: What changes from step to step while requests decode and nothing else happens.
+CHANGING_VARIABLES = frozenset(("tokens", "blocks", "bucket", "free"))
+GRAMMAR = "numbers, names, + - * /, < and >, a if b else c, min(a, b) and max(a, b)"
+#: More than this is no rule.
+MAX_NODES, MAX_TEXT_LENGTH = 400, 4000
+#: Numbers beyond this are taken for a slip.
+MAX_NUMBER = 1e9
+
+#: What an expression gives: ``order`` the smallest first, ``group`` the equal together, ``test``
+#: yes above 0, ``tokens`` so many.
+HookResult = Literal["order", "group", "test", "tokens"]
+
+
+@dataclass(frozen=True)
+class PolicyHook:
+    """A decision that a rule may take: its name, what its expression gives, and what it ``says``.
+
+    ``own`` is what the engine itself does there.
+    """
+
+    name: str
+    sort: HookResult
+    description: str
+    own: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What its expression may see."""
+        if self.sort == "tokens":
+            return tuple(ENGINE_VARIABLES)
+        return (*REQUEST_VARIABLES, *(ENGINE_VARIABLES if self.sort == "test" else ()))
+
+
+@dataclass(frozen=True)
+class PolicyExpression:
+    """An expression over what a view shows; ``names`` are those that it looks at.
+
+    ``python`` is what is reckoned of a view ``r``.
+    """
+
+    text: str
+    names: frozenset[str]
+    call: Callable[[Any], float]
+    python: str
+
+    def __call__(self, view: Any) -> float:
+        """The value, 0 if it is no number."""
+        value = self.call(view)
+        return value if value == value else 0.0
+
+    @property
+    def moves(self) -> bool:
+        """Whether its value may change while requests decode and nothing else happens."""
+        return bool(self.names & CHANGING_VARIABLES)
+
+
+CustomPolicy = Mapping[str, PolicyExpression]
+
+
+@lru_cache(maxsize=4096)
+def parse_policy(text: str | None, seams: tuple[PolicyHook, ...]) -> CustomPolicy:
+    """The expressions of a rule by seam: lines ``seam = expression``, or with ``;`` between them.
+
+    Raises ValueError with what is wrong.
+    """
+    known = {seam.name: seam for seam in seams}
+    found: dict[str, PolicyExpression] = {}
+    if len(text or "") > MAX_TEXT_LENGTH:
+        raise ValueError(
+            f"rule: {len(text or ''):,} characters; expected at most {MAX_TEXT_LENGTH:,}"
+        )
+    for line in (text or "").replace(";", "\n").splitlines():
+        if not line.strip():
+            continue
+        name, equals, expression = (part.strip() for part in line.partition("="))
+        if not equals or name not in known:
+            listed = ", ".join(known)
+            raise ValueError(
+                f"rule: {line.strip()!r}: expected SEAM = EXPRESSION, the seam one of {listed}"
+                f"{spelling_hint(name, known)}"
+            )
+        if name in found:
+            raise ValueError(f"rule: {name}: given twice")
+        found[name] = parse_expression(expression, known[name].names, f"rule: {name}")
+    return found
+
+
+def parse_expression(text: str, names: Sequence[str], where: str) -> PolicyExpression:
+    """An expression over these names. Raises ValueError, which begins with ``where``."""
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{where}: {text!r} is no expression: {error}") from error
+    if sum(1 for _ in ast.walk(tree)) > MAX_NODES:
+        raise ValueError(f"{where}: too long; expected at most {MAX_NODES} parts")
+    used: set[str] = set()
+    body = _checked(tree, names, used, where)
+    view = ast.arguments([], [ast.arg("r")], None, [], [], None, [])
+    whole = ast.fix_missing_locations(ast.Expression(ast.Lambda(view, body)))
+    scope = {"__builtins__": {}, "min": min, "max": max, "_over": _over}
+    call = eval(compile(whole, where, "eval"), scope)
+    return PolicyExpression(text, frozenset(used), call, ast.unparse(body))
+
+
+def _over(a: float, b: float) -> float:
+    return a / b if b else 0.0
+
+
+def _checked(node: ast.expr, names: Sequence[str], used: set[str], where: str) -> ast.expr:
+    """The node with its names as attributes of the view, numbers as floats and safe divisions."""
+
+    def inner(one: ast.expr) -> ast.expr:
+        return _checked(one, names, used, where)
+
+    match node:
+        case ast.Constant():
+            return ast.Constant(_number(node.value, where))
+        case ast.Name(id=name):
+            used.add(_known(name, names, where))
+            return ast.Attribute(ast.Name("r", ast.Load()), name, ast.Load())
+        case ast.UnaryOp(op=ast.USub()):
+            return ast.UnaryOp(node.op, inner(node.operand))
+        case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult()):
+            return ast.BinOp(inner(node.left), node.op, inner(node.right))
+        case ast.BinOp(op=ast.Div()):
+            return _call("_over", [inner(node.left), inner(node.right)])
+        case ast.Compare(ops=[ast.Lt() | ast.Gt()], comparators=[right]):
+            return ast.Compare(inner(node.left), node.ops, [inner(right)])
+        case ast.IfExp():
+            return ast.IfExp(inner(node.test), inner(node.body), inner(node.orelse))
+        case ast.Call(func=ast.Name(id="min" | "max" as which), args=[_, _], keywords=[]):
+            return _call(which, [inner(one) for one in node.args])
+    raise ValueError(f"{where}: {ast.unparse(node)!r}: expected {GRAMMAR}")
+
+
+def _known(name: str, names: Sequence[str], where: str) -> str:
+    if name not in names:
+        raise ValueError(
+            f"{where}: {name!r} is not known here{spelling_hint(name, names)}; expected one of "
+            f"{', '.join(names)}"
+        )
+    return name
+
+
+def _call(name: str, given: list[ast.expr]) -> ast.expr:
+    return ast.Call(ast.Name(name, ast.Load()), given, [])
+
+
+def _number(value: Any, where: str) -> float:
+    if type(value) not in (int, float) or not abs(value) <= MAX_NUMBER:
+        raise ValueError(f"{where}: {value!r}: expected a number up to {MAX_NUMBER:g}")
+    return float(value)

@@ -1,0 +1,214 @@
+"""A radix tree of cached prefixes, in whole pages, with locks, recency and eviction.
+
+    tree = RadixTree(page_size=1)
+    tree.insert(content, 100)           # (0, node): none of the 100 tokens was there
+    length, node = tree.match(other, 80)
+    tree.lock(node)                     # `node` and all above it stay
+    tree.evict(50)                      # unlocked leaves go, least recent first
+
+Rules of SGLang 0.5.23 (``mem_cache/unified_radix_cache.py`` and its tree core, one device pool).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Hashable, Iterator
+from itertools import count
+
+from simkv.core.block_keys import TokenContent
+
+
+class RadixNode:
+    """Tokens ``start`` to ``end`` of ``content``; its ancestors hold the tokens before them."""
+
+    __slots__ = ("children", "content", "end", "locks", "parent", "queued", "recency", "start")
+
+    def __init__(
+        self, content: TokenContent | None, start: int, end: int, parent: RadixNode | None
+    ) -> None:
+        self.content, self.start, self.end, self.parent = content, start, end, parent
+        self.children: dict[Hashable, RadixNode] = {}
+        self.locks = 0
+        self.recency = 0
+        self.queued = False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that this node itself holds."""
+        return self.end - self.start
+
+
+class RadixTree:
+    """Which prefixes are cached; lengths are in tokens, ``page_size`` tokens are the least unit.
+
+    ``evictable`` is the number of tokens in nodes that nobody has locked.
+    """
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.root = RadixNode(None, 0, 0, None)
+        self.evictable = 0
+        self._clock = 0
+        self._serial = count()
+        # Every unlocked leaf is in this heap, under the recency that it had when it was put there.
+        self._leaves: list[tuple[int, int, RadixNode]] = []
+
+    def match(self, content: TokenContent, tokens: int) -> tuple[int, RadixNode]:
+        """The longest cached prefix of the first ``tokens`` tokens: its length and its end node.
+
+        Refreshes the path that it walks, and splits the last node if only a part of it matches.
+        """
+        end = tokens // self.page_size * self.page_size
+        node = self.root
+        if end == 0:
+            return 0, node
+        while node.end < end and (child := self._child(node, content)):
+            shared = self._shared(child, content, end)
+            if shared < child.tokens:
+                node = self._split(child, shared)
+                break
+            node = child
+        # The engine makes each ancestor 1e-5 older than the node below it. It changes nothing: they
+        # are never leaves at the same time, and all other readings of the clock are whole numbers.
+        now = self._tick()
+        for seen in self.path_to_root(node):
+            seen.recency = now
+        return node.end, node
+
+    def insert(self, content: TokenContent, tokens: int) -> tuple[int, RadixNode]:
+        """Cache the first ``tokens`` tokens: how many already were, and the node they end at."""
+        end = tokens // self.page_size * self.page_size
+        node = self.root
+        while node.end < end and (child := self._child(node, content)):
+            child.recency = self._tick()
+            shared = self._shared(child, content, end)
+            if shared < child.tokens:
+                node = self._split(child, shared)
+                break
+            node = child
+        present = node.end
+        if present < end:
+            node = self._adopt(node, RadixNode(content, present, end, node))
+            node.recency = self._tick()
+            self.evictable += node.tokens
+            self._offer(node)
+        return present, node
+
+    def lock(self, node: RadixNode) -> None:
+        """Protect ``node`` and its ancestors from eviction, once more each."""
+        for held in self.path_to_root(node):
+            if held.locks == 0:
+                self.evictable -= held.tokens
+            held.locks += 1
+
+    def unlock(self, node: RadixNode) -> None:
+        """Undo one ``lock`` of this node."""
+        for held in self.path_to_root(node):
+            held.locks -= 1
+            if held.locks == 0:
+                self.evictable += held.tokens
+                self._offer(held)
+
+    def evict(self, tokens: int) -> int:
+        """Drop unlocked leaves, least recent first and each as a whole, until ``tokens`` are gone.
+
+        Returns how many tokens went: more than asked for, or fewer if no unlocked leaf is left.
+        """
+        freed = 0
+        while freed < tokens and self._leaves:
+            recency, _, node = heapq.heappop(self._leaves)
+            node.queued = False
+            if recency != node.recency:  # refreshed since it was queued
+                self._offer(node)
+            elif not node.children and not node.locks:
+                assert node.parent is not None
+                del node.parent.children[self._first_page(node)]
+                self._evicted(node)
+                freed += node.tokens
+                self.evictable -= node.tokens
+                self._offer(node.parent)
+        return freed
+
+    def _evicted(self, node: RadixNode) -> None:
+        """A leaf has left the tree; for trees that know which pages it had."""
+
+    def fingerprint(self) -> Hashable:
+        """Everything that decides what the tree does next; clock readings count as an order."""
+        nodes = sorted(self.nodes(), key=lambda node: node.recency)
+        return tuple((self._name(node), node.start, node.locks) for node in nodes)
+
+    def order(self) -> Hashable:
+        """The order that siblings have: that in which they came."""
+        return tuple((self._name(node), node.start) for node in self.nodes())
+
+    def nodes(self) -> Iterator[RadixNode]:
+        """All nodes but the root, parents before their children."""
+        stack = list(self.root.children.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def _name(self, node: RadixNode) -> Hashable:
+        assert node.content is not None
+        return node.content.slices(0, node.end)
+
+    def path_to_root(self, node: RadixNode) -> Iterator[RadixNode]:
+        """``node`` and its ancestors without the root, deepest first."""
+        while node.parent is not None:
+            yield node
+            node = node.parent
+
+    def _tick(self) -> int:
+        self._clock += 1
+        return self._clock
+
+    def _child(self, node: RadixNode, content: TokenContent) -> RadixNode | None:
+        return node.children.get(content.slices(node.end, node.end + self.page_size))
+
+    def _first_page(self, node: RadixNode) -> Hashable:
+        assert node.content is not None
+        return node.content.slices(node.start, node.start + self.page_size)
+
+    def _adopt(self, parent: RadixNode, node: RadixNode) -> RadixNode:
+        node.parent = parent
+        parent.children[self._first_page(node)] = node
+        return node
+
+    def _split(self, node: RadixNode, tokens: int) -> RadixNode:
+        """Put the first ``tokens`` tokens of ``node`` into a new parent of it, and return that.
+
+        Locks and requests that point at ``node`` stay right: it keeps its end. Both halves count
+        as just used, the lower one last, though only the upper one was asked for.
+        """
+        assert node.parent is not None
+        upper = RadixNode(node.content, node.start, node.start + tokens, node.parent)
+        upper.locks = node.locks
+        self._adopt(node.parent, upper)
+        node.start = upper.end
+        self._adopt(upper, node)
+        upper.recency = self._tick()
+        node.recency = self._tick()
+        return upper
+
+    def _shared(self, node: RadixNode, content: TokenContent, end: int) -> int:
+        """Leading tokens of ``node``, in whole pages, that ``content`` has too before ``end``."""
+        end = min(end, node.end)
+        assert node.content is not None
+        if node.content is content:
+            return end - node.start
+        shared = 0
+        ours, theirs = node.content.slices(node.start, end), content.slices(node.start, end)
+        for mine, other in zip(ours, theirs, strict=False):
+            if mine.stream != other.stream or mine.start != other.start:
+                break
+            shared += min(mine.end, other.end) - mine.start
+            if mine.end != other.end:
+                break
+        return shared // self.page_size * self.page_size
+
+    def _offer(self, node: RadixNode) -> None:
+        """Queue ``node`` for eviction if it is an unlocked leaf and not queued yet."""
+        if not (node.queued or node.children or node.locks or node.parent is None):
+            node.queued = True
+            heapq.heappush(self._leaves, (node.recency, next(self._serial), node))

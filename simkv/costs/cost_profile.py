@@ -1,0 +1,368 @@
+"""Cost profiles: what a step of a named engine on a named GPU costs, as typed JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf, sqrt
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from simkv.core.errors import InputError, spelling_hint
+from simkv.core.input_files import read_text
+from simkv.costs.attention_grid import AttentionGrid, GridCost
+from simkv.costs.attention_table import AttentionCost, AttentionTable
+from simkv.costs.cost_terms import (
+    FeatureFunction,
+    TermFunction,
+    make_interpolated,
+    make_linear,
+    make_piecewise_linear,
+    memoize,
+    sum_terms,
+)
+from simkv.costs.frozen_model import FrozenModel, check_numbers
+from simkv.costs.step_load import StepLoad
+
+Feature = Literal[
+    "steps",
+    "prefill_seqs",
+    "prefill_tokens",
+    "prefill_context",
+    "prefill_pairs",
+    "prefill_mean",
+    "decode_seqs",
+    "decode_context",
+    "tokens",
+    "slots",
+    "group_tokens",
+    "emits",
+    "decode_mean",
+    "decode_tail",
+    "mixed_decode_seqs",
+]
+#: Features that were removed in 0.3: no engine that is modelled swaps KV in a step.
+_SWAPS = ("swap_out_blocks", "swap_in_blocks")
+StepFilter = Literal["prefill", "decode", "mixed", "pure decode", "any"]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def _without_swaps(data: Any) -> Any:
+    """Drop the costs of swapping, which profiles measured with simkv 0.2 have."""
+    if not isinstance(data, dict) or not isinstance(data.get("terms"), list):
+        return data
+    terms = [
+        term
+        for term in data["terms"]
+        if not (isinstance(term, dict) and term.get("feature") in _SWAPS)
+    ]
+    ranges = data.get("range")
+    if isinstance(ranges, dict):
+        ranges = {name: ends for name, ends in ranges.items() if name not in _SWAPS}
+    return {**data, "terms": terms, "range": ranges}
+
+
+class LinearPiece(FrozenModel):
+    """``base + slope * feature`` seconds for values of the feature up to ``up_to`` (inclusive)."""
+
+    up_to: int | None = None
+    base: float
+    slope: float = 0.0
+
+
+class CostTerm(FrozenModel):
+    """One summand of a step's cost, in seconds.
+
+    It is a function of one ``feature`` of the step (a count: sequences, tokens, tokens of context,
+    or ``steps``, which is 1; ``slots`` are the tokens as padded for CUDA graphs, ``group_tokens``
+    those of all engines in lock-step, ``emits`` the sequences that have a token sampled,
+    ``prefill_mean`` how many tokens one of a prefill attends to at the mean, ``decode_mean`` the
+    mean context of the decodes, ``decode_tail`` by how much the longest is above it,
+    ``mixed_decode_seqs`` the decodes beside prefills), given as ``seconds`` per unit, as linear
+    ``pieces``, or as a ``table`` of measured ``[value, seconds]`` points with straight lines
+    between them. ``when`` restricts it to steps that prefill anything, that decode anything, that
+    do both (``mixed``) or that do nothing but decode (``pure decode``).
+    """
+
+    name: str
+    feature: Feature
+    when: StepFilter = "any"
+    seconds: Seconds | None = None
+    pieces: list[LinearPiece] | None = Field(default=None, min_length=1)
+    table: list[tuple[float, float]] | None = Field(default=None, min_length=1)
+
+    @model_validator(mode="after")
+    def _one_form(self) -> CostTerm:
+        given = [f for f in ("seconds", "pieces", "table") if getattr(self, f) is not None]
+        if len(given) != 1:
+            raise ValueError(f"exactly one of seconds, pieces, table is needed; found {given}")
+        if self.pieces:
+            limits = [p.up_to for p in self.pieces]
+            finite = [limit for limit in limits[:-1] if limit is not None]
+            if limits[-1] is not None or len(finite) < len(limits) - 1 or finite != sorted(finite):
+                raise ValueError("pieces need a rising up_to each, and none in the last")
+        if self.table and [x for x, _ in self.table] != sorted({x for x, _ in self.table}):
+            raise ValueError("table needs strictly rising values")
+        return self
+
+
+class StepError(FrozenModel):
+    """Relative errors over ``points`` steps that were not fitted to: 0.01 is one per cent.
+
+    ``median`` and ``p95`` are of the absolute error, ``bias`` is the mean with its sign.
+    """
+
+    points: int
+    median: float
+    p95: float
+    bias: float
+
+    @property
+    def lasting(self) -> float:
+        """What is left of it in the mean of many steps: errors of single steps that were measured
+        by themselves cancel out, their bias does not, and is known as well as they scatter."""
+        if not self.points:
+            return self.p95
+        return min(self.p95, abs(self.bias) + self.p95 / sqrt(self.points))
+
+
+class FitQuality(FrozenModel):
+    """How good the terms are where they were fitted: ``rms_s`` over ``points`` figures.
+
+    ``held_out`` are the errors on steps that were not fitted to, by kind of step. ``beyond`` is by
+    feature how much the error of a step grows with each doubling out of the range, as seen on ends
+    of the data that were left out.
+    """
+
+    points: int
+    rms_s: float | None = None
+    note: str = ""
+    held_out: dict[str, StepError] = Field(default={})
+    beyond: dict[Feature, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(default={})
+
+
+class CostProfile(FrozenModel):
+    """What a step costs, on what, how that is known, and where it holds.
+
+    The time is the sum of the ``terms`` and, where there is one, of the ``attention`` table or of
+    the ``grid``. ``floor`` is what the host needs to launch a step while the GPU runs: the step
+    takes as long as the sum of these terms at least.
+    ``graph_sizes`` are the numbers of tokens for which the engine has captured CUDA graphs: a step
+    is padded to the next one (``slots``), beyond the largest none is.
+    ``range`` gives, by feature, the smallest and largest value per step that the data cover.
+    ``idle_pass_s`` is the time of a scheduler pass that finds nothing to run. ``front_s`` is what
+    passes before the engine core has a request that was sent (API server, tokens, queues);
+    ``simkv validate`` adds it, the clients of a scenario speak to the core directly.
+    """
+
+    format: Literal[1] = 1
+    name: str
+    engine: str
+    model: str
+    gpu: str
+    basis: Literal[
+        "measured",
+        "composed of measured operators",
+        "estimated from the data sheet",
+        "fitted to published figures",
+        "assumed",
+    ]
+    terms: list[CostTerm] = Field(min_length=1)
+    attention: AttentionTable | None = None
+    grid: AttentionGrid | None = None
+    floor: list[CostTerm] | None = None
+    graph_sizes: list[int] = Field(default=[])
+    idle_pass_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    front_s: Seconds = 0.0
+    range: dict[Feature, tuple[float, float]]
+    fit: FitQuality
+    source: list[str]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _within_reason(cls, data: Any) -> Any:
+        check_numbers(data)
+        return _without_swaps(data)
+
+    @model_validator(mode="after")
+    def _costs_time(self) -> CostProfile:
+        if self.graph_sizes != sorted(set(self.graph_sizes)):
+            raise ValueError("graph_sizes must rise strictly")
+        if self.attention and self.grid:
+            raise ValueError("attention: found beside grid; only one of the two is possible")
+        by_context = {"decode_context", "decode_mean", "decode_tail"}
+        if any(term.feature in by_context for term in self.floor or ()):
+            raise ValueError("floor: what the host launches does not depend on the context")
+        for load in (StepLoad(1, 1, 0, 0, 0, 1, 1), StepLoad(0, 0, 0, 1, 1, 0, 1)):
+            if StepCost(self)(load) < 1e-9:
+                kind = "prefill" if load.prefill_seqs else "decode"
+                raise ValueError(f"terms: a {kind} step of one sequence must cost 1e-9 s or more")
+        return self
+
+
+class StepCost:
+    """A profile as a function from a step's load to seconds."""
+
+    def __init__(self, profile: CostProfile) -> None:
+        if profile.grid:
+            self._terms = _summands(merge_tables(profile.terms), lambda term: memoize(_form(term)))
+        else:
+            self._terms = _summands(profile.terms)
+        self._floor = _summands(profile.floor or ())
+        self._floors: dict[int, float] = {}
+        self._attention: AttentionCost | GridCost | None = None
+        if profile.attention:
+            self._attention = AttentionCost(profile.attention)
+        elif profile.grid:
+            self._attention = GridCost(profile.grid)
+        self._graph_sizes = profile.graph_sizes
+        lengths = ("decode_context", "decode_mean", "decode_tail")
+        by_context = [t for t in profile.terms if t.feature in lengths]
+        self._by_tail = any(t.feature == "decode_tail" for t in profile.terms)
+        self._by_batch_only = not by_context and all(
+            t.feature != "group_tokens" for t in profile.terms
+        )
+        self._linear = not (self._attention or self._floor) and all(
+            t.seconds is not None and t.feature == "decode_context" for t in by_context
+        )
+        self._slope = sum(
+            t.seconds or 0.0 for t in by_context if t.when not in ("prefill", "mixed")
+        )
+        self._by_batch: dict[int, float] = {}
+
+    def __call__(self, load: StepLoad) -> float:
+        seconds = self._device(load)
+        return max(seconds, self._host(load)) if self._floor else seconds
+
+    def ahead(self, load: StepLoad, steps: int) -> list[float] | None:
+        """Seconds of the next ``steps`` steps of these decodes, each a token longer, at once.
+
+        None for a profile of which only one step after the other can be told.
+        """
+        if not (self._by_batch_only and isinstance(self._attention, GridCost)):
+            return None
+        base, _ = self.linear_decode_cost(load.decode_seqs)
+        least = self._host(load._replace(prefill_seqs=0)) if self._floor else 0.0
+        return [max(base + more, least) for more in self._attention.ahead(load, steps)]
+
+    def _host(self, load: StepLoad) -> float:
+        """What the host needs to launch a step, in seconds."""
+        if load.prefill_seqs:
+            return sum_terms(self._floor, load, self._graph_sizes)
+        found = self._floors.get(load.decode_seqs)
+        if found is None:
+            found = sum_terms(self._floor, load, self._graph_sizes)
+            self._floors[load.decode_seqs] = found
+        return found
+
+    def _device(self, load: StepLoad) -> float:
+        plain = not load.prefill_seqs
+        if self._linear and plain:
+            base, slope = self.linear_decode_cost(load.decode_seqs)
+            return base + slope * load.decode_context
+        if self._attention is None:
+            return self._sum(load)
+        if self._by_batch_only and plain:
+            return self.linear_decode_cost(load.decode_seqs)[0] + self._attention(load)
+        return self._sum(load) + self._attention(load)
+
+    def linear_decode_cost(self, seqs: int) -> tuple[float, float]:
+        """Seconds of a step that decodes ``seqs`` sequences, and per token of their context.
+
+        Only for a profile that is ``linear`` in the context; each of them has a token sampled.
+        """
+        base = self._by_batch.get(seqs)
+        if base is None:
+            base = self._by_batch[seqs] = self._sum(StepLoad(0, 0, 0, seqs, 0, 0, seqs))
+        return base, self._slope
+
+    @property
+    def needs_decode_range(self) -> bool:
+        """Whether it has to know the shortest and the longest decode of a step."""
+        by_table = isinstance(self._attention, AttentionCost) and self._attention.needs_decode_range
+        return self._by_tail or by_table
+
+    @property
+    def linear(self) -> bool:
+        """Whether the cost of a step of decodes is a straight line over their context."""
+        return self._linear
+
+    def _sum(self, load: StepLoad) -> float:
+        return sum_terms(self._terms, load, self._graph_sizes)
+
+
+def merge_tables(terms: Sequence[CostTerm]) -> list[CostTerm]:
+    """Tables of one feature and ``when`` as one, with the points of all, which is as exact.
+
+    A profile composed of operators has many, and a step asks for each that it is left with.
+    """
+    groups: dict[object, list[CostTerm]] = {}
+    for number, term in enumerate(terms):
+        alike = (term.feature, term.when) if term.table else number
+        groups.setdefault(alike, []).append(term)
+    return [group[0] if len(group) == 1 else _sum_of(group) for group in groups.values()]
+
+
+def _sum_of(terms: Sequence[CostTerm]) -> CostTerm:
+    forms = [_form(term) for term in terms]
+    xs = sorted({x for term in terms for x, _ in term.table or ()})
+    table = [(x, sum(form(x) for form in forms)) for x in xs]
+    name = ", ".join(term.name for term in terms)
+    return terms[0].model_copy(update={"name": name, "table": table})
+
+
+def _form(term: CostTerm) -> FeatureFunction:
+    if term.seconds is not None:
+        return make_linear(term.seconds)
+    if term.pieces is not None:
+        limits = (inf if p.up_to is None else p.up_to for p in term.pieces)
+        lines = zip(limits, term.pieces, strict=True)
+        return make_piecewise_linear([(limit, p.base, p.slope) for limit, p in lines])
+    assert term.table is not None
+    xs, ys = zip(*term.table, strict=True)
+    return make_interpolated(xs, ys)
+
+
+def _summands(
+    terms: Sequence[CostTerm], form: Callable[[CostTerm], FeatureFunction] = _form
+) -> list[TermFunction]:
+    return [TermFunction(term.feature, term.when, form(term)) for term in terms]
+
+
+PACKAGED = Path(__file__).parent / "profiles"
+
+
+def packaged_profiles() -> list[str]:
+    """Names of the profiles that come with simkv."""
+    return sorted(path.stem for path in PACKAGED.glob("*.json"))
+
+
+def profile_path(name: str, beside: Path | None = None) -> Path:
+    """Where a packaged profile is, or one in a JSON file (relative to the folder ``beside``).
+
+    Raises InputError if there is no such profile.
+    """
+    if name.endswith(".json"):
+        path = (beside or Path()) / name
+        if not path.exists() or path.is_dir():
+            raise InputError(f"profile: there is no file {path}")
+        return path
+    known = packaged_profiles()
+    if name not in known:
+        raise InputError(
+            f"profile: {name!r} is not known{spelling_hint(name, known)}; expected one of "
+            f"{', '.join(known)}, or the path of a .json file"
+        )
+    return PACKAGED / f"{name}.json"
+
+
+def load_profile(name: str, beside: Path | None = None) -> CostProfile:
+    """The profile at ``profile_path``. Raises InputError if there is none or it is not valid."""
+    path = profile_path(name, beside)
+    try:
+        return CostProfile.model_validate_json(read_text(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "file"
+        raise InputError(f"{path}: {where}: {first['msg']}") from error

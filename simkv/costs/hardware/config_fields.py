@@ -1,0 +1,33 @@
+"""The fields of a ``config.json``, and what is said of those that are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from simkv.core.errors import InputError
+
+
+class ConfigFields:
+    """The fields that tell a decoder's layers, and ``where`` they are from."""
+
+    def __init__(self, config: Mapping[str, Any], where: str) -> None:
+        self.config = config
+        self.where = where
+
+    def field_error(self, field: str, why: str) -> InputError:
+        """What to raise for a field."""
+        return InputError(f"{self.where}: {field}: {why}")
+
+    def number(self, *fields: str, default: int | None = None, least: int = 1) -> int:
+        """The first of these fields that is there, as a whole number."""
+        for field in fields:
+            value = self.config.get(field)
+            if value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise self.field_error(field, f"{value!r}; expected a whole number from {least} on")
+            return value
+        if default is None:
+            raise self.field_error(fields[0], "is missing; a whole number is needed")
+        return default

@@ -1,0 +1,79 @@
+"""Bytes that a model takes on each of its GPUs: weights, and the KV of a token."""
+
+from __future__ import annotations
+
+from simkv.costs.hardware.architecture import (
+    Attention,
+    Gqa,
+    LayerSpec,
+    Mla,
+    MoeMlp,
+    Recurrent,
+)
+from simkv.costs.hardware.number_formats import find_number_format
+from simkv.costs.hardware.replica_hardware import Hardware
+
+#: Bytes of a number of KV; nvfp4 with an 8-bit scale for each 16.
+KV_BYTES = {"bf16": 2.0, "fp8": 1.0, "nvfp4": 0.5 + 1 / 16}
+#: Bytes of the sparse indexer's key of a token and layer beside its numbers: a 32-bit scale
+#: (vllm/v1/attention/backends/mla/indexer.py).
+INDEX_SCALE_BYTES = 4
+#: Bytes of a token's latent in a layer with fp8 KV and sparse attention: 512 numbers of 8 bits,
+#: four 32-bit scales and 64 rotary numbers of 16 bits (vLLM's ``fp8_ds_mla``).
+SPARSE_FP8_TOKEN_BYTES = 656
+
+
+def weight_bytes(hardware: Hardware) -> int:
+    """Bytes of weights on each GPU. Embedding, head, router and norms are in 16 bits."""
+    model = hardware.architecture
+    norms = 2 * (2 * model.depth + 1) * model.hidden
+    layers = sum(part.count * _layer(part, hardware) for part in model.layers)
+    return int(norms + 2 * model.embeddings / hardware.tp + layers)
+
+
+def _layer(part: LayerSpec, hardware: Hardware) -> float:
+    hidden = hardware.architecture.hidden
+    attention = find_number_format(hardware.attention).bytes * _attention(
+        part.attention, hardware, hidden
+    )
+    dense = find_number_format(hardware.weights).bytes
+    if not isinstance(part.mlp, MoeMlp):
+        return attention + dense * part.mlp.weights(hidden) / hardware.tp
+    experts = find_number_format(hardware.experts).bytes * part.mlp.expert_weights(hidden)
+    shared = dense * part.mlp.shared_weights(hidden) / hardware.tp
+    router = 2 * hidden * part.mlp.experts
+    return attention + experts / hardware.gpus + shared + router
+
+
+def _attention(attention: Attention, hardware: Hardware, hidden: int) -> float:
+    """Parameters of a layer's attention on one GPU; KV heads fewer than GPUs are copied."""
+    if isinstance(attention, Mla):
+        split = attention.split_weights(hidden) / hardware.tp
+        return attention.shared_weights(hidden) + split
+    if isinstance(attention, Recurrent):
+        return attention.weights(hidden) / hardware.tp
+    kv_heads = max(attention.kv_heads, hardware.tp)
+    whole = Gqa(attention.heads, kv_heads, attention.head_dim, 0, attention.output_gate)
+    return whole.weights(hidden) / hardware.tp
+
+
+def kv_bytes(attention: Attention, hardware: Hardware) -> float:
+    """Bytes of one token's KV in one layer on one GPU; a state of fixed size counts none.
+
+    KV heads are shared by the GPUs of a tensor-parallel group, a latent is whole on each.
+    """
+    number = KV_BYTES[hardware.kv]
+    if isinstance(attention, Recurrent):
+        return 0.0
+    if isinstance(attention, Gqa):
+        heads = max(attention.kv_heads // hardware.tp, 1)
+        return 2 * heads * attention.head_dim * number
+    if not attention.sparse:
+        return attention.latent_width * number
+    latent = SPARSE_FP8_TOKEN_BYTES if hardware.kv == "fp8" else attention.latent_width * number
+    return latent + attention.sparse.head_dim + INDEX_SCALE_BYTES
+
+
+def state_bytes(attention: Attention, hardware: Hardware) -> float:
+    """Bytes of one sequence's state in one layer on one GPU, where it has one."""
+    return attention.state_bytes(hardware.tp) if isinstance(attention, Recurrent) else 0.0

@@ -1,0 +1,73 @@
+"""Shapes of decoder-only transformers: what decides the cost of a step, without the weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simkv.costs.hardware.catalog import find_model
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A Llama-like decoder: RMSNorm, rotary positions, grouped-query attention, SiLU-gated MLP.
+
+    ``heads`` query heads share ``kv_heads`` key-value heads of ``head_dim``. ``tied``: the output
+    head is the embedding. ``qkv_bias``: the three projections have biases, as in Qwen2.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    rope_theta: float
+    norm_eps: float
+    qkv_bias: bool = False
+    tied: bool = False
+
+    @property
+    def group(self) -> int:
+        """Query heads per key-value head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def qkv_width(self) -> int:
+        """Columns of the fused query, key and value projection."""
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+    @property
+    def step_weights(self) -> int:
+        """Parameters that every step reads: all but the embedding, and the output head."""
+        attention = self.hidden * self.qkv_width + self.heads * self.head_dim * self.hidden
+        mlp = 3 * self.hidden * self.intermediate
+        norms = 2 * self.hidden
+        biases = self.qkv_width if self.qkv_bias else 0
+        head = self.vocab * self.hidden
+        return self.layers * (attention + mlp + norms + biases) + self.hidden + head
+
+    def kv_bytes_per_token(self, itemsize: int) -> int:
+        """Bytes of keys and values per token over all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * itemsize
+
+
+def _published(
+    name: str, hub: str, rope_theta: float, norm_eps: float, *, qkv_bias: bool = False
+) -> ModelShape:
+    """The shape of a model of the catalog, with what that leaves open."""
+    m = find_model(hub)
+    sizes = (m.layers, m.hidden, m.heads, m.kv_heads, m.head_dim, m.intermediate, m.vocab)
+    return ModelShape(name, *sizes, rope_theta, norm_eps, qkv_bias, m.tied)
+
+
+MODEL_SHAPES = {
+    shape.name: shape
+    for shape in (
+        _published("llama-3-8b", "meta-llama/Meta-Llama-3-8B", 500000.0, 1e-5),
+        _published("qwen2.5-0.5b", "Qwen/Qwen2.5-0.5B", 1e6, 1e-6, qkv_bias=True),
+        ModelShape("small", 6, 384, 6, 2, 64, 1024, 2048, 10000.0, 1e-5),
+        ModelShape("tiny", 2, 64, 4, 2, 16, 128, 512, 10000.0, 1e-5),
+    )
+}

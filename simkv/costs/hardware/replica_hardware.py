@@ -1,0 +1,108 @@
+"""What a replica stands on: GPUs, a model, how they share it, and the formats of its numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simkv.core.errors import InputError
+from simkv.costs.hardware.architecture import Architecture
+from simkv.costs.hardware.catalog import Gpu
+from simkv.costs.hardware.interconnect import Interconnect
+from simkv.costs.hardware.number_formats import FormatName, KvFormatName
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One replica: ``tp x dp`` GPUs that hold ``architecture`` between them.
+
+    ``tp`` GPUs share every attention layer, ``dp`` such groups attend to requests of their own
+    (each with its share of the batch), and the experts are shared by ``ep`` GPUs as whole experts
+    (1: each is cut by all ``tp x dp`` GPUs, or by those that ``ep`` leaves). ``weights`` are the
+    projections of attention and dense MLPs; ``attention`` and ``experts`` are those alone.
+    Embedding, head, router and norms stay in 16 bits.
+    """
+
+    gpu: Gpu
+    architecture: Architecture
+    tp: int
+    ep: int
+    dp: int
+    weights: FormatName
+    attention: FormatName
+    experts: FormatName
+    kv: KvFormatName
+    interconnect: Interconnect
+    gpus_per_node: int
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.tp * self.dp
+
+    @property
+    def expert_tp(self) -> int:
+        """GPUs that cut one expert between them."""
+        return self.gpus // self.ep
+
+
+def make_hardware(
+    gpu: Gpu,
+    architecture: Architecture,
+    *,
+    tp: int = 1,
+    ep: int = 1,
+    dp: int = 1,
+    weights: FormatName | None = None,
+    attention: FormatName | None = None,
+    experts: FormatName | None = None,
+    kv: KvFormatName | None = None,
+    interconnect: Interconnect | None = None,
+    gpus_per_node: int | None = None,
+) -> Hardware:
+    """Hardware with what was not said filled in, and checked.
+
+    With ``weights`` given, ``attention`` and ``experts`` are as it; without, all are those of the
+    published model. Raises InputError, by field, for GPUs that cannot share the model.
+    """
+    published = architecture.published
+    if weights is None:
+        attention = attention or published.attention or published.weights
+        experts = experts or published.experts or published.weights
+    chosen = weights or published.weights
+    made = Hardware(
+        gpu,
+        architecture,
+        tp,
+        ep,
+        dp,
+        chosen,
+        attention or chosen,
+        experts or chosen,
+        kv or published.kv,
+        interconnect or gpu.interconnect(),
+        gpus_per_node or gpu.gpus_per_node,
+    )
+    _check(made)
+    return made
+
+
+def _check(hardware: Hardware) -> None:
+    model = hardware.architecture
+    for part in model.layers:
+        heads = part.attention.heads
+        if heads % hardware.tp:
+            raise InputError(
+                f"hardware: tp: {heads} heads of {model.name} cannot be shared by {hardware.tp} "
+                "GPUs"
+            )
+    if hardware.ep > 1 and not model.experts:
+        raise InputError(f"hardware: ep: {model.name} has no experts; leave it out")
+    if hardware.gpus % hardware.ep:
+        raise InputError(
+            f"hardware: ep: {hardware.ep} must divide tp x dp, which is {hardware.gpus} GPUs"
+        )
+    if hardware.ep > 1 and model.experts % hardware.ep:
+        raise InputError(
+            f"hardware: ep: {model.experts} experts of {model.name} cannot be shared by "
+            f"{hardware.ep} GPUs"
+        )

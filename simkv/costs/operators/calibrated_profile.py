@@ -1,0 +1,101 @@
+"""A composed profile with the constants of a calibration in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from simkv.costs.attention_grid import AttentionGrid
+from simkv.costs.cost_profile import (
+    CostProfile,
+    CostTerm,
+    Feature,
+    StepFilter,
+)
+from simkv.costs.operators.cost_constants import CostConstants
+from simkv.costs.operators.piecewise_curve import round_to_four_digits
+
+#: What a constant may scale by itself, by the name of the term; others only by the kind of step.
+TERM_CONSTANTS: dict[str, Literal["products", "experts", "collectives"]] = {
+    "products of attention": "products",
+    "products of the MLP": "products",
+    "shared expert": "products",
+    "router": "products",
+    "absorbed projections": "products",
+    "head": "products",
+    "experts": "experts",
+    "all-reduce": "collectives",
+    "all-gather of logits": "collectives",
+    "tokens to experts and back": "collectives",
+}
+
+
+def apply_constants(profile: CostProfile, constants: CostConstants) -> CostProfile:
+    """``profile`` as changed by ``constants``; itself where they change nothing."""
+    if constants == CostConstants():
+        return profile
+    terms = [scaled for term in profile.terms for scaled in _scaled(term, constants)]
+    grid = profile.grid and _grid(profile.grid, constants)
+    return profile.model_copy(
+        update={
+            "terms": [*terms, *_added(constants)],
+            "grid": grid,
+            "front_s": profile.front_s + max(constants.front_s, 0.0),
+        }
+    )
+
+
+def _grid(grid: AttentionGrid, constants: CostConstants) -> AttentionGrid:
+    prefill = constants.prefill_attention * constants.prefill
+    decode = constants.decode_attention * constants.decode
+    return grid.model_copy(
+        update={
+            "prefill_s": [round_to_four_digits(prefill * s for s in row) for row in grid.prefill_s],
+            "decode_s": [round_to_four_digits(decode * s for s in row) for row in grid.decode_s],
+        }
+    )
+
+
+def _scaled(term: CostTerm, constants: CostConstants) -> Iterable[CostTerm]:
+    """One term, or one for each kind of step where they are scaled by themselves."""
+    if term.table is None:  # what the host takes is no operator
+        return [term]
+    kind = TERM_CONSTANTS.get(term.name)
+    own = getattr(constants, kind) if kind else 1.0
+    xs, ys = zip(*term.table, strict=True)
+    return [
+        term.model_copy(
+            update={
+                "when": when,
+                "table": list(
+                    zip(xs, round_to_four_digits(own * factor * y for y in ys), strict=True)
+                ),
+            }
+        )
+        for when, factor in _kinds(term.when, constants)
+    ]
+
+
+def _kinds(when: StepFilter, constants: CostConstants) -> list[tuple[StepFilter, float]]:
+    if constants.prefill == constants.decode:
+        return [(when, constants.prefill)]
+    both: list[tuple[StepFilter, float]] = [
+        ("prefill", constants.prefill),
+        ("pure decode", constants.decode),
+    ]
+    return both if when == "any" else [pair for pair in both if pair[0] == when]
+
+
+def _added(constants: CostConstants) -> list[CostTerm]:
+    """The seconds of a calibration."""
+    given: list[tuple[Feature, StepFilter, float]] = [
+        ("steps", "prefill", constants.prefill_step_s),
+        ("steps", "any", constants.step_s),
+        ("decode_seqs", "any", constants.seq_s),
+        ("prefill_seqs", "any", constants.seq_s),
+    ]
+    return [
+        CostTerm(name=f"calibration, {feature}", feature=feature, when=when, seconds=seconds)
+        for feature, when, seconds in given
+        if seconds > 0.0
+    ]

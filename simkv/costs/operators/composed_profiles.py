@@ -1,0 +1,136 @@
+"""Composed profiles that come with simkv, for those who have not installed the operator tables.
+
+``load_composed_profile.json`` says of which hardware; ``make profiles`` writes them from the
+package's tables alone, for vLLM's defaults, thinned to ``TOLERANCE``. Hardware of which there are
+no tables needs no file: its profile is estimated from the data sheet when it is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from simkv.costs.cost_profile import CostProfile
+from simkv.costs.hardware.catalog import find_architecture, find_gpu
+from simkv.costs.hardware.engine_settings import ExecutionSettings
+from simkv.costs.hardware.replica_hardware import Hardware, make_hardware
+from simkv.costs.interpolation import lerp
+from simkv.costs.operators.step_parts.host_time import find_host_terms
+from simkv.schedulers.engine_registry import DEFAULT
+
+PROFILES_DIR = Path(__file__).with_name("profiles")
+#: How far a thinned table may be from the whole one, as a share.
+TOLERANCE = 0.01
+#: What the profiles are composed for; another setting brings its own CUDA graphs and host time.
+PACKAGED_SETTING = ExecutionSettings(
+    DEFAULT.name,
+    "0.24.0",
+    max_num_batched_tokens=8192,
+    max_num_seqs=256,
+    graph_sizes=(1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)),
+)
+
+
+@dataclass(frozen=True)
+class PackagedCombination:
+    """Hardware that there is a packaged answer for; ``path`` None: from the data sheet."""
+
+    hardware: Hardware
+    path: Path | None
+
+
+@lru_cache(maxsize=1)
+def combinations() -> tuple[PackagedCombination, ...]:
+    """All popular combinations, in the order of ``load_composed_profile.json``."""
+    found = []
+    for row in json.loads(Path(__file__).with_name("packaged.json").read_text(encoding="utf-8")):
+        hardware = parse_packaged_hardware(row)
+        path = composed_profile_path(hardware)
+        found.append(PackagedCombination(hardware, path if path.is_file() else None))
+    return tuple(found)
+
+
+def parse_packaged_hardware(row: dict[str, Any]) -> Hardware:
+    """A row of ``load_composed_profile.json``."""
+    rest = {name: value for name, value in row.items() if name not in ("gpu", "model")}
+    return make_hardware(find_gpu(row["gpu"]), find_architecture(row["model"]), **rest)
+
+
+def composed_profile_path(hardware: Hardware) -> Path:
+    """Where the profile of exactly that hardware would be."""
+    formats = [hardware.weights, hardware.attention, hardware.experts, f"kv {hardware.kv}"]
+    split = [f"tp{hardware.tp}", f"ep{hardware.ep}", f"dp{hardware.dp}"]
+    words = [hardware.gpu.name, hardware.architecture.name.rsplit("/", 1)[-1], *split, *formats]
+    name = re.sub(r"[^a-z0-9.]+", "-", " ".join(words).lower())
+    return PROFILES_DIR / f"{name}.json"
+
+
+def load_composed_profile(hardware: Hardware, setting: ExecutionSettings) -> CostProfile | None:
+    """The packaged profile for an engine's CUDA graphs and host; None if there is none."""
+    path = composed_profile_path(hardware)
+    if not path.is_file() or hardware.interconnect != hardware.gpu.interconnect():
+        return None
+    profile = CostProfile.model_validate_json(path.read_text(encoding="utf-8"))
+    beside = find_host_terms(hardware, setting)
+    made_for = (
+        [f"composed for {profile.engine}"] if setting.engine != PACKAGED_SETTING.engine else []
+    )
+    return profile.model_copy(
+        update={
+            "engine": f"{setting.engine} {setting.release}",
+            "terms": [*profile.terms, *beside.on_top],
+            "floor": beside.floor or None,
+            "graph_sizes": [] if setting.graph_mode == "eager" else list(setting.graph_sizes),
+            "source": [*profile.source, *made_for, *beside.sources],
+        }
+    )
+
+
+def thin_profile(profile: CostProfile) -> CostProfile:
+    """The same with fewer points: those that lines between the others meet to ``TOLERANCE``."""
+    terms = [
+        term.model_copy(update={"table": _thin(term.table)}) if term.table else term
+        for term in profile.terms
+    ]
+    return profile.model_copy(update={"terms": terms})
+
+
+def _thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """As long as all between two points lie near the line, the points between are left out."""
+    kept = [points[0]]
+    start = 0
+    while start < len(points) - 1:
+        end = start + 1
+        while end + 1 < len(points) and _near(points, start, end + 1):
+            end += 1
+        kept.append(points[end])
+        start = end
+    return kept
+
+
+def _near(points: list[tuple[float, float]], start: int, end: int) -> bool:
+    (x0, y0), (x1, y1) = points[start], points[end]
+    return all(
+        abs(lerp(y0, y1, (x - x0) / (x1 - x0)) - y) <= TOLERANCE * y
+        for x, y in points[start + 1 : end]
+    )
+
+
+def format_profile(profile: CostProfile) -> str:
+    """A profile as it is packaged: JSON without blanks, whole numbers without a point."""
+    data = profile.model_dump(mode="json", exclude_none=True)
+    return json.dumps(_short(data), separators=(",", ":")) + "\n"
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_short(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _short(item) for name, item in value.items()}
+    return value

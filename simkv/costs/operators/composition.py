@@ -1,0 +1,127 @@
+"""A profile from the times of single operators: what a step of this model on these GPUs costs.
+
+A step is the sum of its kernels: products, experts, collectives and small kernels by its tokens as
+padded for CUDA graphs, attention by the grid of ``costs/attention_grid.py``, head and sampler by
+the sequences that have a token sampled, and what the host takes on top (``host_time.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from simkv.costs.cost_profile import (
+    CostProfile,
+    CostTerm,
+    Feature,
+    FitQuality,
+    StepFilter,
+)
+from simkv.costs.hardware.architecture import DenseMlp
+from simkv.costs.hardware.engine_settings import ExecutionSettings
+from simkv.costs.hardware.replica_hardware import Hardware
+from simkv.costs.operators.operator_times import OperatorTimes
+from simkv.costs.operators.piecewise_curve import round_to_four_digits, sum_curves
+from simkv.costs.operators.step_parts.all_reduce import all_reduce_parts
+from simkv.costs.operators.step_parts.attention_core import (
+    DECODE_CONTEXTS,
+    DECODE_SEQS,
+    PREFILL_TOKENS,
+    attention_grid,
+    recurrence_parts,
+)
+from simkv.costs.operators.step_parts.host_time import find_host_terms
+from simkv.costs.operators.step_parts.matrix_products import head_parts, mlp_parts, projection_parts
+from simkv.costs.operators.step_parts.mixture_of_experts import moe_parts
+from simkv.costs.operators.step_parts.small_kernels import sampler_parts, small_kernel_parts
+from simkv.costs.operators.step_parts.step_part import StepPart
+
+#: A pass of the scheduler that finds nothing to run; its size decides nothing but must not be 0.
+IDLE_PASS_S = 1e-4
+
+
+def compose(
+    hardware: Hardware,
+    setting: ExecutionSettings,
+    operators: OperatorTimes,
+    source: Iterable[str],
+    *,
+    measured: bool = True,
+) -> CostProfile:
+    """The profile; its error is not known here (``fit`` says so), its range is the tables'."""
+    parts = _parts(operators, hardware, setting)
+    grid = attention_grid(operators, hardware)
+    beside = find_host_terms(hardware, setting)
+    ranges: dict[Feature, tuple[float, float]] = {
+        "tokens": (1.0, float(PREFILL_TOKENS[-1])),
+        "prefill_context": (0.0, float(DECODE_CONTEXTS[-2])),
+        "decode_seqs": (1.0, float(DECODE_SEQS[-1])),
+        "decode_mean": (1.0, float(DECODE_CONTEXTS[-2])),
+    }
+    return CostProfile(
+        name=build_profile_name(hardware),
+        engine=f"{setting.engine} {setting.release}",
+        model=hardware.architecture.name,
+        gpu=hardware.gpu.name,
+        basis="composed of measured operators" if measured else "estimated from the data sheet",
+        terms=[*_terms(parts), *beside.on_top],
+        floor=beside.floor or None,
+        grid=grid,
+        graph_sizes=[] if setting.graph_mode == "eager" else list(setting.graph_sizes),
+        idle_pass_s=IDLE_PASS_S,
+        range=ranges,
+        fit=FitQuality(
+            points=operators.points,
+            note="operators that were measured by themselves; the error of whole steps is not "
+            "known here",
+        ),
+        source=[*source, *beside.sources, *operators.notes],
+    )
+
+
+def build_profile_name(hardware: Hardware) -> str:
+    """What a profile of it is called."""
+    said = f"{hardware.architecture.name} on {hardware.gpus} x {hardware.gpu.name}"
+    return f"{said}: {describe_layout(hardware)}"
+
+
+def describe_layout(hardware: Hardware) -> str:
+    """Parallelism and number formats."""
+    said = [f"tp {hardware.tp}"]
+    said += [f"dp {hardware.dp}"] if hardware.dp > 1 else []
+    said += [f"ep {hardware.ep}"] if hardware.ep > 1 else []
+    said.append(hardware.weights)
+    said += [f"attention {hardware.attention}"] if hardware.attention != hardware.weights else []
+    if hardware.architecture.experts and hardware.experts != hardware.weights:
+        said.append(f"experts {hardware.experts}")
+    return ", ".join([*said, f"KV {hardware.kv}"])
+
+
+def _parts(
+    operators: OperatorTimes, hardware: Hardware, setting: ExecutionSettings
+) -> list[StepPart]:
+    parts: list[StepPart] = []
+    for layers in hardware.architecture.layers:
+        one = projection_parts(operators, hardware, layers.attention)
+        one += small_kernel_parts(operators, hardware, layers)
+        if isinstance(layers.mlp, DenseMlp):
+            one += mlp_parts(operators, hardware, layers.mlp, "products of the MLP")
+        else:
+            one += moe_parts(operators, hardware, layers.mlp)
+        parts += [replace(part, curve=part.curve.times(layers.count)) for part in one]
+    parts += recurrence_parts(operators, hardware)
+    parts += all_reduce_parts(operators, hardware, setting)
+    return parts + head_parts(operators, hardware) + sampler_parts(operators, hardware)
+
+
+def _terms(parts: Iterable[StepPart]) -> list[CostTerm]:
+    """Parts of one name as one term."""
+    groups: dict[tuple[str, Feature, StepFilter], list[StepPart]] = {}
+    for part in parts:
+        groups.setdefault((part.name, part.feature, part.when), []).append(part)
+    terms = []
+    for (name, feature, when), group in groups.items():
+        curve = sum_curves(part.curve for part in group)
+        table = list(zip(curve.xs, round_to_four_digits(curve.ys), strict=True))
+        terms.append(CostTerm(name=name, feature=feature, when=when, table=table))
+    return terms

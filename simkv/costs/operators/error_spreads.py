@@ -1,0 +1,297 @@
+"""How far composed costs are off, by kind of configuration, as measured serving points showed.
+
+``spreads.json`` is written by ``make calibrate-silicon``; there are no points in it. A spread
+are the quantiles of measured over predicted latencies of configurations that the constants were not
+fitted to: of the same model on the same GPU (``groups``), or, for pairs that were never seen, of
+pairs of a kind each of which was left out as a whole (``unseen``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from simkv.core.execution_settings import ExecutionSettings
+from simkv.costs.cost_profile import CostProfile, StepError
+from simkv.costs.hardware.architecture import GatedDeltaNet, Mamba, Mla
+from simkv.costs.hardware.replica_hardware import Hardware
+
+SPREADS_PATH = Path(__file__).with_name("spreads.json")
+#: GPU families by a word in the name of the card.
+GPU_FAMILIES = {
+    "blackwell": ("B200", "B300", "GB200", "GB300"),
+    "blackwell workstation": ("PRO", "5090"),
+    "hopper": ("H100", "H200", "H20", "GH200"),
+    "ada": ("L4", "L40S", "L40", "4090"),
+    "ampere": ("A100", "A10", "3090"),
+}
+
+
+MLP_LABELS = {"dense": "dense models", "moe": "mixtures of experts"}
+#: What configurations of a level have in common, in the order of ``Configuration.levels``.
+LEVEL_LABELS = (
+    "this model on this GPU in these formats",
+    "other models with such attention and formats on this GPU",
+    "other models with such attention and formats on {own.family} GPUs",
+    "{mlp} on {own.family} GPUs",
+    "{mlp} on other GPUs",
+    "other kinds of models on other GPUs",
+)
+#: What each release beyond those that were measured adds to the ends of an interval, as a share,
+#: and from how many on it adds no more. Assumed.
+WIDENING_PER_RELEASE, MAX_WIDENED_RELEASES = 0.02, 10
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What kind of configuration something is.
+
+    ``attention`` is gqa, mla, dsa (MLA over the best tokens), gdn or ssm; ``experts`` the format of
+    the experts, none for a dense model; ``weights`` that of the rest.
+    """
+
+    backend: str
+    family: str
+    gpu: str
+    model: str
+    attention: str
+    experts: str
+    weights: str
+
+    @property
+    def mlp(self) -> str:
+        """Whether the model is dense or a mixture of experts."""
+        return "dense" if self.experts == "none" else "moe"
+
+    def describe_level(self, level: str) -> str:
+        """What the configurations of one of the levels have in common with this one."""
+        return LEVEL_LABELS[self.levels().index(level)].format(mlp=MLP_LABELS[self.mlp], own=self)
+
+    def levels(self) -> tuple[str, ...]:
+        """Names of itself and of ever wider kinds, the nearest first."""
+        return (
+            f"{self.backend}, {self.model} on {self.gpu}, {self.weights} {self.experts}",
+            f"{self.backend}, {self.gpu}, {self.attention} {self.experts} {self.weights}",
+            f"{self.backend}, {self.family}, {self.attention} {self.experts} {self.weights}",
+            f"{self.backend}, {self.family}, {self.mlp}",
+            f"{self.backend}, {self.mlp}",
+            self.backend,
+        )
+
+
+def classify_configuration(hardware: Hardware, setting: ExecutionSettings) -> Configuration:
+    """What kind of configuration a replica is."""
+    model, gpu = hardware.architecture, hardware.gpu.name
+    kinds = [part.attention for part in model.layers]
+    attention = "gqa"
+    if any(isinstance(kind, Mamba) for kind in kinds):
+        attention = "ssm"
+    elif any(isinstance(kind, GatedDeltaNet) for kind in kinds):
+        attention = "gdn"
+    elif any(isinstance(kind, Mla) and kind.sparse for kind in kinds):
+        attention = "dsa"
+    elif any(isinstance(kind, Mla) for kind in kinds):
+        attention = "mla"
+    experts = hardware.experts if model.experts else "none"
+    return Configuration(
+        setting.engine, find_gpu_family(gpu), gpu, model.name, attention, experts, hardware.weights
+    )
+
+
+def release_number(release: str) -> int:
+    """Minor releases since 0.0 (vLLM), or patch releases (SGLang, whose minor ones are rare).
+
+    0 of what has no number.
+    """
+    found = re.fullmatch(r"(\d+)\.(\d+)(?:\.(\d+))?(?:\.?post\d+)?", release)
+    if not found:
+        return 0
+    major, minor, patch = (int(part or 0) for part in found.groups())
+    return minor if major or minor > 5 else 100 * minor + patch
+
+
+def find_gpu_family(gpu: str) -> str:
+    """The family of a card, by its name."""
+    words = set(gpu.split())
+    return next((name for name, own in GPU_FAMILIES.items() if words & set(own)), "unknown")
+
+
+@dataclass(frozen=True)
+class ErrorSpread:
+    """Logarithms of measured over predicted between which 90 of 100 lie, of ``points`` left out.
+
+    ``median`` are those of the absolute relative errors of TTFT and TPOT, ``bias`` their means with
+    the sign. ``releases`` are the first and the last of the engine that were measured.
+    """
+
+    ttft: tuple[float, float]
+    tpot: tuple[float, float]
+    points: int
+    median: tuple[float, float] = (0.0, 0.0)
+    bias: tuple[float, float] = (0.0, 0.0)
+    releases: tuple[str, str] = ("", "")
+
+    def beyond(self, release: str) -> int:
+        """How many releases lie between one and those that were measured, as far as is known."""
+        ends = [found for name in self.releases if (found := release_number(name))]
+        own = release_number(release)
+        return max(ends[0] - own, own - ends[-1], 0) if own and ends else 0
+
+    def wider(self, by: float) -> ErrorSpread:
+        """With ends that are further out by so much."""
+        ttft, tpot = ((low - by, high + by) for low, high in (self.ttft, self.tpot))
+        return replace(self, ttft=ttft, tpot=tpot)
+
+
+@dataclass(frozen=True)
+class ErrorSpreads:
+    """All spreads by the names of levels, and what they were learnt from."""
+
+    groups: Mapping[str, ErrorSpread]
+    unseen: Mapping[str, ErrorSpread]
+    provenance: Mapping[str, Any]
+
+    def of(self, kind: Configuration) -> tuple[ErrorSpread, str] | None:
+        """The spread of the nearest kind, and which it is; None where nothing is near."""
+        own, *wider = kind.levels()
+        if own in self.groups:
+            return self.groups[own], own
+        for level in wider:
+            if level in self.unseen:
+                return self.unseen[level], level
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        """As in the file."""
+        return {
+            "provenance": dict(self.provenance),
+            "groups": {name: asdict(spread) for name, spread in self.groups.items()},
+            "unseen": {name: asdict(spread) for name, spread in self.unseen.items()},
+        }
+
+
+def read_spreads(path: Path = SPREADS_PATH) -> ErrorSpreads:
+    """What is known, from its file; nothing where there is none."""
+    if not path.is_file():
+        return ErrorSpreads({}, {}, {})
+    data = json.loads(path.read_text(encoding="utf-8"))
+
+    def read(name: str) -> dict[str, ErrorSpread]:
+        found = {}
+        for level, spread in data[name].items():
+            values: dict[str, Any] = {k: tuple(v) for k, v in spread.items() if k != "points"}
+            found[level] = ErrorSpread(points=spread["points"], **values)
+        return found
+
+    return ErrorSpreads(read("groups"), read("unseen"), data["provenance"])
+
+
+@lru_cache(maxsize=1)
+def packaged_spreads() -> ErrorSpreads:
+    """Those that come with simkv."""
+    return read_spreads()
+
+
+def add_spread_error(
+    profile: CostProfile, hardware: Hardware, setting: ExecutionSettings
+) -> CostProfile:
+    """A composed profile with the spread of its kind as the error of its steps.
+
+    Itself where nothing near was measured as a whole. That of TTFT stands for steps that prefill,
+    that of TPOT for those of nothing but decodes. What an estimate is off from operator tables
+    comes on top, for the spread is of what was composed of such.
+    """
+    kind = classify_configuration(hardware, setting)
+    found = packaged_spreads().of(kind)
+    if found is None:
+        return profile
+    spread, level = found
+    beyond = spread.beyond(setting.release)
+    wider = WIDENING_PER_RELEASE * min(beyond, MAX_WIDENED_RELEASES)
+    note = _note(spread, kind, level)
+    if beyond:
+        measured = " to ".join(dict.fromkeys(spread.releases))
+        note += (
+            f"; {setting.engine} {setting.release} is {beyond} releases from those, {measured}: "
+            f"wider by {100 * wider:.0f} %"
+        )
+    errors = _with_estimate(_errors(spread.wider(wider)), profile.fit.held_out)
+    if profile.fit.held_out:
+        note = f"{profile.fit.note}; on top of them, {note}"
+    fit = profile.fit.model_copy(update={"held_out": errors, "note": note})
+    return profile.model_copy(update={"fit": fit})
+
+
+def describe_spread(
+    hardware: Hardware, setting: ExecutionSettings, estimate: Mapping[str, StepError] | None = None
+) -> str:
+    """The error of steps on some hardware in a few words, and whose it is; empty if not known.
+
+    ``estimate`` is what an estimate is off from operator tables, where there are none.
+    """
+    kind = classify_configuration(hardware, setting)
+    found = packaged_spreads().of(kind)
+    if found is None:
+        return ""
+    spread, level = found
+    spread = spread.wider(
+        WIDENING_PER_RELEASE * min(spread.beyond(setting.release), MAX_WIDENED_RELEASES)
+    )
+    errors = _with_estimate(_errors(spread), estimate or {})
+    prefill, decode = (100 * errors[step].p95 for step in ("prefill", "decode"))
+    whose = "calibrated pair" if level == kind.levels()[0] else kind.describe_level(level)
+    return f"prefill {prefill:.0f} %, decode {decode:.0f} % ({whose})"
+
+
+def _note(spread: ErrorSpread, kind: Configuration, level: str) -> str:
+    if level == kind.levels()[0]:
+        return (
+            f"this model on this GPU is one of the calibrated pairs: errors are those of "
+            f"{spread.points} published serving points of it, each predicted without its own"
+        )
+    return (
+        f"this model on this GPU in these formats was never seen as a whole: errors are those of "
+        f"{spread.points} published serving points of {kind.describe_level(level)}, the "
+        "nearest that "
+        f"there are, each predicted without any of its model on its GPU"
+    )
+
+
+def _errors(spread: ErrorSpread) -> dict[str, StepError]:
+    prefill, decode = _step_error(spread, 0), _step_error(spread, 1)
+    return {"prefill": prefill, "mixed": prefill, "decode": decode}
+
+
+def _with_estimate(
+    errors: Mapping[str, StepError], estimate: Mapping[str, StepError]
+) -> dict[str, StepError]:
+    """Both by kind of step, as if they had nothing to do with each other."""
+    return {
+        step: error.model_copy(
+            update={
+                "median": math.hypot(error.median, estimate[step].median),
+                "p95": math.hypot(error.p95, estimate[step].p95),
+                "bias": error.bias + estimate[step].bias,
+            }
+        )
+        if step in estimate
+        else error
+        for step, error in errors.items()
+    }
+
+
+def _step_error(spread: ErrorSpread, latency: int) -> StepError:
+    low, high = (spread.ttft, spread.tpot)[latency]
+    worst = max(math.exp(-low) - 1.0, 1.0 - math.exp(-high))
+    return StepError(
+        points=spread.points,
+        median=spread.median[latency],
+        p95=worst,
+        bias=spread.bias[latency],
+    )

@@ -1,0 +1,46 @@
+"""Collectives from ``custom_allreduce_perf`` and ``nccl_perf``, by 16-bit numbers."""
+
+from __future__ import annotations
+
+from simkv.costs.operators.lookup.table_precedence import select_plausible_curve
+from simkv.costs.operators.operator_tables import TableStore, clean_rows, select_first_ranked
+from simkv.costs.operators.piecewise_curve import Curve, make_curve, make_nondecreasing
+
+
+def lookup_all_reduce(store: TableStore, gpus: int, *, graph: bool) -> Curve | None:
+    """Seconds by 16-bit numbers, inside a CUDA graph or launched by itself.
+
+    A table that is slow as a whole was measured on a host whose links are (L40S: two thirds of
+    the versions have four GPUs at a fifth of the bandwidth of two).
+    """
+    own = _curves(store, gpus, graph=graph, anyone=False)
+    if not own:
+        return lookup_nccl(store, "all_reduce", gpus)
+    return select_plausible_curve(own, _curves(store, gpus, graph=graph, anyone=True))
+
+
+def _curves(store: TableStore, gpus: int, *, graph: bool, anyone: bool) -> list[Curve]:
+    """A curve of each version, those first that count first; of launches without graphs only if
+    there are no others, and the other way round."""
+    rows = store.rows("custom_allreduce", {"num_gpus": gpus}, anyone=anyone)
+    if rows is None:
+        return []
+    kernel = rows["kernel_source"].astype(str)
+    for end in ("_graph", "_eager") if graph else ("_eager", "_graph"):
+        if kernel.str.endswith(end).any():
+            rows = rows[kernel.str.endswith(end)]
+            break
+    return [
+        make_curve(make_nondecreasing(clean_rows(part, None, ("message_size",))))
+        for _, part in rows.groupby("rank")
+    ]
+
+
+def lookup_nccl(store: TableStore, name: str, gpus: int) -> Curve | None:
+    """Seconds of a collective of NCCL by 16-bit numbers."""
+    rows = store.rows("nccl", {"op_name": name, "num_gpus": gpus, "nccl_dtype": "half"})
+    if rows is None:
+        return None
+    return make_curve(
+        make_nondecreasing(clean_rows(select_first_ranked(rows), None, ("message_size",)))
+    )

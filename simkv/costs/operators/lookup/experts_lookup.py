@@ -1,0 +1,109 @@
+"""Routed experts of a layer from ``moe_perf``."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from math import log
+from typing import TYPE_CHECKING
+
+from simkv.costs.operators.lookup.table_precedence import select_plausible_curve
+from simkv.costs.operators.operator_tables import TableStore, clean_rows
+from simkv.costs.operators.operator_times import MoeShape
+from simkv.costs.operators.piecewise_curve import Curve, make_curve, make_nondecreasing
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: What the tables call a number format, the one that is like it next.
+DTYPES = {
+    "bf16": ("bfloat16",),
+    "fp8": ("fp8", "fp8_block"),
+    "fp8_block": ("fp8_block", "fp8"),
+    "nvfp4": ("nvfp4",),
+    "mxfp4": ("w4a16_mxfp4", "w4a8_mxfp4_mxfp8", "int4_wo"),
+    "int4": ("int4_wo",),
+    "int4_g32": ("int4_wo",),
+}
+_SHAPE = ["hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"]
+
+
+def name_expert_distribution(experts: int) -> str:
+    """How unevenly tokens fall on experts: a power law, flatter for many (as aiconfigurator's
+    model files have it: 1.01 for the kind of DeepSeek-V3, 1.2 for others)."""
+    return "power_law_1.01" if experts >= 256 else "power_law_1.2"
+
+
+def lookup_experts(
+    store: TableStore, shape: MoeShape, form: str, flops: float
+) -> tuple[Curve, str] | None:
+    """Seconds by tokens, and what was not as asked for (empty: nothing)."""
+    for anyone in (False, True):
+        for dtype in DTYPES.get(form, ()):
+            where = {"moe_dtype": dtype, "distribution": name_expert_distribution(shape.experts)}
+            rows = store.rows("moe", where, anyone=anyone)
+            if rows is None:
+                continue
+            near = _nearest(shape, rows)
+            if _distance(shape, near) > log(4):
+                continue
+            others = store.rows("moe", where, anyone=not anyone)
+            return _scaled(_curve(rows, others, near, flops), shape, near), _note(
+                shape, near, form, dtype, anyone
+            )
+    return None
+
+
+def _nearest(shape: MoeShape, rows: pd.DataFrame) -> MoeShape:
+    keys = rows[_SHAPE].drop_duplicates().to_numpy().tolist()
+    shapes = [MoeShape(*(int(value) for value in key)) for key in keys]
+    return min(shapes, key=lambda other: (_distance(shape, other), repr(other)))
+
+
+def _curve(rows: pd.DataFrame, others: pd.DataFrame | None, near: MoeShape, flops: float) -> Curve:
+    own = _by_rank(rows, near, flops)
+    return select_plausible_curve(own, [] if others is None else _by_rank(others, near, flops))
+
+
+def _by_rank(rows: pd.DataFrame, near: MoeShape, flops: float) -> list[Curve]:
+    """A curve for each version that has the shape, those first that count first."""
+    mine = rows[(rows[_SHAPE] == [*astuple(near)]).all(axis=1)]
+    # The busiest GPU of a skewed distribution has more than its share, never less.
+    each = 6.0 * near.hidden * near.intermediate * near.per_token / (near.tp * near.ep)
+    found = []
+    for _, part in mine.groupby("rank"):
+        points = clean_rows(
+            part, None, ("num_tokens",), lambda r: 1e3 * each / flops * r["num_tokens"]
+        )
+        if points:
+            found.append(make_curve(make_nondecreasing(points)))
+    return found
+
+
+def _scaled(curve: Curve, shape: MoeShape, near: MoeShape) -> Curve:
+    return curve.times(_share(shape) / _share(near))
+
+
+def _note(shape: MoeShape, near: MoeShape, form: str, dtype: str, anyone: bool) -> str:
+    if shape != near:
+        ratio = _share(shape) / _share(near)
+        return f"experts of {astuple(shape)}: {ratio:.3g} x {astuple(near)}"
+    if dtype != DTYPES[form][0]:
+        return f"experts in {form}: from the table of {dtype}"
+    return "experts: from the tables of another engine" if anyone else ""
+
+
+def _share(shape: MoeShape) -> float:
+    """Weights of the experts of one GPU."""
+    return shape.hidden * shape.intermediate * shape.experts / (shape.tp * shape.ep)
+
+
+def _distance(a: MoeShape, b: MoeShape) -> float:
+    """How unlike two shapes are."""
+    return (
+        abs(log(a.hidden / b.hidden))
+        + abs(log(a.intermediate / b.intermediate))
+        + abs(log(a.experts / b.experts))
+        + 2 * abs(log(a.per_token / b.per_token))
+        + 0.5 * abs(log(a.tp / b.tp))
+        + 0.5 * abs(log(a.ep / b.ep))
+    )

@@ -1,0 +1,105 @@
+"""MLA and its sparse kind: the core without projections, from the tables of SGLang's kernels.
+
+vLLM's tables are of the whole module and were timed with the host in them (95 us at one sequence,
+where its products and its core take 45); so the core is read from ``context_mla`` and
+``generation_mla`` for any engine, and the projections from the products. Of the sparse kind only
+modules with projections were measured.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from simkv.costs.hardware.architecture import Mla
+from simkv.costs.operators.lookup.attention_lookup import prompt_pairs
+from simkv.costs.operators.lookup.batch_length_plane import BatchLengthPlane
+from simkv.costs.operators.operator_tables import TableStore, clean_rows, select_first_ranked
+from simkv.costs.operators.operator_times import Lookup
+from simkv.costs.operators.piecewise_curve import Curve, make_curve, make_nondecreasing
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def lookup_mla_core(store: TableStore, shape: Mla, kv: str, *, context: bool) -> Lookup | None:
+    """Prompts, or decodes, by batch and length; None if not measured."""
+    table = "context_mla" if context else "generation_mla"
+    for dtype in ("bfloat16",) if kv == "bf16" else ("fp8", "bfloat16"):
+        where = {"kv_cache_dtype": dtype}
+        rows = store.rows(table, where)
+        if rows is None:
+            rows = store.rows(table, where, anyone=True)
+        if rows is None:
+            continue
+        heads = min(rows["num_heads"].unique().tolist(), key=lambda h: (abs(h - shape.heads), h))
+        rows = select_first_ranked(rows[rows["num_heads"] == heads])
+        rows = rows.assign(length=rows["isl"] + rows["step"])
+        points = clean_rows(rows, None, ("batch_size", "length"))
+        # Many heads read one latent: a decode's time is hardly a matter of their number.
+        scale = shape.heads / heads if context else 1.0
+        return BatchLengthPlane(points, prompt_pairs if context else float, scale)
+    return None
+
+
+def lookup_absorbed_projections(store: TableStore, heads: int) -> Curve | None:
+    """Both absorbed projections of decodes, by tokens; those of bf16 where they are faster."""
+    found: list[Curve] = []
+    for name in ("mla_gen_pre", "mla_gen_post"):
+        rows = store.rows("mla_bmm", {"op_name": name})
+        if rows is None:
+            rows = store.rows("mla_bmm", {"op_name": name}, anyone=True)
+        if rows is None:
+            return None
+        near = min(rows["num_heads"].unique().tolist(), key=lambda h: (abs(h - heads), h))
+        mine = select_first_ranked(rows[rows["num_heads"] == near])
+        points = clean_rows(mine, None, ("num_tokens",))
+        found.append(make_curve(make_nondecreasing(points)).times(heads / near))
+    first, second = found
+    xs = sorted({*first.xs, *second.xs})
+    return Curve(tuple(xs), tuple(first(x) + second(x) for x in xs))
+
+
+def lookup_sparse_mla(
+    store: TableStore, shape: Mla, hidden: int, form: str, kv: str, *, context: bool
+) -> tuple[Lookup, str] | None:
+    """A layer's sparse attention with its projections, by batch and length."""
+    assert shape.sparse
+    table = "dsa_context_module" if context else "dsa_generation_module"
+    dtypes = {"bf16": ("bfloat16",)}.get(kv, ("fp8", "bfloat16"))
+    forms = {"bf16": ("bfloat16",), "nvfp4": ("nvfp4", "bfloat16")}.get(form, ("fp8_block",))
+    for anyone in (False, True):
+        for dtype in dtypes:
+            for gemm_type in forms:
+                where = {"kv_cache_dtype": dtype, "gemm_type": gemm_type}
+                rows = store.rows(table, {**where, "op_name": table}, anyone=anyone)
+                if rows is None:
+                    continue
+                heads, own = _like(rows, shape.heads, hidden, context=context)
+                wanted = {**where, "op_name": table, "num_heads": heads}
+                others = store.rows(table, wanted, anyone=not anyone)
+                elsewhere = None
+                if others is not None:
+                    _, elsewhere = _like(others, heads, hidden, context=context)
+                points = clean_rows(own, elsewhere, ("batch_size", "length"))
+                plane = BatchLengthPlane(points, partial(_sparse_work, context, shape.sparse.topk))
+                note = "" if heads == shape.heads else f"sparse attention: that of {heads} heads"
+                return plane, note
+    return None
+
+
+def _like(
+    rows: pd.DataFrame, wanted: int, hidden: int, *, context: bool
+) -> tuple[int, pd.DataFrame]:
+    """The measured number of heads nearest to ``wanted``, and its rows, by ``length``."""
+    glm = rows["architecture"].astype(str).str.contains("Glm")
+    rows = rows[glm if hidden != 7168 and glm.any() else ~glm]
+    heads = min(rows["num_heads"].unique().tolist(), key=lambda h: (abs(h - wanted), h))
+    rows = select_first_ranked(rows[rows["num_heads"] == heads])
+    if context:
+        rows = rows[rows["step"] == 0]
+    return heads, rows.assign(length=rows["isl"] if context else rows["isl"] + rows["step"])
+
+
+def _sparse_work(context: bool, topk: int, length: float) -> float:
+    return prompt_pairs(length, topk) if context else min(length, topk)

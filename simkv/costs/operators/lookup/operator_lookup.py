@@ -1,0 +1,180 @@
+"""Operators as measured on a GPU, and estimated where one was not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from simkv.core.errors import InputError
+from simkv.costs.hardware.architecture import Gqa, Mla
+from simkv.costs.hardware.number_formats import find_number_format
+from simkv.costs.operators.lookup import attention_lookup, collectives_lookup, mla_lookup
+from simkv.costs.operators.lookup.delta_net_lookup import lookup_delta_net
+from simkv.costs.operators.lookup.elementwise_lookup import lookup_elementwise
+from simkv.costs.operators.lookup.experts_lookup import lookup_experts
+from simkv.costs.operators.lookup.gemm_lookup import lookup_gemm
+from simkv.costs.operators.operator_tables import TableStore
+from simkv.costs.operators.operator_times import (
+    Collective,
+    DeltaNetShape,
+    Lookup,
+    MoeShape,
+)
+from simkv.costs.operators.piecewise_curve import Curve
+from simkv.costs.operators.roofline import Roofline
+
+T = TypeVar("T")
+
+
+class MeasuredOperators:
+    """The operators of ``store``, and of ``sheet`` where it has none, which ``notes`` then say."""
+
+    def __init__(self, store: TableStore, sheet: Roofline) -> None:
+        self._store = store
+        self._sheet = sheet
+        self._seen: set[Path] = set()
+        self.notes: dict[str, None] = {}
+        self.points = 0
+
+    def gemm(self, form: str, n: int, k: int) -> Curve:
+        weights = find_number_format(form)
+        flops = self._sheet.gpu.peak_flops(weights.activations)
+        found = self._ask(lookup_gemm, form, n, k, flops)
+        if found is None and form != "bf16":
+            wide = self._ask(lookup_gemm, "bf16", n, k, self._sheet.gpu.flops)
+            if wide is not None:
+                found = _weight_only(wide, weights.bytes / 2)
+                self.notes[f"products in {form}: those of bf16 with fewer bytes of weights"] = None
+        return self._or(found, f"products in {form}", lambda: self._sheet.gemm(form, n, k))
+
+    def prefill(self, shape: Gqa, kv: str) -> Lookup:
+        bits = 16 if kv == "bf16" else 8
+        found = self._ask(
+            attention_lookup.lookup_prefill, shape, kv, self._sheet.gpu.peak_flops(bits)
+        )
+        return self._or_noted(found, "prefill attention", lambda: self._sheet.prefill(shape, kv))
+
+    def decode(self, shape: Gqa, kv: str) -> Lookup:
+        found = self._ask(attention_lookup.lookup_decode, shape, kv, self._sheet.gpu.bandwidth)
+        return self._or_noted(found, "decode attention", lambda: self._sheet.decode(shape, kv))
+
+    def mla_prefill(self, shape: Mla, hidden: int, form: str, kv: str) -> Lookup:
+        if shape.sparse:
+            module = self._ask(mla_lookup.lookup_sparse_mla, shape, hidden, form, kv, context=True)
+            return self._or_noted(
+                module,
+                "sparse prefill attention",
+                lambda: self._sheet.mla_prefill(shape, hidden, form, kv),
+            )
+        return self._or(
+            self._ask(mla_lookup.lookup_mla_core, shape, kv, context=True),
+            "MLA of prompts",
+            lambda: self._sheet.mla_prefill(shape, hidden, form, kv),
+        )
+
+    def mla_decode(self, shape: Mla, hidden: int, form: str, kv: str) -> Lookup:
+        if shape.sparse:
+            module = self._ask(mla_lookup.lookup_sparse_mla, shape, hidden, form, kv, context=False)
+            return self._or_noted(
+                module,
+                "sparse decode attention",
+                lambda: self._sheet.mla_decode(shape, hidden, form, kv),
+            )
+        return self._or(
+            self._ask(mla_lookup.lookup_mla_core, shape, kv, context=False),
+            "MLA of decodes",
+            lambda: self._sheet.mla_decode(shape, hidden, form, kv),
+        )
+
+    def absorbed(self, shape: Mla) -> Curve:
+        """Both absorbed projections of decodes by tokens."""
+        found = self._ask(mla_lookup.lookup_absorbed_projections, shape.heads)
+        return self._or(found, "absorbed projections", lambda: self._sheet.absorbed(shape))
+
+    def experts(self, shape: MoeShape, form: str) -> Curve:
+        flops = self._sheet.gpu.peak_flops(find_number_format(form).activations)
+        found = self._ask(lookup_experts, shape, form, flops)
+        return self._or_noted(found, f"experts in {form}", lambda: self._sheet.experts(shape, form))
+
+    def delta(self, shape: DeltaNetShape, phase: Literal["context", "generation"]) -> Curve:
+        found = self._ask(lookup_delta_net, shape, phase)
+        return self._or_noted(found, "gated delta net", lambda: self._sheet.delta(shape, phase))
+
+    def all_reduce(self, gpus: int, numbers: int, *, graph: bool) -> Curve:
+        found = None
+        if self._own_link:
+            found = self._ask(collectives_lookup.lookup_all_reduce, gpus, graph=graph)
+        return self._or(
+            found and found.of(numbers),
+            f"all-reduce of {gpus} GPUs over {self._sheet.link.kind}",
+            lambda: self._sheet.all_reduce(gpus, numbers, graph=graph),
+        )
+
+    def collective(self, name: Collective, gpus: int, numbers: int) -> Curve:
+        found = self._ask(collectives_lookup.lookup_nccl, name, gpus) if self._own_link else None
+        return self._or(
+            found and found.of(numbers),
+            f"{name} of {gpus} GPUs over {self._sheet.link.kind}",
+            lambda: self._sheet.collective(name, gpus, numbers),
+        )
+
+    def elementwise(self, nbytes: float) -> Curve:
+        moved = self._ask(lookup_elementwise)
+        return self._or(
+            moved and moved.of(nbytes),
+            "kernels that only move bytes",
+            lambda: self._sheet.elementwise(nbytes),
+        )
+
+    def versions(self) -> list[str]:
+        """The backends and versions of the tables that were read, in order."""
+        return sorted({f"{path.parts[-3]} {path.parts[-2]}" for path in self._seen})
+
+    def _ask(self, lookup: Callable[..., T], *args: Any, **named: Any) -> T:
+        found, seen = _looked_up(self._store, lookup, args, tuple(sorted(named.items())))
+        self._seen |= seen
+        return found  # type: ignore[no-any-return]
+
+    @property
+    def _own_link(self) -> bool:
+        """Whether the GPUs are joined as those that were measured."""
+        return self._sheet.link == self._sheet.gpu.interconnect()
+
+    def _or(self, found: T | None, what: str, estimate: Callable[[], T]) -> T:
+        if found is not None:
+            self.points += 1
+            return found
+        self.notes[f"{what}: estimated from the data sheet"] = None
+        return estimate()
+
+    def _or_noted(self, found: tuple[T, str] | None, what: str, estimate: Callable[[], T]) -> T:
+        if found is not None and found[1]:
+            self.notes[found[1]] = None
+        return self._or(found and found[0], what, estimate)
+
+
+@lru_cache(maxsize=4096)
+def _looked_up(
+    store: TableStore, lookup: Callable[..., Any], args: tuple[Any, ...], named: tuple[Any, ...]
+) -> tuple[Any, frozenset[Path]]:
+    """What a lookup finds, and in which files; tables are large and many settings share them."""
+    own = TableStore(store.roots, store.system, store.backend, store.release)
+    try:
+        return lookup(own, *args, **dict(named)), frozenset(own.seen)
+    except KeyError as error:
+        files = ", ".join(sorted(map(str, own.seen))) or "the tables"
+        raise InputError(f"{files}: a column is missing: {error}") from error
+
+
+def _weight_only(wide: Curve, ratio: float) -> Curve:
+    """A product whose weights have ``ratio`` of the bytes and are widened as they are read.
+
+    As long as reading the weights takes at the least, and as the 16-bit product where computing
+    takes longer.
+    """
+    read = wide.ys[0]
+    return Curve(
+        wide.xs, tuple(max(ratio * read, y if y > 1.5 * read else ratio * y) for y in wide.ys)
+    )

@@ -1,0 +1,184 @@
+"""Measured operator tables as published: Parquet files by system, family, backend and version.
+
+``ROOT/<system>/<family>/<backend>/<version>/<table>_perf.parquet``, times in milliseconds, as in
+the package aiconfigurator-core (Apache-2.0), which is read as data; tables of one's own in the same
+form may stand in front. A row of an earlier root replaces those of the same key behind it.
+
+Rows are cleaned by one rule (``clean_rows``):
+
+1. a row faster than the GPU's peak allows (``SLACK`` on top) is no measurement and is left out;
+2. of the backend's versions that have the shape, the first from the engine's release on counts,
+   else the last before it (kernels change: experts of 0.24 take half of the time of 0.19); of
+   several rows of it, by kernel, the fastest;
+3. where a product, or sparse attention, takes more than ``HOST_BOUND`` times the fastest of the
+   same shape in any other table, the host was timed and not the GPU, and that row counts; experts
+   and all-reduces that do so in the median over their points give way as a whole;
+4. no batch costs more than a larger one: it could be padded (``never_falling``).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simkv.core.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: The package whose tables are used where it is installed (``pip install 'simkv[hardware]'``).
+TABLES_PACKAGE = "aiconfigurator_core"
+#: Clocks run a little above those of the data sheet's peak.
+SLACK = 1.1
+#: The same product in two engines is seldom more than a third apart where the GPU is timed: over
+#: the fp8_block products of H100 to B300 the host-bound ones are 2 to 15 times slower.
+HOST_BOUND = 2.0
+BACKENDS = ("vllm", "sglang")
+
+RowFilter = Mapping[str, object]
+
+
+def find_installed_tables() -> Path | None:
+    """The tables of the installed package; None without it. Nothing of it is imported."""
+    spec = importlib.util.find_spec(TABLES_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    folder = Path(next(iter(spec.submodule_search_locations))) / "systems" / "data"
+    return folder if folder.is_dir() else None
+
+
+@dataclass(frozen=True)
+class TableStore:
+    """The tables of a GPU (``system``) for a release of a backend, and those of others."""
+
+    roots: tuple[Path, ...]
+    system: str
+    backend: str
+    release: str
+    #: The files that rows came from.
+    seen: set[Path] = field(default_factory=set, compare=False)
+
+    def has(self, table: str) -> bool:
+        """Whether the backend has that table."""
+        return bool(self._files(table, self.backend))
+
+    def rows(self, table: str, where: RowFilter, *, anyone: bool = False) -> pd.DataFrame | None:
+        """Rows of all versions of the backend, or of the others (``anyone``); None without any.
+
+        Column ``rank`` is 0 for the version that counts first, and rises.
+        """
+        import pandas as pd
+
+        backends = ["nccl" if table == "nccl" else self.backend]
+        if anyone:
+            backends = [name for name in BACKENDS if name != self.backend]
+        for root in self.roots:
+            if parts := self._parts(root, table, backends, where):
+                return pd.concat(parts, ignore_index=True)
+            if anyone and self._parts(root, table, [self.backend], where):
+                return None  # what stands in front is judged by nothing behind it
+        return None
+
+    def _parts(
+        self, root: Path, table: str, backends: Sequence[str], where: RowFilter
+    ) -> list[pd.DataFrame]:
+        """The rows of each file of a root that has any."""
+        parts = []
+        for backend in backends:
+            for path in self._files(table, backend, root):
+                frame = _read(path)
+                for column, wanted in where.items():
+                    if column in frame:
+                        frame = frame[_matches(frame[column], wanted)]
+                if len(frame):
+                    self.seen.add(path)
+                    parts.append(frame.assign(rank=self._rank(path.parts[-2])))
+        return parts
+
+    def values(self, table: str, column: str, where: RowFilter) -> list[Any]:
+        """The values that a column has, in order."""
+        found = self.rows(table, where)
+        return [] if found is None else sorted(found[column].unique().tolist())
+
+    def _rank(self, version: str) -> float:
+        """The releases from the engine's on come first, in order; then those before, backwards."""
+        own, wanted = version_key(version), version_key(self.release)
+        distance = sum(1e-3**i * (a - b) for i, (a, b) in enumerate(zip(own, wanted, strict=True)))
+        return distance if distance >= 0 else 1e6 - distance
+
+    def _files(self, table: str, backend: str, root: Path | None = None) -> list[Path]:
+        roots = (root,) if root else self.roots
+        name = f"*/{backend}/*/{table}_perf.parquet"
+        return [path for one in roots for path in sorted((one / self.system).glob(name))]
+
+
+def version_key(version: str) -> tuple[int, int, int, int]:
+    """``v0.5.6.post2`` as four numbers that are in order."""
+    numbers = [int("".join(c for c in part if c.isdigit()) or 0) for part in version.split(".")]
+    first, second, third, fourth = (*numbers, 0, 0, 0, 0)[:4]
+    return first, second, third, fourth
+
+
+def select_first_ranked(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the version that counts first among those that have any here (rule 2)."""
+    first: pd.DataFrame = rows[rows["rank"] == rows["rank"].min()]
+    return first
+
+
+def clean_rows(
+    own: pd.DataFrame | None,
+    others: pd.DataFrame | None,
+    keys: Sequence[str],
+    fastest: Callable[[pd.DataFrame], pd.Series[float]] | None = None,
+) -> dict[Any, float]:
+    """Seconds by the values of ``keys``, by rules 1 to 3 of this file, 3 with ``others``.
+
+    ``fastest`` gives the milliseconds that the peak allows each row.
+    """
+    found, elsewhere = (
+        {} if rows is None else _least(_possible(rows, fastest), keys) for rows in (own, others)
+    )
+    return {
+        key: elsewhere[key] if key in elsewhere and ms > HOST_BOUND * elsewhere[key] else ms
+        for key, ms in found.items()
+    }
+
+
+def _possible(
+    rows: pd.DataFrame, fastest: Callable[[pd.DataFrame], pd.Series[float]] | None
+) -> pd.DataFrame:
+    return rows if fastest is None else rows[rows["latency"] * SLACK >= fastest(rows)]
+
+
+def _least(frame: pd.DataFrame, keys: Sequence[str]) -> dict[Any, float]:
+    least = frame.groupby(list(keys) if len(keys) > 1 else keys[0])["latency"].min()
+    return {key: 1e-3 * float(ms) for key, ms in least.items() if ms > 0}
+
+
+def _matches(column: pd.Series[Any], wanted: object) -> pd.Series[bool]:
+    return column.isin(wanted) if isinstance(wanted, (list, tuple, set)) else column == wanted
+
+
+@lru_cache(maxsize=24)
+def _read(path: Path) -> pd.DataFrame:
+    """A table with its texts as categories, which is five times faster to read."""
+    try:
+        import pyarrow.parquet as pq
+        from pyarrow.lib import ArrowException
+    except ImportError as error:
+        raise InputError(f"{path}: needs pyarrow: pip install 'simkv[hardware]'") from error
+    try:
+        types = pq.read_schema(path)
+        texts = [field.name for field in types if str(field.type).endswith("string")]
+        frame: pd.DataFrame = pq.read_table(path, read_dictionary=texts).to_pandas()
+    except (OSError, ArrowException) as error:
+        raise InputError(f"{path}: cannot be read as a table: {error}") from error
+    if "latency" not in frame:
+        raise InputError(f"{path}: there is no column 'latency' (milliseconds)")
+    if "head_dim" in frame and "window_size" not in frame:
+        frame["window_size"] = 0  # older tables know no windows
+    return frame

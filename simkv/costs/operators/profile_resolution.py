@@ -1,0 +1,127 @@
+"""The best that is known of what a step costs on some hardware.
+
+In order: operator tables in folders of the user's, those of the installed package, a packaged
+profile of exactly this GPU, model, parallelism and formats, and the data sheet.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from simkv.core.errors import InputError
+from simkv.costs.cost_profile import CostProfile, FitQuality
+from simkv.costs.hardware.catalog import Gpu
+from simkv.costs.hardware.engine_settings import ExecutionSettings
+from simkv.costs.hardware.replica_hardware import Hardware
+from simkv.costs.operators.calibrated_profile import apply_constants
+from simkv.costs.operators.composed_profiles import load_composed_profile
+from simkv.costs.operators.composition import compose
+from simkv.costs.operators.cost_constants import CostConstants, find_constants
+from simkv.costs.operators.error_spreads import add_spread_error
+from simkv.costs.operators.lookup.operator_lookup import MeasuredOperators
+from simkv.costs.operators.operator_tables import BACKENDS, TableStore, find_installed_tables
+from simkv.costs.operators.roofline import Efficiency, Roofline, estimate_errors
+
+
+def resolve_profile(
+    hardware: Hardware, setting: ExecutionSettings, tables: Sequence[Path] = ()
+) -> CostProfile:
+    """The profile of an engine on some hardware; ``tables`` are folders to look into first.
+
+    Composed once for each hardware and setting. Raises InputError for a folder that there is not,
+    or in which nothing is of that GPU.
+    """
+    system = find_system(hardware.gpu)
+    for folder in tables:
+        if not (folder / system).is_dir():
+            raise InputError(
+                f"hardware: tables: {folder}: nothing is of {hardware.gpu.name}; expected "
+                f"{folder}/{system}/FAMILY/BACKEND/VERSION/TABLE_perf.parquet"
+            )
+    return _profile_for(_Key(hardware, setting, tuple(tables)))
+
+
+def find_system(gpu: Gpu) -> str:
+    """The folder that operator tables of a GPU are in; its name in small letters if it is new."""
+    return gpu.system or re.sub(r"[^a-z0-9]+", "_", gpu.name.lower())
+
+
+def compose_from_tables(
+    hardware: Hardware,
+    setting: ExecutionSettings,
+    tables: Sequence[Path] = (),
+    constants: CostConstants | None = None,
+) -> CostProfile | None:
+    """The profile from operator tables; None where no table has products of this GPU."""
+    package = find_installed_tables()
+    roots = (*tables, *([package] if package else []))
+    backend = setting.engine if setting.engine in BACKENDS else BACKENDS[0]
+    store = TableStore(
+        roots,
+        find_system(hardware.gpu),
+        backend,
+        setting.release if backend == setting.engine else "9999",
+    )
+    if not store.has("gemm"):
+        return None
+    operators = MeasuredOperators(store, Roofline(hardware.gpu, hardware.interconnect))
+    changed = find_constants(hardware, setting) if constants is None else constants
+    made = compose(hardware, setting, operators, ())
+    read = ", ".join(operators.versions())
+    whose = [*map(str, tables), *(["aiconfigurator (Apache-2.0)"] if package else [])]
+    source = [f"operator tables of {', then '.join(whose)}, {store.system}: {read}"]
+    if backend != setting.engine:
+        source.append(f"operators of {backend}: there are none of {setting.engine}")
+    made = made.model_copy(update={"source": [*source, *made.source]})
+    return apply_constants(made, changed)
+
+
+def estimate_from_data_sheet(
+    hardware: Hardware,
+    setting: ExecutionSettings,
+    constants: CostConstants | None = None,
+    shares: Efficiency | None = None,
+) -> CostProfile:
+    """The profile from the GPU's data sheet, with ``shares`` of it that operators reach.
+
+    Its error is that of the same estimate on measured GPUs, against their own tables.
+    """
+    operators = Roofline(hardware.gpu, hardware.interconnect, shares)
+    changed = find_constants(hardware, setting) if constants is None else constants
+    source = [f"data sheet of {hardware.gpu.name}: {hardware.gpu.source}"]
+    made = compose(hardware, setting, operators, source, measured=False)
+    fit = FitQuality(
+        points=0,
+        note="estimated from the data sheet; held_out are the errors of such estimates of measured "
+        "GPUs, each with the shares of the others, against profiles composed of their tables",
+        held_out=estimate_errors(),
+    )
+    return apply_constants(made.model_copy(update={"fit": fit}), changed)
+
+
+class _Key:
+    """Hardware and setting as a key of a cache: they are equal if they say the same."""
+
+    def __init__(
+        self, hardware: Hardware, setting: ExecutionSettings, tables: tuple[Path, ...]
+    ) -> None:
+        self.hardware, self.setting, self.tables = hardware, setting, tables
+        self._said = repr((hardware, setting, tables))
+
+    def __hash__(self) -> int:
+        return hash(self._said)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self._said == other._said
+
+
+@lru_cache(maxsize=64)
+def _profile_for(key: _Key) -> CostProfile:
+    found = compose_from_tables(key.hardware, key.setting, key.tables)
+    if found is None and (ready := load_composed_profile(key.hardware, key.setting)) is not None:
+        found = apply_constants(ready, find_constants(key.hardware, key.setting))
+    found = found or estimate_from_data_sheet(key.hardware, key.setting)
+    return add_spread_error(found, key.hardware, key.setting)

@@ -1,0 +1,86 @@
+"""What the host takes for a step: beside the GPU where it schedules ahead, else before it.
+
+``find_host_terms.json`` has the seconds, each with its source.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import TypeAdapter
+
+from simkv.costs.cost_profile import CostTerm
+from simkv.costs.frozen_model import FrozenModel
+from simkv.costs.hardware.engine_settings import ExecutionSettings
+from simkv.costs.hardware.replica_hardware import Hardware
+
+HOST_TIMES_PATH = Path(__file__).parents[1] / "host.json"
+
+
+class HostTime(FrozenModel):
+    """Seconds of an engine's host: a step, a sequence of it, a layer that is launched by hand.
+
+    Without ``asynchronous`` they are of either way to schedule. Launching a layer of experts by
+    hand goes on beside the GPU: no step of such takes less (``mixture_layer_s``).
+    """
+
+    engine: str
+    asynchronous: bool | None = None
+    step_s: float = 0.0
+    seq_s: float = 0.0
+    eager_layer_s: float = 0.0
+    mixture_layer_s: float = 0.0
+    source: str
+
+
+@lru_cache(maxsize=1)
+def host_times() -> tuple[HostTime, ...]:
+    """All that is known."""
+    data = json.loads(HOST_TIMES_PATH.read_text(encoding="utf-8"))
+    return tuple(TypeAdapter(list[HostTime]).validate_python(data))
+
+
+class HostTerms(NamedTuple):
+    """Terms that come on top of the GPU's time, those that no step takes less than, and sources."""
+
+    on_top: list[CostTerm]
+    floor: list[CostTerm]
+    sources: list[str]
+
+
+def find_host_terms(hardware: Hardware, setting: ExecutionSettings) -> HostTerms:
+    """What is known of an engine's host."""
+    found = HostTerms([], [], [])
+    eager = setting.graph_mode in ("eager", "full decode only")
+    for known in host_times():
+        if known.engine != setting.engine:
+            continue
+        if known.asynchronous not in (None, setting.asynchronous):
+            continue
+        model = hardware.architecture
+        made = _terms(known, model.depth if eager else 0)
+        least = _launching(known.mixture_layer_s, model.depth if eager and model.experts else 0)
+        found.on_top.extend(made)
+        found.floor.extend(least)
+        found.sources.extend([f"host: {known.source}"] if made or least else [])
+    return found
+
+
+def _terms(known: HostTime, launched: int) -> list[CostTerm]:
+    terms = []
+    if known.step_s:
+        terms.append(CostTerm(name="host, a step", feature="steps", seconds=known.step_s))
+    if known.seq_s:
+        for feature in ("decode_seqs", "prefill_seqs"):
+            terms.append(CostTerm(name="host, a sequence", feature=feature, seconds=known.seq_s))
+    return terms + _launching(known.eager_layer_s, launched)
+
+
+def _launching(each: float, layers: int) -> list[CostTerm]:
+    if not each * layers:
+        return []
+    name = "launching the layers of a prefill"
+    return [CostTerm(name=name, feature="steps", when="prefill", seconds=each * layers)]

@@ -1,0 +1,134 @@
+"""What costs there are: packaged profiles, and models and GPUs of which some can be composed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from simkv.core.errors import InputError
+from simkv.core.execution_settings import ExecutionSettings
+from simkv.costs.cost_profile import load_profile, packaged_profiles
+from simkv.costs.hardware.architecture import Architecture
+from simkv.costs.hardware.catalog import Gpu, architectures, gpus, other_names
+from simkv.costs.hardware.kv_capacity import compute_kv_capacity
+from simkv.costs.hardware.replica_hardware import make_hardware
+from simkv.costs.operators.composed_profiles import PACKAGED_SETTING, combinations
+from simkv.costs.operators.composition import describe_layout
+from simkv.costs.operators.error_spreads import describe_spread
+from simkv.costs.operators.operator_tables import find_installed_tables
+from simkv.costs.operators.roofline import estimate_errors
+from simkv.schedulers.engine_registry import DEFAULT
+
+DATA_SHEET_BASIS = "estimated from the data sheet"
+#: GPUs of a replica that are tried for whether the weights fit.
+GPU_COUNTS = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class KnownCost:
+    """Costs that there are: a packaged profile by its ``name``, or a model on a GPU (no name).
+
+    ``find_min_gpus`` is the least number of GPUs that hold the model as it is published, None if
+    unknown. ``error`` is what is known of steps that nothing was fitted to.
+    """
+
+    name: str
+    model: str
+    gpu: str
+    fits: int | None
+    basis: str
+    error: str
+
+
+def find_known_costs(words: Sequence[str] = ()) -> list[KnownCost]:
+    """All costs whose names have all the ``words`` in them, whatever case and in any order."""
+    wanted = [_squeezed(word) for word in words]
+    found: list[KnownCost] = []
+    for name in packaged_profiles():
+        one = _packaged(name)
+        if _has(wanted, name, one.model, one.gpu, one.basis, ""):
+            found.append(one)
+    found += list(_combined(wanted))
+    for model in architectures():
+        for gpu in gpus():
+            basis = find_cost_basis(gpu)
+            also = " ".join((*other_names(model.name), *gpu.also, gpu.system or ""))
+            if _has(wanted, "", model.name, gpu.name, basis, also):
+                error = _error(model, gpu, basis)
+                found.append(
+                    KnownCost("", model.name, gpu.name, find_min_gpus(model, gpu), basis, error)
+                )
+    return found
+
+
+def find_cost_basis(gpu: Gpu) -> str:
+    """What costs on this GPU would rest on, with the tables that are installed."""
+    tables = find_installed_tables()
+    measured = tables and gpu.system and _measured(tables, gpu.system)
+    return "composed of measured operators" if measured else DATA_SHEET_BASIS
+
+
+@lru_cache(maxsize=64)
+def _measured(tables: Path, system: str) -> bool:
+    return any((tables / system).glob("gemm/*/*/*.parquet"))
+
+
+@lru_cache(maxsize=4096)
+def find_min_gpus(model: Architecture, gpu: Gpu) -> int | None:
+    """The least of 1, 2, 4, 8 and 16 GPUs that hold the model and 8,192 tokens of KV."""
+    setting = ExecutionSettings(
+        DEFAULT.name, DEFAULT.config().variant, 8192, 256, memory_share=0.92
+    )
+    for tp in GPU_COUNTS:
+        try:
+            room = compute_kv_capacity(make_hardware(gpu, model, tp=tp), setting)
+        except InputError:  # heads that so many GPUs cannot share
+            continue
+        if room.num_gpu_blocks * setting.block_size >= 8192:
+            return tp
+    return None
+
+
+def _combined(wanted: Sequence[str]) -> Iterator[KnownCost]:
+    """Hardware whose composed profile comes with simkv."""
+    for one in combinations():
+        hardware = one.hardware
+        if one.path is None:
+            continue
+        model, gpu, rest = hardware.architecture.name, hardware.gpu, describe_layout(hardware)
+        also = " ".join((*other_names(model), *gpu.also, gpu.system or "", rest))
+        basis = f"composed of measured operators, packaged: {rest}"
+        if _has(wanted, "", model, gpu.name, basis, also):
+            error = describe_spread(hardware, PACKAGED_SETTING) or "not known"
+            yield KnownCost("", model, gpu.name, hardware.tp, basis, error)
+
+
+def _error(model: Architecture, gpu: Gpu, basis: str) -> str:
+    """Of the model as it is published, whatever the number of GPUs."""
+    estimate = estimate_errors() if basis == DATA_SHEET_BASIS else None
+    return describe_spread(make_hardware(gpu, model), PACKAGED_SETTING, estimate) or "not known"
+
+
+def _packaged(name: str) -> KnownCost:
+    profile = load_profile(name)
+    errors = profile.fit.held_out
+    error = ", ".join(f"{kind} {100 * one.p95:.0f} %" for kind, one in errors.items())
+    return KnownCost(name, profile.model, profile.gpu, None, profile.basis, error or "not known")
+
+
+def _has(wanted: Sequence[str], *texts: str) -> bool:
+    whole = " ".join(_squeezed(part) for text in texts for part in _parts(text))
+    return all(word in whole for word in wanted)
+
+
+def _parts(text: str) -> Iterator[str]:
+    """A text as a whole and its words, so that ``llama 70b`` and ``llama-3.1-70b`` are found."""
+    yield text
+    yield from text.split()
+
+
+def _squeezed(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.casefold())

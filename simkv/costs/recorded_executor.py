@@ -1,0 +1,36 @@
+"""The executor that takes as long as a run before it did."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from simkv.costs.step_load import StepLoad
+
+
+class RecordedExecutor:
+    """Steps and idle passes of recorded lengths (s), in the recorded order.
+
+    Raises RuntimeError when it is asked for more than were recorded: then this run has parted from
+    that one.
+    """
+
+    def __init__(self, steps: Iterable[float], idles: Iterable[float]) -> None:
+        self._steps = deque(steps)
+        self._idles = deque(idles)
+
+    def run(self, load: StepLoad) -> float:  # noqa: ARG002
+        if not self._steps:
+            raise RuntimeError("more steps than were recorded")
+        return self._steps.popleft()
+
+    def forecast_steps(self, load: StepLoad, steps: int) -> list[float]:  # noqa: ARG002
+        return []
+
+    def ran(self, load: StepLoad, seconds: Sequence[float]) -> None:  # noqa: ARG002
+        return
+
+    def idle(self) -> float:
+        if not self._idles:
+            raise RuntimeError("more idle passes than were recorded")
+        return self._idles.popleft()

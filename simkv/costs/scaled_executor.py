@@ -1,0 +1,98 @@
+"""Steps dearer or cheaper than a profile says, by what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import hypot
+from typing import Literal
+
+import numpy as np
+
+from simkv.costs.cost_profile import StepError
+from simkv.costs.simulated_executor import advance_load
+from simkv.costs.step_load import (
+    Executor,
+    Floats,
+    StepLoad,
+    wants_spread,
+)
+
+ErrorSide = Literal["cheaper", "dearer"]
+
+
+StepKind = Literal["decode", "prefill", "mixed"]
+
+
+#: A step cannot be cheaper than by this share, however wrong the profile is.
+MAX_ERROR = 0.9
+
+
+def compute_step_scales(
+    errors: Mapping[str, StepError], side: ErrorSide, runs: float = 0.0, *, lasting: bool = False
+) -> dict[StepKind, float]:
+    """Factors on the cost of a step by its kind: 95 of 100 real steps lie within both sides.
+
+    ``runs`` is how far other runs on other hosts are from the one that was measured. With
+    ``lasting`` the mean of many steps lies within both sides.
+
+    An error is the predicted time over the real one, less 1. A kind of step that was not measured
+    takes the error of all, or the largest that there is.
+    """
+    worst = max(errors.values(), key=lambda error: error.p95)
+    found: dict[StepKind, float] = {}
+    kinds: tuple[StepKind, ...] = ("decode", "prefill", "mixed")
+    for kind in kinds:
+        error = errors.get(kind) or errors.get("all") or worst
+        found[kind] = _factor(hypot(error.lasting if lasting else error.p95, runs), side)
+    return found
+
+
+def _factor(error: float, side: ErrorSide) -> float:
+    return 1.0 / (1.0 + error) if side == "cheaper" else 1.0 / (1.0 - min(error, MAX_ERROR))
+
+
+def classify_step(load: StepLoad) -> StepKind:
+    """What a step does, from its load."""
+    if not load.prefill_seqs:
+        return "decode"
+    return "mixed" if load.decode_seqs else "prefill"
+
+
+class ScaledExecutor:
+    """An executor whose steps are cheaper or dearer than the one inside says, by kind of step.
+
+    ``wider`` gives what a step's error has on top of that of its kind, outside of the range.
+    """
+
+    def __init__(
+        self,
+        inner: Executor,
+        scale: Mapping[StepKind, float],
+        wider: Callable[[StepLoad], float] | None = None,
+    ) -> None:
+        self.inner = inner
+        self._scale = scale
+        self._wider = wider
+        self.needs_decode_range = wants_spread(inner)
+
+    def run(self, load: StepLoad) -> float:
+        return self.inner.run(load) * self._of(load)
+
+    def forecast_steps(self, load: StepLoad, steps: int) -> Sequence[float] | Floats:
+        found = np.asarray(self.inner.forecast_steps(load, steps), np.float64)
+        if self._wider is None:
+            return found * self._scale["decode"]
+        return found * [self._of(advance_load(load, step)) for step in range(1, len(found) + 1)]
+
+    def ran(self, load: StepLoad, seconds: Sequence[float]) -> None:
+        self.inner.ran(load, seconds)
+
+    def idle(self) -> float:
+        return self.inner.idle()
+
+    def _of(self, load: StepLoad) -> float:
+        scale = self._scale[classify_step(load)]
+        extra = self._wider(load) if self._wider else 0.0
+        if not extra:
+            return scale
+        return _factor(hypot(1.0 - 1.0 / scale, extra), "cheaper" if scale < 1.0 else "dearer")

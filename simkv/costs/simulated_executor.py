@@ -1,0 +1,131 @@
+"""The executor that looks a step's duration up in a cost profile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from simkv.costs.cost_profile import CostProfile, Feature, StepCost
+from simkv.costs.cost_terms import compute_feature
+from simkv.costs.step_load import Floats, StepLoad, count_attention_pairs
+
+#: Fewer steps than this are faster one by one than with numpy.
+MIN_VECTOR_STEPS = 16
+
+
+def advance_load(load: StepLoad, steps: int) -> StepLoad:
+    """The load of the same decodes ``steps`` steps on: each has read as many tokens more."""
+    context = load.decode_context + steps * load.decode_seqs
+    shortest, longest = load.shortest, load.longest
+    if longest:
+        shortest, longest = shortest + steps, longest + steps
+    group = load.group_tokens, 0, 0, load.group_most, load.group_ranks
+    return StepLoad(0, 0, 0, load.decode_seqs, context, 0, load.emits, shortest, longest, *group)
+
+
+class SimulatedExecutor:
+    """Takes as long as the profile says, and keeps count of what lay outside its range.
+
+    ``outside`` maps a feature to the seconds of steps in which it left the range, and ``extremes``
+    to the smallest and largest value seen; ``busy`` is the sum of all steps, in seconds, and
+    ``outside_s`` of those that left the range in any feature.
+
+    A LoRA adapter that is not there costs ``loading`` seconds before the step: to the GPU, and if
+    it is not in host memory from disk before that, one after the other in the engine's thread
+    (vLLM 0.33.0, ``_apply_adapters`` in ``vllm/lora/worker_manager.py``).
+
+    A draft that is verified costs what one more decode without KV to read costs: its rows of the
+    products, and a token sampled. A pass of the drafter takes the share ``drafting`` of a step in
+    which the model decodes as many sequences. Neither was calibrated.
+    """
+
+    def __init__(
+        self,
+        profile: CostProfile,
+        loading: tuple[float, float] = (0.0, 0.0),
+        drafting: float = 0.0,
+    ) -> None:
+        self.profile = profile
+        self._copy_s, self._read_s = loading
+        self._drafting = drafting
+        self.busy = 0.0
+        self.outside_s = 0.0
+        self.outside: dict[Feature, float] = {}
+        self.extremes: dict[Feature, tuple[float, float]] = {}
+        self._cost = StepCost(profile)
+        self.needs_decode_range = self._cost.needs_decode_range
+        self._range = list(profile.range.items())
+
+    def run(self, load: StepLoad) -> float:
+        drafting = self._draft(load) if load.draft_passes else 0.0
+        if load.draft_tokens:
+            rows = load.decode_seqs + load.draft_tokens
+            load = load._replace(decode_seqs=rows, emits=load.emits + load.draft_tokens)
+        seconds = self._cost(load) + drafting
+        if load.lora_copies:
+            seconds += load.lora_copies * self._copy_s + load.lora_reads * self._read_s
+        self._account(load, seconds)
+        return seconds
+
+    def _draft(self, load: StepLoad) -> float:
+        """Seconds of the drafter after a step with this load."""
+        step = StepLoad(0, 0, 0, load.emits, load.decode_context, 0, load.emits)
+        return load.draft_passes * self._drafting * self._cost(step)
+
+    def forecast_steps(self, load: StepLoad, steps: int) -> Sequence[float] | Floats:
+        if not self._cost.linear:
+            ahead = self._cost.ahead(load, steps)
+            if ahead is not None:
+                return ahead
+            return [self._cost(advance_load(load, step)) for step in range(1, steps + 1)]
+        base, slope = self._cost.linear_decode_cost(load.decode_seqs)
+        seqs = load.decode_seqs
+        if steps < MIN_VECTOR_STEPS:
+            first = load.decode_context + seqs
+            return [base + slope * context for context in range(first, first + steps * seqs, seqs)]
+        contexts = load.decode_context + seqs * np.arange(1, steps + 1)
+        return np.asarray(base + slope * contexts, np.float64)
+
+    def ran(self, load: StepLoad, seconds: Sequence[float]) -> None:
+        if self._inside(advance_load(load, 1)) and self._inside(advance_load(load, len(seconds))):
+            self.busy += sum(seconds)
+            return
+        for step, taken in enumerate(seconds, start=1):
+            self._account(advance_load(load, step), taken)
+
+    def _inside(self, load: StepLoad) -> bool:
+        return all(
+            not (value := compute_feature(load, feature)) or low <= value <= high
+            for feature, (low, high) in self._range
+        )
+
+    def _account(self, load: StepLoad, seconds: float) -> None:
+        self.busy += seconds
+        left = False
+        for feature, (low, high) in self._range:
+            value = compute_feature(load, feature)
+            # A step without any prefill (or decode) is not outside the range of prefills.
+            if value and not low <= value <= high:
+                left = True
+                self.outside[feature] = self.outside.get(feature, 0.0) + seconds
+                least, most = self.extremes.get(feature, (value, value))
+                self.extremes[feature] = (min(least, value), max(most, value))
+        if left:
+            self.outside_s += seconds
+
+    def alone(self, prompt_tokens: int, output_tokens: int) -> float:
+        """Seconds from first to last token's end of a request that has the GPU to itself.
+
+        One prefill, then decodes at batch 1, taken at their mean context.
+        """
+        first = self._cost(
+            StepLoad(1, prompt_tokens, 0, 0, 0, count_attention_pairs(prompt_tokens, 0), 1)
+        )
+        decodes = output_tokens - 1
+        return first + decodes * self._cost(
+            StepLoad(0, 0, 0, 1, prompt_tokens + decodes // 2, 0, 1)
+        )
+
+    def idle(self) -> float:
+        return self.profile.idle_pass_s

@@ -1,0 +1,154 @@
+"""How wrong a cost is: relative errors of step times, summed up by kind of step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from math import log2
+
+import numpy as np
+
+from simkv.costs.attention_table import AttentionTable
+from simkv.costs.cost_profile import (
+    CostProfile,
+    Feature,
+    StepCost,
+    StepError,
+)
+from simkv.costs.interpolation import lerp
+from simkv.costs.scaled_executor import classify_step
+from simkv.costs.step_load import StepLoad, count_attention_pairs
+
+AttentionPoint = tuple[int, int, int, int]
+
+
+def add_error_estimates(profile: CostProfile) -> CostProfile:
+    """The profile with the errors of its attention table on points and ends left out of it."""
+    table = profile.attention
+    assert table is not None
+    rest = StepCost(profile.model_copy(update={"attention": None}))
+    found = {
+        "held_out": compute_held_out_errors(table, rest),
+        "beyond": compute_extrapolation_errors(table, rest),
+    }
+    fit = profile.fit.model_copy(update=found)
+    return profile.model_copy(update={"fit": fit})
+
+
+def compute_held_out_errors(
+    table: AttentionTable, rest: Callable[[StepLoad], float]
+) -> dict[str, StepError]:
+    """Errors of step times by kind of step, each measured point predicted from its neighbours.
+
+    A point is left out and read off the line between the two beside it, along each axis on which
+    it has two; ``rest`` is what a step costs besides attention (s). As that line spans two
+    intervals, the error inside one is smaller. Empty where no point has two neighbours.
+    """
+    measured = _measured(table)
+
+    def named() -> Iterator[tuple[str, float]]:
+        for point, line in _lines(measured):
+            load = _load(point)
+            own = rest(load)
+            yield classify_step(load), (own + line) / (own + measured[point]) - 1
+
+    return summarize_errors_by_kind(named())
+
+
+#: The features of a step that the axes of a table are.
+_AXES: tuple[tuple[Feature, ...], ...] = (
+    ("prefill_tokens",),
+    ("prefill_context",),
+    ("decode_seqs", "mixed_decode_seqs"),
+    ("decode_mean",),
+)
+
+
+def compute_extrapolation_errors(
+    table: AttentionTable, rest: Callable[[StepLoad], float]
+) -> dict[Feature, float]:
+    """By feature, the error of a step per doubling out of range: 90 of 100 are off by less.
+
+    The last point of each line along an axis is read off the two before it, going on.
+    """
+    measured = _measured(table)
+    found: dict[Feature, float] = {}
+    for axis, features in enumerate(_AXES):
+        errors = []
+        for key, values in _axis(measured, axis).items():
+            if len(values) < 3 or not values[-2]:
+                continue
+            a, b, c = (measured[_at(key, axis, value)] for value in values[-3:])
+            share = (values[-1] - values[-3]) / (values[-2] - values[-3])
+            own = rest(_load(_at(key, axis, values[-1])))
+            off = (own + lerp(a, b, share)) / (own + c) - 1
+            errors.append(abs(off) / log2(values[-1] / values[-2]))
+        if errors:
+            found |= dict.fromkeys(features, float(np.quantile(errors, 0.9)))
+    return found
+
+
+def _measured(table: AttentionTable) -> dict[AttentionPoint, float]:
+    return {
+        (part.prefill_tokens, row.prefill_context, part.decode_seqs, context): seconds
+        for part in table.slices
+        for row in part.rows
+        for context, seconds in zip(row.decode_context, row.seconds, strict=True)
+    }
+
+
+def _axis(measured: Iterable[AttentionPoint], axis: int) -> dict[tuple[int, ...], list[int]]:
+    """The values on one axis, rising, by those on the others."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for point in measured:
+        groups.setdefault((*point[:axis], *point[axis + 1 :]), []).append(point[axis])
+    return {key: sorted(values) for key, values in groups.items()}
+
+
+def summarize_errors_by_kind(errors: Iterable[tuple[str, float]]) -> dict[str, StepError]:
+    """Sum up relative errors (0.01 is one per cent), each given with the kind that it counts to."""
+    kinds: dict[str, list[float]] = {}
+    for kind, error in errors:
+        kinds.setdefault(kind, []).append(error)
+    return {kind: _summed(found) for kind, found in sorted(kinds.items())}
+
+
+def _summed(errors: list[float]) -> StepError:
+    size = np.abs(errors)
+    return StepError(
+        points=len(errors),
+        median=float(np.median(size)),
+        p95=float(np.quantile(size, 0.95)),
+        bias=float(np.mean(errors)),
+    )
+
+
+def _lines(measured: dict[AttentionPoint, float]) -> Iterator[tuple[AttentionPoint, float]]:
+    """Points with their values on the lines between neighbours, axis by axis."""
+    for axis in range(4):
+        for key, values in _axis(measured, axis).items():
+            for low, x, high in zip(values, values[1:], values[2:], strict=False):
+                a, b, c = (_at(key, axis, value) for value in (low, x, high))
+                # Nothing is between none and one: another kernel runs then.
+                if low or axis in (1, 3):
+                    yield b, lerp(measured[a], measured[c], (x - low) / (high - low))
+
+
+def _at(key: tuple[int, ...], axis: int, value: int) -> AttentionPoint:
+    whole = (*key[:axis], value, *key[axis:])
+    return whole[0], whole[1], whole[2], whole[3]
+
+
+def _load(point: AttentionPoint) -> StepLoad:
+    tokens, before, seqs, context = point
+    prefills = 1 if tokens else 0
+    return StepLoad(
+        prefills,
+        tokens,
+        before,
+        seqs,
+        seqs * context,
+        count_attention_pairs(tokens, before),
+        prefills + seqs,
+        context,
+        context,
+    )

@@ -1,0 +1,244 @@
+"""Clients that gave up: who was kept from being served, and who had too little patience.
+
+A client that gives up has *starved* if its request waited (was queued, deferred, preempted, held up
+or never looked at) and alone on the same engine and profile would have ended within its timeout.
+Else it has *timed out*, and ``RunRecord.shortfalls`` say how much it lacked, and how far others had
+thrown it back. Alone runs are made only for requests whose clients gave up, one per shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf, log
+from typing import NamedTuple
+
+from simkv.core.figures import format_seconds
+from simkv.core.outcome import Outcome
+from simkv.core.request import Request
+from simkv.core.scheduler_protocol import Scheduler
+from simkv.costs.step_load import Executor, StepLoad, count_attention_pairs
+from simkv.explain.wait_ledger import (
+    WAIT_KINDS,
+    LedgerKind,
+    build_ledger,
+    compute_runs,
+)
+from simkv.scenario.scenario import Scenario
+from simkv.sim.run_record import RequestRecord, RunRecord, Shortfall
+from simkv.sim.simulation import (
+    ExecutorChange,
+    ReplicaSpec,
+    ScenarioRun,
+    build_executor,
+    simulate_scenario,
+)
+from simkv.workload.clients import Clients
+
+#: What counts as having waited. Whoever was not looked at until the end has waited, too.
+WAITED_KINDS = WAIT_KINDS - {LedgerKind.UNSEEN} | {LedgerKind.HELD_UP}
+#: An alone run is cut off after so many timeouts.
+MAX_TIMEOUT_MULTIPLE = 10.0
+#: Of more shapes than this, those whose time alone by the profile is farthest from their timeout
+#: are judged by that time.
+MAX_ISOLATED_RUNS = 100
+#: When a request comes alone (s) that came to an engine which had been there before it.
+LATE_ARRIVAL_S = 1.0
+
+
+class IsolatedRequest(NamedTuple):
+    """All that a request's time alone depends on.
+
+    ``request`` has no id, and comes at 0 or, if the engine had looked for requests before, at
+    ``LATE_ARRIVAL_S``; ``ready`` (s) is how long after its arrival the engine looks at its queue,
+    and ``replica`` is one of those on which it would take equally long.
+    """
+
+    request: Request
+    ready: float
+    replica: int
+
+    @property
+    def timeout(self) -> float:
+        """How long its client waits, in seconds."""
+        return self.request.timeout or inf
+
+
+@dataclass(frozen=True)
+class IsolatedRuns:
+    """What alone runs are made of: as for ``simulate_scenario``; they leave ``scheduler`` as it
+    is."""
+
+    scenario: Scenario
+    replicas: Sequence[ReplicaSpec]
+    leaping: bool = True
+    scheduler: Scheduler | None = None
+    changed: ExecutorChange | None = None
+
+    def shape(self, run: ScenarioRun, request: Request) -> IsolatedRequest:
+        """The shape of a request of a run of this scenario, on the replica that had it last."""
+        replica = 0
+        if run.fleet and not self._split and (places := run.fleet.sent.get(request.id)):
+            spec = self.replicas[run.fleet.lifetimes[places[-1]].replica]
+            replica = next(i for i, other in enumerate(self.replicas) if other is spec)
+        ready = max(self.scenario.engine_ready - request.arrival, 0.0)
+        arrival = LATE_ARRIVAL_S if request.arrival > self.scenario.engine_ready else 0.0
+        plain = replace(request, id=0, arrival=arrival, priority=0, segments=())
+        return IsolatedRequest(plain, ready, replica)
+
+    @property
+    def _split(self) -> bool:
+        return self.scenario.fleet is not None and self.scenario.fleet.disaggregated
+
+    def alone(self, shape: IsolatedRequest) -> RunRecord:
+        """The record of a run of this one request, with an endless patience up to FARTHEST.
+
+        On one replica, which is there all the time; or on the whole fleet where some replicas
+        prefill and others decode.
+        """
+        horizon = shape.request.arrival + MAX_TIMEOUT_MULTIPLE * shape.timeout
+        changes = {"engine_ready": shape.ready, "horizon": horizon}
+        scenario = self.scenario.model_copy(update={**changes, "timeout": None})
+        replicas = self.replicas
+        if not self._split:
+            scenario = scenario.model_copy(update={"fleet": None})
+            replicas = [replicas[shape.replica]]
+        return simulate_scenario(
+            scenario,
+            replicas,
+            leaping=self.leaping,
+            scheduler=deepcopy(self.scheduler),
+            changed=self.changed,
+            sent=Clients([replace(shape.request, timeout=None)]),
+        ).record
+
+    @cached_property
+    def _executors(self) -> Sequence[Executor]:
+        return [build_executor(self.scenario, spec, self.changed) for spec in self.replicas]
+
+    def estimate_seconds(self, shape: IsolatedRequest) -> float:
+        """About how long the request takes alone (s): a prefill, and decodes at their mean."""
+        executor = self._executors[shape.replica]
+        prompt, decodes = shape.request.prompt_tokens, shape.request.output_tokens - 1
+        prefill = executor.run(StepLoad(1, prompt, 0, 0, 0, count_attention_pairs(prompt, 0), 1))
+        decode = executor.run(StepLoad(0, 0, 0, 1, prompt + decodes // 2, 0, 1)) if decodes else 0.0
+        return shape.ready + prefill + decodes * decode
+
+
+def classify_timeouts(run: ScenarioRun, world: IsolatedRuns) -> None:
+    """Tell among the requests that starved those that timed out, in all records of a run."""
+    record = run.record
+    by_shape: dict[IsolatedRequest, list[RequestRecord]] = {}
+    for life in record.requests.values():
+        if life.outcome is Outcome.STARVED:
+            by_shape.setdefault(world.shape(run, life.request), []).append(life)
+    if not by_shape:
+        return
+    roughly = {shape: world.estimate_seconds(shape) for shape in by_shape}
+    waited = set(_waited(run, [life for lives in by_shape.values() for life in lives]))
+    nearest = sorted(by_shape, key=lambda shape: abs(log((roughly[shape] or 1e-9) / shape.timeout)))
+    for shape in nearest[:MAX_ISOLATED_RUNS]:
+        solo = world.alone(shape)
+        end = _end(solo)
+        for life in by_shape[shape]:
+            if end is None or end >= shape.timeout or life.request.id not in waited:
+                _time_out(run, life, _shortfall(record, life, solo, end))
+    for shape in nearest[MAX_ISOLATED_RUNS:]:
+        for life in by_shape[shape]:
+            if roughly[shape] >= shape.timeout or life.request.id not in waited:
+                _time_out(run, life, None)
+
+
+def _waited(run: ScenarioRun, lives: Sequence[RequestRecord]) -> Iterator[int]:
+    """Those of the requests that waited."""
+    ids = {life.request.id for life in lives}
+    for stint in run.lifetimes:
+        here = stint.engine.record
+        for i, tiles in build_ledger(here, [i for i in here.requests if i in ids]).items():
+            if here.requests[i].seen is None or any(tile.kind in WAITED_KINDS for tile in tiles):
+                yield i
+    known = {i for stint in run.lifetimes for i in stint.engine.record.requests}
+    yield from ids - known  # they stood before the door
+
+
+def _end(solo: RunRecord) -> float | None:
+    """When the one request of a run finished, in seconds after its arrival."""
+    life = solo.requests[0]
+    if life.outcome is not Outcome.FINISHED or life.last_token is None:
+        return None
+    return life.last_token - life.request.arrival
+
+
+def _shortfall(
+    record: RunRecord, life: RequestRecord, solo: RunRecord, end: float | None
+) -> Shortfall:
+    assert life.ended_at is not None
+    lasted = life.ended_at - life.request.arrival
+    there = _reached_at(solo, solo.requests[0], _reached(record, life, life.ended_at))
+    company = 0.0 if there is None else max(lasted - there, 0.0)
+    lacked = None if end is None or there is None else end - there
+    return Shortfall(end, lacked, company)
+
+
+def _rows(life: RequestRecord) -> Iterator[tuple[int, int, int]]:
+    """Rows of the step log in which a request computed, with the tokens that had KV before and
+    after."""
+    for run in compute_runs(life):
+        context = run.context
+        for row in range(run.first, run.last + 1):
+            yield row, context, context + run.tokens
+            context += run.tokens
+
+
+def _reached(record: RunRecord, life: RequestRecord, until: float) -> float:
+    """How many tokens had KV at ``until`` (s), or ever had; a step under way counts in part."""
+    log, most = record.steps, 0.0
+    for row, before, after in _rows(life):
+        if log.start[row] >= until:
+            break
+        share = min((until - log.start[row]) / max(log.end[row] - log.start[row], 1e-12), 1.0)
+        most = max(most, before + share * (after - before))
+    return most
+
+
+def _reached_at(record: RunRecord, life: RequestRecord, tokens: float) -> float | None:
+    """How long after its arrival so many tokens had KV (s); None if that was never so."""
+    log = record.steps
+    for row, before, after in _rows(life):
+        if after >= tokens:
+            share = max(tokens - before, 0.0) / (after - before)
+            reached = log.start[row] + share * (log.end[row] - log.start[row])
+            return reached - life.request.arrival
+    return None
+
+
+def _time_out(run: ScenarioRun, life: RequestRecord, lacked: Shortfall | None) -> None:
+    """The request timed out, in every record that has it."""
+    i = life.request.id
+    reason = "the client gave up" + (
+        f": {describe_shortfall(lacked, life.request)}" if lacked else ""
+    )
+    for record in (run.record, *(stint.engine.record for stint in run.lifetimes)):
+        here = record.requests.get(i)
+        if here is not None and (here is life or here.outcome is Outcome.STARVED):
+            here.outcome, here.reason = Outcome.TIMED_OUT, reason
+            if lacked:
+                record.shortfalls[i] = lacked
+
+
+def describe_shortfall(lacked: Shortfall, request: Request) -> str:
+    """What a request lacked, in a sentence without its subject."""
+    timeout = request.timeout or 0.0
+    if lacked.alone is None:
+        return (
+            "alone it would not have ended within "
+            f"{format_seconds(MAX_TIMEOUT_MULTIPLE * timeout)} either"
+        )
+    text = (
+        f"alone it takes {format_seconds(lacked.alone)}, its timeout is {format_seconds(timeout)}"
+    )
+    if lacked.lacked is not None:
+        text += f"; it lacked {format_seconds(lacked.lacked)}"
+    return f"{text}, and company had cost it {format_seconds(lacked.company)}"

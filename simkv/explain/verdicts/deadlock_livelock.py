@@ -1,0 +1,162 @@
+"""The engine stopped for good: it goes round, waits for ever, or has died."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from simkv.core.outcome import Outcome
+from simkv.core.scheduler_protocol import blocks_for
+from simkv.explain.verdicts.verdict import (
+    Verdict,
+    count_phrase,
+    name_requests,
+    requests_with_outcome,
+)
+from simkv.explain.wait_ledger import KIND_LABELS, LedgerKind, compute_runs
+from simkv.sim.run_record import EngineHalt, RequestRecord, RunRecord
+
+#: Decisions of a livelock that are kept as its proof.
+MAX_LISTED_DECISIONS = 32
+
+
+class Decision(NamedTuple):
+    """One decision of a cycle, at ``at`` (s): who prefills, who decodes and who is preempted."""
+
+    at: float
+    prefill: tuple[int, ...]
+    decode: tuple[int, ...]
+    preempted: tuple[int, ...]
+
+    def __str__(self) -> str:
+        acts = ("prefill", self.prefill), ("decode", self.decode), ("preempt", self.preempted)
+        said = [f"{verb} {name_requests(ids)}" for verb, ids in acts if ids]
+        return "; ".join(said) or "nothing"
+
+
+@dataclass(frozen=True)
+class LivelockVerdict(Verdict):
+    """The engine works for ever and nobody gets a token: its state of ``since`` comes again.
+
+    One round is ``decisions`` long and takes ``seconds``; ``cycle`` are the first of them. There
+    are none where the circle is inside of one ``schedule`` call.
+    """
+
+    name = "livelock"
+    since: float
+    why: str
+    seconds: float
+    decisions: int
+    cycle: tuple[Decision, ...]
+
+    @property
+    def text(self) -> str:
+        text = (
+            f"from {self.since:.3f} s on {self.why}; it goes round among "
+            f"{name_requests(self.requests)}"
+        )
+        if self.cycle:
+            steps = "decision" if self.decisions == 1 else f"{self.decisions} decisions"
+            text += f", every {steps} and {self.seconds:.3f} s: "
+            text += " → ".join(map(str, self.cycle[:4])) + " → …" * (self.decisions > 4)
+        return text
+
+
+@dataclass(frozen=True)
+class Deadlock(Verdict):
+    """Nothing can ever run. ``holds`` and ``lacks`` are blocks by request, ``free`` are left.
+
+    A request lacks what it needs beside its own to go on by one token. ``head`` is the first in the
+    queue, which waits for ``kind``.
+    """
+
+    name = "deadlock"
+    since: float
+    why: str
+    stuck: tuple[int, ...]
+    holds: dict[int, int]
+    lacks: dict[int, int]
+    free: int
+    head: int | None
+    kind: LedgerKind | None
+
+    @property
+    def text(self) -> str:
+        stuck = f"{count_phrase(self.stuck)} stuck, {self.free} blocks free"
+        said = [f"from {self.since:.3f} s on {self.why}", stuck]
+        for i in self.requests:
+            waits = f" ({KIND_LABELS[self.kind]})" if i == self.head and self.kind else ""
+            held = f" holds {self.holds[i]} and" if i in self.holds else ""
+            said.append(f"request {i}{waits}{held} lacks {self.lacks[i] or 'none'}")
+        return "; ".join(said)
+
+
+@dataclass(frozen=True)
+class EngineDied(Verdict):
+    """The real engine panics, raises or hangs at ``since`` (s)."""
+
+    name = "engine died"
+    since: float
+    why: str
+
+    @property
+    def text(self) -> str:
+        return f"at {self.since:.3f} s: {self.why}"
+
+
+def find_engine_halt(record: RunRecord, block_size: int) -> Verdict | None:
+    """Why the engine stopped for good, if anybody is stuck in it."""
+    stop = record.engine_halt
+    if stop is None or not (stalled := requests_with_outcome(record, Outcome.STALLED)):
+        return None
+    if stop.kind == "livelock":
+        return _livelock(record, stop)
+    if stop.kind == "deadlock":
+        return _deadlock(record, stop, stalled, block_size)
+    requests = tuple(stop.requests) or (stalled[0].request.id,)
+    return EngineDied(requests, stop.since, stop.why)
+
+
+def _livelock(record: RunRecord, stop: EngineHalt) -> LivelockVerdict:
+    """The decisions since the state that came again, and whom they were about."""
+    log = record.steps
+    begin = stop.since if stop.cycle_start is None else stop.cycle_start
+    first, last = bisect_left(log.decided, begin), bisect_left(log.decided, stop.since) - 1
+    acts: dict[float, tuple[list[int], list[int], list[int]]] = {}
+    for i, life in record.requests.items():
+        for at in life.preempted_at[bisect_left(life.preempted_at, begin) :]:
+            if at < stop.since:
+                acts.setdefault(at, ([], [], []))[2].append(i)
+        for run in compute_runs(life):
+            for row in range(max(run.first, first), min(run.last, last) + 1):
+                at = log.decided[row]
+                acts.setdefault(at, ([], [], []))[run.kind is LedgerKind.DECODE].append(i)
+    cycle = tuple(Decision(at, *map(tuple, acts[at])) for at in sorted(acts))
+    taking_part = {i for decision in cycle for ids in decision[1:] for i in ids}
+    requests = tuple(sorted(taking_part) or stop.requests)
+    seconds = stop.since - begin
+    return LivelockVerdict(
+        requests, stop.since, stop.why, seconds, len(cycle), cycle[:MAX_LISTED_DECISIONS]
+    )
+
+
+def _deadlock(
+    record: RunRecord, stop: EngineHalt, stalled: Sequence[RequestRecord], block_size: int
+) -> Deadlock:
+    """Who holds the most blocks, and who is first in the queue."""
+    stuck = tuple(life.request.id for life in stalled)
+    holds = {i: blocks for i, blocks in stop.held.items() if blocks}
+    head = record.heads[-1][1] if record.heads else None
+    shown = sorted((i for i in stuck if i in holds), key=lambda i: (-holds[i], i))[:2]
+    requests = tuple(dict.fromkeys([*shown, *([head.id] if head else [])])) or stuck[:1]
+    lacks = {i: _lacks(record.requests[i], holds.get(i, 0), block_size) for i in requests}
+    free = max(record.num_blocks - sum(holds.values()), 0)
+    first, kind = (head.id, LedgerKind(head.why)) if head else (None, None)
+    return Deadlock(requests, stop.since, stop.why, stuck, holds, lacks, free, first, kind)
+
+
+def _lacks(life: RequestRecord, held: int, block_size: int) -> int:
+    """Blocks that a request lacks to compute one token more than it has delivered."""
+    return max(blocks_for(life.request.prompt_tokens + life.tokens, block_size) - held, 0)

@@ -1,0 +1,127 @@
+"""A head of the queue that keeps back those who would fit."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from simkv.core.scheduler_protocol import blocks_for
+from simkv.explain.verdicts.verdict import Verdict
+from simkv.explain.wait_ledger import Ledger, LedgerKind
+from simkv.sim.run_record import RunRecord, emitting_rows
+
+#: For this share of the run the head kept back one with enough blocks.
+MIN_BLOCKED_SHARE = 0.05
+
+
+@dataclass(frozen=True)
+class HeadOfLineBlocking(Verdict):
+    """For ``seconds`` the head of the queue lacked blocks of which others behind it had enough.
+
+    The worst head ``needs`` more blocks than the ``free`` ones; the other of the two requests needs
+    ``other_needs`` and stood behind it for ``longest`` s.
+    """
+
+    name = "head-of-line blocking"
+    seconds: float
+    longest: float
+    needs: int
+    free: int
+    other_needs: int
+
+    @property
+    def text(self) -> str:
+        head, other = self.requests
+        return (
+            f"for {self.seconds:.3f} s the head of the queue kept back requests for which there "
+            f"were blocks: request {head} needs {self.needs} and {self.free} were free, request "
+            f"{other} behind it needs {self.other_needs} and waited {self.longest:.3f} s"
+        )
+
+
+class _Behind(NamedTuple):
+    """One that stands behind the head of the queue: its blocks, and from when to when."""
+
+    needs: int
+    id: int
+    start: float
+    end: float
+
+
+def find_head_of_line_blocking(
+    record: RunRecord, ledger: Ledger, block_size: int
+) -> HeadOfLineBlocking | None:
+    """While the head waits for blocks: would the smallest of those behind it have fitted?"""
+    queue = sorted(
+        (
+            _Behind(blocks_for(life.request.prompt_tokens + 1, block_size), i, tile.start, tile.end)
+            for i, life in record.requests.items()
+            for tile in ledger[i]
+            if tile.kind is LedgerKind.BEHIND
+        ),
+        key=lambda behind: behind.start,
+    )
+    come = 0
+    waiting: list[_Behind] = []
+    seconds = longest = 0.0
+    proof = (-1, -1, 0, 0, 0)
+    for head, start, end in _heads_without_blocks(record):
+        while come < len(queue) and queue[come].start < end:
+            heappush(waiting, queue[come])
+            come += 1
+        while waiting and waiting[0].end <= start:
+            heappop(waiting)
+        free = _least_free(record, start, end)
+        if not waiting or waiting[0].needs > free:
+            continue
+        other = waiting[0]
+        needs = blocks_for(_known(record, head, start) + 1, block_size)
+        blocked = min(end, other.end) - max(start, other.start)
+        if blocked <= 0.0 or needs <= free:  # it is kept back by a reserve
+            continue
+        seconds += blocked
+        if blocked > longest:
+            longest, proof = blocked, (head, other.id, needs, free, other.needs)
+    if seconds == 0.0 or seconds < MIN_BLOCKED_SHARE * _length(record):
+        return None
+    head, behind, needs, free, other_needs = proof
+    return HeadOfLineBlocking((head, behind), seconds, longest, needs, free, other_needs)
+
+
+def _heads_without_blocks(record: RunRecord) -> Iterator[tuple[int, float, float]]:
+    """Who stood at the head of the queue for want of blocks, from when to when."""
+    end = record.engine_halt.since if record.engine_halt else record.end
+    following = [at for at, _ in record.heads[1:]] + [end]
+    for (start, held), until in zip(record.heads, following, strict=False):
+        if held and held.why == "blocks" and until > start:
+            yield held.id, start, until
+
+
+def _least_free(record: RunRecord, start: float, end: float) -> int:
+    """The fewest blocks that were free after any decision between two times."""
+    log = record.steps
+    first, last = bisect_left(log.decided, start), bisect_left(log.decided, end)
+    if first == last:
+        return log.free_blocks[first - 1] if first else record.num_blocks
+    return min(log.free_blocks[first:last])
+
+
+def _known(record: RunRecord, request: int, at: float) -> int:
+    """Tokens of a request that are known at a time: its prompt and what it has emitted."""
+    life, ends = record.requests[request], record.steps.end
+    emitted = sum(
+        (count := bisect_right(ends, at, first, last + 1) - first)
+        + (life.extra_tokens_in(first, first + count - 1) if count else 0)
+        for first, last in emitting_rows(life)
+    )
+    return life.request.prompt_tokens + emitted
+
+
+def _length(record: RunRecord) -> float:
+    """Seconds from the first arrival to the last outcome."""
+    lives = record.requests.values()
+    last = max((life.ended_at or 0.0 for life in lives), default=0.0)
+    return last - min((life.request.arrival for life in lives), default=0.0)

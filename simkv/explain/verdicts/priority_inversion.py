@@ -1,0 +1,102 @@
+"""Requests that went before more urgent ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import groupby, pairwise
+from typing import NamedTuple
+
+from simkv.explain.blame import Preemption
+from simkv.explain.verdicts.verdict import Verdict, times_phrase
+from simkv.explain.wait_ledger import (
+    COMPUTE_KINDS,
+    WAIT_KINDS,
+    Ledger,
+    LedgerKind,
+)
+from simkv.sim.run_record import RunRecord
+
+
+@dataclass(frozen=True)
+class PriorityInversion(Verdict):
+    """``count`` times a request went ahead while a more urgent one waited.
+
+    It was taken in, or another was preempted for its sake.
+
+    Of the two requests that show it the first waited ``seconds`` more from ``at`` (s) on.
+    """
+
+    name = "priority inversion"
+    count: int
+    at: float
+    seconds: float
+    priorities: tuple[int, int]
+
+    @property
+    def text(self) -> str:
+        (urgent, other), (high, low) = self.requests, self.priorities
+        return (
+            f"{times_phrase(self.count)} a request went before a more urgent one: at "
+            f"{self.at:.3f} s request {other} (priority {low}), while request {urgent} (priority "
+            f"{high}) waited {self.seconds:.3f} s more"
+        )
+
+
+class _Wait(NamedTuple):
+    """A request waits to be taken in, or in again."""
+
+    priority: int
+    start: float
+    end: float
+    id: int
+
+
+def find_priority_inversion(
+    record: RunRecord, ledger: Ledger, preemptions: Sequence[Preemption]
+) -> PriorityInversion | None:
+    """Whenever somebody is taken in or favoured: the most urgent of those who wait."""
+    priority = {i: life.request.priority for i, life in record.requests.items()}
+    if len(set(priority.values())) < 2:
+        return None
+    favoured = [(p.at, p.by) for p in preemptions if p.by is not None and p.by != p.victim]
+    favoured += [
+        (tile.start, i)
+        for i, tiles in ledger.items()
+        for before, tile in pairwise(tiles)
+        if tile.kind in COMPUTE_KINDS and before.kind in WAIT_KINDS | {LedgerKind.IN_FLIGHT}
+    ]
+    favoured += [
+        (tiles[0].start, i)
+        for i, tiles in ledger.items()
+        if tiles and tiles[0].kind in COMPUTE_KINDS
+    ]
+    waits = sorted(_waits(ledger, priority), key=lambda wait: wait.start)
+    come, count, worst = 0, 0, (0.0, 0.0, -1, -1)
+    waiting: list[_Wait] = []
+    for at, i in sorted(favoured):
+        while come < len(waits) and waits[come].start <= at:
+            heappush(waiting, waits[come])
+            come += 1
+        while waiting and waiting[0].end <= at:
+            heappop(waiting)
+        if waiting and waiting[0].priority < priority[i]:
+            count += 1
+            worst = max(worst, (waiting[0].end - at, -at, waiting[0].id, i))
+    if not count:
+        return None
+    seconds, before, urgent, other = worst
+    priorities = (priority[urgent], priority[other])
+    return PriorityInversion((urgent, other), count, -before, seconds, priorities)
+
+
+def _waits(ledger: Ledger, priority: Mapping[int, int]) -> Iterator[_Wait]:
+    """All stretches of waiting that the scheduler knew of."""
+    for i, tiles in ledger.items():
+        for waits, stretch in groupby(
+            tiles, key=lambda tile: tile.kind in WAIT_KINDS - {LedgerKind.UNSEEN}
+        ):
+            if waits:
+                first, *rest = stretch
+                yield _Wait(priority[i], first.start, (rest or [first])[-1].end, i)

@@ -1,0 +1,89 @@
+"""Clients that gave up, and what for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simkv.core.outcome import Outcome
+from simkv.explain.blame import Blocker, Overtake, WaitAttribution
+from simkv.explain.verdicts.verdict import Verdict, count_phrase, requests_with_outcome
+from simkv.explain.wait_ledger import (
+    COMPUTE_KINDS,
+    KIND_LABELS,
+    Ledger,
+    LedgerKind,
+    total_by_kind,
+)
+from simkv.sim.run_record import RunRecord
+
+
+@dataclass(frozen=True)
+class Starvation(Verdict):
+    """Clients gave up. The worst ``waited`` so many of the seconds that it ``lived``.
+
+    ``kinds`` are these seconds by what it waited for; ``behind`` are those who held that, the worst
+    first, and ``overtaken`` says by whom, if it was.
+    """
+
+    name = "starvation"
+    all: tuple[int, ...]
+    waited: float
+    lived: float
+    tokens: int
+    kinds: dict[LedgerKind, float]
+    behind: tuple[Blocker, ...]
+    overtaken: Overtake | None
+
+    @property
+    def text(self) -> str:
+        text = (
+            f"{count_phrase(self.all)} starved; request {self.requests[0]} waited "
+            f"{self.waited:.3f} of "
+            f"its {self.lived:.3f} s and got {_tokens(self.tokens)}"
+        )
+        if self.kinds:
+            kind = max(self.kinds, key=lambda kind: self.kinds[kind])
+            text += f", {self.kinds[kind]:.3f} s {KIND_LABELS[kind]}"
+        if self.behind:
+            text += ", above all behind " + " and ".join(
+                f"request {b.id} ({b.seconds:.3f} s)" for b in self.behind[:2]
+            )
+        if self.overtaken:
+            text += (
+                f"; {count_phrase(range(self.overtaken.others))} that came later went before it, "
+            )
+            text += f"request {self.overtaken.by} first"
+        return text
+
+
+def find_starvation(
+    record: RunRecord, ledger: Ledger, pressure: WaitAttribution, overtakes: Sequence[Overtake]
+) -> Starvation | None:
+    """The worst is the one that waited longest, of those with the fewest tokens."""
+    ids = tuple(life.request.id for life in requests_with_outcome(record, Outcome.STARVED))
+    if not ids:
+        return None
+    waits = {
+        i: total_by_kind(tile for tile in ledger[i] if tile.kind not in COMPUTE_KINDS) for i in ids
+    }
+    waited = {i: sum(kinds.values()) for i, kinds in waits.items()}
+    worst = max(ids, key=lambda i: (waited[i], -record.requests[i].tokens, -i))
+    lived = sum(tile.seconds for tile in ledger[worst])
+    behind = tuple(pressure.on(worst)[:4])
+    overtaken = next((overtake for overtake in overtakes if overtake.victim == worst), None)
+    culprit = (overtaken.by,) if overtaken else tuple(blocker.id for blocker in behind[:1])
+    return Starvation(
+        (worst, *culprit),
+        ids,
+        waited[worst],
+        lived,
+        record.requests[worst].tokens,
+        waits[worst],
+        behind,
+        overtaken,
+    )
+
+
+def _tokens(count: int) -> str:
+    return "one token" if count == 1 else f"{count} tokens"

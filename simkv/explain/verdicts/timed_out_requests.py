@@ -1,0 +1,55 @@
+"""Clients that gave up on requests that were too long for their timeout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simkv.core.figures import format_seconds
+from simkv.core.outcome import Outcome
+from simkv.explain.verdicts.verdict import Verdict, count_phrase, requests_with_outcome
+from simkv.sim.run_record import RunRecord
+
+
+@dataclass(frozen=True)
+class TimedOutRequests(Verdict):
+    """Clients gave up, and would have alone, too, or never waited.
+
+    The worst takes ``alone`` so many seconds (None: more than ten times its ``timeout``). When its
+    client left it ``lacked`` so many of them, and others had thrown it back by ``company`` (s).
+    """
+
+    name = "timed_out"
+    all: tuple[int, ...]
+    timeout: float
+    alone: float | None
+    lacked: float | None
+    company: float
+
+    @property
+    def text(self) -> str:
+        worst, timeout = self.requests[0], format_seconds(self.timeout)
+        text = f"{count_phrase(self.all)} timed out; request {worst} "
+        if self.alone is None:
+            return f"{text}would not have ended alone within ten times its timeout of {timeout}"
+        text += f"takes {format_seconds(self.alone)} alone, its timeout is {timeout}"
+        if self.lacked is not None:
+            text += f"; it lacked {format_seconds(self.lacked)}"
+        return f"{text}, and company had cost it {format_seconds(self.company)}"
+
+
+def find_timed_out(record: RunRecord) -> TimedOutRequests | None:
+    """The worst is the one that lacked the most, of those of which that is known."""
+    lives = requests_with_outcome(record, Outcome.TIMED_OUT)
+    ids = tuple(life.request.id for life in lives)
+    known = [i for i in ids if i in record.shortfalls]
+    if not known:
+        return None
+
+    def lack(i: int) -> tuple[bool, float, int]:
+        short = record.shortfalls[i]
+        return short.lacked is None, short.lacked or 0.0, -i
+
+    worst = max(known, key=lack)
+    short = record.shortfalls[worst]
+    timeout = record.requests[worst].request.timeout or 0.0
+    return TimedOutRequests((worst,), ids, timeout, short.alone, short.lacked, short.company)

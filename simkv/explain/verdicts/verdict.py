@@ -1,0 +1,60 @@
+"""What every verdict is, and the words that verdicts are told in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from simkv.core.outcome import Outcome
+from simkv.sim.run_record import RequestRecord, RunRecord
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Something that went wrong. ``requests`` are the fewest that show it."""
+
+    name: ClassVar[str]
+    requests: tuple[int, ...]
+
+    @property
+    def text(self) -> str:
+        """What happened, in a sentence or two."""
+        raise NotImplementedError
+
+    def to_json(self) -> dict[str, Any]:
+        """The verdict as it stands in ``summary.json``: name, text and all of the evidence."""
+        evidence = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        return {"verdict": self.name, "text": self.text, **evidence}
+
+
+def _plain(value: Any) -> Any:
+    """Evidence as JSON has it; a named tuple is an object."""
+    if isinstance(value, tuple):
+        named = getattr(value, "_asdict", None)
+        return _plain(named()) if named else [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return value
+
+
+def requests_with_outcome(record: RunRecord, outcome: Outcome) -> list[RequestRecord]:
+    """The lives that ended so."""
+    return [life for life in record.requests.values() if life.outcome is outcome]
+
+
+def name_requests(ids: Sequence[int], most: int = 8) -> str:
+    """``request 3``, ``requests 3, 5 and 9 more``."""
+    first = ", ".join(map(str, ids[:most]))
+    more = f" and {len(ids) - most} more" if len(ids) > most else ""
+    return f"request{'s' if len(ids) > 1 else ''} {first}{more}"
+
+
+def times_phrase(count: int) -> str:
+    """``once``, ``3 times``."""
+    return "once" if count == 1 else f"{count} times"
+
+
+def count_phrase(ids: Sequence[int]) -> str:
+    """``one request``, ``3 requests``."""
+    return "one request" if len(ids) == 1 else f"{len(ids)} requests"

@@ -1,0 +1,374 @@
+"""The wait ledger: every second of a request's life under one name, from arrival to end.
+
+    for interval in ledger(record)[7]:
+        print(interval.start, interval.end, WORDS[interval.kind])
+
+The times of steps come from the step log; why somebody waits comes from the scheduler, which says
+with each decision why it passed over the head of its queue (``Batch.held``) and who sits aside
+(``Batch.aside``).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from itertools import chain, islice
+from math import fsum, inf
+from operator import attrgetter
+from typing import NamedTuple
+
+from simkv.sim.run_record import RequestRecord, RunRecord
+
+#: Times closer together than this (s) are one moment: sums of the same durations in another order.
+NEGLIGIBLE = 1e-7
+
+
+class LedgerKind(StrEnum):
+    """What a request does or waits for: exactly one of these at any moment of its life."""
+
+    UNSEEN = "unseen"  # the scheduler has not been told of it: a step was under way
+    BLOCKS = "blocks"  # too few blocks are free
+    RESERVED = "reserved"  # blocks are free, but promised to others
+    SLOT = "slot"  # as many run as may
+    ADAPTER = "adapter"  # as many LoRA adapters run as may
+    KV = "kv"  # its KV is on its way from host memory, or about to be
+    DISK = "disk"  # its KV is on its way from disk to there, or it may be on disk
+    REMOTE = "remote"  # its KV is on its way from another replica
+    BUDGET = "budget"  # the tokens of the step are used up
+    RULE = "rule"  # another rule of the engine, such as an interval between prefills
+    BEHIND = "behind"  # in the queue, but not its head
+    QUEUED = "queued"  # for a reason that the scheduler does not say
+    DEFERRED = "deferred"  # in a bucket (of length, of modality) that does not run now
+    PREFILL = "prefill"
+    RECOMPUTE = "recompute"  # prefill mostly of tokens that had been computed before
+    DECODE = "decode"
+    HELD_UP = "held_up"  # has its KV and sits out steps in which others prefill
+    PREEMPTED = "preempted"  # its computed KV was taken away and it does not run again yet
+    IN_FLIGHT = "in_flight"  # decided but not begun, computed but not delivered, between steps
+    STALLED = "stalled"  # the engine has died, or its state repeats for ever
+
+
+#: The kinds in plain words.
+KIND_LABELS: dict[LedgerKind, str] = {
+    LedgerKind.UNSEEN: "not yet looked at",
+    LedgerKind.BLOCKS: "queued for blocks",
+    LedgerKind.RESERVED: "queued for blocks that are reserved",
+    LedgerKind.SLOT: "queued for a slot",
+    LedgerKind.ADAPTER: "queued for a LoRA slot",
+    LedgerKind.KV: "waiting for KV from host",
+    LedgerKind.DISK: "waiting for KV from disk",
+    LedgerKind.REMOTE: "waiting for KV from another replica",
+    LedgerKind.BUDGET: "queued for token budget",
+    LedgerKind.RULE: "kept out by a rule",
+    LedgerKind.BEHIND: "behind the head of the queue",
+    LedgerKind.QUEUED: "waiting for no reason given",
+    LedgerKind.DEFERRED: "in a deferred bucket",
+    LedgerKind.PREFILL: "prefill",
+    LedgerKind.RECOMPUTE: "recomputing",
+    LedgerKind.DECODE: "decode",
+    LedgerKind.HELD_UP: "held up while others prefill",
+    LedgerKind.PREEMPTED: "preempted and waiting",
+    LedgerKind.IN_FLIGHT: "in flight",
+    LedgerKind.STALLED: "stalled for good",
+}
+
+#: Kinds in which a request waits to be taken in, or to be taken in again.
+WAIT_KINDS = frozenset(
+    {
+        LedgerKind.UNSEEN,
+        LedgerKind.BLOCKS,
+        LedgerKind.RESERVED,
+        LedgerKind.SLOT,
+        LedgerKind.ADAPTER,
+        LedgerKind.KV,
+        LedgerKind.DISK,
+        LedgerKind.REMOTE,
+        LedgerKind.BUDGET,
+        LedgerKind.RULE,
+        LedgerKind.BEHIND,
+        LedgerKind.QUEUED,
+        LedgerKind.DEFERRED,
+        LedgerKind.PREEMPTED,
+    }
+)
+#: Kinds in which the GPU computes for the request.
+COMPUTE_KINDS = frozenset({LedgerKind.PREFILL, LedgerKind.RECOMPUTE, LedgerKind.DECODE})
+
+
+class LedgerSegment(NamedTuple):
+    """A request is in ``kind`` from ``start`` to ``end``, in seconds from the start of the run."""
+
+    kind: LedgerKind
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it lasts."""
+        return self.end - self.start
+
+
+#: The tiles of every request's life, by id.
+Ledger = Mapping[int, Sequence[LedgerSegment]]
+
+
+class ComputeRun(NamedTuple):
+    """Rows ``first`` to ``last`` of the step log in which a request computed, in one go.
+
+    In each of them it computed ``tokens`` tokens, in the first on top of ``context`` ones with KV.
+    ``again`` of all these tokens had been computed before. A prefill has one row. Of decodes with
+    drafts only the sure token counts: what is computed in the place of a rejected one is new.
+    """
+
+    kind: LedgerKind
+    first: int
+    last: int
+    tokens: int
+    context: int
+    recomputed: int
+
+
+def compute_runs(life: RequestRecord) -> Iterator[ComputeRun]:
+    """All that was computed for a request, in order; decodes of consecutive rows are one run."""
+    chunks = {chunk.row: chunk for chunk in life.chunks}
+    context = known = 0
+    for segment in life.segments:
+        whole = [(segment.first, segment.last)]
+        if life.drafted and segment.kind == "decode":
+            rows = [chunks[row] for row in range(segment.first, segment.last + 1)]
+            yield ComputeRun(LedgerKind.DECODE, segment.first, segment.last, 1, rows[0].context, 0)
+            known = max(known, *(row.context + row.tokens for row in rows))
+            continue
+        if segment.kind == "prefill":
+            whole = [(row, row) for row in range(segment.first, segment.last + 1)]
+        for first, last in whole:
+            tokens = 1
+            if chunk := chunks.get(first):
+                tokens, context = chunk.tokens, chunk.context
+            reached = context + tokens * (last - first + 1)
+            again = max(min(known, reached) - context, 0)
+            kind = LedgerKind.DECODE
+            if segment.kind == "prefill":
+                kind = LedgerKind.RECOMPUTE if 2 * again > tokens else LedgerKind.PREFILL
+            yield ComputeRun(kind, first, last, tokens, context, again)
+            context, known = reached, max(known, reached)
+
+
+def kv_lost_at(life: RequestRecord, before: int, after: int | None) -> float:
+    """When the KV was taken away (s) between two rows in which ``life`` computed, or infinity.
+
+    ``before`` is the last row of a run and ``after`` the first of the next, if there is one. A call
+    may preempt a request and then run it again.
+    """
+    index = bisect_right(life.preempted_rows, before)
+    if index == len(life.preempted_rows):
+        return inf
+    if after is not None and life.preempted_rows[index] > after:
+        return inf
+    return life.preempted_at[index]
+
+
+def build_ledger(
+    record: RunRecord, among: Iterable[int] | None = None
+) -> dict[int, list[LedgerSegment]]:
+    """Every request's life in intervals, by id; or only those of some requests.
+
+    They tile it: the first starts at the arrival, each next one where the one before ends, the last
+    ends with the request (``RequestRecord.ended_at``), and neighbours differ in kind. So they sum
+    exactly to its E2E, or for a request that did not finish to the time until its outcome. A
+    request that would have arrived after the end of the run has none.
+    """
+    engine = _Engine(record)
+    lives = record.requests
+    ids = lives if among is None else among
+    return {i: _tile(lives[i], _spans(lives[i], engine)) for i in ids}
+
+
+def find_wasted_segments(
+    record: RunRecord, life: RequestRecord, paused: Sequence[int] | None = None
+) -> list[LedgerSegment]:
+    """What the engine went on to compute for a request after its end, when nobody waited for it.
+
+    Whoever asks for many requests gives ``find_pauses(record)`` with each.
+    """
+    log, found = record.steps, list[LedgerSegment]()
+    finish = record.end if life.ended_at is None else life.ended_at
+    for run in _cut(compute_runs(life), find_pauses(record) if paused is None else paused):
+        start, end = max(log.start[run.first], finish), min(log.end[run.last], record.end)
+        if end <= finish + NEGLIGIBLE:
+            continue
+        if found and found[-1].kind is run.kind and start - found[-1].end <= NEGLIGIBLE:
+            found[-1] = found[-1]._replace(end=end)
+        else:
+            found.append(LedgerSegment(run.kind, start, end))
+    return found
+
+
+def find_pauses(record: RunRecord) -> list[int]:
+    """Rows of the step log after which the engine computed nothing for a while."""
+    following = zip(record.steps.end, islice(record.steps.start, 1, None), strict=False)
+    return [row for row, (end, start) in enumerate(following) if start - end > NEGLIGIBLE]
+
+
+def _cut(computed: Iterable[ComputeRun], paused: Sequence[int]) -> Iterator[ComputeRun]:
+    """The runs, cut wherever the engine paused inside one."""
+    for run in computed:
+        first = run.first
+        for row in paused[bisect_left(paused, first) : bisect_left(paused, run.last)]:
+            yield run._replace(first=first, last=row)
+            first = row + 1
+        yield run if first == run.first else run._replace(first=first)
+
+
+def total_by_kind(intervals: Iterable[LedgerSegment]) -> dict[LedgerKind, float]:
+    """Seconds in each kind, in the order of ``LedgerKind``, without those that did not occur."""
+    seconds: dict[LedgerKind, list[float]] = {}
+    for interval in intervals:
+        seconds.setdefault(interval.kind, []).append(interval.seconds)
+    return {kind: fsum(seconds[kind]) for kind in LedgerKind if kind in seconds}
+
+
+def _tile(life: RequestRecord, spans: Iterable[LedgerSegment]) -> list[LedgerSegment]:
+    """The spans without slivers, cut at the end of the request, neighbours of one kind as one."""
+    finish = inf if life.ended_at is None else life.ended_at
+    tiles: list[LedgerSegment] = []
+    reached = life.request.arrival
+    for kind, _, until in spans:
+        until = finish if until > finish - NEGLIGIBLE else until
+        if until <= reached:
+            continue
+        if until - reached <= NEGLIGIBLE and until < finish:
+            continue
+        if tiles and tiles[-1].kind is kind:
+            tiles[-1] = tiles[-1]._replace(end=until)
+        else:
+            tiles.append(LedgerSegment(kind, reached, until))
+        reached = until
+        if reached == finish:
+            break
+    return tiles
+
+
+def _spans(life: RequestRecord, engine: _Engine) -> Iterator[LedgerSegment]:
+    """What the request did or waited for, from its arrival and without an end."""
+    log = engine.log
+    before: ComputeRun | None = None
+    reached = life.request.arrival
+    aside = _among(_aside(life))
+    for after in chain(_cut(compute_runs(life), engine.pauses), (None,)):
+        begins = log.start[after.first] if after else inf
+        if begins > reached:
+            yield from _paint(reached, begins, _layers(life, engine, aside, before, after))
+        if after:
+            reached = log.end[after.last]
+            yield LedgerSegment(after.kind, begins, reached)
+        before = after
+
+
+#: What may lie in a gap: the intervals of a life between two times.
+Layer = Callable[[float, float], Iterable[LedgerSegment]]
+
+
+def _layers(
+    life: RequestRecord,
+    engine: _Engine,
+    aside: Layer,
+    before: ComputeRun | None,
+    after: ComputeRun | None,
+) -> list[Layer]:
+    """All that a gap between two runs is made of; what comes first covers the rest."""
+    decided = engine.log.decided[after.first] if after else inf
+    layers = [_stretch(LedgerKind.STALLED, engine.stopped, inf)]
+    chosen = _stretch(LedgerKind.IN_FLIGHT, decided, inf)
+    if before is None:
+        unseen = _stretch(LedgerKind.UNSEEN, -inf, inf if life.seen is None else life.seen)
+        head = _among(engine.at_head.get(life.request.id, []))
+        layers += [chosen, unseen, head, aside, _among(engine.queue)]
+        return [*layers, _stretch(LedgerKind.QUEUED, -inf, inf)]
+    taken = kv_lost_at(life, before.last, after.first if after else None)
+    if taken < inf:
+        layers += [_stretch(LedgerKind.PREEMPTED, taken, decided), chosen]
+    return [*layers, aside, engine.prefills, _stretch(LedgerKind.IN_FLIGHT, -inf, inf)]
+
+
+def _paint(start: float, end: float, layers: Sequence[Layer]) -> Iterator[LedgerSegment]:
+    """The topmost layer from ``start`` to ``end``, and between its intervals those below it."""
+    for piece in layers[0](start, end):
+        left, right = max(piece.start, start), min(piece.end, end)
+        if left > start:
+            yield from _paint(start, left, layers[1:])
+        if right > start:
+            yield LedgerSegment(piece.kind, left, right)
+            start = right
+    if start < end:
+        yield from _paint(start, end, layers[1:])
+
+
+def _stretch(kind: LedgerKind, start: float, end: float) -> Layer:
+    return lambda left, right: (
+        [LedgerSegment(kind, start, end)] if start < right and left < end else []
+    )
+
+
+def _among(intervals: Sequence[LedgerSegment]) -> Layer:
+    """A layer of intervals that are in order and do not overlap."""
+
+    def within(start: float, end: float) -> Iterator[LedgerSegment]:
+        first = bisect_right(intervals, start, key=attrgetter("end"))
+        for index in range(first, len(intervals)):
+            if intervals[index].start >= end:
+                return
+            yield intervals[index]
+
+    return within
+
+
+def _aside(life: RequestRecord) -> list[LedgerSegment]:
+    """When the request sat aside, by the scheduler's own word."""
+    ends = [at for at, _ in life.aside[1:]] + [inf]
+    return [
+        LedgerSegment(LedgerKind(why), start, end)
+        for (start, why), end in zip(life.aside, ends, strict=False)
+        if why and end > start
+    ]
+
+
+class _Engine:
+    """What the lives of all requests are read from.
+
+    ``at_head`` maps a request to the intervals in which it stood at the head of the queue; in those
+    of ``queue`` somebody did, so that all others stood behind. At ``stopped`` (s) the engine stood
+    still for good.
+    """
+
+    def __init__(self, record: RunRecord) -> None:
+        log = self.log = record.steps
+        self.stopped = record.engine_halt.since if record.engine_halt else inf
+        self.at_head: dict[int, list[LedgerSegment]] = {}
+        self.queue: list[LedgerSegment] = []
+        ends = [at for at, _ in record.heads[1:]] + [inf]
+        for (start, held), end in zip(record.heads, ends, strict=False):
+            if held is None or end <= start:
+                continue
+            head = LedgerSegment(LedgerKind(held.why), start, end)
+            self.at_head.setdefault(held.id, []).append(head)
+            if self.queue and self.queue[-1].end == start:
+                self.queue[-1] = self.queue[-1]._replace(end=end)
+            else:
+                self.queue.append(LedgerSegment(LedgerKind.BEHIND, start, end))
+        self.pauses = find_pauses(record)
+        # Rows after which steps with a prefill begin or end.
+        turns = zip(log.prefill_seqs, log.prefill_seqs[1:], strict=False)
+        self._turns = [row for row, (a, b) in enumerate(turns) if (a > 0) != (b > 0)]
+
+    def prefills(self, start: float, end: float) -> Iterator[LedgerSegment]:
+        """When steps with a prefill ran between ``start`` and ``end``."""
+        log, turns = self.log, self._turns
+        row = bisect_right(log.end, start)
+        stop = bisect_left(log.start, end)
+        for turn in [*turns[bisect_left(turns, row) : bisect_left(turns, stop)], stop]:
+            last = min(turn, stop - 1)
+            if row <= last and log.prefill_seqs[row]:
+                yield LedgerSegment(LedgerKind.HELD_UP, log.start[row], log.end[last])
+            row = turn + 1

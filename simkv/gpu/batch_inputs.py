@@ -1,0 +1,183 @@
+"""A batch as the device sees it: flat integer arrays of a fixed size, and block tables kept there.
+
+Token slots hold the decodes first, one token each, then the tokens of the prefills one after the
+other, then padding. Row slots hold the decodes, padding, the prefills, padding. What is padded
+belongs to the scratch seat, whose block table names nothing but the null block, and has length 0.
+
+A *seat* is a request's row in the device's token store and block tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from simkv.core.scheduler_protocol import BatchRow, blocks_for
+
+Ints = npt.NDArray[np.int32]
+
+
+class StepSize(NamedTuple):
+    """Slots of a step: ``tokens``, and rows for ``decodes`` and for ``prefills``."""
+
+    tokens: int
+    decodes: int
+    prefills: int
+
+
+class StepInputs(NamedTuple):
+    """The arrays of a step; numpy on the host, tensors on the device, all int32.
+
+    Per token slot its ``seat`` and ``position``; per row slot its ``row_seat``, its ``length``
+    (tokens of KV when the step is done, 0 for padding), and where its next token goes:
+    ``out_seat`` (the scratch seat if it emits none) and ``out_position``. ``start`` has the first
+    token slot of each prefill, and the end of the last.
+    """
+
+    seat: Any
+    position: Any
+    row_seat: Any
+    length: Any
+    out_seat: Any
+    out_position: Any
+    start: Any
+
+
+def input_views(buffer: Any, size: StepSize) -> StepInputs:
+    """Views of the fields of a step of this size in a flat buffer (numpy or torch)."""
+    return StepInputs(*(buffer[a:b] for a, b in pairwise(_offsets(size))))
+
+
+def packed_length(size: StepSize) -> int:
+    """Integers that a step of this size takes in the buffer."""
+    return _offsets(size)[-1]
+
+
+def _offsets(size: StepSize) -> list[int]:
+    rows = size.decodes + size.prefills
+    counts = (size.tokens, size.tokens, rows, rows, rows, rows, size.prefills + 1)
+    return list(accumulate(counts, initial=0))
+
+
+def split_rows(rows: Sequence[BatchRow]) -> tuple[list[BatchRow], list[BatchRow]]:
+    """Rows of one token, which go to the decode kernel, and all others."""
+    decodes = [row for row in rows if row.tokens == 1]
+    prefills = [row for row in rows if row.tokens > 1]
+    return decodes, prefills
+
+
+def fill(
+    fields: StepInputs,
+    decodes: Sequence[BatchRow],
+    prefills: Sequence[BatchRow],
+    emits: Collection[int],
+    seats: Mapping[int, int],
+    scratch: int,
+) -> None:
+    """Write a step into the host's ``fields``; ``emits`` are the ids that get a token."""
+    first = len(fields.row_seat) - (len(fields.start) - 1)
+    fields.seat.fill(scratch)
+    fields.position.fill(0)
+    fields.row_seat.fill(scratch)
+    fields.length.fill(0)
+    fields.out_seat.fill(scratch)
+    fields.out_position.fill(0)
+    count = len(decodes)
+    if decodes:
+        seat, _, context, out = _columns(decodes, emits, seats, scratch)
+        fields.seat[:count] = seat
+        fields.position[:count] = context
+        _fill_rows(fields, slice(0, count), seat, context + 1, out)
+    fields.start.fill(count)
+    if prefills:
+        seat, tokens, context, out = _columns(prefills, emits, seats, scratch)
+        ends = count + np.cumsum(tokens, dtype=np.int32)
+        end = int(ends[-1])
+        fields.seat[count:end] = np.repeat(seat, tokens)
+        begins = ends - tokens
+        fields.position[count:end] = np.arange(count, end, dtype=np.int32)
+        fields.position[count:end] += np.repeat(context - begins, tokens)
+        _fill_rows(fields, slice(first, first + len(prefills)), seat, context + tokens, out)
+        fields.start[1:] = end
+        fields.start[1 : len(prefills) + 1] = ends
+
+
+def _fill_rows(fields: StepInputs, rows: slice, seat: Ints, length: Ints, out: Ints) -> None:
+    fields.row_seat[rows] = seat
+    fields.length[rows] = length
+    fields.out_seat[rows] = out
+    fields.out_position[rows] = length
+
+
+def _columns(
+    rows: Sequence[BatchRow], emits: Collection[int], seats: Mapping[int, int], scratch: int
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """Seat, tokens, context and output seat of each row."""
+    seat = np.array([seats[row.id] for row in rows], dtype=np.int32)
+    tokens = np.array([row.tokens for row in rows], dtype=np.int32)
+    context = np.array([row.context for row in rows], dtype=np.int32)
+    silent = np.array([row.id not in emits for row in rows])
+    return seat, tokens, context, np.where(silent, np.int32(scratch), seat)
+
+
+class TableDelta(NamedTuple):
+    """What changes in the device's block tables: ``blocks`` to be written at flat ``places``.
+
+    ``unbacked`` counts tokens of the step for which the scheduler has handed out no block. As in
+    the engines, they run into the null block: their KV is void.
+    """
+
+    places: list[int]
+    blocks: list[int]
+    unbacked: int
+
+
+class TableTracker:
+    """Knows what the device's tables hold, and so what has to be sent.
+
+    The scheduler's tables are columns that only grow while they are the same object; another object
+    (after a preemption, or where a cached prefix took the place of own blocks) is sent as a whole.
+    """
+
+    def __init__(self, block_size: int, width: int) -> None:
+        self.block_size = block_size
+        self.width = width
+        self._sent: dict[int, tuple[Sequence[int], int]] = {}
+
+    def delta(
+        self,
+        rows: Sequence[BatchRow],
+        tables: Mapping[int, Sequence[int]],
+        seats: Mapping[int, int],
+    ) -> TableDelta:
+        """What must be sent before ``rows`` can run."""
+        places: list[int] = []
+        blocks: list[int] = []
+        unbacked = 0
+        for row in rows:
+            table = tables.get(row.id, ())
+            known, sent = self._sent.get(row.id, (None, 0))
+            if known is not table:
+                sent = 0
+            end = row.context + row.tokens
+            needed = blocks_for(end, self.block_size)
+            if needed <= sent:
+                continue
+            new = list(table[sent:needed])
+            self._sent[row.id] = (table, sent + len(new))
+            if len(new) < needed - sent:
+                covered = (sent + len(new)) * self.block_size
+                unbacked += end - max(covered, row.context)
+                new += [0] * (needed - sent - len(new))
+            start = seats[row.id] * self.width + sent
+            places += range(start, start + len(new))
+            blocks += new
+        return TableDelta(places, blocks, unbacked)
+
+    def forget(self, request_id: int) -> None:
+        """The request has ended."""
+        self._sent.pop(request_id, None)

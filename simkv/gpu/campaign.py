@@ -1,0 +1,149 @@
+"""The measurement campaign: what the parts of a step cost on this device, point by point.
+
+Points come in order of use, each twice, in an independently shuffled order within small batches;
+a sentinel before each of these shows drift. A graph serves both of a point's turns. Every
+measurement is appended to a CSV file at once, and a campaign that is started again goes on where it
+stopped.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple, get_type_hints
+
+import numpy as np
+
+from simkv.core.errors import InputError
+from simkv.gpu.campaign_plan import Probe, sentinel
+from simkv.gpu.microbenchmark import Microbenchmark
+
+#: Points between two sentinels.
+POINTS_PER_SENTINEL = 20
+
+
+class Measurement(NamedTuple):
+    """One measurement: seconds at the median and the tenth and ninetieth percentile of repeats, and
+    at most.
+
+    ``longest`` is the longest context of a decode, ``size`` what the step was padded to, ``at_s``
+    the time since the campaign began.
+    """
+
+    key: str
+    passed: int
+    part: str
+    prefill_seqs: int
+    prefill_tokens: int
+    prefill_context: int
+    decode_seqs: int
+    decode_context: int
+    prefill_pairs: int
+    longest: int
+    size: str
+    median_s: float
+    p10_s: float
+    p90_s: float
+    most_s: float
+    repeats: int
+    at_s: float
+
+
+def measure(
+    stand: Microbenchmark,
+    points: Sequence[Probe],
+    path: Path,
+    budget_s: float,
+    *,
+    repeats: int = 20,
+    passes: int = 2,
+    seed: int = 0,
+    progress: Callable[[], None] = lambda: None,
+) -> list[Measurement]:
+    """Measure ``points`` until all are done or the time is over; append to the CSV at ``path``.
+
+    What is in the file already is not measured again. Returns all that is in it at the end.
+    """
+    begin = perf_counter()
+    _mend(path)
+    done = {(sample.key, sample.passed) for sample in read_samples(path)}
+    earlier = max((sample.at_s for sample in read_samples(path)), default=0.0)
+    random = np.random.default_rng(seed)
+    watch = sentinel(stand.limits)
+    for start in range(0, len(points), POINTS_PER_SENTINEL):
+        batch = points[start : start + POINTS_PER_SENTINEL]
+        stand.forget()
+        for passed in range(passes):
+            order = [watch, *(batch[i] for i in random.permutation(len(batch)))]
+            for index, point in enumerate(order):
+                turn = passed if index else passed + passes * (start // POINTS_PER_SENTINEL)
+                key = point.key if index else f"sentinel {point.key}"
+                if (key, turn) in done:
+                    continue
+                if perf_counter() - begin > budget_s:
+                    return read_samples(path)
+                seconds = stand.time(point, repeats)
+                at = earlier + perf_counter() - begin
+                _append(path, _sample(stand, point, key, turn, seconds, at))
+                progress()
+    return read_samples(path)
+
+
+def _sample(
+    stand: Microbenchmark, point: Probe, key: str, passed: int, seconds: list[float], at: float
+) -> Measurement:
+    low, median, high = np.percentile(seconds, (10, 50, 90))
+    longest = max(point.decodes, default=0)
+    load = point.load
+    size = "x".join(map(str, stand.size(point)))
+    spread = (float(median), float(low), float(high), max(seconds))
+    return Measurement(key, passed, point.part, *load[:6], longest, size, *spread, len(seconds), at)
+
+
+def _append(path: Path, sample: Measurement) -> None:
+    new = not path.exists()
+    with path.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        if new:
+            writer.writerow(Measurement._fields)
+        writer.writerow(sample)
+
+
+def _mend(path: Path) -> None:
+    """Drop a last line that was cut short."""
+    if path.exists() and not (text := path.read_bytes()).endswith(b"\n"):
+        path.write_bytes(text[: text.rfind(b"\n") + 1])
+
+
+def read_samples(path: Path) -> list[Measurement]:
+    """All measurements of a file; none if there is no file. Raises InputError."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.reader(file))
+    if not rows or tuple(rows[0]) != Measurement._fields:
+        raise InputError(f"{path}: not measurements of this version of simkv")
+    kinds = get_type_hints(Measurement).values()
+    return [
+        Measurement(*(kind(value) for kind, value in zip(kinds, row, strict=True)))
+        for row in rows[1:]
+    ]
+
+
+def check_same(path: Path, about: dict[str, Any]) -> None:
+    """Write what a campaign is about beside its measurements, or compare with what is there.
+
+    Raises InputError if the measurements there were made of something else.
+    """
+    if not path.exists():
+        path.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        return
+    there = json.loads(path.read_text(encoding="utf-8"))
+    for name in ("shape", "limits", "device", "torch", "version", "layout", "clock"):
+        if there.get(name) != about[name]:
+            raise InputError(
+                f"{path}: {name} was {there.get(name)}, now {about[name]}; use another --out"
+            )

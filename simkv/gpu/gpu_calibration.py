@@ -1,0 +1,181 @@
+"""From a device to a cost profile: measure, see what the host adds, fit, write."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy.optimize import nnls
+
+from simkv.core.atomic_files import make_folder, write_text
+from simkv.core.errors import InputError
+from simkv.core.version import __version__
+from simkv.costs.cost_profile import CostProfile, StepCost
+from simkv.costs.hardware.model_shape import ModelShape
+from simkv.gpu.calibration_runs import OVERLAPPED, run_calibration_loads
+from simkv.gpu.campaign import Measurement, check_same, measure
+from simkv.gpu.campaign_plan import Limits, plan_campaign
+from simkv.gpu.device_clocks import log_clocks
+from simkv.gpu.drift_correction import count_stalled, measure_drift
+from simkv.gpu.execution_record import ExecutionRecord, GpuSetup, pass_rows
+from simkv.gpu.machine_info import machine_info
+from simkv.gpu.microbenchmark import Microbenchmark
+from simkv.gpu.overlapped_engine import overlap_profile
+from simkv.gpu.profile_fit import (
+    HostCosts,
+    MedianPass,
+    RealStep,
+    fit_profile,
+    points_by_part,
+    relative_step_errors,
+)
+from simkv.gpu.torch_executor import Pass
+
+
+def calibrate(
+    setup: GpuSetup,
+    limits: Limits,
+    folder: Path,
+    budget_s: float,
+    *,
+    repeats: int = 20,
+    progress: Callable[[], None] = lambda: None,
+) -> tuple[CostProfile, list[Measurement]]:
+    """Measure within ``budget_s`` seconds, the start of the model included, and fit.
+
+    Goes on with an earlier campaign. After the budget come only three short runs: one shows what
+    serving adds, the others how wrong the profile is. Leaves in ``folder`` the raw measurements
+    (``samples.csv``), what they were made on (``campaign.json``), what the device said of itself
+    all the while (``clocks.csv``), every pass of the real runs (``passes.csv``), and the profile
+    (``profile.json``); where steps overlap, that of pipelined engines, too
+    (``profile-overlapped.json``). Raises InputError if the folder holds a
+    campaign of something else, or too little was measured for a fit.
+    """
+    begin = perf_counter()
+    about = machine_info(setup.device)
+    make_folder(folder)
+    check_same(
+        folder / "campaign.json",
+        {
+            **about,
+            "version": __version__,
+            "shape": asdict(setup.shape),
+            "limits": asdict(limits),
+            "layout": setup.layout,
+        },
+    )
+    with log_clocks(folder / "clocks.csv", setup.device):
+        stand = Microbenchmark(setup.shape, limits, setup.device, setup.layout)
+        stand.runner.warm_up(setup.warm_up)
+        samples = measure(
+            stand,
+            plan_campaign(limits),
+            folder / "samples.csv",
+            budget_s - (perf_counter() - begin),
+            repeats=repeats,
+            progress=progress,
+        )
+        del stand
+        gc.collect()
+        if torch.device(setup.device).type == "cuda":
+            torch.cuda.empty_cache()
+        fitted, *others = _served(setup, limits, folder / "passes.csv")
+        ahead = [run for run in others if run.scenario.name.endswith(OVERLAPPED)]
+        others = [run for run in others if run not in ahead]
+    real = real_steps(fitted.passes)
+    judged = [step for run in others for step in real_steps(run.passes)]
+    host = fit_host(fitted.passes)
+    gpu = str(about["device"])
+    try:
+        profile = fit_profile(
+            samples,
+            host,
+            real,
+            judged,
+            name=f"{setup.shape.name}-{setup.device}",
+            model=setup.shape.name,
+            gpu=gpu,
+            source=[
+                f"simkv {__version__}, {len(samples)} measurements, {about['date']}",
+                f"torch {about['torch']}, {about.get('nvidia_smi') or about['python']}",
+                f"the device drifted by {100 * measure_drift(samples):+.1f} % during the "
+                "campaign, which "
+                f"is reckoned out; {count_stalled(samples)} measurements stalled once, not counted",
+            ],
+        )
+    except ValueError as error:
+        raise InputError(f"{folder}: {error}") from error
+    _write(profile, folder / "profile.json")
+    if ahead:
+        steps = [(s.load, s.seconds) for run in ahead for s in real_steps(run.passes)]
+        found = overlap_profile(profile)
+        fit = found.fit.model_copy(
+            update={"held_out": relative_step_errors(StepCost(found), steps)}
+        )
+        found = found.model_copy(update={"fit": fit})
+        _write(found, folder / "profile-overlapped.json")
+    return profile, samples
+
+
+def _write(profile: CostProfile, path: Path) -> None:
+    write_text(path, profile.model_dump_json(indent=1, exclude_none=True) + "\n")
+
+
+def _served(setup: GpuSetup, limits: Limits, path: Path) -> list[ExecutionRecord]:
+    """The real runs, all their passes written to ``path`` as each of them ends."""
+    runs, rows = [], []
+    for name, run in run_calibration_loads(setup, limits):
+        runs.append(run)
+        rows += pass_rows(name, run)
+        write_text(path, pd.DataFrame(rows).to_csv(index=False))
+    return runs
+
+
+def real_steps(passes: Sequence[Pass]) -> list[RealStep]:
+    """The steps among the passes of a run, without the idle ones."""
+    return [
+        RealStep(p.load._replace(longest=p.longest_context), p.seconds, p.timing.gpu_s)
+        for p in passes
+        if p.timing
+    ]
+
+
+def fit_host(passes: Sequence[Pass]) -> HostCosts:
+    """Steps less their device time: a constant, a slope over the sequences that decode, and more
+    for steps with prefills."""
+    steps = [(p.load, p.seconds - p.timing.gpu_s) for p in passes if p.timing]
+    rest = np.array([seconds for _, seconds in steps])
+    rows = np.array([[1.0, load.decode_seqs, bool(load.prefill_seqs)] for load, _ in steps])
+    (step_s, sequence_s, prefill_s), _ = nnls(rows / rest[:, None], np.ones(len(rest)))
+    idle = [p.seconds for p in passes if not p.timing]
+    idle_s = median(idle) if idle else max(step_s, 1e-6)
+    return HostCosts(float(step_s), float(sequence_s), idle_s, float(prefill_s))
+
+
+def achieved_rates(
+    samples: Sequence[Measurement], shape: ModelShape, itemsize: int
+) -> dict[str, Any]:
+    """What the attention kernels reach at their largest points: GB/s and TFLOP/s."""
+    parts = points_by_part(samples)
+    found: dict[str, Any] = {}
+    if decodes := parts.get("decode"):
+        most = max(decodes, key=lambda p: p.load.decode_context)
+        moved = most.load.decode_context * shape.kv_bytes_per_token(itemsize)
+        found["decode attention GB/s"] = round(moved / most.seconds / 1e9, 1)
+    if prefills := parts.get("prefill"):
+        widest = max(prefills, key=_pairs)
+        flops = 4 * _pairs(widest) * shape.layers * shape.heads * shape.head_dim
+        found["prefill attention TFLOP/s"] = round(flops / widest.seconds / 1e12, 2)
+    return found
+
+
+def _pairs(point: MedianPass) -> int:
+    return point.load.prefill_pairs

@@ -1,0 +1,59 @@
+"""The KV cache: one preallocated tensor of blocks on the device.
+
+    pool = KVPool(MODELS["tiny"], num_blocks=64, block_size=16, device="cpu", dtype=torch.float32)
+    keys, values = pool.layer(0)        # views [blocks, block_size, kv_heads, head_dim]
+
+Blocks are numbered as simkv's block pools number them: from 1, with 0 as the null block, where
+padding goes.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from simkv.costs.hardware.model_shape import ModelShape
+
+Layout = Literal["block", "layer"]
+
+
+class KVPool:
+    """Keys and values of ``num_blocks`` blocks of ``block_size`` tokens, and of the null block.
+
+    With the ``block`` layout the tensor is [block, layer, 2, token, kv head, head dim], so that a
+    block is one contiguous piece; with ``layer`` it is
+    [layer, 2, block, token, kv head, head dim]. Its contents start undefined, the null block zero.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        num_blocks: int,
+        block_size: int,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        layout: Layout = "block",
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.layout = layout
+        block = (block_size, shape.kv_heads, shape.head_dim)
+        size = (
+            (num_blocks + 1, shape.layers, 2, *block)
+            if layout == "block"
+            else (shape.layers, 2, num_blocks + 1, *block)
+        )
+        self.data = torch.empty(size, device=device, dtype=dtype)
+        #: The same tensor with the block as its first dimension, whatever the layout.
+        self.blocks = self.data if layout == "block" else self.data.permute(2, 0, 1, 3, 4, 5)
+        self.blocks[0].zero_()
+
+    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a layer, as views [block, token, kv head, head dim]."""
+        return self.blocks[:, index, 0], self.blocks[:, index, 1]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers."""
+        return int(self.blocks[0].numel() * self.data.element_size())

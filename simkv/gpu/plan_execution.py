@@ -1,0 +1,90 @@
+"""Serves the cases of a plan one after another on one runner, within a time.
+
+    served = serve_cases(cases, setup, folder, deadline)
+
+Every case leaves a folder ``runs/<case>-<n>`` as `simkv gpu run` does, complete or not at all;
+what is there already is not served again, so an interrupted validation goes on. Before, between
+and after them one and the same step is timed (``sentinels.csv``), and the device tells of itself
+all the while (``clocks.csv``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+from simkv.core.errors import InputError
+from simkv.costs.cost_profile import CostProfile
+from simkv.gpu.batch_runner import Runner, covering_config
+from simkv.gpu.device_clocks import log_clocks
+from simkv.gpu.execution_record import GpuSetup, write_executions
+from simkv.gpu.machine_info import machine_info
+from simkv.gpu.scenario_execution import check_fits, execute_scenario, runner_config
+from simkv.gpu.sentinel_step import time_sentinel
+from simkv.validation.gpu_runs.device_drift import AFTER_LAST_RUN, note_sentinel
+from simkv.validation.gpu_runs.load_sizing import Trial
+from simkv.validation.gpu_runs.validation_suite import order_trial_runs
+
+#: A run is begun only if so many times its predicted length is left.
+TIME_MARGIN = 1.3
+
+
+def print_nothing(line: str) -> None:
+    """Where nobody listens."""
+
+
+def execute_plan(
+    cases: Sequence[Trial],
+    setup: GpuSetup,
+    folder: Path,
+    deadline: Callable[[], float],
+    *,
+    repeats: int = 2,
+    say: Callable[[str], None] = print_nothing,
+    advance: Callable[[], None] = lambda: None,
+) -> list[str]:
+    """Serve all ``order_trial_runs`` for which ``deadline()``, the seconds left, suffices.
+
+    Returns the names of those that were not served for want of time.
+    """
+    begin = perf_counter()
+    wanted = order_trial_runs(cases, repeats)
+    left = [turn for turn in wanted if not (folder / "runs" / turn.name).exists()]
+    if not left:
+        return []
+    config = covering_config([runner_config(case.scenario, setup) for case in cases])
+    check_fits(setup, config)
+    with log_clocks(folder / "clocks.csv", setup.device):
+        runner = Runner(setup.shape, config, setup.device)
+        runner.warm_up(setup.warm_up)
+        say(f"weights, {len(runner.graphs.sizes)} graphs, warm-up: {perf_counter() - begin:.1f} s")
+        # Enough to bring the clocks up again after a pause for writing.
+        setup = replace(setup, warm_up=min(setup.warm_up, 1.0))
+        skipped = []
+        for turn in left:
+            if TIME_MARGIN * turn.trial.predicted_s > deadline():
+                skipped.append(turn.name)
+                continue
+            note_sentinel(folder, turn.name, time_sentinel(runner))
+            run = execute_scenario(turn.trial.scenario, setup, runner, advance)
+            write_executions(folder / "runs" / turn.name, {"run": run}, setup)
+            real, foreseen = run.summary["makespan_s"], turn.trial.predicted_s
+            change = f"{real / foreseen - 1:+.1%}"
+            say(f"{turn.name}: {real:.2f} s, predicted {foreseen:.2f} s ({change})")
+        note_sentinel(folder, AFTER_LAST_RUN, time_sentinel(runner))
+    return skipped
+
+
+def check_device(profile: CostProfile, setup: GpuSetup, *, other_gpu: bool) -> None:
+    """Raise InputError if the device is not the one that ``profile`` is of, unless that is meant.
+
+    An H200 in the place of an H100 would be measured as the profile's error.
+    """
+    found = machine_info(setup.device)["device"]
+    if found != profile.gpu and not other_gpu:
+        raise InputError(
+            f"{profile.name}: is a profile of {profile.gpu}, this is {found}; "
+            "use --allow-other-gpu to judge it here all the same"
+        )

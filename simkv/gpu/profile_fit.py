@@ -1,0 +1,335 @@
+"""From the measurements of a campaign to a cost profile, and its error on steps it never saw.
+
+    step = rest[tokens] + decode attention + prefill attention (+ a constant in mixed steps)
+         all by one factor, + what a whole step costs beyond its parts, alone and in service + host
+
+``rest`` is a table over the sizes that steps are padded to, since matrix products cost by tiles;
+a size that was not measured lies on the straight line between its neighbours.
+Attention is a straight line over what it reads: for decodes tokens of context, rows, and by how
+much the longest is above the mean, for which the device waits while it is otherwise idle; for
+prefills pairs of tokens. These are fitted to relative errors, with no negative coefficient; what a
+whole step differs by from its parts has a sign, since the parts measured alone may be too dear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import ValidationError
+from scipy.optimize import nnls
+
+from simkv.costs.cost_profile import (
+    CostProfile,
+    CostTerm,
+    Feature,
+    FitQuality,
+    LinearPiece,
+    StepCost,
+    StepError,
+    StepFilter,
+)
+from simkv.costs.cost_terms import compute_feature
+from simkv.costs.scaled_executor import classify_step
+from simkv.costs.step_errors import summarize_errors_by_kind
+from simkv.costs.step_load import StepLoad
+from simkv.gpu.campaign import Measurement
+from simkv.gpu.drift_correction import correct_drift
+from simkv.gpu.graph_buckets import decode_bucket, token_bucket
+from simkv.gpu.whole_step import (
+    KINDS,
+    constant_term,
+    device_profile,
+    fit_whole_steps,
+)
+
+Floats = npt.NDArray[np.float64]
+#: Parts of steps that the terms are fitted to.
+FITTED = ("rest", "decode", "mixed decode", "prefill")
+
+
+class HostCosts(NamedTuple):
+    """The host's share of a step, in seconds: fixed, per sequence that decodes, and more if there
+    are prefills; and that of an idle pass."""
+
+    step_s: float
+    sequence_s: float
+    idle_s: float
+    prefill_s: float = 0.0
+
+
+class RealStep(NamedTuple):
+    """A step of a real run: what it did, its whole time and the device's part of it (s)."""
+
+    load: StepLoad
+    seconds: float
+    device_s: float
+
+
+@dataclass(frozen=True)
+class MedianPass:
+    """A point with the median of all its passes, in seconds."""
+
+    sample: Measurement
+    seconds: float
+
+    @property
+    def load(self) -> StepLoad:
+        s = self.sample
+        return StepLoad(
+            s.prefill_seqs,
+            s.prefill_tokens,
+            s.prefill_context,
+            s.decode_seqs,
+            s.decode_context,
+            s.prefill_pairs,
+            longest=s.longest,
+        )
+
+    @property
+    def slots(self) -> int:
+        """Token slots of the padded step."""
+        return int(self.sample.size.split("x")[0])
+
+
+def points_by_part(samples: Sequence[Measurement]) -> dict[str, list[MedianPass]]:
+    """The points of a campaign by part, each once."""
+    groups: dict[str, list[Measurement]] = {}
+    for sample in samples:
+        if not sample.key.startswith("sentinel"):
+            groups.setdefault(sample.key, []).append(sample)
+    parts: dict[str, list[MedianPass]] = {}
+    for group in groups.values():
+        found = MedianPass(group[0], median(s.median_s for s in group))
+        parts.setdefault(found.sample.part, []).append(found)
+    return parts
+
+
+def fit_profile(
+    samples: Sequence[Measurement],
+    host: HostCosts,
+    real: Sequence[RealStep] = (),
+    judged: Sequence[RealStep] = (),
+    *,
+    name: str,
+    model: str,
+    gpu: str,
+    source: list[str],
+) -> CostProfile:
+    """The profile that the samples give.
+
+    Raises ValueError if a part was not measured at all, or a step would cost no time.
+
+    ``real`` are steps of a short real run: from them, what a step on the device takes beyond its
+    parts measured alone (caches are cold). ``judged`` are steps of other runs, of other load and
+    other sizes, which tell the profile's error. Without them it is told by whole steps of the
+    campaign, and is that of the device alone.
+    """
+    parts = points_by_part(correct_drift(samples))
+    for part in ("rest", "decode", "prefill"):
+        if not parts.get(part):
+            raise ValueError(f"no point of part {part!r} was measured; a longer budget is needed")
+    decoding = [p for p in parts["rest"] if not p.load.prefill_seqs]
+    prefilling = [p for p in parts["rest"] if not p.load.decode_seqs]
+    both = [p for p in parts["rest"] if p.load.prefill_seqs and p.load.decode_seqs]
+    if not decoding or not prefilling:
+        raise ValueError("the step without attention was not measured for decodes and prefills")
+    terms = [
+        CostTerm(
+            name="all but attention, decodes",
+            feature="decode_seqs",
+            when="pure decode",
+            pieces=_stairs(decoding, decode_bucket),
+        ),
+        CostTerm(
+            name="all but attention, prefills",
+            feature="tokens",
+            when="prefill",
+            pieces=_stairs(prefilling, token_bucket),
+        ),
+        *_of_decodes(parts["decode"], parts.get("mixed decode", [])),
+        *_lines(
+            "prefill attention",
+            "prefill",
+            parts["prefill"],
+            ["prefill_pairs", "prefill_tokens", "prefill_seqs", "prefill_mean"],
+        ),
+        constant_term("more rows to sample", _mixed_extra(both, prefilling), "mixed"),
+        CostTerm(name="host, per step", feature="steps", seconds=host.step_s),
+        CostTerm(
+            name="host, per sequence that decodes", feature="decode_seqs", seconds=host.sequence_s
+        ),
+        CostTerm(
+            name="host, per step with prefills",
+            feature="steps",
+            when="prefill",
+            seconds=host.prefill_s,
+        ),
+    ]
+    fitted = [p for part in FITTED for p in parts.get(part, [])]
+    profile = CostProfile(
+        name=name,
+        engine="simkv gpu",
+        model=model,
+        gpu=gpu,
+        basis="measured",
+        terms=terms,
+        idle_pass_s=host.idle_s,
+        range=_range(fitted + parts.get("step", [])),
+        fit=FitQuality(
+            points=len(fitted),
+            note="classes measured apart; what whole steps cost beyond their sum is from half of "
+            "the whole steps"
+            + (
+                " and from one real run, the error from others of other load and sizes, "
+                "host and device"
+                if judged
+                else ", the error from the other half, on the device alone"
+            ),
+        ),
+        source=source,
+    )
+    seen, unseen = halves(parts.get("step", []))
+    profile = profile.model_copy(
+        update={"terms": fit_whole_steps(profile, [(step.load, step.seconds) for step in seen])}
+    )
+    cost = StepCost(device_profile(profile))
+    told_by = [(step.load, step.seconds) for step in unseen]
+    if real:
+        extra = _in_service(cost, real)
+        profile = profile.model_copy(update={"terms": [*profile.terms, *extra]})
+    if judged:
+        cost = StepCost(profile)
+        told_by = [(step.load, step.seconds) for step in judged]
+    held_out, rms = relative_step_errors(cost, told_by), _rms(cost, told_by)
+    fit = profile.fit.model_copy(update={"held_out": held_out, "rms_s": rms})
+    return _checked(profile.model_copy(update={"fit": fit}))
+
+
+def _checked(profile: CostProfile) -> CostProfile:
+    """The same, as it will be read back: a constant below zero must leave a step some time."""
+    try:
+        return CostProfile.model_validate(profile.model_dump())
+    except ValidationError as error:
+        raise ValueError(f"the fit is no profile: {error.errors()[0]['msg']}") from error
+
+
+def _in_service(cost: Callable[[StepLoad], float], real: Sequence[RealStep]) -> list[CostTerm]:
+    """What steps of a real run take on the device beyond those measured alone, by kind."""
+    terms = []
+    for when, prefills in KINDS:
+        beyond = [
+            step.device_s - cost(step.load)
+            for step in real
+            if bool(step.load.prefill_seqs) is prefills
+        ]
+        if beyond:
+            terms.append(constant_term(f"service, {when}", median(beyond), when))
+    return terms
+
+
+def halves(steps: Sequence[MedianPass]) -> tuple[list[MedianPass], list[MedianPass]]:
+    """Every other step of each kind, and the rest."""
+    ordered = sorted(steps, key=lambda step: (classify_step(step.load), step.sample.key))
+    return ordered[::2], ordered[1::2]
+
+
+#: What the attention of decodes hangs on.
+DECODE_FEATURES: list[Feature] = ["decode_context", "decode_seqs", "decode_mean", "decode_tail"]
+
+
+def _of_decodes(alone: Sequence[MedianPass], beside: Sequence[MedianPass]) -> list[CostTerm]:
+    """Attention of decodes, alone and beside prefills; as if alone if only that was measured."""
+    if len(beside) <= len(DECODE_FEATURES):
+        return _lines("decode attention", "decode", alone, DECODE_FEATURES)
+    return [
+        *_lines("decode attention", "pure decode", alone, DECODE_FEATURES),
+        *_lines("decode attention beside prefills", "mixed", beside, DECODE_FEATURES),
+    ]
+
+
+def relative_step_errors(
+    cost: Callable[[StepLoad], float], steps: Sequence[tuple[StepLoad, float]]
+) -> dict[str, StepError]:
+    """Relative errors of predicted against measured steps, by kind of step and over all."""
+    return summarize_errors_by_kind(
+        (kind, cost(load) / seconds - 1.0)
+        for load, seconds in steps
+        for kind in (classify_step(load), "all")
+    )
+
+
+def _rms(
+    cost: Callable[[StepLoad], float], steps: Sequence[tuple[StepLoad, float]]
+) -> float | None:
+    gaps = [cost(load) - seconds for load, seconds in steps]
+    return float(np.sqrt(np.mean(np.square(gaps)))) if gaps else None
+
+
+def _stairs(points: Sequence[MedianPass], padded: Callable[[int], int]) -> list[LinearPiece]:
+    """A step function over all sizes that ``padded`` gives, straight lines between measured ones.
+
+    Few sizes above the largest CUDA graph are measured, and a short campaign leaves out some below
+    it; steps are padded there, too. Beyond the largest, in proportion to it.
+    """
+    by_size = {p.slots: p.seconds for p in points}
+    measured = sorted(by_size)
+    sizes = [measured[0]]
+    while sizes[-1] < measured[-1]:
+        sizes.append(padded(sizes[-1] + 1))
+    heights = np.interp(sizes, measured, [by_size[size] for size in measured])
+    pieces = [LinearPiece(up_to=s, base=float(h)) for s, h in zip(sizes, heights, strict=True)]
+    return [*pieces, LinearPiece(base=0.0, slope=by_size[measured[-1]] / measured[-1])]
+
+
+def _lines(
+    name: str, when: StepFilter, points: Sequence[MedianPass], features: Sequence[Feature]
+) -> list[CostTerm]:
+    """A constant and a slope for each feature, none negative, by least relative squares."""
+    columns: list[Feature] = ["steps", *features]
+    found = fit_nonnegative([[_value(p.load, f) for f in columns] for p in points], points)
+    return [
+        CostTerm(name=f"{name}, {feature}", feature=feature, when=when, seconds=float(seconds))
+        for feature, seconds in zip(columns, found, strict=True)
+    ]
+
+
+def fit_nonnegative(rows: Sequence[Sequence[float]], points: Sequence[MedianPass]) -> Floats:
+    """Coefficients >= 0 that make ``rows @ x`` relatively closest to the measured seconds."""
+    seconds = np.array([p.seconds for p in points])
+    matrix = np.array(rows, dtype=np.float64) / seconds[:, None]
+    scale = np.abs(matrix).max(axis=0)
+    scale[scale == 0.0] = 1.0
+    solution, _ = nnls(matrix / scale, np.ones(len(points)))
+    return np.asarray(solution / scale, dtype=np.float64)
+
+
+def _value(load: StepLoad, feature: Feature) -> float:
+    return float(compute_feature(load, feature))
+
+
+def _mixed_extra(both: Sequence[MedianPass], prefilling: Sequence[MedianPass]) -> float:
+    """What the same token slots cost more with rows that decode among them, or less."""
+    alone = {p.slots: p.seconds for p in prefilling}
+    extra = [p.seconds - alone[p.slots] for p in both if p.slots in alone]
+    return median(extra) if extra else 0.0
+
+
+def _range(points: Sequence[MedianPass]) -> dict[Feature, tuple[float, float]]:
+    features: list[Feature] = [
+        "prefill_tokens",
+        "prefill_context",
+        "decode_seqs",
+        "decode_context",
+        "decode_tail",
+    ]
+    found: dict[Feature, tuple[float, float]] = {}
+    for feature in features:
+        values = [value for p in points if (value := _value(p.load, feature))]
+        if values:
+            found[feature] = (min(values), max(values))
+    return found

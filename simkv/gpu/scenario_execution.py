@@ -1,0 +1,166 @@
+"""Serve a scenario for real: its workload by the wall clock, its scheduler, steps on a device."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from simkv.conformance.decision_recorder import Recorder
+from simkv.core.errors import InputError
+from simkv.gpu.batch_runner import Runner, RunnerConfig, covering_config
+from simkv.gpu.execution_record import ExecutionRecord, GpuSetup, figures
+from simkv.gpu.overlapped_engine import OverlappedEngine
+from simkv.gpu.torch_executor import TorchExecutor, WallClock
+from simkv.scenario.scenario import Scenario
+from simkv.schedulers.engine_registry import find_engine_spec
+from simkv.sim.client_loop import run_clients
+from simkv.sim.engine import Engine
+from simkv.workload.workload_section import build_clients
+
+#: Tokens that a pipelined engine may compute past a request's last one, with room to spare.
+OVERSHOOT = 8
+#: Rows that the largest decode graph has, unless fewer can run.
+MOST_DECODES = 512
+
+
+class ScenarioExecution:
+    """Everything that serves one scenario; ``run_clients`` does it, once.
+
+    A ``runner`` that is large enough can serve one scenario after another; without one it is made.
+    Raises InputError if the model and the cache do not fit the device, or the runner is too small.
+    """
+
+    def __init__(self, scenario: Scenario, setup: GpuSetup, runner: Runner | None = None) -> None:
+        config = runner_config(scenario, setup)
+        if runner is None:
+            check_fits(setup, config)
+            runner = Runner(setup.shape, config, setup.device)
+        elif covering_config([config, runner.config]) != runner.config:
+            raise InputError(f"{scenario.name}: needs {config}, the runner has {runner.config}")
+        runner.reset()
+        self.scenario = scenario
+        self.setup = setup
+        self.clients = build_clients(scenario.workload, scenario.timeout)
+        self.requests = sorted(self.clients.requests, key=lambda request: request.arrival)
+        scheduler, tables = find_engine_spec(scenario.engine).build_with_tables(scenario.engine)
+        self.runner = runner
+        self.clock = WallClock()
+        self.executor = TorchExecutor(runner, tables, self.clock)
+        self.recorder = Recorder(scheduler, scenario.engine)
+
+    def serve(self, advance: Callable[[], None] | None = None) -> ExecutionRecord:
+        """Serve the workload by the wall clock; ``advance`` is called whenever a request ends."""
+        left = len(self.requests)
+
+        def ended() -> None:
+            nonlocal left
+            left -= 1
+            lives = engine.record.requests.values()
+            self.clock.skip_waiting = left <= 0 and all(life.outcome for life in lives)
+            if advance:
+                advance()
+
+        kind = OverlappedEngine if self.setup.overlap else Engine
+        engine = kind(
+            self.clock,
+            self.executor.watch(self.recorder),
+            self.executor,
+            self.scenario.engine_ready,
+            ended,
+            leaping=False,
+        )
+        self.runner.warm_up(self.setup.warm_up)
+        built = kernel_builds()
+        with no_garbage_collection():
+            self.clock.start()
+            record = run_clients(engine, self.clients, self.scenario.horizon)
+        built = kernel_builds() - built
+        self.recorder.close()
+        return ExecutionRecord(
+            self.scenario,
+            self.requests,
+            record,
+            self.executor.passes,
+            self.recorder,
+            figures(record, self.executor.passes) | {"kernel_builds": built},
+            at_work=not engine.dead and engine.wake is None,
+        )
+
+
+def execute_scenario(
+    scenario: Scenario, setup: GpuSetup, runner: Runner, advance: Callable[[], None] | None = None
+) -> ExecutionRecord:
+    """Serve a scenario; once more if a kernel was built while the clock ran, for it is there then.
+
+    A step waits for seconds while one is built. Raises InputError if there is one again.
+    """
+    for _ in range(2):
+        run = ScenarioExecution(scenario, setup, runner).serve(advance)
+        if not (built := run.summary["kernel_builds"]):
+            return run
+    raise InputError(
+        f"{scenario.name}: {built} kernels were built while the clock ran, in the second run, too; "
+        "its times are void (Runner.warm_up runs each size before)"
+    )
+
+
+def kernel_builds() -> int:
+    """How many Triton kernels have been built so far; 0 where none is used."""
+    kernels = sys.modules.get("simkv.gpu.triton_kernels")
+    return kernels.count_builds() if kernels else 0
+
+
+def runner_config(scenario: Scenario, setup: GpuSetup) -> RunnerConfig:
+    """What a runner needs to serve a scenario. Raises InputError for one that cannot be served."""
+    if scenario.pipeline:
+        raise InputError("pipeline: only the lockstep engine runs for real; use pipeline: null")
+    if scenario.fleet is not None:
+        raise InputError("fleet: one engine runs on one device; leave it out to serve for real")
+    requests = build_clients(scenario.workload, scenario.timeout).requests
+    engine: Any = scenario.engine
+    spec = find_engine_spec(engine)
+    return RunnerConfig(
+        num_blocks=spec.build(engine).num_blocks,
+        block_size=spec.block_size(engine),
+        seats=len(requests),
+        max_len=max(r.prompt_tokens + r.output_tokens for r in requests) + OVERSHOOT,
+        max_decodes=min(getattr(engine, spec.seats), len(requests), MOST_DECODES),
+        graph_tokens=setup.graph_tokens,
+        layout=setup.layout,
+        seed=setup.seed,
+    )
+
+
+def check_fits(setup: GpuSetup, config: RunnerConfig) -> None:
+    """Raise InputError if weights, KV pool and token store are more than the device has free."""
+    on_gpu = torch.device(setup.device).type == "cuda"
+    shape, itemsize = setup.shape, setup.itemsize
+    weights = (shape.step_weights + (0 if shape.tied else shape.vocab * shape.hidden)) * itemsize
+    cache = (config.num_blocks + 1) * config.block_size * shape.kv_bytes_per_token(itemsize)
+    store = 4 * (config.seats + 1) * config.max_len
+    free = torch.cuda.mem_get_info()[0] if on_gpu else 8 << 30
+    if weights + cache + store > 0.95 * free:
+        gib = [f"{x / (1 << 30):.1f}" for x in (weights, cache, store, free)]
+        raise InputError(
+            f"{shape.name} on {setup.device}: weights {gib[0]} GiB, {config.num_blocks} blocks of "
+            f"KV {gib[1]} GiB and {config.seats} requests of {config.max_len} tokens {gib[2]} GiB "
+            f"do not fit into {gib[3]} GiB"
+        )
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Keep Python's collector from stopping a step."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()

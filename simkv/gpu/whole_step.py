@@ -1,0 +1,112 @@
+"""What whole steps cost beyond the parts that were measured alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from simkv.costs.cost_profile import (
+    CostProfile,
+    CostTerm,
+    LinearPiece,
+    StepCost,
+    StepFilter,
+)
+from simkv.costs.step_load import StepLoad
+
+Floats = npt.NDArray[np.float64]
+#: The kinds of steps whose constants are told apart, and whether they have prefills.
+KINDS: tuple[tuple[StepFilter, bool], ...] = (("pure decode", False), ("prefill", True))
+
+
+def fit_whole_steps(
+    profile: CostProfile, steps: Sequence[tuple[StepLoad, float]]
+) -> list[CostTerm]:
+    """The terms made those of whole ``steps`` (load, seconds): by kind a factor and a constant.
+
+    Parts measured alone run at other clocks and overlap with nothing, which is a share of the step.
+    """
+    cost = StepCost(device_profile(profile))
+    terms = profile.terms
+    for when, prefills in KINDS:
+        alike = [(load, taken) for load, taken in steps if bool(load.prefill_seqs) is prefills]
+        if alike:
+            seconds = np.array([taken for _, taken in alike])
+            parts = np.array([cost(load) for load, _ in alike])
+            share = _share(parts, seconds)
+            beyond = float(np.median(seconds - share * parts))
+            terms = [piece for term in terms for piece in _scaled_when(term, when, share)]
+            terms.append(constant_term(f"whole steps beyond their parts, {when}", beyond, when))
+    return terms
+
+
+#: How firmly whole steps are held to be the sum of their parts, in steps that say otherwise.
+SUM_OF_PARTS = 0.3
+#: Rounds of weighing differences, and the one of a step that weighs as much as that hold.
+ROUNDS, SATURATION_ERROR = 20, 1e-2
+
+
+def _share(parts: Floats, seconds: Floats) -> float:
+    """The factor on the sum of their parts, by least relative differences beside a constant.
+
+    Of the differences, not of their squares, since parts that the terms cannot say weigh less so.
+    """
+    rows = np.stack((parts, np.ones(len(parts))), axis=1) / seconds[:, None]
+    rows = np.vstack((rows, [SUM_OF_PARTS, 0.0]))
+    wanted = np.append(np.ones(len(parts)), SUM_OF_PARTS)
+    weights = np.ones(len(rows))
+    for _ in range(ROUNDS):
+        (share, more), *_ = np.linalg.lstsq(rows * weights[:, None], wanted * weights, rcond=None)
+        off = np.abs(rows @ (share, more) - wanted)
+        weights = 1.0 / np.sqrt(np.maximum(off, 1e-3))
+        weights[-1] = 1.0 / np.sqrt(SATURATION_ERROR)
+    return float(share)
+
+
+#: When a term counts that counts in steps of a kind, and what is left of one that counts in both.
+SPLIT_CONDITIONS: dict[StepFilter, tuple[StepFilter, ...]] = {
+    "pure decode": ("pure decode",),
+    "prefill": ("prefill", "mixed"),
+}
+
+
+def _scaled_when(term: CostTerm, when: StepFilter, share: float) -> list[CostTerm]:
+    """The term times ``share`` in steps of a kind; as two terms if it counts in the others, too."""
+    if is_host_term(term) or term.when == "any":
+        return [term]
+    if term.when == "decode":
+        parts: tuple[StepFilter, ...] = ("pure decode", "mixed")
+        return [
+            t
+            for part in parts
+            for t in _scaled_when(term.model_copy(update={"when": part}), when, share)
+        ]
+    return [_scaled(term, share) if term.when in SPLIT_CONDITIONS[when] else term]
+
+
+def _scaled(term: CostTerm, share: float) -> CostTerm:
+    if term.pieces is None:
+        return term.model_copy(update={"seconds": share * (term.seconds or 0.0)})
+    pieces = [
+        piece.model_copy(update={"base": share * piece.base, "slope": share * piece.slope})
+        for piece in term.pieces
+    ]
+    return term.model_copy(update={"pieces": pieces})
+
+
+def constant_term(name: str, seconds: float, when: StepFilter) -> CostTerm:
+    """So many seconds a step, which may be less than none."""
+    return CostTerm(name=name, feature="steps", when=when, pieces=[LinearPiece(base=seconds)])
+
+
+def device_profile(profile: CostProfile) -> CostProfile:
+    """The profile without the host's terms, which the campaign's steps do not have."""
+    terms = [term for term in profile.terms if not is_host_term(term)]
+    return profile.model_copy(update={"terms": terms})
+
+
+def is_host_term(term: CostTerm) -> bool:
+    """Whether the term is of the host's work."""
+    return term.name.startswith("host")

@@ -1,0 +1,115 @@
+"""What is kept of a log however long it is: so many rows of each kind, and no more memory."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+#: Rows of lines on the server, on steps and on requests that are kept. Lines that come every ten
+#: seconds are eleven days then; a simulation of more requests is nothing that one waits for.
+MAX_LINES, MAX_STEPS, MAX_REQUESTS = 100_000, 200_000, 100_000
+#: Largest number that is believed.
+LARGEST = 1e15
+
+
+def check_size(name: str, value: object) -> None:
+    """Raise ValueError for a number that no server writes, such as 10**20 running requests."""
+    if isinstance(value, int | float) and abs(value) > LARGEST:
+        raise ValueError(f"{name} is larger than {LARGEST:g}")
+
+
+class BoundedTable:
+    """Rows of a table as columns: of more than ``most`` the last ones, or ``thinned`` every second,
+    fourth, … from the first to the last.
+
+    ``seen`` are all that there were.
+    """
+
+    def __init__(self, most: int, *, thinned: bool = False) -> None:
+        self.most, self.thinned, self.seen = most, thinned, 0
+        self._columns: dict[str, Any] = {}
+        self._every = 1
+
+    def __len__(self) -> int:
+        return len(next(iter(self._columns.values()), ()))
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """A row; all have the same columns."""
+        self.seen += 1
+        if (self.seen - 1) % self._every:
+            return
+        if not self._columns:
+            self._columns = {name: _column(value) for name, value in row.items()}
+        for (name, column), value in zip(self._columns.items(), row.values(), strict=True):
+            check_size(name, value)
+            column.append(value)
+        if len(self) >= 2 * self.most:
+            for column in self._columns.values():
+                if self.thinned:
+                    del column[1::2]
+                else:
+                    del column[: self.most]
+            self._every *= 2 if self.thinned else 1
+
+    def frame(self) -> pd.DataFrame | None:
+        """The table; None if there is none."""
+        if not self._columns:
+            return None
+        kept = slice(None) if self.thinned else slice(-self.most, None)
+        return pd.DataFrame({name: column[kept] for name, column in self._columns.items()})
+
+    def note(self, what: str) -> list[str]:
+        """A sentence if there were more."""
+        table = self.frame()
+        if table is None or len(table) == self.seen:
+            return []
+        which = f"every {self._every}th" if self.thinned else f"the last {len(table):,}"
+        return [f"of {self.seen:,} {what} {which} are kept"]
+
+
+def _column(value: Any) -> Any:
+    if isinstance(value, str):
+        return []
+    return array("q" if isinstance(value, int) else "d")
+
+
+class BoundedArrivals:
+    """Requests that were seen to come, by their ids: the last ``most``."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.seen = most, 0
+        self._rows: dict[str, list[float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def came(self, request: str, t_s: float, max_tokens: int, prompt_tokens: int) -> None:
+        """A request came; lengths are 0 where they are not told."""
+        self.seen += 1
+        check_size("max_tokens", max_tokens)
+        self._rows[request] = [t_s, max_tokens, prompt_tokens, float("nan")]
+        if len(self._rows) >= 2 * self.most:
+            self._rows = dict(list(self._rows.items())[self.most :])
+
+    def add_abort(self, request: str, t_s: float) -> None:
+        """Its client left."""
+        if row := self._rows.get(request):
+            row[3] = t_s - row[0]
+
+    def frame(self) -> pd.DataFrame | None:
+        """The table; None if there is none."""
+        if not self._rows:
+            return None
+        rows = [(name, *row) for name, row in list(self._rows.items())[-self.most :]]
+        names = ("request", "t_s", "max_tokens", "prompt_tokens", "gave_up_s")
+        return pd.DataFrame(rows, columns=list(names))
+
+    def note(self) -> list[str]:
+        """A sentence if there were more."""
+        kept = min(len(self), self.most)
+        if self.seen <= self.most:
+            return []
+        return [f"of {self.seen:,} requests that came the last {kept:,} are kept"]

@@ -1,0 +1,245 @@
+"""The four stages, each a function of an incident's folder: read, rebuild, calibrate, explain.
+
+    evidence = read_stage([Path("server.log"), Path("spans.json")], folder)
+    rebuild_stage(folder, Asked())
+    calibrate_stage(folder, Asked())
+    print(explain_stage(folder, Asked()).five)
+
+Each reads the files that the one before has left there (see ``folder``), and leaves those alone
+that are there already: a file that its user has changed stays, one that is deleted is made anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+
+import pandas as pd
+
+from simkv.core.atomic_files import translate_disk_errors, write_text
+from simkv.core.errors import InputError
+from simkv.core.request import Request
+from simkv.costs.cost_profile import CostProfile, load_profile
+from simkv.incident import incident_folder as files
+from simkv.incident.ensemble_fit import (
+    describe_intervals,
+    fit_members,
+    other_members,
+    write_members,
+    write_rebuilt,
+)
+from simkv.incident.evidence import Evidence
+from simkv.incident.incident_answer import IncidentAnswer, explain_incident, refuse_explanation
+from simkv.incident.incident_calibration import calibrate_incident
+from simkv.incident.incident_plot import write_incident_plot
+from simkv.incident.incident_simulation import request_times
+from simkv.incident.incident_timeline import HEAD, timeline, timeline_cells
+from simkv.incident.logged_step_costs import with_context
+from simkv.incident.observed_comparison import ObservedComparison, compare_observed
+from simkv.incident.remedies import find_remedies, scenarios_within_error
+from simkv.incident.server_setup import (
+    ServerSetup,
+    UserSettings,
+    infer_setup,
+    kv_memory,
+    kv_tokens,
+)
+from simkv.incident.source_join import join
+from simkv.incident.source_reader import logs_iterations, read_source
+from simkv.incident.trial_bounds import bounds
+from simkv.incident.wait_summary import is_healthy, summarize_waits
+from simkv.incident.workload_rebuild import RebuiltWorkload, is_sampled, rebuild
+from simkv.metrics.result_assembly import run_scenario
+from simkv.metrics.run_result import RunResult
+from simkv.report.html_page import PageSection, write_html
+from simkv.scenario.scenario import Scenario
+from simkv.scenario.scenario_loader import load
+from simkv.schedulers.engine_registry import find_engine_spec
+from simkv.study.whatif.trial_evaluation import Evaluator
+from simkv.workload.trace_source import TraceSource
+from simkv.workload.workload_section import build_clients
+
+#: What stands in for step costs until they are known.
+PLACEHOLDER_PROFILE = "unit-step"
+STAGES = ("read", "rebuild", "calibrate", "explain")
+ReportProgress = Callable[[int, int], None]
+
+
+def read_stage(
+    inputs: Sequence[Path], folder: Path, advance: Callable[[int], None] | None = None
+) -> Evidence:
+    """All that the sources tell, joined; stage 1. Raises InputError if one cannot be used."""
+    evidence = join([read_source(path, advance) for path in inputs])
+    files.write_evidence(folder, evidence)
+    return evidence
+
+
+def rebuild_stage(folder: Path, asked: UserSettings) -> tuple[RebuiltWorkload, ServerSetup]:
+    """The workload and the server as they were; stage 2."""
+    evidence = files.read_evidence(folder)
+    setup = infer_setup(evidence, asked)
+    source = TraceSource(folder / files.WORKLOAD)
+    rebuilt = rebuild(evidence, source, setup, _seed(folder))
+    if not (folder / files.WORKLOAD).is_file():
+        with translate_disk_errors(folder / files.WORKLOAD, "written"):
+            write_rebuilt(folder / files.WORKLOAD, rebuilt, source)
+    if not (folder / files.SCENARIO).is_file():
+        there = (folder / files.PROFILE).is_file()
+        profile = files.PROFILE if there else PLACEHOLDER_PROFILE
+        files.write_scenario(folder, setup, profile, rebuilt.notes)
+    return rebuilt, setup
+
+
+def _seed(folder: Path) -> int:
+    """Which member of an ensemble the workload is, where requests are drawn."""
+    if not (folder / files.ENSEMBLE).is_file():
+        return 0
+    return int(pd.read_csv(folder / files.ENSEMBLE)["seed"].iloc[0])
+
+
+def calibrate_stage(
+    folder: Path, asked: UserSettings, tell: ReportProgress = lambda _done, _total: None
+) -> CostProfile:
+    """What steps cost; stage 3."""
+    if (folder / files.PROFILE).is_file():
+        return load_profile(files.PROFILE, folder)
+    rebuilt, setup = rebuild_stage(folder, asked)
+    scenario, requests = _scenario(folder)
+    _same(rebuilt, requests, folder)
+    evidence = files.read_evidence(folder)
+    steps = evidence.steps
+    if not logs_iterations(evidence.engine) and evidence.requests is not None:
+        steps = None  # its lines tell the time between two lines, whatever ran in it
+    if steps is not None:
+        steps = with_context(steps, evidence.series, kv_tokens(scenario.engine))
+    if is_sampled(evidence):
+        table, profiles = fit_members(evidence, setup, scenario, steps, tell)
+        profile = profiles[int(table["seed"].iloc[0])]
+        write_members(folder, evidence, setup, table, profiles)
+        with translate_disk_errors(folder / files.ENSEMBLE, "written"):
+            table.to_csv(folder / files.ENSEMBLE, index=False, lineterminator="\n")
+        (folder / files.WORKLOAD).unlink()
+        rebuild_stage(folder, asked)
+        memory = int(table["memory"].iloc[0])
+    else:
+        profile, fitted = calibrate_incident(
+            scenario, requests, rebuilt.observed, setup, steps, tell
+        )
+        memory = kv_memory(fitted.engine)
+    write_text(folder / files.PROFILE, profile.model_dump_json(indent=1, exclude_none=True) + "\n")
+    knob = find_engine_spec(scenario.engine).memory
+    text = (folder / files.SCENARIO).read_text(encoding="utf-8")
+    text = text.replace(f"profile: {PLACEHOLDER_PROFILE}", f"profile: {files.PROFILE}")
+    guessed = f"  {knob}: {kv_memory(scenario.engine)}\n"
+    write_text(folder / files.SCENARIO, text.replace(guessed, f"  {knob}: {memory}\n"))
+    return profile
+
+
+def explain_stage(
+    folder: Path,
+    asked: UserSettings,
+    *,
+    workers: int = 1,
+    tell: Callable[[int, int | None], None] = lambda _done, _expected: None,
+    try_flags: bool = True,
+) -> IncidentAnswer:
+    """Simulate, compare, and say whom it hit, why, and what mends it; stage 4."""
+    profile = calibrate_stage(folder, asked)
+    rebuilt, setup = rebuild_stage(folder, asked)
+    evidence = files.read_evidence(folder)
+    scenario, requests = _scenario(folder)
+    _same(rebuilt, requests, folder)
+    result = run_scenario(scenario, folder)
+    simulated = request_times(result.record, profile.front_s).reindex(range(len(requests)))
+    observed = rebuilt.observed
+    likeness = compare_observed(
+        list(result.parts.values()),
+        simulated,
+        observed,
+        evidence.series,
+        rebuilt.origin,
+        died=evidence.died is not None,
+    )
+    _write_compared(folder, likeness.moments, observed, simulated)
+    beside = timeline(likeness.moments, observed, simulated)
+    notes = [*evidence.notes, *rebuilt.notes, *result.notes]
+    if (folder / files.ENSEMBLE).is_file():
+        notes += describe_intervals(pd.read_csv(folder / files.ENSEMBLE))
+    if not likeness.reproduced:
+        found = refuse_explanation(likeness, setup, evidence, notes, beside)
+    else:
+        mending = None
+        if try_flags and not is_healthy(result):
+            limits = bounds(result, summarize_waits(result).lost)
+            done = count(1)
+            with Evaluator(
+                folder, workers, tick=lambda: tell(next(done), evaluator.expected)
+            ) as evaluator:
+                mending = find_remedies(
+                    scenario, evaluator, limits, _worlds(folder, scenario, profile)
+                )
+        found = explain_incident(
+            result, observed, likeness, mending, setup, evidence, notes, beside
+        )
+        _write_report(folder, result, found, likeness, beside)
+    write_text(folder / files.DIAGNOSIS, found.text)
+    return found
+
+
+def _worlds(folder: Path, scenario: Scenario, profile: CostProfile) -> list[list[Scenario]]:
+    """Other scenarios that the incident may have been, each in several degrees."""
+    if (folder / files.ENSEMBLE).is_file():
+        return [[one] for one in other_members(folder, scenario)]
+    return scenarios_within_error(scenario, profile) if profile.fit.held_out else []
+
+
+def _write_report(
+    folder: Path,
+    result: RunResult,
+    found: IncidentAnswer,
+    likeness: ObservedComparison,
+    beside: pd.DataFrame,
+) -> None:
+    """The report of the simulated incident, with what was observed beside it."""
+    figures = [
+        (line.name, f"{line.observed:.4g}", f"{line.simulated:.4g}", "yes" if line.agrees else "no")
+        for line in likeness.lines
+    ]
+    section = PageSection(
+        "Observed beside simulated",
+        "What was observed is dark, what was simulated is blue; requests are by their arrival.",
+        (folder / files.PICTURE).read_bytes(),
+        [
+            ("Figures", ("figure", "observed", "simulated", "agrees"), figures),
+            ("Over time, observed / simulated", HEAD, timeline_cells(beside)),
+        ],
+    )
+    shown = result.scenario.model_copy(update={"summary": " ".join(found.summary_lines)})
+    result.__dict__["scenario"] = shown
+    write_html(
+        folder / files.REPORT, {"incident": result}, [found.summary_lines[3]], section=section
+    )
+
+
+def _scenario(folder: Path) -> tuple[Scenario, list[Request]]:
+    scenario = next(iter(load(folder / files.SCENARIO, []).values()))
+    return scenario, build_clients(scenario.workload, scenario.timeout).requests
+
+
+def _same(rebuilt: RebuiltWorkload, requests: Sequence[Request], folder: Path) -> None:
+    """Raise InputError if the workload is no longer that of the evidence."""
+    if len(requests) != len(rebuilt.observed):
+        raise InputError(
+            f"{folder / files.WORKLOAD}: has {len(requests)} requests where "
+            f"{len(rebuilt.observed)} were observed; delete one of {files.WORKLOAD} and "
+            f"{files.EVIDENCE}, or run it with `simkv run {folder / files.SCENARIO}`"
+        )
+
+
+def _write_compared(
+    folder: Path, moments: pd.DataFrame, observed: pd.DataFrame, simulated: pd.DataFrame
+) -> None:
+    with translate_disk_errors(folder / files.COMPARED, "written"):
+        moments.to_csv(folder / files.COMPARED, index=False, lineterminator="\n")
+    write_incident_plot(folder / files.PICTURE, moments, observed, simulated)

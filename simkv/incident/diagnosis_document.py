@@ -1,0 +1,192 @@
+"""``diagnosis.md``: the five lines, and what they rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pandas as pd
+
+from simkv.core.figures import format_seconds
+from simkv.core.markdown_text import escape_markdown
+from simkv.explain.verdicts.verdict import Verdict
+from simkv.explain.wait_ledger import COMPUTE_KINDS, KIND_LABELS, total_by_kind
+from simkv.incident.evidence import Evidence
+from simkv.incident.incident_timeline import HEAD, timeline_cells
+from simkv.incident.observed_comparison import ObservedComparison
+from simkv.incident.remedies import Remedy, RemedySearch
+from simkv.incident.server_setup import ServerSetup
+from simkv.incident.wait_summary import WaitSummary, find_victims
+from simkv.metrics.run_result import RunResult
+
+#: Remedies and victims that are named.
+MAX_NAMED = 10
+METHOD = (
+    "Intervals are of nine chances in ten: requests drawn anew with replacement, in every world "
+    "that was simulated with and without the change (the likely members of an ensemble, or steps "
+    "cheaper and dearer by the error of the profile, as far as the incident happens then)."
+)
+
+
+def request_label(observed: pd.DataFrame, row: int) -> str:
+    """``request 3 (cmpl-…)``."""
+    name = observed.loc[row].get("request")
+    return f"request {row} ({name})" if isinstance(name, str) else f"request {row}"
+
+
+def request_labels(observed: pd.DataFrame, rows: Sequence[int], most: int = 3) -> str:
+    """The first few of them, and how many more."""
+    first = ", ".join(request_label(observed, row) for row in rows[:most])
+    return first + (f" and {len(rows) - most} more" if len(rows) > most else "")
+
+
+def victim_lines(observed: pd.DataFrame, result: RunResult, waits: WaitSummary) -> Iterator[str]:
+    """Who waited longest, and for whom."""
+    if not waits.victims:
+        return
+    yield "## Victims"
+    yield ""
+    yield "| request | arrived (s) | prompt | output | waited (s) | most of it |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    begin = observed["t_s"].iloc[0]
+    for i in find_victims(observed, waits.victims)[:MAX_NAMED]:
+        tiles = [tile for tile in result.diagnosis.ledger[i] if tile.kind not in COMPUTE_KINDS]
+        sums = total_by_kind(tiles)
+        kind = max(sums, key=lambda one: sums[one], default=None)
+        row = observed.loc[i]
+        most = KIND_LABELS[kind] if kind else ""
+        yield (
+            f"| {escape_markdown(request_label(observed, i))} | {row['t_s'] - begin:.2f} | "
+            f"{row['prompt_tokens']} | {row['output_tokens']} | {sum(sums.values()):.2f} | {most} |"
+        )
+    yield ""
+    blockers = result.diagnosis.blockers[: MAX_NAMED // 2]
+    if blockers:
+        held = ", ".join(
+            f"{request_label(observed, b.id)} ({format_seconds(b.seconds)})" for b in blockers
+        )
+        yield f"What they waited for was held above all by {escape_markdown(held)}."
+        yield ""
+
+
+def verdict_lines(found: Sequence[Verdict], waits: WaitSummary) -> Iterator[str]:
+    """What went wrong, and seconds by what they were waited for."""
+    yield "## Where the time went"
+    yield ""
+    for verdict in found:
+        yield f"- {verdict.name}: {escape_markdown(verdict.text)}"
+    for kind, spent in sorted(waits.kinds.items(), key=lambda item: -item[1]):
+        yield f"- {KIND_LABELS[kind]}: {format_seconds(spent)}"
+    yield ""
+
+
+def remedy_lines(mending: RemedySearch) -> Iterator[str]:
+    """What would have helped, what it costs others, and how far that was looked for."""
+    yield "## What would have helped"
+    yield ""
+    if mending.remedies:
+        yield "| change | what it gains | sure | what it costs others | besides |"
+        yield "| --- | --- | --- | --- | --- |"
+        for remedy in mending.remedies[:MAX_NAMED]:
+            gained = remedy.gain.told if remedy.gain else remedy.effect.judgement
+            sure = "yes" if remedy.sure else "no"
+            cells = (_change(remedy), gained, sure, _cost(remedy), _told(remedy))
+            yield f"| {' | '.join(map(escape_markdown, cells))} |"
+        yield ""
+        yield f"{METHOD} {_worlds(mending)}"
+    else:
+        yield f"None of the {mending.tried} changes that were tried."
+    yield ""
+    yield f"- {mending.tried} changes were tried; {mending.bounds.told}."
+    if mending.cut_off:
+        yield f"- {mending.cut_off} changes had not served all by then; they mend nothing."
+    if mending.skipped:
+        left = ", ".join(f"{change.field} {change.after}" for change in mending.skipped)
+        yield f"- Not tried, for milder ones served ever fewer: {escape_markdown(left)}."
+    yield ""
+
+
+def _worlds(mending: RemedySearch) -> str:
+    gain = mending.remedies[0].gain
+    if gain is None or not gain.worlds:
+        return "Here there was one: the error of the step costs is not in the intervals."
+    return f"Here there were {gain.worlds + 1} of them."
+
+
+def describe_remedy(remedy: Remedy) -> str:
+    """A change, what it gains and what it costs others."""
+    gained = remedy.gain.told if remedy.gain else _told(remedy)
+    cost = _cost(remedy)
+    return f"{_change(remedy)} ({gained}{f'; {cost}' if cost else ''})"
+
+
+def _change(remedy: Remedy) -> str:
+    return f"a larger cache, {remedy.typed}" if remedy.means == "memory" else remedy.typed
+
+
+def _cost(remedy: Remedy) -> str:
+    """``2 others slower, x1.3 at worst; 1 without an answer``; empty if nobody pays."""
+    cost = remedy.cost
+    parts = [f"{cost.slower} others slower, x{cost.worst:.1f} at worst"] if cost.slower else []
+    parts += [f"{cost.failed} others without an answer"] if cost.failed else []
+    return "; ".join(parts)
+
+
+def _told(remedy: Remedy) -> str:
+    """What becomes of the run, in the words of what-if."""
+    return remedy.effect.sentence.removeprefix(f"{remedy.effect.change}: ")
+
+
+def timeline_lines(beside: pd.DataFrame) -> Iterator[str]:
+    """Observed and simulated over time, as a table."""
+    yield "## Over time, observed / simulated"
+    yield ""
+    yield f"| {' | '.join(HEAD)} |"
+    yield f"|{' --- |' * len(HEAD)}"
+    for row in timeline_cells(beside):
+        yield f"| {' | '.join(row)} |"
+    yield ""
+
+
+def render_diagnosis(
+    five: Sequence[str],
+    likeness: ObservedComparison,
+    setup: ServerSetup,
+    evidence: Evidence,
+    notes: Sequence[str],
+    rest: Sequence[str],
+) -> str:
+    """All of it; ``rest`` is what an explanation adds."""
+    lines = [
+        f"# {escape_markdown(evidence.source)}",
+        "",
+        *(f"{escape_markdown(line)}  " for line in five),
+        "",
+    ]
+    lines += ["![observed and simulated](observed.png)", "", *rest]
+    lines += ["## Observed and simulated", "", "| figure | observed | simulated | off | agrees |"]
+    lines += ["| --- | --- | --- | --- | --- |"]
+    for line in likeness.lines:
+        off = f"{100 * line.relative_error:+.1f} %" if line.observed else ""
+        agrees = "yes" if line.agrees else "no"
+        lines.append(
+            f"| {line.name} | {line.observed:.4g} | {line.simulated:.4g} | {off} | {agrees} |"
+        )
+    lines += ["", "## The server", ""]
+    lines += [
+        f"- {name} {escape_markdown(setup.engine[name])} ({escape_markdown(how)})"
+        for name, how in setup.sources.items()
+        if name in setup.engine
+    ]
+    lines += [f"- assumed: {escape_markdown(one)}" for one in setup.assumed]
+    lines += [
+        "",
+        *_listed("Notes", notes),
+        *_listed("What the sources do not tell", evidence.lacks),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _listed(title: str, items: Sequence[str]) -> list[str]:
+    return (
+        [f"## {title}", "", *(f"- {escape_markdown(item)}" for item in items), ""] if items else []
+    )

@@ -1,0 +1,46 @@
+"""A run as ``vllm bench serve --save-result --save-detailed`` would have it."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+from simkv.core.outcome import Outcome
+from simkv.incident.emit.log_dates import format_time
+from simkv.sim.run_record import RequestRecord, RunRecord, emitting_rows
+
+
+def bench_result(record: RunRecord) -> str:
+    """The JSON object of a result; start times are those of the client's own clock."""
+    lives = sorted(record.requests.values(), key=lambda one: (one.request.arrival, one.request.id))
+    answered = [life.outcome is Outcome.FINISHED for life in lives]
+    gaps = [_gaps(record, life) if done else [] for life, done in zip(lives, answered, strict=True)]
+    result: dict[str, Any] = {
+        "date": format_time(record.end, "%Y%m%d-%H%M%S"),
+        "backend": "vllm",
+        "num_prompts": len(lives),
+        "request_rate": "inf",
+        "duration": record.end,
+        "completed": sum(answered),
+        "input_lens": [life.request.prompt_tokens for life in lives],
+        "output_lens": [
+            life.tokens if done else 0 for life, done in zip(lives, answered, strict=True)
+        ],
+        "ttfts": [
+            (life.first_token or 0.0) - life.request.arrival if done else 0.0
+            for life, done in zip(lives, answered, strict=True)
+        ],
+        "itls": gaps,
+        "start_times": [100.0 + life.request.arrival for life in lives],
+        "generated_texts": ["" for _ in lives],
+        "errors": ["" if done else "TimeoutError" for done in answered],
+    }
+    return json.dumps(result)
+
+
+def _gaps(record: RunRecord, life: RequestRecord) -> list[float]:
+    """Seconds between the tokens of a request."""
+    ends = record.steps.end
+    at = [ends[row] for first, last in emitting_rows(life) for row in range(first, last + 1)]
+    return [later - earlier for earlier, later in pairwise(at)]

@@ -1,0 +1,129 @@
+"""``simkv run --emit``: a run's log, spans, metrics and client's results as files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from simkv.core.atomic_files import make_folder, write_text
+from simkv.core.errors import InputError, spelling_hint
+from simkv.incident.emit.bench_result_writer import bench_result
+from simkv.incident.emit.otel_writer import spans
+from simkv.incident.emit.prometheus_writer import query_range
+from simkv.incident.emit.sglang_log_writer import sglang_log_lines
+from simkv.incident.emit.vllm_log_writer import LogOptions, vllm_log_lines
+from simkv.metrics.run_result import RunResult
+from simkv.schedulers.sglang.config import SglangConfig
+from simkv.schedulers.vllm.config import VllmConfig
+
+#: What can be written, and the files.
+KINDS = {
+    "vllm-log": "vllm.log",
+    "vllm-log-requests": "vllm.log",
+    "vllm-log-iterations": "vllm.log",
+    "sglang-log": "sglang.log",
+    "otel": "spans.jsonl",
+    "prometheus": "metrics.json",
+    "bench": "bench.json",
+}
+
+
+#: The release 0.N of vLLM since which the metrics that are written have their names.
+MIN_VLLM_MINOR = 11
+#: Those that one engine alone writes; a client's results are of any.
+_ENGINES = {
+    "vllm-log": "vllm",
+    "vllm-log-requests": "vllm",
+    "vllm-log-iterations": "vllm",
+    "otel": "vllm",
+    "sglang-log": "sglang",
+}
+
+
+def parse_kinds(text: str) -> tuple[str, ...]:
+    """The kinds in ``vllm-log,otel``. Raises InputError for one that is not known."""
+    kinds = tuple(kind.strip() for kind in text.split(",") if kind.strip())
+    for kind in kinds:
+        if kind not in KINDS:
+            raise InputError(
+                f"--emit {kind}: is not known{spelling_hint(kind, KINDS)}; expected "
+                f"{', '.join(KINDS)}"
+            )
+    return kinds
+
+
+def emit(folder: Path, results: Mapping[str, RunResult], kinds: Sequence[str]) -> list[Path]:
+    """Write each variant's files into a folder of its own in ``folder``; returns them.
+
+    The replicas of a fleet are the data-parallel ranks of a server: its log and its metrics tell
+    them apart. Raises InputError for a variant that is not of the engine whose log is asked for, or
+    whose replicas are no ranks of one server.
+    """
+    _check(results, kinds)
+    written = []
+    for variant, result in results.items():
+        target = folder / variant
+        make_folder(target)
+        for kind in _once(kinds):
+            text = "".join(f"{line}\n" for line in _lines(result, kind, kinds))
+            write_text(target / KINDS[kind], text)
+            written.append(target / KINDS[kind])
+    return written
+
+
+def _check(results: Mapping[str, RunResult], kinds: Sequence[str]) -> None:
+    for variant, result in results.items():
+        engine = result.scenario.engine
+        _check_fleet(variant, result)
+        for kind in kinds:
+            if engine.name != _ENGINES.get(kind, engine.name):
+                raise InputError(
+                    f"--emit {kind}: {variant} is {engine.name}; expected {_ENGINES[kind]}"
+                )
+            if kind == "prometheus":
+                _check_metrics(variant, engine)
+
+
+def _check_fleet(variant: str, result: RunResult) -> None:
+    fleet = result.scenario.fleet
+    if fleet is None:
+        return
+    alike = all(spec.engine == result.scenario.engine for spec in result.specs)
+    if result.scenario.engine.name != "vllm" or fleet.disaggregated or not alike:
+        raise InputError(f"--emit: {variant} is a fleet; expected one of vllm with equal replicas")
+    if len(result.parts) != fleet.size or fleet.autoscale:
+        raise InputError(
+            f"--emit: {variant} has replicas that come and go, which ranks of a server do not"
+        )
+
+
+def _check_metrics(variant: str, engine: Any) -> None:
+    if engine.name not in ("vllm", "sglang"):
+        raise InputError(f"--emit prometheus: {variant} is {engine.name}; expected vllm or sglang")
+    if engine.name == "vllm" and int(engine.variant.split("-")[0].split(".")[1]) < MIN_VLLM_MINOR:
+        raise InputError(
+            f"--emit prometheus: {variant} is vllm {engine.variant}, which has other names; "
+            f"expected 0.{MIN_VLLM_MINOR} or later"
+        )
+
+
+def _once(kinds: Sequence[str]) -> list[str]:
+    """The kinds, one for each file."""
+    return list({KINDS[kind]: kind for kind in kinds}.values())
+
+
+def _lines(result: RunResult, kind: str, kinds: Sequence[str]) -> Iterator[str]:
+    ranks = list(result.parts.values())
+    if kind == "otel":
+        return spans(result.record)
+    if kind == "prometheus":
+        return iter([query_range(ranks, result.scenario.engine)])
+    if kind == "bench":
+        return iter([bench_result(result.record)])
+    config = result.scenario.engine
+    if isinstance(config, SglangConfig):
+        return sglang_log_lines(result.record, config)
+    assert isinstance(config, VllmConfig)
+    wanted = LogOptions("vllm-log-requests" in kinds, "vllm-log-iterations" in kinds)
+    return vllm_log_lines(ranks, config, wanted)

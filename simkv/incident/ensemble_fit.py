@@ -1,0 +1,167 @@
+"""The members of an ensemble, calibrated and simulated: which are likely, and how they differ."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+
+from simkv.core.atomic_files import translate_disk_errors, write_text
+from simkv.core.errors import InputError
+from simkv.costs.cost_profile import CostProfile
+from simkv.incident.evidence import Evidence
+from simkv.incident.incident_calibration import calibrate_incident
+from simkv.incident.incident_folder import ENSEMBLE
+from simkv.incident.incident_simulation import rank_records, request_times, simulate_incident
+from simkv.incident.observed_comparison import series_distance
+from simkv.incident.server_setup import ServerSetup, kv_memory
+from simkv.incident.workload_ensemble import MEMBERS, interval, select_likely_members
+from simkv.incident.workload_rebuild import RebuiltWorkload, is_from_lines, rebuild
+from simkv.scenario.scenario import Scenario
+from simkv.schedulers.engine_registry import find_engine_spec
+from simkv.study.field_changes import with_field, with_knobs
+from simkv.workload.formats.simkv_csv import used_columns, write_file
+from simkv.workload.trace_reader import read_trace
+from simkv.workload.trace_source import TraceSource
+
+#: Members of which the files are kept, beside the first.
+MEMBERS_WRITTEN = 4
+
+
+@dataclass(frozen=True)
+class EnsembleFigure:
+    """A figure of the members: the mean of a column of times, or its ``quantile``."""
+
+    column: str
+    label: str
+    quantile: float | None = None
+
+    def of(self, table: pd.DataFrame) -> float:
+        """The figure of a table of requests, in s."""
+        values = table[self.column]
+        found = values.mean() if self.quantile is None else values.quantile(self.quantile)
+        return float(found) / 1e3
+
+
+FIGURES = {
+    "e2e": EnsembleFigure("e2e_ms", "E2E mean"),
+    "ttft": EnsembleFigure("ttft_ms", "TTFT mean"),
+    "tpot": EnsembleFigure("tpot_ms", "TPOT mean"),
+    "queue": EnsembleFigure("queue_ms", "mean time queued"),
+    "e2e_p90": EnsembleFigure("e2e_ms", "E2E p90", 0.9),
+}
+
+
+def fit_members(
+    evidence: Evidence,
+    setup: ServerSetup,
+    scenario: Scenario,
+    steps: pd.DataFrame | None = None,
+    tell: Callable[[int, int], None] = lambda _done, _total: None,
+) -> tuple[pd.DataFrame, dict[int, CostProfile]]:
+    """The likely members, the likeliest first: seed and figures (s); and profiles by seed.
+
+    ``steps`` are those that the server logged, if it did. Raises InputError if none can be
+    simulated.
+    """
+    rows, profiles = [], {}
+    for seed in range(MEMBERS):
+        row, profile = _member(evidence, setup, scenario, steps, seed)
+        rows.append(row)
+        profiles[seed] = profile
+        tell(seed + 1, MEMBERS)
+    table = select_likely_members(pd.DataFrame(rows).dropna(subset=["e2e", "ttft"]))
+    if table.empty:
+        raise InputError("no workload that agrees with the sums could be served")
+    return table, profiles
+
+
+def _member(
+    evidence: Evidence,
+    setup: ServerSetup,
+    scenario: Scenario,
+    steps: pd.DataFrame | None,
+    seed: int,
+) -> tuple[dict[str, float], CostProfile]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "workload.csv"
+        source = TraceSource(path)
+        rebuilt = rebuild(evidence, source, setup, seed)
+        write_rebuilt(path, rebuilt, source)
+        requests = read_trace(path).requests()
+    # Which size of an unknown cache fits would be asked of each: the spread has more in it.
+    told = replace(setup, guessed=False)
+    only_lines = is_from_lines(evidence)
+    profile, fitted = calibrate_incident(
+        scenario, requests, rebuilt.observed, told, steps, of_lines=only_lines
+    )
+    run = simulate_incident(fitted, profile, requests)
+    made = request_times(run.record, profile.front_s)
+    row: dict[str, float] = {"seed": seed, "memory": kv_memory(fitted.engine)}
+    for name, wanted in FIGURES.items():
+        row[name] = wanted.of(made)
+        row[f"{name}_observed"] = wanted.of(rebuilt.observed)
+    if only_lines and evidence.series is not None:
+        row["apart"] = series_distance(rank_records(run), evidence.series, rebuilt.origin)
+    return row, profile
+
+
+def write_members(
+    folder: Path,
+    evidence: Evidence,
+    setup: ServerSetup,
+    table: pd.DataFrame,
+    profiles: dict[int, CostProfile],
+) -> None:
+    """The workload and the profile of the likely members but the first, which is the incident's
+    own: ``ensemble-SEED.csv`` and ``ensemble-SEED.json``."""
+    for seed in table["seed"].astype(int).tolist()[1 : MEMBERS_WRITTEN + 1]:
+        workload, profile = _files(folder, seed)
+        source = TraceSource(workload)
+        with translate_disk_errors(workload, "written"):
+            write_rebuilt(workload, rebuild(evidence, source, setup, seed), source)
+        told = profiles[seed].model_dump_json(indent=1, exclude_none=True)
+        write_text(profile, told + "\n")
+
+
+def other_members(folder: Path, scenario: Scenario) -> list[Scenario]:
+    """The scenario as the other likely members have it, as far as their files are there."""
+    table = pd.read_csv(folder / ENSEMBLE)
+    first, knob = int(table["memory"].iloc[0]), find_engine_spec(scenario.engine).memory
+    found = []
+    for seed, memory in table[["seed", "memory"]].astype(int).itertuples(index=False):
+        workload, profile = _files(folder, seed)
+        if not (workload.is_file() and profile.is_file()):
+            continue
+        one = with_field(scenario, "workload", {"trace": workload.name}, folder)
+        one = with_field(one, "profile", profile.name, folder)
+        if kv_memory(scenario.engine) == first != memory:
+            one = with_knobs(one, folder, **{knob: memory})
+        found.append(one)
+    return found
+
+
+def _files(folder: Path, seed: int) -> tuple[Path, Path]:
+    return folder / f"ensemble-{seed}.csv", folder / f"ensemble-{seed}.json"
+
+
+def write_rebuilt(path: Path, rebuilt: RebuiltWorkload, source: TraceSource) -> None:
+    """Write the requests as a trace of ours."""
+    write_file(path, [rebuilt.rows], used_columns(rebuilt.rows, ["arrival"]), source)
+
+
+def describe_intervals(table: pd.DataFrame) -> list[str]:
+    """The figures and where they lie with nine chances in ten, a line each."""
+    lines = []
+    for name, wanted in FIGURES.items():
+        if table[name].isna().any():
+            lines.append(f"over the ensemble {wanted.label} is not determined: a member has none")
+            continue
+        low, high = interval(table[name].tolist(), float(table[f"{name}_observed"].mean()))
+        mean = table[name].mean()
+        ends = f"90 % interval {max(low, 0):.4g} to {high:.4g} s"
+        lines.append(f"over the ensemble {wanted.label} is {mean:.4g} s, {ends}")
+    return lines

@@ -1,0 +1,352 @@
+"""What steps cost, without a GPU: the prices with which the simulation takes what was measured.
+
+The scenario is simulated; with its steps kept as they came, the prices are moved until prefill and
+time per token of the requests are as they were seen; with these it is simulated again, and so on.
+Relative errors count alike, and whatever is far off counts less (soft L1); what GPU and model make
+likely is one more observation of each price. One request in four is not fitted to; the errors of
+the profile are those of these. Of all rounds the one counts whose simulation came nearest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy.optimize import least_squares
+
+from simkv.core.errors import InputError
+from simkv.core.request import Request
+from simkv.costs.cost_profile import CostProfile, FitQuality
+from simkv.costs.hardware.catalog import known_gpu, known_model
+from simkv.costs.sources.single_request import ModelTraits, compute_model_traits
+from simkv.costs.sources.single_request_fit import BATCH_DOUBLING_ERROR
+from simkv.costs.step_errors import summarize_errors_by_kind
+from simkv.incident.fixed_schedule import FixedSchedule
+from simkv.incident.incident_simulation import request_times, simulate_incident
+from simkv.incident.initial_costs import CostPrior, cost_priors, guess_unit_costs
+from simkv.incident.logged_step_costs import costs_as_priors, fit_unit_costs, has_enough_steps
+from simkv.incident.server_setup import MIN_QUEUE_S, ServerSetup
+from simkv.incident.step_costs import UNIT_COST_NAMES, UnitCosts, cost_terms
+from simkv.scenario.scenario import Scenario
+from simkv.schedulers.engine_registry import find_engine_spec
+
+Floats = npt.NDArray[np.float64]
+#: The relative error that a request's time has, whatever the prices: more is not asked of a fit.
+#: The second is that of a mean over all requests, which who goes first in a crowd hardly moves.
+REQUEST_SCATTER, MEAN_SCATTER = 0.05, 0.01
+#: Of so many requests every one left is not fitted to.
+HOLDOUT_EVERY = 4
+#: Requests that are fitted to at most, and simulations of them; fewer where requests were drawn
+#: from a log's lines, which say less than more of them could find.
+MAX_FITTED_REQUESTS, ROUNDS, SAMPLED_ROUNDS = 1000, 8, 3
+#: Sizes of the KV cache that are tried too, over the one that was guessed.
+CACHE_SIZE_FACTORS = (0.88, 0.94, 1.06)
+#: Requests with fewer output tokens tell little of a decode step.
+MIN_OUTPUT_TOKENS = 4
+
+
+@dataclass(frozen=True)
+class ObservedTimes:
+    """What is fitted to: seconds of prefill and per token of each request (NaN where not known).
+
+    Without a queue time the prefill is all until the first token, its waiting included
+    (``with_queue``).
+    """
+
+    prefill: Floats
+    decode: Floats
+    whole: Floats
+    with_queue: bool
+
+    @staticmethod
+    def of(observed: pd.DataFrame, *, prefills: bool = True) -> ObservedTimes:
+        """From requests as spans or clients tell them; without ``prefills`` these are not known."""
+        with_queue = bool(observed["queue_ms"].isna().all())
+        prefill = observed["prefill_ms"]
+        if prefill.isna().all():
+            prefill = observed["ttft_ms"] - observed["queue_ms"].fillna(0.0)
+        decode = observed["tpot_ms"].where(observed["output_tokens"] >= MIN_OUTPUT_TOKENS)
+        columns = (prefill, decode, observed["e2e_ms"])
+        first, later, whole = (column.to_numpy(np.float64) / 1e3 for column in columns)
+        if not prefills:
+            first = np.full(len(observed), np.nan)
+        return ObservedTimes(first, later, whole, with_queue)
+
+    def beside(self, simulated: pd.DataFrame) -> tuple[Floats, Floats]:
+        """Logarithms of simulated over measured, of prefills and of decodes, request by request."""
+        prefill = simulated["ttft_ms" if self.with_queue else "prefill_ms"].to_numpy(np.float64)
+        decode = simulated["tpot_ms"].to_numpy(np.float64)
+        return _log(prefill / 1e3, self.prefill), _log(decode / 1e3, self.decode)
+
+    def means(self, simulated: pd.DataFrame, kept: npt.NDArray[np.bool_]) -> Floats:
+        """The same of the means over some requests: of E2E, and of time per token."""
+        found = []
+        for name, seen in (("e2e_ms", self.whole), ("tpot_ms", self.decode)):
+            found.append(_mean_log(simulated[name].to_numpy(np.float64) / 1e3, seen, kept))
+        return np.array(found)
+
+
+def _soft(errors: Floats) -> Floats:
+    """Squares of small errors, twice the size of large ones."""
+    return np.asarray(2 * (np.sqrt(1 + (errors / 2) ** 2) - 1) * 2)
+
+
+def _mean_log(made: Floats, seen: Floats, kept: npt.NDArray[np.bool_]) -> float:
+    """The logarithm of one mean over another, of what both have."""
+    both = kept & np.isfinite(made) & np.isfinite(seen)
+    return float(_log(made[both].mean(), seen[both].mean())) if both.any() else 0.0
+
+
+def _log(simulated: Floats, measured: Floats) -> Floats:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.log(simulated / measured))
+
+
+def calibrate_incident(
+    scenario: Scenario,
+    requests: Sequence[Request],
+    observed: pd.DataFrame,
+    setup: ServerSetup,
+    steps: pd.DataFrame | None = None,
+    tell: Callable[[int, int], None] = lambda _done, _total: None,
+    *,
+    of_lines: bool = False,
+) -> tuple[CostProfile, Scenario]:
+    """The profile with which ``scenario`` takes what was ``observed`` of its ``requests``; and the
+    scenario, with the size of its KV cache that fits best where that is not told.
+
+    The two are of the same requests in the same order; ``steps`` are those that the server logged
+    (see ``from_steps``), if it did. Times of requests that were drawn from a log's lines
+    (``of_lines``) are less than those steps, and do not tell prefills. ``tell`` hears of the
+    simulations done. Raises InputError if nothing can be fitted to.
+    """
+    budget = getattr(scenario.engine, "max_num_batched_tokens", 0) or 8192
+    shape, gpu = _shape(setup, budget), known_gpu(setup.gpu or "")
+    front = _front(observed)
+    timed = not observed.dropna(subset=["ttft_ms", "e2e_ms"]).empty
+    if steps is not None and has_enough_steps(steps):
+        guess, errors, prefills = fit_unit_costs(steps)
+        if not timed or of_lines:
+            return _of_steps(guess, errors, prefills, shape, setup, len(steps)), scenario
+        aims = costs_as_priors(guess)
+    elif timed:
+        guess = guess_unit_costs(observed, budget)
+        aims = cost_priors(guess, shape, gpu)
+    else:
+        raise InputError(
+            "no request has both a time to its first token and an end, and no steps are logged: "
+            "there is nothing to tell what steps cost by"
+        )
+    sizes = _sizes(scenario, observed, setup)
+    measured = ObservedTimes.of(observed.iloc[:MAX_FITTED_REQUESTS], prefills=not of_lines)
+    fitters = [
+        _Fitter(one, requests, observed, measured, shape, front, aims, tell) for one in sizes
+    ]
+    rounds = SAMPLED_ROUNDS if of_lines else ROUNDS
+    found = [fitter.fitted(_between(guess, aims), rounds) for fitter in fitters]
+    best = min(range(len(found)), key=lambda place: found[place][1])
+    return fitters[best].profile(found[best][0], setup), sizes[best]
+
+
+def _sizes(scenario: Scenario, observed: pd.DataFrame, setup: ServerSetup) -> list[Scenario]:
+    """The scenario, and where the size of its cache is not told but felt, with others near it."""
+    if not setup.guessed or not (observed["queue_ms"] > 1e3 * MIN_QUEUE_S).any():
+        return [scenario]
+    spec = find_engine_spec(scenario.engine)
+    size, block = getattr(scenario.engine, spec.memory), spec.block_size(scenario.engine)
+    unit = block if spec.memory_in_tokens else 1
+    found = [scenario]
+    for factor in CACHE_SIZE_FACTORS:
+        try:
+            engine = replace(scenario.engine, **{spec.memory: int(size * factor) // unit * unit})
+        except ValueError:
+            continue
+        found.append(scenario.model_copy(update={"engine": engine}))
+    return found
+
+
+def _shape(setup: ServerSetup, budget: int) -> ModelTraits | None:
+    model = known_model(setup.model or "")
+    return compute_model_traits(model, budget, tensor_parallel=setup.tp) if model else None
+
+
+def _front(observed: pd.DataFrame) -> float:
+    """Seconds before the engine core has a request: what TTFT is more than queue and prefill."""
+    if "prefill_ms" not in observed:
+        return 0.0
+    front = (observed["ttft_ms"] - observed["queue_ms"] - observed["prefill_ms"]).median()
+    return max(float(front) / 1e3, 0.0) if np.isfinite(front) else 0.0
+
+
+def _between(guess: UnitCosts, aims: dict[str, CostPrior]) -> UnitCosts:
+    """Where the fit begins: what is surely known, else what was guessed."""
+    return UnitCosts(
+        **{n: aims[n].price if aims[n].sigma < 0.5 else getattr(guess, n) for n in UNIT_COST_NAMES}
+    )
+
+
+def _draft(prices: UnitCosts, shape: ModelTraits | None, front: float) -> CostProfile:
+    return CostProfile(
+        name="draft",
+        engine="as recorded",
+        model="",
+        gpu="",
+        basis="measured",
+        terms=cost_terms(prices, shape),
+        idle_pass_s=1e-5,
+        front_s=front,
+        range={},
+        fit=FitQuality(points=0),
+        source=[],
+    )
+
+
+def _of_steps(
+    prices: UnitCosts,
+    errors: Floats,
+    prefills: npt.NDArray[np.bool_],
+    shape: ModelTraits | None,
+    setup: ServerSetup,
+    count: int,
+) -> CostProfile:
+    """The profile of the steps that the server logged, where no request tells of its times."""
+    held_out = summarize_errors_by_kind(_named(errors[prefills], errors[~prefills]))
+    return _draft(prices, shape, 0.0).model_copy(
+        update={
+            "name": f"{setup.engine['name']} as logged",
+            "model": setup.model or "not told",
+            "gpu": setup.gpu or "not told",
+            "fit": FitQuality(
+                points=count, note=f"fitted to {count} logged steps", held_out=held_out
+            ),
+            "source": [f"{count} steps as logged"],
+        }
+    )
+
+
+class _Fitter:
+    """Moves prices until the simulation takes what was measured."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        requests: Sequence[Request],
+        observed: pd.DataFrame,
+        measured: ObservedTimes,
+        shape: ModelTraits | None,
+        front: float,
+        aims: dict[str, CostPrior],
+        tell: Callable[[int, int], None],
+    ) -> None:
+        self.scenario, self.requests = scenario, list(requests)[:MAX_FITTED_REQUESTS]
+        self.observed = observed.iloc[: len(self.requests)]
+        self.measured = measured
+        self.shape, self.front, self.aims, self.tell = shape, front, aims, tell
+        few = len(self.requests) < 2 * HOLDOUT_EVERY
+        self.kept = np.array([few or i % HOLDOUT_EVERY != 3 for i in range(len(self.requests))])
+        self.done = 0
+
+    def fitted(self, start: UnitCosts, rounds: int) -> tuple[UnitCosts, float]:
+        """The prices of least error, and that error."""
+        best, least, prices = start, np.inf, start
+        for _ in range(rounds):
+            simulated, frozen = self._simulated(prices)
+            missed = self._missed(simulated)
+            if missed < least:
+                best, least = prices, missed
+            moved = self._moved(prices, frozen)
+            if np.abs(np.log(np.array(astuple(moved)) / np.array(astuple(prices)))).max() < 1e-3:
+                break
+            prices = moved
+        return best, least
+
+    def _missed(self, simulated: pd.DataFrame) -> float:
+        """How far a simulation is from what was measured."""
+        prefill, decode = self.measured.beside(simulated)
+        single = np.concatenate([prefill[self.kept], decode[self.kept]])
+        single = np.where(np.isfinite(single), single, 3.0)[np.isfinite(self._seen)]
+        means = self.measured.means(simulated, self.kept)
+        return float(_soft(single / REQUEST_SCATTER).mean() + _soft(means / MEAN_SCATTER).sum())
+
+    @property
+    def _seen(self) -> Floats:
+        return np.concatenate([self.measured.prefill[self.kept], self.measured.decode[self.kept]])
+
+    def _moved(self, start: UnitCosts, frozen: FixedSchedule) -> UnitCosts:
+        """The prices of least error where who ran with whom stays as it is."""
+        begin = np.log(np.array(astuple(start)))
+        centre = np.array([np.log(self.aims[name].price) for name in UNIT_COST_NAMES])
+        sigma = np.array([self.aims[name].sigma for name in UNIT_COST_NAMES])
+        steps = np.maximum(self.observed["output_tokens"].to_numpy(np.float64) - 1, 1)
+        weight = np.sqrt(self.kept.sum()) * REQUEST_SCATTER / MEAN_SCATTER / 5
+
+        def errors(logs: Floats) -> Floats:
+            prefill, decode, until = frozen.spans(UnitCosts(*np.exp(logs).tolist()))
+            shown = until + self.front if self.measured.with_queue else prefill
+            apart = [_log(shown, self.measured.prefill), _log(decode / steps, self.measured.decode)]
+            found = np.concatenate([one[self.kept] for one in apart])
+            known = np.isfinite(found)
+            means = [_mean_log(decode / steps, self.measured.decode, self.kept)]
+            both = np.concatenate([np.where(known, found, 0.0), weight * np.array(means)])
+            return np.concatenate([both / REQUEST_SCATTER, (logs - centre) / sigma])
+
+        found = least_squares(
+            errors, begin, bounds=(begin - 2, begin + 2), loss="soft_l1", f_scale=2.0, max_nfev=40
+        )
+        return UnitCosts(*np.exp(found.x).tolist())
+
+    def _simulated(self, prices: UnitCosts) -> tuple[pd.DataFrame, FixedSchedule]:
+        run = simulate_incident(self.scenario, self._draft(prices), self.requests)
+        self.done += 1
+        self.tell(self.done, ROUNDS + 1)
+        count = len(self.requests)
+        frozen = FixedSchedule.of(run, count, prices, self.shape)
+        return request_times(run.record, self.front).reindex(range(count)), frozen
+
+    def _draft(self, prices: UnitCosts) -> CostProfile:
+        return _draft(prices, self.shape, self.front)
+
+    def profile(self, prices: UnitCosts, setup: ServerSetup) -> CostProfile:
+        """The profile at these prices, with its errors on requests that were left out."""
+        prefill, decode = self.measured.beside(self._simulated(prices)[0])
+        left = ~self.kept if not self.kept.all() else self.kept
+        held_out = summarize_errors_by_kind(_named(prefill[left], decode[left]))
+        told = "" if not self.kept.all() else "; too few to leave any out, errors are of the fit"
+        served = self.observed.dropna(subset=["e2e_ms"])
+        prompts = served["prompt_tokens"]
+        return self._draft(prices).model_copy(
+            update={
+                "name": f"{setup.engine['name']} as recorded",
+                "model": setup.model or "not told",
+                "gpu": setup.gpu or "not told",
+                "range": {
+                    "prefill_tokens": (float(prompts.min()), float(prompts.max())),
+                    "decode_seqs": (1.0, _most_at_once(served)),
+                },
+                "fit": FitQuality(
+                    points=int(self.kept.sum()),
+                    note=f"the simulation fitted to {int(self.kept.sum())} requests{told}",
+                    held_out=held_out,
+                    beyond={"decode_seqs": BATCH_DOUBLING_ERROR},
+                ),
+                "source": [f"{len(served)} requests as observed"],
+            }
+        )
+
+
+def _named(prefill: Floats, decode: Floats) -> Iterator[tuple[str, float]]:
+    for kind, errors in (("prefill", prefill), ("decode", decode)):
+        for error in errors[np.isfinite(errors)].tolist():
+            yield kind, float(np.exp(error) - 1)
+
+
+def _most_at_once(served: pd.DataFrame) -> float:
+    """Most requests that were in the system together."""
+    begin = np.sort(served["t_s"].to_numpy(np.float64))
+    end = np.sort((served["t_s"] + served["e2e_ms"] / 1e3).to_numpy(np.float64))
+    return float(
+        max((np.searchsorted(begin, begin, "right") - np.searchsorted(end, begin)).max(), 1)
+    )

@@ -1,0 +1,148 @@
+"""An incident's folder: what each stage has found, as files that can be looked into and changed.
+
+Stage 1 writes ``evidence.json`` (settings, notes) and ``requests.csv``, ``arrivals.csv``,
+``observed.csv`` and ``iterations.csv`` as far as there are any; stage 2 ``workload.csv`` and
+``scenario.yaml``; stage 3 ``profile.json``, and where requests are drawn ``ensemble.csv``, the
+figures of those members that are likely (``workload.csv`` is the first of them then, the workloads
+and profiles of the next are ``ensemble-SEED.csv`` and ``ensemble-SEED.json``); stage 4
+``diagnosis.md``, ``compared.csv``, ``observed.png`` and ``report.html``.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from ruamel.yaml import YAML
+
+from simkv.core.atomic_files import make_folder, translate_disk_errors, write_text
+from simkv.core.errors import InputError
+from simkv.incident.evidence import Evidence, StatedSetting
+from simkv.incident.server_setup import ServerSetup
+
+EVIDENCE, WORKLOAD, SCENARIO = "evidence.json", "workload.csv", "scenario.yaml"
+PROFILE, DIAGNOSIS, REPORT = "profile.json", "diagnosis.md", "report.html_page"
+PICTURE, COMPARED, ENSEMBLE = "observed.png", "compared.csv", "ensemble.csv"
+#: The tables of an Evidence, and their files.
+TABLES = {
+    "requests": "requests.csv",
+    "arrivals": "arrivals.csv",
+    "series": "observed.csv",
+    "steps": "iterations.csv",
+}
+#: What is written there, so that a folder with other things in it is left alone.
+INCIDENT_FILES = (
+    EVIDENCE,
+    WORKLOAD,
+    SCENARIO,
+    PROFILE,
+    DIAGNOSIS,
+    REPORT,
+    PICTURE,
+    COMPARED,
+    ENSEMBLE,
+)
+
+
+def is_incident(folder: Path) -> bool:
+    """Whether stage 1 has been there."""
+    return (folder / EVIDENCE).is_file()
+
+
+def check_incident_folder(folder: Path) -> None:
+    """Raise InputError if ``folder`` cannot be written to, or has other things in it."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--out {folder}: is a file; expected a folder")
+    if folder.is_dir() and not is_incident(folder) and any(folder.iterdir()):
+        raise InputError(
+            f"--out {folder}: has other things in it; expected a new or empty folder, or that of "
+            "an earlier diagnosis"
+        )
+
+
+def write_evidence(folder: Path, evidence: Evidence) -> None:
+    """The files of stage 1; those of all stages before are of another incident and go."""
+    make_folder(folder)
+    for name in (*INCIDENT_FILES, *TABLES.values()):
+        (folder / name).unlink(missing_ok=True)
+    for member in folder.glob("ensemble-*"):
+        member.unlink()
+    told = {
+        "sources": evidence.source,
+        "wall_clock": evidence.wall,
+        "engine": evidence.engine,
+        "settings": {
+            name: {"value": _plain(known.value), "where": known.where}
+            for name, known in evidence.settings.items()
+        },
+        "died": evidence.died,
+        "histograms": evidence.histograms,
+        "notes": list(evidence.notes),
+        "lacks": list(evidence.lacks),
+    }
+    for name, file in TABLES.items():
+        table = getattr(evidence, name)
+        if table is not None:
+            with translate_disk_errors(folder / file, "written"):
+                table.to_csv(folder / file, index=False, lineterminator="\n")
+    write_text(folder / EVIDENCE, json.dumps(told, indent=1) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | bool) or value is None else str(value)
+
+
+def read_evidence(folder: Path) -> Evidence:
+    """What stage 1 has written, as it is now. Raises InputError if it cannot be read."""
+    path = folder / EVIDENCE
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        settings = {
+            name: StatedSetting(one["value"], one["where"])
+            for name, one in told["settings"].items()
+        }
+        tables = {
+            name: pd.read_csv(folder / file) if (folder / file).is_file() else None
+            for name, file in TABLES.items()
+        }
+        return Evidence(
+            source=told["sources"],
+            wall=told["wall_clock"],
+            engine=told["engine"],
+            settings=settings,
+            histograms=told["histograms"],
+            died=told["died"],
+            notes=tuple(told["notes"]),
+            lacks=tuple(told["lacks"]),
+            **tables,
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: is not what stage 1 writes: {error}") from error
+
+
+def write_scenario(folder: Path, setup: ServerSetup, profile: str, notes: tuple[str, ...]) -> None:
+    """``scenario.yaml``, with where each setting is from."""
+    tree = {
+        "name": _name(folder),
+        "summary": "Rebuilt from what a server wrote.",
+        "workload": {"trace": WORKLOAD},
+        "engine": dict(setup.engine),
+        **({"fleet": setup.fleet} if setup.fleet else {}),
+        "profile": profile,
+        "provenance": {
+            "given": [f"{name}: {source}" for name, source in setup.sources.items()],
+            "assumed": [*setup.assumed, *notes],
+        },
+    }
+    path = folder / SCENARIO
+    yaml = YAML()
+    yaml.width = 1000
+    with translate_disk_errors(path, "written"), path.open("w", encoding="utf-8") as text:
+        yaml.dump(tree, text)
+
+
+def _name(folder: Path) -> str:
+    kept = "".join(c if c.isalnum() or c in "._-" else "-" for c in folder.resolve().name)
+    return kept.strip("-.") or "incident"

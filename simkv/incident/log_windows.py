@@ -1,0 +1,194 @@
+"""A server's lines on itself as windows of time: what was computed in each, and what was there at
+its end.
+
+vLLM writes a line every 10 s (``VLLM_LOG_STATS_INTERVAL``) with the rates since the line before,
+and none while nothing happens. SGLang writes one per prefill batch, with the requests and tokens in
+it, and one per so many decode batches; these are put into windows of a few seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+Floats = npt.NDArray[np.float64]
+#: vLLM's interval where a log has one line (s); and a window of SGLang's lines, at least.
+VLLM_INTERVAL_S, MIN_WINDOW_S = 10.0, 2.0
+#: Windows into which a record of SGLang's lines is cut at most, and how long such a line holds (s).
+MAX_WINDOWS, LINE_VALIDITY_S = 2000, 15.0
+#: What iterations do not tell and the lines between them do.
+_BETWEEN = ("waiting", "usage")
+
+
+@dataclass(frozen=True)
+class LogWindows:
+    """Windows in order: each ends at ``end`` (s) and began ``width`` before.
+
+    ``prompt`` and ``output`` are tokens computed in it, ``running``, ``waiting`` (requests) and
+    ``held`` (tokens of KV) what was there at its end, NaN where not told; ``firsts`` how many
+    requests were prefilled in it, NaN where only tokens are told.
+    """
+
+    end: Floats
+    width: Floats
+    prompt: Floats
+    output: Floats
+    running: Floats
+    waiting: Floats
+    held: Floats
+    firsts: Floats
+
+    @property
+    def begin(self) -> Floats:
+        """When each began (s)."""
+        return self.end - self.width
+
+
+def can_build_windows(series: pd.DataFrame | None) -> bool:
+    """Whether lines tell what was computed, so that there are windows."""
+    if series is None or not len(series):
+        return False
+    counted = "prompts" in series and series["prompts"].fillna(0).sum() > 0
+    return counted or bool((series["prompt_rate"].fillna(0) > 0).any())
+
+
+def build_windows(series: pd.DataFrame, tokens: float) -> LogWindows:
+    """Those of one engine, whose KV cache holds ``tokens`` (NaN if that is not known)."""
+    lines = series.sort_values("t_s", kind="stable")
+    if "prompts" in lines and lines["prompts"].notna().any():
+        return _of_batches(lines, tokens)
+    return _of_rates(lines.drop_duplicates("t_s", keep="last"), tokens)
+
+
+def series_from_steps(steps: pd.DataFrame, series: pd.DataFrame, budget: int) -> pd.DataFrame:
+    """A server's lines made of its iterations, of which each tells what it computed; who waits, and
+    where an iteration does not tell it the use of the cache, is as of the stats lines around it.
+
+    A step that is as full as its ``budget`` of tokens has cut its last prompt, which goes on.
+    """
+    found = []
+    for engine, lines in split_by_engine(series).items():
+        mine = steps[steps["engine"] == max(engine, 0)]
+        known = {name: np.interp(mine["t_s"], lines["t_s"], lines[name]) for name in _BETWEEN}
+        full = mine["prefill_tokens"] + mine["decode_tokens"] >= budget
+        went_on = full.shift(fill_value=False)
+        begun = np.maximum((mine["prefill_seqs"] - went_on).to_numpy(np.float64), 0.0)
+        new = begun - _again(begun, mine["t_s"].to_numpy(np.float64), lines)
+        whole = mine["prefill_tokens"] * np.where(begun > 0, new / np.maximum(begun, 1), 1.0)
+        found.append(
+            pd.DataFrame(
+                {
+                    "t_s": mine["t_s"],
+                    "engine": engine,
+                    "running": mine["prefill_seqs"] + mine["decode_seqs"],
+                    "waiting": np.rint(known["waiting"]),
+                    "usage": mine["usage"].fillna(pd.Series(known["usage"], mine.index)),
+                    "prefills": new,
+                    "prompts": whole,
+                    "outputs": mine["decode_tokens"] + begun,
+                }
+            )
+        )
+    return pd.concat(found, ignore_index=True)
+
+
+def _again(begun: Floats, at: Floats, lines: pd.DataFrame) -> Floats:
+    """Of the prefills those of preempted requests: they are the next, as many as the lines tell."""
+    found = np.zeros(len(begun))
+    taken = lines[lines["preemptions"] > 0]
+    for end, left in zip(taken["t_s"].tolist(), taken["preemptions"].tolist(), strict=True):
+        for place in np.flatnonzero((at > end - VLLM_INTERVAL_S) & (begun > found)).tolist():
+            again = min(left, begun[place] - found[place])
+            found[place] += again
+            left -= again
+            if left <= 0:
+                break
+    return found
+
+
+def split_by_engine(series: pd.DataFrame) -> Mapping[int, pd.DataFrame]:
+    """The lines of each engine."""
+    numbers = series["engine"].unique().tolist()
+    return {int(number): series[series["engine"] == number] for number in numbers}
+
+
+def _of_rates(lines: pd.DataFrame, tokens: float) -> LogWindows:
+    end = lines["t_s"].to_numpy(np.float64)
+    gaps = np.diff(end)
+    every = float(np.median(gaps)) if len(gaps) else VLLM_INTERVAL_S
+    # A line's time is a whole second; after a silence it tells of one interval like any other.
+    width = np.full(len(end), every)
+    if len(gaps):
+        near = np.abs(gaps - every) <= 0.5 * every
+        width[1:] = np.where(near & (np.abs(gaps - every) > 1.0), gaps, every)
+    known = {name: lines[name].to_numpy(np.float64) for name in ("running", "waiting", "usage")}
+    return LogWindows(
+        end,
+        width,
+        np.nan_to_num(lines["prompt_rate"].to_numpy(np.float64)) * width,
+        np.nan_to_num(lines["output_rate"].to_numpy(np.float64)) * width,
+        known["running"],
+        known["waiting"],
+        _held(known["usage"], known["running"], tokens),
+        np.full(len(end), np.nan),
+    )
+
+
+def _held(usage: Floats, running: Floats, tokens: float) -> Floats:
+    """Tokens in the cache; a usage of 0 throughout, whoever runs, was not measured."""
+    if not (usage[running > 0] > 0).any():
+        return np.full(len(usage), np.nan)
+    return np.asarray(usage * tokens)
+
+
+def _of_batches(lines: pd.DataFrame, tokens: float) -> LogWindows:
+    at = lines["t_s"].to_numpy(np.float64)
+    span = max(float(at[-1] - at[0]), MIN_WINDOW_S)
+    every = max(MIN_WINDOW_S, span / MAX_WINDOWS)
+    edges = at[0] - 0.5 + every * np.arange(int(np.ceil((span + 1) / every)) + 1)
+    end = edges[1:]
+    place = np.clip(np.searchsorted(edges, at, "left") - 1, 0, len(end) - 1)
+
+    def summed(name: str) -> Floats:
+        values = np.nan_to_num(lines[name].to_numpy(np.float64))
+        return np.asarray(np.bincount(place, values, len(end)), np.float64)
+
+    last = np.searchsorted(at, end, "right") - 1
+    fresh = (last >= 0) & (end - at[np.maximum(last, 0)] <= LINE_VALIDITY_S)
+
+    def there(name: str) -> Floats:
+        values = lines[name].ffill().fillna(0.0).to_numpy(np.float64)
+        return np.where(fresh, values[np.maximum(last, 0)], 0.0)
+
+    return LogWindows(
+        end,
+        np.full(len(end), every),
+        _begun_in(summed("prompts"), summed("prefills")),
+        summed("outputs") if "outputs" in lines else _decoded(lines, edges),
+        there("running"),
+        there("waiting"),
+        _held(there("usage"), there("running"), tokens),
+        summed("prefills"),
+    )
+
+
+def _begun_in(prompts: Floats, begun: Floats) -> Floats:
+    """Tokens of prompts by the windows in which these were begun: later chunks count there, too."""
+    place = np.maximum.accumulate(np.where(begun > 0, np.arange(len(begun)), 0))
+    return np.asarray(np.bincount(place, prompts, len(begun)), np.float64)
+
+
+def _decoded(lines: pd.DataFrame, edges: Floats) -> Floats:
+    """Tokens decoded in each window: a line's rate is over all the time since the one before."""
+    decodes = lines.dropna(subset=["output_rate"])
+    if not len(decodes):
+        return np.zeros(len(edges) - 1)
+    at = decodes["t_s"].to_numpy(np.float64)
+    before = np.concatenate([[edges[0]], at[:-1]])
+    emitted = decodes["output_rate"].to_numpy(np.float64) * np.maximum(at - before, 1e-3)
+    grown = np.concatenate([[0.0], np.cumsum(emitted)])
+    return np.diff(np.interp(edges, np.concatenate([[edges[0]], at]), grown))

@@ -1,0 +1,271 @@
+"""Metrics of vLLM or SGLang as Prometheus exports them: ``query_range`` JSON, and plain scrapes.
+
+JSON is one answer of ``/api/v1/query_range``, a list of them, or one to a line. Plain scrapes are
+what ``/metrics`` gives, one after the other, each sample with its timestamp (ms, as the text format
+has it) or each scrape after a line ``# scraped TIME`` (s since 1970, or ISO 8601). Counters that
+fall were reset: what they show after that is new. Label sets of several engines or models are
+summed. A name is known with and without ``_total``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from simkv.core.errors import InputError
+from simkv.incident.evidence import SERIES_COLUMNS, Evidence, StatedSetting
+from simkv.workload.column_values import MAX_SHOWN_CHARACTERS
+from simkv.workload.trace_source import TraceSource
+
+Floats = npt.NDArray[np.float64]
+#: What is read, and what the engines call it.
+GAUGES: dict[str, tuple[str, ...]] = {
+    "running": ("vllm:num_requests_running", "sglang:num_running_reqs"),
+    "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
+    "usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"),
+}
+COUNTERS: dict[str, tuple[str, ...]] = {
+    "prompt": ("vllm:prompt_tokens", "sglang:prompt_tokens"),
+    "output": ("vllm:generation_tokens", "sglang:generation_tokens"),
+    "preemptions": ("vllm:num_preemptions", "sglang:num_retracted_requests"),
+    "queries": (
+        "vllm:prefix_cache_queries",
+        "vllm:gpu_prefix_cache_queries",
+        "sglang:prompt_tokens",
+    ),
+    "hits": ("vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits", "sglang:cached_tokens"),
+}
+HISTOGRAMS: dict[str, tuple[str, ...]] = {
+    "prompt_tokens": ("vllm:request_prompt_tokens", "sglang:prompt_tokens_histogram"),
+    "output_tokens": ("vllm:request_generation_tokens", "sglang:generation_tokens_histogram"),
+    "ttft": ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds"),
+    "e2e": ("vllm:e2e_request_latency_seconds", "sglang:e2e_request_latency_seconds"),
+    "queue": ("vllm:request_queue_time_seconds", "sglang:queue_time_seconds"),
+    "prefill": ("vllm:request_prefill_time_seconds",),
+    "itl": (
+        "vllm:inter_token_latency_seconds",
+        "vllm:time_per_output_token_seconds",
+        "sglang:inter_token_latency_seconds",
+    ),
+}
+_INFO = ("vllm:cache_config_info", "sglang:cache_config_info")
+_SIZES = ("max_total_num_tokens", "page_size")
+_SAMPLE = re.compile(
+    r"(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)(?:\s+(?P<time>-?\d+))?\s*$"
+)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_SCRAPED = re.compile(r"#\s*(?:scraped|time):?\s+(\S+)")
+
+#: Values by name, then by label set, each with its times.
+Samples = dict[str, dict[tuple[tuple[str, str], ...], list[tuple[float, float]]]]
+
+
+def read_metrics(source: TraceSource) -> Evidence:
+    """All that the metrics tell. Raises InputError if they cannot be read."""
+    with source.text() as lines:
+        text = lines.read()
+    samples: Samples = defaultdict(lambda: defaultdict(list))
+    found = _of_json(source, text) if text.lstrip()[:1] in ("{", "[") else _of_text(source, text)
+    for name, labels, at, value in found:
+        samples[name][tuple(sorted(labels.items()))].append((at, value))
+    for sets in samples.values():
+        for values in sets.values():
+            values.sort()
+    times = sorted(
+        {at for sets in samples.values() for values in sets.values() for at, _ in values}
+    )
+    if len(times) < 2:
+        raise InputError(
+            f"{source.path}: {len(times)} scrapes of vLLM or SGLang with their times; at least 2 "
+            "are needed (timestamps, or a line '# scraped TIME' before each)"
+        )
+    grid = np.array(times)
+    histograms = _increments(samples, grid)
+    notes = [f"{source.path.name}: {n} counters were reset" for n in [_resets(samples)] if n]
+    gaps = np.diff(grid)
+    if (missing := int((gaps > 3 * np.median(gaps)).sum())) > 0:
+        notes.append(f"{source.path.name}: {missing} gaps between scrapes; what fell in is spread")
+    return Evidence(
+        source.path.name,
+        engine="sglang" if any(name.startswith("sglang:") for name in samples) else "vllm",
+        settings=_settings(samples, source.path.name),
+        series=_series(samples, grid, histograms),
+        histograms=histograms,
+        notes=tuple(notes),
+        lacks=("metrics do not tell single requests: they are drawn to agree with the sums",),
+    )
+
+
+def _of_json(source: TraceSource, text: str) -> Iterator[tuple[str, dict[str, str], float, float]]:
+    try:
+        documents = [json.loads(text)]
+    except (ValueError, RecursionError):
+        try:
+            documents = [json.loads(line) for line in text.splitlines() if line.strip()]
+        except (ValueError, RecursionError) as error:
+            raise source.error(
+                f"should be JSON; found {str(error)[:MAX_SHOWN_CHARACTERS]}"
+            ) from error
+    for document in documents:
+        for answer in document if isinstance(document, list) else [document]:
+            data = answer.get("data") if isinstance(answer, dict) else None
+            results = data.get("result") if isinstance(data, dict) else None
+            for series in results if isinstance(results, list) else ():
+                labels = dict(series.get("metric") or {})
+                name = str(labels.pop("__name__", ""))
+                for at, value in series.get("values") or ():
+                    if name and np.isfinite(number := _number(value)):
+                        yield name, labels, float(at), number
+
+
+def _of_text(source: TraceSource, text: str) -> Iterator[tuple[str, dict[str, str], float, float]]:
+    scraped: float | None = None
+    for line, row in enumerate(text.splitlines(), start=1):
+        if match := _SCRAPED.match(row):
+            scraped = _when(source, line, match[1])
+        elif row.startswith(("vllm:", "sglang:")) and (found := _SAMPLE.match(row)):
+            at = float(found["time"]) / 1e3 if found["time"] else scraped
+            if at is None:
+                raise source.error(
+                    "should have the time of this scrape: a timestamp after the value, or a line "
+                    "'# scraped TIME' before it",
+                    line,
+                )
+            labels = dict(_LABEL.findall(found["labels"] or ""))
+            if np.isfinite(number := _number(found["value"])):
+                yield found["name"], labels, at, number
+
+
+def _when(source: TraceSource, line: int, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise source.error(f"should be a time; found {text[:MAX_SHOWN_CHARACTERS]}", line) from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return float("nan")
+
+
+def _named(samples: Samples, names: tuple[str, ...], end: str = "") -> str | None:
+    """The first of some names that is there, with or without ``_total``."""
+    for name in names:
+        for whole in (f"{name}{end}", f"{name}{end}_total"):
+            if whole in samples:
+                return whole
+    return None
+
+
+def _increase(values: list[tuple[float, float]], grid: Floats) -> Floats:
+    """How much a counter rose until each time, since the time before; what was there at first is
+    not new."""
+    found = np.zeros(len(grid))
+    for (_, before), (at, value) in pairwise(values):
+        found[np.searchsorted(grid, at)] += value - before if value >= before else value
+    return found
+
+
+def _resets(samples: Samples) -> int:
+    """Counters that fell, of those that are read."""
+    names = [_named(samples, names) for names in COUNTERS.values()]
+    return sum(
+        any(later < earlier for (_, earlier), (_, later) in pairwise(values))
+        for name in names
+        if name
+        for values in samples[name].values()
+    )
+
+
+def _summed(samples: Samples, name: str | None, grid: Floats) -> Floats:
+    sets = samples[name] if name else {}
+    return sum((_increase(values, grid) for values in sets.values()), np.zeros(len(grid)))
+
+
+def _increments(samples: Samples, grid: Floats) -> dict[str, Any]:
+    """Per time the increases of counters, and of each histogram's count, sum and buckets."""
+    found: dict[str, Any] = {"t_s": grid.tolist()}
+    for key, names in COUNTERS.items():
+        if name := _named(samples, names):
+            found[key] = _summed(samples, name, grid).tolist()
+    for key, names in HISTOGRAMS.items():
+        count = _named(samples, names, "_count")
+        if count is None:
+            continue
+        edges: dict[float, Floats] = {}
+        for labels, values in samples.get(_named(samples, names, "_bucket") or "", {}).items():
+            edge = _number(dict(labels).get("le"))
+            if not np.isnan(edge):
+                edges[edge] = edges.get(edge, np.zeros(len(grid))) + _increase(values, grid)
+        found[key] = {
+            "count": _summed(samples, count, grid).tolist(),
+            "sum": _summed(samples, _named(samples, names, "_sum"), grid).tolist(),
+            "le": [edge if np.isfinite(edge) else None for edge in sorted(edges)],
+            "below": [edges[edge].tolist() for edge in sorted(edges)],
+        }
+    return found
+
+
+def _series(samples: Samples, grid: Floats, rose: dict[str, Any]) -> pd.DataFrame:
+    table: dict[str, Any] = {"t_s": grid, "engine": 0}
+    for key, names in GAUGES.items():
+        name = _named(samples, names)
+        sets = list(samples[name].values()) if name else []
+        columns = [_held(values, grid) for values in sets]
+        whole = np.nansum(columns, axis=0) if columns else np.full(len(grid), np.nan)
+        table[key] = whole / len(columns) if key == "usage" and columns else whole
+    spans = np.diff(grid, prepend=grid[0])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        for key, column in (("prompt", "prompt_rate"), ("output", "output_rate")):
+            table[column] = np.array(rose.get(key, np.full(len(grid), np.nan))) / spans
+        asked, hits = (np.cumsum(rose.get(key, np.zeros(len(grid)))) for key in ("queries", "hits"))
+        table["hit_rate"] = np.where(asked > 0, hits / asked, np.nan)
+    table["preemptions"] = np.array(rose.get("preemptions", np.zeros(len(grid))))
+    found = pd.DataFrame(table)[list(SERIES_COLUMNS)]
+    return found.dropna(subset=["running", "waiting"]).reset_index(drop=True)
+
+
+def _held(values: list[tuple[float, float]], grid: Floats) -> Floats:
+    """A gauge at each time, as last seen; NaN before."""
+    at, seen = np.array(values).T
+    place = np.searchsorted(at, grid, "right") - 1
+    return np.where(place >= 0, seen[np.maximum(place, 0)], np.nan)
+
+
+def _settings(samples: Samples, source: str) -> dict[str, StatedSetting]:
+    """What the labels of ``cache_config_info`` say, and SGLang's gauges of the same."""
+    found = {}
+    for name in _INFO:
+        for labels in samples.get(name, {}):
+            told = dict(labels)
+            for key in ("block_size", "num_gpu_blocks", "page_size"):
+                if told.get(key, "").isdigit():
+                    found[key] = StatedSetting(int(told[key]), source)
+    for key in _SIZES:
+        for values in samples.get(f"sglang:{key}", {}).values():
+            found[key] = StatedSetting(int(values[-1][1]), source)
+    return found
+
+
+def is_metrics(text: str) -> bool:
+    """Whether this text is of metrics."""
+    names = ("vllm:num_requests_running", "vllm:e2e_request", "sglang:num_running_reqs")
+    return any(name in text for name in names) or (
+        '"resultType"' in text and ("vllm:" in text or "sglang:" in text)
+    )

@@ -1,0 +1,296 @@
+"""Which flag of the engine would have mended it: what-if over what its operator can really turn.
+
+Single rules of a scheduler cannot be turned, and a setting that is no flag neither: they are not
+tried. What surely helps comes before what may. Of changes that do about as well the one comes first
+that takes back what somebody had set: then a switch, then a number, then another version; a larger
+cache, which costs hardware, comes last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from simkv.core.engine_flags import Env, Flag, sources
+from simkv.core.engine_spec import EngineSpec
+from simkv.core.errors import InputError
+from simkv.costs.cost_profile import CostProfile
+from simkv.costs.profile_uncertainty import compute_profile_scales
+from simkv.costs.scaled_executor import ErrorSide, StepKind
+from simkv.incident.effect_size import (
+    EffectSize,
+    SideEffects,
+    measure_effect,
+    measure_side_effects,
+)
+from simkv.incident.observed_comparison import MEAN_TOLERANCE
+from simkv.incident.trial_bounds import Bounds
+from simkv.scenario.scenario import Scenario, StepScale
+from simkv.schedulers.engine_registry import find_engine_spec
+from simkv.study.field_changes import with_knobs
+from simkv.study.simulation_job import SimulationJob
+from simkv.study.whatif.candidate_changes import Change, apply_change
+from simkv.study.whatif.trial_evaluation import Evaluator, RunFigures, make_trial_job
+from simkv.study.whatif.whatif import Effect, evaluate_change, run_whatif
+
+#: Those that come so near to the best in E2E do about as well.
+NEAR_BEST_RATIO = 1.1
+#: Remedies of which the gain is told.
+MEASURED_REMEDIES = 10
+#: Shares of its error that a profile is off by in other worlds, until they are like the incident.
+ERROR_SHARES = (1.0, 0.5, 0.25, 0.1)
+RemedyKind = Literal["flag", "version", "memory"]
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A change that helps: the flag as it is ``typed``, or the version to take, what it costs
+    others and what it gains (None where that was not asked)."""
+
+    effect: Effect
+    means: RemedyKind
+    typed: str
+    to_default: bool
+    cost: SideEffects
+    gain: EffectSize | None = None
+
+    @property
+    def sure(self) -> bool:
+        """Whether it is no loss wherever in its interval the truth lies."""
+        return self.gain is None or self.gain.sure
+
+
+@dataclass(frozen=True)
+class RemedySearch:
+    """The run as it was, what would have helped, the best first, and how many changes were
+    ``tried``, to which ``bounds``; ``cut_off`` of them had not served all by then. ``skipped`` are
+    tighter limits than two that served ever fewer."""
+
+    base: RunFigures
+    remedies: tuple[Remedy, ...]
+    tried: int
+    bounds: Bounds
+    cut_off: int
+    skipped: tuple[Change, ...]
+
+    def of(self, means: RemedyKind) -> list[Remedy]:
+        """The remedies of one kind."""
+        return [remedy for remedy in self.remedies if remedy.means == means]
+
+
+def find_remedies(
+    scenario: Scenario,
+    evaluator: Evaluator,
+    bounds: Bounds,
+    worlds: Sequence[Sequence[Scenario]] = (),
+    tell: Callable[[str], None] = lambda _: None,
+) -> RemedySearch:
+    """Try every flag, and rank those that fix or help.
+
+    ``worlds`` are other scenarios that the incident may have been, each in several degrees; what is
+    gained in them is a part of the interval.
+    """
+    folder = evaluator.folder
+    tried = bounds.tried(scenario, folder)
+    found = run_whatif(
+        tried,
+        evaluator,
+        tell=tell,
+        also=_to_defaults(tried, folder),
+        wanted=lambda change: _as_typed(scenario, change) is not None,
+    )
+    base, effects = found.base, list(found.effects)
+    cut_off = sum(_is_cut_off(effect) for effect in effects)
+    ranked = _ranked(_helpful(scenario, base, effects))
+    if bounds.part is not None and bounds.finalists:
+        base, effects = _on_all(bounds.whole(scenario), ranked[: bounds.finalists], evaluator)
+        ranked = _ranked(_helpful(scenario, base, effects))
+    tried_in = bounds.whole if bounds.finalists else lambda one: bounds.tried(one, folder)
+    bounded = [[tried_in(one) for one in degrees] for degrees in worlds if ranked]
+    possible = _possible(bounded, base, evaluator)
+    best = _with_gains(ranked[:MEASURED_REMEDIES], base, possible, evaluator)
+    remedies = (*_ranked(best), *ranked[MEASURED_REMEDIES:])
+    return RemedySearch(base, remedies, len(found.effects), bounds, cut_off, found.skipped)
+
+
+def scenarios_within_error(scenario: Scenario, profile: CostProfile) -> list[list[Scenario]]:
+    """The scenario with its steps cheaper, and dearer, by what its profile knows of its error, and
+    each by parts of that."""
+    sides: tuple[ErrorSide, ...] = ("cheaper", "dearer")
+    return [
+        [_scaled(scenario, compute_profile_scales(profile, side), part) for part in ERROR_SHARES]
+        for side in sides
+    ]
+
+
+def _scaled(scenario: Scenario, factors: Mapping[StepKind, float], part: float) -> Scenario:
+    own = scenario.step_scale or StepScale()
+    scales: dict[str, float] = {
+        kind: getattr(own, kind) * (1 + part * (f - 1)) for kind, f in factors.items()
+    }
+    return scenario.model_copy(update={"step_scale": own.model_copy(update=scales)})
+
+
+def _like(base: RunFigures, other: RunFigures) -> bool:
+    """Whether a run could be the incident, too."""
+    lost = abs(other["finished"] - base["finished"])
+    if lost > MEAN_TOLERANCE * base["requests"]:
+        return False
+    if not base["finished"] or not other["finished"]:
+        return base["finished"] == other["finished"]
+    return abs(other["e2e_ms.mean"] - base["e2e_ms.mean"]) <= MEAN_TOLERANCE * base["e2e_ms.mean"]
+
+
+def _possible(
+    worlds: Iterable[Sequence[Scenario]], base: RunFigures, evaluator: Evaluator
+) -> list[Scenario]:
+    """Of each world with several degrees the greatest in which the incident still happens; what
+    was observed rules out the others."""
+    found = []
+    for degrees in worlds:
+        for one in degrees:
+            run = evaluator.evaluate(make_trial_job(one, evaluator.folder))
+            if len(degrees) == 1 or _like(base, run):
+                found.append(one)
+                break
+    return found
+
+
+def _helpful(scenario: Scenario, base: RunFigures, effects: Iterable[Effect]) -> list[Remedy]:
+    good = [e for e in effects if e.judgement in ("fixes", "helps")]
+    found = [_remedy(scenario, base, e) for e in good if not shortens_answers(e, base)]
+    return [remedy for remedy in found if remedy is not None]
+
+
+def shortens_answers(effect: Effect, base: RunFigures) -> bool:
+    """Whether a change helps by giving as many requests shorter answers."""
+    fewer = effect.figures["total_output_tokens"] < base["total_output_tokens"]
+    return fewer and effect.figures["finished"] == base["finished"]
+
+
+def _is_cut_off(effect: Effect) -> bool:
+    return effect.figures["cut_off"] > 0
+
+
+def _on_all(
+    whole: Scenario, finalists: Sequence[Remedy], evaluator: Evaluator
+) -> tuple[RunFigures, list[Effect]]:
+    """The finalists on all of an incident of which they had a part."""
+    tried = [remedy.effect.change for remedy in finalists]
+    base, *figures = evaluator.evaluate_all(_jobs(whole, tried, evaluator))
+    return base, [evaluate_change(c, base, f) for c, f in zip(tried, figures, strict=True)]
+
+
+def _jobs(scenario: Scenario, tried: Iterable[Change], evaluator: Evaluator) -> list[SimulationJob]:
+    """The scenario as it is, and with each of the changes."""
+    folder = evaluator.folder
+    others = [apply_change(scenario, folder, change) for change in tried]
+    return [make_trial_job(one, folder) for one in (scenario, *others)]
+
+
+def _with_gains(
+    remedies: Sequence[Remedy], base: RunFigures, worlds: Sequence[Scenario], evaluator: Evaluator
+) -> list[Remedy]:
+    tried = [remedy.effect.change for remedy in remedies]
+    jobs = [_jobs(world, tried, evaluator) for world in worlds] if remedies else []
+    evaluator.evaluate_all(job for row in jobs for job in row)
+    rows = [[evaluator.evaluate(job) for job in row] for row in jobs]
+    return [
+        replace(
+            remedy, gain=measure_effect(remedy.effect, base, [(row[0], row[place]) for row in rows])
+        )
+        for place, remedy in enumerate(remedies, start=1)
+    ]
+
+
+def _to_defaults(scenario: Scenario, folder: Path) -> Iterator[tuple[Change, SimulationJob]]:
+    """Every setting that somebody changed as the engine has it by itself; sizes stay."""
+    spec = find_engine_spec(scenario.engine)
+    for one in fields(spec.config):
+        value = getattr(scenario.engine, one.name)
+        kept = one.name in ("name", "variant", spec.memory, spec.longest, spec.block)
+        if kept or one.default is None or value == one.default:  # None is what its toggle says
+            continue
+        try:
+            changed = with_knobs(scenario, folder, **{one.name: one.default})
+            yield Change("knob", one.name, value, one.default), make_trial_job(changed, folder)
+        except InputError:
+            continue
+
+
+def _remedy(scenario: Scenario, base: RunFigures, effect: Effect) -> Remedy | None:
+    """The change as an operator would make it; None if he cannot."""
+    change, typed = effect.change, _as_typed(scenario, effect.change)
+    if typed is None:
+        return None
+    paid = measure_side_effects(effect, base)
+    if change.kind == "variant":
+        return Remedy(effect, "version", typed, False, paid)
+    configs = fields(find_engine_spec(scenario.engine).config)
+    default = next(one.default for one in configs if one.name == change.field)
+    means: RemedyKind = "memory" if change.kind == "memory" else "flag"
+    return Remedy(effect, means, typed, change.after == default, paid)
+
+
+def _as_typed(scenario: Scenario, change: Change) -> str | None:
+    """A change as an operator types it; None if he cannot."""
+    spec = find_engine_spec(scenario.engine)
+    if change.kind == "rule":
+        return None
+    if change.kind == "variant":
+        return f"{spec.name} {change.after}"
+    source = sources(spec.config).get(change.field)
+    if isinstance(source, Env):
+        return f"{source.name}={change.after}"
+    return _typed(source.name, change.after, spec) if isinstance(source, Flag) else None
+
+
+def _typed(flag: str, value: Any, spec: EngineSpec) -> str:
+    if value is True:
+        return flag
+    if value is False:
+        return f"--no-{flag.removeprefix('--')}" if spec.has_no_flags else f"without {flag}"
+    return f"{flag} {'(left out)' if value is None else value}"
+
+
+def _ranked(remedies: list[Remedy]) -> list[Remedy]:
+    """What surely helps first, then by requests finished and judgement; of those near the best E2E
+    the plainest first."""
+    groups: dict[tuple[bool, float, bool, bool], list[Remedy]] = {}
+    for remedy in remedies:
+        effect = remedy.effect
+        group = (
+            not remedy.sure,
+            -effect.figures["finished"],
+            effect.judgement != "fixes",
+            remedy.means == "memory",
+        )
+        groups.setdefault(group, []).append(remedy)
+    return [remedy for group in sorted(groups) for remedy in _by_e2e(groups[group])]
+
+
+def _mean_e2e(remedy: Remedy) -> float:
+    """Mean E2E of the finished requests in ms; 0 if none finished."""
+    figures = remedy.effect.figures
+    return figures["e2e_ms.mean"] if figures["finished"] else 0.0
+
+
+def _by_e2e(remedies: list[Remedy]) -> list[Remedy]:
+    """What comes near to the shortest E2E by plainness, then all others by E2E."""
+    shortest = min(_mean_e2e(remedy) for remedy in remedies)
+
+    def rank(remedy: Remedy) -> tuple[Any, ...]:
+        effect = remedy.effect
+        took = _mean_e2e(remedy)
+        plain = (
+            not remedy.to_default,
+            ("flag", "version", "memory").index(remedy.means),
+            not isinstance(effect.change.after, bool | str),
+            len(effect.slower) + len(effect.newly_failed),
+            took,
+        )
+        return (0, *plain) if took <= NEAR_BEST_RATIO * shortest else (1, took, *plain)
+
+    return sorted(remedies, key=rank)

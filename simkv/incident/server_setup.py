@@ -1,0 +1,397 @@
+"""The engine's section of the scenario: what the sources tell, what the user says, what is assumed.
+
+A setting has the engine's own name, or that of its flag, which each field of the engine's config
+declares.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from simkv.core.engine_flags import flags
+from simkv.core.engine_spec import EngineConfig, EngineSpec
+from simkv.core.errors import InputError
+from simkv.core.launch_rules import LaunchError, LaunchTarget
+from simkv.costs.hardware.catalog import find_architecture, find_gpu, known_gpu, known_model
+from simkv.costs.hardware.engine_settings import find_execution_settings
+from simkv.costs.hardware.kv_capacity import compute_kv_capacity
+from simkv.costs.hardware.replica_hardware import make_hardware
+from simkv.incident.evidence import Evidence
+from simkv.scenario.launch_defaults import target_of_gpu
+from simkv.schedulers.engine_registry import ENGINES, find_engine_spec
+
+Floats = npt.NDArray[np.float64]
+#: Requests that waited longer than this (s) waited for something.
+MIN_QUEUE_S = 0.5
+
+
+@dataclass(frozen=True)
+class UserSettings:
+    """What the user says of the server: it goes before what its sources tell.
+
+    ``overrides`` are fields of the engine by their names.
+    """
+
+    engine: str | None = None
+    version: str | None = None
+    gpu: str | None = None
+    model: str | None = None
+    tp: int | None = None
+    dp: int | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ServerSetup:
+    """The engine's section, the ``hardware`` as far as it is known, and where each value is from.
+
+    ``assumed`` says of each setting that nobody told what is taken in its place. ``guessed`` if the
+    size of the KV cache is one of them, or follows from the GPU; ``sized`` if it is told or follows
+    from it. There are so many data-parallel ``ranks``, each such an engine, in ``lockstep`` where
+    the model is a mixture of experts.
+    """
+
+    engine: dict[str, Any]
+    gpu: str | None
+    model: str | None
+    tp: int
+    sources: dict[str, str]
+    assumed: tuple[str, ...]
+    guessed: bool = False
+    sized: bool = True
+    ranks: int = 1
+    lockstep: bool = False
+
+    @property
+    def fleet(self) -> dict[str, Any] | None:
+        """The section on data-parallel ranks behind one endpoint, with their engine's balancer."""
+        if self.ranks == 1:
+            return None
+        spec = ENGINES[self.engine["name"]]
+        fleet = {"replicas": self.ranks, **spec.rank_router}
+        return fleet | {"lockstep": self.lockstep} if spec.ranks_in_lockstep else fleet
+
+
+def infer_setup(evidence: Evidence, asked: UserSettings) -> ServerSetup:
+    """The server as it was. Raises InputError if its engine is not known or cannot be so."""
+    name = asked.engine or evidence.engine
+    if name is None:
+        raise InputError(
+            "--engine: the sources do not tell which engine it is; expected one of "
+            f"{', '.join(ENGINES)}"
+        )
+    if name not in ENGINES:
+        raise InputError(f"--engine {name}: is not known; expected one of {', '.join(ENGINES)}")
+    if asked.engine and evidence.engine and asked.engine != evidence.engine:
+        raise InputError(f"--engine {name}: {evidence.source} is of {evidence.engine}")
+    return _Maker(ENGINES[name], evidence, asked).made()
+
+
+class _Maker:
+    """Puts the section together, field by field."""
+
+    def __init__(self, spec: EngineSpec, evidence: Evidence, asked: UserSettings) -> None:
+        self.spec, self.evidence, self.asked = spec, evidence, asked
+        self.names = {one.name for one in fields(spec.config)}
+        self.by_flag = dict(_flags(spec))
+        self.sources: dict[str, str] = {}
+        self.assumed: list[str] = []
+        self.guessed = False
+        self.tp = asked.tp or int(self._told("tensor_parallel_size", "tp_size") or 1)
+        self.ranks = asked.dp or int(self._told("data_parallel_size", "dp_size") or 0)
+        self.ranks = self.ranks or _told_of(evidence.series)
+        self.gpu = asked.gpu
+        self.model = asked.model or _text(self._told("model", "model_path", "model_tag"))
+
+    def made(self) -> ServerSetup:
+        engine: dict[str, Any] = {"name": self.spec.name, "variant": self._variant()}
+        for name, known in self.evidence.settings.items():
+            field_name = name if name in self.names else self.by_flag.get(name)
+            if field_name and known.value is not None and field_name not in ("name", "variant"):
+                engine[field_name] = known.value
+                self.sources[field_name] = known.where
+        for name, value in self.asked.overrides.items():
+            if name not in self.names:
+                raise InputError(f"--set engine.{name}: {self.spec.name} has no such setting")
+            engine[name], self.sources[name] = value, "as given"
+        self._fit_version(engine)
+        machine = self._machine()
+        if machine:
+            self._take(engine, self.spec.launch.before(engine, machine))
+        self._memory(engine)
+        self._longest(engine, machine)
+        if machine and self.spec.longest is None:
+            self._take(engine, self.spec.launch.after(engine, machine))
+        self._tell_defaults(engine)
+        model = known_model(self.model or "")
+        return ServerSetup(
+            self._valid(engine),
+            self.gpu,
+            self.model,
+            self.tp,
+            self.sources,
+            tuple(self.assumed),
+            self.guessed,
+            not self.guessed or self.spec.memory in self.sources,
+            self.ranks,
+            self.ranks > 1 and bool(model and model.experts),
+        )
+
+    def _told(self, *names: str) -> Any:
+        known = self.evidence.settings
+        return next((known[name].value for name in names if name in known), None)
+
+    def _variant(self) -> str:
+        """The version's name among the variants; the nearest where it is not modelled."""
+        version = self.asked.version or _text(self._told("version"))
+        releases = [name for name in self.spec.variants if re.fullmatch(r"[\d.]+", name)]
+        if version is None:
+            likely = self._likely(releases)
+            self.assumed.append(
+                f"the version of {self.spec.name} is not told: {likely} is assumed (--version)"
+            )
+            return likely
+        self.sources["variant"] = "as given" if self.asked.version else self._where("version")
+        plain = re.match(r"\d+(\.\d+)*", version.lstrip("v"))
+        for name in (version, plain[0] if plain else version):
+            try:
+                self.spec.naming.variant_of(name)
+                if name in self.spec.variants or self.spec.naming.variant_of(name) != name:
+                    return name
+            except ValueError:
+                continue
+        nearest_one = self._likely(())
+        if releases:
+            wanted = plain[0] if plain else "0"
+            nearest_one = min(releases, key=lambda name: _distance(name, wanted))
+        self.assumed.append(
+            f"{self.spec.name} {version} is not modelled: {nearest_one} is taken, the nearest"
+        )
+        return nearest_one
+
+    def _likely(self, releases: Sequence[str]) -> str:
+        """The newest release that has the logged knobs. Where an engine logs all of its options, a
+        missing one speaks for a release without it.
+
+        Of an engine without releases the default variant.
+        """
+        if not releases:
+            return str(self.spec.config().variant)
+        known = set(self.evidence.settings)
+        lacks = {name: set(self.spec.lacks.get(name, ())) for name in releases}
+        doubtful: set[str] = set()
+        if known and self.spec.logs_all_options:
+            doubtful = set(flags(self.spec.config)).intersection(chain(*lacks.values()))
+
+        def against(name: str) -> int:
+            return len(lacks[name] & known) + len(doubtful - lacks[name] - known)
+
+        newest_first = sorted(releases, key=_numbers, reverse=True)
+        return min(newest_first, key=against)
+
+    def _where(self, name: str) -> str:
+        return self.evidence.settings[name].where
+
+    def _machine(self) -> LaunchTarget | None:
+        """What the engine's launcher saw; None if the GPU is not known."""
+        gpu = known_gpu(self.gpu or "")
+        if gpu is None:
+            return None
+        try:
+            return target_of_gpu(gpu, find_architecture(self.model) if self.model else None)
+        except InputError:
+            return target_of_gpu(gpu)
+
+    def _take(self, engine: dict[str, Any], chosen: Mapping[str, Any]) -> None:
+        """Settings that the launcher chose."""
+        gpu = known_gpu(self.gpu or "")
+        for name, value in chosen.items():
+            engine[name] = value
+            self.sources[name] = f"default of {self.spec.name} on {gpu.name if gpu else self.gpu}"
+
+    def _fit_version(self, engine: dict[str, Any]) -> None:
+        """Without the knobs that the version does not have."""
+        lacking = self.spec.lacks.get(self.spec.naming.variant_of(engine["variant"]), ())
+        for name in lacking:
+            if name in engine and self.sources.get(name) != "as given":
+                del engine[name]
+                self.sources.pop(name, None)
+
+    def _longest(self, engine: dict[str, Any], machine: LaunchTarget | None) -> None:
+        """Lengths that were served are allowed: the model's, if the cache holds it."""
+        requests, longest = self.evidence.requests, self.spec.longest
+        if longest is None:
+            return
+        most = 0
+        if requests is not None:
+            most = int((requests["prompt_tokens"] + requests["output_tokens"]).max()) + 1
+        if longest not in engine and machine and self.spec.memory in self.sources:
+            try:
+                chosen = self.spec.launch.after(engine, machine)
+            except LaunchError:  # it was started with a shorter one
+                chosen = {}
+            if chosen.get(longest, 0) >= most:
+                self._take(engine, chosen)
+        if longest not in engine and requests is not None:
+            engine[longest] = max(most, int(self._default(longest)))
+            self.assumed.append(
+                f"{longest} is not told: {engine[longest]} is assumed, which lets all of them in"
+            )
+        self._holds_longest(engine, longest)
+
+    def _holds_longest(self, engine: dict[str, Any], longest: str) -> None:
+        """A cache whose size is assumed holds the longest sequence."""
+        memory, block = self.spec.memory, self._block(engine)
+        if engine.get(longest) and not self.spec.memory_in_tokens and memory not in self.sources:
+            engine[memory] = max(engine[memory], engine[longest] // block + 2)
+
+    def _block(self, engine: dict[str, Any]) -> int:
+        """Tokens in a block."""
+        return int(engine.get(self.spec.block) or self._default(self.spec.block))
+
+    def _memory(self, engine: dict[str, Any]) -> None:
+        """The size of the KV cache: as told, from hardware, or from what requests held."""
+        memory, tokens = self.spec.memory, self._told("kv_tokens")
+        block = self._block(engine)
+        if engine.get(memory) not in (None, "auto"):
+            return
+        self.guessed = not tokens
+        if tokens:
+            engine[memory] = int(tokens) if self.spec.memory_in_tokens else int(tokens) // block
+            self.sources[memory] = self._where("kv_tokens")
+        elif blocks := self._room(engine):
+            engine[memory] = blocks * block if self.spec.memory_in_tokens else blocks
+            self.sources[memory] = f"what {self.gpu} has room for beside {self.model}"
+        else:
+            blocks, why = _held(self.evidence.requests, block)
+            blocks = -(-blocks // self.ranks)
+            engine[memory] = blocks * block if self.spec.memory_in_tokens else blocks
+            self.assumed.append(
+                f"{memory} is not told: {engine[memory]} is assumed, {why} (the log's "
+                f"beginning tells it, or --gpu and --model, or --set engine.{memory}=N)"
+            )
+
+    def _room(self, engine: dict[str, Any]) -> int:
+        """Blocks that the GPU has room for; 0 if it or the model is not known."""
+        if not (self.gpu and self.model):
+            return 0
+        try:
+            ep = self.tp * self.ranks if self._told("enable_expert_parallel") else self.tp
+            hardware = make_hardware(
+                find_gpu(self.gpu),
+                find_architecture(self.model),
+                tp=self.tp,
+                ep=ep if self.ranks > 1 and ep > 1 else 1,
+                dp=self.ranks if ep > self.tp else 1,
+            )
+            roomy = {**engine, self.spec.memory: 1 << 24}
+            return compute_kv_capacity(
+                hardware, find_execution_settings(self.spec.config(**roomy))
+            ).num_gpu_blocks
+        except (InputError, ValueError, TypeError):
+            if self.asked.gpu and self.asked.model:
+                raise
+            return 0
+
+    def _default(self, name: str) -> Any:
+        return next(one.default for one in fields(self.spec.config) if one.name == name)
+
+    def _tell_defaults(self, engine: dict[str, Any]) -> None:
+        """Settings that decide much and that nobody told."""
+        decisive = (
+            self.spec.seats,
+            self.spec.block,
+            "max_num_batched_tokens",
+            "chunked_prefill_size",
+        )
+        for name in decisive:
+            if name in self.names and name not in engine:
+                self.assumed.append(f"{name} is not told: {self._default(name)}, the default")
+
+    def _valid(self, engine: dict[str, Any]) -> dict[str, Any]:
+        """The section, checked; a start-up check that the server did not make is left out."""
+        try:
+            self.spec.config(**engine)
+        except ValueError as error:
+            if "startup_check" not in self.names:
+                raise InputError(f"the settings that the sources tell: {error}") from error
+            loose = {**engine, "startup_check": False}
+            try:
+                self.spec.config(**loose)
+            except ValueError as other:
+                raise InputError(f"the settings that the sources tell: {other}") from other
+            self.assumed.append(f"the server started although {error}: it did not check that")
+            return loose
+        except TypeError as error:
+            raise InputError(f"the settings that the sources tell: {error}") from error
+        return engine
+
+
+def _flags(spec: EngineSpec) -> Iterator[tuple[str, str]]:
+    """What a flag is called in a log of arguments, and its field."""
+    for name, flag in flags(spec.config).items():
+        yield flag.strip("-").replace("-", "_"), name
+
+
+def _told_of(series: pd.DataFrame | None) -> int:
+    """How many ranks a log's lines are of; one line may be of several together."""
+    if series is None:
+        return 1
+    return max(series["engine"].nunique(), int(-series["engine"].min()), 1)
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _numbers(name: str) -> list[int]:
+    return [int(part) for part in name.split(".")]
+
+
+def _distance(name: str, version: str) -> list[int]:
+    """How far apart two versions are, the first number first."""
+    numbers = [[int(part) for part in one.split(".")][:3] for one in (name, version)]
+    return [abs(a - b) for a, b in zip(*numbers, strict=False)]
+
+
+def _held(requests: pd.DataFrame | None, block: int) -> tuple[int, str]:
+    """Blocks that requests held at most, by when they ran and how long they were; and in words.
+
+    While somebody waited that is about what there was; if nobody ever did, twice as many are taken
+    to be there.
+    """
+    if requests is None or requests["queue_ms"].isna().all():
+        return 1 << 16, "more than any request asks for"
+    served = requests.dropna(subset=["queue_ms", "e2e_ms"])
+    begin = (served["t_s"] + served["queue_ms"] / 1e3).to_numpy(np.float64)
+    end = (served["t_s"] + served["e2e_ms"] / 1e3).to_numpy(np.float64)
+    prompt = served["prompt_tokens"].to_numpy(np.float64)
+    output = served["output_tokens"].to_numpy(np.float64)
+    peak = 0.0
+    for at in end - 1e-6:
+        runs = (begin <= at) & (at < end)
+        share = (at - begin[runs]) / np.maximum(end[runs] - begin[runs], 1e-9)
+        peak = max(peak, float(np.ceil((prompt[runs] + share * output[runs]) / block).sum()))
+    if (served["queue_ms"] > 1e3 * MIN_QUEUE_S).any():
+        return int(peak) + 1, "what requests held while others waited"
+    return 2 * int(peak) + 1, "twice what requests held, for nobody waited"
+
+
+def kv_memory(engine: EngineConfig) -> int:
+    """The knob that says how large the KV cache is, in its own unit."""
+    size: int = getattr(engine, find_engine_spec(engine).memory)
+    return size
+
+
+def kv_tokens(engine: EngineConfig) -> int:
+    """Tokens that the KV cache of an engine holds."""
+    spec, size = find_engine_spec(engine), kv_memory(engine)
+    return size if spec.memory_in_tokens else size * spec.block_size(engine)

@@ -1,0 +1,289 @@
+"""SGLang's log: its start, a line per prefill batch and per some decode batches, and requests.
+
+The forms are those of 0.5.23 (``managers/scheduler_components/metrics_reporter.py``,
+``utils/request_logger.py``; older ones lack some of the fields, which are looked for one by one).
+``--log-requests --log-requests-format json`` writes ``request.received`` and ``request.finished``;
+the second has lengths and times of each request, the first the prompt from level 2 on.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from simkv.incident.bounded_table import (
+    MAX_LINES,
+    MAX_REQUESTS,
+    MAX_STEPS,
+    BoundedArrivals,
+    BoundedTable,
+)
+from simkv.incident.evidence import Evidence, StatedSetting, source_location
+from simkv.incident.log_lines import (
+    LogLine,
+    Writers,
+    check_settings,
+    read_line,
+    read_log_lines,
+)
+from simkv.workload.trace_source import TraceSource
+
+LINE_PATTERN = re.compile(
+    r"Prefill batch|Decode batch|server_args=|max_total_num_tokens=|\"event\": ?\"request\.|"
+    r"out of memory|Scheduler hit an exception|Abort request|#tokens: "
+)
+#: What its request logger writes, also into files of their own (``--log-requests-target``).
+EVENT = '"event": "request.'
+_COUNTS = {
+    "running": re.compile(r"#running-req: (\d+)"),
+    "waiting": re.compile(r"#queue-req: (\d+)"),
+    "new": re.compile(r"#new-seq: (\d+)"),
+    "tokens": re.compile(r"#new-token: (\d+)"),
+    "cached": re.compile(r"#cached-token: (\d+)"),
+    "usage": re.compile(r"(?<!swa )token usage: ([\d.]+)"),
+    "rate": re.compile(r"(?:gen|input) throughput \(token/s\): ([\d.]+)"),
+}
+_RANK = re.compile(r"\bDP(\d+)\b")
+_ARG = re.compile(
+    r"['\"]?\b(\w+)['\"]?\s*[=:]\s*('[^']*'|\"[^\"]*\"|-?[\d.]+(?:e-?\d+)?|True|False)"
+)
+_SIZE = re.compile(
+    r"(max_total_num_tokens|chunked_prefill_size|max_prefill_tokens|"
+    r"max_running_requests|context_len)=(-?\d+)"
+)
+_DIED = re.compile(r"Prefill out of memory|Decode out of memory|Scheduler hit an exception")
+
+
+@dataclass
+class _Log:
+    path: Path
+    settings: dict[str, StatedSetting] = field(default_factory=dict)
+    series: BoundedTable = field(default_factory=lambda: BoundedTable(MAX_LINES))
+    steps: BoundedTable = field(default_factory=lambda: BoundedTable(MAX_STEPS, thinned=True))
+    arrivals: BoundedArrivals = field(default_factory=lambda: BoundedArrivals(MAX_REQUESTS))
+    finished: BoundedTable = field(default_factory=lambda: BoundedTable(MAX_REQUESTS))
+    died: str | None = None
+    prefilled: bool = False
+    cut: dict[int, int] = field(default_factory=dict)
+    hits: float = 0.0
+    asked: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.writers = Writers(self.path)
+
+
+def read(source: TraceSource) -> Evidence:
+    """All that a log tells of the last life of its server, as ``vllm_log.read``."""
+    log, starts = _Log(source.path), 0
+    for line in read_log_lines(source, LINE_PATTERN):
+        if "server_args=" in line.text and (log.series or log.finished):
+            starts, log = starts + 1, _Log(source.path)
+        read_line(_READERS, log, line)
+    check_settings(log.settings)
+    notes = [
+        *log.series.note("lines on the server"),
+        *log.arrivals.note(),
+        *log.finished.note("requests that finished"),
+    ]
+    if starts:
+        notes.append(
+            f"the server was started {starts + 1} times; only what follows its last start is read"
+        )
+    lacks = [] if log.finished else ["times of single requests: --log-requests would tell"]
+    return Evidence(
+        source.path.name,
+        engine="sglang",
+        settings=log.settings,
+        series=log.series.frame(),
+        steps=log.steps.frame(),
+        requests=_requests(log.finished),
+        arrivals=log.arrivals.frame(),
+        died=log.died,
+        notes=tuple(f"{source.path.name}: {note}" for note in notes),
+        lacks=tuple(lacks),
+    )
+
+
+def _requests(finished: BoundedTable) -> pd.DataFrame | None:
+    table = finished.frame()
+    if table is None:
+        return None
+    return table.sort_values("t_s", kind="stable", ignore_index=True)
+
+
+def _batch(log: _Log, line: LogLine) -> bool:
+    prefill = "Prefill batch" in line.text
+    if not prefill and "Decode batch" not in line.text:
+        return False
+    if line.at is None:
+        return True
+    found = {name: _number(pattern, line.text) for name, pattern in _COUNTS.items()}
+    rank = _RANK.search(line.text[:80])
+    engine = int(rank[1]) if rank else 0
+    log.writers.check(line, engine)
+    new = found["new"] if prefill else 0.0
+    begun, prompts = _begun(log, engine, found) if prefill else (np.nan, np.nan)
+    log.series.append(
+        {
+            "t_s": line.at,
+            "engine": engine,
+            "running": found["running"] + (new if new == new else 0.0),
+            "waiting": found["waiting"],
+            "usage": found["usage"],
+            "prompt_rate": found["rate"] if prefill else np.nan,
+            "output_rate": np.nan if prefill else found["rate"],
+            "hit_rate": log.hits / log.asked if log.asked else np.nan,
+            "preemptions": 0,
+            "prefills": begun,
+            "prompts": prompts,
+        }
+    )
+    step = _of_prefill(log, found) if prefill else _of_decodes(found)
+    if step is not None:
+        row = {"t_s": line.at, "engine": engine, **step, "usage": found["usage"]}
+        log.steps.append(row)
+    log.prefilled = prefill
+    return True
+
+
+def _begun(log: _Log, engine: int, found: dict[str, float]) -> tuple[float, float]:
+    """Requests whose prefill begins with this batch, and tokens of prompts in it, also of those
+    that were found in the cache. Where the batch before was cut at its limit, one goes on."""
+    most = log.settings.get("chunked_prefill_size")
+    tokens, cached = found["tokens"], float(np.nan_to_num(found["cached"]))
+    begun = max(found["new"] - log.cut.get(engine, 0), 0.0)
+    log.cut[engine] = int(most is not None and 0 < most.value <= tokens)
+    log.hits += cached
+    log.asked += cached + tokens
+    return begun, tokens + cached
+
+
+def _of_decodes(found: dict[str, float]) -> dict[str, float] | None:
+    """Over the last decode batches: a step makes a token for each of those that run."""
+    running, rate = found["running"], found["rate"]
+    if not (running > 0 and rate > 0):
+        return None
+    none = {"prefill_seqs": 0.0, "prefill_tokens": 0.0}
+    return {**none, "decode_seqs": running, "decode_tokens": running, "seconds": running / rate}
+
+
+def _of_prefill(log: _Log, found: dict[str, float]) -> dict[str, float] | None:
+    """A prefill right after another: its throughput counts from the one before."""
+    tokens, rate = found["tokens"], found["rate"]
+    if not (log.prefilled and tokens > 0 and rate > 0):
+        return None
+    mixed = log.settings.get("enable_mixed_chunk")
+    beside = found["running"] if mixed is not None and mixed.value else 0.0
+    return {
+        "prefill_seqs": max(found["new"], 1.0),
+        "prefill_tokens": tokens,
+        "decode_seqs": beside,
+        "decode_tokens": beside,
+        "seconds": tokens / rate,
+    }
+
+
+def _number(pattern: re.Pattern[str], text: str) -> float:
+    match = pattern.search(text)
+    return float(match[1]) if match else float("nan")
+
+
+def _request(log: _Log, line: LogLine) -> bool:
+    start = line.text.find('{"timestamp"')
+    if start < 0:
+        return False
+    try:
+        told = json.loads(line.text[start:])
+    except ValueError:
+        return True  # cut off
+    name, asked = str(told.get("rid")), told.get("obj") or {}
+    params = asked.get("sampling_params") or {}
+    most = params.get("max_new_tokens") if isinstance(params, dict) else None
+    if told.get("event") == "request.received" and line.at is not None:
+        ids = asked.get("input_ids")
+        prompt = len(ids) if isinstance(ids, list) else 0
+        log.arrivals.came(name, line.at, int(most or 0), prompt)
+    elif told.get("event") == "request.finished":
+        _finished(log, name, int(most or 0), (told.get("out") or {}).get("meta_info") or {}, line)
+    return True
+
+
+def _finished(log: _Log, name: str, most: int, about: dict[str, Any], line: LogLine) -> None:
+    e2e = _time(about, "e2e_latency")
+    start = _time(about, "request_received_ts")
+    if start != start:
+        start = (line.at or 0.0) - e2e
+    reason = about.get("finish_reason") or {}
+    if isinstance(reason, dict) and reason.get("type") == "abort":
+        log.arrivals.add_abort(name, line.at or 0.0)
+        return
+    first, output = _time(about, "first_token_latency"), int(about.get("completion_tokens") or 0)
+    queue = _time(about, "queue_time")
+    log.finished.append(
+        {
+            "request": name,
+            "t_s": start,
+            "start_s": start,
+            "prompt_tokens": int(about.get("prompt_tokens") or 0),
+            "output_tokens": output,
+            "max_tokens": most,
+            "cached_tokens": int(about.get("cached_tokens") or 0),
+            "queue_ms": 1e3 * queue,
+            "prefill_ms": 1e3 * (first - queue),
+            "ttft_ms": 1e3 * first,
+            "tpot_ms": 1e3 * (e2e - first) / (output - 1) if output > 1 else np.nan,
+            "e2e_ms": 1e3 * e2e,
+        }
+    )
+
+
+def _time(about: dict[str, Any], name: str) -> float:
+    value = about.get(name)
+    return float(value) if isinstance(value, int | float) else float("nan")
+
+
+def _start(log: _Log, line: LogLine) -> bool:
+    told = source_location(log.path, line.number)
+    if "server_args=" in line.text:
+        for name, value in _ARG.findall(line.text.partition("server_args=")[2]):
+            log.settings[name] = StatedSetting(ast.literal_eval(value), told)
+        return True
+    found = _SIZE.findall(line.text)
+    for name, value in found:
+        log.settings[name] = StatedSetting(int(value), told)
+    return bool(found)
+
+
+def _died(log: _Log, line: LogLine) -> bool:
+    if not _DIED.search(line.text):
+        return False
+    log.died = log.died or source_location(log.path, line.number)
+    return True
+
+
+_READERS: tuple[Callable[[_Log, LogLine], bool], ...] = (_batch, _request, _start, _died)
+
+
+#: The engine whose log it is, and how it is called in messages.
+ENGINE, TITLE = "sglang", "SGLang"
+#: Whether ``steps`` are single iterations with their durations.
+LOGS_ITERATIONS = False
+
+
+def computed_only(version: str) -> bool:  # noqa: ARG001
+    """Whether the prompt tokens of this version's lines exclude those found in the cache."""
+    return False
+
+
+def known(text: str) -> bool:
+    """Whether lines of this text are SGLang's."""
+    words = ("Prefill batch", "Decode batch", "server_args=", "sglang", EVENT)
+    return any(word in text for word in words) and bool(LINE_PATTERN.search(text))

@@ -1,0 +1,233 @@
+"""Several sources of one incident as one: on request ids where both have them, else on time.
+
+A log has the local time of its server and a client its own clock. The offset between two sources
+is the one with which as many requests are in the system by the one as run and wait by the other,
+whole quarters of an hour first (time zones), then seconds (skew).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from simkv.core.errors import InputError
+from simkv.incident.evidence import (
+    Evidence,
+    StatedSetting,
+    sum_over_ranks,
+    tables,
+)
+from simkv.incident.log_lines import HALF_A_YEAR
+
+Floats = npt.NDArray[np.float64]
+QUARTER = 900.0
+#: Hours by which two clocks may be apart because of their time zones.
+MAX_ZONE_HOURS = 14
+#: Offsets of a client without a wall clock that are tried at most.
+MAX_OFFSETS = 4000
+DAY = 86400.0
+YEAR = 365 * DAY
+#: A skew (s) that is looked for, and one below which nothing is said.
+MAX_SKEW_S, MIN_SKEW_S = 120.0, 2.0
+
+
+def join(parts: Sequence[Evidence]) -> Evidence:
+    """All that the sources tell, on the clock of the requests where there are any.
+
+    Raises InputError where they are of two engines.
+    """
+    engines = {part.engine: part.source for part in parts if part.engine}
+    if len(engines) > 1:
+        (one, source), (other, beside), *_ = engines.items()
+        raise InputError(f"{source} is of {one} and {beside} of {other}; expected one engine")
+    main = _main(parts)
+    notes = [note for part in parts for note in part.notes]
+    moved = []
+    for part in parts:
+        shift = _shift(part, main) if main is not None and part is not main else 0.0
+        if main is not None and abs(within := _within_years(shift)) > MIN_SKEW_S:
+            notes.append(f"{part.source}: its clock moved by {within:+.0f} s to fit {main.source}")
+        moved.append(_moved(part, shift))
+    return Evidence(
+        ", ".join(part.source for part in parts),
+        wall=main.wall if main else True,
+        engine=next(iter(engines), None),
+        settings=_settings(parts, notes),
+        requests=_requests(moved, notes),
+        arrivals=_concat(moved, "arrivals"),
+        series=_concat(moved, "series"),
+        steps=_concat(moved, "steps"),
+        histograms={key: value for part in moved for key, value in part.histograms.items()},
+        died=next((part.died for part in parts if part.died), None),
+        notes=tuple(notes),
+        lacks=tuple(dict.fromkeys(lack for part in parts for lack in part.lacks)),
+    )
+
+
+def _within_years(shift: float) -> float:
+    """A shift without the years, and the leap days, that a log does not tell."""
+    if abs(shift) <= HALF_A_YEAR:
+        return shift
+    rest = shift - round(shift / YEAR) * YEAR
+    return rest - round(rest / DAY) * DAY
+
+
+def _main(parts: Sequence[Evidence]) -> Evidence | None:
+    """The source with requests that tells the most of them."""
+    with_requests = [part for part in parts if part.requests is not None]
+    return max(with_requests, key=_worth, default=None)
+
+
+def _worth(part: Evidence) -> tuple[int, int, int]:
+    assert part.requests is not None
+    queued = int(part.requests["queue_ms"].notna().sum())
+    return queued, int(part.wall), len(part.requests)
+
+
+def _concat(parts: Sequence[Evidence], name: str) -> pd.DataFrame | None:
+    found = tables(parts, name)
+    if not found:
+        return None
+    return pd.concat(found).sort_values("t_s", kind="stable", ignore_index=True)
+
+
+def _settings(parts: Sequence[Evidence], notes: list[str]) -> dict[str, StatedSetting]:
+    """All settings; where two sources differ the first one is believed, and that is said."""
+    found: dict[str, StatedSetting] = {}
+    for part in parts:
+        for name, known in part.settings.items():
+            first = found.setdefault(name, known)
+            if first.value != known.value:
+                notes.append(
+                    f"{name} is {first.value} by {first.where} and {known.value} by {known.where}; "
+                    "the first is taken"
+                )
+    return found
+
+
+def _moved(part: Evidence, shift: float) -> Evidence:
+    if not shift:
+        return part
+    changed: dict[str, Any] = {}
+    for name in ("requests", "arrivals", "series", "steps"):
+        table = getattr(part, name)
+        if table is not None:
+            changed[name] = table.assign(t_s=table["t_s"] + shift)
+    return replace(part, **changed)
+
+
+def _requests(parts: Sequence[Evidence], notes: list[str]) -> pd.DataFrame | None:
+    """The requests of the best source, and those of others that it does not have."""
+    main = _main(parts)
+    if main is None:
+        return None
+    assert main.requests is not None
+    found = [main.requests]
+    for part in parts:
+        if part is main or part.requests is None:
+            continue
+        missing = part.requests[part.requests["output_tokens"] == 0]
+        both = len(part.requests) - len(missing)
+        notes.append(
+            f"{part.source}: of its {len(part.requests)} requests {both} are taken to be among "
+            f"those of {main.source}, {len(missing)} had no answer and are added"
+        )
+        found.append(missing)
+    return pd.concat(found).sort_values("t_s", kind="stable", ignore_index=True)
+
+
+def _shift(part: Evidence, main: Evidence) -> float:
+    """Seconds by which the times of ``part`` go to be those of ``main``."""
+    by_id = _by_id(part, main)
+    if by_id is not None:
+        return by_id
+    at, present = _present(part)
+    if not len(at):
+        return 0.0
+    other = _InSystem(main)
+    if not (part.wall and main.wall):
+        return _best(at, present, other, wall=False)
+    years = _years(float(at[0]), float(other.starts[0])) if len(other.starts) else 0.0
+    return years + _best(at + years, present, other, wall=True)
+
+
+def _years(at: float, other: float) -> float:
+    """Seconds from the year of a log that does not tell its own to that of another source."""
+    if abs(at - other) < HALF_A_YEAR:
+        return 0.0
+    date, year = datetime.fromtimestamp(at, UTC), datetime.fromtimestamp(other, UTC).year
+    moved = [_in_year(date, one).timestamp() for one in (year - 1, year, year + 1)]
+    return min(moved, key=lambda time: abs(time - other)) - at
+
+
+def _in_year(date: datetime, year: int) -> datetime:
+    try:
+        return date.replace(year=year)
+    except ValueError:  # the 29th of February
+        return date.replace(year=year, day=28)
+
+
+def _by_id(part: Evidence, main: Evidence) -> float | None:
+    """The median offset of requests that both name."""
+    assert main.requests is not None
+    named = part.arrivals if part.arrivals is not None else part.requests
+    if named is None or "request" not in named or "request" not in main.requests:
+        return None
+    both = named.merge(main.requests, on="request", suffixes=("", "_main"))
+    both = both[both["request"] != "None"]
+    return float((both["t_s_main"] - both["t_s"]).median()) if len(both) else None
+
+
+def _present(part: Evidence) -> tuple[Floats, Floats]:
+    """How many requests are in the system at some times, by this source."""
+    if part.series is not None:
+        summed = sum_over_ranks(part.series)[["running", "waiting"]]
+        return summed.index.to_numpy(np.float64), summed.sum(axis="columns").to_numpy(np.float64)
+    if part.requests is not None:
+        begin = part.requests["t_s"].to_numpy(np.float64)
+        at = np.linspace(begin.min(), begin.max(), 200)
+        return at, _InSystem(part)(at)
+    return np.zeros(0), np.zeros(0)
+
+
+class _InSystem:
+    """How many requests of a source are in the system at given times."""
+
+    def __init__(self, part: Evidence) -> None:
+        assert part.requests is not None
+        known = part.requests.dropna(subset=["e2e_ms"])
+        self.starts = np.sort(known["t_s"].to_numpy(np.float64))
+        self.ends = np.sort((known["t_s"] + known["e2e_ms"] / 1e3).to_numpy(np.float64))
+
+    def __call__(self, at: Floats) -> Floats:
+        began = np.searchsorted(self.starts, at, "right")
+        return np.asarray(began - np.searchsorted(self.ends, at, "right"), np.float64)
+
+
+def _best(at: Floats, present: Floats, other: _InSystem, *, wall: bool) -> float:
+    """The offset of least mean difference; the smallest of equally good ones."""
+    if not len(other.starts):
+        return 0.0
+
+    def difference(shift: float) -> float:
+        return float(np.abs(other(at + shift) - present).mean())
+
+    if wall:
+        quarters = np.arange(-4 * MAX_ZONE_HOURS, 4 * MAX_ZONE_HOURS + 1) * QUARTER
+        coarse = [float(shift) for shift in sorted(quarters, key=abs)]
+    else:
+        low, high = other.starts[0] - at[-1], other.ends[-1] - at[0]
+        coarse = np.linspace(low, high, MAX_OFFSETS).tolist()
+    first = min(coarse, key=difference)
+    step = QUARTER if wall else max((coarse[-1] - coarse[0]) / MAX_OFFSETS, 1.0)
+    around = min(MAX_SKEW_S, step)
+    fine = sorted(np.arange(-around, around + 0.5, 0.5), key=abs)
+    better = first + float(min(fine, key=lambda more: difference(first + more)))
+    # A skew that explains next to nothing more is none.
+    return better if difference(better) < 0.9 * difference(first) else first

@@ -1,0 +1,134 @@
+"""Reading a source of whatever kind: known by its content, never by its name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import pandas as pd
+
+from simkv.core.errors import InputError
+from simkv.incident import prometheus_reader, sglang_log_reader, vllm_log_reader
+from simkv.incident.evidence import Evidence
+from simkv.incident.log_lines import is_json_log
+from simkv.workload.formats.format_detection import HEAD_BYTES, detect_format, read_head
+from simkv.workload.formats.measured_latencies import read_measured_latencies
+from simkv.workload.trace_selection import Selection
+from simkv.workload.trace_source import TraceSource
+
+
+class LogReader(Protocol):
+    """A module that knows the log of an ``ENGINE``, which messages call ``TITLE``.
+
+    ``LOGS_ITERATIONS``: its ``steps`` are single iterations with their durations, not what ran
+    between two lines.
+    """
+
+    ENGINE: str
+    TITLE: str
+    LOGS_ITERATIONS: bool
+
+    def known(self, text: str) -> bool:
+        """Whether lines of this text are its own."""
+
+    def read(self, source: TraceSource) -> Evidence:
+        """All that a log tells."""
+
+    def computed_only(self, version: str) -> bool:
+        """Whether the prompt tokens of a version's lines exclude those found in the cache."""
+
+
+#: Kinds of text that no trace is; each says whether a piece of text is its own, and reads a file.
+LOGS: tuple[LogReader, ...] = (vllm_log_reader, sglang_log_reader)
+
+
+def log_reader(engine: str | None) -> LogReader | None:
+    """The reader of an engine's logs; None if there is none."""
+    return next((reader for reader in LOGS if engine == reader.ENGINE), None)
+
+
+def logs_iterations(engine: str | None) -> bool:
+    """Whether the log of an engine has single iterations with their durations."""
+    reader = log_reader(engine)
+    return reader is not None and reader.LOGS_ITERATIONS
+
+
+def read_source(path: Path, advance: Callable[[int], None] | None = None) -> Evidence:
+    """What a log, an export or a client's results tell.
+
+    ``advance`` is told how many bytes have been read. Rows that make no sense are left out and
+    counted. Raises InputError, in one line, if the file cannot be read or is nothing that is known.
+    """
+    source = TraceSource(path, Selection(skip_bad=True), advance)
+    head = read_head(path)
+    beginning = "" if head.kind in ("folder", "tar", "parquet") else _beginning(source)
+    if prometheus_reader.is_metrics(beginning):
+        return prometheus_reader.read_metrics(source)
+    if all(words.search(beginning) for words in _BOTH):
+        raise InputError(
+            f"{path}: has stats lines of {_titles(' and of ')}; expected the log of one "
+            "server: give each a file of its own"
+        )
+    plain = head.kind in ("text", "csv", "yaml") or _STAMPED.match(beginning)
+    if plain or is_json_log(beginning) or sglang_log_reader.EVENT in beginning:
+        for reader in LOGS:
+            if reader.known(beginning):
+                return reader.read(source)
+    try:
+        form, found = detect_format(path)
+    except InputError:
+        if head.kind in ("text", "csv", "yaml", "binary"):
+            return _anywhere(path, advance)
+        raise
+    source = TraceSource(found, Selection(skip_bad=True), advance)
+    table = read_measured_latencies(found, source)
+    return _of_requests(path, form.name, table, source)
+
+
+#: What only the one engine writes of itself, and only the other.
+_BOTH = (re.compile(r"Avg prompt throughput: "), re.compile(r"(Prefill|Decode) batch[,.] #"))
+#: The first line of a log that begins with its time in brackets, which is no JSON.
+_STAMPED = re.compile(r"\s*\[(\d{4}-\d\d-\d\d[ T]|\d\d:\d\d:\d\d[ \]])")
+
+
+def _titles(between: str) -> str:
+    return between.join(reader.TITLE for reader in LOGS)
+
+
+def _beginning(source: TraceSource) -> str:
+    with source.text() as lines:
+        return lines.read(HEAD_BYTES)
+
+
+def _anywhere(path: Path, advance: Callable[[int], None] | None) -> Evidence:
+    """A log of which the first part is another program's."""
+    for reader in LOGS:
+        source = TraceSource(path, Selection(skip_bad=True), advance)
+        found = reader.read(source)
+        if found.settings or found.series is not None or found.arrivals is not None:
+            return found
+    raise InputError(
+        f"{path}: nothing that is known: no line of the log of {_titles(' or ')}, no spans, no "
+        "metrics and no requests of a client; `simkv diagnose --help` lists what is read"
+    )
+
+
+def _of_requests(path: Path, name: str, table: pd.DataFrame, source: TraceSource) -> Evidence:
+    """Requests with what they took."""
+    wall = "start_s" in table
+    requests = table.assign(t_s=table["start_s"] if wall else table["arrival_s"])
+    notes = [f"{path.name}: {line}" for line in source.tally.lines()]
+    lacks = []
+    if requests["queue_ms"].isna().all():
+        lacks.append(f"{path.name} ({name}) does not tell how long a request was queued")
+    if not requests["output_tokens"].gt(0).any():
+        raise InputError(f"{path}: none of its {len(requests)} requests had an answer")
+    return Evidence(
+        path.name,
+        wall=wall,
+        requests=requests.sort_values("t_s", kind="stable", ignore_index=True),
+        notes=tuple(notes),
+        lacks=tuple(lacks),
+    )

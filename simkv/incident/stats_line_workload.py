@@ -1,0 +1,338 @@
+"""Workloads that agree with a server's lines on itself, where nothing tells of single requests.
+
+Tokens of prompts and outputs are told, requests are not. How many there were follows from what the
+running ones held in the cache: a prompt each and what was emitted so far, on the mean
+
+    prompt + output * (1 + cv**2) / 2
+
+if outputs have the mean ``output`` and vary by ``cv``; and of prompt and output the ratio is told.
+So each member takes a ``cv`` (1 is the exponential distribution, of the most entropy at a given
+mean) and draws, window by window:
+
+- how many prompts make up its prompt tokens: gamma distributed lengths, numbers as of a Poisson
+  process with the rate of the window, tilted so that they are right in all; their lengths given the
+  sum are Dirichlet shares of it.
+- outputs of gamma distributed lengths. Who gets which is found by scaling them until every window
+  has emitted the tokens that it tells (iterative scaling, the least change in entropy) and then
+  giving the lengths that were drawn out in that order. A token takes the time in which the
+  running ones emitted the window's, by a factor off that is drawn for the member: who ran
+  between two lines is not told.
+- arrivals: as many as were prefilled, and as many more as wait at its end than before, first come
+  first served; at moments with equal chance (a Poisson process, given how many) or a share of them
+  at one. Where nobody waits at its beginning and its end they came when they were prefilled.
+
+SGLang's lines tell how many prompts there were; ``cv`` then follows from the cache. Where a log
+tells of requests that came (``Received request``), these are the arrivals, and how many were
+prefilled is how many of them do not wait.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy.optimize import brentq
+from scipy.special import gammaln, logsumexp
+from scipy.stats import gamma
+
+from simkv.core.errors import InputError
+from simkv.incident.log_windows import LogWindows, build_windows, split_by_engine
+from simkv.incident.workload_ensemble import BURST_SHARES, sample_arrival_shares
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+#: How much outputs vary, member by member, where the lines leave that open; prompts vary by this.
+OUTPUT_VARIATIONS, PROMPT_VARIATION = (0.3, 0.6, 1.0), 0.7
+#: A prompt's token takes so small a part of a decode step; see ``guess``.
+PREFILL_TOKEN_COST = 1 / 270
+#: The error that the time per token may have, and turns of the scaling.
+TPOT_ERROR, SCALING_ROUNDS = 0.05, 60
+
+
+@dataclass(frozen=True)
+class KnownEngine:
+    """What else is known of the engine: ``tokens`` that its cache holds (NaN if not), tokens of a
+    ``block``, the ``longest`` request; and ``shared``, the part of all prompts that was found in
+    the cache, which the lines leave out if ``computed_only``."""
+
+    tokens: float
+    block: int
+    longest: int
+    shared: float = 0.0
+    computed_only: bool = True
+
+
+@dataclass(frozen=True)
+class _Means:
+    """Requests in all, their mean output, and how outputs vary."""
+
+    count: float
+    output: float
+    vary: float
+
+
+def sample_from_lines(
+    series: pd.DataFrame, known: KnownEngine, seed: int, arrivals: pd.DataFrame | None = None
+) -> pd.DataFrame:
+    """A member of the ensemble, drawn engine by engine: requests as ``read_measured`` has them, and
+    their ``engine``.
+
+    ``arrivals`` are those that a log tells, of one engine. Raises InputError if the lines leave
+    open how many requests there were.
+    """
+    luck = np.random.default_rng(seed)
+    found = []
+    if arrivals is not None and series["engine"].nunique() == 1:
+        arrivals = arrivals[arrivals["gave_up_s"].isna()].sort_values("t_s", ignore_index=True)
+    else:
+        arrivals = None
+    for engine, lines in split_by_engine(series).items():
+        # One line may be of several engines together.
+        cut = build_windows(lines, known.tokens * max(-engine, 1))
+        if cut.prompt.sum() > 0 and cut.output.sum() > 0:
+            if arrivals is not None:
+                cut = replace(cut, firsts=_begun(cut, arrivals["t_s"].to_numpy(np.float64)))
+            drawn = _drawn(cut, known, seed, luck, arrivals)
+            found.append(drawn.assign(engine=engine))
+    if not found:
+        raise InputError("no line tells of tokens that were computed")
+    return pd.concat(found).sort_values("t_s", kind="stable", ignore_index=True)
+
+
+def _begun(cut: LogWindows, came: Floats) -> Floats:
+    """How many of the requests that came were prefilled in each window: all that do not wait."""
+    there = np.searchsorted(came, cut.end + 0.5, "right") - np.nan_to_num(cut.waiting)
+    there = np.where(cut.prompt > 0, np.maximum(there, 0.0), 0.0)
+    return np.diff(np.maximum.accumulate(there), prepend=0.0)
+
+
+def _drawn(
+    cut: LogWindows,
+    known: KnownEngine,
+    seed: int,
+    luck: np.random.Generator,
+    told: pd.DataFrame | None,
+) -> pd.DataFrame:
+    left_out = known.shared if known.computed_only else 0.0
+    whole = cut.prompt / (1 - left_out)
+    means = _means(cut, whole, known, OUTPUT_VARIATIONS[seed % len(OUTPUT_VARIATIONS)])
+    counts = _counts(cut, whole, means.count, luck)
+    prompts = _prompts(whole, counts, luck)
+    pace, rough = _pace(cut)
+    pace = pace * np.exp(luck.normal(0.0, rough))
+    which = np.repeat(np.arange(len(counts)), counts)
+    at_once = BURST_SHARES[seed % len(BURST_SHARES)]
+    share = [sample_arrival_shares(count, at_once, luck) for count in counts.tolist()]
+    first = cut.begin[which] + np.concatenate(share) * cut.width[which]
+    order = np.argsort(first, kind="stable")
+    first, prompts = first[order], prompts[order]
+    prompts = np.minimum(prompts, known.longest - 1)
+    if told is not None:  # first come, first served
+        told = told.head(len(first))
+        first, prompts = first[: len(told)], _told(told, "prompt_tokens", prompts[: len(told)])
+    prefill = prompts * PREFILL_TOKEN_COST * float(np.quantile(pace, 0.1))
+    longest = known.longest - prompts
+    if told is None:
+        came = _arrivals(cut, counts, first - prefill, at_once, luck)
+    else:
+        came = told["t_s"].to_numpy(np.float64)
+        first = np.maximum(first, came + prefill)
+        longest = np.minimum(longest, _told(told, "max_tokens", longest))
+    outputs, end = _outputs(cut, pace, first, longest, means, luck)
+    outputs = np.rint(outputs)
+    ttft, whole_s = first - came, np.maximum(end - came, first - came)
+    found = pd.DataFrame(
+        {
+            "t_s": came,
+            "prompt_tokens": prompts.astype(np.int64),
+            "output_tokens": outputs.astype(np.int64),
+            "max_tokens": 0,
+            "queue_ms": 1e3 * (ttft - prefill),
+            "prefill_ms": 1e3 * prefill,
+            "ttft_ms": 1e3 * ttft,
+            "tpot_ms": np.where(
+                outputs > 1, 1e3 * (end - first) / np.maximum(outputs - 1, 1), np.nan
+            ),
+            "e2e_ms": 1e3 * whole_s,
+        }
+    )
+    if told is not None:
+        found = found.assign(max_tokens=told["max_tokens"], request=told["request"])
+    return found
+
+
+def _told(arrivals: pd.DataFrame, name: str, otherwise: Floats) -> Floats:
+    """Tokens as they were told, where they were."""
+    tokens = arrivals[name].to_numpy(np.float64)
+    return np.where(tokens > 0, tokens, otherwise)
+
+
+def _means(cut: LogWindows, whole: Floats, known: KnownEngine, vary: float) -> _Means:
+    """From the tokens that the running requests held."""
+    output, told = cut.output.sum(), cut.firsts[np.isfinite(cut.firsts)].sum()
+    busy = (cut.running > 0) & np.isfinite(cut.held)
+    if not busy.any() and not told:
+        raise InputError(
+            "the lines do not tell how many requests there were: that follows from the tokens in "
+            "the KV cache, whose size or use is not known (the log's beginning tells its size, or "
+            "--gpu and --model, or --set engine.NAME=N)"
+        )
+    each = (
+        cut.held[busy].sum() / cut.running[busy].sum() - known.block / 2 if busy.any() else np.nan
+    )
+    own = (1 - known.shared) * whole.sum()
+    if told:
+        mean = output / told
+        open_ = 2 * (each - own / told) / mean - 1 if busy.any() else vary**2
+        return _Means(told, mean, float(np.sqrt(np.clip(open_, 0.05, 4.0))))
+    mean = max(each, 1.0) / (own / output + (1 + vary**2) / 2)
+    return _Means(max(output / mean, 1.0), mean, vary)
+
+
+def _counts(cut: LogWindows, whole: Floats, count: float, luck: np.random.Generator) -> Ints:
+    """Requests that are prefilled in each window."""
+    if np.isfinite(cut.firsts).all():
+        return np.asarray(np.maximum(np.rint(cut.firsts), whole > 0), np.int64)
+    mean, shape = whole.sum() / count, PROMPT_VARIATION**-2
+    places = np.flatnonzero(whole > 0)
+    numbers, logs = [], []
+    for tokens in whole[places].tolist():
+        likely = tokens / mean
+        low, high = (
+            max(int(likely - 8 * np.sqrt(likely) - 8), 1),
+            int(likely + 8 * np.sqrt(likely)) + 9,
+        )
+        n = np.arange(low, high + 1)
+        poisson = n * np.log(likely) - gammaln(n + 1)
+        numbers.append(n)
+        logs.append(poisson + gamma.logpdf(tokens, n * shape, scale=mean / shape))
+
+    def expected(tilt: float) -> float:
+        return sum(
+            float((n * np.exp(log + tilt * n - logsumexp(log + tilt * n))).sum())
+            for n, log in zip(numbers, logs, strict=True)
+        )
+
+    least, most = expected(-20.0), expected(20.0)
+    aim = min(max(count, least + 1e-6), most - 1e-6)
+    tilt = (
+        float(brentq(lambda t: expected(t) - aim, -20.0, 20.0, xtol=1e-4)) if least < most else 0.0
+    )
+    found = np.zeros(len(whole), np.int64)
+    for place, n, log in zip(places.tolist(), numbers, logs, strict=True):
+        chance = np.exp(log + tilt * n - logsumexp(log + tilt * n))
+        found[place] = luck.choice(n, p=chance / chance.sum())
+    return found
+
+
+def _prompts(whole: Floats, counts: Ints, luck: np.random.Generator) -> Floats:
+    """Lengths with the sums of their windows: gamma distributed ones given their sum."""
+    shares = luck.gamma(PROMPT_VARIATION**-2, size=int(counts.sum()))
+    which = np.repeat(np.arange(len(counts)), counts)
+    sums = np.bincount(which, shares, len(counts))
+    return np.asarray(np.maximum(np.rint(shares * (whole / np.maximum(sums, 1e-300))[which]), 1.0))
+
+
+def _pace(cut: LogWindows) -> tuple[Floats, float]:
+    """Seconds of a token of a running request, by window: over as many windows around it as it
+    takes for the running ones between two lines, who are not told, to matter little; and by what
+    share that may be off all the same, over the whole record."""
+    before = np.concatenate([[0.0], cut.running[:-1]])
+    silent = np.concatenate([[True], np.diff(cut.end) > 1.5 * cut.width[1:]])
+    before = np.where(silent, 0.0, before)
+    present = (before + cut.running) / 2
+    unsure = (before - cut.running) ** 2 / 12
+    spent, tokens, seen, doubt = (
+        np.concatenate([[0.0], np.cumsum(each)])
+        for each in (present * cut.width, cut.output, present, unsure)
+    )
+    low, high = np.arange(len(present)), np.arange(len(present)) + 1
+    for _ in range(len(present)):
+        rough = np.sqrt(doubt[high] - doubt[low]) > TPOT_ERROR * (seen[high] - seen[low])
+        rough |= tokens[high] <= tokens[low]
+        if not (rough & ((low > 0) | (high < len(present)))).any():
+            break
+        low = np.where(rough, np.maximum(low - 1, 0), low)
+        high = np.where(rough, np.minimum(high + 1, len(present)), high)
+    found = (spent[high] - spent[low]) / np.maximum(tokens[high] - tokens[low], 1e-9)
+    found = np.where(found > 0, found, max(float(spent[-1] / tokens[-1]), 1e-4))
+    # Prefills are part of what running requests take.
+    prefills = cut.prompt.sum() * PREFILL_TOKEN_COST * float(np.quantile(found, 0.1))
+    own = max(1 - prefills / max(float(spent[-1]), 1e-9), 0.3)
+    return np.asarray(found * own), float(np.sqrt(doubt[-1]) / max(float(seen[-1]), 1e-9))
+
+
+def _outputs(
+    cut: LogWindows,
+    pace: Floats,
+    first: Floats,
+    longest: Floats,
+    means: _Means,
+    luck: np.random.Generator,
+) -> tuple[Floats, Floats]:
+    """Output tokens of requests with these first tokens, and when the last of them comes.
+
+    Time is counted in tokens of a running request; in it a request is an interval as long as its
+    output, and nobody outlives a window at whose end nobody runs.
+    """
+    # Behind the last window time goes on at its pace, before each gap at that of what follows.
+    times = np.concatenate([[cut.begin[0]], cut.end, [cut.end[-1] + 1e5]])
+    clock = np.concatenate([[0.0], np.cumsum(np.diff(times) / np.append(pace, pace[-1]))])
+    start = np.interp(first, times, clock)
+    ends = clock[1:-1]
+    idle = ends[cut.running == 0]
+    after = np.searchsorted(idle, start, "left")
+    most = np.where(after < len(idle), np.append(idle, np.inf)[after], np.inf) - start
+    most = np.minimum(most, longest)
+    shape = means.vary**-2
+    lengths = luck.gamma(shape, size=len(first))
+    wanted = lengths = lengths * (cut.output.sum() / max(lengths.sum(), 1e-9))
+    edges = np.concatenate([[0.0], ends])
+    for _ in range(SCALING_ROUNDS):
+        wanted = np.clip(wanted, 1.0, np.maximum(most, 1.0))
+        made = np.diff(_emitted(start, wanted, edges))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.log(
+                np.clip(np.nan_to_num(cut.output / made, nan=1.0, posinf=4.0), 0.25, 4.0)
+            )
+        grown = np.concatenate([[0.0], np.cumsum(ratio * np.diff(edges))])
+        over = np.interp(start + wanted, edges, grown) - np.interp(start, edges, grown)
+        wanted = wanted * np.exp(np.clip(over / wanted, -1.0, 1.0))
+    # Who should be longer than others is, by as much as lengths that vary so do.
+    by_rank = np.empty(len(wanted))
+    by_rank[np.argsort(wanted, kind="stable")] = np.sort(lengths)
+    wanted = np.clip(by_rank, 1.0, np.maximum(most, 1.0))
+    return wanted, np.interp(start + wanted - 1, clock, times)
+
+
+def _emitted(start: Floats, wanted: Floats, edges: Floats) -> Floats:
+    """Tokens emitted until each edge, by all."""
+
+    def passed(points: Floats) -> Floats:
+        points = np.sort(points)
+        sums = np.concatenate([[0.0], np.cumsum(points)])
+        many = np.searchsorted(points, edges, "right")
+        return np.asarray(many * edges - sums[many])
+
+    return passed(start) - passed(start + wanted)
+
+
+def _arrivals(
+    cut: LogWindows, counts: Ints, ready: Floats, at_once: float, luck: np.random.Generator
+) -> Floats:
+    """When requests came that were first scheduled at ``ready``, in that order."""
+    waiting = np.rint(np.nan_to_num(cut.waiting))
+    came = np.maximum.accumulate(np.cumsum(counts) + waiting)
+    new = np.diff(np.minimum(came, counts.sum()), prepend=0.0).astype(np.int64)
+    queued = (waiting > 0) | (np.concatenate([[0.0], waiting[:-1]]) > 0)
+    found = []
+    for place in np.flatnonzero(new).tolist():
+        some = (
+            cut.begin[place]
+            + sample_arrival_shares(int(new[place]), at_once, luck) * cut.width[place]
+        )
+        found.append(np.sort(some) if queued[place] else np.full(int(new[place]), np.inf))
+    drawn = np.concatenate(found) if found else np.zeros(0)
+    return np.asarray(np.minimum(drawn, ready))

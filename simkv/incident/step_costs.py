@@ -1,0 +1,105 @@
+"""What steps cost in a few prices, as terms of a profile.
+
+The form is that of ``costs/sources/single_request_fit.py``: a step of decodes costs a step,
+something per sequence, and the KV that it reads; one that prefills reads the weights too, which
+many tokens hide. Two things are open here that are fixed there, for requests in company tell them:
+what a sequence costs in a step of decodes (there a token of a prefill), and how the weights give
+way to the tokens (there as third powers; 1 is a plain sum, more is nearer to the greater of the
+two).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from simkv.costs.cost_profile import CostTerm
+from simkv.costs.sources.single_request import ModelTraits
+from simkv.costs.sources.single_request_fit import (
+    MIXED_DECODE_FACTOR,
+    TOKEN_KNOTS,
+    CostCoefficients,
+    compute_non_attention_seconds,
+    make_cost_terms,
+)
+
+Floats = npt.NDArray[np.float64]
+
+
+#: Powers beyond these are a sum, or the greater of the two, in all but name.
+MIN_POWER, MAX_POWER = 0.5, 30.0
+
+
+@dataclass(frozen=True)
+class UnitCosts:
+    """Seconds of a step of decodes and of one that prefills, per decode, per token that is
+    prefilled, per pair of tokens, and per token of KV that decodes read; and the ``power``."""
+
+    decode_step: float
+    prefill_step: float
+    decode_seq: float
+    token: float
+    pair: float
+    context: float
+    power: float
+
+
+UNIT_COST_NAMES = tuple(one.name for one in fields(UnitCosts))
+
+
+def cost_terms(prices: UnitCosts, shape: ModelTraits | None) -> list[CostTerm]:
+    """What a step costs at these prices. Of a mixture of experts, few tokens read few of them."""
+    if shape and shape.expert_share:
+        return make_cost_terms(_plain(prices), shape)
+    return [
+        CostTerm(
+            name="weights, then tokens", feature="tokens", when="prefill", table=_table(prices)
+        ),
+        CostTerm(name="step", feature="steps", when="pure decode", seconds=prices.decode_step),
+        CostTerm(
+            name="decodes", feature="decode_seqs", when="pure decode", seconds=prices.decode_seq
+        ),
+        CostTerm(name="pair", feature="prefill_pairs", seconds=prices.pair),
+        CostTerm(name="KV read", feature="decode_context", when="decode", seconds=prices.context),
+        CostTerm(
+            name="KV read beside a prefill",
+            feature="decode_context",
+            when="mixed",
+            seconds=(MIXED_DECODE_FACTOR - 1) * prices.context,
+        ),
+    ]
+
+
+def _plain(prices: UnitCosts) -> CostCoefficients:
+    return CostCoefficients(
+        prices.prefill_step, prices.decode_step, prices.token, prices.pair, prices.context
+    )
+
+
+def seconds_without_attention(
+    prefill_tokens: Floats, decodes: Floats, prices: UnitCosts, shape: ModelTraits | None
+) -> Floats:
+    """Seconds of steps by their tokens, those of attention left out."""
+    tokens = prefill_tokens + decodes
+    if shape and shape.expert_share:
+        return compute_non_attention_seconds(tokens, _plain(prices), shape)
+    pure = prices.decode_step + prices.decode_seq * decodes
+    return np.where(prefill_tokens > 0, matrix_product_seconds(tokens, prices), pure)
+
+
+def _table(prices: UnitCosts) -> list[tuple[float, float]]:
+    """Seconds of steps that prefill by their tokens, without attention."""
+    seconds = matrix_product_seconds(TOKEN_KNOTS, prices)
+    return list(zip(TOKEN_KNOTS.tolist(), seconds.tolist(), strict=True))
+
+
+def matrix_product_seconds(tokens: Floats, prices: UnitCosts) -> Floats:
+    """The same for any numbers of tokens."""
+    floor = prices.decode_step + prices.decode_seq
+    line = prices.prefill_step + prices.token * tokens
+    most = np.maximum(floor, line)
+    power = min(max(prices.power, MIN_POWER), MAX_POWER)
+    both = (floor / most) ** power + (line / most) ** power
+    return np.asarray(most * both ** (1 / power))

@@ -1,0 +1,341 @@
+"""vLLM's log, of the V0 engine's last releases and of V1 from 0.9 to 0.33.
+
+The forms are those of the wheels: ``v1/metrics/loggers.py`` (stats, every 10 s while there is work,
+and from 0.27 on iterations), ``v1/engine/core.py`` (iterations from 0.14 to 0.26, and the
+engine's configuration), ``entrypoints`` (``non-default args``, ``Received request``),
+``v1/core/kv_cache_utils.py`` (size of the KV cache), ``config/scheduler.py`` (token budget).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from simkv.incident.bounded_table import (
+    MAX_LINES,
+    MAX_REQUESTS,
+    MAX_STEPS,
+    BoundedArrivals,
+    BoundedTable,
+)
+from simkv.incident.evidence import (
+    STEP_COLUMNS,
+    Evidence,
+    StatedSetting,
+    source_location,
+)
+from simkv.incident.log_lines import (
+    LogLine,
+    Writers,
+    check_settings,
+    read_line,
+    read_log_lines,
+)
+from simkv.schedulers.engine_registry import ENGINES
+from simkv.workload.trace_source import TraceSource
+
+#: By these words a line is worth a closer look; most lines of a busy log have none of them.
+LINE_PATTERN = re.compile(
+    r"throughput: |Iteration\(|Received request |Aborted request|args: |LLM engine \(v|version |"
+    r"KV cache size|num_gpu_blocks|blocks: |max_num_batched_tokens=|Asynchronous scheduling|"
+    r"fatal error|EngineDeadError|died unexpectedly|Maximum concurrency|█ +model "
+)
+_STATS = re.compile(
+    r"Avg prompt throughput: (?P<prompt_rate>[\d.]+) tokens/s, "
+    r"Avg generation throughput: (?P<output_rate>[\d.]+) tokens/s, "
+    r"Running: (?P<running>\d+) reqs, (?:Swapped: (?P<swapped>\d+) reqs, )?"
+    r"(?:Waiting|Pending): (?P<waiting>\d+) reqs(?P<rest>.*)"
+)
+#: Of which rank a line is; its process's name is that of the engine core, where that wrote it.
+_ENGINE = re.compile(r"Engine (\d+): |\(EngineCore_(?:DP)?(\d+) pid=")
+_AGGREGATED = re.compile(r"(\d+) Engines Aggregated: ")
+_USAGE = re.compile(r"(?<!CPU )KV cache usage: ([\d.]+)%")
+_HITS = re.compile(r"(?<!External )[Pp]refix cache hit rate: (?:GPU: )?([\d.]+)%")
+_PREEMPTIONS = re.compile(r"Preemptions: (\d+)")
+_STEP = re.compile(
+    r"Iteration\(\d+\): (\d+) context requests, (\d+) context tokens, (\d+) generation requests, "
+    r"(\d+) generation tokens, iteration elapsed time: ([\d.]+) ms(?P<dummy> \(dummy\))?"
+)
+_RECEIVED = re.compile(r"Received request (?P<request>[^\s:]+): ")
+_MOST = re.compile(r"max_tokens=(\d+)")
+_IDS = re.compile(r"prompt_token_ids: \[([\d, ]*)\]")
+_ABORTED = re.compile(r"Aborted request\(?s?\)? ([^\s.]+)")
+_ARGS = re.compile(r"non-default args: (\{.*\})")
+_PLAIN_ARG = re.compile(r"'(\w+)': ('[^']*'|-?[\d.]+(?:e-?\d+)?|True|False|None)")
+#: A server's start: a line of its own, or beside its logo.
+_BEGINS = re.compile(r"server version |█ +version ")
+_VERSION = re.compile(
+    r"(?:server version |█ +version |LLM engine \(v)v?(\d+\.\d+(?:\.\d+)?[\w.+]*)"
+)
+_MODEL = re.compile(r"█ +model +(\S+)")
+_CONFIG = re.compile(
+    r"\b(model|max_seq_len|tensor_parallel_size|data_parallel_size|enable_prefix_caching|"
+    r"chunked_prefill_enabled|kv_cache_dtype|quantization)=('[^']*'|[\w.]+)"
+)
+_BUDGET = re.compile(r"max_num_batched_tokens=(\d+)")
+_ASYNC = re.compile(r"Asynchronous scheduling is (enabled|disabled)")
+_DIED = re.compile(r"encountered a fatal error|EngineDeadError|died unexpectedly")
+_CACHE = [re.compile(line) for line in ENGINES["vllm"].cache_lines]
+#: What a configuration calls a flag that has another name.
+_FLAGS = {
+    "max_seq_len": "max_model_len",
+    "chunked_prefill_enabled": "enable_chunked_prefill",
+}
+
+
+@dataclass
+class _Log:
+    """What has been read so far of the engine's present life."""
+
+    path: Path
+    settings: dict[str, StatedSetting] = field(default_factory=dict)
+    series: BoundedTable = field(default_factory=lambda: BoundedTable(MAX_LINES))
+    steps: BoundedTable = field(default_factory=lambda: BoundedTable(MAX_STEPS, thinned=True))
+    arrivals: BoundedArrivals = field(default_factory=lambda: BoundedArrivals(MAX_REQUESTS))
+    died: str | None = None
+    timeless: int = 0
+
+    def __post_init__(self) -> None:
+        self.writers = Writers(self.path)
+
+
+def read(source: TraceSource) -> Evidence:
+    """All that a log tells of the last life of its server. Raises InputError if it cannot be read.
+
+    A server that was started again in the same log is another one: what came before is left out
+    and counted.
+    """
+    log, notes, starts = _Log(source.path), list[str](), 0
+    for line in read_log_lines(source, LINE_PATTERN):
+        if _BEGINS.search(line.text) and (log.series or log.arrivals or log.died):
+            starts, log = starts + 1, _Log(source.path)
+        read_line(_READERS, log, line)
+    check_settings(log.settings)
+    if starts:
+        notes.append(
+            f"{source.path.name}: the server was started {starts + 1} times; only what follows its "
+            "last start is read"
+        )
+    if log.timeless:
+        notes.append(f"{source.path.name}: {log.timeless} lines before the first time left out")
+    more = [
+        *log.series.note("lines on the server"),
+        *log.steps.note("iterations"),
+        *log.arrivals.note(),
+    ]
+    notes += [f"{source.path.name}: {line}" for line in more]
+    if missing := _gaps(log.series.frame()):
+        notes.append(
+            f"{source.path.name}: {missing} gaps between its stats lines while requests ran; what "
+            "fell in them is not known"
+        )
+    return Evidence(
+        source.path.name,
+        engine="vllm",
+        settings=log.settings,
+        series=log.series.frame(),
+        steps=log.steps.frame(),
+        arrivals=log.arrivals.frame(),
+        died=log.died,
+        notes=tuple(notes),
+        lacks=_lacks(log),
+    )
+
+
+def _gaps(series: pd.DataFrame | None) -> int:
+    """Times at which lines are missing of an engine that was not idle."""
+    found = 0
+    if series is None:
+        return found
+    for _, lines in series.groupby("engine"):
+        gaps, ran = lines["t_s"].diff(), lines["running"].shift() > 0
+        found += int(((gaps > 3 * gaps.median()) & ran).sum())
+    return found
+
+
+def _lacks(log: _Log) -> tuple[str, ...]:
+    found = ["the log does not tell lengths and times of single requests: spans or a client do"]
+    if not log.steps:
+        found.append("what a step costs: --enable-logging-iteration-details would tell")
+    return tuple(found)
+
+
+def _stats(log: _Log, line: LogLine) -> bool:
+    match = _STATS.search(line.text)
+    if not match:
+        return False
+    if line.at is None:
+        log.timeless += 1
+        return True
+    rest = match["rest"]
+    log.writers.check(line, _rank(line.text))
+    several = _AGGREGATED.search(line.text)
+    row = {
+        "t_s": line.at,
+        "engine": -int(several[1]) if several else _rank(line.text),
+        "running": int(match["running"]),
+        "waiting": int(match["waiting"]) + int(match["swapped"] or 0),
+        "usage": _share(_USAGE, rest),
+        "prompt_rate": float(match["prompt_rate"]),
+        "output_rate": float(match["output_rate"]),
+        "hit_rate": _share(_HITS, rest),
+        "preemptions": int(taken[1]) if (taken := _PREEMPTIONS.search(rest)) else 0,
+    }
+    log.series.append(row)
+    return True
+
+
+def _rank(text: str) -> int:
+    match = _ENGINE.search(text)
+    return int(match[1] or match[2]) if match else 0
+
+
+def _share(pattern: re.Pattern[str], text: str) -> float:
+    match = pattern.search(text)
+    return float(match[1]) / 100 if match else float("nan")
+
+
+def _step(log: _Log, line: LogLine) -> bool:
+    match = _STEP.search(line.text)
+    if not match:
+        return False
+    if match["dummy"] or line.at is None:
+        return True
+    counts = [float(match[index]) for index in range(1, 5)]
+    values = (
+        line.at,
+        float(_rank(line.text)),
+        *counts,
+        float(match[5]) / 1e3,
+        _share(_USAGE, line.text),
+    )
+    log.steps.append(dict(zip(STEP_COLUMNS, values, strict=True)))
+    return True
+
+
+def _received(log: _Log, line: LogLine) -> bool:
+    match = _RECEIVED.search(line.text)
+    if not match or line.at is None:
+        return False
+    most, ids = _MOST.search(line.text), _IDS.search(line.text)
+    prompt = ids[1].count(",") + 1 if ids and ids[1].strip() else 0
+    log.arrivals.came(match["request"], line.at, int(most[1]) if most else 0, prompt)
+    return True
+
+
+def _aborted(log: _Log, line: LogLine) -> bool:
+    match = _ABORTED.search(line.text)
+    if not match or line.at is None:
+        return False
+    for name in match[1].split(","):
+        log.arrivals.add_abort(name, line.at)
+    return True
+
+
+def _args(log: _Log, line: LogLine) -> bool:
+    match = _ARGS.search(line.text)
+    if not match:
+        return False
+    told = source_location(log.path, line.number)
+    for name, value in _literal(match[1]).items():
+        log.settings[name] = StatedSetting(value, told)
+    return True
+
+
+def _literal(text: str) -> Mapping[str, Any]:
+    """A dictionary as Python prints it; what is no plain value in it is left out."""
+    try:
+        found = ast.literal_eval(text)
+        if isinstance(found, dict):
+            return found
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        pass
+    return {name: ast.literal_eval(value) for name, value in _PLAIN_ARG.findall(text)}
+
+
+def _version(log: _Log, line: LogLine) -> bool:
+    match, told = _VERSION.search(line.text), source_location(log.path, line.number)
+    if model := _MODEL.search(line.text):
+        log.settings.setdefault("model", StatedSetting(model[1], told))
+    if not match:
+        return False
+    log.settings["version"] = StatedSetting(match[1], told)
+    if "LLM engine (v" in line.text:
+        for name, value in _CONFIG.findall(line.text):
+            flag = _FLAGS.get(name, name)
+            if flag not in log.settings:
+                log.settings[flag] = StatedSetting(_value(value), told)
+    return True
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _cache(log: _Log, line: LogLine) -> bool:
+    for pattern in _CACHE:
+        if match := pattern.search(line.text):
+            for name, value in match.groupdict().items():
+                told = StatedSetting(
+                    int(value.replace(",", "")), source_location(log.path, line.number)
+                )
+                log.settings[{"blocks": "num_gpu_blocks", "tokens": "kv_tokens"}[name]] = told
+            return True
+    return False
+
+
+def _scheduling(log: _Log, line: LogLine) -> bool:
+    told = source_location(log.path, line.number)
+    if match := _BUDGET.search(line.text):
+        log.settings.setdefault("max_num_batched_tokens", StatedSetting(int(match[1]), told))
+    elif match := _ASYNC.search(line.text):
+        log.settings["async_scheduling"] = StatedSetting(match[1] == "enabled", told)
+    return True
+
+
+def _died(log: _Log, line: LogLine) -> bool:
+    if not _DIED.search(line.text):
+        return False
+    log.died = log.died or source_location(log.path, line.number)
+    return True
+
+
+#: Each looks at a line and says whether it was its own; the commonest come first.
+_READERS: tuple[Callable[[_Log, LogLine], bool], ...] = (
+    _step,
+    _stats,
+    _received,
+    _aborted,
+    _args,
+    _version,
+    _died,
+    _cache,
+    _scheduling,
+)
+
+
+#: The engine whose log it is, and how it is called in messages.
+ENGINE, TITLE = "vllm", "vLLM"
+#: Whether ``steps`` are single iterations with their durations.
+LOGS_ITERATIONS = True
+
+
+def computed_only(version: str) -> bool:
+    """Whether the prompt tokens of this version's stats line leave out those found in the cache."""
+    minor = re.match(r"0\.(\d+)", version)
+    return minor is not None and int(minor[1]) >= 16
+
+
+def known(text: str) -> bool:
+    """Whether lines of this text are vLLM's."""
+    words = ("vllm", "vLLM", "Avg prompt throughput: ", "Iteration(", "Received request ")
+    return any(word in text for word in words) and bool(LINE_PATTERN.search(text))

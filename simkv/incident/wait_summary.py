@@ -1,0 +1,80 @@
+"""What requests of the simulated incident waited for, and whether that is too much."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from simkv.explain.verdicts.verdict import Verdict
+from simkv.explain.wait_ledger import WAIT_KINDS, LedgerKind, total_by_kind
+from simkv.metrics.run_result import RunResult
+
+#: A server is well whose requests wait for less than this share of their time, and of whom the
+#: worst decile waits for less than the second share.
+MAX_WAIT_SHARE, MAX_VICTIM_WAIT_SHARE = 0.05, 0.3
+#: Nor is it well if requests take so many times as long as alone, and be it that all of them run.
+MAX_SLOWDOWN = 2.0
+#: Waits that the operator can do something about: not the moments between steps.
+BLAMED_KINDS = (WAIT_KINDS | {LedgerKind.HELD_UP, LedgerKind.STALLED, LedgerKind.RECOMPUTE}) - {
+    LedgerKind.UNSEEN
+}
+
+
+@dataclass(frozen=True)
+class WaitSummary:
+    """What the simulated requests waited for: seconds by kind, their share of all time and that of
+    the worst decile, who these are, and the seconds ``lost`` by each request."""
+
+    kinds: dict[LedgerKind, float]
+    share: float
+    worst: float
+    victims: list[int]
+    lost: dict[int, float]
+
+
+def summarize_waits(result: RunResult) -> WaitSummary:
+    """Who waited, how long and for what; ``victims`` are the worst decile, the worst first."""
+    lived, lost = {}, {}
+    ledger = result.diagnosis.ledger
+    for i, tiles in ledger.items():
+        lived[i] = sum(tile.seconds for tile in tiles) or 1e-9
+        lost[i] = sum(tile.seconds for tile in tiles if tile.kind in BLAMED_KINDS)
+    kinds = total_by_kind(
+        tile for tiles in ledger.values() for tile in tiles if tile.kind in BLAMED_KINDS
+    )
+    worst = sorted(lost, key=lambda i: (-lost[i], i))[: max(len(lost) // 10, 1)]
+    share = sum(lost.values()) / max(sum(lived.values()), 1e-9)
+    decile = float(np.mean([lost[i] / lived[i] for i in worst])) if worst else 0.0
+    return WaitSummary(kinds, share, decile, [i for i in worst if lost[i] > 0.0], lost)
+
+
+def find_victims(observed: pd.DataFrame, simulated: list[int]) -> list[int]:
+    """The worst decile by how long they were seen to queue, the worst first; where nobody tells how
+    long that was, those that waited longest when ``simulated``."""
+    queued = observed["queue_ms"].nlargest(max(len(observed) // 10, 1))
+    return queued[queued > 0].index.tolist() or simulated
+
+
+def is_healthy(result: RunResult) -> bool:
+    """Whether nothing is wrong: no verdict, and next to no waiting."""
+    waits = summarize_waits(result)
+    calm = waits.share < MAX_WAIT_SHARE and waits.worst < MAX_VICTIM_WAIT_SHARE
+    return not server_verdicts(result) and calm and slowdown(result) < MAX_SLOWDOWN
+
+
+def slowdown(result: RunResult) -> float:
+    """How many times as long all requests took as they would have taken one by one, alone."""
+    record = result.record
+    both = [
+        (life.last_token - life.request.arrival, record.isolated_s[i])
+        for i, life in record.requests.items()
+        if life.last_token is not None and record.isolated_s.get(i)
+    ]
+    return sum(took for took, _ in both) / (sum(alone for _, alone in both) or 1.0) if both else 1.0
+
+
+def server_verdicts(result: RunResult) -> list[Verdict]:
+    """What went wrong; a request that was too long for its client is no fault of the server."""
+    return [verdict for verdict in result.diagnosis.verdicts if verdict.name != "timed out"]

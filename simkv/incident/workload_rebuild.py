@@ -1,0 +1,244 @@
+"""The workload as it was: arrivals and lengths of each request, where a source has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from simkv.core.errors import InputError
+from simkv.incident.evidence import Evidence
+from simkv.incident.log_windows import can_build_windows, series_from_steps
+from simkv.incident.logged_step_costs import has_enough_steps
+from simkv.incident.server_setup import ServerSetup, kv_tokens
+from simkv.incident.source_reader import log_reader, logs_iterations
+from simkv.incident.stats_line_workload import KnownEngine, sample_from_lines
+from simkv.incident.workload_ensemble import can_sample, sample_workload
+from simkv.schedulers.engine_registry import ENGINES, find_engine_spec
+from simkv.workload.request_columns import NAMED_STREAM, PromptPieces, RequestRows
+from simkv.workload.trace_source import TraceSource
+
+#: A prefix cache that hits less than this is left out.
+MIN_HIT_RATE = 0.02
+#: A log's times are whole seconds: arrivals by two sources within this (s) are one.
+SAME_ARRIVAL_S = 1.5
+
+
+@dataclass(frozen=True)
+class RebuiltWorkload:
+    """Requests in the order of arrival, from time 0 at ``origin`` (s on the clock of the evidence).
+
+    ``observed`` has a row for each, in the same order, with what it took (NaN where not known).
+    """
+
+    rows: RequestRows
+    origin: float
+    observed: pd.DataFrame
+    notes: tuple[str, ...]
+
+
+def rebuild(
+    evidence: Evidence,
+    source: TraceSource,
+    setup: ServerSetup,
+    seed: int = 0,
+) -> RebuiltWorkload:
+    """The requests that the sources tell one by one, or those drawn with ``seed`` to agree with
+    their sums (see ``ensemble``, and ``from_lines`` where a log's lines are all there is).
+
+    ``source`` names what prompts share: with a prefix cache the hit rate of the log is made a
+    common beginning of all prompts. Raises InputError where nothing tells of requests.
+    """
+    caching = setup.engine.get("enable_prefix_caching") is not False
+    requests = evidence.requests
+    share = _hit_share(evidence.series) if caching else 0.0
+    if is_sampled(evidence):
+        assert evidence.series is not None
+        if can_sample(evidence.histograms):
+            requests = sample_workload(evidence.histograms, evidence.series, seed)
+        else:
+            known = _known(setup, share if share > MIN_HIT_RATE else 0.0)
+            series = evidence.series
+            if (lines := _iterations(evidence, setup)) is not None:
+                series, known = lines, replace(known, computed_only=True)
+            requests = sample_from_lines(series, known, seed, evidence.arrivals)
+    if requests is None:
+        requests = _only_arrivals(evidence.arrivals)
+    if requests is None or not len(requests):
+        raise InputError(
+            f"{evidence.source}: tells of no single request; expected spans "
+            "(--otlp-traces-endpoint), a client's results, or metrics with histograms beside it"
+        )
+    notes: list[str] = []
+    whole = _with_missing(requests, evidence.arrivals, notes)
+    whole = _lengths(whole, notes)
+    origin = float(whole["t_s"].iloc[0])
+    rows = RequestRows(
+        arrival=(whole["t_s"] - origin).to_numpy(np.float64),
+        prompt_tokens=np.maximum(whole["prompt_tokens"].to_numpy(np.int64), 1),
+        output_tokens=whole["emits"].to_numpy(np.int64),
+        max_tokens=whole["max_tokens"].to_numpy(np.int64),
+        timeout=whole["gave_up_s"].to_numpy(np.float64),
+    )
+    if caching and "cached_tokens" in whole and whole["cached_tokens"].max() > 0:
+        rows.pieces = _found(whole, source)
+        notes.append(
+            "whoever had tokens in the prefix cache is taken to share them with all others that "
+            "had; the first request that is long enough brought them"
+        )
+    elif share > MIN_HIT_RATE:
+        rows.pieces = _common(rows, share, source)
+        notes.append(
+            f"prompts are taken to begin alike, for {100 * share:.0f} % of their tokens were found "
+            "in the prefix cache; no source tells which"
+        )
+    return RebuiltWorkload(rows, origin, whole.drop(columns=["emits"]), tuple(notes))
+
+
+def is_sampled(evidence: Evidence) -> bool:
+    """Whether requests are drawn, for no source tells them one by one."""
+    if evidence.requests is not None or evidence.series is None:
+        return False
+    return can_sample(evidence.histograms) or is_from_lines(evidence)
+
+
+def is_from_lines(evidence: Evidence) -> bool:
+    """Whether nothing but a log's lines tells of requests, of an engine that answered some."""
+    if evidence.requests is not None or can_sample(evidence.histograms) or evidence.died:
+        return False
+    return can_build_windows(evidence.series)
+
+
+def _known(setup: ServerSetup, shared: float) -> KnownEngine:
+    """What the lines are read with."""
+    config = ENGINES[setup.engine["name"]].config(**setup.engine)
+    spec = find_engine_spec(config)
+    reader = log_reader(spec.name)
+    return KnownEngine(
+        tokens=kv_tokens(config) if setup.sized else float("nan"),
+        block=spec.block_size(config),
+        longest=spec.length_limit(config) or 1 << 20,
+        shared=shared,
+        computed_only=reader is not None and reader.computed_only(config.variant),
+    )
+
+
+def _iterations(evidence: Evidence, setup: ServerSetup) -> pd.DataFrame | None:
+    """Lines made of iterations, where the engine logged them."""
+    steps, series = evidence.steps, evidence.series
+    engine = evidence.engine
+    if engine is None or not logs_iterations(engine):
+        return None
+    if steps is None or series is None or not has_enough_steps(steps):
+        return None
+    if (series["engine"] < 0).any():  # lines of several ranks together
+        return None
+    config = ENGINES[engine].config(**setup.engine)
+    return series_from_steps(steps, series, config.max_num_batched_tokens)
+
+
+def _only_arrivals(arrivals: pd.DataFrame | None) -> pd.DataFrame | None:
+    """Requests that came and of which none was answered, if their prompts are known."""
+    if arrivals is None or not (arrivals["prompt_tokens"] > 0).all():
+        return None
+    times = dict.fromkeys(("queue_ms", "prefill_ms", "ttft_ms", "tpot_ms", "e2e_ms"), np.nan)
+    return arrivals.assign(output_tokens=0, **times)
+
+
+def _with_missing(
+    requests: pd.DataFrame, arrivals: pd.DataFrame | None, notes: list[str]
+) -> pd.DataFrame:
+    """All requests in order, those too that are only known to have come."""
+    whole = requests.copy()
+    for name, default in (("max_tokens", 0), ("gave_up_s", np.nan), ("prefill_ms", np.nan)):
+        if name not in whole:
+            whole[name] = default
+    whole["max_tokens"] = whole["max_tokens"].fillna(0).astype(np.int64)
+    if arrivals is not None and "request" in whole:
+        served = set(whole["request"])
+        missing = _unmatched(arrivals[~arrivals["request"].isin(served)], whole)
+        begin, end = whole["t_s"].min(), (whole["t_s"] + whole["e2e_ms"].fillna(0) / 1e3).max()
+        missing = missing[missing["t_s"].between(begin - 1, end + 1)]
+        if len(missing):
+            notes.append(
+                f"{len(missing)} requests came that nothing else is known of; what is not told of "
+                "their lengths is taken to be as of the others in the middle"
+            )
+            whole = pd.concat([whole, missing.assign(output_tokens=0)])
+    return whole.sort_values("t_s", kind="stable", ignore_index=True)
+
+
+def _unmatched(arrivals: pd.DataFrame, whole: pd.DataFrame) -> pd.DataFrame:
+    """The arrivals that are not one of a client's requests without an answer, which have no ids."""
+    silent = whole[whole["output_tokens"] == 0]
+    left = dict(zip(silent.index.tolist(), silent["t_s"].tolist(), strict=True))
+    asked, others = whole["max_tokens"].to_numpy(np.int64).copy(), np.ones(len(arrivals), np.bool_)
+    told = zip(arrivals["t_s"].tolist(), arrivals["max_tokens"].tolist(), strict=True)
+    for place, (at, most) in enumerate(told):
+        near = next((i for i, time in left.items() if abs(time - at) <= SAME_ARRIVAL_S), None)
+        if near is not None:
+            del left[near]
+            others[place] = False
+            asked[near] = most or asked[near]
+    whole["max_tokens"] = asked
+    return arrivals[others]
+
+
+def _lengths(whole: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
+    """With ``emits``, what each request would have emitted, and a limit that is not below it."""
+    answered = whole["output_tokens"] > 0
+    middle = whole[answered][["prompt_tokens", "output_tokens"]].median()
+    emits = whole["output_tokens"].where(answered, whole["max_tokens"])
+    emits = emits.where(emits > 0, middle["output_tokens"]).astype(np.int64)
+    most = whole["max_tokens"]
+    prompts = whole["prompt_tokens"].fillna(0)
+    if (count := int((~answered).sum())) and answered.any():
+        notes.append(
+            f"{count} requests had no answer; they are taken to want as many tokens as they asked "
+            "for, or as others in the middle"
+        )
+    return whole.assign(
+        emits=emits,
+        max_tokens=most.where(most == 0, np.maximum(most, emits)),
+        prompt_tokens=prompts.where(prompts > 0, middle["prompt_tokens"]).astype(np.int64),
+    )
+
+
+def _hit_share(series: pd.DataFrame | None) -> float:
+    """Share of prompt tokens found in the prefix cache, before anybody had to wait.
+
+    A request that is taken up again finds its own blocks, which is no likeness of prompts.
+    """
+    if series is None or "hit_rate" not in series:
+        return 0.0
+    known = series.dropna(subset=["hit_rate"])
+    waited = known.index[(known["waiting"] > 0) | (known["preemptions"] > 0)]
+    before = known if not len(waited) else known.loc[: waited[0] - 1]
+    return float(before["hit_rate"].iloc[-1]) if len(before) else 0.0
+
+
+def _found(whole: pd.DataFrame, source: TraceSource) -> PromptPieces:
+    """One beginning that all have of which tokens were found in the cache, as many as were."""
+    stream = source.streams.number("gcommon")
+    cached = whole["cached_tokens"].fillna(0).to_numpy(np.int64).copy()
+    prompts = whole["prompt_tokens"].to_numpy(np.int64)
+    first = int(np.argmax(prompts > cached.max()))
+    cached[first] = min(int(cached.max()), int(prompts[first]))
+    return PromptPieces.of([[(NAMED_STREAM, stream, 0, n)] if n else [] for n in cached.tolist()])
+
+
+def _common(rows: RequestRows, share: float, source: TraceSource) -> PromptPieces:
+    """A beginning that all prompts have, of so many tokens that ``share`` of all are in it."""
+    stream = source.streams.number("gcommon")
+    prompts = rows.prompt_tokens
+    low, high = 0, int(prompts.max())
+    while low < high:
+        middle = (low + high) // 2
+        if np.minimum(prompts, middle).sum() < share * prompts.sum():
+            low = middle + 1
+        else:
+            high = middle
+    return PromptPieces.of(
+        [[(NAMED_STREAM, stream, 0, min(int(p), low))] if low else [] for p in prompts]
+    )

@@ -1,0 +1,89 @@
+"""Latencies over all requests, so that a variant that serves few does not look best.
+
+A request that never gets its first token, or its answer, is *censored*, as survival analysis calls
+it: its latency is at least as long as it waited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import ceil, fsum
+from typing import Any
+
+from simkv.core.figures import STATISTICS
+from simkv.core.outcome import Outcome
+from simkv.core.quantiles import quantile
+from simkv.sim.run_record import RequestRecord
+
+_SHARES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+
+
+def is_counted(life: RequestRecord) -> bool:
+    """Whether the request was sent and not rejected."""
+    was_sent = life.seen is not None or get_waiting_time(life) > 0.0
+    return was_sent and life.outcome is not Outcome.REJECTED
+
+
+def get_waiting_time(life: RequestRecord) -> float:
+    """Seconds from the arrival of the request until it ended."""
+    return max((life.ended_at or 0.0) - life.request.arrival, 0.0)
+
+
+@dataclass(frozen=True)
+class CensoredLatency:
+    """A latency of several requests, in seconds: the ``known`` ones, and of the others how long
+    they waited (``censored``). Both are in ascending order."""
+
+    known: Sequence[float]
+    censored: Sequence[float]
+
+    def at_least(self, statistic: str) -> float | None:
+        """The statistic if every censored latency were as long as the wait; None without requests.
+
+        Percentiles are linear between samples (``simkv.core.quantiles``).
+        """
+        values = sorted([*self.known, *self.censored])
+        if not values:
+            return None
+        if statistic == "mean":
+            return fsum(values) / len(values)
+        return quantile(values, range(1, len(values) + 1), _SHARES[statistic])
+
+    def at_most(self, statistic: str) -> float | None:
+        """The statistic if no censored latency ever ended; None where that is infinite."""
+        if not self.censored:
+            return self.at_least(statistic)
+        count = len(self.known) + len(self.censored)
+        if statistic == "mean" or ceil(_SHARES[statistic] * (count - 1)) >= len(self.known):
+            return None
+        values = [*self.known, *(self.known[-1] for _ in self.censored)]
+        return quantile(values, range(1, count + 1), _SHARES[statistic])
+
+    def figures_ms(self) -> dict[str, Any]:
+        """The group of figures in ``summary.json``, in milliseconds.
+
+        ``censored`` is the number of these requests, ``at_least`` are the statistics that are lower
+        bounds because of them.
+        """
+        found: dict[str, Any] = {}
+        for name in STATISTICS:
+            value = self.at_least(name)
+            found[name] = None if value is None else 1000.0 * value
+        bounds = [name for name in STATISTICS if self.at_most(name) != self.at_least(name)]
+        return {**found, "censored": len(self.censored), "at_least": bounds}
+
+
+def compute_censored_latency(
+    lives: Iterable[RequestRecord], latency: Callable[[RequestRecord], float | None]
+) -> CensoredLatency:
+    """A latency (s; None where it did not come) of all requests that were sent and not rejected."""
+    known, censored = [], []
+    for life in lives:
+        if is_counted(life):
+            seconds = latency(life)
+            if seconds is None:
+                censored.append(get_waiting_time(life))
+            else:
+                known.append(seconds)
+    return CensoredLatency(sorted(known), sorted(censored))

@@ -1,0 +1,134 @@
+"""How far the seconds of a simulation can be trusted, from what its cost profile knows of itself.
+
+A profile that was measured carries its error on steps that it was not fitted to, by kind of step.
+The run is simulated twice more, with every step cheaper and dearer by what such steps are off by in
+the mean (``costs/profile_uncertainty.py``), all in the same direction; what comes out is the
+interval of each figure (``metrics/intervals.py``). So queueing, preemptions and starvation are in
+it, not only the sum of the steps. Out of range it widens; the share of the time there is told
+beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from simkv.costs.cost_profile import CostProfile, StepError
+from simkv.costs.profile_uncertainty import MAX_UNKNOWN_SHARE, RUN_VARIATION, make_scaled_executor
+from simkv.costs.scaled_executor import ErrorSide
+from simkv.costs.step_load import Executor
+from simkv.metrics.intervals import (
+    INTERVAL_FIGURES,
+    FigureInterval,
+    MeasuredRun,
+    compute_interval,
+)
+
+#: Names of the run and its re-runs, as intervals give them.
+RUN = "in the run"
+RERUNS: dict[ErrorSide, str] = {"cheaper": "with faster steps", "dearer": "with slower steps"}
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """What is known of a run's error.
+
+    ``outside`` is the share of the busy time that lay outside the profile's range; ``errors`` are
+    the profile's own, by kind of step; ``intervals`` are those of the figures (empty where the
+    profile knows no error), ``reasons`` why an end of one is not bounded. ``note`` says it in a
+    sentence.
+    """
+
+    profile: str
+    basis: str
+    outside: float
+    errors: dict[str, StepError]
+    intervals: dict[str, FigureInterval]
+    note: str
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def of(self, name: str, show: Callable[[float], str]) -> str:
+        """The interval of a figure in words; empty if it has none."""
+        found = self.intervals.get(name)
+        return "" if found is None else found.text(show, self.reasons.get(name, ""))
+
+    def to_json(self) -> dict[str, Any]:
+        """As in ``summary.json``."""
+        return {
+            "profile": self.profile,
+            "basis": self.basis,
+            "outside_range_share": self.outside,
+            "step_errors": {kind: error.model_dump() for kind, error in self.errors.items()},
+            "intervals": {name: list(ends) for name, ends in self.intervals.items()},
+            "not_bounded": self.reasons,
+            "note": self.note,
+        }
+
+
+def estimate_fidelity(
+    profile: CostProfile,
+    outside: float,
+    run: MeasuredRun,
+    again: Callable[[str, Callable[[Executor], Executor]], MeasuredRun] | None,
+    unknown: float = 0.0,
+) -> Fidelity:
+    """The fidelity of a ``run``.
+
+    ``again`` simulates it once more under a name, with an executor changed by what it is given;
+    None where that is not wanted. ``unknown`` is the share of the busy time outside of the range in
+    a feature of which no error is known there.
+    """
+    errors = profile.fit.held_out
+    intervals: dict[str, FigureInterval] = {}
+    reasons: dict[str, str] = {}
+    if errors and again and unknown <= MAX_UNKNOWN_SHARE:
+        faster, slower = map(again, RERUNS.values(), scaled_executors(profile))
+        for name in INTERVAL_FIGURES:
+            intervals[name], reason = compute_interval(name, [faster, run, slower])
+            if reason:
+                reasons[name] = reason
+    return Fidelity(
+        profile.name,
+        profile.basis,
+        outside,
+        errors,
+        intervals,
+        _note(profile, outside, unknown, bool(intervals)),
+        reasons,
+    )
+
+
+def scaled_executors(profile: CostProfile) -> list[Callable[[Executor], Executor]]:
+    """Executors whose steps are all cheaper, and all dearer, than a profile with errors says."""
+    return [make_scaled_executor(profile, side) for side in RERUNS]
+
+
+def _note(profile: CostProfile, outside: float, unknown: float, computed: bool) -> str:
+    errors = profile.fit.held_out
+    if not errors:
+        return (
+            f"costs by {profile.name} ({profile.basis}): its error on steps that it was not fitted "
+            f"to is not known, so no figure has an interval"
+        )
+    by_kind = {kind: error for kind, error in errors.items() if kind != "all"} or errors
+    worst = ", ".join(f"{kind} {100 * error.p95:.1f} %" for kind, error in by_kind.items())
+    said = f"costs by {profile.name} ({profile.basis}): 95 of 100 steps are off by at most {worst}"
+    if profile.fit.note:
+        said += f" ({profile.fit.note})"
+    if computed:
+        what = "what is left of that in their mean" if profile.basis == "measured" else "that"
+        said += (
+            f"; intervals are of runs with every step off by {what} and by the "
+            f"{100 * RUN_VARIATION:g} % "
+            f"that runs and hosts differ by, one way and the other"
+        )
+    if outside:
+        said += f"; {100 * outside:.1f} % of the busy time lay outside its range"
+        if unknown > MAX_UNKNOWN_SHARE:
+            said += f", {100 * unknown:.1f} % where no error is known: no figure has an interval"
+        elif profile.fit.beyond:
+            said += ", where they widen with the distance"
+        else:
+            said += ", where no error is known"
+    return said

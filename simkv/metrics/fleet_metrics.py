@@ -1,0 +1,101 @@
+"""The figures of a fleet and of its replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import fsum
+from typing import Any
+
+from simkv.core.outcome import Outcome
+from simkv.metrics.run_metrics import ttft
+from simkv.sim.fleet.disaggregated_fleet import DisaggregatedFleet
+from simkv.sim.fleet.fleet import Fleet
+from simkv.sim.fleet.replica_lifetime import ReplicaLifetime
+from simkv.sim.run_record import RequestRecord
+
+
+def fleet_figures(fleet: Fleet, end: float) -> dict[str, Any]:
+    """What ``summary.json`` says of a fleet whose run was over at ``end`` (s).
+
+    ``mean_in_system`` is how many requests were in the fleet on average. ``imbalance`` is the time
+    that the busiest replica computed over the mean of all: 1 is equal. ``replica_s`` adds up for
+    how long each was there, ``retries`` how often a request was sent on from one that failed.
+    """
+    replicas = [replica_figures(fleet, replica, end) for replica in range(fleet.size)]
+    busy = [row["busy_s"] for row in replicas]
+    mean = fsum(busy) / len(busy)
+    transfers = _transfers(fleet) if isinstance(fleet, DisaggregatedFleet) else {}
+    return {
+        "replicas": len(replicas),
+        "mean_in_system": fleet.in_system_s / end if end > 0.0 else 0.0,
+        "imbalance": max(busy) / mean if mean > 0.0 else 1.0,
+        "replica_s": fsum(row["there_s"] for row in replicas),
+        "retries": fleet.retries,
+        **transfers,
+        "by_replica": replicas,
+    }
+
+
+def _transfers(fleet: DisaggregatedFleet) -> dict[str, Any]:
+    """KV that went from one replica to another: how often, how long the requests waited for blocks
+    there, and then for the KV."""
+    done = [h for h in fleet.handovers.values() if h.asked is not None and h.arrived_at is not None]
+    waits = [h.asked - h.ready for h in done if h.asked is not None]
+    takes = [
+        h.arrived_at - h.asked for h in done if h.asked is not None and h.arrived_at is not None
+    ]
+    assert fleet.rules.kv_transfer is not None
+    size = fleet.rules.kv_transfer.bytes_per_token
+    return {
+        "transfers": len(done),
+        "transferred_bytes": sum(handover.tokens for handover in done) * size,
+        "mean_wait_for_blocks_ms": 1000.0 * fsum(waits) / len(waits) if waits else 0.0,
+        "mean_transfer_ms": 1000.0 * fsum(takes) / len(takes) if takes else 0.0,
+    }
+
+
+def replica_figures(fleet: Fleet, replica: int, end: float) -> dict[str, Any]:
+    """One replica: what it was sent and what became of it; ``hit_rate`` is the share of the prompt
+    tokens that it took in which it found in its prefix cache. ``mean_ttft_ms`` is over the requests
+    that got a first token there, whether they finished or not; 0 if none did."""
+    stints = [stint for stint in fleet.lifetimes if stint.replica == replica]
+    lives = [life for stint in stints for life in stint.engine.record.requests.values()]
+    busy = fsum(_busy(stint, end) for stint in stints)
+    there = fsum((end if s.end is None else s.end) - s.start for s in stints)
+    decodes = isinstance(fleet, DisaggregatedFleet) and any(
+        fleet.decodes(stint) for stint in stints
+    )
+    hits, taken_in = (0, 0) if decodes else _hits(lives)
+    first_tokens = [s for life in lives if (s := ttft(life)) is not None]
+    return {
+        "replica": replica,
+        "requests": len(lives),
+        "finished": sum(life.outcome is Outcome.FINISHED for life in lives),
+        "there_s": there,
+        "busy_s": busy,
+        "utilisation": busy / there if there > 0.0 else 0.0,
+        "output_tokens": sum(life.tokens for life in lives),
+        "mean_ttft_ms": 1000.0 * fsum(first_tokens) / len(first_tokens) if first_tokens else 0.0,
+        "preemptions": sum(len(life.preempted_at) for life in lives),
+        "recomputed_tokens": sum(life.recomputed_tokens for life in lives),
+        "hit_rate": hits / taken_in if taken_in else 0.0,
+    }
+
+
+def _busy(stint: ReplicaLifetime, end: float) -> float:
+    """Seconds in which the replica computed, up to its end."""
+    log, until = stint.engine.record.steps, end if stint.end is None else stint.end
+    busy = fsum(log.end) - fsum(log.start)
+    if log.end and log.end[-1] > until:  # steps do not overlap: only the last may go on
+        busy -= min(log.end[-1] - until, log.end[-1] - log.start[-1])
+    return busy
+
+
+def _hits(lives: Sequence[RequestRecord]) -> tuple[int, int]:
+    """Prompt tokens found in the cache when requests were first taken in, and all of these."""
+    hits = taken_in = 0
+    for life in lives:
+        if life.chunks:
+            hits += life.chunks[0].context
+            taken_in += life.request.prompt_tokens
+    return hits, taken_in

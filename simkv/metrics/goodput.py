@@ -1,0 +1,53 @@
+"""Goodput: how many requests were served as well as was promised.
+
+Defined as ``vllm bench serve --goodput ttft:500 tpot:50`` does (vLLM 0.33,
+``vllm/benchmarks/serve_throughput.py``, ``calculate_metrics``): a request is good if it finished
+and each of its latencies that has a limit (ms) is not above it; the TPOT of a request of one token
+counts as 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from simkv.core.outcome import Outcome
+from simkv.metrics.run_metrics import (
+    e2e,
+    makespan,
+    tpot,
+    ttft,
+)
+from simkv.sim.run_record import RequestRecord, RunRecord
+
+#: The latencies that may have a limit, by that tool's names for them; in seconds.
+LATENCY_FUNCTIONS: dict[str, Callable[[RequestRecord], float | None]] = {
+    "ttft": ttft,
+    "tpot": tpot,
+    "e2el": e2e,
+}
+
+
+def is_good(life: RequestRecord, limits_ms: Mapping[str, float]) -> bool:
+    """Whether a request finished within the limits (ms by name)."""
+    if life.outcome is not Outcome.FINISHED:
+        return False
+    return all(
+        (LATENCY_FUNCTIONS[name](life) or 0.0) <= limit / 1000.0
+        for name, limit in limits_ms.items()
+    )
+
+
+def goodput(record: RunRecord, limits_ms: Mapping[str, float]) -> dict[str, Any]:
+    """``good`` requests, their ``goodput`` per second and their ``goodput_share`` of all requests.
+
+    The time is the makespan, as for ``request_throughput``.
+    """
+    lives = list(record.requests.values())
+    good = sum(is_good(life, limits_ms) for life in lives)
+    seconds = makespan(lives)
+    return {
+        "good": good,
+        "goodput": good / seconds if seconds > 0 else 0.0,
+        "goodput_share": good / len(lives) if lives else 0.0,
+    }

@@ -1,0 +1,160 @@
+"""Intervals of the figures of a run: what the run and its re-runs at the profile's error bound.
+
+A re-run bounds a figure only if its value means the same as that of the run. A latency of finished
+requests does so where the same requests finish; a latency of all requests has no upper end where
+some are never answered. What is not bounded is None, never 0, and the reason is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from simkv.core.figures import LATENCIES, OVER_ALL, STATISTICS, figure
+from simkv.core.outcome import Outcome
+from simkv.metrics.censored_latency import compute_censored_latency, is_counted
+from simkv.metrics.run_metrics import e2e, summarize, ttft
+from simkv.sim.run_record import RunRecord
+
+#: Figures that get an interval, named as in ``summarize.json``.
+INTERVAL_FIGURES = (
+    "makespan_s",
+    "request_throughput",
+    "output_throughput",
+    "total_token_throughput",
+    "preemptions",
+    "recomputed_tokens",
+    *Outcome,
+    "longest_stall_s",
+    *(f"{name}.{s}" for name in (*LATENCIES, *OVER_ALL.values()) for s in STATISTICS),
+)
+_RATES = ("request_throughput", "output_throughput", "total_token_throughput")
+#: Requests that ended so were never answered, however long their clients would wait.
+_HALTED = (Outcome.STALLED, Outcome.LOST)
+#: Requests that ended so were still owed an answer when the run ended.
+_OPEN = (*_HALTED, Outcome.CUT_OFF)
+
+#: What the requests lack that leave a latency of all requests without an upper end.
+_MISSING = {OVER_ALL["ttft_ms"]: "no first token", OVER_ALL["e2e_ms"]: "no complete answer"}
+
+
+class FigureInterval(NamedTuple):
+    """The range of a figure, in its unit; an end that is not bounded is None."""
+
+    low: float | None
+    high: float | None
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the figure has one value only."""
+        return self.low is not None and self.low == self.high
+
+    def contains(self, value: float) -> bool:
+        """Whether a value of the figure lies in the interval."""
+        return (self.low is None or self.low <= value) and (self.high is None or value <= self.high)
+
+    def text(self, show: Callable[[float], str], reason: str = "") -> str:
+        """In a sentence: ``from 2 to 3``, ``at least 2 (reason)``, ``not determined (reason)``."""
+        why = f" ({reason})" if reason else ""
+        if self.low is not None and self.high is not None:
+            return f"from {show(self.low)} to {show(self.high)}"
+        if self.low is not None:
+            return f"at least {show(self.low)}{why}"
+        return f"not determined{why}"
+
+
+NOT_DETERMINED = FigureInterval(None, None)
+
+
+class Members(NamedTuple):
+    """A set of requests, by its size and a digest: equal where the requests are the same."""
+
+    size: int
+    digest: int
+
+    @classmethod
+    def of(cls, ids: Collection[int]) -> Members:
+        """The set of these ids."""
+        return cls(len(ids), hash(frozenset(ids)))
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """What intervals need of a run or a re-run, called ``name`` in a reason.
+
+    ``counted`` are the requests that a latency of all requests is over, ``at_most`` are those
+    latencies in ms if no censored one ever ended (None where infinite). ``left_open`` requests were
+    still owed an answer when the run ended; ``halted`` of them because the engine stopped or lost
+    them.
+    """
+
+    name: str
+    figures: Mapping[str, Any]
+    finished: Members
+    counted: Members
+    at_most: Mapping[str, float | None]
+    left_open: int
+    halted: int
+
+    @classmethod
+    def of(
+        cls, name: str, record: RunRecord, figures: Mapping[str, Any] | None = None
+    ) -> MeasuredRun:
+        """The run of a record; ``figures`` is its summary, if there is one already."""
+        lives = record.requests
+        measures = {"ttft_ms": ttft, "e2e_ms": e2e}
+        at_most: dict[str, float | None] = {}
+        for group, key in OVER_ALL.items():
+            latency = compute_censored_latency(lives.values(), measures[group])
+            for statistic in STATISTICS:
+                found = latency.at_most(statistic)
+                at_most[f"{key}.{statistic}"] = None if found is None else 1000.0 * found
+        return cls(
+            name,
+            summarize(record) if figures is None else figures,
+            Members.of([i for i, life in lives.items() if life.outcome is Outcome.FINISHED]),
+            Members.of([i for i, life in lives.items() if is_counted(life)]),
+            at_most,
+            sum(life.outcome in _OPEN for life in lives.values()),
+            sum(life.outcome in _HALTED for life in lives.values()),
+        )
+
+    def value(self, name: str) -> float | None:
+        """A figure; None without a sample."""
+        found = figure(self.figures, name)
+        return None if found is None else float(found)
+
+
+def compute_interval(name: str, runs: Sequence[MeasuredRun]) -> tuple[FigureInterval, str]:
+    """The interval of a figure over ``runs``, the run itself among them; why an end is missing."""
+    group = name.partition(".")[0]
+    lows = [run.value(name) for run in runs]
+    highs = lows
+    why = ""
+    if group in OVER_ALL.values():
+        if len({run.counted for run in runs}) > 1:
+            return NOT_DETERMINED, _reason("latencies of", runs, lambda run: run.counted.size)
+        highs = [run.at_most.get(name) for run in runs]
+        why = _reason(_MISSING[group], runs, lambda run: int(run.figures[group]["censored"]))
+    elif group in LATENCIES or name == "longest_stall_s":
+        if len({run.finished for run in runs}) > 1:
+            return NOT_DETERMINED, _reason("finished", runs, lambda run: run.finished.size)
+    elif name in _RATES and any(run.halted for run in runs):
+        return NOT_DETERMINED, _reason("stalled or lost", runs, lambda run: run.halted)
+    elif name == "makespan_s":
+        highs = [None if run.left_open else low for run, low in zip(runs, lows, strict=True)]
+        why = _reason("left open", runs, lambda run: run.left_open)
+    if None in lows:
+        return NOT_DETERMINED, "no request has this latency"
+    low = min(value for value in lows if value is not None)
+    if None in highs:
+        return FigureInterval(low, None), why
+    return FigureInterval(low, max(value for value in highs if value is not None)), ""
+
+
+def _reason(what: str, runs: Sequence[MeasuredRun], count: Callable[[MeasuredRun], int]) -> str:
+    """``finished: 300 requests with faster steps, 237 in the run, 60 with slower steps``."""
+    first, *others = (f"{count(run):,} {run.name}" for run in runs)
+    number, _, name = first.partition(" ")
+    return f"{what}: {', '.join([f'{number} requests {name}', *others])}"

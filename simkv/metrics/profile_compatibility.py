@@ -1,0 +1,37 @@
+"""Whether the costs of a replica were made for the engine that it runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from simkv.costs.hardware.engine_settings import find_execution_settings
+from simkv.schedulers.engine_registry import ENGINES
+from simkv.sim.simulation import ReplicaSpec
+
+_RELEASE = re.compile(r"\d+\.\d+(?:\.\d+)*")
+
+
+def engine_mismatch_notes(replicas: Iterable[ReplicaSpec]) -> list[str]:
+    """A sentence for each profile that is used with an engine, or a release, of another name.
+
+    A profile that names no engine that is known here (``any``) is silent.
+    """
+    return list(dict.fromkeys(note for one in replicas if (note := _note(one))))
+
+
+def _note(replica: ReplicaSpec) -> str:
+    made_for, setting = replica.profile.engine, find_execution_settings(replica.engine)
+    squeezed = re.sub(r"[^a-z0-9]", "", made_for.casefold())
+    named = [name for name in ENGINES if squeezed.startswith(name)]
+    if not named:
+        return ""
+    release = _RELEASE.search(made_for)
+    ours = _RELEASE.match(setting.release)
+    same = setting.engine in named
+    if same and (not release or not ours or release[0] == ours[0]):
+        return ""
+    return (
+        f"profile {replica.profile_name} was made for {made_for}; here its seconds are used for "
+        f"{setting.engine} {setting.release}, whose steps may take another time"
+    )

@@ -1,0 +1,125 @@
+"""Run scenarios: from a checked scenario to its record and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+
+from simkv.core.scheduler_protocol import Scheduler
+from simkv.costs.cost_profile import CostProfile
+from simkv.costs.scaled_executor import ScaledExecutor
+from simkv.costs.simulated_executor import SimulatedExecutor
+from simkv.costs.step_load import Executor
+from simkv.explain.timeouts import IsolatedRuns, classify_timeouts
+from simkv.metrics.fidelity import RUN, estimate_fidelity
+from simkv.metrics.fleet_metrics import fleet_figures
+from simkv.metrics.intervals import MeasuredRun
+from simkv.metrics.profile_compatibility import engine_mismatch_notes
+from simkv.metrics.run_metrics import summarize
+from simkv.metrics.run_notes import (
+    outside_range_share,
+    profile_range_notes,
+    replica_notes,
+    unknown_error_share,
+)
+from simkv.metrics.run_result import RunResult
+from simkv.scenario.scenario import Scenario
+from simkv.scenario.scenario_loader import load
+from simkv.schedulers.engine_registry import build_scheduler
+from simkv.sim.simulation import ReplicaSpec, build_replica_specs, simulate_scenario
+from simkv.workload.workload_section import build_clients
+
+
+def run_file(path: Path, overrides: Sequence[str] = ()) -> dict[str, RunResult]:
+    """Run all variants of a scenario file, in the file's order, and return them by name.
+
+    ``overrides`` are ``path=value`` assignments. Raises InputError if the file, an override or
+    a profile cannot be used.
+    """
+    return {
+        name: run_scenario(scenario, path.parent)
+        for name, scenario in load(path, overrides).items()
+    }
+
+
+def run_scenario(
+    scenario: Scenario,
+    folder: Path,
+    resolved: Callable[[], None] | None = None,
+    *,
+    leaping: bool = True,
+    scheduler: Scheduler | None = None,
+    intervals: bool = True,
+) -> RunResult:
+    """Run one scenario; profiles given as files are looked for beside ``folder``.
+
+    ``resolved`` is called whenever a request ends. ``leaping`` changes nothing but the work. A
+    ``scheduler`` decides in place of the one that the scenario names, but not in a fleet. With
+    ``intervals`` a profile that knows its error has the run simulated twice more, for the interval
+    of each figure; not with a ``scheduler`` of one's own, which can run only once.
+    Raises InputError if the profile cannot be used.
+    """
+    if scenario.fleet is not None:  # whose replicas cannot share one
+        scheduler = None
+    replicas = build_replica_specs(scenario, folder)
+    world = IsolatedRuns(scenario, replicas, leaping, deepcopy(scheduler))
+    run = simulate_scenario(scenario, replicas, resolved, leaping=leaping, scheduler=scheduler)
+    classify_timeouts(run, world)
+    record, fleet = run.record, run.fleet
+    requests = [life.request for life in record.requests.values()]
+    alone = SimulatedExecutor(replicas[0].profile)
+    record.isolated_s = {r.id: alone.alone(r.prompt_tokens, r.output_tokens) for r in requests}
+    executors = [_measured(stint.engine.executor) for stint in run.lifetimes]
+    notes = [
+        *scenario.workload.notes,
+        *replica_notes(run.lifetimes, replicas, requests),
+        *engine_mismatch_notes(replicas),
+        *profile_range_notes(executors),
+    ]
+    figures = summarize(record)
+
+    def again(name: str, changed: Callable[[Executor], Executor]) -> MeasuredRun:
+        other = simulate_scenario(scenario, replicas, leaping=leaping, changed=changed)
+        classify_timeouts(other, replace(world, changed=changed))
+        return MeasuredRun.of(name, other.record)
+
+    found = estimate_fidelity(
+        _least_known(replicas),
+        outside_range_share(executors),
+        MeasuredRun.of(RUN, record, figures),
+        again if intervals and not scheduler else None,
+        unknown_error_share(executors),
+    )
+    if fleet is not None:
+        figures["fleet"] = fleet_figures(fleet, record.end)
+    figures |= {"notes": notes, "fidelity": found.to_json()}
+    return RunResult(scenario, run, figures, notes, found, replicas)
+
+
+def _measured(executor: Executor) -> SimulatedExecutor:
+    """The executor that asks the profile, inside those with factors."""
+    inner = executor
+    while isinstance(inner, ScaledExecutor):
+        inner = inner.inner
+    assert isinstance(inner, SimulatedExecutor)
+    return inner
+
+
+def _least_known(replicas: Sequence[ReplicaSpec]) -> CostProfile:
+    """The profile that tells the least of its error, or the largest: the run is no surer."""
+
+    def error(spec: ReplicaSpec) -> float:
+        errors = spec.profile.fit.held_out.values()
+        return max((error.p95 for error in errors), default=inf)
+
+    return max(replicas, key=error).profile
+
+
+def check_scenario(scenario: Scenario, folder: Path) -> None:
+    """Raise the InputError that running the scenario would raise, without running it."""
+    for spec in build_replica_specs(scenario, folder):
+        build_scheduler(spec.engine)
+    build_clients(scenario.workload, scenario.timeout)

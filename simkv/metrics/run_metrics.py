@@ -1,0 +1,328 @@
+"""From the record of a run to its figures, defined as ``vllm bench serve`` defines them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from simkv.core.figures import STATISTICS
+from simkv.core.outcome import FAILURES, Outcome
+from simkv.core.quantiles import quantile
+from simkv.metrics.censored_latency import compute_censored_latency
+from simkv.sim.run_record import (
+    DraftCounts,
+    KvCopyCounts,
+    RequestRecord,
+    RunRecord,
+    emitting_rows,
+)
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Values with how often each occurs: ``values`` in seconds, ``weights`` whole counts."""
+
+    values: Floats
+    weights: npt.NDArray[np.int64]
+
+    def statistics_ms(self) -> dict[str, float]:
+        """Mean, median, P90, P95 and P99 in milliseconds; 0 where there are no samples.
+
+        Percentiles interpolate linearly between the samples, as numpy does by default.
+        """
+        return {name: 1000.0 * value for name, value in self._statistics().items()}
+
+    def _statistics(self) -> dict[str, float]:
+        total = int(self.weights.sum())
+        if not total:
+            return dict.fromkeys(STATISTICS, 0.0)
+        order = np.argsort(self.values, kind="stable")
+        values, ends = self.values[order].tolist(), np.cumsum(self.weights[order]).tolist()
+        shares = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+        result = {"mean": math.fsum(self.values * self.weights) / total}
+        result |= {name: quantile(values, ends, share) for name, share in shares.items()}
+        return result
+
+
+def _plain(values: Iterable[float]) -> Samples:
+    array = np.fromiter(values, dtype=np.float64)
+    return Samples(array, np.ones(len(array), dtype=np.int64))
+
+
+def ttft(life: RequestRecord) -> float | None:
+    """Seconds from arrival to the first token ever delivered; a preemption does not change it."""
+    return None if life.first_token is None else life.first_token - life.request.arrival
+
+
+def e2e(life: RequestRecord) -> float | None:
+    """Seconds from arrival to the last token, of a finished request."""
+    if life.outcome is not Outcome.FINISHED or life.last_token is None:
+        return None
+    return life.last_token - life.request.arrival
+
+
+def tpot(life: RequestRecord) -> float | None:
+    """Mean seconds per token after the first, of a finished request with more than one."""
+    if life.outcome is not Outcome.FINISHED or life.tokens < 2:
+        return None
+    assert life.first_token is not None
+    assert life.last_token is not None
+    return (life.last_token - life.first_token) / (life.tokens - 1)
+
+
+def token_rows(life: RequestRecord) -> list[tuple[int, int]]:
+    """Rows of the step log at whose end the client got a token, as ranges (first, last)."""
+    ranges: list[tuple[int, int]] = []
+    left = life.tokens - life.beyond
+    for first, last in emitting_rows(life):
+        if not left:
+            break
+        last = min(last, first + left - 1)
+        left -= last - first + 1
+        ranges.append((first, last))
+    return ranges
+
+
+def message_rows(life: RequestRecord) -> npt.NDArray[np.int64]:
+    """Rows of the step log at whose end the client got a message: the first token, then each time
+    that ``every`` so many were there, and the last."""
+    ranges = [np.arange(first, last + 1) for first, last in token_rows(life)]
+    rows = np.concatenate(ranges) if ranges else np.zeros(0, dtype=np.int64)
+    places = np.unique(np.append(np.arange(0, len(rows), life.every), max(len(rows) - 1, 0)))
+    found: npt.NDArray[np.int64] = rows[places[: len(rows)]]
+    return found
+
+
+def token_gaps(record: RunRecord, lives: Iterable[RequestRecord]) -> Samples:
+    """All gaps between two successive messages with tokens of one request, pooled.
+
+    Where each token is one, a gap within a segment is the time between two rows of the step log,
+    however many requests share it; so this costs time by segments and steps, not by tokens.
+    """
+    ends = np.asarray(record.steps.end, dtype=np.float64)
+    change = np.zeros(len(ends) + 1, dtype=np.int64)
+    across: list[float] = []
+    for life in lives:
+        previous: int | None = None
+        if life.every > 1:
+            across += np.diff(ends[message_rows(life)]).tolist()
+            continue
+        for first, last in token_rows(life):
+            if previous is not None:
+                across.append(ends[first] - ends[previous])
+            change[first + 1] += 1
+            change[last + 1] -= 1
+            previous = last
+    weights = np.cumsum(change)[1:-1] if len(ends) > 1 else np.zeros(0, dtype=np.int64)
+    used = weights > 0
+    within = np.diff(ends)[used] if len(ends) > 1 else np.zeros(0)
+    return Samples(
+        np.concatenate([within, np.asarray(across, dtype=np.float64)]),
+        np.concatenate([weights[used], np.ones(len(across), dtype=np.int64)]),
+    )
+
+
+def longest_stall(record: RunRecord) -> float:
+    """Longest gap between two tokens of any request, in seconds; 0 if none got two."""
+    samples = token_gaps(record, record.requests.values())
+    return float(samples.values.max()) if len(samples.values) else 0.0
+
+
+def jain_index(values: Floats) -> float:
+    """Jain's fairness index, (sum x)^2 / (n sum x^2): 1 is equal, 1/n is one taking all.
+
+    0 where nobody got anything.
+    """
+    if not len(values) or not values.any():
+        return 0.0
+    return math.fsum(values) ** 2 / (len(values) * math.fsum(np.square(values)))
+
+
+def normalized_speeds(record: RunRecord) -> Floats:
+    """Per request the inverse of its slowdown: time alone on the GPU over E2E; 0 if unfinished."""
+    return np.asarray(
+        [
+            record.isolated_s.get(i, 0.0) / seconds if (seconds := e2e(life)) else 0.0
+            for i, life in record.requests.items()
+        ]
+    )
+
+
+def summarize(record: RunRecord) -> dict[str, Any]:
+    """The figures of one variant, as they stand in ``summarize.json``."""
+    lives = list(record.requests.values())
+    count = {outcome: sum(life.outcome is outcome for life in lives) for outcome in Outcome}
+    finished = [life for life in lives if life.outcome is Outcome.FINISHED]
+    latencies = [seconds for life in finished if (seconds := e2e(life)) is not None]
+    seconds = makespan(lives)
+    ending, detail = run_verdict(record)
+    return {
+        "requests": len(lives),
+        **{outcome.value: count[outcome] for outcome in Outcome},
+        "verdict": ending,
+        "verdict_detail": detail,
+        "makespan_s": seconds,
+        "request_throughput": _rate(len(finished), seconds),
+        "output_throughput": _rate(sum(life.tokens for life in finished), seconds),
+        "total_token_throughput": _rate(
+            sum(life.tokens + life.request.prompt_tokens for life in finished), seconds
+        ),
+        "total_input_tokens": sum(life.request.prompt_tokens for life in finished),
+        "total_output_tokens": sum(life.tokens for life in finished),
+        "preemptions": sum(len(life.preempted_at) for life in lives),
+        "bounces": sum(life.bounces for life in lives),
+        "recomputed_tokens": sum(life.recomputed_tokens for life in lives),
+        "longest_stall_s": longest_stall(record),
+        "jain_index": jain_index(normalized_speeds(record)),
+        "fastest_e2e_s": min(latencies, default=0.0),
+        "slowest_e2e_s": max(latencies, default=0.0),
+        "ttft_ms": _plain(s for x in finished if (s := ttft(x)) is not None).statistics_ms(),
+        "tpot_ms": _plain(s for x in finished if (s := tpot(x)) is not None).statistics_ms(),
+        "itl_ms": token_gaps(record, finished).statistics_ms(),
+        "e2e_ms": _plain(latencies).statistics_ms(),
+        "ttft_all_ms": compute_censored_latency(lives, ttft).figures_ms(),
+        "e2e_all_ms": compute_censored_latency(lives, e2e).figures_ms(),
+        "steps": len(record.steps),
+        "idle_passes": record.idle_passes,
+        **({} if record.drafting is None else {"spec_decode": _drafting(record.drafting)}),
+        **({} if record.copied is None else {"kv_tiers": _tiers(lives, record.copied)}),
+    }
+
+
+def _tiers(lives: Iterable[RequestRecord], copied: KvCopyCounts) -> dict[str, float]:
+    """Where the KV of prompts was when they were first taken in, and what was copied in all."""
+    taken_in = [life for life in lives if life.chunk_rows]
+    tokens = sum(life.request.prompt_tokens for life in taken_in)
+    # Of a prompt that is there as a whole the last token is computed again, off the GPU's share.
+    loaded = sum(min(life.loaded, life.chunks[0].context) for life in taken_in)
+    hits = sum(life.chunks[0].context for life in taken_in) - loaded
+    read = sum(min(life.read, life.loaded, life.chunks[0].context) for life in taken_in)
+    figures = {
+        "gpu_hit_rate": 100.0 * hits / tokens if tokens else 0.0,
+        "host_hit_rate": 100.0 * (loaded - read) / tokens if tokens else 0.0,
+        "loaded_tokens": copied.loaded_tokens,
+        "stored_tokens": copied.stored_tokens,
+    }
+    if copied.read_tokens is not None and copied.written_tokens is not None:
+        figures["disk_hit_rate"] = 100.0 * read / tokens if tokens else 0.0
+        figures["read_tokens"] = copied.read_tokens
+        figures["written_tokens"] = copied.written_tokens
+    return figures
+
+
+def _drafting(counts: DraftCounts) -> dict[str, float]:
+    """What became of drafts, under the names of ``vllm bench serve`` (0.33.0)."""
+    drafts, tokens = counts.num_drafts, counts.num_draft_tokens
+    accepted = counts.num_accepted_tokens
+    return {
+        "acceptance_rate": 100.0 * accepted / tokens if tokens else 0.0,
+        "acceptance_length": 1.0 + accepted / drafts if drafts else 0.0,
+        "num_drafts": drafts,
+        "draft_tokens": tokens,
+        "accepted_tokens": accepted,
+    }
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if seconds > 0 else 0.0
+
+
+def makespan(lives: list[RequestRecord]) -> float:
+    """Seconds from the first arrival until every client has its answer or has given up."""
+    if not lives:
+        return 0.0
+    first = min(life.request.arrival for life in lives)
+    last = max(first if life.ended_at is None else life.ended_at for life in lives)
+    return max(last - first, 0.0)
+
+
+def run_verdict(record: RunRecord) -> tuple[str, str]:
+    """One word for how the run ended, and one sentence why; the gravest applies."""
+    stop = record.engine_halt
+    by_outcome = {
+        outcome: [life for life in record.requests.values() if life.outcome is outcome]
+        for outcome in Outcome
+    }
+    if stop and by_outcome[Outcome.STALLED]:
+        return stop.kind, f"at {stop.since:.3f} s: {stop.why}"
+    for outcome in FAILURES[1:]:
+        if lives := by_outcome[outcome]:
+            ids = ", ".join(str(life.request.id) for life in lives[:8])
+            more = f" and {len(lives) - 8} more" if len(lives) > 8 else ""
+            plural = "s" if len(lives) > 1 else ""
+            return (
+                outcome.value,
+                f"{len(lives)} of {len(record.requests)}: request{plural} {ids}{more}",
+            )
+    return "served", "every request finished"
+
+
+def request_rows(
+    variant: str, record: RunRecord, replicas: Mapping[int, str] | None = None
+) -> list[dict[str, Any]]:
+    """One row per request, as in ``requests.csv``; times in seconds, empty where there is none.
+
+    ``output_tokens`` is what the request was to emit; ``ttft_s`` is given for every request that
+    got a token, the other latencies for finished ones. ``replicas`` says, in a fleet, on which ones
+    it was.
+    """
+    return [
+        {
+            "variant": variant,
+            "id": life.request.id,
+            "arrival_s": life.request.arrival,
+            "prompt_tokens": life.request.prompt_tokens,
+            "output_tokens": life.request.output_tokens,
+            "outcome": str(life.outcome),
+            "first_token_s": life.first_token,
+            "finish_s": life.last_token if life.outcome is Outcome.FINISHED else None,
+            "ttft_s": ttft(life),
+            "tpot_s": tpot(life),
+            "e2e_s": e2e(life),
+            "preemptions": len(life.preempted_at),
+            "recomputed_tokens": life.recomputed_tokens,
+            **({} if replicas is None else {"replica": replicas.get(i)}),
+        }
+        for i, life in sorted(record.requests.items())
+    ]
+
+
+def step_rows(variant: str, record: RunRecord) -> list[dict[str, Any]]:
+    """One row per step, as in ``steps.csv``; queues and blocks as the schedule call left them."""
+    log = record.steps
+    columns = zip(
+        log.start,
+        log.end,
+        log.kind,
+        log.prefill_seqs,
+        log.prefill_tokens,
+        log.decode_seqs,
+        log.preempted,
+        log.waiting,
+        log.running,
+        log.free_blocks,
+        strict=True,
+    )
+    names = (
+        "start_s",
+        "end_s",
+        "kind",
+        "prefill_seqs",
+        "prefill_tokens",
+        "decode_seqs",
+        "preempted",
+        "waiting",
+        "running",
+        "free_blocks",
+    )
+    return [
+        {"variant": variant, "step": step, **dict(zip(names, row, strict=True))}
+        for step, row in enumerate(columns)
+    ]

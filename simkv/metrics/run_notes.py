@@ -1,0 +1,105 @@
+"""What a reader of a run must know beside its figures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from simkv.core.request import Request
+from simkv.core.scheduler_protocol import Scheduler, blocks_for
+from simkv.costs.cost_profile import Feature
+from simkv.costs.profile_uncertainty import unknown_share
+from simkv.costs.simulated_executor import SimulatedExecutor
+from simkv.schedulers.engine_registry import find_engine_spec
+from simkv.sim.fleet.replica_lifetime import ReplicaLifetime
+from simkv.sim.simulation import ReplicaSpec
+
+
+def replica_notes(
+    stints: Sequence[ReplicaLifetime], specs: Sequence[ReplicaSpec], requests: Sequence[Request]
+) -> list[str]:
+    """What went wrong on replicas, or can never go right; what holds for all is said once."""
+    notes: dict[str, list[int]] = {}
+    for stint in stints:
+        engine = stint.engine
+        config = specs[stint.replica].engine
+        found = _never_fit(requests, engine.scheduler, config)
+        found += engine.run_notes()
+        if assumed := find_engine_spec(config).naming.assumed(config.variant):
+            found.insert(0, assumed)
+        for note in found:
+            notes.setdefault(note, []).append(stint.replica)
+    return [
+        note if len(set(where)) == len(specs) else f"replica {', '.join(map(str, where))}: {note}"
+        for note, where in notes.items()
+    ]
+
+
+def _never_fit(requests: Sequence[Request], scheduler: Scheduler, engine: Any) -> list[str]:
+    """Requests whose KV needs more blocks than the whole cache has."""
+    block_size = getattr(engine, "block_size", None)
+    if block_size is None:
+        return []
+    too_large = [
+        (blocks_for(r.prompt_tokens + r.output_tokens - 1, block_size), r.id)
+        for r in requests
+        if blocks_for(r.prompt_tokens + r.output_tokens - 1, block_size) > scheduler.num_blocks
+    ]
+    if not too_large:
+        return []
+    need, worst = max(too_large)
+    return [
+        f"{len(too_large)} requests can never fit: request {worst} needs {need} blocks of "
+        f"{block_size} tokens, the cache has {scheduler.num_blocks}"
+    ]
+
+
+def profile_range_notes(executors: Sequence[SimulatedExecutor]) -> list[str]:
+    """How much of the run lies where the cost profiles have no data."""
+    names = dict.fromkeys(executor.profile.name for executor in executors)
+    return [
+        note
+        for name in names
+        for note in _outside([e for e in executors if e.profile.name == name])
+    ]
+
+
+def outside_range_share(executors: Sequence[SimulatedExecutor]) -> float:
+    """The share of the busy time that lay outside of the profiles' ranges."""
+    busy = sum(executor.busy for executor in executors)
+    return sum(executor.outside_s for executor in executors) / busy if busy else 0.0
+
+
+def unknown_error_share(executors: Sequence[SimulatedExecutor]) -> float:
+    """The largest share of a profile's busy time outside its range where it knows no error."""
+    profiles = {executor.profile.name: executor.profile for executor in executors}
+    return max(
+        unknown_share(profile, *_spent([e for e in executors if e.profile.name == name]))
+        for name, profile in profiles.items()
+    )
+
+
+def _spent(executors: Sequence[SimulatedExecutor]) -> tuple[dict[Feature, float], float]:
+    """Seconds outside of the range by feature, and busy, of executors of one profile."""
+    outside: Counter[Feature] = Counter()
+    for executor in executors:
+        outside.update(executor.outside)
+    return dict(outside), sum(executor.busy for executor in executors)
+
+
+def _outside(executors: Sequence[SimulatedExecutor]) -> list[str]:
+    """How much of the run lies where the cost profile, one for all executors, has no data."""
+    notes = []
+    profile, busy = executors[0].profile, sum(executor.busy for executor in executors)
+    for feature in sorted({feature for executor in executors for feature in executor.outside}):
+        there = [executor for executor in executors if feature in executor.outside]
+        seconds = sum(executor.outside[feature] for executor in there)
+        least = min(executor.extremes[feature][0] for executor in there)
+        most = max(executor.extremes[feature][1] for executor in there)
+        low, high = profile.range[feature]
+        notes.append(
+            f"outside the range of profile {profile.name} for {100.0 * seconds / busy:.1f} % of "
+            f"the busy time: {feature} {least:g} to {most:g}, data from {low:g} to {high:g}"
+        )
+    return notes

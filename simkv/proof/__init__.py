@@ -1,1 +1,0 @@
-"""Evidence: recorded decisions, recorded runs, public incidents."""

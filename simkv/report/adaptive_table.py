@@ -1,0 +1,110 @@
+"""Tables that fit the terminal: columns that it has no room for are left out, names stay whole.
+
+Fitting([Column("variant", names, right=False), Column("P99 TTFT (s)", cells, rank=2)])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+from typing import Literal
+
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+#: Wider than any table.
+_ENDLESS = 100_000
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column and how dear it is: those of the highest ``rank`` go first, of rank 0 none."""
+
+    heading: str
+    cells: Sequence[str]
+    rank: int = 0
+    right: bool = True
+
+    @property
+    def broken_heading(self) -> str:
+        """The heading in lines that are no wider than the cells, if its words are not."""
+        widest = max((len(line) for cell in self.cells for line in cell.split("\n")), default=0)
+        words = self.heading.split()
+        return "\n".join(wrap(self.heading, max([widest, *map(len, words), 1])))
+
+
+@dataclass(frozen=True)
+class AdaptiveTable:
+    """Columns of equal length as a table; ``bold`` are rows to stand out.
+
+    What was left out is said below. Where not even the columns of rank 0 fit, they are folded.
+    """
+
+    columns: Sequence[Column]
+    bold: frozenset[int] = frozenset()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        shown = list(self.columns)
+        while _width(self._table(shown), console, options) > options.max_width:
+            dearest = max(column.rank for column in shown)
+            if not dearest:
+                break
+            last = max(i for i, column in enumerate(shown) if column.rank == dearest)
+            del shown[last]
+        yield self._table(shown)
+        if gone := [column.heading for column in self.columns if column not in shown]:
+            yield Text(f"No room for: {', '.join(gone)}")
+
+    def _table(self, columns: Sequence[Column]) -> Table:
+        return _table(columns, self.bold)
+
+
+@dataclass(frozen=True)
+class StackedTable:
+    """Columns of equal length, the first of which is repeated, in as many tables as they need."""
+
+    first: Column
+    columns: Sequence[Column]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        part: list[Column] = []
+        for column in self.columns:
+            more = _table([self.first, *part, column])
+            if part and _width(more, console, options) > options.max_width:
+                yield _table([self.first, *part])
+                part = []
+            part.append(column)
+        yield _table([self.first, *part])
+
+
+def make_adaptive_table(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, kept: int = 2
+) -> AdaptiveTable:
+    """Rows under ``headings`` as a table that fits: columns are left out from the last one on.
+
+    The first ``left`` are flush left, the first ``kept`` always stay.
+    """
+    cells = list(zip(*rows, strict=True)) or [()] * len(headings)
+    columns = [
+        Column(heading, column, rank=0 if i < kept else i, right=i >= left)
+        for i, (heading, column) in enumerate(zip(headings, cells, strict=True))
+    ]
+    return AdaptiveTable(columns)
+
+
+def _width(table: Table, console: Console, options: ConsoleOptions) -> int:
+    return Measurement.get(console, options.update(width=_ENDLESS), table).maximum
+
+
+def _table(columns: Sequence[Column], bold: frozenset[int] = frozenset()) -> Table:
+    table = Table(box=box.SIMPLE)
+    for column in columns:
+        side: Literal["left", "right"] = "right" if column.right else "left"
+        table.add_column(Text(column.broken_heading), justify=side, overflow="fold")
+    for row, cells in enumerate(zip(*(column.cells for column in columns), strict=True)):
+        table.add_row(*map(Text, cells), style="bold" if row in bold else None)
+    return table

@@ -1,0 +1,288 @@
+"""What a run prints: a block per variant as ``vllm bench serve`` prints it, then comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+
+from simkv.core.figures import (
+    FLEET_METRICS,
+    KV_TIER_METRICS,
+    LATENCIES,
+    OVER_ALL,
+    OVER_ALL_TITLE,
+    SPEC_DECODE_METRICS,
+    STATISTICS,
+    figure,
+    heading,
+    is_lower_bound,
+)
+from simkv.core.outcome import FAILURES, Outcome, humanize
+from simkv.metrics.expectation_checks import ExpectationCheck, format_found
+from simkv.metrics.run_result import RunResult
+from simkv.report.adaptive_table import AdaptiveTable, Column, StackedTable
+from simkv.report.published_figures import PublishedComparison
+from simkv.report.settings_table import settings_lines
+from simkv.scenario.scenario import Scenario
+
+WIDTH = 50
+_SIDE_BY_SIDE = (
+    "finished",
+    *FAILURES,
+    "makespan_s",
+    "output_throughput",
+    "ttft_ms.mean",
+    "ttft_ms.p99",
+    "itl_ms.p99",
+    "e2e_ms.mean",
+    "e2e_ms.p99",
+    "ttft_all_ms.mean",
+    "ttft_all_ms.p99",
+    "e2e_all_ms.mean",
+    "e2e_all_ms.p99",
+    "longest_stall_s",
+    "preemptions",
+    "recomputed_tokens",
+    "jain_index",
+    "steps",
+)
+#: Figures whose intervals are printed; all are in ``summary.json``.
+_WITH_INTERVALS = (
+    "finished",
+    "starved",
+    "timed_out",
+    "makespan_s",
+    "output_throughput",
+    *(f"{key}.{n}" for key in (*LATENCIES, *OVER_ALL.values()) for n in ("mean", "p99")),
+    "preemptions",
+)
+_COUNTS = ("total_input_tokens", "total_output_tokens")
+_RATES = ("request_throughput", "output_throughput", "total_token_throughput")
+_SCHEDULING = ("preemptions", "recomputed_tokens", "longest_stall_s")
+
+
+def render_results(
+    results: dict[str, RunResult], comparisons: Sequence[PublishedComparison]
+) -> Iterator[RenderableType]:
+    """Everything about a run: lines, and tables."""
+    scenario = next(iter(results.values())).scenario
+    yield f"{scenario.name}: {scenario.summary}".rstrip(": ")
+    if scenario.report:
+        yield f"Replays {scenario.report}"
+    for variant, result in results.items():
+        yield ""
+        yield from _block(variant, result)
+    if len(results) > 1:
+        yield "\nVariants side by side"
+        yield _side_by_side(results)
+        if any(_failed(result) for result in results.values()):
+            yield "* of the requests that finished only"
+    if comparisons:
+        yield "\nPublished beside simulated"
+        yield _published(comparisons)
+        for variant, published in scenario.published.items():
+            if published.note and variant in results:
+                yield f"{variant}: {published.note}"
+    for line in settings_lines(results):
+        yield f"\n{line}"
+    yield from _provenance(scenario, results)
+
+
+def render_full_results(
+    results: dict[str, RunResult],
+    comparisons: Sequence[PublishedComparison],
+    checks: Sequence[ExpectationCheck],
+) -> Iterator[RenderableType]:
+    """Everything about a run, and what was expected of it."""
+    yield from render_results(results, comparisons)
+    if checks:
+        yield "\nExpected"
+        yield checks_table(checks)
+
+
+def checks_table(checks: Sequence[ExpectationCheck]) -> AdaptiveTable:
+    """Each expectation with ``ok`` or ``missed``, what was found and how far off it was."""
+    by = ["" if check.missed_by is None else f"{check.missed_by:+.6g}" for check in checks]
+    return AdaptiveTable(
+        [
+            Column("", ["ok" if check.ok else "missed" for check in checks], right=False),
+            Column("variant", [check.variant for check in checks], right=False),
+            Column("figure", [check.figure for check in checks], right=False),
+            Column("expected", [check.expected for check in checks], 1, right=False),
+            Column("found", [format_found(check.found) for check in checks], 2),
+            Column("missed by", by, 3),
+        ]
+    )
+
+
+#: Sections that not every run has: the key of their figures, the title, and their names.
+_OF_SOME = (
+    ("spec_decode", "Speculative Decoding", SPEC_DECODE_METRICS),
+    ("kv_tiers", "KV in Host Memory", KV_TIER_METRICS),
+)
+
+
+def _block(variant: str, result: RunResult) -> Iterator[str]:
+    figures = result.summary
+    yield f"{' Serving Simulation Result ':=^{WIDTH}}"
+    yield _row("Variant:", variant)
+    yield _row("Engine:", f"{result.scenario.engine.name} {result.scenario.engine.variant}")
+    yield _row("Successful requests:", figures["finished"])
+    yield _row("Failed requests:", _failed(result))
+    failed = [outcome for outcome in FAILURES if figures[outcome]]
+    yield from (_row(f"  {outcome.word}:", figures[outcome]) for outcome in failed)
+    yield _row("Benchmark duration (s):", figures["makespan_s"])
+    yield from _rows(figures, (*_COUNTS, *_RATES))
+    for key, (_, title) in LATENCIES.items():
+        yield f"{title:-^{WIDTH}}"
+        yield from _rows(figures, (f"{key}.{name}" for name in STATISTICS))
+    yield f"{OVER_ALL_TITLE:-^{WIDTH}}"
+    for key in OVER_ALL.values():
+        yield from _rows(figures, (f"{key}.{name}" for name in (*STATISTICS, "censored")))
+    for key, title, names in _OF_SOME:
+        if key in figures:
+            yield f"{title:-^{WIDTH}}"
+            there = [name for name in names if name.partition(".")[2] in figures[key]]
+            yield from _rows(figures, there)
+    yield f"{'Scheduling':-^{WIDTH}}"
+    yield from _rows(figures, _SCHEDULING)
+    yield _row("Starved requests:", figures["starved"])
+    yield from _rows(figures, ("jain_index",))
+    if fleet := figures.get("fleet"):
+        yield from _fleet(fleet)
+    yield "=" * WIDTH
+    yield f"Ending: {figures['verdict']}: {figures['verdict_detail']}"
+    for verdict in result.diagnosis.verdicts:
+        yield f"  {verdict.name}: {verdict.text}"
+    for note in result.notes:
+        yield f"Note: {note}"
+    yield f"Fidelity: {result.fidelity.note}"
+    for key in _WITH_INTERVALS:
+        show = _count if isinstance(figure(figures, key), int) else _number
+        if interval := result.fidelity.of(key, show):
+            yield f"  {_label(key):<32}{_value(figures, key):>12}   {interval}"
+
+
+#: Columns of the table of replicas: figure, heading, width, decimals.
+_REPLICA = (
+    ("requests", "requests", 9, 0),
+    ("finished", "finished", 9, 0),
+    ("utilisation", "busy %", 8, 1),
+    ("mean_ttft_ms", "first token ms", 16, 1),
+    ("preemptions", "preempted", 10, 0),
+    ("hit_rate", "hits %", 8, 1),
+)
+#: The console shows so many replicas; all are in summary.json.
+_MOST_REPLICAS = 16
+
+
+def _fleet(fleet: dict[str, Any]) -> Iterator[str]:
+    """The fleet's own figures, and a line per replica."""
+    yield f"{'Fleet':-^{WIDTH}}"
+    yield _row("Replicas:", fleet["replicas"])
+    yield from _rows({"fleet": fleet}, FLEET_METRICS)
+    yield f"{'replica':<8}" + "".join(f"{heading:>{width}}" for _, heading, width, _ in _REPLICA)
+    for row in fleet["by_replica"][:_MOST_REPLICAS]:
+        percent = {"utilisation": 100.0, "hit_rate": 100.0}
+        cells = [
+            f"{row[key] * percent.get(key, 1):>{width}.{decimals}f}"
+            if row[key] or key != "mean_ttft_ms"
+            else f"{'none':>{width}}"
+            for key, _, width, decimals in _REPLICA
+        ]
+        yield f"{row['replica']:<8}" + "".join(cells)
+    if (more := len(fleet["by_replica"]) - _MOST_REPLICAS) > 0:
+        yield f"... and {more} more: see summary.json"
+
+
+def _label(name: str) -> str:
+    """What a figure is called; as ``vllm bench serve`` says it, E2EL."""
+    return heading(name).replace("E2E ", "E2EL ")
+
+
+def _rows(figures: dict[str, Any], names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        yield _row(f"{_label(name)}:", _value(figures, name))
+
+
+def _row(label: str, value: Any) -> str:
+    return f"{label:<40}{_number(value):<10}".rstrip()
+
+
+def _value(figures: dict[str, Any], name: str) -> str:
+    """A figure; ``>`` if it is a lower bound, ``none`` if the run has no sample of it."""
+    return ("> " if is_lower_bound(figures, name) else "") + _number(figure(figures, name))
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return "none"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def _count(value: float) -> str:
+    return f"{value:.0f}"
+
+
+def _side_by_side(results: dict[str, RunResult]) -> StackedTable:
+    keys = [
+        key
+        for key in _SIDE_BY_SIDE
+        if any(figure(result.summary, key) for result in results.values())
+        or key not in FAILURES
+        or key == Outcome.STARVED
+    ]
+    figures = Column("", ["Ending", *map(_label, keys)], right=False)
+    return StackedTable(
+        figures,
+        [
+            Column(name, [humanize(result.summary["verdict"]), *(_of(result, key) for key in keys)])
+            for name, result in results.items()
+        ],
+    )
+
+
+def _of(result: RunResult, key: str) -> str:
+    """The figure, with a star if it is a latency of some requests only."""
+    star = " *" if key.partition(".")[0] in LATENCIES and _failed(result) else ""
+    return _value(result.summary, key) + star
+
+
+def _failed(result: RunResult) -> int:
+    failed: int = result.summary["requests"] - result.summary["finished"]
+    return failed
+
+
+def _published(comparisons: Sequence[PublishedComparison]) -> AdaptiveTable:
+    simulated = ["none" if row.simulated is None else f"{row.simulated:.2f}" for row in comparisons]
+    return AdaptiveTable(
+        [
+            Column("variant", [row.variant for row in comparisons], right=False),
+            Column("figure", [row.figure for row in comparisons], right=False),
+            Column("published", [row.told for row in comparisons], 1),
+            Column("simulated", simulated, 2),
+            Column("error", [row.verdict for row in comparisons]),
+        ]
+    )
+
+
+def _provenance(scenario: Scenario, results: dict[str, RunResult]) -> Iterator[str]:
+    """What was given, fitted and assumed, and how good each cost profile is."""
+    sources = scenario.provenance
+    for title, lines in (
+        ("Given", sources.given),
+        ("Fitted", sources.fitted),
+        ("Assumed", sources.assumed),
+    ):
+        if lines:
+            yield f"\n{title}"
+            for line in lines:
+                yield f"  - {line}"
+    yield "\nCosts"
+    profiles = {p.name: p for result in results.values() for p in result.profiles.values()}
+    for profile in profiles.values():
+        rms = "" if profile.fit.rms_s is None else f", rms error {profile.fit.rms_s:g} s"
+        points = f", points: {profile.fit.points}{rms}" if profile.fit.points else ""
+        yield f"  - {profile.name} ({profile.gpu}): {profile.basis}{points}"

@@ -1,0 +1,289 @@
+"""What a run prints when nobody asks for more: the answer, the variants side by side, the rest.
+
+The answer has five lines at most: what happened, to whom, why, what would mend it, and how far to
+trust it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import fsum
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from simkv.core.figures import (
+    METRICS,
+    Metric,
+    figure,
+    format_number,
+    format_seconds,
+    is_lower_bound,
+)
+from simkv.core.outcome import FAILURES
+from simkv.explain.verdicts.starvation import Starvation
+from simkv.explain.verdicts.thrashing import Thrashing
+from simkv.explain.wait_ledger import (
+    COMPUTE_KINDS,
+    KIND_LABELS,
+    LedgerKind,
+    total_by_kind,
+)
+from simkv.metrics.expectation_checks import ExpectationCheck, format_found
+from simkv.metrics.run_metrics import e2e
+from simkv.metrics.run_result import RunResult
+from simkv.report import narrative
+from simkv.report.adaptive_table import AdaptiveTable, Column
+from simkv.report.published_figures import PublishedComparison
+from simkv.report.settings_table import settings_lines
+from simkv.scenario.run_fields import find_differences
+from simkv.sim.run_record import RunRecord
+
+#: Columns after the name, how it ended and how many finished; the later go first where room lacks.
+_FIGURES = (
+    "ttft_all_ms.mean",
+    "e2e_all_ms.mean",
+    "makespan_s",
+    "preemptions",
+    "ttft_all_ms.p99",
+    "recomputed_tokens",
+    "longest_stall_s",
+    "output_throughput",
+    "e2e_all_ms.p99",
+)
+#: A variant that does work twice ends this much sooner than another if it is worth a line.
+_SOONER = 0.95
+
+
+def render_brief(
+    results: Mapping[str, RunResult],
+    comparisons: Sequence[PublishedComparison],
+    checks: Sequence[ExpectationCheck],
+) -> Iterator[RenderableType]:
+    """The answer in five lines, the table of variants, and a line each of what there is besides."""
+    for line in summarize_results(results):
+        yield Text(line)
+    yield build_variants_table(results)
+    if any(is_lower_bound(r.summary, key) for r in results.values() for key in _FIGURES):
+        yield Text('">": requests that never got so far count as long as they waited.')
+    for line in (*uncertain(results), *explain_faster_recompute(results)):
+        yield Text(line)
+    for line in settings_lines(results):
+        yield Text(line)
+    for line in _besides(results, comparisons, checks):
+        yield Text(line)
+
+
+def summarize_results(results: Mapping[str, RunResult]) -> list[str]:
+    """What happened, to whom, why, what would mend it, how far to trust it."""
+    name = narrative.select_variant(results)
+    result = results[name]
+    lines = [_what(results, name), _whom(result.record), _why(result), _mend(results, name)]
+    return [line for line in (*lines, _trust(results)) if line]
+
+
+def _what(results: Mapping[str, RunResult], name: str) -> str:
+    scenario = results[name].scenario.name
+    where = scenario if len(results) == 1 else f"{scenario}, {name}"
+    _, _, wrong = narrative.describe_ending(results[name]).partition("served, ")
+    wrong = wrong and f", but {wrong}"
+    might = narrative.might(results[name])
+    return (
+        f"{where}: "
+        f"{narrative.format_outcome_counts(results[name].record)}{wrong}{might and f'; {might}'}."
+    )
+
+
+def _whom(record: RunRecord) -> str:
+    lives = record.requests.values()
+    for outcome in FAILURES:
+        failed = [life for life in lives if life.outcome is outcome]
+        if failed:
+            who = narrative.format_request_ids((life.request.id for life in failed), 3)
+            patience = {life.request.timeout for life in failed}
+            gave_up = outcome.word in ("starved", "timed out") and len(patience) == 1
+            after = f" after {format_seconds(patience.pop() or 0.0)}" if gave_up else ""
+            return f"Who: {who} {outcome.word}{after}."
+    done = [(took, life.request.id) for life in lives if (took := e2e(life)) is not None]
+    if not done:
+        return ""
+    took, slowest = max(done, key=lambda found: (found[0], -found[1]))
+    return f"Who: nobody was left out; the slowest, request {slowest}, took {format_seconds(took)}."
+
+
+def _why(result: RunResult) -> str:
+    found = result.diagnosis
+    for verdict in found.verdicts:
+        plain = getattr(verdict, "found", verdict)  # on a replica
+        if isinstance(plain, Starvation):
+            behind = f", most behind request {plain.behind[0].id}" if plain.behind else ""
+            whose = f"request {plain.requests[0]}"
+            return f"Why: {_waits(plain.kinds, plain.lived, whose)}{behind}."
+        if isinstance(plain, Thrashing):
+            tax, busy = found.waste.recompute, found.waste.busy
+            share = f" ({100 * tax / busy:.0f} % of the GPU's time)" if busy else ""
+            count = format_number(len(found.preemptions))
+            again = format_number(found.recompute_tokens)
+            return f"Why: {count} preemptions made it compute {again} tokens again{share}."
+        return f"Why: {verdict.text}."
+    sums = total_by_kind(tile for tiles in found.ledger.values() for tile in tiles)
+    waits = {kind: time for kind, time in sums.items() if kind not in COMPUTE_KINDS}
+    if not waits or sum(waits.values()) < 0.01 * sum(sums.values()):
+        return "Why: hardly anybody waited for anybody."
+    return f"Why: {_waits(waits, sum(sums.values()), 'all requests')}."
+
+
+def _waits(kinds: Mapping[LedgerKind, float], lived: float, whose: str) -> str:
+    """The two greatest waits in percent of the time of some requests."""
+    worst = sorted(kinds, key=lambda kind: -kinds[kind])[:2]
+    parts = [f"{100 * kinds[kind] / lived:.0f} % {KIND_LABELS[kind]}" for kind in worst if lived]
+    return f"of the time of {whose}, " + " and ".join(
+        part for part in parts if not part.startswith("0 %")
+    )
+
+
+def _mend(results: Mapping[str, RunResult], name: str) -> str:
+    ours = results[name]
+    bad = narrative.describe_ending(ours) not in ("served", "cut off")
+    if other := narrative.find_better_variant(results, name):
+        theirs = results[other].summary
+        all_ = theirs["finished"] == theirs["requests"]
+        how = "serves all" if all_ else f"serves {theirs['finished']:,} of {theirs['requests']:,}"
+        if theirs["finished"] == ours.summary["finished"]:
+            how = _better(ours.summary, theirs)
+        if might := narrative.might(results[other]):
+            how += f", but {might}"
+        differ = find_differences(ours.scenario, results[other].scenario)
+        what = str(differ[0]) if len(differ) == 1 else f"{len(differ)} fields"
+        return f"Mend: variant {other} {how} ({what})."
+    return "Mend: no variant of it; try `simkv whatif`." if bad else ""
+
+
+def _better(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """Of the figures that are compared the one that gains the most."""
+
+    def gain(metric: Metric) -> float:
+        before, after = figure(ours, metric.key), figure(theirs, metric.key)
+        if before is None or after is None:
+            return 0.0
+        return float((before + 1e-3) / (after + 1e-3))
+
+    best = max(narrative.COMPARED_FIGURES, key=gain)
+    before, after = (best.said(figure(figures, best.key)) for figures in (ours, theirs))
+    return f"has {best.label} {after}, not {before}"
+
+
+def _trust(results: Mapping[str, RunResult]) -> str:
+    """Of all profiles the error that is known, or that none is."""
+    said: dict[str, str] = {}
+    for result in results.values():
+        found = result.fidelity
+        error = max((e.p95 for e in found.errors.values()), default=None)
+        known = "error unknown" if error is None else f"95 of 100 steps within {100 * error:.1f} %"
+        said[found.profile] = f"{found.basis}, {known}"
+    out = max(result.fidelity.outside for result in results.values())
+    costs = "; ".join(f"{name} ({how})" for name, how in said.items())
+    if len(set(said.values())) == 1 or len(said) > 2:
+        costs = f"costs {' or '.join(dict.fromkeys(said.values()))}"
+    outside = f"; up to {100 * out:.0f} % of the time outside their range" if out >= 0.005 else ""
+    return f"Trust: {costs}{outside}."
+
+
+def build_variants_table(results: Mapping[str, RunResult]) -> AdaptiveTable:
+    """A row per variant. Latencies are over all requests, answered or not."""
+    found = list(results.values())
+    finished = [f"{r.summary['finished']:,} of {r.summary['requests']:,}" for r in found]
+    columns = [
+        Column("variant", list(results), right=False),
+        Column("ending", list(map(narrative.describe_ending, found)), 1, right=False),
+        Column("finished", finished, 2),
+    ]
+    for rank, key in enumerate(_FIGURES, start=3):
+        if any(METRICS[key].unit or result.summary[key] for result in found):
+            metric = METRICS[key]
+            columns.append(Column(metric.label, [_cell(r, key, metric.said) for r in found], rank))
+    return AdaptiveTable(columns)
+
+
+def _cell(result: RunResult, key: str, show: Callable[[float], str]) -> str:
+    """A figure of a run; ``>`` if it is a lower bound, ``none`` where there is none."""
+    value = figure(result.summary, key)
+    if value is None:
+        return "none"
+    return ("> " if is_lower_bound(result.summary, key) else "") + show(value)
+
+
+def uncertain(results: Mapping[str, RunResult]) -> Iterator[str]:
+    """How many requests might fail in the variants that the answer does not mention."""
+    lead = narrative.select_variant(results)
+    mentioned = {lead, narrative.find_better_variant(results, lead)}
+    for name, result in results.items():
+        if name not in mentioned and (might := narrative.might(result)):
+            yield f"{name}: {might}."
+
+
+def explain_faster_recompute(results: Mapping[str, RunResult]) -> Iterator[str]:
+    """Why a variant that does much work twice ends sooner than one that does not."""
+    for name, result in results.items():
+        if result.summary["verdict"] != "served" or "thrash" not in narrative.describe_ending(
+            result
+        ):
+            continue
+        slower = [
+            (other, theirs)
+            for other, theirs in results.items()
+            if narrative.has_same_world(result.scenario, theirs.scenario)
+            and narrative.describe_ending(theirs) == "served"
+            and result.summary["makespan_s"] < _SOONER * theirs.summary["makespan_s"]
+        ]
+        for other, theirs in slower[:1]:
+            yield (
+                f"{name} ends sooner ({format_seconds(result.summary['makespan_s'])}) than {other} "
+                f"({format_seconds(theirs.summary['makespan_s'])}) by its costs alone, not by "
+                "its rules: "
+                f"its steps hold {_step(result.record)}, those of {other} {_step(theirs.record)} "
+                f"(costs {result.fidelity.basis})."
+            )
+
+
+def _step(record: RunRecord) -> str:
+    """``3.6 requests and take 0.10 s``, as means over the steps."""
+    log = record.steps
+    held = sum(log.prefill_seqs) + sum(log.decode_seqs)
+    lasted = fsum(end - start for start, end in zip(log.start, log.end, strict=True))
+    return f"{held / len(log):.1f} requests and take {format_seconds(lasted / len(log))}"
+
+
+def _besides(
+    results: Mapping[str, RunResult],
+    comparisons: Sequence[PublishedComparison],
+    checks: Sequence[ExpectationCheck],
+) -> Iterator[str]:
+    if checks:
+        missed = [check for check in checks if not check.ok]
+        yield f"Expected: {len(checks) - len(missed)} of {len(checks)} came true" + (
+            "." if not missed else "; missed:"
+        )
+        for check in missed:
+            yield f"  {check.variant}: {check}"
+    if comparisons:
+        errors = [abs(row.error) for row in comparisons if row.error is not None]
+        largest = f", the largest error {100 * max(errors):.2f} %" if errors else ""
+        text = f"Published: {len(comparisons)} figures beside ours{largest}"
+        off = [row for row in comparisons if row.verdict in ("does not hold", "differs")]
+        said = ", ".join(f"{r.variant} {r.figure} {r.told}: {_simulated(r)}" for r in off[:3])
+        yield f"{text}{f'; not reproduced: {said}' if off else ''}."
+    sources = next(iter(results.values())).scenario.provenance
+    kinds = {"given": sources.given, "fitted": sources.fitted, "assumed": sources.assumed}
+    if any(kinds.values()):
+        parts = [f"{len(lines)} {kind}" for kind, lines in kinds.items() if lines]
+        yield f"Sources: {', '.join(parts)} (--full)."
+    notes = list(dict.fromkeys(note for result in results.values() for note in result.notes))
+    if notes:
+        more = f" (and {len(notes) - 1} more, --full)" if len(notes) > 1 else ""
+        yield f"Note: {notes[0]}{more}"
+
+
+def _simulated(row: PublishedComparison) -> str:
+    return format_found(row.simulated)

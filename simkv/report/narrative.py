@@ -1,0 +1,371 @@
+"""The three questions of a report in plain words: who starved, behind whom, what would fix it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from math import log
+from typing import Any
+
+from simkv.core.figures import METRICS, figure, format_seconds
+from simkv.core.outcome import FAILURES, Outcome, humanize
+from simkv.explain.diagnosis import Diagnosis
+from simkv.explain.verdicts.unserved_requests import rejection
+from simkv.explain.wait_ledger import COMPUTE_KINDS, KIND_LABELS, total_by_kind
+from simkv.metrics.run_metrics import e2e, longest_stall
+from simkv.metrics.run_result import RunResult
+from simkv.scenario.run_fields import WORLD_FIELDS, FieldDifference, find_differences
+from simkv.scenario.scenario import Scenario
+from simkv.schedulers.engine_registry import find_engine_spec
+from simkv.sim.run_record import RequestRecord, RunRecord
+
+#: Requests whose blockers are summed up: it takes long, and more would say the same.
+MAX_BLOCKED_REQUESTS = 60
+#: What two variants are compared by. Of all of them less is better.
+COMPARED_FIGURES = tuple(
+    METRICS[name]
+    for name in (
+        "longest_stall_s",
+        "ttft_ms.mean",
+        "e2e_ms.mean",
+        "e2e_ms.p99",
+        "preemptions",
+        "recomputed_tokens",
+    )
+)
+
+
+def format_outcome_counts(record: RunRecord) -> str:
+    """How the requests ended: ``16 of 40 finished, 24 starved``."""
+    count = Counter(life.outcome for life in record.requests.values())
+    parts = [f"{count[Outcome.FINISHED]:,} of {len(record.requests):,} finished"]
+    parts += [f"{count[outcome]:,} {outcome.word}" for outcome in FAILURES if count[outcome]]
+    return ", ".join(parts)
+
+
+_MIGHT = {
+    Outcome.STALLED: "stall",
+    Outcome.LOST: "be lost",
+    Outcome.STARVED: "starve",
+    Outcome.REJECTED: "be rejected",
+    Outcome.TIMED_OUT: "time out",
+    Outcome.CUT_OFF: "be cut off",
+}
+
+
+def might(result: RunResult) -> str:
+    """How many requests might fail within the error of the costs; empty where that is certain.
+
+    ``0 to 290 of 300 requests might starve, given the error of the costs``
+    """
+    intervals = result.fidelity.intervals
+    found = [
+        f"{ends.low:,.0f} to {ends.high:,.0f}{{}} might {word}"
+        for outcome, word in _MIGHT.items()
+        if (ends := intervals.get(outcome)) and ends.low != ends.high
+    ]
+    if not found:
+        return ""
+    count = result.summary["requests"]
+    first, *others = found
+    first = first.format(f" of {count:,} requests")
+    return f"{' and '.join([first, *(o.format('') for o in others)])}, given the error of the costs"
+
+
+def describe_ending(result: RunResult) -> str:
+    """How a run ended, and what was wrong although everybody may have been served."""
+    word = humanize(result.summary["verdict"])
+    if word != "served":
+        return word
+    wrong = list(dict.fromkeys(verdict.name for verdict in result.diagnosis.verdicts))
+    return f"served, {humanize(wrong[0])}" if wrong else word
+
+
+def describe_affected(result: RunResult) -> list[str]:
+    """Who got no answer and why; if all did, who waited longest."""
+    said, sure = _who(result.record), might(result)
+    return [*said, f"{sure[0].upper()}{sure[1:]}."] if sure else said
+
+
+def _who(record: RunRecord) -> list[str]:
+    lives = record.requests.values()
+    said = []
+    for outcome in FAILURES:
+        failed = [life for life in lives if life.outcome is outcome]
+        if failed:
+            label = "request" if len(lives) == 1 else "requests"
+            said += [
+                f"{len(failed):,} of {len(lives):,} {label} {_fate(outcome, failed, record)}",
+                f"{format_request_ids(life.request.id for life in failed)}.".capitalize(),
+            ]
+    if said:
+        return said
+    if not lives:
+        return ["There were no requests."]
+    slowest = max(lives, key=lambda life: (e2e(life) or 0.0, -life.request.id))
+    took, gap = e2e(slowest) or 0.0, longest_stall(record)
+    said = [
+        f"Nobody: all {len(lives):,} requests finished.",
+        f"The slowest, request {slowest.request.id}, took {format_seconds(took)}.",
+    ]
+    if gap > 0.2 * took:
+        said.append(f"One answer, once begun, stood still for {format_seconds(gap)}.")
+    return said
+
+
+def _fate(outcome: Outcome, failed: Sequence[RequestRecord], record: RunRecord) -> str:
+    timeouts = {life.request.timeout for life in failed}
+    match outcome:
+        case Outcome.STARVED if len(timeouts) == 1 and None not in timeouts:
+            return f"starved: the clients gave up after {format_seconds(timeouts.pop() or 0.0)}."
+        case Outcome.STARVED:
+            return "starved: the clients gave up."
+        case Outcome.TIMED_OUT:
+            return "timed out: alone or at once they would not have ended in time either."
+        case Outcome.STALLED if record.engine_halt:
+            stop = record.engine_halt
+            why = stop.why if stop.why.startswith(stop.kind) else f"{stop.kind}, {stop.why}"
+            return f"stalled for ever at {format_seconds(stop.since)}: {why}."
+        case Outcome.REJECTED:
+            return f"were rejected by the engine: {rejection(failed)}."
+        case Outcome.LOST:
+            return "were lost by the engine."
+        case Outcome.CUT_OFF:
+            return "were cut off by the horizon of the run."
+    return f"ended as {outcome}."
+
+
+def describe_blockers(record: RunRecord, found: Diagnosis) -> list[str]:
+    """Who held what those without an answer (or all, if none) waited for, and what it was.
+
+    Seconds are those of all of them together.
+    """
+    failed = [life for life in record.requests.values() if life.outcome is not Outcome.FINISHED]
+    said = []
+    if blockers := _blockers(record, found, len(failed)):
+        label = "request" if len(blockers) == 1 else "requests"
+        names = ", ".join(f"{i} ({format_seconds(time)})" for i, time in blockers)
+        some = (
+            f", of the {MAX_BLOCKED_REQUESTS} that waited longest"
+            if len(failed) > MAX_BLOCKED_REQUESTS
+            else ""
+        )
+        said.append(f"Above all behind {label} {names}{some}.")
+    asked = failed or list(record.requests.values())
+    if waits := _waits(found, asked):
+        whose = ("Their" if len(asked) > 1 else "Its") if failed else "Everybody's"
+        said.append(f"{whose} time: {', '.join(waits)}.")
+    if found.preemptions:
+        said.append(_preempted(found))
+    return said or ["Nobody waited for anybody."]
+
+
+def _waits(found: Diagnosis, asked: Sequence[RequestRecord]) -> list[str]:
+    """The greatest parts of all their time that they were not served, in percent."""
+    sums = total_by_kind(i for life in asked for i in found.ledger.get(life.request.id, ()))
+    total = sum(sums.values())
+    waits = [(time, kind) for kind, time in sums.items() if kind not in COMPUTE_KINDS]
+    return [
+        f"{100.0 * time / total:.0f} % {KIND_LABELS[kind]}"
+        for time, kind in sorted(waits, reverse=True)[:3]
+        if time >= 0.03 * total
+    ]
+
+
+def _preempted(found: Diagnosis) -> str:
+    """How often KV was thrown away, for whose sake, and what that cost."""
+    count = len(found.preemptions)
+    text = f"{count:,} preemption{'s' if count > 1 else ''} threw KV away"
+    sakes = Counter(p.by for p in found.preemptions if p.by not in (None, p.victim))
+    if sakes:
+        worst = sorted(sakes.items(), key=lambda item: (-item[1], item[0]))[:3]
+        names = ", ".join(f"{i} ({times:,})" if times > 1 else str(i) for i, times in worst)
+        label = "request" if len(worst) == 1 else "requests"
+        text += f",{' most often' if len(sakes) > 1 else ''} for {label} {names}"
+    if found.recompute_tokens:
+        waste, busy = found.waste.recompute, found.waste.busy
+        share = f", {100.0 * waste / busy:.0f} % of the GPU's time" if busy > 0.0 else ""
+        text += (
+            f"; {found.recompute_tokens:,} tokens were computed again "
+            f"({format_seconds(waste)}{share})"
+        )
+    return text + "."
+
+
+def describe_main_victim(found: Diagnosis) -> str:
+    """Who lost its KV most often, and to whom above all: ``Request 0 lost its KV to request 1.``"""
+    victims = Counter(taken.victim for taken in found.preemptions)
+    if not victims:
+        return ""
+    victim, times = min(victims.items(), key=lambda item: (-item[1], item[0]))
+    by = Counter(taken.by for taken in found.preemptions if taken.victim == victim)
+    sake, often = min(by.items(), key=lambda item: (-item[1], item[0] is None, item[0] or 0))
+    whose = "all others" if sake is None else "itself" if sake == victim else f"request {sake}"
+    count = "" if times == 1 else f" {times:,} times,"
+    most = " mostly" if often < times else ""
+    return f"Request {victim} lost its KV{count}{most} to {whose}."
+
+
+def sort_by_waiting(
+    record: RunRecord, found: Diagnosis, most: int = MAX_BLOCKED_REQUESTS
+) -> list[RequestRecord]:
+    """The requests without an answer, then the others, those that waited longest first."""
+
+    def waited(life: RequestRecord) -> float:
+        return sum(i.seconds for i in found.ledger[life.request.id] if i.kind not in COMPUTE_KINDS)
+
+    return sorted(
+        record.requests.values(),
+        key=lambda life: (life.outcome is Outcome.FINISHED, -waited(life), life.request.id),
+    )[:most]
+
+
+def _blockers(record: RunRecord, found: Diagnosis, failed: int) -> list[tuple[int, float]]:
+    """Four that held what the first ``failed`` (or all, if 0) waited for, first the worst."""
+    if not failed:
+        return [(blocker.id, blocker.seconds) for blocker in found.blockers[:4]]
+    sums: dict[int, float] = defaultdict(float)
+    for life in sort_by_waiting(record, found, min(failed, MAX_BLOCKED_REQUESTS)):
+        for blocker in found.blockers_of(life.request.id):
+            sums[blocker.id] += blocker.seconds
+    return sorted(sums.items(), key=lambda item: (-item[1], item[0]))[:4]
+
+
+def select_variant(results: Mapping[str, RunResult]) -> str:
+    """The variant that the report is about: the first that did not serve everybody.
+
+    If all did, the first on which there is a verdict.
+    """
+    unserved = (name for name, result in results.items() if result.summary["verdict"] != "served")
+    ill = (name for name, result in results.items() if result.diagnosis.verdicts)
+    return next(unserved, None) or next(ill, None) or next(iter(results))
+
+
+def title(results: Mapping[str, RunResult]) -> str:
+    """The names of the scenarios."""
+    return " and ".join(dict.fromkeys(result.scenario.name for result in results.values()))
+
+
+def select_pair(results: Mapping[str, RunResult]) -> list[str]:
+    """The variants that the figures show first: the one to look at, and a better one beside it."""
+    lead = select_variant(results)
+    other = find_better_variant(results, lead) or next(
+        (name for name in results if name != lead), None
+    )
+    return [lead] if other is None else [lead, other]
+
+
+def find_better_variant(results: Mapping[str, RunResult], name: str) -> str | None:
+    """The variant to set beside ``name``: it serves more, or as many and faster.
+
+    Only one with the same workload and costs can be a remedy. Of several it is the one that serves
+    the most, leaves the fewest without any word, and differs in the fewest fields. None if none is
+    better.
+    """
+    ours = results[name].summary
+    better = {
+        other: result
+        for other, result in results.items()
+        if has_same_world(results[name].scenario, result.scenario)
+        and _is_better(ours, result.summary)
+    }
+
+    def rank(other: str) -> tuple[float, int, int, float]:
+        theirs = better[other].summary
+        differ = len(find_differences(results[name].scenario, better[other].scenario))
+        if _share(theirs) == _share(ours):
+            differ = 0  # nothing is fixed, so it is the figures that count
+        return -_share(theirs), _hopeless(theirs), differ, -improvement(ours, theirs)
+
+    return min(better, key=rank, default=None)
+
+
+def has_same_world(ours: Scenario, theirs: Scenario) -> bool:
+    """Whether two variants have the same workload and costs."""
+    return all(getattr(ours, name) == getattr(theirs, name) for name in WORLD_FIELDS)
+
+
+def _is_better(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    if _share(theirs) == _share(ours):
+        return improvement(ours, theirs) >= 0.02
+    return _share(theirs) > _share(ours)
+
+
+def _share(figures: Mapping[str, Any]) -> float:
+    share: float = figures["finished"] / max(figures["requests"], 1)
+    return share
+
+
+def _hopeless(figures: Mapping[str, Any]) -> int:
+    """Requests that waited for an answer that never came."""
+    count: int = figures["stalled"] + figures["lost"] + figures["starved"]
+    return count
+
+
+def improvement(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
+    """By how much the figures of COMPARED are smaller: the sum of logarithms of the ratios.
+
+    Counts of work weigh a fifth of times, for nobody waits for a count.
+    """
+    total = 0.0
+    for metric in COMPARED_FIGURES:
+        before, after = figure(ours, metric.key), figure(theirs, metric.key)
+        if before is None or after is None:
+            continue
+        total += (1.0 if metric.unit else 0.2) * log((before + 1.0) / (after + 1.0))
+    return total
+
+
+def describe_fix(results: Mapping[str, RunResult], name: str, other: str | None) -> list[str]:
+    """What variant ``other`` does better than ``name``, what it changes, and what it costs."""
+    if len(results) == 1:
+        return ["No other variant was run."]
+    if other is None:
+        return ["Of the other variants none with this workload serves more, or faster."]
+    ours, theirs = results[name], results[other]
+    differ = find_differences(ours.scenario, theirs.scenario)
+    a, b = ours.summary, theirs.summary
+    more = b["finished"] != a["finished"]
+    how = f"{b['finished']:,} of" if b["finished"] < b["requests"] else "all"
+    said = [f"Variant {other} serves {how} {b['requests']:,} requests{'' if more else ' too'}."]
+    if len(differ) <= 4:
+        said.append(f"It changes {'; '.join(map(str, differ))}.")
+    else:
+        said.append(f"It changes {len(differ)} fields, {differ[0]} among them.")
+    if summary := _rule(theirs.scenario, differ):
+        said.append(f"The rule: {summary}.")
+    gains: dict[str, list[str]] = {"Better": [], "Worse": []}
+    for metric in COMPARED_FIGURES:
+        if a["stalled"] or (more and "." in metric.key):
+            continue  # a run that ended early, or latencies of requests that are not the same
+        before, after = figure(a, metric.key), figure(b, metric.key)
+        if before is None or after is None:
+            continue
+        if abs(before - after) > 0.02 * max(before, after):
+            which = gains["Better" if after < before else "Worse"]
+            which.append(f"{metric.label} {metric.said(before)} → {metric.said(after)}")
+    return said + [f"{word}: {'; '.join(which)}." for word, which in gains.items() if which]
+
+
+def _rule(scenario: Scenario, differ: Sequence[FieldDifference]) -> str | None:
+    """What the engine's variant is, where that is what changes."""
+    if not any(found.field == "engine.variant" for found in differ):
+        return None
+    return find_engine_spec(scenario.engine).variant(scenario.engine.variant).summary
+
+
+def format_request_ids(ids: Iterable[int], most: int = 8) -> str:
+    """Ids as runs: ``requests 16 to 39, 41``; of many runs the first ``most``."""
+    ordered = sorted(ids)
+    runs: list[list[int]] = []
+    for i in ordered:
+        if runs and i == runs[-1][1] + 1:
+            runs[-1][1] = i
+        else:
+            runs.append([i, i])
+    names = [
+        str(a) if a == b else f"{a}, {b}" if b == a + 1 else f"{a} to {b}" for a, b in runs[:most]
+    ]
+    rest = sum(b - a + 1 for a, b in runs[most:])
+    more = f" and {rest:,} more" if rest else ""
+    return f"request{'s' if len(ordered) != 1 else ''} {', '.join(names)}{more}"

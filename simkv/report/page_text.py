@@ -1,0 +1,280 @@
+"""What a page says in words and tables, as the template takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from simkv.core.figures import (
+    METRICS,
+    figure,
+    format_number,
+    format_seconds,
+    is_lower_bound,
+)
+from simkv.explain.wait_ledger import KIND_LABELS, LedgerKind, total_by_kind
+from simkv.metrics.expectation_checks import check_expectations, format_found
+from simkv.metrics.run_result import RunResult
+from simkv.report import narrative
+from simkv.report.page_data import error_row
+from simkv.report.published_figures import PublishedComparison, compare_published
+from simkv.scenario.scenario_writer import to_yaml
+from simkv.sim.run_record import RunRecord
+
+#: Columns of the table of variants; times are in seconds there.
+COLUMNS = (
+    "finished",
+    "makespan_s",
+    "ttft_all_ms.mean",
+    "ttft_all_ms.p99",
+    "e2e_all_ms.mean",
+    "e2e_all_ms.p99",
+    "longest_stall_s",
+    "output_throughput",
+    "preemptions",
+    "recomputed_tokens",
+)
+CAPTIONS = {
+    "lanes": "One lane per request, the first to arrive on top. Point at a lane to see what it "
+    "waited for; draw a box to zoom in; arrow keys walk through the requests. Arrows are "
+    "preemptions, from the request that they were for to the one that lost its KV.",
+    "blocks": "Who holds the cache: the greatest holders by request, and all others. The dashed "
+    "line is the whole cache.",
+    "queues": "How many requests run and wait, and what a step computes: the mean in each bin of "
+    "time, in a band from the least to the most.",
+    "ledger": "A mean request's life, from arrival to end, by what it did or waited for.",
+    "requests": "The same, request by request in order of arrival.",
+    "blockers": "Requests that held the blocks or slots that others waited for, with the part of "
+    "that waiting that is due to them. All waiting counts here, that of requests which were served "
+    "in the end too; “Behind whom?” above asks only for those without an answer, if there are any.",
+    "latency": "The share of all requests that had their first token, and their answer, within a "
+    "time. A curve that ends below 100 % leaves the rest without.",
+    "published": "Error bars are the rms error of the cost profile over the figures it was "
+    "fitted to.",
+}
+
+
+def build_page_text(results: Mapping[str, RunResult], pair: Sequence[str]) -> dict[str, Any]:
+    """What the template says and lists."""
+    lead = pair[0]
+    result = results[lead]
+    other = narrative.find_better_variant(results, lead)
+    about = [_about(part) for part in _by_scenario(results)]
+    comparisons = compare_published(dict(results))
+    return {
+        "title": narrative.title(results),
+        "scenarios": about,
+        "lead": {
+            "name": lead,
+            "other": other,
+            **badge(result),
+            "who": narrative.describe_affected(result),
+            "behind": narrative.describe_blockers(result.record, result.diagnosis),
+            "fix": narrative.describe_fix(results, lead, other),
+            "verdicts": result.diagnosis.verdicts,
+        },
+        "has_requests": any(found.record.requests for found in results.values()),
+        "columns": [METRICS[key].heading_in_seconds for key in COLUMNS],
+        "variants": [
+            {
+                "name": name,
+                **badge(found),
+                "cells": [_cell(found, key) for key in COLUMNS],
+                "verdicts": found.diagnosis.verdicts,
+                "waste": _waste(found),
+                "notes": found.notes,
+            }
+            for name, found in results.items()
+        ],
+        "accuracy": _accuracy(results),
+        "ledger": _ledger_table(results),
+        "published": [_published_row(row, results) for row in comparisons],
+        "drawn_published": any(row.error is not None for row in comparisons),
+        "published_notes": [
+            f"{name}: {published.note}"
+            for name, found in results.items()
+            if (published := found.scenario.published.get(name)) and published.note
+        ],
+        "checks": [
+            (
+                f"{c.variant}: {c.figure}",
+                c.expected,
+                format_found(c.found),
+                "ok" if c.ok else "missed",
+            )
+            for c in check_expectations(results)
+        ],
+        "profiles": _profiles(results),
+    }
+
+
+def _by_scenario(results: Mapping[str, RunResult]) -> list[dict[str, RunResult]]:
+    """Results of the same scenario together."""
+    parts: dict[str, dict[str, RunResult]] = {}
+    for name, result in results.items():
+        parts.setdefault(result.scenario.name, {})[name] = result
+    return list(parts.values())
+
+
+def _about(results: dict[str, RunResult]) -> dict[str, Any]:
+    scenario = next(iter(results.values())).scenario
+    return {
+        "name": scenario.name,
+        "summary": scenario.summary,
+        "report": scenario.report,
+        **scenario.provenance.model_dump(),
+        "yaml": to_yaml({name: result.scenario for name, result in results.items()}),
+    }
+
+
+def badge(result: RunResult) -> dict[str, str]:
+    """The verdict as a word, with a sign and a tone so that colour is not needed."""
+    said = narrative.describe_ending(result)
+    served = result.summary["verdict"] == "served"
+    tone = "good" if said == "served" else "warn" if served else "bad"
+    return {"verdict": said, "sign": {"good": "✓", "warn": "!", "bad": "✗"}[tone], "tone": tone}
+
+
+def _cell(result: RunResult, key: str) -> str:
+    value = figure(result.summary, key)
+    if key == "finished":
+        return f"{value:,} of {result.summary['requests']:,}"
+    if value is None:
+        return "none"
+    more = "> " if is_lower_bound(result.summary, key) else ""
+    return more + format_number(METRICS[key].to_seconds(value))
+
+
+def _waste(result: RunResult) -> list[str]:
+    """The recompute tax, what was computed for nobody, and who overtook whom."""
+    found = result.diagnosis
+    waste, said = found.waste, []
+
+    def part(value: float) -> str:
+        return f"{format_seconds(value)}, {100.0 * value / waste.busy:.1f} % of the GPU's time"
+
+    if waste.busy > 0.0:
+        if found.recompute_tokens:
+            said.append(
+                f"Recompute tax: {found.recompute_tokens:,} tokens ({part(waste.recompute)})."
+            )
+        if waste.gone:
+            said.append(f"Computed for clients that had gone: {part(waste.gone)}.")
+        if waste.dropped:
+            said.append(f"Computed and thrown away: {part(waste.dropped)}.")
+    if found.overtakes:
+        worst = max(found.worst_overtakes, key=lambda o: (o.seconds, -o.victim), default=None)
+        tail = (
+            f"; furthest came request {worst.by}, {format_seconds(worst.seconds)} before request "
+            f"{worst.victim}"
+            if worst
+            else ""
+        )
+        said.append(f"Served before one that had come earlier: {found.overtakes:,} times{tail}.")
+    return said
+
+
+def _accuracy(results: Mapping[str, RunResult]) -> str:
+    """How far the seconds can be trusted, in a sentence per cost profile."""
+    said = []
+    if any(is_lower_bound(result.summary, key) for result in results.values() for key in COLUMNS):
+        said.append("“>”: requests that never got so far count as long as they waited.")
+    for profile in {r.profile.name: r.profile for r in results.values()}.values():
+        known = []
+        if profile.fit.rms_s:
+            rms = format_seconds(profile.fit.rms_s)
+            known.append(f"± {rms} rms over {profile.fit.points} figures")
+        known += [
+            f"{kind} steps off by {100 * error.median:.1f} % (median) and {100 * error.p95:.1f} % "
+            f"(P95) over {error.points:,} steps that were not fitted to"
+            for kind, error in profile.fit.held_out.items()
+        ]
+        errors = "; ".join(known) or "no error is known"
+        said.append(f"Seconds by cost profile {profile.name} ({profile.basis}): {errors}.")
+    return " ".join(said)
+
+
+def _ledger_table(results: Mapping[str, RunResult]) -> dict[str, Any]:
+    sums = {
+        name: total_by_kind(i for lane in result.diagnosis.ledger.values() for i in lane)
+        for name, result in results.items()
+    }
+    kinds = [kind for kind in LedgerKind if any(part.get(kind) for part in sums.values())]
+    return {
+        "head": ["variant", *(KIND_LABELS[kind] for kind in kinds)],
+        "rows": [
+            [
+                name,
+                *(
+                    format_number(part.get(kind, 0.0) / max(len(results[name].record.requests), 1))
+                    for kind in kinds
+                ),
+            ]
+            for name, part in sums.items()
+        ],
+    }
+
+
+def _published_row(row: PublishedComparison, results: Mapping[str, RunResult]) -> tuple[str, ...]:
+    drawn = error_row(row, results)
+    return (
+        f"{row.variant}: {row.figure}",
+        row.told,
+        "none" if row.simulated is None else f"{row.simulated:.6g}",
+        row.verdict,
+        f"± {drawn['bar']:.2f} %" if drawn and drawn["bar"] is not None else "",
+    )
+
+
+def _profiles(results: Mapping[str, RunResult]) -> list[dict[str, Any]]:
+    """Each cost profile: what it rests on, where it has data, and where this run took it."""
+    found = []
+    for profile in {r.profile.name: r.profile for r in results.values()}.values():
+        records = [r.record for r in results.values() if r.profile.name == profile.name]
+        rms = (
+            "" if profile.fit.rms_s is None else f", rms error {format_seconds(profile.fit.rms_s)}"
+        )
+        rows = []
+        for feature, (low, high) in profile.range.items():
+            seen = _seen(records, feature)
+            here = [format_number(value) for value in seen] if seen else ["", ""]
+            rows.append((feature, format_number(low), format_number(high), *here))
+        found.append(
+            {
+                "name": profile.name,
+                "text": f"{profile.engine}, {profile.model} on {profile.gpu}: {profile.basis}, "
+                f"{profile.fit.points} points{rms}.",
+                "note": profile.fit.note,
+                "source": profile.source,
+                "range": rows,
+            }
+        )
+    return found
+
+
+def _seen(records: Sequence[RunRecord], feature: str) -> tuple[int, int] | None:
+    """The least and greatest value of a feature in the steps that had any."""
+    values: set[int] = set()
+    for record in records:
+        log = record.steps
+        if feature in ("prefill_seqs", "prefill_tokens", "decode_seqs"):
+            values.update(getattr(log, feature))
+        elif feature == "tokens":
+            values.update(a + b for a, b in zip(log.prefill_tokens, log.decode_seqs, strict=True))
+    values.discard(0)
+    return (min(values), max(values)) if values else None
+
+
+def captions(results: Mapping[str, RunResult], page: Mapping[str, Any]) -> dict[str, str]:
+    """What stands under the titles of the figures, with what a sample leaves out."""
+    said = dict(CAPTIONS)
+    left_out = [
+        f"{name}: {len(variant['lanes']['of']):,} of {len(result.record.requests):,} are drawn"
+        for (name, result), variant in zip(results.items(), page["variants"], strict=True)
+        if len(variant["lanes"]["of"]) < len(result.record.requests)
+    ]
+    if left_out:
+        said["lanes"] += f" {'; '.join(left_out)}, all kinds of outcomes among them."
+    if any(result.diagnosis.preemptions for result in results.values()):
+        said["lanes"] += " Where they are too many for arrows, zoom in."
+    return said

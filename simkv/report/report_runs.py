@@ -1,0 +1,91 @@
+"""The runs that a report is about, found by folder, scenario file or name, and run again.
+
+A run is deterministic: the scenario that it left in its folder gives it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from simkv.core.errors import InputError
+from simkv.metrics.result_assembly import run_scenario
+from simkv.metrics.run_result import RunResult
+from simkv.scenario.packaged_scenarios import find_scenario
+from simkv.scenario.scenario import Scenario
+from simkv.scenario.scenario_loader import load
+from simkv.study.whatif.trial_evaluation import Evaluator
+from simkv.study.whatif.whatif import run_whatif
+from simkv.study.worker_pool import cores
+
+#: Single changes that a report names.
+MAX_NAMED_CHANGES = 4
+#: Up to so many requests trying them all is a matter of seconds.
+MAX_QUICK_REQUESTS = 1_000
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A variant to be run; its profile, if it is a file, lies beside ``folder``."""
+
+    scenario: Scenario
+    folder: Path
+
+
+def find_runs(runs: Iterable[Path]) -> dict[str, PlannedRun]:
+    """The variants of ``runs`` by name: run folders, scenario files or names of packaged ones.
+
+    Of several runs the name of each stands before that of its variant. Raises InputError for what
+    is none of these, and if two variants would have the same name.
+    """
+    files = [(run, find_scenario_file(run)) for run in runs]
+    planned: dict[str, PlannedRun] = {}
+    for run, path in files:
+        variants = load(path)
+        own = run.resolve().name if run.is_dir() else next(iter(variants.values())).name
+        for variant, scenario in variants.items():
+            name = variant
+            if len(files) > 1:
+                name = own if list(variants) == ["run"] else f"{own}/{variant}"
+            if name in planned:
+                raise InputError(f"{run}: {name} stands twice; expected runs of different names")
+            planned[name] = PlannedRun(scenario, path.parent)
+    return planned
+
+
+def find_scenario_file(run: Path) -> Path:
+    """The scenario file of a run folder, or the one that ``run`` is or names."""
+    if not run.is_dir():
+        return find_scenario(run)
+    path = run / "scenario.yaml"
+    if not path.is_file():
+        raise InputError(f"{run}: holds no scenario.yaml; expected a folder that simkv run wrote")
+    return path
+
+
+def find_report_path(runs: Sequence[Path]) -> Path:
+    """Where the report goes if nothing is said: into the run folder, or beside the run folders."""
+    if len(runs) == 1 and runs[0].is_dir():
+        return runs[0] / "report.html_page"
+    names = [run.resolve().name if run.is_dir() else run.stem for run in runs]
+    return Path("runs") / f"{'-'.join(names)[:100]}.html"
+
+
+def run_all(planned: dict[str, PlannedRun], resolved: Callable[[], None]) -> dict[str, RunResult]:
+    """Run the variants; ``resolved`` is called whenever a request ends."""
+    return {
+        name: run_scenario(variant.scenario, variant.folder, resolved)
+        for name, variant in planned.items()
+    }
+
+
+def remedies(variant: PlannedRun, tick: Callable[[], None] = lambda: None) -> list[str]:
+    """Single changes that would have helped a variant, the best first, as sentences.
+
+    ``tick`` is called after each of the runs that this takes, some tens.
+    """
+    with Evaluator(variant.folder, workers=cores(), tick=tick) as evaluator:
+        found = run_whatif(variant.scenario, evaluator)
+    best = found.judged("fixes", "helps")[:MAX_NAMED_CHANGES]
+    return [effect.sentence.replace(" -> ", " → ") for effect in best]

@@ -1,0 +1,320 @@
+"""The story of a run, or of one of its requests, in a screenful of plain words."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
+from textwrap import wrap
+
+from simkv.core.figures import format_seconds
+from simkv.core.outcome import Outcome
+from simkv.explain.blame import Preemption
+from simkv.explain.timeouts import describe_shortfall
+from simkv.explain.wait_ledger import (
+    KIND_LABELS,
+    LedgerKind,
+    LedgerSegment,
+    compute_runs,
+    total_by_kind,
+)
+from simkv.metrics.run_result import RunResult
+from simkv.report.narrative import (
+    describe_blockers,
+    format_outcome_counts,
+    format_request_ids,
+    might,
+)
+from simkv.sim.run_record import RequestRecord, RunRecord
+
+WIDTH = 100
+#: Lines that the timeline of one request may take.
+MAX_TIMELINE_LINES = 24
+
+
+def explain_run(name: str, result: RunResult, command: Callable[[int], str]) -> Iterator[str]:
+    """A run, line by line; ``command`` is what explains one of its requests, by id."""
+    record, found = result.record, result.diagnosis
+    yield from _title(name, result)
+    for verdict in found.verdicts:
+        yield from _text(verdict.text, f"{verdict.name}: ")
+    if not found.verdicts:
+        yield "No verdict: nobody starved, nothing stalled, little was done twice."
+    total = sum(found.totals.values())
+    if total:
+        yield ""
+        yield f"The time of all requests, {format_seconds(total)} together"
+        yield from _bars(found.totals)
+        yield ""
+        yield from _text(" ".join(describe_blockers(record, found)))
+        yield from _text(_by_reason(found.preemptions))
+    waste = found.waste
+    if waste.total > 0:
+        parts = {
+            "for clients that had gone": waste.gone,
+            "on tokens that were thrown away": waste.dropped,
+            "on tokens that had been computed before": waste.recompute,
+        }
+        said = ", ".join(
+            f"{format_seconds(spent)} {what}" for what, spent in parts.items() if spent > 0
+        )
+        yield from _text(f"Wasted GPU time, of {format_seconds(waste.busy)} in all: {said}.")
+    if found.worst_overtakes:
+        first = found.worst_overtakes[0]
+        count = len(found.worst_overtakes)
+        yield from _text(
+            f"{count} request{'s were' if count > 1 else ' was'} overtaken by later ones; request "
+            f"{first.victim} by {first.others}, request {first.by} first, "
+            f"{format_seconds(first.seconds)} "
+            "ahead of it."
+        )
+    worst = _worst(record)
+    if worst is not None:
+        yield ""
+        yield f"One request: {command(worst)}"
+
+
+def explain_run_briefly(name: str, result: RunResult) -> Iterator[str]:
+    """A run among others in a few lines."""
+    found = result.diagnosis
+    yield from _title(name, result)
+    for verdict in found.verdicts[:2]:
+        yield from _text(verdict.text, f"  {verdict.name}: ", most=3)
+    total = sum(found.totals.values())
+    shares = sorted(found.totals.items(), key=lambda item: -item[1])
+    said = [
+        f"{100 * spent / total:.0f} % {KIND_LABELS[kind]}" for kind, spent in shares[:5] if total
+    ]
+    yield from _text(", ".join(said), "  time: ")
+
+
+def explain_request(name: str, result: RunResult, request: int) -> Iterator[str]:
+    """One request of a run, line by line: its intervals, and who was to blame for each."""
+    record, found = result.record, result.diagnosis
+    life, tiles = record.requests[request], found.ledger[request]
+    asked = life.request
+    gave_up = "" if asked.timeout is None else f", gives up after {format_seconds(asked.timeout)}"
+    yield from _text(
+        f"Request {request} in {name}: {_end(life)}. It arrived at {asked.arrival:.3f} s with "
+        f"{asked.prompt_tokens} prompt tokens and is to emit {asked.output_tokens}{gave_up}."
+    )
+    for verdict in found.verdicts:
+        if request in verdict.requests:
+            yield from _text(verdict.text, f"{verdict.name}: ")
+    if lacked := record.shortfalls.get(request):
+        yield from _text(f"Timed out, not starved: {describe_shortfall(lacked, asked)}.")
+    yield ""
+    teller = _Teller(result)
+    for line in _elide(tiles):
+        if isinstance(line, str):
+            yield line
+            continue
+        what = f"{line.start:>10.3f} s  {format_seconds(line.seconds):>9}  {KIND_LABELS[line.kind]}"
+        why = teller.why(life, line)
+        yield f"{what}: {why}" if why else what
+    yield f"{life.ended_at or record.end:>10.3f} s  {_end(life)}"
+    yield ""
+    yield f"Its time, {format_seconds(sum(tile.seconds for tile in tiles))}"
+    yield from _bars(total_by_kind(tiles))
+    blockers = found.blockers_of(request)
+    overtaken = next((o for o in found.worst_overtakes if o.victim == request), None)
+    if blockers or overtaken:
+        yield ""
+    if blockers:
+        held = ", ".join(f"{b.id} ({format_seconds(b.seconds)})" for b in blockers[:6])
+        label = "request" if len(blockers) == 1 else "requests"
+        yield from _text(f"What it waited for was held above all by {label} {held}.")
+    if overtaken:
+        later = "One request that came later was served before it,"
+        if overtaken.others > 1:
+            later = f"{overtaken.others} requests that came later were served before it, first"
+        yield from _text(
+            f"{later} request {overtaken.by}, {format_seconds(overtaken.seconds)} earlier."
+        )
+
+
+def _title(name: str, result: RunResult) -> Iterator[str]:
+    engine, figures = result.scenario.engine, result.summary
+    yield (
+        f"{name} ({engine.name} {engine.variant}): {figures['verdict']}, "
+        f"{format_outcome_counts(result.record)}"
+    )
+    if figures["verdict"] != "served":
+        yield from _text(str(figures["verdict_detail"]), "  ", most=2)
+    yield from _text(might(result), "  ")
+
+
+def _worst(record: RunRecord) -> int | None:
+    """The request that is worth a look: without an answer, or else the slowest."""
+    lives = record.requests.values()
+    failed = [life for life in lives if life.outcome is not Outcome.FINISHED]
+    if not lives:
+        return None
+    worst = max(
+        failed or lives,
+        key=lambda life: ((life.ended_at or 0.0) - life.request.arrival, -life.request.id),
+    )
+    return worst.request.id
+
+
+def _end(life: RequestRecord) -> str:
+    lasted = (life.ended_at or 0.0) - life.request.arrival
+    ends = {
+        Outcome.FINISHED: "finished",
+        Outcome.STARVED: "starved: the client gave up",
+        Outcome.TIMED_OUT: "timed out: the client gave up",
+        Outcome.REJECTED: "rejected",
+        Outcome.LOST: "lost",
+        Outcome.STALLED: "stalled for good",
+        Outcome.CUT_OFF: "cut off by the horizon",
+    }
+    word = ends[life.outcome] if life.outcome else "unfinished"
+    tokens = "" if life.outcome is Outcome.FINISHED else f" with {life.tokens} tokens"
+    why = f": {life.reason.rstrip('.')}" if life.outcome is Outcome.REJECTED else ""
+    return f"{word} after {format_seconds(max(lasted, 0.0))}{tokens}{why}"
+
+
+def _bars(sums: Mapping[LedgerKind, float]) -> Iterator[str]:
+    """One line per kind: seconds, share and a bar."""
+    total, longest = sum(sums.values()), max(sums.values(), default=0.0)
+    for kind, spent in sums.items():
+        bar = "█" * round(30 * spent / longest) if longest else ""
+        share = 100 * spent / total if total else 0.0
+        yield f"  {KIND_LABELS[kind]:<36}{format_seconds(spent):>10}{share:>6.1f} %  {bar}".rstrip()
+
+
+def _by_reason(preemptions: Sequence[Preemption]) -> str:
+    if not preemptions:
+        return ""
+    words = {
+        "blocks": "for want of blocks",
+        "bucket": "for their length",
+        "patience": "for a head of the queue that had waited too long",
+    }
+    counts = Counter(preemption.why for preemption in preemptions).most_common()
+    return f"Preempted {', '.join(f'{n} times {words.get(why, why)}' for why, n in counts)}."
+
+
+def _text(text: str, lead: str = "", most: int | None = None) -> Iterator[str]:
+    """A paragraph in lines of WIDTH, what follows the first one under it; of long ones ``most``."""
+    if not text:
+        return
+    lines = wrap(text, WIDTH - len(lead)) if len(lead) < 30 else wrap(text, WIDTH)
+    if most is not None and len(lines) > most:
+        lines = [*lines[: most - 1], lines[most - 1][: WIDTH - len(lead) - 2] + " …"]
+    indent = " " * len(lead)
+    for index, line in enumerate(lines):
+        yield (indent if index else lead) + line
+
+
+def _elide(tiles: Sequence[LedgerSegment]) -> Iterator[LedgerSegment | str]:
+    """The intervals, but of many only the first and the last, and what lies between in one line."""
+    if len(tiles) <= MAX_TIMELINE_LINES:
+        yield from tiles
+        return
+    yield from tiles[:12]
+    yield _skipped(tiles[12:-8])
+    yield from tiles[-8:]
+
+
+def _skipped(tiles: Sequence[LedgerSegment]) -> str:
+    sums = sorted(total_by_kind(tiles).items(), key=lambda item: -item[1])
+    said = ", ".join(f"{KIND_LABELS[kind]} {format_seconds(spent)}" for kind, spent in sums[:3])
+    lasted = tiles[-1].end - tiles[0].start
+    return f"{'…':>12}  {format_seconds(lasted):>9}  {len(tiles)} intervals: {said}"
+
+
+class _Teller:
+    """Says who or what an interval is due to."""
+
+    def __init__(self, result: RunResult) -> None:
+        self.record = result.record
+        self.found = result.diagnosis
+        self._prefilled: dict[int, list[int]] = defaultdict(list)
+        for i, life in self.record.requests.items():
+            for run in compute_runs(life):
+                if run.kind is not LedgerKind.DECODE:
+                    self._prefilled[run.first].append(i)
+
+    def why(self, life: RequestRecord, tile: LedgerSegment) -> str:
+        """Who or what this interval is due to, as far as that is known."""
+        match tile.kind:
+            case LedgerKind.BLOCKS | LedgerKind.RESERVED | LedgerKind.SLOT | LedgerKind.ADAPTER:
+                return self._holders(life, tile)
+            case LedgerKind.BEHIND:
+                return self._heads(tile)
+            case LedgerKind.PREEMPTED:
+                return self._preempted(life, tile)
+            case LedgerKind.HELD_UP:
+                return self._prefills(life, tile)
+            case LedgerKind.RECOMPUTE | LedgerKind.PREFILL:
+                return self._tokens(life, tile)
+        return ""
+
+    def _holders(self, life: RequestRecord, tile: LedgerSegment) -> str:
+        middle = (tile.start + tile.end) / 2
+        held = self.found.pressure.block_holders(middle)
+        held.pop(life.request.id, None)
+        if not held:
+            return "nobody held any"
+        worst = sorted(held, key=lambda i: (-held[i], i))
+        if tile.kind is LedgerKind.SLOT:
+            return f"{format_request_ids(worst, 6)} ran"
+        if tile.kind is LedgerKind.ADAPTER:
+            lives, own = self.record.requests, life.request.lora
+            worst = [i for i in worst if lives[i].request.lora not in (None, own)]
+            names = sorted({str(lives[i].request.lora) for i in worst})
+            return f"{format_request_ids(worst, 6)} ran with {', '.join(names)}; it asks for {own}"
+        named = ", ".join(f"{i} ({held[i]})" for i in worst[:4])
+        more = f" and {len(worst) - 4} more" if len(worst) > 4 else ""
+        return f"held half-way by request{'s' if len(worst) > 1 else ''} {named}{more}"
+
+    def _heads(self, tile: LedgerSegment) -> str:
+        heads = self.record.heads
+        first = max(bisect_right(heads, tile.start, key=lambda head: head[0]) - 1, 0)
+        spent: dict[tuple[int, str], float] = defaultdict(float)
+        for index in range(first, len(heads)):
+            at, held = heads[index]
+            until = heads[index + 1][0] if index + 1 < len(heads) else inf
+            if at >= tile.end:
+                break
+            if held:
+                overlap = min(until, tile.end) - max(at, tile.start)
+                spent[held.id, KIND_LABELS[LedgerKind(held.why)]] += overlap
+        longest = sorted(spent, key=lambda key: (-spent[key], key))
+        named = "; ".join(
+            f"request {i}, {why}, {format_seconds(spent[i, why])}" for i, why in longest[:2]
+        )
+        return named + (f"; {len(longest) - 2} more" if len(longest) > 2 else "")
+
+    def _preempted(self, life: RequestRecord, tile: LedgerSegment) -> str:
+        taken = [
+            p
+            for p in self.found.preemptions
+            if p.victim == life.request.id and p.at <= tile.start + 1e-9
+        ]
+        if not taken:
+            return ""
+        last = taken[-1]
+        whose = "all others" if last.by is None else f"request {last.by}"
+        if last.by == life.request.id:
+            whose = "its own next tokens, there were too few blocks"
+        return f"lost {last.tokens} tokens of KV to {whose}"
+
+    def _prefills(self, life: RequestRecord, tile: LedgerSegment) -> str:
+        log = self.record.steps
+        first, last = bisect_right(log.end, tile.start), bisect_left(log.start, tile.end)
+        ids = {i for row in range(first, last) for i in self._prefilled.get(row, ())}
+        return format_request_ids(ids - {life.request.id}, 6) if ids else ""
+
+    def _tokens(self, life: RequestRecord, tile: LedgerSegment) -> str:
+        starts = self.record.steps.start
+        here = [
+            run
+            for run in compute_runs(life)
+            if run.kind is not LedgerKind.DECODE and tile.start <= starts[run.first] < tile.end
+        ]
+        again = sum(run.recomputed for run in here)
+        text = f"{sum(run.tokens for run in here)} tokens"
+        return f"{text}, {again} of them again" if again else text

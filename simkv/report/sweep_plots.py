@@ -1,0 +1,387 @@
+"""Pictures of a sweep: a figure against a knob, and two figures against each other."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from simkv.core.errors import InputError, spelling_hint
+from simkv.core.figures import FIGURE_NAMES, OPTIONAL_METRICS, heading
+from simkv.report.plot_style import (
+    BLUE,
+    DARK,
+    GREY,
+    PURPLE,
+    RED,
+    WIDTH,
+    plot_settings,
+    save,
+    set_log_scale,
+    title_and_legend,
+)
+from simkv.study.sweep_axes import format_assignment
+
+#: Colours of lines, far from each other; further lines have them again, dashed and dotted.
+COLOURS = (BLUE, RED, "#009E73", PURPLE, DARK)
+STROKES = ("-", "--", ":")
+MARKERS = "osD^vPX"
+#: Nobody could tell more lines than this apart: they are coloured by the knob that matters most.
+MAX_LINES = len(COLOURS) * len(STROKES)
+#: From such a ratio of the greatest value to the least an axis is logarithmic.
+MIN_LOG_RATIO = 30.0
+#: So many letters have room side by side under an axis.
+_MOST_LETTERS = 80
+#: Points closer than this, in shares of the picture, have one label between them.
+_CLOSE = 0.025
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A ``figure`` (of summary.json) against a ``knob`` (its path, or ``variant``)."""
+
+    figure: str
+    knob: str
+
+    @property
+    def file(self) -> str:
+        return _file(f"{self.figure}-by-{self.knob}")
+
+
+@dataclass(frozen=True)
+class ParetoGoal:
+    """A figure, and whether more of it is better."""
+
+    figure: str
+    more: bool
+
+    def __str__(self) -> str:
+        return f"{self.figure}:{'max' if self.more else 'min'}"
+
+
+@dataclass(frozen=True)
+class Pareto:
+    """What nothing else beats in all of its ``goals``; the first two are drawn."""
+
+    goals: tuple[ParetoGoal, ...]
+
+    @property
+    def file(self) -> str:
+        return _file("pareto-" + "-".join(goal.figure for goal in self.goals))
+
+
+def _file(name: str) -> str:
+    return re.sub(r"[^\w.-]", "_", name) + ".png"
+
+
+def parse_plot(text: str, knobs: Sequence[str]) -> Plot:
+    """``FIGURE:KNOB``. Raises InputError if there is no such figure, or no such knob."""
+    figure, colon, knob = text.partition(":")
+    _known(figure, f"--plot {text}")
+    known = [*knobs, "variant"]
+    if not colon or knob not in known:
+        raise InputError(
+            f"--plot {text}: {knob!r} is not a knob of this "
+            f"sweep{spelling_hint(knob, known)}; expected "
+            f"FIGURE:KNOB, KNOB one of {', '.join(known)}"
+        )
+    return Plot(figure, knob)
+
+
+def parse_pareto(text: str) -> Pareto:
+    """``FIGURE:max,FIGURE:min``, two or more. Raises InputError if it is not like that."""
+    goals = []
+    for part in text.split(","):
+        figure, _, better = part.strip().partition(":")
+        if better not in ("min", "max"):
+            raise InputError(
+                f"--pareto {text}: expected FIGURE:max or FIGURE:min; found {part.strip()!r}"
+            )
+        _known(figure, f"--pareto {text}")
+        goals.append(ParetoGoal(figure, better == "max"))
+    if len({goal.figure for goal in goals}) < max(len(goals), 2):
+        raise InputError(f"--pareto {text}: expected two or more different figures")
+    return Pareto(tuple(goals))
+
+
+def _known(figure: str, where: str) -> None:
+    known = (*FIGURE_NAMES, *OPTIONAL_METRICS)
+    if figure not in known:
+        raise InputError(
+            f"{where}: {figure!r} is not a figure of summary.json{spelling_hint(figure, known)}; "
+            f"expected one of {', '.join(known)}"
+        )
+
+
+def check_figures(frame: pd.DataFrame, figures: Iterable[str], where: str) -> None:
+    """Raise InputError if a table of runs has not got one of the figures."""
+    for figure in figures:
+        if figure not in frame:
+            of = OPTIONAL_METRICS.get(figure)
+            what = f"only {of} have it" if of else "this table has no such figure"
+            raise InputError(f"{where}: {figure}: {what}")
+
+
+def average_repeats(
+    frame: pd.DataFrame, knobs: Sequence[str], figures: Sequence[str]
+) -> pd.DataFrame:
+    """A row per point and variant, averaged over its repeats.
+
+    ``point``, the knobs, ``variant`` and the figures, for each figure ``±figure``, half of the
+    95 % confidence interval of its mean (Student's t; NaN for one repeat), and ``unserved``,
+    whether any request of any repeat did not finish. A figure is NaN if it is empty in a repeat.
+    """
+    rows = []
+    for (point, variant), group in frame.groupby(["point", "variant"], sort=False):
+        row: dict[str, Any] = {"point": point, "variant": variant}
+        row |= {knob: group[knob].iloc[0] for knob in knobs}
+        for name in figures:
+            values = group[name].to_numpy(dtype=np.float64)
+            row[name] = math.fsum(values) / len(values)
+            row[f"±{name}"] = _half_interval(values)
+        row["unserved"] = bool((group["finished"] < group["requests"]).any())
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _half_interval(values: npt.NDArray[np.float64]) -> float:
+    if len(values) < 2:
+        return math.nan
+    from scipy.stats import t
+
+    return float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
+
+
+def pareto_front(points: pd.DataFrame, goals: Sequence[ParetoGoal]) -> pd.Series[bool]:
+    """Which rows no other row beats: as good in every goal, and better in one.
+
+    A row without one of the figures is not among them.
+    """
+    costs = np.column_stack(
+        [points[goal.figure].to_numpy(np.float64) * (-1 if goal.more else 1) for goal in goals]
+    )
+    on_front = [
+        not np.isnan(row).any() and not ((costs <= row).all(1) & (costs < row).any(1)).any()
+        for row in costs
+    ]
+    return pd.Series(on_front, index=points.index, dtype=bool)
+
+
+def write_plot(frame: pd.DataFrame, knobs: Sequence[str], plot: Plot, folder: Path) -> Path:
+    """Draw a figure against a knob into ``folder``, one line per setting of the others."""
+    points = average_repeats(frame, knobs, [plot.figure])
+    others = [name for name in (*knobs, "variant") if name != plot.knob]
+    others = [name for name in others if len({repr(value) for value in points[name]}) > 1]
+    lines = [group for _, group in points.groupby(others, sort=False)] if others else [points]
+    sampled = len(lines) > 1 and max(map(len, lines)) == 1
+    if sampled:  # nothing is held still, so there are no lines to draw
+        others = ["variant"] if "variant" in others else []
+        lines = [group for _, group in points.groupby("variant", sort=False)]
+    repeats = int(frame["repeat"].max()) + 1
+    with plot_settings():
+        figure = Figure(figsize=(WIDTH, 5.6))
+        axes = figure.add_subplot()
+        handles: list[Any] = []
+        places = _places(axes, list(points[plot.knob]))
+        few = len(lines) <= MAX_LINES
+        told = others if few else [_matters_most(points, others, plot.figure)]
+        looks: dict[str, dict[str, Any]] = {}
+        labels = [", ".join(_setting(name, line[name].iloc[0]) for name in told) for line in lines]
+        for label in dict.fromkeys(labels):
+            looks[label] = _look(len(looks), len(set(labels)))
+        for label, line in zip(labels, lines, strict=True):
+            look = looks[label]
+            _draw_line(axes, line, plot, places, look if not sampled else {**look, "linestyle": ""})
+        if others:
+            handles += [Line2D([], [], **look, label=label) for label, look in _ends(looks)]
+        if points["unserved"].any():
+            handles.append(_hollow())
+        axes.set_xlabel(plot.knob)
+        axes.set_ylabel(heading(plot.figure))
+        axes.grid(color=GREY, linewidth=0.5)
+        _logarithmic(axes, "y", points[plot.figure])
+        many = f", {len(lines)} settings of {', '.join(others)}" if len(lines) > MAX_LINES else ""
+        seeds = f", mean of {repeats} seeds, 95 % confidence" if repeats > 1 else ""
+        title_and_legend(figure, f"{plot.figure} by {plot.knob}{many}{seeds}", handles)
+        return save(figure, folder / plot.file)
+
+
+def _matters_most(points: pd.DataFrame, knobs: Sequence[str], figure: str) -> str:
+    """The knob between whose values the means of a figure lie farthest apart."""
+
+    def apart(knob: str) -> float:
+        found = points.groupby(points[knob].map(repr))[figure].mean()
+        return float(found.max() - found.min())
+
+    return max(knobs, key=apart)
+
+
+def _look(number: int, of: int) -> dict[str, Any]:
+    """A line that is unlike the others; of many it has its place on a scale from dark to light."""
+    stroke, hue = divmod(number, len(COLOURS))
+    if of > MAX_LINES:
+        colour = to_hex(colormaps["viridis"](0.9 * number / (of - 1)))
+        return {"color": colour, "marker": "o", "linestyle": "-"}
+    marker = MARKERS[number % len(MARKERS)]
+    return {"color": COLOURS[hue], "marker": marker, "linestyle": STROKES[stroke]}
+
+
+def _ends(looks: Mapping[str, dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    """All of them, or of a scale the ends and some in between."""
+    rows = list(looks.items())
+    if len(rows) <= MAX_LINES:
+        return rows
+    return [rows[round(part / 6 * (len(rows) - 1))] for part in range(7)]
+
+
+def _setting(knob: str, value: Any) -> str:
+    plain = value.item() if isinstance(value, np.generic) else value
+    return str(plain) if knob == "variant" else format_assignment(knob, plain)
+
+
+def _hollow() -> Line2D:
+    return Line2D(
+        [], [], linestyle="", marker="o", mfc="white", mec=DARK, label="some requests unserved"
+    )
+
+
+def _places(axes: Axes, values: Sequence[Any]) -> dict[str, float]:
+    """Where on the x axis each value goes: numbers at their place, anything else side by side."""
+    different = {repr(value): value for value in values}
+    numbers = [v for v in different.values() if isinstance(v, int | float | np.number)]
+    finite = not any(isinstance(v, bool | np.bool_) or not math.isfinite(v) for v in numbers)
+    if len(numbers) == len(different) and finite:
+        _logarithmic(axes, "x", numbers)
+        return {name: float(value) for name, value in different.items()}
+    labels = [str(value) for value in different.values()]
+    slanted: dict[str, Any] = {"rotation": 25, "ha": "right", "rotation_mode": "anchor"}
+    long = sum(map(len, labels)) > _MOST_LETTERS
+    axes.set_xticks(range(len(labels)), labels, **(slanted if long else {}))
+    return {name: float(place) for place, name in enumerate(different)}
+
+
+def _logarithmic(axes: Axes, which: str, values: Any) -> None:
+    """Make an axis logarithmic if its values are positive and far apart."""
+    known = [float(value) for value in values if not math.isnan(value)]
+    if known and min(known) > 0 and max(known) / min(known) >= MIN_LOG_RATIO:
+        set_log_scale(axes, which)
+
+
+def _draw_line(
+    axes: Axes,
+    line: pd.DataFrame,
+    plot: Plot,
+    places: dict[str, float],
+    look: Mapping[str, Any],
+) -> None:
+    x = np.array([places[repr(value)] for value in line[plot.knob]])
+    order = np.argsort(x, kind="stable")
+    x, y = x[order], line[plot.figure].to_numpy()[order]
+    error = line[f"±{plot.figure}"].to_numpy()[order]
+    hollow = line["unserved"].to_numpy()[order]
+    bars = None if np.isnan(error).all() else error
+    colour, marker, style = look["color"], look["marker"], look["linestyle"]
+    axes.errorbar(
+        x, y, bars, color=colour, linestyle=style, linewidth=1.4, elinewidth=0.9, capsize=3
+    )
+    for which, fill in ((~hollow, colour), (hollow, "white")):
+        axes.plot(x[which], y[which], marker, color=colour, mfc=fill, ms=5.5, zorder=4)
+
+
+def find_front(
+    frame: pd.DataFrame, knobs: Sequence[str], pareto: Pareto
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The points of a table, averaged over repeats, and those that nothing beats, in order."""
+    names = [goal.figure for goal in pareto.goals]
+    points = average_repeats(frame, knobs, names)
+    front = points[pareto_front(points, pareto.goals)]
+    return points, front.sort_values(names, kind="stable").reset_index(drop=True)
+
+
+def write_pareto(
+    frame: pd.DataFrame, knobs: Sequence[str], pareto: Pareto, folder: Path
+) -> tuple[Path, pd.DataFrame]:
+    """Draw the points by the first two goals, with the front marked; returns it as a table too.
+
+    The table is sorted by the first goal, and its rows are numbered as in the picture.
+    """
+    names = [goal.figure for goal in pareto.goals]
+    points, front = find_front(frame, knobs, pareto)
+    on_front = pareto_front(points, pareto.goals)
+    with plot_settings():
+        figure = Figure(figsize=(WIDTH, 6.2))
+        axes = figure.add_subplot()
+        if len(names) == 2:
+            style = "steps-pre" if pareto.goals[0].more else "steps-post"
+            axes.plot(front[names[0]], front[names[1]], color=RED, linewidth=1.0, drawstyle=style)
+        handles = _draw_points(axes, points[~on_front], front, names)
+        for goal, axis in zip(pareto.goals[:2], (axes.xaxis, axes.yaxis), strict=True):
+            axis.set_label_text(
+                f"{heading(goal.figure)}, {'more' if goal.more else 'less'} is better"
+            )
+        axes.grid(color=GREY, linewidth=0.5)
+        _logarithmic(axes, "x", points[names[0]])
+        _logarithmic(axes, "y", points[names[1]])
+        _number(axes, front[names[:2]].to_numpy(np.float64))
+        title = (
+            f"Pareto front: {len(front)} of {len(points)} by {', '.join(map(str, pareto.goals))}"
+        )
+        title_and_legend(figure, title, handles)
+        path = save(figure, folder / pareto.file)
+    return path, front
+
+
+def _draw_points(
+    axes: Axes, beaten: pd.DataFrame, front: pd.DataFrame, names: Sequence[str]
+) -> list[Any]:
+    x, y = names[:2]
+    for points, colour, size in ((beaten, "#999999", 5.0), (front, RED, 7.0)):
+        for hollow in (False, True):
+            some = points[points["unserved"] == hollow]
+            fill = "white" if hollow else colour
+            axes.plot(some[x], some[y], "o", color=colour, mfc=fill, ms=size, zorder=4)
+    handles: list[Any] = [
+        Line2D([], [], linestyle="", marker="o", color=RED, label="nothing beats it"),
+        Line2D([], [], linestyle="", marker="o", color="#999999", label="beaten"),
+    ]
+    if front["unserved"].any() or beaten["unserved"].any():
+        handles.append(_hollow())
+    return handles
+
+
+def _number(axes: Axes, points: npt.NDArray[np.float64]) -> None:
+    """Number points; those that lie together have one label, as in ``4-8``."""
+    axes.figure.draw_without_rendering()  # type: ignore[union-attr]
+    shares = axes.transAxes.inverted().transform(axes.transData.transform(points))
+    groups: list[list[int]] = []
+    for number, share in enumerate(shares):
+        near = (g for g in groups if np.abs(shares[g[0]] - share).max() < _CLOSE)
+        if (group := next(near, None)) is None:
+            groups.append([number])
+        else:
+            group.append(number)
+    for group in groups:
+        whole = group == list(range(group[0], group[-1] + 1)) and len(group) > 2
+        text = f"{group[0]}-{group[-1]}" if whole else ", ".join(map(str, group))
+        right = shares[group[0]][0] > 0.9
+        axes.annotate(
+            text,
+            tuple(points[group[0]]),
+            xytext=(-6 if right else 6, 6),
+            textcoords="offset points",
+            ha="right" if right else "left",
+            fontsize=9,
+            zorder=5,
+        )

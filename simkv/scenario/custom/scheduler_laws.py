@@ -1,0 +1,262 @@
+"""The laws that a custom scheduler must keep, checked call by call by ``simkv check-scheduler``.
+
+A ``CheckedScheduler`` scheduler does what the inner one does until it breaks a law; then it raises
+``LawViolation``, which names the law, the step and the line. A run only has a guard, see
+``simkv.scenario.custom.scheduler_guard``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from simkv.core.block_pool import BlockPool
+from simkv.core.errors import InputError
+from simkv.core.request import Prompt
+from simkv.core.scheduler_protocol import Batch, Completion, blocks_for
+from simkv.scenario.custom.call_limit import CallTimeout, call_in_time, limits_exceeded
+from simkv.scenario.custom.code_source import CustomCode, find_error_line, line_of_method
+from simkv.scenario.custom.file_access import watch_file_reads
+from simkv.scenario.custom.request_tracking import BatchError
+from simkv.scenario.custom.scheduler_guard import is_engine_class, tracker_of
+
+Answer = TypeVar("Answer")
+
+#: The laws by what breaks them, in words.
+LAWS = {
+    "exceptions": "no call raises an exception",
+    "answers": "every call answers, with what the protocol says",
+    "requests": "a request is in one queue, once, until it ends, and a step has it once",
+    "tokens": "a step computes tokens that are there, on top of those that have KV, and sends one "
+    "for each request that is complete",
+    "blocks": "free and held blocks are all blocks, and who computes holds enough",
+    "limits": "no more run than max_num_seqs, and a step computes max_num_batched_tokens at most",
+    "future": "what will come decides nothing",
+    "chance": "the same scenario comes out the same",
+    "leaps": "leaping changes nothing",
+    "ends": "every run ends",
+}
+
+
+class LawViolation(InputError):
+    """A scheduler broke a ``law`` in the decision numbered ``step``; ``line`` is of its file."""
+
+    def __init__(self, law: str, what: str, path: str, line: int, step: int | None) -> None:
+        super().__init__(law, what, path, line, step)  # SimPy and pickle make it again of these
+        self.law, self.what, self.path, self.line, self.step = law, what, path, line, step
+
+    def __str__(self) -> str:
+        at = "" if self.step is None else f" at step {self.step}"
+        law = f"breaks the law of {self.law}{at}"
+        return f"{self.path}:{self.line}: {law}: {self.what} ({LAWS[self.law]})"
+
+
+class CheckedScheduler:
+    """A scheduler under watch; see ``simkv.core.scheduler_protocol.Scheduler`` for what it
+    offers."""
+
+    def __init__(self, build: Callable[[], Any], of: type[Any], source: CustomCode) -> None:
+        self._of, self._source = of, source
+        self.step = 0
+        #: What was decided, a number a step, with requests numbered from the first that came; and
+        #: the step at which each request was over.
+        self.trail: list[int] = []
+        self.over: dict[int, int] = {}
+        self.leapt = False
+        self._first: int | None = None
+        self.inner = self._call("__init__", build)
+        # An engine of simkv under a rule has its own laws; pipelines are not followed by tokens.
+        self._ours = is_engine_class(of)
+        self._tracker = tracker_of(self.inner, self.num_blocks, of)
+        self._follows = self._tracker.tokens
+
+    # What is asked of it.
+
+    @property
+    def pipeline_depth(self) -> int:
+        """Batches in flight."""
+        return int(getattr(self.inner, "pipeline_depth", 1))
+
+    def add(self, prompt: Prompt) -> None:
+        """Take a new request, of which no more is shown than a client sends."""
+        seen = Prompt(*(getattr(prompt, field.name) for field in fields(Prompt)))
+        self._tracker.add(seen)
+        self._first = prompt.id if self._first is None else self._first
+        self._call("add", lambda: self.inner.add(seen))
+
+    def schedule(self) -> Batch:
+        """Decide, and be judged."""
+        self.step += 1
+        batch: Batch = self._call("schedule", self.inner.schedule)
+        self._track("schedule", lambda: self._tracker.check_batch(batch))
+        self._judge_limits(batch)
+        self._judge_state()
+        first = self._first or 0
+        rows = tuple((i - first, n) for i, n in batch.scheduled)
+        moved = (*batch.joined, -1, *batch.left, -1, *batch.preempted, -1, *batch.ignored)
+        self.trail.append(hash((rows, tuple(i - first if i >= 0 else None for i in moved))))
+        return batch
+
+    def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
+        """Account for a step, and be judged."""
+        completion: Completion = self._call("complete", lambda: self.inner.complete(batch, ended))
+        self._track("complete", lambda: self._tracker.check_completion(batch, ended, completion))
+        for i in completion.finished:
+            self.over[i] = self.step
+        self._judge_state("complete")
+        return completion
+
+    def abort(self, request_id: int) -> None:
+        """The client has gone."""
+        self._call("abort", lambda: self.inner.abort(request_id))
+        self._tracker.remove([request_id])
+        self.over[request_id] = self.step
+        self._judge_state("abort")
+
+    def leap(self, most: int) -> int:
+        """How many steps are alike."""
+        steps = self._call("leap", lambda: self.inner.leap(most))
+        self._track("leap", lambda: self._tracker.check_steps(steps, most))
+        return int(steps)
+
+    def skip(self, steps: int) -> list[int]:
+        """Do that many alike."""
+        free = self._call("skip", lambda: self.inner.skip(steps))
+        self._track("skip", lambda: self._tracker.check_skipped(free, steps))
+        self.step += steps
+        self.leapt = True
+        return list(free)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in all."""
+        return int(self._call("num_blocks", lambda: self.inner.num_blocks))
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that can be had."""
+        return int(self._call("free_blocks", lambda: self.inner.free_blocks))
+
+    @property
+    def num_waiting(self) -> int:
+        """Length of the queue."""
+        return int(self._call("num_waiting", lambda: self.inner.num_waiting))
+
+    @property
+    def num_running(self) -> int:
+        """How many run."""
+        return int(self._call("num_running", lambda: self.inner.num_running))
+
+    def waiting_ids(self) -> list[int]:
+        """Who waits."""
+        return list(self._call("waiting_ids", self.inner.waiting_ids))
+
+    def running_ids(self) -> list[int]:
+        """Who runs."""
+        return list(self._call("running_ids", self.inner.running_ids))
+
+    def blocks_held(self) -> Mapping[int, int]:
+        """Blocks by request."""
+        return dict(self._call("blocks_held", self.inner.blocks_held))
+
+    def fingerprint(self) -> Hashable:
+        """All that decides what comes next."""
+        found: Hashable = self._call("fingerprint", self.inner.fingerprint)
+        return found
+
+    # How it is judged.
+
+    def _judge_limits(self, batch: Batch) -> None:
+        config = getattr(self.inner, "config", None)
+        if self._ours or config is None:
+            return
+        tokens = sum(n for _, n in batch.scheduled) + batch.decodes
+        most, seats = config.max_num_batched_tokens, config.max_num_seqs
+        self._expect(tokens <= most, "limits", f"the step computes {tokens} of {most} tokens")
+        self._expect(self.num_running <= seats, "limits", f"{self.num_running} of {seats} run")
+
+    def _judge_state(self, call: str = "schedule") -> None:
+        if self._ours:
+            return
+        known = self._tracker.requests
+        queues = [*self.waiting_ids(), *self.running_ids()]
+        if sorted(queues) != sorted(known):
+            twice = [i for i in set(queues) if queues.count(i) > 1]
+            gone = sorted(known.keys() - set(queues))
+            more = sorted(set(queues) - known.keys())
+            what = (
+                f"request {twice[0]} stands twice in the queues"
+                if twice
+                else f"request {gone[0]} is in no queue"
+                if gone
+                else f"request {more[0]} has ended and is in a queue"
+            )
+            self._break("requests", what, call)
+        pool = getattr(self.inner, "pool", None)
+        if isinstance(pool, BlockPool):
+            try:
+                pool.check()
+            except AssertionError as error:
+                self._break("blocks", str(error), call)
+        held, free, total = self.blocks_held(), self.free_blocks, self.num_blocks
+        if not self._follows:
+            return
+        good = sum(held.values()) + free == total and free >= 0
+        self._expect(
+            good, "blocks", f"{sum(held.values())} held and {free} free are not {total}", call
+        )
+        size: int = getattr(getattr(self.inner, "config", None), "block_size", 0)
+        for i, r in known.items():
+            if not (size and self._tracker.tokens):
+                break
+            least = blocks_for(r.computed, size)
+            what = f"request {i} has {r.computed} tokens in {held.get(i, 0)} blocks of {size}"
+            self._expect(held.get(i, 0) >= least, "blocks", what, call)
+
+    # How what is wrong is told.
+
+    def _call(self, name: str, call: Callable[[], Answer]) -> Answer:
+        try:
+            with watch_file_reads() as read:
+                answer = call_in_time(call)
+        except LawViolation:
+            raise
+        except CallTimeout as late:
+            line = find_error_line(late, self._source.path) or self._line(name)
+            what = f"{name} {limits_exceeded()}"
+            raise LawViolation("answers", what, self._source.shown, line, self.step) from None
+        except (Exception, SystemExit) as error:
+            line = find_error_line(error, self._source.path) or self._line(name)
+            what = f"{name} raised {type(error).__name__}: {error}"
+            law = "future" if "output_tokens" in str(error) else "exceptions"
+            raise LawViolation(law, what, self._source.shown, line, self.step) from error
+        if read and name != "__init__":
+            self._break("future", f"{name} reads {read[0]}", name)
+        return answer
+
+    def _track(self, name: str, check: Callable[[], None]) -> None:
+        try:
+            check()
+        except BatchError as error:
+            self._break(error.law, error.what, name)
+
+    def _expect(self, good: bool, law: str, what: str, call: str = "schedule") -> None:
+        if not good:
+            self._break(law, what, call)
+
+    def _break(self, law: str, what: str, call: str = "schedule") -> None:
+        raise LawViolation(law, what, self._source.shown, self._line(call), self.step)
+
+    def broken(self, law: str, what: str, step: int | None) -> LawViolation:
+        """What is found out by comparing it with another that had the same to do."""
+        return LawViolation(law, what, self._source.shown, self._line("schedule"), step)
+
+    def _line(self, name: str) -> int:
+        return line_of_method(self._of, self._source.path, name)
+
+
+def watched_scheduler(config: Any) -> CheckedScheduler:
+    """A new scheduler of a custom engine's config, under check. Raises LawBroken."""
+    of: type[Any] = config.own_class
+    return CheckedScheduler(lambda: of(config), of, config.own_source)

@@ -1,0 +1,175 @@
+"""The ``engine`` of a scenario: the config of any engine, checked as strictly as the file."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import MISSING, asdict, fields
+from functools import cache, lru_cache, reduce
+from operator import or_
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast, get_type_hints
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    PlainSerializer,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    create_model,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from simkv.core.engine_spec import EngineConfig, EngineSpec
+from simkv.core.errors import InputError, spelling_hint
+from simkv.scenario.custom.code_source import list_installed_schedulers
+from simkv.scenario.custom.custom_engine import build_custom_spec
+from simkv.scenario.offloading_size import BACKEND, SIZE
+from simkv.schedulers.engine_registry import ENGINES, find_engine_spec
+
+#: In place of a setting that the launcher chooses, for an editor; the reader of files has put the
+#: value there.
+Auto = Literal["auto"]
+
+
+def _strict_model(spec: EngineSpec) -> type[BaseModel]:
+    """A pydantic model with the fields of an engine's config, which is a plain dataclass."""
+    config = spec.config
+    hints = get_type_hints(config, include_extras=True)
+    for knob in {spec.memory, *spec.launch.fields}:
+        hints[knob] = Annotated[
+            hints[knob],
+            BeforeValidator(lambda value: value, json_schema_input_type=hints[knob] | Auto),
+        ]
+    definitions: dict[str, Any] = {
+        field.name: (hints[field.name], ... if field.default is MISSING else field.default)
+        for field in fields(config)
+    }
+    strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    if spec.host_blocks:  # for an editor: the reader of files has put blocks there
+        strict["json_schema_extra"] = _with_host_size
+    return create_model(config.__name__, __doc__=config.__doc__, __config__=strict, **definitions)
+
+
+def _with_host_size(schema: dict[str, Any]) -> None:
+    """What ``scenario/offloading_size.py`` takes besides."""
+    schema["properties"] |= {
+        SIZE: {
+            "type": "number",
+            "exclusiveMinimum": 0,
+            "description": "Host memory for KV (GiB) of all GPUs, in place of num_cpu_blocks. "
+            "[--kv-offloading-size]",
+        },
+        BACKEND: {"const": "native", "description": "What copies it. [--kv-offloading-backend]"},
+    }
+
+
+@cache  # for an engine stands in several places of a scenario
+def _models() -> dict[type[BaseModel], type[EngineConfig]]:
+    """The config of each engine, by its model."""
+    return {_strict_model(engine): engine.config for engine in ENGINES.values()}
+
+
+class _CheckedByModel:
+    """Checks the fields of ``engine`` strictly, picks the config by ``name`` and builds it."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        configs = _models()
+
+        def build(model: BaseModel) -> EngineConfig:
+            config: EngineConfig = configs[type(model)](**dict(model))
+            return config
+
+        choice: Any = reduce(or_, configs)
+        if len(configs) > 1:
+            choice = Annotated[choice, Field(discriminator="name")]
+        known = handler.generate_schema(Annotated[choice, AfterValidator(build)])
+        return core_schema.with_info_wrap_validator_function(_own_or_known, known)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"anyOf": [handler(schema), CUSTOM_ENGINE_SCHEMA]}
+
+
+#: A scheduler of one's own, for an editor; only its file knows its knobs.
+CUSTOM_ENGINE_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "not": {"enum": sorted(ENGINES)}},
+        "file": {"type": "string", "description": "A scheduler of one's own (Python); --trust."},
+    },
+    "required": ["name"],
+}
+
+
+def _own_or_known(data: Any, known: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+    """A config of a scheduler of one's own if ``data`` names one, else of an engine of simkv."""
+    name = data.get("name") if isinstance(data, dict) else None
+    if not isinstance(name, str) or name in ENGINES:
+        return known(data)
+    file = data.get("file")
+    if file is None and name not in list_installed_schedulers():
+        return known(data)
+    try:
+        folder = (info.context or {}).get("folder", Path())
+        spec = build_custom_spec(name, None if file is None else str(file), folder)
+    except InputError as error:
+        raise PydanticCustomError("own", "{why}", {"why": str(error)}) from error
+    names = [field.name for field in fields(spec.config)]
+    for field in data:
+        if field not in names:
+            known_here = (
+                f"unknown field{spelling_hint(str(field), names)}; known here: {', '.join(names)}"
+            )
+            raise PydanticCustomError("own", "{why}", {"why": f"{field}: {known_here}"})
+    path = spec.config.__dataclass_fields__["file"].default
+    model = _own_model(cast(Hashable, spec.config))
+    checked = model.model_validate({**data, "file": path} if path else data)
+    return spec.config(**dict(checked))
+
+
+@lru_cache(maxsize=64)
+def _own_model(config: Any) -> type[BaseModel]:
+    """The model of a config of one's own; a check of a scheduler asks for it by the hundred."""
+    return _strict_model(config.own_spec)
+
+
+#: The config of an engine, as a mapping in the file and when it is dumped.
+AnyEngine = Annotated[EngineConfig, _CheckedByModel(), PlainSerializer(asdict)]
+
+
+def check_no_kv_connector(engines: Sequence[EngineConfig]) -> None:
+    """Raise ValueError if one of these engines asks for KV of others, which are not there."""
+    for engine in engines:
+        for knob in find_engine_spec(engine).transfer_knobs:
+            if getattr(engine, knob) is not None:
+                raise ValueError(
+                    f"engine: {knob} is for replicas of roles prefill and decode; leave it out"
+                )
+
+
+def check_kv_connector(engines: Sequence[EngineConfig], roles: Sequence[str]) -> None:
+    """Raise ValueError if KV cannot go from one of these engines to another in their roles."""
+    if any(find_engine_spec(engine).rule_of(engine) for engine in engines):
+        raise ValueError("fleet: replicas that prefill and decode go by no rule; leave it out")
+    able = {name: spec.transfer.variants for name, spec in ENGINES.items() if spec.transfer}
+    for engine, role in zip(engines, roles, strict=True):
+        if find_engine_spec(engine).naming.variant_of(engine.variant) not in able.get(
+            engine.name, ()
+        ):
+            listed = " or ".join(f"{name} ({', '.join(known)})" for name, known in able.items())
+            raise ValueError(
+                f"fleet: roles prefill and decode are for engine {listed}; "
+                f"found {engine.name} {engine.variant}"
+            )
+        if transfer := find_engine_spec(engine).transfer:
+            transfer.in_role(engine, role)
+    if len({(engine.name, find_engine_spec(engine).block_size(engine)) for engine in engines}) > 1:
+        raise ValueError("fleet: replicas that prefill and decode need one block_size")

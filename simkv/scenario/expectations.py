@@ -1,0 +1,169 @@
+"""What a scenario expects of its variants: bounds on their figures, and whether they held.
+
+expect:
+  before: {verdict: livelock, finished: {le: 3}}
+  after:
+    makespan_s: {within: [3.0, 3.2]}
+    request: {0: {preemptions: 0, ttft_s: {le: 1.5}}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import isclose
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, create_model, model_validator
+
+from simkv.core.figures import METRICS
+from simkv.scenario.base_section import Section
+
+VerdictName = Literal[
+    "served",
+    "livelock",
+    "deadlock",
+    "engine died",
+    "lost",
+    "starved",
+    "rejected",
+    "timed_out",
+    "cut_off",
+]
+
+
+OutcomeName = Literal["finished", "starved", "timed_out", "rejected", "lost", "stalled", "cut_off"]
+
+
+#: Columns of ``requests.csv`` that one request may be held to; times in seconds.
+REQUEST_FIGURES = {
+    "first_token_s": "when its first token came",
+    "finish_s": "when it ended",
+    "ttft_s": "how long its first token took",
+    "tpot_s": "the time per output token after the first",
+    "e2e_s": "how long it took as a whole",
+    "preemptions": "how often it was preempted",
+    "recomputed_tokens": "how many of its tokens were computed again",
+}
+
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Bound(Section):
+    """What a figure must be: exactly one of ``eq``, ``le``, ``ge`` and ``within``.
+
+    ``within`` is ``[low, high]``, both included. Numbers that differ by less than 1e-9, relative,
+    are equal.
+    """
+
+    eq: Number | None = None
+    """Exactly this, to 1e-9 of it; a bare number says the same."""
+    le: Number | None = None
+    """At most this."""
+    ge: Number | None = None
+    """At least this."""
+    within: Annotated[list[Number], Field(min_length=2, max_length=2)] | None = None
+    """From the first to the second, both included."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Bound:
+        given = [name for name, value in self if value is not None]
+        if len(given) != 1:
+            found = " and ".join(given) or "none"
+            raise ValueError(f"exactly one of eq, le, ge, within is needed; found {found}")
+        if self.within and self.within[0] > self.within[1]:
+            raise ValueError(f"within needs [low, high]; found {self.within}")
+        return self
+
+    def missed_by(self, found: float) -> float:
+        """How far ``found`` is off, with its sign; 0 if the bound holds."""
+        low, high = self._range()
+        nearest = min(max(found, low), high)
+        return 0.0 if isclose(found, nearest, rel_tol=1e-9, abs_tol=1e-9) else found - nearest
+
+    def _range(self) -> tuple[float, float]:
+        if self.within is not None:
+            return self.within[0], self.within[1]
+        if self.eq is not None:
+            return self.eq, self.eq
+        low, high = self.ge, self.le
+        return float("-inf") if low is None else low, float("inf") if high is None else high
+
+    def __str__(self) -> str:
+        if self.within is not None:
+            return f"within {self.within[0]:g} .. {self.within[1]:g}"
+        sign, value = next(
+            (sign, value)
+            for sign, value in (("=", self.eq), ("<=", self.le), (">=", self.ge))
+            if value is not None
+        )
+        return f"{sign} {value:.10g}"
+
+
+def _bare_number(value: Any) -> Any:
+    return value if isinstance(value, dict | Bound) else {"eq": value}
+
+
+def _bare_word(value: Any) -> Any:
+    return value["eq"] if isinstance(value, dict) and list(value) == ["eq"] else value
+
+
+#: A bare number stands for ``{eq: number}``, and for words the other way round.
+Expected = Annotated[Bound, BeforeValidator(_bare_number, json_schema_input_type=float | Bound)]
+
+
+def _with_bounds(base: type[Section], figures: Mapping[str, str]) -> Any:
+    """``base`` with an optional bound on each of the ``figures``; a wrong name is an error.
+
+    They are given by their names and what they are.
+    """
+    fields: dict[str, Any] = {
+        name: (Annotated[Expected | None, Field(description=f"Bound on {what}.")], None)
+        for name, what in figures.items()
+    }
+    return create_model(base.__name__.lstrip("_"), __base__=base, __doc__=base.__doc__, **fields)
+
+
+class _OfRequest(Section):
+    """What must come of one request: its ``outcome``, and bounds on its row of requests.csv."""
+
+    outcome: Annotated[OutcomeName, BeforeValidator(_bare_word)] | None = None
+    """How the request must end."""
+
+
+if TYPE_CHECKING:
+    RequestExpectations = _OfRequest
+else:
+    RequestExpectations = _with_bounds(_OfRequest, REQUEST_FIGURES)
+
+
+class _Expectations(Section):
+    """What must come of one variant: its ``verdict``, and bounds on its figures in summary.json.
+
+    ``request`` holds single requests to account, by id.
+    """
+
+    verdict: Annotated[VerdictName, BeforeValidator(_bare_word)] | None = None
+    """How the run as a whole must end."""
+    request: dict[Annotated[int, Field(ge=0, strict=False)], RequestExpectations] = Field(
+        default={}
+    )
+    """Bounds on single requests, by their numbers."""
+
+
+if TYPE_CHECKING:
+    Expectations = _Expectations
+else:
+    Expectations = _with_bounds(
+        _Expectations,
+        {
+            name: f"the {metric.label}" + (f", {metric.description}" if metric.description else "")
+            for name, metric in METRICS.items()
+        },
+    )
+
+
+def iterate_expectations(
+    expected: Expectations | RequestExpectations,
+) -> Iterator[tuple[str, Bound | str]]:
+    return ((name, value) for name, value in expected if isinstance(value, Bound | str))

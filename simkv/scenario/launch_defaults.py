@@ -1,0 +1,379 @@
+"""Engine settings that follow from the hardware: those left out, ``auto``, and GiB of host memory.
+
+engine: {name: vllm, max_num_seqs: 64, kv_offloading_size: 64}
+hardware: {gpu: H100-SXM, model: llama-3.1-8b}
+
+With ``hardware`` each setting that is left out, or ``auto``, has the value that the engine's
+launcher chooses for that GPU and model (``EngineSpec.launch``). The size of the KV cache is what
+the GPU's memory leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from simkv.core.engine_spec import EngineConfig, EngineSpec
+from simkv.core.errors import InputError
+from simkv.core.execution_settings import ExecutionSettings
+from simkv.core.launch_rules import LaunchError, LaunchTarget, ModelFacts
+from simkv.core.scheduler_protocol import MAX_BLOCKS
+from simkv.costs.hardware.architecture import Architecture, Mla
+from simkv.costs.hardware.catalog import Gpu
+from simkv.costs.hardware.engine_settings import find_execution_settings
+from simkv.costs.hardware.kv_capacity import (
+    KvCapacity,
+    can_checkpoint_states,
+    compute_kv_capacity,
+    kv_groups,
+)
+from simkv.costs.hardware.replica_hardware import Hardware
+from simkv.scenario.engine_section import AnyEngine
+from simkv.scenario.hardware_section import HardwareSection, build_hardware
+from simkv.scenario.offloading_size import BACKEND, SIZE, host_blocks
+from simkv.scenario.overrides import merge
+from simkv.schedulers.engine_registry import ENGINES
+
+AUTO = "auto"
+#: Where a section or a field is in a scenario.
+FieldPath = tuple[str | int, ...]
+#: The place of a field, by its name in the engine's section.
+FieldLocator = Callable[[str], FieldPath]
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What was ``given`` in an engine's section, and what its launcher chose by ``default``.
+
+    ``source`` says whose defaults they are. Names are in the order of the engine's config.
+    """
+
+    given: tuple[str, ...]
+    default: tuple[str, ...]
+    source: str
+
+
+@dataclass(frozen=True)
+class SettingOrigins:
+    """The origin of the settings of each engine section of a scenario, by its place.
+
+    Scenarios with the same values are equal, wherever their values are from.
+    """
+
+    sections: Mapping[FieldPath, EngineSettings] = field(default_factory=dict, compare=False)
+
+    @property
+    def engine(self) -> EngineSettings | None:
+        """Those of the section ``engine``; None without hardware."""
+        return self.sections.get(("engine",))
+
+
+class UnknownSetting(InputError):
+    """A setting that cannot be found, and the ``field`` that asks for it."""
+
+    def __init__(self, field: FieldPath, why: str) -> None:
+        super().__init__(why)
+        self.field = field
+
+
+def resolve_defaults(
+    data: Any, folder: Path, *, incomplete: bool = False
+) -> tuple[Any, SettingOrigins]:
+    """A scenario as plain data with all engine settings that follow from its hardware.
+
+    What is wrong with it in other ways is left to the check that follows. Raises Unknown where a
+    setting is ``auto`` without hardware, where the weights leave no room, or where the engine
+    refuses to start with its defaults. ``incomplete``: variants or candidates complete the data, so
+    that none of this has to hold yet.
+    """
+    if not isinstance(data, dict):
+        return data, SettingOrigins()
+    found, origins = {**data}, dict[FieldPath, EngineSettings]()
+    engine = data.get("engine")
+    spec = _spec(engine)
+    if spec and isinstance(engine, dict):
+        place: FieldPath = ("engine",)
+        found["engine"] = _completed(
+            spec, engine, data, folder, lambda knob: (*place, knob), incomplete
+        )
+        _note(origins, place, spec, engine, found["engine"], data)
+    fleet = data.get("fleet")
+    if isinstance(fleet, dict) and isinstance(fleet.get("replicas"), list):
+        common = found.get("engine")
+        groups = _groups(data, common, fleet["replicas"], folder, incomplete, origins)
+        found["fleet"] = {**fleet, "replicas": list(groups)}
+    return _with_bytes(found, folder), SettingOrigins(origins)
+
+
+def _note(
+    origins: dict[FieldPath, EngineSettings],
+    place: FieldPath,
+    spec: EngineSpec,
+    given: dict[str, Any],
+    whole: dict[str, Any],
+    data: dict[str, Any],
+) -> None:
+    """Note where the settings of a section with hardware are from."""
+    hardware = data.get("hardware")
+    if not isinstance(hardware, dict | HardwareSection):
+        return
+    told = [name for name, value in given.items() if value != AUTO and whole.get(name) == value]
+    names = [one for one in spec.config.__dataclass_fields__ if one not in ("name", "variant")]
+    gpu = hardware.get("gpu") if isinstance(hardware, dict) else hardware.gpu
+    origins[place] = EngineSettings(
+        tuple(name for name in names if name in told),
+        tuple(name for name in names if name in whole and name not in told),
+        f"default of {spec.name} {whole.get('variant', spec.config().variant)} on {gpu}",
+    )
+
+
+def _with_bytes(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """With the bytes that a GPU keeps of a token, where KV is copied to host memory."""
+    engine, offload = data.get("engine"), data.get("offload", {})
+    if not isinstance(engine, dict) or not isinstance(offload, dict):
+        return data
+    spec = ENGINES.get(str(engine.get("name")))
+    copies = spec and spec.host_blocks and engine.get(spec.host_blocks)
+    if not copies or "bytes_per_token" in offload or data.get("hardware") is None:
+        return data
+    room = _room(engine, data, folder)
+    told = {"bytes_per_token": room.block_bytes / room.block_size} if room else {}
+    return {**data, "offload": {**told, **offload}}
+
+
+def _groups(
+    data: dict[str, Any],
+    common: Any,
+    groups: list[Any],
+    folder: Path,
+    incomplete: bool,
+    origins: dict[FieldPath, EngineSettings],
+) -> Iterator[Any]:
+    """Groups of replicas, each with the settings that its own hardware and engine give.
+
+    A group takes over the ``common`` engine section, so that what launchers chose for that one has
+    to be replaced, too.
+    """
+    for index, group in enumerate(groups):
+        if not isinstance(group, dict):
+            yield group
+            continue
+        own = {name: group[name] for name in ("engine", "hardware", "profile") if name in group}
+        whole = merge({name: data.get(name) for name in own.keys() | {"engine", "hardware"}}, own)
+        spec = _spec(whole["engine"]) if own else None
+        if spec is None:
+            yield group
+            continue
+        told = group["engine"] if isinstance(group.get("engine"), dict) else {}
+        at: FieldPath = ("fleet", "replicas", index, "engine")
+        section = {**whole, "offload": data.get("offload")}
+        place = partial(_place, told, at)
+        found = _completed(spec, whole["engine"], section, folder, place, incomplete)
+        _note(origins, at, spec, whole["engine"], found, section)
+        if _spec(common) is spec:
+            fields = spec.config.__dataclass_fields__
+            gone = {k: fields[k].default for k in common if k in fields and k not in found}
+            found = {k: v for k, v in found.items() if k in told or common.get(k, AUTO) != v} | gone
+        yield {**group, "engine": found} if found or told else group
+
+
+def _place(told: dict[str, Any], at: FieldPath, knob: str) -> FieldPath:
+    """The place of a group's setting: in the group ``at`` its own section, or in the common one."""
+    return (*(at if knob in told else ("engine",)), knob)
+
+
+def _spec(engine: Any) -> EngineSpec | None:
+    """The packaged engine of a section."""
+    return ENGINES.get(str(engine.get("name"))) if isinstance(engine, dict) else None
+
+
+def _in_blocks(spec: EngineSpec, engine: dict[str, Any]) -> dict[str, Any]:
+    """An engine's section without what is told in GiB."""
+    gib = (SIZE, BACKEND) if spec.host_blocks else ()
+    return {knob: value for knob, value in engine.items() if knob not in gib}
+
+
+@lru_cache(maxsize=1)
+def _checked() -> TypeAdapter[EngineConfig]:
+    return TypeAdapter(AnyEngine)
+
+
+def _completed(
+    spec: EngineSpec,
+    engine: dict[str, Any],
+    data: dict[str, Any],
+    folder: Path,
+    place: FieldLocator,
+    incomplete: bool,
+) -> dict[str, Any]:
+    """An engine's section with the settings that follow from hardware, and in blocks."""
+    plain = _in_blocks(spec, engine)
+    try:
+        found = _launched(spec, plain, data, folder, place)
+        if spec.host_blocks and SIZE in engine:
+            found |= _host(spec, {**engine, **found}, data, folder, place)
+    except UnknownSetting:
+        if not incomplete:
+            raise
+        fits_all = {spec.memory: _fits_all(spec, plain)} if plain.get(spec.memory) == AUTO else {}
+        given = {knob: value for knob, value in plain.items() if value != AUTO}
+        return {**given, **fits_all, **({"startup_check": False} if spec.longest else {})}
+    return found
+
+
+def _host(
+    spec: EngineSpec,
+    engine: dict[str, Any],
+    data: dict[str, Any],
+    folder: Path,
+    place: FieldLocator,
+) -> dict[str, Any]:
+    """The blocks in host memory that a size in GiB makes."""
+    given = data.get("hardware") is not None
+    room = _room(_in_blocks(spec, engine), data, folder) if given else None
+    if given and room is None:  # what is wrong with it is told by the check that follows
+        return {str(spec.host_blocks): 1}
+    try:
+        return dict(host_blocks(spec, engine, data.get("offload"), room))
+    except InputError as error:
+        raise UnknownSetting(place(SIZE), str(error)) from error
+
+
+def _launched(
+    spec: EngineSpec,
+    engine: dict[str, Any],
+    data: dict[str, Any],
+    folder: Path,
+    place: FieldLocator,
+) -> dict[str, Any]:
+    """The section with the settings of the engine's launcher in place of those left out."""
+    launch = spec.launch
+    asked = [knob for knob in (spec.memory, *launch.fields) if engine.get(knob) == AUTO]
+    given = {knob: value for knob, value in engine.items() if knob not in asked}
+    if data.get("hardware") is None:
+        defaults = spec.config.__dataclass_fields__
+        for knob in asked:
+            if defaults[knob].default is not None:
+                raise UnknownSetting(
+                    place(knob), "auto needs hardware: with gpu and model; else give a number"
+                )
+        return given
+    try:
+        spec.naming.variant_of(str(given.get("variant", spec.config().variant)))
+        section = HardwareSection.model_validate(data["hardware"], context={"folder": folder})
+        hardware = None if data.get("profile") else build_hardware(section)
+    except (ValueError, InputError):
+        hardware = None
+    if hardware is None:  # the check that follows reports it
+        return {spec.memory: _fits_all(spec, given), **given}
+    try:
+        return launch_defaults(spec, given, hardware, [k for k in asked if k in launch.fitted])
+    except LaunchError as error:
+        raise UnknownSetting(place(error.field), str(error)) from error
+
+
+def launch_defaults(
+    spec: EngineSpec, given: Mapping[str, Any], hardware: Hardware, auto: list[str] | None = None
+) -> dict[str, Any]:
+    """The settings with which ``spec`` starts on ``hardware``, given those of the user.
+
+    ``auto`` are settings that the engine is asked to fit to its memory. Raises LaunchError if the
+    weights leave no room or the engine refuses to start.
+    """
+    machine = target_of_hardware(hardware)
+    found = {**given, **spec.launch.before(given, machine)}
+    if spec.memory not in found:
+        found |= _size(spec, found, hardware)
+    return {**found, **spec.launch.after({**found, **dict.fromkeys(auto or (), AUTO)}, machine)}
+
+
+def target_of_hardware(hardware: Hardware) -> LaunchTarget:
+    """What a launcher reads of hardware."""
+    return target_of_gpu(hardware.gpu, hardware.architecture, hardware.kv)
+
+
+def target_of_gpu(gpu: Gpu, model: Architecture | None = None, kv: str = "bf16") -> LaunchTarget:
+    """What a launcher reads of a GPU, and of the model if that is known."""
+    facts = None
+    if model:
+        latent = [p.attention for p in model.layers if isinstance(p.attention, Mla)]
+        rope = model.rope
+        facts = ModelFacts(
+            model.name,
+            model.max_model_len,
+            model.model_type,
+            rope.kind if rope else "",
+            rope.factor if rope else 1.0,
+            rope.original if rope else None,
+            latent_width=bool(latent),
+            sparse=any(layer.sparse for layer in latent),
+        )
+    return LaunchTarget(gpu.name, gpu.memory_bytes, gpu.capability, kv, facts)
+
+
+def _room(engine: dict[str, Any], data: dict[str, Any], folder: Path) -> KvCapacity | None:
+    """The room on a GPU, None if hardware or engine are wrong."""
+    try:
+        section = HardwareSection.model_validate(data["hardware"], context={"folder": folder})
+        return compute_kv_capacity(
+            build_hardware(section), find_execution_settings(_checked().validate_python(engine))
+        )
+    except (ValidationError, InputError):
+        return None
+
+
+def _fits_all(spec: EngineSpec, engine: Mapping[str, Any]) -> int:
+    """A size of the KV cache that any sequence fits in."""
+    page = engine.get(spec.block, 1) if spec.memory_in_tokens else 1
+    size: int = MAX_BLOCKS * (page if isinstance(page, int) else 1)
+    return size
+
+
+def _size(spec: EngineSpec, engine: dict[str, Any], hardware: Hardware) -> dict[str, Any]:
+    """The size of the KV cache, or one that fits anything if the engine's section is wrong.
+
+    With it come the groups of layers that the blocks were counted for, unless they are given, and
+    the tokens in a block where these follow from the model.
+    """
+    fits_all = {spec.memory: _fits_all(spec, engine)}
+    loose = {"startup_check": False} if spec.longest else {}
+    try:
+        whole = {"name": spec.name, **engine, **fits_all, **loose}
+        setting = find_execution_settings(_checked().validate_python(whole))
+        room = compute_kv_capacity(hardware, setting)
+    except (ValidationError, InputError):
+        return fits_all
+    if room.num_gpu_blocks < 2:
+        raise LaunchError(spec.memory, room.refusal)
+    blocks = min(room.num_gpu_blocks, MAX_BLOCKS)
+    told = group_knobs(spec, engine.get("variant", spec.config().variant), room, setting)
+    if told:
+        kept = (spec.block,) if spec.groups in engine else tuple(told)
+        given = {knob: engine[knob] for knob in (spec.checkpoints,) if knob in engine}
+        return {spec.memory: blocks, **{knob: told[knob] for knob in kept if knob in told}, **given}
+    return {spec.memory: blocks * (setting.block_size if spec.memory_in_tokens else 1)}
+
+
+def group_knobs(
+    spec: EngineSpec, variant: str, room: KvCapacity, setting: ExecutionSettings
+) -> dict[str, Any]:
+    """Knobs that follow from a model with several kinds of layers; none in a variant without.
+
+    The groups that its layers make, the tokens in a block where the model needs more than are set,
+    and whether its kernels write states from within a chunk.
+    """
+    lacks = spec.lacks.get(spec.naming.variant_of(variant), ())
+    groups = kv_groups(room.hardware, room.block_size)
+    if spec.groups is None or spec.groups in lacks or len(groups) < 2:
+        return {}
+    told: dict[str, Any] = {spec.groups: groups}
+    if room.block_size != setting.block_size:
+        told[spec.block] = room.block_size
+    if spec.checkpoints and spec.checkpoints not in lacks and can_checkpoint_states(room.hardware):
+        told[spec.checkpoints] = True
+    return told

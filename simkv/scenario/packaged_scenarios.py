@@ -1,0 +1,90 @@
+"""The packaged scenarios by name, and those of them that replay a public incident."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from simkv.core.errors import InputError, spelling_hint
+from simkv.scenario.scenario import Scenario
+from simkv.scenario.scenario_loader import load
+
+
+def find_scenarios_directory() -> Path:
+    """Where the packaged scenarios are: in the package, or in a clone beside it."""
+    package = Path(__file__).parents[1]
+    return next(
+        (path for path in (package / "scenarios", package.parent / "scenarios") if path.is_dir()),
+        package / "scenarios",
+    )
+
+
+def list_packaged_scenarios() -> dict[str, Path]:
+    """The packaged scenario files by name."""
+    return {path.stem: path for path in sorted(find_scenarios_directory().glob("*.yaml"))}
+
+
+def find_scenario(scenario: Path) -> Path:
+    """The file itself if there is one, or else the packaged scenario of that name.
+
+    Raises InputError if there is neither.
+    """
+    if scenario.exists():
+        return scenario
+    known = list_packaged_scenarios()
+    if str(scenario) in known:
+        return known[str(scenario)]
+    raise InputError(
+        f"{scenario}: there is no such file, nor a packaged scenario of that name"
+        f"{spelling_hint(str(scenario), known)}; packaged are {', '.join(known)}"
+    )
+
+
+@dataclass(frozen=True)
+class PackagedIncident:
+    """A scenario file that replays a public report and says what must come of it."""
+
+    path: Path
+    variants: dict[str, Scenario]
+
+    @property
+    def _scenario(self) -> Scenario:
+        return next(iter(self.variants.values()))
+
+    @property
+    def name(self) -> str:
+        return self._scenario.name
+
+    @property
+    def engine(self) -> str:
+        return self._scenario.engine.name
+
+    @property
+    def what(self) -> str:
+        """The first sentence of the summary."""
+        return self._scenario.summary.split(". ")[0].rstrip(".")
+
+    @property
+    def report(self) -> str:
+        return self._scenario.report or ""
+
+
+def find_incidents(names: Iterable[str] = ()) -> list[PackagedIncident]:
+    """The incidents of the given names, or all: packaged scenarios with a report and ``expect``.
+
+    Raises InputError for a name that is not one of them.
+    """
+    zoo = [PackagedIncident(path, load(path)) for path in list_packaged_scenarios().values()]
+    known = {
+        incident.name: incident
+        for incident in zoo
+        if incident.report and any(variant.expect for variant in incident.variants.values())
+    }
+    for name in names:
+        if name not in known:
+            raise InputError(
+                f"{name}: there is no such incident{spelling_hint(name, known)}; expected one of "
+                f"{', '.join(known)}"
+            )
+    return [known[name] for name in dict.fromkeys(names) or known]

@@ -1,0 +1,125 @@
+"""The ``plan`` section of a scenario file: what ``simkv plan`` looks for, if nothing else is said.
+
+plan:
+  smallest: fleet.replicas=1..20
+  objectives: [ttft_ms.p99<=500, longest_stall_s<=2]
+  goodput: {ttft: 500, tpot: 50}
+  survive: 1
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from simkv.core.errors import InputError
+from simkv.scenario.goodput_limits import parse_goodput_limits
+from simkv.scenario.objectives import parse_objective
+
+
+@dataclass(frozen=True)
+class PlanOption:
+    """How the command line calls a field, if not by its name, and what stands for its value."""
+
+    name: str | None = None
+    metavar: str | None = None
+
+
+def _objective(text: str) -> str:
+    try:
+        parse_objective(text)
+    except InputError as error:
+        raise ValueError(_without_option(error, text)) from error
+    return text
+
+
+def _limits(limits: dict[str, float]) -> dict[str, float]:
+    for name, limit in limits.items():
+        word = f"{name}:{limit:g}"
+        try:
+            parse_goodput_limits([word])
+        except InputError as error:
+            raise ValueError(_without_option(error, word)) from error
+    return limits
+
+
+def _without_option(error: InputError, text: str) -> str:
+    """The message without the name of the option, for the place is in the file."""
+    return str(error).partition(f"{text}: ")[2]
+
+
+class PlanSection(BaseModel):
+    """Defaults of ``simkv plan`` for this scenario; its options of the same names go first.
+
+    ``smallest`` or ``largest`` is a knob and its candidates as for ``--over``. ``survive`` so many
+    replicas that fail, 0 or 1. ``prices`` is a file beside the scenario.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    smallest: Annotated[
+        str | None,
+        PlanOption(metavar="PATH=VALUES"),
+        Field(
+            description="Setting to minimize and its candidates, such as fleet.replicas=1..20 or "
+            "engine.num_gpu_blocks=256..8192:64; see 'simkv sweep --over'."
+        ),
+    ] = None
+    largest: Annotated[
+        str | None,
+        PlanOption(metavar="PATH=VALUES"),
+        Field(
+            description="Setting to maximize and its candidates, such as "
+            "workload.rate_scale=0.5..8:0.25."
+        ),
+    ] = None
+    objectives: Annotated[
+        list[Annotated[str, AfterValidator(_objective)]],
+        PlanOption("--slo", "FIGURE<=NUMBER"),
+        Field(
+            description="Objective in quotes, such as 'ttft_ms.p99<=500' or 'jain_index>=0.5'; "
+            "may be repeated. Every request must be served unless an objective says otherwise."
+        ),
+    ] = []
+    goodput: Annotated[
+        dict[str, float],
+        AfterValidator(_limits),
+        PlanOption(metavar="ttft:MS tpot:MS e2el:MS"),
+        Field(
+            description="Limits per request in ms, as in 'vllm bench serve'. 99 % of requests must "
+            "meet them unless an objective bounds goodput (per second) or goodput_share."
+        ),
+    ] = {}
+    survive: Annotated[
+        int,
+        Field(
+            ge=0, le=1, description="Number of replicas (0 or 1) that may fail at the worst moment."
+        ),
+    ] = 0
+    repeats: Annotated[
+        int | None,
+        Field(ge=1, description="Number of seeds (default: 6 if the workload is random, else 1)."),
+    ] = None
+    profile_error: Annotated[
+        float | None,
+        PlanOption(metavar="SHARE"),
+        Field(
+            ge=0,
+            le=0.9,
+            description="Relative error of step times, such as 0.1 (default: the profile's own).",
+        ),
+    ] = None
+    prices: Annotated[
+        str | None,
+        PlanOption(metavar="FILE"),
+        Field(description="Prices per GPU hour: YAML such as 'H100: 2.5', or CSV."),
+    ] = None
+    gpu: Annotated[
+        str | None, Field(description="GPU whose price is used (default: that of the profile).")
+    ] = None
+    gpus_per_replica: Annotated[
+        int | None,
+        Field(ge=1, description="GPUs per replica (default: from hardware, or 1)."),
+    ] = None

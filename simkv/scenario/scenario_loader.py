@@ -1,0 +1,152 @@
+"""Scenario files: YAML in, checked and typed scenarios out; every error names its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from simkv.core.errors import InputError, spelling_hint
+from simkv.scenario.launch_defaults import UnknownSetting, resolve_defaults
+from simkv.scenario.overrides import merge, replace_form
+from simkv.scenario.plan_section import PlanSection
+from simkv.scenario.scenario import Scenario, ScenarioFile
+from simkv.scenario.scenario_costs import list_replica_costs
+from simkv.scenario.validation_messages import find_location, format_messages
+from simkv.scenario.yaml_document import YamlDocument, read_document
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> dict[str, Scenario]:
+    """The variants of a scenario file by name; a file without any has one, named ``run``.
+
+    ``overrides`` are ``path=value`` assignments that apply to the file before its variants do.
+    Raises InputError with file, line and field, what is wrong and what would be right.
+    """
+    return resolve_variants(read_document(path), overrides)
+
+
+def resolve_variants(
+    document: YamlDocument,
+    overrides: Sequence[str] = (),
+    knobs: Sequence[str] = (),
+    option: str = "--over",
+) -> dict[str, Scenario]:
+    """The variants of a scenario file that has been read, which ``overrides`` change; see load.
+
+    ``knobs`` are more of them, which come after and were given by another ``option``.
+    """
+    for name, assignments in (("--set", overrides), (option, knobs)):
+        for assignment in assignments:
+            document.override(assignment, name)
+            replace_form(document, assignment)
+    # A file with variants need not start by itself, for each of them completes it.
+    _check(document, document.tree, ScenarioFile, incomplete=bool(document.tree.get("variants")))
+    base = {k: value for k, value in document.tree.items() if k in Scenario.model_fields}
+    variants = document.tree.get("variants") or {"run": {}}
+    scenarios: dict[str, Scenario] = {
+        str(name): _check(document, merge(base, override), Scenario, ("variants", str(name)))
+        for name, override in variants.items()
+    }
+    _check_costs(document, scenarios)
+    _check_variants(document, scenarios)
+    _check_requests(document, scenarios)
+    return scenarios
+
+
+def variant_names(document: YamlDocument, overrides: Sequence[str] = ()) -> list[str]:
+    """The names of the variants of a file, whose engine may start only at the points of a search.
+
+    Raises InputError for anything else that is wrong.
+    """
+    try:
+        return list(resolve_variants(document, overrides))
+    except UnknownSetting:
+        return [str(name) for name in document.tree.get("variants") or ("run",)]
+
+
+def read_plan_section(document: YamlDocument) -> PlanSection:
+    """What a scenario file that has been read says about planning. Raises InputError."""
+    checked: ScenarioFile = _check(document, document.tree, ScenarioFile, incomplete=True)
+    return checked.plan or PlanSection()
+
+
+def _check_costs(document: YamlDocument, scenarios: Mapping[str, Scenario]) -> None:
+    """Raise InputError if a profile is not there or cannot be used, or hardware makes no sense."""
+    for name, scenario in scenarios.items():
+        for field, costs in list_replica_costs(scenario):
+            try:
+                costs.check(document.path.parent)
+            except InputError as error:
+                own = ("variants", name, *field)
+                location = own if find_location(document.tree, own) else field
+                raise InputError(f"{document.place(location)}: {error}") from error
+
+
+def _check_variants(document: YamlDocument, scenarios: Mapping[str, Scenario]) -> None:
+    """Raise InputError if ``published`` or ``expect`` names a variant that there is not."""
+    named = [
+        (field, name)
+        for field in ("published", "expect")
+        for scenario in scenarios.values()
+        for name in getattr(scenario, field)
+    ]
+    for field, name in named:
+        if name not in scenarios:
+            raise InputError(
+                f"{document.place((field, name))}: {field}.{name}: there is no such variant"
+                f"{spelling_hint(name, scenarios)}; expected one of {', '.join(scenarios)}"
+            )
+
+
+def _check_requests(document: YamlDocument, scenarios: Mapping[str, Scenario]) -> None:
+    """Raise InputError if ``expect`` names a request that there is not."""
+    for scenario in scenarios.values():
+        for name, expected in scenario.expect.items():
+            size = scenarios[name].workload.size
+            for number in expected.request:
+                if number >= size:
+                    place = document.place(("expect", name, "request", number))
+                    raise InputError(
+                        f"{place}: expect.{name}.request.{number}: there is no such request; "
+                        f"expected an id from 0 to {size - 1}"
+                    )
+
+
+def _check(
+    document: YamlDocument,
+    data: Any,
+    model: type[Scenario],
+    prefix: tuple[str, ...] = (),
+    *,
+    incomplete: bool = False,
+) -> Any:
+    folder = document.path.parent
+    try:
+        whole, origins = resolve_defaults(_plain(data), folder, incomplete=incomplete)
+        return model.model_validate(whole, context={"folder": folder}).with_origins(origins)
+    except UnknownSetting as error:
+        own = (*prefix, *error.field)
+        place = document.place(own if find_location(document.tree, own) else error.field)
+        why = f"{place}: {'.'.join(map(str, error.field))}: {error}"
+        raise UnknownSetting(error.field, why) from error
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+        raise InputError("\n".join(format_messages(document, data, details, prefix))) from error
+
+
+def _plain(node: Any) -> Any:
+    """The data without the YAML reader's own types."""
+    if isinstance(node, dict):
+        return {_scalar(key): _plain(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_plain(value) for value in node]
+    return _scalar(node)
+
+
+def _scalar(value: Any) -> Any:
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    return value

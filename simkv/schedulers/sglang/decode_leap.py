@@ -1,0 +1,45 @@
+"""Many decode steps of SGLang at once."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from simkv.schedulers.sglang.loop_state import LoopState
+from simkv.schedulers.sglang.recv_skipper import Receiver
+
+
+def leap(state: LoopState, receiver: Receiver, ahead: int, most: int) -> int:
+    """For how many steps only the same rows decode: nobody is admitted, evicted or at its limit.
+
+    The loop sees so many steps ``ahead`` that a limit is reached.
+    """
+    rows, memory = state.running.rows, state.memory
+    if state.last is not state.running or state.running.kind != "decode" or state.chunked:
+        return 1
+    if state.waiting and (state.config.preempts or not state.running.full):
+        return 1
+    most = receiver.quiet(most)
+    for r in rows:
+        most = min(most, 1 if r.aborted else r.max_new - r.out - ahead)
+    steps, free, reserve = 1, memory.free, memory.page_size * len(rows)
+    for taken in memory.growth(rows, most - 1):
+        if free < reserve:
+            break
+        free -= taken
+        steps += 1
+    return steps
+
+
+def skip(state: LoopState, steps: int) -> list[int]:
+    """Do what that many such steps do; the pages that can be had after each decision."""
+    memory, free = state.memory, []
+    for taken in memory.growth(state.running.rows, steps):
+        memory.free -= taken
+        free.append(memory.room // memory.page_size)
+        state.ratio.decay_step()
+        state.processed_tokens += state.running.extend_tokens
+    for r in state.running.rows:
+        r.kv += steps
+        r.out += steps
+    state.flights = deque([state.flights[-1]] * len(state.flights))
+    return free

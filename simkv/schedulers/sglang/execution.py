@@ -1,0 +1,35 @@
+"""What of SGLang's knobs decides how long its steps take and how much KV it has."""
+
+from __future__ import annotations
+
+from simkv.core.execution_settings import ExecutionSettings
+from simkv.schedulers.sglang.config import SglangConfig
+
+#: Never more decodes than this in a graph: ``--cuda-graph-max-bs`` of large GPUs by default.
+MAX_GRAPH_SIZE = 512
+
+
+def graph_sizes(max_running_requests: int) -> tuple[int, ...]:
+    """Sizes (decodes) by default: 1, 2, 4, 8, 12, steps of 8 to 256, of 16 to 512.
+
+    ``_generate_cuda_graph_batch_sizes`` of ``server_args.py`` (0.5); smaller GPUs stop earlier.
+    """
+    limit = min(max_running_requests, MAX_GRAPH_SIZE)
+    sizes = (1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, MAX_GRAPH_SIZE + 1, 16))
+    return tuple(size for size in sizes if size <= limit)
+
+
+def derive_settings(config: SglangConfig) -> ExecutionSettings:
+    """The setting; only steps of nothing but decodes run as graphs."""
+    chunk = config.chunk
+    return ExecutionSettings(
+        engine=config.name,
+        release=config.variant.partition("-")[0],
+        max_num_batched_tokens=chunk if chunk > 0 else config.max_prefill_tokens,
+        max_num_seqs=config.rows,
+        graph_sizes=graph_sizes(config.rows),
+        graph_mode="full decode only",
+        asynchronous=not config.disable_overlap_schedule,
+        block_size=config.page_size,
+        memory_share=config.mem_fraction_static,
+    )

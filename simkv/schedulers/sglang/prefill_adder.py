@@ -1,0 +1,210 @@
+"""The admission of a prefill pass of SGLang: how much of whom it takes."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from simkv.core.scheduler_protocol import WaitReason
+from simkv.schedulers.sglang.loop_state import LoopState
+from simkv.schedulers.sglang.memory import EngineCrash, Req
+from simkv.schedulers.sglang.prefill_delayer import PrefillDelayer
+
+
+class AddReqResult(Enum):
+    """What to do after looking at a candidate."""
+
+    GO = "look at the next one"
+    NO_TOKEN = "stop: the memory is promised out"
+    OTHER = "stop: this pass has enough work"
+
+
+class PrefillAdder:
+    """The budgets of one prefill pass, all in tokens, and the requests it has chosen.
+
+    ``promised`` is the memory that running and chosen requests may come to need, ``needed`` what
+    the chosen ones need now; both are held against the room of this moment, because locking a
+    prefix takes it out of the evictable part. ``inputs`` and ``chunk`` (None: no chunking) are
+    what the pass may still compute. Source: ``managers/schedule_policy.py``, class PrefillAdder.
+    """
+
+    def __init__(self, state: LoopState, delayer: PrefillDelayer | None = None) -> None:
+        config, rules, running = state.config, state.rules, state.running.rows
+        decodes = len(running) if config.mixes else 0
+        self.memory = state.memory
+        self.running = running
+        self.ratio = state.ratio.current
+        self.clip = config.clip_max_new_tokens_estimation
+        self.most = config.prefill_max_requests
+        self.rules = rules
+        self.delayer = delayer
+        total = 0.0
+        for r in running:  # not sum(): from Python 3.12 on it corrects rounding, the engine's not
+            total += self.promise(r)
+        self.promised = decodes + total
+        self.needed = decodes
+        self.inputs = config.max_prefill_tokens - decodes
+        self.chunk = config.chunk - decodes if config.chunk > 0 else None
+        self.can: list[Req] = []
+        self.chunked: Req | None = None
+        # In this order others may get room beside an unfinished prompt, of which there may be one.
+        self._cuts_one = config.schedule_policy == "shortest-prefill-first"
+        self._continues = False
+        self._lasting: list[tuple[float, int]] | None = None
+
+    def promise(self, r: Req) -> float:
+        """Tokens that ``r``, which runs, is promised."""
+        share = 1.0 if r.ignore_eos and self.rules.promises_fixed else self.ratio
+        return min(r.max_new - r.out, self.clip) * share
+
+    @property
+    def verdict(self) -> AddReqResult:
+        """What the budgets alone say."""
+        if not (self.left > 0 and self.memory.room - self.needed > 0):
+            return AddReqResult.NO_TOKEN
+        if self.inputs <= 0 or (self.chunk is not None and self.chunk <= 0):
+            return AddReqResult.OTHER
+        return AddReqResult.GO
+
+    def continue_chunked(self, r: Req, most: int | None = None) -> None:
+        """Compute the next part of ``r``, whose prompt is partly done; there is no admission test.
+
+        At ``most`` so many tokens, if the order of the queue leaves room for others.
+        What remains after a cut is not reserved, and a chunk may exceed what is left, so that
+        decodes between the chunks can drive the engine out of memory.
+        """
+        assert self.chunk is not None
+        if self.delayer and self.rules.bounds_delays:
+            self.delayer.allows(len(self.running))  # whatever it says
+        limit = min(self.chunk, int(self.left))
+        if limit <= 0:
+            limit = self.chunk
+        if limit < 0:
+            why = f"{len(self.running)} decodes leave request {r.id} a chunk of {limit} tokens"
+            raise EngineCrash(why, [r])
+        if most is not None:
+            limit = min(limit, most)
+        todo = r.fill - r.prefix
+        self._continues = todo > limit
+        self._take(r, min(todo, limit), cut=self._continues)
+
+    def add(self, r: Req) -> AddReqResult:
+        """Take the head of the queue, whole or its first chunk, if the budgets allow it.
+
+        A candidate must fit with all of its prompt and output, even if only a chunk is computed
+        now. The test counts the tokens that it may still emit, the charge all that it may emit.
+        """
+        prefix, node = self.memory.match(r, r.max_cached_tokens)
+        r.looked, r.matched = r.fill, prefix
+        if not self.rules.bounds_delays and self._delayed():
+            return AddReqResult.OTHER
+        if self.most is not None and len(self.can) >= self.most:
+            return AddReqResult.OTHER
+        if r.ignore_eos and self.memory.tree is None:
+            return self._add_lasting(r)
+        self.memory.lock(node)
+        tokens = self._admit(r, prefix)
+        if not isinstance(tokens, AddReqResult) and self._delayed():
+            tokens = AddReqResult.OTHER
+        if isinstance(tokens, AddReqResult):
+            self.memory.unlock(node)
+            return tokens
+        r.node, r.prefix, r.owned = node, prefix, prefix
+        self._take(r, tokens, cut=tokens < r.fill - prefix)
+        return self.verdict
+
+    def find_wait_reason(self, r: Req, admission: AddReqResult) -> WaitReason:
+        """Why ``r``, the first that was not taken, has to wait."""
+        if admission is AddReqResult.OTHER:
+            return "rule" if self._delayed() else "budget"
+        fits = self.memory.round_up(r.fill) <= self.memory.room - self.needed
+        return "reserved" if fits else "blocks"
+
+    def _delayed(self) -> bool:
+        """Whether the delayer lets nobody in now."""
+        return self.delayer is not None and not self.delayer.allows(len(self.running))
+
+    @property
+    def left(self) -> float:
+        """Tokens that are not promised to anybody."""
+        return self.memory.room - self.promised
+
+    def _admit(self, r: Req, prefix: int) -> int | AddReqResult:
+        """How many tokens of ``r`` to compute now, if any."""
+        up, page = self.memory.round_up, self.memory.page_size
+        tokens = r.fill - prefix
+        want = tokens + min(max(r.max_new - r.out, 0), self.clip) + page
+        if not want < self.left:
+            return AddReqResult.NO_TOKEN
+        if self.chunk is None:
+            enough = bool(self.can) and up(tokens) >= self.inputs
+            return AddReqResult.OTHER if enough else tokens
+        if up(tokens) > self.chunk:
+            if self._cuts_one and self._continues:
+                return AddReqResult.OTHER
+            tokens = self.chunk // page * page
+        return tokens if tokens > 0 else AddReqResult.OTHER
+
+    def _add_lasting(self, r: Req) -> AddReqResult:
+        """Admission of a request that will emit all its tokens, as there is no prefix cache.
+
+        The requests' ends are foreseen one after the other, in the order of what they still emit;
+        at each end all that still run must have had the memory to come so far.
+        """
+        paged = self.memory.round_up(r.fill) + (
+            self.memory.page_size if self.rules.page_to_spare else 0
+        )
+        now = self.memory.room - self.needed
+        if paged > min(now, self.left):
+            return AddReqResult.NO_TOKEN
+        self._foresee(r)
+        assert self._lasting is not None
+        left, freed, alive = now - paged, 0, len(self._lasting)
+        for emits, occupies in self._lasting:
+            if left + freed - emits * alive <= alive:
+                return AddReqResult.NO_TOKEN
+            freed += occupies
+            alive -= 1
+        if self._delayed():
+            return AddReqResult.OTHER
+        if self.chunk is None or r.fill <= self.chunk:
+            self._take(r, r.fill, cut=False)
+        elif self.chunk <= 0:
+            return AddReqResult.OTHER
+        else:
+            self._take(r, self.chunk, cut=True)  # not rounded to pages
+        return self.verdict
+
+    def _foresee(self, r: Req) -> None:
+        """Put ``r`` into the list of (tokens still to emit, tokens then freed), by the first.
+
+        The list is made by the first such candidate of a pass. A later one that emits more than
+        all others goes before the last of them: an off-by-one of the engine.
+        """
+        if self._lasting is None:
+            entries = [self._entry(x) for x in (r, *self.running, *self.can)]
+            self._lasting = sorted((e for e in entries if e[0] > 0), key=lambda e: e[0])
+            return
+        entry = self._entry(r)
+        if entry[0] > 0:
+            last = max(len(self._lasting) - 1, 0)
+            later = (i for i, e in enumerate(self._lasting) if entry[0] <= e[0])
+            self._lasting.insert(next(later, last), entry)
+
+    def _entry(self, r: Req) -> tuple[float, int]:
+        return r.max_new * (1.0 if r.ignore_eos else self.ratio) - r.out, r.fill
+
+    def _take(self, r: Req, tokens: int, *, cut: bool) -> None:
+        """Choose ``r`` with ``tokens`` tokens of its prefill and charge the budgets.
+
+        A page per request is charged on top, and the output only with the end of the prompt.
+        """
+        r.end = r.prefix + tokens
+        self.can.append(r)
+        if cut:
+            self.chunked = r
+        page, up = self.memory.page_size, self.memory.round_up(tokens)
+        self.promised += up + page + (0 if cut else min(r.max_new, self.clip))
+        self.needed += up + page
+        self.inputs -= up
+        if self.chunk is not None:
+            self.chunk -= up

@@ -1,0 +1,110 @@
+"""Prompts wait until more of them can be computed together: ``--enable-prefill-delayer``.
+
+Source: ``managers/prefill_delayer.py`` of the wheels. Ranks of dp attention
+would ask each other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+
+from simkv.schedulers.sglang.config import SglangConfig
+from simkv.schedulers.sglang.loop_state import LoopState
+
+#: So many attempts to prefill are remembered.
+REMEMBERED_ATTEMPTS = 16
+#: A queue that is too short is waited for no longer than this (ms), if nothing is set.
+DEFAULT_MAX_DELAY_MS = 5000.0
+
+
+class PrefillDelayer:
+    """Asked once in each pass whether prompts may be computed now.
+
+    They have to wait while fewer rows are free than the largest of the last prefills had requests
+    (``sizes``), or while the queue is shorter than a share of those that run. Not the first time;
+    not while less of the pool is used than the low watermark says; and for ``max_delay_passes``
+    passes at most, ``passes`` of which have gone by since the one at ``since`` (s).
+    """
+
+    def __init__(self, state: LoopState) -> None:
+        self.state, self.config = state, state.config
+        self.sizes: deque[int] = deque([0], REMEMBERED_ATTEMPTS)
+        self.passes, self.since = 0, 0.0
+        self.delays = False
+        self._allows: bool | None = None
+        self._attempted = self._waiting = 0
+        self._usage = 0.0
+
+    def begin(self) -> None:
+        """A pass begins."""
+        state = self.state
+        self._allows, self._attempted = None, 0
+        self._waiting = len(state.waiting)
+        pool = self.config.max_total_num_tokens
+        self._usage = (pool - state.memory.room) / pool
+
+    def allows(self, running: int) -> bool:
+        """Whether prompts may be computed in this pass, beside so many ``running``."""
+        free = self.config.rows - running
+        self._attempted = max(self._attempted, min(max(self._waiting, 1), max(free, 1)))
+        if self._allows is None:
+            self._allows = not self._must_wait(running)
+            if self._allows:
+                self.passes = 0
+        return self._allows
+
+    def end(self, taken: int, prompts: int) -> None:
+        """The pass is over: its batch has ``taken`` rows, of which so many are ``prompts``."""
+        if self._allows is None:  # nobody was there who could have been delayed
+            self.passes = 0
+        if self.state.rules.bounds_delays:
+            if size := taken or self._attempted:
+                self.sizes.append(size)
+        else:
+            self.sizes = deque([max(*self.sizes, prompts)], REMEMBERED_ATTEMPTS)
+
+    def _must_wait(self, running: int) -> bool:
+        config = self.config
+        low = config.prefill_delayer_token_usage_low_watermark
+        if low is not None and self._usage < low:
+            return False
+        few_rows = config.rows - running < max(self.sizes)
+        if not (few_rows or self._queue_is_short(running)):
+            return False
+        if not self.delays:
+            self.delays = True
+            return False
+        most = config.prefill_delayer_max_delay_passes
+        if self.state.rules.bounds_delays and self.passes >= most - 1:
+            return False
+        self.since = self.since if self.passes else self.state.now
+        self.passes += 1
+        return True
+
+    def _queue_is_short(self, running: int) -> bool:
+        """Whether so few wait that more are waited for, unless that has lasted too long."""
+        config, share = self.config, self.config.prefill_delayer_queue_min_ratio
+        if share is None or not running:
+            return False
+        most = max(self.sizes)
+        if config.prefill_max_requests is not None and self.state.rules.bounds_delays:
+            most = config.prefill_max_requests
+        if self._waiting >= min(int(running * share), most):
+            return False
+        return not (self.passes and self._waited >= _longest(config))
+
+    @property
+    def _waited(self) -> float:
+        """For how long prompts have been kept waiting, in ms."""
+        return (self.state.now - self.since) * 1000.0
+
+    def fingerprint(self) -> Hashable:
+        """What of it decides what the next pass does."""
+        late = bool(self.passes) and self._waited >= _longest(self.config)
+        return self.delays, self.passes, late, tuple(self.sizes)
+
+
+def _longest(config: SglangConfig) -> float:
+    longest = config.prefill_delayer_max_delay_ms
+    return DEFAULT_MAX_DELAY_MS if longest is None else longest

@@ -1,0 +1,89 @@
+"""What of the requests that fit is in the step: TensorRT-LLM's ``PyMicroBatchScheduler``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from simkv.schedulers.trtllm.config import TrtllmConfig
+from simkv.schedulers.trtllm.llm_request import LlmRequest
+
+
+class ContextTooLong(Exception):
+    """A prompt that cannot be cut is longer than a step: the engine's loop dies of an assertion."""
+
+
+class MicroBatch(NamedTuple):
+    """Prompts to compute, ``chunk`` tokens of each, and requests that decode."""
+
+    contexts: list[LlmRequest]
+    generations: list[LlmRequest]
+
+
+def schedule_micro_batch(fits: Sequence[LlmRequest], config: TrtllmConfig) -> MicroBatch:
+    """Take of ``fits`` in order until the step is full; prompts that may be cut share what is left.
+
+    One that is too much ends the step for all behind it. Those whose last token is under way are
+    left out. Raises ContextTooLong.
+    """
+    batch, chunked, size = MicroBatch([], []), list[LlmRequest](), 0
+    left = config.max_num_tokens
+    for r in fits:
+        if r.state == "to complete":
+            continue
+        if r.state == "context" and config.enable_chunked_prefill:
+            r.chunk = r.remaining
+            chunked.append(r)
+        else:
+            tokens = _whole(r, config.max_num_tokens)
+            if tokens > left:
+                break
+            (batch.contexts if r.state == "context" else batch.generations).append(r)
+            left -= tokens
+        size += 1
+        if size >= config.max_batch_size:
+            break
+    cut = sum(r.chunk for r in chunked) > left
+    if cut:
+        share(chunked, left, config)
+    batch.contexts.extend(r for r in chunked if r.chunk)
+    if cut:
+        batch.contexts.sort(key=lambda r: r.last_chunk)
+    return batch
+
+
+def _whole(r: LlmRequest, most: int) -> int:
+    """Tokens of a request in a step that cuts no prompt."""
+    if r.state != "context":
+        return 1
+    if r.known > most:
+        raise ContextTooLong(f"Context tokens ({r.known}) exceeds limit ({most})")
+    r.chunk = r.remaining
+    return r.chunk
+
+
+def share(chunked: Sequence[LlmRequest], left: int, config: TrtllmConfig) -> None:
+    """Cut prompts, in whole blocks, to ``left`` tokens together."""
+    unit = config.tokens_per_block
+    for r in chunked:
+        r.chunk = 0
+    if config.context_chunking_policy == "EQUAL_PROGRESS":
+        _by_turns(chunked, left, unit)
+        return
+    for r in chunked:
+        tokens = min(r.remaining, left)
+        r.chunk = tokens if tokens == r.remaining else tokens // unit * unit
+        left -= r.chunk
+
+
+def _by_turns(chunked: Sequence[LlmRequest], left: int, unit: int) -> None:
+    """A block more for each that it still fits, again and again."""
+    given = True
+    while left > 0 and given:
+        given = False
+        for r in chunked:
+            more = min(unit, r.remaining - r.chunk)
+            if 0 < more <= left:
+                r.chunk += more
+                left -= more
+                given = True

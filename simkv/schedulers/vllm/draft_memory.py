@@ -1,0 +1,172 @@
+"""Blocks of vLLM's requests where drafts are verified: held for tokens that may be rejected.
+
+A drafter with KV of its own also has ``num_lookahead_tokens`` slots behind the tokens of a step.
+Blocks stay with a request when drafts are rejected, so it may hold more than its tokens need.
+
+EAGLE's KV at a position depends on the next token: a hit is a block shorter than what is found
+(``use_eagle``), or since 0.33 the key of a block covers the token behind it.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from mypy_extensions import mypyc_attr
+
+from simkv.core.block_keys import BlockKeys
+from simkv.core.scheduler_protocol import blocks_for
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.layer_groups import LayerKind
+from simkv.schedulers.vllm.memory import CacheHits
+from simkv.schedulers.vllm.release_rules import VllmRules
+from simkv.schedulers.vllm.request_state import RequestState
+from simkv.schedulers.vllm.state_memory import StateMemory, StateTable
+from simkv.schedulers.vllm.window_memory import has_limited_attention, longest_run, window_blocks
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class DraftMemory(StateMemory):
+    """Tables of all groups, the drafter's layers in one of them; their lengths are all alike."""
+
+    def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
+        super().__init__(config, rules)
+        eagle = config.speculative_method == "eagle"
+        self._lookahead = (
+            0 if config.speculative_method == "ngram" else config.num_speculative_tokens
+        )
+        self._at_first = self._lookahead if rules.lookahead_at_admission else 0
+        self._longest = config.max_model_len
+        self._drops = config.drops_block(rules)
+        self._peek = 1 if self._drops and rules.peeks_at_last else 0
+        self._replays = rules.keeps_replays
+        self._ahead = 1 if eagle and rules.keys_cover_next else 0
+        self._keys = BlockKeys(config.block_size, self._ahead)
+        self.frees_while_running = config.kv_cache_groups != (0,)
+
+    def beyond(self, r: RequestState, start: int, n: int) -> int:
+        """What ``r``, which runs, lacks for lookahead slots and states after drafts too, less what
+        it holds for drafts that were rejected; beyond the blocks that ``n`` tokens behind ``start``
+        fill."""
+        end, table = start + n, self._tables[r.id]
+        within = int(super().beyond(r, start, n) > 0)
+        states, end = table.lacks(self._states_to(end), within), self._with_slots(r, end)
+        needed = sum(self._single) * states - self.blocks_to_grow(start, n)
+        for g, owner in enumerate(self._owners(r.id)):
+            if not self._single[g]:
+                blocks = blocks_for(end, self._sizes[g])
+                needed += max(blocks - r.gone[g] - self._pool.held(owner), 0)
+        return needed
+
+    def missing(self, hits: CacheHits, end: int) -> int:
+        """Blocks for the tokens up to ``end`` of a request that starts from ``hits``."""
+        return self._admitting(hits, end, min(end + self._at_first, self._longest), 0)
+
+    def fits(self, r: RequestState, hits: CacheHits, end: int, *, running: bool) -> bool:
+        """Whether ``r`` may be admitted with ``hits`` to compute its tokens up to ``end``."""
+        if self.has_unready_hits(r, hits):
+            return False
+        start, whole = hits.tokens, 0
+        if self.whole:
+            within = int(super().beyond(r, start, r.length - start) > 0)
+            whole = self._admitting(hits, r.length, r.length, within, whole=True)
+        within = int(super().beyond(r, start, end - start) > 0)
+        slots = min(end + self._at_first, self._longest)
+        needed = max(self._admitting(hits, end, slots, within), whole)
+        revived = sum(self._pool.count_unreferenced(blocks) for blocks in hits.groups)
+        return needed + revived <= self.room(running=running)
+
+    def register(self, r: RequestState, tokens: int) -> None:
+        """Enter the blocks filled by the first ``tokens`` tokens of ``r`` into the prefix cache."""
+        super().register(r, tokens)
+        if self._ahead and self._unit > self.block_size and self.cache and r.content is not None:
+            self._register_tails(r, tokens // self._unit * self._unit)
+
+    def _agreed(self, found: list[array[int]], tokens: int) -> tuple[int, int]:
+        # Each kind is looked up a block further at first, and lets go of a block; once more when
+        # another kind has shortened the hit since. States are found where they are.
+        if not self._drops:
+            return super()._agreed(found, tokens)
+        kinds, size = self._kinds, self.block_size
+        most = len(found[0]) * size if self._peek else tokens
+        whole: dict[LayerKind, int] = {}
+        longest, dropped = 0, set[LayerKind]()
+        while True:
+            left = tokens
+            for kind in kinds:
+                if kind in whole:
+                    left = min(left, whole[kind])
+                    continue
+                first = kind not in dropped
+                drops = first and not kind.states
+                looked = min(left + size, most) if drops and len(kinds) > 1 else left
+                hit = self._less_one(kind, self._alike(kind, found), looked // size, drops=drops)
+                if first:
+                    dropped.add(kind)
+                elif hit < left:
+                    dropped.clear()
+                left, longest = hit, max(longest, hit)
+                if not has_limited_attention(kind):
+                    whole[kind] = hit
+            if left >= tokens:
+                return tokens, longest
+            tokens = left
+            if len(kinds) == 1 or (len(kinds) == 2 and whole):
+                return tokens, longest
+
+    def _less_one(
+        self, kind: LayerKind, groups: list[array[int]], most: int, *, drops: bool
+    ) -> int:
+        """Tokens of the longest hit of a kind in so many blocks, less a block that is needed too
+        where it ``drops`` one."""
+        reach = window_blocks(kind)
+        blocks = longest_run(groups, most, reach + drops if reach else 0, 1)
+        return max(blocks - drops, 0) * self.block_size
+
+    def _worth(self, r: RequestState, g: int, known: int, full: int) -> list[tuple[int, int]]:
+        kind, size, prompt = self.layers[g], self.block_size, r.prompt.prompt_tokens
+        if not (self._drops and self._boundaries and kind.window):
+            return super()._worth(r, g, known, full)
+        ends = {(prompt - 1) // size}
+        if self._replays:
+            ends = {max(tokens // size - 1, 0) for tokens in (prompt - 1, prompt)}
+        if r.junction:
+            ends.add(r.junction // size)
+        behind = 0 if kind.states else 1
+        return [(end - window_blocks(kind), end + behind) for end in ends]
+
+    def _register_tails(self, r: RequestState, tokens: int) -> None:
+        """Enter the block in which a prompt ends whose key waits for a token, by what is known."""
+        size = self.block_size
+        end = self._keyed(r, r.prompt.prompt_tokens - 1) // size * size
+        for g, owner in enumerate(self._owners(r.id)):
+            (place, rest), full = divmod(end, self._sizes[g]), r.registered * size // self._sizes[g]
+            if not self.layers[g].window and rest and end <= tokens and place >= full:
+                key = r.keys[end // size - 1] * len(self.layers) + g
+                self._pool.register(self._pool.tables[owner][place], key)
+
+    def _register_of(self, r: RequestState, g: int, owner: int, blocks: range) -> None:
+        table = self._pool.tables[owner]
+        if self._sizes[g] > self.block_size and not self.layers[g].window and blocks:
+            self._pool.forget(table[blocks.start])  # was entered by its beginning
+        super()._register_of(r, g, owner, blocks)
+
+    def _keyed(self, r: RequestState, tokens: int) -> int:
+        return min(tokens, r.length - self._ahead)
+
+    def _with_slots(self, r: RequestState, end: int) -> int:
+        slots = self._at_first if r.fresh else self._lookahead
+        return min(end + slots, self._longest)
+
+    def _admitting(
+        self, hits: CacheHits, end: int, slots: int, within: int, *, whole: bool = False
+    ) -> int:
+        """Blocks in all groups for tokens up to ``end`` and their ``slots``, behind ``hits``."""
+        hit = hits.tokens // self.block_size
+        needed = StateTable(hit, self._spare).lacks(self._states_to(end), within)
+        needed *= sum(self._single)
+        for size, most, single in zip(self._sizes, self._most, self._single, strict=True):
+            if not single:
+                blocks = blocks_for(slots, size)
+                blocks = min(blocks, most) if whole else blocks
+                needed += max(blocks - hits.tokens // size, 0)
+        return needed

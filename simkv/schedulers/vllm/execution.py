@@ -1,0 +1,60 @@
+"""What of vLLM's knobs decides how long its steps take and how much KV it has."""
+
+from __future__ import annotations
+
+from simkv.core.execution_settings import ExecutionSettings, GraphMode
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.versions import find_rules
+
+#: Never more tokens than this in a graph by default (vLLM 0.9 to 0.33, vllm/config).
+MAX_GRAPH_SIZE = 512
+
+_MODES: dict[str, GraphMode] = {
+    "FULL_AND_PIECEWISE": "full and piecewise",
+    "FULL": "full",
+    "FULL_DECODE_ONLY": "full decode only",
+    "PIECEWISE": "piecewise",
+    "NONE": "eager",
+}
+
+
+def graph_sizes(max_num_seqs: int, most: int | None = None) -> list[int]:
+    """Sizes (tokens) by default: 1, 2, 4, multiples of 8 below 256, multiples of 16 from there on.
+
+    They reach ``most`` (``max_cudagraph_capture_size``), by default twice ``max_num_seqs`` and not
+    beyond 512. As resolved by vLLM 0.19.0 for ``max_num_seqs`` 256 (``cudagraph_capture_sizes`` in
+    the record of a run).
+    """
+    limit = min(2 * max_num_seqs, MAX_GRAPH_SIZE) if most is None else most
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, limit + 1, 16)]
+    return [size for size in sizes if size <= limit]
+
+
+def derive_settings(config: VllmConfig) -> ExecutionSettings:
+    """The setting, with what is left out as the version has it.
+
+    Graphs are piecewise up to 0.10 and full for decodes from 0.11.0 on, ``gpu_memory_utilization``
+    is 0.9 up to 0.19 and 0.92 from 0.20.0 on (vllm/config of the wheels).
+    """
+    release = config.variant.partition("-")[0]
+    version = tuple(int(part) for part in release.split(".")[:2])
+    mode = config.cudagraph_mode or ("FULL_AND_PIECEWISE" if version >= (0, 11) else "PIECEWISE")
+    share = config.gpu_memory_utilization or (0.92 if version >= (0, 20) else 0.9)
+    most = config.max_cudagraph_capture_size
+    sizes = [
+        s for s in graph_sizes(config.max_num_seqs, most) if s <= config.max_num_batched_tokens
+    ]
+    asynchronous = config.async_scheduling
+    return ExecutionSettings(
+        engine=config.name,
+        release=release,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        graph_sizes=() if mode == "NONE" else tuple(sizes),
+        graph_mode=_MODES[mode],
+        asynchronous=(
+            find_rules(config.variant).async_scheduling if asynchronous is None else asynchronous
+        ),
+        block_size=config.block_size,
+        memory_share=share,
+    )

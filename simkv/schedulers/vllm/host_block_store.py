@@ -1,0 +1,110 @@
+"""vLLM's blocks of KV in host memory: which are there, and which make room for others.
+
+Rules of ``CPUOffloadingManager`` (vllm/v1/kv_offload/cpu/manager.py). A block is named by its key
+of the prefix cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+
+from mypy_extensions import mypyc_attr
+
+from simkv.schedulers.vllm.host_eviction import BEING_WRITTEN, BlockUses, build_eviction_policy
+from simkv.schedulers.vllm.release_rules import VllmRules
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class HostBlockStore:
+    """``capacity`` blocks in host memory, and by the key of each who reads it.
+
+    ``refs`` counts the copies under way from a block to the GPU or to disk; one that is being
+    written has ``BEING_WRITTEN``.
+    """
+
+    def __init__(self, capacity: int, policy: str, rules: VllmRules) -> None:
+        self.capacity = capacity
+        self.refs: dict[int, int] = {}
+        self._idle = 0
+        self._order = build_eviction_policy(policy, self.refs, capacity, rules)
+
+    def read(self, keys: Sequence[int], first: int, uses: BlockUses) -> None:
+        """Blocks from the ``first`` of a prompt on, which are there, are copied to the GPU."""
+        self.pin(keys)
+        self._note(keys, {key: first + i for i, key in enumerate(keys)}, uses)
+        uses.reused.update(key for key in keys if key not in uses.inserted)
+
+    def pin(self, keys: Iterable[int]) -> None:
+        """These are copied from here, which is no use of them: they stay until that is done."""
+        for key in keys:
+            self._idle -= self.refs[key] == 0
+            self.refs[key] += 1
+
+    def complete_read(self, keys: Iterable[int]) -> None:
+        """The copies are done."""
+        for key in keys:
+            self.refs[key] -= 1
+            self._free(key)
+
+    def write(self, keys: Sequence[int], first: int, uses: BlockUses) -> list[int] | None:
+        """Which blocks of a prompt from its ``first`` on are to be copied here: those that are not.
+
+        They have room from now on. None, if they cannot have it.
+        """
+        absent = [key for key in keys if key not in self.refs]
+        there = [key for key in keys if self.refs.get(key, BEING_WRITTEN) != BEING_WRITTEN]
+        if new := [key for key in absent if key not in uses.missed]:
+            self._order.missed(new)
+            uses.missed.update(new)
+        counted = {*absent, *there}
+        places = {key: first + i for i, key in enumerate(keys) if key in counted}
+        self._note(places, places, uses)
+        uses.reused.update(key for key in there if key not in uses.inserted)
+        if absent and not self._make_room(len(absent), keys):
+            return None
+        for key in absent:
+            self.refs[key] = BEING_WRITTEN
+            self._order.insert(key, places[key], uses)
+        uses.inserted.update(absent)
+        return absent
+
+    def complete_write(self, keys: Iterable[int]) -> None:
+        """The copies are done."""
+        for key in keys:
+            self.refs[key] = 0
+            self._free(key)
+
+    def touch(self, keys: Sequence[int]) -> None:
+        """A request asks for, or has stored, blocks of these: all that it has keys of."""
+        self._order.touch(keys)
+
+    def over(self, uses: BlockUses) -> None:
+        """A request is over: its uses count now."""
+        self._order.over(sorted(uses.seen, key=uses.seen.__getitem__), uses)
+
+    def fingerprint(self) -> Hashable:
+        """What decides what is there later."""
+        return tuple(self.refs.items()), self._order.fingerprint()
+
+    def _note(self, keys: Iterable[int], places: dict[int, int], uses: BlockUses) -> None:
+        if new := [key for key in keys if key not in uses.seen]:
+            for key in new:
+                uses.seen[key] = places[key]
+            self._order.used(new, uses)
+
+    def _free(self, key: int) -> None:
+        if self.refs[key] == 0:
+            self._idle += 1
+            self._order.idle(key)
+
+    def _make_room(self, count: int, spared: Sequence[int]) -> bool:
+        lacking = count - (self.capacity - len(self.refs))
+        if lacking <= 0:
+            return True
+        if lacking > self._idle:
+            return False
+        gone = self._order.evict(lacking, set(spared))
+        for key in gone or ():
+            del self.refs[key]
+        self._idle -= len(gone or ())
+        return gone is not None

@@ -1,0 +1,290 @@
+"""Which blocks of KV in host memory make room for others, by vLLM's policies.
+
+Rules of vllm/v1/kv_offload/cpu/policies/lru.py and ``arc.py``. A request's uses of a block count
+once, when the request is over; up to a release (``uses_at_end``) all blocks of a request are
+touched whenever it asks what is there, and when it has stored some.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import islice
+
+from mypy_extensions import mypyc_attr
+
+from simkv.schedulers.vllm.release_rules import VllmRules
+
+#: A block that is being written: nobody can read it yet.
+BEING_WRITTEN = -1
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class BlockUses:
+    """What a request has to do with blocks in host memory, by key.
+
+    ``seen`` are those that it has read, written or offered, with their places in its prompt; of
+    these it has ``inserted`` some, ``reused`` others that were there, and ``missed`` some that were
+    not. ``rank`` is its place in an order of uses, 0 until it has one.
+    """
+
+    def __init__(self) -> None:
+        self.seen: dict[int, int] = {}
+        self.inserted: set[int] = set()
+        self.reused: set[int] = set()
+        self.missed: set[int] = set()
+        self.rank = 0
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class EvictionPolicy:
+    """Hears of all that happens to blocks, of which ``refs`` says whether they are being copied."""
+
+    def __init__(self, refs: dict[int, int]) -> None:
+        self._refs = refs
+
+    def insert(self, key: int, place: int, uses: BlockUses) -> None:
+        """A block is about to be written."""
+
+    def missed(self, keys: Sequence[int]) -> None:
+        """These are not there, and are asked for the first time by a request."""
+
+    def used(self, keys: Iterable[int], uses: BlockUses) -> None:
+        """A request uses these for the first time."""
+
+    def touch(self, keys: Sequence[int]) -> None:
+        """A request has to do with these, in the order of its tokens."""
+
+    def idle(self, key: int) -> None:
+        """A block may have to make room now, unless it is being copied."""
+
+    def over(self, keys: Sequence[int], uses: BlockUses) -> None:
+        """A request that had to do with ``keys``, in the order of its prompt, is over."""
+
+    def evict(self, count: int, spared: Collection[int]) -> list[int] | None:
+        """``count`` blocks that make room, in order; None, and nothing happens, if they do not."""
+        raise NotImplementedError
+
+    def fingerprint(self) -> Hashable:
+        """What decides who makes room next."""
+        raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class LruPolicy(EvictionPolicy):
+    """Who was used longest ago goes first; of the blocks of one request its last one.
+
+    While a request is there its blocks have the rank of its first use, or where rules do not rank
+    requests (``by_request``) that of their being written; when it is over each gets a new one.
+    """
+
+    def __init__(self, refs: dict[int, int], *, by_request: bool) -> None:
+        super().__init__(refs)
+        self._by_request = by_request
+        self._ranks: dict[int, tuple[int, int]] = {}
+        self._heap: list[tuple[tuple[int, int], int]] = []  # with entries that hold no more
+        self._newest = 0
+
+    def insert(self, key: int, place: int, uses: BlockUses) -> None:
+        if self._by_request:
+            self._ranks[key] = self._rank(uses), -place
+        else:
+            self._newest += 1
+            self._ranks[key] = self._newest, 0
+
+    def used(self, keys: Iterable[int], uses: BlockUses) -> None:
+        if not self._by_request:
+            return
+        first = self._rank(uses)
+        for key in keys:
+            rank = first, -uses.seen[key]
+            if self._ranks.get(key, rank) < rank:
+                self._ranks[key] = rank
+                self.idle(key)
+
+    def idle(self, key: int) -> None:
+        if self._refs[key] == 0:
+            heappush(self._heap, (self._ranks[key], key))
+            if len(self._heap) > 64 + 4 * len(self._refs):
+                self._heap = [(self._ranks[i], i) for i, refs in self._refs.items() if not refs]
+                heapify(self._heap)
+
+    def over(self, keys: Sequence[int], uses: BlockUses) -> None:  # noqa: ARG002
+        for key in reversed(keys):
+            if key in self._ranks:
+                self._newest += 1
+                self._ranks[key] = self._newest, 0
+                self.idle(key)
+
+    def evict(self, count: int, spared: Collection[int]) -> list[int] | None:
+        chosen: dict[int, tuple[int, int]] = {}
+        kept: list[tuple[tuple[int, int], int]] = []
+        while self._heap and len(chosen) < count:
+            rank, key = heappop(self._heap)
+            if key in chosen or self._ranks.get(key) != rank or self._refs[key] != 0:
+                continue
+            if key in spared:
+                kept.append((rank, key))
+            else:
+                chosen[key] = rank
+        enough = len(chosen) == count
+        for entry in kept if enough else [*kept, *((rank, key) for key, rank in chosen.items())]:
+            heappush(self._heap, entry)
+        if not enough:
+            return None
+        for key in chosen:
+            del self._ranks[key]
+        return list(chosen)
+
+    def fingerprint(self) -> Hashable:
+        """What decides who makes room next: the order, not the ranks."""
+        return tuple(sorted(self._ranks, key=self._ranks.__getitem__))
+
+    def _rank(self, uses: BlockUses) -> int:
+        if not uses.rank:
+            self._newest += 1
+            uses.rank = self._newest
+        return uses.rank
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class ArcPolicy(EvictionPolicy):
+    """Blocks used once (``recent``) and more often (``frequent``), each in the order of uses.
+
+    The ``ghosts`` of those that made room say which of the two was too small: ``target`` is how
+    many blocks used once are to stay. Where there are no others, these make room nevertheless, if
+    ``either`` may.
+    """
+
+    def __init__(self, refs: dict[int, int], capacity: int, *, either: bool) -> None:
+        super().__init__(refs)
+        self._capacity, self._either = capacity, either
+        self._target = 0.0
+        self._recent: OrderedDict[int, None] = OrderedDict()
+        self._frequent: OrderedDict[int, None] = OrderedDict()
+        self._ghosts: tuple[OrderedDict[int, None], OrderedDict[int, None]]
+        self._ghosts = OrderedDict(), OrderedDict()
+
+    def insert(self, key: int, place: int, uses: BlockUses) -> None:  # noqa: ARG002
+        self._recent[key] = None
+        for ghosts in self._ghosts:
+            ghosts.pop(key, None)
+
+    def missed(self, keys: Sequence[int]) -> None:
+        once, often = self._ghosts
+        for key in reversed(keys):
+            if key in once:
+                step = max(1.0, len(often) / len(once))
+                self._target = min(self._target + step, float(self._capacity))
+                once.move_to_end(key)
+            elif key in often:
+                step = max(1.0, len(once) / len(often))
+                self._target = max(self._target - step, 0.0)
+                often.move_to_end(key)
+
+    def over(self, keys: Sequence[int], uses: BlockUses) -> None:
+        once = uses.inserted - uses.reused
+        for key in reversed(keys):
+            if key in once:
+                for order in (self._recent, self._frequent):
+                    if key in order:
+                        order.move_to_end(key)
+            elif key in uses.reused and key in self._recent:
+                del self._recent[key]
+                self._frequent[key] = None
+            elif key in uses.reused and key in self._frequent:
+                self._frequent.move_to_end(key)
+
+    def evict(self, count: int, spared: Collection[int]) -> list[int] | None:
+        orders = [
+            iter([key for key in order if self._refs[key] == 0 and key not in spared])
+            for order in (self._recent, self._frequent)
+        ]
+        left, chosen = len(self._recent), list[tuple[int, int]]()
+        for _ in range(count):
+            turns: tuple[int, ...] = (0, 1)
+            if left < int(self._target):
+                turns = (1, 0) if self._either else (1,)
+            found = next(((key, i) for i in turns for key in islice(orders[i], 1)), None)
+            if found is None:
+                return None
+            chosen.append(found)
+            left -= found[1] == 0
+        for key, i in chosen:
+            del (self._recent, self._frequent)[i][key]
+            self._ghosts[i][key] = None
+        for ghosts in self._ghosts:
+            while len(ghosts) > self._capacity:
+                ghosts.popitem(last=False)
+        return [key for key, _ in chosen]
+
+    def fingerprint(self) -> Hashable:
+        orders = (self._recent, self._frequent, *self._ghosts)
+        return self._target, *(tuple(order) for order in orders)
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class TouchLruPolicy(EvictionPolicy):
+    """Who was copied or touched longest ago goes first; a copy counts when it is done."""
+
+    def __init__(self, refs: dict[int, int]) -> None:
+        super().__init__(refs)
+        self._order: OrderedDict[int, None] = OrderedDict()  # with some that are being copied
+
+    def touch(self, keys: Sequence[int]) -> None:
+        for key in reversed(keys):
+            if self._refs.get(key) == 0:
+                self._order.move_to_end(key)
+
+    def idle(self, key: int) -> None:
+        if self._refs[key] == 0:
+            self._order[key] = None
+            self._order.move_to_end(key)
+
+    def evict(self, count: int, spared: Collection[int]) -> list[int] | None:
+        idle = (key for key in self._order if self._refs[key] == 0 and key not in spared)
+        chosen = list(islice(idle, count))
+        if len(chosen) < count:
+            return None
+        for key in chosen:
+            del self._order[key]
+        return chosen
+
+    def fingerprint(self) -> Hashable:
+        return tuple(self._order)
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class TouchArcPolicy(ArcPolicy):
+    """A block that is touched is used more than once, unless it is being written."""
+
+    def missed(self, keys: Sequence[int]) -> None:
+        """Nothing: it is a touch from which ghosts teach."""
+
+    def touch(self, keys: Sequence[int]) -> None:
+        for key in reversed(keys):
+            if key in self._recent and self._refs[key] == BEING_WRITTEN:
+                self._recent.move_to_end(key)
+            elif key in self._recent:
+                del self._recent[key]
+                self._frequent[key] = None
+            elif key in self._frequent:
+                self._frequent.move_to_end(key)
+            else:
+                super().missed([key])
+
+    def over(self, keys: Sequence[int], uses: BlockUses) -> None:
+        """Nothing: all uses have counted."""
+
+
+def build_eviction_policy(
+    policy: str, refs: dict[int, int], capacity: int, rules: VllmRules
+) -> EvictionPolicy:
+    """The order of a policy, as a release has it."""
+    if policy == "arc":
+        arc = ArcPolicy if rules.uses_at_end else TouchArcPolicy
+        return arc(refs, capacity, either=rules.evicts_either)
+    if rules.uses_at_end:
+        return LruPolicy(refs, by_request=rules.ranks_requests)
+    return TouchLruPolicy(refs)

@@ -1,0 +1,98 @@
+"""What vLLM's scheduler keeps of requests that have blocks and do not run: KV is on its way."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+
+from mypy_extensions import mypyc_attr
+
+from simkv.core.block_pool import NO_BLOCKS
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.memory import CacheHits, VllmMemory
+from simkv.schedulers.vllm.release_rules import VllmRules
+from simkv.schedulers.vllm.request_state import (
+    FcfsQueue,
+    PriorityQueue,
+    RequestState,
+    build_queue,
+)
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class RemoteKvQueue:
+    """Those who wait with blocks, and behind them the others, each in the order of the policy.
+
+    Up to a release (``holds_apart``) there is one queue for both.
+    """
+
+    def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
+        self._holding: FcfsQueue | PriorityQueue = build_queue(config.policy, rules)
+        self._rest: FcfsQueue | PriorityQueue = build_queue(config.policy, rules)
+        self._holders: set[int] = set()
+        self._apart = rules.holds_apart
+
+    def __len__(self) -> int:
+        return len(self._holding) + len(self._rest)
+
+    def __iter__(self) -> Iterator[RequestState]:
+        yield from self._holding
+        yield from self._rest
+
+    def head(self) -> RequestState:
+        return (self._holding if len(self._holding) else self._rest).head()
+
+    def add(self, r: RequestState) -> None:
+        self._rest.add(r)
+
+    def put_back(self, r: RequestState) -> None:
+        self._rest.put_back(r)
+
+    def hold(self, r: RequestState) -> None:
+        """``r`` has blocks from now on; it is set aside."""
+        if not self._apart:
+            self._rest.set_aside(r)
+            return
+        self._rest.remove(r)
+        self._holders.add(r.id)
+        self._holding.add(r)
+        self._holding.set_aside(r)
+
+    def remove(self, r: RequestState) -> None:
+        self._place(r).remove(r)
+        self._holders.discard(r.id)
+
+    def set_aside(self, r: RequestState) -> None:
+        self._place(r).set_aside(r)
+
+    def restore_aside(self) -> list[RequestState]:
+        return [*self._holding.restore_aside(), *self._rest.restore_aside()]
+
+    def _place(self, r: RequestState) -> FcfsQueue | PriorityQueue:
+        return self._holding if r.id in self._holders else self._rest
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class TakenBlocksMemory(VllmMemory):
+    """Keeps in mind which blocks were ``taken`` or shared in a step."""
+
+    def __init__(self, config: VllmConfig, rules: VllmRules, *, tables: bool) -> None:
+        super().__init__(config, rules, tables=tables)
+        self.taken: set[int] = set()
+
+    def begin(self) -> None:
+        self.taken.clear()
+
+    def take(self, r: RequestState, count: int, end: int) -> None:
+        super().take(r, count, end)
+        if count:
+            self.taken.update(self.table(r)[-count:])
+
+    def share(self, r: RequestState, hits: CacheHits) -> None:
+        super().share(r, hits)
+        self.taken.update(self.table(r))
+
+    def table(self, r: RequestState) -> array[int]:
+        """The numbers of the blocks of ``r``."""
+        assert self.tables is not None
+        return self.tables.tables.get(r.id, NO_BLOCKS)

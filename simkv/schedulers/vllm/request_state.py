@@ -1,0 +1,184 @@
+"""What vLLM keeps of a request, and its waiting queues."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+from itertools import chain
+
+from mypy_extensions import mypyc_attr
+
+from simkv.core.block_keys import TokenContent
+from simkv.core.request import Prompt
+from simkv.schedulers.decode_group import DecodingRequest
+from simkv.schedulers.vllm.release_rules import VllmRules
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class RequestState(DecodingRequest):
+    """A request in the engine; all counts are in tokens.
+
+    ``length`` is prompt plus delivered tokens, never lost; the request ends at ``stop_length``.
+    ``computed`` have KV or will have it when the steps under way are done. ``chunk``: when last
+    scheduled, some tokens were left without KV.
+
+    Under way: ``placeholders`` are tokens to be delivered, ``in_flight`` tokens being computed,
+    ``stale`` those of them whose blocks were taken back.
+
+    Prefix cache: ``keys`` name the leading full blocks as far as they were needed, the first
+    ``registered`` blocks of the table carry theirs.
+
+    With groups of layers (windows.py): of each table so many blocks are ``gone`` at its head; at
+    the ``junction`` (tokens) the longest hit of a single group ended.
+
+    With drafts (drafts.py): so many ``drafts`` are proposed for its next step, which are ``junk``
+    if the model cannot accept any. ``fresh``: it is admitted by the step that is being decided,
+    ``padded`` with places for drafts.
+
+    ``order`` is its place in ``running``; ``joined`` belongs to the decode group. ``deferred``: it
+    was passed over for what only others' steps can change, and has not run since.
+    """
+
+    def __init__(self, prompt: Prompt, stop_length: int, content: TokenContent | None) -> None:
+        super().__init__(prompt.id, prompt.prompt_tokens, stop_length)
+        self.prompt = prompt
+        self.content = content
+        self.chunk = False
+        self.stale = self.registered = 0
+        self.keys = array("q")
+        self.deferred = False
+        self.gone: list[int] = []
+        self.junction = 0
+        self.drafts = 0
+        self.discards_drafts = self.fresh = self.count_padded_tokens = False
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class FcfsQueue:
+    """Waiting requests as they came; one put back goes to the very front.
+
+    Those set aside are out of the queue until they all come back, to where they stood: but
+    ``turned`` the last one first, and if they are kept ``apart``, ahead of all that are put back.
+    """
+
+    def __init__(self, *, turned: bool = False, apart: bool = False) -> None:
+        self._requests: OrderedDict[int, RequestState] = OrderedDict()
+        self._first: OrderedDict[int, RequestState] = OrderedDict() if apart else self._requests
+        self._turned = turned
+        self._aside: list[RequestState] = []
+
+    def __len__(self) -> int:
+        apart = self._first is not self._requests
+        return len(self._requests) + (len(self._first) if apart else 0)
+
+    def __iter__(self) -> Iterator[RequestState]:
+        if self._first is self._requests:
+            return iter(self._requests.values())
+        return chain(self._first.values(), self._requests.values())
+
+    def head(self) -> RequestState:
+        return next(iter((self._first or self._requests).values()))
+
+    def add(self, r: RequestState) -> None:
+        self._requests[r.id] = r
+
+    def put_back(self, r: RequestState) -> None:
+        self.add(r)
+        self._requests.move_to_end(r.id, last=False)
+
+    def remove(self, r: RequestState) -> None:
+        if self._first.pop(r.id, None) is None:
+            del self._requests[r.id]
+
+    def set_aside(self, r: RequestState) -> None:
+        self.remove(r)
+        self._aside.append(r)
+
+    def restore_aside(self) -> list[RequestState]:
+        aside, self._aside = self._aside, []
+        for r in aside if self._turned else reversed(aside):
+            self._first[r.id] = r
+            self._first.move_to_end(r.id, last=False)
+        return aside
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class PriorityQueue:
+    """Waiting requests by (priority, arrival, id), smallest first, wherever they come from."""
+
+    def __init__(self) -> None:
+        self._requests: list[RequestState] = []  # the head is last, where a list pops fast
+        self._aside: list[RequestState] = []
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[RequestState]:
+        return reversed(self._requests)
+
+    def head(self) -> RequestState:
+        return self._requests[-1]
+
+    def add(self, r: RequestState) -> None:
+        insort(self._requests, r, key=self._urgency)
+
+    def put_back(self, r: RequestState) -> None:
+        self.add(r)
+
+    def remove(self, r: RequestState) -> None:
+        del self._requests[bisect_left(self._requests, self._urgency(r), key=self._urgency)]
+
+    def set_aside(self, r: RequestState) -> None:
+        self.remove(r)
+        self._aside.append(r)
+
+    def restore_aside(self) -> list[RequestState]:
+        aside, self._aside = self._aside, []
+        for r in reversed(aside):
+            self.put_back(r)
+        return aside
+
+    def _urgency(self, r: RequestState) -> tuple[float, float, int]:
+        return (-r.prompt.priority, -r.prompt.arrival, -r.id)
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class HeapQueue(PriorityQueue):
+    """Waiting requests by (priority, arrival) in a heap, as vLLM has them up to 0.11.
+
+    Two with the same priority and arrival cannot be compared: as soon as the heap does, the engine
+    dies of a TypeError, and ``tied`` says so.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._heap: list[tuple[int, float, RequestState]] = []
+        self.tied = False
+
+    def add(self, r: RequestState) -> None:
+        super().add(r)
+        try:
+            heappush(self._heap, (r.prompt.priority, r.prompt.arrival, r))
+        except TypeError:
+            self.tied = True
+
+    def remove(self, r: RequestState) -> None:
+        super().remove(r)
+        try:
+            if self._heap[0][-1] is r:
+                heappop(self._heap)
+            else:
+                self._heap = [entry for entry in self._heap if entry[-1] is not r]
+                heapify(self._heap)
+        except TypeError:
+            self.tied = True
+
+
+def build_queue(policy: str, rules: VllmRules) -> FcfsQueue | PriorityQueue:
+    """The waiting queue of a policy, as a release has it."""
+    if policy == "fcfs":
+        return FcfsQueue(turned=rules.turns_skipped, apart=rules.skipped_apart)
+    return PriorityQueue() if rules.breaks_ties else HeapQueue()

@@ -1,0 +1,257 @@
+"""What vLLM's scheduler knows of its requests between two steps, and what of it can be seen.
+
+Here is all that has to be kept in order, and no rule of who gets what: that is ``scheduler.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping
+from operator import attrgetter
+
+from mypy_extensions import mypyc_attr
+
+from simkv.core.block_pool import BlockCounter, BlockPool
+from simkv.core.request import Prompt
+from simkv.core.scheduler_protocol import Batch, BatchRow, Completion
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.decode_lockstep import VllmDecodeGroup
+from simkv.schedulers.vllm.lora import VllmLoras
+from simkv.schedulers.vllm.memory_selection import build_memory
+from simkv.schedulers.vllm.prefill_interval import PrefillInterval
+from simkv.schedulers.vllm.release_rules import VllmRules
+from simkv.schedulers.vllm.remote_kv_queue import RemoteKvQueue
+from simkv.schedulers.vllm.request_state import (
+    FcfsQueue,
+    PriorityQueue,
+    RequestState,
+    build_queue,
+)
+from simkv.schedulers.vllm.size_bucketed_queue import SharedTokenIndex, SizeBucketedQueue
+from simkv.schedulers.vllm.speculative_decoding import SpeculativeDecoding
+from simkv.schedulers.vllm.state_chunking import StateChunking
+from simkv.schedulers.vllm.versions import find_rules
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class VllmSchedulerBase:
+    """Requests in the engine: those ``waiting``, and those ``running`` in the order of admission.
+
+    Of those that run, ``decoding`` are in lockstep and ``catching_up`` are the others: in prefill,
+    or waiting for their last token.
+    """
+
+    def __init__(
+        self, config: VllmConfig, rules: VllmRules | None = None, *, tables: bool = False
+    ) -> None:
+        self.config = config
+        self.rules = rules = rules or find_rules(config.variant)
+        self.pipeline_depth = config.depth
+        self.memory = build_memory(config, rules, tables=tables)
+        keeps_states = config.has_states and config.states(rules) == "align"
+        self.split = StateChunking(config, rules) if keeps_states else None
+        self.decoding = VllmDecodeGroup(self.memory)
+        self.interval = PrefillInterval(config.prefill_schedule_interval)
+        self.names = SharedTokenIndex(config.block_size, shared=self.memory.cache is not None)
+        self.waiting: FcfsQueue | PriorityQueue | SizeBucketedQueue | RemoteKvQueue
+        self.waiting = build_queue(config.policy, rules)
+        # Nothing but blocks may stop those that are passed over without a look.
+        self._holds = config.prefill_schedule_interval > 1
+        if rules.skip_blocked and config.enable_chunked_prefill and not self._holds:
+            self.waiting = SizeBucketedQueue(self._least, priority=config.policy == "priority")
+        self.running: dict[int, RequestState] = {}
+        self.catching_up: dict[int, RequestState] = {}
+        self._max_running = config.max_num_active_seqs or config.max_num_seqs
+        self._max_tokens = config.most_scheduled(rules)
+        if rules.two_budgets:
+            self._max_tokens = min(self._max_tokens, config.max_num_batched_tokens)
+        self.drafts = SpeculativeDecoding(config, rules) if config.num_speculative_tokens else None
+        self.loras = VllmLoras(config.max_loras, config.max_cpu_loras or config.max_loras)
+        self._live: dict[int, RequestState] = {}
+        self._admissions = 0
+        self._refused: list[int] = []
+        self._tokens_delivered = 0
+        self._newest = Batch()
+        # Whether the waiting would be passed over again if nothing but decodes happened.
+        self._waiting_settled = False
+
+    def add(self, prompt: Prompt) -> None:
+        """Queue a request; a prompt of ``max_model_len`` or more is refused, as by the API server.
+
+        The next batch names it as ignored.
+        """
+        if prompt.prompt_tokens >= self.config.max_model_len:
+            self._refused.append(prompt.id)
+            return
+        stop = min(prompt.prompt_tokens + prompt.max_tokens, self.config.max_model_len)
+        r = RequestState(prompt, stop, self.memory.content(prompt))
+        self._live[r.id] = r
+        if self.rules.skip_blocked:
+            self.names.see(prompt)
+        self.waiting.add(r)
+
+    def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
+        """Give the batch's requests their tokens; free those that end, by the model's word or ours.
+
+        A token that was under way when its request was preempted still counts; one whose request
+        has ended or was aborted since is dropped.
+        """
+        group, late, live = self.decoding, self.decoding.arrive(), self._live
+        stopped: list[RequestState] = []
+        if batch.decodes:
+            group.delivered += 1
+            self._tokens_delivered += 1
+            stopped = group.stopped(group.delivered)
+        completion = Completion([], [])
+        if not (stopped or ended or late or batch.scheduled):
+            return completion  # tokens for the group only
+        rows, emits = dict(batch.scheduled), set(batch.emits)
+        for r in late:
+            rows[r.id] = 1
+            emits.add(r.id)
+        touched = {i: live[i] for i in (*rows, *ended, *(r.id for r in stopped)) if i in live}
+        for r in sorted(touched.values(), key=attrgetter("order")):
+            n, emit = rows.get(r.id, 0), r.id in emits
+            lasting = not n or self._deliver(r, n, batch, emit=emit)
+            if n and not emit:
+                continue
+            length = group.length(r) if r in group else r.length
+            if lasting and not (self.drafts and self.drafts.late):
+                self.memory.register(r, length - 1)  # all but the new token have KV now
+            if length >= r.stop_length or r.id in ended:
+                self._remove(r)
+                completion.finished.append(r.id)
+        completion.delivered = [i for i in batch.emits if i in touched]
+        self._tokens_delivered += len(completion.delivered)
+        return completion
+
+    def _deliver(self, r: RequestState, n: int, batch: Batch, *, emit: bool) -> bool:
+        """Its ``n`` tokens in the oldest batch are computed. Returns whether it has their KV."""
+        stale = r.stale > 0
+        r.in_flight -= n
+        if stale:
+            r.stale -= n
+        if emit:
+            r.length += self.drafts.deliver(r, batch, stale=stale) if self.drafts else 1
+            if not stale:
+                r.placeholders -= 1
+        return not stale
+
+    def abort(self, request_id: int) -> None:
+        """Drop a request and free its blocks at once, as vLLM does when the client disconnects."""
+        if request_id in self._live:
+            self._remove(self._live[request_id])
+
+    def leap(self, most: int) -> int:
+        """Steps of nothing but decodes: until blocks run out or a request is at its end."""
+        if self.catching_up or not self.decoding or not self._waiting_settled:
+            return 1
+        return self.decoding.leap(most)
+
+    def skip(self, steps: int) -> list[int]:
+        """Let the group decode: blocks for those at a border, one step after the other."""
+        self.interval.skipped(steps, waiting=self._left_behind())
+        self._tokens_delivered += steps
+        return self.decoding.skip(steps)
+
+    @property
+    def pool(self) -> BlockPool | BlockCounter:
+        """The pool of its blocks."""
+        return self.memory.pool
+
+    @property
+    def cache(self) -> BlockPool | None:
+        """The pool, if blocks of equal prompts are shared and a request has one table of them."""
+        return None if self.memory.frees_while_running else self.memory.cache
+
+    @property
+    def num_blocks(self) -> int:
+        return self.memory.pool.num_blocks
+
+    @property
+    def free_blocks(self) -> int:
+        return self.memory.pool.free
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running)
+
+    def waiting_ids(self) -> list[int]:
+        return [r.id for r in self.waiting]
+
+    def running_ids(self) -> list[int]:
+        return list(self.running)
+
+    def blocks_held(self) -> Mapping[int, int]:
+        return {
+            i: self.memory.blocks_held_by(r, self._computed(r)) for i, r in self.running.items()
+        }
+
+    def fingerprint(self) -> Hashable:
+        """State between two steps, not counting what only arrivals and aborts can change.
+
+        Who waits follows from who runs, and in which order too: running and then waiting is
+        always one sequence under fcfs (unless one may skip another), and waiting is sorted under
+        priority.
+        """
+        running = tuple(
+            (r.id, self._computed(r), r.placeholders, r.in_flight, r.drafts)
+            for r in self.running.values()
+        )
+        paced, blocks = self.interval.fingerprint(), self.memory.fingerprint()
+        skips = self.rules.skip_blocked or self.config.enable_lora
+        waiting = self.waiting_ids() if skips else ()
+        if not self.rules.drops_victims:
+            waiting = [r.computed for r in self.waiting]
+        return (self._tokens_delivered, running, tuple(waiting), paced, blocks)
+
+    def _left_behind(self) -> bool:
+        """Whether somebody waits who was not passed over for what only others' ends can change."""
+        return self._holds and any(not r.deferred for r in self.waiting)
+
+    def _release(self, r: RequestState, unused: int = 0) -> None:
+        """Take the blocks of ``r`` back, ``unused`` ones too; it is in no group."""
+        self.memory.release(r, unused)
+
+    def _leave(self, r: RequestState) -> None:
+        """Take ``r`` out of the group; tokens under way will reach it by itself."""
+        self.decoding.part(r)
+        self.catching_up[r.id] = r
+
+    def _computed(self, r: RequestState) -> int:
+        return self.decoding.computed(r) if r in self.decoding else r.computed
+
+    def _least(self, r: RequestState) -> int:
+        """Blocks without which a waiting request is not admitted."""
+        return self.names.least(r)
+
+    def _all_rows(self) -> list[BatchRow]:
+        """The rows of the newest batch, those of the decode group too, in the engine's order."""
+        batch, group, running = self._newest, self.decoding, list(self.running.values())
+        given = zip(batch.scheduled, batch.context, strict=True)
+        rows = {i: BatchRow(i, n, context) for (i, n), context in given}
+        if not self.rules.drops_victims:  # some may be in the batch that run no more
+            stayed = [r for i in rows if i not in self.running and (r := self._live.get(i))]
+            running = sorted(running + stayed, key=attrgetter("order"))
+        return [
+            rows.get(r.id) or BatchRow(r.id, 1, group.computed(r) - 1)
+            for r in running
+            if r.id in rows or r in group
+        ]
+
+    def _remove(self, r: RequestState) -> None:
+        """Take a request out of the engine, wherever it is."""
+        del self._live[r.id]
+        if r.id not in self.running:
+            self.waiting.remove(r)
+            return
+        if r in self.decoding:
+            self.decoding.drop(r)
+        else:
+            del self.catching_up[r.id]
+        del self.running[r.id]
+        self.loras.leave(r.prompt.lora)
+        self._release(r)

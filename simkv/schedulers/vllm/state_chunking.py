@@ -1,0 +1,64 @@
+"""Where chunks of prompts end, so that there are states that the prefix cache can keep.
+
+A state is written where a chunk ends, and can be found where a block ends. So vLLM lets chunks end
+with blocks: ``Scheduler._mamba_block_aligned_split`` of 0.21.0 to 0.33.0, for groups of one block
+size and without drafts.
+"""
+
+from __future__ import annotations
+
+from mypy_extensions import mypyc_attr
+
+from simkv.core.scheduler_protocol import blocks_for
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.release_rules import VllmRules
+from simkv.schedulers.vllm.request_state import RequestState
+
+
+def has_inner_state(start: int, end: int, proof: int, size: int) -> bool:
+    """Whether a chunk of tokens has the end of a block in it whose state its kernel writes too.
+
+    It is the last one before the token ``proof``, and at least a block behind the ``start``.
+    """
+    last = (proof - 1) // size * size
+    reaches = blocks_for(end, size) > start // size + 1
+    return start % size == 0 and start + size <= last < end and reaches
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class StateChunking:
+    """Cuts chunks at the ends of blocks of ``size`` tokens; all counts are in tokens."""
+
+    def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
+        self.size = config.block_size
+        largest = config.most_scheduled(rules)
+        self._largest = min(largest, config.long_prefill_token_threshold or largest)
+        self._wide, self._at_any = rules.wide_states, rules.keeps_junctions
+        self._at_first = rules.starts_at_junctions or self._at_any
+        self._left = 1 if rules.leaves_last else 0
+        self._drops = config.drops_block(rules)
+        self._within = config.mamba_prefill_checkpoints
+
+    def clip(self, r: RequestState, start: int, n: int, *, waits: bool) -> int:
+        """How many of ``n`` tokens behind ``start`` to compute; 0 where none would reach an end.
+
+        ``waits``: they are the first of ``r``, whose hit is known.
+        """
+        prefill = max(r.prompt.prompt_tokens, r.length - 1)
+        if start >= prefill:
+            return n
+        size, end = self.size, start + n
+        last = (r.length - self._left) // size * size  # the last end whose state can be found
+        if self._drops:  # a block before the last that the others have
+            last = r.length // size * size - size
+        if end < (prefill if self._wide else last):
+            aligned = end // size * size
+            if not self._wide or aligned > start or size <= self._largest:
+                end = aligned
+        within = self._within and end >= prefill and has_inner_state(start, end, prefill, size)
+        stops = [0 if within else last]
+        if self._wide and start % size:
+            stops.append((start // size + 1) * size)
+        if start < r.junction < end and (self._at_first if waits else self._at_any):
+            stops.append(start + (r.junction - start) // size * size)
+        return max(min((stop for stop in stops if start < stop < end), default=end) - start, 0)

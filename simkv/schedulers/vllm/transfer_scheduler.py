@@ -1,0 +1,297 @@
+"""vLLM's V1 scheduler with a KV connector: a prefill replica keeps blocks, a decode replica loads.
+
+Rules of vllm-project/vllm 0.33.0, ``vllm/v1/core/sched/scheduler.py`` with the scheduler's side of
+the NIXL connector, which reads from the other side (``vllm/distributed/kv_transfer/kv_connector/v1/
+nixl/pull_scheduler.py``); where other releases differ, ``VllmRules`` says:
+
+- Prefill: a request that has ended keeps its blocks until they have been read
+  (``request_finished`` returns ``delay_free_blocks``; ``finished_sending`` frees them). One that
+  was aborted does not.
+- Decode: the KV of the whole prompt is fetched, less what the prefix cache has. The request is
+  taken when there are blocks for that; then it stands aside as ``WAITING_FOR_REMOTE_KVS`` until all
+  is there, and its last token is computed here, from which its first output follows. Should it be
+  preempted later, it computes all of it here.
+
+Asynchronous, where KV may be loaded: blocks that a step under way writes to are not free before it
+is done, and whoever has such cannot be preempted. Where it may be sent: the tokens of a victim that
+are under way are thrown away, and it need not wait for them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Collection, Hashable, Mapping
+
+from mypy_extensions import mypyc_attr
+
+from simkv.core.block_pool import NO_BLOCKS
+from simkv.core.scheduler_protocol import (
+    Batch,
+    Completion,
+    Held,
+    WaitReason,
+    blocks_for,
+)
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.memory import CacheHits
+from simkv.schedulers.vllm.release_rules import VllmRules
+from simkv.schedulers.vllm.remote_kv_queue import RemoteKvQueue
+from simkv.schedulers.vllm.request_state import RequestState
+from simkv.schedulers.vllm.schedule_step import ScheduleStep
+from simkv.schedulers.vllm.scheduler import AdmissionStep, VllmScheduler
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class VllmTransferScheduler(VllmScheduler):
+    """``keep`` and ``sent`` are for the side that sends KV, ``fetch`` and ``loaded`` for the other.
+
+    The blocks of ``sends`` can be read since the newest step. ``loading`` requests wait with blocks
+    for their KV, which for those of ``arrived`` is there; the ``ready`` have looked and do not run
+    yet, of whose blocks so many are cached. Clients of the ``gone`` left while KV was on its way.
+    The ``unfinished`` load KV or compute a prompt. ``freed`` are those whose blocks a step under
+    way still writes to, with the number of steps that have to be done, ``dropped`` those of whose
+    tokens under way so many are thrown away.
+    """
+
+    def __init__(
+        self,
+        config: VllmConfig,
+        rules: VllmRules | None = None,
+        *,
+        tables: bool = False,  # noqa: ARG002
+    ) -> None:
+        super().__init__(config, rules, tables=True)
+        self.holding = RemoteKvQueue(config, self.rules) if self.rules.holds_apart else None
+        if self.holding is not None:
+            self.waiting = self.holding
+        loads = config.kv_role != "kv_producer"
+        self._fences = self.rules.frees_when_done and loads and self.pipeline_depth > 1
+        self._drops = self.rules.drops_under_way and config.kv_role != "kv_consumer"
+        self._dropped: dict[int, int] = {}
+        self.sends: list[int] = []
+        self._keeps: set[int] = set()
+        self._kept: dict[int, RequestState] = {}
+        self._ended: list[int] = []
+        self._ending = False
+        self._elsewhere: set[int] = set()
+        self._loading: dict[int, RequestState] = {}
+        self._arrived: set[int] = set()
+        self._ready: dict[int, int] = {}
+        self._gone: dict[int, RequestState] = {}
+        self._loads: list[tuple[int, int]] = []
+        self._unfinished: dict[int, RequestState] = {}
+        self._freed: deque[tuple[int, RequestState]] = deque()
+        self._begun = self._over = 0  # steps that compute
+
+    # The side that sends.
+
+    def keep(self, request_id: int) -> None:
+        """When this request ends, which is about to be added, its blocks stay until ``sent``."""
+        self._keeps.add(request_id)
+
+    def sent(self, request_id: int) -> None:
+        """The blocks of a request that has ended have been read, or nobody wants them."""
+        self._keeps.discard(request_id)
+        if r := self._kept.pop(request_id, None):
+            super()._release(r)
+
+    def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
+        if batch:
+            self._over += 1
+            while self._freed and self._freed[0][0] <= self._over:
+                super()._release(self._freed.popleft()[1])
+        if lost := [i for i, _ in batch.scheduled if i in self._dropped]:
+            batch.emits = [i for i in batch.emits if i not in lost]
+            ended = [i for i in ended if i not in lost]
+        self._ending = True
+        completion = super().complete(batch, ended)
+        self._ending = False
+        return completion
+
+    # The side that loads.
+
+    def fetch(self, request_id: int) -> None:
+        """The KV of this request, which is about to be added, is to come from elsewhere."""
+        self._elsewhere.add(request_id)
+
+    def loaded(self, request_id: int) -> None:
+        """The KV of a request is there."""
+        if request_id in self._loading:
+            self._arrived.add(request_id)
+        elif r := self._gone.pop(request_id, None):
+            super()._release(r)
+
+    def _consider(self, r: RequestState, step: ScheduleStep) -> AdmissionStep:
+        if r.id in self._loading and not self._arrives(r):
+            return self._stands_aside(r, step)
+        return super()._consider(r, step)
+
+    def _arrives(self, r: RequestState) -> bool:
+        """Whether all that ``r`` loads is there; if so it is like any other that has blocks."""
+        if r.id not in self._arrived:
+            return False
+        del self._loading[r.id]
+        self._arrived.discard(r.id)
+        last = r.length - 1
+        self.memory.register(r, r.computed if self.rules.caches_loaded else min(r.computed, last))
+        self._ready[r.id] = r.registered
+        r.computed = min(r.computed, last)
+        return True
+
+    def _load(self, r: RequestState, step: ScheduleStep) -> AdmissionStep | None:
+        if r.id not in self._elsewhere:
+            return None
+        hits, tokens = self.memory.hits(r), r.length
+        if not self._fits(r, hits, tokens) or not self._leaves_reserved(hits, tokens):
+            step.skip_request("blocks")
+            return "stops"
+        self._elsewhere.discard(r.id)
+        if self.holding is not None:
+            self.holding.hold(r)
+        self.memory.share(r, hits)
+        self.memory.take(r, self.memory.missing(hits, tokens), tokens)
+        r.computed = tokens
+        self._loading[r.id] = self._unfinished[r.id] = r
+        self._loads.append((r.id, tokens - hits.tokens))
+        turn = self._stands_aside(r, step)
+        return turn if self.holding is None else "is taken"
+
+    def _stands_aside(self, r: RequestState, step: ScheduleStep) -> AdmissionStep:
+        r.deferred = True
+        step.batch.aside[r.id] = "remote"
+        return "steps aside"
+
+    def _leaves_reserved(self, hits: CacheHits, tokens: int) -> bool:
+        """Whether all whose KV is on its way or in the making can be whole beside such a load."""
+        if not self.rules.reserves_loads:
+            return True
+        size, cache = self.memory.block_size, self.memory.cache
+        promised = sum(
+            max(blocks_for(r.length, size) - len(self._table(r)), 0)
+            for r in self._unfinished.values()
+        )
+        revived = cache.count_unreferenced(hits.groups[0]) if cache else 0
+        room = self.memory.room(running=len(self.running) > 0) - promised
+        return self.memory.missing(hits, tokens) + revived <= room
+
+    def _table(self, r: RequestState) -> array[int]:
+        """The numbers of the blocks of ``r``."""
+        assert self.memory.tables is not None
+        return self.memory.tables.tables.get(r.id, NO_BLOCKS)
+
+    def _fits(self, r: RequestState, hits: CacheHits, end: int) -> bool:
+        if r.id not in self._ready:
+            return super()._fits(r, hits, end)
+        end = r.length if self.memory.whole else end
+        wanted = blocks_for(end, self.memory.block_size) - len(self._table(r))
+        return wanted <= self.memory.room(running=len(self.running) > 0)
+
+    def _least(self, r: RequestState) -> int:  # noqa: ARG002
+        return 0  # one whose KV is there has blocks
+
+    def _grant(self, r: RequestState, n: int, blocks: int, step: ScheduleStep) -> None:
+        registered = self._ready.pop(r.id, None)
+        if registered is not None:
+            r.registered = registered
+            blocks -= len(self._table(r))
+        if r.computed + n < r.length:
+            self._unfinished[r.id] = r
+        super()._grant(r, n, blocks, step)
+
+    # What becomes of blocks.
+
+    def _gives_way(self, victim: RequestState) -> bool:
+        if not (self._fences and self.rules.spares_computing):
+            return True
+        return not self._under_way(victim)
+
+    def _under_way(self, r: RequestState) -> int:
+        return self.decoding.in_flight(r) if r in self.decoding else r.in_flight
+
+    def _preempt(self, r: RequestState, by: RequestState, step: ScheduleStep) -> None:
+        super()._preempt(r, by, step)
+        if self._drops and r.stale:
+            self._dropped[r.id], r.stale = r.stale, 0
+
+    def _deliver(self, r: RequestState, n: int, batch: Batch, *, emit: bool) -> bool:
+        if r.id not in self._dropped:
+            return super()._deliver(r, n, batch, emit=emit)
+        r.in_flight -= n
+        self._dropped[r.id] -= n
+        if not self._dropped[r.id]:
+            del self._dropped[r.id]
+        return False
+
+    def _sort_out_decodes(self) -> None:
+        if not self._drops or self.pipeline_depth == 1:
+            super()._sort_out_decodes()  # else a token of any of them may be thrown away
+
+    def _release(self, r: RequestState, unused: int = 0) -> None:
+        self._unfinished.pop(r.id, None)
+        if self._ending and r.id in self._keeps:
+            self._kept[r.id] = r
+            self._ended.append(r.id)
+        elif self._fences and r.in_flight:
+            self._freed.append((self._begun, r))
+        else:
+            super()._release(r, unused)
+
+    def _remove(self, r: RequestState) -> None:
+        if r.id in self._elsewhere:
+            self._elsewhere.discard(r.id)
+            self._loads.append((r.id, 0))  # so that the other side knows
+        loading = self._loading.pop(r.id, None)
+        ready = self._ready.pop(r.id, None)
+        self._unfinished.pop(r.id, None)
+        self._dropped.pop(r.id, None)
+        super()._remove(r)
+        if loading and r.id not in self._arrived and self.rules.keeps_for_loads:
+            self._gone[r.id] = r
+        elif loading or ready is not None:
+            self._arrived.discard(r.id)
+            super()._release(r)
+
+    def _dispatch(self, step: ScheduleStep) -> Batch:
+        batch = super()._dispatch(step)
+        self._begun += bool(batch)
+        batch.loads, self._loads = self._loads, []
+        self.sends, self._ended = sorted(self._ended), []
+        for r in step.tokens:
+            if not r.chunk:
+                self._unfinished.pop(r.id, None)
+        if batch.held:
+            batch.held = self._first_held(step)
+        return batch
+
+    def _first_held(self, step: ScheduleStep) -> Held:
+        """Who stops those behind it: not one that waits for KV, while there are others."""
+        for r in self.waiting:
+            if step.batch.aside.get(r.id) != "remote":
+                full: WaitReason = "slot" if step.budget > 0 else "budget"
+                return Held(r.id, step.why or full)
+        return Held(self.waiting.head().id, "remote")
+
+    def leap(self, most: int) -> int:
+        return 1 if self._freed else super().leap(most)
+
+    def skip(self, steps: int) -> list[int]:
+        self._begun += steps
+        self._over += steps
+        return super().skip(steps)
+
+    # What can be seen of both.
+
+    @property
+    def awaits_kv(self) -> bool:
+        """Whether KV is on its way, so that a standstill will end by itself."""
+        return bool(self._kept or self._gone or self._loading.keys() - self._arrived)
+
+    def blocks_held(self) -> Mapping[int, int]:
+        assert self.memory.tables is not None
+        return self.memory.tables.holdings()
+
+    def fingerprint(self) -> Hashable:
+        freed = tuple((steps - self._over, r.id) for steps, r in self._freed)
+        coming = tuple(self._loading), tuple(self._arrived), tuple(self._ready), tuple(self._gone)
+        return super().fingerprint(), coming, tuple(self._kept), freed, tuple(self._dropped.items())

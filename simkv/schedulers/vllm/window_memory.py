@@ -1,0 +1,292 @@
+"""Blocks of models whose layers do not all attend to everything: groups with windows or chunks.
+
+vLLM puts layers of a kind into groups of equally many layers (``kv_cache_groups``). A request has
+a table for each group, all out of one pool, and a block is ``block_size`` tokens of one group. In
+a group with a window, blocks that have left it are given back while the request runs.
+
+Rules of ``single_type_kv_cache_manager.py`` and ``kv_cache_coordinator.py`` in
+``vllm/v1/core``, 0.21.0 to 0.33.0:
+
+- A hit needs all blocks up to its end in groups without a window, and in the others those that the
+  window before the next token reaches into.
+- Layers with chunks attend to what follows the last multiple of so many tokens: a hit there needs
+  the blocks behind the last such multiple that others allow, and nothing before it.
+- A running request lets go of what is behind its windows before it asks for more.
+- Where the whole sequence must fit at admission, a group with a window counts at most the blocks
+  that it ever has at a time.
+- Blocks of groups may be of several sizes (Gemma 4). Keys are of blocks of ``block_size``, the
+  smallest; a larger block has that of its last part. Hits end, and blocks are entered into the
+  cache, at multiples of all sizes.
+- Groups with windows keep all full blocks in the cache, or only what the same prompt could start
+  from, or one that parts from it where the hit of another group ended (``keeps_boundaries``).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Hashable
+from math import lcm
+
+from mypy_extensions import mypyc_attr
+
+from simkv.core.block_pool import BlockPool
+from simkv.core.scheduler_protocol import blocks_for
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.layer_groups import LayerKind
+from simkv.schedulers.vllm.memory import NO_HITS, CacheHits, VllmMemory
+from simkv.schedulers.vllm.release_rules import VllmRules
+from simkv.schedulers.vllm.request_state import RequestState
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class WindowMemory(VllmMemory):
+    """Tables of several groups, each of a kind in ``layers``. ``_paged`` counts those that need
+    blocks for every token, by their tokens in a block. A hit ends at a multiple of ``_unit``.
+
+    The table of a request in group ``g`` is the pool's of owner ``_owner(id, g)``, and its keys in
+    the cache are the request's, times the number of groups, plus ``g``. A table lacks the blocks
+    that are ``gone`` at its head.
+    """
+
+    def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
+        super().__init__(config, rules, tables=True)
+        self.frees_while_running = True
+        # Of states that are kept, the one before the next token is needed, and that is written.
+        kept = 2 if self.cache else 0
+        self.layers = [k._replace(window=kept) if k.states else k for k in config.layer_kinds]
+        self._kinds = sorted(dict.fromkeys(self.layers), key=has_limited_attention)
+        self._sizes = [kind.block_size for kind in self.layers]
+        self._paged = Counter(self._sizes)
+        self._unit, size = lcm(*self._sizes), config.block_size
+        self._fills = self._unit if rules.keeps_aligned else size
+        self._most = [config.most_blocks(kind) for kind in config.layer_kinds]
+        self._processed = rules.frees_processed
+        self._peek = 0  # tokens behind the longest possible hit that are looked up, too
+        self._keyless_behind = rules.keyless_first or rules.keyless_windows
+        self._boundaries = rules.keeps_boundaries
+        # What leaves a window leaves it so many tokens before a block is full; one step later
+        # where tokens under way count as not computed.
+        windows = [kind.window for kind in self.layers if kind.window]
+        phases = {(ahead - window) % size for window in windows for ahead in (0, 1)}
+        phases |= {size - 1} if any(kind.chunk for kind in self.layers) else set()
+        self.aheads = tuple(dict.fromkeys((*self.aheads, *sorted(phases))))
+
+    def blocks_held_by(self, r: RequestState, computed: int) -> int:  # noqa: ARG002
+        """Blocks of ``r`` that runs, in all groups."""
+        return sum(self._pool.held(owner) for owner in self._owners(r.id))
+
+    def missing(self, hits: CacheHits, end: int) -> int:
+        """Blocks for the tokens up to ``end`` of a request that starts from ``hits``."""
+        return self._in_all(hits.tokens, end)
+
+    def blocks_to_grow(self, computed: int, n: int) -> int:
+        """Blocks more for ``n`` tokens behind ``computed`` ones."""
+        return self._in_all(computed, computed + n)
+
+    def hits(self, r: RequestState) -> CacheHits:
+        """What ``r`` can start from: each kind of groups shortens what those before it allow."""
+        if not self.cache or r.content is None or r.computed:
+            return NO_HITS._replace(groups=[array("i") for _ in self.layers])
+        tokens = r.length - 1 + self._peek
+        self._keys.extend(r.keys, r.content, tokens)
+        found = [
+            self.cache.find(self._keys_of(r, g, 0, tokens // size))
+            for g, size in enumerate(self._sizes)
+        ]
+        tokens, longest = self._agreed(found, r.length - 1)
+        groups = [
+            found[g][self._behind(g, tokens) : tokens // size] for g, size in enumerate(self._sizes)
+        ]
+        r.junction = longest if longest > tokens else 0
+        return CacheHits(tokens, groups)
+
+    def fits(self, r: RequestState, hits: CacheHits, end: int, *, running: bool) -> bool:
+        """Whether ``r`` may be admitted with ``hits`` to compute its tokens up to ``end``."""
+        revived = sum(self._pool.count_unreferenced(blocks) for blocks in hits.groups)
+        start, whole = hits.tokens, 0
+        if self.whole:
+            whole = self._in_whole(start, r.length)
+            whole += self.beyond(r, start, r.length - start)
+        needed = max(self.missing(hits, end) + self.beyond(r, start, end - start), whole)
+        return needed + revived <= self.room(running=running)
+
+    def share(self, r: RequestState, hits: CacheHits) -> None:
+        """Let ``r``, which has no blocks, start from ``hits``."""
+        r.registered = hits.tokens // self.block_size
+        r.gone = [self._behind(g, hits.tokens) for g in range(len(self.layers))]
+        for owner, blocks in zip(self._owners(r.id), hits.groups, strict=True):
+            self._pool.share(owner, blocks)
+
+    def free_unneeded(self, r: RequestState, computed: int, in_flight: int) -> None:
+        """Give back what no window reaches into any more, group by group."""
+        tokens = computed - in_flight if self._processed else computed
+        for g, owner in enumerate(self._owners(r.id)):
+            self._let_go_of(r, g, owner, tokens)
+
+    def take(self, r: RequestState, count: int, end: int) -> None:  # noqa: ARG002
+        """Blocks for the tokens of ``r`` up to ``end``, group by group; they are free."""
+        end = self._with_slots(r, end)
+        for g, owner in enumerate(self._owners(r.id)):
+            self._take_for(r, g, owner, blocks_for(end, self._sizes[g]))
+
+    def register(self, r: RequestState, tokens: int) -> None:
+        """Enter the blocks filled by the first ``tokens`` tokens of ``r`` into the prefix cache."""
+        size = self.block_size
+        full = self._keyed(r, tokens // self._fills * self._fills) // size
+        if not self.cache or r.content is None or full <= r.registered:
+            return
+        self._keys.extend(r.keys, r.content, full * size)
+        for g, owner in enumerate(self._owners(r.id)):
+            known, filled = (blocks * size // self._sizes[g] for blocks in (r.registered, full))
+            for start, end in self._worth(r, g, known, filled):
+                self._register_of(r, g, owner, range(max(start, known), min(end, filled)))
+        r.registered = full
+
+    def release(self, r: RequestState, unused: int = 0) -> None:  # noqa: ARG002
+        """Take the blocks of ``r`` back, group by group."""
+        for kind, owner in zip(self.layers, self._owners(r.id), strict=True):
+            window = self._keyless_behind and kind.window > 0 and not kind.states
+            self._pool.release(owner, keyless_first=self._keyless_first or window)
+
+    def blocks_of(self, request_id: int) -> list[int]:
+        """The numbers of the blocks that a request holds now, group by group."""
+        tables = (self._pool.tables.get(owner, ()) for owner in self._owners(request_id))
+        return [block for table in tables for block in table]
+
+    def fingerprint(self) -> Hashable:
+        """What decides later allocations."""
+        return super().fingerprint(), tuple(self._pool.holdings().items())
+
+    @property
+    def _pool(self) -> BlockPool:
+        assert self.tables is not None
+        return self.tables
+
+    def _keyed(self, r: RequestState, tokens: int) -> int:  # noqa: ARG002
+        """Of the first ``tokens`` of ``r`` those for which blocks have keys, if they are full."""
+        return tokens
+
+    def _with_slots(self, r: RequestState, end: int) -> int:  # noqa: ARG002
+        """Tokens that tables of ``r`` have blocks for, which computes its tokens up to ``end``."""
+        return end
+
+    def _in_all(self, start: int, end: int) -> int:
+        """Blocks more in all groups together for tokens up to ``end``, behind ``start`` ones."""
+        return sum(
+            count * max(blocks_for(end, size) - blocks_for(start, size), 0)
+            for size, count in self._paged.items()
+        )
+
+    def _in_whole(self, start: int, end: int) -> int:
+        """Blocks that a sequence up to ``end`` has at most at a time, without those of a hit."""
+        return sum(
+            max(min(blocks_for(end, size), most) - start // size, 0)
+            for size, most in zip(self._sizes, self._most, strict=True)
+        )
+
+    def _agreed(self, found: list[array[int]], tokens: int) -> tuple[int, int]:
+        """Tokens of the longest hit of at most so many that is one in all groups, of whose blocks
+        these were found; and those of the longest that some of them had."""
+        longest, before = 0, -1
+        while tokens != before:
+            before = tokens
+            for kind in self._kinds:
+                tokens = self._hit_of(kind, self._alike(kind, found), tokens)
+                longest = max(longest, tokens)
+        return tokens, longest
+
+    def _alike(self, kind: LayerKind, found: list[array[int]]) -> list[array[int]]:
+        """What was found of the groups of a kind."""
+        return [there for there, other in zip(found, self.layers, strict=True) if other == kind]
+
+    def _hit_of(self, kind: LayerKind, groups: list[array[int]], tokens: int) -> int:
+        """Tokens of the longest hit of at most so many in groups of a kind."""
+        size = kind.block_size
+        if kind.chunk:
+            return _behind_last(groups, tokens // size, kind.chunk // size) * size
+        return longest_run(groups, tokens // size, window_blocks(kind), self._unit // size) * size
+
+    def _let_go_of(self, r: RequestState, g: int, owner: int, tokens: int) -> None:
+        gone = r.gone
+        if (behind := self._behind(g, tokens)) > gone[g]:
+            count = min(behind - gone[g], self._pool.held(owner))
+            self._pool.release_head(owner, count, keyless_first=self._keyless_behind)
+            gone[g] += count
+
+    def _take_for(self, r: RequestState, g: int, owner: int, blocks: int) -> None:
+        """Let the table of a group reach to so many blocks."""
+        self._pool.take(owner, max(blocks - r.gone[g] - self._pool.held(owner), 0))
+
+    def _register_of(self, r: RequestState, g: int, owner: int, blocks: range) -> None:
+        """Enter those of these blocks that the table of a group has."""
+        gone, table = r.gone[g], self._pool.tables[owner]
+        start, end = max(blocks.start, gone), blocks.stop
+        if start < end:
+            keys = self._keys_of(r, g, start, end)
+            self._pool.register_all(table[start - gone : end - gone], keys)
+
+    def _owners(self, request_id: int) -> range:
+        """By group the owner of the request's table."""
+        groups = len(self.layers)
+        return range(request_id * groups, (request_id + 1) * groups)
+
+    def _keys_of(self, r: RequestState, g: int, start: int, end: int) -> array[int]:
+        groups, parts = len(self.layers), self._sizes[g] // self.block_size
+        keys = r.keys[(start + 1) * parts - 1 : end * parts : parts]
+        return array("q", [key * groups + g for key in keys])
+
+    def _behind(self, g: int, tokens: int) -> int:
+        """Blocks that the window or chunk of a group has left behind before the token after
+        ``tokens``."""
+        kind = self.layers[g]
+        if kind.chunk:
+            return tokens // kind.chunk * (kind.chunk // kind.block_size)
+        return max(tokens - kind.window + 1, 0) // kind.block_size if kind.window else 0
+
+    def _worth(self, r: RequestState, g: int, known: int, full: int) -> list[tuple[int, int]]:
+        """Ranges of blocks of a group that could serve a hit, which end behind ``known`` ones while
+        ``full`` are filled."""
+        kind, unit = self.layers[g], self._unit
+        reach, step = window_blocks(kind), self._fills // kind.block_size
+        if self._boundaries and kind.window:
+            tokens = {where // unit * unit for where in (r.prompt.prompt_tokens - 1, r.junction)}
+            ends = [where // kind.block_size for where in tokens if where]
+        elif kind.window and reach < step:
+            ends = [*range(known // step * step + step, full + 1, step)]
+        else:
+            return [(0, full)]
+        return [(end - reach, end) for end in ends]
+
+
+def has_limited_attention(kind: LayerKind) -> bool:
+    """Whether layers do not see everything; those that do come first when hits are looked for."""
+    return kind.window > 0 or kind.chunk > 0
+
+
+def window_blocks(kind: LayerKind) -> int:
+    """Blocks that the window before the next token of a block reaches into."""
+    return blocks_for(kind.window - 1, kind.block_size) if kind.window else 0
+
+
+def longest_run(groups: list[array[int]], most: int, reach: int, unit: int) -> int:
+    """Blocks of the longest hit of at most ``most``: the last ``reach`` of them are in all groups.
+
+    A shorter run at the very beginning is a hit, too, and with ``reach`` 0 nothing else is. It ends
+    at a multiple of ``unit`` blocks.
+    """
+    there = [all(blocks) for blocks in zip(*(group[:most] for group in groups), strict=True)]
+    run = 0
+    for end in range(len(there), 0, -1):
+        run = run + 1 if there[end - 1] and (run or end % unit == 0) else 0
+        if reach and run == reach:
+            return end - 1 + reach
+    return run
+
+
+def _behind_last(groups: list[array[int]], most: int, chunk: int) -> int:
+    """Blocks of the longest hit of at most ``most``, from the last multiple of ``chunk`` on."""
+    blocks = most // chunk * chunk
+    while blocks < most and all(group[blocks] for group in groups):
+        blocks += 1
+    return blocks

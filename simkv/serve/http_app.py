@@ -1,0 +1,181 @@
+"""The HTTP application: what the real server has, and what only a simulated one can say."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+
+from simkv.core.version import __version__
+from simkv.serve.error_responses import RequestError, install_error_handlers
+from simkv.serve.event_stream import (
+    CHAT,
+    COMPLETION,
+    ReplyResponse,
+    Writer,
+)
+from simkv.serve.live_explainer import Explainer, LiveExplanation, explain_no_requests
+from simkv.serve.openapi_document import (
+    COMMON_RESPONSES,
+    GENERATION,
+    body_of,
+    content,
+    errors,
+    remove_unused_schemas,
+)
+from simkv.serve.request_bodies import (
+    CHAT_BODY,
+    COMPLETION_BODY,
+    DETOKENIZE_BODY,
+    TOKENIZE_BODY,
+    ChatMessage,
+    read_body,
+)
+from simkv.serve.request_handler import RequestHandler, id_of
+
+#: Gives the text of a scenario.
+Describe = Callable[[], Awaitable[str]]
+#: A dead engine's, which has no body.
+DEAD: dict[int | str, dict[str, Any]] = {503: {"description": "the engine is dead"}}
+
+
+def application(
+    desk: RequestHandler, explainer: Explainer, describe: Describe, metrics: Callable[[], bytes]
+) -> FastAPI:
+    """The application over a desk. ``describe`` gives the scenario's text, ``metrics`` figures."""
+    app = FastAPI(
+        title="simkv",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        responses=COMMON_RESPONSES,
+    )
+    install_error_handlers(app)
+    remove_unused_schemas(app)
+    _add_generation(app, desk)
+    _add_state(app, desk, metrics)
+    _add_explanations(app, desk, explainer, describe)
+    return app
+
+
+def _add_generation(app: FastAPI, desk: RequestHandler) -> None:
+    texts = desk.front.texts
+
+    @app.post("/v1/completions", responses=GENERATION, openapi_extra=body_of("CompletionBody"))
+    async def completions(request: Request) -> Response:
+        """Go on with a prompt."""
+        body = await read_body(request, COMPLETION_BODY)
+        body.check_stop()
+        prompts = [
+            texts.encode(prompt) if isinstance(prompt, str) else array("q", prompt)
+            for prompt in body.prompts()
+        ]
+        name = id_of(request.headers.get("x-request-id"))
+        call = desk.begin(COMPLETION.prefix, name, body, prompts)
+        return ReplyResponse(Writer(desk, call, body, COMPLETION))
+
+    @app.post("/v1/chat/completions", responses=GENERATION, openapi_extra=body_of("ChatBody"))
+    async def chat(request: Request) -> Response:
+        """Reply a conversation."""
+        body = await read_body(request, CHAT_BODY)
+        body.check_stop()
+        prompt = texts.chat(_turns(body.messages))
+        name = id_of(request.headers.get("x-request-id"))
+        call = desk.begin(CHAT.prefix, name, body, [prompt])
+        return ReplyResponse(Writer(desk, call, body, CHAT))
+
+    @app.post("/tokenize", responses=errors(400, 503), openapi_extra=body_of("TokenizeBody"))
+    async def tokenize(request: Request) -> dict[str, Any]:
+        """The tokens of a text."""
+        body = await read_body(request, TOKENIZE_BODY)
+        if (body.prompt is None) == (body.messages is None):
+            raise RequestError(400, "one of prompt and messages is needed", "prompt")
+        tokens = texts.chat(_turns(body.messages or [])) if body.messages else None
+        tokens = texts.encode(body.prompt or "") if tokens is None else tokens
+        longest = desk.front.longest
+        return {"count": len(tokens), "max_model_len": longest, "tokens": tokens.tolist()}
+
+    @app.post("/detokenize", responses=errors(400, 503), openapi_extra=body_of("DetokenizeBody"))
+    async def detokenize(request: Request) -> dict[str, str]:
+        """The text of some tokens."""
+        body = await read_body(request, DETOKENIZE_BODY)
+        return {"prompt": texts.decode(body.tokens)}
+
+
+def _turns(messages: list[ChatMessage]) -> list[tuple[str, str]]:
+    return [(message.role, message.text) for message in messages]
+
+
+def _add_state(app: FastAPI, desk: RequestHandler, metrics: Callable[[], bytes]) -> None:
+    front, live = desk.front, desk.live
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """The model that is served, and its adapters."""
+        common = {"object": "model", "created": live.started_at, "owned_by": front.engine}
+        base = {"id": front.model, "root": front.model, "parent": None}
+        cards = [{**common, **base, "max_model_len": front.longest}]
+        for name in front.loras:
+            adapter = {"id": name, "root": name, "parent": front.model, "max_model_len": None}
+            cards.append({**common, **adapter})
+        return {"object": "list", "data": cards}
+
+    @app.get("/health", responses=content() | DEAD, response_class=Response)
+    @app.get("/ping", responses=content() | DEAD, response_class=Response)
+    async def health() -> Response:
+        """Whether the engine is alive."""
+        return Response(status_code=503 if live.dead else 200)
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        """Of the engine whose rules decide, and of simkv."""
+        return {"version": front.variant, "engine": front.engine, "simkv": __version__}
+
+    @app.get("/load")
+    async def load() -> dict[str, int]:
+        """Calls under way."""
+        return {"server_load": desk.in_flight}
+
+    @app.get("/metrics", responses=content("text/plain"), response_class=Response)
+    async def figures() -> Response:
+        """For Prometheus."""
+        return Response(metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _add_explanations(
+    app: FastAPI, desk: RequestHandler, explainer: Explainer, describe: Describe
+) -> None:
+    live = desk.live
+
+    @app.get("/scenario", responses=content("application/yaml"), response_class=Response)
+    async def scenario() -> Response:
+        """What is served and what came so far: a scenario file."""
+        return PlainTextResponse(await describe(), media_type="application/yaml")
+
+    said = content("text/plain", "application/json")
+
+    @app.get("/explain", responses=said, response_class=Response)
+    async def explain(format: str = "text") -> Response:
+        """Why all went as it did so far."""
+        if not live.journal:
+            return _said(explain_no_requests(live.now, live.dead), format)
+        return _said(await explainer.explain([]), format)
+
+    @app.get("/explain/{name:path}", responses=said | errors(404), response_class=Response)
+    async def explain_one(name: str, format: str = "text") -> Response:
+        """What a call waited for, by the id of its answer or its number."""
+        if not name:
+            return await explain(format)
+        found = desk.find(name)
+        if not found:
+            raise RequestError(404, f"there is no request {name!r}")
+        return _said(await explainer.explain(found), format)
+
+
+def _said(explained: LiveExplanation, format: str) -> Response:
+    if format == "json":
+        return JSONResponse(explained.data)
+    return PlainTextResponse(explained.text + "\n")

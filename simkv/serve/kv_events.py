@@ -1,0 +1,244 @@
+"""What happens in the prefix cache, published as vLLM does: who routes by cached prefixes sees it.
+
+    [topic, sequence number (8 bytes, big-endian), msgpack of [time, [event, ...], rank]]
+
+on a PUB socket; a ROUTER socket sends what was missed from a number on. The forms are those of
+vLLM 0.33.0 (``vllm/distributed/kv_events.py``). A block's hash is of its tokens and those before
+it, so equal contents have equal hashes on all replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import zmq
+from zmq.asyncio import Context
+
+from simkv.core.block_pool import BlockPool
+from simkv.core.errors import InputError
+from simkv.schedulers.engine_registry import ENGINES
+from simkv.serve.live_simulation import LiveSimulation
+from simkv.sim.replica import Replica
+
+#: Batches that are kept for those who missed them.
+REPLAY_BATCHES = 10_000
+LARGEST_PORT = 65535
+#: In place of a sequence number: there are no more.
+END = (-1).to_bytes(8, "big", signed=True)
+
+
+#: An event as msgpack has it: its ``type`` and fields.
+KvEvent = dict[str, Any]
+
+
+def block_stored(
+    name: int, parent: int | None, tokens: array[int], lora: tuple[int, str] | None
+) -> KvEvent:
+    """A block can be found from now on, after that of ``parent``, under this adapter."""
+    return {
+        "type": "BlockStored",
+        "block_hashes": [name],
+        "parent_block_hash": parent,
+        "token_ids": tokens.tolist(),
+        "block_size": len(tokens),
+        "lora_id": lora[0] if lora else None,
+        "medium": "GPU",
+        "lora_name": lora[1] if lora else None,
+        "extra_keys": [[lora[1]] if lora else None],
+        "group_idx": 0,
+    }
+
+
+def block_removed(names: list[int]) -> KvEvent:
+    """Blocks cannot be found any more."""
+    return {"type": "BlockRemoved", "block_hashes": names, "medium": "GPU", "group_idx": 0}
+
+
+#: The tokens of a request, prompt and what it has emitted, up to so many.
+TokensOf = Callable[[int, int], "array[int]"]
+#: Number and name of the adapter that a request asks for.
+LoraOf = Callable[[int], tuple[int, str] | None]
+
+
+class CacheWatcher:
+    """Notices which blocks of a pool got or lost their key since it last looked."""
+
+    def __init__(
+        self, pool: BlockPool, block_size: int, tokens_of: TokensOf, lora_of: LoraOf
+    ) -> None:
+        self._pool, self._size, self._tokens_of = pool, block_size, tokens_of
+        self._lora_of = lora_of
+        self._keys: npt.NDArray[np.int64] = pool.keys().copy()
+        self._hashes: dict[int, int] = {}
+        self._tables: dict[int, array[int]] = {}
+
+    def look(self) -> list[KvEvent]:
+        """What happened since, what was removed first."""
+        keys = self._pool.keys()
+        changed = np.flatnonzero(keys != self._keys)
+        # A request that has just ended has no table any more; what was its is in the one before.
+        tables, self._tables = {**self._tables, **self._pool.tables}, dict(self._pool.tables)
+        if not len(changed):
+            return []
+        gone = [self._hashes[key] for key in self._keys[changed].tolist() if key in self._hashes]
+        self._keys = keys.copy()
+        events: list[KvEvent] = [block_removed(gone)] if gone else []
+        return [*events, *self._stored(changed[keys[changed] > 0], tables)]
+
+    def _stored(
+        self, blocks: npt.NDArray[np.int64], tables: dict[int, array[int]]
+    ) -> Iterator[KvEvent]:
+        """The blocks that have keys now, each after the one before it."""
+        fresh = np.zeros(len(self._keys), bool)
+        fresh[blocks] = True
+        for owner, table in tables.items():
+            held = np.frombuffer(table, np.int32) if len(table) else np.zeros(0, np.int32)
+            places = np.flatnonzero(fresh[held])
+            if not len(places):
+                continue
+            fresh[held[places]] = False
+            yield from self._of(owner, table, places.tolist())
+
+    def _of(self, owner: int, table: array[int], places: list[int]) -> Iterator[KvEvent]:
+        size = self._size
+        tokens = self._tokens_of(owner, (places[-1] + 1) * size)
+        lora = self._lora_of(owner)
+        own_keys = lora[1].encode() if lora else b""
+        for place in places:
+            above = self._hashes.get(int(self._keys[table[place - 1]])) if place else None
+            own = tokens[place * size : (place + 1) * size]
+            salt = (above or 0).to_bytes(8, "big") + own_keys
+            named = int.from_bytes(blake2b(salt + own.tobytes(), digest_size=8).digest(), "big")
+            self._hashes[int(self._keys[table[place]])] = named
+            yield block_stored(named, above, own, lora)
+
+
+class BatchPublisher:
+    """Publishes batches of events on a socket; with ``replay`` another one sends them again.
+
+    Raises InputError if the sockets cannot be had.
+    """
+
+    def __init__(self, endpoint: str, replay: str | None, rank: int, topic: str = "") -> None:
+        self._rank, self._topic = rank, topic.encode()
+        self._kept: deque[tuple[int, bytes]] = deque(maxlen=REPLAY_BATCHES)
+        self._number = 0
+        context = Context.instance()
+        self._out = zmq.Context.instance().socket(zmq.PUB)
+        self._again = context.socket(zmq.ROUTER) if replay is not None else None
+        _bind(self._out, "--kv-events", _of_rank(endpoint, rank))
+        if self._again is not None and replay is not None:
+            _bind(self._again, "--kv-replay", _of_rank(replay, rank))
+
+    def publish(self, events: list[KvEvent], now: float) -> None:
+        """Send what happened ``now``, if anything did."""
+        if events:
+            payload = msgspec.msgpack.encode([now, events, self._rank])
+            frames = (self._topic, self._number.to_bytes(8, "big"), payload)
+            self._out.send_multipart(frames, zmq.NOBLOCK)
+            self._kept.append((self._number, payload))
+            self._number += 1
+
+    async def replay(self) -> None:
+        """Answer those who ask for batches from a number on, for ever."""
+        while self._again is not None:
+            frames = await self._again.recv_multipart()
+            if len(frames) != 3:
+                continue
+            client, _, first = frames
+            for number, payload in list(self._kept):
+                if number >= int.from_bytes(first, "big"):
+                    head = (client, b"", self._topic, number.to_bytes(8, "big"))
+                    await self._again.send_multipart((*head, payload))
+            await self._again.send_multipart((client, b"", b"", END, b""))
+
+    def close(self) -> None:
+        """Nobody is told any more; what is under way is sent."""
+        self._out.close(linger=500)
+        if self._again is not None:
+            self._again.close(linger=500)
+
+
+class KvEventPublisher:
+    """Publishes what happens in the caches of all replicas, each on addresses of its own.
+
+    ``where`` are the addresses for batches and for what was missed, and the first replica's rank;
+    ``loras`` are the adapters in the order of their numbers, from 1 on; ``published`` is the cache
+    of a scheduler (``EngineSpec.published_cache``).
+    Raises InputError if the engine publishes nothing, or if the first address cannot be had.
+    """
+
+    def __init__(
+        self,
+        live: LiveSimulation,
+        where: tuple[str, str | None, int],
+        block_size: int,
+        tokens_of: TokensOf,
+        loras: Sequence[str] = (),
+        published: Callable[[Any], BlockPool | None] | None = None,
+    ) -> None:
+        self._live, self._published = live, published
+        self._numbers = {name: number for number, name in enumerate(loras, 1)}
+        self._endpoint, self._replay, self._first = where
+        self._size, self._tokens_of = block_size, tokens_of
+        self._of: dict[int, tuple[CacheWatcher, BatchPublisher]] = {}
+        for replica in live.replicas:
+            self._get(replica)
+        live.told.append(self._told)
+
+    def _get(self, replica: Replica) -> tuple[CacheWatcher, BatchPublisher]:
+        if found := self._of.get(id(replica)):
+            return found
+        pool = self._published(replica.scheduler) if self._published else None
+        if pool is None:
+            able = {n: e.published_cache_knob for n, e in ENGINES.items() if e.published_cache}
+            expected = " or ".join(f"{name} with {knob}" for name, knob in able.items())
+            raise InputError(f"--kv-events: this engine publishes none here; expected {expected}")
+        rank = self._first + self._live.replicas.index(replica)
+        publisher = BatchPublisher(self._endpoint, self._replay, rank)
+        watcher = CacheWatcher(pool, self._size, self._tokens_of, self._lora)
+        self._of[id(replica)] = watcher, publisher
+        return watcher, publisher
+
+    def _lora(self, number: int) -> tuple[int, str] | None:
+        name = self._live.journal[number].lora
+        return None if name is None else (self._numbers[name], name)
+
+    def _told(self, replica: Replica, _: Sequence[int]) -> None:
+        watcher, publisher = self._get(replica)
+        publisher.publish(watcher.look(), replica.env.now)
+
+    async def replay(self) -> None:
+        """Answer those who missed batches, for ever."""
+        await asyncio.gather(*(publisher.replay() for _, publisher in self._of.values()))
+
+    def close(self) -> None:
+        """Nobody is told any more."""
+        for _, publisher in self._of.values():
+            publisher.close()
+
+
+def _bind(socket: zmq.Socket[Any], option: str, address: str) -> None:
+    """Bind to the address of an option. Raises InputError if that is not possible."""
+    port = address.rpartition(":")[2]
+    expected = "expected an address such as tcp://*:5557"
+    if port.isdecimal() and int(port[:9]) > LARGEST_PORT:  # ZMQ takes it modulo 65536
+        raise InputError(f"{option} {address}: port above {LARGEST_PORT}; {expected}")
+    try:
+        socket.bind(address)
+    except (zmq.ZMQError, ValueError) as error:
+        raise InputError(f"{option} {address}: {error}; {expected}") from error
+
+
+def _of_rank(endpoint: str, rank: int) -> str:
+    """The address for a replica: ports count up."""
+    base, colon, port = endpoint.rpartition(":")
+    return f"{base}{colon}{int(port) + rank}" if rank and port.isdecimal() else endpoint

@@ -1,0 +1,228 @@
+"""Why it went as it did, told while it goes on, in a process of its own: the clock has the other.
+
+A run of what came makes the decisions that were made, at the times at which they were made, so it
+is where explanations come from. It costs as much as all that came, so there is one at a time, all
+who asked before it began share it, and what it tells of requests that had ended is told again
+without another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import active_children, get_context, parent_process
+from pathlib import Path
+from threading import Thread
+from typing import Any, ParamSpec, TypeVar
+
+from simkv.core.outcome import Outcome
+from simkv.core.processes import safe_module_path
+from simkv.core.request import Request
+from simkv.explain.wait_ledger import KIND_LABELS
+from simkv.metrics.result_assembly import run_scenario
+from simkv.metrics.run_metrics import e2e
+from simkv.metrics.run_result import RunResult
+from simkv.report.run_explanation import explain_request, explain_run
+from simkv.scenario.scenario import Scenario
+from simkv.scenario.scenario_writer import to_yaml
+from simkv.serve.error_responses import RequestError
+from simkv.serve.live_simulation import LiveSimulation
+from simkv.serve.recorded_workload import recorded_scenario
+
+#: The process gives way to the server by so much (see ``os.nice``).
+NICE = 10
+#: It is told of so many requests at a time, for the clock stands still while they are packed.
+MAX_BATCH = 200
+#: What becomes of requests whatever comes later.
+SETTLED = {Outcome.FINISHED, Outcome.STARVED, Outcome.TIMED_OUT, Outcome.REJECTED}
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class LiveExplanation:
+    """What is said of a run, or of some of its requests: ``text``, and what it is made of."""
+
+    text: str
+    data: dict[str, Any]
+
+
+def explain_no_requests(until: float, dead: str) -> LiveExplanation:
+    """What is said ``until`` a first request comes (s), of an engine that may be ``dead``."""
+    text = "No request has come yet."
+    verdicts = []
+    if dead:
+        text += f" The engine is dead: {dead}"
+        verdicts.append({"name": "engine died", "text": dead, "requests": []})
+    return LiveExplanation(text, {"until_s": until, "verdicts": verdicts})
+
+
+class ExplainedRun:
+    """What came to a scenario, and the last run of it. ``runs`` counts them."""
+
+    def __init__(self, scenario: Scenario, folder: Path) -> None:
+        self._scenario, self._folder = scenario, folder
+        self._came: dict[int, Request] = {}
+        self._result: RunResult | None = None
+        self._until = 0.0
+        self._news = False
+        self.runs = 0
+
+    def hear(self, requests: Sequence[Request]) -> None:
+        """These came, or left since they did."""
+        self._came.update((request.id, request) for request in requests)
+        self._news = True
+
+    def explain(self, numbers: Sequence[int], asked: float, until: float) -> LiveExplanation:
+        """Why all went as it did, or what requests ``numbers`` waited for.
+
+        Somebody ``asked`` then (s); a run that is needed ends ``until`` then, and what came before
+        that was heard.
+        """
+        result = self._result
+        if result is None or (self._until < asked and not self._settled(result, numbers)):
+            came = recorded_scenario(self._scenario, list(self._came.values()), until)
+            result = self._result = run_scenario(came, self._folder, intervals=False)
+            self._until, self._news = until, False
+            self.runs += 1
+        return _of_some(result, numbers) if numbers else _of_all(result)
+
+    def _settled(self, result: RunResult, numbers: Sequence[int]) -> bool:
+        """Whether another run would tell the same of these requests, or of all."""
+        lives = result.record.requests
+        if not numbers and self._news:
+            return False
+        return all(i in lives and lives[i].outcome in SETTLED for i in numbers or lives)
+
+    def scenario(self) -> str:
+        """A scenario file of what came."""
+        return to_yaml({"run": recorded_scenario(self._scenario, list(self._came.values()))})
+
+
+def _of_all(result: RunResult) -> LiveExplanation:
+    scenario = result.scenario
+    verdicts = [
+        {"name": verdict.name, "text": verdict.text, "requests": list(verdict.requests)}
+        for verdict in result.diagnosis.verdicts
+    ]
+    text = "\n".join(explain_run(scenario.name, result, "curl …/explain/{}".format))
+    return LiveExplanation(text, {"until_s": scenario.horizon, "verdicts": verdicts})
+
+
+def _of_some(result: RunResult, numbers: Sequence[int]) -> LiveExplanation:
+    lines = [explain_request(result.scenario.name, result, number) for number in numbers]
+    text = "\n\n".join("\n".join(story) for story in lines)
+    return LiveExplanation(text, {"requests": [_waited(result, number) for number in numbers]})
+
+
+def _waited(result: RunResult, number: int) -> dict[str, Any]:
+    """What one request waited for, and for whom."""
+    life, found = result.record.requests[number], result.diagnosis
+    tiles = found.ledger[number]
+    return {
+        "request": number,
+        "outcome": life.outcome.value if life.outcome else None,
+        "arrival_s": life.request.arrival,
+        "e2e_s": e2e(life),
+        "lasted_s": (life.ended_at or result.record.end) - life.request.arrival,
+        "intervals": [
+            {
+                "what": tile.kind.value,
+                "words": KIND_LABELS[tile.kind],
+                "start_s": tile.start,
+                "seconds": tile.seconds,
+            }
+            for tile in tiles
+        ],
+        "blockers": [{"request": b.id, "seconds": b.seconds} for b in found.blockers_of(number)],
+    }
+
+
+#: That of the process that explains.
+_kept: ExplainedRun
+
+
+def _begin(scenario: Scenario, folder: Path) -> None:
+    """The process begins. It ends when the server does, however that ends."""
+    global _kept
+    _kept = ExplainedRun(scenario, folder)
+    os.nice(NICE)
+    server = parent_process()
+    assert server is not None
+
+    def watch() -> None:
+        server.join()
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
+
+
+def _hear(requests: Sequence[Request]) -> None:
+    _kept.hear(requests)
+
+
+def _explain(numbers: Sequence[int], asked: float, until: float) -> LiveExplanation:
+    return _kept.explain(numbers, asked, until)
+
+
+def _scenario() -> str:
+    return _kept.scenario()
+
+
+class Explainer:
+    """Explains what came to a server; the process is started with the first question."""
+
+    def __init__(self, live: LiveSimulation, scenario: Scenario, folder: Path) -> None:
+        self._live, self._made_of = live, (scenario, folder)
+        self._pool: ProcessPoolExecutor | None = None
+        self._told = 0
+        self._turn = asyncio.Lock()
+
+    async def explain(self, numbers: Sequence[int]) -> LiveExplanation:
+        """Why it went as it did so far, or what requests ``numbers`` waited for.
+
+        Raises Refused if the process is killed.
+        """
+        asked = self._live.now
+        async with self._turn:
+            await self._tell()
+            return await self._do(_explain, list(numbers), asked, self._live.now)
+
+    async def scenario(self) -> str:
+        """A scenario file of what came so far. Raises Refused if the process is killed."""
+        async with self._turn:
+            await self._tell()
+            return await self._do(_scenario)
+
+    async def _tell(self) -> None:
+        """Tell the process all that came by the end of this."""
+        while news := self._live.changes[self._told : self._told + MAX_BATCH]:
+            await self._do(_hear, news)
+            self._told += len(news)
+
+    async def _do(self, what: Callable[P, T], *given: P.args, **_: P.kwargs) -> T:
+        try:
+            with safe_module_path():  # the first call starts the process
+                if self._pool is None:
+                    self._pool = ProcessPoolExecutor(1, get_context("spawn"), _begin, self._made_of)
+                answer = asyncio.get_running_loop().run_in_executor(self._pool, what, *given)
+            return await answer
+        except BrokenProcessPool:
+            self._pool, self._told = None, 0
+            raise RequestError(503, "the process that explains was killed; ask again") from None
+
+    def close(self) -> None:
+        """Nobody asks any more; who still explains is stopped.
+
+        Not waiting for the pool's thread would leave it to Python's end, which may find the pipe to
+        it closed by then and print a traceback.
+        """
+        if self._pool is not None:
+            for child in active_children():
+                child.terminate()
+            self._pool.shutdown(wait=True, cancel_futures=True)

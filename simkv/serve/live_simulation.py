@@ -1,0 +1,277 @@
+"""A simulated server on the wall clock: requests come from outside, tokens go out when due.
+
+``simpy.rt.RealtimeEnvironment`` sleeps inside its ``step`` and nothing can wake it, so the
+environment here is the plain one, and a timer of asyncio stands in for the sleep: it is set to the
+next event. What comes from outside first lets everything happen that is due before it, then enters
+at a time of its own, and sets the timer anew. So the world sees the same as in a run of what came,
+however late the process is; only the moments at which clients are told can be late, and ``lag``
+measures by how much. There are no leaps: they change nothing but the work, and every token counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+from math import inf, nextafter
+
+import simpy
+
+from simkv.core.errors import InputError
+from simkv.core.outcome import Outcome
+from simkv.core.request import Request, Segment
+from simkv.scenario.scenario import Scenario
+from simkv.serve.partial_reply import Reply
+from simkv.sim.fleet.fleet import Fleet
+from simkv.sim.replica import Replica
+from simkv.sim.run_record import RequestRecord
+from simkv.sim.simulation import (
+    ReplicaSpec,
+    build_replica,
+    build_server,
+    build_session_lookup,
+)
+from simkv.workload.clients import Clients
+from simkv.workload.listed_requests import make_acceptance
+
+#: Nobody leaves sooner after its arrival (s).
+MIN_LEAVE_DELAY_S = 1e-6
+#: asyncio's timers are late by up to so much (s): for the last bit the loop goes round instead.
+TIMER_LATENESS_S = 0.001
+#: The world goes on for so long at a time (s of ours) before sockets have their turn.
+SLICE_S = 0.002
+#: From so many seconds of ours on, being late is worth a warning.
+WARN_LAG_S = 0.1
+
+
+@dataclass(frozen=True)
+class ClientRequest:
+    """What a client wants: a prompt of so many tokens, and how the answer shall be.
+
+    ``output_tokens`` is how many tokens the model will emit; ``segments`` are given the number of
+    the request, of whose own tokens they tell.
+    """
+
+    prompt_tokens: int
+    max_tokens: int
+    output_tokens: int
+    segments: Callable[[int], Sequence[Segment]]
+    priority: int = 0
+    ignore_eos: bool = False
+    lora: str | None = None
+
+
+class LiveSimulation:
+    """A scenario's engine, or its fleet, served at ``speed`` times real time.
+
+    ``journal`` is what came, by the number of the request; who left has a ``timeout``. ``changes``
+    are the same one after the other, once more when one leaves, and only grow. ``replicas``
+    are those that there are or were. Each of ``told`` is called with a replica and the numbers of
+    those whose clients are given a token; ``over`` with every life that ends; ``warn``
+    with a sentence.
+    """
+
+    def __init__(
+        self, scenario: Scenario, specs: Sequence[ReplicaSpec], speed: float = 1.0
+    ) -> None:
+        self.speed = speed
+        self.journal: list[Request] = []
+        self.changes: list[Request] = []
+        self.replicas: list[Replica] = []
+        self.answers: dict[int, Reply] = {}
+        self.told: list[Callable[[Replica, Sequence[int]], None]] = []
+        self.over: Callable[[RequestRecord], None] = lambda _: None
+        self.warn: Callable[[str], None] = lambda _: None
+        self.started_at = int(time.time())
+        self.dead = ""
+        self.lag = 0.0
+        self._scenario = scenario
+        self.server = build_server(scenario, specs, self._make, build_session_lookup(Clients([])))
+        self.server.ended = self._ended
+        self.env = self.server.env
+        self._start = self._warned = -inf
+        self._timer: asyncio.Handle | None = None
+
+    def _make(self, spec: ReplicaSpec, env: simpy.Environment, rank: int) -> Replica:
+        replica = build_replica(self._scenario, spec, env, rank, leaping=False)
+        replica.delivered = partial(self._deliver, replica, spec.role != "prefill")
+        replica.died = partial(self._died, replica)
+        self.replicas.append(replica)
+        return replica
+
+    # The clock.
+
+    def start(self) -> None:
+        """The clock starts now, in the loop that runs."""
+        self._loop = asyncio.get_running_loop()
+        self._start = time.monotonic()
+        self._began = time.time()
+        self.env.process(self.server.run())
+        self._plan()
+
+    @property
+    def now(self) -> float:
+        """Simulated seconds since the start; what has happened is before that."""
+        return max(self._elapsed, nextafter(self.env.now, inf))
+
+    def wall(self, moment: float) -> float:
+        """What the wall clock shows at a simulated moment (s since 1970)."""
+        return self._began + moment / self.speed
+
+    @property
+    def _elapsed(self) -> float:
+        return (time.monotonic() - self._start) * self.speed
+
+    def _tick(self) -> None:
+        """Events are due."""
+        with suppress(InputError), self._careful():
+            self._go_on()
+        self._plan()
+
+    @contextmanager
+    def _careful(self) -> Iterator[None]:
+        """What should never happen in there ends all answers, and is raised; so does a law that a
+        scheduler of one's own breaks."""
+        try:
+            yield
+        except InputError as error:
+            self._end_all(str(error))
+            raise
+        except Exception as error:
+            self._end_all(f"simkv itself failed: {error!r}")
+            raise
+
+    def _go_on(self) -> None:
+        """Let happen what is due, as long as there is time."""
+        stop, env = time.monotonic() + SLICE_S, self.env
+        while env.peek() <= self._elapsed:
+            env.step()
+            if time.monotonic() > stop:
+                break
+
+    def _note_lag(self, due: float) -> None:
+        """What happens now was due then, by the monotonic clock."""
+        now = time.monotonic()
+        self.lag = now - due
+        if self.lag > WARN_LAG_S and now > self._warned + 5.0:
+            self._warned = now
+            self.warn(f"{1e3 * self.lag:.0f} ms behind: answers go out later than simulated")
+
+    def _plan(self) -> None:
+        """Set the timer to the next event."""
+        if self._timer is not None:
+            self._timer.cancel()
+        following = self.env.peek()
+        if following == inf:
+            self._timer = None
+            return
+        wait = self._start + following / self.speed - time.monotonic()
+        if wait <= TIMER_LATENESS_S:
+            self._timer = self._loop.call_soon(self._tick)
+        else:
+            self._timer = self._loop.call_later(wait - TIMER_LATENESS_S, self._tick)
+
+    # What clients do.
+
+    def submit(self, ask: ClientRequest) -> Reply:
+        """A request comes now."""
+        with self._careful():
+            self.env.run(until=self.now)
+        return self._enter(ask)
+
+    def reject_if_full(self, ask: Callable[[], ClientRequest]) -> Reply | None:
+        """A request comes now, but only to be turned away if all of them are.
+
+        That is so where every replica's door is shut: whichever a router chooses says the same.
+        """
+        with self._careful():
+            self.env.run(until=self.now)
+        if not all(
+            replica.queue_limit and replica.queue_limit.find_rejection()
+            for replica in self.replicas
+        ):
+            return None
+        answer = self._enter(ask())
+        if answer.refusal is None:  # there is no replica to be sent to
+            self.leave(answer)
+            return None
+        return answer
+
+    def _enter(self, ask: ClientRequest) -> Reply:
+        number = len(self.journal)
+        request = Request(
+            id=number,
+            prompt_tokens=ask.prompt_tokens,
+            max_tokens=ask.max_tokens,
+            arrival=self.env.now,
+            priority=ask.priority,
+            ignore_eos=ask.ignore_eos,
+            lora=ask.lora,
+            segments=tuple(ask.segments(number)),
+            output_tokens=ask.output_tokens,
+            acceptance=make_acceptance(self._scenario.workload.acceptance, number),
+        )
+        self.journal.append(request)
+        self.changes.append(request)
+        answer = self.answers[number] = Reply(request)
+        self.server.submit(request)
+        self._plan()
+        return answer
+
+    def leave(self, answer: Reply) -> None:
+        """The client of a request is gone now, if it still waited."""
+        request = answer.request
+        if request.id not in self.answers:
+            return
+        now = max(self.now, request.arrival + MIN_LEAVE_DELAY_S)
+        with self._careful():
+            self.env.run(until=now)
+        if self.answers.pop(request.id, None) is None:
+            return
+        left = self.journal[request.id] = replace(request, timeout=now - request.arrival)
+        self.changes.append(left)
+        self.server.leave(request.id)
+        self._plan()
+
+    def cut_off(self) -> None:
+        """Nobody gets any more of an answer."""
+        for answer in list(self.answers.values()):
+            self.leave(answer)
+            answer.end(Outcome.CUT_OFF)
+
+    # What the engine does.
+
+    def _deliver(self, replica: Replica, answers: bool, numbers: Sequence[int]) -> None:
+        """Requests have a token; whether their clients are given it depends on the replica."""
+        due = self._start + self.env.now / self.speed
+        self._note_lag(due)
+        for number, times in groupby(numbers):
+            if answers and (answer := self.answers.get(number)):
+                answer.add_tokens(due, replica, len(list(times)))
+        for tell in self.told:
+            tell(replica, numbers)
+
+    def _ended(self, life: RequestRecord) -> None:
+        answer = self.answers.get(life.request.id)
+        self.over(life)
+        if life.outcome is Outcome.LOST and not isinstance(self.server, Fleet):
+            self.warn(f"request {life.request.id}: {life.reason}; its client waits for ever")
+        elif answer:
+            del self.answers[life.request.id]
+            answer.end(life.outcome, life.reason, life.refusal)
+
+    def _died(self, replica: Replica) -> None:
+        stop = replica.record.engine_halt
+        self._end_all(stop.why if stop else "the engine died")
+
+    def _end_all(self, why: str) -> None:
+        """The engine is dead: all answers end."""
+        self.dead = why
+        self.warn(f"the engine is dead: {why}")
+        for answer in list(self.answers.values()):
+            answer.end(Outcome.STALLED, self.dead)
+        self.answers.clear()

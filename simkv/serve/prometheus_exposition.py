@@ -1,0 +1,162 @@
+"""Meters for Prometheus, under the names, types, labels and buckets of the engine that is served.
+
+What an engine registers is in ``metrics/prometheus_metrics.py``; each row says which measure of
+``meters`` it stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from simkv.core.engine_spec import EngineConfig
+from simkv.metrics.prometheus_metrics import (
+    EngineMetric,
+    LoraInfo,
+    config_info_metric,
+    lora_info,
+)
+from simkv.serve.live_simulation import LiveSimulation
+from simkv.serve.replica_counters import BucketHistogram, MeasuredValue, ReplicaCounters
+
+#: Labels that say which replica it is.
+REPLICA = ("engine", "dp_rank")
+#: Upper bounds of how late tokens go out (s of ours).
+LAGS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+
+
+class Exposition:
+    """Collects from the meters of all replicas when it is asked to."""
+
+    def __init__(
+        self,
+        rows: Sequence[EngineMetric],
+        meters: Callable[[], Sequence[ReplicaCounters]],
+        constant: Mapping[str, str],
+        live: LiveSimulation,
+        config: EngineConfig,
+    ) -> None:
+        self._rows, self._meters, self._constant = rows, meters, constant
+        self._live, self._config = live, config
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        self.lag = Histogram(
+            "simkv:clock_lag_seconds",
+            "seconds between the moment at which a token was due and that at which it was written",
+            buckets=LAGS,
+            registry=self.registry,
+        )
+
+    def text(self) -> bytes:
+        """The whole, in the text format."""
+        return bytes(generate_latest(self.registry))
+
+    def describe(self) -> list[Metric]:
+        """Nothing, so that registering does not collect."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All that the engine would have, and how fast its clock goes."""
+        speed = GaugeMetricFamily("simkv:speed", "simulated seconds in one of ours")
+        speed.add_metric([], self._live.speed)
+        yield speed
+        present = [(str(i), meter, meter.now()) for i, meter in enumerate(self._meters())]
+        for row in self._rows:
+            family = _FAMILIES[row.kind](row.name, row.help, labels=row.labels)
+            found: dict[tuple[str, ...], float | BucketHistogram] = {}
+            for index, meter, now in present:
+                given = [
+                    index if label in REPLICA else self._constant.get(label, "0")
+                    for label in row.labels[: len(row.labels) - len(row.extra)]
+                ]
+                for own, value in _values(row, meter, now):
+                    labels = (*given, *own)
+                    found[labels] = _sum(found[labels], value) if labels in found else value
+            for labels, value in found.items():
+                _add(family, labels, value)
+            yield family
+        if told := config_info_metric(self._config.name):
+            name, knobs = told
+            values = [str(getattr(self._config, knob)) for knob in knobs]
+            family = GaugeMetricFamily(name, "knobs of the engine", labels=["engine", *knobs])
+            for index, *_ in present:
+                family.add_metric([index, *values], 1)
+            yield family
+        if asked := lora_info(self._config):
+            yield self._adapters(asked, [meter for _, meter, _ in present])
+
+    def _adapters(self, asked: LoraInfo, meters: Sequence[ReplicaCounters]) -> Metric:
+        """Which adapters are asked for: the value is when that was last so, by the wall clock."""
+        family = GaugeMetricFamily(asked.name, "adapters that are asked for", labels=asked.labels)
+        told: dict[str, float] = {}
+        for meter in meters:
+            for names, at in meter.adapters.told().items():
+                told[names] = max(at, told.get(names, 0.0))
+        for names, at in told.items():
+            family.add_metric([asked.most, names, names], self._live.wall(at))
+        return family
+
+
+_FAMILIES: dict[str, Any] = {
+    "gauge": GaugeMetricFamily,
+    "counter": CounterMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
+
+
+def _values(
+    row: EngineMetric, meter: ReplicaCounters, now: Mapping[str, MeasuredValue]
+) -> Iterator[tuple[list[str], float | BucketHistogram]]:
+    """A metric's values, each with those of its own labels."""
+    if row.measure in now:
+        yield from _labelled(now[row.measure])
+        return
+    if "is_streaming" in row.extra:
+        for streaming, tally in meter.tallies.items():
+            spread = tally.spreads.get(row.measure)
+            value = tally.counts[row.measure] if spread is None else spread
+            yield [str(streaming).lower()], value
+        return
+    streamed, whole = meter.tallies[True], meter.tallies[False]
+    if row.kind == "histogram":
+        yield [], streamed.spreads[row.measure].combine(whole.spreads[row.measure])
+    elif row.extra:
+        ours, theirs = streamed.by_label[row.measure], whole.by_label[row.measure]
+        yield from _labelled({label: count + theirs[label] for label, count in ours.items()})
+    else:
+        yield [], streamed.counts[row.measure] + whole.counts[row.measure]
+
+
+def _labelled(value: MeasuredValue) -> Iterator[tuple[list[str], float]]:
+    if isinstance(value, Mapping):
+        yield from (([label], number) for label, number in value.items())
+    else:
+        yield [], value
+
+
+def _sum(one: float | BucketHistogram, other: float | BucketHistogram) -> float | BucketHistogram:
+    """Of two replicas that no label tells apart."""
+    if isinstance(one, BucketHistogram) and isinstance(other, BucketHistogram):
+        return one.combine(other)
+    assert not isinstance(one, BucketHistogram)
+    assert not isinstance(other, BucketHistogram)
+    return one + other
+
+
+def _add(family: Any, labels: Sequence[str], value: float | BucketHistogram) -> None:
+    if not isinstance(value, BucketHistogram):
+        family.add_metric(labels, value)
+        return
+    below, buckets = 0, []
+    for bound, count in zip([*map(float, value.bounds), float("inf")], value.counts, strict=True):
+        below += count
+        buckets.append(("+Inf" if bound == float("inf") else str(bound), below))
+    family.add_metric(labels, buckets, value.total)

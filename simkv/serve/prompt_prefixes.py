@@ -1,0 +1,123 @@
+"""Which tokens of a prompt are those of an earlier one: equal prefixes get equal names.
+
+known = Prefixes()
+known.name(array("q", [1, 2, 3]), "u0")     # []: it is all its own
+known.name(array("q", [1, 2, 9]), "u1")     # [Segment("u0", 0, 2), Segment("u1", 0, 1)]
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+
+from simkv.core.request import Segment
+
+#: So many tokens are kept; the least recent go first. Several caches of a GPU hold fewer.
+MAX_TOKENS = 8_000_000
+
+
+class PrefixNode:
+    """Tokens that follow those of the nodes above; they are ``stream`` from ``start`` on."""
+
+    __slots__ = ("above", "below", "seen", "start", "stream", "tokens")
+
+    def __init__(
+        self, tokens: array[int], stream: str, start: int, above: PrefixNode | None
+    ) -> None:
+        self.tokens, self.stream, self.start, self.above = tokens, stream, start, above
+        self.below: dict[int, PrefixNode] = {}
+        self.seen = 0
+
+
+class PromptTree:
+    """A tree of all that was said, as far as it is kept."""
+
+    def __init__(self, most: int = MAX_TOKENS) -> None:
+        self.most = most
+        self.size = 0
+        self._root = PrefixNode(array("q"), "", 0, None)
+        self._clock = 0
+
+    def name(self, tokens: array[int], own: str) -> list[Segment]:
+        """The prompt as segments; what was never said before is the stream ``own`` from 0 on.
+
+        There are none if that is all of it.
+        """
+        node, found = self._walk(tokens)
+        shared = sum(len(one.tokens) for one in found)
+        segments = [Segment(one.stream, one.start, one.start + len(one.tokens)) for one in found]
+        if shared < len(tokens):
+            self._add(node, tokens[shared:], own, 0)
+        if 0 < shared < len(tokens):
+            segments.append(Segment(own, 0, len(tokens) - shared))
+        return segments
+
+    def answer(self, prompt: array[int], emitted: array[int], own: str) -> None:
+        """What was emitted after a prompt is the stream ``own`` from 0 on, unless it is known."""
+        tokens = prompt + emitted
+        node, found = self._walk(tokens)
+        shared = sum(len(one.tokens) for one in found)
+        if len(prompt) <= shared < len(tokens):
+            self._add(node, tokens[shared:], own, shared - len(prompt))
+
+    def _walk(self, tokens: array[int]) -> tuple[PrefixNode, list[PrefixNode]]:
+        """The longest known prefix: its last node, and all its nodes."""
+        self._clock += 1
+        node, place, found = self._root, 0, []
+        while place < len(tokens) and (child := node.below.get(tokens[place])):
+            shared = _common(child.tokens, tokens, place)
+            if shared < len(child.tokens):
+                child = self._split(child, shared)
+            child.seen = self._clock
+            found.append(child)
+            node, place = child, place + shared
+        return node, found
+
+    def _add(self, node: PrefixNode, tokens: array[int], stream: str, start: int) -> None:
+        new = PrefixNode(tokens, stream, start, node)
+        new.seen = self._clock
+        node.below[tokens[0]] = new
+        self.size += len(tokens)
+        if self.size > self.most:
+            self._forget()
+
+    def _split(self, node: PrefixNode, at: int) -> PrefixNode:
+        """Cut a node in two; returns the upper one."""
+        assert node.above is not None
+        upper = PrefixNode(node.tokens[:at], node.stream, node.start, node.above)
+        upper.seen = node.seen
+        upper.below[node.tokens[at]] = node
+        node.above.below[node.tokens[0]] = upper
+        node.tokens, node.start, node.above = node.tokens[at:], node.start + at, upper
+        return upper
+
+    def _forget(self) -> None:
+        """Drop the leaves that were not seen for the longest time, until a tenth is free."""
+        for leaf in sorted(self._leaves(), key=lambda leaf: leaf.seen):
+            if self.size <= 0.9 * self.most or leaf.seen == self._clock:
+                return
+            assert leaf.above is not None
+            del leaf.above.below[leaf.tokens[0]]
+            self.size -= len(leaf.tokens)
+
+    def _leaves(self) -> Iterator[PrefixNode]:
+        stack = [self._root]
+        while stack:
+            node = stack.pop()
+            stack.extend(node.below.values())
+            if not node.below and node is not self._root:
+                yield node
+
+
+def _common(known: array[int], tokens: array[int], place: int) -> int:
+    """How many of ``known`` are the tokens from ``place`` on."""
+    low, high = 0, min(len(known), len(tokens) - place)
+    if known[:high] == tokens[place : place + high]:
+        return high
+    while low + 1 < high:  # low are equal, high are not
+        middle = (low + high) // 2
+        if known[low:middle] == tokens[place + low : place + middle]:
+            low = middle
+        else:
+            high = middle
+    return low

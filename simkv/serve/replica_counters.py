@@ -1,0 +1,247 @@
+"""What is counted while a replica serves, under names of ours; see ``exposition`` for the engine's.
+
+Times are simulated seconds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+
+from simkv.core.outcome import Outcome
+from simkv.sim.replica import Replica
+from simkv.sim.run_record import DraftCounts, RequestRecord
+
+#: What the engine calls it when nobody waits any more.
+_REASONS = {Outcome.STARVED: "abort", Outcome.TIMED_OUT: "abort"}
+#: The values of labels, which are there before they are counted.
+LABELS = {
+    "ended_by_reason": ("stop", "length", "abort", "error", "repetition"),
+    "prompt_by_source": ("local_compute", "local_cache_hit", "external_kv_transfer"),
+    "cached_by_source": ("device",),
+    "turned_away": ("max_num_queued_reqs", "max_num_queued_tokens"),
+}
+#: A number, or several by the value of a label.
+MeasuredValue = float | Mapping[str, float]
+
+
+class BucketHistogram:
+    """Values that were seen, by how often they fell into buckets with these upper bounds."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        """A value was seen."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def combine(self, other: BucketHistogram) -> BucketHistogram:
+        """Both together."""
+        both = BucketHistogram(self.bounds)
+        both.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
+        both.total = self.total + other.total
+        return both
+
+
+class RequestCounters:
+    """Counts and spreads of the requests of one kind."""
+
+    def __init__(self, bounds: Mapping[str, Sequence[float]]) -> None:
+        self.counts: Counter[str] = Counter()
+        self.by_label = {measure: Counter(dict.fromkeys(v, 0)) for measure, v in LABELS.items()}
+        self.spreads = {measure: BucketHistogram(those) for measure, those in bounds.items()}
+
+    def see(self, measure: str, value: float) -> None:
+        """A value of what somebody wants to know the spread of."""
+        if spread := self.spreads.get(measure):
+            spread.add(value)
+
+
+class AdapterUsage:
+    """Which LoRA adapters somebody asks for, as vLLM 0.33.0 tells it, and when that was last so.
+
+    It hears of a request with its first token (``EngineCoreOutput.events``), and names adapters
+    that anybody runs or waits for under both labels (``LoRARequestStates.update_scheduler_stats``).
+    """
+
+    def __init__(self) -> None:
+        self._under_way: Counter[str] = Counter()
+        self._at: float | None = None
+        self._seen: dict[str, float] = {}
+
+    def change(self, name: str | None, by: int, now: float) -> None:
+        """A step came back: one more or one less asks for an adapter, or for none."""
+        if now != self._at:
+            self.told()
+        self._at = now
+        if name is not None:
+            self._under_way[name] += by
+            if not self._under_way[name]:
+                del self._under_way[name]
+
+    @property
+    def decoding(self) -> int:
+        """How many adapters have somebody who has a first token and not all."""
+        return len(self._under_way)
+
+    def told(self) -> dict[str, float]:
+        """By the names that there were together, when a step last came back to them (s)."""
+        if self._at is not None:
+            self._seen[",".join(self._under_way)] = self._at
+        return self._seen
+
+
+class ReplicaCounters:
+    """Counts for one replica: streamed answers apart from others.
+
+    ``bounds`` are those of the buckets of each measure; ``streams`` says whether the answer to a
+    request is streamed, ``reason`` why one of so many tokens ended that finished. ``accepted``
+    counts drafts by their position, ``lora_slots`` is how many adapters may run at once.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        block_size: int,
+        bounds: Mapping[str, Sequence[float]],
+        streams: Callable[[int], bool],
+        reason: Callable[[RequestRecord, int], str],
+    ) -> None:
+        self.replica = replica
+        self.tallies = {True: RequestCounters(bounds), False: RequestCounters(bounds)}
+        self._block_size = block_size
+        self._streams, self._reason = streams, reason
+        self._first: dict[int, float] = {}
+        self._last: dict[int, float] = {}
+        self._tokens: Counter[int] = Counter()
+        self._rows = 0
+        self.adapters = AdapterUsage()
+        self.accepted: list[int] = []
+        self.lora_slots = 0
+
+    def told(self, numbers: Iterable[int]) -> None:
+        """The clients of these requests are given a token now."""
+        now, last = self.replica.env.now, self._last
+        self.adapters.change(None, 0, now)
+        for number, times in groupby(numbers):
+            tally, tokens = self.tallies[self._streams(number)], len(list(times))
+            tally.counts["generation_tokens"] += tokens
+            self._tokens[number] += tokens
+            for position in range(min(tokens - 1, len(self.accepted))):
+                self.accepted[position] += 1
+            before = last.get(number)
+            if before is None:
+                self._begin(number, tally, now)
+            else:
+                tally.see("itl", now - before)
+            last[number] = now
+
+    def _begin(self, number: int, tally: RequestCounters, now: float) -> None:
+        """The first token of an answer."""
+        life = self.replica.record.requests[number]
+        self._first[number] = now
+        self.adapters.change(life.request.lora, 1, now)
+        cached, prompt = self._cached(life), life.request.prompt_tokens
+        tally.see("ttft", now - life.request.arrival)
+        tally.counts["prompt_tokens"] += prompt
+        tally.counts["queried"] += prompt
+        tally.counts["cached"] += cached
+        tally.by_label["cached_by_source"]["device"] += cached
+        sources = {"local_compute": prompt - cached, "local_cache_hit": cached}
+        tally.by_label["prompt_by_source"].update(sources)
+
+    def _cached(self, life: RequestRecord) -> int:
+        """Prompt tokens whose KV was there when it began."""
+        return life.chunks[0].context if life.chunks else 0
+
+    def over(self, life: RequestRecord) -> None:
+        """A request has ended."""
+        number, request = life.request.id, life.request
+        tally = self.tallies[self._streams(number)]
+        first, last = self._first.pop(number, None), self._last.pop(number, None)
+        tokens = self._tokens.pop(number, 0)
+        if life.refusal:
+            tally.by_label["turned_away"][life.refusal.knob] += 1
+            return
+        if first is not None:
+            self.adapters.change(request.lora, -1, self.replica.env.now)
+        finished = life.outcome is Outcome.FINISHED
+        reason = (
+            self._reason(life, tokens)
+            if finished
+            else _REASONS.get(life.outcome or Outcome.LOST, "error")
+        )
+        tally.by_label["ended_by_reason"][reason] += 1
+        tally.counts["aborted" if reason == "abort" else "ended"] += 1
+        if not finished or first is None or last is None:
+            return
+        begun = self.replica.record.steps.decided[life.chunks[0].row] if life.chunks else first
+        queued = request.arrival if life.seen is None else life.seen
+        values = {
+            "e2e": last - request.arrival,
+            "queue_time": begun - queued,
+            "prefill_time": first - begun,
+            "decode_time": last - first,
+            "inference_time": last - begun,
+            "tpot": (last - first) / (tokens - 1) if tokens > 1 else 0.0,
+            "request_prompt_tokens": request.prompt_tokens,
+            "request_generation_tokens": tokens,
+            "request_computed_tokens": request.prompt_tokens - self._cached(life),
+            "request_max_tokens": request.max_tokens,
+            "request_preemptions": len(life.preempted_at),
+            "request_n": 1,
+        }
+        for measure, value in values.items():
+            tally.see(measure, value)
+
+    def now(self) -> dict[str, MeasuredValue]:
+        """What is so at present, and the counts that steps have added up to."""
+        replica, log = self.replica, self.replica.record.steps
+        tally = self.tallies[False]
+        while self._rows < len(log) and log.end[self._rows] <= replica.env.now:
+            row = self._rows
+            tally.see("step_tokens", log.prefill_tokens[row] + log.decode_seqs[row])
+            tally.counts["preemptions"] += log.preempted[row]
+            self._rows += 1
+        blocks, free = replica.scheduler.num_blocks, replica.free_blocks
+        waiting = replica.num_waiting
+        counts = [tally.counts for tally in self.tallies.values()]
+        queried = sum(count["queried"] for count in counts)
+        cached = sum(count["cached"] for count in counts)
+        return {
+            "running": replica.num_running,
+            "waiting": waiting,
+            "waiting_by_reason": {"capacity": waiting, "deferred": 0},
+            "usage": (blocks - free) / blocks,
+            "used_tokens": (blocks - free) * self._block_size,
+            "capacity_tokens": blocks * self._block_size,
+            "block_size": self._block_size,
+            "hit_rate": cached / queried if queried else 0.0,
+            "sleep_state": {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
+            **self._drafts(),
+            **self._loras(),
+        }
+
+    def _drafts(self) -> dict[str, MeasuredValue]:
+        """What became of drafts."""
+        counts = self.replica.record.drafting or DraftCounts()
+        return {
+            "drafts": counts.num_drafts,
+            "draft_tokens": counts.num_draft_tokens,
+            "accepted_tokens": counts.num_accepted_tokens,
+            "accepted_per_pos": {str(i): count for i, count in enumerate(self.accepted)},
+        }
+
+    def _loras(self) -> dict[str, MeasuredValue]:
+        """Adapters of those who decode, as SGLang 0.5.23 counts them (``lora_pool_slots_used``)."""
+        used, slots = self.adapters.decoding, self.lora_slots
+        return {
+            "lora_used": used,
+            "lora_total": slots,
+            "lora_utilization": used / slots if slots else 0.0,
+        }

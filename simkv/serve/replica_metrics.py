@@ -1,0 +1,64 @@
+"""The figures of a server: a meter for each of its replicas, and what Prometheus gets of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simkv.core.engine_spec import EngineConfig
+from simkv.metrics.prometheus_metrics import bucket_bounds, list_engine_metrics
+from simkv.schedulers.engine_registry import find_engine_spec
+from simkv.serve.prometheus_exposition import Exposition
+from simkv.serve.replica_counters import ReplicaCounters
+from simkv.serve.request_handler import RequestHandler, finish_reason
+from simkv.sim.fleet.fleet import Fleet
+from simkv.sim.replica import Replica
+from simkv.sim.run_record import RequestRecord
+
+
+class ReplicaMetrics:
+    """Lets the meters of all replicas know what happens behind a desk.
+
+    Meters of a request that went to several replicas count at the last.
+    """
+
+    def __init__(self, desk: RequestHandler, config: EngineConfig) -> None:
+        self._desk = desk
+        self._meters: dict[int, ReplicaCounters] = {}
+        rows = list_engine_metrics(config.name, config, several=isinstance(desk.live.server, Fleet))
+        self._config = config
+        self._block_size = find_engine_spec(config).block_size(config)
+        self._bounds = bucket_bounds(rows, desk.front.longest or 1_000_000)
+        constant = {"model_name": desk.front.model, "engine_type": "unified"}
+        self._exposition = Exposition(rows, self._all, constant, desk.live, config)
+        desk.late = self._exposition.lag.observe
+        desk.live.told.append(self._told)
+        desk.live.over = self._over
+
+    def text(self) -> bytes:
+        """All figures in the text format of Prometheus."""
+        return self._exposition.text()
+
+    def _all(self) -> list[ReplicaCounters]:
+        return [self._of(replica) for replica in self._desk.live.replicas]
+
+    def _of(self, replica: Replica) -> ReplicaCounters:
+        if found := self._meters.get(id(replica)):
+            return found
+        streamed = self._desk.streamed.__contains__
+        meter = ReplicaCounters(replica, self._block_size, self._bounds, streamed, self._reason)
+        spec = find_engine_spec(self._config)
+        meter.lora_slots = spec.lora_capacity(self._config)
+        meter.accepted = [0] * spec.drafted_tokens(self._config)
+        self._meters[id(replica)] = meter
+        return meter
+
+    def _reason(self, life: RequestRecord, tokens: int) -> str:
+        return finish_reason(life.request, tokens, self._desk.front.longest)
+
+    def _told(self, replica: Replica, numbers: Sequence[int]) -> None:
+        self._of(replica).told(numbers)
+
+    def _over(self, life: RequestRecord) -> None:
+        for meter in self._all():
+            if meter.replica.record.requests.get(life.request.id) is life:
+                meter.over(life)

@@ -1,0 +1,97 @@
+"""What stands before the application: keys, sizes, slow bodies, headers of our own."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from simkv.serve.error_responses import error_response
+
+#: What needs no key: probes and scrapers have none.
+PUBLIC_PATHS = ("/health", "/ping", "/version", "/load", "/metrics")
+
+
+@dataclass(frozen=True)
+class BodyLimits:
+    """Most bytes of a body, and the seconds within which all of it has to come."""
+
+    body: int = 16 * 1024 * 1024
+    seconds: float = 30.0
+
+
+class Guard:
+    """Lets through what has the key, and a body within limits that comes in time.
+
+    Every response says how fast the clock goes; ``refuse`` says why nothing is served any more,
+    if nothing is.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        speed: float,
+        key: str | None = None,
+        limits: BodyLimits | None = None,
+        refuse: Callable[[], str] = lambda: "",
+    ) -> None:
+        self._app = app
+        self._key = key.encode() if key else None
+        self._limits = limits or BodyLimits()
+        self._speed = (b"x-simkv-speed", f"{speed:g}".encode())
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_and_say(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], self._speed]
+            await send(message)
+
+        refused = self._refused(scope["path"], scope["method"], Headers(scope=scope))
+        app = refused or self._app
+        await app(scope, self._counted(receive), send_and_say)
+
+    def _refused(self, path: str, method: str, headers: Headers) -> JSONResponse | None:
+        """The answer to what can be refused by its head."""
+        if self._key and path not in PUBLIC_PATHS and method != "OPTIONS":
+            scheme, _, given = headers.get("authorization", "").partition(" ")
+            same = hmac.compare_digest(given.strip().encode("utf-8", "replace"), self._key)
+            if not (same and scheme.lower() == "bearer"):
+                return error_response(401, "Unauthorized")
+        length = headers.get("content-length", "")
+        if length.isdecimal() and int(length[:20]) > self._limits.body:
+            said = f"the body has {length[:20]} bytes; at most {self._limits.body}"
+            return error_response(413, said)
+        if method == "POST" and (why := self._refuse()):
+            return error_response(503, why)
+        return None
+
+    def _counted(self, receive: Receive) -> Receive:
+        """The same messages, as long as they are not too much nor too late."""
+        limits, taken, whole = self._limits, 0, False
+
+        async def counted() -> Message:
+            nonlocal taken, whole
+            if whole:
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), limits.seconds)
+            except TimeoutError:
+                raise HTTPException(408, f"the body did not come in {limits.seconds:g} s") from None
+            taken += len(message.get("body", b""))
+            whole = not message.get("more_body", False)
+            if taken > limits.body:
+                raise HTTPException(413, f"the body has more than {limits.body} bytes")
+            return message
+
+        return counted

@@ -1,0 +1,107 @@
+"""Scenarios to be served: the workload may be left out, for the clients bring theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from simkv.core.errors import InputError, spelling_hint
+from simkv.scenario.packaged_scenarios import find_scenario, list_packaged_scenarios
+from simkv.scenario.scenario import Scenario
+from simkv.scenario.scenario_costs import list_replica_costs
+from simkv.scenario.scenario_loader import load, resolve_variants
+from simkv.scenario.yaml_document import YamlDocument, read_document
+from simkv.schedulers.engine_registry import ENGINES
+from simkv.workload.length_distributions import LengthDistribution, sample_lengths
+
+#: Draws how many tokens the next answer has.
+SampleLength = Callable[[np.random.Generator], int]
+#: In place of a workload that is left out; nobody sends it.
+PLACEHOLDER = {"requests": [{"prompt_tokens": 1, "output_tokens": 1}]}
+
+
+def load_served_scenario(path: Path, overrides: Sequence[str]) -> tuple[Path, dict[str, Scenario]]:
+    """A scenario file, or a packaged one by its name, and its variants.
+
+    Raises InputError as ``simkv run`` does.
+    """
+    path = find_scenario(path)
+    document = read_document(path)
+    if isinstance(document.tree, dict):
+        document.tree.setdefault("workload", PLACEHOLDER)
+    return path, resolve_variants(document, overrides)
+
+
+def build_scenario(engine: str, model: str, gpu: str, overrides: Sequence[str]) -> Scenario:
+    """An engine with its defaults for a model on a GPU, and as many blocks as fit.
+
+    Raises InputError if one of the three is not known.
+    """
+    if engine not in ENGINES:
+        raise InputError(
+            f"--engine {engine}: not known{spelling_hint(engine, ENGINES)}; expected one of "
+            f"{', '.join(ENGINES)}"
+        )
+    tree = {
+        "name": f"{engine}-server",
+        "workload": PLACEHOLDER,
+        "engine": {"name": engine, ENGINES[engine].memory: "auto"},
+        "hardware": {"gpu": gpu, "model": model},
+    }
+    document = YamlDocument(Path(f"--engine {engine} --model {model} --gpu {gpu}"), tree)
+    return resolve_variants(document, overrides)["run"]
+
+
+def list_scenarios() -> list[str]:
+    """The packaged scenarios, a line each: name, engine, and what it shows."""
+    lines = []
+    for name, path in list_packaged_scenarios().items():
+        first = next(iter(load(path).values()))
+        engine = f"{first.engine.name} {first.engine.variant}"
+        lines.append(f"{name:<36} {engine:<24} {first.summary.split('. ')[0]}")
+    return lines
+
+
+def replicas_of(scenario: Scenario) -> list[Scenario]:
+    """Each replica of a fleet as a scenario of its own, for a router outside.
+
+    Raises InputError if they cannot be apart.
+    """
+    fleet = scenario.fleet
+    if fleet is None:
+        raise InputError(
+            "--port-per-replica: the scenario has no fleet; expected fleet: {replicas: 2}"
+        )
+    if fleet.disaggregated or fleet.lockstep:
+        raise InputError(
+            "--port-per-replica: these replicas need each other; expected ones of role both"
+        )
+    found = []
+    for group, (_, costs) in zip(fleet.groups, list_replica_costs(scenario), strict=True):
+        own = {"engine": costs.engine, "profile": costs.profile, "hardware": costs.hardware}
+        found += [scenario.model_copy(update={**own, "fleet": None})] * group.count
+    return found
+
+
+def answer_lengths(scenario: Scenario) -> SampleLength | None:
+    """How long answers are that end by themselves, None if the scenario does not tell.
+
+    As its section ``serve`` says, or as in its workload, if that draws them or is a trace. Raises
+    InputError if that cannot be read.
+    """
+    workload = scenario.workload
+    length = scenario.serve.output_tokens if scenario.serve else None
+    if length is None and workload.trace is not None:
+        served = workload.loaded.rows.output_tokens
+        return lambda random: int(random.choice(served))
+    drawn = workload.arrivals or workload.sessions or workload.burst
+    if length is None and drawn:
+        length = drawn.output_tokens
+    return None if length is None else partial(_one, length)
+
+
+def _one(length: LengthDistribution, random: np.random.Generator) -> int:
+    return sample_lengths(length, random, 1, "output_tokens")[0]

@@ -1,0 +1,225 @@
+"""All of a server put together: from a scenario and options to a process that serves."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from simkv.core.engine_spec import EngineConfig, EngineSpec
+from simkv.core.errors import InputError
+from simkv.scenario.scenario import Scenario
+from simkv.scenario.scenario_writer import to_yaml
+from simkv.schedulers.engine_registry import find_engine_spec
+from simkv.serve.http_app import application
+from simkv.serve.listener import bind
+from simkv.serve.live_explainer import Explainer
+from simkv.serve.live_simulation import LiveSimulation
+from simkv.serve.recorded_workload import write_recorded_trace
+from simkv.serve.replica_metrics import ReplicaMetrics
+from simkv.serve.request_guard import Guard
+from simkv.serve.request_handler import RequestHandler, ServedModel
+from simkv.serve.served_scenario import answer_lengths, replicas_of
+from simkv.serve.server_process import ServedApp, ShutdownFlag, serve_until_shutdown
+from simkv.serve.text_tokenizers import load_tokenizer
+from simkv.sim.simulation import ReplicaSpec, build_replica_specs, check_lora
+
+if TYPE_CHECKING:
+    from simkv.serve.kv_events import KvEventPublisher
+
+
+#: Bounds of ``--speed``; timers and clocks have finite values between them.
+SLOWEST, FASTEST = 1e-6, 1e6
+#: Most seconds of ``--grace``.
+LONGEST_GRACE = 1e6
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """How a scenario is served; see ``simkv serve --help``. Raises InputError for bad values."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    speed: float = 1.0
+    api_key: str | None = None
+    model: str | None = None
+    tokenizer: Path | None = None
+    grace: float = 30.0
+    seed: int = 0
+    kv_events: str | None = None
+    kv_replay: str | None = None
+    rank: int = 0
+
+    def __post_init__(self) -> None:
+        if not SLOWEST <= self.speed <= FASTEST:
+            raise InputError(
+                f"--speed {self.speed:g}: expected a number from {SLOWEST:g} to {FASTEST:g}"
+            )
+        if not 0 <= self.grace <= LONGEST_GRACE:
+            raise InputError(
+                f"--grace {self.grace:g}: expected seconds from 0 to {LONGEST_GRACE:g}"
+            )
+        if self.kv_replay is not None and self.kv_events is None:
+            raise InputError("--kv-replay: has no effect without --kv-events; expected both")
+        for name, value in (("host", self.host), ("served-model-name", self.model)):
+            if value is not None and not (value.strip() and value.isprintable()):
+                raise InputError(f"--{name} {value!r}: expected a name of printable characters")
+        # A header cannot carry other keys: no client could send them.
+        if self.api_key is not None and not re.fullmatch("[!-~]+", self.api_key):
+            raise InputError(
+                "--api-key: is empty or has other characters than printable ASCII without spaces; "
+                "leave it out to serve without a key"
+            )
+
+
+class HttpServer:
+    """A scenario that is served on a port. Raises InputError for what cannot be.
+
+    ``warn`` is told what an operator should know; ``ending`` knows whether the end has come.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        folder: Path,
+        options: ServerOptions,
+        warn: Callable[[str], None],
+        ending: ShutdownFlag,
+    ) -> None:
+        self.options = options
+        # The clients are real: they come and go as they like, and nothing ends before them.
+        self.scenario = scenario.model_copy(update={"timeout": None, "horizon": None})
+        replicas = build_replica_specs(self.scenario, folder)
+        self.live = LiveSimulation(self.scenario, replicas, options.speed)
+        self.live.warn = warn
+        engine = scenario.engine
+        spec = find_engine_spec(engine)
+        self.front = ServedModel(
+            engine=engine.name,
+            variant=engine.variant,
+            model=options.model or _model(scenario),
+            texts=load_tokenizer(options.tokenizer),
+            longest=spec.length_limit(engine),
+            lengths=answer_lengths(scenario),
+            seed=options.seed,
+            by_priority=spec.in_priority_order(engine),
+            loras=_loras(scenario, replicas),
+            lora_by_model=spec.lora_by_model,
+        )
+        self.handler = RequestHandler(self.live, self.front)
+        self.figures = ReplicaMetrics(self.handler, engine)
+        self.kv_publisher = self._teller(spec, engine)
+        self.explainer = Explainer(self.live, self.scenario, folder)
+        self._ending = ending
+        self._socket = bind(options.host, options.port)
+
+    def _teller(self, spec: EngineSpec, engine: EngineConfig) -> KvEventPublisher | None:
+        options = self.options
+        if options.kv_events is None:
+            return None
+        from simkv.serve.kv_events import KvEventPublisher
+
+        where = options.kv_events, options.kv_replay, options.rank
+        size, loras = spec.block_size(engine), self.front.loras
+        return KvEventPublisher(
+            self.live, where, size, self.handler.tokens, loras, spec.published_cache
+        )
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        host, port = self._socket.getsockname()[:2]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    @property
+    def banner(self) -> str:
+        """What is served, where, and how fast."""
+        front = self.front
+        times = (
+            "real time" if self.options.speed == 1 else f"{self.options.speed:g} times real time"
+        )
+        return (
+            f"simkv serves {self.scenario.name} ({front.engine} {front.variant}, model "
+            f"{front.model}) on {self.address} at {times}\n"
+            f"Text is counted by {front.texts.rule}. "
+            f"Why was an answer late? curl {self.address}/explain/ID"
+        )
+
+    @property
+    def site(self) -> ServedApp:
+        """What is served, for a process."""
+        app = application(self.handler, self.explainer, self.describe, self.figures.text)
+        guard = Guard(app, self.options.speed, self.options.api_key, refuse=self._ending.why)
+        return ServedApp(guard, app, self.live, self._socket, lambda: self.handler.in_flight)
+
+    def close(self) -> None:
+        """Nothing is served any more."""
+        self.explainer.close()
+        if self.kv_publisher:
+            self.kv_publisher.close()
+
+    async def describe(self) -> str:
+        """A scenario file of what is served and what came so far, ready to run again."""
+        about = [
+            f"Served by simkv serve at --speed {self.options.speed:g}; what clients sent so far.",
+            f"Text was counted by {self.front.texts.rule}.",
+        ]
+        lines = "".join(f"# {line}\n" for line in about)
+        if not self.live.journal:
+            return (
+                f"{lines}# Nothing has come yet; the workload is the scenario's own.\n"
+                + to_yaml({"run": self.scenario})
+            )
+        return lines + await self.explainer.scenario()
+
+    def write(self, path: Path) -> int:
+        """Write what came as a trace; returns how many requests."""
+        write_recorded_trace(path, self.live.journal)
+        return len(self.live.journal)
+
+
+class Deployment:
+    """A scenario on one port, or each replica of its fleet on a port of its own (``apart``).
+
+    Raises InputError for what cannot be served.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        folder: Path,
+        options: ServerOptions,
+        warn: Callable[[str], None],
+        *,
+        apart: bool = False,
+    ) -> None:
+        self._grace, self._ending = options.grace, ShutdownFlag()
+        self.servers: list[HttpServer] = []
+        for rank, one in enumerate(replicas_of(scenario) if apart else [scenario]):
+            port = options.port + rank if options.port else 0
+            own = replace(options, port=port, rank=rank)
+            self.servers.append(HttpServer(one, folder, own, warn, self._ending))
+
+    def serve(self, ready: Callable[[], None]) -> None:
+        """Serve until a signal comes and what is under way has ended; ``ready`` is called once."""
+        beside = [house.kv_publisher.replay() for house in self.servers if house.kv_publisher]
+        sites = [house.site for house in self.servers]
+        try:
+            asyncio.run(serve_until_shutdown(sites, self._ending, self._grace, ready, beside))
+        finally:
+            for house in self.servers:
+                house.close()
+
+
+def _loras(scenario: Scenario, replicas: Sequence[ReplicaSpec]) -> Sequence[str]:
+    """The adapters that are served. Raises InputError if an engine takes none."""
+    for name in scenario.lora.modules:
+        check_lora("lora.modules: it names", name, replicas)
+    return scenario.lora.modules
+
+
+def _model(scenario: Scenario) -> str:
+    return scenario.hardware.model if scenario.hardware else scenario.name

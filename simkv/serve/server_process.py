@@ -1,0 +1,168 @@
+"""The server as a process: sockets, signals, and an end at which nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from simkv.serve.live_simulation import LiveSimulation
+
+#: Most bytes of a request's head, and the seconds within which it has to be there.
+HEAD_BYTES = 65536
+HEAD_SECONDS = 30.0
+
+
+class LimitedHttpProtocol(HttpToolsProtocol):
+    """Closes connections whose head is too large, or does not come."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._head = 0
+        self._patience = self.loop.call_later(HEAD_SECONDS, transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._patience.cancel()
+        super().connection_lost(exc)
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._head = 0
+        self._patience.cancel()
+        super().on_headers_complete()
+
+    def _count(self, size: int) -> None:
+        self._head += size
+        if self._head > HEAD_BYTES:
+            raise ValueError("the head is too large")
+
+
+class SignalFreeServer(uvicorn.Server):
+    """Leaves signals to the process, which may have several servers."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@dataclass
+class ServedApp:
+    """An application on a socket, and the world behind it; ``bare`` is it without its guard."""
+
+    app: Any
+    unguarded_app: Any
+    live: LiveSimulation
+    socket: socket.socket
+    in_flight: Callable[[], int]
+
+
+class ShutdownFlag:
+    """Whether the process has been told to end."""
+
+    def __init__(self) -> None:
+        self.told = False
+
+    def why(self) -> str:
+        """Why nothing new is served."""
+        return "the server is shutting down" if self.told else ""
+
+
+async def serve_until_shutdown(
+    sites: Sequence[ServedApp],
+    ending: ShutdownFlag,
+    grace: float,
+    ready: Callable[[], None],
+    beside: Sequence[Coroutine[Any, Any, None]] = (),
+) -> None:
+    """Serve until a signal comes and those that are under way have ended, or ``grace`` (s) later.
+
+    A second signal ends it at once. ``ready`` is called when clients are answered. What runs
+    ``beside`` ends with it.
+    """
+    loop = asyncio.get_running_loop()
+    gc.collect()
+    gc.freeze()  # what is there now stays, and going through it would hold up the clock
+    stop, now = asyncio.Event(), asyncio.Event()
+
+    def end() -> None:
+        (now if stop.is_set() else stop).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end)
+    servers = [SignalFreeServer(_config(site.app)) for site in sites]
+    running = [
+        asyncio.ensure_future(server.serve([site.socket]))
+        for server, site in zip(servers, sites, strict=True)
+    ]
+    for site in sites:
+        await warm(site.unguarded_app)
+    while not all(server.started for server in servers):
+        await asyncio.sleep(0.002)
+    for site in sites:
+        site.live.start()
+    ready()
+    others = [asyncio.ensure_future(one) for one in beside]
+    await stop.wait()
+    ending.told = True
+    for server in servers:
+        server.should_exit = True
+    limit = loop.time() + grace
+    while any(site.in_flight() for site in sites) and loop.time() < limit and not now.is_set():
+        await asyncio.sleep(0.02)
+    for site in sites:
+        site.live.cut_off()
+    await asyncio.gather(*running)
+    for other in others:
+        other.cancel()
+
+
+async def warm(app: Any) -> None:
+    """Have a request refused, so that the first real one does not pay for what is made once."""
+    body = b'{"prompt": [1], "model": "\\u0000"}'
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": "/v1/completions",
+        "raw_path": b"/v1/completions",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+    }
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        assert message.get("status", 404) == 404, message
+
+    await app(scope, receive, send)
+
+
+def _config(app: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=LimitedHttpProtocol,
+        ws="none",
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=5,
+    )

@@ -1,0 +1,134 @@
+"""Engines in lock-step: forward pass k of one is forward pass k of all, as long as the slowest.
+
+So run the data-parallel ranks of a mixture-of-experts model, which exchange tokens in every layer
+(vLLM 0.19.0, ``DPEngineCoreProc.run_busy_loop`` in ``vllm/v1/engine/core.py`` and
+``coordinate_batch_across_dp`` in ``vllm/v1/worker/dp_utils.py``; see docs/vllm-versions.md).
+
+A rank without work runs dummy passes while another works: its next request waits for the end of
+the pass, with which all ranks decide again. A dummy pass is never the slowest. Not modelled are the
+up to 31 dummy passes after the last request, and that all ranks are padded to the same number of
+tokens where CUDA graphs are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simkv.core.scheduler_protocol import Batch
+from simkv.costs.step_load import StepLoad
+from simkv.sim.clock import SimProcess
+from simkv.sim.engine import MAX_LEAP_STEPS, Engine
+from simkv.sim.leaping import Leap
+
+
+class DataParallelLockstep:
+    """Runs ``engines`` of one world in lock-step; they must have the same pipeline depth.
+
+    Hand requests to the engines; start ``run()`` in place of theirs. They leap when all that are
+    awake would, as far as all would; who comes to any of them ends the leap of all. Raises
+    ValueError if there is no engine, or if the depths differ.
+    """
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        depths = {engine.scheduler.pipeline_depth for engine in engines}
+        if len(depths) != 1:
+            raise ValueError(f"pipeline depths {sorted(depths)}: one and the same was expected")
+        self.engines = list(engines)
+        self._depth = depths.pop()
+        self._leaping: list[Engine] = []
+        for engine in engines:
+            engine.rank = self.engines[0].rank  # all decide at the moments of the first
+            engine.on_leap_cut = self._cut
+
+    def run(self) -> SimProcess:
+        """The iterations of all engines, as a SimPy process."""
+        first, gpu_free = self.engines[0], 0.0
+        yield first.timeout_at(first.ready)
+        while True:
+            awake = [engine for engine in self.engines if engine.wake is None]
+            if not awake:
+                yield first.env.any_of([engine.wake for engine in self.engines if engine.wake])
+                yield first.timeout_at(first.env.now)
+                continue
+            decided: list[tuple[Engine, Batch]] = []
+            for engine in awake:
+                batch = engine.schedule()
+                if batch is None:
+                    self._all_die(engine)
+                    return
+                decided.append((engine, batch))
+            loads = self._loads(decided)
+            gpu_free = self._launch(decided, loads, max(first.env.now, gpu_free))
+            # Who has room for a batch more does not wait for the oldest.
+            full = [(e, b) for e, b in decided if len(e.in_flight) >= self._depth or not b]
+            running = [e.in_flight[0].end for e, _ in full if e.in_flight[0].batch]
+            if len(full) == len(decided) and (leap := self._plan_leap(decided, loads)):
+                yield leap.wake
+                gpu_free = max(engine.finish_leap() for engine in self._leaping)
+                self._leaping = []
+            elif running:
+                yield first.timeout_at(max(running))
+            turns = [(engine, engine.finish_iteration(batch)) for engine, batch in full]
+            for engine, turn in turns:
+                if turn == "sleep" and not engine.inbox:
+                    engine.sleep()
+            idle = [engine.executor.idle() for engine, turn in turns if turn == "idle"]
+            if idle and all(turn != "on" for _, turn in turns) and len(full) == len(decided):
+                yield first.timeout_at(first.env.now + max(idle))
+
+    def _loads(self, decided: Sequence[tuple[Engine, Batch]]) -> list[StepLoad]:
+        """What each executor is told of its batch and of all of them."""
+        loads = [engine.load(batch) for engine, batch in decided]
+        tokens = [load.prefill_tokens + load.decode_seqs for load in loads]
+        group = {
+            "group_tokens": sum(tokens),
+            "group_most": max(tokens, default=0),
+            "group_ranks": len(self.engines),
+        }
+        return [load._replace(**group) for load in loads]
+
+    def _launch(
+        self, decided: Sequence[tuple[Engine, Batch]], loads: Sequence[StepLoad], start: float
+    ) -> float:
+        """Put what was decided on the GPUs, all at ``start``; returns when they are free again."""
+        both = list(zip(decided, loads, strict=True))
+        seconds = max((e.executor.run(load) for (e, batch), load in both if batch), default=0.0)
+        for (engine, batch), load in both:
+            engine.launch(batch, load, start, seconds)
+        return start + seconds
+
+    def _plan_leap(
+        self, decided: Sequence[tuple[Engine, Batch]], loads: Sequence[StepLoad]
+    ) -> Leap | None:
+        """The stretch that all of them would go through, one of whose leaps is returned."""
+        steps = MAX_LEAP_STEPS
+        ends = {(e.in_flight[0].end, e.in_flight[-1].end) for e, _ in decided}
+        for engine, batch in decided:
+            steps = min(steps, engine.leapable_steps(batch)) if len(ends) == 1 and steps else 0
+        if not steps:
+            return None
+        engines = [engine for engine, _ in decided]
+        each = [
+            e.executor.forecast_steps(load, steps) for e, load in zip(engines, loads, strict=True)
+        ]
+        if min(map(len, each)) < steps:
+            return None
+        slowest = list(map(max, *each)) if len(each) > 1 else each[0]
+        self._leaping = engines
+        leaps = [
+            engine.start_leap(load, slowest, list(map(float, own)))
+            for engine, load, own in zip(engines, loads, each, strict=True)
+        ]
+        return leaps[0]
+
+    def _cut(self) -> None:
+        """Something came from outside: all look again when the present step is over."""
+        for engine in self._leaping:
+            engine.cut()
+
+    def _all_die(self, dead: Engine) -> None:
+        """Nobody gets past the pass in which one is missing."""
+        for engine in self.engines:
+            if engine is not dead:
+                ids = [*engine.scheduler.running_ids(), *engine.scheduler.waiting_ids()]
+                engine.die("engine died", "another engine in lock-step with it died", ids)

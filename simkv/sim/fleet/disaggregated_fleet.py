@@ -1,0 +1,140 @@
+"""A fleet in which some replicas prefill and others decode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import cast
+
+import simpy
+
+from simkv.core.outcome import Outcome
+from simkv.core.request import Request
+from simkv.core.scheduler_protocol import KvConnector
+from simkv.scenario.fleet_section import FleetSettings
+from simkv.sim.clock import ExactTimeout, SimProcess
+from simkv.sim.fleet.fleet import Fleet, RecordsByRequest, ReplicaFactory
+from simkv.sim.fleet.fleet_record import merge_records
+from simkv.sim.fleet.kv_transfers import Handover, TransferLinks, prefill_request
+from simkv.sim.fleet.load_signals import LoadBoard
+from simkv.sim.fleet.replica_lifetime import ReplicaLifetime
+from simkv.sim.fleet.routers import Router
+from simkv.sim.replica import Replica
+from simkv.sim.run_record import RequestRecord, RunRecord
+
+
+class DisaggregatedFleet(Fleet):
+    """Replicas with the ``roles`` of prefill and decode; see ``KvConnector``.
+
+    A replica that prefills is asked for one token, which is thrown away, as vLLM's proxy does. Then
+    the request goes to a replica that decodes at once, and waits there for blocks: until its KV has
+    been fetched, its blocks on the other side are not free. So a full decode pool holds up the
+    prefills. ``handovers`` are all that happened between the two.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        makers: Sequence[ReplicaFactory],
+        router: Router,
+        decode_router: Router,
+        roles: Sequence[str],
+        rules: FleetSettings,
+        resolved: Callable[[], None] | None = None,
+    ) -> None:
+        assert rules.kv_transfer is not None
+        self.handovers: dict[int, Handover] = {}
+        self._decoding: list[ReplicaLifetime] = []
+        self._requests: dict[int, Request] = {}
+        self._roles = roles
+        self._links = TransferLinks(rules.kv_transfer)
+        self._decode_router = decode_router
+        self._decode_board = LoadBoard(self._decoders, decode_router, rules.refresh_interval)
+        super().__init__(env, makers, router, rules, resolved)
+
+    def _decoders(self) -> list[tuple[int, Replica]]:
+        return [(stint.replica, stint.engine) for stint in self._decoding]
+
+    def decodes(self, stint: ReplicaLifetime) -> bool:
+        """Whether a replica decodes what others have prefilled."""
+        return self._roles[stint.replica] == "decode"
+
+    def _serve(self, stint: ReplicaLifetime) -> None:
+        if self.decodes(stint):
+            self._decoding.append(stint)
+            stint.engine.loads = partial(self._fetch, stint)
+        else:
+            super()._serve(stint)
+
+    def run(self) -> SimProcess:
+        """Start all that goes on by itself, as a SimPy process."""
+        yield from super().run()
+        if interval := self._decode_board.interval:
+            self.env.process(self._ticks.every(interval, self._decode_board.refresh))
+
+    def _send(self, request: Request) -> None:
+        """Its prompt goes to a replica that prefills."""
+        self._requests[request.id] = request
+        asked = prefill_request(request)
+        stint = self._choose(self._serving, self.router, self._board, asked)
+        self._scheduler(stint).keep(request.id)
+        stint.engine.submit(asked)
+
+    def _over(self, stint: ReplicaLifetime, life: RequestRecord) -> None:
+        i = life.request.id
+        if self.decodes(stint):
+            self._release_unless_fetched(i)
+        elif life.outcome is Outcome.FINISHED:
+            stint.in_flight -= 1
+            request, self.served_by[i] = self._requests[i], []
+            target = self._choose(self._decoding, self._decode_router, self._decode_board, request)
+            self.handovers[i] = Handover(request, stint.place, target.place, self.env.now)
+            self._scheduler(target).fetch(i)
+            target.engine.submit(request)
+            return
+        else:  # nobody will read what it may still compute
+            stint.engine.tell(partial(self._scheduler(stint).sent, i))
+        super()._over(stint, life)
+
+    def _release_unless_fetched(self, i: int) -> None:
+        """Nobody will read the KV of a request that has ended, unless that is under way."""
+        handover = self.handovers[i]
+        if handover.asked is None:
+            handover.arrived_at = self.env.now
+            self._release(handover)
+
+    def _fetch(self, target: ReplicaLifetime, loads: Sequence[tuple[int, int]]) -> None:
+        """A replica has blocks for the KV of some requests."""
+        for i, tokens in loads:
+            handover = self.handovers[i]
+            if handover.arrived_at is not None:
+                continue  # its client has left, and the other side knows
+            handover.asked, handover.tokens = self.env.now, tokens
+            source = self.lifetimes[handover.source].replica
+            handover.arrived_at = self._links.send(source, tokens, self.env.now)
+            self.env.process(self._carry(target, handover))
+
+    def _carry(self, target: ReplicaLifetime, handover: Handover) -> SimProcess:
+        assert handover.arrived_at is not None
+        yield ExactTimeout(self.env, handover.arrived_at, ExactTimeout.BEFORE)
+        i = handover.request.id
+        self._release(handover)
+        target.engine.tell(partial(self._scheduler(target).loaded, i))
+
+    def _release(self, handover: Handover) -> None:
+        source = self.lifetimes[handover.source]
+        source.engine.tell(partial(self._scheduler(source).sent, handover.request.id))
+
+    @staticmethod
+    def _scheduler(stint: ReplicaLifetime) -> KvConnector:
+        return cast("KvConnector", stint.engine.scheduler)
+
+    def _whole(
+        self,
+        records: list[RunRecord],
+        lives: RecordsByRequest,
+        end: float,
+        in_vain: RecordsByRequest,
+    ) -> RunRecord:
+        unsent = {i: way[0][1].request for i, way in lives.items()}
+        return merge_records(records, lives, end, {**unsent, **self._requests}, in_vain)

@@ -1,0 +1,144 @@
+"""One record for the whole fleet, made of those of its replicas.
+
+The step logs stand one after the other: rows of one replica are consecutive and in order of time,
+rows of different replicas are not. What is worked out from a request's own rows (tokens, latencies,
+gaps) holds; what needs all steps in order of time is for the records of the replicas.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, replace
+from itertools import accumulate, chain
+from operator import itemgetter
+
+from simkv.core.request import Request
+from simkv.sim.run_record import (
+    DraftCounts,
+    Interruptions,
+    KvCopyCounts,
+    RequestRecord,
+    RunRecord,
+)
+from simkv.sim.segments import shift_rows
+
+
+def merge_records(
+    parts: Sequence[RunRecord],
+    lives: Mapping[int, Sequence[tuple[int, RequestRecord]]],
+    end: float,
+    requests: Mapping[int, Request] | None = None,
+    in_vain: Mapping[int, Sequence[tuple[int, RequestRecord]]] | None = None,
+) -> RunRecord:
+    """The record of a fleet that was over at ``end`` (s).
+
+    ``lives`` has, by request, what the client saw: one life or several that follow each other, each
+    with the index of the part that it was led in; ``in_vain`` those of which it saw nothing, whose
+    preemptions count all the same. The standstill is that of the first part that came to one.
+    ``requests`` are as their clients sent them, where replicas saw them otherwise.
+    """
+    record = RunRecord(sum(part.num_blocks for part in parts))
+    for part in parts:
+        record.steps.extend(part.steps)
+    record.idle_passes = sum(part.idle_passes for part in parts)
+    record.end = end
+    for part in parts:
+        record.isolated_s.update(part.isolated_s)
+    counted = [part.drafting for part in parts if part.drafting]
+    if counted:
+        record.drafting = DraftCounts(
+            *(sum(counts) for counts in zip(*map(astuple, counted), strict=True))
+        )
+    copied = [part.copied for part in parts if part.copied]
+    if copied:
+        record.copied = KvCopyCounts(
+            sum(counts.loaded_tokens for counts in copied),
+            sum(counts.stored_tokens for counts in copied),
+            _known(counts.read_tokens for counts in copied),
+            _known(counts.written_tokens for counts in copied),
+        )
+    stops = [part.engine_halt for part in parts if part.engine_halt]
+    record.engine_halt = min(stops, key=lambda stop: stop.since, default=None)
+    offsets = [0, *accumulate(len(part.steps) for part in parts)]
+    for i, way in lives.items():
+        life = _one([_shifted(life, offsets[part]) for part, life in way])
+        if in_vain and i in in_vain:
+            life = _counted(life, [_shifted(other, offsets[part]) for part, other in in_vain[i]])
+        record.requests[i] = replace(life, request=requests[i]) if requests else life
+    return record
+
+
+def _known(counts: Iterable[int | None]) -> int | None:
+    """The sum of what is counted, None if nothing is."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
+
+
+def _shifted(life: RequestRecord, rows: int) -> RequestRecord:
+    """The life in a log that starts ``rows`` rows later."""
+    if not rows:
+        return life
+    mishaps = life.interruptions
+    if mishaps is not None:
+        mishaps = replace(
+            mishaps,
+            dropped=[row + rows for row in life.dropped],
+            preempted_rows=[row + rows for row in life.preempted_rows],
+        )
+    more = None
+    if life.more is not None:
+        more = array("i", [n + rows * (k % 2 == 0) for k, n in enumerate(life.more)])
+    return replace(
+        life,
+        more=more,
+        spans=shift_rows(life.spans, rows, (1, 2)),
+        chunk_rows=shift_rows(life.chunk_rows, rows, (0,)),
+        interruptions=mishaps,
+    )
+
+
+def _one(lives: Sequence[RequestRecord]) -> RequestRecord:
+    """A life that was led on several replicas, one after the other."""
+    if len(lives) == 1:
+        return lives[0]
+    first_tokens = [life.first_token for life in lives if life.first_token is not None]
+    last_tokens = [life.last_token for life in lives if life.last_token is not None]
+    whole = _counted(lives[-1], lives[:-1])
+    return replace(
+        whole,
+        request=lives[0].request,
+        first_token=first_tokens[0] if first_tokens else None,
+        last_token=last_tokens[-1] if last_tokens else None,
+        tokens=sum(life.tokens for life in lives),
+        beyond=sum(life.beyond for life in lives),
+        drafted=any(life.drafted for life in lives),
+        more=array("i", chain.from_iterable(life.more or () for life in lives)) or None,
+        spans=array("i", chain.from_iterable(life.spans for life in lives)),
+        seen=lives[0].seen,
+        chunk_rows=array("i", chain.from_iterable(life.chunk_rows for life in lives)),
+        interruptions=replace(
+            whole.interruptions or Interruptions(),
+            dropped=[row for life in lives for row in life.dropped],
+            aside=[change for life in lives for change in life.aside],
+        ),
+    )
+
+
+def _counted(life: RequestRecord, others: Sequence[RequestRecord]) -> RequestRecord:
+    """The life with the preemptions and recomputed tokens of the others too, in order of rows."""
+    lives = [*others, life]
+    columns = ((x.preempted_rows, x.preempted_at, x.causes) for x in lives)
+    taken = [one for rows, at, causes in columns for one in zip(rows, at, causes, strict=True)]
+    taken.sort(key=itemgetter(0))
+    return replace(
+        life,
+        bounces=sum(x.bounces for x in lives),
+        recomputed_tokens=sum(x.recomputed_tokens for x in lives),
+        interruptions=replace(
+            life.interruptions or Interruptions(),
+            preempted_rows=[row for row, _, _ in taken],
+            preempted_at=[at for _, at, _ in taken],
+            causes=[cause for _, _, cause in taken],
+        ),
+    )

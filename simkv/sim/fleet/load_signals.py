@@ -1,0 +1,78 @@
+"""What the router knows of the replicas, and how old it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from simkv.sim.fleet.replica_lifetime import ReplicaLifetime
+from simkv.sim.fleet.routers import LoadSignal, Router
+from simkv.sim.replica import Replica
+
+
+@dataclass(slots=True)
+class Occupancy:
+    """How many wait and run on a replica, and the share of its blocks that is in use."""
+
+    waiting: int = 0
+    running: int = 0
+    kv_usage: float = 0.0
+
+
+def kv_usage(engine: Replica) -> float:
+    """The share of a replica's blocks that is in use now."""
+    return 1.0 - engine.free_blocks / engine.scheduler.num_blocks
+
+
+class LoadBoard:
+    """The loads that the router reads: as they are, or as they were at the last ``refresh``.
+
+    ``engines`` gives the engines that are there, by replica. If ``interval`` (s) is not 0, somebody
+    has to refresh it at its multiples.
+    """
+
+    def __init__(
+        self,
+        engines: Callable[[], Sequence[tuple[int, Replica]]],
+        router: Router,
+        interval: float,
+    ) -> None:
+        self.router = router
+        self.interval = interval if router.reads_load or router.reads_kv else 0.0
+        self._reads_kv = router.reads_kv
+        self._reads = router.reads_load or router.reads_kv
+        self._engines = engines
+        self._loads: dict[int, Occupancy] = {}
+
+    def signals(self, stints: Sequence[ReplicaLifetime]) -> list[LoadSignal]:
+        """What the router knows of replicas."""
+        if self.interval or self._reads_kv:
+            return [self._signal(stint) for stint in stints]
+        for stint in stints:
+            if stint.engine.changed:
+                stint.engine.changed = False
+                stint.signal = self._signal(stint)
+        return [stint.signal for stint in stints]
+
+    def _signal(self, stint: ReplicaLifetime) -> LoadSignal:
+        replica, engine, in_flight = stint.replica, stint.engine, stint.in_flight
+        if self.interval:
+            load = self._loads.get(replica) or Occupancy()
+            return LoadSignal(replica, in_flight, load.waiting, load.running, load.kv_usage)
+        if not self._reads:
+            return LoadSignal(replica, in_flight)
+        usage = kv_usage(engine) if self._reads_kv else 0.0
+        return LoadSignal(replica, in_flight, engine.num_waiting, engine.num_running, usage)
+
+    def sent(self, replica: int) -> None:
+        """The router has sent a request to ``replica``."""
+        if self.interval and self.router.counts_own_sends:
+            self._loads.setdefault(replica, Occupancy()).waiting += 1
+
+    def refresh(self) -> bool:
+        """Look at all replicas; returns whether they are idle and will stay so."""
+        self._loads = {
+            i: Occupancy(e.num_waiting, e.num_running, kv_usage(e) if self._reads_kv else 0.0)
+            for i, e in self._engines()
+        }
+        return not any(x.waiting or x.running or x.kv_usage for x in self._loads.values())

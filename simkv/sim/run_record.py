@@ -1,0 +1,416 @@
+"""What is kept of a run: one row per step, and per request a short list of segments."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import NamedTuple
+
+from simkv.core.outcome import Outcome
+from simkv.core.request import Request
+from simkv.core.scheduler_protocol import (
+    Batch,
+    DraftedTokens,
+    Held,
+    KvCopies,
+    PreemptionCause,
+    Refusal,
+    WaitReason,
+)
+from simkv.costs.step_load import StepLoad
+from simkv.sim.segments import (
+    DECODE,
+    EMITS,
+    Chunk,
+    RowSegment,
+    append_row,
+    emitting_ranges,
+    pack_segments,
+    read_chunks,
+    read_segments,
+)
+from simkv.sim.step_log import QueueState, StepLog
+
+#: For whose sake, where the scheduler does not say.
+UNKNOWN_CAUSE = PreemptionCause(None)
+
+
+@dataclass(slots=True)
+class Interruptions:
+    """What befalls few requests; see ``RequestRecord``."""
+
+    preempted_at: list[float] = field(default_factory=list)
+    preempted_rows: list[int] = field(default_factory=list)
+    causes: list[PreemptionCause] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+    aside: list[tuple[float, str]] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class RequestRecord:
+    """One request's way through the engine; times in seconds since the start of the run.
+
+    ``preempted_at`` are the times at which computed KV was taken away, ``bounces`` how often the
+    engine took back blocks before it had computed anything into them. ``recomputed_tokens`` had
+    been computed before. ``tokens`` reached the client, the first and the last at the times given;
+    these three are worked out from the segments when the run is over. The tokens of ``dropped``
+    rows were computed and thrown away by the engine.
+
+    ``seen`` is when the scheduler was told of it. ``causes`` and ``preempted_rows`` belong to
+    ``preempted_at``: who caused it, and how many rows the step log had, which tells its place among
+    the steps where a pipelined scheduler decides several at one time. ``chunks``
+    are its prefill rows and whatever else it started from another context than it had reached.
+    ``aside`` are the times from which it sat aside, and why; an empty word ends that. The client
+    gets the first token and the last at once, the others when there are ``every`` so many.
+    ``more`` are pairs of a row and how many tokens it emitted there beyond one, accepted drafts;
+    ``beyond`` of ``tokens`` are of these. If it is ``drafted``, its decodes verify drafts, and each
+    has a row in ``chunks``. ``refusal`` is why it was turned away for a limit, if it
+    was. Before it first computed anything, so many tokens of KV were ``loaded`` from host memory,
+    of which so many were ``read`` from a disk for it.
+    """
+
+    request: Request
+    outcome: Outcome | None = None
+    reason: str = ""
+    first_token: float | None = None
+    last_token: float | None = None
+    ended_at: float | None = None
+    tokens: int = 0
+    bounces: int = 0
+    recomputed_tokens: int = 0
+    seen: float | None = None
+    every: int = 1
+    refusal: Refusal | None = None
+    # Tokens computed so far, whether their KV is there, and whether it has emitted.
+    computed: int = 0
+    has_kv: bool = False
+    emitting: bool = False
+    # The numbers of its segments and chunks; see simkv.sim.segments.
+    spans: array[int] = field(default_factory=lambda: array("i"))
+    chunk_rows: array[int] = field(default_factory=lambda: array("i"))
+    interruptions: Interruptions | None = None
+    more: array[int] | None = None
+    beyond: int = 0
+    drafted: bool = False
+    loaded: int = 0
+    read: int = 0
+
+    def extra_tokens_in(self, first: int, last: int) -> int:
+        """Tokens beyond one each that it emitted in these rows."""
+        if self.more is None:
+            return 0
+        rows, counts = self.more[::2], self.more[1::2]
+        return sum(counts[bisect_left(rows, first) : bisect_right(rows, last)])
+
+    @property
+    def segments(self) -> list[RowSegment]:
+        return read_segments(self.spans)
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        return read_chunks(self.chunk_rows)
+
+    @property
+    def preempted_at(self) -> list[float]:
+        return self.interruptions.preempted_at if self.interruptions else []
+
+    @property
+    def preempted_rows(self) -> list[int]:
+        return self.interruptions.preempted_rows if self.interruptions else []
+
+    @property
+    def causes(self) -> list[PreemptionCause]:
+        return self.interruptions.causes if self.interruptions else []
+
+    @property
+    def dropped(self) -> list[int]:
+        return self.interruptions.dropped if self.interruptions else []
+
+    @property
+    def aside(self) -> list[tuple[float, str]]:
+        return self.interruptions.aside if self.interruptions else []
+
+    def ensure_interruptions(self) -> Interruptions:
+        """To be written into."""
+        if self.interruptions is None:
+            self.interruptions = Interruptions()
+        return self.interruptions
+
+    @property
+    def deadline(self) -> float | None:
+        """When the client gives up, or None."""
+        timeout = self.request.timeout
+        return None if timeout is None else self.request.arrival + timeout
+
+
+@dataclass(slots=True)
+class EngineHalt:
+    """The engine stopped for good at ``since``: it died, or its state repeats for ever.
+
+    A state that repeats was met first at ``cycle_start`` (s). ``held`` are the blocks that the
+    requests hold.
+    """
+
+    kind: str
+    since: float
+    why: str
+    requests: list[int]
+    held: dict[int, int] = field(default_factory=dict)
+    cycle_start: float | None = None
+
+
+class Shortfall(NamedTuple):
+    """What a request lacked when its client gave up, in seconds.
+
+    ``alone`` is how long it would have taken by itself, None if it would not have ended within
+    ten times its timeout. ``lacked`` is what was left of that when the client left, and
+    ``company`` how far others had thrown it back by then.
+    """
+
+    alone: float | None
+    lacked: float | None
+    company: float
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """What became of drafts, as vLLM counts them (``SpecDecodingStats``): ``num_drafts`` are rows
+    with drafts, padded ones too. Tokens past the end of an output are not accepted here."""
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+
+@dataclass(slots=True)
+class KvCopyCounts:
+    """Tokens whose KV was copied from host memory to the GPU and back; and read from a disk into
+    host memory and written there, None where there is no disk."""
+
+    loaded_tokens: int = 0
+    stored_tokens: int = 0
+    read_tokens: int | None = None
+    written_tokens: int | None = None
+
+
+class RunRecord:
+    """Everything that a run leaves behind, written while it goes.
+
+    ``alone_s`` is the time that each request would take by itself, where the executor knows it.
+    ``heads`` are the times from which a request stood at the head of the queue, and why it was
+    held there; None where nobody waited. ``shortfalls`` are of requests that timed out. Tokens go
+    to clients by ``every`` so many. ``drafting`` counts drafts, where there are any, and
+    ``copied`` what went to host memory and back, where that is.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.every = 1
+        self.requests: dict[int, RequestRecord] = {}
+        self.steps = StepLog()
+        self.idle_passes = 0
+        self.drafting: DraftCounts | None = None
+        self.copied: KvCopyCounts | None = None
+        self.engine_halt: EngineHalt | None = None
+        self.end = 0.0
+        self.isolated_s: dict[int, float] = {}
+        self.heads: list[tuple[float, Held | None]] = []
+        self.shortfalls: dict[int, Shortfall] = {}
+        self._held: Held | None = None
+        self._aside: dict[int, WaitReason] = {}
+        self._decoding_since: dict[int, int] = {}
+
+    def arrive(self, request: Request) -> RequestRecord:
+        """A request reached the engine."""
+        life = self.requests[request.id] = RequestRecord(request, every=self.every)
+        return life
+
+    def decided(self, batch: Batch, now: float) -> None:
+        """Note what a schedule call did to requests that it did not run."""
+        if batch.preempted:
+            self._note_preempted(batch, now)
+        if batch.moves and self.copied:
+            self._note_copied(batch.moves, self.copied)
+        if batch.held != self._held:
+            self._held = batch.held
+            self.heads.append((now, batch.held))
+
+    def _note_copied(self, moves: KvCopies, counts: KvCopyCounts) -> None:
+        counts.stored_tokens += sum(move.tokens for move in moves.stores)
+        for move in moves.loads:
+            counts.loaded_tokens += move.tokens
+            if not (life := self.requests[move.id]).spans:
+                life.loaded, life.read = move.tokens, move.disk
+        if moves.disk:
+            reads, writes = (sum(m.tokens for m in jobs) for jobs in moves.disk[:2])
+            counts.read_tokens = (counts.read_tokens or 0) + reads
+            counts.written_tokens = (counts.written_tokens or 0) + writes
+
+    def _note_preempted(self, batch: Batch, now: float) -> None:
+        for i, cause in zip(batch.preempted, batch.causes or repeat(UNKNOWN_CAUSE), strict=False):
+            life = self.requests[i]
+            if life.has_kv:
+                life.has_kv = False
+                mishaps = life.ensure_interruptions()
+                mishaps.preempted_at.append(now)
+                mishaps.preempted_rows.append(len(self.steps))
+                mishaps.causes.append(cause)
+            else:
+                life.bounces += 1
+
+    def set_aside(self, aside: dict[int, WaitReason], now: float) -> None:
+        """From now on these requests sit aside, and nobody else."""
+        if aside == self._aside:
+            return
+        for i in self._aside.keys() - aside.keys():
+            self.requests[i].ensure_interruptions().aside.append((now, ""))
+        for i, why in aside.items():
+            if why != self._aside.get(i):
+                self.requests[i].ensure_interruptions().aside.append((now, why))
+        self._aside = aside
+
+    def step(
+        self,
+        batch: Batch,
+        load: StepLoad,
+        start: float,
+        end: float,
+        queues: QueueState,
+        decided: float | None = None,
+    ) -> int:
+        """Append the row of a step and what it changes for its requests; returns its index.
+
+        It was ``decided`` at ``start`` if nothing else is said.
+        """
+        row = len(self.steps)
+        times = (start if decided is None else decided, start, end)
+        self.steps.append(times, batch.kind, load, len(batch.preempted), queues)
+        emits = set(batch.emits)
+        lives = self.requests
+        for (i, tokens), context in zip(batch.scheduled, batch.context, strict=True):
+            life = lives[i]
+            drafts = batch.drafted.tokens.get(i, 0) if batch.drafted else 0
+            decode = tokens - drafts == 1 and life.emitting and i in emits
+            if decode and batch.drafted:  # may lie where drafts were rejected
+                life.computed, life.has_kv = max(life.computed, context + tokens), True
+                life.drafted = True
+            else:
+                _count_tokens(life, context, tokens)
+            goes_on = append_row(life.spans, row, decode=decode, emits=i in emits) and decode
+            if not goes_on or batch.drafted:
+                life.chunk_rows.extend((row, tokens, context))
+        for i in emits:
+            lives[i].emitting = True
+        for i in batch.joined:
+            self._decoding_since[i] = row
+        return row
+
+    def verified(self, drafted: DraftedTokens, delivered: Iterable[int], row: int) -> None:
+        """Note what became of the drafts in the batch of ``row``, of those who get their tokens."""
+        counts = self.drafting = self.drafting or DraftCounts()
+        for i in delivered:
+            if tokens := drafted.tokens.get(i, 0):
+                counts.num_drafts += 1
+                counts.num_draft_tokens += tokens
+                if accepted := drafted.accepted[i]:
+                    counts.num_accepted_tokens += accepted
+                    life = self.requests[i]
+                    life.more = array("i") if life.more is None else life.more
+                    life.more.extend((row, accepted))
+
+    def repeat(self, batch: Batch, ends: array[float], free_blocks: list[int], lag: int) -> None:
+        """Append the rows of the steps that follow the newest one with the same batch of decodes.
+
+        They end at ``ends`` and leave ``free_blocks``; each was decided when the ``lag``-th before
+        it ended.
+        """
+        steps = len(ends)
+        self.steps.repeat(ends, free_blocks, lag)
+        for i, _ in batch.scheduled:
+            life = self.requests[i]
+            life.spans[-1] += steps
+            life.computed += steps
+
+    def leave(self, i: int, last: int) -> int:
+        """Request ``i`` has decoded in a group up to row ``last``; returns in how many steps."""
+        first = self._decoding_since.pop(i)
+        steps = last - first + 1
+        if steps > 0:
+            life = self.requests[i]
+            life.spans.extend((DECODE + EMITS, first, last))
+            life.computed += steps
+        return steps
+
+    def decoding(self) -> tuple[int, ...]:
+        """Who decodes in a group."""
+        return tuple(self._decoding_since)
+
+    def decoding_since(self, i: int) -> int | None:
+        """Row in which ``i`` joined the decode group, or None if it is in none."""
+        return self._decoding_since.get(i)
+
+    def close(self, last: int) -> None:
+        """The run is over: end the segments that are open, and work out what clients received."""
+        for i in list(self._decoding_since):
+            self.leave(i, last)
+        for life in self.requests.values():
+            life.computed = 0  # for nobody asks any more, and a million integers take 32 MB
+            if life.dropped:
+                _drop(life)
+            self._settle(life)
+
+    def _settle(self, life: RequestRecord) -> None:
+        """Count the tokens that came before the client was gone (or at its finish)."""
+        assert life.ended_at is not None
+        ends, until = self.steps.end, life.ended_at
+        if self.engine_halt and life.outcome is Outcome.STALLED:
+            until = min(until, self.engine_halt.since)
+        inclusive = life.outcome not in (Outcome.STARVED, Outcome.CUT_OFF)
+        for first, last in emitting_rows(life):
+            count = (bisect_right if inclusive else bisect_left)(
+                ends, until, first, last + 1
+            ) - first
+            if not count:
+                break
+            if life.first_token is None:
+                life.first_token = ends[first]
+            beyond = life.extra_tokens_in(first, first + count - 1)
+            life.beyond += beyond
+            life.tokens += count + beyond
+            last_token = ends[first + count - 1]
+            life.last_token = until if last_token == until else last_token  # one float for both
+
+
+def _count_tokens(life: RequestRecord, context: int, tokens: int) -> None:
+    if life.computed > context:
+        life.recomputed_tokens += min(life.computed, context + tokens) - context
+    life.computed = max(life.computed, context + tokens)
+    life.has_kv = True
+
+
+def emitting_rows(life: RequestRecord) -> Iterator[tuple[int, int]]:
+    """Ranges (first, last) of rows of the step log at whose ends the request emitted a token."""
+    return emitting_ranges(life.spans)
+
+
+def _drop(life: RequestRecord) -> None:
+    """Cut the rows whose token the engine threw away out of the emitting segments."""
+    gone = set(life.dropped)
+    kept: list[RowSegment] = []
+    for segment in life.segments:
+        here = [row for row in range(segment.first, segment.last + 1) if row in gone]
+        if segment.kind == "prefill":
+            kept.append(segment._replace(emits=segment.emits and segment.last not in gone))
+            continue
+        start = segment.first
+        for row in here:
+            if row > start:
+                kept.append(RowSegment("decode", start, row - 1, segment.emits))
+            kept.append(RowSegment("decode", row, row, False))
+            start = row + 1
+        if start <= segment.last:
+            kept.append(RowSegment("decode", start, segment.last, segment.emits))
+    life.spans = pack_segments(kept)

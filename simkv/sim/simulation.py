@@ -1,0 +1,239 @@
+"""From a scenario to the record of its run: one engine, or several behind a router."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import simpy
+
+from simkv.core.errors import InputError
+from simkv.core.request import Prompt, Request
+from simkv.core.scheduler_protocol import Scheduler
+from simkv.costs.cost_profile import CostProfile
+from simkv.costs.offload_link import OffloadLink
+from simkv.costs.profile_uncertainty import make_scaled_executor
+from simkv.costs.scaled_executor import ScaledExecutor, StepKind
+from simkv.costs.simulated_executor import SimulatedExecutor
+from simkv.costs.step_load import Executor
+from simkv.scenario.fleet_section import ReplicaGroup
+from simkv.scenario.scenario import Scenario, StepScale
+from simkv.scenario.scenario_costs import list_replica_costs
+from simkv.schedulers.engine_registry import ENGINES, find_engine_spec
+from simkv.sim.client_loop import run_clients
+from simkv.sim.engine import Engine
+from simkv.sim.fleet.disaggregated_fleet import DisaggregatedFleet
+from simkv.sim.fleet.fleet import Fleet
+from simkv.sim.fleet.replica_lifetime import ReplicaLifetime
+from simkv.sim.fleet.routers import SessionLookup, build_router
+from simkv.sim.kv_copies import attach_copy_engine
+from simkv.sim.queue_limit import build_queue_limit
+from simkv.sim.replica import Replica
+from simkv.sim.run_record import RunRecord
+from simkv.workload.clients import Clients
+from simkv.workload.workload_section import build_clients
+
+#: Makes another executor of one.
+ExecutorChange = Callable[[Executor], Executor]
+
+
+@dataclass(frozen=True)
+class ReplicaSpec:
+    """What a replica is made of: its engine's config, and what its steps cost.
+
+    ``profile_name`` is what the scenario calls the profile, or its own name where that was made
+    for the scenario's hardware.
+    """
+
+    engine: Any
+    profile: CostProfile
+    profile_name: str
+    role: str = "both"
+
+
+@dataclass(frozen=True)
+class ScenarioRun:
+    """A scenario that was run: one ``record`` for all, and the ``stints`` of its replicas.
+
+    Without a ``fleet`` there is one stint, and the record is its engine's.
+    """
+
+    record: RunRecord
+    lifetimes: Sequence[ReplicaLifetime]
+    fleet: Fleet | None = None
+
+
+def build_replica_specs(scenario: Scenario, folder: Path) -> list[ReplicaSpec]:
+    """One per replica that there may be; without a fleet, that of the one engine.
+
+    Profiles given as files are looked for beside ``folder``. Raises InputError if a profile cannot
+    be used.
+    """
+    found: list[ReplicaSpec] = []
+    groups = scenario.fleet.groups if scenario.fleet else [ReplicaGroup()]
+    for group, (_, costs) in zip(groups, list_replica_costs(scenario), strict=True):
+        profile = costs.load(folder)
+        name = costs.profile or profile.name
+        found += [ReplicaSpec(costs.engine, profile, name, group.role)] * group.count
+    if scenario.fleet is None:
+        return found
+    if scale := scenario.fleet.autoscale:  # all are equal
+        found = found[:1] * scale.max_replicas
+    return found
+
+
+def simulate_scenario(
+    scenario: Scenario,
+    replicas: Sequence[ReplicaSpec],
+    resolved: Callable[[], None] | None = None,
+    *,
+    leaping: bool = True,
+    scheduler: Scheduler | None = None,
+    changed: ExecutorChange | None = None,
+    sent: Clients | None = None,
+) -> ScenarioRun:
+    """Send the scenario's workload to its replicas, in a world of its own.
+
+    ``resolved`` is called whenever a request ends. A ``scheduler`` decides in place of the one that
+    the only engine names. Steps take as long as the profiles say, times the scenario's own factors;
+    ``changed`` changes all executors before that. ``sent`` comes in place of the workload.
+    """
+
+    def make(spec: ReplicaSpec, env: simpy.Environment, rank: int) -> Replica:
+        return build_replica(scenario, spec, env, rank, leaping, scheduler, changed)
+
+    sent = sent or build_clients(scenario.workload, scenario.timeout)
+    _check_loras(sent.requests, replicas)
+    server = build_server(scenario, replicas, make, build_session_lookup(sent))
+    server.resolved = resolved
+    record = run_clients(server, sent, scenario.horizon)
+    if isinstance(server, Fleet):
+        return ScenarioRun(record, server.lifetimes, server)
+    return ScenarioRun(record, [ReplicaLifetime(0, server, 0)])
+
+
+def build_server(
+    scenario: Scenario,
+    replicas: Sequence[ReplicaSpec],
+    make: Callable[[ReplicaSpec, simpy.Environment, int], Replica],
+    session_of: SessionLookup,
+) -> Replica | Fleet:
+    """What serves the scenario, in a world of its own: the engine, or all behind their router.
+
+    ``make`` makes a replica, given the rank of its moments.
+    """
+    env, rules = simpy.Environment(), scenario.fleet
+    makers = [partial(make, spec) for spec in replicas]
+    if rules is None:
+        return makers[0](env, 0)
+    router = build_router(rules.router, session_of)
+    if not rules.disaggregated:
+        return Fleet(env, makers, router, rules, initial=rules.size)
+    to_decode = build_router(rules.decode_router, session_of)
+    return DisaggregatedFleet(
+        env, makers, router, to_decode, [spec.role for spec in replicas], rules
+    )
+
+
+def build_replica(
+    scenario: Scenario,
+    spec: ReplicaSpec,
+    env: simpy.Environment,
+    rank: int,
+    leaping: bool = True,
+    scheduler: Scheduler | None = None,
+    changed: ExecutorChange | None = None,
+) -> Replica:
+    """A replica of the scenario; see serve_scenario."""
+    chosen = scheduler or _build(spec)
+    executor = build_executor(scenario, spec, changed)
+    ready, pacing = scenario.engine_ready, scenario.pipeline
+    if pacing:
+        from simkv.core.threads import Threads
+        from simkv.sim.async_pipeline import AsyncPipeline
+
+        if isinstance(chosen, Threads):
+            return AsyncPipeline(env, chosen, executor, pacing, ready, rank=rank)
+    engine = Engine(env, chosen, executor, ready, leaping=leaping, rank=rank)
+    engine.queue_limit = build_queue_limit(spec.engine)
+    engine.too_long = partial(find_engine_spec(spec.engine).too_long, spec.engine)
+    if find_engine_spec(spec.engine).offloads(spec.engine):
+        asked = scenario.offload
+        link = OffloadLink(asked.bytes_per_token, asked.host_gb_s * 1e9, asked.latency_us / 1e6)
+        disk = None
+        if find_engine_spec(spec.engine).uses_disk(spec.engine):
+            read, write = asked.disk_read_gb_s * 1e9, asked.disk_write_gb_s * 1e9
+            disk = OffloadLink(asked.bytes_per_token, read, asked.disk_latency_us / 1e6, write)
+        attach_copy_engine(engine, link, disk)
+    engine.record.every = find_engine_spec(spec.engine).tokens_per_chunk(spec.engine)
+    return engine
+
+
+def build_executor(
+    scenario: Scenario, spec: ReplicaSpec, changed: ExecutorChange | None
+) -> Executor:
+    """What tells how long the steps of a replica take."""
+    executor: Executor = SimulatedExecutor(
+        spec.profile, scenario.lora.seconds, scenario.drafter.share
+    )
+    if changed is not None:
+        executor = changed(executor)
+    if scenario.step_scale is not None:
+        executor = ScaledExecutor(executor, _factors(scenario.step_scale))
+        if scenario.step_scale.error is not None:
+            executor = make_scaled_executor(spec.profile, scenario.step_scale.error)(executor)
+    return executor
+
+
+def _check_loras(requests: Iterable[Request], replicas: Sequence[ReplicaSpec]) -> None:
+    """Raise InputError if somebody asks for an adapter and an engine has none."""
+    asks = next((r for r in requests if r.lora is not None), None)
+    if asks is not None and asks.lora is not None:
+        check_lora(f"workload: request {asks.id} asks for", asks.lora, replicas)
+
+
+def check_lora(who: str, lora: str, replicas: Sequence[ReplicaSpec]) -> None:
+    """Raise InputError if an engine has no place for the adapter that ``who`` names."""
+    for spec in replicas:
+        if not find_engine_spec(spec.engine).takes_loras(spec.engine):
+            able = {name: e.lora for name, e in ENGINES.items() if e.lora}
+            knobs = " or ".join(f"engine {name} with {knob}: true" for name, knob in able.items())
+            raise InputError(
+                f"{who} the LoRA adapter {lora!r}, and engine "
+                f"{spec.engine.name} as it is set up takes none; expected {knobs}"
+            )
+
+
+def _factors(scale: StepScale) -> dict[StepKind, float]:
+    return {"decode": scale.decode, "prefill": scale.prefill, "mixed": scale.mixed}
+
+
+def _build(replica: ReplicaSpec) -> Scheduler:
+    spec = find_engine_spec(replica.engine)
+    if spec.transfer and replica.role != "both":
+        return spec.transfer.build(spec.transfer.in_role(replica.engine, replica.role))
+    return spec.build(replica.engine)
+
+
+def build_session_lookup(sent: Clients) -> SessionLookup:
+    """What session a request belongs to.
+
+    Turns that wait for each other's answers are one; else requests whose prompts begin with the
+    same named tokens are; else each is its own.
+    """
+    first: dict[int, int] = {}
+    for i in sent.after:
+        chain = [i]
+        while chain[-1] in sent.after and chain[-1] not in first:
+            chain.append(sent.after[chain[-1]][0])
+        first.update(dict.fromkeys(chain, first.get(chain[-1], chain[-1])))
+
+    def of(prompt: Prompt) -> Hashable:
+        if prompt.id in first:
+            return first[prompt.id]
+        return prompt.segments[0].stream if prompt.segments else f"u{prompt.id}"
+
+    return of

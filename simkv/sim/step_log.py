@@ -1,0 +1,181 @@
+"""The step log: a row per step, kept as runs of rows that differ in their times and blocks only."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from itertools import chain, repeat
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simkv.costs.step_load import StepLoad
+
+
+class QueueState(NamedTuple):
+    """What a schedule call left behind: requests waiting and running, and blocks free."""
+
+    waiting: int
+    running: int
+    free_blocks: int
+
+
+COLUMNS = (
+    *("decided", "start", "end", "kind", "prefill_seqs", "prefill_tokens", "decode_seqs"),
+    *("preempted", "waiting", "running", "free_blocks"),
+)
+#: What is kept beside the first rows of runs.
+STORED_COLUMNS = (
+    *("end", "free_blocks", "_lag", "_decided", "_start", "_kind", "_preempted"),
+    *("_prefill_seqs", "_prefill_tokens", "_decode_seqs", "_waiting", "_running"),
+)
+
+
+class StepLog:
+    """Columns of the step log, a row per step: times in seconds, the rest counts.
+
+    Backlog and free blocks are those that the schedule call of the step left behind; ``decided`` is
+    when that was.
+
+    A step and those that repeat it are a run. By row there are only ``end`` and ``free_blocks``;
+    another column is unfolded when it is read, as far as it has not been yet.
+    """
+
+    def __init__(self) -> None:
+        self.end = array("d")
+        self.free_blocks = array("q")
+        # By run: its first row and what is said of that; the others are decided when the row ends
+        # that is ``_lag`` before them, start with the end of the one before, and preempt nobody.
+        self._first = array("q")
+        self._lag = array("b")
+        self._decided, self._start = array("d"), array("d")
+        self._kind: list[str] = []
+        self._preempted = array("i")
+        self._prefill_seqs, self._prefill_tokens = array("i"), array("q")
+        self._decode_seqs = array("i")
+        self._waiting, self._running = array("i"), array("i")
+        self._unfolded: dict[str, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self.end)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StepLog) and all(
+            getattr(self, name) == getattr(other, name) for name in COLUMNS
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def append(
+        self,
+        times: tuple[float, float, float],
+        kind: str,
+        load: StepLoad,
+        preempted: int,
+        queues: QueueState,
+    ) -> None:
+        """The row of a step that was decided, started and ended at ``times``."""
+        self._first.append(len(self.end))
+        self._lag.append(1)
+        decided, start, end = times
+        self._decided.append(decided)
+        self._start.append(start)
+        self.end.append(end)
+        self._kind.append(kind)
+        self._prefill_seqs.append(load.prefill_seqs)
+        self._prefill_tokens.append(load.prefill_tokens)
+        self._decode_seqs.append(load.decode_seqs)
+        self._preempted.append(preempted)
+        self._waiting.append(queues.waiting)
+        self._running.append(queues.running)
+        self.free_blocks.append(queues.free_blocks)
+
+    def repeat(self, ends: array[float], free_blocks: list[int], lag: int) -> None:
+        """Rows like the newest, each decided when the row ended that is ``lag`` before it."""
+        self._lag[-1] = lag
+        self.end.extend(ends)
+        self.free_blocks.fromlist(free_blocks)
+
+    def extend(self, other: StepLog) -> None:
+        """All rows of another log behind those that are here."""
+        rows = len(self)
+        self._first.extend([first + rows for first in other._first])
+        for name in STORED_COLUMNS:
+            getattr(self, name).extend(getattr(other, name))
+
+    @property
+    def decided(self) -> array[float]:
+        return self._times("decided", self._decided, self._lag)
+
+    @property
+    def start(self) -> array[float]:
+        return self._times("start", self._start, None)
+
+    @property
+    def kind(self) -> list[str]:
+        found: list[str] = self._unfolded.setdefault("kind", [])
+        if len(found) < len(self.end):
+            run, lengths = self._missing(len(found))
+            found.extend(chain.from_iterable(map(repeat, self._kind[run:], lengths)))
+        return found
+
+    @property
+    def prefill_seqs(self) -> array[int]:
+        return self._counts("prefill_seqs", self._prefill_seqs)
+
+    @property
+    def prefill_tokens(self) -> array[int]:
+        return self._counts("prefill_tokens", self._prefill_tokens)
+
+    @property
+    def decode_seqs(self) -> array[int]:
+        return self._counts("decode_seqs", self._decode_seqs)
+
+    @property
+    def preempted(self) -> array[int]:
+        return self._counts("preempted", self._preempted, once=True)
+
+    @property
+    def waiting(self) -> array[int]:
+        return self._counts("waiting", self._waiting)
+
+    @property
+    def running(self) -> array[int]:
+        return self._counts("running", self._running)
+
+    def _counts(self, name: str, by_run: array[int], *, once: bool = False) -> array[int]:
+        """The column of a count, which is that of the first row in its whole run or there only."""
+        found: array[int] = self._unfolded.setdefault(name, array(by_run.typecode))
+        if (done := len(found)) < len(self.end):
+            run, lengths = self._missing(done)
+            rows = np.repeat(np.array(by_run[run:]), lengths)
+            if once:
+                here = self._at_first(run, done)
+                kept = rows[here]
+                rows[:] = 0
+                rows[here] = kept
+            found.frombytes(rows.tobytes())
+        return found
+
+    def _times(self, name: str, by_run: array[float], lag: array[int] | None) -> array[float]:
+        """The column of a time, which but for first rows is the end of the row ``lag`` before."""
+        found: array[float] = self._unfolded.setdefault(name, array("d"))
+        if (done := len(found)) < len(self.end):
+            run, lengths = self._missing(done)
+            back = 1 if lag is None else np.repeat(np.array(lag[run:]), lengths)
+            rows = np.array(self.end)[np.arange(done, len(self)) - back]
+            here = self._at_first(run, done)
+            rows[here] = by_run[len(by_run) - len(here) :]
+            found.frombytes(rows.tobytes())
+        return found
+
+    def _missing(self, done: int) -> tuple[int, Any]:
+        """The run that row ``done`` is in, and how many rows from there on each run has."""
+        run = bisect_right(self._first, done) - 1
+        borders = np.append(np.array(self._first[run:]), len(self))
+        return run, np.diff(np.maximum(borders, done))
+
+    def _at_first(self, run: int, done: int) -> Any:
+        """Where among the rows from ``done`` on the first rows of runs are."""
+        firsts = np.array(self._first[run:])
+        return firsts[firsts >= done] - done

@@ -1,0 +1,209 @@
+"""A search from beginning to end: candidates are tried, one wins, and it is judged by other trials.
+
+search = Search((Path("forty.yaml"),), ("e2e_ms.mean",), budget=200)
+with bench_for(Path("points.jsonl")) as bench:
+    found = evolve(search, bench)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from simkv.core.engine_spec import EngineSpec
+from simkv.core.errors import InputError, spelling_hint
+from simkv.core.policy_language import PolicyHook
+from simkv.scenario.custom.code_source import is_trusted
+from simkv.scenario.goodput_limits import parse_goodput_limits
+from simkv.scenario.scenario import Scenario
+from simkv.scenario.scenario_loader import load
+from simkv.schedulers.engine_registry import ENGINES, find_engine_spec
+from simkv.study.evolve.external_proposals import Proposer, propose
+from simkv.study.evolve.final_round import count_final_candidates, run_final
+from simkv.study.evolve.fitness import FigureGoal, has_outcome_goal, parse_goals
+from simkv.study.evolve.knob_search import tune
+from simkv.study.evolve.policy_search import evolve_policies, sample_policies
+from simkv.study.evolve.tournament import CandidateScore, Tournament
+from simkv.study.evolve.trial_conditions import (
+    TrialScenario,
+    TrialSplit,
+    build_evaluation_conditions,
+    split_trials,
+)
+from simkv.study.evolve.winner_evaluation import RequestClassCost, WinnerEvaluation, evaluate_winner
+from simkv.study.field_changes import NoSuchField, with_field
+from simkv.study.job_runner import JobRunner, ProgressCallback
+from simkv.study.sweep_axes import VARIANTS_AXIS, Axis, parse_axis
+
+#: Tries candidates on a contest.
+_Look = Callable[[ProgressCallback | None], None]
+
+
+@dataclass(frozen=True)
+class EvolutionRequest:
+    """What is looked for: in these scenarios, for these objectives, with so many candidates.
+
+    ``over`` are knobs as for ``--over``; ``propose`` is a command that writes schedulers; without
+    both, rules are searched. ``random`` draws rules only. ``train``, ``final`` and ``test`` are how
+    many seeds (or windows of a trace) are searched by, the best few compete on, and the winner is
+    judged by.
+    """
+
+    scenarios: tuple[Path, ...]
+    objectives: tuple[str, ...]
+    budget: int
+    over: tuple[str, ...] = ()
+    propose: str | None = None
+    random: bool = False
+    goodput: tuple[str, ...] = ()
+    variant: str | None = None
+    overrides: tuple[str, ...] = ()
+    train: int = 3
+    final: int = 6
+    test: int = 6
+    seed: int = 0
+    profile_error: float | None = None
+
+
+@dataclass(frozen=True)
+class Evolution:
+    """What came of a search. ``what`` was tried, in plural; ``failed`` could not be run.
+
+    ``winner`` is as it stood in the ``final``, of which there is none without something to draw.
+    """
+
+    name: str
+    what: str
+    goals: tuple[FigureGoal, ...]
+    ground: TrialSplit
+    policy_hooks: tuple[PolicyHook, ...]
+    standings: tuple[CandidateScore, ...]
+    front: tuple[CandidateScore, ...]
+    final: tuple[CandidateScore, ...]
+    winner: CandidateScore
+    judged: tuple[WinnerEvaluation, ...]
+    costs: tuple[RequestClassCost, ...]
+    notes: tuple[str, ...] = ()
+    has_outcome_goal: bool = False
+    asked: EvolutionRequest | None = field(default=None, compare=False)
+
+    @property
+    def tried(self) -> int:
+        """Candidates of the search, without what is shipped; those of the final come on top."""
+        return len(self.standings) - 1
+
+    @property
+    def failed(self) -> int:
+        """Those that could not be run."""
+        return sum(bool(one.why) for one in self.standings)
+
+    @property
+    def holds(self) -> bool:
+        """Whether there is a winner and it holds wherever it was judged."""
+        return bool(self.winner.candidate.change) and all(one.holds for one in self.judged)
+
+
+def run_evolution(
+    search: EvolutionRequest,
+    bench: JobRunner,
+    folder: Path | None = None,
+    advance: ProgressCallback | None = None,
+) -> Evolution:
+    """Look for something better. ``folder`` keeps studies and proposals.
+
+    Raises InputError for what cannot be searched, RunsFailed if what is shipped cannot be run.
+    """
+    limits = dict(parse_goodput_limits(search.goodput)) if search.goodput else {}
+    goals = parse_goals(search.objectives, limits)
+    scenarios = [_scenario(path, search) for path in search.scenarios]
+    ground = split_trials(scenarios, search.train, search.final, search.test)
+    contest = Tournament(ground.train, goals, limits, bench, firsts=ground.scenarios)
+    engine = find_engine_spec(scenarios[0][0].engine)
+    seats = count_final_candidates(search.budget, ground)
+    look = _how(replace(search, budget=search.budget - seats), engine, contest, folder)
+    contest.start()
+    look(advance)
+    winner, final = run_final(contest, ground, seats)
+    judged: list[WinnerEvaluation] = []
+    costs: list[RequestClassCost] = []
+    ways, notes = build_evaluation_conditions(ground, search.profile_error)
+    if winner.candidate.change:
+        judged, costs = evaluate_winner(winner.candidate, ways, goals, limits, bench)
+    return Evolution(
+        scenarios[0][0].name,
+        "knob settings" if search.over else "proposals" if search.propose else "rules",
+        goals,
+        ground,
+        engine.policy_hooks,
+        tuple(contest.standings.values()),
+        tuple(contest.front()),
+        tuple(final),
+        winner,
+        tuple(judged),
+        tuple(costs),
+        tuple(notes),
+        has_outcome_goal(goals),
+        search,
+    )
+
+
+def _scenario(path: Path, search: EvolutionRequest) -> tuple[Scenario, Path]:
+    """The variant of a scenario file that is asked for, the first if none is."""
+    variants = load(path, search.overrides)
+    if search.variant is not None and search.variant not in variants:
+        raise InputError(
+            f"--variant {search.variant}: there is no such variant"
+            f"{spelling_hint(search.variant, variants)}; expected one of {', '.join(variants)}"
+        )
+    chosen = variants[search.variant or next(iter(variants))]
+    return chosen, path.parent.resolve()
+
+
+def _how(
+    search: EvolutionRequest, engine: EngineSpec, contest: Tournament, folder: Path | None
+) -> _Look:
+    if search.over and search.propose:
+        raise InputError("--propose: goes without --over; expected one of them")
+    if search.propose and not is_trusted():
+        raise InputError(
+            f"--propose {search.propose}: what it writes is run; say --trust (in Python trust=True)"
+        )
+    if search.propose:
+        kept = (folder or Path()) / "proposals"
+        return lambda advance: propose(
+            contest, Proposer(search.propose or "", kept), search.budget, advance
+        )
+    if search.over:
+        axes = [_axis(text, contest.trials[0]) for text in search.over]
+        store = folder / "study.journal" if folder else None
+        name = _name(search, axes)
+        return lambda advance: tune(contest, axes, search.budget, search.seed, store, name, advance)
+    if not engine.policy_hooks:
+        able = " and ".join(name for name, one in ENGINES.items() if one.policy_hooks)
+        raise InputError(
+            f"engine {engine.name} has no seams for rules, {able} have; expected --over or "
+            "--propose"
+        )
+    grow = sample_policies if search.random else evolve_policies
+    return lambda advance: grow(contest, engine.policy_hooks, search.budget, search.seed, advance)
+
+
+def _axis(text: str, trial: TrialScenario) -> Axis:
+    axis = parse_axis(text)
+    if axis.path == VARIANTS_AXIS:
+        raise InputError(f"--over {text}: expected a field; see --variant")
+    try:
+        with_field(trial.scenario, axis.path, axis.at(0.0), trial.folder)
+    except NoSuchField as error:
+        raise InputError(f"--over {text}: {error}") from error
+    except InputError:
+        pass  # one of its values does not go with the others, which the search will find out
+    return axis
+
+
+def _name(search: EvolutionRequest, axes: Sequence[Axis]) -> str:
+    """A study is of one question: these scenarios, knobs and objectives."""
+    asked = (search.scenarios, search.objectives, search.variant, search.overrides, axes)
+    return hashlib.sha256(repr((asked, search.train, search.goodput)).encode()).hexdigest()[:16]

@@ -1,0 +1,197 @@
+"""A search in words: what was found, what it does, whether it holds, whom it costs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from simkv.core.figures import METRICS
+from simkv.core.policy_language import (
+    ENGINE_VARIABLES,
+    REQUEST_VARIABLES,
+    PolicyHook,
+    parse_policy,
+)
+from simkv.study.evolve.evolution import Evolution
+from simkv.study.evolve.tournament import PART_PENALTY, UNSERVED_WEIGHT, CandidateScore
+from simkv.study.evolve.winner_evaluation import Improvement, RequestClassCost, WinnerEvaluation
+from simkv.study.sweep_axes import format_assignment
+from simkv.workload.workload_section import build_clients
+
+#: What a rule that is nothing but a number says, by what its seam takes.
+_CONSTANT = {
+    "order": "all are equal, so that it goes by arrival",
+    "group": "all are alike",
+}
+
+
+def summarize_evolution(found: Evolution) -> list[str]:
+    """The whole answer, a line each."""
+    lines = [_head(found)]
+    best = found.winner
+    if not best.candidate.change:
+        return [*lines, "Nothing that was tried is better than what is shipped.", *_caveats(found)]
+    lines += ["", "The winner", *(f"  {line}" for line in _winner(found))]
+    lines += ["", "Judged by what it was not chosen by", *(f"  {line}" for line in _judged(found))]
+    lines += ["", "Whom it costs", *(f"  {describe_cost(cost)}" for cost in found.costs)]
+    if len(found.goals) > 1:
+        lines += ["", "Nobody beats these in every goal", *(f"  {x}" for x in _front(found))]
+    return [*lines, "", *_caveats(found)]
+
+
+def _head(found: Evolution) -> str:
+    goals = "; ".join(map(str, found.goals))
+    where = f"tried on {len(found.ground.train)} trials"
+    if found.final:
+        where += f", {len(found.final)} in a final on {len(found.ground.final)} others"
+    return f"{found.name}: {found.tried} {found.what} {where}, for {goals}"
+
+
+def _winner(found: Evolution) -> list[str]:
+    best = found.winner
+    lines = [*describe_candidate(best, found.policy_hooks), *_same_for_all(found)]
+    losses = ", ".join(
+        f"{goal.figure} {-loss:+.1%}" for goal, loss in zip(found.goals, best.loss, strict=True)
+    )
+    where = "in the final" if found.final else "where it was chosen"
+    lines.append(f"{where}: gains {losses}; unserved {best.unserved:+.1%}")
+    return lines
+
+
+def _same_for_all(found: Evolution) -> list[str]:
+    """What the rule looks at and is the same for all requests, so that it might be a number."""
+    sent = [
+        request
+        for trial in found.ground.train
+        for request in build_clients(trial.scenario.workload, trial.scenario.timeout).requests
+    ]
+    rule = dict(found.winner.candidate.change).get("engine.rule", "")
+    looked_at = {x for one in parse_policy(rule, found.policy_hooks).values() for x in one.names}
+    lines = []
+    for name in sorted(looked_at & {"prompt_tokens", "priority"}):
+        values = {getattr(request, name) for request in sent}
+        if len(values) == 1:
+            lines.append(
+                f"{name} is {values.pop()} for all of these requests, so a number would do"
+            )
+    return lines
+
+
+def describe_candidate(one: CandidateScore, seams: Sequence[PolicyHook]) -> list[str]:
+    """What a candidate is."""
+    lines: list[str] = []
+    for path, value in one.candidate.change:
+        if path == "engine.rule":
+            lines += describe_policy(str(value), tuple(seams))
+        elif isinstance(value, dict):
+            lines.append(f"the scheduler in {value['file']} ({one.candidate.parts} lines)")
+        else:
+            lines.append(format_assignment(path, value))
+    return lines
+
+
+def describe_policy(rule: str, seams: tuple[PolicyHook, ...]) -> list[str]:
+    """What a rule does, a line for each seam, and what its names mean."""
+    lines, used = [], dict[str, str]()
+    known = {seam.name: seam for seam in seams}
+    for name, expression in parse_policy(rule, seams).items():
+        seam = known[name]
+        lines.append(f"{name} = {expression.text}")
+        lines.append(f"  {_of_seam(seam, expression.text, bool(expression.names))}")
+        used |= {
+            one: said
+            for one, said in {**REQUEST_VARIABLES, **ENGINE_VARIABLES}.items()
+            if one in expression.names
+        }
+    if used:
+        lines.append("; ".join(f"{one}: {said}" for one, said in used.items()))
+    left = [f"{seam.name} ({seam.own})" for seam in seams if f"{seam.name} =" not in rule]
+    return [*lines, *([f"as shipped: {', '.join(left)}"] if left else [])]
+
+
+def _of_seam(seam: PolicyHook, text: str, looks: bool) -> str:
+    if looks:
+        return seam.description
+    if seam.sort in _CONSTANT:
+        return f"{seam.description}: {_CONSTANT[seam.sort]}"
+    if seam.sort == "tokens":
+        return f"{seam.description}: {text}"
+    yes = not text.startswith("-") and float(text) > 0
+    return f"{seam.description}: {'always' if yes else 'never'}"
+
+
+def _judged(found: Evolution) -> list[str]:
+    lines = [line for judged in found.judged for line in describe_evaluation(judged)]
+    if found.ground.apart is None:
+        lines.append("nothing in the workload is drawn by chance: there is nothing unseen")
+    else:
+        lines.append(f"on {found.ground.apart}; intervals hold the mean gain with 95 %")
+    missed = [judged.condition.changed for judged in found.judged if not judged.holds]
+    if missed:
+        lines.append(f"It does NOT hold: {', '.join(missed)}")
+    elif found.ground.apart is None:
+        lines.append("It holds wherever it was tried, on the requests by which it was chosen")
+    else:
+        lines.append("It holds wherever it was judged")
+    return lines
+
+
+def describe_evaluation(judged: WinnerEvaluation) -> list[str]:
+    """One way of judging."""
+    name = judged.condition.changed
+    if judged.why:
+        return [f"{name}: cannot be run: {judged.why}"]
+    gains = "; ".join(_gain(gain) for gain in judged.gains)
+    before, after = judged.unserved
+    fate = f"; unserved {before:.0f} -> {after:.0f}" if before or after else ""
+    return [f"{name}: {gains}{fate}: {'holds' if judged.holds else 'does NOT hold'}"]
+
+
+def _gain(gain: Improvement) -> str:
+    said = _said(gain.goal.figure, gain.shipped), _said(gain.goal.figure, gain.won)
+    wide = "" if gain.low is None else f" [{gain.low:+.1%}, {gain.high:+.1%}]"
+    return f"{gain.goal.figure} {said[0]} -> {said[1]}, gain {gain.mean:+.1%}{wide}"
+
+
+def _said(figure: str, value: float | None) -> str:
+    if value is None:
+        return "none"
+    return METRICS[figure].said(value) if figure in METRICS else f"{value:.4g}"
+
+
+def describe_cost(cost: RequestClassCost) -> str:
+    """What requests of one kind got."""
+    before, after = cost.before_s, cost.after_s
+    parts = ["no request served either way"]
+    if before is not None and after is not None:
+        parts = [f"mean E2E {before:.3g} s -> {after:.3g} s ({after - before:+.3g} s)"]
+    parts += [
+        f"{cost.faster} faster and {cost.slower} slower by over 5 %",
+    ]
+    if cost.lost or cost.saved:
+        parts.append(f"{cost.saved} served now, {cost.lost} no more")
+    return f"{cost.kind}: {cost.count} requests, {', '.join(parts)}"
+
+
+def _front(found: Evolution) -> list[str]:
+    lines = []
+    for one in found.front:
+        gains = ", ".join(
+            f"{goal.figure} {-loss:+.1%}" for goal, loss in zip(found.goals, one.loss, strict=True)
+        )
+        said = "; ".join(re.sub(r"\s*\n\s*", "; ", str(value)) for _, value in one.candidate.change)
+        lines.append(f"{gains}, unserved {one.unserved:+.1%}: {said or 'as shipped'}")
+    return lines
+
+
+def _caveats(found: Evolution) -> list[str]:
+    lines = [*found.notes]
+    if found.failed:
+        lines.append(f"{found.failed} of those tried could not be run; candidates.csv says why")
+    fate = (
+        ""
+        if found.has_outcome_goal
+        else f"; 1 % of the requests not served counts as {UNSERVED_WEIGHT:g} %"
+    )
+    length = f"each part of a rule counts as {PART_PENALTY:.2%} of a figure"
+    return [*lines, f"Chosen by the mean gain over what is shipped; {length}{fate}."]

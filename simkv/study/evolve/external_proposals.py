@@ -1,0 +1,188 @@
+"""Schedulers that an outside program writes: text in, a file of Python out, round by round.
+
+The program is started once for each proposal. It is given on stdin what is wanted, what was tried
+and what came of it, and answers on stdout with the whole file of a scheduler of one's own (see
+docs/how-to/custom-scheduler.md), plain or between fences. What it writes is run.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from simkv.core.atomic_files import write_text
+from simkv.core.errors import InputError
+from simkv.metrics.purity_check import check_scheduler_run
+from simkv.metrics.result_assembly import run_scenario
+from simkv.scenario.custom.custom_engine import build_custom_spec
+from simkv.study.evolve.tournament import (
+    Candidate,
+    CandidateScore,
+    Tournament,
+    make_failed_score,
+)
+from simkv.study.evolve.trial_conditions import TrialScenario
+from simkv.study.job_runner import ProgressCallback
+
+#: Seconds that a proposal may take.
+PROPOSAL_TIMEOUT_S = 600.0
+#: What a scheduler that is proposed is called.
+PROPOSED_NAME = "proposed"
+#: So many earlier candidates are told, the best ones.
+MAX_REPORTED_CANDIDATES = 8
+#: What a scheduler of one's own does not take over from the engine.
+EXCLUDED_KNOBS = ("name", "file", "rule")
+_FENCED = re.compile(r"^```(?:python)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Proposer:
+    """Asks a ``command``, and keeps what it writes in ``folder``."""
+
+    command: str
+    folder: Path
+
+    def ask(self, told: str, number: int) -> Path:
+        """The file of a proposal. Raises InputError if the command fails or says nothing."""
+        try:
+            answer = subprocess.run(
+                shlex.split(self.command),
+                input=told,
+                capture_output=True,
+                text=True,
+                timeout=PROPOSAL_TIMEOUT_S,
+                check=False,
+            )
+        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+            raise InputError(f"--propose {self.command}: {error}") from error
+        if answer.returncode or not answer.stdout.strip():
+            last = (answer.stderr.strip().splitlines() or ["no word"])[-1]
+            raise InputError(f"--propose {self.command}: exit {answer.returncode}: {last}")
+        found = _FENCED.search(answer.stdout)
+        file = self.folder / f"{number:04}.py"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_text(file, found[1] if found else answer.stdout)
+        return file.resolve()
+
+
+def propose(
+    contest: Tournament, proposer: Proposer, budget: int, advance: ProgressCallback | None = None
+) -> None:
+    """Ask for ``budget`` proposals, one after the other, each with what came of those before."""
+    last: CandidateScore | None = None
+    for number in range(1, budget + 1):
+        told = "\n".join(_letter(contest, last, number, budget))
+        file = proposer.ask(told, number)
+        candidate = make_code_candidate(file, contest.trials[0])
+        if isinstance(candidate, Candidate) and (broken := _broken_law(candidate, contest)):
+            candidate = broken
+        if isinstance(candidate, str):
+            last = make_failed_score(
+                _refused(file), len(contest.goals), len(contest.trials), candidate
+            )
+            contest.standings[last.candidate.key] = last
+        else:
+            (last,) = contest.add([candidate])
+        if advance:
+            advance(number, budget)
+
+
+def make_code_candidate(file: Path, trial: TrialScenario) -> Candidate | str:
+    """A file of a scheduler as a candidate: it takes over the knobs that it has, too.
+
+    Or why it is none.
+    """
+    try:
+        config = build_custom_spec(PROPOSED_NAME, str(file), file.parent).config
+    except InputError as error:
+        return str(error)
+    knobs = config.__dataclass_fields__
+    engine = trial.scenario.engine
+    given = {k: v for k, v in asdict(engine).items() if k in knobs and k not in EXCLUDED_KNOBS}
+    size = next((k for k in ("num_blocks", "num_gpu_blocks") if k in knobs), None)
+    if size and size not in given and (held := _blocks(engine)) is not None:
+        given[size] = held
+    if not issubclass(config, type(engine)):
+        given.pop("variant", None)
+    change = {"name": PROPOSED_NAME, "file": str(file), **given}
+    return Candidate((("engine", change),), len(file.read_text().splitlines()))
+
+
+def _broken_law(candidate: Candidate, contest: Tournament) -> str:
+    """The law that a proposal breaks in the first trial; empty if it breaks none."""
+    trial = contest.trials[0]
+    try:
+        scenario = candidate.of(trial)
+        if scenario.fleet is None:
+            check_scheduler_run(scenario, trial.folder)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def _blocks(engine: Any) -> int | None:
+    found = getattr(engine, "num_gpu_blocks", None)
+    return None if found is None else int(found) - 1
+
+
+def _refused(file: Path) -> Candidate:
+    return Candidate((("engine", {"name": PROPOSED_NAME, "file": str(file)}),))
+
+
+def _file(candidate: Candidate) -> Path:
+    return Path(candidate.change[0][1]["file"])
+
+
+def _letter(
+    contest: Tournament, last: CandidateScore | None, number: int, budget: int
+) -> list[str]:
+    """What the program is told."""
+    lines = [
+        f"# Proposal {number} of {budget}",
+        "Write one Python file with a scheduler class for simkv (from simkv.custom import",
+        "CustomScheduler, or CustomVllmScheduler to change single decisions of its engine).",
+        "Answer with the file and nothing else.",
+        "Wanted: " + "; ".join(map(str, contest.goals)) + "; everybody served; short code.",
+        "",
+        "## The scenario, first trial",
+        *_told_of(contest.trials[0]),
+        "",
+        "## What was tried, the best first; loss is against what is shipped, negative is better",
+    ]
+    tried = [one for one in contest.standings.values() if one.candidate.change]
+    for one in sorted(tried, key=lambda one: one.score)[:MAX_REPORTED_CANDIDATES]:
+        lines += _line(contest, one)
+    if last is not None:
+        lines += ["", "## The last proposal", *_line(contest, last)]
+        if not last.why:
+            lines += _why(last.candidate.of(contest.trials[0]), contest.trials[0].folder)
+        lines += ["```python", _file(last.candidate).read_text().rstrip(), "```"]
+    return lines
+
+
+def _told_of(trial: TrialScenario) -> list[str]:
+    scenario = trial.scenario
+    knobs = ", ".join(f"{k}={v}" for k, v in asdict(scenario.engine).items() if v is not None)
+    return [f"engine: {knobs}", *_why(scenario, trial.folder)]
+
+
+def _line(contest: Tournament, one: CandidateScore) -> list[str]:
+    if one.why:
+        return [f"- {_file(one.candidate).name}: refused: {one.why}"]
+    losses = ", ".join(
+        f"{goal.figure} {loss:+.1%}" for goal, loss in zip(contest.goals, one.loss, strict=True)
+    )
+    return [f"- {_file(one.candidate).name}: {losses}, unserved {one.unserved:+.1%}"]
+
+
+def _why(scenario: Any, folder: Path) -> list[str]:
+    """Verdicts and ledger of a run, a line each."""
+    found = run_scenario(scenario, folder, intervals=False)
+    seconds = sorted(found.diagnosis.totals.items(), key=lambda one: -one[1])
+    ledger = ", ".join(f"{kind} {spent:.4g}" for kind, spent in seconds if spent)
+    verdicts = [f"verdict: {one.text}" for one in found.diagnosis.verdicts]
+    return [found.short_summary, *verdicts, f"seconds of all requests: {ledger}"]

@@ -1,0 +1,73 @@
+"""What a better scheduler is better at: figures, and how far a run is from what is shipped.
+
+goals = goals_of(["e2e_ms.p99", "jain_index"], {})
+goals[0].loss(9.0, 10.0)  # -0.1: a tenth better than what is shipped
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from simkv.core.errors import InputError, spelling_hint
+from simkv.core.figures import METRICS
+from simkv.scenario.objectives import (
+    DERIVED,
+    GOODPUT_FIGURES,
+    OBJECTIVE_FIGURES,
+    UNSERVED_FIGURES,
+)
+
+#: What a run counts for that has no such figure: nobody was served, or it failed.
+NO_FIGURE = 10.0
+_MORE = ("good", "goodput", "goodput_share")
+
+
+@dataclass(frozen=True)
+class FigureGoal:
+    """A figure, and whether more of it is better."""
+
+    figure: str
+    more: bool
+
+    def __str__(self) -> str:
+        return f"{self.figure}, {'more' if self.more else 'less'} is better"
+
+    def loss(self, value: float | None, shipped: float | None) -> float:
+        """How much worse than what is shipped, per what is shipped; negative if better.
+
+        If that is 0, in the figure's own unit.
+        """
+        if value is None or shipped is None:
+            return 0.0 if value is shipped else NO_FIGURE if value is None else -NO_FIGURE
+        off = (value - shipped) / (abs(shipped) or 1.0)
+        return min(-off if self.more else off, NO_FIGURE)
+
+
+def parse_goals(asked: Sequence[str], limits: Mapping[str, float]) -> tuple[FigureGoal, ...]:
+    """``FIGURE``, ``FIGURE:min`` or ``FIGURE:max`` as goals. Raises InputError."""
+    if not asked:
+        raise InputError("--objective: missing; expected a figure, as in 'e2e_ms.p99'")
+    found: dict[str, FigureGoal] = {}
+    for text in asked:
+        figure, colon, way = text.partition(":")
+        if figure not in OBJECTIVE_FIGURES:
+            raise InputError(
+                f"--objective {text}: {figure!r} is not a figure of a "
+                f"run{spelling_hint(figure, OBJECTIVE_FIGURES)}; "
+                f"expected one of {', '.join(OBJECTIVE_FIGURES)}"
+            )
+        if colon and way not in ("min", "max"):
+            raise InputError(f"--objective {text}: expected {figure}:min or {figure}:max")
+        if figure in GOODPUT_FIGURES and not limits:
+            raise InputError(f"--objective {text}: needs --goodput, as in ttft:500")
+        if figure in found:
+            raise InputError(f"--objective {text}: given twice")
+        more = figure in _MORE if figure in DERIVED else METRICS[figure].more_is_better
+        found[figure] = FigureGoal(figure, way == "max" if colon else more)
+    return tuple(found.values())
+
+
+def has_outcome_goal(goals: Sequence[FigureGoal]) -> bool:
+    """Whether the goals say what becomes of requests that are not served."""
+    return any(goal.figure in UNSERVED_FIGURES for goal in goals)

@@ -1,0 +1,193 @@
+"""The winner beside what is shipped, on trials that it was not chosen by; and whom it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import fsum, sqrt
+from statistics import mean, stdev
+from typing import Any
+
+from simkv.study.evolve.fitness import FigureGoal
+from simkv.study.evolve.tournament import SHIPPED, Candidate, Tournament
+from simkv.study.evolve.trial_conditions import EvaluationCondition
+from simkv.study.job_runner import JobRunner
+from simkv.workload.workload_section import build_clients
+
+#: How surely the mean gain over all such trials lies in its interval.
+CONFIDENCE = 0.95
+#: Requests are told apart by the length of their prompts, in so many parts.
+PROMPT_LENGTH_CLASSES = ("short", "middle", "long")
+#: Less than this share of a request's time is no difference.
+MIN_TIME_CHANGE = 0.05
+
+
+@dataclass(frozen=True)
+class Improvement:
+    """How much less a goal is missed than by what is shipped, a share of it: its mean over trials.
+
+    ``low`` to ``high`` holds the mean over all such trials, by Student's t; None of one trial.
+    ``shipped`` and ``won`` are the means of the figure; None if a trial has no such figure.
+    """
+
+    goal: FigureGoal
+    mean: float
+    low: float | None
+    high: float | None
+    shipped: float | None
+    won: float | None
+
+    @property
+    def surely_better(self) -> bool:
+        """Whether even the worse end is a gain."""
+        return self.mean > 0 if self.low is None else self.low > 0
+
+    @property
+    def surely_worse(self) -> bool:
+        """Whether even the better end is a loss."""
+        return self.mean < 0 if self.high is None else self.high < 0
+
+
+@dataclass(frozen=True)
+class WinnerEvaluation:
+    """One way of judging: the gains of all goals, and ``unserved`` requests, shipped and won.
+
+    ``why`` says why the winner could not be run so.
+    """
+
+    condition: EvaluationCondition
+    gains: tuple[Improvement, ...]
+    unserved: tuple[float, float] = (0.0, 0.0)
+    why: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether something is surely better, no goal surely worse, and nobody more unserved.
+
+        To serve more of them is better, too, whatever the figures of those who were served before.
+        """
+        before, after = self.unserved
+        better = after < before or any(gain.surely_better for gain in self.gains)
+        worse = after > before or any(gain.surely_worse for gain in self.gains)
+        return not self.why and better and not worse
+
+
+@dataclass(frozen=True)
+class RequestClassCost:
+    """What the requests of one kind got: their number, mean E2E (s) before and after of those that
+    both served, and how many were served by one and not by the other."""
+
+    kind: str
+    count: int
+    before_s: float | None
+    after_s: float | None
+    slower: int
+    faster: int
+    lost: int
+    saved: int
+
+
+def evaluate_winner(
+    winner: Candidate,
+    stands: Sequence[EvaluationCondition],
+    goals: Sequence[FigureGoal],
+    limits: Mapping[str, float],
+    bench: JobRunner,
+) -> tuple[list[WinnerEvaluation], list[RequestClassCost]]:
+    """The winner in every way of judging, and what it costs whom as asked."""
+    found: list[WinnerEvaluation] = []
+    costs: list[RequestClassCost] = []
+    for stand in stands:
+        contest = Tournament(stand.trials, goals, limits, bench, endings=True)
+        contest.start()
+        (standing,) = contest.add([winner], thorough=True)
+        if standing.why:
+            found.append(WinnerEvaluation(stand, (), why=standing.why))
+            continue
+        shipped = contest.standings[SHIPPED.key].values
+        losses = zip(*standing.losses, strict=True)
+        gains = tuple(
+            _gain(goal, of_goal, shipped, standing.values)
+            for goal, of_goal in zip(goals, losses, strict=True)
+        )
+        unserved = tuple(
+            fsum(v["unserved"] or 0 for v in some) for some in (shipped, standing.values)
+        )
+        found.append(WinnerEvaluation(stand, gains, (unserved[0], unserved[1])))
+        costs = costs or _costs(contest, winner)
+    return found, costs
+
+
+def _gain(
+    goal: FigureGoal,
+    losses: Sequence[float],
+    shipped: Sequence[Mapping[str, float | None]],
+    won: Sequence[Mapping[str, float | None]],
+) -> Improvement:
+    name = goal.figure
+    gains = [-loss for loss in losses]
+    low, high = compute_mean_interval(gains)
+    return Improvement(goal, mean(gains), low, high, _mean(shipped, name), _mean(won, name))
+
+
+def compute_mean_interval(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """Where the mean of all such values lies, by Student's t; nowhere known of a single one."""
+    if len(values) < 2:
+        return None, None
+    from scipy.special import stdtrit
+
+    wide = float(stdtrit(len(values) - 1, 0.5 + CONFIDENCE / 2))
+    off = wide * stdev(values) / sqrt(len(values))
+    return mean(values) - off, mean(values) + off
+
+
+def _mean(values: Sequence[Mapping[str, float | None]], name: str) -> float | None:
+    """The mean over trials; None if one of them has no such figure."""
+    known = [value for one in values if (value := one[name]) is not None]
+    return mean(known) if known and len(known) == len(values) else None
+
+
+def _costs(contest: Tournament, winner: Candidate) -> list[RequestClassCost]:
+    """By length of the prompt, what became of the requests of all trials."""
+    rows: list[tuple[int, Any, Any]] = []
+    shipped, won = contest.summaries([SHIPPED, winner], contest.trials)
+    for trial, before, after in zip(contest.trials, shipped, won, strict=True):
+        assert isinstance(before, dict)
+        assert isinstance(after, dict)
+        sent = build_clients(trial.scenario.workload, trial.scenario.timeout).requests
+        lengths = {request.id: request.prompt_tokens for request in sent}
+        ours = {i: seconds for i, _, seconds in after["endings"]}
+        rows += [(lengths[i], seconds, ours.get(i)) for i, _, seconds in before["endings"]]
+    ordered = sorted(length for length, _, _ in rows)
+    if ordered[0] == ordered[-1]:
+        return [_cost("all", [row[1:] for row in rows])]
+    cuts = [
+        ordered[len(ordered) * part // len(PROMPT_LENGTH_CLASSES)]
+        for part in range(1, len(PROMPT_LENGTH_CLASSES))
+    ]
+    kinds: dict[str, list[tuple[Any, Any]]] = {}
+    for length, seconds, ours_s in rows:
+        kinds.setdefault(PROMPT_LENGTH_CLASSES[sum(length >= cut for cut in cuts)], []).append(
+            (seconds, ours_s)
+        )
+    named = dict(zip(PROMPT_LENGTH_CLASSES, ("below", "from", "from"), strict=True))
+    ends = (cuts[0], cuts[0], cuts[-1])
+    return [
+        _cost(f"{kind} prompts ({named[kind]} {end:,} tokens)", kinds[kind])
+        for kind, end in zip(PROMPT_LENGTH_CLASSES, ends, strict=True)
+        if kind in kinds
+    ]
+
+
+def _cost(kind: str, pairs: Sequence[tuple[float | None, float | None]]) -> RequestClassCost:
+    both = [(a, b) for a, b in pairs if a is not None and b is not None]
+    return RequestClassCost(
+        kind,
+        len(pairs),
+        mean(a for a, _ in both) if both else None,
+        mean(b for _, b in both) if both else None,
+        slower=sum(b > a * (1 + MIN_TIME_CHANGE) for a, b in both),
+        faster=sum(b < a * (1 - MIN_TIME_CHANGE) for a, b in both),
+        lost=sum(a is not None and b is None for a, b in pairs),
+        saved=sum(a is None and b is not None for a, b in pairs),
+    )

@@ -1,0 +1,130 @@
+"""What is known of each candidate under each condition, and how more is found out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simkv.scenario.objectives import compute_objective_figures
+from simkv.study.job_runner import JobRunner, ProgressCallback
+from simkv.study.plan.candidate_search import next_probes
+from simkv.study.plan.plan_candidates import PlanCandidates, PlanCondition
+from simkv.study.simulation_job import RunsFailed, Summary
+
+FigureValues = dict[str, float | None]
+
+
+class CandidateResults:
+    """The figures of the candidates of a case that have been tried."""
+
+    def __init__(self, case: PlanCandidates) -> None:
+        self.case = case
+        self.summaries: dict[tuple[int, PlanCondition], Summary] = {}
+        self.values: dict[tuple[int, PlanCondition], FigureValues] = {}
+
+    def holds(self, candidate: int, condition: PlanCondition) -> bool | None:
+        """Whether all objectives hold there; None if that is not known."""
+        values = self.values.get((candidate, condition))
+        if values is None:
+            return None
+        return all(objective.holds(values) for objective in self.case.objectives)
+
+    def verdict(self, candidate: int, conditions: Sequence[PlanCondition]) -> bool | None:
+        """Whether all objectives hold under all conditions; False as soon as one is known not to.
+
+        None if that is not known.
+        """
+        found = [self.holds(candidate, condition) for condition in conditions]
+        return False if False in found else None if None in found else True
+
+    def missing(self, candidate: int, conditions: Sequence[PlanCondition]) -> list[PlanCondition]:
+        """What has to be tried next to know the verdict: before a failure the run without."""
+        if self.verdict(candidate, conditions) is not None:
+            return []
+        wanted = dict.fromkeys(
+            condition
+            if not condition.failing or (candidate, condition.without_failure) in self.values
+            else condition.without_failure
+            for condition in conditions
+        )
+        return [one for one in wanted if (candidate, one) not in self.values]
+
+    def add(self, candidate: int, condition: PlanCondition, summary: Summary) -> None:
+        """Note what came of a run."""
+        self.summaries[candidate, condition] = summary
+        self.values[candidate, condition] = compute_objective_figures(summary)
+
+
+@dataclass(frozen=True)
+class PlanQuestion:
+    """Which is the first candidate that meets the objectives under all these conditions?
+
+    The search begins at ``hint``, if there is one.
+    """
+
+    board: CandidateResults
+    conditions: tuple[PlanCondition, ...]
+    hint: int | None = None
+
+    @property
+    def known(self) -> dict[int, bool]:
+        """The verdict on every candidate that has one."""
+        verdicts = {
+            candidate: self.board.verdict(candidate, self.conditions)
+            for candidate in range(len(self.board.case.candidates))
+        }
+        return {i: verdict for i, verdict in verdicts.items() if verdict is not None}
+
+    def wanted(self, neighbours: int, exhaustive: bool) -> list[tuple[int, PlanCondition]]:
+        """The candidates to try next, and how; nothing if the answer is known."""
+        known, count = self.known, len(self.board.case.candidates)
+        if exhaustive:
+            probes = tuple(i for i in range(count) if i not in known)
+        else:
+            probes = next_probes(known, count, neighbours, hint=self.hint)
+        return [
+            (probe, condition)
+            for probe in probes
+            for condition in self.board.missing(probe, self.conditions)
+        ]
+
+
+def answer_questions(
+    questions: Sequence[PlanQuestion],
+    bench: JobRunner,
+    neighbours: int,
+    exhaustive: bool = False,
+    advance: ProgressCallback | None = None,
+) -> None:
+    """Try candidates until all questions have their answers, those of all questions at a time.
+
+    ``advance`` is told of how many runs how many are done. Raises RunsFailed.
+    """
+    while True:
+        rounds = [(q.board, *one) for q in questions for one in q.wanted(neighbours, exhaustive)]
+        wanted = list(dict.fromkeys(rounds))
+        if not wanted:
+            return
+        run_candidates(wanted, bench, advance)
+
+
+def run_candidates(
+    wanted: Sequence[tuple[CandidateResults, int, PlanCondition]],
+    bench: JobRunner,
+    advance: ProgressCallback | None = None,
+) -> None:
+    """Try candidates under conditions, and note what came of it. Raises RunsFailed."""
+    jobs = {}
+    for board, candidate, condition in wanted:
+        calm = board.summaries.get((candidate, condition.without_failure))
+        jobs[board, candidate, condition] = board.case.job(candidate, condition, calm)
+    failed = bench.run(jobs.values(), advance)
+    if failed:
+        (board, candidate, _), job = next(one for one in jobs.items() if one[1].digest in failed)
+        value = board.case.candidates[candidate]
+        raise RunsFailed(
+            f"{len(failed)} of {len(jobs)} runs failed, the first with {board.case.knob}={value}: "
+            f"{failed[job.digest]}"
+        )
+    for (board, candidate, condition), job in jobs.items():
+        board.add(candidate, condition, bench.done[job.digest])

@@ -1,0 +1,212 @@
+"""A plan from beginning to end: which candidate is the answer, how sure that is, what binds it.
+
+request = PlanRequest(smallest="fleet.replicas=1..20", objectives=["starved<=0"])
+with bench_for(None) as bench:
+    plan = make_plan(prepare(Path("scenario.yaml"), request)[0], bench)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from simkv.scenario.fleet_section import ReplicaGroup
+from simkv.scenario.objectives import Objective
+from simkv.scenario.scenario import Scenario
+from simkv.scenario.scenario_costs import list_replica_costs
+from simkv.study.job_runner import JobRunner, ProgressCallback
+from simkv.study.plan.candidate_results import CandidateResults, PlanQuestion, answer_questions
+from simkv.study.plan.candidate_search import find_edge, find_nonmonotone_candidates
+from simkv.study.plan.plan_candidates import Number, PlanCondition
+from simkv.study.plan.plan_confidence import AnswerRange, find_answer_range
+from simkv.study.plan.plan_cost import PlanCost, compute_cost
+from simkv.study.plan.plan_preparation import PreparedPlan
+from simkv.study.plan.rate_cliff import RateResult, cliff
+
+
+@dataclass(frozen=True)
+class ObjectiveStatus:
+    """How an objective stands at the answer: its worst ``value``, and the ``slack`` to its limit.
+
+    ``slack`` is per limit; ``slack_before`` is that at the next candidate before the answer, which
+    does not meet the objectives: where it is negative, the objective binds; if that is so with a
+    replica failing only, ``by_failure``.
+    """
+
+    objective: Objective
+    value: float | None
+    slack: float
+    value_before: float | None
+    slack_before: float | None
+    by_failure: bool = False
+
+    @property
+    def binds(self) -> bool:
+        """Whether the candidate before fails this objective."""
+        return self.slack_before is not None and self.slack_before < 0
+
+
+@dataclass(frozen=True)
+class CapacityPlan:
+    """What came of it. Answers are places among the candidates; ``value`` tells what they are.
+
+    ``answers`` are those of the single seeds, ``by_error`` those within the profile's error.
+    ``islands`` meet the objectives although a later candidate does not. ``held_back`` is whether
+    the answer holds on the other scenario, and the answer there.
+    """
+
+    prepared: PreparedPlan
+    board: CandidateResults
+    answer: int | None
+    answers: tuple[int | None, ...]
+    by_error: AnswerRange | None
+    isolated_answers: tuple[int, ...]
+    failing: tuple[int, ...]
+    objectives: tuple[ObjectiveStatus, ...]
+    cost: PlanCost | None
+    points: tuple[RateResult, ...]
+    held_back: tuple[bool, int | None, CandidateResults] | None
+
+    def value(self, candidate: int | None) -> Number | None:
+        """The value of the knob at a candidate's place."""
+        return None if candidate is None else self.prepared.case.candidates[candidate]
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the answer; 0 without one."""
+        if self.answer is None:
+            return 0
+        scenario = self.prepared.case.scenario(self.answer)
+        return count_gpus(scenario, self.prepared.asked.gpus_per_replica)
+
+    @property
+    def by_seed(self) -> AnswerRange:
+        """The least and the greatest answer of a seed."""
+        return find_answer_range(self.answers)
+
+    @property
+    def binding(self) -> list[ObjectiveStatus]:
+        """The objectives that the candidate before fails, first the one that it misses by most."""
+        found = [held for held in self.objectives if held.binds]
+        return sorted(found, key=lambda held: (held.slack_before or 0.0, str(held.objective)))
+
+
+def make_plan(
+    prepared: PreparedPlan, bench: JobRunner, advance: ProgressCallback | None = None
+) -> CapacityPlan:
+    """Find the answer, by running what is not done yet. Raises RunsFailed.
+
+    ``advance`` is told of how many runs that are wanted now how many are done.
+    """
+    board = CandidateResults(prepared.case)
+
+    def settled(questions: Sequence[PlanQuestion]) -> None:
+        answer_questions(
+            questions, bench, prepared.asked.neighbours, prepared.asked.exhaustive, advance
+        )
+
+    # the smallest: from the cheap end in growing strides, so that little that is too large is tried
+    first = 0 if prepared.asked.smallest else None
+    nominal = PlanQuestion(board, prepared.nominal, first)
+    single = [PlanQuestion(board, prepared.of(repeat), first) for repeat in range(prepared.repeats)]
+    settled([nominal, *single])
+    known = nominal.known
+    answer = find_edge(known, prepared.asked.neighbours)
+    last = len(prepared.case.candidates) - 1
+    hint = last if answer is None else answer
+    sides = {side: PlanQuestion(board, prepared.on(side), hint) for side in prepared.error.factors}
+    elsewhere = prepared.held_back and PlanQuestion(
+        CandidateResults(prepared.held_back), prepared.nominal, hint
+    )
+    settled([*sides.values(), *([elsewhere] if elsewhere else [])])
+    by_error = None
+    if sides:
+        cheaper, dearer = (
+            find_edge(sides[side].known, prepared.asked.neighbours)
+            for side in ("cheaper", "dearer")
+        )
+        by_error = find_answer_range([cheaper, answer, dearer])
+    points: list[RateResult] = []
+    if prepared.asked.cliff:
+        shown = answer if answer is not None else last
+        conditions = [
+            PlanCondition(side, False, repeat)
+            for side in (None, *prepared.error.factors)
+            for repeat in range(prepared.repeats)
+        ]
+        points = cliff(prepared.case, shown, conditions, bench, advance)
+    held_back = None
+    if elsewhere:
+        there = elsewhere.known
+        verdict = False if answer is None else elsewhere.board.verdict(answer, prepared.nominal)
+        held_back = (bool(verdict), find_edge(there, prepared.asked.neighbours), elsewhere.board)
+    worse = find_nonmonotone_candidates(known)
+    return CapacityPlan(
+        prepared,
+        board,
+        answer,
+        tuple(find_edge(question.known, prepared.asked.neighbours) for question in single),
+        by_error,
+        tuple(i for i in sorted(known) if known[i] and any(j > i for j in worse)),
+        tuple(worse),
+        tuple(_held(objective, board, answer, prepared) for objective in board.case.objectives),
+        _cost(prepared, board, answer),
+        tuple(points),
+        held_back,
+    )
+
+
+def _held(
+    objective: Objective, board: CandidateResults, answer: int | None, prepared: PreparedPlan
+) -> ObjectiveStatus:
+    """How an objective stands at the answer, or if there is none at the last candidate."""
+    last = len(prepared.case.candidates) - 1
+    here = last if answer is None else answer
+    before = last if answer is None else answer - 1
+    value = _worst(objective, board, here, prepared.nominal)
+    slack = objective.slack({objective.figure: value})
+    if before < 0:
+        return ObjectiveStatus(objective, value, slack, None, None)
+    earlier = _worst(objective, board, before, prepared.nominal)
+    calm = _worst(objective, board, before, [c for c in prepared.nominal if not c.failing])
+    slack_before = objective.slack({objective.figure: earlier})
+    by_failure = slack_before < 0 <= objective.slack({objective.figure: calm})
+    return ObjectiveStatus(objective, value, slack, earlier, slack_before, by_failure)
+
+
+def _worst(
+    objective: Objective,
+    board: CandidateResults,
+    candidate: int,
+    conditions: Sequence[PlanCondition],
+) -> float | None:
+    """The worst value of an objective's figure under those conditions that have been tried."""
+    found: list[Mapping[str, float | None]] = [
+        board.values[candidate, one] for one in conditions if (candidate, one) in board.values
+    ]
+    return objective.worst(values.get(objective.figure) for values in found)
+
+
+def _cost(prepared: PreparedPlan, board: CandidateResults, answer: int | None) -> PlanCost | None:
+    """What the answer costs, by the first seed; None without an answer or a price."""
+    if prepared.price is None or answer is None:
+        return None
+    summary = board.summaries[answer, PlanCondition()]
+    gpus = count_gpus(prepared.case.scenario(answer), prepared.asked.gpus_per_replica)
+    return compute_cost(
+        prepared.gpu,
+        prepared.price,
+        gpus,
+        summary["makespan_s"],
+        summary["total_input_tokens"],
+        summary["total_output_tokens"],
+    )
+
+
+def count_gpus(scenario: Scenario, per_replica: int | None) -> int:
+    """GPUs of all replicas: ``per_replica``, or as many as the hardware of each says."""
+    groups = scenario.fleet.groups if scenario.fleet else [ReplicaGroup()]
+    return sum(
+        group.count * (per_replica or costs.gpus)
+        for group, (_, costs) in zip(groups, list_replica_costs(scenario), strict=True)
+    )

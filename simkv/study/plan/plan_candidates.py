@@ -1,0 +1,150 @@
+"""What a plan chooses from: the candidates of a scenario, each under several conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from simkv.core.errors import InputError, spelling_hint
+from simkv.costs.scaled_executor import ErrorSide, StepKind
+from simkv.metrics.result_assembly import check_scenario
+from simkv.scenario.objectives import Objective
+from simkv.scenario.scenario import Scenario, StepScale
+from simkv.scenario.scenario_loader import resolve_variants, variant_names
+from simkv.scenario.yaml_document import YamlDocument, read_document
+from simkv.study.plan.replica_failure import with_failure
+from simkv.study.random_seeds import reseed_scenario
+from simkv.study.simulation_job import SimulationJob, make_job
+from simkv.study.sweep_axes import (
+    VARIANTS_AXIS,
+    format_assignment,
+    grid,
+    parse_axis,
+)
+
+Number = int | float
+
+
+@dataclass(frozen=True)
+class PlanCondition:
+    """How a candidate is tried: with the seed of a ``repeat``, with one replica failing if
+    ``failing``, and on one ``side`` of the profile's error, ``cheaper`` or ``dearer``."""
+
+    side: ErrorSide | None = None
+    failing: bool = False
+    repeat: int = 0
+
+    @property
+    def without_failure(self) -> PlanCondition:
+        """The same without a failure."""
+        return PlanCondition(self.side, False, self.repeat)
+
+
+@dataclass(frozen=True)
+class PlanCandidates:
+    """A scenario's variant at any value of a knob.
+
+    ``candidates`` are the values in the order of the search: later ones should do better.
+    ``limits`` (ms) are those of goodput, ``factors`` on steps are those of the profile's error,
+    with ``own_error`` as the profile itself knows it, out of range too.
+    With ``survive`` runs tell when a failure would be worst. ``option`` is by which the knob was
+    given.
+    """
+
+    document: YamlDocument
+    overrides: tuple[str, ...]
+    variant: str
+    knob: str
+    candidates: tuple[Number, ...]
+    objectives: tuple[Objective, ...]
+    limits: Mapping[str, float]
+    factors: Mapping[ErrorSide, Mapping[StepKind, float]]
+    own_error: bool = False
+    survive: bool = False
+    option: str = "--smallest"
+    _scenarios: dict[int, Scenario] = field(default_factory=dict, compare=False, repr=False)
+
+    def scenario(self, candidate: int) -> Scenario:
+        """The scenario at a candidate's place. Raises InputError if it is not one."""
+        if candidate not in self._scenarios:
+            given = format_assignment(self.knob, self.candidates[candidate])
+            document = YamlDocument(self.document.path, copy(self.document.tree))
+            found = resolve_variants(document, self.overrides, [given], self.option)[self.variant]
+            self._scenarios[candidate] = found
+        return self._scenarios[candidate]
+
+    def check(self) -> None:
+        """Raise InputError if the first or the last candidate cannot be run."""
+        for candidate in sorted({0, len(self.candidates) - 1}):
+            check_scenario(self.scenario(candidate), self.folder)
+
+    @property
+    def folder(self) -> Path:
+        """Where the scenario's files are."""
+        return self.document.path.parent.resolve()
+
+    def job(
+        self, candidate: int, condition: PlanCondition, calm: Mapping[str, Any] | None = None
+    ) -> SimulationJob:
+        """What has to be run to try a candidate; with a failure it needs what came of the ``calm``
+        run without."""
+        scenario = self.tried(self.scenario(candidate), condition)
+        if condition.failing:
+            assert calm is not None
+            scenario = with_failure(scenario, calm["peak"])
+        return self.job_of(scenario)
+
+    def job_of(self, scenario: Scenario) -> SimulationJob:
+        """What has to be run to know the objectives' figures of a scenario."""
+        return make_job(scenario, self.folder, self.limits, peak=self.survive)
+
+    def tried(self, scenario: Scenario, condition: PlanCondition) -> Scenario:
+        """The scenario with the seed of a condition, and its steps as dear."""
+        scenario = reseed_scenario(scenario, condition.repeat)
+        if condition.side is None:
+            return scenario
+        own = scenario.step_scale or StepScale()
+        if self.own_error:
+            scale = own.model_copy(update={"error": condition.side})
+        else:
+            by = self.factors[condition.side]
+            scale = own.model_copy(update={k: getattr(own, k) * x for k, x in by.items()})
+        return scenario.model_copy(update={"step_scale": scale})
+
+
+def parse_candidates(text: str, largest: bool) -> tuple[str, tuple[Number, ...]]:
+    """A knob and its candidates, written as for ``--over``, in the order of the search.
+
+    Raises InputError if that makes no sense, or if the candidates are no numbers.
+    """
+    option = "--largest" if largest else "--smallest"
+    try:
+        axis = parse_axis(text)
+        values = [knobs[axis.path] for knobs in grid([axis])]
+    except InputError as error:
+        raise InputError(str(error).replace("--over", option)) from error
+    if axis.path == VARIANTS_AXIS:
+        raise InputError(f"{option} {text}: expected a field of the scenario; see --variant")
+    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+    if len(numbers) < len(values):
+        raise InputError(f"{option} {text}: expected numbers")
+    return axis.path, tuple(sorted(numbers, reverse=largest))
+
+
+def select_variants(path: Path, overrides: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """The variants of a scenario file to plan for; all if none is ``wanted``.
+
+    Raises InputError for a name that is not one.
+    """
+    known = variant_names(read_document(path), overrides)
+    for name in wanted:
+        if name not in known:
+            raise InputError(
+                f"--variant {name}: there is no such variant{spelling_hint(name, known)}; "
+                "expected one "
+                f"of {', '.join(known)}"
+            )
+    return [name for name in known if not wanted or name in wanted]

@@ -1,0 +1,81 @@
+"""How sure an answer is: over the chance in the workload, and over the error of the profile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simkv.costs.cost_profile import CostProfile, StepError
+from simkv.costs.profile_uncertainty import RUN_VARIATION, compute_profile_scales
+from simkv.costs.scaled_executor import ErrorSide, StepKind, compute_step_scales
+
+
+@dataclass(frozen=True)
+class AnswerRange:
+    """From ``low`` to ``high``, places in the order of the candidates; None is beyond the last."""
+
+    low: int | None
+    high: int | None
+
+
+def find_answer_range(answers: Sequence[int | None]) -> AnswerRange:
+    """The least and the greatest of some answers; None, no candidate, is the greatest of all."""
+    known = [answer for answer in answers if answer is not None]
+    low = min(known, default=None)
+    return AnswerRange(low, max(known) if len(known) == len(answers) and known else None)
+
+
+def coverage_of_range(repeats: int) -> float:
+    """How surely the answers of independent repeats enclose the median of all answers.
+
+    The least and the greatest of n values both lie on one side of the median of their distribution
+    with the chance 2 * 2 ** -n at most, whatever it is (the interval of the sign test).
+    """
+    return 1.0 - 2.0 * 0.5**repeats if repeats > 1 else 0.0
+
+
+def bound_violated_share(repeats: int, confidence: float = 0.95) -> float:
+    """If n of n repeats held, at most this share of all would not, with that confidence.
+
+    The upper end of the one-sided interval of Clopper and Pearson.
+    """
+    return float(1.0 - (1.0 - confidence) ** (1.0 / repeats))
+
+
+@dataclass(frozen=True)
+class ProfileError:
+    """The error of a profile: factors on its steps by kind, one way and the other, and a word on
+    where they come from. No factors if no error is known. With ``own`` it is the profile's, and
+    grows out of its range."""
+
+    factors: dict[ErrorSide, dict[StepKind, float]]
+    note: str
+    own: bool = False
+
+
+def find_profile_error(profile: CostProfile, given: float | None) -> ProfileError:
+    """What the profile says of its own error, or the relative error that the user has ``given``.
+
+    The profile's is that of the intervals in ``simkv.metrics.fidelity``. All steps are off the same
+    way.
+    """
+    sides: tuple[ErrorSide, ...] = ("cheaper", "dearer")
+    if given is not None:
+        one = StepError(points=0, median=given, p95=given, bias=0.0)
+        factors = {side: compute_step_scales({"all": one}, side) for side in sides} if given else {}
+        return ProfileError(factors, f"an error of {100 * given:g} % of each step, as given")
+    errors = profile.fit.held_out
+    if not errors:
+        return ProfileError(
+            {}, f"profile {profile.name} ({profile.basis}) knows no error of its own"
+        )
+    known = ", ".join(f"{kind} {100 * error.p95:.1f} %" for kind, error in errors.items())
+    factors = {side: compute_profile_scales(profile, side) for side in sides}
+    said = "what is left of it in their mean" if profile.basis == "measured" else "all alike"
+    return ProfileError(
+        factors,
+        f"the error of profile {profile.name}: P95 of steps {known}, {said}, "
+        f"{100 * RUN_VARIATION:g} % "
+        f"between runs and hosts, and more out of its range",
+        own=True,
+    )

@@ -1,0 +1,109 @@
+"""What a plan costs, from a table of prices that the user gives.
+
+The table says what an hour of one GPU costs, in YAML or CSV; there is no price in simkv:
+
+    H100: 2.49
+    L4: 0.71
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from simkv.core.errors import InputError, spelling_hint
+from simkv.core.input_files import read_text
+from simkv.costs.hardware.catalog import known_gpu
+from simkv.scenario.yaml_document import YamlDocument, read_document
+
+
+@dataclass(frozen=True)
+class PlanCost:
+    """Of a fleet of ``gpus``: per hour, and per million tokens at the rate of the plan's run.
+
+    In the unit of the price table. Per million output tokens, and per million of prompts and
+    output together; None where nothing was served.
+    """
+
+    gpu: str
+    gpus: int
+    per_hour: float
+    per_million_output_tokens: float | None
+    per_million_tokens: float | None
+
+
+def read_prices(path: Path) -> dict[str, float]:
+    """Price of an hour of a GPU by its name. Raises InputError with file, line and field."""
+    if path.suffix.lower() == ".csv":
+        return _from_csv(path)
+    document = read_document(path)
+    return {str(name): _price(document, name) for name in document.tree}
+
+
+def _price(document: YamlDocument, name: Any) -> float:
+    value = document.tree[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _is_price(value):
+        raise InputError(
+            f"{document.place((name,))}: {name}: expected the price of a GPU hour; found {value!r}"
+        )
+    return float(value)
+
+
+def _from_csv(path: Path) -> dict[str, float]:
+    """Two columns, ``gpu`` and ``price_per_hour``, in any order and among others."""
+    text = read_text(path, "utf-8-sig")
+    rows = csv.DictReader(StringIO(text))
+    missing = {"gpu", "price_per_hour"} - set(rows.fieldnames or ())
+    if missing:
+        raise InputError(f"{path}:1: {', '.join(sorted(missing))}: missing among the columns")
+    prices: dict[str, float] = {}
+    for row in rows:
+        try:
+            price = float(row["price_per_hour"] or "")
+        except ValueError:
+            price = math.nan
+        if not _is_price(price):
+            raise InputError(
+                f"{path}:{rows.line_num}: price_per_hour: expected a number from 0 on; "
+                f"found {row['price_per_hour']!r}"
+            )
+        prices[row["gpu"]] = price
+    return prices
+
+
+def _is_price(value: float) -> bool:
+    return 0 <= value < math.inf
+
+
+def find_price(gpu: str, prices: dict[str, float], path: str) -> float:
+    """The price of a GPU hour, by any name of the GPU. Raises InputError if there is none."""
+    by_name = {_one_name(name): price for name, price in prices.items()}
+    if _one_name(gpu) in by_name:
+        return by_name[_one_name(gpu)]
+    raise InputError(
+        f"{path}: there is no price of {gpu!r}{spelling_hint(gpu, prices)}; expected one of "
+        f"{', '.join(prices) or 'some'}, or say which with --gpu"
+    )
+
+
+def _one_name(gpu: str) -> str:
+    """A GPU's name in the table of GPUs, or for one that is not there its own in lower case."""
+    known = known_gpu(gpu)
+    return known.name if known else gpu.casefold()
+
+
+def compute_cost(
+    gpu: str, per_gpu_hour: float, gpus: int, seconds: float, prompt: int, output: int
+) -> PlanCost:
+    """The cost of so many GPUs that served so many tokens in so many seconds."""
+    per_hour = per_gpu_hour * gpus
+    spent = per_hour * seconds / 3600.0
+
+    def per_million(tokens: int) -> float | None:
+        return 1e6 * spent / tokens if tokens else None
+
+    return PlanCost(gpu, gpus, per_hour, per_million(output), per_million(prompt + output))

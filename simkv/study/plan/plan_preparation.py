@@ -1,0 +1,155 @@
+"""What is asked of a plan, and everything that it needs, checked before anything is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from simkv.core.errors import InputError
+from simkv.costs.scaled_executor import ErrorSide
+from simkv.scenario.objectives import complete_objectives, parse_objective
+from simkv.scenario.scenario import Scenario
+from simkv.scenario.scenario_costs import list_replica_costs
+from simkv.scenario.scenario_loader import read_plan_section
+from simkv.scenario.yaml_document import YamlDocument, read_document
+from simkv.study.plan.plan_candidates import (
+    PlanCandidates,
+    PlanCondition,
+    parse_candidates,
+    select_variants,
+)
+from simkv.study.plan.plan_confidence import ProfileError, find_profile_error
+from simkv.study.plan.plan_cost import find_price, read_prices
+from simkv.study.plan.plan_request import PlanRequest
+from simkv.study.random_seeds import find_seed, make_unseeded_error
+from simkv.study.sweep_axes import format_assignment, grid, parse_axis
+
+#: So many repeats, where the workload is drawn by chance: the least for which the range of their
+#: answers holds the median with 95 % confidence.
+REPEATS = 6
+
+
+@dataclass(frozen=True)
+class PreparedPlan:
+    """Everything that a plan for one variant needs, checked.
+
+    ``repeats`` is 1 where nothing is drawn by chance. ``price`` is of an hour of one ``gpu``.
+    ``point`` are the values of ``each`` that it is for.
+    """
+
+    name: str
+    asked: PlanRequest
+    case: PlanCandidates
+    repeats: int
+    error: ProfileError
+    held_back: PlanCandidates | None
+    gpu: str
+    price: float | None
+    point: str = ""
+
+    @property
+    def label(self) -> str:
+        """What tells it from the others: its variant and the values of ``each``."""
+        own = [] if self.case.variant == "run" else [self.case.variant]
+        return " ".join([*own, self.point] if self.point else own)
+
+    @property
+    def nominal(self) -> tuple[PlanCondition, ...]:
+        """The conditions that the answer must stand."""
+        return tuple(one for repeat in range(self.repeats) for one in self.of(repeat))
+
+    def of(self, repeat: int, side: ErrorSide | None = None) -> tuple[PlanCondition, ...]:
+        """The conditions with one seed, calm and, if asked for, with a failure."""
+        calm = PlanCondition(side, False, repeat)
+        return (calm, replace(calm, failing=True)) if self.asked.survive else (calm,)
+
+    def on(self, side: ErrorSide) -> tuple[PlanCondition, ...]:
+        """All conditions on one side of the profile's error."""
+        return tuple(one for repeat in range(self.repeats) for one in self.of(repeat, side))
+
+
+def prepare(
+    path: Path, request: PlanRequest, left_out: Callable[[str], None] | None = None
+) -> list[PreparedPlan]:
+    """Check all that is asked for; one plan per variant and combination of ``each``.
+
+    Raises InputError for what is wrong. A combination that cannot be, as weights that do not fit,
+    is told to ``left_out``, unless all are so.
+    """
+    asked = request.over(read_plan_section(_overridden(path, request.overrides)), path.parent)
+    if bool(asked.smallest) == bool(asked.largest):
+        raise InputError(
+            "--smallest: expected either --smallest or --largest, with a knob and its candidates, "
+            "as in --smallest fleet.replicas=1..20"
+        )
+    knob, candidates = parse_candidates(asked.smallest or asked.largest or "", bool(asked.largest))
+    objectives = complete_objectives(
+        [parse_objective(text) for text in asked.objectives], asked.goodput
+    )
+    table = None if asked.prices is None else read_prices(Path(asked.prices))
+    combinations = grid([parse_axis(text) for text in asked.each])
+    found: list[PreparedPlan] = []
+    refused: list[InputError] = []
+    for values in combinations:
+        point = tuple(format_assignment(path, value) for path, value in values.items())
+        overrides = (*asked.overrides, *point)
+        try:
+            for variant in select_variants(path, overrides, asked.variants):
+                case = PlanCandidates(
+                    read_document(path),
+                    overrides,
+                    variant,
+                    knob,
+                    candidates,
+                    tuple(objectives),
+                    asked.goodput,
+                    {},
+                    survive=bool(asked.survive),
+                    option="--largest" if asked.largest else "--smallest",
+                )
+                found.append(_prepared(asked, case, table, " ".join(point)))
+        except InputError as error:
+            if not point:
+                raise
+            refused.append(error)
+            if left_out is not None:
+                left_out(f"{' '.join(point)}: left out: {error}")
+    if not found:
+        raise refused[0]
+    return found
+
+
+def _prepared(
+    asked: PlanRequest, case: PlanCandidates, table: dict[str, float] | None, point: str
+) -> PreparedPlan:
+    case.check()
+    scenario = case.scenario(0)
+    if asked.survive and scenario.fleet is None:
+        raise InputError(f"--survive: needs a fleet; {scenario.name} has none: fleet.replicas")
+    profile = next(costs for _, costs in list_replica_costs(scenario)).load(case.folder)
+    error = find_profile_error(profile, asked.profile_error)
+    case = replace(case, factors=error.factors, own_error=error.own)
+    held_back = None
+    if asked.held_back:
+        held_back = replace(case, overrides=(*case.overrides, *asked.held_back), _scenarios={})
+        held_back.check()
+    gpu = asked.gpu or profile.gpu
+    price = None if table is None else find_price(gpu, table, str(asked.prices))
+    repeats = _repeats(asked.repeats, scenario)
+    return PreparedPlan(scenario.name, asked, case, repeats, error, held_back, gpu, price, point)
+
+
+def _overridden(path: Path, overrides: Sequence[str]) -> YamlDocument:
+    """The scenario file with the overrides that apply to all candidates."""
+    document = read_document(path)
+    for override in overrides:
+        document.override(override)
+    return document
+
+
+def _repeats(asked: int | None, scenario: Scenario) -> int:
+    by_chance = find_seed(scenario.workload) is not None
+    if asked and asked > 1 and not by_chance:
+        raise make_unseeded_error(asked)
+    return asked or (REPEATS if by_chance else 1)

@@ -1,0 +1,129 @@
+"""What may be asked of a plan. The command, ``simkv.plan`` and the section of a file follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from annotated_types import Ge, Le
+from pydantic import ConfigDict, Field, ValidationError, field_validator
+
+from simkv.core.errors import InputError, simplify_pydantic_message
+from simkv.scenario.goodput_limits import parse_goodput_limits
+from simkv.scenario.plan_section import PlanOption, PlanSection
+from simkv.study.plan.candidate_search import NEIGHBOURS
+from simkv.study.sweep_axes import format_assignment
+
+
+class PlanRequest(PlanSection):
+    """What is asked for; what is not, or is empty, is taken from the scenario's ``plan`` section.
+
+    ``held_back`` are overrides that make another scenario of it, on which the answer is checked.
+    """
+
+    model_config = ConfigDict(strict=False)
+
+    overrides: Annotated[
+        tuple[str, ...],
+        PlanOption("--set", "PATH=VALUE"),
+        Field(description="Override a scenario field; may be repeated."),
+    ] = ()
+    variants: Annotated[
+        tuple[str, ...],
+        PlanOption("--variant"),
+        Field(description="Plan only for this variant; may be repeated."),
+    ] = ()
+    each: Annotated[
+        tuple[str, ...],
+        PlanOption("--over", "PATH=VALUES"),
+        Field(
+            description="Make one plan per value, such as hardware.gpu=H100,L40S; may be repeated "
+            "for all combinations."
+        ),
+    ] = ()
+    held_back: Annotated[
+        tuple[str, ...],
+        PlanOption("--held-out", "PATH=VALUE"),
+        Field(
+            description="Validate the answer on a held-out scenario with this override, such as "
+            "workload.start=1200; may be repeated, all apply together."
+        ),
+    ] = ()
+    neighbours: Annotated[
+        int,
+        Field(ge=0, description="Number of candidates tried on each side of an answer."),
+    ] = NEIGHBOURS
+    exhaustive: Annotated[bool, Field(description="Try all candidates.")] = False
+    cliff: Annotated[
+        bool, Field(description="Also simulate the answer at other rates, to find where it fails.")
+    ] = True
+
+    @field_validator("objectives", "overrides", "variants", "each", "held_back", mode="before")
+    @classmethod
+    def _several(cls, given: str | Mapping[str, Any] | Iterable[str]) -> tuple[str, ...]:
+        """One text, several, or values by the paths of their fields."""
+        if isinstance(given, Mapping):
+            return tuple(format_assignment(path, value) for path, value in given.items())
+        return (given,) if isinstance(given, str) else tuple(given)
+
+    @field_validator("goodput", mode="before")
+    @classmethod
+    def _parsed(cls, given: Mapping[str, float] | Iterable[str]) -> Mapping[str, float]:
+        return given if isinstance(given, Mapping) else parse_goodput_limits(given)
+
+    @field_validator("prices", mode="before")
+    @classmethod
+    def _path(cls, given: str | Path) -> str:
+        return str(given)
+
+    def over(self, section: PlanSection, folder: Path) -> PlanRequest:
+        """Complete with what ``section`` of a file in ``folder`` says."""
+        asked, said = _given(self), _given(section)
+        if asked.keys() & {"smallest", "largest"}:
+            said = {name: said[name] for name in said if name not in ("smallest", "largest")}
+        if "prices" in said:
+            said["prices"] = folder / said["prices"]
+        return PlanRequest(**{**said, **asked})
+
+
+def _given(section: PlanSection) -> dict[str, Any]:
+    fields = {name: getattr(section, name) for name in section.model_fields_set}
+    return {name: value for name, value in fields.items() if value not in ("", (), [], {})}
+
+
+def parse_plan_request(given: Mapping[str, Any]) -> PlanRequest:
+    """The request with these fields; None is as if not given. Raises InputError, by the option."""
+    fields = {name: value for name, value in given.items() if value is not None}
+    try:
+        return PlanRequest(**fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = str(first["loc"][0])
+        found = "" if name == "goodput" else f" {first['input']}"
+        raise InputError(f"{find_option(name)}{found}: {_expected(name, first['msg'])}") from error
+
+
+def find_option(name: str) -> str:
+    """The option of a field."""
+    return find_option_flag(name).name or f"--{name.replace('_', '-')}"
+
+
+def find_option_flag(name: str) -> PlanOption:
+    """What the field says of its option."""
+    found = (one for one in PlanRequest.model_fields[name].metadata if isinstance(one, PlanOption))
+    return next(found, PlanOption())
+
+
+def find_bounds(name: str) -> tuple[Any, Any]:
+    """The least and the most that a number may be; None where it has no bound."""
+    rules = PlanRequest.model_fields[name].metadata
+    least = next((one.ge for one in rules if isinstance(one, Ge)), None)
+    return least, next((one.le for one in rules if isinstance(one, Le)), None)
+
+
+def _expected(name: str, message: str) -> str:
+    least, most = find_bounds(name)
+    if least is None:
+        return simplify_pydantic_message(message)
+    return f"expected a number from {least} {'on' if most is None else f'to {most}'}"

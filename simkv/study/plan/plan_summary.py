@@ -1,0 +1,152 @@
+"""A plan in words, a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simkv.study.plan.capacity_plan import CapacityPlan, ObjectiveStatus
+from simkv.study.plan.plan_candidates import Number, PlanCondition
+from simkv.study.plan.plan_confidence import AnswerRange, bound_violated_share, coverage_of_range
+
+
+def describe_plan(plan: CapacityPlan) -> list[str]:
+    """The answer, how sure it is, what binds it, what it costs."""
+    prepared, case = plan.prepared, plan.prepared.case
+    superlative = "largest" if prepared.asked.largest else "smallest"
+    name = f"{prepared.name}, {prepared.label}" if prepared.label else prepared.name
+    held = "; ".join(
+        f"{held.objective}{' (assumed)' if held.objective.assumed else ''}"
+        for held in plan.objectives
+    )
+    also = ", also with one replica failing" if prepared.asked.survive else ""
+    lines = [f"{name}: {superlative} {case.knob} with {held}{also}"]
+    lines.append(_answer(plan))
+    more = (*_sureness(plan), *_binding(plan), *_others(plan), *_fidelity(plan))
+    return [*lines, *(f"  {line}" for line in more)]
+
+
+def _fidelity(plan: CapacityPlan) -> list[str]:
+    """What ``simkv run`` says of the run at the answer, by the first seed: range and error."""
+    last = len(plan.prepared.case.candidates) - 1
+    tried = last if plan.answer is None else plan.answer
+    summary = plan.board.summaries.get((tried, PlanCondition()))
+    if summary is None:
+        return []
+    return [*summary["notes"], f"Fidelity: {summary['fidelity']['note']}"]
+
+
+def compare_plans(plans: Sequence[CapacityPlan]) -> list[str]:
+    """Which of several plans costs least; without prices, which needs the fewest GPUs."""
+    met = [plan for plan in plans if plan.answer is not None]
+    if len(plans) < 2 or not plans[0].prepared.point or not met:
+        return []
+    by_price = all(plan.cost for plan in met)
+
+    def least(plan: CapacityPlan) -> float:
+        return plan.cost.per_hour if plan.cost and by_price else plan.gpus
+
+    ranked = sorted(met, key=lambda plan: (least(plan), plan.prepared.label))
+    lines = ["Cheapest first:" if by_price else "Fewest GPUs first (no prices were given):"]
+    for plan in ranked:
+        cost = f", {plan.cost.per_hour:.2f} per hour" if plan.cost else ""
+        answer = f"{plan.prepared.case.knob} = {format_value(plan.value(plan.answer))}"
+        lines.append(f"  {plan.prepared.label}: {answer}, {plan.gpus} GPUs{cost}")
+    none = len(plans) - len(met)
+    return [*lines, f"  {none} more cannot meet the objectives"] if none else lines
+
+
+def _answer(plan: CapacityPlan) -> str:
+    knob, candidates = plan.prepared.case.knob, plan.prepared.case.candidates
+    within = ""
+    if plan.by_error:
+        within = f" ({_range(plan, plan.by_error)} within the profile's error)"
+    if plan.answer is None:
+        low, high = min(candidates), max(candidates)
+        return f"No {knob} from {format_value(low)} to {format_value(high)} meets them{within}"
+    return f"Needs {knob} = {format_value(plan.value(plan.answer))}{within}"
+
+
+def _range(plan: CapacityPlan, interval: AnswerRange) -> str:
+    low, high = plan.value(interval.low), plan.value(interval.high)
+    last = format_value(plan.prepared.case.candidates[-1])
+    beyond = f"{'below' if plan.prepared.asked.largest else 'beyond'} {last}"
+    first = beyond if low is None else format_value(low)
+    second = beyond if high is None else format_value(high)
+    return first if first == second else f"{first} to {second}"
+
+
+def _sureness(plan: CapacityPlan) -> list[str]:
+    prepared = plan.prepared
+    lines = []
+    if prepared.repeats > 1:
+        answers = ", ".join(
+            "none" if a is None else format_value(plan.value(a)) for a in plan.answers
+        )
+        surely = 100 * coverage_of_range(prepared.repeats)
+        lines.append(
+            f"{prepared.repeats} seeds, each by itself: {answers}; the range holds the median of "
+            f"all seeds with {surely:.1f} % confidence (sign test)"
+        )
+        if plan.answer is not None:
+            share = 100 * bound_violated_share(prepared.repeats)
+            lines.append(
+                f"the answer holds in all {prepared.repeats}; with 95 % confidence at most "
+                f"{share:.0f} % of all seeds would violate it"
+            )
+    else:
+        lines.append("one seed, or nothing drawn by chance: no interval over seeds")
+    lines.append(f"profile: {prepared.error.note}")
+    return lines
+
+
+def _binding(plan: CapacityPlan) -> list[str]:
+    if plan.answer is None:
+        missed = [held for held in plan.objectives if held.slack < 0]
+        last = format_value(plan.prepared.case.candidates[-1])
+        return [f"at {last} it misses {_value(held, held.value)}" for held in missed]
+    if plan.answer == 0:
+        return ["nothing binds: already the first candidate meets them"]
+    before = format_value(plan.value(plan.answer - 1))
+    lines = [
+        f"binds: {_value(held, held.value_before)} at {before}"
+        f"{', with one replica failing' if held.by_failure else ''}"
+        for held in plan.binding
+    ]
+    for held in plan.objectives:
+        room = f", {100 * held.slack:.1f} % of room" if held.objective.limit else ""
+        lines.append(f"at the answer: {_value(held, held.value)}{room}")
+    return lines
+
+
+def _value(held: ObjectiveStatus, value: float | None) -> str:
+    found = "no sample" if value is None else f"{value:.4g}"
+    return f"{held.objective} with {found}"
+
+
+def _others(plan: CapacityPlan) -> list[str]:
+    lines = []
+    if plan.isolated_answers:
+        meets = ", ".join(format_value(plan.value(i)) for i in plan.isolated_answers)
+        fails = ", ".join(format_value(plan.value(i)) for i in plan.failing)
+        lines.append(f"not monotone: {meets} meets them, {fails} does not")
+    if plan.held_back:
+        holds, there, board = plan.held_back
+        changed = " ".join(board.case.overrides[len(plan.board.case.overrides) :])
+        needs = "none" if there is None else format_value(board.case.candidates[there])
+        verdict = "holds" if holds else "does NOT hold"
+        lines.append(f"held back ({changed}): the answer {verdict}; needed there: {needs}")
+    if plan.cost:
+        cost = plan.cost
+        tokens = "nothing served"
+        if cost.per_million_output_tokens is not None and cost.per_million_tokens is not None:
+            tokens = (
+                f"{cost.per_million_output_tokens:.4g} per million output tokens, "
+                f"{cost.per_million_tokens:.4g} per million of prompts and output"
+            )
+        lines.append(f"{cost.gpus} x {cost.gpu}: {cost.per_hour:.4g} per hour, {tokens}")
+    return lines
+
+
+def format_value(value: Number | None) -> str:
+    """A value of the knob."""
+    return "none" if value is None else f"{value:.12g}"

@@ -1,0 +1,219 @@
+"""Knobs: which values a field of a scenario is to take, as ``--over`` says it.
+
+axes = [parse_axis("engine.num_gpu_blocks=256..1024:256"), parse_axis("workload.arrivals.seed=1,2")]
+grid(axes)  # 4 * 2 points
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import product
+from typing import Any
+
+import numpy as np
+from ruamel.yaml import YAML
+
+from simkv.core.errors import InputError
+
+#: More points than this are refused: a typo, or a job for several sweeps.
+MAX_POINTS = 100_000
+#: The axis that picks variants of the scenario instead of setting a field.
+VARIANTS_AXIS = "variants"
+
+KnobValue = str | int | float | bool | None
+KnobSettings = dict[str, KnobValue]
+
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})(?::(.*))?")
+_FORMS = "LOW..HIGH:STEP, LOW..HIGH:n=COUNT or LOW..HIGH:log=COUNT"
+
+
+@dataclass(frozen=True)
+class ValueRange:
+    """All values from ``low`` to ``high``, to draw samples from or to search in.
+
+    If ``whole``, whole numbers only; if ``log``, evenly by their logarithm.
+    """
+
+    low: float
+    high: float
+    whole: bool
+    log: bool
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Both ends, as whole numbers if they are."""
+        return (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
+
+    def at(self, share: float) -> float:
+        """The value that ``share`` (from 0, below 1) of all values are below."""
+        low, high = self.low, self.high + self.whole
+        value = low * (high / low) ** share if self.log else low + (high - low) * share
+        return min(math.floor(value), int(self.high)) if self.whole else _tidy(value)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A knob, by its path as in ``--set``, and the ``values`` it takes.
+
+    A ``span`` instead of values is for samples and searches only.
+    """
+
+    path: str
+    values: tuple[KnobValue, ...] = ()
+    span: ValueRange | None = None
+
+    def at(self, share: float) -> KnobValue:
+        """The value for a sample: ``share`` (from 0, below 1) along the axis."""
+        return self.span.at(share) if self.span else self.values[int(share * len(self.values))]
+
+
+def parse_axis(text: str) -> Axis:
+    """``path=values``: a list ``a,b,c`` of YAML scalars, or a range of numbers.
+
+    A range is ``LOW..HIGH`` (for samples, or whole numbers one by one), ``LOW..HIGH:log`` (for
+    samples), ``LOW..HIGH:STEP``, ``LOW..HIGH:n=COUNT`` or ``LOW..HIGH:log=COUNT``, both ends
+    included. Where both ends are written as whole numbers, n, log and samples give whole numbers.
+    Raises InputError if it makes no sense.
+    """
+    path, equals, values = text.partition("=")
+    path, values = path.strip(), values.strip()
+    if not equals or not values or not all(path.split(".")):
+        raise InputError(f"--over {text}: expected path=values, as in engine.block_size=16,32")
+    found = _RANGE.fullmatch(values)
+    axis = _range(path, text, *found.groups()) if found else Axis(path, _scalars(values, text))
+    return _checked(axis, text)
+
+
+def make_axis(path: str, values: float | str | Iterable[Any]) -> Axis:
+    """An axis from Python: a value, several, or a text as on the command line.
+
+    Raises InputError if there is no value, one twice, or one that is no YAML scalar.
+    """
+    if isinstance(values, str):
+        return parse_axis(f"{path}={values}")
+    several = values if isinstance(values, Iterable) else (values,)
+    plain = tuple(value.item() if isinstance(value, np.generic) else value for value in several)
+    text = f"{path}={','.join(map(str, plain))}"
+    if not all(isinstance(value, KnobValue) for value in plain):
+        raise InputError(f"--over {text}: expected numbers, words, true, false or null")
+    return _checked(Axis(path, plain), text)
+
+
+def _checked(axis: Axis, text: str) -> Axis:
+    # 1, 1.0 and true are equal to Python and different in YAML.
+    if len({format_assignment("", value) for value in axis.values}) < len(axis.values):
+        raise InputError(f"--over {text}: the same value twice")
+    if not axis.values and not axis.span:
+        raise InputError(f"--over {text}: no values")
+    if axis.path == VARIANTS_AXIS and not all(isinstance(value, str) for value in axis.values):
+        raise InputError(f"--over {text}: expected names of variants")
+    return axis
+
+
+def _scalars(values: str, text: str) -> tuple[KnobValue, ...]:
+    try:
+        found = YAML(typ="safe", pure=True).load(f"[{values}]")
+    except Exception as error:  # the reader trips over odd input in many ways
+        raise InputError(f"--over {text}: the values are not YAML") from error
+    if not all(isinstance(value, KnobValue) for value in found):
+        raise InputError(f"--over {text}: expected a list a,b,c of scalars, or {_FORMS}")
+    return tuple(found)
+
+
+def _range(path: str, text: str, first: str, last: str, form: str | None) -> Axis:
+    low, high = Decimal(first), Decimal(last)
+    whole = all(re.fullmatch(r"[-+]?\d+", end) for end in (first, last))
+    if low >= high:
+        raise InputError(f"--over {text}: {first} is not below {last}")
+    if form is not None and form.startswith("log") and low <= 0:
+        raise InputError(f"--over {text}: a logarithmic range begins above 0; found {first}")
+    if form is None or form == "log":
+        return Axis(path, span=ValueRange(float(low), float(high), whole, form == "log"))
+    name, _, count = form.rpartition("=")
+    if name in ("n", "log") and count.isdecimal():
+        numbers = _between(low, high, int(count), name == "log", whole, text)
+    elif re.fullmatch(_NUMBER, form) and Decimal(form) > 0:
+        if (high - low) / Decimal(form) >= MAX_POINTS:
+            raise InputError(f"--over {text}: more than {MAX_POINTS:,} values")
+        steps = int((high - low) / Decimal(form))
+        exact = [low + step * Decimal(form) for step in range(steps + 1)]
+        whole = whole and re.fullmatch(r"\+?\d+", form) is not None
+        numbers = [int(value) if whole else float(value) for value in exact]
+    else:
+        raise InputError(f"--over {text}: expected {_FORMS}")
+    return Axis(path, tuple(numbers))
+
+
+def _between(
+    low: Decimal, high: Decimal, count: int, log: bool, whole: bool, text: str
+) -> list[float]:
+    """``count`` values from ``low`` to ``high``, evenly or evenly by their logarithm."""
+    if not 2 <= count <= MAX_POINTS:
+        raise InputError(f"--over {text}: expected a count from 2 to {MAX_POINTS:,}")
+    shares = [Decimal(step) / (count - 1) for step in range(count)]
+    if log:
+        ratio = float(high / low)
+        values = [_tidy(float(low) * ratio ** float(share)) for share in shares]
+        values[0], values[-1] = float(low), float(high)
+    else:
+        values = [_tidy(float(low + (high - low) * share)) for share in shares]
+    if not whole:
+        return values
+    rounded: list[float] = [round(value) for value in values]
+    if len(set(rounded)) < count:
+        raise InputError(
+            f"--over {text}: there are not {count} different whole numbers; take fewer, or write "
+            f"{low}.0 to have fractions"
+        )
+    return rounded
+
+
+def _tidy(value: float) -> float:
+    """Without the noise in the last digits, so that the value is the same on any machine."""
+    return float(f"{value:.12g}")
+
+
+def format_assignment(path: str, value: Any) -> str:
+    """``path=value`` as ``--set`` reads it."""
+    if isinstance(value, float) and not math.isfinite(value):
+        shown = ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    else:
+        shown = json.dumps(value)
+        if isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w./-]*", value):
+            shown = value if YAML(typ="safe", pure=True).load(value) == value else shown
+    return f"{path}={shown}"
+
+
+def grid(axes: Sequence[Axis]) -> list[KnobSettings]:
+    """All combinations of the values; the last axis changes fastest.
+
+    Raises InputError if an axis has a span too fine for that, or if the points are too many.
+    """
+    whole = [_one_by_one(axis) for axis in axes]
+    count = math.prod(len(axis.values) for axis in whole)
+    if count > MAX_POINTS:
+        raise InputError(f"--over: {count:,} points; at most {MAX_POINTS:,}, or --sample some")
+    paths = [axis.path for axis in whole]
+    return [
+        dict(zip(paths, values, strict=True))
+        for values in product(*(axis.values for axis in whole))
+    ]
+
+
+def _one_by_one(axis: Axis) -> Axis:
+    span = axis.span
+    if span is None:
+        return axis
+    if not span.whole or span.log or span.high - span.low >= MAX_POINTS:
+        raise InputError(
+            f"--over {axis.path}: a grid needs {_FORMS}; {span.low:g}..{span.high:g} as it stands "
+            "is for --sample"
+        )
+    low, high = span.ends
+    return Axis(axis.path, tuple(range(int(low), int(high) + 1)))

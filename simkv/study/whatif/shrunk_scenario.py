@@ -1,0 +1,144 @@
+"""A shrunk scenario as a new file, ready for a bug report."""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+
+from simkv.core.atomic_files import atomic_file
+from simkv.core.version import __version__
+from simkv.scenario.run_fields import run_fields
+from simkv.scenario.scenario import Scenario
+from simkv.scenario.scenario_loader import load
+from simkv.study.whatif.run_condition import RunCondition
+from simkv.study.whatif.trial_evaluation import evaluate_job, make_trial_job
+from simkv.study.whatif.workload_shrinking import ShrunkScenario
+from simkv.workload.workload_section import build_clients
+
+
+def write_shrunk(
+    shrunk: ShrunkScenario, wanted: RunCondition, command: str, folder: Path, out: Path | None
+) -> str:
+    """Write the scenario to ``out`` if given, complete or not at all; returns its text.
+
+    ``command`` is what it was made by. A profile that is a file, beside ``folder``, is named
+    relative to ``out``. The file has been loaded and run again before it is there.
+    Raises InputError if it cannot be written.
+    """
+    lines = [f"simkv run {'FILE' if out is None else out.name}", *header(shrunk, wanted, command)]
+    comment = "".join(f"# {' '.join(line.split())}\n" for line in lines)
+    profile = shrunk.scenario.profile
+    if profile is not None and profile.endswith(".json"):
+        profile = _beside(str((folder / profile).resolve()), out)
+    tree = _tree(shrunk, wanted, profile)
+    if file := tree["engine"].get("file"):
+        tree["engine"]["file"] = _beside(file, out)
+    text = comment + _yaml(tree)
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        atomic_file(out or Path(scratch) / "x.yaml") as new,
+    ):
+        new.write_text(text, encoding="utf-8", newline="\n")
+        found = evaluate_job(make_trial_job(load(new)["run"], new.parent))
+        if found != shrunk.after:
+            raise AssertionError(f"the new file gives {found.shown}, not {shrunk.after.shown}")
+    return text
+
+
+def _yaml(tree: dict[str, Any]) -> str:
+    stream, yaml = io.StringIO(), YAML()
+    yaml.width = 100
+    yaml.dump(tree, stream)
+    return stream.getvalue()
+
+
+def header(shrunk: ShrunkScenario, wanted: RunCondition, command: str) -> list[str]:
+    """What was done and what is left, a sentence a line."""
+    now, before = len(shrunk.numbers), len(shrunk.before.endings)
+    drawn = shrunk.original.workload.arrivals
+    lines = [
+        f"Made by: {command} (simkv {__version__}, {shrunk.runs} runs)",
+        f"It was: {wanted.told(shrunk.before)}",
+        f"It is: {wanted.told(shrunk.after)}",
+        f"Requests: {before} before, {now} now; they were numbers {_ranges(shrunk.numbers)}.",
+    ]
+    if shrunk.count_before_simplifying != now:
+        lines.append(
+            f"{shrunk.count_before_simplifying} are enough with engine and lengths as they were."
+        )
+    lines.append(
+        "Without any single one of them it is gone."
+        if shrunk.minimal
+        else "Perhaps not all of them are needed: the limit on runs came first."
+    )
+    if shrunk.served_in_isolation:
+        lines.append("Each of them alone would be served, and not show it.")
+    lines += [
+        f"Changed: {name} from {_word(old)} to {_word(new)}." for name, old, new in shrunk.knobs
+    ]
+    if (shrunk.scenario.profile or "").endswith(".json"):
+        lines.append("Its cost profile is a file; send that along.")
+    if not build_clients(shrunk.original.workload, shrunk.original.timeout).open:
+        lines.append("Arrivals depended on the answers; here they are those of a run.")
+    if drawn is not None:
+        lines.append(f"The requests were drawn with seed {drawn.seed}; here nothing is random.")
+    return lines
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """``0 to 3, 7`` for 0, 1, 2, 3, 7."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]} to {r[-1]}" for r in runs)
+
+
+def _word(value: Any) -> str:
+    return "none" if value is None else str(value)
+
+
+def _beside(path: str, out: Path | None) -> str:
+    """How a file is named: relative to ``out``, or from the root where that is not known."""
+    return path if out is None else Path(os.path.relpath(path, out.parent.resolve())).as_posix()
+
+
+def _tree(shrunk: ShrunkScenario, wanted: RunCondition, profile: str | None) -> dict[str, Any]:
+    """The file as plain data, without what is at its default."""
+    scenario = shrunk.scenario
+    run = run_fields(scenario, defaults=False)
+    rows = run.pop("workload")["requests"]
+    return {
+        "name": f"{scenario.name[:93]}-shrunk",
+        **({"report": scenario.report} if scenario.report else {}),
+        "workload": {"requests": [_in_one_line(row) for row in rows]},
+        **run,
+        "engine": _engine(scenario),
+        **({} if profile is None else {"profile": profile}),
+        "expect": {"run": wanted.expectation(shrunk.after)},
+    }
+
+
+def _engine(scenario: Scenario) -> dict[str, Any]:
+    engine = scenario.engine
+    return {
+        knob.name: getattr(engine, knob.name)
+        for knob in fields(engine)
+        if knob.name in ("name", "variant", "file") or getattr(engine, knob.name) != knob.default
+    }
+
+
+def _in_one_line(row: dict[str, Any]) -> CommentedMap:
+    line = CommentedMap(row)
+    line.fa.set_flow_style()
+    return line

@@ -1,0 +1,321 @@
+"""Which single change would have helped, whom, and whom would it have hurt?
+
+answer = whatif(scenario, Evaluator(folder))
+print(answer.best.sentence)
+
+Every rule, knob and variant is changed by itself; the changes are ranked by how many requests they
+let finish, then by how long those wait that finish either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import isnan, log
+from typing import Literal
+
+from simkv.core.errors import InputError
+from simkv.core.figures import METRICS
+from simkv.core.outcome import FAILURES, Outcome
+from simkv.scenario.scenario import Scenario
+from simkv.study.simulation_job import SimulationJob
+from simkv.study.whatif.candidate_changes import Change, generate_changes, length_cause
+from simkv.study.whatif.trial_evaluation import Evaluator, RequestEnding, RunFigures
+
+Judgement = Literal["fixes", "helps", "changes little", "changes nothing", "hurts"]
+#: A latency that is at least this share shorter or longer makes a difference.
+MIN_LATENCY_CHANGE = 0.05
+#: The same for the longest stall and for preemptions.
+MIN_STALL_CHANGE = 0.2
+#: Of changes that do about as well, the plainer comes first.
+KIND_PREFERENCE = ("rule", "knob", "variant", "memory")
+TIE_RATIO = 1.25
+JUDGEMENT_ORDER: tuple[Judgement, ...] = (
+    "fixes",
+    "helps",
+    "changes little",
+    "changes nothing",
+    "hurts",
+)
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What one change does to the run.
+
+    ``newly_finished`` and ``newly_failed`` are request ids; ``faster`` and ``slower`` are of those
+    that finish either way and take at least 5 % less or more. ``e2e_ratio`` is the mean E2E of all
+    that finish either way, over what it was (1 if there are none). ``sentence`` says it in plain
+    words.
+    """
+
+    change: Change
+    figures: RunFigures
+    judgement: Judgement
+    sentence: str
+    newly_finished: tuple[int, ...]
+    newly_failed: tuple[int, ...]
+    faster: tuple[int, ...]
+    slower: tuple[int, ...]
+    e2e_ratio: float
+
+
+@dataclass(frozen=True)
+class WhatIfResult:
+    """All changes that were tried, the best first; ``by`` names the figure if one was asked for.
+
+    ``refused`` are changes that the engine does not allow, and why; ``skipped`` are tighter limits
+    than two that served ever fewer. ``cause`` is the limit that the longest prompt is beyond, None
+    if no prompt is too long. ``best`` is the first effect that fixes or helps, or None.
+    """
+
+    base: RunFigures
+    by: str | None
+    effects: tuple[Effect, ...]
+    refused: tuple[tuple[Change, str], ...]
+    skipped: tuple[Change, ...]
+    runs: int
+    cause: str | None = None
+
+    @property
+    def best(self) -> Effect | None:
+        helpful = (e for e in self.effects if e.judgement in ("fixes", "helps"))
+        return next(helpful, None)
+
+    def judged(self, *judgements: Judgement) -> list[Effect]:
+        """The effects of these judgements, in order."""
+        return [effect for effect in self.effects if effect.judgement in judgements]
+
+
+def run_whatif(
+    scenario: Scenario,
+    evaluator: Evaluator,
+    by: str | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+    also: Iterable[tuple[Change, SimulationJob]] = (),
+    wanted: Callable[[Change], bool] = lambda _: True,
+) -> WhatIfResult:
+    """Try every single change that is ``wanted`` and those ``also``, and rank them; ``by`` a figure
+    of ``summary.json``, or by requests finished and E2E."""
+    base = evaluator.evaluate(evaluator.job(scenario))
+    tried: list[tuple[Change, SimulationJob]] = []
+    refused: list[tuple[Change, str]] = []
+    for change, job in generate_changes(scenario, evaluator.folder, wanted):
+        if isinstance(job, InputError):
+            refused.append((change, str(job)))
+        else:
+            tried.append((change, job))
+    tried += [(change, job) for change, job in also if change not in dict(tried)]
+    tell(f"{len(tried)} changes")
+    found = _by_turns(tried, base, evaluator)
+    effects = [evaluate_change(change, base, figures, by) for change, figures in found.items()]
+    skipped = tuple(change for change, _ in tried if change not in found)
+    return WhatIfResult(
+        base,
+        by,
+        tuple(_ranked(effects, by)),
+        tuple(refused),
+        skipped,
+        evaluator.runs,
+        length_cause(scenario),
+    )
+
+
+def _by_turns(
+    tried: list[tuple[Change, SimulationJob]], base: RunFigures, evaluator: Evaluator
+) -> dict[Change, RunFigures]:
+    """What came of the changes: the values of one limit one after the other, the mildest first.
+
+    Tighter ones are left out after two that each served fewer than what came before.
+    """
+    found: dict[Change, RunFigures] = {}
+    limits: dict[str, list[tuple[Change, SimulationJob]]] = {}
+    turn: list[tuple[Change, SimulationJob]] = []
+    for change, job in tried:
+        (limits.setdefault(change.field, []) if change.limits else turn).append((change, job))
+    while turn or any(limits.values()):
+        turn += [row.pop() for row in limits.values() if row]  # they begin with the tightest
+        jobs = [job for _, job in turn]
+        found.update(zip((c for c, _ in turn), evaluator.evaluate_all(jobs), strict=True))
+        for field, row in limits.items():
+            served = [
+                base,
+                *(figures for change, figures in found.items() if change.field == field),
+            ]
+            if row and _ever_fewer(served[-3:]):
+                row.clear()
+        turn = []
+    return found
+
+
+def _ever_fewer(figures: list[RunFigures]) -> bool:
+    """Whether each of three runs served fewer than the one before."""
+    served = [run["finished"] for run in figures]
+    return len(served) == 3 and served[0] > served[1] > served[2]
+
+
+def evaluate_change(
+    change: Change, base: RunFigures, figures: RunFigures, by: str | None = None
+) -> Effect:
+    """What a change does, by the ``figures`` without it and with it."""
+    before = {ending.id: ending for ending in base.endings}
+    after = {ending.id: ending for ending in figures.endings}
+    both = [(before[i], after[i]) for i in sorted(before.keys() & after.keys())]
+    ratios = [(a.id, b.e2e_s / a.e2e_s) for a, b in both if a.e2e_s and b.e2e_s]
+    faster = tuple(i for i, r in ratios if r <= 1 - MIN_LATENCY_CHANGE)
+    slower = tuple(i for i, r in ratios if r >= 1 + MIN_LATENCY_CHANGE)
+    ratio = _mean_ratio(both)
+    return Effect(
+        change=change,
+        figures=figures,
+        judgement=_judge(base, figures, ratio, by),
+        sentence=f"{change}: {_told(base, figures, faster, slower, by)}",
+        newly_finished=tuple(b.id for a, b in both if a.e2e_s is None and b.e2e_s is not None),
+        newly_failed=tuple(b.id for a, b in both if a.e2e_s is not None and b.e2e_s is None),
+        faster=faster,
+        slower=slower,
+        e2e_ratio=ratio,
+    )
+
+
+def _mean_ratio(both: list[tuple[RequestEnding, RequestEnding]]) -> float:
+    """Mean E2E after over mean E2E before, of the requests that finish either way."""
+    pairs = [(a.e2e_s, b.e2e_s) for a, b in both if a.e2e_s is not None and b.e2e_s is not None]
+    before, after = sum(a for a, _ in pairs), sum(b for _, b in pairs)
+    return after / before if before else 1.0
+
+
+def _judge(base: RunFigures, figures: RunFigures, ratio: float, by: str | None) -> Judgement:
+    if figures == base:
+        return "changes nothing"
+    moved = _fail_otherwise(base, figures)
+    if by is not None:
+        found = _compare(figures[by], base[by], more_is_better=METRICS[by].more_is_better)
+        return "changes little" if moved and found == "helps" and by in FAILURES else found
+    if base.verdict != "served" and figures.verdict == "served":
+        return "fixes"
+    if figures["finished"] != base["finished"]:
+        return "helps" if figures["finished"] > base["finished"] else "hurts"
+    if moved:  # those that finish are faster, perhaps, for others were turned away
+        return "changes little"
+    by_latency = _compare(ratio, 1.0)
+    if by_latency != "changes little" or base["finished"] < base["requests"]:
+        return by_latency  # where some fail, fewer preemptions may only mean an earlier death
+    by_stall = _compare(figures["longest_stall_s"], base["longest_stall_s"], share=MIN_STALL_CHANGE)
+    if by_stall != "changes little":
+        return by_stall
+    return _compare(figures["preemptions"], base["preemptions"], share=MIN_STALL_CHANGE)
+
+
+def _fail_otherwise(base: RunFigures, figures: RunFigures) -> bool:
+    """Whether no more finish, and some of those that do not fail in another way than they did."""
+    if figures["finished"] > base["finished"]:
+        return False
+    return any(figures[name] > base[name] for name in FAILURES)
+
+
+def _compare(
+    after: float, before: float, *, share: float = MIN_LATENCY_CHANGE, more_is_better: bool = False
+) -> Judgement:
+    if isnan(after) or isnan(before):  # no request has it: that is worse than any value
+        return _compare(isnan(after), isnan(before))
+    if abs(after - before) < share * abs(before) or after == before:
+        return "changes little"
+    return "helps" if (after > before) == more_is_better else "hurts"
+
+
+def _ranked(effects: list[Effect], by: str | None) -> list[Effect]:
+    """The best first: by the figure, or by requests finished, judgement and E2E."""
+    if by is not None:
+        sign = -1 if METRICS[by].more_is_better else 1
+        return sorted(effects, key=lambda e: (*_last(sign * e.figures[by]), _plainness(e)))
+    groups: dict[tuple[float, int, bool], list[Effect]] = {}
+    for effect in effects:
+        finished, memory = effect.figures["finished"], effect.change.kind == "memory"
+        group = (-finished, JUDGEMENT_ORDER.index(effect.judgement), memory)
+        groups.setdefault(group, []).append(effect)
+    return [effect for group in sorted(groups) for effect in _by_latency(groups[group])]
+
+
+def _last(value: float) -> tuple[bool, float]:
+    """A key by which missing values come last."""
+    return isnan(value), 0.0 if isnan(value) else value
+
+
+def _by_latency(effects: list[Effect]) -> list[Effect]:
+    """Of those that come near the shortest E2E the plainest change first, then all others.
+
+    Of equally plain ones that with the shorter stall (by classes of 20 %), then fewer preemptions.
+    """
+    shortest = min(_last(effect.figures["e2e_ms.mean"])[1] for effect in effects)
+
+    def rank(effect: Effect) -> tuple[object, ...]:
+        latency = _last(effect.figures["e2e_ms.mean"])[1]
+        stall = effect.figures["longest_stall_s"]
+        preemptions = effect.figures["preemptions"]
+        if latency <= TIE_RATIO * shortest:
+            return (
+                0,
+                _plainness(effect)[0],
+                round(log(max(stall, 1e-9), 1.0 + MIN_STALL_CHANGE)),
+                preemptions,
+                round(latency),
+                str(effect.change),
+            )
+        return (1, latency, *_plainness(effect))
+
+    return sorted(effects, key=rank)
+
+
+def _plainness(effect: Effect) -> tuple[int, str]:
+    return KIND_PREFERENCE.index(effect.change.kind), str(effect.change)
+
+
+def _told(
+    base: RunFigures,
+    figures: RunFigures,
+    faster: tuple[int, ...],
+    slower: tuple[int, ...],
+    by: str | None,
+) -> str:
+    """What becomes of the run: ``24 starved -> 0``, or the latencies that change."""
+    if figures == base:
+        return "changes nothing"
+    parts = [f"{by} {_shown(base[by])} -> {_shown(figures[by])}"] if by is not None else []
+    for name in FAILURES:
+        if base[name] != figures[name]:
+            word = name.word
+            if name is Outcome.STALLED:
+                word += f" ({base.verdict if base[name] else figures.verdict})"
+            parts.append(f"{base[name]:.0f} {word} -> {figures[name]:.0f}")
+    if not parts and base.verdict != figures.verdict:
+        parts.append(f"{base.verdict} -> {figures.verdict}")
+    if base["finished"] == figures["finished"]:
+        parts += _latencies(base, figures, by)
+    if not parts and (faster or slower):
+        parts = [
+            f"{_whom(whom)} {how}" for whom, how in ((faster, "faster"), (slower, "slower")) if whom
+        ]
+    return ", ".join(parts) or "no figure changes by much"
+
+
+def _shown(value: float) -> str:
+    return "none" if isnan(value) else f"{value:.6g}"
+
+
+def _latencies(base: RunFigures, figures: RunFigures, told: str | None) -> list[str]:
+    def said(name: str, value: float) -> str:
+        if isnan(value):
+            return "none"
+        metric = METRICS[name]
+        return f"{metric.to_seconds(value):.4g}{' s' if metric.per_second else ''}"
+
+    return [
+        f"{METRICS[name].label} {said(name, base[name])} -> {said(name, figures[name])}"
+        for name in ("e2e_ms.median", "longest_stall_s", "preemptions")
+        if name != told and _compare(figures[name], base[name]) != "changes little"
+    ]
+
+
+def _whom(ids: tuple[int, ...]) -> str:
+    return f"request {ids[0]}" if len(ids) == 1 else f"{len(ids)} requests"

@@ -1,0 +1,117 @@
+"""Requests of a workload as listed rows, and rows changed without breaking what they share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from simkv.core.outcome import Outcome
+from simkv.core.request import Request, Segment
+from simkv.core.scheduler_protocol import blocks_for
+from simkv.metrics.result_assembly import run_scenario
+from simkv.scenario.scenario import Scenario
+from simkv.sim.run_record import RequestRecord
+from simkv.workload.listed_requests import ListedRequest, acceptance_fields
+from simkv.workload.workload_section import build_clients
+
+#: Nothing shared with any other prompt.
+NOTHING_SHARED: dict[str, Any] = {
+    "prefix_group": None,
+    "prefix_tokens": 0,
+    "hash_ids": None,
+    "segments": None,
+}
+
+
+def list_requests(scenario: Scenario, folder: Path) -> dict[int, ListedRequest]:
+    """The requests as rows by id; listed in a workload they come as they do in the scenario.
+
+    Where arrivals depend on how requests are served they are those of a run, without the requests
+    whose turn did not come.
+    """
+    workload, timeout = scenario.workload, scenario.timeout
+    if workload.requests is not None and workload.max_concurrency is None:
+        return dict(enumerate(workload.requests))
+    sent = build_clients(workload, timeout)
+    requests = sent.requests
+    if not sent.open:
+        lives = run_scenario(scenario, folder, intervals=False).record.requests
+        requests = [lives[i].request for i in sorted(lives) if _was_sent(lives[i])]
+    return {request.id: _row(request, timeout) for request in requests}
+
+
+def _was_sent(life: RequestRecord) -> bool:
+    """Whether the request reached the engine before the run was over."""
+    return life.outcome is not Outcome.CUT_OFF or life.seen is not None
+
+
+def _row(r: Request, timeout: float | None) -> ListedRequest:
+    return ListedRequest(
+        arrival=r.arrival,
+        prompt_tokens=r.prompt_tokens,
+        output_tokens=r.output_tokens,
+        max_tokens=None if r.max_tokens == r.output_tokens else r.max_tokens,
+        priority=r.priority,
+        has_images=r.has_images,
+        lora=r.lora,
+        **acceptance_fields(r),
+        routing_key=r.routing_key,
+        logprobs_from=r.logprobs_from,
+        ignore_eos=r.ignore_eos,
+        timeout=None if r.timeout == timeout else r.timeout,
+        **_shared(r),
+    )
+
+
+def _shared(r: Request) -> dict[str, Any]:
+    """What the prompt shares, in the shortest words."""
+    match r.segments:
+        case ():
+            return {}
+        case (Segment(group, 0, tokens), Segment(own, 0, _)) if (
+            own == f"u{r.id}" and group[0] == "g"
+        ):
+            return {"prefix_group": group[1:], "prefix_tokens": tokens}
+    return {"segments": [tuple(piece) for piece in r.segments if piece.end > piece.start]}
+
+
+def change_row(row: ListedRequest, **fields: Any) -> ListedRequest:
+    """The row with other fields; a shorter prompt is the beginning of the former one."""
+    data = {name: getattr(row, name) for name in ListedRequest.model_fields} | fields
+    prompt = data["prompt_tokens"]
+    if data["hash_ids"] is not None:
+        data["hash_ids"] = data["hash_ids"][: blocks_for(prompt, data["hash_block_size"])]
+    if data["segments"] is not None:
+        data["segments"] = _beginning(data["segments"], prompt)
+    data["prefix_tokens"] = min(data["prefix_tokens"], prompt)
+    return ListedRequest.model_validate(data)
+
+
+def _beginning(segments: Sequence[tuple[str, int, int]], tokens: int) -> list[tuple[str, int, int]]:
+    pieces = []
+    for stream, start, end in segments:
+        if tokens > 0:
+            pieces.append((stream, start, min(end, start + tokens)))
+        tokens -= end - start
+    return pieces
+
+
+def renumber_rows(rows: Sequence[ListedRequest], numbers: Sequence[int]) -> list[ListedRequest]:
+    """Rows as they were numbered by ``numbers``, numbered from 0: streams keep their meaning."""
+    new = {str(number): str(index) for index, number in enumerate(numbers)}
+
+    def stream(name: str) -> str:
+        own = re.fullmatch(r"([uo])(\d+)", name)
+        if not own:
+            return name
+        kind, number = own.groups()
+        return kind + new[number] if number in new else f"gone-{name}"
+
+    return [
+        row
+        if row.segments is None
+        else change_row(row, segments=[(stream(s), start, end) for s, start, end in row.segments])
+        for row in rows
+    ]

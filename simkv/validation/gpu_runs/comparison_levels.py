@@ -1,0 +1,230 @@
+"""Three levels of comparison between a real run and the simulation, so that an error has a place.
+
+L0  the simulation, fed the run's own step times, makes the same decisions; the scheduler is the
+    same on both sides, so this tests the plumbing between scheduler, clock, clients and device
+L1  the profile's step times against the measured ones, on the run's own decisions
+L2  a simulation that runs freely with the profile, against the run
+
+Plain cost models stand beside the profile (see baselines.py), and the same scenario served again:
+an error below the difference between two real runs is none. Every error has the ends between which
+it lies for 95 of 100 resampled sets of steps or runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import nan
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+import simpy
+
+from simkv.core.figures import figure
+from simkv.costs.cost_profile import CostProfile, StepCost, StepError
+from simkv.costs.hardware.model_shape import ModelShape
+from simkv.costs.scaled_executor import (
+    ErrorSide,
+    ScaledExecutor,
+    StepKind,
+    classify_step,
+    compute_step_scales,
+)
+from simkv.costs.simulated_executor import SimulatedExecutor
+from simkv.costs.step_errors import summarize_errors_by_kind
+from simkv.costs.step_load import Executor, StepLoad
+from simkv.metrics.intervals import MeasuredRun, compute_interval
+from simkv.metrics.run_metrics import summarize
+from simkv.scenario.scenario import Scenario
+from simkv.schedulers.engine_registry import build_scheduler
+from simkv.sim.client_loop import run_clients
+from simkv.sim.engine import Engine
+from simkv.sim.run_record import RunRecord
+from simkv.validation.bootstrap import ConfidenceInterval, step_error_intervals
+from simkv.validation.figure_comparison import FigureComparison
+from simkv.validation.gpu_runs.baseline_models import baselines, roofline
+from simkv.validation.gpu_runs.stalled_steps import Stall
+from simkv.validation.gpu_runs.timed_replay import Agreement, GpuRun
+from simkv.workload.workload_section import build_clients
+
+LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
+FIGURES = (
+    "makespan_s",
+    "output_throughput",
+    *(
+        f"{name}.{statistic}"
+        for name in LATENCIES
+        for statistic in ("mean", "median", "p90", "p99")
+    ),
+    "preemptions",
+    "recomputed_tokens",
+    "peak_blocks",
+)
+
+
+@dataclass(frozen=True)
+class Validation:
+    """L0 in ``verdict``; L1 by cost model and kind of step; L2 figure by figure.
+
+    ``step_error_intervals`` say, as ``steps``, between what values 95 of 100 resampled errors lie.
+    ``stalls`` are the steps of each run that L1 leaves out. ``same_victims`` is by cost model the
+    share of requests that were preempted in the run or in the simulation that were preempted in
+    both.
+    """
+
+    verdict: Agreement
+    steps: dict[str, dict[str, StepError]]
+    figures: list[FigureComparison]
+    same_victims: dict[str, float]
+    step_ends: dict[str, dict[str, dict[str, ConfidenceInterval]]]
+    stalls: list[list[Stall]]
+
+
+def validate_run(run: GpuRun, profile: CostProfile, again: Sequence[GpuRun] = ()) -> Validation:
+    """Judge ``profile`` by a run; ``again`` are the same served once more, or more often.
+
+    All of them count: their steps without stalls, the means of their figures. The plain models are
+    fitted to the steps of the first, and treated as the profile is from there.
+    """
+    runs = [run, *again]
+    fitted = [(load, seconds) for load, seconds, _ in steady_steps([run])]
+    profiles = {"profile": profile, **baselines(fitted, profile), **_roofline(run)}
+    records = {name: simulate_with_profile(run.scenario, p) for name, p in profiles.items()}
+    real = [figures_of(one.record) for one in runs]
+    simulated = {name: figures_of(record) for name, record in records.items()}
+    ends = _ends(run.scenario, profile, records["profile"])
+    steps = steady_steps(runs)
+    errors = {name: _step_errors(steps, StepCost(p)) for name, p in profiles.items()}
+    differing = [one.verdict for one in runs if one.verdict.step is not None]
+    return Validation(
+        differing[0] if differing else run.verdict,
+        {name: summarize_errors_by_kind(found) for name, found in errors.items()},
+        [
+            FigureComparison(
+                f,
+                fmean(one[f] for one in real),
+                {name: s[f] for name, s in simulated.items()},
+                [one[f] for one in real],
+                ends.get(f),
+            )
+            for f in FIGURES
+        ],
+        {name: _overlap(_victims(run.record), _victims(r)) for name, r in records.items()},
+        {name: _step_ends(found) for name, found in errors.items()},
+        [one.stalls for one in runs],
+    )
+
+
+def _roofline(run: GpuRun) -> dict[str, CostProfile]:
+    """The roofline of the device that the run was made on, if its ceilings were written down."""
+    if "ceilings" not in run.about:
+        return {}
+    found, setup = run.about["ceilings"], run.about["setup"]
+    shape = ModelShape(**setup["shape"])
+    itemsize = 2 if setup["device"].startswith("cuda") else 4
+    return {"roofline": roofline(shape, itemsize, found["bytes_per_s"], found["flops_per_s"])}
+
+
+def _ends(
+    scenario: Scenario, profile: CostProfile, nominal: RunRecord
+) -> dict[str, tuple[float, float]]:
+    """Each figure's interval by the profile's error on held-out steps; nothing if it knows none.
+
+    A figure that the re-runs do not bound has none.
+    """
+    errors = profile.fit.held_out
+    if not errors:
+        return {}
+    sides: tuple[ErrorSide, ...] = ("cheaper", "dearer")
+    records = [
+        nominal,
+        *(
+            simulate_with_profile(scenario, profile, compute_step_scales(errors, side))
+            for side in sides
+        ),
+    ]
+    peaks = [_peak_blocks(record) for record in records]
+    found: dict[str, tuple[float, float]] = {"peak_blocks": (min(peaks), max(peaks))}
+    runs = [MeasuredRun.of("", record) for record in records]
+    for name in FIGURES:
+        if name not in found:
+            (low, high), _ = compute_interval(name, runs)
+            if low is not None and high is not None:
+                found[name] = low, high
+    return found
+
+
+def simulate_with_profile(
+    scenario: Scenario, profile: CostProfile, scale: Mapping[StepKind, float] | None = None
+) -> RunRecord:
+    """The scenario, simulated with ``profile``, its steps dearer by ``scale`` if that is given."""
+    executor: Executor = SimulatedExecutor(profile)
+    if scale:
+        executor = ScaledExecutor(executor, scale)
+    engine = Engine(
+        simpy.Environment(), build_scheduler(scenario.engine), executor, scenario.engine_ready
+    )
+    return run_clients(engine, build_clients(scenario.workload, scenario.timeout), scenario.horizon)
+
+
+def figures_of(record: RunRecord) -> dict[str, float]:
+    """The compared figures of a run, real or simulated; NaN for a latency without a sample."""
+    found: dict[str, Any] = summarize(record)
+    found["peak_blocks"] = _peak_blocks(record)
+    values = {name: figure(found, name) for name in FIGURES}
+    return {name: nan if value is None else float(value) for name, value in values.items()}
+
+
+def _peak_blocks(record: RunRecord) -> float:
+    return float(record.num_blocks - min(record.steps.free_blocks, default=record.num_blocks))
+
+
+class SteadyStep(NamedTuple):
+    """A step that did not stall: what it did, its seconds, whether it preempted."""
+
+    load: StepLoad
+    seconds: float
+    preempting: bool
+
+
+def steady_steps(runs: Sequence[GpuRun]) -> list[SteadyStep]:
+    """The steps of all runs without their stalls."""
+    found = []
+    for run in runs:
+        stalled = {stall.number for stall in run.stalls}
+        steps = zip(run.steps, run.preempting, strict=True)
+        found += [
+            SteadyStep(*step, preempting)
+            for number, (step, preempting) in enumerate(steps)
+            if number not in stalled
+        ]
+    return found
+
+
+def _step_errors(
+    steps: Sequence[SteadyStep], cost: Callable[[StepLoad], float]
+) -> list[tuple[str, float]]:
+    """Relative errors of predicted step times, each under all that the step is."""
+    found = []
+    for load, seconds, preempting in steps:
+        kinds = {classify_step(load): True, "all": True, "preempting": preempting}
+        error = cost(load) / seconds - 1.0
+        found += [(kind, error) for kind, there in kinds.items() if there]
+    return found
+
+
+def _step_ends(errors: Sequence[tuple[str, float]]) -> dict[str, dict[str, ConfidenceInterval]]:
+    kinds = dict.fromkeys(kind for kind, _ in errors)
+    return {
+        kind: step_error_intervals(np.array([error for named, error in errors if named == kind]))
+        for kind in kinds
+    }
+
+
+def _victims(record: RunRecord) -> set[int]:
+    return {i for i, life in record.requests.items() if life.preempted_at}
+
+
+def _overlap(a: set[int], b: set[int]) -> float:
+    return len(a & b) / len(a | b) if a | b else 1.0

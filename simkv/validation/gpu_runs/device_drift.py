@@ -1,0 +1,68 @@
+"""How far the device changed while it was served on: one and the same step, timed between runs."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from time import time
+from typing import NamedTuple
+
+from simkv.core.errors import InputError
+
+#: What a sentinel precedes that comes after the last run.
+AFTER_LAST_RUN = "the end"
+#: A change of the sentinel above which the run beside it is told to be in doubt.
+MAX_DRIFT = 0.02
+
+
+class Sentinel(NamedTuple):
+    """Seconds of the step, and the run before which they were measured."""
+
+    unix_s: float
+    before: str
+    seconds: float
+
+
+def note_sentinel(folder: Path, before: str, seconds: float) -> None:
+    """Append one to ``folder/sentinels.csv``."""
+    path = folder / "sentinels.csv"
+    new = not path.exists()
+    with path.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        if new:
+            writer.writerow(Sentinel._fields)
+        writer.writerow((f"{time():.3f}", before, seconds))
+
+
+def read_sentinels(folder: Path) -> list[Sentinel]:
+    """All of them in order; none if none was noted. Raises InputError."""
+    path = folder / "sentinels.csv"
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    try:
+        return [Sentinel(float(r["unix_s"]), r["before"], float(r["seconds"])) for r in rows]
+    except (KeyError, ValueError, TypeError) as error:
+        raise InputError(f"{path}: not sentinels of `simkv gpu validate`: {error}") from error
+
+
+def drift_lines(sentinels: Sequence[Sentinel]) -> Iterator[str]:
+    """What they say, in a sentence or two; nothing if there are not two."""
+    if len(sentinels) < 2:
+        return
+    first = sentinels[0].seconds
+    changes = [s.seconds / first - 1.0 for s in sentinels[1:]]
+    yield (
+        f"One and the same step took {1e3 * first:.3g} ms before the first run and "
+        f"{100 * min(changes):+.1f} to {100 * max(changes):+.1f} % of that more "
+        f"before the {len(changes)} others and at the end."
+    )
+    doubtful = [
+        s.before
+        for s, change in zip(sentinels[1:], changes, strict=True)
+        if abs(change) > MAX_DRIFT
+    ]
+    if doubtful:
+        yield f"By more than {100 * MAX_DRIFT:.0f} % before: {', '.join(doubtful)}."

@@ -1,0 +1,90 @@
+"""Every run of a plan judged, and which of two trials is better."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from simkv.costs.cost_profile import CostProfile
+from simkv.validation.figure_comparison import FigureComparison
+from simkv.validation.gpu_runs.comparison_levels import Validation, validate_run
+from simkv.validation.gpu_runs.load_sizing import Trial
+from simkv.validation.gpu_runs.timed_replay import GpuRun, read_runs
+from simkv.validation.gpu_runs.validation_suite import TrialRun
+
+#: Figures that pairs of trials are ranked by.
+RANKED = ("makespan_s", "ttft_ms.p99", "tpot_ms.p99", "e2e_ms.mean")
+
+
+@dataclass(frozen=True)
+class JudgedTrial:
+    """A trial, its first run, and what came of it."""
+
+    trial: Trial
+    run: GpuRun
+    found: Validation
+
+    def figure(self, name: str) -> FigureComparison:
+        """One of the compared figures."""
+        return next(f for f in self.found.figures if f.name == name)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """A trial (``case``) over the one beside it, by one figure: really, as simulated, and what is
+    noise.
+
+    ``right`` is whether the simulation has the order right; None if the real difference is below
+    twice the noise.
+    """
+
+    case: str
+    beside: str
+    figure: str
+    real: float
+    simulated: float
+    noise: float
+
+    @property
+    def right(self) -> bool | None:
+        if abs(self.real - 1.0) <= 2 * self.noise:
+            return None
+        return (self.real > 1.0) == (self.simulated > 1.0)
+
+
+def judge_trials(trials: Sequence[Trial], profile: CostProfile, folder: Path) -> list[JudgedTrial]:
+    """Judge ``profile`` by every trial served into ``folder``, by all its repeats."""
+    judged = []
+    for trial in trials:
+        runs: list[GpuRun] = []
+        while (path := folder / "runs" / TrialRun(trial, len(runs) + 1).name).exists():
+            runs.append(read_runs(path)["run"])
+        if runs:
+            judged.append(JudgedTrial(trial, runs[0], validate_run(runs[0], profile, runs[1:])))
+    return judged
+
+
+def rankings(judged: Sequence[JudgedTrial]) -> list[Ranking]:
+    """All pairs of trials that are to be compared."""
+    by_name = {one.trial.name: one for one in judged}
+    found = []
+    for one in judged:
+        other = by_name.get(one.trial.beside or "")
+        if other is None:
+            continue
+        for name in RANKED:
+            a, b = one.figure(name), other.figure(name)
+            if a.real and b.real and b.predicted:
+                known = [noise for j in judged if (noise := j.figure(name).noise) is not None]
+                found.append(
+                    Ranking(
+                        one.trial.name,
+                        other.trial.name,
+                        name,
+                        a.real / b.real,
+                        a.predicted / b.predicted,
+                        max(known, default=0.0),
+                    )
+                )
+    return found

@@ -1,0 +1,51 @@
+"""Steps that took far longer than others of their size: a machine was busy with something else.
+
+They are listed and left out of the errors of steps; the figures of their run have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+#: A stall takes so many times what steps of its size take at the median, and so much more (s).
+STALL_FACTOR, STALL_EXCESS_S = 3.0, 5e-3
+#: Steps of a size that it takes to say what is usual.
+MIN_STEPS = 5
+
+
+@dataclass(frozen=True)
+class Stall:
+    """Step ``number`` of a run took ``seconds`` where ``usual_s`` are usual, most of the difference
+    on the ``side`` of the device or of its host."""
+
+    number: int
+    seconds: float
+    usual_s: float
+    side: str
+
+
+def find_stalls(rows: Sequence[Mapping[str, str]]) -> list[Stall]:
+    """The stalls among the steps of ``passes.csv``, by what they were padded to."""
+    of_size: dict[str, list[Mapping[str, str]]] = {}
+    for row in rows:
+        of_size.setdefault(row.get("size", ""), []).append(row)
+    usual = {
+        size: (_median(same, "seconds"), _median(same, "gpu_s"))
+        for size, same in of_size.items()
+        if size and len(same) >= MIN_STEPS
+    }
+    found = []
+    for number, row in enumerate(rows):
+        seconds_usual, device_usual = usual.get(row.get("size", ""), (float("inf"), 0.0))
+        seconds = float(row["seconds"])
+        if seconds > STALL_FACTOR * seconds_usual and seconds > seconds_usual + STALL_EXCESS_S:
+            on_device = float(row["gpu_s"]) - device_usual
+            side = "device" if on_device > (seconds - seconds_usual) / 2 else "host"
+            found.append(Stall(number, seconds, seconds_usual, side))
+    return found
+
+
+def _median(rows: Sequence[Mapping[str, str]], column: str) -> float:
+    return median(float(row[column]) for row in rows)

@@ -1,0 +1,74 @@
+"""Cases of which only statistics are public: what is told of all requests together.
+
+``measured`` in case.json has them, ``{"ttft_ms": {"mean": 812.5, "p99": 2040.0}}``. What was sent
+is a ``requests.csv`` without times, or drawn as ``arrivals`` says, which is that of a scenario.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from simkv.core.errors import InputError, spelling_hint
+from simkv.workload.generated_requests import Arrivals
+
+METRICS = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms")
+STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+#: Other names of a statistic, and those that are not compared.
+_ALSO = {"median": "p50"}
+_LEFT_OUT = ("min", "max", "std", "p75", "p25")
+
+
+def read_statistics(measured: Mapping[str, Any], path: Path) -> dict[str, float]:
+    """The statistics by the name of their figure (``ttft_ms.p99``).
+
+    Raises InputError with file and field for what is none, or if there is none.
+    """
+    found = {}
+    for metric, statistics in measured.items():
+        if metric not in METRICS:
+            raise InputError(
+                f"{path}: measured: {metric!r} is not known{spelling_hint(metric, METRICS)}; "
+                "expected "
+                f"some of {', '.join(METRICS)}"
+            )
+        if not isinstance(statistics, dict):
+            raise InputError(f"{path}: measured.{metric}: should be an object of statistics")
+        for name, value in statistics.items():
+            name = _ALSO.get(str(name).casefold(), str(name).casefold())
+            if name in _LEFT_OUT:
+                continue
+            if name not in STATISTICS:
+                raise InputError(
+                    f"{path}: measured.{metric}: {name!r} is not known; expected some of "
+                    f"{', '.join(STATISTICS)}"
+                )
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not isfinite(value) or value < 0:
+                raise InputError(
+                    f"{path}: measured.{metric}.{name}: should be a number of ms from 0; found "
+                    f"{value!r}"
+                )
+            found[f"{metric}.{name}"] = float(value)
+    if not found:
+        raise InputError(
+            f"{path}: measured: there are no times of requests, so the statistics that are to be "
+            f"compared are needed, such as {{'ttft_ms': {{'mean': 812.5}}}}"
+        )
+    return found
+
+
+def sample_requests(arrivals: Arrivals) -> pd.DataFrame:
+    """The requests that are drawn, as rows of a ``requests.csv`` without times."""
+    sent = sorted(arrivals.requests(None), key=lambda request: request.arrival)
+    return pd.DataFrame(
+        {
+            "arrival_s": [request.arrival for request in sent],
+            "prompt_tokens": [request.prompt_tokens for request in sent],
+            "output_tokens": [request.output_tokens for request in sent],
+        }
+    )

@@ -1,0 +1,231 @@
+"""Host time between kernels, measured from a record: how long steps took above their kernels.
+
+A recorded run is gone through at its own pace (``replay_paced``). Between two token events the
+record tells how long some known steps took in all, and the profile what their kernels take. What is
+left over is shared out among the kinds of steps by least squares, each kind with so many seconds a
+step:
+
+    recorded - kernels = sum over kinds of steps x what a step of the kind takes more
+
+Intervals that are off by ``MAX_INTERVAL_ERROR`` of their shortest step count for nothing: the
+decisions are not those of the record there, a step is missing or too many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy.optimize import least_squares
+
+from simkv.costs.cost_profile import CostProfile
+from simkv.costs.sources.launch_overhead import without_host
+from simkv.costs.step_load import StepLoad
+from simkv.schedulers.vllm.execution import graph_sizes
+from simkv.validation.recorded_runs.paced_replay import PacedStep, replay_paced
+from simkv.validation.recorded_runs.recorded_run import RecordedRun
+from simkv.validation.recorded_runs.run_simulation import engine_of
+
+Floats = npt.NDArray[np.float64]
+
+#: An interval may be off by this share of its shortest step.
+MAX_INTERVAL_ERROR = 0.5
+#: Longer intervals tell little of a single step.
+MAX_INTERVAL_STEPS = 400
+#: Residuals above this (s) count less: steps that the record has and the decisions do not.
+ROBUST_S = 1e-3
+#: In words are kinds of so many steps at least, and differences of so much (s).
+MIN_REPORTED_STEPS, MIN_REPORTED_S = 10, 1e-4
+#: Decodes of a step are told apart up to these numbers.
+DECODE_LIMITS = (8, 32, 128)
+
+
+@dataclass(frozen=True)
+class StepKindTimes:
+    """Steps of one kind in the intervals that count: how many, seconds of kernels a step, and how
+    much longer the record says that one took (s), with the standard error of that."""
+
+    kind: str
+    steps: int
+    kernels: float
+    host: float
+    uncertainty: float
+
+    @property
+    def share(self) -> float:
+        """What a step takes more, as a share of its kernels."""
+        return self.host / self.kernels
+
+
+@dataclass(frozen=True)
+class HostTimes:
+    """The kinds of steps of a case; ``counted`` of all its ``intervals`` between token events agree
+    with the decisions."""
+
+    case: str
+    kinds: list[StepKindTimes]
+    intervals: int
+    counted: int
+
+    def kind(self, name: str) -> StepKindTimes:
+        """One kind. Raises StopIteration where there are no steps of it."""
+        return next(kind for kind in self.kinds if kind.kind == name)
+
+
+@dataclass(frozen=True)
+class TokenInterval:
+    """The steps between two token events, and the seconds that the record has there."""
+
+    recorded: float
+    steps: list[PacedStep]
+
+    @property
+    def kernels(self) -> float:
+        return sum(step.kernels for step in self.steps)
+
+    @property
+    def shortest(self) -> float:
+        return min(step.kernels for step in self.steps)
+
+
+def host_times(case: RecordedRun, profile: CostProfile) -> HostTimes:
+    """What the steps of a recorded run took above their kernels. Raises InputError where the record
+    does not tell."""
+    config, _ = engine_of(case)
+    steps = replay_paced(case, without_host(profile), config)
+    largest = max(profile.graph_sizes or graph_sizes(config.max_num_seqs))
+    every = list(intervals(steps))
+    kinds, counted = fit_host_times(every, largest)
+    return HostTimes(case.name, kinds, len(every), counted)
+
+
+def intervals(steps: Sequence[PacedStep]) -> Iterator[TokenInterval]:
+    """The stretches between token events in which the engine was never idle."""
+    since: float | None = None
+    passed: list[PacedStep] = []
+    for step in steps:
+        if step.after_idle:
+            since, passed = None, []
+        passed.append(step)
+        if step.came is None:
+            continue
+        if step.sure and since is not None and len(passed) <= MAX_INTERVAL_STEPS:
+            yield TokenInterval(step.came - since, passed)
+        since, passed = (step.came if step.sure else None), []
+
+
+def fit_host_times(every: Sequence[TokenInterval], largest: int) -> tuple[list[StepKindTimes], int]:
+    """Seconds that a step of each kind takes more than its kernels, and how many intervals agree.
+
+    ``largest`` is that of the CUDA graphs (tokens).
+    """
+    names = sorted({kind_of(step.load, largest) for step in chain(*(i.steps for i in every))})
+    if not names:
+        return [], 0
+    counts = np.array(
+        [[sum(kind_of(s.load, largest) == n for s in i.steps) for n in names] for i in every], float
+    )
+    over = np.array([i.recorded - i.kernels for i in every])
+    allowed = MAX_INTERVAL_ERROR * np.array([i.shortest for i in every])
+    found = np.zeros(len(names))
+    for _ in range(2):  # the second time with what the first has found taken off
+        kept = np.abs(over - counts @ found) < allowed
+        found, uncertainty = _fitted(counts[kept], over[kept])
+    kinds = []
+    for place, name in enumerate(names):
+        some = [s for i, k in zip(every, kept, strict=True) if k for s in i.steps]
+        own = [s.kernels for s in some if kind_of(s.load, largest) == name]
+        if own:
+            mean = float(np.mean(own))
+            kinds.append(
+                StepKindTimes(name, len(own), mean, float(found[place]), float(uncertainty[place]))
+            )
+    return kinds, int(kept.sum())
+
+
+def _fitted(counts: Floats, over: Floats) -> tuple[Floats, Floats]:
+    """Seconds by kind of least squares, far ones counting less, and their standard errors."""
+    weights = 1 / np.sqrt(np.maximum(counts.sum(1), 1))
+
+    def missed(seconds: Floats) -> Floats:
+        return np.asarray((over - counts @ seconds) * weights)
+
+    start = np.zeros(counts.shape[1])
+    if not len(over):
+        return start, start
+    found = least_squares(missed, start, loss="soft_l1", f_scale=ROBUST_S).x
+    scatter = 1.4826 * float(np.median(np.abs(missed(found))))
+    weighted = counts * weights[:, None]
+    spread = np.linalg.pinv(weighted.T @ weighted)
+    return found, scatter * np.sqrt(np.maximum(np.diag(spread), 0.0))
+
+
+def kind_of(load: StepLoad, largest: int) -> str:
+    """In words what a step does: decodes by their number, prefills by whether in a CUDA graph."""
+    if load.prefill_seqs:
+        what = "mixed" if load.decode_seqs else "prefill"
+        tokens = load.prefill_tokens + load.decode_seqs
+        return (
+            f"{what}, {'in a CUDA graph' if tokens <= largest else 'over the largest CUDA graph'}"
+        )
+    low = 1
+    for high in DECODE_LIMITS:
+        if load.decode_seqs <= high:
+            return f"{low} to {high} decodes"
+        low = high + 1
+    return f"over {DECODE_LIMITS[-1]} decodes"
+
+
+def step_rows(found: Sequence[HostTimes]) -> pd.DataFrame:
+    """A row for each case and kind of steps, times in ms."""
+    return pd.DataFrame(
+        [
+            {
+                "case": one.case,
+                "kind": kind.kind,
+                "steps": kind.steps,
+                "kernels_ms": 1e3 * kind.kernels,
+                "host_ms": 1e3 * kind.host,
+                "uncertainty_ms": 1e3 * kind.uncertainty,
+                "share_pct": 100 * kind.share,
+                "intervals": one.intervals,
+                "counted": one.counted,
+            }
+            for one in found
+            for kind in one.kinds
+        ]
+    )
+
+
+HOST_TIME_COLUMNS = ("case", "kind of step", "steps", "kernels (ms)", "above them (ms)", "share")
+
+
+def step_cells(found: Sequence[HostTimes]) -> Iterator[list[str]]:
+    """The rows of a table for readers."""
+    for one in found:
+        for kind in one.kinds:
+            yield [
+                one.case,
+                kind.kind,
+                f"{kind.steps:,}",
+                f"{1e3 * kind.kernels:.1f}",
+                f"{1e3 * kind.host:+.2f} ± {1e3 * kind.uncertainty:.2f}",
+                f"{100 * kind.share:+.1f} %",
+            ]
+
+
+def describe_host_times(one: HostTimes) -> str:
+    """In words, the kinds of a case that differ from their kernels beyond doubt."""
+    enough = [kind for kind in one.kinds if kind.steps >= MIN_REPORTED_STEPS]
+    sure = [kind for kind in enough if abs(kind.host) > max(3 * kind.uncertainty, MIN_REPORTED_S)]
+    told = [
+        f"a step of {kind.kind} took {1e3 * abs(kind.host):.1f} ms "
+        f"{'longer' if kind.host > 0 else 'less'} than its kernels ({100 * kind.share:+.1f} %)"
+        for kind in sure
+    ]
+    said = "; ".join(told) or "no kind of step differs from its kernels beyond doubt"
+    return f"{one.case}: {said}; {one.counted} of {one.intervals} intervals between tokens count"

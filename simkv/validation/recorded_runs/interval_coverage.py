@@ -1,0 +1,78 @@
+"""How often a measured figure lies in the interval given for it, and how wide those are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from simkv.costs.profile_uncertainty import MAX_UNKNOWN_SHARE
+from simkv.validation.figure_comparison import FigureComparison
+from simkv.validation.recorded_runs.run_scores import Score
+
+#: Figures below this (ms or s) have no error in per cent, and are not counted.
+MIN_FIGURE = 1.0
+#: What intervals are meant to hold, of 100 figures.
+STATED_COVERAGE = 90
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Of ``figures`` that have an interval, so many are ``held``; half of its width is ``half`` of
+    the predicted figure in the median (None if there is none). ``refused_runs`` have no
+    interval."""
+
+    figures: int
+    held: int
+    half: float | None
+    refused: int
+
+
+def is_in_range(s: Score) -> bool:
+    """Whether a case stays in the range of its profile but for a share of ``MAX_UNKNOWN_SHARE``."""
+    return s.replayed.outside <= MAX_UNKNOWN_SHARE
+
+
+def coverage(scores: Sequence[Score]) -> Coverage:
+    """Of all validated figures of these cases."""
+    figures = [f for s in scores for f in s.figures if f.real > MIN_FIGURE]
+    given = [f for f in figures if f.interval]
+    return Coverage(
+        len(given),
+        sum(bool(f.held) for f in given),
+        median(map(_half, given)) if given else None,
+        len(figures) - len(given),
+    )
+
+
+def _half(f: FigureComparison) -> float:
+    assert f.interval is not None
+    return (f.interval[1] - f.interval[0]) / 2 / max(f.predicted, 1e-9)
+
+
+def coverage_rows(scores: Sequence[Score]) -> Iterator[list[str]]:
+    """Rows of a table: in range, out of range, and case by case."""
+    parts = {
+        "in range": [s for s in scores if is_in_range(s)],
+        "out of range": [s for s in scores if not is_in_range(s)],
+        **{s.case.name: [s] for s in scores},
+    }
+    for name, some in parts.items():
+        found = coverage(some)
+        share = f"{100 * found.held / found.figures:.0f} %" if found.figures else ""
+        half = "" if found.half is None else f"{100 * found.half:.1f} %"
+        yield [name, f"{found.held} of {found.figures}", share, half, str(found.refused)]
+
+
+def refused_runs(scores: Sequence[Score]) -> list[str]:
+    """Cases whose figures have no interval, each with the reason."""
+    return [
+        f"{s.case.name}: {100 * s.replayed.unknown:.0f} % of the busy time where nothing is known"
+        if s.replayed.unknown > MAX_UNKNOWN_SHARE
+        else f"{s.case.name}: its profile knows no error of its own"
+        for s in scores
+        if not any(f.interval for f in s.figures)
+    ]
+
+
+HEAD = ("cases", "in their interval", "", "half-width (median)", "refused")

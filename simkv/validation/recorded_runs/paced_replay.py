@@ -1,0 +1,181 @@
+"""A recorded run gone through again step by step, each at the pace of the record.
+
+The engine's rules decide the batches. A request is shown to them at the schedule call that the
+record says first took it, and a step that gives a request its first or its last token ends when the
+record says that token came. So between two such events the record tells how long known batches
+really took, and the profile what their kernels take.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from statistics import median
+
+import simpy
+
+from simkv.core.errors import InputError
+from simkv.core.request import Request
+from simkv.core.scheduler_protocol import Batch
+from simkv.costs.cost_profile import CostProfile
+from simkv.costs.simulated_executor import SimulatedExecutor
+from simkv.costs.step_load import StepLoad
+from simkv.schedulers.engine_registry import build_scheduler
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.sim.client_loop import run_clients
+from simkv.sim.engine import Engine
+from simkv.validation.recorded_runs.recorded_run import RecordedRun
+from simkv.validation.recorded_runs.run_simulation import requests_of
+from simkv.workload.clients import Clients
+
+#: Tokens of one step came within this share of it, or its rows are not those of the record.
+MAX_TOKEN_SPREAD = 0.3
+#: A request is handed to the engine so much (s) before the record has it there, and kept back until
+#: the decision that took it: the engine looks for new ones between two steps only.
+EARLY_ARRIVAL_S = 0.1
+
+
+@dataclass(frozen=True)
+class RequestEvents:
+    """When requests came to the engine core, were first scheduled, and had their first and their
+    last token: seconds by id."""
+
+    came: dict[int, float]
+    scheduled: dict[int, float]
+    first: dict[int, float]
+    last: dict[int, float]
+
+
+@dataclass(frozen=True)
+class PacedStep:
+    """A step of known ``load`` that takes ``kernels`` s by the profile.
+
+    ``came`` is when the record has tokens of it (s), None if it has none; ``sure`` is False where
+    the record does not have them at one time. ``after_idle``: nothing ran before it.
+    """
+
+    load: StepLoad
+    kernels: float
+    came: float | None
+    sure: bool
+    after_idle: bool
+
+
+def read_events(case: RecordedRun, requests: list[Request]) -> RequestEvents:
+    """What the record says of the engine's clock. Raises InputError where it does not."""
+    rows = case.requests
+    missing = [name for name in ("queue_ms", "ttft_ms", "e2e_ms") if rows[name].isna().any()]
+    if missing:
+        raise InputError(
+            f"{case.table}: {missing[0]}: not recorded for all requests; --host-times needs when "
+            f"each was scheduled and had its tokens"
+        )
+    if not case.from_queue and "prefill_ms" not in rows:
+        raise InputError(
+            f"{case.table}: neither queued_s nor prefill_ms is there; --host-times needs when each "
+            f"request was scheduled"
+        )
+    base = rows["queued_s"] if case.from_queue else rows["arrival_s"]
+    first, last = base + rows["ttft_ms"] / 1e3, base + rows["e2e_ms"] / 1e3
+    scheduled = base + rows["queue_ms"] / 1e3
+    if "prefill_ms" in rows:
+        scheduled = first - rows["prefill_ms"] / 1e3
+    ids = [request.id for request in requests]
+    came = scheduled - rows["queue_ms"] / 1e3
+    times = (came, scheduled, first, last)
+    return RequestEvents(
+        *(dict(zip(ids, (t - came.min() + EARLY_ARRIVAL_S).tolist(), strict=True)) for t in times)
+    )
+
+
+def replay_paced(case: RecordedRun, profile: CostProfile, config: VllmConfig) -> list[PacedStep]:
+    """All steps of a recorded run, at its pace.
+
+    Raises InputError for a run of several ranks, of which nobody recorded who served whom, and for
+    one whose requests have no times on the engine's clock.
+    """
+    ranks = case.facts.engine.data_parallel
+    if ranks > 1:
+        raise InputError(
+            f"{case.folder}: {ranks} data-parallel ranks, and the record does not say which served "
+            f"a request; --host-times needs a run of one engine"
+        )
+    requests = requests_of(case)
+    events = read_events(case, requests)
+    sent = [replace(r, arrival=events.came[r.id] - EARLY_ARRIVAL_S) for r in requests]
+    env = simpy.Environment()
+    engine = PacedEngine(env, build_scheduler(config), profile, events)
+    run_clients(engine, Clients(sent), None)
+    return engine.steps
+
+
+class PacedEngine(Engine):
+    """An engine whose steps take as long as the record says where it says so."""
+
+    def __init__(
+        self, env: simpy.Environment, scheduler: object, profile: CostProfile, events: RequestEvents
+    ) -> None:
+        super().__init__(env, scheduler, SimulatedExecutor(profile), leaping=False)  # type: ignore[arg-type]
+        self.steps: list[PacedStep] = []
+        self._events = events
+        self._begun: set[int] = set()
+        self._free = 0.0
+        self._lasted = 0.0
+        self._decided = sorted(events.scheduled.values())
+
+    def submit(self, request: Request) -> None:
+        """A request comes; the engine looks for it when the record says that it did."""
+        super().submit(request)
+        due = self.env.timeout(max(self._events.scheduled[request.id] - self.env.now, 0.0))
+        due.callbacks.append(lambda _: self.notify())
+
+    def schedule(self) -> Batch | None:
+        """Decide, without those that the record has not scheduled by now, half a step allowed."""
+        until = self.env.now + (self._lasted / 2 if self._busy() else 1e-9)
+        coming = [self._events.scheduled[m.id] for m in self.inbox if isinstance(m, Request)]
+        now = sum(1 for _ in takewhile(lambda time: time <= until, coming))
+        early, self.inbox[now:] = self.inbox[now:], []
+        batch = super().schedule()
+        self.inbox[:0] = early
+        return batch
+
+    def launch(
+        self, batch: Batch, load: StepLoad, start: float, seconds: float | None = None
+    ) -> float:
+        """Put a batch on the GPU until the record says that it was done, if it says so."""
+        if not batch:
+            return super().launch(batch, load, start, seconds)
+        kernels = self.executor.run(load)
+        came = list(self._tokens(batch))
+        at = median(came) if came else None
+        sure = not came or max(came) - min(came) < MAX_TOKEN_SPREAD * kernels
+        self.steps.append(PacedStep(load, kernels, at, sure, start > self._free + 1e-9))
+        end = self._near(start + kernels, kernels / 2) if at is None else at
+        self._lasted = kernels
+        self._free = super().launch(batch, load, start, max(end - start, 1e-6))
+        return self._free
+
+    def _near(self, end: float, within: float) -> float:
+        """The time at which the record has the next decision, if that is near an end of a step."""
+        place = bisect_left(self._decided, end - within)
+        near = self._decided[place : place + 8]
+        best = min(near, key=lambda time: abs(time - end), default=end)
+        return best if abs(best - end) < within else end
+
+    def _tokens(self, batch: Batch) -> Iterator[float]:
+        """When the record has the first and last tokens that a batch gives."""
+        row = len(self.record.steps)
+        for i in batch.emits:
+            if i not in self._begun:
+                self._begun.add(i)
+                yield self._events.first[i]
+            if self._left[i] == 1:
+                yield self._events.last[i]
+        for i in batch.joined:
+            if self._left[i] == 1:
+                yield self._events.last[i]
+        for end, i, since in self._finishes:
+            if end == row and self.record.decoding_since(i) == since:
+                yield self._events.last[i]

@@ -1,0 +1,273 @@
+"""A recorded run: its engine, its requests, and what each of them took.
+
+A folder with ``case.json`` (engine, model, GPU, where it comes from), ``requests.csv`` (a row per
+request in order of arrival, times in ms; or LLMServingSim's ``requests.jsonl``, or aiperf's
+``profile_export.jsonl``) and, where prompts share beginnings, their blocks; see
+``workload.formats.case``. What was not recorded is null. Where only statistics are public, they are
+in case.json; see ``read_statistics``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from simkv.core.errors import InputError
+from simkv.costs.hardware.host_links import HostLink, find_link
+from simkv.costs.sources.measurement_files import (
+    ColumnKind,
+    RowPredicate,
+    find_table,
+    read_table,
+)
+from simkv.validation.recorded_runs.aggregate_run import METRICS, read_statistics, sample_requests
+from simkv.workload.formats.measured_latencies import read_measured_latencies
+from simkv.workload.generated_requests import Arrivals
+
+#: Requests of this stage calibrate; they are never scored.
+CALIBRATION_STAGE = "sync"
+_SENT = ("arrival_s", "prompt_tokens", "output_tokens")
+_NEEDED: dict[str, ColumnKind] = {
+    "arrival_s": "number",
+    "prompt_tokens": "whole",
+    "output_tokens": "whole",
+    "ttft_ms": "number",
+    "e2e_ms": "number",
+}
+#: Requests as a benchmark writes them, where there is no requests.csv.
+BENCHMARK_FILES = ("requests.jsonl", "profile_export.jsonl")
+
+
+class _Facts(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_not_recorded(cls, data: Any) -> Any:
+        """A null is as good as no field where that is allowed."""
+        if not isinstance(data, dict):
+            return data
+        fields = cls.model_fields
+        return {
+            name: value
+            for name, value in data.items()
+            if value is not None or name not in fields or fields[name].is_required()
+        }
+
+
+class ModelDimensions(_Facts):
+    """Dimensions of the model that decide its costs."""
+
+    layers: int = Field(gt=0)
+    q_heads: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    kv_bytes_per_token: int = Field(gt=0)
+    hidden: int | None = None
+    experts: int | None = None
+    experts_per_token: int | None = None
+
+
+class LinkFacts(_Facts):
+    """What was measured between the GPUs of the host."""
+
+    latency_us: float = Field(ge=0)
+    bandwidth_gb_s: float = Field(gt=0)
+
+
+class EngineFacts(_Facts):
+    """The engine's configuration, as far as it was recorded."""
+
+    engine: str
+    version: str
+    gpu: str
+    tensor_parallel: int = Field(1, gt=0)
+    data_parallel: int = Field(1, gt=0)
+    expert_parallel: bool | None = None
+    max_num_seqs: int = Field(gt=0)
+    max_num_batched_tokens: int = Field(gt=0)
+    max_model_len: int | None = None
+    block_size: int = Field(16, gt=0)
+    num_gpu_blocks: int | None = Field(None, gt=0)
+    enable_prefix_caching: bool | None = None
+    async_scheduling: bool | None = None
+    scheduler_reserve_full_isl: bool | None = None
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    dtype: str | None = None
+    link: LinkFacts | str | None = None
+
+    @property
+    def host_link(self) -> HostLink | None:
+        """What joins the GPUs, if that was recorded. Raises InputError for an unknown name."""
+        if self.link is None or isinstance(self.link, str):
+            return find_link(self.link) if self.link else None
+        latency, bandwidth = 1e-6 * self.link.latency_us, 1e9 * self.link.bandwidth_gb_s
+        return HostLink(
+            name="the host's link", latency=latency, bandwidth=bandwidth, source="case.json"
+        )
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that exchange anything in a step."""
+        return max(self.tensor_parallel, self.expert_ranks)
+
+    @property
+    def caches(self) -> bool:
+        """Whether there is a prefix cache, as there is unless it was turned off."""
+        return self.enable_prefix_caching is not False
+
+    @property
+    def expert_ranks(self) -> int:
+        """GPUs that share the experts of a mixture."""
+        return self.tensor_parallel * self.data_parallel if self.expert_parallel else 1
+
+
+class Origin(_Facts):
+    """The simulator of the project that the record is from, and its errors (per cent)."""
+
+    simulator: str = "origin"
+    published: dict[str, Any] = {}
+    recomputed_from_committed_sim_csv: dict[str, Any] = {}
+
+
+class RunFacts(_Facts):
+    """``case.json``.
+
+    ``max_concurrency`` is that of clients in a closed loop: a request was sent when another had
+    its answer, so the recorded arrivals tell the order only. None: they arrived when they did.
+    ``measured`` are statistics, and ``arrivals`` says what was sent, where no requests are public.
+    """
+
+    name: str
+    model: str
+    model_dims: ModelDimensions
+    engine: EngineFacts
+    makespan_s: float | None = None
+    preemptions: int | None = None
+    origin_simulator: Origin = Origin()
+    calibration: list[str] = []
+    max_concurrency: int | None = Field(None, gt=0)
+    workload: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
+    arrivals: Arrivals | None = None
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A recorded run; ``requests`` (from the file ``table``) has a row per request, in order, with
+    its measured times (ms).
+
+    ``from_queue``: TTFT and E2E count from when the engine core had the request, not from its
+    arrival. ``scored`` says row by row what counts: rows that calibrate do not. ``read_statistics``
+    are the statistics (ms) by figure where no times of requests are known, else it is empty.
+    """
+
+    folder: Path
+    table: Path
+    facts: RunFacts
+    requests: pd.DataFrame
+    from_queue: bool
+    scored: pd.Series[bool]
+    told: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """As the record calls itself."""
+        return self.facts.name
+
+    @property
+    def has_isolated_requests(self) -> bool:
+        """Whether some requests had the engine to themselves, to calibrate on."""
+        return not bool(self.scored.all())
+
+    @property
+    def has_prefixes(self) -> bool:
+        """Whether the record says which prompts begin alike."""
+        if not self.table.name.startswith("requests.csv"):
+            return False
+        there = any((self.folder / f"prefix_blocks.jsonl{end}").is_file() for end in ("", ".gz"))
+        return there or "shared_prefix_tokens" in self.requests
+
+    @property
+    def makespan_s(self) -> float | None:
+        """Seconds from the first arrival to the last token; None if nobody knows."""
+        if self.facts.makespan_s is not None or self.told:
+            return self.facts.makespan_s
+        ends = self.requests["arrival_s"] + self.requests["e2e_ms"] / 1e3
+        return float(ends.max() - self.requests["arrival_s"].min())
+
+
+def read_recorded_run(folder: Path) -> RecordedRun:
+    """Read a recorded run. Raises InputError with file and field if it is none."""
+    path = folder / "case.json"
+    try:
+        facts = RunFacts.model_validate(json.loads(path.read_text(encoding="utf-8-sig")))
+    except OSError as error:
+        raise InputError(
+            f"{folder}: not a recorded case: {path.name} cannot be read "
+            f"({(error.strerror or str(error)).lower()})"
+        ) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        value = first["input"]
+        found = "" if isinstance(value, dict | list) else f"; found {json.dumps(value)}"
+        raise InputError(f"{path}: {where or 'all'}: {first['msg'].lower()}{found}") from error
+    except ValueError as error:
+        raise InputError(f"{path}: not valid JSON: {error}") from error
+    table, requests = _requests(folder, facts)
+    known = {} if "ttft_ms" in requests else read_statistics(facts.measured, path)
+    for name in METRICS:
+        if name not in requests:
+            requests[name] = float("nan")
+        elif table.name.startswith("requests.csv"):
+            read_table(table, {name: "number"}, _filled(name))
+    scored = pd.Series(True, index=requests.index)
+    if "stage" in requests:
+        scored = requests["stage"] != CALIBRATION_STAGE
+    if not scored.any():
+        raise InputError(
+            f"{table}: stage: all rows are {CALIBRATION_STAGE!r}; none is left to compare"
+        )
+    return RecordedRun(folder, table, facts, requests, "queued_s" in requests, scored, known)
+
+
+def _requests(folder: Path, facts: RunFacts) -> tuple[Path, pd.DataFrame]:
+    """The file of a case's requests, and its rows in order of arrival: ``requests.csv``, or what a
+    benchmark wrote of each request and ``workload.traces`` can read; without either they are drawn,
+    and the file is case.json."""
+    raw = [
+        folder / name for name in (*BENCHMARK_FILES, *(f"{name}.gz" for name in BENCHMARK_FILES))
+    ]
+    taken = next((path for path in raw if path.is_file()), None)
+    prepared = any((folder / f"requests.csv{end}").is_file() for end in ("", ".gz"))
+    if taken is not None and not prepared:
+        return taken, _in_order(read_measured_latencies(taken))
+    if facts.arrivals is not None and not prepared:
+        return folder / "case.json", sample_requests(facts.arrivals)
+    table = find_table(folder, "requests")
+    timed = not facts.measured or "ttft_ms" in pd.read_csv(table, nrows=0)
+    read_table(table, _NEEDED if timed else dict.fromkeys(_SENT, "number"))
+    return table, _in_order(pd.read_csv(table))
+
+
+def _in_order(requests: pd.DataFrame) -> pd.DataFrame:
+    return requests.sort_values("arrival_s", kind="stable", ignore_index=True)
+
+
+def _filled(name: str) -> RowPredicate:
+    return lambda table: table[name].notna()
+
+
+def find_recorded_runs(folder: Path) -> list[Path]:
+    """Folders of recorded cases below ``folder``, by name; itself if it is one."""
+    if (folder / "case.json").is_file():
+        return [folder]
+    found = sorted(path.parent for path in folder.glob("*/case.json"))
+    if not found:
+        raise InputError(f"{folder}: no recorded case: neither it nor a folder in it has case.json")
+    return found

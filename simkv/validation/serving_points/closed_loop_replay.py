@@ -1,0 +1,125 @@
+"""A measured point run again: its clients in a closed loop on its engine's scheduler.
+
+The client sends ``concurrency`` requests at once and the next whenever one has its answer. What
+the engine did to warm up leaves nothing behind where no prefix is cached, and is run only where one
+is (``warm_up``).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import simpy
+
+from simkv.core.outcome import Outcome
+from simkv.core.request import Request, Segment
+from simkv.costs.cost_profile import CostProfile
+from simkv.costs.simulated_executor import SimulatedExecutor
+from simkv.metrics.run_metrics import tpot, ttft
+from simkv.scenario.fleet_section import FleetSettings, LeastLoadedConfig
+from simkv.schedulers.engine_registry import build_scheduler
+from simkv.sim.client_loop import run_clients
+from simkv.sim.engine import Engine
+from simkv.sim.fleet.fleet import Fleet
+from simkv.sim.fleet.routers import build_router
+from simkv.validation.serving_points.client_lengths import INFERENCEMAX_RANGE, sample_lengths
+from simkv.validation.serving_points.constant_slopes import Floats, slopes
+from simkv.validation.serving_points.measured_rows import Latency
+from simkv.workload.clients import Clients
+
+
+@dataclass(frozen=True)
+class ClosedLoop:
+    """What the clients of a point do: ``prompts`` requests, so many at a time.
+
+    Lengths are drawn between ``shares`` of the stated ones. Of every ``fresh`` prompts one is new,
+    the others are in the prefix cache. ``warm_up`` equal requests come before, and are not counted.
+    The engine looks at its queue after ``cold_s``.
+    """
+
+    isl: int
+    osl: int
+    concurrency: int
+    prompts: int
+    shares: tuple[float, float] = INFERENCEMAX_RANGE
+    fresh: int = 1
+    warm_up: int = 0
+    cold_s: float = 0.0
+
+    def warm_up_requests(self) -> list[Request]:
+        """The requests before the counted ones: one prompt again and again."""
+        prompt = int(self.isl * self.shares[1])
+        return [_request(number, prompt, self.osl, "cached") for number in range(self.warm_up)]
+
+    def counted(self, first: int) -> list[Request]:
+        """The requests that count; their ids begin with ``first``."""
+        lengths = sample_lengths(self.prompts, self.isl, self.osl, self.shares)
+        return [
+            _request(first + i, prompt, output, "cached" if i % self.fresh else "")
+            for i, (prompt, output) in enumerate(lengths)
+        ]
+
+
+def _request(number: int, prompt: int, output: int, stream: str) -> Request:
+    """One that comes at once and does not stop early; ``stream`` is what its prompt begins with."""
+    return Request(
+        id=number,
+        prompt_tokens=prompt,
+        max_tokens=output,
+        ignore_eos=True,
+        segments=(Segment(stream, 0, prompt),) if stream else (),
+        output_tokens=output,
+    )
+
+
+@dataclass(frozen=True)
+class PointReplay:
+    """Mean latencies of the requests of a run; or ``why`` there are none.
+
+    ``moved`` are the slopes of both, in ms for a unit of each constant (``slopes.MOVED``).
+    """
+
+    latency: Latency | None
+    preemptions: int = 0
+    why: str = ""
+    moved: Floats | None = None
+
+
+def replay_point(
+    engine: Any, profile: CostProfile, load: ClosedLoop, ranks: int = 1, *, leaping: bool = True
+) -> PointReplay:
+    """Serve ``load`` with the engine of that config, whose steps cost what ``profile`` says.
+
+    ``ranks`` such engines step together, each with the requests that come to it (data parallel).
+    """
+    env = simpy.Environment()
+
+    def make(env: simpy.Environment, rank: int) -> Engine:
+        executor = SimulatedExecutor(profile)
+        return Engine(
+            env, build_scheduler(engine), executor, load.cold_s, leaping=leaping, rank=rank
+        )
+
+    server: Engine | Fleet = make(env, 0)
+    if ranks > 1:
+        rules = FleetSettings(router=LeastLoadedConfig(), lockstep=True)
+        server = Fleet(env, [make] * ranks, build_router(rules.router, lambda p: p.id), rules)
+    before = load.warm_up_requests()
+    counted = load.counted(len(before))
+    # The counted ones come when the last of the warm-up has its answer.
+    after = {r.id: (before[-1].id, 0.0) for r in counted} if before else {}
+    record = run_clients(server, Clients([*before, *counted], after, load.concurrency), None)
+    lives = [record.requests[r.id] for r in counted if r.id in record.requests]
+    unserved = len(counted) - sum(life.outcome is Outcome.FINISHED for life in lives)
+    if unserved:
+        why = next((life.reason for life in lives if life.reason), "the engine stands still")
+        return PointReplay(None, why=f"{unserved} of {len(counted)} requests are not served: {why}")
+    preempted = sum(len(life.preempted_at) for life in lives)
+    first = math.fsum(ttft(life) or 0.0 for life in lives) / len(lives)
+    found = [value for life in lives if (value := tpot(life)) is not None]
+    per_token = math.fsum(found) / len(found) if found else 0.0
+    parts = list(server.parts.values()) if isinstance(server, Fleet) else [record]
+    moved = slopes([part.steps for part in parts], lives, profile)
+    return PointReplay(Latency(1e3 * first, 1e3 * per_token), preempted, moved=moved)

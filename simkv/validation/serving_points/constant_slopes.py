@@ -1,0 +1,78 @@
+"""By how much constants of a cost model move the latencies of a run, from the run alone.
+
+As long as the engine makes the same steps, each request waits for the same of them, and its
+latencies are sums of what those cost. So one run tells how all constants move them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from simkv.costs.cost_profile import CostProfile
+from simkv.sim.run_record import RequestRecord
+from simkv.sim.step_log import StepLog
+
+#: Constants of ``costs/operators/cost_constants.py``, in the order of the slopes.
+FITTED_CONSTANTS = ("prefill", "decode", "prefill_step_s", "step_s", "seq_s", "front_s")
+Floats = npt.NDArray[np.float64]
+
+
+def slopes(logs: Sequence[StepLog], lives: Sequence[RequestRecord], profile: CostProfile) -> Floats:
+    """Milliseconds for each unit of each constant: two rows, mean TTFT and mean TPOT.
+
+    Several ``logs`` are of engines that step together.
+    """
+    found = np.empty((2, len(FITTED_CONSTANTS)))
+    steps = _joined(logs)
+    times = np.stack([steps["start"], steps["end"]], axis=1).ravel()
+    arrival = np.array([life.request.arrival for life in lives])
+    first = np.array([life.first_token for life in lives])
+    last = np.array([life.last_token for life in lives])
+    tokens = np.array([max(life.tokens - 1, 1) for life in lives])
+    for column, parts in enumerate(_parts(steps, profile)):
+        ends = np.cumsum(parts)
+        cumulated = np.stack([ends - parts, ends], axis=1).ravel()
+        at = [np.interp(x, times, cumulated) for x in (arrival, first, last)]
+        found[0, column] = 1e3 * (at[1] - at[0]).mean()
+        found[1, column] = 1e3 * ((at[2] - at[1]) / tokens).mean()
+    found[:, -1] = 1e3, 0.0
+    return found
+
+
+def _joined(logs: Sequence[StepLog]) -> dict[str, Floats]:
+    """Columns of the steps; one that several engines made together is one, the largest of them."""
+    names = ("start", "end", "prefill_seqs", "decode_seqs")
+    columns = {n: np.concatenate([np.array(getattr(log, n), float) for log in logs]) for n in names}
+    if len(logs) == 1:
+        return columns
+    _, place = np.unique(columns["start"], return_inverse=True)
+    joined = {name: np.zeros(place.max() + 1) for name in names}
+    for name in names:
+        np.maximum.at(joined[name], place, columns[name])
+    return joined
+
+
+def _parts(steps: Mapping[str, Floats], profile: CostProfile) -> list[Floats]:
+    """What each constant but the last adds to each step, for a unit of it."""
+    prefills, decodes = steps["prefill_seqs"], steps["decode_seqs"]
+    prefilling = prefills > 0
+    ones = np.ones(len(prefills))
+    units = {"steps": ones, "prefill_seqs": prefills, "decode_seqs": decodes}
+    operators = steps["end"] - steps["start"]
+    least = sum(term.seconds or 0.0 for term in profile.floor or () if term.when == "prefill")
+    launched = prefilling & (operators <= least * (1 + 1e-9))
+    for term in profile.terms:  # the host's, which no factor scales
+        if term.seconds and term.feature in units:
+            where = {"prefill": prefilling, "pure decode": ~prefilling}.get(term.when, ones)
+            operators = operators - term.seconds * units[term.feature] * where
+    operators = operators * ~launched  # no factor makes a step shorter that the host holds up
+    return [
+        operators * prefilling,
+        operators * ~prefilling,
+        prefilling.astype(float),
+        ones,
+        prefills + decodes,
+    ]

@@ -1,0 +1,317 @@
+"""How a point was run: formats of numbers, engine flags, clients; and what had to be assumed.
+
+From the scripts of SemiAnalysisAI/InferenceX (Apache-2.0) at the dates of the points:
+benchmarks/70b_fp8_{h200_slurm,b200_docker}.sh and 70b-tmpl.yml at ac1998a50; single_node/
+gptoss_fp4_*.sh at 626932a11; minimaxm2.5_fp8_{b200,h200}.sh, dsr1_fp4_b200.sh and
+qwen3.5_fp8_b200.sh at 165968ea7; dsr1_fp8_b200.sh at 16ffb6581; dsr1_fp8_h200.sh at 161e7f65b;
+qwen3.5_fp8_h200.sh at 2116fc435, qwen3.5_bf16_b200.sh at 29d69fa54; glm5_fp8_{b200,h200}.sh at
+4eca3fe00 and 0c82808de; kimik2.5_{int4_h200,fp4_b200}.sh at 34bc7c409 and 04107b3d5;
+qwen3.5_fp4_b200.sh at 088fe6634, glm5_fp4_b200.sh at 405c601e9, qwen3.5_{fp8,fp4}_b300.sh at
+563248391. Recipes change between runs, and which one a point had is not recorded.
+
+How NVIDIA ran its own points is written down nowhere; they are taken to be of aiconfigurator's
+generator (rule_plugin/benchmark and backend_templates/benchmark of the package aiconfigurator
+0.12.0, Apache-2.0).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import date
+
+from simkv.core.errors import InputError
+from simkv.core.execution_settings import GraphMode
+from simkv.costs.hardware.number_formats import FormatName, KvFormatName
+from simkv.validation.serving_points.client_lengths import (
+    APPROXIMATE_RANGE,
+    EXACT_RANGE,
+    INFERENCEMAX_RANGE,
+)
+from simkv.validation.serving_points.measured_rows import MeasuredRow
+
+#: From this day on the client warms up with twice its concurrency; before, with one request.
+WARM_UP_SINCE = date(2026, 1, 21)
+INFERENCEMAX_PROTOCOL = "InferenceMAX"
+#: Seconds that SGLang stood still on Blackwell in the first step of more tokens than one request's
+#: prefill, where nothing but one request had warmed it up: ten times what the TTFTs of such points
+#: are above the others', since a tenth of the requests waits for it. Medians of public points.
+COLD_START_S, COLD_START_FP4_S = 14.0, 73.0
+#: The same of a first step of no more tokens than that, as far as it was seen (fp4).
+COLD_START_SMALL_S = 3.0
+#: Release from which the longer one holds.
+COLD_START_SINCE = date(2025, 11, 10)
+#: Of so many prompts of NVIDIA's own vLLM runs one is taken to be new.
+UNCACHED_EVERY = 5
+#: Its generator lets a step have so many tokens more than a prompt.
+NVIDIA_EXTRA_TOKENS = 1500
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a point was served with.
+
+    Formats as in Hardware. vLLM: ``max_num_batched_tokens`` and ``max_num_seqs`` (None: what the
+    release takes on that GPU). SGLang: ``chunked_prefill_size`` and ``max_prefill_tokens``,
+    ``recv_interval``, whether running requests decode beside prefills (``mixed``) and prefixes are
+    cached (``radix``). ``memory_share`` of a GPU's memory is the engine's (None: as SGLang derives
+    it). ``ep`` is that of the run where the row says another. The client sends ``rounds`` times its
+    concurrency of prompts, of lengths between ``shares`` of the stated. Of
+    every ``fresh`` prompts one is not in the prefix cache. ``assumed``: sentences on what
+    nobody wrote down.
+    """
+
+    weights: FormatName
+    attention: FormatName | None = None
+    experts: FormatName | None = None
+    kv: KvFormatName = "bf16"
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    block_size: int = 16
+    memory_share: float | None = 0.9
+    graph_mode: GraphMode = "full and piecewise"
+    largest_graph: int = 512
+    asynchronous: bool | None = None
+    chunked_prefill_size: int = 8192
+    max_prefill_tokens: int = 16384
+    recv_interval: int = 1
+    stream_interval: int = 1
+    mixed: bool = False
+    radix: bool = False
+    ep: int | None = None
+    rounds: int = 10
+    shares: tuple[float, float] = INFERENCEMAX_RANGE
+    fresh: int = 1
+    assumed: tuple[str, ...] = ()
+
+
+def is_blackwell(row: MeasuredRow) -> bool:
+    """Whether the GPU is of that family; the others here are of Hopper."""
+    return row.system.lower().startswith(("b200", "b300", "gb200", "gb300"))
+
+
+def recipe_of(row: MeasuredRow) -> Recipe:
+    """How ``row`` was run. Raises InputError for a model or precision without a recipe."""
+    name = row.model.lower().rsplit("/", 1)[-1]
+    for key, find in _RECIPES.items():
+        if key in name:
+            found = find(row)
+            break
+    else:
+        found = _dense(row)
+    return found if row.protocol == INFERENCEMAX_PROTOCOL else _nvidia(row, found)
+
+
+def _nvidia(row: MeasuredRow, recipe: Recipe) -> Recipe:
+    """NVIDIA's own runs, as its generator of deployments and benchmarks has them."""
+    how = "10 x concurrency prompts in a closed loop, all lengths as stated"
+    if row.backend == "vllm" and recipe.fresh > 1:
+        how = "10 x concurrency prompts in a closed loop, lengths within 1.5 % of those stated"
+        recipe = replace(recipe, shares=APPROXIMATE_RANGE)
+    elif row.backend == "vllm":
+        recipe = replace(
+            recipe, shares=EXACT_RANGE, max_num_batched_tokens=row.isl + NVIDIA_EXTRA_TOKENS
+        )
+        how += f", steps of at most {NVIDIA_EXTRA_TOKENS} tokens more than a prompt"
+    else:
+        recipe = replace(recipe, shares=EXACT_RANGE, memory_share=None)
+        if row.version != "0.5.1":  # whose times have none of that
+            recipe = replace(recipe, mixed=True, max_prefill_tokens=row.isl + NVIDIA_EXTRA_TOKENS)
+            how += ", decodes beside prefills"
+    return replace(recipe, assumed=(*recipe.assumed, f"how it was run: {how}"))
+
+
+def count_warm_up_requests(row: MeasuredRow) -> int:
+    """Requests before the counted ones."""
+    if row.protocol != INFERENCEMAX_PROTOCOL:
+        return 0
+    if row.warmup.startswith("1 ") or (row.measured_on and row.measured_on < WARM_UP_SINCE):
+        return 1
+    return 2 * row.concurrency
+
+
+def cold_start_s(row: MeasuredRow, recipe: Recipe) -> float:
+    """Seconds that the engine stands still when the first requests come, as points showed."""
+    chunk = recipe.chunked_prefill_size
+    if row.backend != "sglang" or not row.warmup.startswith("1 ") or not is_blackwell(row):
+        return 0.0
+    long = row.precision == "fp4" and row.measured_on and row.measured_on >= COLD_START_SINCE
+    if 0.9 * row.isl * row.concurrency <= chunk:
+        return COLD_START_SMALL_S if long else 0.0
+    return COLD_START_FP4_S if long else COLD_START_S
+
+
+def _fp(row: MeasuredRow, **known: FormatName) -> FormatName:
+    """The format that a precision stands for in the recipes of a model."""
+    if row.precision not in known:
+        raise InputError(
+            f"line {row.line}: precision: no recipe for {row.model} in {row.precision or 'what?'!r}"
+            f"; there are {', '.join(known)}"
+        )
+    return known[row.precision]
+
+
+def _dense(row: MeasuredRow) -> Recipe:
+    """Llama and Qwen3: vLLM 0.10.2 in InferenceMAX, engines' defaults in NVIDIA's runs."""
+    if not row.precision and "fp8" not in row.model.lower():
+        return Recipe("bf16", assumed=("weights and KV in 16 bits: the source does not say",))
+    block = "qwen3" in row.model.lower()
+    row = replace(row, precision=row.precision or "fp8")
+    weights = _fp(row, fp8="fp8_block" if block else "fp8", fp4="nvfp4", bf16="bf16")
+    if row.protocol != INFERENCEMAX_PROTOCOL and row.backend == "vllm":
+        # What is measured is more tokens a second than the GPU can prefill.
+        why = (
+            f"of {UNCACHED_EVERY} prompts {UNCACHED_EVERY - 1} are in vLLM's prefix cache, which "
+            "is on by default"
+        )
+        return Recipe(weights, fresh=UNCACHED_EVERY, asynchronous=True, assumed=(why,))
+    if row.protocol != INFERENCEMAX_PROTOCOL:
+        return Recipe(weights)
+    return Recipe(
+        weights,
+        kv="fp8",
+        max_num_batched_tokens=8192,
+        max_num_seqs=512 if is_blackwell(row) else row.concurrency,
+        graph_mode="full decode only" if is_blackwell(row) else "full and piecewise",
+        asynchronous=True,
+    )
+
+
+def _gpt_oss(row: MeasuredRow) -> Recipe:
+    found = Recipe(
+        "bf16",
+        experts="mxfp4",
+        max_num_batched_tokens=8192,
+        max_num_seqs=row.concurrency,
+        largest_graph=2048,
+    )
+    if is_blackwell(row):
+        return replace(found, kv="fp8", max_num_seqs=512)
+    return found
+
+
+def _minimax(row: MeasuredRow) -> Recipe:
+    weights = _fp(row, fp8="fp8_block", fp4="nvfp4")
+    found = Recipe(weights, memory_share=0.95)
+    if weights == "nvfp4":
+        found = replace(found, attention="bf16")
+    if not is_blackwell(row):
+        # The script asks for expert parallel whenever EP_SIZE is 1 or more, which it always is.
+        return replace(found, ep=row.tp * row.dp)
+    if row.measured_on and row.measured_on >= date(2026, 4, 1):
+        return replace(
+            found,
+            kv="fp8",
+            max_num_batched_tokens=2 * row.isl,
+            block_size=32,
+            stream_interval=20,
+            memory_share=0.9,
+            largest_graph=2048,
+        )
+    return found
+
+
+def _kimi(row: MeasuredRow) -> Recipe:
+    weights = _fp(row, int4="int4_g32", fp4="nvfp4")
+    return Recipe(
+        "bf16",
+        experts=weights,
+        max_num_seqs=row.concurrency,
+        # The script for B200 says 0.90, in which the weights of some of these points do not fit.
+        memory_share=0.95,
+    )
+
+
+def _deepseek(row: MeasuredRow) -> Recipe:
+    """SGLang; fp4 is nvidia/DeepSeek-R1-0528-FP4-V2, whose attention is not in 4 bits."""
+    weights = _fp(row, fp8="fp8_block", fp4="nvfp4")
+    found = Recipe(
+        weights,
+        max_num_seqs=512 if (row.isl, row.osl) == (1024, 1024) else 256,
+        memory_share=0.82,
+        chunked_prefill_size=32768,
+        max_prefill_tokens=32768,
+        stream_interval=10,
+    )
+    if not is_blackwell(row):
+        return found
+    found = replace(found, kv="fp8", recv_interval=_recv_interval(row), stream_interval=30)
+    if row.precision == "fp4":
+        return replace(
+            found,
+            attention="bf16",
+            max_num_seqs=256,
+            memory_share=0.85,
+            chunked_prefill_size=16384,
+            max_prefill_tokens=16384,
+            stream_interval=10,
+        )
+    if row.tp == 4:
+        return replace(
+            found,
+            max_num_seqs=32,
+            memory_share=0.95,
+            chunked_prefill_size=8192,
+            max_prefill_tokens=8192,
+            recv_interval=10,
+        )
+    return replace(found, max_num_seqs=128)
+
+
+def _qwen35(row: MeasuredRow) -> Recipe:
+    weights = _fp(row, bf16="bf16", fp8="fp8_block", fp4="nvfp4")
+    found = Recipe(
+        weights,
+        kv="bf16" if weights == "bf16" else "fp8",
+        attention="bf16" if weights == "nvfp4" else None,
+        max_num_seqs=128,
+        memory_share=0.8,
+        chunked_prefill_size=16384,
+        max_prefill_tokens=16384,
+        stream_interval=50,
+    )
+    if not is_blackwell(row):
+        return found
+    if row.system == "b300_sxm" and weights == "fp8_block" and row.version.startswith("0.5.10"):
+        return replace(found, max_num_seqs=row.concurrency, recv_interval=10)
+    fp4_b200 = weights == "nvfp4" and row.system == "b200_sxm"
+    return replace(
+        found,
+        memory_share=0.85 if fp4_b200 else 0.82,
+        chunked_prefill_size=32768,
+        max_prefill_tokens=32768,
+        recv_interval=30 if fp4_b200 else _recv_interval(row),
+        stream_interval=30,
+    )
+
+
+def _glm5(row: MeasuredRow) -> Recipe:
+    weights = _fp(row, fp8="fp8_block", fp4="nvfp4")
+    found = Recipe(weights, memory_share=0.85)
+    if not is_blackwell(row):
+        why = "prompts at a time of SGLang's own choosing"
+        return replace(found, radix=True, rounds=5, assumed=(why,))
+    if weights == "nvfp4":
+        found = replace(found, attention="bf16", memory_share=0.9, recv_interval=10)
+    return replace(
+        found,
+        kv="fp8",
+        max_num_seqs=None if weights == "nvfp4" else row.concurrency,
+        chunked_prefill_size=32768,
+        max_prefill_tokens=32768,
+        stream_interval=30,
+    )
+
+
+def _recv_interval(row: MeasuredRow) -> int:
+    """Decode steps between two looks at what came in."""
+    return 30 if row.concurrency >= 16 else 10
+
+
+_RECIPES = {
+    "gpt-oss": _gpt_oss,
+    "minimax": _minimax,
+    "kimi": _kimi,
+    "deepseek": _deepseek,
+    "qwen3.5": _qwen35,
+    "glm-5": _glm5,
+}

@@ -1,0 +1,178 @@
+"""Predictions for the rows of a file: each distinct configuration is simulated once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from simkv.core.errors import InputError
+from simkv.core.execution_settings import ExecutionSettings
+from simkv.costs.cost_profile import CostProfile
+from simkv.costs.hardware.replica_hardware import Hardware
+from simkv.costs.operators.cost_constants import CostConstants
+from simkv.costs.operators.error_spreads import (
+    MAX_WIDENED_RELEASES,
+    WIDENING_PER_RELEASE,
+    Configuration,
+    ErrorSpreads,
+)
+from simkv.costs.operators.profile_resolution import (
+    compose_from_tables,
+    estimate_from_data_sheet,
+    resolve_profile,
+)
+from simkv.study.worker_pool import open_executor
+from simkv.validation.serving_points.closed_loop_replay import PointReplay, replay_point
+from simkv.validation.serving_points.measured_rows import Latency, MeasuredRow
+from simkv.validation.serving_points.serving_point import ServingPoint, point_of
+
+#: Milliseconds that every TTFT has on top of the engine's: tokenising the prompt, HTTP and
+#: detokenising, from before the POST to the first chunk, as the client counts. Assumed.
+CLIENT_MS = 8.0
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is said of a row; ``latency`` and ``low`` to ``high`` in ms, or None and ``why``."""
+
+    row: MeasuredRow
+    latency: Latency | None
+    low: Latency | None = None
+    high: Latency | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class PointJob:
+    """A point to replay; ``constants`` None are those that come with simkv."""
+
+    point: ServingPoint
+    constants: CostConstants | None = None
+
+    @property
+    def key(self) -> str:
+        """Jobs with one key come out the same."""
+        return f"{self.point.key} {self.constants}"
+
+
+def points_of(rows: Sequence[MeasuredRow]) -> list[ServingPoint | str]:
+    """What stands for each row, or why nothing does."""
+    found: list[ServingPoint | str] = []
+    for row in rows:
+        try:
+            found.append(point_of(row))
+        except (InputError, ValueError) as error:  # the latter of an engine that refuses its knobs
+            found.append(str(error))
+    return found
+
+
+def predict(
+    rows: Sequence[MeasuredRow],
+    spreads: ErrorSpreads,
+    constants: Callable[[Configuration], CostConstants | None] = lambda _: None,
+    *,
+    jobs: int | None = None,
+    advance: Callable[[], object] = lambda: None,
+) -> list[Prediction]:
+    """One for each row, in their order; ``constants`` in place of those that come with simkv."""
+    points = points_of(rows)
+    wanted = [None if isinstance(p, str) else PointJob(p, constants(p.kind)) for p in points]
+    found = run_all([job for job in wanted if job], jobs=jobs, advance=advance)
+    return [
+        Prediction(row, None, why=str(point))
+        if isinstance(point, str) or job is None
+        else _prediction(row, point, found[job.key], spreads)
+        for row, point, job in zip(rows, points, wanted, strict=True)
+    ]
+
+
+def run_all(
+    wanted: Sequence[PointJob],
+    *,
+    jobs: int | None = None,
+    advance: Callable[[], object] = lambda: None,
+) -> dict[str, PointReplay]:
+    """What came of each job, by its key; equal ones run once."""
+    # Those with the same costs go to one worker, the longest first.
+    parts: dict[str, list[PointJob]] = {}
+    for job in {job.key: job for job in wanted}.values():
+        parts.setdefault(job.point.costs_key, []).append(job)
+    order = sorted(parts.values(), key=lambda part: -sum(map(_work, part)))
+    found: dict[str, PointReplay] = {}
+    with open_executor(jobs=jobs) as run:
+        for results in run(_run_part, order):
+            for key, replayed in results:
+                found[key] = replayed
+                advance()
+    return found
+
+
+def _work(job: PointJob) -> float:
+    """Roughly how long a job takes."""
+    load = job.point.load
+    return load.prompts * (200 + load.osl / 8)
+
+
+def _run_part(part: Sequence[PointJob]) -> list[tuple[str, PointReplay]]:
+    made: dict[str, CostProfile | str] = {}
+    found = []
+    for job in part:
+        costs = made.get(said := repr(job.constants))
+        if costs is None:
+            costs = made[said] = _costs(job.point.hardware, job.point.setting, job.constants)
+        found.append((job.key, _run(job.point, costs)))
+    return found
+
+
+def _costs(
+    hardware: Hardware, setting: ExecutionSettings, constants: CostConstants | None
+) -> CostProfile | str:
+    """What steps cost, or why that is not known."""
+    try:
+        if constants is None:
+            return resolve_profile(hardware, setting)
+        found = compose_from_tables(hardware, setting, constants=constants)
+        return found or estimate_from_data_sheet(hardware, setting, constants=constants)
+    except InputError as error:
+        return str(error)
+
+
+def _run(point: ServingPoint, costs: CostProfile | str) -> PointReplay:
+    if isinstance(costs, str):
+        return PointReplay(None, why=costs)
+    replayed = replay_point(point.engine, costs, point.load, point.hardware.dp)
+    if replayed.latency is None:
+        return replayed
+    ttft, tpot = replayed.latency
+    front = CLIENT_MS + 1e3 * costs.front_s
+    return replace(replayed, latency=Latency(ttft + front, tpot), why=costs.basis)
+
+
+def _prediction(
+    row: MeasuredRow, point: ServingPoint, replayed: PointReplay, spreads: ErrorSpreads
+) -> Prediction:
+    if replayed.latency is None:
+        return Prediction(row, None, why=replayed.why)
+    spread = spreads.of(point.kind)
+    notes = [replayed.why, *point.notes]
+    if spread is None:
+        notes.append("nothing near was measured, so there is no interval")
+        return Prediction(row, replayed.latency, why="; ".join(notes))
+    quantiles, level = spread
+    more = 0.0
+    if level != point.kind.levels()[0]:
+        notes.append(f"never seen: interval of {level}, left out as wholes")
+        more = WIDENING_PER_RELEASE * min(point.releases, MAX_WIDENED_RELEASES)
+    low, high = (
+        Latency(
+            *(
+                value * math.exp(ends[side] + (more if side else -more))
+                for value, ends in zip(
+                    replayed.latency, (quantiles.ttft, quantiles.tpot), strict=True
+                )
+            )
+        )
+        for side in (0, 1)
+    )
+    return Prediction(row, replayed.latency, low, high, "; ".join(notes))

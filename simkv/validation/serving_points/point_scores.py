@@ -1,0 +1,194 @@
+"""Predictions beside what was measured, by group, and beside other tools on the same rows.
+
+Every measurement counts once, however often it is listed. Shares of 1, not per cent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+
+import numpy as np
+
+from simkv.core.errors import InputError
+from simkv.costs.hardware.catalog import find_architecture
+from simkv.validation.serving_points.measured_rows import OTHER_TOOLS, Latency, MeasuredRow
+from simkv.validation.serving_points.point_prediction import Prediction
+
+LATENCY_NAMES = ("ttft", "tpot")
+
+
+@dataclass(frozen=True)
+class LatencyErrors:
+    """How one latency of a group is predicted.
+
+    ``mape`` is over what was answered, ``strict`` with a refusal counted as 1; ``bias`` is the
+    median with its sign. ``coverage`` is the share of the intervals that hold, ``width`` the
+    median of half their width over the prediction; None without intervals. ``anchors`` have the
+    ``mape`` and ``strict`` of each tool on the same rows.
+    """
+
+    mape: float
+    strict: float
+    bias: float
+    coverage: float | None
+    width: float | None
+    anchors: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class GroupScore:
+    """A group's figures: ``rows`` of ``measurements`` measurements, a share ``answered``."""
+
+    name: str
+    rows: int
+    measurements: int
+    answered: float
+    errors: dict[str, LatencyErrors]
+
+
+def is_trusted(prediction: Prediction) -> bool:
+    """Whether the row's labels are trusted."""
+    return not prediction.row.suspect
+
+
+def score_groups(predictions: Sequence[Prediction]) -> dict[str, list[GroupScore]]:
+    """Scores by kind of grouping; rows with labels that are suspect stand apart."""
+    measured = [p for p in predictions if p.row.measured]
+    trusted = [p for p in measured if is_trusted(p)]
+    groupings: dict[str, Callable[[Prediction], str]] = {
+        "class": lambda p: class_of(p.row),
+        "model and GPU": lambda p: " ".join(
+            (p.row.backend, p.row.model.rsplit("/", 1)[-1], p.row.system, p.row.precision)
+        ),
+        "how it was run": lambda p: p.row.protocol or "not said",
+    }
+    found = {name: _grouped(trusted, key) for name, key in groupings.items()}
+    if relabelled := [p for p in trusted if p.row.parallel_note]:
+        found["labels put right"] = _grouped(relabelled, lambda p: p.row.parallel_note)
+    if suspect := [p for p in measured if not is_trusted(p)]:
+        found["suspect, apart"] = _grouped(suspect, lambda p: p.row.suspect)
+    return found
+
+
+def class_of(row: MeasuredRow) -> str:
+    """The class of a row that targets are set for."""
+    if row.backend == "sglang":
+        return "SGLang"
+    try:
+        return "MoE on vLLM" if find_architecture(row.model).experts else "dense on vLLM"
+    except InputError:
+        return "unknown model on vLLM"
+
+
+def _grouped(
+    predictions: Sequence[Prediction], key: Callable[[Prediction], str]
+) -> list[GroupScore]:
+    groups: dict[str, list[Prediction]] = {}
+    for prediction in predictions:
+        groups.setdefault(key(prediction), []).append(prediction)
+    return [score_group(name, groups[name]) for name in sorted(groups)]
+
+
+def score_group(name: str, predictions: Sequence[Prediction]) -> GroupScore:
+    """The figures of some predictions, all of rows that were measured."""
+    weights = weigh([p.row for p in predictions])
+    answered = np.array([p.latency is not None for p in predictions])
+    return GroupScore(
+        name,
+        len(predictions),
+        len({p.row.measurement for p in predictions}),
+        float(weights[answered].sum() / weights.sum()),
+        {n: _errors(predictions, weights, index) for index, n in enumerate(LATENCY_NAMES)},
+    )
+
+
+def weigh(rows: Sequence[MeasuredRow]) -> np.ndarray:
+    """Weights with which every measurement counts once."""
+    times: dict[str, int] = {}
+    for row in rows:
+        times[row.measurement] = times.get(row.measurement, 0) + 1
+    return np.array([1.0 / times[row.measurement] for row in rows])
+
+
+def _errors(predictions: Sequence[Prediction], weights: np.ndarray, index: int) -> LatencyErrors:
+    real = np.array([_value(p.row.measured, index) for p in predictions])
+    found = np.array([_value(p.latency, index) for p in predictions])
+    low = np.array([_value(p.low, index) for p in predictions])
+    high = np.array([_value(p.high, index) for p in predictions])
+    signed = found / real - 1.0
+    told = ~np.isnan(low)
+    anchors = {}
+    for tool in OTHER_TOOLS:
+        other = np.array([_value(p.row.anchors.get(tool), index) for p in predictions])
+        if not np.isnan(other).all():
+            anchors[tool] = _mape(other / real - 1.0, weights)
+    mape, strict = _mape(signed, weights)
+    inside = (low <= real) & (real <= high)
+    return LatencyErrors(
+        mape,
+        strict,
+        weighted_quantile(signed, weights, 0.5),
+        float(weights[told & inside].sum() / weights[told].sum()) if told.any() else None,
+        weighted_quantile((high - low) / 2.0 / found, weights, 0.5) if told.any() else None,
+        anchors,
+    )
+
+
+def _value(latency: Latency | None, index: int) -> float:
+    return math.nan if latency is None else latency[index]
+
+
+def _mape(signed: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
+    """Mean absolute error of what was answered, and with a refusal counted as 1."""
+    there = ~np.isnan(signed)
+    if not there.any():
+        return math.nan, 1.0
+    strict = np.where(there, np.abs(signed), 1.0)
+    answered = np.average(np.abs(signed[there]), weights=weights[there])
+    return float(answered), float(np.average(strict, weights=weights))
+
+
+def weighted_quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:
+    """The value below which that share of the weight lies; NaN values do not count."""
+    there = ~np.isnan(values)
+    if not there.any():
+        return math.nan
+    order = np.argsort(values[there], kind="stable")
+    ends = np.cumsum(weights[there][order])
+    place = int(np.searchsorted(ends, share * ends[-1]))
+    return float(values[there][order][min(place, len(order) - 1)])
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How much two measurements of one configuration differ: medians over ``pairs``."""
+
+    name: str
+    pairs: int
+    ttft: float
+    tpot: float
+
+
+def noise(rows: Iterable[MeasuredRow]) -> list[Noise]:
+    """By backend, of the same release and of different ones."""
+    once = {row.measurement: row for row in rows if row.measured and not row.suspect}
+    groups: dict[tuple[str | int, ...], list[MeasuredRow]] = {}
+    for row in once.values():
+        groups.setdefault(row.configuration, []).append(row)
+    found: dict[str, list[tuple[float, float]]] = {}
+    for group in groups.values():
+        for a, b in combinations(group, 2):
+            same = "same release" if a.version == b.version else "another release"
+            assert a.measured
+            assert b.measured
+            first, second = (
+                abs(x - y) / ((x + y) / 2) for x, y in zip(a.measured, b.measured, strict=True)
+            )
+            found.setdefault(f"{a.backend}, {same}", []).append((first, second))
+    return [
+        Noise(name, len(pairs), *(float(np.median(column)) for column in zip(*pairs, strict=True)))
+        for name, pairs in sorted(found.items())
+    ]

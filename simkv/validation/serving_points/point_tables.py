@@ -1,0 +1,70 @@
+"""Scores of measured points as tables: on the console, and in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group
+from rich.text import Text
+
+from simkv.report.adaptive_table import AdaptiveTable, make_adaptive_table
+from simkv.validation.serving_points.measured_rows import OTHER_TOOLS
+from simkv.validation.serving_points.point_scores import (
+    LATENCY_NAMES,
+    GroupScore,
+    LatencyErrors,
+    Noise,
+)
+
+HEAD = (
+    *("group", "rows", "meas.", "answered"),
+    *("latency", "MAPE", "strict", "median", "in 90 %", "half-width"),
+    *OTHER_TOOLS,
+)
+
+
+def score_rows(scores: Sequence[GroupScore]) -> Iterator[list[str]]:
+    """Two rows for each group: TTFT and TPOT; all but the counts in per cent."""
+    for s in scores:
+        for name in LATENCY_NAMES:
+            first = name == LATENCY_NAMES[0]
+            begin = [s.name, str(s.rows), str(s.measurements), percent(s.answered)]
+            yield [*(begin if first else [""] * 4), name.upper(), *_cells(s.errors[name])]
+
+
+def _cells(e: LatencyErrors) -> list[str]:
+    told = [percent(e.coverage), percent(e.width)]
+    others = [e.anchors.get(tool) for tool in OTHER_TOOLS]
+    beside = ["" if o is None else f"{percent(o[0])} ({percent(o[1])})" for o in others]
+    return [percent(e.mape), percent(e.strict), signed(e.bias), *told, *beside]
+
+
+def percent(value: float | None) -> str:
+    """A share in per cent, one digit; "-" if unknown."""
+    return "-" if value is None or value != value else f"{100 * value:.1f}"
+
+
+def signed(value: float) -> str:
+    """The same with its sign."""
+    return "-" if value != value else f"{100 * value:+.1f}"
+
+
+def score_table(title: str, scores: Sequence[GroupScore]) -> Group:
+    """A group of scores for the console; the latency stands beside the group there."""
+    moved = [0, 4, 5, 7, 8, 9, 1, 2, 3, 6, *range(10, len(HEAD))]
+    rows = ([row[i] for i in moved] for row in score_rows(scores))
+    return titled(title, make_adaptive_table([HEAD[i] for i in moved], rows, left=2, kept=3))
+
+
+def titled(title: str, table: AdaptiveTable) -> Group:
+    """A table under its title."""
+    return Group(Text(title, "italic"), table)
+
+
+def noise_lines(found: Sequence[Noise]) -> Iterator[str]:
+    """What two measurements of one configuration differ by."""
+    for n in found:
+        yield (
+            f"{n.name}: {n.pairs} pairs of one configuration differ by a median of "
+            f"{100 * n.ttft:.1f} % (TTFT) and {100 * n.tpot:.1f} % (TPOT)"
+        )

@@ -1,0 +1,189 @@
+"""From a row to what is simulated: hardware, engine with its scheduler's rules, clients."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+from simkv.core.errors import InputError
+from simkv.core.execution_settings import ExecutionSettings
+from simkv.costs.hardware.catalog import find_architecture, find_gpu
+from simkv.costs.hardware.replica_hardware import Hardware, make_hardware
+from simkv.costs.operators.error_spreads import (
+    Configuration,
+    classify_configuration,
+    release_number,
+)
+from simkv.schedulers.engine_registry import ENGINES
+from simkv.schedulers.sglang.config import SglangConfig
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.validation.serving_points.closed_loop_replay import ClosedLoop
+from simkv.validation.serving_points.kv_tokens import kv_tokens
+from simkv.validation.serving_points.launch_recipe import Recipe, cold_start_s, recipe_of
+from simkv.validation.serving_points.measured_rows import MeasuredRow
+
+#: ``vllm serve`` takes these where nothing is said, on a GPU of 70 GiB and more.
+VLLM_TOKENS, VLLM_SEQS = 8192, 1024
+SGLANG_SEQS = 2048
+#: Room beyond the longest request that the scripts leave (tokens).
+SPARE_LENGTH = 200
+
+
+@dataclass(frozen=True)
+class ServingPoint:
+    """What stands for a row.
+
+    ``releases`` is how many releases lie between the rules that run and those of the row; ``notes``
+    are the assumptions and what is not as the row says.
+    """
+
+    hardware: Hardware
+    setting: ExecutionSettings
+    engine: Any
+    load: ClosedLoop
+    releases: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> Configuration:
+        """What kind of configuration it is; constants and intervals go by it."""
+        return classify_configuration(self.hardware, self.setting)
+
+    @property
+    def key(self) -> str:
+        """Points with one key come out the same."""
+        return repr((self.costs_key, self.engine, self.load))
+
+    @property
+    def costs_key(self) -> str:
+        """Points with one such key have the same step costs."""
+        return repr((self.hardware, self.setting))
+
+
+def point_of(row: MeasuredRow) -> ServingPoint:
+    """What is simulated for ``row``. Raises InputError if that is not known."""
+    recipe = recipe_of(row)
+    architecture, gpu = find_architecture(row.model), find_gpu(row.system)
+    hardware = make_hardware(
+        gpu,
+        architecture,
+        tp=row.tp,
+        dp=row.dp,
+        ep=recipe.ep or row.ep,
+        weights=recipe.weights,
+        attention=recipe.attention or recipe.weights,
+        experts=(recipe.experts or recipe.weights) if architecture.experts else recipe.weights,
+        kv=recipe.kv,
+    )
+    variant, releases = nearest_variant(row.backend, row.version)
+    notes = list(recipe.assumed)
+    if releases or not row.version:
+        notes.append(f"rules of {row.backend} {variant} stand for {row.version or 'no release'}")
+    if row.dp > 1:
+        notes.append(f"{row.dp} attention ranks in lock-step")
+    if cold := cold_start_s(row, recipe):
+        notes.append(f"stood still for {cold:g} s at first, warmed up by one request only")
+    setting = _setting(row, recipe)
+    tokens = kv_tokens(hardware, setting)
+    longest = int(1.1 * (row.isl + row.osl)) + SPARE_LENGTH
+    if tokens < row.isl + row.osl:
+        raise InputError(
+            f"{tokens} tokens of KV fit beside the weights; a request has {row.isl + row.osl}"
+        )
+    tokens = max(tokens, longest + setting.block_size)
+    engine: Any
+    if row.backend == "vllm":
+        engine = _vllm(recipe, variant, setting, tokens, longest)
+    else:
+        engine = _sglang(recipe, variant, setting, tokens)
+    # A warm-up leaves nothing behind where no prefix is cached: ``warm_up_of`` says what there was.
+    load = ClosedLoop(
+        row.isl,
+        row.osl,
+        row.concurrency,
+        recipe.rounds * row.concurrency,
+        shares=recipe.shares,
+        fresh=recipe.fresh,
+        warm_up=0 if recipe.fresh == 1 else 1,
+        cold_s=cold,
+    )
+    return ServingPoint(hardware, setting, engine, load, releases, tuple(notes))
+
+
+def nearest_variant(backend: str, version: str) -> tuple[str, int]:
+    """The released rules nearest to a version, and how many minor releases lie between.
+
+    Of two equally near the older. Without a version the oldest, as far away as there are releases.
+    """
+    released = {
+        name: found for name in ENGINES[backend].variants if (found := release_number(name))
+    }
+    if not (wanted := release_number(version)):
+        return min(released, key=lambda name: released[name]), len(released)
+    with contextlib.suppress(ValueError):
+        if (known := ENGINES[backend].naming.variant_of(version)) in released:
+            return known, 0
+    name = min(released, key=lambda name: (abs(released[name] - wanted), released[name]))
+    return name, abs(released[name] - wanted)
+
+
+def _setting(row: MeasuredRow, recipe: Recipe) -> ExecutionSettings:
+    vllm = row.backend == "vllm"
+    seqs = recipe.max_num_seqs or (VLLM_SEQS if vllm else SGLANG_SEQS)
+    # Which limit a point had is not recorded where the script's is below its concurrency.
+    seqs = max(seqs, row.concurrency)
+    tokens = (recipe.max_num_batched_tokens or VLLM_TOKENS) if vllm else recipe.chunked_prefill_size
+    return ExecutionSettings(
+        row.backend,
+        row.version,
+        max(tokens, seqs),
+        seqs,
+        graph_sizes=graph_sizes(recipe.largest_graph if vllm else min(seqs, 512)),
+        graph_mode=recipe.graph_mode if vllm else "full decode only",
+        asynchronous=recipe.asynchronous if recipe.asynchronous is not None else _async(row),
+        block_size=recipe.block_size,
+        memory_share=recipe.memory_share,
+    )
+
+
+def _async(row: MeasuredRow) -> bool:
+    """SGLang overlaps since 0.4, vLLM by default since 0.14."""
+    return row.backend == "sglang" or release_number(row.version) >= 14
+
+
+def graph_sizes(largest: int) -> tuple[int, ...]:
+    """Batch sizes with a CUDA graph: 1, 2, 4, then by 8, above 256 by 16."""
+    sizes = (1, 2, 4, *range(8, 257, 8), *range(272, 1 << 14, 16))
+    return tuple(size for size in sizes if size <= largest)
+
+
+def _vllm(
+    recipe: Recipe, variant: str, setting: ExecutionSettings, tokens: int, longest: int
+) -> VllmConfig:
+    blocks = tokens // setting.block_size + 1
+    return VllmConfig(
+        variant=variant,
+        block_size=setting.block_size,
+        num_gpu_blocks=max(blocks, 2),
+        max_num_seqs=setting.max_num_seqs,
+        max_num_batched_tokens=setting.max_num_batched_tokens,
+        max_model_len=longest,
+        enable_prefix_caching=recipe.fresh > 1,
+        async_scheduling=setting.asynchronous,
+        startup_check=False,
+    )
+
+
+def _sglang(recipe: Recipe, variant: str, setting: ExecutionSettings, tokens: int) -> SglangConfig:
+    return SglangConfig(
+        variant=variant,  # type: ignore[arg-type]
+        max_total_num_tokens=tokens,
+        max_running_requests=setting.max_num_seqs,
+        chunked_prefill_size=recipe.chunked_prefill_size,
+        max_prefill_tokens=recipe.max_prefill_tokens,
+        disable_radix_cache=not recipe.radix,
+        enable_mixed_chunk=recipe.mixed,
+        scheduler_recv_interval=recipe.recv_interval,
+        stream_interval=recipe.stream_interval,
+    )

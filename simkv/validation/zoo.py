@@ -1,0 +1,28 @@
+"""The starvation zoo: the packaged scenarios of public incidents, by name.
+
+for incident in incidents():
+    print(incident.name, [check for check in replay(incident) if not check.ok])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from simkv.metrics.expectation_checks import ExpectationCheck, check_expectations
+from simkv.metrics.result_assembly import run_scenario
+from simkv.scenario.packaged_scenarios import PackagedIncident
+
+
+def replay_incident(
+    incident: PackagedIncident, resolved: Callable[[], None] | None = None
+) -> list[ExpectationCheck]:
+    """Run all variants of an incident and check what is expected of them.
+
+    ``resolved`` is called whenever a request ends.
+    """
+    return check_expectations(
+        {
+            name: run_scenario(variant, incident.path.parent, resolved)
+            for name, variant in incident.variants.items()
+        }
+    )

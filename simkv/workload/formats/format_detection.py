@@ -1,0 +1,161 @@
+"""Formats of traces, each known from the file itself."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from simkv.core.errors import InputError, spelling_hint
+from simkv.workload.formats.aiperf import AIPERF
+from simkv.workload.formats.azure import AZURE
+from simkv.workload.formats.blis import BLIS, data_file
+from simkv.workload.formats.burstgpt import BURSTGPT
+from simkv.workload.formats.genai_perf import GENAI_PERF
+from simkv.workload.formats.guidellm import GUIDELLM
+from simkv.workload.formats.llmservingsim import CAPTURE, LLMSERVINGSIM
+from simkv.workload.formats.mapped_columns import make_mapped_format
+from simkv.workload.formats.mooncake import MOONCAKE
+from simkv.workload.formats.otel_spans import SPANS
+from simkv.workload.formats.recorded_case import CASE
+from simkv.workload.formats.servegen import SERVEGEN, is_client_file
+from simkv.workload.formats.simkv_csv import SIMKV, find_missing_columns
+from simkv.workload.formats.simkv_parquet import PARQUET
+from simkv.workload.formats.splitwise import SPLITWISE
+from simkv.workload.formats.trace_format import FileHead, TraceFormat
+from simkv.workload.formats.vidur import VIDUR, VIDUR_OLD
+from simkv.workload.formats.vllm_bench import BENCH
+from simkv.workload.trace_source import open_binary
+
+TRACE_FORMATS = (
+    CASE,
+    SIMKV,
+    PARQUET,
+    AZURE,
+    MOONCAKE,
+    BURSTGPT,
+    SERVEGEN,
+    VIDUR,
+    VIDUR_OLD,
+    LLMSERVINGSIM,
+    CAPTURE,
+    AIPERF,
+    SPANS,
+    GENAI_PERF,
+    GUIDELLM,
+    BLIS,
+    SPLITWISE,
+    BENCH,
+)
+FORMAT_NAMES = tuple(format.name for format in TRACE_FORMATS)
+
+#: So much of a file is looked at.
+HEAD_BYTES = 1 << 18
+#: A gzip file with nothing in it has at least so many bytes.
+EMPTY_GZIP = 20
+_KEY = re.compile(r'"([A-Za-z_][A-Za-z0-9_ ]*)"\s*:')
+_YAML_KEY = re.compile(r"^([A-Za-z_]+):", re.MULTILINE)
+#: Files that stand for the folder that they lie in.
+_INSIDE = ("requests.jsonl", "requests.jsonl.gz", "requests.csv", "profile_export.jsonl")
+
+
+def detect_format(
+    path: Path, name: str = "auto", columns: Mapping[str, str] | None = None
+) -> tuple[TraceFormat, Path]:
+    """The format of a trace, and the file or folder that holds the requests.
+
+    With ``columns`` (see ``make_mapped_format``) it is a log of one's own. Raises InputError if
+    there is none such, or its format is not known.
+    """
+    path = _data(path)
+    if columns:
+        return make_mapped_format(columns, read_head(path)), path
+    if name != "auto":
+        for format in TRACE_FORMATS:
+            if format.name == name:
+                return format, path
+        raise InputError(
+            f"format: {name!r} is not known{spelling_hint(name, FORMAT_NAMES)}; "
+            f"expected auto, {', '.join(FORMAT_NAMES)}"
+        )
+    head = read_head(path)
+    for format in TRACE_FORMATS:
+        if format.known(head):
+            return format, path
+    if lacking := find_missing_columns(head):
+        raise InputError(
+            f"{path}: lacks {', '.join(lacking)}; found {_described(head)}. If they have other "
+            f"names, `simkv trace convert --columns {lacking[0]}=NAME` reads them"
+        )
+    found = _described(head)
+    if is_client_file(path.name):
+        found += " (a client of ServeGen: give the folder that it lies in)"
+    raise InputError(
+        f"{path}: not a trace of a known format; found {found}. Known are "
+        f"{', '.join(FORMAT_NAMES)}; "
+        "`simkv trace formats` tells what they are"
+    )
+
+
+def _described(head: FileHead) -> str:
+    names = ", ".join(sorted(head.names)[:20])
+    if names and head.kind in ("csv", "json"):
+        what = "a CSV file with the columns" if head.kind == "csv" else "JSON with the keys"
+        return f"{what} {names}"
+    return "a folder" if head.kind == "folder" else f"a {head.kind} file"
+
+
+def _data(path: Path) -> Path:
+    """The file with the requests, where ``path`` is a folder or a header."""
+    if not path.exists():
+        raise InputError(f"{path}: cannot be read: no such file or directory")
+    if path.suffix in (".yaml", ".yml") and (data := data_file(path)):
+        return data
+    if path.is_dir():
+        headers = sorted([*path.glob("*.yaml"), *path.glob("*.yml")])
+        inside = [path / name for name in _INSIDE if (path / name).is_file()]
+        inside += [found for header in headers if (found := data_file(header))]
+        return inside[0] if inside else path
+    return path
+
+
+def read_head(path: Path) -> FileHead:
+    """The beginning of a file. Raises InputError if it cannot be read."""
+    if path.is_dir():
+        return FileHead(path, "folder", frozenset())
+    start = _beginning(path)
+    if start[:4] == b"PAR1":
+        return FileHead(path, "parquet", frozenset())
+    if start[257:262] == b"ustar":
+        return FileHead(path, "tar", frozenset())
+    text = start.decode("utf-8-sig", errors="replace").lstrip()
+    first = re.split("[\r\n]", text, maxsplit=1)[0]
+    if not first.replace("\t", " ").isprintable():
+        return FileHead(path, "binary", frozenset())
+    if text[:1] in ("{", "["):
+        return FileHead(path, "json", _folded(found[1] for found in _KEY.finditer(text)))
+    if re.match(r"[A-Za-z_]+:(\s|$)", first):
+        return FileHead(path, "yaml", _folded(found[1] for found in _YAML_KEY.finditer(text)))
+    if "," in first:
+        return FileHead(path, "csv", _folded(name.strip('"') for name in first.split(",")))
+    return FileHead(path, "text", _folded([first]))
+
+
+def _beginning(path: Path) -> bytes:
+    """The first bytes of a file, unpacked as far as that goes."""
+    with open_binary(path) as raw:
+        start = raw.read(HEAD_BYTES)
+    if start[:2] != b"\x1f\x8b":
+        return start
+    try:
+        text = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(start, HEAD_BYTES)
+    except zlib.error as error:
+        raise InputError(f"{path}: the gzip data are damaged; get it again") from error
+    if not text and len(start) < EMPTY_GZIP:
+        raise InputError(f"{path}: the gzip data end before they begin; get it again")
+    return text
+
+
+def _folded(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(name.strip().casefold() for name in names)

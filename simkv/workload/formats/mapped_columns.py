@@ -1,0 +1,142 @@
+"""Own logs whose columns have other names: CSV, or JSON lines, by ``ours=theirs``.
+
+simkv trace convert log.csv out.csv --columns arrival=ts,prompt_tokens=in,output_tokens=out
+
+Columns that are not named are taken where they have simkv's own names. ``arrival`` may be seconds
+on any clock, or wall-clock times as in ``2026-05-01T12:00:00.25Z``; the first row is then time 0.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+from simkv.core.errors import InputError, spelling_hint
+from simkv.workload.column_values import (
+    ColumnArray,
+    Parser,
+    parse_times,
+    parse_whole_numbers,
+)
+from simkv.workload.csv_columns import open_csv
+from simkv.workload.formats.azure import parse_timestamps
+from simkv.workload.formats.simkv_csv import COLUMN_PARSERS, LENGTH_PARSERS, rows_from_table
+from simkv.workload.formats.trace_format import FileHead, TraceFormat
+from simkv.workload.request_columns import RequestRows
+from simkv.workload.trace_source import TraceSource, select_served
+
+#: What a request without an answer has none of; it is counted as failed, not refused.
+_COUNTED: dict[str, Parser] = dict.fromkeys(LENGTH_PARSERS, parse_whole_numbers)
+
+
+def parse_columns(text: str) -> dict[str, str]:
+    """``ours=theirs,…``. Raises InputError if a name is not one of ours, or is given twice."""
+    found: dict[str, str] = {}
+    for pair in text.split(","):
+        ours, equals, theirs = (part.strip() for part in pair.partition("="))
+        if not equals or not theirs:
+            raise InputError(f"--columns {text}: expected OURS=THEIRS, as in arrival=ts")
+        if ours not in COLUMN_PARSERS:
+            raise InputError(
+                f"--columns {text}: {ours!r} is not "
+                f"known{spelling_hint(ours, COLUMN_PARSERS)}; expected some "
+                f"of {', '.join(COLUMN_PARSERS)}"
+            )
+        if ours in found or theirs in found.values():
+            raise InputError(f"--columns {text}: {pair.strip()}: one of them is given twice")
+        found[ours] = theirs
+    return found
+
+
+def make_mapped_format(columns: Mapping[str, str], head: FileHead) -> TraceFormat:
+    """The format of a file with such a ``head`` whose columns have these names.
+
+    Raises InputError if it is neither CSV nor JSON lines.
+    """
+    if head.kind not in ("csv", "json", "text"):
+        raise InputError(f"{head.path}: --columns is for CSV and JSON lines; found {head.kind}")
+    rows = partial(_rows, columns=columns, is_json=head.kind == "json")
+    return TraceFormat("columns", "a log whose columns are named", lambda _: False, rows)
+
+
+def _rows(source: TraceSource, columns: Mapping[str, str], is_json: bool) -> Iterator[RequestRows]:
+    with source.text() as lines:
+        texts = (
+            _json_as_csv(source, lines, columns) if is_json else _renamed(source, lines, columns)
+        )
+        parsers: dict[str, Parser] = {
+            **COLUMN_PARSERS,
+            **_COUNTED,
+            "arrival": partial(_arrival, source),
+        }
+        needed = {name: parsers[name] for name in (*LENGTH_PARSERS, *columns)}
+        for table in open_csv(source, texts, needed, parsers):
+            yield select_served(source, rows_from_table(source, table), table.lines)
+
+
+def _arrival(source: TraceSource, texts: Sequence[str]) -> ColumnArray:
+    """Seconds, or wall-clock times from the first row on."""
+    try:
+        return parse_times(texts)
+    except ValueError:
+        if not texts or not texts[0].strip()[4:5] == "-":
+            raise
+        return source.since_first(parse_timestamps(texts)) / 1e9
+
+
+def _renamed(
+    source: TraceSource, lines: Iterator[str], columns: Mapping[str, str]
+) -> Iterator[str]:
+    """The lines of a CSV file, in whose header the columns have our names."""
+    theirs = {name.casefold(): ours for ours, name in columns.items()}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            yield line
+            continue
+        header = [name.strip() for name in next(csv.reader([line]))]
+        known = {name.casefold() for name in header}
+        for ours, name in columns.items():
+            if name.casefold() not in known:
+                raise source.error(
+                    f"--columns {ours}={name}: there is no such "
+                    f"column{spelling_hint(name, header)}; "
+                    f"found {', '.join(header)}",
+                    number,
+                )
+        yield ",".join(_our_name(name, theirs, columns) for name in header) + "\n"
+        yield from lines
+
+
+def _our_name(name: str, theirs: Mapping[str, str], columns: Mapping[str, str]) -> str:
+    """What a column is called here; one of our names that another column has taken is its own."""
+    ours = theirs.get(name.casefold())
+    if ours is not None:
+        return ours
+    name = name.replace(",", " ").replace('"', " ")
+    return f"{name} (theirs)" if name.casefold() in columns else name
+
+
+def _json_as_csv(
+    source: TraceSource, lines: Iterator[str], columns: Mapping[str, str]
+) -> Iterator[str]:
+    """The objects of a JSON lines file as lines of CSV: a line each, so that places stay true."""
+    names = {**{name: name for name in COLUMN_PARSERS}, **columns}
+    used: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line) if line.strip() else {}
+        except (ValueError, RecursionError):
+            record = None
+        if not isinstance(record, dict):
+            raise source.error("should be a JSON object", number)
+        if not used:
+            used = [ours for ours, name in names.items() if name in record or ours in columns]
+            yield ",".join(used) + "\n"
+        yield ",".join(_as_text(record.get(names[ours])) for ours in used) + "\n"
+
+
+def _as_text(value: object) -> str:
+    text = "" if value is None else value if isinstance(value, str) else json.dumps(value)
+    return '"' + text.replace('"', '""').replace("\n", " ") + '"'

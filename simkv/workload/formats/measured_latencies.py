@@ -1,0 +1,70 @@
+"""What was measured of each request of a trace, where its format says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from simkv.core.errors import InputError
+from simkv.workload.formats.format_detection import detect_format
+from simkv.workload.trace_source import TraceSource
+
+
+def read_measured_latencies(path: Path, source: TraceSource | None = None) -> pd.DataFrame:
+    """A row per served request, in the file's order: arrival_s, prompt_tokens, output_tokens, and
+    ttft_ms, tpot_ms, e2e_ms, queue_ms as measured (NaN where they are not); queued_s, from when
+    TTFT and E2E count, where the format has it.
+
+    Formats with a ``table`` may have more: start_s (since 1970), request (its id), max_tokens,
+    prefill_ms, gave_up_s, and requests without an answer (output_tokens 0). ``source`` is read in
+    place of a new one of the file. Raises InputError if the file cannot be used or its format has
+    no measured times.
+    """
+    form, path = detect_format(path)
+    source = source or TraceSource(path)
+    if form.table is not None:
+        return form.table(source)
+    if form.measured is None:
+        raise InputError(f"{path}: {form.name} has no measured times of requests")
+    rows = list(form.rows(source))
+    records = _records(source, path)
+    found = []
+    for some in rows:
+        assert some.number is not None
+        for place, arrival, prompt, output in zip(
+            some.number.tolist(),
+            some.arrival.tolist(),
+            some.prompt_tokens.tolist(),
+            some.output_tokens.tolist(),
+            strict=True,
+        ):
+            line, record = records[place]
+            try:
+                times = form.measured(record)
+            except ValueError as error:
+                raise InputError(f"{path}:{line}: {error}") from error
+            found.append((arrival, prompt, output, times))
+    table = pd.DataFrame(
+        {
+            "arrival_s": [arrival for arrival, *_ in found],
+            "prompt_tokens": [prompt for _, prompt, *_ in found],
+            "output_tokens": [output for *_, output, _ in found],
+            "ttft_ms": [times.ttft_ms for *_, times in found],
+            "tpot_ms": [times.tpot_ms if output > 1 else None for *_, output, times in found],
+            "e2e_ms": [times.e2e_ms for *_, times in found],
+            "queue_ms": [times.queue_ms for *_, times in found],
+        },
+        dtype=float,
+    ).astype({"prompt_tokens": int, "output_tokens": int})
+    if found and found[0][3].queue_ms is not None:
+        table["queued_s"] = table["arrival_s"]
+    return table
+
+
+def _records(source: TraceSource, path: Path) -> list[tuple[int, dict[str, object]]]:
+    """All objects of a JSON lines file with their lines, as they are counted in ``Rows.number``."""
+    with source.text(path) as lines:
+        texts = list(enumerate(lines, start=1))
+    return [(line, json.loads(text)) for line, text in texts if text.strip()]

@@ -1,0 +1,252 @@
+"""simkv's own traces, as CSV, plain or gzip'd. Written and read without any loss.
+
+``prompt_tokens`` and ``output_tokens`` are needed. May be there: ``arrival`` (s, from 0; a trace
+without it has lengths only), ``max_tokens``, ``priority`` (smaller is more urgent), ``timeout``
+(s), ``ignore_eos`` and ``has_images`` (0 or 1), ``lora`` (the name of an adapter),
+``acceptance`` (from 0 to 1, of each draft if those before it are accepted), ``session``,
+``think_time`` (s after the end of the session's request before it; empty: at its arrival), and
+``prefix``: what the prompt begins with, as pieces ``stream:end`` or ``stream:start-end`` with
+blanks between.
+
+Equal stream and equal place mean equal tokens. ``h<number>`` is a block by its hash, ``o<row>`` and
+``u<row>`` are the output and the own prompt tokens of the row with that number (the first is 0),
+any other name is a stream by itself (letters, digits and ``_.-~`` as they are, others as %XX). What
+comes after the pieces is the prompt's own.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from operator import attrgetter
+from pathlib import Path
+from typing import IO, Any, cast
+from urllib.parse import quote, unquote
+
+import numpy as np
+
+from simkv.core.errors import spelling_hint
+from simkv.workload.column_values import (
+    ColumnArray,
+    Parser,
+    describe_found,
+    make_column_parser,
+    parse_time,
+    parse_times,
+    parse_whole_number,
+    parse_whole_numbers,
+)
+from simkv.workload.csv_columns import CsvTable, open_csv
+from simkv.workload.formats.trace_format import FileHead, TraceFormat
+from simkv.workload.request_columns import (
+    COLUMN_DEFAULTS,
+    NameTable,
+    PromptPieces,
+    RequestRows,
+    format_pieces,
+    parse_pieces,
+)
+from simkv.workload.trace_source import TraceSource
+
+#: Columns of names, which are kept as numbers, and where a source keeps the names.
+NAME_COLUMNS: dict[str, Callable[[TraceSource], NameTable]] = {
+    "lora": attrgetter("loras"),
+    "session": attrgetter("sessions"),
+}
+#: Characters that need no %XX in the name of a session.
+_PLAIN = " !#$&'()*+-./:;<=>?@[]^_`{|}~"
+
+
+def _from_one(text: str) -> int:
+    if (value := parse_whole_number(text)) < 1:
+        raise ValueError(f"should be a whole number from 1; {describe_found(text)}")
+    return value
+
+
+def _tokens(texts: Sequence[str]) -> ColumnArray:
+    values = parse_whole_numbers(texts)
+    if len(values) and values.min() < 1:
+        return np.array([_from_one(text) for text in texts], np.int64)
+    return values
+
+
+def _empty_or(parse: Callable[[str], Any], default: Any) -> Callable[[str], Any]:
+    return lambda text: parse(text) if text.strip() else default
+
+
+def _integer(text: str) -> int:
+    try:
+        value = int(text)
+        if abs(value) < 1 << 53:
+            return value
+    except ValueError:
+        pass
+    raise ValueError(f"should be a whole number; {describe_found(text)}")
+
+
+def _flag(text: str) -> bool:
+    try:
+        return {"0": False, "1": True, "false": False, "true": True}[text.strip().casefold()]
+    except KeyError:
+        raise ValueError(f"should be 0 or 1; {describe_found(text)}") from None
+
+
+def _patience(text: str) -> float:
+    if (value := parse_time(text)) <= 0:
+        raise ValueError(f"should be a number above 0; {describe_found(text)}")
+    return value
+
+
+def _share(text: str) -> float:
+    if (value := parse_time(text)) > 1:
+        raise ValueError(f"should be a number from 0 to 1; {describe_found(text)}")
+    return value
+
+
+def _check_prefix(text: str) -> str:
+    parse_pieces(text, NameTable())
+    return text
+
+
+LENGTH_PARSERS: dict[str, Parser] = {"prompt_tokens": _tokens, "output_tokens": _tokens}
+COLUMN_PARSERS: dict[str, Parser] = {
+    "arrival": parse_times,
+    **LENGTH_PARSERS,
+    "max_tokens": make_column_parser(_empty_or(_from_one, 0), np.int64),
+    "priority": make_column_parser(_empty_or(_integer, 0), np.int64),
+    "timeout": make_column_parser(_empty_or(_patience, np.nan), np.float64),
+    "ignore_eos": make_column_parser(_empty_or(_flag, False), np.bool_),
+    "has_images": make_column_parser(_empty_or(_flag, False), np.bool_),
+    "lora": make_column_parser(str),
+    "acceptance": make_column_parser(_empty_or(_share, np.nan), np.float64),
+    "session": make_column_parser(str),
+    "think_time": make_column_parser(_empty_or(parse_time, np.nan), np.float64),
+    "prefix": make_column_parser(_check_prefix),
+}
+#: Some people number their rows; simkv does that itself.
+_IGNORED = {"id", "request_id"}
+
+
+def _rows(source: TraceSource) -> Iterator[RequestRows]:
+    with source.text() as lines:
+        for table in open_csv(source, lines, LENGTH_PARSERS, COLUMN_PARSERS):
+            note_unknown(source, table.others)
+            yield rows_from_table(source, table)
+
+
+def note_unknown(source: TraceSource, names: Iterable[str]) -> None:
+    """Tell once of columns that are not read, for they may be misspelt."""
+    unknown = [name for name in names if name not in _IGNORED and name not in COLUMN_PARSERS]
+    if unknown and not any("not read" in note for note in source.tally.notes):
+        told = ", ".join(f"{name!r}{spelling_hint(name, COLUMN_PARSERS)}" for name in unknown)
+        source.tally.notes.append(f"columns that are not known and not read: {told}")
+
+
+def rows_from_table(source: TraceSource, table: CsvTable) -> RequestRows:
+    """The rows of a table whose columns have passed ``COLUMN_PARSERS``."""
+    columns: dict[str, Any] = dict(table.columns)
+    named = {name: columns.pop(name, None) for name in NAME_COLUMNS}
+    prefixes = columns.pop("prefix", None)
+    columns.setdefault("arrival", np.full(len(table.lines), np.nan))
+    rows = RequestRows(**columns, number=table.numbers)
+    for column, texts in named.items():
+        if texts is not None:
+            number = NAME_COLUMNS[column](source).number
+            numbers = [number(unquote(name)) if name else -1 for name in texts]
+            setattr(rows, column, np.array(numbers, np.int64))
+    if prefixes is None:
+        return rows
+    pieces = [parse_pieces(text, source.streams) for text in prefixes]
+    rows.pieces = PromptPieces.of(pieces)
+    totals = np.array([sum(end - start for *_, start, end in row) for row in pieces], np.int64)
+    fits = totals <= rows.prompt_tokens
+    for row in np.flatnonzero(~fits).tolist():
+        source.bad(
+            table.lines[row],
+            "prefix",
+            f"should have at most as many tokens as the prompt; found {totals[row]} of "
+            f"{rows.prompt_tokens[row]}",
+        )
+    return rows.where(fits)
+
+
+def _known(head: FileHead) -> bool:
+    ours = head.has("arrival") or head.names <= {*COLUMN_PARSERS}
+    return head.kind == "csv" and head.has(*LENGTH_PARSERS) and ours
+
+
+def find_missing_columns(head: FileHead) -> list[str]:
+    """The columns that a file lacks which looks like one of ours; none if it does not."""
+    like_ours = head.kind == "csv" and head.names & {"arrival", *LENGTH_PARSERS}
+    lacking = [name for name in ("arrival", *LENGTH_PARSERS) if name not in head.names]
+    return lacking if like_ours else []
+
+
+SIMKV = TraceFormat("simkv", "simkv's own traces (CSV)", _known, _rows)
+
+
+def used_columns(rows: RequestRows, already: Sequence[str] = ()) -> list[str]:
+    """The columns in which any value is not the default, and those of ``already``, in order."""
+    return [
+        name
+        for name in COLUMN_PARSERS
+        if name in already or name in LENGTH_PARSERS or _is_used(rows, name)
+    ]
+
+
+def _is_used(rows: RequestRows, name: str) -> bool:
+    if name == "prefix":
+        return rows.pieces is not None and len(rows.pieces.value) > 0
+    column = getattr(rows, name)
+    if column is None:
+        return False
+    if column.dtype == np.float64:
+        return not np.isnan(column).all()
+    return bool((column != COLUMN_DEFAULTS[name]).any())
+
+
+def write_file(
+    path: Path, parts: Iterable[RequestRows], columns: Sequence[str], source: TraceSource
+) -> int:
+    """Write a trace as CSV, gzip'd if ``path`` ends in .gz; returns the number of rows.
+
+    ``columns`` are those that the file has; ``source`` knows the names of sessions and streams.
+    """
+    with ExitStack() as stack:
+        raw: IO[bytes] = stack.enter_context(path.open("wb"))
+        if path.name.endswith(".gz"):
+            packed = gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw, mtime=0)
+            raw = cast(IO[bytes], stack.enter_context(packed))
+        text = stack.enter_context(io.TextIOWrapper(raw, encoding="utf-8", newline=""))
+        return write_csv(text, parts, columns, source)
+
+
+def write_csv(
+    text: IO[str], parts: Iterable[RequestRows], columns: Sequence[str], source: TraceSource
+) -> int:
+    """Write rows as CSV with a header; returns their number."""
+    text.write(",".join(columns) + "\n")
+    count = 0
+    for rows in parts:
+        fields = [format_column(rows, name, source) for name in columns]
+        text.writelines(",".join(row) + "\n" for row in zip(*fields, strict=True))
+        count += len(rows)
+    return count
+
+
+def format_column(rows: RequestRows, name: str, source: TraceSource) -> Iterable[str]:
+    """A column as text; a value that stands for none is empty."""
+    if name == "prefix":
+        names = source.streams.names
+        return [format_pieces(row, names) for row in rows.column("pieces").by_row()]
+    values = rows.column(name)
+    if name in NAME_COLUMNS:
+        plain = [quote(one, safe=_PLAIN) for one in NAME_COLUMNS[name](source).names]
+        return ["" if value < 0 else plain[value] for value in values.tolist()]
+    if values.dtype == np.float64:
+        return ["" if value != value else repr(value) for value in values.tolist()]
+    if name == "max_tokens":
+        return [str(value) if value else "" for value in values.tolist()]
+    return map(str, values.astype(np.int64).tolist())

@@ -1,0 +1,96 @@
+"""The records of a JSON lines file, and which of them cannot be used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from simkv.workload.column_values import MAX_SHOWN_CHARACTERS, ColumnArray, describe_found
+from simkv.workload.field_types import MAX_TOKEN_COUNT
+from simkv.workload.request_columns import Ints
+from simkv.workload.trace_source import TraceSource
+
+
+@dataclass(frozen=True)
+class JsonRecords:
+    """Some records of a JSON lines file, and their lines."""
+
+    records: list[dict[str, Any]]
+    lines: list[int]
+    numbers: Ints
+
+
+def json_records(
+    source: TraceSource, check: Callable[[dict[str, Any]], None], lines: Iterator[str]
+) -> Iterator[JsonRecords]:
+    """The objects of a JSON lines file that ``check`` finds nothing wrong with.
+
+    ``check`` raises ValueError as ``column: what would be right; found …``.
+    """
+    for start, batch in source.batches(lines):
+        records, at, numbers = [], [], []
+        for line, text in enumerate(batch, start):
+            if not text.strip():
+                continue
+            source.tally.rows += 1
+            try:
+                record = _json_object(text)
+                check(record)
+            except ValueError as error:
+                column, _, what = str(error).partition(": ")
+                source.bad(line, column, what)
+                continue
+            records.append(record)
+            at.append(line)
+            numbers.append(source.tally.rows - 1)
+        yield JsonRecords(records, at, np.array(numbers, np.int64))
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"row: should be a JSON object; found {str(error)[:MAX_SHOWN_CHARACTERS]}"
+        ) from None
+    if not isinstance(record, dict):
+        raise ValueError(f"row: should be a JSON object; {describe_found(record)}")
+    return record
+
+
+def json_integer(record: dict[str, Any], name: str) -> int:
+    """A field with a whole number from 0. Raises ValueError saying what is wrong."""
+    value = record.get(name)
+    if type(value) is int and 0 <= value <= MAX_TOKEN_COUNT:
+        return value
+    if isinstance(value, float) and value.is_integer() and 0 <= value <= MAX_TOKEN_COUNT:
+        return int(value)
+    what = "is missing" if name not in record else describe_found(value)
+    raise ValueError(f"{name}: should be a whole number from 0 to {MAX_TOKEN_COUNT:,}; {what}")
+
+
+def json_time(record: dict[str, Any], name: str) -> float:
+    """A field with a number from 0. Raises ValueError saying what is wrong."""
+    value = record.get(name)
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < np.inf:
+        return value
+    what = "is missing" if name not in record else describe_found(value)
+    raise ValueError(f"{name}: should be a number from 0; {what}")
+
+
+def json_ids(record: dict[str, Any], name: str) -> list[int]:
+    """A field with a list of whole numbers. Raises ValueError saying what is wrong."""
+    value = record.get(name)
+    if isinstance(value, list) and all(type(item) is int and abs(item) < 1 << 62 for item in value):
+        return value
+    raise ValueError(f"{name}: should be a list of whole numbers; {describe_found(value)}")
+
+
+def make_column(records: Iterable[Any], kind: npt.DTypeLike) -> ColumnArray:
+    """A numpy column from Python values."""
+    return np.array(list(records), kind)

@@ -1,0 +1,236 @@
+"""Distributions of lengths in tokens, and of times in seconds."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from pydantic import (
+    Discriminator,
+    Field,
+    PrivateAttr,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from simkv.workload.field_types import (
+    MAX_TOKEN_COUNT,
+    StrictModel,
+    Time,
+    Tokens,
+    find_file,
+)
+from simkv.workload.trace_reader import cached_trace
+
+LengthField = Literal["prompt_tokens", "output_tokens"]
+#: A zipf distribution has so many lengths at most, for all their weights are written down.
+MAX_ZIPF_LENGTHS = 1_000_000
+
+
+class Uniform(StrictModel):
+    """Whole numbers from ``low`` to ``high``, both included, all equally likely."""
+
+    distribution: Literal["uniform"]
+    low: Tokens
+    """The least."""
+    high: Tokens
+    """The most."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.low > self.high:
+            raise ValueError(f"low must not exceed high; found {self.low} and {self.high}")
+        return self
+
+    def draw(self, random: np.random.Generator, count: int) -> list[int]:
+        return [int(x) for x in random.integers(self.low, self.high, count, endpoint=True)]
+
+
+class RandomRange(StrictModel):
+    """As ``vllm bench serve --dataset-name random``: uniform around ``len``.
+
+    Whole numbers from ``len * (1 - range_ratio)``, rounded down, to ``len * (1 + range_ratio)``,
+    rounded up, but at least 1.
+    """
+
+    distribution: Literal["random"]
+    len: Tokens
+    """The middle."""
+    range_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """How far to either side, as a share of it."""
+
+    def draw(self, random: np.random.Generator, count: int) -> list[int]:
+        low = max(math.floor(self.len * (1 - self.range_ratio)), 1)
+        high = math.ceil(self.len * (1 + self.range_ratio))
+        return [int(x) for x in random.integers(low, high, count, endpoint=True)]
+
+
+class LogNormal(StrictModel):
+    """Rounded log-normal lengths with the given ``mean``, cut to 1 .. ``max``.
+
+    ``sigma`` is the standard deviation of the logarithm.
+    """
+
+    distribution: Literal["lognormal"]
+    mean: Annotated[float, Field(gt=0, le=MAX_TOKEN_COUNT)]
+    """Of the lengths themselves, not of their logarithm."""
+    sigma: Annotated[float, Field(ge=0, le=10)] = 0.7
+    """Standard deviation of the logarithm."""
+    max: Tokens = MAX_TOKEN_COUNT
+    """What is longer is cut to this."""
+
+    def draw(self, random: np.random.Generator, count: int) -> list[int]:
+        drawn = random.lognormal(np.log(self.mean) - self.sigma**2 / 2, self.sigma, count)
+        return [int(x) for x in np.clip(np.rint(drawn), 1, self.max)]
+
+
+class Zipf(StrictModel):
+    """Lengths from ``low`` to ``high``; the k-th of them has the weight ``k ** -exponent``."""
+
+    distribution: Literal["zipf"]
+    low: Tokens = 1
+    """The shortest, which is the most frequent."""
+    high: Tokens
+    """The longest."""
+    exponent: Annotated[float, Field(ge=0, le=10)] = 1.0
+    """How steeply longer ones get rarer; 0 is uniform."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.low <= self.high < self.low + MAX_ZIPF_LENGTHS:
+            raise ValueError(
+                f"high must not be below low nor {MAX_ZIPF_LENGTHS:,} above it; "
+                f"found {self.low} and {self.high}"
+            )
+        return self
+
+    def draw(self, random: np.random.Generator, count: int) -> list[int]:
+        ranks = np.arange(1, self.high - self.low + 2, dtype=np.float64)
+        total = np.cumsum(ranks**-self.exponent)
+        places = np.searchsorted(total / total[-1], random.random(count), side="right")
+        return [self.low + int(place) for place in places]
+
+
+class Empirical(StrictModel):
+    """Lengths drawn from those of a ``trace``: all requests of it are equally likely.
+
+    ``of`` says which lengths; by default those of the same name as the field.
+    """
+
+    distribution: Literal["empirical"]
+    trace: str
+    """The file whose lengths are drawn from."""
+    of: LengthField | None = None
+    """Which of its lengths; by default those of the same name as the field."""
+    _path: Path = PrivateAttr(default_factory=Path)
+
+    @field_validator("trace")
+    @classmethod
+    def _there(cls, name: str, info: ValidationInfo) -> str:
+        find_file(name, info)
+        return name
+
+    @model_validator(mode="after")
+    def _located(self, info: ValidationInfo) -> Self:
+        self._path = find_file(self.trace, info)
+        return self
+
+    def values(self, which: LengthField) -> list[int]:
+        """The lengths of the trace. Raises InputError if it cannot be read."""
+        lengths: list[int] = getattr(cached_trace(self._path).rows, self.of or which).tolist()
+        return lengths
+
+
+def classify_distribution(value: Any) -> str:
+    """Which kind of length or time a value is: a number, or the name of a distribution."""
+    if isinstance(value, StrictModel):
+        return str(getattr(value, "distribution", None))
+    return str(value.get("distribution")) if isinstance(value, dict) else "number"
+
+
+LengthDistribution = Annotated[
+    Annotated[Tokens, Tag("number")]
+    | Annotated[Uniform, Tag("uniform")]
+    | Annotated[RandomRange, Tag("random")]
+    | Annotated[LogNormal, Tag("lognormal")]
+    | Annotated[Zipf, Tag("zipf")]
+    | Annotated[Empirical, Tag("empirical")],
+    Discriminator(classify_distribution),
+]
+
+
+def sample_lengths(
+    length: LengthDistribution,
+    random: np.random.Generator,
+    count: int,
+    which: LengthField = "prompt_tokens",
+) -> list[int]:
+    """``count`` lengths for the field ``which``."""
+    if isinstance(length, int):
+        return [length] * count
+    if isinstance(length, Empirical):
+        values = length.values(which)
+        return [values[place] for place in random.integers(0, len(values), count)]
+    return length.draw(random, count)
+
+
+class Exponential(StrictModel):
+    """Times with the given ``mean`` (s), as between the events of a Poisson process."""
+
+    distribution: Literal["exponential"]
+    mean: Time
+    """Of the times (s)."""
+
+    def draw(self, random: np.random.Generator, count: int) -> list[float]:
+        return [float(x) for x in random.exponential(self.mean, count)]
+
+
+class UniformTime(StrictModel):
+    """Times (s) from ``low`` to ``high``, all equally likely."""
+
+    distribution: Literal["uniform"]
+    low: Time
+    """The least (s)."""
+    high: Time
+    """The most (s)."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.low > self.high:
+            raise ValueError(f"low must not exceed high; found {self.low} and {self.high}")
+        return self
+
+    def draw(self, random: np.random.Generator, count: int) -> list[float]:
+        return [float(x) for x in random.uniform(self.low, self.high, count)]
+
+
+class LogNormalTime(StrictModel):
+    """Log-normal times with the given ``mean`` (s); ``sigma`` is that of the logarithm."""
+
+    distribution: Literal["lognormal"]
+    mean: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    """Of the times themselves (s), not of their logarithm."""
+    sigma: Annotated[float, Field(ge=0, le=10)] = 0.7
+    """Standard deviation of the logarithm."""
+
+    def draw(self, random: np.random.Generator, count: int) -> list[float]:
+        drawn = random.lognormal(np.log(self.mean) - self.sigma**2 / 2, self.sigma, count)
+        return [float(x) for x in drawn]
+
+
+TimeDistribution = Annotated[
+    Annotated[Time, Tag("number")]
+    | Annotated[Exponential, Tag("exponential")]
+    | Annotated[UniformTime, Tag("uniform")]
+    | Annotated[LogNormalTime, Tag("lognormal")],
+    Discriminator(classify_distribution),
+]
+
+
+def sample_times(time: TimeDistribution, random: np.random.Generator, count: int) -> list[float]:
+    """``count`` times."""
+    return [float(time)] * count if isinstance(time, int | float) else time.draw(random, count)

@@ -1,0 +1,255 @@
+"""Requests as columns: what an importer hands on, a few bytes per request instead of an object."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from typing import Any
+from urllib.parse import quote, unquote
+
+import numpy as np
+import numpy.typing as npt
+
+from simkv.core.request import Segment
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+#: What the stream of a piece is: a block known by its hash, a stream with a name of its own, or
+#: the output or the own prompt tokens of another row of the trace.
+HASH_STREAM, NAMED_STREAM, OUTPUT_STREAM, PROMPT_STREAM = range(4)
+_PREFIX = {HASH_STREAM: "h", OUTPUT_STREAM: "o", PROMPT_STREAM: "u"}
+_KIND = {prefix: kind for kind, prefix in _PREFIX.items()}
+_STREAM = re.compile(r"([hou])(0|[1-9][0-9]{0,17})")
+_PIECE = re.compile(r"([^:]+):(?:([0-9]{1,12})-)?([0-9]{1,12})")
+
+
+class NameTable:
+    """Names by number and numbers by name, in the order of their first use."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._numbers: dict[str, int] = {}
+
+    def number(self, name: str) -> int:
+        found = self._numbers.setdefault(name, len(self.names))
+        if found == len(self.names):
+            self.names.append(name)
+        return found
+
+
+@dataclass(slots=True)
+class PromptPieces:
+    """What the prompts of some rows begin with: row ``i`` has ``first[i]`` to ``first[i + 1]``.
+
+    A piece is the tokens ``start`` to ``end`` of the stream ``value`` of its ``kind``. What a
+    prompt has beyond its pieces is its own.
+    """
+
+    first: Ints
+    kind: npt.NDArray[np.int8]
+    value: Ints
+    start: Ints
+    end: Ints
+
+    @staticmethod
+    def of(rows: Sequence[Sequence[tuple[int, int, int, int]]]) -> PromptPieces:
+        """From ``(kind, value, start, end)`` tuples, a sequence of them for each row."""
+        first = _starts([len(row) for row in rows])
+        table = np.array([piece for row in rows for piece in row], np.int64).reshape(-1, 4)
+        kind, value, start, end = (np.ascontiguousarray(column) for column in table.T)
+        return PromptPieces(first, kind.astype(np.int8), value, start, end)
+
+    @staticmethod
+    def from_hashes(hashes: Sequence[Sequence[int]], block: int, prompts: Ints) -> PromptPieces:
+        """From the hash ids of the prompts' blocks of ``block`` tokens, the last one partial."""
+        counts = np.array([len(ids) for ids in hashes], np.int64)
+        first = _starts(counts)
+        value = np.array([name for ids in hashes for name in ids], np.int64)
+        index = np.arange(len(value)) - np.repeat(first[:-1], counts)
+        end = np.minimum(block, np.repeat(prompts, counts) - index * block)
+        kind = np.full(len(value), HASH_STREAM, np.int8)
+        return PromptPieces(first, kind, value, np.zeros(len(value), np.int64), end)
+
+    @staticmethod
+    def none(count: int) -> PromptPieces:
+        """No pieces for ``count`` rows."""
+        return PromptPieces.of([()] * count)
+
+    def take(self, rows: Ints) -> PromptPieces:
+        """The pieces of ``rows``, in that order."""
+        counts = np.diff(self.first)[rows]
+        first = _starts(counts)
+        index = np.repeat(self.first[:-1][rows] - first[:-1], counts) + np.arange(first[-1])
+        columns = (self.kind, self.value, self.start, self.end)
+        kind, value, start, end = (column[index] for column in columns)
+        return PromptPieces(first, kind, value, start, end)
+
+    @staticmethod
+    def concat(parts: Sequence[PromptPieces]) -> PromptPieces:
+        offsets = np.cumsum([0, *(len(part.value) for part in parts)])
+        first = [part.first[:-1] + offset for part, offset in zip(parts, offsets[:-1], strict=True)]
+        columns = [
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("kind", "value", "start", "end")
+        ]
+        return PromptPieces(np.concatenate([*first, offsets[-1:]]), *columns)
+
+    def has_row_references(self) -> bool:
+        """Whether any piece is of another row's tokens."""
+        return bool((self.kind >= OUTPUT_STREAM).any())
+
+    def by_row(self) -> Iterator[list[tuple[int, int, int, int]]]:
+        """``(kind, value, start, end)`` tuples, a list of them for each row."""
+        columns = (self.kind, self.value, self.start, self.end)
+        flat = list(zip(*(column.tolist() for column in columns), strict=True))
+        first = self.first.tolist()
+        for low, high in pairwise(first):
+            yield flat[low:high]
+
+
+def _starts(counts: npt.ArrayLike) -> Ints:
+    """Where each of some parts of these sizes begins, and where the last one ends."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+@dataclass(slots=True)
+class RequestRows:
+    """Requests as columns of equal length.
+
+    ``arrival`` (s) is on the trace's own clock, NaN where it has none. In ``max_tokens`` 0 means
+    what will be emitted; ``timeout`` (s), ``think_time`` (s) and ``acceptance`` are NaN where there
+    is none; ``session`` and ``lora`` are numbers or -1; ``number`` is the row's place in its file.
+    Columns that are None have these defaults everywhere.
+    """
+
+    arrival: Floats
+    prompt_tokens: Ints
+    output_tokens: Ints
+    max_tokens: Ints | None = None
+    priority: Ints | None = None
+    timeout: Floats | None = None
+    ignore_eos: Flags | None = None
+    has_images: Flags | None = None
+    lora: Ints | None = None
+    acceptance: Floats | None = None
+    session: Ints | None = None
+    think_time: Floats | None = None
+    number: Ints | None = None
+    pieces: PromptPieces | None = None
+
+    def __len__(self) -> int:
+        return len(self.arrival)
+
+    def take(self, rows: Ints) -> RequestRows:
+        """The rows with these places, in that order."""
+        taken: dict[str, Any] = {
+            name: column.take(rows) for name, column in self._columns() if column is not None
+        }
+        return RequestRows(**taken)
+
+    def where(self, keep: Flags) -> RequestRows:
+        """The rows for which ``keep`` is true."""
+        return self if keep.all() else self.take(np.flatnonzero(keep))
+
+    def column(self, name: str) -> Any:
+        """A column with its defaults filled in."""
+        column = getattr(self, name)
+        if column is not None:
+            return column
+        if name == "pieces":
+            return PromptPieces.none(len(self))
+        default = COLUMN_DEFAULTS[name]
+        return np.full(len(self), default, np.array(default).dtype)
+
+    def _columns(self) -> list[tuple[str, Any]]:
+        return [(field.name, getattr(self, field.name)) for field in fields(self)]
+
+    @staticmethod
+    def concat(parts: Sequence[RequestRows]) -> RequestRows:
+        """All rows of ``parts``, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        columns: dict[str, Any] = {}
+        for field in fields(RequestRows):
+            if all(getattr(part, field.name) is None for part in parts):
+                continue
+            values = [part.column(field.name) for part in parts]
+            if field.name == "pieces":
+                columns[field.name] = PromptPieces.concat(values)
+            else:
+                columns[field.name] = np.concatenate(values)
+        return RequestRows(**columns) if columns else RequestRows(*EMPTY_COLUMNS)
+
+    def by_arrival(self) -> RequestRows:
+        """In the order of arrival; rows of the same time keep their order."""
+        if is_sorted(self.arrival):
+            return self
+        return self.take(np.argsort(self.arrival, kind="stable"))
+
+    def with_arrival(self, arrival: Floats) -> RequestRows:
+        return replace(self, arrival=arrival)
+
+
+#: The values of columns that a trace does not have.
+COLUMN_DEFAULTS: dict[str, Any] = {
+    "max_tokens": 0,
+    "priority": 0,
+    "timeout": np.nan,
+    "ignore_eos": False,
+    "has_images": False,
+    "lora": -1,
+    "acceptance": np.nan,
+    "session": -1,
+    "think_time": np.nan,
+    "number": -1,
+}
+EMPTY_COLUMNS = (np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+def is_sorted(values: Floats) -> bool:
+    """Whether no value is smaller than the one before it (NaN is)."""
+    return bool((np.diff(values) >= 0).all()) if len(values) > 1 else True
+
+
+def stream_name(kind: int, value: int, names: Sequence[str]) -> str:
+    """The stream of a piece as simkv names it: ``h<id>``, ``o<row>``, ``u<row>`` or its name."""
+    return names[value] if kind == NAMED_STREAM else f"{_PREFIX[kind]}{value}"
+
+
+def parse_pieces(text: str, names: NameTable) -> list[tuple[int, int, int, int]]:
+    """Pieces written as ``stream:end`` or ``stream:start-end``, with blanks between them.
+
+    Raises ValueError saying what is wrong.
+    """
+    pieces = []
+    for word in text.split():
+        found = _PIECE.fullmatch(word)
+        if not found:
+            raise ValueError(f"should be pieces like h12:512 or o3:0-100; found {word[:60]!r}")
+        stream, start, end = unquote(found[1]), int(found[2] or 0), int(found[3])
+        if start >= end:
+            raise ValueError(f"should be pieces that end after their start; found {word!r}")
+        pieces.append(piece_from_segment(Segment(stream, start, end), names))
+    return pieces
+
+
+def piece_from_segment(segment: Segment, names: NameTable) -> tuple[int, int, int, int]:
+    """``(kind, value, start, end)`` of a segment."""
+    known = _STREAM.fullmatch(segment.stream)
+    if known:
+        return _KIND[known[1]], int(known[2]), segment.start, segment.end
+    return NAMED_STREAM, names.number(segment.stream), segment.start, segment.end
+
+
+def format_pieces(pieces: Sequence[tuple[int, int, int, int]], names: Sequence[str]) -> str:
+    """What ``parse_pieces`` reads."""
+    words = []
+    for kind, value, start, end in pieces:
+        stream = stream_name(kind, value, names)
+        stream = quote(stream, safe="") if kind == NAMED_STREAM else stream
+        words.append(f"{stream}:{start}-{end}" if start else f"{stream}:{end}")
+    return " ".join(words)

@@ -1,0 +1,80 @@
+"""From any trace to simkv's own form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from simkv.core.atomic_files import atomic_file
+from simkv.workload.formats.simkv_csv import used_columns, write_csv, write_file
+from simkv.workload.formats.simkv_parquet import write_parquet
+from simkv.workload.request_columns import RequestRows, is_sorted
+from simkv.workload.trace_reader import TraceReader, sort_by_arrival
+
+
+class _Again(Exception):
+    """The trace needs more than was foreseen: more columns, or to be read as a whole."""
+
+    def __init__(self, columns: Sequence[str], whole: bool) -> None:
+        super().__init__()
+        self.columns, self.whole = columns, whole
+
+
+def convert_trace(reader: TraceReader, out: Path) -> int:
+    """Write what ``reader`` takes to ``out``, in the order of arrival; returns how many requests.
+
+    A few thousand rows at a time; only a trace that is not in order, or whose prompts tell of other
+    rows, is held in memory. The file is there complete or not at all. Raises InputError if the
+    trace cannot be read, is empty, or the file cannot be written.
+    """
+    with atomic_file(out) as new:
+
+        def to_file(parts: Iterable[RequestRows], columns: Sequence[str]) -> int:
+            write = write_parquet if out.suffix == ".parquet" else write_file
+            return write(new, parts, columns, reader.source)
+
+        return _write(reader, to_file)
+
+
+def _write(
+    reader: TraceReader, target: Callable[[Iterable[RequestRows], Sequence[str]], int]
+) -> int:
+    """Write with as few columns as there may be, beginning anew if that was too few."""
+    columns: Sequence[str] = ()
+    whole = False
+    while True:
+        parts = iter([sort_by_arrival(list(reader), reader.source)] if whole else reader)
+        first = next(parts, None)
+        if first is None or not len(first):
+            raise reader.no_rows_error()
+        columns = used_columns(first, columns)
+        try:
+            return target(_checked(first, parts, columns, whole), columns)
+        except _Again as again:
+            columns, whole = again.columns, whole or again.whole
+
+
+def _checked(
+    first: RequestRows, parts: Iterator[RequestRows], columns: Sequence[str], whole: bool
+) -> Iterator[RequestRows]:
+    """The rows, as long as they are in order and have no other columns."""
+    last = 0.0
+    rows: RequestRows | None = first
+    while rows is not None:
+        used = used_columns(rows, columns)
+        out_of_order = rows.arrival[0] < last or not (
+            is_sorted(rows.arrival) or "arrival" not in columns
+        )
+        refers = rows.pieces is not None and rows.pieces.has_row_references()
+        if len(used) > len(columns) or (not whole and (out_of_order or refers)):
+            raise _Again(used, out_of_order or refers)
+        last = float(rows.arrival[-1])
+        yield rows
+        rows = next(parts, None)
+
+
+def write_csv_rows(parts: Sequence[RequestRows], reader: TraceReader, to: IO[str]) -> None:
+    """Write rows as CSV to an open file."""
+    rows = sort_by_arrival(parts, reader.source)
+    write_csv(to, [rows], used_columns(rows), reader.source)

@@ -1,0 +1,349 @@
+"""Reading a trace: the rows of any known format, those that are wanted, as requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from simkv.core.errors import InputError
+from simkv.core.request import Request, Segment
+from simkv.workload.field_types import MAX_REQUEST_COUNT, make_random_stream
+from simkv.workload.request_columns import (
+    EMPTY_COLUMNS,
+    NAMED_STREAM,
+    OUTPUT_STREAM,
+    PROMPT_STREAM,
+    Floats,
+    PromptPieces,
+    RequestRows,
+    stream_name,
+)
+from simkv.workload.trace_selection import Selection
+from simkv.workload.trace_source import Tally, TraceSource
+
+#: A clock that begins beyond so many seconds (three years) tells the time of day.
+MIN_WALL_CLOCK_S = 1e8
+
+
+class TraceReader:
+    """A trace file, its format, and the rows that are wanted of it, in the order of the file.
+
+        reader = Reader(Path("trace.csv.gz"), Selection(start=60, duration=600))
+        for rows in reader: ...     # a few thousand at a time
+        print(reader.tally.lines())
+
+    ``progress`` is told how many bytes of the file have been read; ``columns`` say what ours are
+    called in a log of one's own. Raises InputError if there is no
+    such file or its format is not known; iterating raises it for what cannot be used in the file.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        selection: Selection | None = None,
+        format: str = "auto",
+        progress: Callable[[int], None] | None = None,
+        columns: Mapping[str, str] | None = None,
+    ) -> None:
+        self.selection = selection or Selection()
+        from simkv.workload.formats.format_detection import (
+            detect_format,  # which imports all formats
+        )
+
+        self.format, self.path = detect_format(path, format, columns)
+        self._progress = progress
+        self.source = TraceSource(self.path, self.selection, progress)
+
+    def no_rows_error(self) -> InputError:
+        """The error that all of it was left out, and why."""
+        left_out = "; ".join(self.tally.lines()) or f"{self.tally.rows:,} rows"
+        return InputError(f"{self.path}: no request is left of this trace ({left_out})")
+
+    @property
+    def tally(self) -> Tally:
+        """What has been read and left out so far."""
+        return self.source.tally
+
+    def __iter__(self) -> Iterator[RequestRows]:
+        self.source = TraceSource(self.path, self.selection, self._progress)
+        yield from select_rows(self.format.rows(self.source), self.source)
+
+
+def select_rows(parts: Iterable[RequestRows], source: TraceSource) -> Iterator[RequestRows]:
+    """The rows that the source's selection takes, see there."""
+    wanted = source.selection
+    left = wanted.limit
+    for rows in _sample(_window(parts, source), wanted):
+        if left is not None:
+            rows = rows.take(np.arange(left)) if left < len(rows) else rows
+            left -= len(rows)
+        if len(rows):
+            yield rows.with_arrival((rows.arrival - wanted.start) / wanted.rate_scale)
+        if left == 0:
+            return
+
+
+def _window(
+    parts: Iterable[RequestRows], source: TraceSource
+) -> Iterator[tuple[RequestRows, Floats]]:
+    """The rows of the time that is wanted, each with its random number from 0 to 1."""
+    wanted = source.selection
+    draws = make_random_stream(wanted.seed)
+    origin: float | None = None
+    for rows in parts:
+        if not len(rows):
+            continue
+        luck = draws.random(len(rows)) if wanted.sample is not None else rows.arrival
+        if origin is None:
+            origin = float(rows.arrival[0]) if rows.arrival[0] > MIN_WALL_CLOCK_S else 0.0
+        if origin:
+            rows = rows.with_arrival(rows.arrival - origin)
+        if wanted.start or wanted.duration is not None:
+            if np.isnan(rows.arrival[0]):
+                raise source.error("has no arrival times, so that start and duration mean nothing")
+            end = np.inf if wanted.duration is None else wanted.start + wanted.duration
+            inside = (rows.arrival >= wanted.start) & (rows.arrival < end)
+            rows, luck = rows.where(inside), luck[inside]
+        yield rows, luck
+
+
+def _sample(
+    parts: Iterable[tuple[RequestRows, Floats]], wanted: Selection
+) -> Iterator[RequestRows]:
+    """The rows that luck keeps: a fraction of them, or exactly as many as asked for."""
+    if isinstance(wanted.sample, int):
+        yield _luckiest(parts, wanted.sample)
+        return
+    for rows, luck in parts:
+        yield rows if wanted.sample is None else rows.where(luck < wanted.sample)
+
+
+def _luckiest(parts: Iterable[tuple[RequestRows, Floats]], count: int) -> RequestRows:
+    """The ``count`` rows with the smallest numbers, in the order of the file."""
+    kept: list[tuple[RequestRows, Floats]] = []
+    size, bar = 0, np.inf
+    for rows, luck in parts:
+        below = luck < bar
+        kept.append((rows.where(below), luck[below]))
+        size += int(below.sum())
+        if size > 2 * count:
+            kept = [_cut(kept, count)]
+            size, bar = count, float(kept[0][1].max())
+    return _cut(kept, count)[0]
+
+
+def _cut(kept: list[tuple[RequestRows, Floats]], count: int) -> tuple[RequestRows, Floats]:
+    rows = RequestRows.concat([part for part, _ in kept]) if kept else RequestRows(*EMPTY_COLUMNS)
+    luck = np.concatenate([np.zeros(0), *(luck for _, luck in kept)])
+    if len(luck) > count:
+        best = np.sort(np.argpartition(luck, count)[:count])
+        rows, luck = rows.take(best), luck[best]
+    return rows, luck
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The requests of a trace in the order of their arrival, as columns.
+
+    ``sessions``, ``streams`` and ``loras`` are the names behind the numbers in ``rows``.
+    """
+
+    path: Path
+    format: str
+    rows: RequestRows
+    tally: Tally
+    sessions: list[str]
+    streams: list[str]
+    loras: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def timed(self) -> bool:
+        """Whether the trace has arrival times, and not lengths only."""
+        return not len(self.rows) or not np.isnan(self.rows.arrival[0])
+
+    def after(self) -> dict[int, tuple[int, float]]:
+        """Requests that come so many seconds after the end of another: the one before them in
+        their session, if they have a think time."""
+        after: dict[int, tuple[int, float]] = {}
+        if self.rows.session is None or self.rows.think_time is None:
+            return after
+        last: dict[int, int] = {}
+        for number, (session, think) in enumerate(
+            zip(self.rows.session.tolist(), self.rows.think_time.tolist(), strict=True)
+        ):
+            if session >= 0:
+                if think == think and session in last:
+                    after[number] = (last[session], think)
+                last[session] = number
+        return after
+
+    def requests(
+        self,
+        timeout: float | None = None,
+        arrivals: Floats | None = None,
+        max_tokens: int | None = None,
+        ignore_eos: bool = False,
+    ) -> list[Request]:
+        """The requests, numbered in the order of their arrival.
+
+        ``timeout`` (s) and ``max_tokens`` are for those that have none; ``arrivals`` (s) take the
+        place of the trace's.
+        """
+        rows = self.rows
+        times = rows.arrival if arrivals is None else arrivals
+        limits = rows.column("max_tokens")
+        if max_tokens is not None:
+            limits = np.where(limits > 0, limits, max_tokens)
+        outputs = np.where(limits > 0, np.minimum(limits, rows.output_tokens), rows.output_tokens)
+        return [
+            Request(
+                id=number,
+                prompt_tokens=prompt,
+                max_tokens=limit or output,
+                arrival=arrival,
+                priority=priority,
+                has_images=images,
+                ignore_eos=ignore or ignore_eos,
+                segments=segments,
+                lora=self.loras[lora] if lora >= 0 else None,
+                output_tokens=output,
+                timeout=timeout if patience != patience else patience,
+            )
+            for number, (
+                arrival,
+                prompt,
+                output,
+                limit,
+                priority,
+                images,
+                ignore,
+                patience,
+                lora,
+                segments,
+            ) in enumerate(
+                zip(
+                    times.tolist(),
+                    rows.prompt_tokens.tolist(),
+                    outputs.tolist(),
+                    limits.tolist(),
+                    rows.column("priority").tolist(),
+                    rows.column("has_images").tolist(),
+                    rows.column("ignore_eos").tolist(),
+                    rows.column("timeout").tolist(),
+                    rows.column("lora").tolist(),
+                    self._segments(),
+                    strict=True,
+                )
+            )
+        ]
+
+    def _segments(self) -> Iterator[tuple[Segment, ...]]:
+        """What every prompt is made of; empty for one that shares nothing."""
+        if self.rows.pieces is None:
+            yield from ((),) * len(self)
+            return
+        known: dict[tuple[int, int, int, int], Segment] = {}
+        prompts = self.rows.prompt_tokens.tolist()
+        for number, pieces in enumerate(self.rows.pieces.by_row()):
+            segments = []
+            for piece in pieces:
+                if piece not in known:
+                    kind, value, start, end = piece
+                    known[piece] = Segment(stream_name(kind, value, self.streams), start, end)
+                segments.append(known[piece])
+            rest = prompts[number] - sum(end - start for _, start, end in segments)
+            if segments and rest:
+                segments.append(Segment(f"u{number}", 0, rest))
+            yield tuple(segments)
+
+
+def read_trace(
+    path: Path,
+    selection: Selection | None = None,
+    format: str = "auto",
+    most: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Trace:
+    """Read a trace as a whole, in columns, sorted by arrival.
+
+    Raises InputError if it cannot be read, has no request, or more than ``most`` of them.
+    """
+    reader = TraceReader(path, selection, format, progress)
+    parts, count = [], 0
+    for rows in reader:
+        count += len(rows)
+        if most is not None and count > most:
+            raise InputError(
+                f"{path}: more than {most:,} requests; take fewer with duration, sample or limit"
+            )
+        parts.append(rows)
+    if not parts:
+        raise reader.no_rows_error()
+    source = reader.source
+    rows = sort_by_arrival(parts, source)
+    return Trace(
+        path,
+        reader.format.name,
+        rows,
+        reader.tally,
+        source.sessions.names,
+        source.streams.names,
+        source.loras.names,
+    )
+
+
+def cached_trace(path: Path, selection: Selection | None = None, format: str = "auto") -> Trace:
+    """As ``read_trace``, with the limit of a scenario; what was just read is not read again.
+
+    The variants of a scenario mostly have the same trace.
+    """
+    stamps = tuple((p.stat().st_mtime_ns, p.stat().st_size) for p in [path] if p.exists())
+    return _cached(path.resolve(), stamps, selection or Selection(), format)
+
+
+@lru_cache(maxsize=4)
+def _cached(path: Path, _stamps: object, selection: Selection, format: str) -> Trace:
+    return read_trace(path, selection, format, MAX_REQUEST_COUNT)
+
+
+def sort_by_arrival(parts: Sequence[RequestRows], source: TraceSource) -> RequestRows:
+    """All rows in the order of arrival, with pieces that tell of rows by their new places."""
+    return (
+        renumber_pieces(shift_to_zero(RequestRows.concat(parts).by_arrival()), source)
+        if parts
+        else RequestRows(*EMPTY_COLUMNS)
+    )
+
+
+def shift_to_zero(rows: RequestRows) -> RequestRows:
+    """With the earliest arrival at 0 if it was before that, as in a file that is not in order."""
+    first = rows.arrival[0] if len(rows) else 0.0
+    return rows.with_arrival(rows.arrival - first) if first < 0 else rows
+
+
+def renumber_pieces(rows: RequestRows, source: TraceSource) -> RequestRows:
+    """With pieces that tell of other rows by their places in ``rows`` instead of in the file.
+
+    Tokens of rows that were not taken get a stream with a name of its own.
+    """
+    pieces = rows.pieces
+    if pieces is None or not pieces.has_row_references():
+        return rows
+    place = dict(zip(rows.column("number").tolist(), range(len(rows)), strict=True))
+    kind, value = pieces.kind.copy(), pieces.value.copy()
+    for index in np.flatnonzero((kind == OUTPUT_STREAM) | (kind == PROMPT_STREAM)).tolist():
+        row = int(value[index])
+        if row in place:
+            value[index] = place[row]
+        else:
+            name = f"{stream_name(int(kind[index]), row, ())} of the whole trace"
+            kind[index], value[index] = NAMED_STREAM, source.streams.number(name)
+    rows.pieces = PromptPieces(pieces.first, kind, value, pieces.start, pieces.end)
+    return rows

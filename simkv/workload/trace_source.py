@@ -1,0 +1,177 @@
+"""A trace file as text with line numbers, plain or gzip'd, and what became of its rows."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from simkv.core.errors import InputError
+from simkv.core.input_files import BoundedLines, open_bytes
+from simkv.workload.request_columns import Flags, NameTable, RequestRows
+from simkv.workload.trace_selection import Selection
+
+#: Rows that are handled at a time: enough for numpy, little enough for the processor's cache.
+BATCH_ROWS = 4096
+
+
+@dataclass
+class Tally:
+    """How many rows were read, and how many were left out and why.
+
+    ``failed`` rows are requests that came to nothing in the recorded system; ``bad`` rows cannot be
+    read. ``first`` is the line of the first row left out for each reason. ``notes`` are what a
+    reader of the trace must know.
+    """
+
+    rows: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+    bad: Counter[str] = field(default_factory=Counter)
+    first: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def left_out(self) -> int:
+        return self.failed.total() + self.bad.total()
+
+    def lines(self) -> list[str]:
+        """What was left out and the notes, a sentence each."""
+        told = []
+        for kind, counts in (("bad rows", self.bad), ("failed requests", self.failed)):
+            if counts:
+                reasons = "; ".join(
+                    f"{count:,} {reason} (first in line {self.first[reason]})"
+                    for reason, count in counts.most_common()
+                )
+                told.append(f"{counts.total():,} of {self.rows:,} {kind} left out: {reasons}")
+        return [*told, *self.notes]
+
+
+class TraceSource:
+    """A trace that is being read: where it is, what is wanted of it, what was left out."""
+
+    def __init__(
+        self,
+        path: Path,
+        selection: Selection | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self.path = path
+        self.selection = selection or Selection()
+        self.tally = Tally()
+        self.streams = NameTable()
+        self.sessions = NameTable()
+        self.loras = NameTable()
+        self.line = 0
+        self._at: Callable[[], int] = lambda: 0
+        self._progress = progress
+        self._origin: int | float | None = None
+
+    def bad(self, line: int, column: str, what: str) -> None:
+        """A row that cannot be used: an error, or counted.
+
+        ``what`` says what would be right and what was found, with "; found " between them.
+        """
+        if not self.selection.skip_bad:
+            raise InputError(
+                f"{self.path}:{line}: {column}: {what} "
+                "(skip_bad, or --skip-bad, leaves out such rows and counts them)"
+            )
+        reason = f"{column}: {what.partition('; found ')[0]}"
+        self.tally.bad[reason] += 1
+        self.tally.first.setdefault(reason, line)
+
+    def failed(self, reason: str, rows: Flags, lines: Sequence[int]) -> None:
+        """Count the requests, marked in ``rows``, that came to nothing."""
+        count = int(rows.sum())
+        if count:
+            self.tally.failed[reason] += count
+            self.tally.first.setdefault(reason, lines[int(np.flatnonzero(rows)[0])])
+
+    def since_first(self, times: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Times of a clock without a beginning, counted from the first row of the trace."""
+        if self._origin is None and len(times):
+            self._origin = times[0]
+        return times if self._origin is None else times - self._origin
+
+    def error(self, what: str, line: int | None = None) -> InputError:
+        """The error that the file as a whole, or a line that all rest on, cannot be used."""
+        return InputError(f"{self.path}{'' if line is None else f':{line}'}: {what}")
+
+    @contextmanager
+    def text(self, path: Path | None = None) -> Iterator[IO[str]]:
+        """The file as text; bytes that are not UTF-8 stay and will fail where they matter.
+
+        Raises InputError if it cannot be read, or compressed data end too early or are damaged.
+        """
+        path = path or self.path
+        self.line = 0
+        try:
+            with open_binary(path) as raw:
+                stream = cast(IO[bytes], BoundedLines(decompress(raw), path))
+                with io.TextIOWrapper(
+                    stream, encoding="utf-8-sig", errors="surrogateescape", newline=""
+                ) as lines:
+                    self._at = raw.tell
+                    yield lines
+        except EOFError as error:
+            raise InputError(
+                f"{path}: the gzip data end too early, after line {self.line} or later: the file "
+                "is incomplete; get it again"
+            ) from error
+        except (zlib.error, gzip.BadGzipFile) as error:
+            raise InputError(
+                f"{path}: the gzip data are damaged, after line {self.line} or later; get it again"
+            ) from error
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise InputError(f"{path}: cannot be read: {reason}") from error
+
+    def batches(
+        self, lines: Iterator[str], line: int = 1, quoted: bool = False
+    ) -> Iterator[tuple[int, list[str]]]:
+        """Lists of lines, each with the number of its first line, beginning with ``line``.
+
+        With ``quoted`` a CSV field in quotes that goes over several lines stays in one list.
+        """
+        while batch := list(islice(lines, BATCH_ROWS)):
+            if quoted:
+                open_quote = sum(text.count('"') for text in batch) % 2
+                while open_quote and (more := next(lines, None)):
+                    batch.append(more)
+                    open_quote ^= more.count('"') % 2
+            yield line, batch
+            line += len(batch)
+            self.line = line - 1
+            if self._progress:
+                self._progress(self._at())
+
+
+def open_binary(path: Path) -> IO[bytes]:
+    return open_bytes(path)
+
+
+def decompress(raw: IO[bytes]) -> IO[bytes]:
+    """The file itself, or its contents if it begins as gzip data do."""
+    magic = raw.read(2)
+    raw.seek(0)
+    return cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if magic == b"\x1f\x8b" else raw
+
+
+def select_served(source: TraceSource, rows: RequestRows, lines: Sequence[int]) -> RequestRows:
+    """The requests that had a prompt and an answer; the others are counted as failed."""
+    silent = rows.output_tokens == 0
+    empty = (rows.prompt_tokens == 0) & ~silent
+    source.failed("with no output token", silent, lines)
+    source.failed("with no prompt token", empty, lines)
+    return rows.where(~(silent | empty))

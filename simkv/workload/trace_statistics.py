@@ -1,0 +1,343 @@
+"""What matters about a trace for the cache: rates, lengths, shared prefixes, KV demand.
+
+Everything is taken in one pass over the rows, in memory that does not grow with their number
+(only distinct blocks of shared prompts and requests in flight are remembered).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from simkv.core.quantiles import quantile
+from simkv.workload.request_columns import (
+    HASH_STREAM,
+    OUTPUT_STREAM,
+    PROMPT_STREAM,
+    Floats,
+    Ints,
+    RequestRows,
+    is_sorted,
+)
+from simkv.workload.trace_reader import TraceReader, shift_to_zero
+
+#: Lengths up to this are counted in an array, larger ones in a dictionary.
+MAX_ARRAY_LENGTH = 1 << 17
+#: Bins of time; when a trace is longer they become twice as wide.
+BINS = 1 << 17
+#: The picture has a point for so many requests.
+REQUESTS_PER_POINT = 64
+QUANTILES = (0.5, 0.9, 0.99)
+
+
+class ServiceTime(NamedTuple):
+    """How long a request would hold its KV: the assumption behind a peak demand.
+
+    Prefill at ``prefill_rate`` tokens per s, then ``tpot`` s for each output token, without ever
+    waiting; KV of prompt and output is held all that time, and nothing is shared.
+    """
+
+    prefill_rate: float = 10_000.0
+    tpot: float = 0.03
+
+    def seconds(self, prompts: Ints, outputs: Ints) -> Floats:
+        return prompts / self.prefill_rate + outputs * self.tpot
+
+    def __str__(self) -> str:
+        return (
+            f"prefill at {self.prefill_rate:,g} tokens/s, {1000 * self.tpot:g} ms per output "
+            "token, nobody waits, nothing is shared"
+        )
+
+
+class UnsortedTrace(Exception):
+    """The rows do not come in the order of arrival."""
+
+
+class LengthHistogram:
+    """How often each length occurs."""
+
+    def __init__(self) -> None:
+        self._short = np.zeros(MAX_ARRAY_LENGTH, np.int64)
+        self._long: dict[int, int] = {}
+
+    def add(self, values: Ints) -> None:
+        short = values < MAX_ARRAY_LENGTH
+        self._short += np.bincount(values[short], minlength=MAX_ARRAY_LENGTH)
+        for value in values[~short].tolist():
+            self._long[value] = self._long.get(value, 0) + 1
+
+    def counts(self) -> tuple[Ints, Ints]:
+        """The lengths that occur, in order, and how often."""
+        short = np.flatnonzero(self._short)
+        long = sorted(self._long)
+        values = np.concatenate([short, np.array(long, np.int64)])
+        counts = [self._short[short], np.array([self._long[v] for v in long], np.int64)]
+        return values, np.concatenate(counts)
+
+    def figures(self) -> dict[str, float]:
+        """Mean, P50, P90, P99 (linear between lengths, as numpy does) and the largest."""
+        values, counts = self.counts()
+        total = int(counts.sum())
+        figures = {"mean": float((values * counts).sum() / total)}
+        lengths, ends = values.tolist(), np.cumsum(counts).tolist()
+        for share in QUANTILES:
+            figures[f"p{100 * share:g}"] = float(quantile(lengths, ends, share))
+        figures["max"] = float(values[-1])
+        return figures
+
+
+class BinnedAmounts:
+    """Amounts by bins of time, which double their width when a trace becomes too long."""
+
+    def __init__(self) -> None:
+        self.width = 1.0
+        self.values = np.zeros(BINS)
+
+    def add(self, times: Floats, amounts: npt.NDArray[Any] | None = None) -> None:
+        """Count ``times`` (s), or add ``amounts`` at them."""
+        if not len(times):
+            return
+        last = float(times.max())
+        while last >= BINS * self.width:
+            folded = self.values.reshape(-1, 2).sum(axis=1)
+            self.values = np.concatenate([folded, np.zeros(BINS - len(folded))])
+            self.width *= 2
+        self.values += np.bincount((times / self.width).astype(np.int64), amounts, minlength=BINS)
+
+    def most(self, width: float) -> float:
+        """The largest sum in any of the spans [0, width), [width, 2 width) and so on."""
+        bins = max(round(width / self.width), 1)
+        padded = np.pad(self.values, (0, -len(self.values) % bins))
+        return float(padded.reshape(-1, bins).sum(axis=1).max())
+
+
+class PrefixSharing:
+    """Which leading tokens of a prompt an earlier one had too, for a cache that keeps all.
+
+    A trie over the pieces of prompts: what two have in common ends where their streams part.
+    """
+
+    def __init__(self) -> None:
+        self._nodes: dict[tuple[int, int, int, int, int], int] = {}
+        self._reach: dict[tuple[int, int, int, int], int] = {}
+        self._hashes: set[int] = set()
+        self.hash_blocks = self.hash_hits = 0
+        self.tokens = self.hit_tokens = 0
+        self.known = False
+
+    def add(self, rows: RequestRows) -> Ints:
+        """Take the prompts in; returns how many leading tokens each shares with earlier ones."""
+        if rows.pieces is None:
+            self.tokens += int(rows.prompt_tokens.sum())
+            return np.zeros(len(rows), np.int64)
+        self.known = True
+        shared = []
+        for pieces, prompt, output, number in zip(
+            rows.pieces.by_row(),
+            rows.prompt_tokens.tolist(),
+            rows.output_tokens.tolist(),
+            rows.column("number").tolist(),
+            strict=True,
+        ):
+            self._count_hashes(pieces)
+            rest = prompt - sum(end - start for *_, start, end in pieces)
+            content = [*pieces, (PROMPT_STREAM, number, 0, rest)] if rest else pieces
+            common = self._walk(content, (OUTPUT_STREAM, number, 0, output))
+            shared.append(common)
+            self.tokens += prompt
+            self.hit_tokens += common
+        return np.array(shared, np.int64)
+
+    def _count_hashes(self, pieces: list[tuple[int, int, int, int]]) -> None:
+        """Blocks as the trace itself cuts them: leading ids that were seen before."""
+        ids = [value for kind, value, *_ in pieces if kind == HASH_STREAM]
+        self.hash_blocks += len(ids)
+        for value in ids:
+            if value not in self._hashes:
+                break
+            self.hash_hits += 1
+        self._hashes.update(ids)
+
+    def _walk(
+        self, pieces: list[tuple[int, int, int, int]], output: tuple[int, int, int, int]
+    ) -> int:
+        """How many leading tokens are known; then all of the prompt and its output are."""
+        node, shared, same = 0, 0, True
+        for index, (kind, value, start, end) in enumerate(_merged([*pieces, output])):
+            place = (node, kind, value, start)
+            name = (*place, end)
+            reach = self._reach.get(place, start)
+            if same and index < len(pieces):
+                shared += min(reach, end) - start
+            same = same and name in self._nodes
+            if reach < end:
+                self._reach[place] = end
+            node = self._nodes.setdefault(name, len(self._nodes) + 1)
+        return shared
+
+
+def _merged(pieces: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
+    """Pieces of which no two neighbours are one stretch of a stream."""
+    merged = pieces[:1]
+    for kind, value, start, end in pieces[1:]:
+        last = merged[-1]
+        if last[:2] == (kind, value) and last[3] == start:
+            merged[-1] = (kind, value, last[2], end)
+        else:
+            merged.append((kind, value, start, end))
+    return merged
+
+
+class PeakDemand:
+    """The most requests and KV blocks in flight, by a sweep over arrivals and departures."""
+
+    def __init__(self, service: ServiceTime, block_size: int) -> None:
+        self.service = service
+        self.block_size = block_size
+        self.requests = self.blocks = 0
+        self.held = BinnedAmounts()
+        self._ends = np.zeros(0)
+        self._blocks = np.zeros(0, np.int64)
+
+    def add(self, rows: RequestRows) -> None:
+        tokens = rows.prompt_tokens + rows.output_tokens - 1  # the last token needs no KV
+        blocks = -(-tokens // self.block_size)
+        ends = rows.arrival + self.service.seconds(rows.prompt_tokens, rows.output_tokens)
+        self.held.add(rows.arrival, blocks)
+        self.held.add(ends, -blocks)
+        all_ends = np.concatenate([self._ends, ends])
+        all_blocks = np.concatenate([self._blocks, blocks])
+        over = all_ends <= rows.arrival[-1]
+        times = np.concatenate([all_ends[over], rows.arrival])  # departures first where equal
+        order = np.argsort(times, kind="stable")
+        for name, before, gone, come in (
+            ("blocks", self._blocks.sum(), all_blocks[over], blocks),
+            ("requests", len(self._blocks), np.ones(over.sum(), np.int64), np.ones_like(blocks)),
+        ):
+            level = before + np.cumsum(np.concatenate([-gone, come])[order])
+            setattr(self, name, max(getattr(self, name), int(level.max())))
+        self._ends, self._blocks = all_ends[~over], all_blocks[~over]
+
+
+@dataclass
+class TraceStatistics:
+    """All that is learnt about a trace in one pass."""
+
+    service: ServiceTime = field(default_factory=ServiceTime)
+    block_size: int = 16
+
+    def __post_init__(self) -> None:
+        self.requests = 0
+        self.first = self.last = math.nan
+        self.prompts, self.outputs = LengthHistogram(), LengthHistogram()
+        self.arrivals, self.sharing = BinnedAmounts(), PrefixSharing()
+        self.demand = PeakDemand(self.service, self.block_size)
+        self.sessions: set[int] = set()
+        self.longest_gap = 0.0
+        self.full_blocks = self.full_hits = 0
+        self.shared_course: list[tuple[int, float]] = []
+        self._squares = 0.0
+
+    def add(self, rows: RequestRows) -> None:
+        """Take in the next rows. Raises Unsorted if one comes before an earlier one."""
+        self.prompts.add(rows.prompt_tokens)
+        self.outputs.add(rows.output_tokens)
+        self.requests += len(rows)
+        if rows.session is not None:
+            self.sessions.update(np.unique(rows.session).tolist())
+        shared = self.sharing.add(rows)
+        self.full_blocks += int((rows.prompt_tokens // self.block_size).sum())
+        self.full_hits += int((shared // self.block_size).sum())
+        self._note_sharing(rows, shared)
+        if np.isnan(rows.arrival[0]):
+            return
+        if not is_sorted(rows.arrival) or rows.arrival[0] < 0 or rows.arrival[0] < self.last:
+            raise UnsortedTrace
+        before = rows.arrival[0] if math.isnan(self.last) else self.last
+        gaps = np.diff(rows.arrival, prepend=before)
+        self.first = rows.arrival[0] if math.isnan(self.first) else self.first
+        self.last = float(rows.arrival[-1])
+        self._squares += float((gaps * gaps).sum())
+        self.longest_gap = max(self.longest_gap, float(gaps.max()))
+        self.arrivals.add(rows.arrival)
+        self.demand.add(rows)
+
+    def _note_sharing(self, rows: RequestRows, shared: Ints) -> None:
+        """The share of known tokens after some of the rows, for the picture."""
+        marks = np.arange(len(rows) - 1, -1, -REQUESTS_PER_POINT)[::-1]
+        tokens = self.sharing.tokens - rows.prompt_tokens.sum() + np.cumsum(rows.prompt_tokens)
+        hits = self.sharing.hit_tokens - shared.sum() + np.cumsum(shared)
+        done = self.requests - len(rows) + 1 + marks
+        self.shared_course += zip(
+            done.tolist(), (hits[marks] / tokens[marks]).tolist(), strict=True
+        )
+
+    @property
+    def span(self) -> float:
+        """Seconds from the first arrival to the last; NaN without arrivals."""
+        return self.last - self.first
+
+    def figures(self) -> dict[str, Any]:
+        """All figures by name; None for those that the trace does not tell.
+
+        ``rate`` is requests by span; ``gap_cv`` the standard deviation of the gaps by their mean.
+        """
+        timed = self.span > 0
+        gaps = self.requests - 1
+        mean = self.span / gaps if timed else math.nan
+        variance = max(self._squares / gaps - mean * mean, 0.0) if timed else math.nan
+        sharing = self.sharing
+        prompts, outputs = self.prompts.figures(), self.outputs.figures()
+        return {
+            "requests": self.requests,
+            "sessions": len(self.sessions - {-1}) or None,
+            "span_s": self.span if timed else None,
+            "rate": self.requests / self.span if timed else None,
+            "gap_cv": math.sqrt(variance) / mean if timed else None,
+            "longest_gap_s": self.longest_gap if timed else None,
+            "most_in_1_s": self.arrivals.most(1.0)
+            if timed and self.arrivals.width == 1.0
+            else None,
+            "most_in_64_s": self.arrivals.most(64.0) if timed else None,
+            "prompt_tokens": prompts,
+            "output_tokens": outputs,
+            "total_tokens": round((prompts["mean"] + outputs["mean"]) * self.requests),
+            "hash_blocks": sharing.hash_blocks or None,
+            "hash_block_hits": sharing.hash_hits if sharing.hash_blocks else None,
+            "prefix_hit_rate": sharing.hit_tokens / sharing.tokens if sharing.known else None,
+            "full_blocks": self.full_blocks,
+            "full_block_hits": self.full_hits if sharing.known else None,
+            "block_size": self.block_size,
+            "peak_requests": self.demand.requests or None,
+            "peak_blocks": self.demand.blocks or None,
+            "assuming": str(self.service),
+        }
+
+
+def inspect_trace(
+    reader: TraceReader, service: ServiceTime | None = None, block_size: int = 16
+) -> TraceStatistics:
+    """Survey a trace, in one pass if it is in order, else after sorting it in memory.
+
+    Raises InputError if there is nothing in it.
+    """
+    survey = TraceStatistics(service or ServiceTime(), block_size)
+    try:
+        _take(survey, reader)
+    except UnsortedTrace:
+        survey = TraceStatistics(survey.service, block_size)
+        _take(survey, [shift_to_zero(RequestRows.concat(list(reader)).by_arrival())])
+    if not survey.requests:
+        raise reader.no_rows_error()
+    return survey
+
+
+def _take(survey: TraceStatistics, parts: Iterable[RequestRows]) -> None:
+    for rows in parts:
+        survey.add(rows)

@@ -1,0 +1,234 @@
+"""Following a release: schedulers with planted changes are told from all that is known.
+
+Here simkv's own scheduler is what is recorded; ``test_wheels`` does the same with real ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from math import comb
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simkv.conformance.decision_replay import check_trace, replay_decisions
+from simkv.conformance.decision_trace import DecisionTrace, read_trace
+from simkv.conformance.record import case_shrinking
+from simkv.conformance.record import release_follower as following
+from simkv.conformance.record import rule_inference as known
+from simkv.conformance.record.follow_report import headline, render_follow_report
+from simkv.conformance.record.recording_case import RecordingCase
+from simkv.conformance.record.recording_selection import choose, pack_trace, recordings_by_rule
+from simkv.conformance.record.release_follower import FollowResult, follow
+from simkv.conformance.record.rule_inference import (
+    MAX_CHANGED_RULES,
+    can_show,
+    distinct_releases,
+    find_mismatch,
+    observable_rules,
+    rule_combinations,
+)
+from simkv.conformance.record.vllm_cases import CASE_SCHEMA, case_names, make_case
+from simkv.core.errors import InputError
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.request_state import FcfsQueue, RequestState
+from simkv.schedulers.vllm.scheduler import VllmScheduler
+from simkv.schedulers.vllm.spec import VLLM
+from simkv.schedulers.vllm.versions import MINORS, RULES, find_rules
+
+Build = Callable[[VllmConfig], VllmScheduler]
+
+
+def recorded(build: Build) -> following.RecordCase:
+    """Records what a scheduler of ours decides, as if it were a release's."""
+
+    def record(case: RecordingCase, name: str) -> DecisionTrace:
+        knobs = asdict(case.config)
+        for knob in ("async_scheduling", "scheduler_reserve_full_isl", "enable_prefix_caching"):
+            if knobs[knob] is None:
+                knobs[knob] = getattr(find_rules(case.config.variant), knob)
+        header = {"variant": case.config.variant, "config": knobs, "requests": case.requests}
+        header |= {"format": 1, "engine": "vllm", "aborts": case.aborts}
+        lines = list(replay_decisions(replace(VLLM, build=build), header, 0))
+        closing = lines.pop() if "truncated" in lines[-1] else None
+        if closing:
+            closing = {"truncated": True, "why": "no progress"}
+        return DecisionTrace(Path(name), header, lines, closing)
+
+    return record
+
+
+def drawn(count: int, version: str = "0.33.0") -> dict[str, RecordingCase]:
+    """Random cases but for those with KV in host memory or of other replicas, which schedulers of
+    their own decide."""
+    names = [
+        name for name in case_names(version, count) if not name.startswith(("tier", "disk", "pd"))
+    ]
+    return {name: make_case(version, name) for name in names}
+
+
+class AtTheEnd(FcfsQueue):
+    put_back = FcfsQueue.add
+
+
+class Planted(VllmScheduler):
+    """One change each, in ``what``."""
+
+    what = ""
+
+    def __init__(self, config: VllmConfig) -> None:
+        super().__init__(config)
+        if self.what == "order" and config.policy == "fcfs":
+            self.waiting = AtTheEnd()
+        self._max_tokens -= self.what == "budget"
+        self.memory.watermark += self.what == "watermark"
+
+    def _threshold(self) -> int:
+        threshold = super()._threshold()
+        return threshold + (threshold > 0 and self.what == "threshold")
+
+    def _victim(self) -> RequestState:
+        return next(iter(self.running.values())) if self.what == "victim" else super()._victim()
+
+
+@pytest.fixture
+def few_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rules and of smaller cases only few are tried, to save time."""
+    monkeypatch.setitem(
+        known.OBSERVABLE_RULES, "vllm", ("keyless_first", "goes_on", "skip_blocked")
+    )
+    monkeypatch.setattr(case_shrinking, "MAX_TRIES", 40)
+
+
+@pytest.mark.parametrize("what", ["order", "budget", "watermark", "victim", "threshold"])
+def test_a_planted_change_is_caught(
+    what: str, monkeypatch: pytest.MonkeyPatch, few_rules: None
+) -> None:
+    monkeypatch.setattr(Planted, "what", what)
+    found = follow("vllm", CASE_SCHEMA, drawn(30), recorded(Planted))
+    assert not found.known
+    assert found.unexplained is not None
+    small, first = found.unexplained.trace, drawn(30)[found.unexplained.name]
+    assert len(small.header["requests"]) <= len(first.requests)
+    for rules in distinct_releases("vllm").values():
+        assert find_mismatch(small, rules) is not None
+    page = render_follow_report("vLLM 0.34.0", "0.33.0", CASE_SCHEMA, found)
+    assert page.startswith("# vLLM 0.34.0 decides as no combination of the known rules does\n")
+    assert "| field | recorded | simulated |" in page
+    at = next(s for s in small.steps if str(s["step"]) == found.unexplained.difference.step)
+    assert all(at[name] == value for name, value in found.unexplained.difference.recorded.items())
+
+
+@pytest.mark.parametrize("version", ["0.33.0", "0.28.0", "0.11.0"])
+def test_an_unchanged_release_gives_no_alarm(version: str) -> None:
+    found = follow("vllm", CASE_SCHEMA, drawn(8, version), recorded(VllmScheduler))
+    same = {
+        name
+        for name, rules in distinct_releases("vllm").items()
+        if _seen(rules) == _seen(RULES[version])
+    }
+    assert same <= {*found.like}
+    assert found.known
+    assert headline(f"vLLM {version}", "0.33.0", found).startswith(
+        f"vLLM {version} decides by the rules of 0."
+    )
+    assert found.unexplained is found.broken is None
+
+
+def test_rules_that_no_release_has_together_are_found(few_rules: None) -> None:
+    rules = replace(RULES["0.33.0"], keyless_first=False)
+    found = follow(
+        "vllm", CASE_SCHEMA, drawn(24), recorded(lambda config: VllmScheduler(config, rules))
+    )
+    assert [*found.changed] == [{"keyless_first": False}]
+    assert not found.known
+    assert headline("vLLM 0.34.0", "0.33.0", found).endswith(
+        "no release's rules: by those of 0.33.0 with `keyless_first: false`"
+    )
+
+
+def test_a_case_that_a_release_makes_is_not_shown_as_what_none_makes() -> None:
+    flipped = replace(RULES["0.33.0"], keyless_first=False)
+
+    def of_two(config: VllmConfig) -> VllmScheduler:
+        return VllmScheduler(config, flipped if config.variant == "0.33.0" else None)
+
+    # No release makes the first, which a combination does; of the second it is the other way round.
+    names = {"rand-216": "0.33.0", "spec-201": "0.16.0"}
+    cases = {name: make_case(version, name) for name, version in names.items()}
+    found = follow("vllm", CASE_SCHEMA, cases, recorded(of_two))
+    assert found.unexplained is not None
+    assert found.unexplained.name == "rand-216"
+    assert find_mismatch(found.unexplained.trace, RULES[found.unexplained.nearest]) is not None
+
+
+def test_only_rules_whose_knob_a_case_sets_can_show_in_it() -> None:
+    record = recorded(VllmScheduler)
+    config = VllmConfig(block_size=4, num_gpu_blocks=9, max_model_len=32, max_num_seqs=8)
+    asks = drawn(1)["rand-200"].requests[:1]
+    shown = observable_rules(record(RecordingCase(config, asks), "fcfs"))
+    assert "keyless_first" in shown
+    assert not {"goes_on", "two_budgets", "wide_states"} & {*shown}
+    urgent = replace(config, policy="priority", kv_cache_groups=(0, 8), startup_check=False)
+    shown = observable_rules(record(RecordingCase(urgent, asks), "priority"))
+    assert {"goes_on", "keyless_windows", "wide_states"} <= {*shown}
+
+
+def test_a_release_that_cannot_be_driven_is_told() -> None:
+    def broken(case: RecordingCase, name: str) -> DecisionTrace:
+        raise AttributeError("no such thing")
+
+    found = follow("vllm", CASE_SCHEMA, drawn(2), broken)
+    assert found == FollowResult(0, 0, broken=found.broken)
+    said = r"rand-200: AttributeError: no such thing \(test_release_follower\.py:\d+\)"
+    assert re.fullmatch(said, found.broken or "")
+    assert headline("vLLM 0.34.0", "0.33.0", found).startswith(
+        "vLLM 0.34.0 cannot be driven: rand-200: "
+    )
+
+
+def test_a_version_that_is_not_known_has_the_newest_release_s_knobs() -> None:
+    newest = next(iter(MINORS.values()))
+    assert make_case("0.99.0", "rand-200").config.variant == newest
+    assert make_case("0.27.1", "rand-200").config.variant == "0.27.1"
+    assert make_case("0.99.0", "rand-200") != make_case("0.98.0", "rand-200")
+
+
+def test_every_combination_of_rules_is_tried_once() -> None:
+    tried = [tuple(sorted(changes)) for changes, _ in rule_combinations("vllm", RULES["0.33.0"])]
+    rules = len(known.OBSERVABLE_RULES["vllm"])
+    assert (
+        len(tried) == len({*tried}) == sum(comb(rules, i) for i in range(1, MAX_CHANGED_RULES + 1))
+    )
+    assert len(tried[0]) == 1
+    assert len(tried[-1]) == MAX_CHANGED_RULES
+
+
+def test_a_recording_is_written_as_conform_reads_it(tmp_path: Path) -> None:
+    trace = recorded(VllmScheduler)(make_case("0.33.0", "gone-201"), "gone-201")
+    file = tmp_path / "gone-201.jsonl.gz"
+    file.write_bytes(pack_trace(trace))
+    assert check_trace(file).difference is None
+    assert read_trace(file).steps == trace.steps
+
+
+def test_what_is_kept_shows_every_rule(root: Path) -> None:
+    version = "0.24.0"
+    files = (root / "tests/conformance/traces/vllm" / version).iterdir()
+    traces = {file.name: read_trace(file) for file in sorted(files)}
+    rules, seen = (
+        find_rules(version),
+        [r for r in known.OBSERVABLE_RULES["vllm"] if can_show(version, r)],
+    )
+    kept = choose(rules, seen, traces)
+    assert len(kept) <= len(traces)
+    assert all(recordings_by_rule(rules, seen, {name: traces[name] for name in kept}).values())
+    with pytest.raises(InputError, match=r"no case shows .*finds_next.*; record more"):
+        choose(rules, seen, dict(list(traces.items())[:2]))
+
+
+def _seen(rules: Any) -> list[bool]:
+    return [getattr(rules, rule) for rule in known.OBSERVABLE_RULES["vllm"]]

@@ -1,0 +1,216 @@
+"""Wheels: found, unpacked and, where some are at hand, driven from ``make follow`` to its report.
+
+The wheels are hundreds of megabytes each and not part of the repository: the folder ``wheels``
+beside the checkout, or the one that SIMKV_WHEELS names, holds them unpacked as ``vllm-VERSION`` and
+``sglang-VERSION``. Without it the tests that drive them are skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+from typer.testing import CliRunner
+
+from simkv.cli import app
+from simkv.conformance.record.release_sources import open_sources
+from simkv.conformance.record.sglang_cases import RARE
+from simkv.core.errors import InputError
+from tests.conftest import ROOT
+
+WHEELS = Path(os.environ.get("SIMKV_WHEELS", ROOT.parent / "wheels"))
+VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23"}
+TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
+
+#: A file of its sources, what stands there, and what is planted in its place.
+CORE, MANAGERS = "vllm/v1/core", "sglang/srt/managers"
+PLANTED = {
+    ("vllm", "order"): (f"{CORE}/sched/request_queue.py", "self.appendleft(", "self.append("),
+    ("vllm", "budget"): (
+        f"{CORE}/sched/scheduler.py",
+        "token_budget = self.max_num_scheduled_tokens",
+        "token_budget = self.max_num_scheduled_tokens - 1",
+    ),
+    ("vllm", "watermark"): (
+        f"{CORE}/kv_cache_manager.py",
+        "int(watermark *",
+        "1 + int(watermark *",
+    ),
+    ("vllm", "victim"): (
+        f"{CORE}/sched/scheduler.py",
+        "(r.priority, r.arrival_time)",
+        "(r.arrival_time, r.priority)",
+    ),
+    ("vllm", "threshold"): (
+        f"{CORE}/sched/scheduler.py",
+        "num_new_tokens = long_prefill_token_threshold",
+        "num_new_tokens = long_prefill_token_threshold + 1",
+    ),
+    ("sglang", "order"): (
+        f"{MANAGERS}/scheduler.py",
+        "self.waiting_queue.append(req)",
+        "self.waiting_queue.insert(0, req)",
+    ),
+    ("sglang", "budget"): (
+        f"{MANAGERS}/schedule_policy.py",
+        "self.rem_chunk_tokens -= num_mixed_decode_tokens",
+        "self.rem_chunk_tokens -= num_mixed_decode_tokens + 1",
+    ),
+    ("sglang", "new-token ratio"): (
+        f"{MANAGERS}/scheduler_components/new_token_ratio_tracker.py",
+        "self.current - self.decay",
+        "self.current - 2 * self.decay",
+    ),
+    ("sglang", "victim"): (
+        f"{MANAGERS}/schedule_batch.py",
+        "return (len(req.output_ids), -len(req.origin_input_ids))",
+        "return (len(req.output_ids), len(req.origin_input_ids))",
+    ),
+    ("sglang", "threshold"): (
+        f"{MANAGERS}/scheduler.py",
+        "if len(adder.can_run_list) >= self.get_num_allocatable_reqs(",
+        "if len(adder.can_run_list) + 1 >= self.get_num_allocatable_reqs(",
+    ),
+}
+#: Packages of the sources that are copied to plant something.
+SRT = ("managers", "mem_cache", "sampling", "environ.py")
+COPIED = {"vllm": ("vllm/v1", "vllm/distributed"), "sglang": [f"sglang/srt/{part}" for part in SRT]}
+
+
+def wheel_of(engine: str, version: str) -> Path:
+    folder = WHEELS / f"{engine}-{version}"
+    if not folder.is_dir():
+        pytest.skip(f"no wheel is at hand: no folder {folder.name} in {WHEELS.name}/")
+    if engine == "sglang":
+        pytest.importorskip("torch")
+    return folder
+
+
+@pytest.fixture
+def wheel() -> Path:
+    return wheel_of("vllm", VERSIONS["vllm"])
+
+
+def make_follow(engine: str, report: Path, source: Path) -> subprocess.CompletedProcess[str]:
+    """``make follow`` with this interpreter's simkv in place of the one that it would install."""
+    simkv = f"{sys.executable} -m simkv"
+    given = [f"ENGINE={engine}", f"VERSION={VERSIONS[engine]}", f"SOURCE={source}"]
+    given += [f"REPORT={report}", "COUNT=40"]
+    command = ["make", "-o", ".venv/.installed", "follow", f"SIMKV={simkv}", *given]
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("engine", VERSIONS)
+def test_make_follow_reports_an_unchanged_release(engine: str, tmp_path: Path) -> None:
+    version = VERSIONS[engine]
+    done = make_follow(engine, tmp_path / "page.md", wheel_of(engine, version))
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert page.startswith(f"# {TITLES[engine]} {version} decides by the rules of {version}\n")
+
+
+@pytest.mark.parametrize(("engine", "what"), PLANTED)
+def test_make_follow_reports_a_planted_change(engine: str, what: str, tmp_path: Path) -> None:
+    version = VERSIONS[engine]
+    folder = wheel_of(engine, version)
+    copy, (file, old, new) = tmp_path / "changed", PLANTED[engine, what]
+    for part in COPIED[engine]:
+        if (folder / part).is_dir():
+            shutil.copytree(folder / part, copy / part)
+        else:
+            shutil.copy(folder / part, copy / part)
+    text = (copy / file).read_text(encoding="utf-8")
+    assert old in text
+    (copy / file).write_text(text.replace(old, new, 1), encoding="utf-8")
+    done = make_follow(engine, tmp_path / "page.md", copy)
+    assert done.returncode != 0
+    page = (tmp_path / "page.md").read_text(encoding="utf-8")
+    told = f"# {TITLES[engine]} {version} decides as no combination of the known rules does\n"
+    assert page.startswith(told)
+    assert "| field | recorded | simulated |" in page
+
+
+def test_record_keeps_what_conform_reads(wheel: Path, tmp_path: Path) -> None:
+    run = CliRunner().invoke
+    given = ["record", "vllm", VERSIONS["vllm"], "--cases", "4", "--source", str(wheel)]
+    result = run(app, [*given, "--out", str(tmp_path / "new/folder")])
+    assert result.exit_code == 0, result.output
+    files = sorted(map(str, (tmp_path / "new/folder").glob("*.jsonl.gz")))
+    assert len(files) >= 4
+    assert run(app, ["conform", *files]).exit_code == 0
+
+
+@pytest.mark.parametrize("version", ["0.5.15", "0.5.20", "0.5.22", "0.5.23"])
+def test_the_whole_loop_of_sglang_is_recorded(version: str, tmp_path: Path) -> None:
+    folder = wheel_of("sglang", version)
+    given = ["record", "sglang", version, "--cases", "12", "--source", str(folder)]
+    command = [sys.executable, "-m", "simkv", *given, "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rare = len(RARE.get(version, ()))
+    assert f"the rules of {version} make {12 + rare} of {12 + rare}" in done.stdout
+    assert len(list(tmp_path.iterdir())) == 12 + rare
+
+
+def _wheel(folder: Path, version: str) -> Path:
+    path = folder / f"engine-{version}-py3-none-any.whl"
+    with ZipFile(path, "w") as archive:
+        archive.writestr("engine/core.py", "x = 1\n")
+        archive.writestr("engine/big.so", "compiled")
+        archive.writestr("other/core.py", "y = 1\n")
+    return path
+
+
+def test_of_a_wheel_the_sources_are_unpacked_and_go_again(tmp_path: Path) -> None:
+    with open_sources("engine", "newest", _wheel(tmp_path, "1.2.3+cu12")) as found:
+        assert found.version == "1.2.3"
+        files = [p.relative_to(found.folder) for p in found.folder.rglob("*") if p.is_file()]
+        assert files == [Path("engine/core.py")]
+    assert not found.folder.exists()
+
+
+def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "engine").mkdir()
+    with open_sources("engine", "1.0", tmp_path) as found:
+        assert found == (tmp_path, "1.0")
+    with (
+        pytest.raises(InputError, match="no folder other/ in it"),
+        open_sources("other", "1.0", tmp_path),
+    ):
+        pass
+
+
+def test_what_is_no_wheel_is_refused_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "not.whl").write_text("no", encoding="utf-8")
+    given = ["follow", "vllm", "1.0", "--source", str(tmp_path / "not.whl")]
+    result = CliRunner().invoke(app, given)
+    assert isinstance(result.exception, InputError)
+    assert "not a folder, nor a wheel that can be read" in str(result.exception)
+
+
+def test_what_is_installed_is_found() -> None:
+    from importlib.metadata import version
+
+    with open_sources("simpy", version("simpy")) as found:
+        assert (found.folder / "simpy" / "core.py").is_file()
+
+
+def test_a_wheel_that_pip_cannot_get_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "false")
+    with (
+        pytest.raises(InputError, match=r"engine==1\.0: pip cannot download it: .*--source"),
+        open_sources("engine", "1.0"),
+    ):
+        pass

@@ -1,0 +1,122 @@
+"""Recordings of requests whose clients go away, and of releases by any name."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import simpy
+
+from simkv.conformance.decision_recorder import Recorder, write_decision_trace
+from simkv.conformance.decision_replay import check_trace
+from simkv.conformance.decision_trace import TraceError, read_trace
+from simkv.costs.cost_profile import load_profile
+from simkv.costs.simulated_executor import SimulatedExecutor
+from simkv.scenario.scenario import Scenario
+from simkv.schedulers import engine_registry
+from simkv.sim.client_loop import run_clients
+from simkv.sim.engine import Engine
+from simkv.workload.workload_section import generate_requests
+
+TRACES = Path(__file__).parent / "traces" / "vllm"
+GONE = sorted(TRACES.glob("0.27.0/gone-*"))
+
+Lines = list[dict[str, Any]]
+
+
+def recorded(folder: Path, engine: dict[str, Any], requests: Lines) -> Path:
+    """The trace of a run of ours."""
+    workload = {"requests": requests}
+    given = {"name": "t", "workload": workload, "engine": engine, "profile": "unit-step"}
+    scenario = Scenario.model_validate(given)
+    recorder = Recorder(engine_registry.build_scheduler(scenario.engine), scenario.engine)
+    executor = SimulatedExecutor(load_profile("unit-step"))
+    asked = generate_requests(scenario.workload, scenario.timeout)
+    run_clients(Engine(simpy.Environment(), recorder, executor, leaping=False), asked, 100.0)
+    write_decision_trace(folder / "t.jsonl.gz", recorder, asked)
+    return folder / "t.jsonl.gz"
+
+
+def changed(folder: Path, path: Path, change: Any) -> Path:
+    """A copy of a trace after ``change(lines)``."""
+    lines = [json.loads(row) for row in gzip.decompress(path.read_bytes()).splitlines()]
+    change(lines)
+    copy = folder / "changed.jsonl"
+    copy.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return copy
+
+
+def asks(count: int, timeouts: dict[int, float]) -> Lines:
+    plain = {"arrival": 0.0, "prompt_tokens": 12, "output_tokens": 12}
+    return [plain | ({"timeout": timeouts[i]} if i in timeouts else {}) for i in range(count)]
+
+
+VLLM = {"name": "vllm", "block_size": 4, "num_gpu_blocks": 10, "max_model_len": 32}
+ENGINES = {
+    "synchronous": {**VLLM, "async_scheduling": False},
+    "asynchronous": VLLM,
+    "0.12": {**VLLM, "variant": "0.12"},
+    "mistralrs": {"name": "mistralrs", "block_size": 4, "num_gpu_blocks": 10},
+    "sglang": {"name": "sglang", "max_total_num_tokens": 40, "max_running_requests": 3},
+    "trtllm": {"name": "trtllm", "max_tokens_in_paged_kv_cache": 40, "tokens_per_block": 4},
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+def test_a_run_with_timeouts_is_replayed(tmp_path: Path, engine: dict[str, Any]) -> None:
+    # One leaves while it runs, in the middle of a step, one while it waits.
+    path = recorded(tmp_path, engine, asks(4, {0: 4.5, 3: 2.5}))
+    trace = read_trace(path)
+    assert {i for _, _, i in trace.header["aborts"]} == {0, 3}
+    assert sorted(i for line in trace.steps for i in line.get("aborted", ())) == [0, 3]
+    assert check_trace(path).difference is None
+
+    def stays(lines: Lines) -> None:
+        del lines[0]["aborts"]
+
+    assert check_trace(changed(tmp_path, path, stays)).difference is not None
+
+
+@pytest.mark.parametrize("path", GONE, ids=lambda path: path.name)
+def test_when_a_client_leaves_shows(tmp_path: Path, path: Path) -> None:
+    def leaves_later(lines: Lines) -> None:
+        there = {i for line in lines[1:] for i in line.get("aborted", ())}
+        lines[0]["aborts"] = [
+            (step + (i in there), phase, i) for step, phase, i in lines[0]["aborts"]
+        ]
+
+    if any("aborted" in line for line in read_trace(path).steps):
+        assert check_trace(changed(tmp_path, path, leaves_later)).difference is not None
+
+
+def test_an_abort_of_one_that_is_not_there_does_nothing(tmp_path: Path) -> None:
+    def more(lines: Lines) -> None:
+        ends = {i: line["step"] for line in lines[1:] for i in line["finished"]}
+        i, step = min(ends.items(), key=lambda item: item[1])
+        comes = {r["id"]: r["arrival_step"] for r in lines[0]["requests"]}
+        late = max(comes, key=lambda i: comes[i])
+        lines[0]["aborts"] = [*lines[0]["aborts"], [step + 1, 1, i], [comes[late], 0, late]]
+
+    assert check_trace(changed(tmp_path, GONE[0], more)).difference is None
+
+
+@pytest.mark.parametrize("name", ["0.27", "0.27.0", "0.27.1", "0.27.9"])
+def test_the_head_names_a_release_in_any_way(tmp_path: Path, name: str) -> None:
+    def called(lines: Lines) -> None:
+        lines[0]["variant"] = name
+        del lines[0]["config"]["variant"]
+
+    assert check_trace(changed(tmp_path, GONE[0], called)).difference is None
+
+
+@pytest.mark.parametrize("name", ["0.8", "0.34", "0.270", "1.27", "0.27.x", "0.27.1.1", "0"])
+def test_a_release_that_is_not_known_is_refused(tmp_path: Path, name: str) -> None:
+    def called(lines: Lines) -> None:
+        lines[0]["variant"] = name
+        del lines[0]["config"]["variant"]
+
+    with pytest.raises(TraceError, match=r"not known; expected a release of vLLM from 0\.\d+ to 0"):
+        check_trace(changed(tmp_path, GONE[0], called))

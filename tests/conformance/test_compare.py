@@ -1,0 +1,145 @@
+"""Comparing a replay with a recording: every field of every line, and the end."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simkv.conformance.decision_replay import ENDED, check_trace, compare
+from simkv.conformance.decision_trace import DecisionTrace, TraceError
+from simkv.conformance.step_replay import RemainingOutput, StallDetector, arrivals_by_step
+from simkv.core.scheduler_protocol import Batch, Completion
+from tests.conformance.test_committed_recordings import FILES
+
+A, B = {"step": 0, "x": 1}, {"step": 1, "x": 2}
+PANIC = {"truncated": True, "why": "engine panic"}
+PANICKED = {"truncated": True, "ending": "panic", "why": "panic: of the test"}
+STALLED = {"truncated": True, "ending": "stall", "why": "nothing can run"}
+
+
+def trace(*steps: Any, truncated: Any = None) -> DecisionTrace:
+    return DecisionTrace(Path("t"), {}, list(steps), truncated)
+
+
+def difference(recorded: DecisionTrace, *simulated: Any) -> Any:
+    _, found = compare(recorded, iter(simulated))
+    return found and (found.step, found.recorded, found.simulated)
+
+
+def test_equal_lines_are_equal_and_counted() -> None:
+    assert compare(trace(A, B), iter([A, B])) == (2, None)
+
+
+def test_more_than_was_recorded_does_not_matter() -> None:
+    assert difference(trace(A), {**A, "extra": 1}) is None
+
+
+def test_the_first_difference_shows_both_sides_of_the_fields_that_differ() -> None:
+    assert difference(trace(A, B), A, {"step": 1, "x": 3}) == ("1", {"x": 2}, {"x": 3})
+    assert difference(trace(A, B), A, {"step": 1}) == ("1", {"x": 2}, {"x": None})
+    assert compare(trace(A, B), iter([A, {}]))[0] == 1
+
+
+def test_a_field_that_is_missing_is_not_equal_to_none() -> None:
+    assert difference(trace({"step": 0, "x": None}), {"step": 0}) is not None
+
+
+def test_a_replay_that_ends_too_early_differs() -> None:
+    assert difference(trace(A, B), A) == ("1", B, {"step": None, "x": None})
+
+
+def test_a_replay_that_goes_on_differs() -> None:
+    assert difference(trace(A), A, B) == ("end", {"ending": ENDED}, B)
+
+
+def test_the_same_impasse_is_equal_and_another_is_not() -> None:
+    stuck = trace(A, truncated=PANIC)
+    assert difference(stuck, A, PANICKED) is None
+    assert difference(stuck, A, B, PANICKED) is None  # it may take more steps to get there
+    assert difference(stuck, A, STALLED) == ("end", {"ending": "panic"}, STALLED)
+    assert difference(stuck, A) == ("end", {"ending": "panic"}, {"ending": ENDED})
+    assert difference(trace(A), A, PANICKED) == ("end", {"ending": ENDED}, PANICKED)
+
+
+# Whole files
+
+
+def rewritten(source: Path, target: Path, change: Callable[[list[Any]], Any]) -> Path:
+    """A copy of a recording with something changed in its lines."""
+    lines = [json.loads(line) for line in gzip.decompress(source.read_bytes()).splitlines()]
+    change(lines)
+    target.write_text("\n".join(json.dumps(line) for line in lines))
+    return target
+
+
+def one_per_engine() -> list[Path]:
+    return list({path.parent.parent.name: path for path in FILES}.values())
+
+
+@pytest.mark.parametrize("source", one_per_engine(), ids=lambda p: p.parent.parent.name)
+def test_every_recorded_field_counts(source: Path, tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in gzip.decompress(source.read_bytes()).splitlines()]
+    middle = len(lines) // 2
+    for field in lines[middle]:
+        path = rewritten(
+            source, tmp_path / "t.jsonl", lambda x, f=field: x[middle].update({f: "changed"})
+        )
+        found = check_trace(path).difference
+        assert found is not None
+        assert found.recorded == {field: "changed"}
+
+
+@pytest.mark.parametrize("source", one_per_engine(), ids=lambda p: p.parent.parent.name)
+def test_a_line_too_few_or_too_many_differs(source: Path, tmp_path: Path) -> None:
+    for change in (lambda x: x.pop(), lambda x: x.append({**x[-1], "step": -1, "tick": -1})):
+        assert check_trace(rewritten(source, tmp_path / "t.jsonl", change)).difference
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"engine": "vllmm"}, "engine: 'vllmm' is not known; expected one of fastdeploy, mistral"),
+        ({"variant": "nope"}, "variant: 'nope' is not known; expected one of seed, bucketed"),
+        ({"config": {}}, "header: cannot be replayed"),
+        ({"requests": [5]}, "header: cannot be replayed"),
+        ({"requests": [{"id": 0}]}, "header: cannot be replayed"),
+    ],
+)
+def test_a_header_that_cannot_be_replayed_is_bad_input(
+    tmp_path: Path, change: dict[str, Any], complaint: str
+) -> None:
+    source = next(path for path in FILES if path.parent.name == "bucketed")
+    path = rewritten(source, tmp_path / "t.jsonl", lambda lines: lines[0].update(change))
+    with pytest.raises(TraceError) as raised:
+        check_trace(path)
+    assert str(raised.value).startswith(f"{path}:1: {complaint}")
+
+
+# Lockstep
+
+
+def test_arrivals_keep_the_order_of_the_header() -> None:
+    rows = [{"id": i, "arrival_step": step} for i, step in enumerate([2, 0, 2])]
+    assert arrivals_by_step(rows) == {2: [rows[0], rows[2]], 0: [rows[1]]}
+
+
+def test_a_request_ends_with_its_last_token() -> None:
+    emitted = RemainingOutput([{"id": 0, "output_tokens": 2}, {"id": 1, "output_tokens": 1}])
+    batch = Batch(emits=[0, 1])
+    assert emitted.ended(batch) == {1}
+    emitted.count(batch, Completion([0, 1], [1]))
+    assert emitted.ended(Batch(emits=[0])) == {0}
+
+
+def test_progress_makes_a_state_new_again() -> None:
+    watch = StallDetector()
+    assert not watch.repeats("a")
+    assert not watch.repeats("b")
+    assert watch.repeats("a")
+    watch.progress()
+    assert not watch.repeats("a")

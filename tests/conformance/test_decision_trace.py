@@ -1,0 +1,102 @@
+"""Trace files: what is one, and what is said about others."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simkv.conformance.decision_trace import TraceError, ending_kind, read_trace
+
+HEADER: dict[str, Any] = {
+    "format": 1,
+    "engine": "mistralrs",
+    "variant": "seed",
+    "config": {},
+    "requests": [],
+}
+
+
+def text(*lines: Any) -> bytes:
+    return "\n".join(json.dumps(line) for line in lines).encode()
+
+
+def read(folder: Path, content: bytes) -> Any:
+    path = folder / "trace.jsonl"
+    path.write_bytes(content)
+    return read_trace(path)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_trace_is_a_header_and_steps(tmp_path: Path, packed: bool) -> None:
+    content = text(HEADER, {"step": 0}, {"tick": 1})
+    trace = read(tmp_path, gzip.compress(content) if packed else content)
+    assert trace.header == HEADER
+    assert trace.steps == [{"step": 0}, {"tick": 1}]
+    assert trace.truncated is None
+
+
+def test_the_closing_line_is_no_step(tmp_path: Path) -> None:
+    closing = {"truncated": True, "why": "engine panic"}
+    trace = read(tmp_path, text(HEADER, {"step": 0}, closing))
+    assert trace.steps == [{"step": 0}]
+    assert trace.truncated == closing
+
+
+def test_empty_lines_do_not_matter(tmp_path: Path) -> None:
+    assert read(tmp_path, text(HEADER) + b"\n\n" + text({"step": 0}) + b"\n").steps
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "trace.jsonl: empty; a header line was expected"),
+        (b"\n \n", "trace.jsonl: empty; a header line was expected"),
+        (b"{", "trace.jsonl:1: not JSON"),
+        (text(HEADER) + b"\n{", "trace.jsonl:2: not JSON"),
+        (b"[" * 100_000, "trace.jsonl:1: not JSON"),
+        (b"9" * 5000, "trace.jsonl:1: not JSON"),
+        (b"[1]", "trace.jsonl:1: a JSON object was expected, found '[1]'"),
+        (text({**HEADER, "format": 2}), "trace.jsonl:1: format: 2 is not known; expected 1"),
+        (text({"engine": "x"}), "trace.jsonl:1: format: None is not known; expected 1"),
+        (text({**HEADER, "engine": 5}), "trace.jsonl:1: engine: a str was expected"),
+        (text({**HEADER, "config": []}), "trace.jsonl:1: config: a dict was expected"),
+        (text({**HEADER, "requests": {}}), "trace.jsonl:1: requests: a list was expected"),
+        (text(HEADER, {"x": 1}), "trace.jsonl:2: neither a step, nor a tick, nor a closing line"),
+        (b"\xff\xfe\x00", "trace.jsonl: not UTF-8 text"),
+        (b"\x1f\x8bnonsense", "trace.jsonl: damaged gzip data"),
+        (gzip.compress(text(HEADER))[:-9], "trace.jsonl: damaged gzip data"),
+    ],
+    ids=range(16),
+)
+def test_what_is_no_trace_is_refused(tmp_path: Path, content: bytes, complaint: str) -> None:
+    with pytest.raises(TraceError) as raised:
+        read(tmp_path, content)
+    assert str(raised.value).startswith(f"{tmp_path}/{complaint}")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="cannot be read: No such file"):
+        read_trace(tmp_path / "nothing")
+    with pytest.raises(TraceError, match="cannot be read: Is a directory"):
+        read_trace(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("why", "kind"),
+    [
+        ("engine panic on this batch", "panic"),
+        ("livelock inside one schedule call", "livelock"),
+        ("the same sequence twice in a batch", "self-deadlock"),
+        ("requests left every queue: [1]", "lost"),
+        ("the scheduler raised", "raised"),
+        ("no progress", "stall"),
+        ("something new", "something new"),
+    ],
+)
+def test_the_kind_of_an_ending(why: str, kind: str) -> None:
+    assert ending_kind({"truncated": True, "why": why}) == kind

@@ -1,0 +1,78 @@
+"""Recordings with KV on disk behind host memory: what each rule of it decides shows in some."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simkv.conformance.decision_trace import read_trace
+from simkv.schedulers.vllm.disk_tier import DiskTier
+from simkv.schedulers.vllm.host_block_store import HostBlockStore
+from simkv.schedulers.vllm.offloading_connector import OffloadingConnector
+from tests.conformance.test_host_memory_recordings import differs
+
+FOLDER = Path(__file__).parent / "traces" / "vllm" / "0.33.0"
+FILES = sorted(FOLDER.glob("disk*"), key=lambda path: path.stat().st_size)
+
+
+def test_there_are_forty_that_read_and_write_and_look() -> None:
+    traces = [read_trace(path) for path in FILES]
+    assert len(traces) == 40
+    for field in ("reads", "writes", "look", "loads", "flush", "preempted", "aborted"):
+        assert sum(any(line.get(field) for line in trace.steps) for trace in traces) >= 15
+    from_disk = [any(load[3] for line in t.steps for load in line["loads"]) for t in traces]
+    assert sum(from_disk) >= 30
+    knobs = {
+        tuple(t.header["config"][k] for k in ("async_scheduling", "policy", "eviction_policy"))
+        for t in traces
+    }
+    assert len(knobs) == 8
+    assert sum(t.truncated is not None for t in traces) == 2
+
+
+def _forgets(self: Any, asker: int) -> None:
+    for key in self._asked.pop(asker, ()):
+        self._verdicts.pop(key, None)
+
+
+def _at_once(self: Any, looks: Any) -> None:
+    for number in looks:
+        for key in self.looks.pop(number):
+            self._verdicts[key].answer = True
+
+
+def _sees(self: Any, key: int, place: int, asker: int, uses: Any) -> str:
+    """Whoever finds nothing asks again in each step."""
+    verdict = self._verdicts.get(key)
+    if verdict and verdict.answer is False and key in self.files:
+        verdict.answer = True
+    return REAL_FIND(self, key, place, asker, uses)
+
+
+REAL_FIND = DiskTier.find
+
+MUTATIONS: list[tuple[str, type, str, Callable[..., Any]]] = [
+    ("what is found holds for one request", DiskTier, "forget", _forgets),
+    ("it never forgets", DiskTier, "forget", lambda s, asker: s.promoted.pop(asker, None)),
+    ("all that is asked for is there", DiskTier, "looked", _at_once),
+    ("a miss does not last", DiskTier, "find", _sees),
+    ("nothing is looked for", DiskTier, "find", lambda *_: "absent"),
+    ("nothing is written on", DiskTier, "write", lambda s, owner, keys: None),
+    ("what is being written may go", HostBlockStore, "pin", lambda s, keys: None),
+    ("who is over is forgotten late", OffloadingConnector, "_forget", lambda s, share: None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "rule"),
+    [case[1:] for case in MUTATIONS],
+    ids=[case[0] for case in MUTATIONS],
+)
+def test_a_changed_rule_is_noticed(
+    owner: type, method: str, rule: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, method, rule)
+    assert any(differs(path) for path in FILES)

@@ -1,0 +1,91 @@
+"""Recordings with KV in host memory: what each rule of it decides shows in some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simkv.conformance.decision_replay import check_trace
+from simkv.conformance.decision_trace import TraceError, read_trace
+from simkv.schedulers.vllm.host_eviction import ArcPolicy, LruPolicy
+from simkv.schedulers.vllm.offload_scheduler import VllmOffloadScheduler
+from simkv.schedulers.vllm.offloading_connector import OffloadingConnector
+from simkv.schedulers.vllm.remote_kv_queue import RemoteKvQueue
+from simkv.schedulers.vllm.versions import MINORS, find_rules
+
+RELEASES = Path(__file__).parent / "traces" / "vllm"
+FOLDER = RELEASES / "0.33.0"
+FILES = sorted(FOLDER.glob("tier*"), key=lambda path: path.stat().st_size)
+
+
+def test_there_are_that_load_and_store_and_wait() -> None:
+    traces = [read_trace(path) for path in FILES]
+    assert len(traces) > 40
+    for field in ("loads", "stores", "flush", "preempted", "aborted"):
+        assert sum(any(line.get(field) for line in trace.steps) for trace in traces) >= 5
+    knobs = {(t.header["config"]["async_scheduling"], t.header["config"]["policy"]) for t in traces}
+    assert len(knobs) == 4
+    assert {t.header["config"]["eviction_policy"] for t in traces} == {"lru", "arc"}
+
+
+@pytest.mark.parametrize(
+    "version", [name for name in MINORS.values() if "num_cpu_blocks" not in find_rules(name).fixed]
+)
+def test_every_release_that_has_host_memory_is_recorded(version: str) -> None:
+    traces = [read_trace(path) for path in (RELEASES / version).glob("tier*")]
+    for field in ("loads", "stores", "flush", "preempted", "aborted"):
+        assert any(any(line.get(field) for line in trace.steps) for trace in traces)
+
+
+def differs(path: Path) -> bool:
+    try:
+        return check_trace(path).difference is not None
+    except (TraceError, KeyError, AssertionError):  # the mutant cannot even replay it
+        return True
+
+
+def _all_at_once(self: Any, r: Any, here: int) -> int | None:
+    """Neither copies of its own nor blocks that others load make a request wait."""
+    share = self._shares[r.id]
+    share.stored = 0
+    if share.jobs:
+        return None
+    found, end = 0, r.length // self._size
+    self._memory.name(r, r.length)
+    while here + found < end and self.store.refs.get(r.keys[here + found], -1) >= 0:
+        found += 1
+    return found
+
+
+def _rest_first(self: Any) -> Any:
+    return (self._rest if len(self._rest) else self._holding).head()
+
+
+# ruff: noqa: E501
+MUTATIONS: list[tuple[str, type, str, Callable[..., Any]]] = [
+    ("loads do not wait for each other", OffloadingConnector, "matched", _all_at_once),
+    ("nobody waits for a copy from a block", OffloadingConnector, "_fence", lambda s, job: None),
+    ("a prompt is stored when it is done", OffloadingConnector, "owing", lambda s: []),
+    ("those with blocks come last", RemoteKvQueue, "head", _rest_first),
+    ("loads reserve nothing", VllmOffloadScheduler, "_promised", lambda s: 0),
+    ("who is computed can be preempted", VllmOffloadScheduler, "_gives_way", lambda s, victim: True),
+    ("uses do not count when a request is over", LruPolicy, "over", lambda s, keys, uses: None),
+    ("uses do not count at once", LruPolicy, "used", lambda s, keys, uses: None),
+    ("ghosts teach nothing", ArcPolicy, "missed", lambda s, keys: None),
+    ("twice is once", ArcPolicy, "over", lambda s, keys, uses: None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "rule"),
+    [case[1:] for case in MUTATIONS],
+    ids=[case[0] for case in MUTATIONS],
+)
+def test_a_changed_rule_is_noticed(
+    owner: type, method: str, rule: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, method, rule)
+    assert any(differs(path) for path in FILES)

@@ -1,0 +1,108 @@
+"""Recordings that stopped at the recorder's limit: a circle that is proved and goes on in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simkv.conformance.decision_replay import check_trace, compare, replay_decisions
+from simkv.conformance.decision_trace import DecisionTrace
+from simkv.schedulers.engine_registry import ENGINES
+
+LIMIT = {"truncated": True, "why": "limit"}
+#: Two requests in a cache for one: each takes the other's blocks for ever.
+HEADER = {
+    "format": 1,
+    "engine": "fastdeploy",
+    "variant": "preempt-sync-sentinel",
+    "case": "circle",
+    "config": {
+        "block_size": 8,
+        "max_num_seqs": 8,
+        "enc_dec_block_num": 2,
+        "prealloc_dec_block_slot_num_threshold": 9,
+        "max_num_batched_tokens": 16,
+        "num_blocks": 14,
+        "admission_threshold": "whole remaining need",
+        "reserve_init": 1,
+        "reserve_decay": 1.0,
+        "reserve_min": 0,
+    },
+    "requests": [
+        {"id": 0, "arrival_step": 0, "prompt_tokens": 66, "output_tokens": 55, "max_tokens": 60},
+        {"id": 1, "arrival_step": 7, "prompt_tokens": 78, "output_tokens": 36, "max_tokens": 36},
+    ],
+    "delays": {
+        "tp_lag": 4,
+        "messages_processed_between_schedule_and_put": 0,
+        "idle_worker_sends_ack": True,
+    },
+}
+#: No token comes for so many ticks before the simulation is sure; the recording goes on.
+PROVED, TICKS = 1522, 2200
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[dict[str, Any]]:
+    return list(replay_decisions(ENGINES["fastdeploy"], HEADER, TICKS - 1))
+
+
+def written(path: Path, lines: list[Any]) -> Path:
+    path.write_text("\n".join(json.dumps(line) for line in [HEADER, *lines, LIMIT]))
+    return path
+
+
+def test_the_circle_goes_on_until_the_limit(tmp_path: Path, lines: list[Any]) -> None:
+    *steps, end = lines
+    assert (len(steps), end["proved"]) == (TICKS, PROVED)
+    result = check_trace(written(tmp_path / "t.jsonl", steps))
+    assert (result.steps, result.difference) == (TICKS, None)
+
+
+def test_before_the_proof_nothing_is_known(tmp_path: Path, lines: list[Any]) -> None:
+    found = check_trace(written(tmp_path / "t.jsonl", lines[: PROVED - 5])).difference
+    assert found
+    assert (found.step, found.recorded) == ("end", {"ending": "limit"})
+
+
+def test_a_recording_that_leaves_the_circle_differs(tmp_path: Path, lines: list[Any]) -> None:
+    steps = json.loads(json.dumps(lines[:-1]))
+    steps[PROVED + 300]["free_blocks"] += 1
+    found = check_trace(written(tmp_path / "t.jsonl", steps)).difference
+    assert found
+    assert (found.step, list(found.recorded)) == (str(PROVED + 300), ["free_blocks"])
+
+
+def test_the_rest_must_repeat() -> None:
+    """Even where every line is as simulated."""
+
+    def compared(steps: list[Any], proved: int | None) -> bool:
+        end = {"truncated": True, "ending": "stall", "why": "", "proved": proved}
+        ours: Iterator[Any] = iter([*steps, end])
+        return compare(DecisionTrace(Path("t"), {}, steps, LIMIT), ours)[1] is None
+
+    turn = [{"step": i, "x": i % 3} for i in range(12)]
+    assert compared(turn, 5)
+    assert compared([{"step": 9, "x": 7}, *turn], 5)
+    assert not compared([*turn, {"step": 12, "x": 1}], 5)
+    assert not compared(turn, 1)  # before a whole turn
+    assert not compared(turn, None)
+    assert not compared(turn, 12)
+
+
+def test_moments_are_told_from_the_line() -> None:
+    """A message is known by when it was sent: one tick ago is one tick ago."""
+
+    def line(tick: int, sent: int) -> dict[str, Any]:
+        events = [["ack", 3, "true", f"msg{sent}"], ["finished", 0]]
+        return {"tick": tick, "delivered": [[sent, "pre"]], "events": events}
+
+    end = {"truncated": True, "ending": "stall", "why": "", "proved": 2}
+    for sent, equal in ((lambda tick: tick - 1, True), (lambda tick: 0, False)):
+        steps = [line(tick, sent(tick)) for tick in range(5)]
+        found = compare(DecisionTrace(Path("t"), {}, steps, LIMIT), iter([*steps, end]))[1]
+        assert (found is None) == equal

@@ -1,0 +1,28 @@
+"""Recorded decisions, where they are: thousands of files in a folder beside the checkout.
+
+Every third of them, for time's sake; ``simkv conform ../shared/golden`` compares them all.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from simkv.conformance.decision_replay import check_trace
+from tests.conftest import SHARED
+
+VARIANTS = sorted(path for path in (SHARED / "golden").glob("*/*") if path.is_dir())
+
+
+@pytest.mark.parametrize("folder", VARIANTS, ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_all_recorded_traces_of_a_variant_are_equal(folder: Path) -> None:
+    files = sorted(folder.glob("*.jsonl.gz"))[::3]
+    assert files
+    results = [check_trace(path) for path in files]
+    assert [str(r.path) for r in results if r.difference] == []
+
+
+def test_there_are_recorded_traces(shared: Path) -> None:
+    engines = {folder.parent.name for folder in VARIANTS}
+    assert engines == {"fastdeploy", "mistralrs", "sglang", "vllm"}

@@ -1,0 +1,112 @@
+"""Files and folders are there complete or not at all; the disk's complaints are one line."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from simkv.core import atomic_files
+from simkv.core.errors import InputError
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def half_written(new: Path) -> None:
+    assert new.suffix == ".txt"  # what the ending decides stays decided
+    new.write_text("half of it")
+    raise KeyboardInterrupt
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    atomic_files.write_text(path, "old\n")
+    with pytest.raises(KeyboardInterrupt), atomic_files.atomic_file(path) as new:
+        half_written(new)
+    assert path.read_bytes() == b"old\n"
+    atomic_files.write_bytes(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert names(tmp_path) == ["a.txt"]
+
+
+def test_a_device_stays_one() -> None:
+    atomic_files.write_text(Path(os.devnull), "away with it")
+    assert not Path(os.devnull).is_file()
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    with (
+        pytest.raises(InputError, match=r"a.txt: cannot be written: no space left on device$"),
+        atomic_files.atomic_file(path),
+    ):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert names(tmp_path) == []
+    with (
+        pytest.raises(InputError, match="out: cannot be written: no space left on device"),
+        atomic_files.atomic_folder(tmp_path / "out"),
+    ):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert names(tmp_path) == []
+
+
+def test_a_folder_is_replaced_and_keeps_what_is_not_its_own(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "out"
+    for text in ("one", "two"):
+        with atomic_files.atomic_folder(folder, ("*.csv",)) as new:
+            (new / f"{text}.csv").write_text(text)
+        (folder / "notes.md").write_text("hours of work")
+    assert names(folder) == ["notes.md", "two.csv"]
+    assert names(tmp_path / "deep") == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("place", "complaint"),
+    [
+        ("folder", "is a folder; expected a file"),
+        ("none/x", "its folder does not exist"),
+        ("x" * 300 + "/x", "cannot be written: file name too long"),
+    ],
+)
+def test_where_a_file_cannot_be(tmp_path: Path, place: str, complaint: str) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InputError, match=f"--out .*{complaint}"):
+        atomic_files.check_file("--out", tmp_path / place)
+
+
+def test_a_read_only_place_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    atomic_files.check_file("--out", Path(os.devnull))
+    with pytest.raises(InputError, match="its folder is read-only"):
+        atomic_files.check_file("--out", tmp_path / "x")
+    with pytest.raises(InputError, match=f"--out {tmp_path}/a/b: {tmp_path} is read-only"):
+        atomic_files.check_folder("--out", tmp_path / "a" / "b")
+
+
+def test_a_new_file_takes_nobodys_place(tmp_path: Path) -> None:
+    source, there = tmp_path / "source", tmp_path / "there"
+    source.touch()
+    there.touch()
+    atomic_files.check_new_file("-o", tmp_path / "new", source, False)
+    atomic_files.check_new_file("-o", there, source, True)
+    with pytest.raises(InputError, match="is there already; --overwrite replaces it"):
+        atomic_files.check_new_file("-o", there, source, False)
+    with pytest.raises(InputError, match="is what is read"):
+        atomic_files.check_new_file("-o", source, source, True)
+
+
+def test_a_folder_of_ours_may_be_used_again(tmp_path: Path) -> None:
+    def ours(folder: Path) -> bool:
+        return (folder / "mark").exists()
+
+    atomic_files.check_folder("--out", tmp_path / "new", "sweep", ours)
+    (tmp_path / "thesis.tex").touch()
+    atomic_files.check_folder("--out", tmp_path)
+    with pytest.raises(InputError, match="holds other files and no sweep; expected a new or empty"):
+        atomic_files.check_folder("--out", tmp_path, "sweep", ours)
+    (tmp_path / "mark").touch()
+    atomic_files.check_folder("--out", tmp_path, "sweep", ours)

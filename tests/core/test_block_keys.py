@@ -1,0 +1,113 @@
+"""Token identity: two prompts share exactly what their segments say."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simkv.core.block_keys import BlockKeys, TokenContent
+from simkv.core.request import Prompt, Segment
+from tests.core.shared_prefixes import common_prefix
+
+
+def content(i: int, *segments: tuple[str, int, int]) -> TokenContent:
+    parts = tuple(Segment(*segment) for segment in segments)
+    return TokenContent(Prompt(i, sum(s.end - s.start for s in parts), 9, segments=parts))
+
+
+def test_a_prompt_without_segments_shares_nothing() -> None:
+    a, b = TokenContent(Prompt(0, 4, 1)), TokenContent(Prompt(1, 4, 1))
+    assert a.slices(0, 4) == (Segment("u0", 0, 4),)
+    assert common_prefix(a, b, 4) == 0
+
+
+def test_outputs_follow_the_prompt_as_a_stream_of_their_own() -> None:
+    a = TokenContent(Prompt(3, 4, 1))
+    assert a.slices(2, 7) == (Segment("u3", 2, 4), Segment("o3", 0, 3))
+    assert a.slices(4, 4) == ()
+
+
+def test_slices_do_not_depend_on_how_the_prompt_was_cut() -> None:
+    whole = content(0, ("g", 0, 6))
+    cut = content(1, ("g", 0, 2), ("g", 2, 2), ("g", 2, 6))
+    assert whole.slices(1, 6) == cut.slices(1, 6) == (Segment("g", 1, 6),)
+
+
+def test_a_stream_that_repeats_is_not_merged() -> None:
+    repeated = content(0, ("g", 0, 3), ("g", 0, 3))
+    assert repeated.slices(0, 6) == (Segment("g", 0, 3), Segment("g", 0, 3))
+
+
+def test_common_prefix_sees_through_different_cuts() -> None:
+    a = content(0, ("g", 0, 5), ("u0", 0, 9))
+    b = content(1, ("g", 0, 2), ("g", 2, 8))
+    assert common_prefix(a, b, 100) == 5
+    assert common_prefix(a, b, 3) == 3
+    assert common_prefix(b, a, 100) == 5
+
+
+def test_keys_are_chained() -> None:
+    keys = BlockKeys(2)
+    a, b = content(0, ("g", 0, 4)), content(1, ("h", 0, 2), ("g", 2, 4))
+    of_a: list[int] = []
+    of_b: list[int] = []
+    keys.extend(of_a, a, 4)
+    keys.extend(of_b, b, 4)
+    assert a.slices(2, 4) == b.slices(2, 4)  # the same tokens in the second block,
+    assert of_a[1] != of_b[1]  # after different tokens in the first
+
+
+def test_only_full_blocks_have_keys_and_growing_keeps_them() -> None:
+    keys, a, named = BlockKeys(4), content(0, ("g", 0, 11)), []
+    keys.extend(named, a, 3)
+    assert named == []
+    keys.extend(named, a, 7)
+    first = list(named)
+    keys.extend(named, a, 11)
+    assert len(first) == 1
+    assert named[:1] == first
+    assert len(named) == 2
+    keys.extend(named, a, 4)  # fewer tokens: nothing is taken back
+    assert len(named) == 2
+
+
+def test_a_key_covers_outputs_too() -> None:
+    keys = BlockKeys(2)
+    a, b = content(0, ("g", 0, 3)), content(1, ("g", 0, 3))
+    of_a: list[int] = []
+    of_b: list[int] = []
+    keys.extend(of_a, a, 4)
+    keys.extend(of_b, b, 4)
+    assert of_a[0] == of_b[0]
+    assert of_a[1] != of_b[1]  # each emits tokens of its own
+
+
+SEGMENTS = st.lists(
+    st.tuples(st.sampled_from("ab"), st.integers(0, 3), st.integers(1, 4)).map(
+        lambda x: (x[0], x[1], x[1] + x[2])
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(SEGMENTS, SEGMENTS, st.integers(1, 3))
+def test_equal_keys_mean_equal_tokens(
+    left: list[tuple[str, int, int]], right: list[tuple[str, int, int]], block_size: int
+) -> None:
+    def tokens(segments: list[tuple[str, int, int]]) -> list[tuple[str, int]]:
+        return [(stream, i) for stream, start, end in segments for i in range(start, end)]
+
+    a, b = tokens(left), tokens(right)
+    keys = BlockKeys(block_size)
+    of_a: list[int] = []
+    of_b: list[int] = []
+    keys.extend(of_a, content(0, *left), len(a))
+    keys.extend(of_b, content(1, *right), len(b))
+    for i, (x, y) in enumerate(zip(of_a, of_b, strict=False)):
+        end = (i + 1) * block_size
+        assert (x == y) == (a[:end] == b[:end])
+    same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
+    shared = min(len(a), len(b)) if same is None else same
+    limit = min(len(a), len(b))
+    assert common_prefix(content(0, *left), content(1, *right), limit) == shared

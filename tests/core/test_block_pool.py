@@ -1,0 +1,271 @@
+"""The block pool: order of the free queue, keys of the prefix cache, references, leaks."""
+
+from __future__ import annotations
+
+import random
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simkv.core.block_pool import BlockCounter, BlockPool, UnnumberedPool
+from tests.core.reference_pool import PlainPool
+
+
+def test_blocks_are_numbered_from_one_and_taken_from_the_front() -> None:
+    pool = BlockPool(5)
+    assert list(pool.take(7, 2)) == [1, 2]
+    assert list(pool.take(8, 1)) == [3]
+    assert list(pool.take(7, 1)) == [4]
+    assert {i: list(table) for i, table in pool.tables.items()} == {7: [1, 2, 4], 8: [3]}
+    assert (pool.free, pool.held(7), pool.held(8), pool.held(9)) == (1, 3, 1, 0)
+
+
+def test_released_blocks_go_to_the_back_last_block_first() -> None:
+    pool = BlockPool(4)
+    pool.take(0, 3)
+    pool.release(0)
+    assert list(pool.take(1, 4)) == [4, 3, 2, 1]
+
+
+def test_release_with_keyless_first_puts_blocks_without_a_key_in_front() -> None:
+    pool = BlockPool(6)
+    pool.take(0, 4)
+    pool.register(1, 100)
+    pool.register(2, 200)
+    pool.release(0, keyless_first=True)
+    # visited last to first: 4 and 3 have no key, 4 was visited first; 2 and 1 go to the back
+    assert list(pool.take(1, 6)) == [4, 3, 5, 6, 2, 1]
+
+
+def test_taking_more_than_is_free_fails_and_changes_nothing() -> None:
+    pool = BlockPool(3)
+    pool.take(0, 2)
+    with pytest.raises(RuntimeError, match="2 blocks asked for, 1 free"):
+        pool.take(1, 2)
+    assert pool.free == 1
+    assert 1 not in pool.tables
+    pool.check()
+
+
+def test_releasing_an_unknown_owner_does_nothing() -> None:
+    pool = BlockPool(2)
+    pool.release(3)
+    assert pool.free == 2
+    pool.check()
+
+
+def test_taking_none_still_makes_a_table() -> None:
+    pool = BlockPool(2)
+    assert list(pool.take(5, 0)) == []
+    assert pool.held(5) == 0
+    assert 5 in pool.tables
+
+
+# Prefix cache
+
+
+def test_a_freed_block_keeps_its_key_until_it_is_taken() -> None:
+    pool = BlockPool(2)
+    pool.take(0, 2)
+    pool.register(1, 100)
+    pool.release(0)  # free order: 2, 1
+    assert list(pool.lookup([100])) == [1]
+    assert (pool.free, pool.cached) == (2, 1)
+    pool.take(1, 1)  # block 2, which has no key
+    assert list(pool.lookup([100])) == [1]
+    pool.take(1, 1)
+    assert list(pool.lookup([100])) == []
+    assert pool.cached == 0
+
+
+def test_lookup_is_the_longest_run_from_the_start() -> None:
+    pool = BlockPool(4)
+    pool.take(0, 3)
+    for block, key in ((1, 100), (2, 200), (3, 300)):
+        pool.register(block, key)
+    assert list(pool.lookup([100, 200, 300])) == [1, 2, 3]
+    assert list(pool.lookup([100, 999, 300])) == [1]
+    assert list(pool.lookup([200])) == [2]
+    assert list(pool.lookup([])) == []
+
+
+def test_of_several_blocks_with_one_key_the_earliest_is_found() -> None:
+    pool = BlockPool(3)
+    pool.take(0, 3)
+    pool.register(2, 100)
+    pool.register(1, 100)
+    assert list(pool.lookup([100])) == [2]
+    pool.release(0)  # free: 3, 2, 1
+    pool.take(1, 2)  # 3 and 2
+    assert list(pool.lookup([100])) == [1]
+
+
+def test_a_block_keeps_its_first_key() -> None:
+    pool = BlockPool(1)
+    pool.take(0, 1)
+    pool.register(1, 100)
+    pool.register(1, 200)
+    assert list(pool.lookup([100])) == [1]
+    assert list(pool.lookup([200])) == []
+
+
+def test_sharing_counts_references_and_revives_free_blocks() -> None:
+    pool = BlockPool(3)
+    pool.take(0, 2)
+    pool.register(1, 100)
+    pool.share(1, [1])  # in use: one reference more
+    assert pool.free == 1
+    pool.release(0)
+    assert pool.free == 2
+    assert not pool.is_free(1)
+    pool.release(1)
+    assert pool.is_free(1)
+    pool.share(2, [1])  # free: leaves the free queue
+    assert pool.free == 2
+    assert list(pool.tables[2]) == [1]
+    pool.check()
+
+
+# Leaks and checks
+
+
+def test_abandoned_blocks_are_never_free_again() -> None:
+    pool = BlockPool(4)
+    pool.take(0, 3)
+    pool.abandon(0)
+    assert (pool.free, pool.held(0)) == (1, 0)
+    pool.release(0)
+    assert pool.free == 1
+    with pytest.raises(AssertionError, match="reference counts"):
+        pool.check()
+
+
+def test_check_finds_a_block_with_two_owners() -> None:
+    pool = BlockPool(4)
+    pool.take(0, 2)
+    pool.tables[1] = array("i", [1])
+    with pytest.raises(AssertionError, match="reference counts"):
+        pool.check()
+    pool.tables[1] = array("i", [3, 3])
+    with pytest.raises(AssertionError, match="twice"):
+        pool.check()
+
+
+def test_fingerprint_is_the_free_count_until_something_is_cached() -> None:
+    pool = BlockPool(4)
+    pool.take(0, 1)
+    first = pool.fingerprint()
+    pool.release(0)
+    pool.take(1, 1)  # another block, another owner: nothing that matters without a cache
+    assert pool.fingerprint() == first
+    pool.register(2, 100)
+    keyed = pool.fingerprint()
+    assert keyed != first
+    pool.release(1)
+    pool.take(2, 1)
+    assert pool.fingerprint() != keyed
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["take", "share", "release", "front", "register"]),
+            st.integers(0, 3),
+            st.integers(0, 3),
+        ),
+        max_size=40,
+    )
+)
+def test_the_laws_hold_whatever_is_done(moves: list[tuple[str, int, int]]) -> None:
+    pool = BlockPool(6)
+    for move, owner, number in moves:
+        if move == "take" and number <= pool.free:
+            pool.take(owner, number)
+        elif move == "share" and owner not in pool.tables:
+            pool.share(owner, pool.lookup([number]))
+        elif move == "register" and pool.held(owner):
+            pool.register(pool.tables[owner][0], number)
+        elif move in ("release", "front"):
+            pool.release(owner, keyless_first=move == "front")
+        pool.check()
+        distinct = {block for table in pool.tables.values() for block in table}
+        assert pool.free + len(distinct) == 6
+
+
+# Counting only
+
+
+def test_a_counter_hands_out_what_it_has_and_takes_back_what_it_gave() -> None:
+    counter = BlockCounter(3)
+    counter.take(0, 2)
+    assert counter.free == counter.fingerprint() == 1
+    with pytest.raises(RuntimeError, match="2 blocks asked for, 1 free"):
+        counter.take(1, 2)
+    counter.take(1, 1)
+    assert counter.free == 0
+    counter.return_blocks(3)
+    assert counter.free == 3
+    counter.check()
+    with pytest.raises(RuntimeError, match="1 blocks given back, 0 out"):
+        counter.return_blocks(1)
+    counter.free = 4
+    with pytest.raises(AssertionError):
+        counter.check()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_pool_in_columns_does_what_a_plain_one_does(seed: int) -> None:
+    draw = random.Random(seed)
+    size = draw.choice([7, 30, 200])
+    pool, plain = BlockPool(size), PlainPool(size)
+    for _ in range(400):
+        owner, count = draw.randrange(6), draw.choice([1, 2, draw.randint(0, size)])
+        keys = array("q", range(first := draw.randrange(1, 4 * size), first + count))
+        match draw.choice(["take", "take", "start", "release", "register", "register"]):
+            case "take" if count <= pool.free:
+                pool.take(owner, count)
+                plain.take(owner, count)
+            case "start" if owner not in pool.tables:
+                hits = pool.lookup(keys)
+                assert pool.count_unreferenced(hits) == sum(
+                    1 for block in hits if not plain.held(block)
+                )
+                pool.share(owner, hits)
+                plain.share(owner, plain.lookup(keys))
+            case "release":
+                keyless_first = draw.random() < 0.5
+                pool.release(owner, keyless_first=keyless_first)
+                plain.release(owner, keyless_first=keyless_first)
+            case "register" if pool.held(owner):
+                blocks = pool.tables[owner][: len(keys)]
+                pool.register_all(blocks, keys[: len(blocks)])
+                for block, key in zip(blocks, keys, strict=False):
+                    plain.register(block, key)
+        pool.check()
+        assert list(pool._free) == plain.free
+        assert {owner: list(table) for owner, table in pool.tables.items()} == plain.tables
+        assert list(pool.lookup(keys)) == plain.lookup(keys)
+        assert pool.cached == len(plain.key_of)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("trat"), st.integers(0, 3), st.integers(0, 9)), max_size=30)
+)
+def test_a_pool_without_numbers_counts_as_one_with_numbers(
+    calls: list[tuple[str, int, int]],
+) -> None:
+    pools: list[BlockPool] = [BlockPool(20), UnnumberedPool(20)]
+    for what, owner, count in calls:
+        for pool in pools:
+            if what == "t" and count <= pool.free:
+                pool.take(owner, count)
+            elif what == "r":
+                pool.release(owner)
+            elif what == "a":
+                pool.abandon(owner)
+        counted = [(p.free, p.holdings(), p.held(owner), p.fingerprint(), p.cached) for p in pools]
+        assert counted[0] == counted[1]
+    with pytest.raises(RuntimeError, match="99 blocks asked for"):
+        pools[1].take(0, 99)

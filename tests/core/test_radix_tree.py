@@ -1,0 +1,113 @@
+"""The radix tree by itself: whole pages, splits, recency, locks, eviction."""
+
+from simkv.core.block_keys import TokenContent
+from simkv.core.radix_tree import RadixTree
+from simkv.core.request import Prompt, Segment
+
+
+def tokens(*parts: tuple[str, int]) -> TokenContent:
+    """Content made of the first n tokens of each named stream."""
+    segments = tuple(Segment(stream, 0, n) for stream, n in parts)
+    return TokenContent(Prompt(0, sum(n for _, n in parts), 1, segments=segments))
+
+
+def spans(tree: RadixTree) -> list[tuple[int, int]]:
+    return sorted((node.start, node.end) for node in tree.nodes())
+
+
+def cached(tree: RadixTree, stream: str, n: int) -> int:
+    return tree.match(tokens((stream, n)), n)[0]
+
+
+def test_a_partial_match_splits_the_node_at_a_page_boundary() -> None:
+    tree = RadixTree(page_size=4)
+    assert tree.insert(tokens(("g", 10), ("a", 6)), 15)[0] == 0  # 12 of the 15 are whole pages
+    length, node = tree.match(tokens(("g", 10), ("b", 6)), 16)  # equal up to 10, which is mid-page
+    assert (length, node.end) == (8, 8)
+    assert spans(tree) == [(0, 8), (8, 12)]
+    assert tree.evictable == 12
+
+
+def test_insert_reports_what_was_there_and_adds_only_the_rest() -> None:
+    tree = RadixTree(page_size=1)
+    tree.insert(tokens(("g", 10), ("a", 5)), 15)
+    present, node = tree.insert(tokens(("g", 10), ("b", 3)), 13)
+    assert (present, node.start, node.end) == (10, 10, 13)
+    assert spans(tree) == [(0, 10), (10, 13), (10, 15)]
+    assert tree.evictable == 18
+    assert tree.insert(tokens(("g", 10)), 4) == (4, tree.match(tokens(("g", 4)), 4)[1])
+
+
+def test_less_than_a_page_is_neither_found_nor_touched() -> None:
+    tree = RadixTree(page_size=4)
+    tree.insert(tokens(("g", 8)), 8)
+    before = tree.fingerprint()
+    assert tree.match(tokens(("g", 8)), 3) == (0, tree.root)
+    assert tree.fingerprint() == before
+
+
+def test_eviction_takes_whole_leaves_least_recent_first() -> None:
+    tree = RadixTree(page_size=1)
+    for stream in "abc":
+        tree.insert(tokens((stream, 10)), 10)
+    cached(tree, "a", 10)
+    assert tree.evict(1) == 10
+    assert [cached(tree, stream, 10) for stream in "abc"] == [10, 0, 10]
+    assert tree.evict(11) == 20
+    assert tree.evict(1) == 0
+    assert tree.evictable == 0
+
+
+def test_a_parent_can_go_once_its_last_child_has_gone() -> None:
+    tree = RadixTree(page_size=1)
+    tree.insert(tokens(("g", 10), ("a", 5)), 15)
+    cached(tree, "g", 10)
+    assert tree.evict(1) == 5
+    assert cached(tree, "g", 10) == 10
+    assert tree.evict(1) == 10
+
+
+def test_a_split_refreshes_the_part_that_nobody_asked_for() -> None:
+    tree = RadixTree(page_size=1)
+    tree.insert(tokens(("a", 10)), 10)
+    tree.insert(tokens(("b", 10)), 10)
+    cached(tree, "a", 4)
+    tree.evict(1)
+    assert cached(tree, "b", 10) == 0
+    assert cached(tree, "a", 10) == 10
+
+
+def test_locks_hold_the_whole_path_and_only_it() -> None:
+    tree = RadixTree(page_size=1)
+    tree.insert(tokens(("g", 10), ("a", 5)), 15)
+    _, node = tree.match(tokens(("g", 10)), 10)
+    tree.lock(node)
+    tree.lock(node)
+    assert tree.evictable == 5
+    tree.unlock(node)
+    assert tree.evict(100) == 5
+    tree.unlock(node)
+    assert tree.evictable == 10
+    assert tree.evict(100) == 10
+
+
+def test_a_split_keeps_locks_on_both_parts() -> None:
+    tree = RadixTree(page_size=1)
+    _, node = tree.insert(tokens(("a", 10)), 10)
+    tree.lock(node)
+    cached(tree, "a", 4)
+    assert spans(tree) == [(0, 4), (4, 10)]
+    assert tree.evict(100) == 0
+    tree.unlock(node)
+    assert tree.evict(100) == 10
+
+
+def test_the_fingerprint_sees_order_but_not_time() -> None:
+    tree = RadixTree(page_size=1)
+    tree.insert(tokens(("a", 4)), 4)
+    tree.insert(tokens(("b", 4)), 4)
+    before = tree.fingerprint()
+    cached(tree, "b", 4)
+    assert tree.fingerprint() == before
+    cached(tree, "a", 4)
+    assert tree.fingerprint() != before

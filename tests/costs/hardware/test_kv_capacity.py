@@ -1,0 +1,127 @@
+"""The size of the KV cache as reckoned, beside what engines were seen to log.
+
+``recorded_blocks.csv`` quotes public logs: ``recorded`` is in blocks, tokens or GiB of KV on one
+GPU. Where a report gives only its own prediction and the error of that, the note has both.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from simkv.core.execution_settings import ExecutionSettings
+from simkv.costs.hardware.catalog import find_architecture, find_gpu
+from simkv.costs.hardware.kv_capacity import GIB, compute_kv_capacity
+from simkv.costs.hardware.replica_hardware import make_hardware
+from simkv.schedulers.sglang.config import SglangConfig
+from simkv.schedulers.sglang.execution import derive_settings as sglang_setting
+
+ROWS = list(csv.DictReader((Path(__file__).with_name("recorded_blocks.csv")).open()))
+#: The campaign whose logs the constants were read off.
+CAMPAIGN = "llm-d-planner"
+
+
+def error(row: dict[str, str]) -> float:
+    """Relative error of the reckoned size."""
+    hardware = make_hardware(
+        find_gpu(row["gpu"]),
+        find_architecture(row["model"]),
+        tp=int(row["tp"]),
+        weights=row["weights"] or None,  # type: ignore[arg-type]
+        kv=row["kv"] or None,  # type: ignore[arg-type]
+    )
+    setting = ExecutionSettings(
+        row["engine"],
+        row["release"],
+        int(row["tokens"]),
+        int(row["seqs"]),
+        graph_sizes=(1, 512),
+        memory_share=float(row["share"]),
+    )
+    room = compute_kv_capacity(hardware, setting)
+    found = {
+        "gib": room.rest / GIB,
+        "tokens": room.num_gpu_blocks * setting.block_size,
+        "blocks": room.num_gpu_blocks,
+    }
+    return found[row["unit"]] / float(row["recorded"]) - 1
+
+
+def spread(rows: list[dict[str, str]]) -> tuple[float, float]:
+    """Median and P90 of the absolute errors, in per cent."""
+    errors = sorted(100 * abs(error(row)) for row in rows)
+    return median(errors), errors[-(-9 * len(errors) // 10) - 1]
+
+
+def test_reckoned_sizes_are_near_those_of_public_logs(capsys: pytest.CaptureFixture[str]) -> None:
+    others = [row for row in ROWS if CAMPAIGN not in row["source"]]
+    assert len(ROWS) >= 25
+    with capsys.disabled():
+        for name, rows in (("all", ROWS), ("not of the campaign", others)):
+            middle, most = spread(rows)
+            print(f"\nKV blocks, {name}: {len(rows)} logs, median {middle:.1f} %, P90 {most:.1f} %")
+    middle, most = spread(ROWS)
+    assert (middle < 2.0, most < 6.0) == (True, True)
+    middle, most = spread(others)
+    assert (middle < 2.0, most < 9.0) == (True, True)
+
+
+def test_half_the_sequences_leave_more_blocks_for_half_the_logits() -> None:
+    """A run on an RTX 4090 with 128 sequences had about 2,950 blocks (issue 15)."""
+    hardware = make_hardware(find_gpu("RTX 4090"), find_architecture("Llama-3.1-8B"))
+    room = compute_kv_capacity(
+        hardware, ExecutionSettings("vllm", "0.19.0", 2048, 128, memory_share=0.9)
+    )
+    assert room.num_gpu_blocks == pytest.approx(2950, rel=0.02)
+
+
+def test_graphs_are_left_free_from_0_20_on_and_eager_steps_need_none() -> None:
+    hardware = make_hardware(find_gpu("H100"), find_architecture("Llama-3.1-8B"))
+
+    def rest(release: str, *sizes: int) -> int:
+        setting = ExecutionSettings("vllm", release, 2048, 256, sizes, memory_share=0.9)
+        return compute_kv_capacity(hardware, setting).rest
+
+    assert rest("0.19.0", 1, 512) - rest("0.20.0", 1, 512) == 1_000_000_000
+    assert rest("0.20.0") == rest("0.19.0")
+
+
+def test_sglang_reserves_for_graphs_by_gpu_and_for_ranks_of_dp_attention() -> None:
+    """The sums of ``handle_gpu_memory_settings`` by hand, in MiB."""
+    model, latent = "Qwen3-30B-A3B", "DeepSeek-V3"
+    prefills = 8 * (8 + 14 + 8 + 8 + 12 + 8)  # graphs of up to 8192 tokens
+    for name, version, gpu, tp, dp, reserved in (
+        (model, "0.5.23", "RTX 4090", 1, 1, 512 + 1.5 * 8192 + 2 * 48 + 128 + prefills),
+        (model, "0.5.15", "RTX 4090", 1, 1, 512 + 1.5 * 8192 + 2 * 24 + 128 + prefills),
+        (model, "0.5.23", "H100", 2, 1, 512 + 1.5 * 8192 + 2 * 256 + 256 + prefills),
+        (model, "0.5.23", "H100", 4, 1, 512 + 1.5 * 8192 + 2 * 512 + 512 + prefills),
+        (
+            *(model, "0.5.23", "H100", 1, 4),
+            512 + 1.5 * 8192 + 2 * 512 + 512 + 512 * 4 * 4.5 + prefills,
+        ),
+        (latent, "0.5.23", "H200", 8, 1, 512 + 1.5 * 8192 + 2 * 512 + 1024 + 1.5 * 1024),
+    ):
+        hardware = make_hardware(find_gpu(gpu), find_architecture(name), tp=tp, dp=dp)
+        config = SglangConfig(
+            variant=version,  # type: ignore[arg-type]
+            enable_dp_attention=dp > 1,
+            dp_size=dp,
+        )
+        memory = hardware.gpu.memory_bytes
+        free = memory - 0.5 * 2**30 - (1.9 * 2**30 if tp * dp > 1 else 0)
+        share = round((memory / 2**20 - reserved) / (memory / 2**20), 3)
+        assert compute_kv_capacity(hardware, sglang_setting(config)).usable == int(free * share)
+
+
+def test_sglang_derives_its_share_of_memory() -> None:
+    hardware = make_hardware(find_gpu("H100"), find_architecture("Llama-3.1-8B"))
+    told, small = (
+        compute_kv_capacity(hardware, ExecutionSettings("sglang", "0.5.23", chunk, 256, (1, 256)))
+        for chunk in (8192, 2048)
+    )
+    memory = hardware.gpu.memory_bytes
+    assert 0.8 < told.usable / memory < 0.86
+    assert small.rest > told.rest

@@ -1,0 +1,141 @@
+"""Attention times: steps are looked up as the measured batch like them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from simkv.costs.attention_table import AttentionCost, AttentionTable
+from simkv.costs.step_load import StepLoad, count_attention_pairs
+
+
+def slice_(tokens: int, seqs: int, *rows: tuple[int, dict[int, float]]) -> dict[str, Any]:
+    return {
+        "prefill_tokens": tokens,
+        "decode_seqs": seqs,
+        "rows": [
+            {"prefill_context": c, "decode_context": list(at), "seconds": list(at.values())}
+            for c, at in rows
+        ],
+    }
+
+
+DECODES = [slice_(0, 1, (0, {100: 1.0, 300: 3.0})), slice_(0, 3, (0, {100: 3.0, 300: 9.0}))]
+PREFILLS = [
+    slice_(10, 0, (0, {0: 2.0}), (100, {0: 4.0})),
+    slice_(30, 0, (0, {0: 8.0}), (100, {0: 12.0})),
+]
+MIXED = [
+    slice_(10, 1, (0, {100: 5.0, 300: 9.0})),
+    slice_(30, 1, (0, {100: 11.0, 300: 15.0})),
+    slice_(10, 3, (0, {100: 7.0, 300: 13.0})),
+    slice_(30, 3, (0, {100: 13.0, 300: 19.0})),
+]
+
+
+def cost(*slices: dict[str, Any], skew: dict[str, Any] | None = None) -> AttentionCost:
+    return AttentionCost(AttentionTable.model_validate({"slices": list(slices), "skew": skew}))
+
+
+def prefill(*chunks: tuple[int, int], seqs: int = 0, context: int = 0) -> StepLoad:
+    tokens = sum(n for n, _ in chunks)
+    before = sum(c for _, c in chunks)
+    total = sum(count_attention_pairs(n, c) for n, c in chunks)
+    return StepLoad(len(chunks), tokens, before, seqs, context, total, seqs + len(chunks))
+
+
+def test_decodes_are_taken_at_their_mean_between_the_measured_batches() -> None:
+    found = cost(*DECODES, *PREFILLS, *MIXED)
+    assert found(StepLoad(0, 0, 0, 1, 200)) == 2.0
+    assert found(StepLoad(0, 0, 0, 2, 400)) == 4.0  # between 2 for one and 6 for three
+    assert found(StepLoad(0, 0, 0, 3, 900)) == 9.0
+    assert found(StepLoad(0, 0, 0, 5, 1500)) == 15.0  # beyond three the line goes on
+
+
+def test_a_prefill_is_taken_between_lengths_and_earlier_kv() -> None:
+    found = cost(*DECODES, *PREFILLS, *MIXED)
+    assert found(prefill((10, 0))) == 2.0
+    assert found(prefill((20, 0))) == 5.0
+    assert found(prefill((10, 50))) == 3.0
+    assert found(prefill((20, 50))) == 6.5
+
+
+def test_several_prefills_count_as_one_with_as_many_pairs() -> None:
+    found = cost(*DECODES, *PREFILLS, *MIXED)
+    whole = prefill((10, 100), (10, 100))
+    before = (whole.prefill_pairs - 210) / 20
+    assert found(whole) == pytest.approx(5.0 + (before / 100) * 3.0)
+    # Two short prompts have fewer pairs than one prompt of all their tokens.
+    short = prefill((10, 0), (10, 0))
+    assert found(short) == pytest.approx(2.0 + (5.0 - 2.0) * 110 / 210)
+    assert found(prefill((10, 0))) < found(short) < found(prefill((20, 0)))
+
+
+def test_a_mixed_step_is_a_batch_of_its_own() -> None:
+    found = cost(*DECODES, *PREFILLS, *MIXED)
+    assert found(prefill((10, 0), seqs=1, context=100)) == 5.0
+    assert found(prefill((20, 0), seqs=2, context=400)) == pytest.approx((7 + 13 + 10 + 16) / 4)
+
+
+def test_without_measured_mixtures_both_parts_add_up() -> None:
+    found = cost(*DECODES, *PREFILLS)
+    assert found(prefill((10, 0), seqs=3, context=900)) == 2.0 + 9.0
+
+
+SKEW = {
+    "default": 0.25,
+    "decode_seqs": [2, 1000],
+    "rate": [0.5, 1.0],
+    "longest": [250, 10_000],
+    "prefill_context": [0, 10_000],
+    "shares": [(0, 1, 0, 1, 0, 0.5)],
+}
+
+
+@pytest.mark.parametrize(
+    ("shortest", "longest", "seconds"),
+    [
+        (200, 200, 6.0),  # equal: no correction
+        (100, 300, 6.0 + 0.5 * 3.0),  # the mean is half-way: bucket 0, longest in bucket 1
+        (50, 250, 6.0 + 0.25 * 1.5),  # no such bucket: the default
+    ],
+)
+def test_unequal_decodes_lie_between_the_mean_and_the_longest(
+    shortest: int, longest: int, seconds: float
+) -> None:
+    found = cost(*DECODES, *PREFILLS, skew=SKEW)
+    assert found.needs_decode_range
+    assert not cost(*DECODES, *PREFILLS).needs_decode_range
+    load = StepLoad(0, 0, 0, 3, 600, 0, 3, shortest, longest)
+    assert found(load) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("tokens", "share"), [(10, 0.75), (13, 0.75), (22, 0.1), (500, 0.1)])
+def test_beside_a_prefill_the_nearest_that_was_measured_says_the_share(
+    tokens: int, share: float
+) -> None:
+    shares = [(10, 1, 0, 1, 0, 0.75), (40, 1, 0, 1, 0, 0.1), (0, 1, 0, 1, 0, 0.5)]
+    found = cost(*DECODES, *PREFILLS, *MIXED, skew={**SKEW, "shares": shares})
+    even, longest = (
+        StepLoad(1, tokens, 0, 3, 3 * n, count_attention_pairs(tokens, 0), 4, n, n)
+        for n in (200, 300)
+    )
+    uneven = StepLoad(1, tokens, 0, 3, 600, count_attention_pairs(tokens, 0), 4, 100, 300)
+    assert found(uneven) == pytest.approx(found(even) + share * (found(longest) - found(even)))
+
+
+@pytest.mark.parametrize(
+    ("slices", "complaint"),
+    [
+        (DECODES, "prefill alone"),
+        (PREFILLS, "decodes alone"),
+        ([*DECODES, *PREFILLS, DECODES[0]], "stands once"),
+        ([slice_(10, 0, (100, {0: 1.0}), (0, {0: 1.0})), *DECODES], "rise strictly"),
+        ([slice_(0, 1, (0, {300: 1.0, 100: 3.0})), *PREFILLS], "rise strictly"),
+    ],
+)
+def test_what_is_no_table(slices: list[dict[str, Any]], complaint: str) -> None:
+    with pytest.raises(ValidationError, match=complaint):
+        AttentionTable.model_validate({"slices": slices})

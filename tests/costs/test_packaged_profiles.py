@@ -1,0 +1,89 @@
+"""The list of costs, and costs that were made for another engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from simkv.cli import app, command_support
+from simkv.core.errors import InputError
+from simkv.costs import packaged_profiles
+from simkv.costs.packaged_profiles import find_known_costs
+from simkv.metrics.result_assembly import run_scenario
+from simkv.scenario.scenario_loader import load
+
+
+def test_words_narrow_the_list_in_any_spelling() -> None:
+    whole = find_known_costs()
+    named = {one.name for one in whole if one.name}
+    assert {"unit-step", "l4-mistralrs-pr2034"} <= named
+    found = find_known_costs(["llama", "70B", "h100_sxm"])
+    assert {one.model for one in found} == {"meta-llama/Llama-2-70b-hf", "meta-llama/Llama-3.1-70B"}
+    plain = [one for one in found if "packaged" not in one.basis]
+    assert {(one.gpu, one.fits) for one in plain} == {("NVIDIA H100 80GB HBM3", 2)}
+    assert any(one.basis.endswith("packaged: tp 4, fp8, KV fp8") for one in found)
+    assert [one.name for one in find_known_costs(["mistralrs", "slow"])] == [
+        "l4-mistralrs-slow-prefill"
+    ]
+
+
+def test_what_fits_nowhere_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packaged_profiles, "find_installed_tables", lambda: None)
+    (one,) = find_known_costs(["Kimi-K2.5", "RTX 3090"])
+    assert (one.fits, one.basis) == (None, "estimated from the data sheet")
+    assert one.error.endswith("(mixtures of experts on other GPUs)")
+
+
+def test_the_command_says_how_to_use_what_it_lists() -> None:
+    run = CliRunner().invoke
+    done = run(app, ["profile", "list", "qwen3", "8b", "l40s"])
+    assert "hardware: {gpu: NVIDIA L40S, model: Qwen/Qwen3-8B}" in done.output
+    everything = run(app, ["profile", "list"]).output
+    assert "openai/gpt-oss-120b" in everything and "unit-step" in everything  # noqa: PT018
+    assert isinstance(run(app, ["profile", "list", "abacus"]).exception, InputError)
+
+
+def test_names_stay_whole_on_narrow_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_support, "console", lambda: Console(width=50))
+    table = CliRunner().invoke(app, ["profile", "list", "mistralrs"]).output
+    assert "l4-mistralrs-slow-prefill" in table and "…" not in table  # noqa: PT018
+    assert "No room for: " in table
+
+
+@pytest.mark.parametrize(
+    ("engine", "note"),
+    [
+        ("{name: vllm, num_gpu_blocks: 1000}", "was made for mistral.rs, pull request 2034"),
+        ("{name: mistralrs, num_gpu_blocks: 1000}", ""),
+    ],
+)
+def test_costs_of_another_engine_are_told(tmp_path: Path, engine: str, note: str) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "name: s\nworkload: {burst: {num_prompts: 2, prompt_tokens: 30, output_tokens: 5}}\n"
+        f"engine: {engine}\nprofile: l4-mistralrs-pr2034\n"
+    )
+    notes = run_scenario(load(path)["run"], tmp_path).notes
+    told = [text for text in notes if "was made for" in text]
+    assert len(told) == bool(note)
+    assert all(note in text for text in told)
+
+
+def test_costs_of_another_release_are_told_and_of_any_engine_are_not(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    text = (
+        "name: s\nworkload: {burst: {num_prompts: 2, prompt_tokens: 30, output_tokens: 5}}\n"
+        "engine: {name: vllm, variant: 0.19.0, num_gpu_blocks: 1000}\n"
+    )
+    path.write_text(text + "hardware: {gpu: H100, model: llama-3.1-8b}\n")
+    (spec,) = run_scenario(load(path)["run"], tmp_path).specs
+    (tmp_path / "mine.json").write_text(spec.profile.model_dump_json())
+    for variant, told in (("0.19.0", 0), ("0.33.0", 1)):
+        path.write_text(text.replace("0.19.0", variant) + "profile: mine.json\n")
+        notes = run_scenario(load(path)["run"], tmp_path).notes
+        assert sum("made for vllm 0.19.0" in note for note in notes) == told
+    path.write_text(text + "profile: unit-step\n")
+    assert not run_scenario(load(path)["run"], tmp_path).notes

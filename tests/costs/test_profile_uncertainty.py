@@ -1,0 +1,93 @@
+"""Errors that grow out of range."""
+
+from __future__ import annotations
+
+from math import hypot, inf
+from typing import Any
+
+import pytest
+
+from simkv.costs.attention_table import AttentionRow, AttentionSlice, AttentionTable
+from simkv.costs.cost_profile import CostProfile, StepError
+from simkv.costs.profile_uncertainty import OutOfRangeMargin, doublings, unknown_share
+from simkv.costs.scaled_executor import ScaledExecutor, compute_step_scales
+from simkv.costs.simulated_executor import SimulatedExecutor
+from simkv.costs.step_errors import compute_extrapolation_errors
+from simkv.costs.step_load import StepLoad
+
+
+def profile(**fit: Any) -> CostProfile:
+    return CostProfile.model_validate(
+        {
+            "name": "p",
+            "engine": "e",
+            "model": "m",
+            "gpu": "g",
+            "basis": "measured",
+            "terms": [{"name": "step", "feature": "steps", "seconds": 0.01}],
+            "idle_pass_s": 1e-5,
+            "range": {"decode_seqs": (1, 4), "decode_context": (100, 800)},
+            "fit": {"points": 9, **fit},
+            "source": [],
+        }
+    )
+
+
+def test_an_error_grows_with_each_doubling_and_axes_add_up_as_squares() -> None:
+    wider = OutOfRangeMargin(profile(beyond={"decode_seqs": 0.1, "decode_context": 0.2}))
+    assert wider(StepLoad(0, 0, 0, 4, 800)) == 0.0
+    assert wider(StepLoad(0, 0, 0, 8, 800)) == pytest.approx(0.1)
+    assert wider(StepLoad(0, 0, 0, 1, 25)) == pytest.approx(0.4)
+    assert wider(StepLoad(0, 0, 0, 16, 1600)) == pytest.approx(hypot(0.2, 0.2))
+    assert not OutOfRangeMargin(profile())
+
+
+def test_an_empty_range_is_infinitely_far() -> None:
+    assert doublings(1.0, 0.0, 0.0) == inf
+    assert doublings(3.0, 1.0, 4.0) == 0.0
+
+
+def test_steps_out_of_range_err_by_more_one_by_one_and_foreseen() -> None:
+    errors = {"decode": StepError(points=9, median=0.0, p95=0.03, bias=0.0)}
+    wider = OutOfRangeMargin(profile(beyond={"decode_seqs": 0.1, "decode_context": 0.1}))
+    for side, sign in (("cheaper", 1.0), ("dearer", -1.0)):
+        dear = ScaledExecutor(
+            SimulatedExecutor(profile()), compute_step_scales(errors, side, 0.04), wider
+        )  # type: ignore[arg-type]
+        assert dear.run(StepLoad(0, 0, 0, 4, 400)) == pytest.approx(0.01 / (1 + sign * 0.05))
+        assert dear.run(StepLoad(0, 0, 0, 8, 800)) == pytest.approx(
+            0.01 / (1 + sign * hypot(0.05, 0.1))
+        )
+        start = StepLoad(0, 0, 0, 4, 796)
+        assert dear.forecast_steps(start, 3) == pytest.approx(
+            [dear.run(StepLoad(0, 0, 0, 4, context)) for context in (800, 804, 808)]
+        )
+        assert abs(dear.forecast_steps(start, 3)[2] / 0.01 - 1) > 0.047
+
+
+def test_what_is_outside_and_not_known_is_told_apart() -> None:
+    known = profile(beyond={"decode_seqs": 0.1})
+    assert unknown_share(known, {"decode_seqs": 4.0, "decode_context": 1.0}, 10.0) == 0.1
+    assert unknown_share(known, {"decode_seqs": 4.0}, 10.0) == 0.0
+
+
+def test_ends_of_a_table_tell_how_far_its_line_may_be_trusted() -> None:
+    def row(*seconds: float) -> AttentionRow:
+        return AttentionRow(
+            prefill_context=0, decode_context=[100, 200, 400], seconds=list(seconds)
+        )
+
+    table = AttentionTable(
+        slices=[
+            AttentionSlice(prefill_tokens=0, decode_seqs=1, rows=[row(1.0, 2.0, 5.0)]),
+            AttentionSlice(
+                prefill_tokens=16,
+                decode_seqs=0,
+                rows=[AttentionRow(prefill_context=0, decode_context=[0], seconds=[1.0])],
+            ),
+        ]
+    )
+    # The line of 1 and 2 s says 4 s at 400; 5 s were measured, and a step has 5 s more.
+    assert compute_extrapolation_errors(table, lambda load: 5.0) == {
+        "decode_mean": pytest.approx(0.1)
+    }

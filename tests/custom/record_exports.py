@@ -1,0 +1,44 @@
+"""Records what vLLM's own scheduler decides under rules, for ``test_export``.
+
+    SIMKV_WHEELS=… python -m tests.custom.record_exports 500
+
+With 500 cases of each it took 200 s of CPU on the machine where the kept ones were recorded; the
+first of them are kept.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from simkv.conformance.policy_export import (
+    TARGET_RELEASE,
+    check_export,
+    export_policy,
+    record_export,
+)
+from simkv.conformance.record.recording_selection import pack_trace
+from tests.custom.sample_scheduler import FOUND, RULE
+
+KEPT = 12
+
+
+def main(cases: int) -> None:
+    """Compare ``cases`` and keep the first; raise if one is not as simulated."""
+    wheel = Path(os.environ["SIMKV_WHEELS"]) / f"vllm-{TARGET_RELEASE}"
+    for rule in (RULE, FOUND):
+        different = []
+        for number, (name, mismatch) in enumerate(check_export(rule, {}, wheel, cases), start=1):
+            if mismatch:
+                different.append(name)
+            if number % 50 == 0:
+                print(rule.name, number, different, flush=True)
+        print(f"{cases - len(different)} of {cases} are as simulated; different: {different}")
+        (rule.parent / "exported.txt").write_text(export_policy(rule, {}, f"{rule.stem}_for_vllm"))
+        for trace in record_export(rule, {}, wheel, KEPT):
+            (rule.parent / trace.path.name).write_bytes(pack_trace(trace))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

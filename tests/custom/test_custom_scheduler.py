@@ -1,0 +1,220 @@
+"""Schedulers of one's own: whose code runs when, their knobs, and what is kept of them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from typer.testing import CliRunner
+
+import simkv
+from simkv.api import run
+from simkv.cli import app
+from simkv.conformance.custom_scheduler_check import check_laws
+from simkv.core.errors import InputError
+from simkv.explain.wait_ledger import LedgerKind
+from simkv.scenario.custom import code_source as sources
+from simkv.scenario.custom.code_source import override_trust, set_trust
+from simkv.scenario.custom.scheduler_laws import LAWS, LawViolation
+from simkv.scenario.scenario_loader import load
+from simkv.scenario.scenario_schema import json_schema
+from simkv.study.run_digest import compute_digest
+from simkv.study.simulation_job import make_job, run_job
+from tests.custom.sample_scheduler import GOOD, SCENARIO, write
+
+#: Says that it was run.
+LOUD = GOOD + "\nopen(__file__ + '.ran', 'w').close()\n"
+NOT_TRUSTED = "is code that the scenario would run; read it, then say --trust"
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_trusted() -> None:
+    set_trust(False)
+
+
+def invoke(*words: object) -> Any:
+    return CliRunner().invoke(app, list(map(str, words)))
+
+
+def test_a_scenario_alone_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, LOUD)
+    monkeypatch.chdir(tmp_path)
+    over = ["--over", "engine.num_blocks=20,30"]
+    for words in (
+        ["run", path],
+        ["explain", path],
+        ["report", path],
+        ["whatif", path],
+        ["bisect", path, *over],
+        ["shrink", path, "--keep", "served"],
+        ["sweep", path, *over],
+    ):
+        done = invoke(*words)
+        assert isinstance(done.exception, InputError), words
+        assert NOT_TRUSTED in str(done.exception), words
+        assert str(done.exception).startswith(f"{path}:"), words
+    knob = "engine.num_blocks=20..30"
+    calls: list[Callable[[], object]] = [
+        lambda: run(path),
+        lambda: load(path),
+        lambda: simkv.plan(path, smallest=knob, objectives=["unserved<=0"]),
+        lambda: simkv.sweep(path, {"engine.num_blocks": [20, 30]}),
+    ]
+    for call in calls:
+        with pytest.raises(InputError, match="trust=True"):
+            call()
+    assert not (tmp_path / "mine.py.ran").exists()
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_a_saved_run_has_the_code_and_runs_it_only_where_told_so(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    out = tmp_path / "out"
+    assert invoke("run", path, "--out", out, "--no-plots", "--trust").exit_code == 0
+    assert (out / "mine.py").read_bytes() == GOOD.encode()
+    for command in ("explain", "report"):
+        assert NOT_TRUSTED in str(invoke(command, out).exception)
+        quick = ["--no-whatif"] if command == "report" else []
+        assert invoke(command, out, "--trust", *quick).exit_code == 0
+    set_trust(False)
+    again = run(out / "scenario.yaml", trust=True).figures
+    assert again.equals(run(path, trust=True).figures)
+    with pytest.raises(InputError, match=NOT_TRUSTED):  # it lasts for one call
+        run(path)
+
+
+def test_what_a_run_is_known_by_has_the_bytes_of_the_code(tmp_path: Path) -> None:
+    def digest(code: str) -> str:
+        with override_trust(True):
+            return compute_digest(load(write(tmp_path, code))["run"], tmp_path)
+
+    assert digest(GOOD) == digest(GOOD)
+    assert digest(GOOD) != digest(GOOD + "\n")
+
+
+def test_a_worker_runs_the_bytes_that_the_job_was_made_of(tmp_path: Path) -> None:
+    with override_trust(True):
+        scenario = load(write(tmp_path))["run"]
+    sent = pickle.dumps(make_job(scenario, tmp_path))
+    (tmp_path / "mine.py").write_text("raise SystemExit('changed')", encoding="utf-8")
+    sources.load_scheduler_class.cache_clear()
+    job = pickle.loads(sent)
+    done = run_job(job)
+    assert done.error is None
+    assert done.summary is not None
+    assert done.summary["finished"] == 12
+
+
+def test_its_knobs_are_checked_like_those_of_an_engine(tmp_path: Path) -> None:
+    path = write(tmp_path)
+
+    def error(**knobs: Any) -> str:
+        with pytest.raises(InputError) as caught:
+            run(path, trust=True, **{f"engine.{name}": v for name, v in knobs.items()})
+        return str(caught.value)
+
+    assert "watermak: unknown field (did you mean 'watermark'?)" in error(watermak=1)
+    assert "engine.watermark: should be a number; found 'x'" in error(watermark="x")
+    assert "engine.order: 'last' is not known; expected arrival, shortest" in error(order="last")
+    assert "num_blocks: 0; expected at least 1" in error(num_blocks=0)
+    table = simkv.sweep(path, {"engine.watermark": [0.0, 0.5]}, jobs=1, trust=True)
+    assert table["preemptions"].tolist()[0] > table["preemptions"].tolist()[1]
+
+
+def test_the_schema_lets_it_be(tmp_path: Path) -> None:
+    validator = Draft202012Validator(json_schema())
+    assert not list(validator.iter_errors(SCENARIO))
+    wrong = {**SCENARIO, "engine": {**SCENARIO["engine"], "name": "vllm"}}
+    assert list(validator.iter_errors(wrong))
+
+
+def test_without_reasons_the_ledger_says_so(tmp_path: Path) -> None:
+    silent = GOOD.replace("batch.held = Held(", "str((").replace('"slot")', '"slot"))')
+    silent = silent.replace('"blocks")', '"blocks"))')
+    for code, kind in ((GOOD, LedgerKind.BLOCKS), (silent, LedgerKind.QUEUED)):
+        result = run(write(tmp_path, code), trust=True).results["run"]
+        assert result.diagnosis.totals.get(kind, 0.0) > 1.0, kind
+    assert LedgerKind.BLOCKS not in result.diagnosis.totals
+
+
+def test_a_fleet_of_them(tmp_path: Path) -> None:
+    path = write(tmp_path, fleet={"replicas": 2, "router": {"name": "round_robin"}})
+    assert run(path, trust=True).figures.loc["finished", "run"] == 12
+
+
+def test_one_of_an_installed_package_needs_no_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "package_of_mine.py").write_text(GOOD, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    point = EntryPoint("packaged", "package_of_mine:Mine", sources.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(sources, "_points", lambda: (point,))
+    path = write(tmp_path, "", engine={"name": "packaged", "num_blocks": 20, "watermark": 0.1})
+    assert run(path).figures.loc["finished", "run"] == 12
+
+
+@pytest.mark.parametrize(
+    ("code", "what"),
+    [
+        ("x = 1\n", "mine.py:1: defines no scheduler"),
+        ("def f(:\n", "mine.py:1: cannot be run: SyntaxError"),
+        ("\n\nraise ValueError('no')\n", "mine.py:3: cannot be run: ValueError: no"),
+        ("class A:\n    config: int\n    def schedule(self): ...\n", "expected a frozen dataclass"),
+    ],
+)
+def test_a_file_without_one(tmp_path: Path, code: str, what: str) -> None:
+    with pytest.raises(InputError, match=what):
+        run(write(tmp_path, code), trust=True)
+
+
+def test_every_law_is_told_and_a_broken_one_travels() -> None:
+    broken = LawViolation("blocks", "one is gone", "mine.py", 7, 3)
+    assert str(pickle.loads(pickle.dumps(broken))) == (
+        "mine.py:7: breaks the law of blocks at step 3: one is gone (free and held blocks are all "
+        "blocks, and who computes holds enough)"
+    )
+    assert all(LAWS.values())
+
+
+def test_a_check_tells_the_order_of_a_set_of_text_by_other_processes(tmp_path: Path) -> None:
+    by_hash = (
+        "        self.waiting.sort(key=lambda r: hash(f'{r.id} '))\n"
+        "        print('decides', end='')\n        reserve ="
+    )
+    (tmp_path / "mine.py").write_text(GOOD.replace("        reserve =", by_hash, 1))
+    found = check_laws(tmp_path / "mine.py", examples=20)
+    assert found.broken is not None
+    assert found.broken.law == "chance"
+    assert "PYTHONHASHSEED=1 request" in str(found.broken)
+
+
+def test_a_check_shrinks_what_breaks_a_law(tmp_path: Path) -> None:
+    forgetful = (
+        "        if len(self.running) > 1:\n            self.running.pop()\n        reserve ="
+    )
+    (tmp_path / "mine.py").write_text(GOOD.replace("        reserve =", forgetful, 1))
+    found = check_laws(tmp_path / "mine.py", examples=60)
+    assert found.broken is not None
+    assert found.broken.law == "requests"
+    assert found.counterexample is not None
+    assert len(found.counterexample["workload"]["requests"]) == 2
+    shown = tmp_path / "shown.yaml"
+    shown.write_text(found.to_yaml(shown), encoding="utf-8")
+    done = invoke("check-scheduler", shown, "--trust")
+    assert done.exit_code == 1, done.output
+    assert f"breaks the law of requests at step {found.broken.step}" in done.output
+    assert NOT_TRUSTED in str(invoke("check-scheduler", shown).exception)
+
+
+def test_a_check_of_a_scenario_is_of_its_custom_schedulers(tmp_path: Path) -> None:
+    vllm = {"engine": {"name": "vllm", "num_gpu_blocks": 200, "max_model_len": 512}}
+    path = write(tmp_path, variants={"custom": {}, "vllm": vllm})
+    done = invoke("check-scheduler", path, "--trust")
+    assert (done.exit_code, done.output) == (0, f"{path}, custom: kept all laws\n")
+    path = write(tmp_path, **vllm)
+    assert "vllm is not a custom scheduler" in str(invoke("check-scheduler", path).exception)

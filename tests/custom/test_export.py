@@ -1,0 +1,128 @@
+"""A rule over vLLM's decisions: simulated as vLLM's own scheduler decides under the exported class.
+
+The recordings were made by ``tests/custom/record_exports.py`` of an unmodified wheel; where wheels
+are at hand some cases are recorded again.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from simkv.api import run
+from simkv.conformance.decision_replay import compare, replay_decisions
+from simkv.conformance.decision_trace import read_trace
+from simkv.conformance.policy_export import (
+    TARGET_RELEASE,
+    check_export,
+    export_policy,
+    first_mismatch,
+    simulated_spec,
+)
+from simkv.core.errors import InputError
+from simkv.schedulers.vllm.spec import VLLM
+from tests.conformance.record.test_release_sources import WHEELS
+from tests.custom.sample_scheduler import (
+    FOUND,
+    RECORDED,
+    RULE,
+    SCENARIO,
+    write,
+)
+
+TRACES = sorted(RECORDED.glob("*.jsonl.gz"))
+OF_FOUND = sorted(FOUND.parent.glob("*.jsonl.gz"))
+BOTH = pytest.mark.parametrize("rule", [RULE, FOUND], ids=["written", "found"])
+PLAIN = """from simkv.custom import CustomVllmConfig, CustomVllmScheduler
+
+
+class Mine(CustomVllmScheduler):
+    config: CustomVllmConfig
+"""
+
+
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
+def test_the_simulated_rule_decides_as_the_recorded_one(path: Path) -> None:
+    assert first_mismatch(read_trace(path), simulated_spec(RULE, {})) is None
+
+
+@pytest.mark.parametrize("path", OF_FOUND, ids=lambda path: path.stem)
+def test_the_simulated_rule_of_a_search_decides_as_the_recorded_one(path: Path) -> None:
+    assert first_mismatch(read_trace(path), simulated_spec(FOUND, {})) is None
+
+
+def test_the_recordings_would_show_what_a_search_had_not_found(tmp_path: Path) -> None:
+    """Without any one of its decisions, or with a number changed, something differs."""
+    traces, text = [read_trace(path) for path in OF_FOUND], FOUND.read_text()
+    seams = "waiting_order", "victim", "admit", "chunk"
+    changed = [re.sub(rf" *{name} = .*\n", "", text) for name in seams]
+    for other in (*changed, text.replace("5 *", "50 *"), text.replace("3 * age", "30 * age")):
+        assert other != text
+        (tmp_path / "other.yaml").write_text(other)
+        ruled = simulated_spec(tmp_path / "other.yaml", {})
+        assert any(first_mismatch(trace, ruled) for trace in traces), other
+
+
+def test_the_recordings_would_show_another_rule() -> None:
+    """Without the rule, or with one of its numbers changed, some decision differs."""
+    traces = [read_trace(path) for path in TRACES]
+    assert any(compare(t, replay_decisions(VLLM, t.header, len(t.steps)))[1] for t in traces)
+    for knobs in ({"alike": 1000}, {"few": 30}):
+        assert any(first_mismatch(trace, simulated_spec(RULE, knobs)) for trace in traces), knobs
+
+
+@BOTH
+def test_what_was_recorded_is_what_is_written_today(rule: Path) -> None:
+    text = export_policy(rule, {}, f"{rule.stem}_for_vllm")
+    assert text == (rule.parent / "exported.txt").read_text()
+    names = {n.module for n in ast.walk(ast.parse(text)) if isinstance(n, ast.ImportFrom)}
+    assert not any((name or "").startswith("simkv") for name in names)
+
+
+def test_knobs_are_written_out() -> None:
+    assert "CONFIG = Knobs(alike=8, few=9)" in export_policy(RULE, {"few": 9}, "x")
+
+
+@pytest.mark.skipif(
+    not (WHEELS / f"vllm-{TARGET_RELEASE}").is_dir(), reason="no wheel of vLLM is at hand"
+)
+@BOTH
+def test_the_wheel_decides_as_simulated(rule: Path) -> None:
+    found = dict(check_export(rule, {}, WHEELS / f"vllm-{TARGET_RELEASE}", 10))
+    assert found == dict.fromkeys(found)
+
+
+def test_a_rule_that_takes_no_decision_changes_none(tmp_path: Path) -> None:
+    knobs = {"num_gpu_blocks": 30, "max_model_len": 100, "async_scheduling": True}
+    mine = write(tmp_path, PLAIN, engine={"name": "mine", "file": "mine.py", **knobs})
+    ours = run(mine, trust=True).figures.drop("notes", errors="ignore")
+    plain = run({**SCENARIO, "engine": {"name": "vllm", **knobs}}).figures
+    for figure in ("verdict", "makespan_s", "preemptions", "e2e_ms.p99", "steps"):
+        assert ours.loc[figure, "run"] == plain.loc[figure, "run"], figure
+
+
+def test_only_rules_over_vllm_can_be_written_out(tmp_path: Path) -> None:
+    write(tmp_path)
+    with pytest.raises(InputError, match="no CustomVllmScheduler"):
+        export_policy(tmp_path / "mine.py", {}, "x")
+    with pytest.raises(InputError, match="no knob of the rule; expected one of alike, few"):
+        export_policy(RULE, {"many": 1}, "x")
+    with pytest.raises(InputError, match="a rule of the small language has no knobs"):
+        export_policy(FOUND, {"few": 1}, "x")
+    plain = tmp_path / "plain.yaml"
+    plain.write_text(re.sub(r"variants:.*", "", FOUND.read_text(), flags=re.S))
+    with pytest.raises(InputError, match="no variant is a vllm with a rule"):
+        export_policy(plain, {}, "x")
+
+
+def test_a_rule_cannot_have_a_policy_beside_it(tmp_path: Path) -> None:
+    for knobs, what in (({"policy": "priority"}, "expected fcfs"), ({"variant": "0.33"}, "")):
+        path = write(tmp_path, PLAIN, engine={"name": "mine", "file": "mine.py", **knobs})
+        if what:
+            with pytest.raises(InputError, match=what):
+                run(path, trust=True)
+        else:
+            assert run(path, trust=True).figures.loc["finished", "run"] == 12

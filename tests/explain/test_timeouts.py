@@ -1,0 +1,191 @@
+"""Who starved and who timed out, in runs that were worked out by hand and in random ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simkv.core.outcome import Outcome
+from simkv.explain import timeouts
+from simkv.explain.timeouts import WAITED_KINDS
+from simkv.explain.verdicts.timed_out_requests import TimedOutRequests
+from simkv.metrics.expectation_checks import check_expectations, exit_code
+from simkv.metrics.result_assembly import run_scenario
+from simkv.metrics.run_result import RunResult
+from simkv.report.run_explanation import explain_request
+from simkv.scenario.scenario import Scenario
+from tests.laws.random_scenarios import ENGINES, scenarios
+
+VLLM = {
+    "name": "vllm",
+    "block_size": 4,
+    "enable_prefix_caching": False,
+    "async_scheduling": False,
+    "max_model_len": 64,
+    "max_num_seqs": 1,
+}
+HERE = Path(__file__).parent
+
+
+def simulate(requests: list[dict[str, Any]], **fields: Any) -> RunResult:
+    """A run in which every step takes one second, if no other profile is given."""
+    data = {
+        "name": "x",
+        "workload": {"requests": requests},
+        "engine": VLLM,
+        "profile": "unit-step",
+    }
+    return run_scenario(Scenario.model_validate(data | fields), HERE)
+
+
+def outcomes(result: RunResult) -> list[Outcome | None]:
+    return [life.outcome for life in result.record.requests.values()]
+
+
+def ask(output: int, timeout: float | None = None, arrival: float = 0.0) -> dict[str, Any]:
+    return {"prompt_tokens": 4, "output_tokens": output, "timeout": timeout, "arrival": arrival}
+
+
+def test_who_waited_and_would_have_ended_alone_has_starved() -> None:
+    result = simulate([ask(8), ask(3, timeout=5.0)])  # 8 s behind the first, 3 s alone
+    assert outcomes(result) == [Outcome.FINISHED, Outcome.STARVED]
+    assert result.summary["verdict"] == "starved"
+    assert (result.summary["starved"], result.summary["timed_out"]) == (1, 0)
+    assert not result.record.shortfalls
+
+
+def test_who_is_too_long_for_its_timeout_has_timed_out_though_it_waited() -> None:
+    result = simulate([ask(2), ask(9, timeout=6.0)])  # 2 s behind the first, 9 s alone
+    assert outcomes(result) == [Outcome.FINISHED, Outcome.TIMED_OUT]
+    assert result.summary["verdict"] == "timed_out"
+    assert result.record.shortfalls == {1: (9.0, 5.0, 2.0)}  # four tokens came, by 4 s alone
+    (verdict,) = [v for v in result.diagnosis.verdicts if isinstance(v, TimedOutRequests)]
+    assert (verdict.all, verdict.alone, verdict.lacked, verdict.company) == ((1,), 9.0, 5.0, 2.0)
+    assert verdict.text == (
+        "one request timed out; request 1 takes 9 s alone, its timeout is 6 s; it lacked 5 s, "
+        "and company had cost it 2 s"
+    )
+    told = " ".join(explain_request("run", result, 1)).split("Timed out, not starved: ")[1]
+    assert told.startswith("alone it takes 9 s, its timeout is 6 s; it lacked 5 s, and company")
+
+
+def test_alone_in_the_world_a_request_times_out_and_company_cost_it_nothing() -> None:
+    result = simulate([ask(9, timeout=6.5, arrival=3.0)])
+    assert outcomes(result) == [Outcome.TIMED_OUT]
+    assert result.record.shortfalls[0] == pytest.approx((9.0, 2.5, 0.0))
+
+
+def test_who_only_shared_steps_has_timed_out() -> None:
+    """Both begin in one step; a decode of two takes longer than one of one, and nobody waits."""
+    engine = VLLM | {"max_num_seqs": 2}
+    profile = {"profile": "l4-mistralrs-pr2034", "engine": engine}
+    alone = simulate([ask(30)], **profile).summary["e2e_ms"]["mean"] / 1000
+    both = simulate([ask(30), ask(30)], **profile).summary["e2e_ms"]["mean"] / 1000
+    assert both > alone + 0.01
+    result = simulate([ask(30), ask(30, timeout=(alone + both) / 2)], **profile)
+    assert outcomes(result) == [Outcome.FINISHED, Outcome.TIMED_OUT]
+    short = result.record.shortfalls[1]
+    assert short.alone == pytest.approx(alone)
+    assert short.lacked is not None
+    assert 0.0 < short.lacked < short.company
+
+
+def test_a_prompt_that_fits_no_cache_times_out() -> None:
+    engine = {"name": "mistralrs", "variant": "pr2034", "num_gpu_blocks": 3}
+    requests = [{"prompt_tokens": 200, "output_tokens": 9, "timeout": 20.0}]
+    result = simulate(requests, engine=engine, horizon=25.0)
+    assert outcomes(result)[0] in (Outcome.TIMED_OUT, Outcome.STALLED, Outcome.REJECTED)
+    if short := result.record.shortfalls.get(0):
+        assert short.alone is None
+
+
+def test_beyond_so_many_shapes_the_profile_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [ask(4), *(ask(4 + n, timeout=5.5) for n in range(4))]  # alone 4, 5, 6 and 7 s
+    expected = [Outcome.FINISHED, *[Outcome.STARVED] * 2, *[Outcome.TIMED_OUT] * 2]
+    assert outcomes(simulate(requests)) == expected
+    monkeypatch.setattr(timeouts, "MAX_ISOLATED_RUNS", 1)  # that of 6 s is the nearest
+    result = simulate(requests)
+    assert outcomes(result) == expected
+    assert set(result.record.shortfalls) == {3}
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_in_a_fleet_it_is_alone_on_one_replica(replicas: int) -> None:
+    fleet = {"replicas": replicas}
+    requests = [*[ask(8)] * replicas, ask(3, timeout=5.0), ask(9, timeout=6.0)]
+    result = simulate(requests, fleet=fleet)
+    assert outcomes(result)[replicas:] == [Outcome.STARVED, Outcome.TIMED_OUT]
+    inside = [
+        stint.engine.record.requests[replicas + 1].outcome
+        for stint in result.run.lifetimes
+        if replicas + 1 in stint.engine.record.requests
+    ]
+    assert inside == [Outcome.TIMED_OUT]
+    assert "timed_out" in [verdict.name for verdict in result.diagnosis.verdicts]
+
+
+def test_before_the_door_of_a_fleet_one_starves() -> None:
+    fleet = {"replicas": 1, "failures": [{"replica": 0, "at": 1.0}]}
+    result = simulate([ask(3, timeout=5.0, arrival=2.0)], fleet=fleet)
+    assert outcomes(result) == [Outcome.STARVED]
+
+
+def test_where_some_prefill_and_others_decode_the_fleet_serves_it_alone() -> None:
+    fleet = {
+        "replicas": [{"role": "prefill"}, {"role": "decode"}],
+        "kv_transfer": {"bytes_per_token": 1, "bandwidth": 1.0},  # 4 s for the prompt
+    }
+    result = simulate([ask(3, timeout=6.5)], fleet=fleet)
+    assert outcomes(result) == [Outcome.TIMED_OUT]
+    short = result.record.shortfalls[0]
+    assert short.alone is not None
+    assert short.alone > 6.5
+    assert short.company == pytest.approx(0.0, abs=1e-9)
+
+
+def test_expect_and_the_exit_code_know_it() -> None:
+    expected = {
+        "run": {"verdict": "timed_out", "timed_out": 1, "request": {0: {"outcome": "timed_out"}}}
+    }
+    result = simulate([ask(9, timeout=6.0)], expect=expected)
+    checks = check_expectations({"run": result})
+    assert len(checks) == 3
+    assert all(found.ok for found in checks)
+    assert exit_code([result], []) == 3
+    assert result.request_rows("run")[0]["outcome"] == "timed_out"
+
+
+@pytest.mark.parametrize("engine", ENGINES[::2])
+@given(data=st.data())
+def test_the_rule_holds(engine: str, data: st.DataObject) -> None:
+    """Starved are those who waited and would have ended in time alone, leapt over or not."""
+    name, variant = engine if isinstance(engine, tuple) else (engine, None)
+    scenario = data.draw(scenarios(name, variant))
+    timeout = data.draw(st.sampled_from([2.2, 6.3, 12.4]))
+    scenario = scenario.model_copy(update={"timeout": timeout})
+    result = run_scenario(scenario, HERE, intervals=False)
+    stepped = run_scenario(scenario, HERE, intervals=False, leaping=False)
+    assert outcomes(result) == outcomes(stepped)
+    for i, life in result.record.requests.items():
+        if life.outcome not in (Outcome.STARVED, Outcome.TIMED_OUT):
+            continue
+        tiles = result.diagnosis.ledger[i]
+        waited = life.seen is None or any(tile.kind in WAITED_KINDS for tile in tiles)
+        request = life.request
+        alone = scenario.model_copy(
+            update={
+                "workload": scenario.workload.model_copy(
+                    update={"requests": [scenario.workload.requests[i]]}  # type: ignore[index]
+                ),
+                "horizon": None,
+            }
+        )
+        end = run_scenario(alone, HERE, intervals=False).record.requests[0].outcome
+        if request.arrival + 1e-6 < scenario.engine_ready:
+            continue  # rounding apart, that is the same
+        starved = waited and end is Outcome.FINISHED
+        assert (life.outcome is Outcome.STARVED) == starved

@@ -1,0 +1,52 @@
+"""A real run is judged, and a rule that changed since shows in L0."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from simkv.cli import app
+from simkv.costs.hardware.model_shape import MODEL_SHAPES
+from simkv.gpu.execution_record import GpuSetup, write_executions
+from simkv.gpu.scenario_execution import ScenarioExecution
+from simkv.validation.gpu_runs.timed_replay import read_runs
+from tests.laws.pressure_scenarios import plain_scenario
+from tests.validation.gpu_runs.test_comparison_levels import PROFILE
+
+
+def test_a_real_run_is_judged(tmp_path):
+    setup = GpuSetup(MODEL_SHAPES["tiny"], graph_tokens=64)
+    runs = {"run": ScenarioExecution(plain_scenario("vllm", "0.33.0"), setup).serve()}
+    write_executions(tmp_path / "out", runs, setup)
+    (tmp_path / "p.json").write_text(PROFILE.model_dump_json(exclude_none=True))
+    arguments = ["gpu", "validate", str(tmp_path / "out"), "--profile", str(tmp_path / "p.json")]
+    arguments += ["--repeat-run", str(tmp_path / "out"), "--out", str(tmp_path / "v.json")]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "all the same" in result.output
+    written = json.loads((tmp_path / "v.json").read_text())["run"]
+    assert written["verdict"]["step"] is None
+    assert set(written["steps"]) == {"profile", "constant step", "tokens only", "roofline"}
+    recorded = read_runs(tmp_path / "out")["run"]
+    assert recorded.record.steps == runs["run"].record.steps  # so its figures are those of the run
+    assert len(recorded.steps) == len(recorded.record.steps)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "mistralrs", "fastdeploy"])
+def test_another_scheduler_shows_in_l0(engine, tmp_path, monkeypatch):
+    """A rule changed between the run and its replay: here, half the sequences may run."""
+    variant = {
+        "vllm": "0.33.0", "sglang": "0.5.23", "mistralrs": "pr2034", "fastdeploy": "ratio",
+    }[engine]  # fmt: skip
+    setup = GpuSetup(MODEL_SHAPES["tiny"], graph_tokens=64)
+    run = ScenarioExecution(plain_scenario(engine, variant), setup).serve()
+    knob = "max_running_requests" if engine == "sglang" else "max_num_seqs"
+    changed = replace(run.scenario.engine, **{knob: 2})
+    other = replace(run, scenario=run.scenario.model_copy(update={"engine": changed}))
+    write_executions(tmp_path / "out", {"run": other}, setup)
+    verdict = read_runs(tmp_path / "out")["run"].verdict
+    assert verdict.step is not None
+    assert verdict.recorded != verdict.replayed

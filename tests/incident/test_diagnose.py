@@ -1,0 +1,167 @@
+"""From what a server writes to the answer, for a planted incident whose costs are not shown."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from simkv.core.errors import InputError
+from simkv.incident import diagnose_stages
+from simkv.incident.emit.emitted_files import emit
+from simkv.incident.incident_answer import IncidentAnswer
+from simkv.incident.remedies import _to_defaults
+from simkv.incident.server_setup import UserSettings
+from simkv.incident.wait_summary import is_healthy, slowdown
+from simkv.metrics.result_assembly import run_scenario
+from simkv.metrics.run_result import RunResult
+from simkv.scenario.scenario_loader import resolve_variants
+from simkv.scenario.yaml_document import YamlDocument
+
+HERE = Path(__file__).parents[2] / "scenarios"
+#: A cache that is too small for its load; the second has room for all of it.
+ENGINE = {"name": "vllm", "variant": "0.19.0", "max_num_seqs": 32, "max_model_len": 2048}
+LOAD = {
+    "num_prompts": 60,
+    "request_rate": 8.0,
+    "prompt_tokens": {"distribution": "lognormal", "mean": 400, "sigma": 0.8, "max": 1500},
+    "output_tokens": {"distribution": "lognormal", "mean": 80, "sigma": 0.5, "max": 300},
+    "seed": 3,
+}
+
+
+def planted(blocks: int, rate: float) -> RunResult:
+    """A run whose log and spans are given to the reader."""
+    document = {
+        "name": "planted",
+        "workload": {"arrivals": LOAD | {"request_rate": rate}},
+        "engine": ENGINE | {"num_gpu_blocks": blocks},
+        "profile": "assumed-costs.json",
+    }
+    scenario = next(iter(resolve_variants(YamlDocument(HERE / "planted.yaml", document)).values()))
+    return run_scenario(scenario, HERE, intervals=False)
+
+
+def diagnosed(result: RunResult, folder: Path, *, flags: bool = False) -> IncidentAnswer:
+    """The answer to what this run's server writes."""
+    files = emit(folder / "server", {"run": result}, ("vllm-log", "otel"))
+    diagnose_stages.read_stage(files, folder / "out")
+    return diagnose_stages.explain_stage(folder / "out", UserSettings(), try_flags=flags)
+
+
+@pytest.fixture(scope="module")
+def incident(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunResult, IncidentAnswer, Path]:
+    folder = tmp_path_factory.mktemp("incident")
+    result = planted(180, 8.0)
+    return result, diagnosed(result, folder), folder / "out"
+
+
+def test_the_incident_is_reproduced(incident: tuple[RunResult, IncidentAnswer, Path]) -> None:
+    result, found, folder = incident
+    assert found.explained
+    assert not found.healthy
+    rows = pd.DataFrame(result.request_rows("run"))
+    text = (folder / "diagnosis.md").read_text()
+    row = next(line for line in text.splitlines() if line.startswith("| E2E mean"))
+    observed, simulated = (float(cell) for cell in row.split("|")[2:4])
+    assert observed == pytest.approx(rows["e2e_s"].mean(), rel=1e-3)
+    assert simulated == pytest.approx(observed, rel=0.05)
+
+
+def test_every_stage_leaves_files(incident: tuple[RunResult, IncidentAnswer, Path]) -> None:
+    _, _, folder = incident
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {
+        "evidence.json",
+        "requests.csv",
+        "observed.csv",
+        "workload.csv",
+        "scenario.yaml",
+        "profile.json",
+        "diagnosis.md",
+        "compared.csv",
+        "observed.png",
+        "report.html_page",
+    }
+
+
+def test_the_report_shows_what_was_observed(
+    incident: tuple[RunResult, IncidentAnswer, Path],
+) -> None:
+    _, found, folder = incident
+    page = (folder / "report.html_page").read_text()
+    picture = base64.b64encode((folder / "observed.png").read_bytes()).decode()
+    assert f'<img src="data:image/png;base64,{picture}"' in page
+    assert "Observed beside simulated" in page
+    assert page.count(" / ") > 12 * 3
+    assert "## Over time, observed / simulated" in found.text
+    rows = found.text.partition("## Over time")[2].partition("## ")[0].splitlines()
+    cells = [row.split("|")[1:-1] for row in rows if row.startswith("| ")][2:]
+    assert len(cells) == 12
+    for column in (1, 2, 5):  # running and waiting by a line of the log, E2E by arrival
+        told = [cell[column].split(" / ") for cell in cells if " - " not in cell[column]]
+        assert told
+        assert all(float(a) == pytest.approx(float(b), rel=0.3, abs=1) for a, b in told)
+
+
+def test_victims_are_those_that_waited_longest(
+    incident: tuple[RunResult, IncidentAnswer, Path],
+) -> None:
+    result, found, _ = incident
+    rows = pd.DataFrame(result.request_rows("run"))
+    worst = rows["queue_s"].nlargest(6).index.tolist() if "queue_s" in rows else []
+    assert found.summary_lines[1].startswith("Victims: ")
+    for number in worst[:3]:
+        assert f"request {number} " in found.summary_lines[1]
+
+
+def test_a_changed_file_is_taken_as_it_is(incident: tuple[RunResult, IncidentAnswer, Path]) -> None:
+    _, _, folder = incident
+    before = (folder / "profile.json").read_text()
+    assert diagnose_stages.calibrate_stage(
+        folder, UserSettings()
+    ).model_dump_json()  # at once, from the file
+    assert (folder / "profile.json").read_text() == before
+    lines = (folder / "workload.csv").read_text().splitlines()
+    (folder / "workload.csv").write_text("\n".join(lines[:-1]) + "\n")
+    with pytest.raises(InputError, match=r"workload.csv: has 59 requests where 60 were observed"):
+        diagnose_stages.explain_stage(folder, UserSettings())
+
+
+def test_a_healthy_server_is_well(tmp_path: Path) -> None:
+    found = diagnosed(planted(2000, 2.0), tmp_path)
+    assert found.healthy, found.text
+    assert found.summary_lines[0].startswith("Nothing is wrong")
+
+
+def test_what_does_not_fit_is_not_explained(tmp_path: Path) -> None:
+    files = emit(tmp_path / "server", {"run": planted(180, 8.0)}, ("vllm-log", "otel"))
+    diagnose_stages.read_stage(files, tmp_path / "out")
+    found = diagnose_stages.explain_stage(
+        tmp_path / "out", UserSettings(overrides={"num_gpu_blocks": 4000})
+    )
+    assert not found.explained
+    assert found.summary_lines[0].startswith("No explanation")
+    assert not (tmp_path / "out" / "report.html_page").exists()
+
+
+def test_who_is_slow_without_waiting_is_not_well(tmp_path: Path) -> None:
+    small = planted(2000, 2.0)
+    assert slowdown(small) < 1.5
+    engine = dict(ENGINE) | {"long_prefill_token_threshold": 16, "num_gpu_blocks": 2000}
+    document = {
+        "name": "chunks",
+        "workload": {"requests": [{"prompt_tokens": 1600, "output_tokens": 10}]},
+        "engine": engine,
+        "profile": "assumed-costs.json",
+    }
+    scenario = next(iter(resolve_variants(YamlDocument(HERE / "planted.yaml", document)).values()))
+    chunks = run_scenario(scenario, HERE, intervals=False)
+    assert slowdown(chunks) > 3
+    assert not is_healthy(chunks)
+    assert [c.field for c, _ in _to_defaults(scenario, HERE)] == [
+        "max_num_seqs",
+        "long_prefill_token_threshold",
+    ]

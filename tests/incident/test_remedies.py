@@ -1,0 +1,243 @@
+"""What mends an incident: bounded trials, intervals, and what it costs others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simkv.costs.cost_profile import StepError, load_profile
+from simkv.incident.effect_size import (
+    ANSWERED,
+    E2E,
+    PREEMPTED,
+    EffectSize,
+    measure_effect,
+    measure_side_effects,
+)
+from simkv.incident.incident_answer import _mends
+from simkv.incident.remedies import (
+    Remedy,
+    RemedySearch,
+    _like,
+    _possible,
+    find_remedies,
+    scenarios_within_error,
+    shortens_answers,
+)
+from simkv.incident.trial_bounds import FINALISTS, HORIZON_FACTOR, bounds
+from simkv.incident.wait_summary import summarize_waits
+from simkv.metrics.result_assembly import run_scenario
+from simkv.metrics.run_result import RunResult
+from simkv.scenario.scenario import Scenario
+from simkv.scenario.scenario_loader import resolve_variants
+from simkv.scenario.yaml_document import YamlDocument
+from simkv.serve.recorded_workload import write_recorded_trace
+from simkv.study.whatif.candidate_changes import Change
+from simkv.study.whatif.trial_evaluation import Evaluator, RequestEnding, RunFigures
+from simkv.study.whatif.whatif import evaluate_change
+from simkv.workload.workload_section import build_clients
+from tests.incident.test_diagnose import HERE
+
+ALL = ("finished", "total_output_tokens", "longest_stall_s", "preemptions", "e2e_ms.mean")
+FAILED = ("stalled", "lost", "starved", "rejected", "timed_out", "cut_off")
+
+
+def figures(took: list[float | None], **more: float) -> RunFigures:
+    """A run of which the requests took so long (s), None without an answer."""
+    done = [one for one in took if one is not None]
+    values: dict[str, Any] = dict.fromkeys((*ALL, *FAILED, "e2e_ms.median"), 0.0)
+    values |= {"finished": len(done), "requests": len(took), "cut_off": len(took) - len(done)}
+    values |= {"e2e_ms.mean": 1e3 * sum(done) / max(len(done), 1)} | more
+    ends = (RequestEnding(i, "finished" if e else "cut_off", e) for i, e in enumerate(took))
+    verdict = "served" if len(done) == len(took) else "cut off"
+    return RunFigures(verdict, "", values, tuple(ends))
+
+
+CHANGE = Change("knob", "max_num_seqs", 4, 8)
+
+
+def test_a_gain_by_hand() -> None:
+    base, after = figures([10.0, 10.0, 10.0]), figures([5.0, 5.0, 5.0])
+    found = measure_effect(evaluate_change(CHANGE, base, after), base, [])
+    assert (found.figure, found.before, found.after) == (E2E, 10.0, 5.0)
+    assert (found.low, found.high) == (0.5, 0.5)  # all alike: no draw differs
+    assert found.told == "mean E2E 10 s -> 5 s, x0.50, 90 % interval 0.50 to 0.50"
+    worse = figures([9.0, 9.0, 9.0])
+    found = measure_effect(evaluate_change(CHANGE, base, after), base, [(base, worse)])
+    assert (found.low, found.high) == (0.5, 0.9)
+    assert found.sure
+    assert measure_effect(evaluate_change(CHANGE, base, after), base, [(base, base)]).sure
+    slower = figures([10.6, 10.6, 10.6])
+    assert not measure_effect(evaluate_change(CHANGE, base, after), base, [(base, slower)]).sure
+
+
+def test_a_gain_that_hangs_on_one_request_is_not_sure() -> None:
+    base = figures([100.0, *[10.0] * 19])
+    after = figures([10.0, *[11.0] * 19])
+    found = measure_effect(evaluate_change(CHANGE, base, after), base, [])
+    assert found.low < (10 + 11 * 19) / 290 < found.high
+    assert found.high > 1  # whoever draws the one never sees a loss
+    assert not found.sure
+    paid = measure_side_effects(evaluate_change(CHANGE, base, after), base)
+    assert (paid.slower, paid.failed) == (19, 0)
+    assert paid.worst == pytest.approx(1.1)
+
+
+def test_answers_and_preemptions_are_gains_too() -> None:
+    base, after = figures([1.0, None, None, None]), figures([1.0, 1.0, 1.0, 1.0])
+    found = measure_effect(evaluate_change(CHANGE, base, after), base, [])
+    assert (found.figure, found.before, found.after) == (ANSWERED, 1, 4)
+    assert 0 < found.low < 3 < found.high <= 4
+    base, after = figures([1.0, 1.0], preemptions=10), figures([1.0, 1.0], preemptions=4)
+    found = measure_effect(
+        evaluate_change(CHANGE, base, after), base, [(base, figures([1.0, 1.0], preemptions=9))]
+    )
+    assert (found.figure, found.low, found.high) == (PREEMPTED, 0.4, 0.9)
+
+
+def test_a_mean_of_some_requests_says_so_and_one_that_is_missing_has_no_interval() -> None:
+    base, after = figures([10.0, 10.0, None]), figures([5.0, None, 5.0])
+    found = measure_effect(evaluate_change(CHANGE, base, after), base, [])
+    assert found.told == (
+        "mean E2E of 1 of 3 requests answered either way 10 s -> 5 s, x0.50, "
+        "90 % interval 0.50 to 0.50"
+    )
+    other = figures([None, 10.0, None])  # where no request is answered either way
+    found = measure_effect(
+        evaluate_change(CHANGE, base, after), base, [(other, after), (base, after)]
+    )
+    assert (found.low, found.high) == (None, None)
+    assert not found.sure
+    assert "mean E2E of 0 to 1 of 3 requests" in found.told
+    fewer = figures([1.0, 1.0], preemptions=4)
+    base = figures([1.0, 1.0], preemptions=10)
+    none, some = figures([1.0, 1.0]), figures([1.0, 1.0], preemptions=2)
+    assert measure_effect(evaluate_change(CHANGE, base, fewer), base, [(none, none)]).high == 1.0
+    found = measure_effect(evaluate_change(CHANGE, base, fewer), base, [(none, some)])
+    assert "90 % interval not determined" in found.told
+    assert not found.sure
+
+
+def test_the_interval_contains_what_was_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the draws are: here a single one, in which the first request is rare."""
+    monkeypatch.setattr("simkv.incident.effect_size.RESAMPLES", 1)
+    for place in range(4):
+        took = [1.0] * 4
+        took[place] = 1000.0
+        base, after = figures(took), figures([1.0] * 4)
+        found = measure_effect(evaluate_change(CHANGE, base, after), base, [])
+        assert found.low is not None
+        assert found.high is not None
+        assert found.low <= found.after / found.before <= found.high
+
+
+def test_shorter_answers_are_no_remedy() -> None:
+    base = figures([10.0, 10.0], total_output_tokens=200)
+    after = figures([5.0, 5.0], total_output_tokens=100)
+    assert shortens_answers(evaluate_change(CHANGE, base, after), base)
+    assert not shortens_answers(
+        evaluate_change(CHANGE, base, figures([5.0, 5.0], total_output_tokens=200)), base
+    )
+    stuck = figures([None, 10.0], total_output_tokens=200)
+    assert not shortens_answers(evaluate_change(CHANGE, stuck, after), stuck)
+
+
+def test_what_is_not_sure_is_said() -> None:
+    base, after = figures([10.0, 10.0]), figures([5.0, 5.0])
+    effect = evaluate_change(CHANGE, base, after)
+    unsure = Remedy(effect, "flag", "--max-num-seqs 8", False, measure_side_effects(effect, base))
+    unsure = replace(unsure, gain=EffectSize(E2E, 10.0, 5.0, 0.4, 1.1, 2))
+    found = RemedySearch(base, (unsure,), 7, bounds(steps_of(3), {}), 2, ())
+    said = _mends(found, False)
+    assert said.startswith("No flag is sure to mend it; --max-num-seqs 8 (mean E2E 10 s -> 5 s")
+    assert said.endswith("0.40 to 1.10) may; 7 changes tried, 2 of them cut off.")
+    none = replace(found, remedies=())
+    assert _mends(none, False).startswith("No flag mends it: none of 7 changes tried")
+
+
+def server(folder: Path, count: int = 40, **engine: Any) -> Scenario:
+    """Four seats for a load that needs more, its requests in a file as a diagnosis has them."""
+    load = {"num_prompts": count, "request_rate": 8.0, "prompt_tokens": 200, "output_tokens": 60}
+    knobs = {"name": "vllm", "variant": "0.33.0", "num_gpu_blocks": 2000, "max_num_seqs": 4}
+    document = {"name": "seats", "workload": {"arrivals": load}, "engine": knobs | engine}
+    document["profile"] = str(HERE / "assumed-costs.json")
+    made = next(iter(resolve_variants(YamlDocument(folder / "seats.yaml", document)).values()))
+    write_recorded_trace(folder / "workload.csv", build_clients(made.workload, None).requests)
+    document["workload"] = {"trace": "workload.csv"}
+    return next(iter(resolve_variants(YamlDocument(folder / "seats.yaml", document)).values()))
+
+
+def steps_of(count: int) -> RunResult:
+    """A run of requests that are served one by one."""
+    document = {
+        "name": "few",
+        "workload": {"burst": {"num_prompts": count, "prompt_tokens": 10, "output_tokens": 5}},
+        "engine": {"name": "vllm", "max_num_seqs": 1},
+        "profile": "unit-step",
+    }
+    scenario = next(iter(resolve_variants(YamlDocument(HERE / "few.yaml", document)).values()))
+    return run_scenario(scenario, HERE, intervals=False)
+
+
+def test_trials_end() -> None:
+    result = steps_of(3)
+    assert bounds(result, {}).horizon == HORIZON_FACTOR * result.record.end
+    assert bounds(result, {}).part is None
+
+
+def test_a_long_incident_is_tried_on_its_worst_part(tmp_path: Path) -> None:
+    scenario = server(tmp_path, 200)
+    result = run_scenario(scenario, tmp_path, intervals=False)
+    lost = summarize_waits(result).lost
+    limits = bounds(result, lost, steps=60 * len(result.record.steps) // 4)
+    assert limits.part is not None
+    start, duration, share = limits.part
+    arrivals = [life.request.arrival for life in result.record.requests.values()]
+    assert duration == pytest.approx(max(arrivals) / 4, rel=0.01)
+    inside = [i for i, at in enumerate(arrivals) if start <= at < start + duration]
+    assert share == pytest.approx(sum(lost[i] for i in inside) / sum(lost.values()))
+    assert share > 0.3  # a queue that grows is worst at its end
+    assert limits.finalists == FINALISTS
+    assert "have" in limits.told
+    tried = limits.tried(scenario, tmp_path)
+    assert len(run_scenario(tried, tmp_path, intervals=False).record.requests) == len(inside)
+    with Evaluator(tmp_path) as evaluator:
+        found = find_remedies(scenario, evaluator, limits)
+    assert found.remedies[0].typed.startswith("--max-num-seqs")
+    assert found.base["requests"] == 200  # what is told is of all of it
+
+
+def test_a_flag_that_makes_it_crawl_is_cut_off(tmp_path: Path) -> None:
+    scenario = server(tmp_path)
+    result = run_scenario(scenario, tmp_path, intervals=False)
+    limits = bounds(result, summarize_waits(result).lost)
+    with Evaluator(tmp_path) as evaluator:
+        found = find_remedies(scenario, evaluator, limits, [])
+    assert found.cut_off > 0
+    assert found.remedies[0].typed == "--max-num-seqs 256"
+    assert found.remedies[0].gain is not None
+    assert found.remedies[0].gain.sure
+
+
+def test_worlds_in_which_nothing_happens_are_no_worlds(tmp_path: Path) -> None:
+    scenario = server(tmp_path)
+    profile = load_profile(scenario.profile or "", tmp_path)
+    error = StepError(points=10, median=0.1, p95=0.2, bias=0.0)
+    known = profile.model_copy(
+        update={"fit": profile.fit.model_copy(update={"held_out": {"all": error}})}
+    )
+    cheaper, dearer = scenarios_within_error(scenario, known)
+    factors = [one.step_scale.decode for one in (*cheaper, *dearer) if one.step_scale]
+    assert factors[:4] == sorted(factors[:4])
+    assert factors[4:] == sorted(factors[4:], reverse=True)
+    assert factors[3] < 1 < factors[7]
+    with Evaluator(tmp_path) as evaluator:
+        base = evaluator.evaluate(evaluator.job(scenario))
+        found = _possible([cheaper, dearer], base, evaluator)
+        assert found[0] in cheaper[1:]  # a fifth cheaper, and nobody waits as long
+        for one in found:
+            assert _like(base, evaluator.evaluate(evaluator.job(one)))
+        assert _possible([[cheaper[0]]], base, evaluator) == [cheaper[0]]  # as it was drawn

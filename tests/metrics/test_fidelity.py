@@ -1,0 +1,190 @@
+"""Every simulation says how far its seconds can be trusted, as far as its profile knows."""
+
+from __future__ import annotations
+
+import json
+from math import hypot, sqrt
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from simkv.cli import app
+from simkv.core.errors import InputError
+from simkv.core.figures import figure
+from simkv.costs.cost_profile import CostProfile, StepError
+from simkv.costs.scaled_executor import ScaledExecutor, classify_step, compute_step_scales
+from simkv.costs.simulated_executor import SimulatedExecutor
+from simkv.costs.step_load import StepLoad
+from simkv.metrics.fidelity import INTERVAL_FIGURES
+from simkv.metrics.result_assembly import run_file
+from simkv.metrics.run_result import RunResult
+
+SCENARIO = """
+name: short
+profile: p.json
+workload:
+  arrivals: {num_prompts: 30, request_rate: 9.0, prompt_tokens: 40, output_tokens: 20}
+engine: {name: vllm, num_gpu_blocks: 20, max_model_len: 100, max_num_seqs: 8}
+"""
+PROFILE: dict[str, Any] = {
+    "name": "p",
+    "engine": "e",
+    "model": "m",
+    "gpu": "g",
+    "basis": "measured",
+    "terms": [
+        {"name": "step", "feature": "steps", "seconds": 0.01},
+        {"name": "prompt", "feature": "prefill_tokens", "seconds": 0.001},
+        {"name": "context", "feature": "decode_context", "seconds": 1e-5},
+    ],
+    "idle_pass_s": 1e-5,
+    "range": {},
+    "fit": {"points": 9},
+    "source": [],
+}
+
+
+def error(p95: float) -> dict[str, float]:
+    return {"points": 50, "median": p95 / 3, "p95": p95, "bias": 0.0}
+
+
+def run(folder: Path, text: str = SCENARIO, **changes: Any) -> RunResult:
+    (folder / "s.yaml").write_text(text)
+    (folder / "p.json").write_text(json.dumps({**PROFILE, **changes}))
+    return run_file(folder / "s.yaml")["run"]
+
+
+def test_a_profile_without_errors_gives_no_interval_and_says_so(tmp_path: Path) -> None:
+    found = run(tmp_path).fidelity
+    assert found.intervals == {}
+    assert "is not known" in found.note
+
+
+def test_intervals_hold_the_run_and_what_the_error_makes_of_it(tmp_path: Path) -> None:
+    fit = {"points": 9, "held_out": {"decode": error(0.02), "prefill": error(0.1)}}
+    result = run(tmp_path, fit=fit, basis="composed of measured operators")
+    found = result.fidelity
+    assert set(found.intervals) == set(INTERVAL_FIGURES)
+    for name, (low, high) in found.intervals.items():
+        assert low <= figure(result.summary, name) <= high
+    low, high = found.intervals["e2e_ms.p99"]
+    assert low < 0.98 * figure(result.summary, "e2e_ms.p99")
+    assert high > 1.02 * figure(result.summary, "e2e_ms.p99")
+    # A device that is slower in just that way lies inside; one that is slower than that does not.
+    slower = run(tmp_path, terms=[{**t, "seconds": 1.015 * t["seconds"]} for t in PROFILE["terms"]])
+    for name in ("makespan_s", "tpot_ms.mean", "e2e_ms.mean"):
+        low, high = found.intervals[name]
+        assert low <= figure(slower.summary, name) <= high
+    far = run(tmp_path, terms=[{**t, "seconds": 1.3 * t["seconds"]} for t in PROFILE["terms"]])
+    assert figure(far.summary, "e2e_ms.mean") > found.intervals["e2e_ms.mean"][1]
+
+
+def test_errors_of_single_steps_cancel_out_in_a_run_but_their_bias_does_not(tmp_path: Path) -> None:
+    def half(p95: float, bias: float, basis: str = "measured") -> float:
+        errors = {"all": {**error(p95), "bias": bias}}
+        one = SCENARIO.replace("num_prompts: 30", "num_prompts: 1")
+        fit = {"points": 50, "held_out": errors}
+        found = run(tmp_path, one, fit=fit, basis=basis).fidelity
+        low, high = found.intervals["tpot_ms.mean"]
+        return (high - low) / (high + low)
+
+    assert half(0.2, 0.0) == pytest.approx(hypot(0.03, 0.2 / sqrt(50)), rel=0.1)
+    assert half(0.2, 0.1) == pytest.approx(hypot(0.03, 0.1 + 0.2 / sqrt(50)), rel=0.1)
+    assert half(0.2, 0.0, "assumed") == pytest.approx(0.2, rel=0.1)  # all steps alike
+    assert StepError(**{**error(0.2), "points": 0}).lasting == 0.2  # as somebody gave it
+    assert StepError(**{**error(0.2), "bias": 0.19}).lasting == 0.2
+
+
+def test_a_scenario_may_ask_for_one_side_of_the_error(tmp_path: Path) -> None:
+    fit = {"points": 9, "held_out": {"all": error(0.05)}, "beyond": {"decode_seqs": 0.2}}
+    inside = {"range": {"decode_seqs": [1, 1]}, "fit": fit}
+    low, high = run(tmp_path, **inside).fidelity.intervals["e2e_ms.mean"]
+    found = [
+        run(tmp_path, f"{SCENARIO}step_scale: {{error: {side}}}\n", **inside)
+        for side in ("cheaper", "dearer")
+    ]
+    assert [figure(one.summary, "e2e_ms.mean") for one in found] == [low, high]
+    with pytest.raises(InputError, match=r"profile p .measured. knows no error of its own"):
+        run(tmp_path, f"{SCENARIO}step_scale: {{error: dearer}}\n")
+
+
+def test_the_run_itself_is_the_same_with_and_without(tmp_path: Path) -> None:
+    plain = run(tmp_path)
+    erring = run(tmp_path, fit={"points": 9, "held_out": {"all": error(0.05)}})
+    assert plain.record.steps == erring.record.steps
+    strip = {"fidelity": None}
+    assert plain.summary | strip == erring.summary | strip
+
+
+def test_the_share_outside_the_range_counts_each_step_once(tmp_path: Path) -> None:
+    beyond = {"prefill_tokens": [1, 2], "prefill_seqs": [50, 60]}  # every prefill, twice over
+    result = run(tmp_path, range=beyond, fit={"points": 9, "held_out": {"all": error(0.05)}})
+    log = result.record.steps
+    steps = list(zip(log.start, log.end, log.prefill_seqs, strict=True))
+    wanted = sum(b - a for a, b, n in steps if n) / sum(b - a for a, b, _ in steps)
+    assert 0.1 < wanted < 0.9
+    assert result.fidelity.outside == pytest.approx(wanted)
+    assert "lay outside its range" in result.fidelity.note
+
+
+def test_printed_and_written(tmp_path: Path) -> None:
+    run(tmp_path, fit={"points": 9, "held_out": {"all": error(0.05)}})
+    arguments = [
+        "run",
+        str(tmp_path / "s.yaml"),
+        "--out",
+        str(tmp_path / "out"),
+        "--no-plots",
+        "--full",
+    ]
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert "95 of 100 steps are off by at most all 5.0 %" in done.output
+    assert "Mean E2EL (ms)" in done.output.partition("Fidelity:")[2]
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    written = summary["variants"]["run"]["fidelity"]
+    assert written["intervals"]["makespan_s"][0] < summary["variants"]["run"]["makespan_s"]
+    assert written["step_errors"]["all"]["p95"] == 0.05
+
+
+def test_scales_take_the_error_of_the_kind_then_of_all_then_the_largest() -> None:
+    errors = {"decode": StepError(**error(0.25)), "all": StepError(**error(0.6))}
+    assert compute_step_scales(errors, "cheaper")["decode"] == pytest.approx(1 / 1.25)
+    assert compute_step_scales(errors, "dearer")["decode"] == pytest.approx(1 / 0.75)
+    assert compute_step_scales(errors, "dearer")["mixed"] == pytest.approx(1 / 0.4)
+    assert compute_step_scales({"decode": errors["decode"]}, "cheaper")["prefill"] == pytest.approx(
+        1 / 1.25
+    )
+    assert compute_step_scales({"all": StepError(**error(3.0))}, "dearer")[
+        "prefill"
+    ] == pytest.approx(10.0)
+
+
+def test_an_erring_executor_leaps_as_it_steps() -> None:
+    inner = SimulatedExecutor(CostProfile.model_validate(PROFILE))
+    erring = ScaledExecutor(inner, {"decode": 1.1, "prefill": 1.2, "mixed": 1.3})
+    load = StepLoad(0, 0, 0, 4, 100)
+    foreseen = erring.forecast_steps(load, 3)
+    loads = [StepLoad(0, 0, 0, 4, 100 + 4 * step) for step in (1, 2, 3)]
+    assert list(foreseen) == [erring.run(later) for later in loads]
+    assert erring.run(StepLoad(1, 10, 0, 4, 100, 55)) == 1.3 * inner.run(
+        StepLoad(1, 10, 0, 4, 100, 55)
+    )
+    assert [classify_step(StepLoad(1, 9, 0, 0, 0)), classify_step(load)] == ["prefill", "decode"]
+
+
+def test_where_nothing_is_known_no_figure_has_an_interval_and_that_is_said(tmp_path: Path) -> None:
+    fit = {"points": 9, "held_out": {"decode": error(0.02), "prefill": error(0.02)}}
+    narrow = {"decode_context": [1, 50]}
+    found = run(tmp_path, fit=fit, range=narrow).fidelity
+    assert found.intervals == {}
+    assert "where no error is known: no figure has an interval" in found.note
+    known = run(tmp_path, fit={**fit, "beyond": {"decode_context": 0.1}}, range=narrow).fidelity
+    inside = run(tmp_path, fit=fit).fidelity
+    assert "widen with the distance" in known.note
+    for wide, tight in zip(
+        known.intervals["e2e_ms.mean"], inside.intervals["e2e_ms.mean"], strict=True
+    ):
+        middle = sum(inside.intervals["e2e_ms.mean"]) / 2
+        assert abs(wide - middle) > 1.2 * abs(tight - middle)

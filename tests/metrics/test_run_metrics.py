@@ -1,0 +1,358 @@
+"""Figures by hand, and against numpy on every single token."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import simpy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simkv.core.figures import FIGURE_NAMES, STATISTICS, figure
+from simkv.core.outcome import Outcome
+from simkv.core.request import Request
+from simkv.core.scheduler_protocol import Batch, Completion, Scheduler
+from simkv.costs.cost_profile import load_profile
+from simkv.costs.simulated_executor import SimulatedExecutor
+from simkv.metrics.run_metrics import (
+    Samples,
+    jain_index,
+    longest_stall,
+    request_rows,
+    run_verdict,
+    step_rows,
+    summarize,
+    token_gaps,
+    token_rows,
+)
+from simkv.schedulers.engine_registry import build_scheduler
+from simkv.sim.client_loop import run_clients
+from simkv.sim.engine import Engine
+from simkv.workload.workload_section import generate_requests
+from tests.fakes import Fifo, Seconds, die, simulate
+from tests.laws.random_scenarios import scenarios
+
+
+class Durations(Seconds):
+    """Steps of the given lengths, one after the other, then of one second."""
+
+    def __init__(self, *steps: float) -> None:
+        super().__init__()
+        self.steps = list(steps)
+
+    def run(self, load: Any) -> float:
+        return self.steps.pop(0) if self.steps else 1.0
+
+
+def ask(
+    i: int, out: int = 4, at: float = 0.0, prompt: int = 4, timeout: float | None = None
+) -> Request:
+    return Request(i, prompt, out, arrival=at, output_tokens=out, timeout=timeout)
+
+
+def preempt_at(call_: int) -> Fifo:
+    """Request 0 loses its KV at that call, in favour of request 1, and starts again."""
+
+    def decide(call: int, fifo: Fifo) -> Batch | None:
+        if call != call_:
+            return None
+        batch = fifo.batch("prefill", [(1, 4)])
+        batch.preempted = [0]
+        fifo.waiting, fifo.running = [0], [1]
+        return batch
+
+    return Fifo(decide)
+
+
+# By hand
+
+
+def test_figures_of_two_requests_by_hand() -> None:
+    # steps end at 1 (both prefilled), 3, 6 (request 0 done, three tokens), 10 (request 1 done)
+    record = simulate(Fifo(), [ask(0, out=3), ask(1, out=4)], executor=Durations(1, 2, 3, 4))
+    found = summarize(record)
+    assert found["ttft_ms"] == pytest.approx(dict.fromkeys(STATISTICS, 1000))
+    assert found["e2e_ms"]["mean"] == pytest.approx(8000)
+    assert found["e2e_ms"]["median"] == pytest.approx(8000)
+    assert found["e2e_ms"]["p90"] == pytest.approx(6000 + 0.9 * 4000)
+    assert found["tpot_ms"]["mean"] == pytest.approx((2500 + 3000) / 2)
+    # gaps: 2, 3 and 2, 3, 4
+    assert found["itl_ms"]["mean"] == pytest.approx(14000 / 5)
+    assert found["itl_ms"]["median"] == pytest.approx(3000)
+    assert found["itl_ms"]["p99"] == pytest.approx(3000 + 0.96 * 1000)
+    assert found["longest_stall_s"] == 4
+    assert found["makespan_s"] == 10
+    assert found["output_throughput"] == pytest.approx(7 / 10)
+    assert found["request_throughput"] == pytest.approx(2 / 10)
+    assert found["total_token_throughput"] == pytest.approx((7 + 8) / 10)
+    assert (found["fastest_e2e_s"], found["slowest_e2e_s"]) == (6, 10)
+    assert (found["total_input_tokens"], found["total_output_tokens"]) == (8, 7)
+    assert (found["steps"], found["idle_passes"]) == (4, 0)
+    assert (found["requests"], found["finished"], found["verdict"]) == (2, 2, "served")
+
+
+def test_ttft_is_never_overwritten_by_a_preemption_and_the_stall_is_in_itl() -> None:
+    record = simulate(preempt_at(2), [ask(0), ask(1, out=1, at=2.0)])
+    row = request_rows("v", record)[0]
+    assert row["ttft_s"] == 1.0
+    assert row["preemptions"] == 1
+    # tokens of request 0 at 1, 2, then 4 (prefilled again) and 5
+    found = summarize(record)
+    assert found["longest_stall_s"] == 2.0
+    assert found["itl_ms"]["mean"] == pytest.approx(4000 / 3)
+    assert found["preemptions"] == 1
+    assert found["recomputed_tokens"] == row["recomputed_tokens"] == 5
+
+
+def test_latencies_are_those_of_finished_requests() -> None:
+    record = simulate(Fifo(), [ask(0, out=2), ask(1, out=50, timeout=10.5)])
+    found = summarize(record)
+    assert (found["finished"], found["starved"], found["verdict"]) == (1, 1, "starved")
+    assert found["ttft_ms"]["mean"] == 1000
+    assert found["e2e_ms"]["mean"] == 2000
+    assert found["itl_ms"]["mean"] == 1000
+    assert found["total_output_tokens"] == 2
+    rows = request_rows("v", record)
+    assert rows[1]["ttft_s"] == 1.0  # it did get tokens, and who reads its row may know
+    assert rows[1]["e2e_s"] is rows[1]["tpot_s"] is rows[1]["finish_s"] is None
+
+
+def test_the_longest_stall_is_that_of_any_request() -> None:
+    def decide(call: int, fifo: Fifo) -> Batch | None:
+        if call == 1:  # prefills the newcomer while 0 stands still
+            fifo.waiting = []
+            fifo.running = [0, 1]
+            return fifo.batch("prefill", [(1, 4)])
+        return None
+
+    requests = [ask(0, out=9, timeout=9.5), ask(1, out=2, at=0.5)]
+    record = simulate(Fifo(decide), requests, executor=Durations(1, 5))
+    assert record.requests[0].outcome is Outcome.STARVED
+    assert longest_stall(record) == 6.0
+    assert summarize(record)["itl_ms"]["p99"] == 1000  # finished ones only
+
+
+def test_a_request_of_one_token_has_no_tpot() -> None:
+    record = simulate(Fifo(), [ask(0, out=1)])
+    assert request_rows("v", record)[0]["tpot_s"] is None
+    found = summarize(record)
+    assert found["tpot_ms"] == found["itl_ms"] == dict.fromkeys(STATISTICS, 0.0)
+    assert found["longest_stall_s"] == 0.0
+
+
+def test_makespan_is_from_the_first_arrival_until_every_client_has_its_answer() -> None:
+    record = simulate(Fifo(), [ask(0, out=2, at=3.0), ask(1, out=90, at=4.0, timeout=20.0)])
+    assert summarize(record)["makespan_s"] == 21.0  # gave up at 24
+    record = simulate(Fifo(), [ask(0, out=2, at=3.0)], horizon=100.0)
+    assert summarize(record)["makespan_s"] == 2.0
+    record = simulate(Fifo(), [ask(0, out=200)], horizon=100.0)
+    assert summarize(record)["makespan_s"] == 100.0
+
+
+def test_nothing_at_all_has_figures_too() -> None:
+    found = summarize(simulate(Fifo(), []))
+    assert found["makespan_s"] == found["output_throughput"] == found["jain_index"] == 0.0
+    assert found["requests"] == 0
+
+
+# Verdicts
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "timeout", "horizon", "verdict"),
+    [
+        (Fifo(), None, None, "served"),
+        (Fifo(), 1.5, None, "starved"),
+        (Fifo(), None, 1.5, "cut_off"),
+        (Fifo(die(1)), None, None, "engine died"),
+        (Fifo(die(1)), 0.5, None, "starved"),  # gone before the engine was
+    ],
+)
+def test_the_verdict_says_how_it_ended(
+    scheduler: Fifo, timeout: float | None, horizon: float | None, verdict: str
+) -> None:
+    record = simulate(scheduler, [ask(0, timeout=timeout)], horizon=horizon)
+    assert run_verdict(record)[0] == summarize(record)["verdict"] == verdict
+
+
+def test_a_verdict_names_the_requests_but_not_all_of_many() -> None:
+    record = simulate(Fifo(), [ask(i, timeout=1.5) for i in range(10)])
+    assert run_verdict(record) == (
+        "starved",
+        "10 of 10: requests 0, 1, 2, 3, 4, 5, 6, 7 and 2 more",
+    )
+    record = simulate(Fifo(), [ask(0, timeout=1.5)])
+    assert run_verdict(record) == ("starved", "1 of 1: request 0")
+
+
+# Statistics
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 100), st.integers(1, 20)), min_size=1, max_size=30, unique_by=id
+    )
+)
+def test_weighted_statistics_are_those_of_the_expanded_list(
+    samples: list[tuple[float, int]],
+) -> None:
+    values = np.array([value for value, _ in samples])
+    weights = np.array([weight for _, weight in samples])
+    expanded = np.repeat(values, weights)
+    found = Samples(values, weights).statistics_ms()
+    assert found["mean"] == pytest.approx(1000 * expanded.mean())
+    assert found["median"] == pytest.approx(1000 * np.median(expanded))
+    for name, share in (("p90", 90), ("p95", 95), ("p99", 99)):
+        assert found[name] == pytest.approx(1000 * np.percentile(expanded, share))
+
+
+def test_statistics_of_nothing_are_zero() -> None:
+    nothing = Samples(np.zeros(0), np.zeros(0, dtype=np.int64))
+    assert nothing.statistics_ms() == dict.fromkeys(STATISTICS, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "index"),
+    [
+        ([], 0.0),
+        ([0, 0], 0.0),
+        ([5], 1.0),
+        ([1, 1, 1, 1], 1.0),
+        ([1, 0, 0, 0], 0.25),
+        ([1, 2, 3], 36 / 42),
+    ],
+)
+def test_jain_index(values: list[float], index: float) -> None:
+    assert jain_index(np.array(values, dtype=np.float64)) == pytest.approx(index)
+
+
+def test_the_jain_index_of_a_run_is_that_of_the_speeds() -> None:
+    record = simulate(Fifo(), [ask(0, out=2), ask(1, out=2, at=1.0)])
+    record.isolated_s = {0: 2.0, 1: 2.0}
+    # request 0 waits for the prefill of 1: 3 s, speed 2/3; request 1 goes at full speed
+    assert [
+        round(life.last_token - life.request.arrival, 9) for life in record.requests.values()
+    ] == [
+        3.0,
+        2.0,
+    ]
+    x, y = 2 / 3, 1.0
+    assert summarize(record)["jain_index"] == pytest.approx((x + y) ** 2 / (2 * (x * x + y * y)))
+
+
+# Against every single token
+
+
+class Spy:
+    """Notes when every token was delivered, step by step."""
+
+    def __init__(self, scheduler: Scheduler, env: simpy.Environment) -> None:
+        self.scheduler = scheduler
+        self.env = env
+        self.tokens: dict[int, list[float]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.scheduler, name)
+
+    def leap(self, most: int) -> int:
+        return 1
+
+    def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
+        completion = self.scheduler.complete(batch, ended)
+        for i in completion.delivered:
+            self.tokens.setdefault(i, []).append(self.env.now)
+        return completion
+
+
+@pytest.mark.parametrize(
+    ("engine", "variant"),
+    [("mistralrs", "bucketed"), ("mistralrs", "pr2034"), ("sglang", "0.5.23")],
+)
+@given(data=st.data())
+def test_latencies_agree_with_numpy_on_every_token(
+    engine: str, variant: str, data: st.DataObject
+) -> None:
+    scenario = data.draw(scenarios(engine, variant))
+    env = simpy.Environment()
+    spy = Spy(build_scheduler(scenario.engine), env)
+    executor = SimulatedExecutor(load_profile(scenario.profile))
+    requests = generate_requests(scenario.workload, scenario.timeout)
+    record = run_clients(
+        Engine(env, spy, executor, scenario.engine_ready), requests, scenario.horizon
+    )
+    found = summarize(record)
+
+    tokens = {
+        i: times
+        for i, times in spy.tokens.items()
+        if record.requests[i].outcome is Outcome.FINISHED
+    }
+    arrival = {request.id: request.arrival for request in requests}
+    expected = {
+        "ttft_ms": [times[0] - arrival[i] for i, times in tokens.items()],
+        "e2e_ms": [times[-1] - arrival[i] for i, times in tokens.items()],
+        "tpot_ms": [(t[-1] - t[0]) / (len(t) - 1) for t in tokens.values() if len(t) > 1],
+        "itl_ms": [b - a for t in tokens.values() for a, b in pairwise(t)],
+    }
+    for name, values in expected.items():
+        milliseconds = 1000 * np.array(values or [0.0])
+        shares = (50, 90, 95, 99)
+        want = [milliseconds.mean(), *(np.percentile(milliseconds, s) for s in shares)]
+        assert [found[name][s] for s in STATISTICS] == pytest.approx(want, abs=1e-6), name
+    assert found["total_output_tokens"] == sum(len(times) for times in tokens.values())
+    for i, times in tokens.items():
+        life = record.requests[i]
+        rows = [row for first, last in token_rows(life) for row in range(first, last + 1)]
+        assert [record.steps.end[row] for row in rows] == pytest.approx(times)
+
+
+# Tables
+
+
+def test_every_figure_has_its_name_and_every_name_its_figure() -> None:
+    found = summarize(simulate(Fifo(), [ask(0)]))
+    for name in FIGURE_NAMES:
+        assert isinstance(figure(found, name), float | int), name
+    flat = {
+        f"{key}.{s}" if isinstance(value, dict) else key
+        for key, value in found.items()
+        for s in STATISTICS
+    }
+    assert flat - set(FIGURE_NAMES) == {"verdict", "verdict_detail"}
+
+
+def test_gaps_of_requests_without_tokens() -> None:
+    record = simulate(Fifo(), [ask(0, timeout=0.5)])
+    assert len(token_gaps(record, record.requests.values()).values) == 0
+
+
+def test_rows_of_requests_are_in_the_order_of_their_ids() -> None:
+    rows = request_rows("v", simulate(Fifo(), [ask(2), ask(0, at=1.0), ask(1, at=0.5)]))
+    assert [row["id"] for row in rows] == [0, 1, 2]
+    assert list(rows[0]) == [
+        "variant",
+        "id",
+        "arrival_s",
+        "prompt_tokens",
+        "output_tokens",
+        "outcome",
+        "first_token_s",
+        "finish_s",
+        "ttft_s",
+        "tpot_s",
+        "e2e_s",
+        "preemptions",
+        "recomputed_tokens",
+    ]
+
+
+def test_rows_of_steps_are_numbered() -> None:
+    record = simulate(Fifo(), [ask(0, out=3)])
+    rows = step_rows("v", record)
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert [row["start_s"] for row in rows] == [0.0, 1.0, 2.0]
+    assert [row["kind"] for row in rows] == ["prefill", "decode", "decode"]

@@ -1,0 +1,40 @@
+"""Tables that fit the terminal."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from simkv.report.adaptive_table import make_adaptive_table
+
+HEAD = ("case", "metric", "mean", "P50", "per request")
+ROWS = [["a-case-with-a-long-name", "TTFT", "+0.10", "+0.20", "2.86"], ["", "TPOT", "+1", "", ""]]
+
+
+def at(width: int) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width).print(make_adaptive_table(HEAD, ROWS, left=2, kept=2))
+    return out.getvalue()
+
+
+def test_columns_go_from_the_last_one_on_and_are_named() -> None:
+    assert "No room" not in at(80)
+    assert all(cell in at(80) for cell in (*ROWS[0], *ROWS[1]))
+    narrow = at(50)
+    assert "a-case-with-a-long-name" in narrow
+    assert "…" not in narrow
+    assert "2.86" not in narrow
+    assert "No room for: P50, per request" in " ".join(narrow.split())
+    assert "No room for: mean, P50, per request" in " ".join(at(42).split())
+
+
+def test_what_always_stays_is_folded_and_not_cut() -> None:
+    assert "…" not in at(20)
+    assert "TPOT" in at(20)
+
+
+def test_no_rows_are_a_heading_only() -> None:
+    out = io.StringIO()
+    Console(file=out, width=60).print(make_adaptive_table(HEAD, []))
+    assert all(heading in out.getvalue() for heading in HEAD[:-1])

@@ -1,0 +1,158 @@
+"""The answer of a run: five lines, one table, and nothing that misleads."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from simkv.core.figures import is_lower_bound
+from simkv.metrics.expectation_checks import check_expectations
+from simkv.metrics.result_assembly import run_file
+from simkv.metrics.run_result import RunResult
+from simkv.report import narrative
+from simkv.report.adaptive_table import AdaptiveTable, Column, StackedTable
+from simkv.report.console_summary import explain_faster_recompute, render_brief, summarize_results
+from simkv.report.published_figures import compare_published
+from tests.conftest import ROOT
+
+
+@pytest.fixture(scope="module")
+def forty() -> dict[str, RunResult]:
+    return run_file(ROOT / "scenarios/mistralrs-forty.yaml")
+
+
+def printed(results: dict[str, RunResult], width: int) -> str:
+    out = io.StringIO()
+    on = Console(file=out, width=width, highlight=False)
+    on.print(
+        *render_brief(results, compare_published(results), check_expectations(results)), sep="\n"
+    )
+    return out.getvalue()
+
+
+def test_the_answer_is_five_lines(forty: dict[str, RunResult]) -> None:
+    what, who, why, mend, trust = summarize_results(forty)
+    assert what == "mistralrs-forty, before-assumed: 16 of 40 finished, 24 starved."
+    assert who == "Who: requests 16 to 39 starved after 300 s."
+    assert why.startswith(
+        "Why: of the time of request 32, 99 % behind the head of the queue and 1 %"
+    )
+    assert mend == ("Mend: variant after-assumed serves all (engine.variant: bucketed → pr2034).")
+    assert trust.startswith("Trust: l4-mistralrs-slow-prefill (assumed, error unknown); ")
+
+
+@pytest.mark.parametrize("width", [50, 80, 160])
+def test_names_stay_whole_and_lines_fit(forty: dict[str, RunResult], width: int) -> None:
+    lines = printed(forty, width).splitlines()
+    assert max(map(len, lines)) <= width
+    for name in forty:
+        (row,) = [line for line in lines if line.startswith(f"  {name} ")]
+        assert " of 40" in row
+    assert ("No room for:" in "\n".join(lines)) == (width < 160)
+
+
+def test_a_latency_is_over_all_requests(forty: dict[str, RunResult]) -> None:
+    """8 of the 24 that starved had no token when their client left after 300 s."""
+    record, figures = forty["before-assumed"].record, forty["before-assumed"].summary
+    mean = figures["ttft_all_ms"]["mean"] / 1000
+    got = figures["ttft_ms"]["mean"] / 1000
+    none = [life for life in record.requests.values() if life.first_token is None]
+    others = [life for life in record.requests.values() if life.first_token is not None]
+    assert is_lower_bound(figures, "ttft_all_ms.mean")
+    assert figures["ttft_all_ms"]["censored"] == len(none) == 8
+    assert mean == pytest.approx(
+        (sum(life.first_token - life.request.arrival for life in others) + 300 * len(none)) / 40  # type: ignore[operator]
+    )
+    assert mean > 100 * got
+    assert figures["ttft_all_ms"]["p99"] == pytest.approx(300_000.0)
+    served = forty["after"].summary
+    assert served["e2e_all_ms"]["p99"] == pytest.approx(served["e2e_ms"]["p99"])
+    assert served["e2e_all_ms"]["at_least"] == []
+
+
+def test_it_is_said_why_the_fix_ends_later(forty: dict[str, RunResult]) -> None:
+    (line,) = explain_faster_recompute(forty)
+    assert line.startswith(
+        "before-fitted ends sooner (110 s) than after (196 s) by its costs alone"
+    )
+    assert "steps hold 3.6 requests and take 98.6 ms, those of after 12.6" in line
+    assert not list(explain_faster_recompute({"after": forty["after"]}))
+
+
+def test_what_was_missed_is_said(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(
+        "name: t\nworkload: {requests: [{prompt_tokens: 4, output_tokens: 3}]}\n"
+        "engine: {name: mistralrs, variant: pr2034}\nprofile: unit-step\n"
+        "expect: {run: {makespan_s: 5, finished: 1}}\n"
+    )
+    text = printed(run_file(tmp_path / "s.yaml"), 80)
+    assert "t: 1 of 1 finished." in text
+    assert "Expected: 1 of 2 came true; missed:" in text
+    assert "run: makespan_s = 5: found 3" in text
+    assert "Mend:" not in text
+
+
+def shown(table: object, width: int) -> list[str]:
+    out = io.StringIO()
+    Console(file=out, width=width).print(table)
+    return [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
+
+
+def test_dear_columns_go_first_and_are_named() -> None:
+    columns = [
+        Column("name", ["a-long-name"], right=False),
+        Column("cheap", ["1"], 1),
+        Column("dear figure", ["2"], 2),
+    ]
+    assert shown(AdaptiveTable(columns), 60)[-1].split() == ["a-long-name", "1", "2"]
+    head, _, row, gone = shown(AdaptiveTable(columns), 26)
+    assert (head.split(), row.split()) == (["name", "cheap"], ["a-long-name", "1"])
+    assert gone == "No room for: dear figure"
+    assert shown(AdaptiveTable(columns), 8)[2:4] == ["  a-lo", "  ng-n"]
+
+
+def test_columns_that_must_stay_stand_in_more_tables() -> None:
+    table = StackedTable(
+        Column("", ["x"], right=False), [Column(n, ["1"]) for n in ("aaaa", "bbbb")]
+    )
+    assert len(shown(table, 60)) == 3
+    assert [line.split() for line in shown(table, 16)][0::3] == [["aaaa"], ["bbbb"]]
+
+
+GIVING_UP = """
+name: giving-up
+profile: p.json
+timeout: 1.0
+workload: {burst: {num_prompts: 10, interval: 0.02, prompt_tokens: 40, output_tokens: 20}}
+engine: {name: vllm, num_gpu_blocks: 12, max_model_len: 100, max_num_seqs: 8}
+variants:
+  small: {}
+  larger: {engine: {num_gpu_blocks: 14}}
+  smaller: {engine: {num_gpu_blocks: 9}}
+  patient: {timeout: 30}
+"""
+
+
+def test_counts_that_are_not_certain_are_said_so(tmp_path: Path) -> None:
+    from tests.metrics.test_fidelity import PROFILE, error
+
+    fit = {"points": 9, "held_out": {"all": error(0.4)}}
+    (tmp_path / "p.json").write_text(json.dumps({**PROFILE, "basis": "assumed", "fit": fit}))
+    (tmp_path / "s.yaml").write_text(GIVING_UP)
+    found = run_file(tmp_path / "s.yaml")
+    assert summarize_results(found)[0] == (
+        "giving-up, small: 7 of 10 finished, 3 starved; 0 to 7 of 10 requests might starve, given "
+        "the error of the costs."
+    )
+    assert narrative.describe_affected(found["small"])[-1] == (
+        "0 to 7 of 10 requests might starve, given the error of the costs."
+    )
+    assert narrative.might(found["patient"]) == ""
+    text = printed(found, 160)
+    assert "Mend: variant larger has mean TTFT" in text
+    assert "but 0 to 7 of 10 requests might starve" in text
+    assert "smaller: 0 to 7 of 10 requests might starve, given the error of the costs." in text

@@ -1,0 +1,84 @@
+"""Blocks in host memory: who makes room for whom, and when nobody does."""
+
+from __future__ import annotations
+
+import pytest
+
+from simkv.schedulers.vllm.host_block_store import HostBlockStore
+from simkv.schedulers.vllm.host_eviction import BlockUses
+from simkv.schedulers.vllm.versions import find_rules
+
+RULES = find_rules("0.33")
+
+
+def stored(store: HostBlockStore, *keys: int) -> BlockUses:
+    """A request that has written these blocks and is over."""
+    uses = BlockUses()
+    assert store.write(keys, 0, uses) == list(keys)
+    store.complete_write(keys)
+    store.over(uses)
+    return uses
+
+
+def read(store: HostBlockStore, *keys: int) -> None:
+    """A request that has read these blocks and is over."""
+    uses = BlockUses()
+    store.read(keys, 0, uses)
+    store.complete_read(keys)
+    store.over(uses)
+
+
+def test_of_a_request_the_last_block_goes_first() -> None:
+    store = HostBlockStore(3, "lru", RULES)
+    stored(store, 1, 2, 3)
+    stored(store, 4)
+    assert sorted(store.refs) == [1, 2, 4]
+
+
+def test_who_was_used_longest_ago_goes_first() -> None:
+    store = HostBlockStore(3, "lru", RULES)
+    for key in (1, 2, 3):
+        stored(store, key)
+    read(store, 1)
+    stored(store, 4, 5)
+    assert sorted(store.refs) == [1, 4, 5]
+
+
+def test_by_arc_who_was_used_twice_stays_while_others_pass() -> None:
+    lru, arc = HostBlockStore(3, "lru", RULES), HostBlockStore(3, "arc", RULES)
+    for store in (lru, arc):
+        stored(store, 1)
+        read(store, 1)
+        for key in (2, 3, 4, 5, 6):
+            stored(store, key)
+    assert 1 not in lru.refs
+    assert 1 in arc.refs
+
+
+@pytest.mark.parametrize("policy", ["lru", "arc"])
+def test_what_is_being_copied_stays_and_nothing_is_stored_in_its_place(policy: str) -> None:
+    store, uses = HostBlockStore(2, policy, RULES), BlockUses()
+    stored(store, 1)
+    store.read([1], 0, uses)
+    assert store.write([2], 0, BlockUses()) == [
+        2
+    ]  # one is free, and it is being written from now on
+    late = BlockUses()
+    assert store.write([3], 0, late) is None
+    store.complete_read([1])
+    assert store.write([3], 0, late) == [3]
+    assert sorted(store.refs) == [2, 3]
+
+
+@pytest.mark.parametrize("policy", ["lru", "arc"])
+def test_nobody_makes_room_for_blocks_of_the_same_prompt(policy: str) -> None:
+    store = HostBlockStore(2, policy, RULES)
+    stored(store, 1, 2)
+    assert store.write([1, 2, 3], 0, BlockUses()) is None
+    assert sorted(store.refs) == [1, 2]
+
+
+def test_what_is_there_is_not_written_again() -> None:
+    store = HostBlockStore(4, "lru", RULES)
+    stored(store, 1, 2)
+    assert store.write([1, 2, 3], 0, BlockUses()) == [3]

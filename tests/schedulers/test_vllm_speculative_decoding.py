@@ -1,0 +1,261 @@
+"""Speculative decoding in vLLM's scheduler: what a step verifies, and what is taken back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simkv.core.errors import InputError
+from simkv.core.request import Prompt, Segment
+from simkv.core.scheduler_protocol import Batch
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.scheduler import VllmScheduler
+from simkv.schedulers.vllm.spec import VLLM
+from simkv.schedulers.vllm.state_memory import StateTable
+
+ALIKE = (Segment("g0", 0, 8),)
+
+
+def engine(drafts: int = 3, **knobs: Any) -> VllmScheduler:
+    config = {
+        "block_size": 4,
+        "num_gpu_blocks": 65,
+        "max_model_len": 64,
+        "max_num_seqs": 4,
+    }
+    config |= {"async_scheduling": False, "num_speculative_tokens": drafts}
+    return VllmScheduler(VllmConfig(**config | knobs))  # type: ignore[arg-type]
+
+
+def verified(batch: Batch) -> dict[int, int]:
+    assert batch.drafted is not None
+    return batch.drafted.tokens
+
+
+def step(scheduler: VllmScheduler, accepted: int = 0) -> Batch:
+    """A decision and its end; of each request's drafts so many are accepted."""
+    batch = scheduler.schedule()
+    for i in verified(batch):
+        batch.drafted.accepted[i] = accepted  # type: ignore[union-attr]
+    scheduler.complete(batch, ())
+    return batch
+
+
+def test_a_decode_verifies_its_drafts_and_keeps_those_accepted() -> None:
+    scheduler = engine()
+    scheduler.add(Prompt(0, 8, 20))
+    assert verified(step(scheduler)) == {}
+    rows = [step(scheduler, accepted).rows()[0] for accepted in (2, 0, 3, 0)]
+    assert [row.tokens for row in rows] == [4, 4, 4, 4]
+    assert [row.context for row in rows] == [8, 11, 12, 16]
+    assert scheduler.leap(100) == 1
+
+
+def test_blocks_are_taken_for_drafts_and_lookahead_and_stay_when_drafts_are_rejected() -> None:
+    held = {}
+    for method in ("eagle", "ngram"):
+        scheduler = engine(speculative_method=method)
+        scheduler.add(Prompt(0, 8, 20))
+        held[method] = []
+        for _ in range(3):
+            step(scheduler)
+            held[method].append(scheduler.blocks_held()[0])
+    assert held == {"eagle": [3, 4, 4], "ngram": [2, 3, 4]}
+
+
+def test_every_group_has_lookahead_slots_and_a_window_lets_go_as_tokens_are_accepted() -> None:
+    scheduler = engine(kv_cache_groups=(0, 8), enable_prefix_caching=False)
+    scheduler.add(Prompt(0, 20, 20))
+    step(scheduler)
+    assert scheduler.blocks_held() == {0: 2 * 6}  # 20 tokens and 3 slots, in either group
+    step(scheduler, 3)
+    # 24 tokens and 3 slots; the 21st sees no token before the 14th.
+    assert scheduler.blocks_held() == {0: 7 + 7 - 3}
+    step(scheduler, 0)
+    assert scheduler.blocks_held() == {0: 8 + 8 - 4}  # 28 and 3; the 25th none before the 18th
+    step(scheduler, 0)
+    assert scheduler.blocks_held() == {0: 8 + 8 - 4}
+
+
+def test_a_state_has_a_block_more_for_each_draft() -> None:
+    knobs = {"kv_cache_groups": ("mamba",), "speculative_method": "ngram"}
+    held = {}
+    for cached in (False, True):
+        scheduler = engine(enable_prefix_caching=cached, **knobs)
+        scheduler.add(Prompt(0, 21, 20))
+        steps = [step(scheduler, 1) for _ in range(2)]
+        held[cached] = [dict(one.scheduled)[0] for one in steps], scheduler.blocks_held()[0]
+    assert held[False] == ([21, 4], 1 + 3)
+    assert held[True] == ([20, 1], 2 + 3)  # the state after 20 tokens, too
+
+
+def test_states_after_drafts_move_along_behind_the_newest() -> None:
+    table = StateTable(0, spare=2)
+    assert table.reach(1, 0) == ([], 3)
+    assert table.places == [0, 1, 2]
+    assert table.lacks(2, 0) == 1
+    assert table.reach(3, 0) == ([1], 1)  # the block at place 1 is at 3 now, place 1 is empty
+    assert table.places == [0, 2, 3, 4]
+    assert (table.older, table.lacks(2, 0)) == (0, -1)
+    assert table.reach(2, 0) == ([], 0)
+    assert table.behind(3, gaps=True) == [[0], []]
+
+
+def test_drafts_are_cut_at_the_budget_and_at_the_longest_sequence() -> None:
+    scheduler = engine(max_num_batched_tokens=10)
+    for i in range(3):
+        scheduler.add(Prompt(i, 3, 20))
+    step(scheduler)
+    assert verified(step(scheduler)) == {0: 3, 1: 3, 2: 1}
+    scheduler = engine(max_model_len=12)
+    scheduler.add(Prompt(0, 8, 20))
+    step(scheduler)
+    assert verified(step(scheduler)) == {0: 2}  # the eleventh position is the last that is computed
+
+
+def test_an_asynchronous_scheduler_takes_back_a_step_later() -> None:
+    scheduler = engine(async_scheduling=True)
+    scheduler.add(Prompt(0, 8, 20))
+    batches = [scheduler.schedule(), scheduler.schedule()]
+    assert [batch.context for batch in batches] == [[0], [8]]
+    scheduler.complete(batches[0], ())
+    third = scheduler.schedule()
+    assert third.context == [12]  # as if all were accepted
+    batches[1].drafted.accepted[0] = 1  # type: ignore[union-attr]
+    scheduler.complete(batches[1], ())
+    assert scheduler.schedule().context == [14]
+
+
+def test_the_last_token_is_not_waited_for_with_drafts_under_way() -> None:
+    scheduler = engine(async_scheduling=True)
+    scheduler.add(Prompt(0, 8, 2))
+    first, second = scheduler.schedule(), scheduler.schedule()
+    scheduler.complete(first, ())
+    assert not scheduler.schedule()  # the second batch has the last token, whatever is accepted
+    second.drafted.accepted[0] = 3  # type: ignore[union-attr]
+    assert scheduler.complete(second, ()).finished == [0]
+    assert second.drafted.accepted == {0: 0}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("variant", "hit"), [("0.32.0", 4), ("0.33.0", 8)])
+def test_a_hit_of_eagle_is_a_block_shorter_or_knows_the_next_token(variant: str, hit: int) -> None:
+    scheduler = engine(variant=variant, enable_prefix_caching=True)
+    for i in (0, 1):
+        scheduler.add(Prompt(i, 12, 1, segments=(*ALIKE, Segment(f"u{i}", 0, 4))))
+    first = step(scheduler)
+    scheduler.add(Prompt(2, 12, 1, segments=(*ALIKE, Segment("u0", 0, 4))))
+    assert first.context == [0, 4]
+    assert step(scheduler).context == [hit]
+
+
+def test_a_request_with_one_token_to_compute_is_padded_beside_decodes() -> None:
+    for variant, tokens in (("0.24.0", 1), ("0.25.0", 4)):
+        scheduler = engine(variant=variant, block_size=1, speculative_method="ngram")
+        scheduler.add(Prompt(0, 8, 9, segments=ALIKE))
+        step(scheduler)
+        scheduler.add(Prompt(1, 8, 9, segments=ALIKE))
+        batch = step(scheduler)
+        assert batch.rows()[-1].tokens == tokens
+        assert batch.drafted is not None
+        assert batch.drafted.padding == ({1} if tokens > 1 else set())
+
+
+def test_a_draft_model_takes_tokens_of_the_budget() -> None:
+    tokens = {}
+    for variant in ("0.16.0", "0.27.0", "0.28.0"):
+        scheduler = engine(
+            variant=variant, speculative_method="draft_model", max_num_batched_tokens=20
+        )
+        for i in range(2):
+            scheduler.add(Prompt(i, 30, 9))
+        tokens[variant] = [row.tokens for row in scheduler.schedule().rows()]
+    assert tokens == {"0.16.0": [20], "0.27.0": [16], "0.28.0": [19]}
+
+
+def test_who_is_preempted_loses_its_drafts() -> None:
+    scheduler = engine(num_gpu_blocks=8, max_model_len=28, scheduler_reserve_full_isl=False)
+    scheduler.add(Prompt(0, 8, 20))
+    scheduler.add(Prompt(1, 8, 20))
+    batches = [step(scheduler, accepted=3) for _ in range(3)]
+    assert [batch.preempted for batch in batches] == [[], [1], []]
+    assert verified(batches[1]) == {0: 3}
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ({"variant": "0.11.0"}, r"modelled from vLLM 0\.12 on, not for 0\.11\.0"),
+        (
+            {"variant": "0.14.0", "speculative_method": "draft_model"},
+            "expected eagle or ngram",
+        ),
+        (
+            {
+                "variant": "0.32.0",
+                "speculative_method": "ngram",
+                "async_scheduling": True,
+            },
+            "asynchronously with eagle or draft_model only, not with ngram",
+        ),
+        (
+            {
+                "kv_cache_groups": (0, "mamba"),
+                "variant": "0.32.0",
+                "mamba_prefill_checkpoints": True,
+            },
+            r"mamba_prefill_checkpoints is modelled with eagle from vLLM 0\.33 on",
+        ),
+        (
+            {"kv_cache_groups": (0, "mamba"), "variant": "0.25", "speculative_method": "ngram"},
+            r"mamba is modelled with ngram from vLLM 0\.26 on, not for 0\.25",
+        ),
+        (
+            {"kv_cache_groups": ("0/8", 8), "variant": "0.32.0"},
+            r"a block of another size is modelled with eagle from vLLM 0\.33 on, not for 0\.32\.0",
+        ),
+        (
+            {
+                "kv_cache_groups": (0, "mamba"),
+                "variant": "0.31",
+                "speculative_method": "ngram",
+                "mamba_cache_mode": "all",
+            },
+            "all is not modelled with num_speculative_tokens",
+        ),
+        ({"rule": "admit = 1"}, "no seams for rules"),
+        (
+            {"long_prefill_token_threshold": 3},
+            "must be 0 or above num_speculative_tokens 3",
+        ),
+        (
+            {"variant": "0.27.0", "speculative_method": "draft_model"}
+            | {"max_num_batched_tokens": 4},
+            "leaves nothing beside the 4 slots",
+        ),
+        (
+            {"variant": "0.27.0", "speculative_method": "draft_model"}
+            | {"max_num_batched_tokens": 9, "max_num_scheduled_tokens": 6},
+            r"max_num_scheduled_tokens: 6 must be at most 5 .*9 less 4 slots",
+        ),
+    ],
+)
+def test_what_cannot_be_set_is_refused_by_name(knobs: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        engine(**knobs)
+
+
+def test_kv_that_goes_elsewhere_and_devices_refuse_drafts() -> None:
+    config = VllmConfig(num_speculative_tokens=2)
+    with pytest.raises(ValueError, match="2 is not modelled with kv_connector; say 0"):
+        config.in_role("decode")
+    with pytest.raises(InputError, match="a device here drafts nothing"):
+        VLLM.build_with_tables(config)
+
+
+def test_left_out_the_scheduler_is_asynchronous_where_the_method_allows_it() -> None:
+    depths = [
+        VllmConfig(variant=variant, num_speculative_tokens=2, speculative_method="ngram").depth
+        for variant in ("0.32.0", "0.33.0")
+    ]
+    assert depths == [1, 2]

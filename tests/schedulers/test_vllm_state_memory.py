@@ -1,0 +1,162 @@
+"""vLLM's groups of layers with states: what they hold, where chunks end, what is found again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simkv.core.request import Prompt, Segment
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.scheduler import VllmScheduler
+from simkv.schedulers.vllm.state_memory import StateTable
+from tests.schedulers import vllm_layer_groups
+from tests.schedulers.vllm_layer_groups import hits, step
+
+SMALL = {
+    **vllm_layer_groups.SMALL,
+    "num_gpu_blocks": 61,
+    "max_num_batched_tokens": 10,
+    "kv_cache_groups": (0, "mamba", "mamba"),
+}
+
+
+def engine(**knobs: Any) -> VllmScheduler:
+    return vllm_layer_groups.engine(**SMALL | knobs)
+
+
+def chunks(scheduler: VllmScheduler, prompt: Prompt) -> list[int]:
+    """Tokens of a prompt, step by step, until its first token."""
+    scheduler.add(prompt)
+    computed: list[int] = []
+    while sum(computed) < prompt.prompt_tokens:
+        computed.append(dict(step(scheduler).scheduled)[prompt.id])
+    return computed
+
+
+def test_without_a_cache_a_state_is_one_block_from_beginning_to_end() -> None:
+    scheduler, held = engine(enable_prefix_caching=False), []
+    scheduler.add(Prompt(0, 21, 20))
+    for _ in range(6):
+        step(scheduler)
+        held.append(scheduler.blocks_held()[0])
+    assert held == [n + 2 for n in (3, 5, 6, 6, 6, 6)]  # 10, 20, 21 tokens and one a step
+    step(scheduler, (0,))
+    assert scheduler.free_blocks == 60
+
+
+def test_chunks_end_with_blocks_and_leave_their_states_there() -> None:
+    scheduler = engine()
+    assert chunks(scheduler, Prompt(0, 21, 20)) == [8, 8, 4, 1]
+    # Of either state group the last one, and the one that it was computed from.
+    assert scheduler.blocks_held() == {0: 6 + 2 * 2}
+    step(scheduler)
+    assert scheduler.blocks_held() == {0: 6 + 2}
+    assert chunks(engine(enable_prefix_caching=False), Prompt(0, 21, 20)) == [10, 10, 1]
+
+
+def test_of_a_prompt_that_ends_with_a_block_newer_releases_keep_the_state_before() -> None:
+    assert chunks(engine(), Prompt(0, 16, 1)) == [8, 4, 4]
+    assert chunks(engine(variant="0.31.0"), Prompt(0, 16, 1)) == [8, 8]
+
+
+def test_a_block_larger_than_a_chunk_may_be_is_refused_or_filled_in_pieces() -> None:
+    knobs = {"block_size": 16, "num_gpu_blocks": 20}
+    assert chunks(engine(**knobs), Prompt(0, 40, 1)) == [10, 6, 10, 6, 8]
+    with pytest.raises(ValueError, match="max_num_batched_tokens: 10 must be at least block_size"):
+        engine(variant="0.26.0", **knobs)
+
+
+def test_kernels_that_write_a_state_within_a_chunk_need_no_cut_but_a_block_more() -> None:
+    cut, whole = (
+        engine(max_num_batched_tokens=64, mamba_prefill_checkpoints=given)
+        for given in (False, True)
+    )
+    assert chunks(cut, Prompt(0, 21, 20)) == [20, 1]
+    assert chunks(whole, Prompt(0, 21, 20)) == [21]
+    assert whole.blocks_held() == {0: 6 + 2 * 2}  # in either state group that of 20 tokens, of 21
+    assert hits(whole, chat(1, 3), chat(2, 2)) == [0, 16]
+    step(whole)
+    assert whole.blocks_held() == {0: 6 + 2}
+    with pytest.raises(ValueError, match=r"came with vLLM 0.32, 0.31.0 does not have it"):
+        engine(variant="0.31.0", mamba_prefill_checkpoints=True)
+
+
+def chat(i: int, own: int) -> Prompt:
+    """16 tokens of a chat that all have, and some of its own."""
+    return Prompt(i, 16 + own, 1, segments=(Segment("chat", 0, 16), Segment(f"u{i}", 0, own)))
+
+
+def test_a_prompt_is_found_up_to_a_state_that_was_left_and_a_branch_from_the_second_time() -> None:
+    wide = {"max_num_batched_tokens": 64}
+    assert hits(engine(**wide), chat(0, 1), chat(1, 1)) == [0, 16]
+    # The first one's chunk passes the place where the second parts from it: no state is there.
+    assert hits(engine(**wide), chat(0, 13), chat(1, 13), chat(2, 13)) == [0, 0, 16]
+    # A state for each block has it at once, where all are kept.
+    every = {"variant": "0.28.0", "mamba_cache_mode": "all"}
+    assert hits(engine(**wide, **every), chat(0, 13), chat(1, 13)) == [0, 16]
+
+
+def test_from_0_24_on_the_first_chunk_leaves_a_state_where_a_branch_parts() -> None:
+    knobs = {"max_num_batched_tokens": 64, "enable_prefix_caching": True}
+    for variant, third in (("0.23.0", 0), ("0.24.0", 16)):
+        found = hits(engine(variant=variant, **knobs), chat(0, 13), chat(1, 13), chat(2, 13))
+        assert found == [0, 0, third]
+
+
+def test_nobody_starts_from_a_state_of_the_same_step() -> None:
+    scheduler = engine(max_num_batched_tokens=64)
+    scheduler.add(chat(0, 1))
+    scheduler.add(chat(1, 1))
+    first = step(scheduler)
+    assert dict(first.scheduled) == {0: 16}
+    assert first.held is not None
+    assert first.held.why == "rule"
+    assert dict(step(scheduler).scheduled) == {0: 1, 1: 1}
+
+
+def test_half_a_budget_may_be_less_than_a_block_and_then_the_next_prompt_waits() -> None:
+    scheduler = engine(max_num_batched_tokens=6, enable_prefix_caching=True)
+    for i in range(2):
+        scheduler.add(Prompt(i, 21, 1))
+    batch = step(scheduler)
+    assert dict(batch.scheduled) == {0: 4}
+    assert batch.held is not None
+    assert batch.held.why == "budget"
+
+
+def test_up_to_0_29_a_state_behind_a_gap_stays() -> None:
+    table = StateTable(0)
+    for blocks in (2, 4):  # two chunks before the first is known to be done
+        assert table.reach(blocks, 0) == ([], 1)
+    assert table.places == [1, 3]
+    assert table.older == 1
+    assert table.behind(4, gaps=True) == [[1], []]
+    assert table.behind(4, gaps=False) == [[], [1]]
+    assert table.reach(6, 0) == ([], 1)
+    assert table.behind(6, gaps=True) == [[3, 1], []]
+    assert table.behind(6, gaps=False) == [[], [3]]
+
+
+@pytest.mark.parametrize(
+    ("knobs", "why"),
+    [
+        ({"variant": "0.20.0"}, "from vLLM 0.21 on, not for 0.20.0"),
+        ({"mamba_cache_mode": "all"}, "ended with vLLM 0.31, in 0.33.0 it is always align"),
+        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 64}, "must be true where"),
+        (
+            {"variant": "0.26.0", "long_prefill_token_threshold": 3},
+            "long_prefill_token_threshold: 3 must be at least block_size 4",
+        ),
+        # Of the longest sequence 16 blocks, and of either state the last one and that before it.
+        ({"num_gpu_blocks": 20}, "19 blocks that can be used; a sequence .* 64 takes 20"),
+    ],
+)
+def test_what_cannot_be_is_refused(knobs: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        VllmConfig(**SMALL | knobs)
+
+
+def test_states_are_cached_by_default_from_0_26_on() -> None:
+    assert engine(variant="0.25.0").memory.cache is None
+    assert engine(variant="0.26.0").memory.cache is not None

@@ -1,0 +1,187 @@
+"""vLLM's groups of layers: what a window holds, lets go of and leaves in the cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from simkv.conformance.record.vllm_cases import make_case
+from simkv.core.errors import InputError
+from simkv.core.request import Prompt, Segment
+from simkv.costs.hardware.catalog import find_architecture, find_gpu
+from simkv.costs.hardware.kv_capacity import kv_groups
+from simkv.costs.hardware.replica_hardware import make_hardware
+from simkv.scenario.custom.vllm_policy import CustomVllmConfig
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.scheduler import VllmScheduler
+from simkv.schedulers.vllm.spec import VLLM
+from tests.schedulers import vllm_layer_groups
+from tests.schedulers.vllm_layer_groups import hits, step
+
+SMALL = {
+    **vllm_layer_groups.SMALL,
+    "num_gpu_blocks": 41,
+    "max_num_batched_tokens": 64,
+    "kv_cache_groups": (0, 8),
+}
+
+
+def engine(**knobs: Any) -> VllmScheduler:
+    return vllm_layer_groups.engine(**SMALL | knobs)
+
+
+def test_a_window_holds_what_the_next_token_reaches_and_lets_the_rest_go() -> None:
+    scheduler = engine(enable_prefix_caching=False)
+    scheduler.add(Prompt(0, 20, 20))
+    step(scheduler)
+    assert scheduler.blocks_held() == {0: 10}  # five blocks in either group
+    step(scheduler)
+    # The 21st token sees tokens 14 to 21: of blocks 1 to 6 of four tokens, 4, 5 and 6.
+    assert scheduler.blocks_held() == {0: 6 + 3}
+    for _ in range(12):
+        step(scheduler)
+        assert scheduler.blocks_held()[0] <= 9 + 3
+    step(scheduler, (0,))
+    assert scheduler.free_blocks == 40
+
+
+@pytest.mark.parametrize(("variant", "lag"), [("0.25.0", 0), ("0.33.0", 1)])
+def test_while_a_step_is_under_way_newer_releases_keep_what_it_reads(
+    variant: str, lag: int
+) -> None:
+    scheduler = engine(variant=variant, async_scheduling=True, enable_prefix_caching=False)
+    scheduler.add(Prompt(0, 8, 30))
+    first, held = scheduler.schedule(), []
+    for _ in range(8):
+        second = scheduler.schedule()
+        held.append(scheduler.blocks_held()[0])
+        scheduler.complete(first, ())
+        first = second
+    # Block 1 leaves the window of 8 before the token after the 11th.
+    assert held == [6, 6, 6, 5 + lag, 7, 7, 7, 6 + lag]
+
+
+def test_a_chunk_is_let_go_when_the_next_one_begins() -> None:
+    scheduler, held = engine(kv_cache_groups=(0, "chunked-8"), enable_prefix_caching=False), []
+    scheduler.add(Prompt(0, 6, 30))
+    for _ in range(8):
+        step(scheduler)
+        held.append(scheduler.blocks_held()[0])
+    # With the 7th and 8th token two blocks in either group; the 9th sees nothing before it.
+    assert held == [4, 4, 4, 3 + 1, 3 + 1, 3 + 1, 3 + 1, 4 + 2]
+
+
+def chat(i: int, own: int) -> Prompt:
+    """32 tokens of a chat that all have, and some of its own."""
+    segments = (Segment("chat", 0, 32), Segment(f"u{i}", 0, own))
+    return Prompt(i, 32 + own, 1, segments=segments)
+
+
+def test_the_same_prompt_is_found_and_a_branch_once_it_was_seen() -> None:
+    # 0.29 on keeps the window before the last token of a prompt, and where another's hit ended.
+    assert hits(engine(), chat(0, 1), chat(1, 1)) == [0, 32]
+    assert hits(engine(), chat(0, 13), chat(1, 9), chat(2, 9)) == [0, 0, 32]
+    assert hits(engine(variant="0.28.0"), chat(0, 13), chat(1, 9)) == [0, 32]
+
+
+def test_of_chunks_a_hit_needs_what_follows_the_last_multiple_only() -> None:
+    both, alone = (0, "chunked-16"), ("chunked-16",)
+    assert hits(engine(kv_cache_groups=both), chat(0, 1), chat(1, 9)) == [0, 32]
+    # A prompt that nobody has computed counts as there up to its last chunk, and so does vLLM.
+    assert hits(engine(kv_cache_groups=alone), Prompt(0, 20, 1)) == [16]
+    assert hits(engine(kv_cache_groups=both), Prompt(0, 20, 1)) == [0]
+
+
+def test_groups_have_blocks_of_their_own_sizes() -> None:
+    scheduler = engine(kv_cache_groups=("0/8", 8), enable_prefix_caching=False)
+    scheduler.add(Prompt(0, 20, 20))
+    step(scheduler)
+    assert scheduler.blocks_held() == {0: 3 + 5}  # of eight tokens and of four
+    held = [scheduler.blocks_held()[0] for _ in range(6) if step(scheduler)]
+    # The window lets go as with blocks of one size; the others get a block with the 25th token.
+    assert held == [3 + 3, 3 + 3, 3 + 3, 3 + 2, 4 + 3, 4 + 3]
+
+
+def test_hits_end_at_multiples_of_all_sizes_and_nothing_else_is_kept() -> None:
+    both, prompts = ("0/12", 8), (chat(0, 1), chat(1, 1), chat(2, 1))
+    assert hits(engine(kv_cache_groups=both), *prompts) == [0, 24, 24]
+    # Of the window the block before the 24th token, of the others two of twelve.
+    scheduler = engine(kv_cache_groups=both)
+    hits(scheduler, prompts[0])
+    assert scheduler.memory.cache
+    assert scheduler.memory.cache.cached == 2 + 2
+    # 0.22 to 0.28 keep of each twelve tokens what a hit there needs, 0.21 all full blocks.
+    for variant, cached in (("0.28.0", 2 + 4), ("0.21.0", 2 + 8)):
+        scheduler = engine(kv_cache_groups=both, variant=variant)
+        assert hits(scheduler, prompts[0], prompts[1])[1] == 24
+        scheduler = engine(kv_cache_groups=both, variant=variant)
+        hits(scheduler, prompts[0])
+        assert scheduler.memory.cache
+        assert scheduler.memory.cache.cached == cached
+
+
+def test_a_sequence_longer_than_the_pool_fits_through_windows_alone() -> None:
+    scheduler = engine(num_gpu_blocks=12, kv_cache_groups=(8,), max_num_batched_tokens=16)
+    scheduler.add(Prompt(0, 63, 1))
+    computed = [dict(step(scheduler).scheduled)[0] for _ in range(4)]
+    assert computed == [16, 16, 16, 15]
+
+
+@pytest.mark.parametrize(
+    ("knobs", "why"),
+    [
+        ({"variant": "0.20.0"}, "from vLLM 0.21 on, not for 0.20.0"),
+        ({"variant": "0.33.0-skip-blocked"}, "modelled for one group"),
+        ({"kv_cache_groups": (0, 1)}, "a window of at least 2 tokens"),
+        ({"kv_cache_groups": ()}, "must be one number or more"),
+        ({"kv_cache_groups": (0, "chunked-")}, "or mamba, or chunked-8192"),
+        ({"kv_cache_groups": (0, "mambo")}, "or mamba, or chunked-8192"),
+        ({"kv_cache_groups": (0, "8/")}, "with the tokens of its blocks, as 0/32"),
+        (
+            {"kv_cache_groups": (0, "8/6")},
+            r"blocks of \[4, 6\] tokens must be multiples of block_size",
+        ),
+        ({"kv_cache_groups": ("0/8", "8/8")}, "and some of just that"),
+        ({"kv_cache_groups": (0, "mamba/8")}, "for windows only, not beside mamba or chunks"),
+        ({"kv_cache_groups": ("0/8", "chunked-8")}, "for windows only"),
+        ({"kv_cache_groups": (0, "chunked-6")}, "chunked-6 must be a multiple of block_size 4"),
+        (
+            {"kv_cache_groups": (0, "chunked-8"), "num_speculative_tokens": 2},
+            "with eagle vLLM has no group of its own for chunked-8",
+        ),
+        # Of the longest sequence 16 blocks in the first group, and of the window 16 and one.
+        ({"num_gpu_blocks": 33}, "32 blocks that can be used; a sequence .* 64 takes 33"),
+    ],
+)
+def test_what_cannot_be_is_refused(knobs: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        VllmConfig(**SMALL | knobs)
+
+
+def test_what_is_for_one_group_says_so() -> None:
+    config = VllmConfig(**SMALL)
+    with pytest.raises(InputError, match="kv_cache_groups"):
+        VLLM.build_with_tables(config)
+    with pytest.raises(ValueError, match=r"kv_cache_groups: .* with kv_connector; say \[0\]"):
+        config.in_role("prefill")
+    with pytest.raises(ValueError, match="kv_cache_groups"):
+        CustomVllmConfig(**SMALL)
+    assert VllmScheduler(config).cache is None  # whose tables are by request
+
+
+def test_the_groups_of_a_model_follow_from_its_layers() -> None:
+    gpt = make_hardware(find_gpu("H100"), find_architecture("gpt-oss-20b"))
+    assert kv_groups(gpt) == [0, 128]
+    whole, window = gpt.architecture.layers[0], gpt.architecture.layers[1]
+    if not getattr(window.attention, "window", 0):
+        whole, window = window, whole
+    layers = (replace(whole, count=10), replace(window, count=52))
+    gemma = replace(gpt, architecture=replace(gpt.architecture, layers=layers))
+    assert kv_groups(gemma) == [0, *[128] * 6]  # ten layers in each, as Gemma 3 27B has them
+    assert kv_groups(make_hardware(find_gpu("H100"), find_architecture("llama-3.1-8b"))) == [0]
+
+
+def test_random_cases_have_groups_where_the_release_has_them() -> None:
+    assert any(make_case("0.33.0", "win-200").config.kv_cache_groups)

@@ -1,0 +1,128 @@
+"""Explanations cost as little as they can: the runs are counted, not the seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simkv.core.request import Request
+from simkv.scenario.scenario import Scenario
+from simkv.serve import live_explainer
+from simkv.serve.error_responses import RequestError
+from simkv.serve.live_explainer import MAX_BATCH, ExplainedRun, Explainer
+from simkv.serve.live_simulation import ClientRequest, LiveSimulation
+from simkv.serve.served_scenario import load_served_scenario
+from simkv.sim.simulation import build_replica_specs
+from tests.serve.running_server import COSTS, scenario
+
+
+def loaded(folder: Path) -> Scenario:
+    (folder / "served.yaml").write_text(scenario())
+    shutil.copy(COSTS, folder)
+    return next(iter(load_served_scenario(folder / "served.yaml", [])[1].values()))
+
+
+def came(number: int, arrival: float, tokens: int = 4) -> Request:
+    return Request(
+        id=number,
+        prompt_tokens=10,
+        max_tokens=tokens,
+        arrival=arrival,
+        output_tokens=tokens,
+    )
+
+
+def test_a_run_is_made_only_for_what_the_last_one_does_not_tell(tmp_path: Path) -> None:
+    kept = ExplainedRun(loaded(tmp_path), tmp_path)
+    kept.hear([came(0, 1.0), came(1, 2.0, tokens=1000)])
+    first = kept.explain([0], asked=5.0, until=5.0)
+    assert kept.runs == 1
+    assert first.data["requests"][0]["outcome"] == "finished"
+    assert kept.explain([0], asked=50.0, until=50.0) == first  # it had ended
+    assert kept.explain([1], asked=4.0, until=6.0).data["requests"][0]["outcome"] == "cut_off"
+    assert kept.runs == 1  # who asked before the run began gets its answer
+    assert kept.explain([1], asked=50.0, until=50.0).data["requests"][0]["outcome"] == "finished"
+    assert kept.runs == 2
+    kept.explain([], asked=60.0, until=60.0)
+    assert kept.runs == 2  # all had ended, and nothing has come
+    kept.hear([came(2, 61.0)])
+    kept.explain([], asked=62.0, until=62.0)
+    assert kept.runs == 3
+
+
+def test_who_left_since_the_last_run_is_told_of_anew(tmp_path: Path) -> None:
+    kept = ExplainedRun(loaded(tmp_path), tmp_path)
+    request = came(0, 1.0, tokens=1000)
+    kept.hear([request])
+    assert kept.explain([0], 2.0, 2.0).data["requests"][0]["outcome"] == "cut_off"
+    kept.hear([replace(request, timeout=2.0)])
+    told = kept.explain([0], 4.0, 4.0).data["requests"][0]
+    assert (told["outcome"], told["e2e_s"], told["lasted_s"]) == ("timed_out", None, 2.0)
+
+
+def test_many_questions_at_once_share_two_runs_and_the_clock_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = loaded(tmp_path)
+    kept = ExplainedRun(served, tmp_path)
+    portions = []
+
+    async def do(_: Explainer, what: Any, *given: Any) -> Any:
+        """As the process would, but in this one, while others ask."""
+        await asyncio.sleep(0)
+        if what is live_explainer._hear:
+            portions.append(len(given[0]))
+        return getattr(kept, what.__name__.removeprefix("_"))(*given)
+
+    monkeypatch.setattr(Explainer, "_do", do)
+
+    async def ask() -> None:
+        live = LiveSimulation(
+            served, build_replica_specs(served, tmp_path), speed=1e-3
+        )  # nothing ends meanwhile
+        live.start()
+        asked = Explainer(live, served, tmp_path)
+        for _ in range(2 * MAX_BATCH + 1):
+            live.submit(ClientRequest(10, 4, 4, lambda _: []))
+        first = asyncio.create_task(asked.explain([3]))
+        await asyncio.sleep(0)
+        await asyncio.gather(first, *(asked.explain([number]) for number in range(50)))
+        assert kept.runs <= 2
+        assert portions == [MAX_BATCH, MAX_BATCH, 1]
+        assert "requests:" in await asked.scenario()
+        live.cut_off()
+
+    asyncio.run(ask())
+
+
+def test_a_process_that_was_killed_is_said_and_another_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = []
+
+    class Killed:
+        def __init__(self, *_: Any) -> None:
+            begun.append(self)
+
+        def submit(self, *_: Any) -> None:
+            raise BrokenProcessPool
+
+    monkeypatch.setattr(live_explainer, "ProcessPoolExecutor", Killed)
+    served = loaded(tmp_path)
+
+    async def ask() -> None:
+        live = LiveSimulation(served, build_replica_specs(served, tmp_path))
+        live.start()
+        asked = Explainer(live, served, tmp_path)
+        for _ in range(2):
+            with pytest.raises(RequestError, match="ask again"):
+                await asked.explain([])
+
+    asyncio.run(ask())
+    assert len(begun) == 2

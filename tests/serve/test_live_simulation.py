@@ -1,0 +1,181 @@
+"""The world on the wall clock is the world of a run of what came."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from simkv.core.outcome import Outcome
+from simkv.core.request import Segment
+from simkv.scenario.scenario import Scenario
+from simkv.scenario.scenario_loader import load
+from simkv.serve.live_simulation import ClientRequest, LiveSimulation
+from simkv.serve.recorded_workload import recorded_scenario, write_recorded_trace
+from simkv.sim.run_record import RunRecord
+from simkv.sim.simulation import build_replica_specs, simulate_scenario
+from simkv.sim.step_log import COLUMNS
+from simkv.workload.workload_section import generate_requests
+from tests.serve.running_server import COSTS, PATIENCE, scenario
+
+VLLM = scenario(66, 1024)
+FLEET = "fleet: {replicas: 2, router: least_loaded}\n"
+SPLIT = """\
+fleet:
+  replicas: [{count: 1, role: prefill}, {count: 2, role: decode}]
+  kv_transfer: {bytes_per_token: 131072, bandwidth: 25.0e+9, latency: 0.001}
+"""
+FAILING = """\
+fleet: {replicas: 2, on_failure: retry, failures: [{replica: 0, at: 2, back_at: 3}]}
+"""
+OTHER = "name: served\nprofile: assumed-costs.json\nengine: "
+SERVED = {
+    "vllm": VLLM,
+    "fleet": VLLM + FLEET,
+    "split": VLLM + SPLIT,
+    "failing": VLLM + FAILING,
+    "sglang": OTHER + "{name: sglang, max_total_num_tokens: 1200}\n",
+    "mistralrs": OTHER + "{name: mistralrs, num_gpu_blocks: 40, block_size: 32}\n",
+    "trtllm": OTHER + "{name: trtllm, max_tokens_in_paged_kv_cache: 1280}\n",
+    "pipeline": OTHER + "{name: fastdeploy, num_blocks: 40}\npipeline: {}\n",
+}
+WORKLOAD = "workload: {requests: [{prompt_tokens: 1, output_tokens: 1}]}\n"
+
+
+class Jumping(asyncio.SelectorEventLoop):
+    """A loop whose clock jumps to the next timer, so that nobody sleeps and no machine is slow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = 0.0
+        plain = self._selector.select
+
+        def select(timeout: float | None = None) -> list[Any]:
+            self._now += max(timeout or 0.0, 1e-4)  # a turn takes some time, too
+            return plain(0)
+
+        self._selector.select = select
+
+    def time(self) -> float:
+        return self._now
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.Runner]:
+    """Runs what is served in time that is not real."""
+    with asyncio.Runner(loop_factory=Jumping) as found:
+        clock = found.get_loop().time
+        monkeypatch.setattr(
+            "simkv.serve.live_simulation.time", SimpleNamespace(monotonic=clock, time=clock)
+        )
+        yield found
+
+
+def loaded(tmp_path: Path, text: str = VLLM) -> Scenario:
+    path = tmp_path / "served.yaml"
+    path.write_text(text + WORKLOAD)
+    (tmp_path / COSTS.name).write_text(COSTS.read_text())
+    return load(path)["run"]
+
+
+async def visit(live: LiveSimulation, seed: int) -> list[int]:
+    """Clients come and go as luck has it; returns how many tokens each has got."""
+    luck = random.Random(seed)
+    live.start()
+    got = []
+
+    async def client(number: int) -> None:
+        await asyncio.sleep(luck.random() * 0.2)
+        prompt, limit = luck.randint(1, 400), luck.randint(1, 300)
+        shared = min(prompt, luck.choice([0, 64, 128]))
+
+        def segments(own: int) -> list[Segment]:
+            pieces = [Segment("common", 0, shared), Segment(f"u{own}", 0, prompt - shared)]
+            return [piece for piece in pieces if piece.end] if shared else []
+
+        answer = live.submit(ClientRequest(prompt, limit, luck.randint(1, limit), segments))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(luck.choice([3.0, luck.random() * 0.3])):
+                while not answer.ended:
+                    await answer.news(answer.tokens)
+        live.leave(answer)
+        got.append((answer.request.id, answer.tokens))
+
+    await asyncio.gather(*(client(number) for number in range(45)))
+    return [tokens for _, tokens in sorted(got)]
+
+
+def columns(record: RunRecord) -> dict[str, list[object]]:
+    log = record.steps
+    return {name: list(getattr(log, name)) for name in COLUMNS}
+
+
+@pytest.mark.parametrize("kind", SERVED)
+def test_a_run_of_what_came_decides_the_same(
+    tmp_path: Path, kind: str, runner: asyncio.Runner
+) -> None:
+    """Step for step, and clients have received what the run says they did."""
+    served = loaded(tmp_path, SERVED[kind])
+    live = LiveSimulation(served, build_replica_specs(served, tmp_path), speed=10)
+    got = runner.run(visit(live, 7))
+    again = recorded_scenario(served, live.journal)
+    run = simulate_scenario(again, build_replica_specs(again, tmp_path))
+    outcomes = {life.outcome for life in run.record.requests.values()}
+    assert Outcome.STARVED in outcomes
+    assert len(outcomes) > 1
+    if kind in ("vllm", "fleet"):
+        assert any(life.preempted_at for life in run.record.requests.values())
+    steps = 0
+    for stint, replica in zip(run.lifetimes, live.replicas, strict=True):
+        there, here = stint.engine.record, replica.record
+        ours, theirs = columns(here), columns(there)
+        steps += len(theirs["end"])
+        for name in ("kind", "prefill_tokens", "decode_seqs", "preempted", "running"):
+            assert ours[name] == theirs[name], name
+        assert ours["end"] == pytest.approx(theirs["end"], rel=1e-9)
+    assert steps > 30
+    lives = [life for life in run.record.requests.values() if life.outcome is not Outcome.STALLED]
+    sent_again = {i for i in range(len(got)) if run.fleet and len(run.fleet.sent[i]) > 1}
+    for life in lives:
+        number = life.request.id
+        if kind == "failing" and number in sent_again:  # a client keeps what it has on the wire
+            assert got[number] >= life.tokens
+        else:
+            assert got[number] == life.tokens
+
+
+def test_a_trace_of_what_came_is_read_without_loss(tmp_path: Path, runner: asyncio.Runner) -> None:
+    served = loaded(tmp_path)
+    live = LiveSimulation(served, build_replica_specs(served, tmp_path), speed=10)
+    runner.run(visit(live, 8))
+    write_recorded_trace(tmp_path / "came.csv", live.journal)
+    path = tmp_path / "again.yaml"
+    path.write_text(scenario(66, 1024) + "workload: {trace: came.csv}\n")
+    again = load(path)["run"]
+    assert generate_requests(again.workload, None) == live.journal
+
+
+def test_a_failure_of_our_own_ends_all_answers(tmp_path: Path) -> None:
+    served = loaded(tmp_path)
+    live = LiveSimulation(served, build_replica_specs(served, tmp_path), speed=10)
+
+    def broken() -> None:
+        raise RuntimeError("a bug")
+
+    async def client() -> Outcome | None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        live.start()
+        await asyncio.sleep(0.05)
+        live.replicas[0].scheduler.schedule = broken  # type: ignore[method-assign,assignment]
+        reply = live.submit(ClientRequest(5, 5, 5, lambda _: []))
+        await asyncio.wait_for(reply.news(0), PATIENCE)
+        return reply.outcome
+
+    assert asyncio.run(client()) is Outcome.STALLED
+    assert "a bug" in live.dead

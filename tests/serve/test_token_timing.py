@@ -1,0 +1,70 @@
+"""What no server that sleeps can do: its pauses have reasons, and its order is the engine's."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from simkv.metrics.result_assembly import run_file
+from tests.serve.running_server import Stream, scenario, serving
+
+ENDLESS = {"max_tokens": 400, "ignore_eos": True}
+
+
+def test_a_preempted_stream_pauses_for_as_long_as_its_explanation_says(tmp_path: Path) -> None:
+    """A cache of 16 blocks holds one answer of 150 tokens and half of another.
+
+    Both come at once, in one call. A token never comes before its time; what comes late has come
+    late on a busy machine.
+    """
+    body = {"prompt": [[1] * 16, [2] * 16], "max_tokens": 150, "request_id": "both"}
+    chunks: list[list[float]] = [[], []]
+    with serving(tmp_path, scenario(17, 256)) as served:
+        sent = time.monotonic()
+        stream = served.stream(body)
+        while chunk := stream.chunk():
+            chunks[chunk["choices"][0]["index"]].append(time.monotonic() - sent)
+        assert [len(came) for came in chunks] == [150, 150]
+        found = served.get("/explain/both?format=json").json()["requests"]
+        (victim,) = [each for each in found if "preempted" in str(each["intervals"])]
+        number = victim["request"]
+        assert [each["request"] for each in victim["blockers"]] == [1 - number]
+        tiles = victim["intervals"]
+        began = [tile["what"] for tile in tiles].index("preempted")
+        assert tiles[began + 1]["what"] == "recompute"
+        pause = sum(tile["seconds"] for tile in tiles[began : began + 2])
+        assert pause > 0.3
+        before = sum(tile["seconds"] for tile in tiles[:began])
+        decoding = sum(tile["seconds"] for tile in tiles[:began] if tile["what"] == "decode")
+        emitted = 1 + round(decoding / 0.01)
+        assert chunks[number][emitted - 1] >= before - 0.001
+        assert chunks[number][emitted] >= before + pause - 0.001
+        text = served.get("/explain/both").text
+        assert f"held above all by request {1 - number}" in text
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_the_order_is_that_of_the_record_under_the_same_policy(tmp_path: Path, policy: str) -> None:
+    """The same arrivals come in another order under another policy, as a run of them has it."""
+    text = scenario(40, 512).replace("max_num_seqs: 64", f"max_num_seqs: 1\n  policy: {policy}")
+    urgency = [0, 5, 1] if policy == "priority" else [0, 0, 0]
+    with serving(tmp_path, text, "--record", "came.csv", "--speed", "0.1") as served:
+        streams = []
+        for number, priority in enumerate(urgency):
+            body = {"prompt": [number] * 10, "priority": priority, **ENDLESS}
+            streams.append(served.stream(body))
+            served.wait_for_load(number + 1)
+        left, order = list(streams), []
+        while left:  # one at a time is served, until its client leaves
+            served_now = Stream.first(left)
+            order.append(streams.index(served_now))
+            left.remove(served_now)
+            served_now.close()
+        served.wait_for_load(0)
+        served.end()
+    assert order == ([0, 2, 1] if policy == "priority" else [0, 1, 2])
+    (tmp_path / "again.yaml").write_text(text + "workload: {trace: came.csv}\n")
+    lives = run_file(tmp_path / "again.yaml")["run"].record.requests
+    assert sorted(lives, key=lambda n: lives[n].first_token or 0.0) == order

@@ -1,0 +1,201 @@
+"""Engines that step together, by hand and by law."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import simpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simkv.core.errors import InputError
+from simkv.core.outcome import Outcome
+from simkv.core.request import Request
+from simkv.costs.cost_profile import load_profile
+from simkv.costs.simulated_executor import SimulatedExecutor
+from simkv.metrics.result_assembly import run_file
+from simkv.metrics.run_metrics import request_rows, step_rows
+from simkv.scenario.fleet_section import FleetSettings, RoundRobinConfig
+from simkv.scenario.scenario import Scenario
+from simkv.schedulers.engine_registry import build_scheduler
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.sim.client_loop import run_clients
+from simkv.sim.engine import Engine
+from simkv.sim.fleet.data_parallel_lockstep import DataParallelLockstep
+from simkv.sim.fleet.fleet import Fleet
+from simkv.sim.fleet.routers import build_router
+from simkv.sim.run_record import RunRecord
+from simkv.workload.workload_section import generate_requests
+from tests.fakes import Fifo, Seconds, die
+from tests.laws.random_fleets import with_fleet
+from tests.laws.random_scenarios import scenarios
+from tests.laws.test_fleets import rows, run
+from tests.laws.test_leaping import assert_same, stretched
+
+
+def fleet(schedulers: Sequence[Any], executors: Sequence[Any]) -> Fleet:
+    """Engines in lock-step, that get requests in turn."""
+
+    def maker(scheduler: Any, executor: Any) -> Any:
+        return lambda env, rank: Engine(env, scheduler, executor, rank=rank)
+
+    makers = [maker(*pair) for pair in zip(schedulers, executors, strict=True)]
+    router = build_router(RoundRobinConfig(), lambda prompt: prompt.id)
+    return Fleet(simpy.Environment(), makers, router, FleetSettings(lockstep=True))
+
+
+def spans(record: RunRecord) -> list[tuple[float, float]]:
+    steps = record.steps
+    return list(zip(steps.start, steps.end, strict=True))
+
+
+def test_a_step_lasts_as_long_as_the_slowest_and_arrivals_wait_for_the_dummy_pass() -> None:
+    requests = [
+        Request(0, prompt_tokens=8, output_tokens=3, max_tokens=3),
+        Request(1, prompt_tokens=8, output_tokens=1, max_tokens=1, arrival=0.5),
+    ]
+    served = fleet([Fifo(), Fifo()], [Seconds(1.0), Seconds(3.0)])
+    run_clients(served, requests, None)
+    first, second = (stint.engine.record for stint in served.lifetimes)
+    # Alone it would take a second per token, and the other one would start at 0.5.
+    assert spans(first) == [(0.0, 1.0), (1.0, 4.0), (4.0, 5.0)]
+    assert spans(second) == [(1.0, 4.0)]
+    assert first.requests[0].ended_at == 5.0
+    assert second.requests[1].ended_at == 4.0
+
+
+def test_all_sleep_and_wake_again() -> None:
+    requests = [
+        Request(i, prompt_tokens=8, output_tokens=1, max_tokens=1, arrival=at)
+        for i, at in enumerate((0.0, 10.0, 20.0, 20.0))
+    ]
+    served = fleet([Fifo(), Fifo()], [Seconds(1.0), Seconds(2.0)])
+    run_clients(served, requests, None)
+    assert [spans(stint.engine.record) for stint in served.lifetimes] == [
+        [(0.0, 1.0), (20.0, 22.0)],
+        [(10.0, 12.0), (20.0, 22.0)],
+    ]
+
+
+def test_if_one_dies_nobody_goes_on() -> None:
+    requests = [
+        Request(i, prompt_tokens=8, output_tokens=9, max_tokens=9, arrival=0.0) for i in (0, 1)
+    ]
+    served = fleet([Fifo(), Fifo(die(2))], [Seconds(), Seconds()])
+    record = run_clients(served, requests, None)
+    assert [life.outcome for life in record.requests.values()] == [Outcome.STALLED] * 2
+    assert "another engine in lock-step" in record.requests[0].reason
+    assert "panic: of the test" in record.requests[1].reason
+
+
+def test_unequal_pipelines_cannot_step_together() -> None:
+    deep = Fifo()
+    deep.pipeline_depth = 2
+    env = simpy.Environment()
+    with pytest.raises(ValueError, match="one and the same"):
+        DataParallelLockstep([Engine(env, s, Seconds()) for s in (Fifo(), deep)])
+
+
+def record_of(scenario: Scenario, *, together: bool) -> RunRecord:
+    """The scenario on one engine that does not leap, by itself or as a group of one."""
+    executor = SimulatedExecutor(load_profile(scenario.profile, Path()))
+    env = simpy.Environment()
+    engine = Engine(
+        env, build_scheduler(scenario.engine), executor, scenario.engine_ready, leaping=False
+    )
+    if together:
+        engine.run = DataParallelLockstep([engine]).run  # type: ignore[method-assign]
+    return run_clients(
+        engine, generate_requests(scenario.workload, scenario.timeout), scenario.horizon
+    )
+
+
+@given(scenarios("vllm", "0.19.0"))
+def test_a_group_of_one_is_an_engine(scenario: Scenario) -> None:
+    alone, together = (record_of(scenario, together=choice) for choice in (False, True))
+    assert request_rows("", alone) == request_rows("", together)
+    assert step_rows("", alone) == step_rows("", together)
+    assert alone.engine_halt == together.engine_halt
+
+
+@given(scenarios("vllm", "0.19.0"), st.integers(2, 3))
+def test_steps_of_a_group_begin_and_end_together(scenario: Scenario, count: int) -> None:
+    profile = load_profile(scenario.profile, Path())
+    schedulers = [build_scheduler(scenario.engine) for _ in range(count)]
+    served = fleet(schedulers, [SimulatedExecutor(profile) for _ in range(count)])
+    requests = generate_requests(scenario.workload, scenario.timeout)
+    record = run_clients(served, requests, scenario.horizon)
+    assert {r.id for r in requests} == set(record.requests)
+    assert all(life.outcome for life in record.requests.values())
+    ends: dict[float, float] = {}
+    for stint in served.lifetimes:
+        for start, end in spans(stint.engine.record):
+            assert ends.setdefault(start, end) == end
+    passes = sorted(ends.items())
+    assert all(end <= start for (_, end), (start, _) in pairwise(passes))
+
+
+@pytest.mark.parametrize(
+    ("engine", "variant"), [("vllm", "0.33.0"), ("vllm", "0.17.0"), ("sglang", "0.5.23")]
+)
+@given(data=st.data())
+@settings(max_examples=15)
+def test_a_leap_of_a_group_changes_nothing(engine: str, variant: str, data: st.DataObject) -> None:
+    scenario = stretched(data.draw(scenarios(engine, variant)), data.draw(st.sampled_from([4, 9])))
+    router = data.draw(st.sampled_from(["round_robin", "least_loaded"]))
+    section = {"replicas": data.draw(st.integers(1, 3)), "router": router, "lockstep": True}
+    scenario = with_fleet(scenario, section)
+    leaping, stepping = run(scenario), run(scenario, leaping=False)
+    assert_same(rows(leaping), rows(stepping), "run")
+    for i, life in leaping.record.requests.items():
+        assert life.segments == stepping.record.requests[i].segments
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_group_leaps_until_somebody_comes(depth: int) -> None:
+    knobs = {"num_gpu_blocks": 100, "max_model_len": 800, "async_scheduling": depth == 2}
+    schedulers = [build_scheduler(VllmConfig(**knobs)) for _ in range(3)]
+    assert {scheduler.pipeline_depth for scheduler in schedulers} == {depth}
+    profile = load_profile("unit-step", Path())
+    served = fleet(schedulers, [SimulatedExecutor(profile) for _ in range(3)])
+    requests = [Request(i, 8, 300, at, output_tokens=300) for i, at in enumerate((0, 0, 100.5))]
+    record = run_clients(served, requests, None)
+    assert record.requests[2].seen == 101.0  # the third slept, the others were in a leap
+    for stint in served.lifetimes:
+        assert stint.engine.leaps > 0
+        assert len(stint.engine.record.steps) > 10 * stint.engine.leaps
+
+
+SCENARIO = """
+name: ranks
+workload:
+  arrivals: {num_prompts: 12, request_rate: 50, seed: 1,
+    prompt_tokens: {distribution: uniform, low: 5, high: 90},
+    output_tokens: {distribution: uniform, low: 5, high: 40}}
+engine: {name: vllm, variant: 0.19.0, num_gpu_blocks: 100, max_model_len: 200}
+profile: l4-mistralrs-pr2034
+fleet: {replicas: 2, router: least_loaded, refresh_interval: 0.1}
+variants:
+  free: {}
+  lockstep: {fleet: {lockstep: true}}
+"""
+
+
+def test_in_a_scenario(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(SCENARIO)
+    results = run_file(path)
+    free, together = results["free"].summary, results["lockstep"].summary
+    assert free["finished"] == together["finished"] == 12
+    assert free["makespan_s"] < together["makespan_s"]
+
+
+def test_replicas_of_several_kinds_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(SCENARIO.replace("replicas: 2", "lockstep: true, replicas: [{}, {}]"))
+    with pytest.raises(InputError, match="of one group"):
+        run_file(path)

@@ -1,0 +1,111 @@
+"""Which replica a request goes to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from simkv.core.request import Prompt, Segment
+from simkv.scenario.fleet_section import AnyRouter
+from simkv.sim.fleet.routers import LoadSignal, Router, build_router
+
+
+def router(name: str, **knobs: Any) -> Router:
+    config = TypeAdapter(AnyRouter).validate_python({"name": name, **knobs})
+    return build_router(config, lambda prompt: prompt.priority)
+
+
+def loads(*waiting: int) -> list[LoadSignal]:
+    return [LoadSignal(i, count, waiting=count) for i, count in enumerate(waiting)]
+
+
+PROMPT = Prompt(0, 10, 10)
+
+
+def shared(i: int, stream: str, tokens: int, own: int = 0) -> Prompt:
+    segments = [Segment(stream, 0, tokens)]
+    if own:
+        segments.append(Segment(f"u{i}", 0, own))
+    return Prompt(i, tokens + own, 1, segments=tuple(segments))
+
+
+def test_round_robin_goes_round_and_over_those_that_are_gone() -> None:
+    chosen = router("round_robin")
+    three = loads(5, 0, 0)
+    assert [chosen.choose(PROMPT, three) for _ in range(4)] == [0, 1, 2, 0]
+    without_the_second = [three[0], three[2]]
+    assert [chosen.choose(PROMPT, without_the_second) for _ in range(3)] == [2, 0, 2]
+
+
+def test_random_hits_all_alike_and_goes_by_its_seed() -> None:
+    def draws(seed: int) -> list[int]:
+        chosen = router("random", seed=seed)
+        return [chosen.choose(PROMPT, loads(9, 0, 0, 0)) for _ in range(4000)]
+
+    assert draws(1) == draws(1) != draws(2)
+    assert all(900 < count < 1100 for count in Counter(draws(1)).values())
+
+
+def test_least_loaded_is_four_times_waiting_and_running() -> None:
+    chosen = router("least_loaded")
+    signals = [LoadSignal(0, 9, waiting=1, running=0), LoadSignal(1, 0, waiting=0, running=3)]
+    assert chosen.choose(PROMPT, signals) == 1
+    signals[1] = signals[1]._replace(running=4)
+    assert chosen.choose(PROMPT, signals) == 0, "of equals the first"
+    assert chosen.choose(PROMPT, [signals[0]._replace(waiting=2), signals[1]]) == 1
+
+
+def test_weights_choose_what_counts() -> None:
+    signals = [LoadSignal(0, 3, waiting=0, running=1, kv_usage=0.9), LoadSignal(1, 2, 9, 9, 0.8)]
+    none: dict[str, float] = {"waiting_weight": 0.0, "running_weight": 0.0}
+    in_flight = router("least_loaded", **none, in_flight_weight=1.0)
+    blocks = router("least_loaded", **none, kv_weight=1.0)
+    assert in_flight.choose(PROMPT, signals) == 1
+    assert blocks.choose(PROMPT, signals) == 1
+    assert not in_flight.reads_load
+    assert blocks.reads_kv
+    assert router("least_loaded").choose(PROMPT, signals) == 0
+
+
+def test_power_of_two_takes_the_better_of_two_and_never_the_worst() -> None:
+    chosen = router("power_of_two")
+    found = Counter(chosen.choose(PROMPT, loads(0, 1, 2, 3)) for _ in range(6000))
+    # Of the 6 pairs the best is in 3, the second best of 2, the third of 1.
+    assert 3 not in found
+    for replica, share in ((0, 3 / 6), (1, 2 / 6), (2, 1 / 6)):
+        assert found[replica] / 6000 == pytest.approx(share, abs=0.025)
+    assert chosen.choose(PROMPT, loads(7)) == 0
+
+
+def test_a_session_stays_unless_its_replica_is_the_fullest_by_far() -> None:
+    chosen = router("session", balance_abs_threshold=2.0)
+    homes = [chosen.choose(Prompt(i, 1, 1, priority=i), loads(0, 0, 0, 0)) for i in range(400)]
+    assert homes == [
+        chosen.choose(Prompt(i, 1, 1, priority=i), loads(1, 1, 2, 2)) for i in range(400)
+    ]
+    assert all(count > 40 for count in Counter(homes).values())
+    full = [LoadSignal(i, 9 if i == homes[0] else 3) for i in range(4)]
+    escaped = chosen.choose(Prompt(0, 1, 1, priority=0), full)
+    assert escaped == min(i for i in range(4) if i != homes[0])
+    # One replica less: only the sessions that lived there move.
+    left = [signal for signal in loads(0, 0, 0, 0) if signal.replica != 3]
+    moved = [chosen.choose(Prompt(i, 1, 1, priority=i), left) for i in range(400)]
+    assert all(a == b for a, b in zip(homes, moved, strict=True) if a != 3)
+
+
+def test_cache_aware_follows_the_longest_prefix() -> None:
+    chosen = router("cache_aware", block_size=4, balance_abs_threshold=5.0)
+    idle = loads(0, 0)
+    assert chosen.choose(shared(0, "a", 16), idle) == 0
+    assert chosen.choose(shared(1, "b", 16), idle) == 1, "nothing known: where least was sent"
+    assert chosen.choose(shared(2, "b", 12, 4), idle) == 1
+    assert chosen.choose(shared(3, "a", 8, 8), idle) == 0
+    # Only 4 of 16 tokens are known on 0, which is not more than 0.3: where least was sent.
+    assert chosen.choose(shared(4, "a", 4, 12), idle) == 1
+    assert chosen.choose(shared(5, "a", 16), [LoadSignal(0, 9), LoadSignal(1, 3)]) == 1, "escapes"
+    assert chosen.choose(shared(6, "a", 16), [LoadSignal(0, 8), LoadSignal(1, 6)]) == 0, (
+        "in balance"
+    )

@@ -1,0 +1,183 @@
+"""KV in host memory in a run: when copies are done, what steps wait for, what is told of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simkv.core.errors import InputError
+from simkv.explain.wait_ledger import KIND_LABELS, LedgerKind, total_by_kind
+from simkv.metrics.result_assembly import run_scenario
+from simkv.metrics.run_metrics import summarize
+from simkv.scenario.scenario import Scenario
+
+SLOW = {"bytes_per_token": 1e6, "host_gb_s": 1.0, "latency_us": 0.0}  # 1 ms a token
+
+
+def scenario(*requests: dict[str, Any], engine: Any = None, **link: float) -> Scenario:
+    """Four blocks of 16 tokens on the GPU, and 100 in host memory."""
+    base = {"name": "vllm", "num_gpu_blocks": 5, "max_model_len": 64, "num_cpu_blocks": 100}
+    tree = {
+        "name": "t",
+        "profile": "unit-step",
+        "workload": {"requests": [*requests]},
+        "engine": {**base, "async_scheduling": False, **(engine or {})},
+        "offload": {**SLOW, **link},
+    }
+    return Scenario.model_validate(tree)
+
+
+def ask(arrival: float, group: str, outputs: int = 2, shared: int = 48) -> dict[str, Any]:
+    """A prompt of 48 tokens, of which so many belong to a group."""
+    named = {"prefix_group": group, "prefix_tokens": shared}
+    return {"arrival": arrival, "prompt_tokens": 48, "output_tokens": outputs, **named}
+
+
+#: One prompt, another that takes its blocks on the GPU, and the first one again.
+AGAIN = [ask(0, "a"), ask(100, "b", 8), ask(200, "a")]
+
+
+def test_what_was_computed_once_is_loaded() -> None:
+    """The same prompt again: 48 tokens in 48 ms, the last of which is computed again."""
+    result = run_scenario(scenario(*AGAIN), Path())
+    record = result.record
+    first = record.requests[2].chunks[0]
+    assert (first.tokens, first.context) == (1, 47)
+    # The copy begins at once; when it is done an idle pass, of 1 s, has to hear of it.
+    assert record.steps.start[first.row] == pytest.approx(201.048)
+    assert summarize(record)["kv_tiers"] == {
+        "gpu_hit_rate": 0.0,
+        "host_hit_rate": pytest.approx(100 * 47 / 144),
+        "loaded_tokens": 48,
+        "stored_tokens": 96,
+    }
+    waits = total_by_kind(result.diagnosis.ledger[2])
+    assert waits[LedgerKind.KV] == pytest.approx(record.steps.start[first.row] - 200)
+    assert KIND_LABELS[LedgerKind.KV] == "waiting for KV from host"
+
+
+def test_without_host_memory_it_is_computed_again() -> None:
+    record = run_scenario(scenario(*AGAIN, engine={"num_cpu_blocks": 0}), Path()).record
+    assert record.requests[2].chunks[0].context == 0
+    assert "kv_tiers" not in summarize(record)
+
+
+def test_of_a_prompt_that_is_on_the_gpu_the_last_block_is_loaded() -> None:
+    """The prefix cache leaves the last token to compute, and so its block; host memory has it."""
+    result = run_scenario(scenario(ask(0, "a"), ask(100, "a")), Path())
+    tiers = summarize(result.record)["kv_tiers"]
+    assert tiers["gpu_hit_rate"] == pytest.approx(100 * 31 / 96)
+    assert tiers["host_hit_rate"] == pytest.approx(100 * 16 / 96)
+    assert tiers["loaded_tokens"] == 16
+
+
+def test_one_who_needs_any_block_of_a_load_waits_for_all_of_it() -> None:
+    asks = [*AGAIN[:2], ask(200, "a"), ask(200, "a", shared=16)]
+    engine = {"num_gpu_blocks": 9, "max_model_len": 128}
+    asks[1] = {"arrival": 100, "prompt_tokens": 120, "output_tokens": 8}
+    result = run_scenario(scenario(*asks, engine=engine), Path())
+    assert total_by_kind(result.diagnosis.ledger[3])[LedgerKind.KV] == pytest.approx(1.048)
+
+
+def test_a_step_that_takes_a_block_from_a_copy_waits_for_it() -> None:
+    """The first prompt's copy takes 48 s, and its blocks are all that there are."""
+    asks = [ask(0, "a"), ask(10, "b")]
+    plain = run_scenario(scenario(*asks), Path()).record
+    waiting = scenario(*asks, bytes_per_token=1e9)
+    record = run_scenario(waiting, Path()).record
+    row = record.requests[1].chunks[0].row
+    assert plain.steps.start[row] < 12
+    assert record.steps.start[row] >= 48
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ({"enable_prefix_caching": False}, "enable_prefix_caching: False is not modelled"),
+        ({"block_size": 1, "num_gpu_blocks": 100}, "block_size: 1 is not modelled"),
+        ({"kv_cache_groups": [0, 32], "num_gpu_blocks": 100}, "kv_cache_groups"),
+        ({"num_speculative_tokens": 2}, "num_speculative_tokens: 2 is not modelled"),
+        ({"variant": "0.23.0"}, "offloading is modelled from vLLM 0.24 on, not for 0.23.0"),
+    ],
+)
+def test_what_does_not_go_with_it_says_so(knobs: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        scenario(ask(0, "a"), engine=knobs)
+
+
+def test_replicas_in_lockstep_and_those_that_send_kv_have_none() -> None:
+    tree = scenario(ask(0, "a")).model_dump(exclude_unset=True)
+    with pytest.raises(ValueError, match="lockstep is not modelled with KV in host memory"):
+        Scenario.model_validate({**tree, "fleet": {"replicas": 2, "lockstep": True}})
+    groups = [{"role": "prefill"}, {"role": "decode"}]
+    transfer = {"bytes_per_token": 1, "bandwidth": 1000.0}
+    apart = {"replicas": groups, "kv_transfer": transfer}
+    with pytest.raises((InputError, ValueError), match="num_cpu_blocks"):
+        run_scenario(Scenario.model_validate({**tree, "fleet": apart}), Path())
+
+
+def test_the_scenario_says_how_wide_the_link_is() -> None:
+    narrow = run_scenario(scenario(*AGAIN), Path()).record.requests[2].first_token
+    faster = run_scenario(scenario(*AGAIN, host_gb_s=48.0), Path()).record.requests[2].first_token
+    assert faster is not None
+    assert narrow is not None
+    assert narrow - faster == pytest.approx(0.047, abs=0.011)
+
+
+ON_DISK = {"secondary_tiers": ["fs"], "num_cpu_blocks": 4}
+#: 1 ms a token from the disk and 0.5 ms to it, and 1 ms more each.
+DISK = {"disk_read_gb_s": 1.0, "disk_write_gb_s": 2.0, "disk_latency_us": 1000.0}
+
+
+def test_what_went_to_disk_is_read_and_loaded() -> None:
+    """Host memory has four blocks, prompts three: the first one's made room for the others'."""
+    asks = [ask(0, "a"), ask(100, "b", 8), ask(200, "c"), ask(300, "a")]
+    result = run_scenario(scenario(*asks, engine=ON_DISK, **DISK), Path())
+    record = result.record
+    assert summarize(record)["kv_tiers"] == {
+        "gpu_hit_rate": 0.0,
+        "host_hit_rate": 0.0,
+        "disk_hit_rate": pytest.approx(100 * 47 / 192),
+        "loaded_tokens": 48,
+        "stored_tokens": 144,
+        "read_tokens": 48,
+        "written_tokens": 144,
+    }
+    waits = total_by_kind(result.diagnosis.ledger[3])
+    # Looking takes 1 ms, reading 49 ms; the load of 48 ms is heard of with an idle pass of 1 s.
+    assert waits[LedgerKind.DISK] == pytest.approx(0.001 + 0.049)
+    assert waits[LedgerKind.KV] == pytest.approx(1.048)
+    assert KIND_LABELS[LedgerKind.DISK] == "waiting for KV from disk"
+
+
+def test_one_who_is_new_waits_for_the_answer_that_nothing_of_it_is_on_disk() -> None:
+    result = run_scenario(scenario(ask(0, "a"), engine=ON_DISK, **DISK), Path())
+    assert total_by_kind(result.diagnosis.ledger[0])[LedgerKind.DISK] == pytest.approx(0.001)
+
+
+def test_a_prompt_that_host_memory_cannot_hold_is_read_for_ever() -> None:
+    """Each of its blocks makes room for the next, as in vLLM 0.33.0 (``disk-`` recordings)."""
+    asks = [
+        {**ask(100 * i, group, shared=96), "prompt_tokens": 96} for i, group in enumerate("aba")
+    ]
+    small = {"num_gpu_blocks": 8, "max_model_len": 112, "max_num_batched_tokens": 32}
+    engine = {**ON_DISK, **small, "max_num_seqs": 4}
+    record = run_scenario(scenario(*asks, engine=engine, **DISK), Path()).record
+    assert record.engine_halt is not None
+    assert (record.engine_halt.kind, record.engine_halt.requests) == ("livelock", [2])
+    assert record.copied is not None
+    assert (record.copied.read_tokens or 0) > 10 * 96
+    room = run_scenario(scenario(*asks, engine={**engine, "num_cpu_blocks": 6}, **DISK), Path())
+    assert room.record.engine_halt is None
+    assert room.record.requests[2].read == 96
+
+
+def test_more_tiers_and_a_tier_behind_nothing_are_refused() -> None:
+    for knobs, said in (
+        ({"secondary_tiers": ["fs"], "num_cpu_blocks": 0}, "they are behind num_cpu_blocks"),
+        ({"secondary_tiers": ["fs", "fs"]}, "more than one is not modelled"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            scenario(ask(0, "a"), engine=knobs)

@@ -1,0 +1,75 @@
+"""The step log: rows that repeat a step are a run, and read as the rows that they are."""
+
+from array import array
+
+from simkv.costs.step_load import StepLoad
+from simkv.sim.step_log import COLUMNS, QueueState, StepLog
+
+
+def log() -> StepLog:
+    """A prefill, a decode that a pipelined engine repeats three times, and another one."""
+    found = StepLog()
+    found.append((0.0, 0.0, 1.0), "prefill", StepLoad(2, 30, 0, 0, 0), 0, QueueState(4, 2, 90))
+    found.append((0.5, 1.0, 1.5), "decode", StepLoad(0, 0, 0, 2, 30), 1, QueueState(4, 3, 80))
+    found.repeat(array("d", [2.0, 2.5, 3.0]), [80, 79, 79], 2)
+    found.append((2.6, 3.0, 4.0), "decode", StepLoad(0, 0, 0, 1, 30), 2, QueueState(0, 1, 85))
+    return found
+
+
+ROWS = {
+    "decided": [0.0, 0.5, 1.0, 1.5, 2.0, 2.6],
+    "start": [0.0, 1.0, 1.5, 2.0, 2.5, 3.0],
+    "end": [1.0, 1.5, 2.0, 2.5, 3.0, 4.0],
+    "kind": ["prefill", *["decode"] * 5],
+    "prefill_seqs": [2, 0, 0, 0, 0, 0],
+    "prefill_tokens": [30, 0, 0, 0, 0, 0],
+    "decode_seqs": [0, 2, 2, 2, 2, 1],
+    "preempted": [0, 1, 0, 0, 0, 2],
+    "waiting": [4, 4, 4, 4, 4, 0],
+    "running": [2, 3, 3, 3, 3, 1],
+    "free_blocks": [90, 80, 80, 79, 79, 85],
+}
+
+
+def test_a_run_reads_as_its_rows() -> None:
+    assert {name: list(getattr(log(), name)) for name in COLUMNS} == ROWS
+    assert len(log()) == 6
+
+
+def test_logs_are_equal_by_rows() -> None:
+    stepped = log()
+    stepped.append((3.0, 4.0, 5.0), "decode", StepLoad(0, 0, 0, 1, 31), 0, QueueState(0, 1, 85))
+    leapt = log()
+    assert leapt != stepped
+    leapt.repeat(array("d", [5.0]), [85], 2)
+    assert leapt == stepped
+
+
+def test_what_has_been_read_is_there_when_more_comes() -> None:
+    read = log()
+    for name in COLUMNS:
+        getattr(read, name)
+    read.repeat(array("d", [5.0, 6.0]), [85, 84], 1)
+    new = {
+        "decided": [4.0, 5.0],
+        "start": [4.0, 5.0],
+        "end": [5.0, 6.0],
+        "kind": ["decode"] * 2,
+        "prefill_seqs": [0, 0],
+        "prefill_tokens": [0, 0],
+        "decode_seqs": [1, 1],
+        "preempted": [0, 0],
+        "waiting": [0, 0],
+        "running": [1, 1],
+        "free_blocks": [85, 84],
+    }
+    whole = {name: ROWS[name] + new[name] for name in COLUMNS}
+    assert {name: list(getattr(read, name)) for name in COLUMNS} == whole
+
+
+def test_logs_stand_one_behind_the_other() -> None:
+    both = log()
+    both.extend(log())
+    assert {name: list(getattr(both, name)) for name in COLUMNS} == {
+        name: ROWS[name] * 2 for name in COLUMNS
+    }

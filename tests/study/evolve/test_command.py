@@ -1,0 +1,59 @@
+"""``simkv evolve`` on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from simkv.cli import app
+from simkv.core.errors import InputError
+from simkv.scenario.custom.code_source import set_trust
+from tests.study.evolve.small_scenarios import write
+
+
+def invoke(*words: object) -> Any:
+    set_trust(False)
+    return CliRunner().invoke(app, ["evolve", *map(str, words)])
+
+
+def test_a_winner_is_said_and_written(tmp_path: Path) -> None:
+    pytest.importorskip("deap")
+    quick = ["--budget", 4, "--train", 1, "--test", 1, "--jobs", 1, "--out", tmp_path / "out"]
+    done = invoke(write(tmp_path), "--objective", "ttft_ms.mean", *quick)
+    assert done.exit_code in (0, 1)
+    assert done.exit_code == int("does NOT hold" in done.output or "Nothing" in done.output)
+    assert "mixed: 4 rules tried on 1 trials, for ttft_ms.mean, less is better" in done.output
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"candidates.csv", "evolve.md", "points.jsonl", "winner.yaml"}
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        ([], "--objective: missing"),
+        (["--objective", "e2e"], "'e2e' is not a figure"),
+        (["--objective", "e2e_ms.p99", "--propose", "cat"], "is run; say --trust"),
+        (["--objective", "e2e_ms.p99", "--variant", "b"], "there is no such variant"),
+        (
+            ["--objective", "e2e_ms.p99", "--propose", "cat", "--over", "timeout=1..9", "--trust"],
+            "goes without --over",
+        ),
+        (["--objective", "e2e_ms.p99", "--over", "variants=a,b"], "expected a field"),
+        (["--objective", "e2e_ms.p99", "--over", "engine.max_num=1..9"], "no field 'max_num'"),
+    ],
+)
+def test_what_cannot_be_searched_is_one_line(tmp_path: Path, words: list[str], wrong: str) -> None:
+    done = invoke(write(tmp_path), *words, "--budget", 2, "--jobs", 1, "--out", tmp_path / "out")
+    assert isinstance(done.exception, InputError), done.output
+    assert wrong in str(done.exception)
+    assert "\n" not in str(done.exception)
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("")
+    done = invoke(write(tmp_path), "--objective", "e2e_ms.p99", "--out", tmp_path / "out")
+    assert "holds other files and no search" in str(done.exception)

@@ -1,0 +1,392 @@
+"""Plans against trying everything."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+import simkv
+from simkv.core.errors import InputError
+from simkv.metrics.peak_load import find_peak_load
+from simkv.scenario.objectives import compute_objective_figures, parse_objective
+from simkv.study.plan.candidate_results import CandidateResults
+from simkv.study.plan.plan_confidence import AnswerRange
+from simkv.study.plan.rate_cliff import RATE_FACTORS_UP
+
+CACHE = "engine.num_gpu_blocks=64..288:16"
+
+
+def brute_force(path: Path, knob: str, values: list[Any], objectives: list[str]) -> list[bool]:
+    """Whether each value of a knob meets the objectives and serves everybody, run one by one."""
+    bounds = [parse_objective(text) for text in [*objectives, "unserved<=0"]]
+    found = []
+    for value in values:
+        outcome = simkv.run(path, **{knob: value})
+        held = compute_objective_figures(outcome.results["run"].summary)
+        found.append(all(bound.holds(held) for bound in bounds))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_smallest_cache_is_that_of_trying_everything(small: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    rate, engine = draw.choice([1.0, 2.0, 3.0]), draw.choice(["vllm", "sglang"])
+    text = (
+        small.read_text().replace("seed: 7", f"seed: {seed}").replace("rate: 2.0", f"rate: {rate}")
+    )
+    if engine == "sglang":
+        text = text.replace(
+            "{name: vllm, num_gpu_blocks: 128, max_num_seqs: 16, max_model_len: 1000}",
+            "{name: sglang, max_total_num_tokens: 2048}",
+        )
+    small.write_text(text)
+    knob = "engine.num_gpu_blocks" if engine == "vllm" else "engine.max_total_num_tokens"
+    unit = 16 if engine == "vllm" else 256
+    values = [unit * n for n in range(4, 19)]
+    objectives = [f"ttft_ms.p99<={draw.choice([200, 400, 800])}", "longest_stall_s<=2"]
+    meets = brute_force(small, knob, values, objectives)
+    plan = simkv.plan(
+        small,
+        smallest=f"{knob}={values[0]}..{values[-1]}:{unit}",
+        objectives=objectives,
+        repeats=1,
+        cliff=False,
+        jobs=1,
+    )
+    answer = plan.answer["run"]
+    # Whatever the shape, the answer holds, with its neighbours, and the one before does not.
+    safe = [i for i in range(len(values)) if all(meets[i : i + 3])]
+    if answer is None:
+        assert not meets[-1]
+        return
+    place = values.index(int(answer))
+    assert place in safe
+    assert place == 0 or not meets[place - 1]
+    if meets == sorted(meets):
+        assert place == meets.index(True)
+    exhaustive = simkv.plan(
+        small,
+        smallest=f"{knob}={values[0]}..{values[-1]}:{unit}",
+        objectives=objectives,
+        repeats=1,
+        cliff=False,
+        jobs=1,
+        exhaustive=True,
+    )
+    assert len(exhaustive.evaluations) == len(values)
+    assert exhaustive.evaluations["holds"].tolist() == meets
+
+
+def test_the_highest_rate(small: Path) -> None:
+    small.write_text(small.read_text().replace("num_gpu_blocks: 128", "num_gpu_blocks: 96"))
+    knob, values = "workload.arrivals.request_rate", [0.5 * n for n in range(1, 13)]
+    objectives = ["ttft_ms.p99<=300"]
+    meets = brute_force(small, knob, values, objectives)
+    plan = simkv.plan(
+        small, largest=f"{knob}=0.5..6:0.5", objectives=objectives, repeats=1, cliff=False, jobs=1
+    )
+    best = max(value for value, good in zip(values, meets, strict=True) if good)
+    assert meets == sorted(meets, reverse=True), "this case is meant to be monotone"
+    assert plan.answer == {"run": best}
+    before = plan.summary["run"]["objectives"][0]
+    assert before["binds"]
+    assert before["value_before"] > 300 >= before["value"]
+
+
+def test_a_planted_hole_is_caught(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = CandidateResults.holds
+
+    def with_a_hole(self: CandidateResults, candidate: int, condition: Any) -> bool | None:
+        found = real(self, candidate, condition)
+        return found if found is None else candidate >= 5 and candidate != 6
+
+    monkeypatch.setattr(CandidateResults, "holds", with_a_hole)
+    plan = simkv.plan(
+        small, smallest=CACHE, objectives=["steps>=0"], repeats=1, cliff=False, jobs=1
+    )
+    assert plan.answer == {"run": 64 + 7 * 16}
+    assert plan.summary["run"]["not_monotone"]["does_not"] == [64 + 6 * 16]
+    assert "not monotone: 144 meets them, 160 does not" in str(plan)
+
+
+def test_the_answer_holds_for_every_seed_and_each_has_its_own(small: Path) -> None:
+    objectives = ["ttft_ms.p99<=300"]
+    plan = simkv.plan(
+        small,
+        smallest=CACHE,
+        objectives=objectives,
+        repeats=4,
+        cliff=False,
+        jobs=1,
+        exhaustive=True,
+    )
+    rows = plan.evaluations
+    assert rows["repeat"].nunique() == 4
+    for repeat, answer in enumerate(plan.summary["run"]["seeds"]["answers"]):
+        own = rows[rows["repeat"] == repeat].set_index("engine.num_gpu_blocks")["holds"]
+        assert answer == own[own].index.min()
+    together = rows.groupby("engine.num_gpu_blocks")["holds"].all()
+    assert plan.answer["run"] == together[together].index.min()
+    searched = simkv.plan(
+        small, smallest=CACHE, objectives=objectives, repeats=4, cliff=False, jobs=1
+    )
+    assert searched.answer == plan.answer
+    assert searched.summary["run"]["seeds"] == plan.summary["run"]["seeds"]
+
+
+def test_the_error_of_the_profile_is_carried_through(small: Path) -> None:
+    error = 0.3
+    plan = simkv.plan(
+        small,
+        smallest=CACHE,
+        objectives=["ttft_ms.p99<=300"],
+        repeats=1,
+        profile_error=error,
+        jobs=1,
+    )
+
+    def alone(scale: float) -> Any:
+        factors = dict.fromkeys(("decode", "prefill", "mixed"), scale)
+        found = simkv.plan(
+            small,
+            smallest=CACHE,
+            objectives=["ttft_ms.p99<=300"],
+            overrides={f"step_scale.{kind}": value for kind, value in factors.items()},
+            repeats=1,
+            cliff=False,
+            jobs=1,
+        )
+        return found.answer["run"]
+
+    low, high = alone(1 / (1 + error)), alone(1 / (1 - error))
+    assert plan.summary["run"]["profile_error"]["range"] == [low, high]
+    assert low < high
+    assert low <= plan.answer["run"] <= high  # type: ignore[operator]
+    assert set(plan.cliff["side"]) == {"", "cheaper", "dearer"}
+    by_side = plan.cliff[plan.cliff["factor"] == 1.0].set_index("side")["ttft_ms.mean"]
+    assert by_side["cheaper"] < by_side[""] < by_side["dearer"]
+
+
+def test_the_cliff_is_the_same_requests_faster(small: Path) -> None:
+    plan = simkv.plan(small, smallest=CACHE, objectives=["ttft_ms.p99<=300"], repeats=1, jobs=1)
+    cliff = plan.cliff.set_index("factor")
+    faster = simkv.run(
+        small,
+        engine__num_gpu_blocks=plan.answer["run"],
+        workload__arrivals__request_rate=3.2,
+    )
+    assert cliff.loc[1.6, "rate"] == 3.2
+    assert cliff.loc[1.6, "e2e_ms.p99"] == faster.figures.loc["e2e_ms.p99", "run"]
+    assert cliff["total_input_tokens"].nunique() == 1
+
+
+def test_the_cliff_is_looked_for_until_an_objective_is_missed(small: Path) -> None:
+    def factors(bound: str, cache: str = CACHE) -> dict[float, bool]:
+        plan = simkv.plan(small, smallest=cache, objectives=[bound], repeats=1, jobs=1)
+        return dict(zip(plan.cliff["factor"], plan.cliff["holds"], strict=True))
+
+    assert factors("ttft_ms.p99<=1000000") == dict.fromkeys([1.0, *RATE_FACTORS_UP], True)
+    *near, edge = factors("ttft_ms.p99<=300").items()
+    assert near
+    assert all(holds for _, holds in near)
+    assert not edge[1]
+    first, *slower = reversed(factors("ttft_ms.p99<=100", f"{CACHE.split('=')[0]}=80,81").items())
+    assert first == (1.0, False)
+    assert [factor for factor, _ in slower] in ([0.8], [0.8, 0.5])
+
+
+def test_survive_holds_with_one_replica_failing_at_the_peak(small: Path) -> None:
+    text = small.read_text().replace("request_rate: 2.0", "request_rate: 8.0")
+    small.write_text(text + "fleet: {replicas: 1, router: least_loaded}\n")
+    bounds = [parse_objective(text) for text in ("e2e_ms.p99<=2600", "unserved<=0")]
+
+    def holds(outcome: Any) -> bool:
+        return all(
+            bound.holds(compute_objective_figures(outcome.results["run"].summary))
+            for bound in bounds
+        )
+
+    calm, both = [], []
+    for replicas in range(1, 8):
+        run = simkv.run(small, fleet__replicas=replicas)
+        worst = find_peak_load(run.results["run"])
+        tree = YAML(typ="safe").load(small.read_text())
+        failing = [{"replica": worst["replica"], "at": worst["at_s"]}]
+        tree["fleet"] = {"replicas": replicas, "router": "least_loaded", "failures": failing}
+        tree["profile"] = str(small.parent / "costs.json")
+        calm.append(holds(run))
+        both.append(calm[-1] and holds(simkv.run(tree)))
+    ask: dict[str, Any] = {
+        "smallest": "fleet.replicas=1..7",
+        "objectives": ["e2e_ms.p99<=2600"],
+        "repeats": 1,
+        "cliff": False,
+        "jobs": 1,
+    }
+    without, surviving = simkv.plan(small, **ask), simkv.plan(small, survive=1, **ask)
+    assert calm == sorted(calm)
+    assert both == sorted(both)
+    assert without.answer["run"] == 1 + calm.index(True)
+    assert surviving.answer["run"] == 1 + both.index(True)
+    assert surviving.answer["run"] > without.answer["run"]  # type: ignore[operator]
+    rows = surviving.evaluations.set_index(["fleet.replicas", "failing"])
+    answer = surviving.answer["run"]
+    assert rows.loc[(answer, True), "holds"]
+    assert not rows.loc[(answer - 1, True), "holds"]
+    assert rows.loc[(answer - 1, False), "holds"]
+    assert "with one replica failing" in str(surviving)
+
+
+def test_no_answer_says_what_is_missed(small: Path) -> None:
+    plan = simkv.plan(
+        small, smallest=CACHE, objectives=["ttft_ms.p99<=1"], repeats=1, profile_error=0.1, jobs=1
+    )
+    assert plan.answer == {"run": None}
+    assert plan.plans["run"].by_error == AnswerRange(None, None)
+    assert "No engine.num_gpu_blocks from 64 to 288 meets them" in str(plan)
+    assert "at 288 it misses ttft_ms.p99 <= 1 with" in str(plan)
+
+
+def test_held_back(small: Path) -> None:
+    def planned(**more: Any) -> Any:
+        return simkv.plan(
+            small,
+            smallest=CACHE,
+            objectives=["ttft_ms.p99<=300"],
+            repeats=1,
+            cliff=False,
+            jobs=1,
+            **more,
+        )
+
+    other = {"workload.arrivals.request_rate": 6.0}
+    there = planned(overrides=other).answer["run"]
+    found = planned(held_back=other)
+    held = found.summary["run"]["held_back"]
+    assert there > found.answer["run"]
+    assert held == {
+        "overrides": ["workload.arrivals.request_rate=6.0"],
+        "answer_holds": False,
+        "answer_there": there,
+    }
+    assert "does NOT hold" in str(found)
+
+
+def test_prices_and_variants(small: Path, tmp_path: Path) -> None:
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("none: 3.6\n")
+    small.write_text(
+        small.read_text()
+        + "variants:\n  plain: {}\n  fast: {workload: {arrivals: {request_rate: 3.0}}}\n"
+    )
+    ask: dict[str, Any] = {
+        "smallest": CACHE,
+        "objectives": ["ttft_ms.p99<=300"],
+        "repeats": 1,
+        "cliff": False,
+        "prices": prices,
+        "gpus_per_replica": 2,
+        "jobs": 1,
+    }
+    plans = simkv.plan(small, **ask)
+    assert list(plans.answer) == ["plain", "fast"]
+    only = simkv.plan(small, variants=["fast"], **ask)
+    assert only.answer == {"fast": plans.answer["fast"]}
+    cost = only.summary["fast"]["cost"]
+    rows = only.evaluations
+    row = rows[rows["engine.num_gpu_blocks"] == only.answer["fast"]].iloc[0]
+    assert cost["per_hour"] == 7.2
+    assert cost["per_million_output_tokens"] == pytest.approx(
+        7.2 * row["makespan_s"] / 3600 / (row["total_output_tokens"] / 1e6)
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ({}, "either --smallest or --largest"),
+        ({"smallest": CACHE, "largest": CACHE}, "either --smallest or --largest"),
+        ({"smallest": CACHE}, "--slo: missing"),
+        ({"smallest": "engine.num_gpu_blocks=1..x"}, "expected numbers"),
+        ({"smallest": "engine.num_gpu_blocks=0.5..2"}, "--smallest engine.num_gpu_blocks: a grid"),
+        ({"smallest": "variants=a"}, "expected a field"),
+        ({"smallest": CACHE, "objectives": ["starved<=0"], "variants": ["x"]}, "no such variant"),
+        ({"smallest": CACHE, "objectives": ["starved<=0"], "prices": "no.yaml"}, "cannot be read"),
+        ({"smallest": "engine.num_gpu_block=1..3", "objectives": ["steps>=0"]}, "did you mean"),
+    ],
+)
+def test_bad_asks(small: Path, more: dict[str, Any], what: str) -> None:
+    with pytest.raises(InputError, match=what):
+        simkv.plan(small, jobs=1, **more)
+
+
+def test_repeats_of_what_is_not_drawn(small: Path, tmp_path: Path) -> None:
+    small.write_text(
+        "name: two\nworkload: {burst: {num_prompts: 2, prompt_tokens: 9, output_tokens: 9}}\n"
+        "engine: {name: vllm, num_gpu_blocks: 64, max_model_len: 1000}\nprofile: unit-step\n"
+    )
+    ask: dict[str, Any] = {"smallest": CACHE, "objectives": ["starved<=0"], "jobs": 1}
+    with pytest.raises(InputError, match="--repeats 2: nothing in this workload"):
+        simkv.plan(small, repeats=2, **ask)
+    plan = simkv.plan(small, **ask)
+    assert plan.cliff.empty
+    assert "nothing binds" in str(plan)
+    assert "no interval over seeds" in str(plan)
+
+
+def test_the_section_of_a_file(small: Path) -> None:
+    lines = small.read_text() + (
+        "plan:\n  smallest: engine.num_gpu_blocks=64..288:16\n"
+        "  objectives: [ttft_ms.p99<=300, longest_stall_s<=5]\n"
+        "  goodput: {ttft: 500, tpot: 50}\n  repeats: 2\n"
+    )
+    small.write_text(lines)
+    by_section = simkv.plan(small, cliff=False, jobs=1)
+    by_options = simkv.plan(
+        small,
+        smallest=CACHE,
+        objectives=["ttft_ms.p99<=300", "longest_stall_s<=5"],
+        goodput={"ttft": 500, "tpot": 50},
+        repeats=2,
+        cliff=False,
+        jobs=1,
+    )
+    assert by_section.summary == by_options.summary
+    assert simkv.run(small).figures.loc["requests", "run"] == 30
+    for former, wrong, what in (
+        ("ttft_ms.p99<=300", "ttft_ms.p98<=300", r"small\.yaml:14: plan\.objectives\.0: .*p99"),
+        ("ttft: 500", "tttf: 500", r"small\.yaml:15: plan\.goodput: 'tttf' is not known"),
+        ("repeats: 2", "repeat: 2", r"small\.yaml:16: plan\.repeat: unknown field.*repeats"),
+    ):
+        small.write_text(lines.replace(former, wrong))
+        with pytest.raises(InputError, match=what):
+            simkv.plan(small, jobs=1)
+
+
+def test_the_example_runs(root: Path, tmp_path: Path) -> None:
+    example = str(root / "examples" / "plan.py")
+    done = subprocess.run(
+        [sys.executable, example], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Needs fleet.replicas = " in done.stdout
+    assert "plan.json" in done.stdout
+
+
+def test_where_one_replica_does_not_many_are_tried(small: Path) -> None:
+    plan = simkv.plan(
+        small,
+        smallest="fleet.replicas=1..12",
+        objectives=["starved<=0"],
+        repeats=1,
+        cliff=False,
+        jobs=1,
+    )
+    assert plan.answer["run"] == 1
+    assert sorted(set(plan.evaluations["fleet.replicas"])) == [1, 2, 3]

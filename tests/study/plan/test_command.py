@@ -1,0 +1,149 @@
+"""``simkv plan`` as a user runs it: killed and started again, and with bad input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from simkv.cli import main
+from simkv.study.plan.plan_request import PlanRequest, find_option
+
+ASK = [
+    *("--smallest", "engine.num_gpu_blocks=64..288:16", "--slo", "ttft_ms.p99<=300"),
+    *("--profile-error", "0.1", "--goodput", "ttft:500", "tpot:50"),
+]
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+
+Plan = Callable[..., Ended]
+
+
+@pytest.fixture
+def plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Plan:
+    """The command, run in this process."""
+
+    def run(*words: object) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["simkv", "plan", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Ended(int(ended.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+def lines(store: Path) -> int:
+    return store.read_bytes().count(b"\n") if store.exists() else 0
+
+
+def test_killed_and_resumed_it_gives_the_same_bytes(
+    small: Path, tmp_path: Path, plan: Plan
+) -> None:
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    store = killed / "points.jsonl"
+    words = [*ASK, str(small), "--out", str(killed)]
+    for wanted, jobs in ((10, "1"), (40, "2")):
+        command = [sys.executable, "-m", "simkv.cli", "plan", *words, "--jobs", jobs]
+        process = subprocess.Popen(command)
+        until = time.monotonic() + 60
+        while lines(store) < wanted and time.monotonic() < until and process.poll() is None:
+            time.sleep(0.002)
+        process.kill()
+        assert process.wait() == -9
+        assert lines(store) >= wanted
+        assert not (killed / "plan.json").exists()
+    resumed = plan(*words, "--jobs", "1")
+    assert resumed.code == 0, resumed.err
+    assert resumed.err == ""
+    before = store.read_bytes()
+    again = plan(*words, "--jobs", "1")
+    assert again.out == resumed.out
+    assert store.read_bytes() == before, "what was done was done again"
+    first = plan(*ASK, small, "--out", whole, "--jobs", "1")
+    assert first.out.replace(str(whole), str(killed)) == resumed.out
+    assert lines(store) <= lines(whole / "points.jsonl") + 2
+    names = {path.name for path in whole.iterdir()}
+    assert names == {path.name for path in killed.iterdir()}
+    assert {"plan.json", "evaluations.csv", "cliff.csv", "answer.png", "cliff.png"} <= names
+    for name in names - {"points.jsonl"}:
+        assert (whole / name).read_bytes() == (killed / name).read_bytes(), name
+
+
+def test_what_is_written_and_said(small: Path, tmp_path: Path, plan: Plan) -> None:
+    prices = tmp_path / "prices.csv"
+    prices.write_text("gpu,price_per_hour\nL4,0.8\n")
+    out = tmp_path / "out"
+    done = plan(*ASK, "--gpu", "l4", "--prices", prices, small, "--out", out, "--repeats", 2)
+    assert done.code == 0, done.err
+    (found,) = json.loads((out / "plan.json").read_text())["plans"]
+    answer = found["answer"]
+    assert f"Needs engine.num_gpu_blocks = {answer} (" in done.out
+    assert "within the profile's error)" in done.out
+    assert "0.8 per hour" in done.out
+    for name in found["binding"]:
+        assert f"binds: {name} with" in done.out
+    tried = pd.read_csv(out / "evaluations.csv", keep_default_na=False)
+    plain = tried[tried["side"] == ""]
+    here = plain[plain["engine.num_gpu_blocks"] == answer]
+    assert here["holds"].all()
+    assert len(here) == 2
+    assert not plain[plain["engine.num_gpu_blocks"] == answer - 16]["holds"].all()
+    low, high = found["profile_error"]["range"]
+    assert low <= answer <= high
+    cliff = pd.read_csv(out / "cliff.csv", keep_default_na=False)
+    assert set(cliff["side"]) == {"", "cheaper", "dearer"}
+
+
+def test_no_answer_ends_in_1(small: Path, tmp_path: Path, plan: Plan) -> None:
+    done = plan(
+        *("--smallest", "engine.num_gpu_blocks=64..96:16", "--slo", "e2e_ms.p99<=10"),
+        *(small, "--out", tmp_path / "out", "--repeats", 1),
+    )
+    assert done.code == 1
+    assert "No engine.num_gpu_blocks from 64 to 96 meets them" in done.out
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ([], "either --smallest or --largest"),
+        (["--smallest", "timeout=1..3", "--goodput", "tft:5"], "did you mean 'ttft'"),
+        (["--smallest", "timeout=1..3", "--slo", "steps<=x"], "expected a number"),
+        (["--smallest", "timeout=1..3", "--slo", "steps>=0", "more.yaml"], "expected one scenario"),
+        (
+            ["--smallest", "timeout=1..3", "--slo", "steps>=0", "--ray-address", "x"],
+            "--executor ray",
+        ),
+        (["--smallest", "timeout=-1..3", "--slo", "steps>=0"], "timeout"),
+        (["--smallest", "timeout=1..3", "--slo", "steps>=0", "--survive", "1"], "needs a fleet"),
+    ],
+)
+def test_bad_input_ends_in_2_and_writes_nothing(
+    small: Path, tmp_path: Path, plan: Plan, words: list[str], what: str
+) -> None:
+    done = plan(small, *words, "--out", tmp_path / "out")
+    assert done.code == 2, done.err
+    assert what in done.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_field_of_a_request_is_an_option(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    told = plan("--help").out
+    flags = {name: find_option(name) for name in PlanRequest.model_fields}
+    assert [flag for flag in flags.values() if f"{flag} " not in told] == []
+    assert (flags["objectives"], flags["overrides"]) == ("--slo", "--set")
+    assert "--no-cliff" in told

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from simkv.cli import app
+from simkv.core.errors import InputError
+from simkv.metrics.result_assembly import run_scenario
+from simkv.scenario.scenario_loader import load
+
+LOOP = "mistralrs-2043-queue-loop"
+
+
+def simkv(*arguments: str) -> str:
+    result = CliRunner().invoke(app, [*arguments, "--jobs", "1"])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_shrink_prints_a_scenario(tmp_path: Path) -> None:
+    text = simkv("shrink", LOOP, "--keep", "engine died")
+    (tmp_path / "small.yaml").write_text(text)
+    small = load(tmp_path / "small.yaml")["run"]
+    assert small.expect["run"].verdict == "engine died"
+    assert "# Made by: simkv shrink mistralrs-2043-queue-loop --keep 'engine died'" in text
+    assert "--variant before (simkv" in text  # the first in the file that shows it
+
+
+def test_shrink_writes_a_file_and_says_what_it_is(tmp_path: Path) -> None:
+    out = tmp_path / "small.yaml"
+    said = simkv("shrink", LOOP, "--keep", "stalled", "--variant", "merged2250", "-o", str(out))
+    assert said.splitlines()[-1] == f"Written to {out}"
+    assert "Requests: 2 before, 2 now; they were numbers 0 to 1." in said
+    former = out.read_text()
+    with pytest.raises(InputError, match="is there already; --overwrite"):
+        simkv("shrink", LOOP, "--keep", "stalled", "-o", str(out))
+    assert out.read_text() == former
+    simkv("shrink", LOOP, "--keep", "livelock", "-o", str(out), "--overwrite")
+    assert load(out)["run"].expect["run"].verdict == "livelock"
+
+
+def test_shrink_refuses_what_cannot_be(tmp_path: Path, root: Path) -> None:
+    with pytest.raises(InputError, match="no variant shows 'lost': before-seed is livelock"):
+        simkv("shrink", LOOP, "--keep", "lost")
+    with pytest.raises(InputError, match=r"--variant bfore: .*did you mean 'before'"):
+        simkv("shrink", LOOP, "--keep", "stalled", "--variant", "bfore")
+    with pytest.raises(InputError, match="its folder does not exist"):
+        simkv("shrink", LOOP, "--keep", "stalled", "-o", str(tmp_path / "no" / "x.yaml"))
+    source = tmp_path / "x.yaml"
+    source.write_bytes((root / "scenarios" / f"{LOOP}.yaml").read_bytes())
+    with pytest.raises(InputError, match="is what is read"):
+        simkv("shrink", str(source), "--keep", "stalled", "-o", str(source), "--overwrite")
+
+
+def test_bisect_over_a_knob(root: Path) -> None:
+    over = ("bisect", LOOP, "--variant", "before", "--over", "engine.waiting_timeout=0..1000")
+    told = json.loads(simkv(*over, "--json"))
+    (flip,) = told["flips"]
+    for end in flip.values():
+        override = [f"engine.waiting_timeout={end['value']}"]
+        chosen = load(root / "scenarios" / f"{LOOP}.yaml", override)["before"]
+        assert run_scenario(chosen, root).summary["verdict"] == end["state"]
+    below, above = flip["below"]["value"], flip["above"]["value"]
+    assert above == below + 1
+    assert f"engine.waiting_timeout: engine died at {below}, served at {above}" in simkv(*over)
+    assert told["values"] == 1001
+    assert told["samples"][0]["figures"]["stalled"] == 2
+
+
+def test_bisect_across_variants_is_the_default() -> None:
+    said = simkv("bisect", LOOP, "--variant", "patient")
+    assert said == simkv("bisect", LOOP, "--variant", "patient", "--variants")
+    assert "no flip found; it is served throughout" in said
+    assert "All 7 values were tried." in said
+    with pytest.raises(InputError, match="expected one of them"):
+        simkv("bisect", LOOP, "--variants", "--over", "timeout=1..2")
+
+
+def test_bisect_by_a_figure_says_so() -> None:
+    arguments = ("bisect", LOOP, "--variant", "patient", "--over", "engine.num_gpu_blocks=25..60")
+    said = simkv(*arguments, "--when", "e2e_ms.p99<=101000")
+    assert "Shown" in said
+    assert "e2e_ms.p99" in said
+    with pytest.raises(InputError, match=r"--when e2e_ms\.p98"):
+        simkv(*arguments, "--when", "e2e_ms.p98<=101000")
+
+
+def test_whatif_answers_in_a_line() -> None:
+    said = simkv("whatif", LOOP, "--variant", "before")
+    assert "As it is: engine died" in said
+    best = "waiting_timeout: 64 -> 128: 2 stalled (engine died) -> 0"
+    assert f"Best single change: {best}" in said
+    told = json.loads(simkv("whatif", LOOP, "--variant", "before", "--json"))
+    assert told["best"] == best
+    assert told["variant"] == "before"
+    assert "waiting_timeout: 64 -> 32" in simkv("whatif", LOOP, "--variant", "before", "--all")
+
+
+def test_whatif_refuses_what_it_does_not_know() -> None:
+    with pytest.raises(InputError, match=r"--rank-by preemption: .*did you mean 'preemptions'"):
+        simkv("whatif", LOOP, "--rank-by", "preemption")
+    with pytest.raises(InputError, match="no such file, nor a packaged scenario"):
+        simkv("whatif", "nonesuch.yaml")

@@ -1,0 +1,338 @@
+from __future__ import annotations
+
+import json
+from dataclasses import FrozenInstanceError, asdict, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simkv.core.outcome import FAILURES
+from simkv.metrics.result_assembly import run_scenario
+from simkv.report.whatif_tables import render_whatif, whatif_json
+from simkv.scenario.packaged_scenarios import find_scenario
+from simkv.scenario.scenario import Scenario
+from simkv.scenario.scenario_loader import load
+from simkv.schedulers.mistralrs.spec import build
+from simkv.schedulers.mistralrs.versions import JULY_RULES, RULES
+from simkv.study.field_changes import with_knobs
+from simkv.study.simulation_job import SimulationJob
+from simkv.study.whatif.candidate_changes import Change, generate_changes
+from simkv.study.whatif.trial_evaluation import (
+    Evaluator,
+    RequestEnding,
+    RunFigures,
+    evaluate_job,
+    make_trial_job,
+)
+from simkv.study.whatif.whatif import (
+    Effect,
+    WhatIfResult,
+    _judge,
+    run_whatif,
+)
+from tests.laws.random_scenarios import ENGINES, scenarios
+from tests.study.whatif.known_verdicts import (
+    overload,
+    queue_loop,
+    scenario,
+    six,
+)
+
+HERE = Path()
+
+
+def ask(scenario: Scenario, by: str | None = None) -> WhatIfResult:
+    return run_whatif(scenario, Evaluator(HERE), by)
+
+
+def effect(found: WhatIfResult, change: str) -> Effect:
+    return next(effect for effect in found.effects if str(effect.change) == change)
+
+
+def test_one_line_fixes_it() -> None:
+    """Lengths that preempt each other: to let them run together is the published fix."""
+    found = ask(six())
+    assert found.best is not None
+    assert str(found.best.change) == "unequal_decodes: preempt -> run together"
+    assert found.best.change.kind == "rule"
+    assert found.best.judgement == "helps"
+    assert "preemptions 22 -> 0" in found.best.sentence
+    assert found.base["preemptions"] == 22
+    assert found.best.faster == (0, 1, 2)
+    assert not found.best.slower
+    assert effect(found, "variant: bucketed -> pr2031a").figures["preemptions"] == 0
+
+
+def test_a_rule_by_itself_is_what_a_variant_with_only_that_rule_is() -> None:
+    found = ask(queue_loop())
+    wait = effect(found, "unequal_decodes: preempt -> wait")
+    assert wait.figures == effect(found, "variant: bucketed -> pr2031").figures
+    oldest = effect(found, "decode_order: newest first -> oldest first")
+    assert oldest.figures == effect(found, "variant: bucketed -> merged2250").figures
+
+
+def test_patience_saves_the_engine() -> None:
+    found = ask(queue_loop(2, waiting_timeout=64))
+    assert found.base.verdict == "engine died"
+    assert found.best is not None
+    assert found.best.judgement == "fixes"
+    assert found.best.sentence == "waiting_timeout: 64 -> 128: 2 stalled (engine died) -> 0"
+    assert found.best.newly_finished == (0, 1)
+    memory = effect(found, "num_gpu_blocks: 25 -> 50")
+    assert memory.change.kind == "memory"
+    assert memory.judgement == "fixes"
+    assert found.effects.index(memory) > found.effects.index(found.best)
+
+
+def test_whom_it_helps_and_whom_it_hurts() -> None:
+    """Who loses its blocks is a matter of order: what one gains the other loses."""
+    requests = [{"prompt_tokens": 40, "output_tokens": 30, "arrival": i} for i in range(2)]
+    engine = {"name": "mistralrs", "variant": "bucketed", "block_size": 8, "num_gpu_blocks": 17}
+    found = ask(scenario(engine, requests))
+    oldest = effect(found, "decode_order: newest first -> oldest first")
+    assert (oldest.faster, oldest.slower) == ((0,), (1,))
+    assert oldest.judgement == "changes little"
+    assert oldest.sentence.endswith(": request 0 faster, request 1 slower")
+    assert oldest.e2e_ratio == pytest.approx(1.0)
+
+
+def test_the_numbers_are_those_of_two_runs() -> None:
+    base = overload()
+    found = ask(base)
+    assert found.best is not None
+    assert str(found.best.change) == "max_num_seqs: 1 -> 2"
+    after = evaluate_job(make_trial_job(with_knobs(base, max_num_seqs=2), HERE))
+    best = found.best
+    assert best.figures == after
+    starved = [e.id for e in found.base.endings if e.outcome == "starved"]
+    served = [e.id for e in after.endings if e.outcome == "finished"]
+    assert best.newly_finished == tuple(i for i in starved if i in served)
+    both = [(a.e2e_s, b.e2e_s) for a, b in zip(found.base.endings, after.endings, strict=True)]
+    pairs = [(a, b) for a, b in both if a is not None and b is not None]
+    assert best.e2e_ratio == pytest.approx(sum(b for _, b in pairs) / sum(a for a, _ in pairs))
+    assert f"4 starved -> {after['starved']:.0f}" in best.sentence
+
+
+def test_more_finished_ranks_before_all_else() -> None:
+    finished = [e.figures["finished"] for e in ask(overload()).effects]
+    assert finished == sorted(finished, reverse=True)
+    assert finished[0] > 6
+
+
+def test_among_changes_of_like_latency_fewer_preemptions_come_first() -> None:
+    """The loop of FastDeploy 5696: blocks in reserve end it, larger steps only make it shorter."""
+    path = find_scenario(Path("fastdeploy-5696-preempt-loop"))
+    found = run_whatif(load(path)["before"], Evaluator(path.parent))
+    helped = found.judged("helps")
+    assert str(helped[0].change) == "reserve_init: 0 -> 16"
+    assert (found.base["preemptions"], helped[0].figures["preemptions"]) == (180, 1)
+    shorter = effect(found, "max_num_batched_tokens: 256 -> 512")
+    assert shorter.figures["e2e_ms.mean"] < helped[0].figures["e2e_ms.mean"]
+    assert shorter.figures["preemptions"] > 100
+
+
+def test_tighter_limits_are_left_out_once_milder_ones_serve_ever_fewer() -> None:
+    """Five clients with little patience: 256 tokens a step serve them all, 64 some, 16 fewer."""
+    rows = [{"prompt_tokens": 250, "output_tokens": 2} for _ in range(5)]
+    base = scenario({"name": "vllm", "max_model_len": 512}, rows, timeout=9.0)
+    found = ask(base)
+    name = "max_num_scheduled_tokens"
+    tried = {e.change.after: e.figures["finished"] for e in found.effects if e.change.field == name}
+    assert tried[256] > tried[64] > tried[16]
+    assert [change.after for change in found.skipped if change.field == name] == [1, 4]
+    assert "Not tried, as milder ones served ever fewer" in " ".join(
+        part for part in render_whatif(found) if isinstance(part, str)
+    )
+    after = evaluate_job(make_trial_job(with_knobs(base, max_num_scheduled_tokens=4), HERE))
+    assert after["finished"] <= tried[16]
+
+
+def test_ranking_by_a_figure() -> None:
+    found = ask(six(), "longest_stall_s")
+    values = [effect.figures["longest_stall_s"] for effect in found.effects]
+    assert values == sorted(values)
+    assert found.best is not None
+    assert "longest_stall_s" in found.best.sentence
+    values = [e.figures["output_throughput"] for e in ask(six(), "output_throughput").effects]
+    assert values == sorted(values, reverse=True)
+
+
+def test_nothing_helps_where_nothing_is_wrong() -> None:
+    found = ask(scenario({"name": "mistralrs"}, [{"prompt_tokens": 5, "output_tokens": 2}]))
+    assert found.best is None
+    assert {effect.judgement for effect in found.effects} == {"changes nothing"}
+
+
+def test_the_same_with_more_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    once = ask(queue_loop())
+    monkeypatch.setattr(Evaluator, "POOL_PAYS", -1.0)
+    monkeypatch.setattr(Evaluator, "POOL_LEAST", -1.0)
+    with Evaluator(HERE, workers=2) as beside:
+        assert run_whatif(queue_loop(), beside) == once
+
+
+def test_as_json() -> None:
+    found = ask(queue_loop())
+    told = json.loads(json.dumps(whatif_json(found), allow_nan=False))
+    assert told["best"] == found.best.sentence if found.best else None
+    assert [row["sentence"] for row in told["changes"]] == [e.sentence for e in found.effects]
+    assert told["base"]["verdict"] == "engine died"
+
+
+def test_answers_cannot_be_changed() -> None:
+    found = ask(six())
+    for thing in (found, found.effects[0], found.effects[0].change, found.base):
+        with pytest.raises(FrozenInstanceError):
+            setattr(thing, fields(thing)[0].name, None)
+
+
+# --- what is tried --------------------------------------------------------------------------
+
+
+def differences(before: Any, after: Any) -> dict[str, Any]:
+    return {name: value for name, value in asdict(after).items() if asdict(before)[name] != value}
+
+
+@pytest.mark.parametrize(("engine", "variant"), ENGINES)
+def test_every_change_is_a_single_one(engine: str, variant: str) -> None:
+    base = scenario(
+        {"name": engine, "variant": variant}, [{"prompt_tokens": 9, "output_tokens": 2}]
+    )
+    tried = list(generate_changes(base, HERE))
+    assert len({(change.kind, change.field, change.after) for change, _ in tried}) == len(tried)
+    for change, job in tried:
+        assert change.before != change.after
+        if not isinstance(job, SimulationJob):
+            assert str(job)
+            continue
+        other = job.scenario
+        assert other.model_copy(update={"engine": base.engine}) == base
+        if change.kind == "rule":
+            assert job.rules is not None
+            assert other.engine == base.engine
+            assert differences(RULES[variant], job.rules) == {change.field: change.after}
+            continue
+        assert job.rules is None
+        found = differences(base.engine, other.engine)
+        assert found.pop(change.field) == change.after
+        if change.field == "block_size":  # the same memory in other pieces
+            (name,) = found
+            assert name in ("num_gpu_blocks", "num_blocks")
+            before, after = asdict(base.engine), asdict(other.engine)
+            former = before[name] * before["block_size"]
+            assert former - after["block_size"] < after[name] * after["block_size"] <= former
+        else:
+            assert not found
+
+
+def test_every_knob_and_variant_is_tried() -> None:
+    base = scenario({"name": "sglang"}, [{"prompt_tokens": 9, "output_tokens": 2}])
+    tried = {change.field for change, _ in generate_changes(base, HERE)}
+    # Who asks for an adapter cannot go without: an engine that takes them is not tried without.
+    assert tried == {knob.name for knob in fields(base.engine)} - {"name", "enable_lora"}
+    values = {
+        change.after
+        for change, _ in generate_changes(base, HERE)
+        if change.field == "schedule_policy"
+    }
+    policies = {"lpm", "hrrn", "lof", "dfs-weight", "routing-key", "shortest-prefill-first"}
+    assert values == policies | {"random"}  # which is refused, and said so
+    assert Change("knob", "x", True, None).__str__() == "x: yes -> none"
+
+
+@pytest.mark.parametrize(
+    ("drafts", "accepted", "tried"), [(0, None, False), (0, 0.5, True), (2, None, True)]
+)
+def test_drafts_are_begun_only_where_some_are_accepted(
+    drafts: int, accepted: float | None, tried: bool
+) -> None:
+    workload = {"burst": {"num_prompts": 1, "prompt_tokens": 1, "output_tokens": 1}}
+    engine = {"name": "vllm", "num_speculative_tokens": drafts, "speculative_method": "ngram"}
+    said = {"name": "t", "workload": {**workload, "acceptance": accepted}, "engine": engine}
+    found = generate_changes(Scenario.model_validate({**said, "profile": "unit-step"}), HERE)
+    assert any(change.field == "num_speculative_tokens" for change, _ in found) is tried
+
+
+def test_rules_that_a_variant_does_not_go_by_are_not_tried() -> None:
+    tried = {
+        change.field
+        for change, _ in generate_changes(six("pr2034july"), HERE)
+        if change.kind == "rule"
+    }
+    assert tried == set(JULY_RULES)
+    assert not [
+        change for change, _ in generate_changes(six("seed"), HERE) if change.kind == "rule"
+    ]
+
+
+@settings(max_examples=80)
+@given(data=st.data())
+def test_a_leap_changes_nothing_under_changed_rules(data: st.DataObject) -> None:
+    variant = data.draw(st.sampled_from(sorted(RULES)))
+    chosen = data.draw(scenarios("mistralrs", variant))
+    rules = [
+        case.rules
+        for change, case in generate_changes(chosen, HERE)
+        if isinstance(case, SimulationJob)
+    ]
+    changed = data.draw(st.sampled_from([r for r in rules if r is not None]))
+
+    def run(leaping: bool) -> tuple[Any, list[tuple[Any, ...]]]:
+        scheduler = build(chosen.engine, changed)  # type: ignore[arg-type]
+        result = run_scenario(chosen, HERE, leaping=leaping, scheduler=scheduler)
+        lives = result.record.requests
+        told = [(i, life.outcome, life.tokens, life.recomputed_tokens) for i, life in lives.items()]
+        return result.summary["verdict"], told
+
+    assert run(True) == run(False)
+
+
+# Consistent
+
+
+def ended(finished: int, outcome: str, faster: float = 1.0) -> RunFigures:
+    """Figures of ten requests of which those that did not finish ended otherwise."""
+    failed = dict.fromkeys((str(name) for name in FAILURES), 0.0) | {outcome: 10.0 - finished}
+    values = {"requests": 10.0, "finished": float(finished), **failed, "longest_stall_s": 0.0}
+    endings = tuple(
+        RequestEnding(
+            i, "finished" if i < finished else outcome, faster * 5 if i < finished else None
+        )
+        for i in range(10)
+    )
+    return RunFigures(outcome, "", {**values, "preemptions": 0.0, "e2e_ms.mean": 5.0}, endings)
+
+
+def test_to_be_rejected_in_place_of_starving_is_no_help() -> None:
+    base = ended(4, "starved")
+    for by in (None, "starved"):
+        judged = [
+            _judge(base, other, 0.5, by)
+            for other in (ended(4, "rejected", 0.5), ended(3, "rejected"), ended(6, "rejected"))
+        ]
+        assert judged[0] == "changes little"
+        assert judged[1] != "helps"
+        assert judged[2] == "helps"
+    assert _judge(base, ended(4, "starved", 0.5), 0.5, None) == "helps"
+
+
+def test_a_field_is_not_said_to_change_nothing_where_another_value_does() -> None:
+    """A knob that hurts when halved and changes nothing when doubled is told with its value."""
+    engine = {"name": "mistralrs", "variant": "bucketed", "block_size": 8, "num_gpu_blocks": 20}
+    rows = [{"prompt_tokens": 16, "output_tokens": 8} for _ in range(4)]
+    found = ask(scenario({**engine, "max_num_seqs": 4}, rows))
+    by_field: dict[str, set[str]] = {}
+    for e in found.effects:
+        by_field.setdefault(e.change.field, set()).add(e.judgement)
+    mixed = {name for name, what in by_field.items() if "changes nothing" in what and len(what) > 1}
+    assert mixed >= {"max_num_seqs", "num_gpu_blocks"}
+    (line,) = [
+        str(part) for part in render_whatif(found) if str(part).startswith("Changes nothing: ")
+    ]
+    names = line.removeprefix("Changes nothing: ").split(", ")
+    assert not mixed & set(names)
+    for name in mixed - {"variant"}:
+        assert any(one.startswith(f"{name}: ") for one in names)

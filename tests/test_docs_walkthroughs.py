@@ -1,0 +1,78 @@
+"""The tutorial and every how-to, walked through as by a reader: what they show is what comes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs_walkthrough import (
+    ROOT,
+    Step,
+    updated,
+    walk,
+)
+
+DOCS = ROOT / "docs"
+PAGES = [DOCS / "tutorial.md", DOCS / "diagnose.md", *sorted((DOCS / "how-to").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_a_page_shows_is_what_comes(tmp_path: Path, page: Path) -> None:
+    steps = list(walk(page.read_text(), tmp_path))
+    assert steps
+    for step in steps:
+        assert step.agrees, f"$ {step.command}\n" + "\n".join(step.got)
+        assert any(line.strip(". ") for line in step.expected), f"{step.command} shows nothing"
+
+
+def test_every_how_to_is_in_the_site() -> None:
+    named = (ROOT / "mkdocs.yml").read_text()
+    assert [page.name for page in PAGES if f"{page.name}\n" not in named] == []
+
+
+PAGE = """
+```text title="log"
+a
+b
+c
+```
+
+```console
+$ cat log
+a
+...
+$ false
+$ echo $?
+1
+$ echo one \\
+>   two
+one two
+```
+"""
+
+
+def test_a_walk_makes_files_keeps_exit_codes_and_passes_over_what_is_left_out(
+    tmp_path: Path,
+) -> None:
+    assert [step.agrees for step in walk(PAGE, tmp_path)] == [True] * 4
+
+
+@pytest.mark.parametrize(
+    ("shown", "came", "agrees"),
+    [
+        (["a", "..."], ["a"], True),
+        (["a", "..."], ["b", "a"], False),
+        (["a"], ["a", "b"], False),
+        (["...", "b"], ["a", "b"], True),
+        (["1.5"], ["125"], False),
+        ([], ["a"], False),
+    ],
+)
+def test_only_what_is_left_out_may_differ(shown: list[str], came: list[str], agrees: bool) -> None:
+    assert Step("", shown, came).agrees is agrees
+
+
+def test_a_page_is_brought_up_to_date_and_leaves_out_what_it_left_out(tmp_path: Path) -> None:
+    stale = PAGE.replace("$ cat log\na\n", "$ cat log\na, once\n").replace("one two", "three")
+    assert updated(stale.replace("a, once", "a"), tmp_path) == PAGE

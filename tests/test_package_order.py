@@ -1,0 +1,128 @@
+"""Rooms stand in an order: what a room imports stands before it, and there is no circle."""
+
+from __future__ import annotations
+
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.import_graph import (
+    between,
+    graph,
+    modules,
+    place,
+)
+
+#: A room imports those before it, never those after it; "" is ``simkv/__init__.py``.
+ORDER = [
+    "core",
+    "schedulers",
+    "costs",
+    "workload",
+    "scenario",
+    "custom",
+    "own",
+    "sim",
+    "explain",
+    "metrics",
+    "study",
+    "report",
+    "conformance",
+    "validation",
+    "incident",
+    "gpu",
+    "serve",
+    "api",
+    "",
+    "cli",
+    "__main__",
+]
+MOST_PLACES = 21
+MOST_PAIRS = 110  # one of them is simkv.own, the old spelling of simkv.custom, until 0.4
+EDGES = graph(ROOT / "simkv")
+
+
+def upward(edges: dict[str, set[str]], order: list[str]) -> list[tuple[str, str]]:
+    """The imports of a module whose place is not before that of the importing one."""
+    return [
+        (module, other)
+        for module, others in sorted(edges.items())
+        for other in sorted(others)
+        if order.index(place(other)) > order.index(place(module))
+    ]
+
+
+def circle(edges: dict[str, set[str]]) -> list[str]:
+    """Some modules or places that import each other in a ring; none if there is no such ring."""
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_every_place_has_a_place_in_the_order() -> None:
+    assert set(between(EDGES)) <= set(ORDER)
+
+
+def test_no_import_runs_up() -> None:
+    assert upward(EDGES, ORDER) == []
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    assert circle(EDGES) == []
+
+
+def test_there_are_few_places_and_few_pairs() -> None:
+    places = between(EDGES)
+    assert len(places) <= MOST_PLACES
+    assert sum(map(len, places.values())) <= MOST_PAIRS
+
+
+def test_the_graph_is_that_of_the_package() -> None:
+    """A file that is not looked at would be free to import what it likes."""
+    assert set(EDGES) == set(modules(ROOT / "simkv"))
+    assert "simkv.core.request" in EDGES["simkv.workload.listed_requests"]
+    assert "scenario" in between(EDGES)["sim"]
+
+
+PLANTED = {
+    "a name": "from house.upper.attic import thing",
+    "a module": "import house.upper.attic",
+    "a module of a room": "from house.upper import attic",
+    "a relative name": "from ..upper.attic import thing",
+    "a relative room": "from .. import upper",
+    "inside a function": "def f():\n    from house.upper import attic\n    return attic",
+    "for types": "import typing\nif typing.TYPE_CHECKING:\n    import house.upper.attic",
+    "by a constant": "from importlib import import_module\nimport_module('house.upper.attic')",
+    "by a pattern": "import importlib\nm = importlib.import_module(f'house.upper.{__name__}')",
+}
+
+
+@pytest.mark.parametrize("line", PLANTED.values(), ids=PLANTED.keys())
+def test_a_planted_import_is_seen(tmp_path: Path, line: str) -> None:
+    for room in ("lower", "upper"):
+        (tmp_path / "house" / room).mkdir(parents=True)
+        (tmp_path / "house" / room / "__init__.py").write_text("")
+    (tmp_path / "house" / "__init__.py").write_text("")
+    (tmp_path / "house" / "upper" / "attic.py").write_text("import house.lower.cellar\nthing = 1\n")
+    cellar = tmp_path / "house" / "lower" / "cellar.py"
+    order = ["", "lower", "upper"]
+    cellar.write_text("")
+    sound = graph(tmp_path / "house")
+    assert (upward(sound, order), circle(between(sound))) == ([], [])
+    cellar.write_text(line)
+    edges = graph(tmp_path / "house")
+    assert [module for module, _ in upward(edges, order)] == ["house.lower.cellar"]
+    assert set(circle(between(edges))) == {"lower", "upper"}
+
+
+def test_a_planted_circle_of_files_is_seen(tmp_path: Path) -> None:
+    house = tmp_path / "house"
+    (house / "room").mkdir(parents=True)
+    ring = ["a", "b", "c"]
+    for name, following in zip(ring, [*ring[1:], "a"], strict=True):
+        (house / "room" / f"{name}.py").write_text(f"def f():\n    from . import {following}\n")
+    assert set(circle(graph(house))) == {f"house.room.{name}" for name in ring}

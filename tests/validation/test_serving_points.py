@@ -1,0 +1,465 @@
+"""Measured serving points: read, replayed, scored, fitted."""
+
+import csv
+import json
+import math
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from dev.serving_points.__main__ import fit as fit_rows
+from dev.serving_points.constant_fit import LADDERS, choose, fit, spread_of, values_for
+from dev.serving_points.fit_samples import NONE, Residual
+from dev.serving_points.fit_tables import left_out_table
+from dev.serving_points.point_calibration import rules_of
+from dev.serving_points.points_page import constants_table
+from simkv.cli import app
+from simkv.core.errors import InputError
+from simkv.costs.cost_profile import CostProfile
+from simkv.costs.operators.cost_constants import CostConstants
+from simkv.costs.operators.error_spreads import Configuration, ErrorSpread, ErrorSpreads
+from simkv.schedulers.sglang.config import SglangConfig
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.validation.serving_points.client_lengths import sample_lengths
+from simkv.validation.serving_points.closed_loop_replay import ClosedLoop, replay_point
+from simkv.validation.serving_points.constant_slopes import FITTED_CONSTANTS
+from simkv.validation.serving_points.launch_recipe import count_warm_up_requests
+from simkv.validation.serving_points.measured_rows import Latency, MeasuredRow, read_rows
+from simkv.validation.serving_points.point_prediction import (
+    CLIENT_MS,
+    WIDENING_PER_RELEASE,
+    Prediction,
+    predict,
+)
+from simkv.validation.serving_points.point_scores import noise, score_group
+from simkv.validation.serving_points.serving_point import nearest_variant, point_of
+from tests.conftest import ROOT
+
+HEAD = (
+    "id,backend,backend_version,model,system,precision,isl,osl,concurrency,tp,dp,ep,"
+    "protocol,measured_on,ttft_ms,tpot_ms,aic_ttft_ms,aic_tpot_ms"
+)
+LINE = (
+    "a,vllm,0.10.2,meta-llama/Llama-3.1-70B,h200_sxm,fp8,1024,64,4,4,1,1,"
+    "InferenceMAX,2025-10-29,90,12,60,11"
+)
+
+
+def write(folder: Path, *lines: str, head: str = HEAD) -> Path:
+    path = folder / "rows.csv"
+    path.write_text("\n".join((head, *lines)) + "\n", encoding="utf-8")
+    return path
+
+
+def one_row(tmp_path: Path) -> MeasuredRow:
+    return read_rows(write(tmp_path, LINE))[0]
+
+
+def steps_profile(**more: float) -> CostProfile:
+    """10 ms a step and 0.1 ms a prefill token."""
+    terms = [
+        {"name": "step", "feature": "steps", "seconds": 0.01},
+        {"name": "prefill", "feature": "prefill_tokens", "table": [[0, 0], [1e6, 100.0]]},
+        {"name": "decode", "feature": "decode_seqs", "table": [[0, 0], [1e3, 1.0]]},
+    ]
+    return CostProfile.model_validate(
+        {
+            "name": "steps",
+            "engine": "vllm",
+            "model": "m",
+            "gpu": "g",
+            "basis": "assumed",
+            "terms": terms,
+            "idle_pass_s": 1e-4,
+            "range": {},
+            "fit": {"points": 0},
+            "source": [],
+            **more,
+        }
+    )
+
+
+VLLM = VllmConfig(
+    variant="0.11.0",
+    num_gpu_blocks=4096,
+    max_num_seqs=64,
+    max_num_batched_tokens=8192,
+    enable_prefix_caching=False,
+)
+
+# ---------------------------------------------------------------------- reading
+
+
+def test_a_row_is_read_with_what_stands_beside_it(tmp_path: Path) -> None:
+    row = one_row(tmp_path)
+    assert (row.isl, row.concurrency, row.tp, row.version) == (1024, 4, 4, "0.10.2")
+    assert row.measured == Latency(90, 12)
+    assert row.anchors == {"aic": Latency(60, 11)}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (",1024,", ",many,", "line 2: isl: 'many'; expected a whole number"),
+        (",4,4,1,", ",0,4,1,", "line 2: concurrency: '0'"),
+        ("a,vllm", "a,trtllm", "line 2: backend: 'trtllm' is not known"),
+        ("2025-10-29", "29.10.", "line 2: measured_on: '29.10.'; expected a day"),
+        (",90,12,", ",90,,", "line 2: tpot_ms: is empty beside the other latency"),
+        (",90,12,", ",-1,12,", "line 2: ttft_ms: '-1'; expected milliseconds above 0"),
+        ("meta-llama/Llama-3.1-70B", "", "line 2: model: is empty"),
+        (",60,11", ",60", "line 2: has another number of fields"),
+    ],
+)
+def test_bad_rows_are_named_by_line_and_field(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    assert old in LINE
+    with pytest.raises(InputError, match=said):
+        read_rows(write(tmp_path, LINE.replace(old, new, 1)))
+
+
+def test_bad_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="line 3: id: 'a' stands in line 2 too"):
+        read_rows(write(tmp_path, LINE, LINE))
+    with pytest.raises(InputError, match="line 1: there is no column tp"):
+        read_rows(write(tmp_path, LINE, head=HEAD.replace(",tp,", ",tpp,")))
+    with pytest.raises(InputError, match="has no rows"):
+        read_rows(write(tmp_path))
+    with pytest.raises(InputError, match="cannot be read"):
+        read_rows(tmp_path / "none.csv")
+
+
+# ---------------------------------------------------------------------- what is replayed
+
+
+def test_lengths_are_those_of_the_client() -> None:
+    np.random.seed(0)
+    prompts = np.random.randint(819, 1025, size=40)
+    answers = np.random.randint(6553, 8193, size=40)
+    assert sample_lengths(40, 1024, 8192) == tuple(
+        zip(prompts.tolist(), answers.tolist(), strict=True)
+    )
+
+
+def test_the_day_tells_the_warm_up(tmp_path: Path) -> None:
+    row = one_row(tmp_path)
+    assert row.measured_on is not None
+    assert count_warm_up_requests(row) == 1
+    assert count_warm_up_requests(replace(row, measured_on=row.measured_on.replace(year=2026))) == 8
+    assert count_warm_up_requests(replace(row, protocol="unknown")) == 0
+
+
+def test_the_nearest_release_stands_for_one_that_there_is_not() -> None:
+    assert nearest_variant("vllm", "0.11.0") == ("0.11.0", 0)
+    assert nearest_variant("vllm", "0.11.2") == ("0.11.2", 0)
+    assert nearest_variant("vllm", "0.33.1")[0] == "0.33.0"
+    assert nearest_variant("sglang", "0.5.9") == ("0.5.15", 6)
+
+
+def test_a_point_has_the_flags_of_its_script(tmp_path: Path) -> None:
+    row = one_row(tmp_path)
+    point = point_of(row)
+    assert point.engine.max_num_batched_tokens == 8192
+    assert point.engine.max_num_seqs == row.concurrency
+    assert (point.hardware.kv, point.hardware.weights) == ("fp8", "fp8")
+    assert point.load == ClosedLoop(1024, 64, 4, 40)
+    b200 = point_of(replace(row, system="b200_sxm"))
+    assert b200.engine.max_num_seqs == 512
+    assert b200.setting.graph_mode == "full decode only"
+    deepseek = replace(
+        row, backend="sglang", model="deepseek-ai/DeepSeek-R1", system="b200_sxm", tp=8, version=""
+    )
+    slow = point_of(replace(deepseek, precision="fp4", concurrency=32)).engine
+    assert (slow.scheduler_recv_interval, slow.chunked_prefill_size) == (30, 16384)
+    assert point_of(replace(deepseek, precision="fp4")).engine.scheduler_recv_interval == 10
+
+
+def test_what_has_no_recipe_is_refused_by_name(tmp_path: Path) -> None:
+    row = one_row(tmp_path)
+    with pytest.raises(InputError, match="precision: no recipe"):
+        point_of(replace(row, precision="int2"))
+    with pytest.raises(InputError, match="no-such-model"):
+        point_of(replace(row, model="no-such-model"))
+
+
+# ---------------------------------------------------------------------- replaying
+
+
+def test_one_at_a_time_takes_what_its_steps_cost() -> None:
+    load = ClosedLoop(100, 11, 1, 10)
+    found = replay_point(VLLM, steps_profile(), load)
+    assert found.latency is not None
+    prompts = [prompt for prompt, _ in sample_lengths(10, 100, 11)]
+    assert found.latency.ttft == pytest.approx(10 + 0.1 * sum(prompts) / 10)
+    assert found.latency.tpot == pytest.approx(11)
+
+
+@pytest.mark.parametrize(
+    "engine", [VLLM, SglangConfig(max_total_num_tokens=65536, disable_radix_cache=True)]
+)
+def test_a_warm_up_changes_nothing_where_no_prefix_is_cached(
+    engine: VllmConfig | SglangConfig,
+) -> None:
+    cold, warm = (
+        replay_point(engine, steps_profile(), ClosedLoop(256, 64, 8, 80, warm_up=n)).latency
+        for n in (0, 16)
+    )
+    assert cold is not None
+    assert warm is not None
+    assert warm == pytest.approx(cold, rel=1e-9)
+
+
+def test_prompts_that_are_cached_cost_no_prefill() -> None:
+    cached = replace(VLLM, enable_prefix_caching=True)
+    load = ClosedLoop(256, 16, 4, 40)
+    new = replay_point(VLLM, steps_profile(), load).latency
+    hit = replay_point(cached, steps_profile(), replace(load, fresh=4, warm_up=1)).latency
+    assert new is not None
+    assert hit is not None
+    assert hit.ttft < 0.6 * new.ttft
+
+
+def test_leaping_changes_nothing() -> None:
+    load = ClosedLoop(256, 64, 8, 80)
+    leapt = replay_point(VLLM, steps_profile(), load).latency
+    stepped = replay_point(VLLM, steps_profile(), load, leaping=False).latency
+    assert leapt == pytest.approx(stepped, rel=1e-9)
+
+
+def test_slopes_are_differences_of_runs() -> None:
+    """Each constant is moved a little, and the run made again."""
+    load = ClosedLoop(300, 60, 8, 80)
+
+    def changed(prefill: float = 1.0, decode: float = 1.0, **seconds: float) -> CostProfile:
+        terms = []
+        for term in steps_profile().terms:
+            for when, scale in (("prefill", prefill), ("pure decode", decode)):
+                table = term.table and [(x, y * scale) for x, y in term.table]
+                terms.append(term.model_copy(update={"when": when, "table": table}))
+        for name, feature, when in (
+            ("prefill_step_s", "steps", "prefill"),
+            ("step_s", "steps", "any"),
+            ("seq_s", "decode_seqs", "any"),
+            ("seq_s", "prefill_seqs", "any"),
+        ):
+            new = {"name": name, "feature": feature, "when": when, "seconds": seconds.get(name, 0)}
+            terms.append(type(steps_profile().terms[0]).model_validate(new))
+        return steps_profile().model_copy(update={"terms": terms})
+
+    base = replay_point(VLLM, changed(), load)
+    assert base.latency is not None
+    assert base.moved is not None
+    for column, name in enumerate(FITTED_CONSTANTS[:-1]):
+        step = 1e-4 if name in ("prefill", "decode") else 1e-6
+        start = 1.0 if name in ("prefill", "decode") else 0.0
+        moved = replay_point(VLLM, changed(**{name: start + step}), load).latency
+        assert moved is not None
+        slope = (np.array(moved) - np.array(base.latency)) / step
+        assert slope == pytest.approx(base.moved[:, column], rel=2e-2, abs=1e-3), name
+
+
+# ---------------------------------------------------------------------- scores
+
+
+def test_a_measurement_counts_once_and_a_refusal_is_all_wrong(tmp_path: Path) -> None:
+    row = one_row(tmp_path)
+    a = replace(row, id="a", measurement="m", measured=Latency(100, 10))
+    b = replace(a, id="b")
+    c = replace(row, id="c", measurement="n", measured=Latency(100, 10))
+    d = replace(row, id="d", measurement="o", measured=Latency(100, 10))
+    low, high = Latency(80, 8), Latency(109, 12)
+    found = score_group(
+        "g",
+        [
+            Prediction(a, Latency(110, 10), low, high),
+            Prediction(b, Latency(110, 10), low, high),
+            Prediction(c, Latency(70, 13), Latency(60, 11), Latency(90, 14)),
+            Prediction(d, None),
+        ],
+    )
+    assert (found.rows, found.measurements) == (4, 3)
+    assert found.answered == pytest.approx(2 / 3)
+    ttft = found.errors["ttft"]
+    assert ttft.mape == pytest.approx((0.1 + 0.3) / 2)
+    assert ttft.strict == pytest.approx((0.1 + 0.3 + 1) / 3)
+    assert ttft.coverage == pytest.approx(1 / 2)
+    assert ttft.anchors["aic"] == (pytest.approx(0.4), pytest.approx(0.4))
+
+
+def test_noise_is_between_measurements_of_one_configuration(tmp_path: Path) -> None:
+    row = one_row(tmp_path)
+    others = [
+        replace(row, id="b", measurement="b", measured=Latency(110, 12)),
+        replace(row, id="c", measurement="c", version="0.11.0", measured=Latency(90, 6)),
+        replace(row, id="d", measurement="d", concurrency=8),
+    ]
+    same, another = sorted(noise([row, *others]), key=lambda n: n.name, reverse=True)
+    assert (same.name, same.pairs) == ("vllm, same release", 1)
+    assert same.ttft == pytest.approx(20 / 100)
+    assert (another.name, another.pairs) == ("vllm, another release", 2)
+
+
+# ---------------------------------------------------------------------- fitting
+
+
+def made_samples(scale: float, kind: Configuration, count: int, first: int) -> list[Residual]:
+    """Points whose decodes take ``scale`` times as long as predicted."""
+    found = []
+    for i in range(first, first + count):
+        prefill, decode, both = 20.0 + i, 8.0 + i % 5, 0.1 * (i % 3)
+        slopes = np.zeros((2, len(FITTED_CONSTANTS)))
+        slopes[0, :2] = prefill, decode
+        slopes[1, :2] = both, decode
+        at = slopes[:, 0] + slopes[:, 1]
+        real = slopes[:, 0] + slopes[:, 1] * scale
+        found.append(Residual(kind, str(i), (i,), real, at, slopes, NONE))
+    return found
+
+
+PAIRS = LADDERS["and pair, six each"]
+HOPPER = Configuration("vllm", "hopper", "H100", "m1", "gqa", "none", "fp8")
+OTHER = replace(HOPPER, gpu="H200", model="m2")
+BLACKWELL = replace(HOPPER, family="blackwell", gpu="B200")
+
+
+def test_constants_that_made_the_points_are_found() -> None:
+    samples = made_samples(1.3, HOPPER, 40, 0) + made_samples(0.9, BLACKWELL, 40, 100)
+    found = fit(samples, PAIRS)
+    decode = FITTED_CONSTANTS.index("decode")
+    assert values_for(HOPPER, found, PAIRS)[decode] == pytest.approx(1.3, abs=0.02)
+    assert values_for(BLACKWELL, found, PAIRS)[decode] == pytest.approx(0.9, abs=0.02)
+    unknown = replace(HOPPER, backend="sglang")
+    assert values_for(unknown, found, PAIRS) is NONE
+
+
+def test_finer_constants_are_taken_only_where_they_help() -> None:
+    one = made_samples(1.2, HOPPER, 30, 0) + made_samples(1.2, OTHER, 30, 50)
+    assert choose(one).chosen == "engine"
+    two = one + made_samples(0.8, BLACKWELL, 30, 100)
+    assert choose(two).chosen == "and GPU family"
+
+
+def test_a_level_changes_only_what_it_may() -> None:
+    samples = made_samples(1.3, HOPPER, 40, 0) + made_samples(0.9, BLACKWELL, 40, 100)
+    ladder = LADDERS["and GPU family"]
+    found = fit(samples, ladder)
+    wide, own = values_for(HOPPER, found, ladder[:1]), values_for(HOPPER, found, ladder)
+    assert own[FITTED_CONSTANTS.index("decode")] > wide[FITTED_CONSTANTS.index("decode")] + 0.1
+    for name in FITTED_CONSTANTS[2:]:
+        assert own[FITTED_CONSTANTS.index(name)] == wide[FITTED_CONSTANTS.index(name)]
+
+
+def test_a_spread_holds_ninety_of_a_hundred_of_the_like() -> None:
+    draws = np.random.default_rng(0).normal(0, 0.1, (4000, 2))
+    spread = spread_of(list(draws[:200]))
+    inside = (draws[200:, 0] >= spread.ttft[0]) & (draws[200:, 0] <= spread.ttft[1])
+    assert 0.85 < inside.mean() < 0.95
+    assert spread.points == 200
+
+
+def test_a_pair_that_was_never_seen_has_the_interval_of_its_kind() -> None:
+    own, wide = (
+        ErrorSpread((-0.1, 0.1), (-0.05, 0.05), 30),
+        ErrorSpread((-0.4, 0.4), (-0.2, 0.2), 90),
+    )
+    known = ErrorSpreads({HOPPER.levels()[0]: own}, {HOPPER.levels()[2]: wide}, {})
+    assert known.of(HOPPER) == (own, HOPPER.levels()[0])
+    assert known.of(OTHER) == (wide, HOPPER.levels()[2])
+    assert known.of(replace(HOPPER, backend="sglang")) is None
+
+
+# ---------------------------------------------------------------------- the command
+
+
+def test_predictions_need_nothing_measured_and_no_tables_of_the_extra(tmp_path: Path) -> None:
+    head = HEAD.replace(",ttft_ms,tpot_ms,aic_ttft_ms,aic_tpot_ms", "")
+    line = LINE.rsplit(",", 4)[0]
+    bad = line.replace("a,", "b,", 1).replace("Llama-3.1-70B", "no-such-model")
+    rows, out = write(tmp_path, line, bad, head=head), tmp_path / "out"
+    done = CliRunner().invoke(
+        app, ["validate", "silicon", str(rows), "--out", str(out), "--jobs", "1"]
+    )
+    assert done.exit_code == 0, done.output
+    assert "1 of 2 rows are answered" in done.output
+    with (out / "points.csv").open(encoding="utf-8") as file:
+        first, second = csv.DictReader(file)
+    assert (first["id"], first["answered"], second["answered"]) == ("a", "yes", "no")
+    assert float(first["ttft_ms"]) > CLIENT_MS
+    assert "no-such-model" in second["why"]
+    assert second["ttft_ms"] == ""
+    assert sorted(path.name for path in out.iterdir()) == ["points.csv"]
+
+
+def test_equal_configurations_come_out_the_same(tmp_path: Path) -> None:
+    row = one_row(tmp_path)
+    rows = [row, replace(row, id="b", measured=None), replace(row, id="c", concurrency=8)]
+    known = ErrorSpreads(
+        {point_of(row).kind.levels()[0]: ErrorSpread((-0.1, 0.2), (0, 0.1), 9)}, {}, {}
+    )
+    first, second, third = predict(rows, known, lambda _: CostConstants(), jobs=1)
+    assert first.latency == second.latency
+    assert first.latency != third.latency
+    assert first.latency is not None
+    assert first.high is not None
+    assert first.high.ttft == pytest.approx(first.latency.ttft * math.exp(0.2))
+
+
+def test_a_fit_needs_measured_columns(tmp_path: Path) -> None:
+    head = HEAD.replace(",ttft_ms,tpot_ms,aic_ttft_ms,aic_tpot_ms", "")
+    rows = write(tmp_path, LINE.rsplit(",", 4)[0], head=head)
+    with pytest.raises(InputError, match="a fit needs the columns ttft_ms and tpot_ms"):
+        fit_rows(rows, tmp_path)
+
+
+def test_rules_give_back_the_constants_of_each_kind_and_none_to_other_families() -> None:
+    samples = made_samples(1.3, HOPPER, 30, 0) + made_samples(0.9, BLACKWELL, 30, 100)
+    name = "and pair, six each"
+    fitted = replace(choose(samples), chosen=name, values=fit(samples, PAIRS))
+    rules = rules_of(samples, fitted, "made up")
+    for kind in (HOPPER, BLACKWELL, replace(HOPPER, family="ada", gpu="L40S")):
+        found = CostConstants()
+        for rule in rules:
+            if all(getattr(kind, k) == v for k, v in rule["kind"].items()):
+                found = found.joined(CostConstants(**rule["constants"]))
+        expected = values_for(kind, fitted.values, PAIRS) if kind.family != "ada" else NONE
+        for name, value in zip(FITTED_CONSTANTS, expected, strict=True):
+            assert getattr(found, name) == pytest.approx(value, abs=1e-4)
+
+
+def test_far_releases_widen_the_interval_of_a_pair_that_was_never_seen(tmp_path: Path) -> None:
+    near = replace(one_row(tmp_path), backend="vllm", version="0.11.0")
+    far = replace(near, id="b", version="0.15.0")
+    released = point_of(far).releases
+    level = point_of(near).kind.levels()[-1]
+    known = ErrorSpreads({}, {level: ErrorSpread((-0.1, 0.1), (-0.1, 0.1), 50)}, {})
+    first, second = predict([near, far], known, lambda _: CostConstants(), jobs=1)
+    for found, apart in ((first, 0), (second, released)):
+        assert found.latency is not None
+        assert found.high is not None
+        wider = 0.1 + WIDENING_PER_RELEASE * apart
+        assert found.high.tpot == pytest.approx(found.latency.tpot * math.exp(wider))
+        assert "never seen" in found.why
+
+
+def test_the_page_has_the_constants_that_come_with_simkv() -> None:
+    rules = json.loads((ROOT / "simkv/costs/operators/constants.json").read_text())
+    assert constants_table(rules) in (ROOT / "docs/silicon.md").read_text()
+    changed = rules[0] | {"constants": {"prefill": 1.5, "step_s": 0.002}}
+    row = constants_table([changed]).splitlines()[-1]
+    assert row.startswith(f"| {', '.join(rules[0]['kind'].values())} | 1.5 |")
+    assert "| 2 |" in row
+
+
+def test_the_tables_of_a_fit_have_errors_of_left_out_points() -> None:
+    samples = made_samples(1.3, HOPPER, 4, 0)
+    table = left_out_table("left out", samples, np.full((4, 2), np.log(1.25)))
+    console = Console(width=120, record=True, file=StringIO())
+    console.print(table)
+    text = console.export_text()
+    assert "20.0" in text
+    assert "-20.0" in text

@@ -1,0 +1,331 @@
+"""Writes the site's reference from the code: ``python tools/docs_reference.py docs/reference``.
+
+Commands from the command line's own parser, fields and knobs from the schema and the texts under
+them, figures from their registry, functions from their docstrings.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import typer
+
+import simkv
+from simkv.cli import app, plan
+from simkv.core.engine_flags import sources
+from simkv.core.field_docs import read_field_docs
+from simkv.core.figures import FLEET_METRICS, METRICS
+from simkv.scenario.scenario_schema import json_schema
+from simkv.schedulers.engine_registry import ENGINES
+
+NOTE = "<!-- Made by tools/docs_reference.py from the code; do not edit. -->\n"
+
+
+def pages() -> dict[str, str]:
+    """The pages by their names."""
+    return {
+        "commands.md": commands(),
+        "scenario.md": scenario(),
+        "knobs.md": knobs(),
+        "figures.md": figures(),
+        "python.md": python(),
+    }
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A table in Markdown."""
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "".join(f"| {' | '.join(_cell(one) for one in line)} |\n" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def commands() -> str:
+    """Every command with its arguments and options."""
+    plan.select_options(all_of_them=True)
+    parts = [NOTE, "# Commands\n\n", "Every command takes `--help`.\n"]
+    for name, command in walk_commands(typer.main.get_command(app)):
+        parts.append(f"\n## simkv {name}\n\n{_markdown(command.help or '')}\n\n")
+        rows = [row for param in command.params if (row := _param(param))]
+        if rows:
+            parts.append(table(("", "what it does", "default"), rows))
+    return "".join(parts)
+
+
+def walk_commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    """All commands below a group, by their words."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from walk_commands(command, f"{before}{name} ")
+        else:
+            yield before + name, command
+
+
+def _param(param: Any) -> tuple[str, str, str] | None:
+    if "--help" in param.opts:
+        return None
+    if param.param_type_name == "argument":
+        name = f"`{(param.metavar or param.name).strip('{}').upper()}`"
+    else:
+        value = "" if param.is_flag else f" {param.metavar or _kind(param)}"
+        name = ", ".join(f"`{one}{value}`" for one in [*param.opts, *param.secondary_opts])
+    default = param.default
+    empty = default is None or default in ((), "") or callable(default)
+    shown = "needed" if param.required else "" if empty else f"`{_value(default)}`"
+    return name, param.help or "", shown
+
+
+def _kind(param: Any) -> str:
+    """What stands for the value of an option in its place."""
+    kind = param.type_descriptor.annotation
+    if get_origin(kind) is Literal:
+        return "|".join(get_args(kind))
+    return {Path: "PATH", int: "N", float: "X"}.get(kind, "TEXT")
+
+
+def scenario() -> str:
+    """Every field of a scenario file but the engines' knobs."""
+    schema = json_schema()
+    configs = {spec.config.__name__ for spec in ENGINES.values()}
+    parts = [
+        NOTE,
+        "# Scenario fields\n\n",
+        "What each means and how they go together is told in [Scenario files](../scenario.md), "
+        "[Workloads](../workloads.md) and [Fleets](../fleets.md); the knobs of `engine` are on a "
+        "[page of their own](knobs.md).\n",
+    ]
+    for path, section in _sections(schema):
+        if section.get("title") in configs:
+            continue
+        parts.append(f"\n## {path}\n\n{_markdown(section.get('description', ''))}\n\n")
+        rows = [
+            (
+                f"`{name}`",
+                field["description"],
+                _type(field, schema["$defs"]),
+                _default(name, field, section),
+            )
+            for name, field in section["properties"].items()
+            if "const" not in field
+        ]
+        if rows:
+            parts.append(table(("field", "what it says", "value", "default"), rows))
+    return "".join(parts)
+
+
+def _sections(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The sections of the schema, each under the first path that leads to it."""
+    seen, queue = set[str](), [("the file", "", schema)]
+    while queue:
+        path, below, section = queue.pop(0)
+        yield path, section
+        for name, field in section.get("properties", {}).items():
+            for reference in _references(field):
+                target = schema["$defs"][reference]
+                if reference in seen or "properties" not in target:
+                    continue
+                seen.add(reference)
+                place = "expect.FIGURE" if reference == "Bound" else f"{below}{name}"
+                consts = [f["const"] for f in target["properties"].values() if "const" in f]
+                shown = f"{place}: {consts[0]}" if consts else place
+                queue.append((shown, f"{place}.", target))
+
+
+def _references(node: Any) -> Iterator[str]:
+    if isinstance(node, Mapping):
+        if "$ref" in node and not node["$ref"].startswith("#/$defs/Part"):
+            yield node["$ref"].rsplit("/", 1)[1]
+        for value in node.values():
+            yield from _references(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _references(value)
+
+
+def knobs() -> str:
+    """Every knob of every engine."""
+    parts = [
+        NOTE,
+        "# Knobs\n\n",
+        "Knobs of `engine` in a scenario, under the engine's own names. *Variants* are those that "
+        "heed the knob: others refuse or ignore it. `simkv policies` says where each variant is "
+        "from.\n",
+    ]
+    schema = json_schema()["$defs"]
+    for engine, spec in ENGINES.items():
+        section = schema[spec.config.__name__]
+        texts, origins = read_field_docs(spec.config), sources(spec.config)
+        rows = [
+            (
+                f"`{field.name}`",
+                texts[field.name],
+                _or([f"`{name}`" for name in spec.variants])
+                if field.name == "variant"
+                else _type(section["properties"][field.name], schema),
+                _default(field.name, section["properties"][field.name], section),
+                _having(engine, field.name),
+                str(origins[field.name]),
+            )
+            for field in fields(spec.config)
+            if field.name != "name"
+        ]
+        parts.append(f"\n## {engine}\n\n{_markdown(section.get('description', ''))}\n\n")
+        parts.append(
+            table(("knob", "what it does", "value", "default", "variants", "source"), rows)
+        )
+    return "".join(parts)
+
+
+def _having(engine: str, knob: str) -> str:
+    """Which variants of an engine have a knob: ``all``, ``from 0.26.0 on``, ``all but seed``."""
+    spec = ENGINES[engine]
+    having = [name for name in spec.variants if knob not in spec.lacks.get(name, ())]
+    lacking = [name for name in spec.variants if name not in having]
+    if not lacking:
+        return "all"
+    releases = sorted(filter(_RELEASE.fullmatch, spec.variants), key=_number)
+    without = [name for name in releases if name in lacking]
+    if without and len(without) < len(releases) and without == releases[: len(without)]:
+        named = [name for name in lacking if name not in releases]
+        return f"from {releases[len(without)]} on" + "".join(f", not {name}" for name in named)
+    short = having if len(having) <= len(lacking) else lacking
+    return ("" if short is having else "all but ") + ", ".join(short)
+
+
+_RELEASE = re.compile(r"[0-9]+(\.[0-9]+)+")
+
+
+def _number(release: str) -> tuple[int, ...]:
+    return tuple(map(int, release.split(".")))
+
+
+def figures() -> str:
+    """Every figure of summary.json."""
+    rows = [
+        (
+            f"`{one.key}`",
+            one.label,
+            one.unit or "number",
+            "more" if one.more_is_better else "less",
+            one.description,
+        )
+        for one in [*METRICS.values(), *FLEET_METRICS.values()]
+    ]
+    return (
+        f"{NOTE}# Figures\n\nWhat `summary.json` says of a variant; `expect`, `--slo`, `--plot` "
+        "and `--pareto` go by these names. Those of `fleet` are there with a fleet only.\n\n"
+        + table(("figure", "is the", "unit", "better is", "note"), rows)
+    )
+
+
+def python() -> str:
+    """Every public name of the package."""
+    parts = [NOTE, "# Python\n\n```python\nimport simkv\n```\n"]
+    for name in simkv.__all__:
+        one = getattr(simkv, name)
+        if name.startswith("__"):
+            continue
+        parts.append(f"\n## simkv.{name}\n\n")
+        if inspect.isfunction(one):
+            parts.append(f"```python\n{_signature(name, one)}\n```\n\n")
+        parts.append(f"{_markdown(inspect.getdoc(one) or '')}\n")
+    parts.append("\n## What they give back\n")
+    for name in ("RunOutcome", "Plans"):
+        kind = getattr(sys.modules["simkv.api"], name)
+        parts.append(f"\n### {name}\n\n{_markdown(inspect.getdoc(kind) or '')}\n\n")
+        members = [
+            (f"`{key}`", (inspect.getdoc(member) or "").partition("\n\n")[0])
+            for key, member in vars(kind).items()
+            if not key.startswith("_") and inspect.getdoc(member)
+        ]
+        parts.append(table(("member", "is"), members))
+    return "".join(parts)
+
+
+def _signature(name: str, function: Any) -> str:
+    shown = []
+    for one in inspect.signature(function).parameters.values():
+        plain = one.replace(annotation=inspect.Parameter.empty)
+        shown.append(str(plain))
+    star = [
+        index
+        for index, one in enumerate(inspect.signature(function).parameters.values())
+        if one.kind is one.KEYWORD_ONLY
+    ]
+    if star:
+        shown.insert(star[0], "*")
+    whole = f"simkv.{name}({', '.join(shown)})"
+    return whole if len(whole) < 90 else f"simkv.{name}(\n    " + ",\n    ".join(shown) + ",\n)"
+
+
+def _type(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
+    """What a value may be: ``number from 0 to 1``, ``fcfs or priority``, ``mapping``."""
+    if "$ref" in field:
+        return _type(definitions[field["$ref"].rsplit("/", 1)[1]], definitions)
+    if "enum" in field:
+        return _or([f"`{_value(one)}`" for one in field["enum"]])
+    if "const" in field:
+        return f"`{field['const']}`"
+    if options := field.get("anyOf") or field.get("oneOf"):
+        kinds = [_type(one, definitions) for one in options if one.get("type") != "null"]
+        return _or(list(dict.fromkeys(kinds)))
+    kind = {
+        "integer": "whole number",
+        "number": "number",
+        "boolean": "`true` or `false`",
+        "string": "text",
+        "array": "list",
+        "object": "mapping",
+    }.get(field.get("type", ""), "mapping")
+    bounds = [
+        f"{word} {field[key]:,}"
+        for key, word in (
+            ("minimum", "from"),
+            ("exclusiveMinimum", "above"),
+            ("maximum", "to"),
+            ("exclusiveMaximum", "below"),
+        )
+        if key in field
+    ]
+    return " ".join([kind, *bounds])
+
+
+def _or(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def _default(name: str, field: Mapping[str, Any], section: Mapping[str, Any]) -> str:
+    if name in section.get("required", ()):
+        return "needed"
+    default = field.get("default")
+    if isinstance(default, dict):  # a section: its own fields say theirs
+        default = default.get("name")
+    return "" if default in (None, [], "") else f"`{_value(default)}`"
+
+
+def _value(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _markdown(text: str) -> str:
+    """A docstring as Markdown: double backticks are single, and examples in braces stay."""
+    return re.sub(r"``([^`]+)``", r"`\1`", inspect.cleandoc(text))
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in pages().items():
+        (folder / name).write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    main()
