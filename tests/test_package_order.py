@@ -1,7 +1,8 @@
-"""Rooms stand in an order: what a room imports stands before it, and there is no circle."""
+"""Packages have an order: a package imports only those before it, and module names are unique."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from tests.import_graph import (
     place,
 )
 
-#: A room imports those before it, never those after it; "" is ``simkv/__init__.py``.
+#: A package imports those before it, never those after it; "" is ``simkv/__init__.py``.
 ORDER = [
     "core",
     "schedulers",
@@ -126,3 +127,37 @@ def test_a_planted_circle_of_files_is_seen(tmp_path: Path) -> None:
     for name, following in zip(ring, [*ring[1:], "a"], strict=True):
         (house / "room" / f"{name}.py").write_text(f"def f():\n    from . import {following}\n")
     assert set(circle(graph(house))) == {f"house.room.{name}" for name in ring}
+
+
+def shared_names(paths: list[Path]) -> dict[str, list[str]]:
+    """Module names that several modules have, without parallel modules of engines and commands.
+
+    Engines have modules of the same role (``config.py``), and a command may have the name of the
+    module that it calls.
+    """
+    found: dict[str, list[str]] = defaultdict(list)
+    engines: set[str] = set()
+    for path in paths:
+        name = path.stem
+        if path.parts[1] == "cli" or name.startswith("__"):
+            continue
+        if path.parts[1] == "schedulers" and len(path.parts) > 3:
+            if name in engines:
+                continue
+            engines.add(name)
+        found[name].append(path.as_posix())
+    return {name: files for name, files in found.items() if len(files) > 1}
+
+
+def test_a_module_name_means_one_thing() -> None:
+    paths = [path.relative_to(ROOT) for path in sorted((ROOT / "simkv").rglob("*.py"))]
+    assert shared_names(paths) == {}
+
+
+def test_a_planted_module_name_is_seen() -> None:
+    roles = ["simkv/schedulers/vllm/config.py", "simkv/schedulers/sglang/config.py"]
+    commands = ["simkv/study/sweep/sweep.py", "simkv/cli/sweep.py"]
+    twice = ["simkv/sim/lockstep.py", "simkv/conformance/lockstep.py"]
+    mixed = ["simkv/schedulers/vllm/memory.py", "simkv/costs/memory.py"]
+    paths = [Path(name) for name in [*roles, *commands, *twice, *mixed]]
+    assert shared_names(paths) == {"lockstep": twice, "memory": mixed}
