@@ -80,9 +80,9 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, content: bytes, complaint: 
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="cannot be read: No such file"):
+    with pytest.raises(TraceError, match="cannot be read: no such file"):
         read_trace(tmp_path / "nothing")
-    with pytest.raises(TraceError, match="cannot be read: Is a directory"):
+    with pytest.raises(TraceError, match="cannot be read: is a directory"):
         read_trace(tmp_path)
 
 

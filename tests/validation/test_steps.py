@@ -116,7 +116,7 @@ def test_the_command_prints_the_table_and_writes_it(tmp_path: Path) -> None:
     costs = tmp_path / "costs.json"
     costs.write_text(profile().model_dump_json())
     arguments = ["validate", str(folder), "--profile", str(costs), "--out", str(tmp_path / "out")]
-    done = CliRunner().invoke(app, [*arguments, "--steps"])
+    done = CliRunner().invoke(app, [*arguments, "--host-times"])
     assert done.exit_code == 0, done.output
     assert "Above the kernels, by kind of step" in done.output
     table = pd.read_csv(tmp_path / "out" / "steps.csv")
