@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from simkv.incident.emit.emitted_files import emit
-from simkv.metrics.result_assembly import run_scenario
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.packaged_scenarios import find_scenario
 from simkv.scenario.scenario_loader import load, resolve_variants
 from simkv.scenario.yaml_document import YamlDocument

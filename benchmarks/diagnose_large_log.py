@@ -23,8 +23,8 @@ from typing import Any
 from simkv.incident.emit.log_dates import format_time
 from simkv.incident.emit.sglang_log_writer import sglang_log_lines
 from simkv.incident.emit.vllm_log_writer import LogOptions, vllm_log_lines
-from simkv.metrics.result_assembly import run_scenario
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario_loader import resolve_variants
 from simkv.scenario.yaml_document import YamlDocument
 

@@ -25,8 +25,8 @@ from simkv.incident.emit.emitted_files import emit
 from simkv.incident.ensemble_fit import FIGURES
 from simkv.incident.incident_simulation import request_times, simulate_incident
 from simkv.incident.workload_ensemble import interval
-from simkv.metrics.result_assembly import run_scenario
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario_loader import load, resolve_variants
 from simkv.scenario.yaml_document import YamlDocument
 from simkv.workload.workload_section import build_clients

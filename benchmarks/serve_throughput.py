@@ -129,7 +129,7 @@ def sustained(streams: int, speed: float, tokens: int) -> tuple[float, float, fl
 
 def compared(streams: int, tokens: int) -> list[str]:
     """What clients saw at --speed 1 beside a run of the record, in lines."""
-    from simkv.metrics.result_assembly import run_file
+    from simkv.metrics.scenario_runner import run_file
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -20,8 +20,8 @@ from cases import CASES, HERE, Case, make_fleet, poisson, vllm
 
 from simkv.core.request import Request
 from simkv.costs.cost_profile import CostProfile, load_profile
-from simkv.costs.hardware.catalog import find_architecture, find_gpu
-from simkv.costs.hardware.engine_settings import find_execution_settings
+from simkv.costs.hardware.execution_settings_lookup import find_execution_settings
+from simkv.costs.hardware.model_gpu_catalog import find_architecture, find_gpu
 from simkv.costs.hardware.replica_hardware import make_hardware
 from simkv.costs.operators.profile_resolution import resolve_profile
 from simkv.costs.simulated_executor import SimulatedExecutor

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from simkv.costs.hardware.catalog import find_architecture, find_gpu
-from simkv.costs.hardware.engine_settings import find_execution_settings
+from simkv.costs.hardware.execution_settings_lookup import find_execution_settings
 from simkv.costs.hardware.kv_capacity import compute_kv_capacity
+from simkv.costs.hardware.model_gpu_catalog import find_architecture, find_gpu
 from simkv.costs.hardware.replica_hardware import make_hardware
 from simkv.incident.emit.log_dates import format_time
 from simkv.incident.emit.vllm_log_writer import STATS_INTERVAL_S, stats_line

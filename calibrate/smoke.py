@@ -158,7 +158,7 @@ STAGES = {
     "model": Stage(
         model, 90, "simkv/gpu/transformer.py, graphs.py; memory, if it is short of that"
     ),
-    "tiles": Stage(tiles, 60, "simkv/gpu/kernel_tiles.py: take out what does not build"),
+    "tiles": Stage(tiles, 60, "simkv/gpu/triton_tile_configs.py: take out what does not build"),
 }
 
 

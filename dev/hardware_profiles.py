@@ -14,10 +14,10 @@ from pathlib import Path
 from dev.operator_efficiency import errors_of, joined, shares_of
 from simkv.core.errors import InputError
 from simkv.costs.cost_profile import StepError
-from simkv.costs.hardware.catalog import Gpu, gpus
+from simkv.costs.hardware.model_gpu_catalog import Gpu, gpus
 from simkv.costs.hardware.replica_hardware import Hardware
 from simkv.costs.operators import composed_profiles, roofline
-from simkv.costs.operators.cost_constants import CostConstants
+from simkv.costs.operators.calibration_rules import CostConstants
 from simkv.costs.operators.operator_tables import TableStore, find_installed_tables
 from simkv.costs.operators.profile_resolution import compose_from_tables, estimate_from_data_sheet
 

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from simkv.costs.cost_profile import CostProfile, StepCost, StepError
-from simkv.costs.hardware.catalog import Gpu
+from simkv.costs.hardware.model_gpu_catalog import Gpu
 from simkv.costs.operators.operator_tables import SLACK, TableStore
 from simkv.costs.operators.roofline import Efficiency
 from simkv.costs.scaled_executor import classify_step

@@ -7,8 +7,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from simkv.metrics.result_assembly import run_scenario
 from simkv.metrics.run_result import records_by_replica
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.report.run_plots import write_plots
 from simkv.scenario.scenario_loader import load
 

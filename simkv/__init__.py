@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from simkv.api import compare, evolve, pareto, plan, plot, run, sweep
     from simkv.core.errors import InputError
     from simkv.core.version import __version__
-    from simkv.metrics.result_assembly import run_file, run_scenario
+    from simkv.metrics.scenario_runner import run_file, run_scenario
     from simkv.scenario.scenario_loader import load
 
 __all__ = [
@@ -47,8 +47,8 @@ _HOME = {
     "plan": "api",
     "plot": "api",
     "run": "api",
-    "run_file": "metrics.result_assembly",
-    "run_scenario": "metrics.result_assembly",
+    "run_file": "metrics.scenario_runner",
+    "run_scenario": "metrics.scenario_runner",
     "sweep": "api",
 }
 

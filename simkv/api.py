@@ -27,8 +27,8 @@ import pandas as pd
 
 from simkv.core.outcome import Outcome
 from simkv.explain.diagnosis import ledger_rows, preemption_rows
-from simkv.metrics.result_assembly import run_scenario
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.custom.code_source import override_trust
 from simkv.scenario.packaged_scenarios import find_scenario
 from simkv.scenario.scenario import Scenario

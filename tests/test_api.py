@@ -29,7 +29,7 @@ def test_import_is_light_and_run_is_a_function_whatever_comes_first() -> None:
         "import sys, simkv\n"
         "assert not {'numpy', 'pandas', 'pydantic', 'simpy'} & set(sys.modules)\n"
         "assert callable(simkv.run)\n"
-        "from simkv.metrics.result_assembly import run_scenario\n"
+        "from simkv.metrics.scenario_runner import run_scenario\n"
         f"print(simkv.run({REPORT!r}).figures.loc['preemptions', 'after'])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

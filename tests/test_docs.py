@@ -15,7 +15,7 @@ from typer.main import get_command
 from simkv.cli import app
 from simkv.cli.plan import select_options
 from simkv.metrics.expectation_checks import check_expectations
-from simkv.metrics.result_assembly import run_file
+from simkv.metrics.scenario_runner import run_file
 from tests.conftest import ROOT
 from tests.test_docs_walkthroughs import PAGES as WALKS
 

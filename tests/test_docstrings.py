@@ -29,7 +29,7 @@ from simkv.incident.server_setup import UserSettings, _flags, infer_setup
 from simkv.incident.remedies import _as_typed, find_remedies
 from simkv.incident.source_reader import read_source
 from simkv.incident.wait_summary import summarize_waits
-from simkv.metrics.result_assembly import run_scenario
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.yaml_document import YamlDocument
 from simkv.scenario.scenario_loader import resolve_variants
 from simkv.schedulers.engine_registry import ENGINES

@@ -129,23 +129,26 @@ def test_a_planted_circle_of_files_is_seen(tmp_path: Path) -> None:
     assert set(circle(graph(house))) == {f"house.room.{name}" for name in ring}
 
 
+def is_of_engine(path: Path) -> bool:
+    """Whether a module belongs to the package of one engine."""
+    return path.parts[1] == "schedulers" and len(path.parts) > 3
+
+
 def shared_names(paths: list[Path]) -> dict[str, list[str]]:
     """Module names that several modules have, without parallel modules of engines and commands.
 
-    Engines have modules of the same role (``config.py``), and a command may have the name of the
-    module that it calls.
+    Engines have modules of the same role (``config.py``), which may be named after the module of
+    ``core`` that they implement. A command may have the name of the module that it calls.
     """
     found: dict[str, list[str]] = defaultdict(list)
-    engines: set[str] = set()
+    of_engines = {path.stem for path in paths if is_of_engine(path)}
     for path in paths:
         name = path.stem
-        if path.parts[1] == "cli" or name.startswith("__"):
-            continue
-        if path.parts[1] == "schedulers" and len(path.parts) > 3:
-            if name in engines:
-                continue
-            engines.add(name)
-        found[name].append(path.as_posix())
+        parallel = is_of_engine(path) or (path.parts[1] == "core" and name in of_engines)
+        if not (parallel or path.parts[1] == "cli" or name.startswith("__")):
+            found[name].append(path.as_posix())
+    for name in of_engines & found.keys():
+        found[name].append("schedulers/*")
     return {name: files for name, files in found.items() if len(files) > 1}
 
 
@@ -160,4 +163,4 @@ def test_a_planted_module_name_is_seen() -> None:
     twice = ["simkv/sim/lockstep.py", "simkv/conformance/lockstep.py"]
     mixed = ["simkv/schedulers/vllm/memory.py", "simkv/costs/memory.py"]
     paths = [Path(name) for name in [*roles, *commands, *twice, *mixed]]
-    assert shared_names(paths) == {"lockstep": twice, "memory": mixed}
+    assert shared_names(paths) == {"lockstep": twice, "memory": [mixed[1], "schedulers/*"]}

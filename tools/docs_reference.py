@@ -20,7 +20,7 @@ import simkv
 from simkv.cli import app, plan
 from simkv.core.engine_flags import sources
 from simkv.core.field_docs import read_field_docs
-from simkv.core.figures import FLEET_METRICS, METRICS
+from simkv.core.figure_registry import FLEET_METRICS, METRICS
 from simkv.scenario.scenario_schema import json_schema
 from simkv.schedulers.engine_registry import ENGINES
 

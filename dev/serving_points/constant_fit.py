@@ -18,7 +18,7 @@ from scipy.optimize import least_squares
 
 from dev.serving_points.fit_samples import NONE, Residual
 from simkv.costs.operators.error_spreads import Configuration, ErrorSpread, release_number
-from simkv.validation.serving_points.constant_slopes import FITTED_CONSTANTS, Floats
+from simkv.validation.serving_points.latency_gradients import FITTED_CONSTANTS, Floats
 
 FOLDS = 5
 #: By how much a constant may differ from the wider kind's as easily as a point by its scale.

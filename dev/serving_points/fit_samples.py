@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simkv.costs.operators.cost_constants import CostConstants
+from simkv.costs.operators.calibration_rules import CostConstants
 from simkv.costs.operators.error_spreads import Configuration
 from simkv.validation.serving_points.closed_loop_replay import PointReplay
-from simkv.validation.serving_points.constant_slopes import FITTED_CONSTANTS, Floats
+from simkv.validation.serving_points.latency_gradients import FITTED_CONSTANTS, Floats
 from simkv.validation.serving_points.measured_rows import MeasuredRow
 from simkv.validation.serving_points.serving_point import ServingPoint
 

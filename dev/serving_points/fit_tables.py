@@ -13,7 +13,7 @@ from dev.serving_points.constant_fit import Fitted
 from dev.serving_points.fit_samples import Residual
 from simkv.costs.operators.error_spreads import Configuration
 from simkv.report.adaptive_table import make_adaptive_table
-from simkv.validation.serving_points.constant_slopes import FITTED_CONSTANTS, Floats
+from simkv.validation.serving_points.latency_gradients import FITTED_CONSTANTS, Floats
 from simkv.validation.serving_points.point_tables import percent, signed, titled
 
 FIT_HEAD = ("constants by", "number", "TTFT", "TPOT", "TTFT, pair left out", "TPOT, pair left out")

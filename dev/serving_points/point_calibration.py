@@ -20,10 +20,10 @@ from dev.serving_points.constant_fit import (
 )
 from dev.serving_points.fit_samples import NONE, Residual, samples_of
 from simkv.core.atomic_files import write_text
-from simkv.costs.operators.cost_constants import CostConstants
+from simkv.costs.operators.calibration_rules import CostConstants
 from simkv.costs.operators.error_spreads import ErrorSpreads
 from simkv.validation.serving_points.closed_loop_replay import PointReplay
-from simkv.validation.serving_points.constant_slopes import FITTED_CONSTANTS, Floats
+from simkv.validation.serving_points.latency_gradients import FITTED_CONSTANTS, Floats
 from simkv.validation.serving_points.measured_rows import Latency, MeasuredRow
 from simkv.validation.serving_points.point_prediction import (
     PointJob,

@@ -13,13 +13,20 @@ from pathlib import Path
 
 from simkv.core.errors import InputError
 from simkv.costs.cost_profile import CostProfile, StepCost
-from simkv.costs.hardware.catalog import Gpu, Model, find_gpu, find_model, known_gpu, known_model
+from simkv.costs.hardware.model_gpu_catalog import (
+    Gpu,
+    Model,
+    find_gpu,
+    find_model,
+    known_gpu,
+    known_model,
+)
 from simkv.costs.sources.aiconfigurator_profile import aiconfigurator_profile
 from simkv.costs.sources.llmservingsim_profile import Sharding, bundle_model, bundle_profile
 from simkv.costs.sources.measurement_files import read_settings
 from simkv.costs.sources.vidur_profile import vidur_profile
 from simkv.costs.step_load import StepLoad
-from simkv.schedulers.vllm.execution import graph_sizes
+from simkv.schedulers.vllm.execution_settings import graph_sizes
 
 
 @dataclass(frozen=True)

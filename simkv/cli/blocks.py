@@ -146,8 +146,8 @@ def _reckon(spec: EngineSpec, given: dict[str, Any], knobs: dict[str, Any]) -> N
     from pydantic import ValidationError
 
     from simkv.core.errors import spelling_hint
-    from simkv.core.launch_rules import LaunchError
-    from simkv.costs.hardware.engine_settings import find_execution_settings
+    from simkv.core.launcher_rules import LaunchError
+    from simkv.costs.hardware.execution_settings_lookup import find_execution_settings
     from simkv.costs.hardware.kv_capacity import compute_kv_capacity
     from simkv.scenario.hardware_section import HardwareSection, build_hardware
     from simkv.scenario.launch_defaults import launch_defaults

@@ -22,7 +22,7 @@ from simkv.core.errors import InputError, spelling_hint
 
 if TYPE_CHECKING:
     from simkv.scenario.scenario import Scenario
-    from simkv.study.whatif.run_condition import RunCondition
+    from simkv.study.whatif.outcome_predicate import RunCondition
     from simkv.study.whatif.trial_evaluation import Evaluator
 
 
@@ -84,7 +84,7 @@ def shrink(
 
     The result is a new scenario file.
     """
-    from simkv.study.whatif.run_condition import parse_condition
+    from simkv.study.whatif.outcome_predicate import parse_condition
     from simkv.study.whatif.shrunk_scenario import header, write_shrunk
     from simkv.study.whatif.workload_shrinking import shrink as smallest
 
@@ -148,7 +148,7 @@ def bisect(
     Searches the range of a setting (--over), or all variants of the engine.
     """
     from simkv.report.whatif_tables import flips_json, render_flips
-    from simkv.study.whatif.run_condition import parse_condition
+    from simkv.study.whatif.outcome_predicate import parse_condition
     from simkv.study.whatif.verdict_bisection import (
         find_flips,
         find_variant_flips,
@@ -201,7 +201,7 @@ def whatif(
 
     Changes one rule or setting at a time and reports which requests it would have helped.
     """
-    from simkv.core.figures import FIGURE_NAMES
+    from simkv.core.figure_registry import FIGURE_NAMES
     from simkv.report.whatif_tables import render_whatif, whatif_json
     from simkv.study.whatif.whatif import run_whatif as ask
 

@@ -36,7 +36,7 @@ def explain(
     Shows the causes of waiting and the requests that blocked others. Runs are deterministic: for a
     results directory, its scenario.yaml is run again.
     """
-    from simkv.metrics.result_assembly import run_scenario
+    from simkv.metrics.scenario_runner import run_scenario
     from simkv.report.report_runs import find_runs
     from simkv.report.run_explanation import explain_request, explain_run, explain_run_briefly
 

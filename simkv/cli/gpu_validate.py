@@ -108,8 +108,8 @@ def validate(
     from simkv.validation.gpu_runs.device_drift import read_sentinels
     from simkv.validation.gpu_runs.gpu_report import write_gpu_report
     from simkv.validation.gpu_runs.nominal_costs import nominal_profile
-    from simkv.validation.gpu_runs.plan_file import read_plan, write_plan
     from simkv.validation.gpu_runs.run_ranking import judge_trials
+    from simkv.validation.gpu_runs.validation_plan_file import read_plan, write_plan
 
     budget_s = parse_duration(budget)
     if repeats < 1:
@@ -136,7 +136,7 @@ def validate(
         print(f"Written to {folder / 'plan'}")
         return
 
-    from simkv.gpu.plan_execution import check_device, execute_plan
+    from simkv.gpu.validation_plan_runner import check_device, execute_plan
 
     check_device(judged, setup, other_gpu=allow_other_gpu)
     with progress("requests") as advance:

@@ -58,8 +58,8 @@ def llmservingsim(
     ] = None,
 ) -> None:
     """Build from a bundle of kernel tables of LLMServingSim."""
-    from simkv.costs.hardware.catalog import find_model, known_model
     from simkv.costs.hardware.host_links import parse_link
+    from simkv.costs.hardware.model_gpu_catalog import find_model, known_model
     from simkv.costs.sources.llmservingsim_profile import Sharding, bundle_model, bundle_profile
     from simkv.schedulers.engine_registry import DEFAULT
 
@@ -88,7 +88,7 @@ def aiconfigurator(
     tp: Tp = 1,
 ) -> None:
     """Build from the operator tables of NVIDIA's aiconfigurator."""
-    from simkv.costs.hardware.catalog import find_model
+    from simkv.costs.hardware.model_gpu_catalog import find_model
     from simkv.costs.sources.aiconfigurator_profile import aiconfigurator_profile
 
     check_file("--out", out)
@@ -107,7 +107,7 @@ def vidur(
     tp: Tp = 1,
 ) -> None:
     """Build from the operator tables of Vidur's profiler."""
-    from simkv.costs.hardware.catalog import find_model
+    from simkv.costs.hardware.model_gpu_catalog import find_model
     from simkv.costs.sources.vidur_profile import vidur_profile
 
     check_file("--out", out)
@@ -137,7 +137,7 @@ def single_request(
 
     The first request of the file is excluded as a warm-up.
     """
-    from simkv.costs.hardware.catalog import find_model, known_gpu
+    from simkv.costs.hardware.model_gpu_catalog import find_model, known_gpu
     from simkv.costs.sources.single_request import compute_model_traits, read_isolated_requests
     from simkv.costs.sources.single_request_fit import fit_single_request_profile
 

@@ -27,7 +27,7 @@ def profile_list(
     To use a model on a GPU in a scenario, write hardware: {gpu: ..., model: ...}; to use a packaged
     profile, write profile: NAME. Costs composed of measured operators need simkv[hardware].
     """
-    from simkv.costs.hardware.catalog import architectures, gpus
+    from simkv.costs.hardware.model_gpu_catalog import architectures, gpus
     from simkv.costs.operators.operator_tables import find_installed_tables
     from simkv.costs.packaged_profiles import find_known_costs
     from simkv.report.adaptive_table import AdaptiveTable, Column

@@ -94,8 +94,8 @@ def run(
     warn_overruled(scenario, set_ or [])
 
     from simkv.metrics.expectation_checks import check_expectations, exit_code
-    from simkv.metrics.result_assembly import run_scenario
     from simkv.metrics.run_result import records_by_replica
+    from simkv.metrics.scenario_runner import run_scenario
     from simkv.report.console_details import render_full_results
     from simkv.report.console_summary import render_brief
     from simkv.report.published_figures import compare_published

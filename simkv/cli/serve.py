@@ -119,7 +119,7 @@ def serve(
         raise InputError("SIMKV_API_KEY: is empty; expected a key, or no such variable")
     if record:
         check_file("--record", record)
-    from simkv.serve.server import Deployment, ServerOptions
+    from simkv.serve.server_assembly import Deployment, ServerOptions
 
     options = ServerOptions(host, port, speed, api_key, served_model_name, tokenizer, grace, seed)
     options = replace(options, kv_events=kv_events, kv_replay=kv_replay)

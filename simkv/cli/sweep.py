@@ -95,7 +95,7 @@ def sweep(
     Write one table, plots and Pareto fronts. An interrupted sweep continues when the same command
     is run again.
     """
-    from simkv.core.figures import FLEET_METRICS
+    from simkv.core.figure_registry import FLEET_METRICS
     from simkv.report.sweep_plots import parse_pareto, parse_plot
     from simkv.scenario.packaged_scenarios import find_scenario
     from simkv.study.sweep.random_sampling import parse_sample

@@ -10,10 +10,10 @@ from typing import Any
 import simpy
 
 from simkv.conformance.step_replay import arrivals_by_step, closing_line
+from simkv.core.actor_protocol import Message, MessageEffects, Threads
 from simkv.core.engine_spec import EngineSpec
 from simkv.core.recording_format import RecordingFormat, RecordingLine, TickFormat
 from simkv.core.request import Request
-from simkv.core.threads import Message, MessageEffects, Threads
 from simkv.costs.cost_profile import load_profile
 from simkv.costs.simulated_executor import SimulatedExecutor
 from simkv.scenario.thread_pacing import Pacing

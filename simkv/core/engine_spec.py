@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from simkv.core.block_pool import BlockPool
 from simkv.core.execution_settings import ExecutionSettings
-from simkv.core.launch_rules import LaunchRules
+from simkv.core.launcher_rules import LaunchRules
 from simkv.core.policy_language import PolicyHook
 from simkv.core.recording_format import RecordingFormat
 from simkv.core.scheduler_protocol import (

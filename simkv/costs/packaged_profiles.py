@@ -12,8 +12,13 @@ from simkv.core.errors import InputError
 from simkv.core.execution_settings import ExecutionSettings
 from simkv.costs.cost_profile import load_profile, packaged_profiles
 from simkv.costs.hardware.architecture import Architecture
-from simkv.costs.hardware.catalog import Gpu, architectures, gpus, other_names
 from simkv.costs.hardware.kv_capacity import compute_kv_capacity
+from simkv.costs.hardware.model_gpu_catalog import (
+    Gpu,
+    architectures,
+    gpus,
+    other_names,
+)
 from simkv.costs.hardware.replica_hardware import make_hardware
 from simkv.costs.operators.composed_profiles import PACKAGED_SETTING, combinations
 from simkv.costs.operators.composition import describe_layout

@@ -15,7 +15,7 @@ from functools import cached_property
 from math import inf, log
 from typing import NamedTuple
 
-from simkv.core.figures import format_seconds
+from simkv.core.figure_registry import format_seconds
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.core.scheduler_protocol import Scheduler

@@ -36,7 +36,7 @@ from simkv.gpu.graph_buckets import (
     step_size,
 )
 from simkv.gpu.kv_pool import KVPool, Layout
-from simkv.gpu.random_prompts import prompt_ids
+from simkv.gpu.prompt_token_ids import prompt_ids
 from simkv.gpu.timer import read_timer
 from simkv.gpu.transformer import Transformer, random_weights
 

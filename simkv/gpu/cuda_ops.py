@@ -16,7 +16,7 @@ from triton.runtime import driver
 
 from simkv.gpu import triton_kernels
 from simkv.gpu.batch_inputs import StepInputs, StepSize
-from simkv.gpu.kernel_tiles import AttentionKernel, Tiles, choose_tiles
+from simkv.gpu.triton_tile_configs import AttentionKernel, Tiles, choose_tiles
 
 #: Programs of a decode launch that keep an H200 busy: four for each of its 132 multiprocessors.
 BUSY_PROGRAMS = 528

@@ -23,15 +23,15 @@ from simkv.costs.hardware.model_shape import ModelShape
 from simkv.costs.step_load import count_attention_pairs
 from simkv.gpu.campaign_plan import Limits, Probe
 from simkv.gpu.fa3_baseline import FlashAttention3
-from simkv.gpu.kernel_tiles import (
+from simkv.gpu.kv_pool import Layout
+from simkv.gpu.machine_info import Ceilings, ceilings
+from simkv.gpu.microbenchmark import Microbenchmark, WithAttention
+from simkv.gpu.triton_tile_configs import (
     AttentionKernel,
     Tiles,
     candidates,
     override_tiles,
 )
-from simkv.gpu.kv_pool import Layout
-from simkv.gpu.machine_info import Ceilings, ceilings
-from simkv.gpu.microbenchmark import Microbenchmark, WithAttention
 
 #: 64 rows with 4,096 tokens of context, and a prompt of 4,096 tokens.
 SIZES = Limits(decodes=64, tokens=4096, context=4096, kv_tokens=64 * 4112 + 8192)

@@ -32,11 +32,11 @@ from simkv.incident.ensemble_fit import (
 from simkv.incident.evidence import Evidence
 from simkv.incident.incident_answer import IncidentAnswer, explain_incident, refuse_explanation
 from simkv.incident.incident_calibration import calibrate_incident
-from simkv.incident.incident_plot import write_incident_plot
 from simkv.incident.incident_simulation import request_times
 from simkv.incident.incident_timeline import HEAD, timeline, timeline_cells
 from simkv.incident.logged_step_costs import with_context
 from simkv.incident.observed_comparison import ObservedComparison, compare_observed
+from simkv.incident.observed_simulated_plot import write_incident_plot
 from simkv.incident.remedies import find_remedies, scenarios_within_error
 from simkv.incident.server_setup import (
     ServerSetup,
@@ -50,8 +50,8 @@ from simkv.incident.source_reader import logs_iterations, read_source
 from simkv.incident.trial_bounds import bounds
 from simkv.incident.wait_summary import is_healthy, summarize_waits
 from simkv.incident.workload_rebuild import RebuiltWorkload, is_sampled, rebuild
-from simkv.metrics.result_assembly import run_scenario
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.report.html_page import PageSection, write_html
 from simkv.scenario.scenario import Scenario
 from simkv.scenario.scenario_loader import load

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from simkv.core.figures import format_seconds
+from simkv.core.figure_registry import format_seconds
 from simkv.core.markdown_text import escape_markdown
 from simkv.explain.verdicts.verdict import Verdict
 from simkv.explain.wait_ledger import COMPUTE_KINDS, KIND_LABELS, total_by_kind

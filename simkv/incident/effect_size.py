@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from simkv.core.figures import format_seconds
+from simkv.core.figure_registry import format_seconds
 from simkv.study.whatif.trial_evaluation import RunFigures
 from simkv.study.whatif.whatif import MIN_LATENCY_CHANGE, MIN_STALL_CHANGE, Effect
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from simkv.core.figures import format_seconds
+from simkv.core.figure_registry import format_seconds
 from simkv.explain.verdicts.verdict import Verdict
 from simkv.explain.wait_ledger import KIND_LABELS
 from simkv.incident.diagnosis_document import (

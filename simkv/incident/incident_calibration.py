@@ -20,7 +20,7 @@ from scipy.optimize import least_squares
 from simkv.core.errors import InputError
 from simkv.core.request import Request
 from simkv.costs.cost_profile import CostProfile, FitQuality
-from simkv.costs.hardware.catalog import known_gpu, known_model
+from simkv.costs.hardware.model_gpu_catalog import known_gpu, known_model
 from simkv.costs.sources.single_request import ModelTraits, compute_model_traits
 from simkv.costs.sources.single_request_fit import BATCH_DOUBLING_ERROR
 from simkv.costs.step_errors import summarize_errors_by_kind

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.optimize import nnls
 
-from simkv.costs.hardware.catalog import Gpu
+from simkv.costs.hardware.model_gpu_catalog import Gpu
 from simkv.costs.sources.single_request import ModelTraits
 from simkv.costs.sources.single_request_fit import (
     ATTENTION_FLOPS_SHARE,

@@ -19,10 +19,15 @@ import pandas as pd
 from simkv.core.engine_flags import flags
 from simkv.core.engine_spec import EngineConfig, EngineSpec
 from simkv.core.errors import InputError
-from simkv.core.launch_rules import LaunchError, LaunchTarget
-from simkv.costs.hardware.catalog import find_architecture, find_gpu, known_gpu, known_model
-from simkv.costs.hardware.engine_settings import find_execution_settings
+from simkv.core.launcher_rules import LaunchError, LaunchTarget
+from simkv.costs.hardware.execution_settings_lookup import find_execution_settings
 from simkv.costs.hardware.kv_capacity import compute_kv_capacity
+from simkv.costs.hardware.model_gpu_catalog import (
+    find_architecture,
+    find_gpu,
+    known_gpu,
+    known_model,
+)
 from simkv.costs.hardware.replica_hardware import make_hardware
 from simkv.incident.evidence import Evidence
 from simkv.scenario.launch_defaults import target_of_gpu

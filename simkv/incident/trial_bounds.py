@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from simkv.core.figures import format_seconds
+from simkv.core.figure_registry import format_seconds
 from simkv.core.outcome import Outcome
 from simkv.metrics.run_result import RunResult
 from simkv.scenario.scenario import Scenario

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from math import ceil, fsum
 from typing import Any
 
-from simkv.core.figures import STATISTICS
+from simkv.core.figure_registry import STATISTICS
+from simkv.core.grouped_quantile import quantile
 from simkv.core.outcome import Outcome
-from simkv.core.quantiles import quantile
 from simkv.sim.run_record import RequestRecord
 
 _SHARES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -41,7 +41,7 @@ class CensoredLatency:
     def at_least(self, statistic: str) -> float | None:
         """The statistic if every censored latency were as long as the wait; None without requests.
 
-        Percentiles are linear between samples (``simkv.core.quantiles``).
+        Percentiles are linear between samples (``simkv.core.grouped_quantile``).
         """
         values = sorted([*self.known, *self.censored])
         if not values:

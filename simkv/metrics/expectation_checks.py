@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from simkv.core.figures import figure
+from simkv.core.figure_registry import figure
 from simkv.metrics.run_result import RunResult
 from simkv.scenario.expectations import Bound, iterate_expectations
 

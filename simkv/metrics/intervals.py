@@ -11,7 +11,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from simkv.core.figures import LATENCIES, OVER_ALL, STATISTICS, figure
+from simkv.core.figure_registry import (
+    LATENCIES,
+    OVER_ALL,
+    STATISTICS,
+    figure,
+)
 from simkv.core.outcome import Outcome
 from simkv.metrics.censored_latency import compute_censored_latency, is_counted
 from simkv.metrics.run_metrics import e2e, summarize, ttft

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from simkv.costs.hardware.engine_settings import find_execution_settings
+from simkv.costs.hardware.execution_settings_lookup import find_execution_settings
 from simkv.schedulers.engine_registry import ENGINES
 from simkv.sim.simulation import ReplicaSpec
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from simkv.core.figures import STATISTICS
+from simkv.core.figure_registry import STATISTICS
+from simkv.core.grouped_quantile import quantile
 from simkv.core.outcome import FAILURES, Outcome
-from simkv.core.quantiles import quantile
 from simkv.metrics.censored_latency import compute_censored_latency
 from simkv.sim.run_record import (
     DraftCounts,

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from simkv.core.figures import (
+from simkv.core.figure_registry import (
     FLEET_METRICS,
     KV_TIER_METRICS,
     LATENCIES,

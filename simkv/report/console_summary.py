@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from simkv.core.figures import (
+from simkv.core.figure_registry import (
     METRICS,
     Metric,
     figure,

@@ -22,7 +22,7 @@ from simkv.metrics.run_result import RunResult
 from simkv.report import narrative
 from simkv.report.page_data import build_page_data
 from simkv.report.page_text import build_page_text, captions
-from simkv.report.palette import style_sheet
+from simkv.report.page_theme import style_sheet
 
 #: Names of what reports have in common, where they share it.
 STYLE, SCRIPT, LIBRARY = "report.css", "report.js", "plotly.min.js"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import log
 from typing import Any
 
-from simkv.core.figures import METRICS, figure, format_seconds
+from simkv.core.figure_registry import METRICS, figure, format_seconds
 from simkv.core.outcome import FAILURES, Outcome, humanize
 from simkv.explain.diagnosis import Diagnosis
 from simkv.explain.verdicts.unserved_requests import rejection

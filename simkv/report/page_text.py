@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from simkv.core.figures import (
+from simkv.core.figure_registry import (
     METRICS,
     figure,
     format_number,

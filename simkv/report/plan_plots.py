@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from simkv.core.figures import LATENCIES, heading
+from simkv.core.figure_registry import LATENCIES, heading
 from simkv.report.plot_style import (
     BLUE,
     DARK,

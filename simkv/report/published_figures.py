@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simkv.core.figures import figure
+from simkv.core.figure_registry import figure
 from simkv.metrics.run_metrics import e2e
 from simkv.metrics.run_result import RunResult
 

@@ -11,8 +11,8 @@ from markupsafe import Markup
 
 from simkv.core.atomic_files import check_folder, make_folder, write_text
 from simkv.core.version import __version__
-from simkv.metrics.result_assembly import run_scenario
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.report import narrative
 from simkv.report.html_page import (
     LIBRARY,

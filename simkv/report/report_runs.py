@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simkv.core.errors import InputError
-from simkv.metrics.result_assembly import run_scenario
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.packaged_scenarios import find_scenario
 from simkv.scenario.scenario import Scenario
 from simkv.scenario.scenario_loader import load

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
 from textwrap import wrap
 
-from simkv.core.figures import format_seconds
+from simkv.core.figure_registry import format_seconds
 from simkv.core.outcome import Outcome
 from simkv.explain.blame import Preemption
 from simkv.explain.timeouts import describe_shortfall

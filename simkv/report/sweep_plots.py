@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from simkv.core.errors import InputError, spelling_hint
-from simkv.core.figures import FIGURE_NAMES, OPTIONAL_METRICS, heading
+from simkv.core.figure_registry import FIGURE_NAMES, OPTIONAL_METRICS, heading
 from simkv.report.plot_style import (
     BLUE,
     DARK,

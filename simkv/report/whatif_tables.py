@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from simkv.core.figures import METRICS, heading
+from simkv.core.figure_registry import METRICS, heading
 from simkv.report.adaptive_table import AdaptiveTable, Column
 from simkv.study.whatif.candidate_changes import Change
-from simkv.study.whatif.run_condition import FigureCondition, RunCondition
+from simkv.study.whatif.outcome_predicate import FigureCondition, RunCondition
 from simkv.study.whatif.trial_evaluation import RunFigures
 from simkv.study.whatif.verdict_bisection import Flip, Flips, TriedValue
 from simkv.study.whatif.whatif import Effect, WhatIfResult

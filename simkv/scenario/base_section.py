@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from simkv.workload.field_types import StrictModel
+from simkv.workload.workload_base import StrictModel
 
 
 def _of_the_web(address: str) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, create_model, model_validator
 
-from simkv.core.figures import METRICS
+from simkv.core.figure_registry import METRICS
 from simkv.scenario.base_section import Section
 
 VerdictName = Literal[

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simkv.core.errors import InputError, spelling_hint
-from simkv.core.figures import FIGURE_NAMES, figure
+from simkv.core.figure_registry import FIGURE_NAMES, figure
 from simkv.core.outcome import Outcome
 
 #: Figures that are worked out from those of summary.json, and what they mean.

@@ -15,7 +15,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from simkv.core.errors import spelling_hint
-from simkv.core.figures import FIGURE_NAMES
+from simkv.core.figure_registry import FIGURE_NAMES
 from simkv.scenario.base_section import (
     PositiveSeconds,
     ScenarioName,
@@ -33,7 +33,7 @@ from simkv.scenario.plan_section import PlanSection
 from simkv.scenario.serve_section import ServeSection
 from simkv.scenario.thread_pacing import Pacing
 from simkv.schedulers.engine_registry import ENGINES, find_engine_spec
-from simkv.workload.field_types import Time
+from simkv.workload.workload_base import Time
 from simkv.workload.workload_section import Workload
 
 

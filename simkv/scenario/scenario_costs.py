@@ -9,7 +9,7 @@ from pathlib import Path
 from simkv.core.engine_spec import EngineConfig
 from simkv.core.errors import InputError
 from simkv.costs.cost_profile import CostProfile, load_profile
-from simkv.costs.hardware.engine_settings import find_execution_settings
+from simkv.costs.hardware.execution_settings_lookup import find_execution_settings
 from simkv.costs.hardware.replica_hardware import Hardware
 from simkv.scenario.fleet_section import ReplicaGroup
 from simkv.scenario.hardware_section import HardwareSection, build_hardware

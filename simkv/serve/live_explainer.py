@@ -19,13 +19,13 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, ParamSpec, TypeVar
 
+from simkv.core.child_import_path import safe_module_path
 from simkv.core.outcome import Outcome
-from simkv.core.processes import safe_module_path
 from simkv.core.request import Request
 from simkv.explain.wait_ledger import KIND_LABELS
-from simkv.metrics.result_assembly import run_scenario
 from simkv.metrics.run_metrics import e2e
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.report.run_explanation import explain_request, explain_run
 from simkv.scenario.scenario import Scenario
 from simkv.scenario.scenario_writer import to_yaml

@@ -22,7 +22,7 @@ from simkv.serve.prompt_prefixes import PromptTree
 from simkv.serve.request_bodies import Body
 from simkv.serve.served_scenario import SampleLength
 from simkv.serve.text_tokenizers import TextTokenizer
-from simkv.workload.field_types import MAX_TOKEN_COUNT
+from simkv.workload.workload_base import MAX_TOKEN_COUNT
 
 #: The status and the words with which a request ends that is not served to its end.
 ERROR_OUTCOMES = {

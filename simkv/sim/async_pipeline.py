@@ -4,9 +4,9 @@
        ▲                                        │
        └───────────── shared memory ────────────┘
 
-The engine's package has the three actors (``core/threads.py``); here they only get a clock. Each is
-one process, each arrow one store. The engine decides on what the token processor has heard so far,
-while tokens are still on their way; PaddlePaddle/FastDeploy PR #5796 is about that.
+The engine's package has the three actors (``core/actor_protocol.py``); here they only get a clock.
+Each is one process, each arrow one store. The engine decides on what the token processor has heard
+so far, while tokens are still on their way; PaddlePaddle/FastDeploy PR #5796 is about that.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any, NamedTuple, cast
 
 import simpy
 
-from simkv.core.outcome import Outcome
-from simkv.core.request import Request
-from simkv.core.scheduler_protocol import Batch, Scheduler
-from simkv.core.threads import (
+from simkv.core.actor_protocol import (
     Message,
     MessageEffects,
     Threads,
     WorkerCrash,
 )
+from simkv.core.outcome import Outcome
+from simkv.core.request import Request
+from simkv.core.scheduler_protocol import Batch, Scheduler
 from simkv.costs.step_load import Executor
 from simkv.scenario.thread_pacing import Pacing
 from simkv.sim.clock import SimProcess

@@ -29,7 +29,7 @@ from simkv.sim.fleet.disaggregated_fleet import DisaggregatedFleet
 from simkv.sim.fleet.fleet import Fleet
 from simkv.sim.fleet.replica_lifetime import ReplicaLifetime
 from simkv.sim.fleet.routers import SessionLookup, build_router
-from simkv.sim.kv_copies import attach_copy_engine
+from simkv.sim.offload_copies import attach_copy_engine
 from simkv.sim.queue_limit import build_queue_limit
 from simkv.sim.replica import Replica
 from simkv.sim.run_record import RunRecord
@@ -152,7 +152,7 @@ def build_replica(
     executor = build_executor(scenario, spec, changed)
     ready, pacing = scenario.engine_ready, scenario.pipeline
     if pacing:
-        from simkv.core.threads import Threads
+        from simkv.core.actor_protocol import Threads
         from simkv.sim.async_pipeline import AsyncPipeline
 
         if isinstance(chosen, Threads):

@@ -14,8 +14,8 @@ from typing import Any
 from simkv.core.errors import InputError
 from simkv.metrics.goodput import goodput
 from simkv.metrics.peak_load import find_peak_load
-from simkv.metrics.result_assembly import run_scenario
 from simkv.metrics.run_metrics import e2e
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.engine_registry import find_engine_spec
 from simkv.study.run_digest import compute_digest

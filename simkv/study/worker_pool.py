@@ -22,8 +22,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
+from simkv.core.child_import_path import safe_module_path
 from simkv.core.errors import InputError
-from simkv.core.processes import safe_module_path
 from simkv.study.simulation_job import RunsFailed
 
 Item = TypeVar("Item")

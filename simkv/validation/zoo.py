@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from simkv.metrics.expectation_checks import ExpectationCheck, check_expectations
-from simkv.metrics.result_assembly import run_scenario
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.packaged_scenarios import PackagedIncident
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from simkv.workload.field_types import MAX_TOKEN_COUNT
 from simkv.workload.request_columns import Floats, Ints
+from simkv.workload.workload_base import MAX_TOKEN_COUNT
 
 #: Of a message's examples.
 MAX_SHOWN_CHARACTERS = 60

@@ -15,14 +15,6 @@ from pydantic import Field, model_validator
 
 from simkv.core.request import Request, Segment
 from simkv.workload.clients import Dependency
-from simkv.workload.field_types import (
-    MAX_REQUEST_COUNT,
-    Count,
-    Seed,
-    StrictModel,
-    Tokens,
-    make_random_stream,
-)
 from simkv.workload.length_distributions import (
     LengthDistribution,
     LengthField,
@@ -32,6 +24,14 @@ from simkv.workload.length_distributions import (
 )
 from simkv.workload.listed_requests import RequestFields, shared_prefix
 from simkv.workload.request_columns import Floats
+from simkv.workload.workload_base import (
+    MAX_REQUEST_COUNT,
+    Count,
+    Seed,
+    StrictModel,
+    Tokens,
+    make_random_stream,
+)
 
 Rate = Annotated[float, Field(ge=1e-9)]
 FiniteRate = Annotated[float, Field(ge=1e-9, allow_inf_nan=False)]

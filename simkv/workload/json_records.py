@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from simkv.workload.column_values import MAX_SHOWN_CHARACTERS, ColumnArray, describe_found
-from simkv.workload.field_types import MAX_TOKEN_COUNT
 from simkv.workload.request_columns import Ints
 from simkv.workload.trace_source import TraceSource
+from simkv.workload.workload_base import MAX_TOKEN_COUNT
 
 
 @dataclass(frozen=True)

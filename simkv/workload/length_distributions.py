@@ -17,14 +17,14 @@ from pydantic import (
     model_validator,
 )
 
-from simkv.workload.field_types import (
+from simkv.workload.trace_reader import cached_trace
+from simkv.workload.workload_base import (
     MAX_TOKEN_COUNT,
     StrictModel,
     Time,
     Tokens,
     find_file,
 )
-from simkv.workload.trace_reader import cached_trace
 
 LengthField = Literal["prompt_tokens", "output_tokens"]
 #: A zipf distribution has so many lengths at most, for all their weights are written down.

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from simkv.core.draft_acceptance import DraftAcceptance
 from simkv.core.request import Request, Segment
 from simkv.core.scheduler_protocol import blocks_for
-from simkv.workload.field_types import (
+from simkv.workload.workload_base import (
     MAX_REQUEST_COUNT,
     MAX_TOKEN_COUNT,
     AcceptanceRates,

@@ -11,7 +11,6 @@ import numpy as np
 
 from simkv.core.errors import InputError
 from simkv.core.request import Request, Segment
-from simkv.workload.field_types import MAX_REQUEST_COUNT, make_random_stream
 from simkv.workload.request_columns import (
     EMPTY_COLUMNS,
     NAMED_STREAM,
@@ -24,6 +23,7 @@ from simkv.workload.request_columns import (
 )
 from simkv.workload.trace_selection import Selection
 from simkv.workload.trace_source import Tally, TraceSource
+from simkv.workload.workload_base import MAX_REQUEST_COUNT, make_random_stream
 
 #: A clock that begins beyond so many seconds (three years) tells the time of day.
 MIN_WALL_CLOCK_S = 1e8

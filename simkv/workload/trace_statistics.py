@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from simkv.core.quantiles import quantile
+from simkv.core.grouped_quantile import quantile
 from simkv.workload.request_columns import (
     HASH_STREAM,
     OUTPUT_STREAM,

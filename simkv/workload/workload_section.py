@@ -21,17 +21,6 @@ from pydantic import (
 from simkv.core.errors import InputError, spelling_hint
 from simkv.core.request import Request
 from simkv.workload.clients import Clients, Dependency
-from simkv.workload.field_types import (
-    MAX_REQUEST_COUNT,
-    AcceptanceRates,
-    Count,
-    Seed,
-    StrictModel,
-    Time,
-    Tokens,
-    find_file,
-    make_random_stream,
-)
 from simkv.workload.generated_requests import (
     ArrivalProcess,
     Arrivals,
@@ -42,6 +31,17 @@ from simkv.workload.generated_requests import (
 from simkv.workload.listed_requests import Burst, ListedRequest, make_acceptance
 from simkv.workload.trace_reader import Trace, cached_trace
 from simkv.workload.trace_selection import Selection
+from simkv.workload.workload_base import (
+    MAX_REQUEST_COUNT,
+    AcceptanceRates,
+    Count,
+    Seed,
+    StrictModel,
+    Time,
+    Tokens,
+    find_file,
+    make_random_stream,
+)
 
 FORMS = ("requests", "burst", "arrivals", "sessions", "trace")
 #: Fields that say which part of a trace is taken, and how it is replayed.

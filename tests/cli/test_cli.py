@@ -347,7 +347,7 @@ def test_a_mutated_scenario_runs_or_is_refused(simkv: Simkv, seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "where", ["simkv.metrics.result_assembly.run_scenario", "simkv.report.run_plots.write_plots"]
+    "where", ["simkv.metrics.scenario_runner.run_scenario", "simkv.report.run_plots.write_plots"]
 )
 def test_an_interrupt_leaves_nothing_half_written(
     simkv: Simkv, monkeypatch: pytest.MonkeyPatch, where: str

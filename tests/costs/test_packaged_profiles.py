@@ -12,7 +12,7 @@ from simkv.cli import app, command_support
 from simkv.core.errors import InputError
 from simkv.costs import packaged_profiles
 from simkv.costs.packaged_profiles import find_known_costs
-from simkv.metrics.result_assembly import run_scenario
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario_loader import load
 
 

@@ -59,7 +59,7 @@ def test_recorded_runs_are_not_of_code(command: str, tmp_path: Path) -> None:
 
 def test_a_plan_of_validations_is_not_of_code(tmp_path: Path) -> None:
     from simkv.costs.cost_profile import load_profile
-    from simkv.validation.gpu_runs.plan_file import profile_hash
+    from simkv.validation.gpu_runs.validation_plan_file import profile_hash
 
     (tmp_path / "plan").mkdir()
     write(tmp_path / "plan", LOUD).rename(tmp_path / "plan" / "one.yaml")

@@ -14,8 +14,8 @@ from simkv.explain import timeouts
 from simkv.explain.timeouts import WAITED_KINDS
 from simkv.explain.verdicts.timed_out_requests import TimedOutRequests
 from simkv.metrics.expectation_checks import check_expectations, exit_code
-from simkv.metrics.result_assembly import run_scenario
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.report.run_explanation import explain_request
 from simkv.scenario.scenario import Scenario
 from tests.laws.random_scenarios import ENGINES, scenarios

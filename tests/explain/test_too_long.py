@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from simkv.core.outcome import Outcome
-from simkv.metrics.result_assembly import run_scenario
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.report import narrative
 from simkv.report.console_summary import summarize_results
 from simkv.report.run_explanation import explain_request

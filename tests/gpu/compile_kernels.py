@@ -34,7 +34,7 @@ from triton.runtime.jit import JITFunction
 from simkv.costs.hardware.model_shape import MODEL_SHAPES, ModelShape
 from simkv.gpu import cuda_ops, triton_kernels
 from simkv.gpu.batch_inputs import StepSize, input_views, packed_length
-from simkv.gpu.kernel_tiles import (
+from simkv.gpu.triton_tile_configs import (
     SHARED_MEMORY_BYTES,
     AttentionKernel,
     candidates,

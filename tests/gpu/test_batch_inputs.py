@@ -19,7 +19,7 @@ from simkv.gpu.batch_inputs import (
 from simkv.gpu.batch_runner import Runner, RunnerConfig
 from simkv.gpu.graph_buckets import graph_sizes, step_size
 from simkv.gpu.kv_pool import KVPool
-from simkv.gpu.random_prompts import prompt_ids
+from simkv.gpu.prompt_token_ids import prompt_ids
 
 
 def test_published_sizes():

@@ -26,13 +26,13 @@ from simkv.gpu.kernel_benchmark import (
     fastest,
     time_tiles,
 )
-from simkv.gpu.kernel_tiles import (
+from simkv.gpu.microbenchmark import Microbenchmark, WithAttention
+from simkv.gpu.triton_tile_configs import (
     DECODES,
     PREFILLS_LARGE,
     Tiles,
     choose_tiles,
 )
-from simkv.gpu.microbenchmark import Microbenchmark, WithAttention
 
 TINY = MODEL_SHAPES["tiny"]
 

@@ -23,8 +23,8 @@ from tests.laws.pressure_scenarios import plain_scenario
 
 triton = pytest.importorskip("triton", reason="triton is not installed: nothing to compile with")
 
-from simkv.gpu import cuda_ops, kernel_tiles, triton_kernels  # noqa: E402
-from simkv.gpu.kernel_tiles import Tiles, override_tiles  # noqa: E402
+from simkv.gpu import cuda_ops, triton_kernels, triton_tile_configs  # noqa: E402
+from simkv.gpu.triton_tile_configs import Tiles, override_tiles  # noqa: E402
 from tests.gpu import compile_kernels  # noqa: E402
 
 
@@ -60,7 +60,7 @@ def test_all_kernels_build_for_hopper_without_spills(built):
     assert all("mma" in kernel.asm["ptx"] for kernel in built["decode"])
     assert all("cp.async" in kernel.asm["ptx"] for kernel in built["decode"])
     for name in ("decode", "prefill"):
-        tile = kernel_tiles.candidates(name, shape.head_dim, 2, 90)[0].tile
+        tile = triton_tile_configs.candidates(name, shape.head_dim, 2, 90)[0].tile
         keys_and_values = 2 * tile * shape.head_dim * 2
         assert all(kernel.metadata.shared > 2 * keys_and_values for kernel in built[name])
 
@@ -126,18 +126,20 @@ def test_spills_and_too_much_shared_memory_are_seen():
 
 def test_the_fastest_measured_is_taken_on_that_device(tmp_path, monkeypatch):
     given = {"NVIDIA X": {"decode 128": [64, 16, 4, 5]}}
-    monkeypatch.setattr(kernel_tiles, "measured_tiles", lambda: given)
-    assert kernel_tiles.choose_tiles("decode", 128, 2, arch=90, device="NVIDIA X") == Tiles(
+    monkeypatch.setattr(triton_tile_configs, "measured_tiles", lambda: given)
+    assert triton_tile_configs.choose_tiles("decode", 128, 2, arch=90, device="NVIDIA X") == Tiles(
         64, 16, 4, 5
     )
     for device, dim, size in (("NVIDIA Y", 128, 2), ("NVIDIA X", 64, 2), ("NVIDIA X", 128, 4)):
-        usual = kernel_tiles.candidates("decode", dim, size, 90)[0]
-        assert kernel_tiles.choose_tiles("decode", dim, size, arch=90, device=device) == usual
-    with override_tiles("decode", Tiles(1, 2, 3, 4)):
-        assert kernel_tiles.choose_tiles("decode", 128, 2, arch=90, device="NVIDIA X") == Tiles(
-            1, 2, 3, 4
+        usual = triton_tile_configs.candidates("decode", dim, size, 90)[0]
+        assert (
+            triton_tile_configs.choose_tiles("decode", dim, size, arch=90, device=device) == usual
         )
-    assert kernel_tiles.shared_memory(103) == kernel_tiles.SHARED_MEMORY_BYTES[100]
+    with override_tiles("decode", Tiles(1, 2, 3, 4)):
+        assert triton_tile_configs.choose_tiles(
+            "decode", 128, 2, arch=90, device="NVIDIA X"
+        ) == Tiles(1, 2, 3, 4)
+    assert triton_tile_configs.shared_memory(103) == triton_tile_configs.SHARED_MEMORY_BYTES[100]
 
 
 def test_a_kernel_is_built_once_for_all_steps_of_a_size(built):

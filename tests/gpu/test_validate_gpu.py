@@ -18,7 +18,7 @@ from simkv.costs.hardware.model_shape import MODEL_SHAPES
 from simkv.gpu.machine_info import machine_info
 from simkv.validation.gpu_runs.baseline_models import roofline
 from simkv.validation.gpu_runs.device_drift import drift_lines, note_sentinel, read_sentinels
-from simkv.validation.gpu_runs.plan_file import profile_hash
+from simkv.validation.gpu_runs.validation_plan_file import profile_hash
 
 KEPT = (
     "memory-pressure", "prefill-heavy", "prefill-whole",

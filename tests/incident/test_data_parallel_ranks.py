@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from simkv.costs.cost_profile import CostProfile, FitQuality
-from simkv.costs.hardware.catalog import known_model
+from simkv.costs.hardware.model_gpu_catalog import known_model
 from simkv.costs.sources.single_request import compute_model_traits
 from simkv.incident import diagnose_stages
 from simkv.incident.emit.emitted_files import emit
@@ -26,8 +26,8 @@ from simkv.incident.server_setup import UserSettings, infer_setup
 from simkv.incident.source_reader import read_source
 from simkv.incident.stats_line_workload import KnownEngine, sample_from_lines
 from simkv.incident.step_costs import UnitCosts, cost_terms
-from simkv.metrics.result_assembly import run_scenario
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario_loader import load, resolve_variants
 from simkv.scenario.yaml_document import YamlDocument
 

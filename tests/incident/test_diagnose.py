@@ -15,8 +15,8 @@ from simkv.incident.incident_answer import IncidentAnswer
 from simkv.incident.remedies import _to_defaults
 from simkv.incident.server_setup import UserSettings
 from simkv.incident.wait_summary import is_healthy, slowdown
-from simkv.metrics.result_assembly import run_scenario
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario_loader import resolve_variants
 from simkv.scenario.yaml_document import YamlDocument
 

@@ -15,7 +15,7 @@ from simkv.incident.evidence import Evidence
 from simkv.incident.server_setup import UserSettings, infer_setup
 from simkv.incident.source_join import join
 from simkv.incident.source_reader import read_source
-from simkv.metrics.result_assembly import run_scenario
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.packaged_scenarios import find_scenario
 from simkv.scenario.scenario_loader import load
 from simkv.schedulers.engine_registry import ENGINES

@@ -16,8 +16,8 @@ from simkv.incident.evidence import Evidence
 from simkv.incident.source_reader import read_source
 from simkv.incident.workload_ensemble import BURST_SHARES, interval, sample_workload
 from simkv.metrics.prometheus_metrics import list_engine_metrics
-from simkv.metrics.result_assembly import run_scenario
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario_loader import resolve_variants
 from simkv.scenario.yaml_document import YamlDocument
 from tests.incident.test_diagnose import HERE

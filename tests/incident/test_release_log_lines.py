@@ -26,8 +26,8 @@ from simkv.incident.emit.otel_writer import spans
 from simkv.incident.emit.sglang_log_writer import sglang_log_lines
 from simkv.incident.emit.vllm_log_writer import LogOptions, vllm_log_lines
 from simkv.incident.source_reader import read_source
-from simkv.metrics.result_assembly import run_scenario
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario_loader import resolve_variants
 from simkv.scenario.yaml_document import YamlDocument
 from tests.incident.test_diagnose import HERE

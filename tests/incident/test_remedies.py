@@ -29,8 +29,8 @@ from simkv.incident.remedies import (
 )
 from simkv.incident.trial_bounds import FINALISTS, HORIZON_FACTOR, bounds
 from simkv.incident.wait_summary import summarize_waits
-from simkv.metrics.result_assembly import run_scenario
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario import Scenario
 from simkv.scenario.scenario_loader import resolve_variants
 from simkv.scenario.yaml_document import YamlDocument

@@ -11,7 +11,7 @@ from simkv.incident.emit.emitted_files import emit
 from simkv.incident.emit.sglang_log_writer import sglang_log_lines
 from simkv.incident.server_setup import UserSettings, infer_setup
 from simkv.incident.source_reader import read_source
-from simkv.metrics.result_assembly import run_scenario
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.packaged_scenarios import find_scenario
 from simkv.scenario.scenario_loader import load, resolve_variants
 from simkv.scenario.yaml_document import YamlDocument

@@ -18,8 +18,8 @@ from simkv.incident.server_setup import UserSettings
 from simkv.incident.source_reader import read_source
 from simkv.incident.stats_line_workload import OUTPUT_VARIATIONS, KnownEngine, sample_from_lines
 from simkv.incident.workload_ensemble import interval
-from simkv.metrics.result_assembly import run_scenario
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario_loader import resolve_variants
 from simkv.scenario.yaml_document import YamlDocument
 from simkv.schedulers.vllm.config import VllmConfig

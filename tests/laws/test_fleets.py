@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from simkv.core.outcome import Outcome
 from simkv.explain.wait_ledger import build_ledger
-from simkv.metrics.result_assembly import run_scenario
 from simkv.metrics.run_metrics import token_rows
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario import Scenario
 from simkv.workload.workload_section import build_clients
 from tests.laws.random_fleets import fleets, with_fleet

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simkv.explain.wait_ledger import LedgerKind
-from simkv.metrics.result_assembly import run_scenario
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.thread_pacing import Pacing
 from tests.laws.ledger_sums import assert_sums
 from tests.laws.random_scenarios import ENGINES, scenarios

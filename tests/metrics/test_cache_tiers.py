@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from simkv.metrics.result_assembly import run_scenario
 from simkv.metrics.run_metrics import summarize
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.report.console_details import _block
 from simkv.scenario.scenario_loader import load
-from tests.sim.test_kv_copies import AGAIN, ON_DISK, scenario
+from tests.sim.test_offload_copies import AGAIN, ON_DISK, scenario
 
 
 def test_the_example_is_as_the_documentation_tells_it(root: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simkv.core.figures import STATISTICS
+from simkv.core.figure_registry import STATISTICS
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.metrics.censored_latency import CensoredLatency, compute_censored_latency

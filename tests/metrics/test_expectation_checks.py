@@ -8,11 +8,11 @@ from typing import Any, get_args
 import pytest
 
 from simkv.core.errors import InputError
-from simkv.core.figures import FIGURE_NAMES, figure
+from simkv.core.figure_registry import FIGURE_NAMES, figure
 from simkv.core.outcome import Outcome
 from simkv.metrics.expectation_checks import ExpectationCheck, check_expectations
-from simkv.metrics.result_assembly import run_file
 from simkv.metrics.run_metrics import request_rows
+from simkv.metrics.scenario_runner import run_file
 from simkv.report.run_files import write_run
 from simkv.scenario.expectations import Bound, Expectations, OutcomeName
 from simkv.scenario.scenario_loader import load

@@ -12,14 +12,14 @@ from typer.testing import CliRunner
 
 from simkv.cli import app
 from simkv.core.errors import InputError
-from simkv.core.figures import figure
+from simkv.core.figure_registry import figure
 from simkv.costs.cost_profile import CostProfile, StepError
 from simkv.costs.scaled_executor import ScaledExecutor, classify_step, compute_step_scales
 from simkv.costs.simulated_executor import SimulatedExecutor
 from simkv.costs.step_load import StepLoad
 from simkv.metrics.fidelity import INTERVAL_FIGURES
-from simkv.metrics.result_assembly import run_file
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_file
 
 SCENARIO = """
 name: short

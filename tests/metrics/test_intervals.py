@@ -11,12 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simkv.core.figures import LATENCIES, OVER_ALL, STATISTICS, figure
+from simkv.core.figure_registry import (
+    LATENCIES,
+    OVER_ALL,
+    STATISTICS,
+    figure,
+)
 from simkv.core.outcome import Outcome
 from simkv.metrics.intervals import INTERVAL_FIGURES, FigureInterval
-from simkv.metrics.result_assembly import run_scenario
 from simkv.metrics.run_metrics import e2e, ttft
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario import Scenario, StepScale
 from tests.metrics.test_fidelity import PROFILE, error
 

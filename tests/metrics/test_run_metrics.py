@@ -12,7 +12,7 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simkv.core.figures import FIGURE_NAMES, STATISTICS, figure
+from simkv.core.figure_registry import FIGURE_NAMES, STATISTICS, figure
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.core.scheduler_protocol import Batch, Completion, Scheduler

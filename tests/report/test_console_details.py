@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from simkv.cli.command_support import show
-from simkv.metrics.result_assembly import run_file
+from simkv.metrics.scenario_runner import run_file
 from simkv.report.console_details import render_results
 from simkv.report.published_figures import compare_published
 

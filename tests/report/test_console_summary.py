@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from simkv.core.figures import is_lower_bound
+from simkv.core.figure_registry import is_lower_bound
 from simkv.metrics.expectation_checks import check_expectations
-from simkv.metrics.result_assembly import run_file
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_file
 from simkv.report import narrative
 from simkv.report.adaptive_table import AdaptiveTable, Column, StackedTable
 from simkv.report.console_summary import explain_faster_recompute, render_brief, summarize_results

@@ -15,7 +15,7 @@ from simkv.cli import app
 from simkv.cli.command_support import console, show
 from simkv.core.markdown_text import escape_markdown
 from simkv.incident.diagnosis_document import _listed, request_label
-from simkv.metrics.result_assembly import run_scenario
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.report.plot_style import plot_settings, set_log_scale
 from simkv.report.run_explanation import explain_run
 from simkv.scenario.scenario_loader import load

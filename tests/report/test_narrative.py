@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from simkv.metrics.result_assembly import run_file
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_file
 from simkv.report import narrative
 from simkv.report.narrative import describe_fix, find_better_variant, select_variant
 from simkv.report.page_text import badge

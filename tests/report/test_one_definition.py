@@ -13,20 +13,20 @@ import pytest
 import yaml
 
 import simkv
-from simkv.core.figures import (
+from simkv.core.figure_registry import (
     METRICS,
     STATISTICS,
     figure,
     is_lower_bound,
 )
 from simkv.metrics.expectation_checks import check_expectations
-from simkv.metrics.result_assembly import run_file
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_file
 from simkv.report.console_details import render_full_results
 from simkv.report.console_summary import build_variants_table
 from simkv.report.page_text import build_page_text
 from simkv.report.run_files import write_run
-from simkv.study.whatif.run_condition import parse_condition
+from simkv.study.whatif.outcome_predicate import parse_condition
 from simkv.study.whatif.trial_evaluation import Evaluator
 
 #: Some finish, some get a token only, some wait in vain; or nobody finishes.

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from simkv.cli import app
-from simkv.metrics.result_assembly import run_file
+from simkv.metrics.scenario_runner import run_file
 from simkv.report.perfetto_trace import write_perfetto
 from simkv.sim.run_record import RunRecord
 

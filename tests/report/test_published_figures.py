@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simkv.metrics.result_assembly import run_file
+from simkv.metrics.scenario_runner import run_file
 from simkv.report.published_figures import PublishedComparison, compare_published
 
 TEXT = """\

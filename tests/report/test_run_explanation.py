@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from simkv.cli import app
 from simkv.core.errors import InputError
-from simkv.metrics.result_assembly import run_file
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_file
 from simkv.report.run_explanation import (
     MAX_TIMELINE_LINES,
     WIDTH,

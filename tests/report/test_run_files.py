@@ -12,8 +12,8 @@ import pytest
 
 from simkv import __version__
 from simkv.core.errors import InputError
-from simkv.metrics.result_assembly import run_file
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_file
 from simkv.report.published_figures import compare_published
 from simkv.report.run_files import check_run_folder, write_run
 

@@ -20,7 +20,7 @@ from simkv.explain.wait_ledger import (
     find_pauses,
     find_wasted_segments,
 )
-from simkv.metrics.result_assembly import run_file, run_scenario
+from simkv.metrics.scenario_runner import run_file, run_scenario
 from simkv.report.fleet_plot import draw_fleet, find_slowest_replica
 from simkv.report.lanes_plot import (
     BARS,

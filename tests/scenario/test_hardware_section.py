@@ -11,8 +11,8 @@ import pytest
 
 from simkv.core.errors import InputError
 from simkv.core.request import Prompt
-from simkv.costs.hardware.catalog import find_architecture
-from simkv.metrics.result_assembly import run_scenario
+from simkv.costs.hardware.model_gpu_catalog import find_architecture
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.hardware_section import HardwareSection, build_hardware
 from simkv.scenario.run_fields import find_differences
 from simkv.scenario.scenario import Scenario
@@ -22,7 +22,7 @@ from simkv.scenario.scenario_schema import json_schema
 from simkv.scenario.scenario_writer import to_yaml
 from simkv.schedulers.engine_registry import build_scheduler
 from simkv.schedulers.sglang.config import SglangConfig
-from simkv.schedulers.sglang.execution import derive_settings
+from simkv.schedulers.sglang.execution_settings import derive_settings
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.study.job_runner import open_pooled_runner
 from simkv.study.plan.capacity_plan import count_gpus, make_plan

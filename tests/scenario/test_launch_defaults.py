@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 
 import simkv
 from simkv.core.errors import InputError
-from simkv.metrics.result_assembly import run_scenario
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.report.settings_table import settings_lines
 from simkv.scenario.run_fields import find_differences
 from simkv.scenario.scenario import Scenario

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from simkv.metrics.result_assembly import run_file
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_file
 from simkv.report.run_files import write_run
 from simkv.scenario.packaged_scenarios import list_packaged_scenarios
 from simkv.scenario.scenario_loader import load, resolve_variants

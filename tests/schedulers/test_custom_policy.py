@@ -10,8 +10,8 @@ import pytest
 
 from simkv.core.errors import InputError
 from simkv.core.request import Prompt
-from simkv.metrics.result_assembly import run_scenario
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.packaged_scenarios import find_scenario
 from simkv.scenario.scenario_loader import load
 from simkv.schedulers.engine_registry import build_scheduler

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from simkv.core.launch_rules import LaunchError, LaunchTarget, ModelFacts
-from simkv.costs.hardware.catalog import find_architecture, find_gpu
+from simkv.core.launcher_rules import LaunchError, LaunchTarget, ModelFacts
+from simkv.costs.hardware.model_gpu_catalog import find_architecture, find_gpu
 from simkv.scenario.launch_defaults import target_of_gpu
-from simkv.schedulers.sglang.launch import context_length
+from simkv.schedulers.sglang.launcher_defaults import context_length
 from simkv.schedulers.sglang.spec import SGLANG
 from simkv.schedulers.trtllm.spec import TRTLLM
-from simkv.schedulers.vllm.launch import longest, model_length
+from simkv.schedulers.vllm.launcher_defaults import longest, model_length
 from simkv.schedulers.vllm.spec import VLLM
 
 

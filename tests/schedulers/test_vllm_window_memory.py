@@ -10,8 +10,8 @@ import pytest
 from simkv.conformance.record.vllm_cases import make_case
 from simkv.core.errors import InputError
 from simkv.core.request import Prompt, Segment
-from simkv.costs.hardware.catalog import find_architecture, find_gpu
 from simkv.costs.hardware.kv_capacity import kv_groups
+from simkv.costs.hardware.model_gpu_catalog import find_architecture, find_gpu
 from simkv.costs.hardware.replica_hardware import make_hardware
 from simkv.scenario.custom.vllm_policy import CustomVllmConfig
 from simkv.schedulers.vllm.config import VllmConfig

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from simkv.serve.served_scenario import load_served_scenario
-from simkv.serve.server import Deployment, HttpServer, ServerOptions
+from simkv.serve.server_assembly import Deployment, HttpServer, ServerOptions
 from tests.conftest import ROOT
 
 #: A step takes 10 ms, and a token of a prompt 0.1 ms more.

@@ -12,7 +12,7 @@ import pytest
 
 from simkv.cli import main
 from simkv.serve.served_scenario import build_scenario
-from simkv.serve.server import Deployment, ServerOptions
+from simkv.serve.server_assembly import Deployment, ServerOptions
 from tests.serve.running_server import COSTS, scenario, serving
 
 FLEET = "fleet: {replicas: 2, router: round_robin}\n"

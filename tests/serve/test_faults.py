@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from simkv.metrics.result_assembly import run_file
+from simkv.metrics.scenario_runner import run_file
 from tests.serve.running_server import (
     inside,
     scenario,

@@ -12,7 +12,7 @@ import zmq
 
 from simkv.core.errors import InputError
 from simkv.serve.served_scenario import build_scenario
-from simkv.serve.server import Deployment, ServerOptions
+from simkv.serve.server_assembly import Deployment, ServerOptions
 from tests.serve.running_server import PATIENCE, scenario, serving
 
 

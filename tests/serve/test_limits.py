@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from simkv.core.outcome import Outcome
-from simkv.metrics.result_assembly import run_file
+from simkv.metrics.scenario_runner import run_file
 from tests.serve.running_server import (
     Served,
     inside,

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from simkv.core.errors import InputError
-from simkv.metrics.result_assembly import run_file
+from simkv.metrics.scenario_runner import run_file
 from tests.serve.running_server import inside, scenario, until
 
 LORA = scenario().replace("profile:", "  enable_lora: true\n  max_loras: 1\nprofile:")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 
-from simkv.metrics.result_assembly import run_file
+from simkv.metrics.scenario_runner import run_file
 from simkv.serve.request_guard import BodyLimits, Guard
 from tests.serve.running_server import inside, scenario, until
 

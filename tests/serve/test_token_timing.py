@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from simkv.metrics.result_assembly import run_file
+from simkv.metrics.scenario_runner import run_file
 from tests.serve.running_server import Stream, scenario, serving
 
 ENDLESS = {"max_tokens": 400, "ignore_eos": True}

@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simkv.conformance.tick_replay import one_step_per_tick, replay_ticks
+from simkv.core.actor_protocol import Message, MessageEffects, WorkerCrash
 from simkv.core.errors import InputError
 from simkv.core.outcome import Outcome
 from simkv.core.request import Prompt, Request
-from simkv.core.threads import Message, MessageEffects, WorkerCrash
 from simkv.costs.cost_profile import load_profile
 from simkv.costs.simulated_executor import SimulatedExecutor
-from simkv.metrics.result_assembly import run_file, run_scenario
 from simkv.metrics.run_metrics import request_rows, step_rows, summarize
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_file, run_scenario
 from simkv.scenario.scenario import Scenario
 from simkv.scenario.scenario_loader import load
 from simkv.scenario.thread_pacing import Pacing

@@ -9,7 +9,7 @@ import pytest
 
 from simkv.core.errors import InputError
 from simkv.explain.wait_ledger import LedgerKind, total_by_kind
-from simkv.metrics.result_assembly import run_scenario
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario import Scenario
 
 

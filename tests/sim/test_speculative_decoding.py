@@ -13,9 +13,9 @@ from simkv.core.scheduler_protocol import Batch, DraftedTokens
 from simkv.costs.cost_profile import load_profile
 from simkv.costs.simulated_executor import SimulatedExecutor
 from simkv.costs.step_load import compute_step_load
-from simkv.metrics.result_assembly import run_scenario
 from simkv.metrics.run_metrics import token_rows, tpot
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario import Scenario
 from simkv.serve.recorded_workload import recorded_scenario
 from simkv.workload.trace_reader import read_trace

@@ -21,13 +21,13 @@ from dev.serving_points.points_page import constants_table
 from simkv.cli import app
 from simkv.core.errors import InputError
 from simkv.costs.cost_profile import CostProfile
-from simkv.costs.operators.cost_constants import CostConstants
+from simkv.costs.operators.calibration_rules import CostConstants
 from simkv.costs.operators.error_spreads import Configuration, ErrorSpread, ErrorSpreads
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.validation.serving_points.client_lengths import sample_lengths
 from simkv.validation.serving_points.closed_loop_replay import ClosedLoop, replay_point
-from simkv.validation.serving_points.constant_slopes import FITTED_CONSTANTS
+from simkv.validation.serving_points.latency_gradients import FITTED_CONSTANTS
 from simkv.validation.serving_points.launch_recipe import count_warm_up_requests
 from simkv.validation.serving_points.measured_rows import Latency, MeasuredRow, read_rows
 from simkv.validation.serving_points.point_prediction import (

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 
 from simkv.cli import main
 from simkv.core.errors import InputError
-from simkv.metrics.result_assembly import run_file
+from simkv.metrics.scenario_runner import run_file
 from simkv.scenario.scenario_loader import load
 from simkv.scenario.scenario_schema import json_schema
 

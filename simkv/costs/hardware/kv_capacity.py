@@ -34,7 +34,7 @@ from simkv.costs.hardware.architecture import (
     MoeMlp,
     Recurrent,
 )
-from simkv.costs.hardware.engine_settings import ExecutionSettings
+from simkv.costs.hardware.execution_settings_lookup import ExecutionSettings
 from simkv.costs.hardware.model_memory import kv_bytes, state_bytes, weight_bytes
 from simkv.costs.hardware.replica_hardware import Hardware
 from simkv.schedulers.engine_registry import ENGINES

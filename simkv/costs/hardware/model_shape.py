@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simkv.costs.hardware.catalog import find_model
+from simkv.costs.hardware.model_gpu_catalog import find_model
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from simkv.costs.cost_profile import (
     Feature,
     StepFilter,
 )
-from simkv.costs.operators.cost_constants import CostConstants
+from simkv.costs.operators.calibration_rules import CostConstants
 from simkv.costs.operators.piecewise_curve import round_to_four_digits
 
 #: What a constant may scale by itself, by the name of the term; others only by the kind of step.

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from simkv.costs.cost_profile import CostProfile
-from simkv.costs.hardware.catalog import find_architecture, find_gpu
-from simkv.costs.hardware.engine_settings import ExecutionSettings
+from simkv.costs.hardware.execution_settings_lookup import ExecutionSettings
+from simkv.costs.hardware.model_gpu_catalog import find_architecture, find_gpu
 from simkv.costs.hardware.replica_hardware import Hardware, make_hardware
 from simkv.costs.interpolation import lerp
 from simkv.costs.operators.step_parts.host_time import find_host_terms

@@ -18,7 +18,7 @@ from simkv.costs.cost_profile import (
     StepFilter,
 )
 from simkv.costs.hardware.architecture import DenseMlp
-from simkv.costs.hardware.engine_settings import ExecutionSettings
+from simkv.costs.hardware.execution_settings_lookup import ExecutionSettings
 from simkv.costs.hardware.replica_hardware import Hardware
 from simkv.costs.operators.operator_times import OperatorTimes
 from simkv.costs.operators.piecewise_curve import round_to_four_digits, sum_curves

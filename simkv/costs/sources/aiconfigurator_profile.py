@@ -15,7 +15,7 @@ import pandas as pd
 
 from simkv.core.errors import InputError
 from simkv.costs.cost_profile import CostProfile, CostTerm, Feature
-from simkv.costs.hardware.catalog import Model
+from simkv.costs.hardware.model_gpu_catalog import Model
 from simkv.costs.interpolation import interpolate
 from simkv.costs.sources.measurement_files import read_table
 from simkv.costs.sources.operator_profile import check_dense, operators_profile

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simkv.costs.cost_profile import CostProfile, CostTerm, LinearPiece
-from simkv.costs.hardware.catalog import known_gpu
+from simkv.costs.hardware.model_gpu_catalog import known_gpu
 
 #: What terms of host time are called.
 HOST_TERM = "host"

@@ -45,8 +45,8 @@ from simkv.costs.cost_profile import (
     Feature,
     FitQuality,
 )
-from simkv.costs.hardware.catalog import known_gpu
 from simkv.costs.hardware.host_links import HostLink
+from simkv.costs.hardware.model_gpu_catalog import known_gpu
 from simkv.costs.interpolation import interpolate
 from simkv.costs.sources.launch_overhead import launch_time, make_launch_term
 from simkv.costs.sources.measurement_files import (

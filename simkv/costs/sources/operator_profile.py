@@ -14,7 +14,7 @@ from simkv.costs.cost_profile import (
     Feature,
     FitQuality,
 )
-from simkv.costs.hardware.catalog import Model
+from simkv.costs.hardware.model_gpu_catalog import Model
 from simkv.costs.step_errors import add_error_estimates
 
 

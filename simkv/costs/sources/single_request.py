@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from simkv.core.errors import InputError
-from simkv.costs.hardware.catalog import Model
+from simkv.costs.hardware.model_gpu_catalog import Model
 from simkv.costs.sources.measurement_files import read_table
 
 Floats = npt.NDArray[np.float64]

@@ -54,7 +54,7 @@ from simkv.costs.cost_profile import (
     FitQuality,
     StepError,
 )
-from simkv.costs.hardware.catalog import Gpu
+from simkv.costs.hardware.model_gpu_catalog import Gpu
 from simkv.costs.sources.single_request import (
     MIN_OUTPUT_TOKENS,
     Floats,

@@ -14,7 +14,7 @@ import pandas as pd
 
 from simkv.core.errors import InputError
 from simkv.costs.cost_profile import CostProfile, CostTerm
-from simkv.costs.hardware.catalog import Model
+from simkv.costs.hardware.model_gpu_catalog import Model
 from simkv.costs.sources.measurement_files import ColumnKind, check_prefills_and_decodes, read_table
 from simkv.costs.sources.operator_profile import check_dense, operators_profile
 

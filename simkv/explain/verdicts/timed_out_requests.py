@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simkv.core.figures import format_seconds
+from simkv.core.figure_registry import format_seconds
 from simkv.core.outcome import Outcome
 from simkv.explain.verdicts.verdict import Verdict, count_phrase, requests_with_outcome
 from simkv.sim.run_record import RunRecord

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, NamedTuple
 
+from simkv.core.actor_protocol import Message, MessageEffects
 from simkv.core.block_pool import BlockPool, UnnumberedPool
 from simkv.core.request import Prompt
 from simkv.core.scheduler_protocol import (
@@ -21,7 +22,6 @@ from simkv.core.scheduler_protocol import (
     WaitReason,
     blocks_for,
 )
-from simkv.core.threads import Message, MessageEffects
 from simkv.schedulers.fastdeploy.worker import (
     EOS,
     PREEMPTED,

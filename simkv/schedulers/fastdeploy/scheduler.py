@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping
 
+from simkv.core.actor_protocol import MessageEffects, Threads, WorkerCrash
 from simkv.core.request import Prompt
 from simkv.core.scheduler_protocol import (
     Batch,
@@ -22,7 +23,6 @@ from simkv.core.scheduler_protocol import (
     Completion,
     WaitReason,
 )
-from simkv.core.threads import MessageEffects, Threads, WorkerCrash
 from simkv.schedulers.fastdeploy.config import FastDeployConfig
 from simkv.schedulers.fastdeploy.decode_leap import leapable_steps, skip_steps
 from simkv.schedulers.fastdeploy.fixed_reserve import DecodeOnlyPreempt, FixedReserve

@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from dataclasses import astuple, dataclass
 from typing import Literal, NamedTuple
 
-from simkv.core.threads import IsLastToken, Message, WorkerCrash
+from simkv.core.actor_protocol import IsLastToken, Message, WorkerCrash
 
 #: What a message says of a slot. A number k > 0 is the k-th output token of the request there.
 EOS = 0

@@ -7,8 +7,8 @@ from typing import Any
 from simkv.core.engine_spec import EngineSpec, TabledScheduler
 from simkv.core.scheduler_protocol import Scheduler
 from simkv.schedulers.sglang.config import SglangConfig
-from simkv.schedulers.sglang.execution import derive_settings
-from simkv.schedulers.sglang.launch import LAUNCH
+from simkv.schedulers.sglang.execution_settings import derive_settings
+from simkv.schedulers.sglang.launcher_defaults import LAUNCH
 from simkv.schedulers.sglang.recording import RECORDING
 from simkv.schedulers.sglang.versions import RULES, VARIANTS
 

@@ -9,7 +9,7 @@ from simkv.core.block_pool import BlockPool
 from simkv.core.engine_spec import EngineSpec, TabledScheduler
 from simkv.core.errors import InputError
 from simkv.core.execution_settings import ExecutionSettings
-from simkv.core.launch_rules import LaunchRules, LaunchTarget
+from simkv.core.launcher_rules import LaunchRules, LaunchTarget
 from simkv.schedulers.trtllm.config import VARIANTS, TrtllmConfig
 from simkv.schedulers.trtllm.recording import RECORDING
 

@@ -48,9 +48,9 @@ class AsTuple:
 class VllmConfig:
     """Knobs of the engine, under its own names and with its defaults.
 
-    Those that depend on GPU and model (``launch.py``) are for scenarios without hardware: of
-    ``vllm serve`` on a GPU with less than 70 GiB. Knobs that a version does not have cannot be set
-    with it.
+    Those that depend on GPU and model (``launcher_defaults.py``) are for scenarios without
+    hardware: of ``vllm serve`` on a GPU with less than 70 GiB. Knobs that a version does not have
+    cannot be set with it.
 
     Raises ValueError where vLLM refuses to start.
     """

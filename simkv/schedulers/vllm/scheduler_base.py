@@ -14,7 +14,6 @@ from simkv.core.block_pool import BlockCounter, BlockPool
 from simkv.core.request import Prompt
 from simkv.core.scheduler_protocol import Batch, BatchRow, Completion
 from simkv.schedulers.vllm.config import VllmConfig
-from simkv.schedulers.vllm.decode_lockstep import VllmDecodeGroup
 from simkv.schedulers.vllm.lora import VllmLoras
 from simkv.schedulers.vllm.memory_selection import build_memory
 from simkv.schedulers.vllm.prefill_interval import PrefillInterval
@@ -30,6 +29,7 @@ from simkv.schedulers.vllm.size_bucketed_queue import SharedTokenIndex, SizeBuck
 from simkv.schedulers.vllm.speculative_decoding import SpeculativeDecoding
 from simkv.schedulers.vllm.state_chunking import StateChunking
 from simkv.schedulers.vllm.versions import find_rules
+from simkv.schedulers.vllm.vllm_decode_group import VllmDecodeGroup
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)

@@ -14,8 +14,8 @@ from simkv.core.errors import InputError
 from simkv.core.scheduler_protocol import KvConnector
 from simkv.schedulers.vllm.admission import build_admission_check, too_long
 from simkv.schedulers.vllm.config import VllmConfig
-from simkv.schedulers.vllm.execution import derive_settings, graph_sizes
-from simkv.schedulers.vllm.launch import LAUNCH
+from simkv.schedulers.vllm.execution_settings import derive_settings, graph_sizes
+from simkv.schedulers.vllm.launcher_defaults import LAUNCH
 from simkv.schedulers.vllm.policy_hooks import POLICY_HOOKS
 from simkv.schedulers.vllm.recording import RECORDING
 from simkv.schedulers.vllm.release_rules import VllmRules

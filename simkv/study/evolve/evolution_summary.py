@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from simkv.core.figures import METRICS
+from simkv.core.figure_registry import METRICS
 from simkv.core.policy_language import (
     ENGINE_VARIABLES,
     REQUEST_VARIABLES,

@@ -17,7 +17,7 @@ from typing import Any
 from simkv.core.atomic_files import write_text
 from simkv.core.errors import InputError
 from simkv.metrics.purity_check import check_scheduler_run
-from simkv.metrics.result_assembly import run_scenario
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.custom.custom_engine import build_custom_spec
 from simkv.study.evolve.tournament import (
     Candidate,

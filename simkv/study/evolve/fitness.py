@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from simkv.core.errors import InputError, spelling_hint
-from simkv.core.figures import METRICS
+from simkv.core.figure_registry import METRICS
 from simkv.scenario.objectives import (
     DERIVED,
     GOODPUT_FIGURES,

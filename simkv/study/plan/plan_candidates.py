@@ -10,7 +10,7 @@ from typing import Any
 
 from simkv.core.errors import InputError, spelling_hint
 from simkv.costs.scaled_executor import ErrorSide, StepKind
-from simkv.metrics.result_assembly import check_scenario
+from simkv.metrics.scenario_runner import check_scenario
 from simkv.scenario.objectives import Objective
 from simkv.scenario.scenario import Scenario, StepScale
 from simkv.scenario.scenario_loader import resolve_variants, variant_names

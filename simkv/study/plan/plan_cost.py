@@ -17,7 +17,7 @@ from typing import Any
 
 from simkv.core.errors import InputError, spelling_hint
 from simkv.core.input_files import read_text
-from simkv.costs.hardware.catalog import known_gpu
+from simkv.costs.hardware.model_gpu_catalog import known_gpu
 from simkv.scenario.yaml_document import YamlDocument, read_document
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simkv.core.errors import InputError, spelling_hint
-from simkv.metrics.result_assembly import check_scenario
+from simkv.metrics.scenario_runner import check_scenario
 from simkv.scenario.scenario import Scenario
 from simkv.scenario.scenario_loader import resolve_variants, variant_names
 from simkv.scenario.variant_precedence import find_overriding_variants, override_notes

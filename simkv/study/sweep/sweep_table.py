@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from simkv.core.atomic_files import write_bytes
-from simkv.core.figures import METRICS, figure
+from simkv.core.figure_registry import METRICS, figure
 from simkv.study.simulation_job import Summary
 from simkv.study.sweep.sweep import Sweep
 

@@ -18,7 +18,7 @@ from simkv.core.version import __version__
 from simkv.scenario.run_fields import run_fields
 from simkv.scenario.scenario import Scenario
 from simkv.scenario.scenario_loader import load
-from simkv.study.whatif.run_condition import RunCondition
+from simkv.study.whatif.outcome_predicate import RunCondition
 from simkv.study.whatif.trial_evaluation import evaluate_job, make_trial_job
 from simkv.study.whatif.workload_shrinking import ShrunkScenario
 from simkv.workload.workload_section import build_clients

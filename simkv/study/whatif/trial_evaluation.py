@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from simkv.core.errors import InputError
-from simkv.core.figures import FIGURE_NAMES, figure
+from simkv.core.figure_registry import FIGURE_NAMES, figure
 from simkv.scenario.scenario import Scenario
 from simkv.study.job_runner import JobExecutor, JobRunner
 from simkv.study.simulation_job import (

@@ -18,7 +18,7 @@ from simkv.schedulers.engine_registry import find_engine_spec
 from simkv.study.field_changes import NoSuchField, with_field
 from simkv.study.simulation_job import SimulationJob
 from simkv.study.sweep_axes import parse_axis
-from simkv.study.whatif.run_condition import RunCondition
+from simkv.study.whatif.outcome_predicate import RunCondition
 from simkv.study.whatif.trial_evaluation import Evaluator, RunFigures, TooManyRuns
 
 REFUSED = "not allowed"

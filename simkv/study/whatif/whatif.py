@@ -15,7 +15,7 @@ from math import isnan, log
 from typing import Literal
 
 from simkv.core.errors import InputError
-from simkv.core.figures import METRICS
+from simkv.core.figure_registry import METRICS
 from simkv.core.outcome import FAILURES, Outcome
 from simkv.scenario.scenario import Scenario
 from simkv.study.simulation_job import SimulationJob

@@ -10,7 +10,7 @@ from typing import Any
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request, Segment
 from simkv.core.scheduler_protocol import blocks_for
-from simkv.metrics.result_assembly import run_scenario
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario import Scenario
 from simkv.sim.run_record import RequestRecord
 from simkv.workload.listed_requests import ListedRequest, acceptance_fields

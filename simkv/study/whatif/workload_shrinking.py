@@ -26,7 +26,7 @@ from simkv.scenario.scenario import Scenario
 from simkv.schedulers.engine_registry import find_engine_spec
 from simkv.study.field_changes import with_knobs
 from simkv.study.simulation_job import SimulationJob
-from simkv.study.whatif.run_condition import RunCondition, VerdictCondition
+from simkv.study.whatif.outcome_predicate import RunCondition, VerdictCondition
 from simkv.study.whatif.trial_evaluation import Evaluator, RunFigures, TooManyRuns
 from simkv.study.whatif.workload_draft import (
     WorkloadDraft,

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import simpy
 
-from simkv.core.figures import figure
+from simkv.core.figure_registry import figure
 from simkv.costs.cost_profile import CostProfile, StepCost, StepError
 from simkv.costs.hardware.model_shape import ModelShape
 from simkv.costs.scaled_executor import (

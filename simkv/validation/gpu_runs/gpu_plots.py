@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from simkv.core.figures import METRICS
+from simkv.core.figure_registry import METRICS
 from simkv.costs.cost_profile import CostProfile, StepCost
 from simkv.costs.scaled_executor import StepKind, classify_step
 from simkv.report.plot_style import (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from simkv.core.errors import InputError, spelling_hint
 from simkv.costs.cost_profile import CostProfile, CostTerm
-from simkv.costs.hardware.catalog import known_gpu
+from simkv.costs.hardware.model_gpu_catalog import known_gpu
 from simkv.costs.hardware.model_shape import MODEL_SHAPES
 from simkv.validation.gpu_runs.baseline_models import roofline
 

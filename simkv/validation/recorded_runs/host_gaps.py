@@ -25,7 +25,7 @@ from scipy.optimize import least_squares
 from simkv.costs.cost_profile import CostProfile
 from simkv.costs.sources.launch_overhead import without_host
 from simkv.costs.step_load import StepLoad
-from simkv.schedulers.vllm.execution import graph_sizes
+from simkv.schedulers.vllm.execution_settings import graph_sizes
 from simkv.validation.recorded_runs.paced_replay import PacedStep, replay_paced
 from simkv.validation.recorded_runs.recorded_run import RecordedRun
 from simkv.validation.recorded_runs.run_simulation import engine_of

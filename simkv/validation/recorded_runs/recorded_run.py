@@ -25,7 +25,11 @@ from simkv.costs.sources.measurement_files import (
     find_table,
     read_table,
 )
-from simkv.validation.recorded_runs.aggregate_run import METRICS, read_statistics, sample_requests
+from simkv.validation.recorded_runs.published_statistics import (
+    METRICS,
+    read_statistics,
+    sample_requests,
+)
 from simkv.workload.formats.measured_latencies import read_measured_latencies
 from simkv.workload.generated_requests import Arrivals
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from simkv.core.errors import InputError
 from simkv.costs.cost_profile import CostProfile, load_profile
-from simkv.costs.hardware.catalog import known_gpu, known_model
 from simkv.costs.hardware.host_links import HostLink
+from simkv.costs.hardware.model_gpu_catalog import known_gpu, known_model
 from simkv.costs.sources.llmservingsim_profile import Sharding, bundle_model, bundle_profile
 from simkv.costs.sources.measurement_files import read_settings
 from simkv.costs.sources.single_request import (
@@ -27,7 +27,7 @@ from simkv.costs.sources.single_request import (
     read_isolated_requests,
 )
 from simkv.costs.sources.single_request_fit import fit_single_request_profile
-from simkv.schedulers.vllm.execution import graph_sizes
+from simkv.schedulers.vllm.execution_settings import graph_sizes
 from simkv.validation.recorded_runs.recorded_run import RecordedRun
 
 

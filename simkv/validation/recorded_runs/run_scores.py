@@ -14,7 +14,7 @@ from simkv.costs.profile_uncertainty import MAX_UNKNOWN_SHARE
 from simkv.metrics.fidelity import scaled_executors
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.validation.figure_comparison import JUDGED_MODEL, FigureComparison
-from simkv.validation.recorded_runs.aggregate_run import METRICS, STATISTICS
+from simkv.validation.recorded_runs.published_statistics import METRICS, STATISTICS
 from simkv.validation.recorded_runs.recorded_run import Origin, RecordedRun
 from simkv.validation.recorded_runs.run_simulation import SimulatedRun, simulate_run
 

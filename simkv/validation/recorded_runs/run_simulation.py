@@ -19,9 +19,9 @@ from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.core.scheduler_protocol import blocks_for
 from simkv.costs.cost_profile import CostProfile
-from simkv.costs.hardware.catalog import find_architecture, find_gpu
-from simkv.costs.hardware.engine_settings import ExecutionSettings
+from simkv.costs.hardware.execution_settings_lookup import ExecutionSettings
 from simkv.costs.hardware.kv_capacity import compute_kv_capacity
+from simkv.costs.hardware.model_gpu_catalog import find_architecture, find_gpu
 from simkv.costs.hardware.replica_hardware import make_hardware
 from simkv.costs.simulated_executor import SimulatedExecutor
 from simkv.costs.step_load import Executor

@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 
 from simkv.core.atomic_files import atomic_file
-from simkv.costs.hardware.catalog import known_gpu
+from simkv.costs.hardware.model_gpu_catalog import known_gpu
 from simkv.validation.figure_comparison import FigureComparison
-from simkv.validation.recorded_runs.aggregate_run import METRICS
 from simkv.validation.recorded_runs.host_gaps import HostTimes, step_rows
+from simkv.validation.recorded_runs.published_statistics import METRICS
 from simkv.validation.recorded_runs.run_scores import Score
 from simkv.validation.recorded_runs.sensitivity import SensitivityScore
 

@@ -9,7 +9,6 @@ from rich.text import Text
 
 from simkv.report.adaptive_table import make_adaptive_table
 from simkv.validation.figure_comparison import FigureComparison
-from simkv.validation.recorded_runs.aggregate_run import STATISTICS
 from simkv.validation.recorded_runs.cross_prediction import (
     CROSSED,
     CrossPrediction,
@@ -27,6 +26,7 @@ from simkv.validation.recorded_runs.interval_coverage import (
     coverage_rows,
     refused_runs,
 )
+from simkv.validation.recorded_runs.published_statistics import STATISTICS
 from simkv.validation.recorded_runs.run_scores import Score
 from simkv.validation.recorded_runs.sensitivity import SensitivityScore
 

@@ -25,7 +25,7 @@ from simkv.sim.engine import Engine
 from simkv.sim.fleet.fleet import Fleet
 from simkv.sim.fleet.routers import build_router
 from simkv.validation.serving_points.client_lengths import INFERENCEMAX_RANGE, sample_lengths
-from simkv.validation.serving_points.constant_slopes import Floats, slopes
+from simkv.validation.serving_points.latency_gradients import Floats, slopes
 from simkv.validation.serving_points.measured_rows import Latency
 from simkv.workload.clients import Clients
 

@@ -10,7 +10,7 @@ from simkv.core.errors import InputError
 from simkv.core.execution_settings import ExecutionSettings
 from simkv.costs.cost_profile import CostProfile
 from simkv.costs.hardware.replica_hardware import Hardware
-from simkv.costs.operators.cost_constants import CostConstants
+from simkv.costs.operators.calibration_rules import CostConstants
 from simkv.costs.operators.error_spreads import (
     MAX_WIDENED_RELEASES,
     WIDENING_PER_RELEASE,

@@ -13,7 +13,7 @@ from itertools import combinations
 import numpy as np
 
 from simkv.core.errors import InputError
-from simkv.costs.hardware.catalog import find_architecture
+from simkv.costs.hardware.model_gpu_catalog import find_architecture
 from simkv.validation.serving_points.measured_rows import OTHER_TOOLS, Latency, MeasuredRow
 from simkv.validation.serving_points.point_prediction import Prediction
 

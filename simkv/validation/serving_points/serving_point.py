@@ -8,7 +8,7 @@ from typing import Any
 
 from simkv.core.errors import InputError
 from simkv.core.execution_settings import ExecutionSettings
-from simkv.costs.hardware.catalog import find_architecture, find_gpu
+from simkv.costs.hardware.model_gpu_catalog import find_architecture, find_gpu
 from simkv.costs.hardware.replica_hardware import Hardware, make_hardware
 from simkv.costs.operators.error_spreads import (
     Configuration,

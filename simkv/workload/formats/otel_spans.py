@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simkv.workload.column_values import MAX_SHOWN_CHARACTERS, describe_found
-from simkv.workload.field_types import MAX_TOKEN_COUNT
 from simkv.workload.formats.trace_format import FileHead, TraceFormat
 from simkv.workload.request_columns import RequestRows
 from simkv.workload.trace_source import TraceSource, select_served
+from simkv.workload.workload_base import MAX_TOKEN_COUNT
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -26,7 +26,6 @@ from pathlib import Path
 import numpy as np
 
 from simkv.workload.column_values import describe_found
-from simkv.workload.field_types import MAX_TOKEN_COUNT, make_random_stream
 from simkv.workload.formats.trace_format import FileHead, TraceFormat
 from simkv.workload.request_columns import (
     EMPTY_COLUMNS,
@@ -35,6 +34,7 @@ from simkv.workload.request_columns import (
     RequestRows,
 )
 from simkv.workload.trace_source import TraceSource
+from simkv.workload.workload_base import MAX_TOKEN_COUNT, make_random_stream
 
 _TRACE = re.compile(r"chunk-(\d{1,9})-trace\.csv")
 _DATASET = re.compile(r"chunk-(\d{1,9})-dataset\.json")

@@ -20,14 +20,14 @@ from simkv.costs.hardware.architecture import (
     Mla,
     MoeMlp,
 )
-from simkv.costs.hardware.catalog import (
+from simkv.costs.hardware.hf_config import parse_architecture
+from simkv.costs.hardware.model_gpu_catalog import (
     architectures,
     find_architecture,
     find_gpu,
     find_model,
     gpus,
 )
-from simkv.costs.hardware.hf_config import parse_architecture
 from simkv.costs.hardware.number_formats import NUMBER_FORMATS, find_number_format
 from simkv.costs.hardware.replica_hardware import Hardware, make_hardware
 

@@ -13,11 +13,11 @@ from statistics import median
 import pytest
 
 from simkv.core.execution_settings import ExecutionSettings
-from simkv.costs.hardware.catalog import find_architecture, find_gpu
 from simkv.costs.hardware.kv_capacity import GIB, compute_kv_capacity
+from simkv.costs.hardware.model_gpu_catalog import find_architecture, find_gpu
 from simkv.costs.hardware.replica_hardware import make_hardware
 from simkv.schedulers.sglang.config import SglangConfig
-from simkv.schedulers.sglang.execution import derive_settings as sglang_setting
+from simkv.schedulers.sglang.execution_settings import derive_settings as sglang_setting
 
 ROWS = list(csv.DictReader((Path(__file__).with_name("recorded_blocks.csv")).open()))
 #: The campaign whose logs the constants were read off.

@@ -11,19 +11,19 @@ import pytest
 from simkv.core.errors import InputError
 from simkv.costs.hardware.architecture import Mamba
 from simkv.costs.hardware.cache_size_log import read_cache_size
-from simkv.costs.hardware.catalog import (
-    find_architecture,
-    find_gpu,
-    find_model,
-    gpus,
-    models,
-)
-from simkv.costs.hardware.engine_settings import find_execution_settings
+from simkv.costs.hardware.execution_settings_lookup import find_execution_settings
 from simkv.costs.hardware.kv_capacity import (
     KvCapacity,
     can_checkpoint_states,
     compute_kv_capacity,
     kv_groups,
+)
+from simkv.costs.hardware.model_gpu_catalog import (
+    find_architecture,
+    find_gpu,
+    find_model,
+    gpus,
+    models,
 )
 from simkv.costs.hardware.model_memory import weight_bytes
 from simkv.costs.hardware.replica_hardware import make_hardware

@@ -11,16 +11,16 @@ import pytest
 from dev.operator_efficiency import LOADS
 from simkv.core.errors import InputError
 from simkv.costs.cost_profile import CostProfile, StepCost
-from simkv.costs.hardware.catalog import find_architecture, find_gpu
 from simkv.costs.hardware.interconnect import Interconnect
+from simkv.costs.hardware.model_gpu_catalog import find_architecture, find_gpu
 from simkv.costs.hardware.replica_hardware import Hardware, make_hardware
 from simkv.costs.operators.calibrated_profile import apply_constants
+from simkv.costs.operators.calibration_rules import ConstantsRule, CostConstants
 from simkv.costs.operators.composed_profiles import (
     PACKAGED_SETTING,
     combinations,
     load_composed_profile,
 )
-from simkv.costs.operators.cost_constants import ConstantsRule, CostConstants
 from simkv.costs.operators.operator_tables import _read, find_installed_tables
 from simkv.costs.operators.profile_resolution import (
     compose_from_tables,

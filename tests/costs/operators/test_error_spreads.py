@@ -8,7 +8,7 @@ import pytest
 
 from simkv.core.execution_settings import ExecutionSettings
 from simkv.costs.cost_profile import load_profile
-from simkv.costs.hardware.catalog import find_architecture, find_gpu
+from simkv.costs.hardware.model_gpu_catalog import find_architecture, find_gpu
 from simkv.costs.hardware.replica_hardware import make_hardware
 from simkv.costs.operators import error_spreads
 from simkv.costs.operators.error_spreads import (

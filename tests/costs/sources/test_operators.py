@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from simkv.cli import app
 from simkv.core.errors import InputError
 from simkv.costs.cost_profile import StepCost, load_profile
-from simkv.costs.hardware.catalog import Model
+from simkv.costs.hardware.model_gpu_catalog import Model
 from simkv.costs.sources.aiconfigurator_profile import aiconfigurator_profile
 from simkv.costs.sources.vidur_profile import OPERATORS_PER_LAYER, vidur_profile
 from simkv.costs.step_load import StepLoad, count_attention_pairs

@@ -9,7 +9,7 @@ import pytest
 
 from simkv.core.errors import InputError
 from simkv.costs.cost_profile import StepCost
-from simkv.costs.hardware.catalog import find_gpu, find_model
+from simkv.costs.hardware.model_gpu_catalog import find_gpu, find_model
 from simkv.costs.sources.single_request import (
     ModelTraits,
     compute_model_traits,

@@ -17,8 +17,8 @@ from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.costs.cost_profile import load_profile
 from simkv.costs.simulated_executor import SimulatedExecutor
-from simkv.metrics.result_assembly import run_file
 from simkv.metrics.run_metrics import request_rows, step_rows
+from simkv.metrics.scenario_runner import run_file
 from simkv.scenario.fleet_section import FleetSettings, RoundRobinConfig
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.engine_registry import build_scheduler

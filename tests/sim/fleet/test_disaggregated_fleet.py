@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from simkv.core.errors import InputError
 from simkv.core.outcome import Outcome
 from simkv.explain.wait_ledger import KIND_LABELS, LedgerKind
-from simkv.metrics.result_assembly import run_scenario
 from simkv.metrics.run_metrics import token_rows
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario_loader import resolve_variants
 from simkv.scenario.yaml_document import YamlDocument
 from simkv.schedulers.vllm.transfer_scheduler import VllmTransferScheduler

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simkv.metrics.result_assembly import run_file
+from simkv.metrics.scenario_runner import run_file
 from tests.conftest import ROOT
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from simkv.core.errors import InputError
 from simkv.core.outcome import Outcome
-from simkv.metrics.result_assembly import run_scenario
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario import Scenario
 from simkv.scenario.scenario_loader import resolve_variants
 from simkv.scenario.scenario_writer import build_resolved_scenario

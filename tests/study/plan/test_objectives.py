@@ -8,7 +8,7 @@ import pytest
 
 import simkv
 from simkv.core.errors import InputError
-from simkv.core.figures import FIGURE_NAMES
+from simkv.core.figure_registry import FIGURE_NAMES
 from simkv.scenario.objectives import (
     Objective,
     complete_objectives,

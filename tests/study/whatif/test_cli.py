@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from simkv.cli import app
 from simkv.core.errors import InputError
-from simkv.metrics.result_assembly import run_scenario
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario_loader import load
 
 LOOP = "mistralrs-2043-queue-loop"

@@ -10,7 +10,7 @@ from simkv.core.errors import InputError
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.engine_registry import list_variants
 from simkv.study.field_changes import with_field
-from simkv.study.whatif.run_condition import parse_condition
+from simkv.study.whatif.outcome_predicate import parse_condition
 from simkv.study.whatif.trial_evaluation import Evaluator, evaluate_job, make_trial_job
 from simkv.study.whatif.verdict_bisection import (
     REFUSED,

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from simkv.core.errors import InputError
-from simkv.core.figures import FIGURE_NAMES, figure
-from simkv.metrics.result_assembly import run_scenario
+from simkv.core.figure_registry import FIGURE_NAMES, figure
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.schedulers.mistralrs.versions import RULES
 from simkv.study.field_changes import NoSuchField, with_field, with_knobs
 from simkv.study.whatif import trial_evaluation as module

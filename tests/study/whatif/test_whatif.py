@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simkv.core.outcome import FAILURES
-from simkv.metrics.result_assembly import run_scenario
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.report.whatif_tables import render_whatif, whatif_json
 from simkv.scenario.packaged_scenarios import find_scenario
 from simkv.scenario.scenario import Scenario

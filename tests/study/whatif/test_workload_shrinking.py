@@ -16,7 +16,7 @@ from simkv.scenario.scenario import Scenario
 from simkv.scenario.scenario_loader import load
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.study.whatif import shrunk_scenario
-from simkv.study.whatif.run_condition import RunCondition, parse_condition
+from simkv.study.whatif.outcome_predicate import RunCondition, parse_condition
 from simkv.study.whatif.trial_evaluation import (
     Evaluator,
     RunFigures,

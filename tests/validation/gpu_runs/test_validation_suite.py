@@ -15,7 +15,7 @@ from simkv.validation.gpu_runs.baseline_models import roofline
 from simkv.validation.gpu_runs.comparison_levels import simulate_with_profile
 from simkv.validation.gpu_runs.load_sizing import MIN_PREEMPTIONS, Trial, packaged_trace
 from simkv.validation.gpu_runs.nominal_costs import nominal_profile
-from simkv.validation.gpu_runs.plan_file import read_plan, write_plan
+from simkv.validation.gpu_runs.validation_plan_file import read_plan, write_plan
 from simkv.validation.gpu_runs.validation_suite import (
     FULL_SCALE,
     SMALL_SCALE,

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from simkv.costs.cost_profile import CostTerm
 from simkv.costs.frozen_model import FrozenModel
-from simkv.costs.hardware.engine_settings import ExecutionSettings
+from simkv.costs.hardware.execution_settings_lookup import ExecutionSettings
 from simkv.costs.hardware.replica_hardware import Hardware
 
 HOST_TIMES_PATH = Path(__file__).parents[1] / "host.json"

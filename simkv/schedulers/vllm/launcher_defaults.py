@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from simkv.core.launch_rules import (
+from simkv.core.launcher_rules import (
     LaunchError,
     LaunchRules,
     LaunchTarget,

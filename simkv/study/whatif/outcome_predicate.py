@@ -13,7 +13,7 @@ from math import inf, isclose, isfinite, isnan
 from typing import Any, Literal, get_args
 
 from simkv.core.errors import InputError, spelling_hint
-from simkv.core.figures import FIGURE_NAMES
+from simkv.core.figure_registry import FIGURE_NAMES
 from simkv.core.outcome import humanize
 from simkv.scenario.expectations import VerdictName
 from simkv.study.whatif.trial_evaluation import RunFigures

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from simkv.costs.cost_terms import compute_feature
-from simkv.costs.hardware.engine_settings import find_execution_settings
+from simkv.costs.hardware.execution_settings_lookup import find_execution_settings
 from simkv.costs.step_load import StepLoad
 from simkv.schedulers.engine_registry import ENGINES
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.vllm.config import VllmConfig
-from simkv.schedulers.vllm.execution import graph_sizes
+from simkv.schedulers.vllm.execution_settings import graph_sizes
 
 
 def test_sizes_as_recorded_from_vllm_0_19() -> None:

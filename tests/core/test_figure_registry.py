@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from simkv.core.figures import (
+from simkv.core.figure_registry import (
     FIGURE_NAMES,
     METRICS,
     figure,
@@ -16,8 +16,8 @@ from simkv.core.figures import (
     heading,
 )
 from simkv.core.outcome import FAILURES, Outcome
-from simkv.metrics.result_assembly import run_file
 from simkv.metrics.run_metrics import summarize
+from simkv.metrics.scenario_runner import run_file
 
 TEXT = "name: t\nworkload: {burst: {num_prompts: 3, prompt_tokens: 9, output_tokens: 4}}\n"
 ENGINE = "engine: {name: vllm, num_gpu_blocks: 20, startup_check: false}\nprofile: unit-step\n"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simkv.core.quantiles import quantile
+from simkv.core.grouped_quantile import quantile
 
 
 @given(

@@ -7,7 +7,7 @@ import pytest
 from simkv.core.errors import InputError
 from simkv.core.outcome import Outcome
 from simkv.scenario.expectations import Expectations
-from simkv.study.whatif.run_condition import (
+from simkv.study.whatif.outcome_predicate import (
     STALLED,
     VERDICTS,
     VerdictCondition,

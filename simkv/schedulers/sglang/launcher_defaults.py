@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from simkv.core.launch_rules import LaunchRules, LaunchTarget, ModelFacts
+from simkv.core.launcher_rules import LaunchRules, LaunchTarget, ModelFacts
 from simkv.schedulers.sglang.config import SglangConfig
 
 #: Tokens of a prefill pass by the GiB of a GPU below which they hold.

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from simkv.costs.frozen_model import FrozenModel
-from simkv.costs.hardware.engine_settings import ExecutionSettings
+from simkv.costs.hardware.execution_settings_lookup import ExecutionSettings
 from simkv.costs.hardware.replica_hardware import Hardware
 from simkv.costs.operators.error_spreads import classify_configuration
 from simkv.costs.operators.operator_tables import version_key

@@ -9,9 +9,9 @@ import pytest
 from simkv.core.errors import InputError
 from simkv.core.outcome import Outcome
 from simkv.costs.cost_profile import load_profile
-from simkv.metrics.result_assembly import run_file, run_scenario
 from simkv.metrics.run_metrics import e2e
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_file, run_scenario
 from simkv.schedulers.engine_registry import build_scheduler
 from tests.conftest import ROOT
 

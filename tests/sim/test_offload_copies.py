@@ -9,8 +9,8 @@ import pytest
 
 from simkv.core.errors import InputError
 from simkv.explain.wait_ledger import KIND_LABELS, LedgerKind, total_by_kind
-from simkv.metrics.result_assembly import run_scenario
 from simkv.metrics.run_metrics import summarize
+from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario import Scenario
 
 SLOW = {"bytes_per_token": 1e6, "host_gb_s": 1.0, "latency_us": 0.0}  # 1 ms a token
