@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from simkv.core.errors import InputError, spelling_hint
-from simkv.core.input_files import read_bytes
+from simkv.core.input_files import check_input, read_bytes
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -120,6 +120,7 @@ def load_from_file(path: Path, name: str) -> tuple[Any, CustomCode]:
             f"{path} is code that the scenario would run; read it, then say --trust (in Python "
             "trust=True)"
         )
+    check_input(path)  # a pipe cannot be read again, by worker processes and debuggers
     code = read_bytes(path)
     source = CustomCode(str(path.resolve()), code)
     folder = str(path.resolve().parent)
