@@ -2,9 +2,10 @@
 
 import sys
 
-# ``python -m`` puts the current folder first on the module path, so a downloaded folder with a file
-# ``yaml.py`` would run it. ``__future__`` is a module, too: it must not be imported before this.
-# The folder stays if this package lies in it.
+# ``python -m`` puts the current directory first on the module path, so a file ``yaml.py`` in a
+# downloaded directory would be imported instead of the real module. Drop that entry unless it
+# contains this package. This must run before any import, including ``__future__``, which is a
+# module too.
 if (
     sys.argv[:1] == ["-m"]
     and not sys.flags.safe_path
@@ -12,7 +13,8 @@ if (
 ):
     del sys.path[0]
 
-TYPE_CHECKING = False  # as in typing, whose import takes longer than all of this
+# same as typing.TYPE_CHECKING; importing typing is slower than this whole module
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
@@ -54,7 +56,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> "Any":
-    """Import what is public on first use, so that ``import simkv`` stays light."""
+    """Import a public name on first use, so that ``import simkv`` stays fast."""
     if name in _HOME:
         from importlib import import_module
 
@@ -63,5 +65,5 @@ def __getattr__(name: str) -> "Any":
 
 
 def __dir__() -> list[str]:
-    """The public names, imported or not, and what every module has; nothing of how it works."""
+    """Return the public names, imported or not, and the standard module attributes."""
     return [*__all__, *(name for name in globals() if name.startswith("__"))]

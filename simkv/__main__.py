@@ -1,6 +1,7 @@
-"""``simkv`` and ``python -m simkv``: the process around the command line.
+"""Entry point of ``simkv`` and ``python -m simkv``.
 
-It is small and imports nothing at first, for an interrupt may come while the rest is imported.
+It imports as little as possible at the top, so that an interrupt during the remaining imports is
+handled as well.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Entry point: an interrupt at any moment ends in one line and exit code 130."""
+    """Run the command line; an interrupt at any moment ends with one line and exit code 130."""
     code: object = INTERRUPTED
     sys.unraisablehook = _once_more
     try:
@@ -21,12 +22,13 @@ def main() -> None:
     finally:
         import signal
 
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is left is to say how it ended
+        # nothing is left to do except report the exit code
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(code)  # type: ignore[arg-type]
 
 
 def _once_more(lost: sys.UnraisableHookArgs) -> None:
-    """An interrupt in a callback of the import system is lost; it comes again a moment later."""
+    """Raise KeyboardInterrupt again after 1 ms, because import-system callbacks swallow it."""
     if lost.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(lost)
         return
@@ -37,12 +39,13 @@ def _once_more(lost: sys.UnraisableHookArgs) -> None:
 
 
 def _command() -> object:
-    """Run the command; returns its exit code."""
+    """Run the command and return its exit code."""
     import gc
     import os
 
-    gc.set_threshold(200_000)  # what is imported stays, and is gone through 150 times by default
-    # Pydantic would look for plug-ins in every package that is installed.
+    # imported objects stay alive; the default threshold scans them 150 times
+    gc.set_threshold(200_000)
+    # By default, Pydantic searches all installed packages for plug-ins.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     from simkv.cli import main as command
     from simkv.cli.output_streams import close_streams, tolerate_write_errors

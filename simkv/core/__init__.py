@@ -1,1 +1,1 @@
-"""What all rooms share: requests, blocks, prefixes, the scheduler protocol, errors."""
+"""Shared definitions: requests, blocks, prefixes, the scheduler protocol and errors."""

@@ -1,7 +1,7 @@
-"""What an engine offers whose scheduler, worker and token processor are threads of their own.
+"""Protocols for engines whose scheduler, worker and token processor are separate threads.
 
-The engine's package has the three actors; ``sim/async_pipeline.py`` runs them side by side. Planned
-tasks, parcels of them and work are passed on; they belong to the engine.
+The engine's package implements the three; ``sim/async_pipeline.py`` runs them side by side. Tasks,
+parcels of tasks and work items are opaque objects of the engine.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from simkv.core.scheduler_protocol import (
     WaitReason,
 )
 
-#: What a worker reports of each slot after a step.
+#: Output of a worker for each slot after a step.
 Message = list[int]
 #: ``ends(request id, k)``: whether the k-th output token of the request is its last.
 IsLastToken = Callable[[int, int], bool]
 
 
 class WorkerCrash(RuntimeError):
-    """A task of which the real worker dies."""
+    """A task that crashes the real worker."""
 
 
 @dataclass(slots=True)
 class MessageEffects:
-    """What one message brought: ids given a token, acknowledged, and ended, in slot order."""
+    """Effects of one message: ids that received a token, were acknowledged, and ended, in slot
+    order.
+    """
 
     delivered: list[int] = field(default_factory=list)
     acked: list[int] = field(default_factory=list)
@@ -52,19 +54,21 @@ class ManagerThread(Protocol):
         """Append a new request to ``waiting``."""
 
     def schedule(self) -> list[Any]:
-        """Decide once; returns planned tasks."""
+        """Make one decision; return the planned tasks."""
 
     def held(self) -> Held | None:
-        """The head of ``waiting``, and why the last call left it there."""
+        """Return the head of ``waiting``, and why the last ``schedule`` call did not schedule
+        it.
+        """
 
     def put(self, tasks: Iterable[Any]) -> Any:
         """Serialise the tasks of a decision into a parcel with ``tasks``."""
 
     def alive(self) -> list[Any]:
-        """Requests that have not ended."""
+        """Return the requests that have not ended."""
 
     def fingerprint(self) -> Hashable:
-        """All state that decides the following calls."""
+        """Return all state that determines future calls."""
 
 
 class WorkerThread(Protocol):
@@ -73,19 +77,19 @@ class WorkerThread(Protocol):
     slots: dict[int, Any]
 
     def take(self, parcel: Any) -> None:
-        """Carry out the tasks of one put. Raises WorkerCrash."""
+        """Execute the tasks of one parcel. Raises WorkerCrash."""
 
     def work(self) -> list[Any]:
-        """What the next step computes."""
+        """Return the work of the next step."""
 
     def stalled(self) -> list[int]:
-        """Ids of requests that lack the block for their next token."""
+        """Return the ids of requests without a block for their next token."""
 
     def step(self, ends: IsLastToken) -> Message | None:
-        """Run one step; None if there was nothing to run."""
+        """Run one step; return None if there was nothing to run."""
 
     def fingerprint(self) -> Hashable:
-        """All state that decides the following steps."""
+        """Return all state that determines future steps."""
 
 
 class ProcessorThread(Protocol):
@@ -96,7 +100,7 @@ class ProcessorThread(Protocol):
 
 
 class Threads(ABC):
-    """A scheduler of which the three actors can be run side by side."""
+    """A scheduler whose three threads can run side by side."""
 
     manager: ManagerThread
     worker: WorkerThread
@@ -104,8 +108,8 @@ class Threads(ABC):
 
     @abstractmethod
     def aside(self) -> dict[int, WaitReason]:
-        """Requests that lack the block for their next token or chunk, and why."""
+        """Return the requests without a block for their next token or chunk, and the reasons."""
 
     @abstractmethod
     def batch_of(self, work: list[Any], prefills: int, preempted: list[int]) -> Batch:
-        """What the worker computes in a step, its ``prefills`` first, as a batch."""
+        """Return the worker's work of a step as a batch, with its ``prefills`` first."""

@@ -1,8 +1,8 @@
-"""Files and folders that are there complete or not at all, and what stands in the way of that.
+"""Atomic writes of files and directories, and checks of output paths.
 
 check_file("--out", path)
-with writing(path) as new:
-    new.write_bytes(content)
+with atomic_file(path) as new:
+   new.write_bytes(content)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from simkv.core.errors import InputError
 
 @contextmanager
 def translate_disk_errors(path: object, what: str) -> Iterator[None]:
-    """Turn what the disk says into InputError: ``PATH: cannot be WHAT: no space left on device``.
+    """Turn an OSError into InputError: ``PATH: cannot be WHAT: no space left on device``.
 
     ``what`` is "read" or "written".
     """
@@ -32,10 +32,10 @@ def translate_disk_errors(path: object, what: str) -> Iterator[None]:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """A new file to write to, beside ``path``, whose place it takes if all went well.
+    """Yield a new file beside ``path`` that replaces ``path`` on success.
 
-    Its name ends as that of ``path``. What is no plain file (a pipe, a device) is written to as it
-    is. Raises InputError if the disk does not take it.
+    Its name ends with the name of ``path``. A pipe or device is written to directly. Raises
+    InputError if the file cannot be written.
     """
     with translate_disk_errors(path, "written"):
         if path.exists() and not path.is_file():
@@ -50,28 +50,28 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text to a file, complete or not at all, the same bytes everywhere."""
+    """Write a text to a file atomically, with the same bytes on every platform."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write bytes to a file, complete or not at all."""
+    """Write bytes to a file atomically."""
     with atomic_file(path) as new:
         new.write_bytes(content)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those that it is in, unless it is there. Raises InputError."""
+    """Create a directory and its parents, unless they exist. Raises InputError."""
     with translate_disk_errors(folder, "written"):
         folder.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager
 def atomic_folder(folder: Path, own: Sequence[str] = ("*",)) -> Iterator[Path]:
-    """A new folder to write to, which takes the place of ``folder`` if all went well.
+    """Yield a new directory that replaces ``folder`` on success.
 
-    What lies in ``folder`` and matches none of the patterns ``own`` stays there: notes, traces,
-    reports by name. Raises InputError if the disk does not take it.
+    Files in ``folder`` that match none of the patterns ``own`` are kept: notes, traces, named
+    reports. Raises InputError if the directory cannot be written.
     """
     make_folder(folder.parent)
     with (
@@ -86,7 +86,7 @@ def atomic_folder(folder: Path, own: Sequence[str] = ("*",)) -> Iterator[Path]:
 
 
 def _keep(folder: Path, new: Path, own: Sequence[str]) -> None:
-    """Copy to ``new`` what is in ``folder`` and is nobody's own."""
+    """Copy the entries of ``folder`` that match no pattern of ``own`` to ``new``."""
     for path in folder.iterdir() if folder.exists() else ():
         target = new / path.name
         if target.exists() or any(path.match(name) for name in own):
@@ -98,7 +98,9 @@ def _keep(folder: Path, new: Path, own: Sequence[str]) -> None:
 
 
 def _replace(folder: Path, new: Path, old: Path) -> None:
-    """Two renames on one file system; the old folder survives until the new one is in place."""
+    """Replace with two renames on one file system; ``folder`` is restored if the second rename
+    fails.
+    """
     if folder.exists():
         folder.rename(old)
     try:
@@ -110,7 +112,9 @@ def _replace(folder: Path, new: Path, old: Path) -> None:
 
 
 def check_file(option: str, file: Path) -> None:
-    """Raise InputError if ``file`` cannot be written: a folder, or in none that may be written."""
+    """Raise InputError if ``file`` cannot be written: it is a directory, or its directory is
+    missing or read-only.
+    """
     what = ""
     with translate_disk_errors(f"{option} {file}", "written"):
         if file.is_dir():
@@ -124,7 +128,7 @@ def check_file(option: str, file: Path) -> None:
 
 
 def check_new_file(option: str, file: Path, source: Path, overwrite: bool) -> None:
-    """Raise InputError if ``file`` cannot be written, is the ``source``, or is there already."""
+    """Raise InputError if ``file`` cannot be written, is the ``source``, or already exists."""
     check_file(option, file)
     if file.exists() and file.resolve() == source.resolve():
         raise InputError(f"{option} {file}: is what is read; expected a new file")
@@ -135,10 +139,10 @@ def check_new_file(option: str, file: Path, source: Path, overwrite: bool) -> No
 def check_folder(
     option: str, folder: Path, what: str = "", is_own: Callable[[Path], bool] | None = None
 ) -> None:
-    """Raise InputError if ``folder`` cannot be made or written, or holds what is not ours.
+    """Raise InputError if ``folder`` cannot be created or written, or holds other files.
 
-    ``is_own`` tells of a folder that is not empty whether it holds an earlier ``what`` of ours;
-    without it all may be there.
+    ``is_own`` returns whether a directory that is not empty holds an earlier ``what`` of simkv;
+    without it any content is accepted.
     """
     with translate_disk_errors(f"{option} {folder}", "written"):
         found = _in_the_way(folder, what, is_own)
@@ -148,7 +152,7 @@ def check_folder(
 
 
 def _in_the_way(folder: Path, what: str, is_own: Callable[[Path], bool] | None) -> str:
-    """What stands in the way of writing to ``folder``, or nothing."""
+    """Return why ``folder`` cannot be written, or an empty string."""
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     name = "" if there is folder else f"{there} "
     if not there.is_dir():

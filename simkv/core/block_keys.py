@@ -1,4 +1,4 @@
-"""Identity of token contents, so that prefix caching is exact and not a hit-rate knob."""
+"""Identity of token contents, which makes prefix caching exact instead of an assumed hit rate."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from simkv.core.request import Prompt, Segment
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class TokenContent:
-    """The tokens of one request, prompt first and then its own outputs, by identity."""
+    """The tokens of one request by identity: its prompt, followed by its output."""
 
     def __init__(self, prompt: Prompt) -> None:
         segments = prompt.segments or (Segment(f"u{prompt.id}", 0, prompt.prompt_tokens),)
         own = f"o{prompt.id}"
-        emitted = segments[-1].end if segments[-1].stream == own else 0  # on another replica
+        # emitted on another replica
+        emitted = segments[-1].end if segments[-1].stream == own else 0
         self._segments = _merged((*segments, Segment(own, emitted, 1 << 62)))
-        if prompt.lora is not None:  # the same tokens have other KV under another adapter
+        if prompt.lora is not None:  # the same tokens have different KV under another adapter
             self._segments = [
                 piece._replace(stream=f"{prompt.lora}/{piece.stream}") for piece in self._segments
             ]
@@ -29,9 +30,9 @@ class TokenContent:
         self._starts = [0, *accumulate(lengths)][:-1]
 
     def slices(self, start: int, end: int) -> tuple[Segment, ...]:
-        """Tokens ``start`` to ``end`` as segments; equal tuples mean equal tokens.
+        """Return tokens ``start`` to ``end`` as segments; equal tuples mean equal tokens.
 
-        The same tokens always give the same tuple, however the prompt was cut.
+        The same tokens always give the same tuple, regardless of how the prompt was split.
         """
         pieces: list[Segment] = []
         index = bisect_right(self._starts, start) - 1
@@ -45,7 +46,9 @@ class TokenContent:
         return tuple(pieces)
 
     def segment_at(self, position: int) -> tuple[str, int, int]:
-        """What is left from token ``position`` on of the segment that it lies in."""
+        """Return the rest of the segment that contains token ``position``, starting at that
+        token.
+        """
         starts = self._starts
         index = -1 if position >= starts[-1] else bisect_right(starts, position) - 1
         stream, start, end = self._segments[index]
@@ -53,7 +56,7 @@ class TokenContent:
 
 
 def _merged(segments: Iterable[Segment]) -> list[Segment]:
-    """The same tokens in as few segments as they can be said in."""
+    """Return the same tokens in the smallest number of segments."""
     merged: list[Segment] = []
     for segment in segments:
         before = merged[-1] if merged else None
@@ -64,19 +67,21 @@ def _merged(segments: Iterable[Segment]) -> list[Segment]:
     return merged
 
 
-#: As many blocks that follow each other in a stream are numbered on, which is a run of keys.
+#: Number of consecutive keys reserved for blocks that follow each other in a stream (a run).
 KEYS_PER_RUN = 32
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class BlockKeys:
-    """Names full blocks by their own tokens and all the tokens before them.
+    """Keys of full blocks, which identify their own tokens and all tokens before them.
 
-    Block ``i`` has the key of (key of block ``i - 1``, its tokens), as real engines chain their
-    hashes, but numbered instead of hashed, so that two contents never collide. Only the first block
-    of a run is looked up by what it holds: the others of the same stream follow by counting.
+    The key of block ``i`` depends on the key of block ``i - 1`` and on the block's tokens, like the
+    chained hashes of real engines. Keys are numbers instead of hashes, so that different contents
+    never collide. Only the first block of a run is looked up by its content; the keys of the other
+    blocks of the same stream are consecutive numbers.
 
-    With ``ahead`` the key of a block also covers so many tokens behind it, and waits for them.
+    With ``ahead``, the key of a block also covers the next ``ahead`` tokens and exists only when
+    these are known.
     """
 
     ROOT = 0
@@ -85,11 +90,13 @@ class BlockKeys:
         self.block_size = block_size
         self.ahead = ahead
         self._runs: dict[tuple[object, ...], int] = {}
-        # Stream and offset at which each run begins; None if its one block takes in several.
+        # Stream and offset at which each run begins; None if its only block spans several segments.
         self._heads: list[tuple[str, int] | None] = [None]
 
     def extend(self, keys: list[int] | array[int], content: TokenContent, tokens: int) -> None:
-        """Append to ``keys`` until it names every full block of the first ``tokens`` tokens."""
+        """Append to ``keys`` until it has a key for every full block of the first ``tokens``
+        tokens.
+        """
         size = self.block_size
         position, end = len(keys) * size, tokens // size * size
         if self.ahead:
@@ -104,23 +111,25 @@ class BlockKeys:
             blocks = min(stop - start, end - position) // size
             if blocks:
                 key = self._following(parent, stream, start)
-                if blocks == 1:  # as a decode fills
+                if blocks == 1:  # the common case: a block filled by decodes
                     keys.append(key)
                 else:
                     keys.extend(range(key, key + min(blocks, KEYS_PER_RUN - key % KEYS_PER_RUN)))
-            else:  # this block takes in several segments
+            else:  # this block spans several segments
                 keys.append(self._run(None, parent, content.slices(position, position + size)))
             position = len(keys) * size
 
     def _following(self, parent: int, stream: str, start: int) -> int:
-        """The key of the block behind ``parent`` that begins at token ``start`` of ``stream``."""
+        """Return the key of the block after ``parent`` that begins at token ``start`` of
+        ``stream``.
+        """
         run, place = divmod(parent + 1, KEYS_PER_RUN)
         if place and self._heads[run] == (stream, start - place * self.block_size):
             return parent + 1
         return self._run((stream, start), parent, stream, start)
 
     def _run(self, head: tuple[str, int] | None, *name: object) -> int:
-        """The first key of the run of that name, which begins with ``head``."""
+        """Return the first key of the run with that name, which begins with ``head``."""
         run = self._runs.get(name)
         if run is None:
             run = self._runs[name] = len(self._heads)

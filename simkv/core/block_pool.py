@@ -1,4 +1,4 @@
-"""The block pool: the one place that knows which blocks of KV cache are free and who has them."""
+"""The pool of KV-cache blocks: the only module that tracks free blocks and block owners."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from mypy_extensions import mypyc_attr
 
 from simkv.core.free_queue import FreeQueue, Ints, ints_view
 
-#: As many blocks are as well done one by one.
+#: Up to this number, handling blocks one by one is as fast as in bulk.
 SMALL_BATCH = 4
-#: A table without blocks; not to be changed.
+#: A table without blocks; must not be modified.
 NO_BLOCKS: array[int] = array("i")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class BlockPool:
-    """``num_blocks`` blocks of KV cache with reference counts, tables and a prefix cache.
+    """``num_blocks`` blocks of KV cache with reference counts, block tables and a prefix cache.
 
-    Blocks are numbered from 1 (0 is the null block that engines keep for padding). The free queue
-    is ordered: blocks are taken from its front. A free block may still carry a key of the prefix
-    cache; it keeps it until it is taken for something else, which is the only eviction.
+    Blocks are numbered from 1 (0 is the null block that engines use for padding). The free queue is
+    ordered: blocks are taken from its front. A free block may still have a key in the prefix cache.
+    It loses the key only when it is allocated again, which is the only eviction.
 
-    What is known of blocks and keys stands in columns, so that a table of thousands of blocks is
-    done in a few operations.
+    Blocks and keys are stored in columns, so that a table of thousands of blocks takes only a few
+    operations.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -34,50 +34,52 @@ class BlockPool:
         self.tables: dict[int, array[int]] = {}
         self._free = FreeQueue(num_blocks)
         self._references = array("i", bytes(4 * (num_blocks + 1)))
-        # By block its key, 0 for none, and by key its block. Of several blocks with one key it is
-        # the one that was registered first, below zero, and all of them are in ``_several``.
+        # The key of each block (0: none), and the block of each key. If several blocks have one
+        # key, ``_block_of`` has the one registered first, negated, and ``_several`` lists all of
+        # them.
         self._key_of = array("q", bytes(8 * (num_blocks + 1)))
         self._block_of = array("i", bytes(4))
         self._several: dict[int, list[int]] = {}
 
     @property
     def free(self) -> int:
-        """Blocks that can be taken now, cached but unreferenced ones included."""
+        """Number of blocks that can be allocated now, including cached but unreferenced ones."""
         return self._free.length
 
     @property
     def cached(self) -> int:
-        """Blocks that carry a key of the prefix cache, in use or free."""
+        """Number of blocks with a key in the prefix cache, in use or free."""
         return len(self._key_of) - self._key_of.count(0)
 
     def keys(self) -> npt.NDArray[np.int64]:
-        """By block the key that it carries now, 0 for none; a view that changes with the pool."""
+        """Return the current key of each block (0: none), as a view that changes with the pool."""
         return np.frombuffer(self._key_of, dtype=np.int64)
 
     def held(self, owner: int) -> int:
-        """Blocks in the table of ``owner``; 0 if it has none."""
+        """Return the number of blocks in the table of ``owner``; 0 if it has none."""
         return len(self.tables.get(owner, ()))
 
     def holdings(self) -> dict[int, int]:
-        """Blocks by owner; a shared block counts for each."""
+        """Return the number of blocks by owner; a shared block counts for each owner."""
         return {owner: len(table) for owner, table in self.tables.items()}
 
     def is_free(self, block: int) -> bool:
-        """Whether nobody holds ``block``."""
+        """Whether ``block`` has no owner."""
         return self._references[block] == 0
 
     def count_unreferenced(self, blocks: array[int]) -> int:
-        """How many of ``blocks`` nobody holds."""
+        """Return the number of ``blocks`` that have no owner."""
         return len(blocks) - int(np.count_nonzero(ints_view(self._references)[ints_view(blocks)]))
 
     def take(self, owner: int, count: int) -> array[int]:
         """Append ``count`` blocks from the front of the free queue to the table of ``owner``.
 
-        A taken block loses its key. Raises RuntimeError if fewer are free: callers ask first.
+        An allocated block loses its key. Raises RuntimeError if fewer are free; callers check
+        first.
         """
         if count > self._free.length:
             raise RuntimeError(f"{count} blocks asked for, {self._free.length} free")
-        if count == 1:  # as a decode does
+        if count == 1:  # the common case: a decode
             block = self._free.pop()
             self._references[block] = 1
             if key := self._key_of[block]:
@@ -97,7 +99,9 @@ class BlockPool:
         return blocks
 
     def share(self, owner: int, blocks: Sequence[int]) -> None:
-        """Append cached ``blocks`` to the table of ``owner`` and count one reference more each."""
+        """Append cached ``blocks`` to the table of ``owner`` and increment their reference
+        counts.
+        """
         shared, references = np.array(blocks, dtype=np.intc), ints_view(self._references)
         self._free.remove(shared[references[shared] == 0])
         references[shared] += 1
@@ -106,21 +110,23 @@ class BlockPool:
     def release(self, owner: int, *, keyless_first: bool = False) -> None:
         """Drop the table of ``owner``, last block first; unreferenced blocks become free.
 
-        They go to the back of the free queue; with ``keyless_first`` those without a key go to
-        its front instead, the first visited in front of all (vLLM 0.33). Does nothing if
-        ``owner`` holds no table.
+        Freed blocks go to the back of the free queue. With ``keyless_first``, blocks without a key
+        go to its front instead, the first one visited at the very front (vLLM 0.33). Does nothing
+        if ``owner`` has no table.
         """
         if table := self.tables.pop(owner, None):
             self._let_go(ints_view(table)[::-1], keyless_first=keyless_first)
 
     def release_head(self, owner: int, count: int, *, keyless_first: bool = False) -> None:
-        """Drop the first ``count`` blocks of a table as ``release`` drops all, the last first."""
+        """Drop the first ``count`` blocks of a table, last first, with the rules of ``release``."""
         head = np.array(self.tables[owner][:count], dtype=np.intc)
         del self.tables[owner][:count]
         self._let_go(head[::-1], keyless_first=keyless_first)
 
     def release_at(self, owner: int, places: Sequence[int], *, keyless_first: bool = False) -> None:
-        """Drop the blocks at these places of a table, in this order, as ``release`` drops all."""
+        """Drop the blocks at these indices of a table, in this order, with the rules of
+        ``release``.
+        """
         table = self.tables[owner]
         blocks = np.array([table[place] for place in places], dtype=np.intc)
         for place in sorted(places, reverse=True):
@@ -128,16 +134,18 @@ class BlockPool:
         self._let_go(blocks, keyless_first=keyless_first)
 
     def to_end(self, owner: int, place: int) -> None:
-        """Put the block at this place of a table behind all others."""
+        """Move the block at this index of a table to its end."""
         table = self.tables[owner]
         table.append(table.pop(place))
 
     def abandon(self, owner: int) -> None:
-        """Forget the table of ``owner`` but free nothing: its blocks leak, as in a buggy engine."""
+        """Drop the table of ``owner`` without freeing its blocks: they leak, as in a buggy
+        engine.
+        """
         self.tables.pop(owner, None)
 
     def register(self, block: int, key: int) -> None:
-        """Let ``block`` be found under ``key`` (above 0), unless it already carries a key."""
+        """Register ``block`` under ``key`` (above 0), unless the block already has a key."""
         if self._key_of[block]:
             return
         self._make_room(key)
@@ -150,7 +158,7 @@ class BlockPool:
             self._block_of[key] = -abs(first)
 
     def register_all(self, blocks: array[int], keys: array[int]) -> None:
-        """``register`` each of these blocks under the key beside it."""
+        """Register each block under the key at the same index."""
         fresh = False
         if len(keys) > SMALL_BATCH:
             named = np.frombuffer(keys, dtype=np.int64)
@@ -167,9 +175,9 @@ class BlockPool:
             self.register(block, key)
 
     def lookup(self, keys: Sequence[int]) -> array[int]:
-        """Blocks that hold the longest cached run from the start of ``keys``.
+        """Return the blocks of the longest cached prefix of ``keys``.
 
-        Of several blocks with one key the one registered earliest is returned.
+        If several blocks have the same key, the one registered first is returned.
         """
         if not keys or keys[0] >= len(self._block_of) or not self._block_of[keys[0]]:
             return array("i")
@@ -178,15 +186,17 @@ class BlockPool:
         return _column(found[: misses[0]] if len(misses) else found)
 
     def find(self, keys: Sequence[int]) -> array[int]:
-        """The block of each of ``keys``, as ``lookup`` has it; 0 for those that are not cached."""
+        """Return the block of each key, chosen as in ``lookup``; 0 for keys that are not cached."""
         return _column(self._found(keys)) if keys else array("i")
 
     def free_order(self) -> tuple[int, ...]:
-        """Free blocks, the one that is taken next first."""
+        """Return the free blocks in the order in which they will be taken."""
         return tuple(self._free)
 
     def fingerprint(self) -> Hashable:
-        """What decides later allocations: the free count, and with cached blocks all of it."""
+        """Return the state that determines future allocations: the free count, or everything if
+        blocks are cached.
+        """
         if not self.cached:
             return self._free.length
         tables = tuple((owner, tuple(table)) for owner, table in sorted(self.tables.items()))
@@ -194,9 +204,10 @@ class BlockPool:
         return (tuple(self._free), self._key_of.tobytes(), shared, tables)
 
     def check(self) -> None:
-        """Assert the laws of the pool: free + held = total, references equal tables, no overlap.
+        """Assert the invariants of the pool: free + held = total, reference counts match tables, no
+        overlap.
 
-        Leaked blocks (``abandon``) break it, as they do in the engine that leaks them.
+        Leaked blocks (``abandon``) violate them, as in the engine that leaks them.
         """
         counts = [0] * (self.num_blocks + 1)
         for table in self.tables.values():
@@ -226,18 +237,18 @@ class BlockPool:
         return blocks
 
     def _make_room(self, key: int) -> None:
-        """Let the column of keys reach to ``key``."""
+        """Extend the column of keys to include ``key``."""
         if key >= len(self._block_of):
             longer = max(key + 1, 2 * len(self._block_of))
             self._block_of.frombytes(bytes(4 * (longer - len(self._block_of))))
 
     def forget(self, block: int) -> None:
-        """``block`` carries a key no more, if it did."""
+        """Remove the key of ``block``, if it has one."""
         if key := self._key_of[block]:
             self._forget_one(block, key)
 
     def _forget(self, blocks: Ints) -> None:
-        """These blocks carry keys no more."""
+        """Remove the keys of these blocks."""
         of_block, of_key = np.frombuffer(self._key_of, dtype=np.int64), ints_view(self._block_of)
         keys = of_block[blocks]
         if self._several and (of_key[keys] < 0).any():
@@ -248,7 +259,7 @@ class BlockPool:
             of_block[blocks] = 0
 
     def _forget_one(self, block: int, key: int) -> None:
-        """``block`` carries ``key`` no more, as the only one or as one of several."""
+        """Remove ``key`` from ``block``, which may be one of several blocks with that key."""
         self._key_of[block] = 0
         if key not in self._several:
             self._block_of[key] = 0
@@ -263,9 +274,9 @@ class BlockPool:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class UnnumberedPool(BlockPool):
-    """A pool that knows how many blocks each owner has, not which, and so caches nothing.
+    """A pool that counts blocks per owner without numbering them, and therefore caches nothing.
 
-    Makes the same decisions as ``BlockPool`` where nothing is registered, for less work.
+    It makes the same decisions as ``BlockPool`` without registered blocks, but faster.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -284,7 +295,7 @@ class UnnumberedPool(BlockPool):
         return dict(self._held)
 
     def take(self, owner: int, count: int) -> array[int]:
-        """Hand out ``count`` blocks, without numbers. Raises RuntimeError if fewer are free."""
+        """Allocate ``count`` blocks, without numbers. Raises RuntimeError if fewer are free."""
         if count > self._left:
             raise RuntimeError(f"{count} blocks asked for, {self._left} free")
         self._left -= count
@@ -301,7 +312,7 @@ class UnnumberedPool(BlockPool):
         return self._left
 
     def check(self) -> None:
-        """Assert the law that can be seen here: free + held = total."""
+        """Assert the invariant of this pool: free + held = total."""
         assert self._left >= 0
         assert self._left + sum(self._held.values()) == self.num_blocks
 
@@ -312,10 +323,10 @@ def _column(blocks: Ints) -> array[int]:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class BlockCounter:
-    """A pool that only counts: without a prefix cache one free block is as good as another.
+    """A pool that only counts free blocks.
 
-    Makes the same decisions as ``BlockPool`` for less work, where nobody reads block tables and
-    whoever takes blocks knows how many it has.
+    It makes the same decisions as ``BlockPool``, but faster, if no code reads block tables or uses
+    a prefix cache and each owner knows its own number of blocks.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -323,21 +334,21 @@ class BlockCounter:
         self.free = num_blocks
 
     def take(self, owner: int, count: int) -> None:  # noqa: ARG002
-        """Hand out ``count`` blocks. Raises RuntimeError if fewer are free."""
+        """Allocate ``count`` blocks. Raises RuntimeError if fewer are free."""
         if count > self.free:
             raise RuntimeError(f"{count} blocks asked for, {self.free} free")
         self.free -= count
 
     def return_blocks(self, count: int) -> None:
-        """Take ``count`` blocks back. Raises RuntimeError if they were never handed out."""
+        """Free ``count`` blocks. Raises RuntimeError if they were never allocated."""
         if self.free + count > self.num_blocks:
             raise RuntimeError(f"{count} blocks given back, {self.num_blocks - self.free} out")
         self.free += count
 
     def fingerprint(self) -> Hashable:
-        """What decides later allocations."""
+        """Return the state that determines future allocations."""
         return self.free
 
     def check(self) -> None:
-        """Assert the law that can be seen here: neither less nor more than all is free."""
+        """Assert the invariant of this pool: between 0 and ``num_blocks`` blocks are free."""
         assert 0 <= self.free <= self.num_blocks

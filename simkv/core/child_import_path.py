@@ -1,7 +1,7 @@
-"""Python processes that import no modules from the current folder.
+"""Python processes that import no modules from the current directory.
 
-A child process of ``multiprocessing`` starts as ``python -c``, which puts the current folder first
-on its module path: a file ``pickle.py`` in a downloaded folder would run in it.
+A child process of ``multiprocessing`` starts as ``python -c``, which puts the current directory
+first on its module path: a file ``pickle.py`` in a downloaded directory would run in it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ _VARIABLE = "PYTHONSAFEPATH"
 
 @contextmanager
 def safe_module_path() -> Iterator[None]:
-    """Keep the current folder off the module path of the Python processes started meanwhile."""
+    """Exclude the current directory from the module path of Python processes started in the
+    context.
+    """
     before = os.environ.get(_VARIABLE)
     os.environ[_VARIABLE] = "1"
     try:

@@ -1,4 +1,4 @@
-"""Tables as CSV files."""
+"""CSV tables."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any
 def write_rows(
     file: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None
 ) -> None:
-    """Write rows that all have the same ``columns``, by default those of the first row.
+    """Write rows with the same ``columns`` (default: the keys of the first row).
 
-    Where a column has a fraction, all its numbers are written with one; None is empty.
+    If any number of a column is a float, all its numbers are written as floats; None is an empty
+    cell.
     """
     names = list(columns if columns is not None else rows[0] if rows else ())
     values = [_alike([row[name] for row in rows]) for name in names]

@@ -1,4 +1,4 @@
-"""What the model makes of drafts: hidden from schedulers, as the length of an answer is."""
+"""Acceptance of draft tokens by the model; hidden from schedulers, like output lengths."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
 
-#: Of an output so many places are drawn at a time.
+#: Number of output positions sampled at a time.
 SAMPLES_PER_CHUNK = 32
 
 
 @dataclass(frozen=True, slots=True)
 class DraftAcceptance:
-    """How many drafts of a request the model accepts, which is drawn for each place in its output.
+    """The number of draft tokens that the model accepts, sampled for each output position of a
+    request.
 
-    A number in ``rates`` is the chance of each draft if those before it were accepted. A tuple has
-    by position the share of drafts that are accepted there, which never rises; behind its end none
-    are. The same ``seed`` and place give the same, whoever asks and in whatever order.
+    A float in ``rates`` is the probability that a draft is accepted if the drafts before it were. A
+    tuple has the share of accepted drafts for each draft position, in non-increasing order; drafts
+    past its end are never accepted. The result depends only on ``seed`` and the output position,
+    not on the order of calls.
     """
 
     rates: float | tuple[float, ...]
     seed: int
 
     def accepted(self, place: int, drafts: int) -> int:
-        """Of so many drafts that follow on output token ``place``, how many are accepted."""
+        """Return how many of ``drafts`` draft tokens after output token ``place`` are accepted."""
         luck, count = _lucks(self.seed, place // SAMPLES_PER_CHUNK)[place % SAMPLES_PER_CHUNK], 0
         for chance in _chances(self.rates, drafts):
             if luck >= chance:
@@ -32,16 +34,16 @@ class DraftAcceptance:
         return count
 
 
-@lru_cache(maxsize=2048)  # for as many requests at a time, each in a part of its output
+@lru_cache(maxsize=2048)  # one entry per active request, each in one part of its output
 def _lucks(seed: int, part: int) -> list[float]:
-    """What is drawn for the places of a part of the output."""
+    """Return the random samples for the positions in one part of the output."""
     dice = Random((seed << 32) + part)
     return [dice.random() for _ in range(SAMPLES_PER_CHUNK)]
 
 
 @lru_cache
 def _chances(rates: float | tuple[float, ...], drafts: int) -> tuple[float, ...]:
-    """Of each of so many drafts, that it and those before it are accepted."""
+    """Return, for each draft, the probability that it and all drafts before it are accepted."""
     if isinstance(rates, tuple):
         return rates[:drafts]
     return tuple(rates ** (position + 1) for position in range(drafts))

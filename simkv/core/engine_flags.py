@@ -1,11 +1,13 @@
-"""How an operator sets a knob of an engine, declared in the annotation of its field.
+"""The source of each engine setting (flag, environment variable or other), declared in its
+annotation.
 
 class VllmConfig:
-    block_size: Annotated[int, Gt(0), Flag("--block-size")] = 16
+   block_size: Annotated[int, Gt(0), Flag("--block-size")] = 16
 
 flags(VllmConfig)["block_size"]  # "--block-size"
 
-Fixes, versions and logs depend on these; the text under a field is documentation only.
+Suggested fixes, versions and log readers depend on these; the text under a field is documentation
+only.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any, cast, get_type_hints
 
 @dataclass(frozen=True)
 class KnobSource:
-    """Where a knob comes from that no option sets: a constant, a file or a pull request.
+    """The source of a setting that no option sets: a constant, a file or a pull request.
 
     ``note`` is for the reader, such as the option's unit or its default.
     """
@@ -32,16 +34,16 @@ class KnobSource:
 
 @dataclass(frozen=True)
 class Flag(KnobSource):
-    """The command-line option of the engine's server that sets a knob, with its dashes."""
+    """The command-line option of the engine's server for a setting, with its dashes."""
 
 
 @dataclass(frozen=True)
 class Env(KnobSource):
-    """The environment variable of the engine's server that sets a knob."""
+    """The environment variable of the engine's server for a setting."""
 
 
 def sources(config: type[object]) -> dict[str, KnobSource]:
-    """Return the declared source of each knob of a config class, by field, in their order."""
+    """Return the declared source of each setting of a config class, by field, in order."""
     return _sources(cast(Hashable, config))
 
 
@@ -57,5 +59,5 @@ def _sources(config: Any) -> dict[str, KnobSource]:
 
 
 def flags(config: type[object]) -> dict[str, str]:
-    """Return the command-line option of each knob that has one, by field."""
+    """Return the command-line option of each setting that has one, by field."""
     return {name: one.name for name, one in sources(config).items() if isinstance(one, Flag)}

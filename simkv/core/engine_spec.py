@@ -1,4 +1,7 @@
-"""What an engine is: all that other rooms ask of one, said once in its folder of schedulers/."""
+"""The specification of an engine: the facts and functions that the rest of simkv uses.
+
+Each package in ``simkv/schedulers`` declares one, so that other code does not depend on the engine.
+"""
 
 from __future__ import annotations
 
@@ -18,43 +21,43 @@ from simkv.core.scheduler_protocol import (
     Variant,
 )
 
-#: For each request the numbers of its blocks, in order and from 1, which cover every token of the
-#: batch when ``schedule`` returns it. A list only grows; where blocks are replaced, another list
-#: object takes its place.
+#: Block numbers by request, in order and starting at 1; they cover every token of the batch when
+#: ``schedule`` returns. A list only grows; when blocks are replaced, a new list object replaces it.
 BlockTables = Mapping[int, Sequence[int]]
 
 
-#: Why the server in front of an engine turns a request away that comes while so many others have
-#: not ended, with so many prompt tokens in all of those without a first token; None lets it in.
+#: Admission check of the server in front of an engine, given the number of unfinished requests and
+#: the number of prompt tokens in requests without a first token. Returns the rejection, or None to
+#: admit the request.
 AdmissionCheck = Callable[[int, int], Refusal | None]
 
 
-#: Why an engine with a config rejects a request of so many prompt tokens, which are beyond a limit
-#: of its; None if they are not.
+#: Return why an engine with a config rejects a request with this number of prompt tokens, or None
+#: if the prompt is within all limits.
 TooLong = Callable[[Any, int], str | None]
 
 
 class EngineConfig(Protocol):
-    """An engine's knobs under its own names: a frozen dataclass that checks itself.
+    """The settings of an engine under its own names: a frozen dataclass that validates itself.
 
-    Fields are annotated as pydantic reads them, ``name`` is the engine's and has no other value.
+    Field annotations are read by pydantic; ``name`` has the engine's name as its only value.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     @property
     def name(self) -> str:
-        """The engine."""
+        """Name of the engine."""
 
     @property
     def variant(self) -> str:
-        """Whose rules: a version, a pull request, or a change of ours."""
+        """Name of the scheduler variant: a version, a pull request, or a variant of simkv."""
 
 
 class TabledScheduler(NamedTuple):
-    """A scheduler that hands out numbered blocks, and its ``tables``.
+    """A scheduler that allocates numbered blocks, and its block tables.
 
-    A simulation may only count blocks; a device has to know which they are.
+    A simulation only needs block counts; a GPU needs the block numbers.
     """
 
     scheduler: Scheduler
@@ -63,10 +66,10 @@ class TabledScheduler(NamedTuple):
 
 @dataclass(frozen=True)
 class KvTransferSpec:
-    """Which ``variants`` can send KV from one replica to another, and the scheduler that does.
+    """The ``variants`` that can send KV to another replica, and how to build their scheduler.
 
-    It is built of a config ``in_role``, ``prefill`` or ``decode``; a ValueError says that it cannot
-    be.
+    ``in_role`` returns the config for the role ``prefill`` or ``decode``, and ``build`` makes the
+    scheduler from it. Raises ValueError if this is not possible.
     """
 
     variants: tuple[str, ...]
@@ -90,19 +93,20 @@ def _no_knobs(_: int) -> Mapping[str, Any]:
     return {}
 
 
-#: A server measures its largest step and takes what a share of memory leaves, where constants
-#: depend on the release or are those of the newest vLLM; or it takes a share of memory without a
-#: measurement (``static``), or a share of what is left after one (``rest``).
+#: How a server sizes its KV cache. ``measured``: it profiles its largest step and uses the rest of
+#: a share of memory, with the constants of the newest vLLM; ``measured by release``: the same, with
+#: constants that depend on the release. ``static``: a share of memory without profiling. ``rest``:
+#: a share of the memory left after profiling.
 KvSizing = Literal["measured", "measured by release", "static", "rest"]
 
 
 @dataclass(frozen=True)
 class VariantNaming:
-    """What the variants of an engine are called, where one has more than one name.
+    """Names of the variants of an engine, where a variant has several.
 
-    ``variant_of`` a name is the variant's key in ``EngineSpec.variants``; it raises ValueError if
-    there is none. ``like`` it is the first of all that go by the same rules. ``assumed`` says what
-    has to be taken on trust of a name, if anything.
+    ``variant_of`` returns the key of a name in ``EngineSpec.variants`` and raises ValueError for an
+    unknown name. ``like`` returns the first variant with the same rules. ``assumed`` returns the
+    unverified assumption behind a name, or None.
     """
 
     variant_of: Callable[[str], str] = _itself
@@ -112,48 +116,47 @@ class VariantNaming:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """An engine, for those who must not know which one it is.
+    """The specification of an engine, for code that must not depend on a particular engine.
 
-    ``build(config)`` makes its scheduler, ``with_tables(config)`` one that a device can follow.
-    ``recording`` is how its decisions are written down and replayed, ``setting(config)`` what of
-    its knobs decides seconds and KV.
+    ``build(config)`` makes its scheduler, ``build_with_tables(config)`` one with block tables for a
+    GPU. ``recording`` is the format of its recorded decisions. ``setting(config)`` returns the
+    settings that determine step durations and KV size. ``naming`` resolves the names of
+    ``variants``.
 
-    ``naming`` finds one of the ``variants`` by what a config calls it.
+    Fields that hold the name of a config field (a knob), or None where the engine has none:
 
-    Knobs by their names: ``seats`` limits the running requests, ``longest`` the length of each, for
-    which the whole cache has to be enough (None if nothing does), ``memory`` is the size of the KV
-    cache, in blocks or ``memory_in_tokens``, and ``block`` the tokens in a block. ``groups`` has
-    the windows of groups of layers with blocks of their own, ``checkpoints`` says that kernels
-    write states from within a chunk; None if nothing does.
+    - ``seats``: limit on running requests
+    - ``longest``: limit on the length of a request; the whole cache must hold one such request
+    - ``memory``: size of the KV cache in blocks, or in tokens if ``memory_in_tokens``
+    - ``block``: tokens per block
+    - ``groups``: windows of layer groups that have blocks of their own
+    - ``checkpoints``: whether kernels write states within a chunk
+    - ``stream``: tokens per chunk sent to a client
+    - ``ranks``: number of such engines that step together
+    - ``lora``: whether requests may use LoRA adapters
+    - ``drafts``: number of draft tokens per request and step
+    - ``host_blocks``: number of blocks in host memory
 
-    ``lacks`` are the knobs that a variant does not have, by variant: it refuses or ignores them.
+    ``lacks`` lists, by variant, the knobs that the variant does not have; it rejects or ignores
+    them.
 
-    ``rules`` are the variants whose single rules can be changed (fields of a frozen dataclass, of
-    type bool or Literal): ``build(config, rules)`` goes by others than the variant's.
-    ``rules_read`` names the fields that a variant looks at, if not all.
+    ``rules`` are the variants whose individual rules can be changed (fields of a frozen dataclass,
+    of type bool or Literal): ``build(config, rules)`` uses the given rules instead of the
+    variant's. ``rules_read`` names the fields that a variant reads, if not all.
 
-    ``cache_lines`` are regular expressions for what the engine logs of its cache's size, with the
-    groups ``blocks`` or ``tokens``, and ``size`` (of a block) where it is told; ``cache_example``
-    shows them to the reader.
+    ``cache_lines`` are regular expressions for the log lines that report the cache size, with the
+    groups ``blocks`` or ``tokens``, and ``size`` (tokens per block) where it is logged.
+    ``cache_example`` is an example of such a line for messages.
 
-    ``stream`` is the knob that says how many tokens go to a client at a time, ``ranks`` the one
-    that says how many such engines step together (None: the engine has none).
+    ``admission(config)`` is the check of its server before the scheduler sees a request, or None;
+    rejections by the scheduler itself are in ``Batch.refused``. ``too_long(config, prompt_tokens)``
+    names the limit that a prompt exceeds.
 
-    ``admission(config)`` is what its server turns away before the scheduler hears of it, None if
-    nothing; what the scheduler itself turns away is in ``Batch.refused``. ``too_long(config,
-    prompt_tokens)`` names the limit that a prompt is beyond.
-
-    ``lora`` is the knob that lets requests ask for LoRA adapters (None: they cannot), ``drafts``
-    the one that says how many tokens are drafted.
-
-    ``host(config)`` is whether KV of prompts is copied to host memory (None: it never is), and
-    ``host_blocks`` the knob that says how many blocks are there.
-
-    ``launch`` is how its launcher fills in settings that were not given, on known hardware.
-
-    ``transfer`` is None where KV cannot go to another replica. ``has_threads``: they can run side
-    by side, as the ``pipeline`` of a scenario has it. ``seams`` are the decisions that its knob
-    ``rule`` can take.
+    ``host(config)`` is whether KV of prompts is copied to host memory (None: never). ``launch`` are
+    the rules by which its launcher fills in missing settings on known hardware. ``transfer`` is
+    None if KV cannot be sent to another replica. ``has_threads`` is whether its threads can run
+    side by side, as the ``pipeline`` of a scenario specifies. ``policy_hooks`` are the decisions
+    that its knob ``rule`` can replace.
     """
 
     name: str
@@ -189,61 +192,60 @@ class EngineSpec:
     has_threads: bool = False
     policy_hooks: tuple[PolicyHook, ...] = ()
     has_no_flags: bool = False
-    """Whether its server turns a switch off with ``--no-SWITCH``."""
+    """Whether the server turns a switch off with ``--no-SWITCH``."""
     logs_all_options: bool = False
-    """Whether its log begins with the value of every option."""
+    """Whether the log starts with the value of every option."""
     sizing: KvSizing = "measured"
-    """How its server finds the size of the KV cache."""
+    """How the server determines the size of the KV cache."""
     states_in_blocks_since: tuple[int, int] | None = None
-    """Release from which on states of layers are kept in blocks like KV; None: never."""
+    """First release that stores states of layers in blocks like KV; None: no release."""
     step_tokens: str = "max_num_batched_tokens"
-    """Knob for the most tokens of a step, of those that have one."""
+    """Knob for the maximum tokens per step."""
     memory_share: str | None = None
-    """Knob for the share of the GPU's memory, with its flag; None: ``simkv blocks`` does not take
-    the engine."""
+    """Knob for the share of GPU memory, with its flag; None: not supported by ``simkv blocks``."""
     graph_sizes: Callable[[int], list[int]] = lambda _: []
     """Sizes in tokens of the CUDA graphs that a server with this number of seats captures."""
     unrecorded: str = ""
-    """What of the engine no recording shows, though others of its decisions were recorded."""
+    """Behavior that no recording covers, though other decisions were recorded."""
     partly_recorded: str | None = None
-    """What was recorded, of an engine of which it was less than all that decides."""
+    """The recorded part, for an engine whose decisions were recorded only in part."""
     rank_knobs: Callable[[int], Mapping[str, Any]] = _no_knobs
     """Knobs of a server with this number of data-parallel attention groups."""
     rank_router: Mapping[str, Any] = field(default_factory=lambda: {"router": "round_robin"})
-    """Router in front of data-parallel ranks, as ``fleet`` of a scenario describes it."""
+    """Router in front of data-parallel ranks, as in ``fleet`` of a scenario."""
     ranks_in_lockstep: bool = False
-    """Whether data-parallel ranks with a mixture of experts step together."""
+    """Whether data-parallel ranks of a mixture-of-experts model step together."""
     disk: Callable[[Any], bool] | None = None
-    """Whether KV in host memory goes on to a disk; None: never."""
+    """Whether KV in host memory is written to disk; None: never."""
     transfer_knobs: tuple[str, ...] = ()
     """Knobs of replicas that send KV to others or load it."""
     in_priority_order: Callable[[Any], bool] = _always
-    """Whether a config heeds the priorities of requests."""
+    """Whether a config observes the priorities of requests."""
     lora_slots: str | None = None
     """Knob for the number of LoRA adapters that run at once, where the engine reports their use."""
     lora_by_model: bool = False
     """Whether clients may name an adapter as ``model:adapter``."""
     published_cache: Callable[[Any], BlockPool | None] | None = None
-    """Prefix cache of a scheduler whose changes its server publishes; None: it publishes none."""
+    """Prefix cache of a scheduler whose changes the server publishes; None: none."""
     published_cache_knob: str | None = None
-    """Knob without which nothing is published."""
+    """Knob that must be set for anything to be published."""
 
     def variant(self, name: str) -> Variant:
-        """The variant that a config calls by this name."""
+        """Return the variant that a config calls by this name."""
         return self.variants[self.naming.variant_of(name)]
 
     @property
     def distinct_variants(self) -> list[str]:
-        """Variants no two of which go by the same rules."""
+        """Names of the variants with distinct rules, one per set of rules."""
         return [name for name in self.variants if self.naming.like(name) == name]
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """The knobs that say how much the engine can hold."""
+        """Knobs that limit the engine's capacity."""
         return tuple(knob for knob in (self.seats, self.longest, self.memory) if knob)
 
     def takes_loras(self, config: EngineConfig) -> bool:
-        """Whether requests may ask for LoRA adapters."""
+        """Whether requests may use LoRA adapters."""
         return self.lora is not None and bool(getattr(config, self.lora))
 
     def offloads(self, config: EngineConfig) -> bool:
@@ -251,36 +253,38 @@ class EngineSpec:
         return self.host is not None and self.host(config)
 
     def rule_of(self, config: EngineConfig) -> str | None:
-        """Decisions that expressions take in place of the variant, if any."""
+        """Return the custom policy of a config, or None."""
         rule: str | None = getattr(config, "rule") if self.policy_hooks else None  # noqa: B009
         return rule
 
     def uses_disk(self, config: EngineConfig) -> bool:
-        """Whether KV in host memory goes on to a disk."""
+        """Whether KV in host memory is written to disk."""
         return self.disk is not None and self.disk(config)
 
     def drafted_tokens(self, config: EngineConfig) -> int:
-        """Tokens that are drafted for a request in a step."""
+        """Return the number of draft tokens per request and step."""
         return self._number(config, self.drafts)
 
     def lora_capacity(self, config: EngineConfig) -> int:
-        """LoRA adapters that run at once; 0 if the engine does not report their use."""
+        """Return the number of LoRA adapters that run at once; 0 if the engine does not report
+        their use.
+        """
         return self._number(config, self.lora_slots)
 
     def tokens_per_chunk(self, config: EngineConfig) -> int:
-        """Tokens that are sent to a client at a time."""
+        """Return the number of tokens sent to a client at a time."""
         return self._number(config, self.stream) or 1
 
     def length_limit(self, config: EngineConfig) -> int | None:
-        """Most tokens of a request; None if the engine has no such limit."""
+        """Return the maximum tokens of a request, or None if the engine has no such limit."""
         return self._number(config, self.longest) or None
 
     def _number(self, config: EngineConfig, knob: str | None) -> int:
-        """Value of a knob; 0 if the engine has none or it is not set."""
+        """Return the value of a knob; 0 if the engine lacks it or it is not set."""
         value: int | None = getattr(config, knob) if knob else None
         return value or 0
 
     def block_size(self, config: EngineConfig) -> int:
-        """Tokens in a block of KV."""
+        """Return the number of tokens per KV block."""
         size: int = getattr(config, self.block)
         return size

@@ -1,4 +1,4 @@
-"""Input that cannot be used, in one message that says what would be right."""
+"""The error for unusable input, spelling suggestions, and plain wording for pydantic messages."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from difflib import get_close_matches
 
 
 class InputError(Exception):
-    """Bad input. The message names file, line and field, what is wrong and what would be right."""
+    """Invalid input. The message names file, line and field, the fault and the expected value."""
 
 
 def spelling_hint(name: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for the known name that is close to ``name``, or nothing.
+    """Return `` (did you mean 'x'?)`` for the known name closest to ``name``, or an empty string.
 
-    Close is what shares three quarters of its letters in their order, has the same letters in
-    another, or begins alike.
+    A name is close if at least three quarters of its letters match in order, if it has the same
+    letters in another order, or if it starts with ``name`` (3 letters or more).
     """
     names = list(known)
     match = get_close_matches(name, names, n=1, cutoff=0.75)
@@ -25,7 +25,7 @@ def spelling_hint(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {match[0]!r}?)" if match else ""
 
 
-#: What pydantic says of a value, and the same in plain words; the first that fits.
+#: Pydantic messages (patterns) and their replacements in plain words; the first match applies.
 _PLAIN = [
     (r"input should be a valid integer.*", "should be a whole number"),
     (r"input should be a valid number.*", "should be a number"),
@@ -47,7 +47,7 @@ _PLAIN = [
 
 
 def simplify_pydantic_message(message: str) -> str:
-    """What pydantic says of a value without its own words for things."""
+    """Return a pydantic message in plain words, without pydantic's own terms."""
     for pattern, words in _PLAIN:
         found = re.fullmatch(pattern, message, re.IGNORECASE | re.DOTALL)
         if found:

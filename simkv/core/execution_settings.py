@@ -1,4 +1,4 @@
-"""What of an engine's configuration decides how long its steps take and how much KV it has."""
+"""The engine settings that determine step durations and KV-cache size."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ GraphMode = Literal["full and piecewise", "full", "full decode only", "piecewise
 
 @dataclass(frozen=True)
 class ExecutionSettings:
-    """An engine and the knobs of it that a cost model looks at, under names of no engine.
+    """The settings of an engine that a cost model reads, under engine-independent names.
 
-    ``release`` is the version whose rules run (``0.19.0``), ``max_num_batched_tokens`` the tokens
-    of a step, ``max_num_seqs`` the sequences. ``graph_sizes`` are the batch sizes for which CUDA
-    graphs are captured, ``graph_mode`` which steps use them: all (``full`` over the whole model,
-    ``piecewise`` between attentions, ``full and piecewise``: full for decodes, piecewise for the
-    others), those of nothing but decodes, or none. ``asynchronous``: a step is scheduled while the
-    one before it runs. ``block_size`` is in tokens, ``memory_share`` what the engine may take of
-    the GPU's memory (None: not said).
+    ``release`` is the version whose rules are used (``0.19.0``). ``max_num_batched_tokens`` is the
+    limit on tokens per step, ``max_num_seqs`` on sequences. ``graph_sizes`` are the batch sizes
+    with captured CUDA graphs. ``graph_mode`` is the steps that use them: all (``full``: over the
+    whole model; ``piecewise``: between attention layers; ``full and piecewise``: full for decodes,
+    piecewise for other steps), decodes only (``full decode only``), or none (``eager``).
+    ``asynchronous``: a step is scheduled while the previous one runs. ``block_size`` is in tokens.
+    ``memory_share`` is the share of GPU memory that the engine may use (None: unknown).
     """
 
     engine: str

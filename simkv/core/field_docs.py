@@ -1,14 +1,14 @@
-"""What is told of the fields of a class: the text that stands under each.
+"""The descriptions of the fields of a class: the string literal under each field.
 
 class VllmConfig:
-    block_size: int = 16
-    '''Tokens in a block of KV.'''
+   block_size: int = 16
+   '''Tokens in a block of KV.'''
 
-told(VllmConfig)["block_size"]  # "Tokens in a block of KV."
+read_field_docs(VllmConfig)["block_size"]  # "Tokens in a block of KV."
 
-Editors show such texts, ``simkv schema`` and the reference pages are made of them. They are
-documentation only: nothing may depend on their words. What a program needs to know of a field is
-declared in its annotation (flags.py).
+Editors, ``simkv schema`` and the reference pages show these texts. They are documentation only: no
+behavior may depend on their words. Facts that a program needs are declared in the annotation of the
+field (``engine_flags.py``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from functools import cache
 
 
 def read_field_docs(one: type[object]) -> dict[str, str]:
-    """The text under each field of a class, those of its bases before its own; by field."""
+    """Return the text under each field of a class, by field, with the fields of base classes
+    first.
+    """
     found: dict[str, str] = {}
     for base in reversed(one.__mro__):
         if base.__module__.startswith("simkv."):
@@ -30,7 +32,7 @@ def read_field_docs(one: type[object]) -> dict[str, str]:
 
 @cache
 def _classes(module: str) -> dict[str, dict[str, str]]:
-    """The texts under the fields of all classes of a module; none if its source is not there."""
+    """Return the texts under the fields of all classes of a module; empty without its source."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except OSError:

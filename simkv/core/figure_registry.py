@@ -1,8 +1,8 @@
-"""The registry of figures: what the numbers of ``summary.json`` are called and how they are said.
+"""The registry of figures in ``summary.json``: their names, units and labels.
 
-REGISTRY["ttft_ms.p99"].heading      # 'P99 TTFT (ms)'
-REGISTRY["ttft_ms.p99"].said(420.0)  # '0.42 s'
-figure(summary, "ttft_ms.p99")       # None if no request finished
+METRICS["ttft_ms.p99"].heading      # 'P99 TTFT (ms)'
+METRICS["ttft_ms.p99"].said(420.0)  # '0.42 s'
+figure(summary, "ttft_ms.p99")      # None if no request finished
 
 A name means the same figure wherever it is shown or compared.
 """
@@ -16,25 +16,25 @@ from typing import Any
 from simkv.core.outcome import Outcome
 
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
-#: Latencies, each a group of STATISTICS in milliseconds: short, and as a title.
+#: Latencies, each a group of STATISTICS in milliseconds: short name and title.
 LATENCIES = {
     "ttft_ms": ("TTFT", "Time to First Token"),
     "tpot_ms": ("TPOT", "Time per Output Token (excl. 1st token)"),
     "itl_ms": ("ITL", "Inter-token Latency"),
     "e2e_ms": ("E2E", "End-to-end Latency"),
 }
-#: The same latencies over all requests, by the group of the latency over finished ones.
+#: Group of the same latency over all requests, by the group over finished requests.
 OVER_ALL = {"ttft_ms": "ttft_all_ms", "e2e_ms": "e2e_all_ms"}
-#: Their title in a report.
+#: Title of these latencies in a report.
 OVER_ALL_TITLE = "Latency of All Requests"
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure: its name in ``summary.json``, how it is called in a sentence, and its unit there.
+    """A figure: its name in ``summary.json``, its label and its unit.
 
-    The unit of a count is "". Of those that are neither good nor bad less is better, too.
-    ``description`` says what the label leaves open.
+    The unit of a count is "". ``more_is_better`` is False also for figures that are neither good
+    nor bad. ``description`` adds facts that the label does not state.
     """
 
     key: str
@@ -45,25 +45,27 @@ class Metric:
 
     @property
     def heading(self) -> str:
-        """At the head of a column or a line: ``Mean TTFT (ms)``."""
+        """Title of a column or line: ``Mean TTFT (ms)``."""
         return _heading(self.label, self.unit)
 
     @property
     def heading_in_seconds(self) -> str:
-        """The same for values in seconds where it is a time: ``Mean TTFT (s)``."""
+        """Title for values in seconds, if the figure is a time: ``Mean TTFT (s)``."""
         return _heading(self.label, "s" if self.per_second else self.unit)
 
     @property
     def per_second(self) -> float | None:
-        """How many of its units are a second; None if it is no time."""
+        """Number of its units per second; None if the figure is not a time."""
         return {"s": 1.0, "ms": 1000.0}.get(self.unit)
 
     def to_seconds(self, value: float) -> float:
-        """The value, in seconds if it is a time."""
+        """Return the value, in seconds if the figure is a time."""
         return value if self.unit != "ms" else value / 1000.0
 
     def said(self, value: float) -> str:
-        """The value in a sentence: ``0.42 s``, ``16 ms``, ``1,234 tok/s``, ``12``."""
+        """Return the value for use in a sentence: ``0.42 s``, ``16 ms``, ``1,234 tok/s``,
+        ``12``.
+        """
         if self.per_second:
             return format_seconds(self.to_seconds(value))
         return f"{format_number(value)} {self.unit}".rstrip()
@@ -74,7 +76,9 @@ def _heading(label: str, unit: str) -> str:
 
 
 def _over_all(group: str, event: str) -> tuple[Metric, ...]:
-    """Figures of a latency over all requests; a request without the ``event`` is censored."""
+    """Return the figures of a latency over all requests; a request without the ``event`` is
+    censored.
+    """
     short, key = LATENCIES[group][0], OVER_ALL[group]
     population = (
         f"over all requests that were sent and not rejected; one without {event} counts as long "
@@ -98,7 +102,7 @@ def _over_all(group: str, event: str) -> tuple[Metric, ...]:
     )
 
 
-#: All numbers of a variant, by name; a scenario may refer to them.
+#: All figures of a variant, by name; a scenario may refer to them.
 METRICS: Mapping[str, Metric] = {
     metric.key: metric
     for metric in (
@@ -134,12 +138,12 @@ METRICS: Mapping[str, Metric] = {
     )
 }
 FIGURE_NAMES = tuple(METRICS)
-#: Those that only a run with a fleet has.
+#: Figures that only runs with a fleet have.
 FLEET_METRICS: Mapping[str, Metric] = {
     "fleet.mean_in_system": Metric("fleet.mean_in_system", "mean requests in the fleet"),
     "fleet.imbalance": Metric("fleet.imbalance", "imbalance (busiest / mean)"),
 }
-#: Those that only a run with speculative decoding has, as ``vllm bench serve`` names them.
+#: Figures that only runs with speculative decoding have, named as in ``vllm bench serve``.
 SPEC_DECODE_METRICS: Mapping[str, Metric] = {
     metric.key: metric
     for metric in (
@@ -150,9 +154,9 @@ SPEC_DECODE_METRICS: Mapping[str, Metric] = {
         Metric("spec_decode.accepted_tokens", "accepted tokens", "", True),
     )
 }
-#: Those that only a run with KV in host memory has. Of the prompt tokens of requests as they are
-#: first taken in, the shares whose KV is on the GPU, is loaded from host memory, and was read from
-#: a disk before that, where there is one.
+#: Figures that only runs with KV in host memory have. The hit rates are shares of the prompt tokens
+#: of requests at their first admission: KV found on the GPU, loaded from host memory, and first
+#: read from disk (if there is one).
 KV_TIER_METRICS: Mapping[str, Metric] = {
     metric.key: metric
     for metric in (
@@ -165,7 +169,7 @@ KV_TIER_METRICS: Mapping[str, Metric] = {
         Metric("kv_tiers.written_tokens", "tokens written to disk"),
     )
 }
-#: Those that not every run has, and which has them.
+#: Figures that only some runs have, and a description of these runs.
 OPTIONAL_METRICS = (
     dict.fromkeys(FLEET_METRICS, "fleets")
     | dict.fromkeys(SPEC_DECODE_METRICS, "engines that draft")
@@ -173,15 +177,15 @@ OPTIONAL_METRICS = (
 )
 
 
-#: Figures of finished requests that are no latency group.
+#: Figures of finished requests outside the latency groups.
 _OF_FINISHED = ("fastest_e2e_s", "slowest_e2e_s")
 
 
 def figure(figures: Mapping[str, Any], name: str) -> Any:
-    """The figure of a summary by a name with dots, as in ``e2e_ms.mean``.
+    """Return the figure of a summary with a dotted name such as ``e2e_ms.mean``.
 
-    None for a latency without a sample, which ``summary.json`` gives as 0, as ``vllm bench serve``
-    does: 0 would be the best of all.
+    Return None for a latency without a sample. ``summary.json`` reports it as 0, as
+    ``vllm bench serve`` does, but 0 would rank as the best value.
     """
     group, _, statistic = name.partition(".")
     if group.endswith("_ms") and statistic in STATISTICS and not figures[group]["mean"]:
@@ -195,13 +199,15 @@ def figure(figures: Mapping[str, Any], name: str) -> Any:
 
 
 def is_lower_bound(figures: Mapping[str, Any], name: str) -> bool:
-    """Whether the figure is at least its value, as some requests were not waited for to the end."""
+    """Whether the real value may be higher, because some requests were not observed to their
+    end.
+    """
     group, _, statistic = name.partition(".")
     return group in OVER_ALL.values() and statistic in figures[group]["at_least"]
 
 
 def heading(name: str) -> str:
-    """What a figure is called in a table or a picture; of one that is worked out, its name."""
+    """Return the title of a figure in a table or plot; for a derived figure, its name."""
     metric = next(
         (
             m
@@ -214,14 +220,14 @@ def heading(name: str) -> str:
 
 
 def format_seconds(value: float) -> str:
-    """``0.42 s``, ``12.3 s``, ``1,234 s``; below a tenth in milliseconds."""
+    """Return ``0.42 s``, ``12.3 s``, ``1,234 s``; below 0.1 s in milliseconds."""
     if 0.0 < abs(value) < 0.1:
         return f"{1000.0 * value:.3g} ms"
     return f"{format_number(value)} s"
 
 
 def format_number(value: float) -> str:
-    """A number with three digits, or all before the point."""
+    """Return a number with three significant digits, or all digits before the decimal point."""
     if isinstance(value, int) or value == int(value):
         return f"{int(value):,}"
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2

@@ -1,4 +1,4 @@
-"""The order in which free blocks are taken."""
+"""The queue of free blocks, which determines the order of allocation."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ Ints = npt.NDArray[np.intc]
 
 
 def ints_view(column: array[int]) -> Ints:
-    """A view of a column of ints (``array("i")``), which must not grow while it is used."""
+    """Return a view of a column of ints (``array("i")``), which must not grow while the view is
+    used.
+    """
     return np.frombuffer(column, dtype=np.intc)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class FreeQueue:
-    """Blocks 1 to ``size``, at first all of them in order; any may leave and come back.
+    """A queue of blocks from 1 to ``size``; initially all of them, in order.
 
-    They stand in a line of three times their number, the present part of which is between
-    ``_head`` and ``_tail``. Block ``b`` stands at ``_place[b]``, or nowhere (-1); whatever stands
-    elsewhere has left, and is passed over.
+    The queue is a section, from ``_head`` to ``_tail``, of an array with three times ``size``
+    entries. ``_place[b]`` is the index of block ``b`` in the array, or -1 if it is not in the
+    queue. An entry at any other index is stale and is skipped.
     """
 
     def __init__(self, size: int) -> None:
@@ -44,7 +46,7 @@ class FreeQueue:
         return iter(self._present().tolist())
 
     def pop(self) -> int:
-        """Take the first block. There must be one."""
+        """Remove and return the first block. The queue must not be empty."""
         line, place, head = self._line, self._place, self._head
         while place[line[head]] != head:
             head += 1
@@ -55,7 +57,9 @@ class FreeQueue:
         return block
 
     def take(self, count: int) -> Ints:
-        """Take the first ``count`` blocks. There must be as many."""
+        """Remove and return the first ``count`` blocks. The queue must have at least that
+        number.
+        """
         line, place, span = ints_view(self._line), ints_view(self._place), 2 * count
         while True:
             part = line[self._head : min(self._head + span, self._tail)]
@@ -71,14 +75,14 @@ class FreeQueue:
         return blocks
 
     def append(self, blocks: Ints) -> None:
-        """Put blocks that are not here behind all others, in their order."""
+        """Append blocks that are not in the queue, in their order."""
         if self._tail + len(blocks) > len(self._line):
             self._close_up()
         self._lay(blocks)
         self.length += len(blocks)
 
     def prepend(self, blocks: Ints) -> None:
-        """Put blocks that are not here in front of all others, in their order."""
+        """Insert blocks that are not in the queue at the front, in their order."""
         if self._head < len(blocks):
             self._close_up()
         start = self._head - len(blocks)
@@ -88,18 +92,18 @@ class FreeQueue:
         self.length += len(blocks)
 
     def remove(self, blocks: Ints) -> None:
-        """Let blocks that are here leave, wherever they stand."""
+        """Remove blocks from any position of the queue."""
         ints_view(self._place)[blocks] = -1
         self.length -= len(blocks)
 
     def _present(self) -> Ints:
-        """A copy of those that are here, in order."""
+        """Return a copy of the blocks in the queue, in order."""
         part = ints_view(self._line)[self._head : self._tail]
         present: Ints = part[ints_view(self._place)[part] == np.arange(self._head, self._tail)]
         return present
 
     def _close_up(self) -> None:
-        """Leave out those that have left; then there is room in front and behind."""
+        """Drop stale entries, which makes room at the front and the back."""
         present = self._present()
         self._head = self._tail = self._size
         self._lay(present)

@@ -1,4 +1,4 @@
-"""Quantiles of values that occur several times each."""
+"""Quantiles of values with multiplicities."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 
 def quantile(values: Sequence[float], ends: Sequence[int], share: float) -> float:
-    """The ``share`` quantile (0..1) of ``values`` in order; ``ends`` add up how often each occurs.
+    """Return the ``share`` quantile (0..1) of sorted ``values``, whose cumulative counts are
+    ``ends``.
 
-    It is linear between the samples, as numpy's by default: the median of 1, 1, 4 (values 1 and 4,
-    ends 2 and 3) is 1.
+    Interpolates linearly between samples, like numpy's default: the median of 1, 1, 4 (values 1 and
+    4, ends 2 and 3) is 1.
     """
     place = share * (ends[-1] - 1)
     low = int(place)

@@ -1,8 +1,8 @@
-"""Input files: bounded in size, and never a device or a folder.
+"""Reading of input files: bounded in size, and never a device or a directory.
 
 raw = read_bytes(Path("costs.json"))
 with open_bytes(Path("server.log")) as stream:
-    ...
+   ...
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from typing import IO
 from simkv.core.atomic_files import translate_disk_errors
 from simkv.core.errors import InputError
 
-#: Largest file that is read as a whole, in bytes.
+#: Maximum size in bytes of a file that is read as a whole.
 MAX_FILE_BYTES = 1 << 27
-#: Largest table that pandas reads as a whole, in bytes.
+#: Maximum size in bytes of a table that pandas reads as a whole.
 MAX_TABLE_BYTES = 1 << 30
-#: Longest line of a file that is read in parts, in bytes; results of a benchmark are one line.
+#: Maximum length in bytes of a line in a streamed file; benchmark results are a single line.
 MAX_LINE_BYTES = 1 << 28
 
 
 def check_input(path: Path, pipes: bool = False, most: float = inf) -> None:
-    """Raise InputError if ``path`` is not a file of at most ``most`` bytes, or, where ``pipes``
-    are accepted, a pipe."""
+    """Raise InputError if ``path`` is not a file of at most ``most`` bytes.
+
+    A pipe is accepted if ``pipes`` is True.
+    """
     with translate_disk_errors(path, "read"):
         found = path.stat()
         mode = found.st_mode
@@ -51,7 +53,7 @@ def open_bytes(path: Path, pipes: bool = False) -> IO[bytes]:
 
 
 def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
-    """Contents of a file or pipe of at most ``most`` bytes. Raises InputError."""
+    """Return the content of a file or pipe of at most ``most`` bytes. Raises InputError."""
     check_input(path, pipes=True, most=most)
     with open_bytes(path, pipes=True) as stream, translate_disk_errors(path, "read"):
         raw = stream.read(most + 1)
@@ -61,7 +63,7 @@ def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
 
 
 def read_text(path: Path, encoding: str = "utf-8", most: int = MAX_FILE_BYTES) -> str:
-    """Contents of a text file of at most ``most`` bytes. Raises InputError."""
+    """Return the content of a text file of at most ``most`` bytes. Raises InputError."""
     try:
         return read_bytes(path, most).decode(encoding)
     except UnicodeDecodeError as error:
@@ -69,9 +71,9 @@ def read_text(path: Path, encoding: str = "utf-8", most: int = MAX_FILE_BYTES) -
 
 
 class BoundedLines(io.BufferedIOBase):
-    """A stream of bytes that refuses lines of more than ``MAX_LINE_BYTES`` bytes.
+    """A byte stream that rejects lines longer than ``MAX_LINE_BYTES`` bytes.
 
-    A reader of lines would otherwise hold a file without line ends (or the gzip of one) in memory.
+    Without it, a line reader would load a file without line ends (or its gzip) into memory.
     """
 
     def __init__(self, stream: IO[bytes], path: Path) -> None:

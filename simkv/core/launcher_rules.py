@@ -1,4 +1,4 @@
-"""What an engine's launcher looks at when it chooses settings that were not given."""
+"""Defaults that an engine's launcher chooses for settings that were not given."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The facts about a model that launchers read.
+    """The properties of a model that launchers read.
 
-    ``length`` is ``max_position_embeddings``; ``rope_type``, ``rope_factor`` and ``rope_original``
-    (the length that the model was trained for) say how it is scaled. ``latent``: latent attention
-    (MLA), ``sparse``: with an indexer that selects tokens. ``model_type`` is that of config.json.
+    ``length`` is ``max_position_embeddings``. ``rope_type``, ``rope_factor`` and ``rope_original``
+    (the training length) describe its scaling. ``latent_width``: latent attention (MLA).
+    ``sparse``: attention with an indexer that selects tokens. ``model_type`` is the value in
+    config.json.
     """
 
     name: str
@@ -30,9 +31,9 @@ class ModelFacts:
 class LaunchTarget:
     """The GPUs and the model that an engine is started on.
 
-    ``memory_bytes`` are those of one ``gpu`` as CUDA reports them, ``capability`` its compute
-    capability (None: not a CUDA GPU, or unknown). ``kv`` is the format of the KV cache. ``model``
-    is None where only the GPU is known.
+    ``memory_bytes`` is the memory of one ``gpu`` as CUDA reports it, ``capability`` its compute
+    capability (None: not a CUDA GPU, or unknown). ``kv`` is the number format of the KV cache.
+    ``model`` is None if only the GPU is known.
     """
 
     gpu: str
@@ -48,36 +49,36 @@ class LaunchTarget:
 
 
 class LaunchError(ValueError):
-    """The engine does not start with a default; ``field`` is the one to set."""
+    """The engine does not start with a default value; ``field`` is the setting to specify."""
 
     def __init__(self, field: str, why: str) -> None:
         super().__init__(why)
         self.field = field
 
 
-#: Settings by name, given the settings that the user gave and the machine.
+#: Return default settings by name, for the settings that the user gave and the machine.
 ChooseDefaults = Callable[[Mapping[str, Any], LaunchTarget], dict[str, Any]]
 
 
 def choose_nothing(_given: Mapping[str, Any], _machine: LaunchTarget) -> dict[str, Any]:
-    """No defaults beyond those of the config."""
+    """Return no further defaults."""
     return {}
 
 
 @dataclass(frozen=True)
 class LaunchRules:
-    """How an engine's launcher fills in settings that were not given.
+    """Rules of an engine's launcher for settings that were not given.
 
-    ``before(given, machine)`` returns those that the engine knows before it has measured its
-    memory. ``after(section, machine)`` returns those that follow from the size of the KV cache,
-    which is in ``section`` by then, and raises LaunchError if the engine refuses to start. Both
-    return nothing that is in ``given``.
+    ``before(given, machine)`` returns the settings that the engine knows before it has measured its
+    memory. ``after(section, machine)`` returns those that follow from the KV-cache size, which
+    ``section`` includes by then, and raises LaunchError if the engine refuses to start. Neither
+    returns a setting that is in ``given``.
 
-    ``longest(section, most)`` is the longest sequence that the KV cache of ``section`` holds, of
-    ``most`` tokens at most; None where no setting limits sequences.
+    ``longest(section, most)`` returns the longest sequence, up to ``most`` tokens, that the KV
+    cache of ``section`` holds; None if no setting limits sequences.
 
-    ``fields`` are the settings that may be ``auto``. ``fitted`` are those among them for which
-    ``auto`` is a value of the engine's own: it is passed to ``after``.
+    ``fields`` are the settings that may be ``auto``. ``fitted`` are the fields for which the engine
+    itself accepts ``auto``; the value is passed to ``after``.
     """
 
     before: ChooseDefaults = choose_nothing

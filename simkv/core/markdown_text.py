@@ -1,4 +1,4 @@
-"""Text of users in Markdown: request ids, file names and settings are shown, never interpreted."""
+"""Markdown escaping for text of users, such as request ids, file names and settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ESCAPED = str.maketrans(
 
 
 def escape_markdown(text: object) -> str:
-    """Escape what Markdown would take for HTML, links, code, emphasis or the end of a cell.
+    """Escape characters that Markdown reads as HTML, links, code, emphasis or the end of a cell.
 
     Line ends and control characters become spaces.
     """

@@ -1,4 +1,4 @@
-"""How a request can end, and how that is said."""
+"""The outcomes of requests and their labels."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """How a request ended: exactly one of these."""
+    """The outcome of a request; every request ends with exactly one."""
 
     FINISHED = "finished"
-    STARVED = "starved"  # the client gave up, and waiting made the difference
-    TIMED_OUT = "timed_out"  # it gave up, and would have alone, too, or never waited
-    REJECTED = "rejected"  # the engine said no
-    LOST = "lost"  # the engine forgot it
-    STALLED = "stalled"  # it can never finish, or the engine died
-    CUT_OFF = "cut_off"  # the horizon came first
+    STARVED = "starved"  # the client gave up; in isolation the request would have finished in time
+    TIMED_OUT = "timed_out"  # the client gave up; waiting for other requests was not the cause
+    REJECTED = "rejected"  # the engine refused the request
+    LOST = "lost"  # the engine dropped the request from its queues
+    STALLED = "stalled"  # the request can never finish, or the engine died
+    CUT_OFF = "cut_off"  # the horizon ended the run first
 
     @property
     def word(self) -> str:
-        """In a sentence: ``cut off``."""
+        """Name for use in a sentence: ``cut off``."""
         return humanize(self)
 
     @property
     def label(self) -> str:
-        """With its reason, in a legend."""
+        """Label for a legend, with the reason."""
         return _LABELS.get(self, self.word)
 
     @property
     def wasted_wait_label(self) -> str | None:
-        """What all waiting of a request that ended so is called, if it was in vain.
+        """Label for all waiting time of such a request, or None if the wait was not wasted.
 
-        Not of one that the horizon cut off: it might yet have been served.
+        None also for requests that the horizon cut off: they might still have been served.
         """
         if self in (Outcome.STARVED, Outcome.TIMED_OUT):
             return str(self)
@@ -45,7 +45,7 @@ _LABELS = {
     Outcome.REJECTED: "rejected by the engine",
     Outcome.CUT_OFF: "cut off by the horizon",
 }
-#: All ways to end without an answer, the gravest first.
+#: Outcomes without a complete answer, most severe first.
 FAILURES = (
     Outcome.STALLED,
     Outcome.LOST,
@@ -57,5 +57,5 @@ FAILURES = (
 
 
 def humanize(name: str) -> str:
-    """A name of an outcome or a verdict in a sentence: ``cut off``."""
+    """Return an outcome or verdict name for use in a sentence: ``cut off``."""
     return name.replace("_", " ")

@@ -1,10 +1,10 @@
-"""Rules as data: expressions that take some of an engine's decisions.
+"""Custom policies as data: expressions that replace some decisions of an engine.
 
-rule = parse_rule("waiting_order = prompt_tokens - 8 * age; admit = free > 0.1", SEAMS)
-rule["waiting_order"](view)  # the number of a request that a view shows
+policy = parse_policy("waiting_order = prompt_tokens - 8 * age; admit = free > 0.1", hooks)
+policy["waiting_order"](view)  # value for the request that a view describes
 
-An expression has numbers, names, + - * /, < and >, ``a if b else c``, min and max. It sees what its
-names show and nothing else, so that it needs no trust; what divides by 0 is 0.
+An expression consists of numbers, names, + - * /, < and >, ``a if b else c``, min and max. It reads
+only the listed names, so untrusted policies are safe to run. Division by 0 yields 0.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from simkv.core.errors import spelling_hint
 
-#: What an expression may see of a request.
+#: Variables of a request in an expression.
 REQUEST_VARIABLES: Mapping[str, str] = {
     "age": "seconds from its arrival to the newest arrival",
     "prompt_tokens": "tokens of its prompt",
@@ -27,30 +27,31 @@ REQUEST_VARIABLES: Mapping[str, str] = {
     "priority": "its priority, smaller is more urgent",
     "bucket": "its length class, the binary digits of its tokens",
 }
-#: What an expression may see of the engine, where no two requests are compared by it.
+#: Variables of the engine, available where an expression does not compare two requests.
 ENGINE_VARIABLES: Mapping[str, str] = {
     "free": "share of the blocks that is free",
     "running": "requests that run",
     "waiting": "requests that wait",
 }
-#: What changes from step to step while requests decode and nothing else happens.
+#: Variables that change from step to step while requests only decode.
 CHANGING_VARIABLES = frozenset(("tokens", "blocks", "bucket", "free"))
 GRAMMAR = "numbers, names, + - * /, < and >, a if b else c, min(a, b) and max(a, b)"
-#: More than this is no rule.
+#: Limits on the size of an expression; longer ones are rejected.
 MAX_NODES, MAX_TEXT_LENGTH = 400, 4000
-#: Numbers beyond this are taken for a slip.
+#: Larger numbers are rejected as typos.
 MAX_NUMBER = 1e9
 
-#: What an expression gives: ``order`` the smallest first, ``group`` the equal together, ``test``
-#: yes above 0, ``tokens`` so many.
+#: Meaning of an expression's value. ``order``: smallest first; ``group``: equal values together;
+#: ``test``: true above 0; ``tokens``: a number of tokens.
 HookResult = Literal["order", "group", "test", "tokens"]
 
 
 @dataclass(frozen=True)
 class PolicyHook:
-    """A decision that a rule may take: its name, what its expression gives, and what it ``says``.
+    """A decision that a custom policy may replace: its name, the meaning of its value, a
+    description.
 
-    ``own`` is what the engine itself does there.
+    ``own`` describes the engine's own rule.
     """
 
     name: str
@@ -60,7 +61,7 @@ class PolicyHook:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What its expression may see."""
+        """Variables that the expression may use."""
         if self.sort == "tokens":
             return tuple(ENGINE_VARIABLES)
         return (*REQUEST_VARIABLES, *(ENGINE_VARIABLES if self.sort == "test" else ()))
@@ -68,9 +69,9 @@ class PolicyHook:
 
 @dataclass(frozen=True)
 class PolicyExpression:
-    """An expression over what a view shows; ``names`` are those that it looks at.
+    """An expression over the variables of a view; ``names`` are the variables that it uses.
 
-    ``python`` is what is reckoned of a view ``r``.
+    ``python`` is the equivalent Python expression over a view ``r``.
     """
 
     text: str
@@ -79,13 +80,13 @@ class PolicyExpression:
     python: str
 
     def __call__(self, view: Any) -> float:
-        """The value, 0 if it is no number."""
+        """Return the value; 0 if it is NaN."""
         value = self.call(view)
         return value if value == value else 0.0
 
     @property
     def moves(self) -> bool:
-        """Whether its value may change while requests decode and nothing else happens."""
+        """Whether the value may change while requests only decode."""
         return bool(self.names & CHANGING_VARIABLES)
 
 
@@ -94,9 +95,10 @@ CustomPolicy = Mapping[str, PolicyExpression]
 
 @lru_cache(maxsize=4096)
 def parse_policy(text: str | None, seams: tuple[PolicyHook, ...]) -> CustomPolicy:
-    """The expressions of a rule by seam: lines ``seam = expression``, or with ``;`` between them.
+    """Return the expressions of a policy by hook.
 
-    Raises ValueError with what is wrong.
+    The text has lines ``hook = expression``, which may also be separated by ``;``. Raises
+    ValueError with the reason.
     """
     known = {seam.name: seam for seam in seams}
     found: dict[str, PolicyExpression] = {}
@@ -121,7 +123,9 @@ def parse_policy(text: str | None, seams: tuple[PolicyHook, ...]) -> CustomPolic
 
 
 def parse_expression(text: str, names: Sequence[str], where: str) -> PolicyExpression:
-    """An expression over these names. Raises ValueError, which begins with ``where``."""
+    """Parse an expression over these variables. Raises ValueError; its message starts with
+    ``where``.
+    """
     try:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -142,7 +146,9 @@ def _over(a: float, b: float) -> float:
 
 
 def _checked(node: ast.expr, names: Sequence[str], used: set[str], where: str) -> ast.expr:
-    """The node with its names as attributes of the view, numbers as floats and safe divisions."""
+    """Return the node with names as attributes of the view, numbers as floats and safe
+    divisions.
+    """
 
     def inner(one: ast.expr) -> ast.expr:
         return _checked(one, names, used, where)

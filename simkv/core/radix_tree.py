@@ -1,10 +1,10 @@
 """A radix tree of cached prefixes, in whole pages, with locks, recency and eviction.
 
-    tree = RadixTree(page_size=1)
-    tree.insert(content, 100)           # (0, node): none of the 100 tokens was there
-    length, node = tree.match(other, 80)
-    tree.lock(node)                     # `node` and all above it stay
-    tree.evict(50)                      # unlocked leaves go, least recent first
+   tree = RadixTree(page_size=1)
+   tree.insert(content, 100)           # (0, node): none of the 100 tokens was cached
+   length, node = tree.match(other, 80)
+   tree.lock(node)                     # protects `node` and its ancestors
+   tree.evict(50)                      # evicts unlocked leaves, least recent first
 
 Rules of SGLang 0.5.23 (``mem_cache/unified_radix_cache.py`` and its tree core, one device pool).
 """
@@ -34,14 +34,14 @@ class RadixNode:
 
     @property
     def tokens(self) -> int:
-        """Tokens that this node itself holds."""
+        """Number of tokens in this node itself."""
         return self.end - self.start
 
 
 class RadixTree:
-    """Which prefixes are cached; lengths are in tokens, ``page_size`` tokens are the least unit.
+    """A tree of cached prefixes. Lengths are in tokens, in multiples of ``page_size``.
 
-    ``evictable`` is the number of tokens in nodes that nobody has locked.
+    ``evictable`` is the number of tokens in unlocked nodes.
     """
 
     def __init__(self, page_size: int) -> None:
@@ -50,13 +50,14 @@ class RadixTree:
         self.evictable = 0
         self._clock = 0
         self._serial = count()
-        # Every unlocked leaf is in this heap, under the recency that it had when it was put there.
+        # Heap of all unlocked leaves, with the recency that each had when it was pushed.
         self._leaves: list[tuple[int, int, RadixNode]] = []
 
     def match(self, content: TokenContent, tokens: int) -> tuple[int, RadixNode]:
-        """The longest cached prefix of the first ``tokens`` tokens: its length and its end node.
+        """Return the longest cached prefix of the first ``tokens`` tokens: its length and its end
+        node.
 
-        Refreshes the path that it walks, and splits the last node if only a part of it matches.
+        Refreshes the recency of the path, and splits the last node if only a part of it matches.
         """
         end = tokens // self.page_size * self.page_size
         node = self.root
@@ -68,15 +69,15 @@ class RadixTree:
                 node = self._split(child, shared)
                 break
             node = child
-        # The engine makes each ancestor 1e-5 older than the node below it. It changes nothing: they
-        # are never leaves at the same time, and all other readings of the clock are whole numbers.
+        # The engine makes each ancestor 1e-5 older than its child. This changes nothing: the two
+        # are never leaves at the same time, and all other clock readings are whole numbers.
         now = self._tick()
         for seen in self.path_to_root(node):
             seen.recency = now
         return node.end, node
 
     def insert(self, content: TokenContent, tokens: int) -> tuple[int, RadixNode]:
-        """Cache the first ``tokens`` tokens: how many already were, and the node they end at."""
+        """Cache the first ``tokens`` tokens; return the number already cached and the end node."""
         end = tokens // self.page_size * self.page_size
         node = self.root
         while node.end < end and (child := self._child(node, content)):
@@ -95,7 +96,7 @@ class RadixTree:
         return present, node
 
     def lock(self, node: RadixNode) -> None:
-        """Protect ``node`` and its ancestors from eviction, once more each."""
+        """Protect ``node`` and its ancestors from eviction; locks are counted."""
         for held in self.path_to_root(node):
             if held.locks == 0:
                 self.evictable -= held.tokens
@@ -110,9 +111,10 @@ class RadixTree:
                 self._offer(held)
 
     def evict(self, tokens: int) -> int:
-        """Drop unlocked leaves, least recent first and each as a whole, until ``tokens`` are gone.
+        """Evict unlocked leaves, least recent first, until ``tokens`` tokens are freed.
 
-        Returns how many tokens went: more than asked for, or fewer if no unlocked leaf is left.
+        Leaves are evicted as a whole. Return the number of freed tokens: possibly more than
+        ``tokens``, or fewer if no unlocked leaf is left.
         """
         freed = 0
         while freed < tokens and self._leaves:
@@ -130,19 +132,21 @@ class RadixTree:
         return freed
 
     def _evicted(self, node: RadixNode) -> None:
-        """A leaf has left the tree; for trees that know which pages it had."""
+        """Hook for subclasses: called when a leaf has left the tree."""
 
     def fingerprint(self) -> Hashable:
-        """Everything that decides what the tree does next; clock readings count as an order."""
+        """Return all state that determines future behavior; of clock readings only their order
+        counts.
+        """
         nodes = sorted(self.nodes(), key=lambda node: node.recency)
         return tuple((self._name(node), node.start, node.locks) for node in nodes)
 
     def order(self) -> Hashable:
-        """The order that siblings have: that in which they came."""
+        """Return the order of the nodes, in which siblings are in insertion order."""
         return tuple((self._name(node), node.start) for node in self.nodes())
 
     def nodes(self) -> Iterator[RadixNode]:
-        """All nodes but the root, parents before their children."""
+        """Yield all nodes except the root, parents before their children."""
         stack = list(self.root.children.values())
         while stack:
             node = stack.pop()
@@ -154,7 +158,7 @@ class RadixTree:
         return node.content.slices(0, node.end)
 
     def path_to_root(self, node: RadixNode) -> Iterator[RadixNode]:
-        """``node`` and its ancestors without the root, deepest first."""
+        """Yield ``node`` and its ancestors except the root, deepest first."""
         while node.parent is not None:
             yield node
             node = node.parent
@@ -176,10 +180,10 @@ class RadixTree:
         return node
 
     def _split(self, node: RadixNode, tokens: int) -> RadixNode:
-        """Put the first ``tokens`` tokens of ``node`` into a new parent of it, and return that.
+        """Move the first ``tokens`` tokens of ``node`` into a new parent and return the parent.
 
-        Locks and requests that point at ``node`` stay right: it keeps its end. Both halves count
-        as just used, the lower one last, though only the upper one was asked for.
+        ``node`` keeps its end, so locks and references to it stay valid. Both halves count as just
+        used, the lower one last, although only the upper one was requested.
         """
         assert node.parent is not None
         upper = RadixNode(node.content, node.start, node.start + tokens, node.parent)
@@ -192,7 +196,9 @@ class RadixTree:
         return upper
 
     def _shared(self, node: RadixNode, content: TokenContent, end: int) -> int:
-        """Leading tokens of ``node``, in whole pages, that ``content`` has too before ``end``."""
+        """Return the number of leading tokens of ``node``, in whole pages, that ``content`` shares
+        before ``end``.
+        """
         end = min(end, node.end)
         assert node.content is not None
         if node.content is content:

@@ -1,8 +1,8 @@
-"""How the decisions of an engine are written down: a header, then a line per step (JSON objects).
+"""The format of recorded decisions: a header, then one JSON object per step.
 
-A header has ``engine``, ``variant``, ``config`` and ``requests``. A line has ``step``,
-``scheduled``, ``kind``, ``preempted``, ``ignored``, ``finished`` and the queues in any case; how
-they are compared is said in ``simkv.conformance``.
+A header has ``engine``, ``variant``, ``config`` and ``requests``. A line always has ``step``,
+``scheduled``, ``kind``, ``preempted``, ``ignored``, ``finished`` and the queues;
+``simkv.conformance`` documents their comparison.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RecordingLine = dict[str, Any]
 
 
 def read_queues(scheduler: Any) -> RecordingLine:
-    """Who waits, who runs and how many blocks are free."""
+    """Return the ids of waiting and running requests and the number of free blocks."""
     return {
         "waiting": scheduler.waiting_ids(),
         "running": scheduler.running_ids(),
@@ -27,20 +27,22 @@ def read_queues(scheduler: Any) -> RecordingLine:
 
 
 def record_decision(scheduler: Any) -> tuple[Batch, RecordingLine]:
-    """A ``schedule`` call of an engine whose recordings say nothing more of it."""
+    """Call ``schedule`` of an engine whose recordings have no extra fields."""
     return scheduler.schedule(), {}
 
 
 def no_extra_fields(_: Any) -> RecordingLine:
-    """No more fields."""
+    """Return no extra fields."""
     return {}
 
 
 @dataclass(frozen=True)
 class TickFormat:
-    """How threads that run side by side are recorded: a line per tick of the engine's thread.
+    """The recording format of threads that run side by side: one line per tick of the engine's
+    thread.
 
-    ``read_queues`` of what they share, a ``task`` as it is put, a ``token`` as it is sent.
+    ``queues`` reads their shared state, ``task`` converts a task when it is put, and ``token`` a
+    token when it is sent.
     """
 
     queues: Callable[[Any], RecordingLine]
@@ -50,17 +52,18 @@ class TickFormat:
 
 @dataclass(frozen=True)
 class RecordingFormat:
-    """What the recordings of one engine look like.
+    """The recording format of one engine.
 
-    To replay one: ``config`` of its header and ``prompt`` of a request in it. To write one:
-    ``knobs`` of a config and what else the engine is ``shown`` of a request.
+    For replay: ``config`` reads the header's config and ``prompt`` a request in it. For recording:
+    ``knobs`` returns the settings of a config and ``shown`` the other fields of a request that the
+    engine sees.
 
-    ``read_queues`` are read when a step is over, or with ``at_once`` right after the decision.
-    ``record_decision`` makes a decision and tells what else is recorded of it, ``left`` what is
-    recorded at the end of the step. ``crash_line``: there is a line for a batch that kills the
-    engine. ``drains``: with batches under way a recording ends not with the last request but with
-    the first step from there on that launches nothing. ``heeds_aborts``: a request whose client has
-    gone leaves the engine.
+    ``queues`` reads the queues at the end of a step, or right after the decision with
+    ``reads_queues_early``. ``decide`` makes a decision and returns extra fields to record; ``left``
+    returns extra fields at the end of the step. ``crash_line``: a batch that kills the engine has a
+    line. ``drains``: with batches in flight, a recording ends with the first step after the last
+    request that launches nothing. ``handles_aborts``: a request leaves the engine when its client
+    disconnects.
     """
 
     config: Callable[[RecordingLine], Any]

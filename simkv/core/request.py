@@ -1,4 +1,6 @@
-"""What a client sends: the part an engine may see, and the part only the model knows."""
+"""The request of a client: the prompt that schedulers see, and the output that only the model
+knows.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,14 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The visible half of a request: all that a scheduler is ever told.
+    """The part of a request that schedulers see.
 
-    ``arrival`` is the engine's timestamp of the request in seconds, ``prompt_tokens`` and
+    ``arrival`` is the engine's timestamp of the request in seconds. ``prompt_tokens`` and
     ``max_tokens`` (the client's limit on emitted tokens) are token counts. A smaller ``priority``
-    is more urgent, as in vLLM. Empty ``segments`` mean a prompt that shares nothing. ``lora`` names
-    the adapter that is to answer, None is the model without one. ``routing_key`` says to whom the
-    request belongs. Log probabilities are asked for of the tokens from ``logprobs_from`` on, -1 is
-    of outputs alone, None of none.
+    is more urgent, as in vLLM. Empty ``segments`` mean a prompt that shares no tokens with others.
+    ``lora`` is the name of the requested LoRA adapter; None is the base model. ``routing_key``
+    identifies the owner of the request. ``logprobs_from`` is the first token for which log
+    probabilities are requested: -1 requests them for output tokens only, None for no token.
     """
 
     id: int
@@ -47,12 +49,12 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Request(Prompt):
-    """A prompt and what will come of it.
+    """A prompt with its real output length, its client's timeout and its draft acceptance.
 
-    ``output_tokens`` is how many tokens the model really emits; schedulers take a ``Prompt`` and
-    so cannot read it (the type checker holds them to that). ``timeout`` is how long the client
-    waits for the last token, in seconds after ``arrival``; ``None`` waits for ever. ``acceptance``
-    tells what becomes of drafts, where the engine has any; without it none is accepted.
+    ``output_tokens`` is the number of tokens that the model emits. Schedulers take a ``Prompt``, so
+    the type checker prevents them from reading it. ``timeout`` is how long the client waits for the
+    last token, in seconds after ``arrival``; None means without limit. ``acceptance`` decides which
+    draft tokens the model accepts; None accepts none.
     """
 
     output_tokens: int = 1

@@ -1,8 +1,8 @@
-"""The seam between an engine's rules and the rest of simkv.
+"""The protocol between an engine's scheduler and the rest of simkv.
 
-A scheduler is pure: it has no clock but the arrival stamps it was told, does no I/O, draws no
-random numbers and never sees how many tokens a request will emit. It imports neither SimPy nor
-torch nor pandas.
+A scheduler is pure: it knows no clock except the arrival times of its requests, does no I/O, uses
+no random numbers and never sees the output length of a request. It imports neither SimPy nor torch
+nor pandas.
 """
 
 from __future__ import annotations
@@ -16,39 +16,46 @@ from simkv.core.request import Prompt
 BatchKind = Literal["prefill", "decode", "mixed", "idle"]
 
 
-#: Larger sizes of a pool and of a block, in any engine's config, are refused as typos.
+#: Larger pools and blocks in an engine's config are rejected as typos.
 MAX_BLOCKS = 10_000_000
 MAX_BLOCK_SIZE = 1_000_000
-#: So are larger counts of passes in which an engine may do nothing.
+#: Larger counts of idle passes are rejected as typos, too.
 MAX_PASSES = 10_000_000
 
 
 def blocks_for(tokens: int, block_size: int) -> int:
-    """Blocks that hold ``tokens`` tokens (ceiling division)."""
+    """Return the number of blocks that hold ``tokens`` tokens (ceiling division)."""
     return -(-tokens // block_size)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Where a set of rules comes from (repository, commit or pull request) and what it is."""
+    """The source of a variant (repository, commit or pull request) and its summary."""
 
     source: str
     summary: str
 
 
 class BatchRow(NamedTuple):
-    """A request in a step: ``tokens`` to compute on top of ``context`` tokens that have KV."""
+    """A request in a step: ``tokens`` to compute after ``context`` tokens that already have KV."""
 
     id: int
     tokens: int
     context: int
 
 
-#: Why somebody was passed over: ``blocks`` are too few, or enough but ``reserved`` for others; no
-#: ``slot`` is free, or none for its LoRA ``adapter``; the token ``budget`` of the step is spent; it
-#: is ``deferred`` with its bucket (of length, of modality), which does not run now; or another
-#: ``rule`` keeps it out. Or its ``kv`` is on its way from host memory, or from ``disk`` to there,
-#: or from a ``remote`` replica.
+#: Why a request was not scheduled in a step:
+#:
+#: - ``blocks``: too few free blocks
+#: - ``reserved``: enough free blocks, but they are reserved for other requests
+#: - ``slot``: no free slot
+#: - ``adapter``: no free slot for its LoRA adapter
+#: - ``budget``: the token budget of the step is spent
+#: - ``deferred``: its bucket (of length or modality) does not run in this step
+#: - ``rule``: another rule of the engine excludes it
+#: - ``kv``: its KV is being copied from host memory
+#: - ``disk``: its KV is being read from disk into host memory
+#: - ``remote``: its KV is being sent by another replica
 WaitReason = Literal[
     "blocks",
     "reserved",
@@ -64,27 +71,32 @@ WaitReason = Literal[
 
 
 class Held(NamedTuple):
-    """The head of the waiting queue after a decision, and why it was not taken."""
+    """The head of the waiting queue after a decision, and why it was not scheduled."""
 
     id: int
     why: WaitReason
 
 
 class Refusal(NamedTuple):
-    """Why a request is turned away: the ``knob`` whose limit it is, and the engine's ``words``."""
+    """Why a request is rejected: the exceeded limit (``knob``) and the engine's message
+    (``words``).
+    """
 
     knob: str
     words: str
 
 
-#: Why somebody was preempted: too few ``blocks``; it was not in the ``bucket`` of equal lengths
-#: that runs; or the ``patience`` of the head of the queue was at its end.
+#: Why a request was preempted: too few ``blocks``; it was outside the ``bucket`` of equal lengths
+#: that runs; or the ``patience`` of the queue's head was exhausted.
 PreemptionReason = Literal["blocks", "bucket", "patience"]
 
 
 class KvCopy(NamedTuple):
-    """A copy of the KV of ``tokens`` between GPU and host memory, for a request's sake, or between
-    that and a disk. Of a load ``disk`` tokens were read from there for the request."""
+    """A copy of a request's KV between GPU and host memory, or host memory and disk.
+
+    ``tokens`` is its size; ``disk`` is the number of tokens of a load that were read from disk for
+    the request.
+    """
 
     job: int
     id: int
@@ -93,8 +105,10 @@ class KvCopy(NamedTuple):
 
 
 class DiskTransfers(NamedTuple):
-    """What begins between host memory and a disk with a step: ``reads`` into host memory,
-    ``writes`` from there, and a ``look`` (its number, and for how many blocks) for what is there.
+    """Disk transfers that start with a step.
+
+    ``reads`` go into host memory, ``writes`` come from it. ``look`` is a lookup of the blocks on
+    disk: its number and the number of blocks.
     """
 
     reads: list[KvCopy]
@@ -103,9 +117,12 @@ class DiskTransfers(NamedTuple):
 
 
 class KvCopies(NamedTuple):
-    """Copies that begin with a step: ``loads`` to the GPU at once, ``stores`` to host memory when
-    it has run. Before it runs all of ``flush`` have to be done, which may have begun earlier.
-    ``disk`` begins at once, too."""
+    """KV copies that start with a step.
+
+    ``loads`` to the GPU start at once, ``stores`` to host memory when the step has run. The step
+    starts only when all jobs in ``flush`` are done; these may have started earlier. ``disk``
+    transfers start at once.
+    """
 
     loads: list[KvCopy]
     stores: list[KvCopy]
@@ -114,7 +131,7 @@ class KvCopies(NamedTuple):
 
 
 class PreemptionCause(NamedTuple):
-    """For whose sake a request was preempted, None for that of all who stay, and why."""
+    """The request that caused a preemption (None: all requests that stay), and the reason."""
 
     by: int | None
     why: PreemptionReason = "blocks"
@@ -122,12 +139,13 @@ class PreemptionCause(NamedTuple):
 
 @dataclass(slots=True)
 class DraftedTokens:
-    """Drafts of a batch that the model verifies, by request.
+    """Draft tokens of a batch that the model verifies, by request.
 
-    ``tokens``: so many of a request's tokens in the step are drafts, the last ones. Those of
-    ``padding`` are no drafter's, and none of them is accepted. ``accepted`` is written by whoever
-    knows the model, before the batch is completed: the request gets so many tokens more than one.
-    When the step has run, the drafter runs ``passes`` times.
+    ``tokens`` is the number of draft tokens at the end of a request's tokens in the step. Drafts of
+    requests in ``padding`` are fillers, and none of them is accepted. ``accepted`` is the number of
+    accepted drafts, which the request receives in addition to one token; the simulation fills it in
+    before the batch is completed, because schedulers cannot know it. The drafter runs ``passes``
+    times when the step has run.
     """
 
     passes: int = 0
@@ -138,28 +156,28 @@ class DraftedTokens:
 
 @dataclass(slots=True, init=False)
 class Batch:
-    """One decision: what the model is to compute in the next step.
+    """A scheduling decision: the work of the next step.
 
     ``scheduled`` lists ``(request id, new tokens)`` in the engine's order and ``context`` the
-    tokens whose KV each of them already has. ``emits`` are the ids that get a token when the step
-    has run. ``preempted`` are the ids whose blocks were taken back, in order (an id may stand
-    twice), ``ignored`` those refused, ``refused`` those turned away for a limit, ``lost`` those
-    that no queue holds any more though they never ended. ``fatal`` says why the real engine dies on
-    this batch, if it does.
-    ``moves`` are copies to and from host memory beside the steps.
-    ``loads`` are requests that have blocks now and wait for so many tokens of KV from elsewhere.
-    ``lora_loads`` are the LoRA adapters that are copied to the GPU before the step runs, and how
-    many of them are read into host memory before that.
+    number of tokens that already have KV for each of them. ``emits`` are the ids that receive a
+    token when the step has run. ``preempted`` are the ids whose blocks were taken back, in order
+    (an id may occur twice). ``ignored`` are the ids that the engine gives up, ``refused`` the ids
+    rejected for a limit, and ``lost`` the ids that are in no queue although they never ended.
+    ``fatal`` is the reason why the real engine crashes on this batch, or None. ``moves`` are copies
+    to and from host memory that run beside the steps. ``loads`` are ``(request id, tokens)`` for
+    requests that have blocks and wait for that number of tokens of KV from another replica.
+    ``lora_loads`` is the number of LoRA adapters that are copied to the GPU before the step, and
+    the number of these that are first read into host memory.
 
-    For who wants to know why somebody waits: ``held`` is the head of the queue, which stops all
-    behind it (while others wait not one whose KV is on its way), ``aside`` are those that sit this
-    step out though they are not in the queue, or are passed over in it, and ``causes`` belong to
-    ``preempted``, one for each.
+    Three fields explain waiting. ``held`` is the head of the queue, which blocks all requests
+    behind it; a request whose KV is in transfer is reported only if no other request waits.
+    ``aside`` are requests that are skipped in this step, in the queue or outside it. ``causes`` has
+    one entry per entry of ``preempted``.
 
-    A scheduler may keep requests that decode in lockstep as a group and then lists its changes
-    only: ``joined`` and ``left`` since the batch before, with the ``decodes`` members that are left
-    and the ``decode_context`` tokens of KV that they have in all. ``expand`` then gives all rows,
-    while the batch is the newest.
+    A scheduler may keep requests that decode in lockstep as a group and report only its changes:
+    the members that ``joined`` and ``left`` since the previous batch, the number of current members
+    (``decodes``) and their total tokens of KV (``decode_context``). ``expand`` then returns all
+    rows, as long as this is the newest batch.
     """
 
     scheduled: list[tuple[int, int]]
@@ -184,7 +202,8 @@ class Batch:
     drafted: DraftedTokens | None
     moves: KvCopies | None
 
-    # Written out, as every step makes one: that of a dataclass takes longer, compiled much longer.
+    # Written by hand for speed: every step creates a batch, and the ``__init__`` of a dataclass is
+    # slower, especially when compiled.
     def __init__(
         self,
         scheduled: list[tuple[int, int]] | None = None,
@@ -232,8 +251,7 @@ class Batch:
         self.moves = moves
 
     def preempt(self, victim: int, by: int | None, why: PreemptionReason = "blocks") -> None:
-        """Note that the blocks of ``victim`` were taken back, and the cause (see
-        ``PreemptionCause``)."""
+        """Add ``victim`` to the preempted requests, with its cause (see ``PreemptionCause``)."""
         self.preempted.append(victim)
         self.causes.append(PreemptionCause(by, why))
 
@@ -242,7 +260,10 @@ class Batch:
         return bool(self.scheduled or self.decodes)
 
     def rows(self) -> list[BatchRow]:
-        """All rows in the engine's order; with a group, only until the next decision."""
+        """Return all rows in the engine's order.
+
+        With a decode group, they are available only until the next decision.
+        """
         if self.expand is not None:
             return self.expand()
         return [BatchRow(i, n, c) for (i, n), c in zip(self.scheduled, self.context, strict=True)]
@@ -250,10 +271,10 @@ class Batch:
 
 @dataclass(slots=True, init=False)
 class Completion:
-    """What became of a batch: ids that were given a token, and ids that ended, in order.
+    """The result of a batch: ids that received a token and ids that ended, in order.
 
-    ``refused`` are answered that they were refused. ``delivered`` does not repeat the members of a
-    decode group, who all got one.
+    ``refused`` are ids whose clients are answered with a rejection. ``delivered`` excludes the
+    members of a decode group; every member received a token.
     """
 
     delivered: list[int]
@@ -271,7 +292,7 @@ class Completion:
 class Livelock(Exception):
     """A single ``schedule`` call of the real engine would never return.
 
-    ``cycle`` names the requests that go round; ``why`` says how, in one sentence.
+    ``cycle`` are the ids of the requests in the cycle; ``why`` explains it in one sentence.
     """
 
     def __init__(self, why: str, cycle: Sequence[int]) -> None:
@@ -281,31 +302,31 @@ class Livelock(Exception):
 
 
 class Scheduler(Protocol):
-    """What the engine loop needs from a scheduler."""
+    """The methods of a scheduler that the engine loop uses."""
 
     @property
     def pipeline_depth(self) -> int:
         """Batches in flight: 1 completes a batch before the next ``schedule``, 2 after it."""
 
     def add(self, prompt: Prompt) -> None:
-        """Take a new request, just before a ``schedule`` call."""
+        """Add a new request, just before a ``schedule`` call."""
 
     def schedule(self) -> Batch:
         """Decide the next step. Raises Livelock where the real call would never return."""
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
-        """Account for a batch that has run; ``ended`` are the ids whose token was their last."""
+        """Account for a batch that has run; ``ended`` ids have received their last token."""
 
     def abort(self, request_id: int) -> None:
-        """The client of this request has gone away."""
+        """Abort a request whose client has disconnected."""
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that requests can use (a null block is not one of them)."""
+        """Number of blocks that requests can use, without the null block."""
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that can be had now, cached but unreferenced ones included."""
+        """Number of blocks that can be allocated now, including cached but unreferenced ones."""
 
     @property
     def num_waiting(self) -> int:
@@ -316,37 +337,39 @@ class Scheduler(Protocol):
         """Length of the running list."""
 
     def leap(self, most: int) -> int:
-        """For how many steps, at least 1 and at most ``most``, ``schedule`` would return the batch
-        that it has just returned, if nothing came from outside and nobody ended."""
+        """Return for how many steps, 1 to ``most``, ``schedule`` would repeat its last batch.
+
+        The count assumes that no request arrives, is aborted or ends.
+        """
 
     def skip(self, steps: int) -> list[int]:
-        """Do what that many pairs of ``complete`` and ``schedule`` would do in such a stretch.
+        """Do the work of ``steps`` pairs of ``complete`` and ``schedule`` within such a stretch.
 
-        Returns the free blocks after each of the ``schedule`` calls.
+        Return the number of free blocks after each of the ``schedule`` calls.
         """
 
     def waiting_ids(self) -> list[int]:
-        """Ids in the waiting queue, head first."""
+        """Return the ids in the waiting queue, head first."""
 
     def running_ids(self) -> list[int]:
-        """Ids in the running list, in the engine's own order."""
+        """Return the ids in the running list, in the engine's own order."""
 
     def blocks_held(self) -> Mapping[int, int]:
-        """Blocks in each live request's table, by id (shared blocks count for each sharer)."""
+        """Return the number of blocks per live request; a shared block counts for each sharer."""
 
     def fingerprint(self) -> Hashable:
-        """All state that decides what ``schedule`` does next.
+        """Return all state that determines future ``schedule`` calls.
 
-        If it is equal at two steps and nothing came from outside in between, the engine goes
-        round in a circle for ever.
+        If it is equal at two steps with no external event in between, the engine repeats itself
+        forever.
         """
 
 
 class ClockedScheduler(Scheduler, Protocol):
-    """A scheduler with a rule that looks at the clock."""
+    """A scheduler with a rule that depends on the clock."""
 
     def set_time(self, now: float) -> None:
-        """It is ``now`` (s): said before each iteration's ``add`` and ``schedule``."""
+        """Set the current time in seconds, before each iteration's ``add`` and ``schedule``."""
 
 
 class KvWaiter(Scheduler, Protocol):
@@ -354,45 +377,45 @@ class KvWaiter(Scheduler, Protocol):
 
     @property
     def awaits_kv(self) -> bool:
-        """Whether KV is on its way, so that a standstill will end by itself."""
+        """Whether KV is in transfer, so that a halt ends by itself."""
 
 
 class OffloadingScheduler(KvWaiter, Protocol):
-    """A scheduler that has KV copied to host memory and back (``Batch.moves``)."""
+    """A scheduler that copies KV to host memory and back (``Batch.moves``)."""
 
     @property
     def has_pending_copies(self) -> bool:
-        """Whether something is to be copied that no batch has named yet."""
+        """Whether there are copies to make that no batch has listed yet."""
 
     def moved(self, jobs: Sequence[int]) -> None:
-        """These copies are done; it hears of it with the batch that is completed next."""
+        """Report finished copies; the scheduler sees them with the next completed batch."""
 
     def finish_disk_transfers(self, jobs: Sequence[int], looks: Sequence[int]) -> None:
-        """These transfers of a disk are done, and it is known what these looks were for."""
+        """Report finished disk transfers and finished lookups (``looks``)."""
 
 
 class KvConnector(KvWaiter, Protocol):
-    """A scheduler that works with others: one replica keeps the KV that another one loads."""
+    """A scheduler in a disaggregated fleet: one replica retains KV that another one loads."""
 
     def keep(self, request_id: int) -> None:
-        """When this request ends, which is about to be added, its blocks stay until ``sent``."""
+        """Retain a request's blocks after it ends, until ``sent``. Called just before ``add``."""
 
     def sent(self, request_id: int) -> None:
-        """The blocks of a request that has ended have been read, or nobody wants them."""
+        """Free the blocks of an ended request: its KV has been read or is not needed."""
 
     def fetch(self, request_id: int) -> None:
-        """The KV of this request, which is about to be added, is to come from elsewhere."""
+        """Expect the KV of a request from another replica. Called just before ``add``."""
 
     def loaded(self, request_id: int) -> None:
-        """The KV of a request is there."""
+        """Report that the KV of a request has arrived."""
 
 
-# Custom schedulers need none of the above, and wrappers pass attributes on, so neither isinstance
-# nor a base class can tell. An engine asks once, when it is built.
+# Custom schedulers need none of the protocols above, and wrappers forward attributes, so isinstance
+# and base classes do not work here. An engine checks once, when it is built.
 
 
 def clocked(scheduler: Scheduler) -> ClockedScheduler | None:
-    """Return the scheduler if it looks at the clock, else None."""
+    """Return the scheduler if it uses the clock, else None."""
     return cast(ClockedScheduler, scheduler) if hasattr(scheduler, "set_time") else None
 
 
@@ -402,7 +425,7 @@ def kv_waiter(scheduler: Scheduler) -> KvWaiter | None:
 
 
 def offloader(scheduler: Scheduler) -> OffloadingScheduler | None:
-    """Return the scheduler if it has KV copied to host memory, else None."""
+    """Return the scheduler if it copies KV to host memory, else None."""
     return (
         cast(OffloadingScheduler, scheduler) if hasattr(scheduler, "has_pending_copies") else None
     )

@@ -1,8 +1,10 @@
-"""The version of simkv, and whether its loop is the compiled one."""
+"""The version of simkv, and whether the compiled modules are in use."""
 
 __version__ = "0.2.0"
 
 
 def is_compiled() -> bool:
-    """Whether the hot modules, of which this one goes along, are compiled (see make wheel)."""
+    """Whether the performance-critical modules, including this one, are compiled (see make
+    wheel).
+    """
     return not __file__.endswith(".py")
