@@ -1,1 +1,1 @@
-"""What clients send: forms, generators, lengths of requests, and the formats of traces."""
+"""Requests that clients send: workload forms, generators, length distributions, trace formats."""

@@ -1,14 +1,13 @@
-"""Clients: when each request is sent, where that depends on how earlier ones were served.
+"""Clients that send requests, including requests that wait for the end of earlier ones.
 
     clients = Clients(requests, after={1: (0, 2.5)}, max_concurrency=8)
-    clients.send(0.0)        # the requests that reach the engine now
-    clients.ended(0, 3.0)    # request 0 has its answer; request 1 arrives 2.5 s later
+    clients.send(0.0)        # requests that reach the engine now
+    clients.ended(0, 3.0)    # request 0 has ended; request 1 arrives 2.5 s later
     clients.next_time()      # 5.5
 
-There is no clock in here: the engine's loop says what time it is. As in ``vllm bench serve``, a
-request that has arrived waits in the client until fewer than ``max_concurrency`` are in flight, in
-the order of arrival; its TTFT counts from the moment it is sent, and what it waited before that is
-its client queue time.
+This module has no clock: the engine loop passes the time. As in ``vllm bench serve``, an arrived
+request waits in the client, in order of arrival, until fewer than ``max_concurrency`` requests are
+in flight. Its TTFT counts from the time it is sent; the wait before that is its client queue time.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from heapq import heapify, heappop, heappush
 
 from simkv.core.request import Request
 
-#: A request comes so many seconds after the end of another.
+#: Id of the preceding request, and seconds between its end and the arrival of the next request.
 Dependency = tuple[int, float]
 
 
 class Clients:
-    """What the clients send and when.
+    """Clients of a workload: they decide when each request is sent.
 
-    ``after`` names, for each request that waits for another's answer, that other and how many
-    seconds its client thinks in between; what is not in it arrives at its own time.
+    ``after`` maps each dependent request to its preceding request and the think time in seconds.
+    Requests not in ``after`` arrive at their own times.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class Clients:
         self.requests = list(requests)
         self.after = dict(after or {})
         self.max_concurrency = max_concurrency
-        #: When each request arrived at its client, and when it was sent (s).
+        #: Times (s) at which each request arrived at its client and was sent.
         self.arrived: dict[int, float] = {}
         self.sent: dict[int, float] = {}
         self._by_id = {request.id: request for request in requests}
@@ -54,15 +53,15 @@ class Clients:
 
     @property
     def open(self) -> bool:
-        """Whether nothing depends on how requests are served."""
+        """Whether arrivals are independent of how requests are served."""
         return not self.after and self.max_concurrency is None
 
     def next_time(self) -> float | None:
-        """When the next request arrives, as far as that is known; None if none is foreseen."""
+        """Return the time of the next known arrival, or None."""
         return self._due[0][0] if self._due else None
 
     def send(self, now: float) -> list[Request]:
-        """The requests that reach the engine at ``now`` (s), each with the time it was sent."""
+        """Return the requests that reach the engine at ``now`` (s), each with its send time."""
         while self._due and self._due[0][0] <= now:
             time, number = heappop(self._due)
             self.arrived[number] = time
@@ -83,9 +82,9 @@ class Clients:
         return self.max_concurrency is not None and len(self._in_flight) >= self.max_concurrency
 
     def ended(self, number: int, now: float, answered: bool = True) -> None:
-        """Request ``number`` has its answer at ``now`` (s), or will never get one.
+        """Record that request ``number`` ended at ``now`` (s), with or without an answer.
 
-        A client that got no answer does not go on with its session.
+        Without an answer, the client does not continue its session.
         """
         self._in_flight.discard(number)
         if answered:
@@ -93,10 +92,10 @@ class Clients:
                 heappush(self._due, (now + self.after[follower][1], follower))
 
     def queued(self, number: int) -> float:
-        """Client queue time: seconds from arrival at the client until it was sent."""
+        """Return the client queue time: seconds between arrival at the client and sending."""
         return self.sent[number] - self.arrived[number]
 
     @property
     def unsent(self) -> list[Request]:
-        """The requests that never reached the engine."""
+        """Requests that never reached the engine."""
         return [request for request in self.requests if request.id not in self.sent]

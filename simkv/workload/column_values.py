@@ -1,4 +1,4 @@
-"""Fields of a trace's rows: a whole column at once, or one field with a reason why not."""
+"""Parsers for trace fields: a whole column at once, or one field with an error message."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy.typing as npt
 from simkv.workload.request_columns import Floats, Ints
 from simkv.workload.workload_base import MAX_TOKEN_COUNT
 
-#: Of a message's examples.
+#: Maximum length of a quoted value in an error message.
 MAX_SHOWN_CHARACTERS = 60
 
 ColumnArray = npt.NDArray[Any]
 
 
 def parse_whole_numbers(texts: Sequence[str]) -> Ints:
-    """Whole numbers from 0 to MOST_TOKENS. Raises ValueError if any field is none."""
+    """Return integers from 0 to MAX_TOKEN_COUNT. Raises ValueError if a field is not one."""
     try:
         values = np.fromiter(map(int, texts), np.int64, len(texts))
     except (ValueError, OverflowError):
@@ -30,7 +30,7 @@ def parse_whole_numbers(texts: Sequence[str]) -> Ints:
 
 
 def parse_whole_number(text: str) -> int:
-    """A whole number, also written like ``12.0``. Raises ValueError saying what is wrong."""
+    """Return an integer; ``12.0`` is accepted. Raises ValueError with the reason."""
     try:
         value = float(text)
         fine = value.is_integer() and 0 <= value <= MAX_TOKEN_COUNT and "_" not in text
@@ -44,7 +44,7 @@ def parse_whole_number(text: str) -> int:
 
 
 def parse_times(texts: Sequence[str]) -> Floats:
-    """Numbers from 0. Raises ValueError if any field is none."""
+    """Return non-negative numbers. Raises ValueError if a field is not one."""
     try:
         values = np.fromiter(map(float, texts), np.float64, len(texts))
     except ValueError:
@@ -56,7 +56,7 @@ def parse_times(texts: Sequence[str]) -> Floats:
 
 
 def parse_time(text: str) -> float:
-    """A number from 0. Raises ValueError saying what is wrong."""
+    """Return a non-negative number. Raises ValueError with the reason."""
     try:
         value = float(text)
         fine = 0 <= value < np.inf and "_" not in text
@@ -68,7 +68,7 @@ def parse_time(text: str) -> float:
 
 
 def describe_found(value: Any) -> str:
-    """``found 'x'``, of reasonable length."""
+    """Return ``found 'x'``, shortened to a readable length."""
     text = repr(value).encode(errors="backslashreplace").decode()
     return (
         f"found {text}"
@@ -81,7 +81,7 @@ Parser = Callable[[Sequence[str]], ColumnArray]
 
 
 def make_column_parser(parse: Callable[[str], Any], kind: npt.DTypeLike = object) -> Parser:
-    """The parser of a column by one of its fields."""
+    """Return a parser of columns that applies ``parse`` to each field."""
 
     def column(texts: Sequence[str]) -> ColumnArray:
         values = np.empty(len(texts), kind)

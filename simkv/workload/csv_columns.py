@@ -1,4 +1,4 @@
-"""The columns of a CSV file, and which of its rows cannot be used."""
+"""Read the columns of a CSV file and report rows that cannot be used."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from simkv.workload.column_values import ColumnArray, Parser
 from simkv.workload.request_columns import Ints
 from simkv.workload.trace_source import TraceSource
 
-#: A field, as of a prompt's pieces, may be as long as this many characters.
+#: Maximum characters in a field; the pieces of a prompt can be long.
 MAX_FIELD_CHARACTERS = 1 << 26
 
 
 @dataclass(frozen=True)
 class CsvTable:
-    """Some rows of a CSV file: columns by their names in the file, and the rows' lines.
+    """Rows of a CSV file: columns by their names in the file, and the line of each row.
 
-    ``others`` are the columns that were not wanted, ``numbers`` the rows' places in the file.
+    ``others`` are the names of unused columns, ``numbers`` the row numbers in the file.
     """
 
     columns: dict[str, ColumnArray]
@@ -40,10 +40,10 @@ def open_csv(
     quoted: bool = False,
     line: int = 1,
 ) -> Iterator[CsvTable]:
-    """The columns of a CSV file that its header names: those ``needed``, and ``also`` these.
+    """Yield the columns ``needed``, and ``also`` where present, of a CSV file with a header.
 
-    Upper and lower case are the same in names; the next line has the number ``line``. Raises
-    InputError if a needed column is missing, or one that is wanted is there twice.
+    Column names are case-insensitive; the next line has the number ``line``. Raises InputError if a
+    needed column is missing or a wanted column is duplicated.
     """
     line, header = read_header(lines, line)
     wanted = {**needed, **(also or {})}
@@ -62,7 +62,7 @@ def open_csv(
 
 
 def read_header(lines: Iterable[str], number: int = 1) -> tuple[int, list[str]]:
-    """The first line that is not empty, as CSV fields, and the number of the line after it."""
+    """Return the number of the line after the first non-empty line, and that line's CSV fields."""
     for line in lines:
         number += 1
         if line.strip():
@@ -78,10 +78,10 @@ def csv_tables(
     header: Sequence[str],
     quoted: bool = False,
 ) -> Iterator[CsvTable]:
-    """The columns ``wanted`` of a CSV file whose next line has the number ``line``.
+    """Yield the columns ``wanted`` of a CSV file whose next line has the number ``line``.
 
-    A column that the header does not have is left out. Bad rows are handed to ``source``. A row is
-    a line, unless ``quoted`` says that fields in quotes may go over several.
+    Columns missing from the header are left out. Bad rows are reported to ``source``. A row is one
+    line; with ``quoted``, quoted fields may span several lines.
     """
     csv.field_size_limit(MAX_FIELD_CHARACTERS)
     places = {name: header.index(name) for name in wanted if name in header}
@@ -109,7 +109,7 @@ def csv_tables(
 def _all_rows(
     wanted: dict[str, Parser], places: dict[str, int], width: int, batch: list[str]
 ) -> dict[str, ColumnArray] | None:
-    """The columns of all rows at once, or None if any row needs a closer look."""
+    """Parse the columns of all rows at once; return None if any row needs closer inspection."""
     try:
         fields = list(zip(*csv.reader(batch), strict=True))
         if len(fields) != width or len(fields[0]) != len(batch):
@@ -129,7 +129,7 @@ class _Row:
 def _lines_as_rows(
     source: TraceSource, start: int, batch: list[str], quoted: bool
 ) -> Iterator[_Row]:
-    """The rows of some lines that are not empty, one by one."""
+    """Yield the non-empty rows of a batch of lines."""
     texts: list[tuple[int, Iterator[str]]] = [
         (start + index, iter([text])) for index, text in enumerate(batch)
     ]
@@ -155,7 +155,7 @@ def _lines_as_rows(
 def _is_good(
     source: TraceSource, wanted: dict[str, Parser], places: dict[str, int], width: int, row: _Row
 ) -> bool:
-    """Whether a row can be used; if not, it is handed to ``source``."""
+    """Return whether a row can be used; report it to ``source`` if not."""
     if len(row.fields) != width:
         source.bad(row.line, "row", f"should have {width} fields; found {len(row.fields)}")
         return False

@@ -1,7 +1,7 @@
-"""Requests that are drawn: arrival processes and sessions, with the words of ``vllm bench serve``.
+"""Generated requests: arrival processes and sessions, with the options of ``vllm bench serve``.
 
-Every purpose (gaps, prompts, outputs, ...) has a random stream of its own, so that changing one
-thing leaves the others as they were.
+Every purpose (gaps, prompts, outputs, ...) has its own random stream, so that a change to one
+setting leaves the others unchanged.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from simkv.workload.workload_base import (
 
 Rate = Annotated[float, Field(ge=1e-9)]
 FiniteRate = Annotated[float, Field(ge=1e-9, allow_inf_nan=False)]
-#: A session has so many turns at most: each repeats all that was said before it.
+#: Maximum number of turns in a session; each turn repeats all previous turns.
 MAX_TURNS = 1000
 
 
 class Diurnal(StrictModel):
-    """The rate goes up and down: ``request_rate * (1 + amplitude * sin(2 pi t / period))``."""
+    """Sinusoidal arrival rate: ``request_rate * (1 + amplitude * sin(2 pi t / period))``."""
 
     period: FiniteRate = 86_400.0
-    """Seconds from one peak of the rate to the next."""
+    """Period in seconds."""
     amplitude: Annotated[float, Field(ge=0, le=1)]
-    """How far it swings, as a share of the mean rate."""
+    """Amplitude as a fraction of the mean rate."""
 
     def times(self, counts: Floats, rate: float) -> Floats:
-        """When so many requests are to be expected: the integral of the rate is there then."""
+        """Return the times (s) at which the integral of the rate reaches ``counts``."""
         from scipy.optimize.elementwise import find_root
 
         swing = self.amplitude * self.period / (2 * math.pi)
@@ -63,15 +63,14 @@ class Diurnal(StrictModel):
 
 
 class ArrivalProcess(StrictModel):
-    """When requests arrive, as in vLLM 0.33 (``vllm/benchmarks/serve_throughput.py``,
-    ``get_request``).
+    """Arrival process as in vLLM 0.33 (``vllm/benchmarks/serve_throughput.py``, ``get_request``).
 
-    ``request_rate`` requests per second (``.inf``: all at once). Gaps are gamma distributed with
-    shape ``burstiness`` and mean 1 / rate (1: Poisson, smaller: burstier, larger: smoother,
-    ``.inf``: constant), or with ``gaps: weibull`` Weibull distributed with that shape. Arrivals are
+    ``request_rate`` is in requests per second (``.inf``: all at once). Gaps are gamma distributed
+    with shape ``burstiness`` and mean 1 / rate (1: Poisson, smaller: burstier, larger: smoother,
+    ``.inf``: constant), or Weibull distributed with that shape (``gaps: weibull``). Arrivals are
     then scaled so that the last one is at exactly n / rate, unless ``rescale`` is false. With
-    ``ramp_up_strategy`` the rate goes from ``ramp_up_start_rps`` to ``ramp_up_end_rps`` by the
-    number of the request, linearly or exponentially, and nothing is scaled.
+    ``ramp_up_strategy`` the rate rises from ``ramp_up_start_rps`` to ``ramp_up_end_rps`` over the
+    request numbers, linearly or exponentially, without scaling.
     """
 
     request_rate: Rate | None = None
@@ -81,15 +80,15 @@ class ArrivalProcess(StrictModel):
     gaps: Literal["gamma", "weibull"] = "gamma"
     """Distribution of the gaps."""
     rescale: bool = True
-    """Whether arrivals are stretched so that the last comes at exactly number / rate."""
+    """Whether to scale arrivals so that the last one is at exactly number / rate."""
     ramp_up_strategy: Literal["linear", "exponential"] | None = None
-    """How the rate climbs, in place of a fixed one."""
+    """Shape of the ramp from the start rate to the end rate, in place of a constant rate."""
     ramp_up_start_rps: FiniteRate | None = None
     """Rate at the first request, with a ramp."""
     ramp_up_end_rps: FiniteRate | None = None
     """Rate at the last request, with a ramp."""
     diurnal: Diurnal | None = None
-    """A rate that swings about its mean like day and night."""
+    """Sinusoidal variation of the rate, such as day and night."""
 
     @model_validator(mode="after")
     def _one_pace(self) -> Self:
@@ -115,7 +114,7 @@ class ArrivalProcess(StrictModel):
         return self
 
     def times(self, random: np.random.Generator, count: int) -> Floats:
-        """``count`` arrivals in s, in order."""
+        """Sample ``count`` arrival times in s, in order."""
         if self.request_rate == math.inf:
             return np.zeros(count)
         gaps = self._unit_gaps(random, count)
@@ -130,7 +129,7 @@ class ArrivalProcess(StrictModel):
         return counts / self.request_rate
 
     def _unit_gaps(self, random: np.random.Generator, count: int) -> Floats:
-        """Gaps of mean 1."""
+        """Sample gaps with mean 1."""
         shape = self.burstiness
         if shape == math.inf:
             return np.ones(count)
@@ -139,7 +138,7 @@ class ArrivalProcess(StrictModel):
         return random.gamma(shape, 1 / shape, count)
 
     def _ramp(self, count: int) -> Floats:
-        """The rate at each request."""
+        """Return the rate at each request."""
         start, end = self.ramp_up_start_rps, self.ramp_up_end_rps
         assert start is not None
         assert end is not None
@@ -150,7 +149,7 @@ class ArrivalProcess(StrictModel):
 
 
 class SharedPrefixes(RequestFields):
-    """Requests of which each may begin with one of some shared prefixes, drawn by chance."""
+    """Requests that may begin with a shared prefix, sampled for each request."""
 
     prefix_groups: Annotated[
         int | None,
@@ -164,9 +163,10 @@ class SharedPrefixes(RequestFields):
     ] = 0.0
 
     lora_modules: Annotated[list[str], Field(min_length=1)] | None = None
-    """Each request (or session) asks for one of these adapters; one named twice, twice as often."""
+    """LoRA adapters assigned to requests (or sessions); an adapter listed twice is used twice as
+    often."""
     lora_assignment: Literal["random", "round-robin"] = "random"
-    """Whether they are drawn by chance or taken in turn."""
+    """Whether adapters are sampled at random or assigned in turn."""
 
     @model_validator(mode="after")
     def _one_adapter(self) -> Self:
@@ -175,8 +175,10 @@ class SharedPrefixes(RequestFields):
         return self
 
     def sample_loras(self, random: np.random.Generator, count: int) -> list[str | None]:
-        """The adapter of each, as in vLLM 0.33 (``vllm/benchmarks/serve_throughput.py``,
-        ``get_request``)."""
+        """Return the adapter of each request.
+
+        The rules are those of vLLM 0.33 (``vllm/benchmarks/serve_throughput.py``, ``get_request``).
+        """
         names = self.lora_modules
         if names is None:
             return [self.lora] * count
@@ -191,7 +193,7 @@ class SharedPrefixes(RequestFields):
             raise ValueError("prefix_groups needs prefix_tokens, and no prefix_group beside it")
 
     def sample_groups(self, random: np.random.Generator, count: int) -> list[str] | None:
-        """The prefix group of each, or None if they share nothing by chance."""
+        """Sample the prefix group of each request; None without ``prefix_groups``."""
         if self.prefix_groups is None:
             return None
         weights = np.arange(1, self.prefix_groups + 1, dtype=np.float64) ** -self.prefix_zipf
@@ -200,19 +202,19 @@ class SharedPrefixes(RequestFields):
 
 
 class Arrivals(SharedPrefixes, ArrivalProcess):
-    """``num_prompts`` requests at a pace, with drawn lengths."""
+    """Arrival process of ``num_prompts`` requests with sampled lengths."""
 
     num_prompts: Count
-    """How many requests."""
+    """Number of requests."""
     prompt_tokens: LengthDistribution
-    """Tokens of a prompt: a number or a distribution."""
+    """Prompt length in tokens: a number or a distribution."""
     output_tokens: LengthDistribution
-    """Tokens that a request will emit: a number or a distribution; no scheduler sees this."""
+    """Output length in tokens: a number or a distribution; hidden from schedulers."""
     seed: Seed = 0
-    """Of all that is drawn here."""
+    """Random seed for arrivals and lengths."""
 
     def requests(self, timeout: float | None) -> list[Request]:
-        """The requests; ``timeout`` (s) is how long their clients wait."""
+        """Return the requests; ``timeout`` (s) is the timeout of their clients."""
         gaps, prompts, outputs, prefixes, adapters = (
             make_random_stream(self.seed, purpose) for purpose in range(5)
         )
@@ -241,28 +243,28 @@ class Arrivals(SharedPrefixes, ArrivalProcess):
 
 
 class Sessions(SharedPrefixes, ArrivalProcess):
-    """Conversations: each turn's prompt is all that was said before it, and something new.
+    """Conversations in which each prompt repeats all previous turns and adds new tokens.
 
-    Sessions start at a pace; a turn comes ``think_time`` seconds after the answer to the one before
-    it. The first prompt is the shared prefix, if there is one, and ``prompt_tokens`` new tokens;
-    each later one the prompt before it, the answer to that, and ``prompt_tokens`` new tokens. A
-    session ends early where prompt and answer would exceed ``max_model_len``.
+    Sessions start by the arrival process; a turn starts ``think_time`` seconds after the previous
+    answer. The first prompt is the shared prefix, if any, and ``prompt_tokens`` new tokens. Each
+    later prompt is the previous prompt, its answer, and ``prompt_tokens`` new tokens. A session
+    ends early if prompt and answer would exceed ``max_model_len``.
     """
 
     num_sessions: Count
-    """How many conversations."""
+    """Number of conversations."""
     turns: LengthDistribution
-    """Turns of each: a number or a distribution."""
+    """Turns per conversation: a number or a distribution."""
     prompt_tokens: LengthDistribution
-    """New tokens in the prompt of each turn, after all that was said before."""
+    """New prompt tokens per turn, in addition to all previous turns."""
     output_tokens: LengthDistribution
-    """Tokens that each turn will emit; no scheduler sees this."""
+    """Output tokens per turn; hidden from schedulers."""
     think_time: TimeDistribution = 0.0
     """Seconds from an answer to the next turn: a number or a distribution."""
     max_model_len: Tokens | None = None
-    """A session ends before prompt and answer exceed so many tokens."""
+    """Maximum tokens of prompt and answer; a session ends before it would exceed them."""
     seed: Seed = 0
-    """Of all that is drawn here."""
+    """Random seed for arrivals, turns and lengths."""
 
     @model_validator(mode="after")
     def _not_too_many(self) -> Self:
@@ -275,7 +277,7 @@ class Sessions(SharedPrefixes, ArrivalProcess):
 
     @cached_property
     def _counts(self) -> list[int]:
-        """How many turns each session would have if it were not cut."""
+        """Number of turns of each session before the cut at ``max_model_len``."""
         return sample_lengths(self.turns, make_random_stream(self.seed, 1), self.num_sessions)
 
     @cached_property
@@ -308,10 +310,10 @@ class Sessions(SharedPrefixes, ArrivalProcess):
         return sum(map(len, self.session_turns))
 
     def requests(self, timeout: float | None) -> tuple[list[Request], dict[int, Dependency]]:
-        """The requests, and which of them come so many seconds after the end of which other.
+        """Return the requests, and the dependencies between the turns of a session.
 
-        Numbered by their earliest arrivals: those of turns after the first would come true if every
-        answer took no time.
+        Requests are numbered by their earliest possible arrivals: later turns arrive then if every
+        answer takes no time.
         """
         starts = self.times(make_random_stream(self.seed, 0), self.num_sessions).tolist()
         groups = self.sample_groups(make_random_stream(self.seed, 2), self.num_sessions)

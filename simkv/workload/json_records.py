@@ -1,4 +1,4 @@
-"""The records of a JSON lines file, and which of them cannot be used."""
+"""Read the records of a JSON lines file and report those that cannot be used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simkv.workload.workload_base import MAX_TOKEN_COUNT
 
 @dataclass(frozen=True)
 class JsonRecords:
-    """Some records of a JSON lines file, and their lines."""
+    """Records of a JSON lines file, with their lines and row numbers."""
 
     records: list[dict[str, Any]]
     lines: list[int]
@@ -28,9 +28,9 @@ class JsonRecords:
 def json_records(
     source: TraceSource, check: Callable[[dict[str, Any]], None], lines: Iterator[str]
 ) -> Iterator[JsonRecords]:
-    """The objects of a JSON lines file that ``check`` finds nothing wrong with.
+    """Yield the objects of a JSON lines file that pass ``check``.
 
-    ``check`` raises ValueError as ``column: what would be right; found …``.
+    ``check`` raises ValueError with ``column: expected; found …``.
     """
     for start, batch in source.batches(lines):
         records, at, numbers = [], [], []
@@ -64,7 +64,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def json_integer(record: dict[str, Any], name: str) -> int:
-    """A field with a whole number from 0. Raises ValueError saying what is wrong."""
+    """Return a field with an integer from 0. Raises ValueError with the reason."""
     value = record.get(name)
     if type(value) is int and 0 <= value <= MAX_TOKEN_COUNT:
         return value
@@ -75,7 +75,7 @@ def json_integer(record: dict[str, Any], name: str) -> int:
 
 
 def json_time(record: dict[str, Any], name: str) -> float:
-    """A field with a number from 0. Raises ValueError saying what is wrong."""
+    """Return a field with a number from 0. Raises ValueError with the reason."""
     value = record.get(name)
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < np.inf:
         return value
@@ -84,7 +84,7 @@ def json_time(record: dict[str, Any], name: str) -> float:
 
 
 def json_ids(record: dict[str, Any], name: str) -> list[int]:
-    """A field with a list of whole numbers. Raises ValueError saying what is wrong."""
+    """Return a field with a list of integers. Raises ValueError with the reason."""
     value = record.get(name)
     if isinstance(value, list) and all(type(item) is int and abs(item) < 1 << 62 for item in value):
         return value
@@ -92,5 +92,5 @@ def json_ids(record: dict[str, Any], name: str) -> list[int]:
 
 
 def make_column(records: Iterable[Any], kind: npt.DTypeLike) -> ColumnArray:
-    """A numpy column from Python values."""
+    """Return a numpy column of Python values."""
     return np.array(list(records), kind)

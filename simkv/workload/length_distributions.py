@@ -1,4 +1,4 @@
-"""Distributions of lengths in tokens, and of times in seconds."""
+"""Distributions of lengths in tokens and of times in seconds."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from simkv.workload.workload_base import (
 )
 
 LengthField = Literal["prompt_tokens", "output_tokens"]
-#: A zipf distribution has so many lengths at most, for all their weights are written down.
+#: Maximum number of lengths in a zipf distribution, because all weights are stored.
 MAX_ZIPF_LENGTHS = 1_000_000
 
 
 class Uniform(StrictModel):
-    """Whole numbers from ``low`` to ``high``, both included, all equally likely."""
+    """Integers from ``low`` to ``high``, both included, all equally likely."""
 
     distribution: Literal["uniform"]
     low: Tokens
-    """The least."""
+    """Minimum."""
     high: Tokens
-    """The most."""
+    """Maximum."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -51,17 +51,17 @@ class Uniform(StrictModel):
 
 
 class RandomRange(StrictModel):
-    """As ``vllm bench serve --dataset-name random``: uniform around ``len``.
+    """Lengths uniform around ``len``, as in ``vllm bench serve --dataset-name random``.
 
-    Whole numbers from ``len * (1 - range_ratio)``, rounded down, to ``len * (1 + range_ratio)``,
-    rounded up, but at least 1.
+    Integers from ``len * (1 - range_ratio)``, rounded down, to ``len * (1 + range_ratio)``, rounded
+    up, but at least 1.
     """
 
     distribution: Literal["random"]
     len: Tokens
-    """The middle."""
+    """Center of the range."""
     range_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """How far to either side, as a share of it."""
+    """Half-width of the range as a fraction of ``len``."""
 
     def draw(self, random: np.random.Generator, count: int) -> list[int]:
         low = max(math.floor(self.len * (1 - self.range_ratio)), 1)
@@ -70,18 +70,18 @@ class RandomRange(StrictModel):
 
 
 class LogNormal(StrictModel):
-    """Rounded log-normal lengths with the given ``mean``, cut to 1 .. ``max``.
+    """Log-normal lengths with the given ``mean``, rounded and clipped to 1 .. ``max``.
 
     ``sigma`` is the standard deviation of the logarithm.
     """
 
     distribution: Literal["lognormal"]
     mean: Annotated[float, Field(gt=0, le=MAX_TOKEN_COUNT)]
-    """Of the lengths themselves, not of their logarithm."""
+    """Mean of the lengths (not of their logarithm)."""
     sigma: Annotated[float, Field(ge=0, le=10)] = 0.7
     """Standard deviation of the logarithm."""
     max: Tokens = MAX_TOKEN_COUNT
-    """What is longer is cut to this."""
+    """Maximum; longer lengths are clipped."""
 
     def draw(self, random: np.random.Generator, count: int) -> list[int]:
         drawn = random.lognormal(np.log(self.mean) - self.sigma**2 / 2, self.sigma, count)
@@ -89,15 +89,15 @@ class LogNormal(StrictModel):
 
 
 class Zipf(StrictModel):
-    """Lengths from ``low`` to ``high``; the k-th of them has the weight ``k ** -exponent``."""
+    """Lengths from ``low`` to ``high``; the k-th length has the weight ``k ** -exponent``."""
 
     distribution: Literal["zipf"]
     low: Tokens = 1
-    """The shortest, which is the most frequent."""
+    """Shortest length, which is the most frequent."""
     high: Tokens
-    """The longest."""
+    """Longest length."""
     exponent: Annotated[float, Field(ge=0, le=10)] = 1.0
-    """How steeply longer ones get rarer; 0 is uniform."""
+    """Decay of the frequency with length; 0 is uniform."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -116,16 +116,16 @@ class Zipf(StrictModel):
 
 
 class Empirical(StrictModel):
-    """Lengths drawn from those of a ``trace``: all requests of it are equally likely.
+    """Lengths sampled from a ``trace``, all of its requests equally likely.
 
-    ``of`` says which lengths; by default those of the same name as the field.
+    ``of`` selects the lengths; by default those of the field with the same name.
     """
 
     distribution: Literal["empirical"]
     trace: str
-    """The file whose lengths are drawn from."""
+    """Trace file to sample lengths from."""
     of: LengthField | None = None
-    """Which of its lengths; by default those of the same name as the field."""
+    """Lengths to sample; default: the field of the same name."""
     _path: Path = PrivateAttr(default_factory=Path)
 
     @field_validator("trace")
@@ -140,13 +140,13 @@ class Empirical(StrictModel):
         return self
 
     def values(self, which: LengthField) -> list[int]:
-        """The lengths of the trace. Raises InputError if it cannot be read."""
+        """Return the lengths in the trace. Raises InputError if it cannot be read."""
         lengths: list[int] = getattr(cached_trace(self._path).rows, self.of or which).tolist()
         return lengths
 
 
 def classify_distribution(value: Any) -> str:
-    """Which kind of length or time a value is: a number, or the name of a distribution."""
+    """Return the kind of a length or time: ``number``, or the name of a distribution."""
     if isinstance(value, StrictModel):
         return str(getattr(value, "distribution", None))
     return str(value.get("distribution")) if isinstance(value, dict) else "number"
@@ -169,7 +169,7 @@ def sample_lengths(
     count: int,
     which: LengthField = "prompt_tokens",
 ) -> list[int]:
-    """``count`` lengths for the field ``which``."""
+    """Sample ``count`` lengths for the field ``which``."""
     if isinstance(length, int):
         return [length] * count
     if isinstance(length, Empirical):
@@ -179,11 +179,11 @@ def sample_lengths(
 
 
 class Exponential(StrictModel):
-    """Times with the given ``mean`` (s), as between the events of a Poisson process."""
+    """Exponential times with the given ``mean`` (s), as between events of a Poisson process."""
 
     distribution: Literal["exponential"]
     mean: Time
-    """Of the times (s)."""
+    """Mean in seconds."""
 
     def draw(self, random: np.random.Generator, count: int) -> list[float]:
         return [float(x) for x in random.exponential(self.mean, count)]
@@ -194,9 +194,9 @@ class UniformTime(StrictModel):
 
     distribution: Literal["uniform"]
     low: Time
-    """The least (s)."""
+    """Minimum in seconds."""
     high: Time
-    """The most (s)."""
+    """Maximum in seconds."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -209,11 +209,11 @@ class UniformTime(StrictModel):
 
 
 class LogNormalTime(StrictModel):
-    """Log-normal times with the given ``mean`` (s); ``sigma`` is that of the logarithm."""
+    """Log-normal times with the given ``mean`` (s); ``sigma`` refers to the logarithm."""
 
     distribution: Literal["lognormal"]
     mean: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    """Of the times themselves (s), not of their logarithm."""
+    """Mean of the times in seconds (not of their logarithm)."""
     sigma: Annotated[float, Field(ge=0, le=10)] = 0.7
     """Standard deviation of the logarithm."""
 
@@ -232,5 +232,5 @@ TimeDistribution = Annotated[
 
 
 def sample_times(time: TimeDistribution, random: np.random.Generator, count: int) -> list[float]:
-    """``count`` times."""
+    """Sample ``count`` times in seconds."""
     return [float(time)] * count if isinstance(time, int | float) else time.draw(random, count)

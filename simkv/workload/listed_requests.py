@@ -1,4 +1,4 @@
-"""Requests that a scenario spells out: listed one by one, or bursts of equal ones."""
+"""Requests that a scenario specifies explicitly: listed one by one, or bursts of equal requests."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from simkv.workload.workload_base import (
 
 
 class RequestFields(StrictModel):
-    """What is common to the ways of describing requests.
+    """Fields common to all kinds of requests in a scenario.
 
-    ``max_tokens`` is the limit that the client asks for; by default what will be emitted.
+    ``max_tokens`` is the limit that the client requests; by default the output length.
     """
 
     max_tokens: Tokens | None = None
-    """Most output tokens, as the client asks for them; by default what will come."""
+    """Maximum output tokens that the client requests; default: the output length."""
     priority: int = 0
-    """Smaller is more urgent, where the engine's policy heeds it."""
+    """Priority; smaller is more urgent if the engine's policy uses it."""
     has_images: bool = False
-    """Whether the prompt has images; mistral.rs batches such requests apart."""
+    """Whether the prompt has images; mistral.rs batches such requests separately."""
     ignore_eos: bool = False
-    """Whether the client asks that generation goes on past the end of text."""
+    """Whether the client asks to continue generation past the end-of-sequence token."""
     lora: Annotated[str, Field(min_length=1)] | None = None
-    """Name of the LoRA adapter that is to answer; left out, the model without one."""
+    """Name of the LoRA adapter; default: the base model."""
     routing_key: Annotated[str, Field(min_length=1)] | None = None
-    """To whom it belongs; SGLang's policy routing-key keeps such requests together."""
+    """Routing key; SGLang's policy ``routing-key`` prefers keys common among running requests."""
     logprobs_from: Annotated[int, Field(ge=-1)] | None = None
-    """Log probabilities are asked for from this token on (-1: of outputs alone); SGLang then mixes
-    no batch, and takes no more than that of the cache."""
+    """First token to return log probabilities for (-1: output tokens only). SGLang then runs no
+    mixed batches and reuses cached tokens only up to this one."""
     prefix_group: Annotated[
         str | None, Field(description="Requests of one group begin with the same tokens.")
     ] = None
@@ -56,7 +56,7 @@ class RequestFields(StrictModel):
         return self
 
     def check_prefix(self) -> None:
-        """Raise ValueError if the fields that tell of shared tokens do not go together."""
+        """Raise ValueError if the fields about shared tokens are inconsistent."""
         if (self.prefix_group is None) != (self.prefix_tokens == 0):
             raise ValueError("prefix_group and prefix_tokens need each other")
 
@@ -71,7 +71,7 @@ class RequestFields(StrictModel):
         lora: str | None = None,
         acceptance: DraftAcceptance | None = None,
     ) -> Request:
-        """Request ``number`` of this shape; ``segments`` are its prompt's if it shares any."""
+        """Build request ``number``; ``segments`` identify its prompt if it shares tokens."""
         if self.prefix_group is not None and not segments:
             segments = shared_prefix(self.prefix_group, self.prefix_tokens, number, prompt)
         return Request(
@@ -93,14 +93,14 @@ class RequestFields(StrictModel):
 
 
 def make_acceptance(rates: AcceptanceRates | None, seed: int) -> DraftAcceptance | None:
-    """What a request with these rates does with drafts; None if nothing is said."""
+    """Build the draft acceptance of a request, or None without rates."""
     if rates is None:
         return None
     return DraftAcceptance(tuple(rates) if isinstance(rates, list) else rates, seed)
 
 
 def acceptance_fields(request: Request) -> dict[str, Any]:
-    """The fields of a listed request that does the same with drafts."""
+    """Return the acceptance fields of a listed request for the draft acceptance of ``request``."""
     if request.acceptance is None:
         return {}
     rates, seed = request.acceptance.rates, request.acceptance.seed
@@ -109,13 +109,14 @@ def acceptance_fields(request: Request) -> dict[str, Any]:
 
 
 def shared_prefix(group: str, tokens: int, number: int, prompt: int) -> tuple[Segment, ...]:
-    """A prompt that begins with ``tokens`` tokens of its group; the rest shares nothing."""
+    """Return a prompt that begins with ``tokens`` shared tokens of its group."""
     shared = min(tokens, prompt)
     return Segment(f"g{group}", 0, shared), Segment(f"u{number}", 0, prompt - shared)
 
 
 def hashed_prompt(hash_ids: Sequence[int], block: int, prompt: int) -> tuple[Segment, ...]:
-    """A prompt of ``prompt`` tokens whose blocks of ``block`` tokens are known by ``hash_ids``."""
+    """Return a prompt of ``prompt`` tokens whose ``block``-token blocks have the given
+    ``hash_ids``."""
     return tuple(
         Segment(f"h{name}", 0, min(block, prompt - index * block))
         for index, name in enumerate(hash_ids)
@@ -123,24 +124,24 @@ def hashed_prompt(hash_ids: Sequence[int], block: int, prompt: int) -> tuple[Seg
 
 
 class ListedRequest(RequestFields):
-    """One request: ``arrival`` and ``timeout`` in seconds.
+    """A single request; ``arrival`` and ``timeout`` are in seconds.
 
-    What its prompt shares with others is told by ``prefix_group``, ``hash_ids`` or ``segments``;
-    without any of them it shares nothing.
+    ``prefix_group``, ``hash_ids`` or ``segments`` identify the tokens that its prompt shares with
+    other prompts; by default it shares none.
     """
 
     arrival: Time = 0.0
-    """When the request is sent (s)."""
+    """Send time in seconds."""
     prompt_tokens: Tokens
-    """Tokens of its prompt."""
+    """Prompt length in tokens."""
     output_tokens: Tokens
-    """Tokens that it will emit; no scheduler sees this."""
+    """Output length in tokens; hidden from schedulers."""
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Seconds after which its client gives up, if not the scenario's."""
+    """Seconds after which the client gives up; default: the scenario's timeout."""
     acceptance: AcceptanceRates | None = None
-    """Share of its drafts that the model accepts, if not the workload's."""
+    """Acceptance rate of its draft tokens; default: the workload's."""
     acceptance_seed: Seed | None = None
-    """Of the draw of how many; left out, its number."""
+    """Random seed for the number of accepted draft tokens; default: the request's number."""
     hash_ids: Annotated[
         list[int] | None,
         Field(description="A name for each block of the prompt, as in Mooncake traces."),
@@ -179,27 +180,31 @@ class ListedRequest(RequestFields):
 
     @property
     def prompt(self) -> tuple[Segment, ...]:
-        """The prompt's identity by ``hash_ids`` or ``segments``."""
+        """Prompt as segments from ``hash_ids`` or ``segments``."""
         if self.hash_ids is not None:
             return hashed_prompt(self.hash_ids, self.hash_block_size, self.prompt_tokens)
         return tuple(Segment(*piece) for piece in self.segments or ())
 
 
 class Burst(RequestFields):
-    """``num_prompts`` equal requests, ``interval`` seconds apart; ``bursts`` times, ``every`` s."""
+    """Bursts of equal requests.
+
+    A burst has ``num_prompts`` requests, ``interval`` seconds apart; ``bursts`` of them start
+    ``every`` seconds.
+    """
 
     num_prompts: Count
-    """Requests in a burst."""
+    """Requests per burst."""
     prompt_tokens: Tokens
-    """Tokens of each prompt."""
+    """Prompt length in tokens."""
     output_tokens: Tokens
-    """Tokens that each will emit; no scheduler sees this."""
+    """Output length in tokens; hidden from schedulers."""
     interval: Time = 0.0
-    """Seconds from one request of a burst to the next."""
+    """Seconds between the requests of a burst."""
     bursts: Count = 1
-    """How many bursts."""
+    """Number of bursts."""
     every: Time = 0.0
-    """Seconds from the start of a burst to that of the next."""
+    """Seconds between the starts of successive bursts."""
 
     @model_validator(mode="after")
     def _not_too_many(self) -> Self:
@@ -213,7 +218,7 @@ class Burst(RequestFields):
         return self.num_prompts * self.bursts
 
     def requests(self, timeout: float | None) -> list[Request]:
-        """The requests; ``timeout`` (s) is how long their clients wait."""
+        """Return the requests; ``timeout`` (s) is the timeout of their clients."""
         return [
             self.request(
                 number,

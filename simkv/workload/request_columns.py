@@ -1,4 +1,4 @@
-"""Requests as columns: what an importer hands on, a few bytes per request instead of an object."""
+"""Requests as numpy columns: the output of trace readers, with a few bytes per request."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-#: What the stream of a piece is: a block known by its hash, a stream with a name of its own, or
-#: the output or the own prompt tokens of another row of the trace.
+#: Kinds of token streams: a block identified by its hash, a named stream, the output of another row
+#: of the trace, and the own prompt tokens of another row.
 HASH_STREAM, NAMED_STREAM, OUTPUT_STREAM, PROMPT_STREAM = range(4)
 _PREFIX = {HASH_STREAM: "h", OUTPUT_STREAM: "o", PROMPT_STREAM: "u"}
 _KIND = {prefix: kind for kind, prefix in _PREFIX.items()}
@@ -28,7 +28,7 @@ _PIECE = re.compile(r"([^:]+):(?:([0-9]{1,12})-)?([0-9]{1,12})")
 
 
 class NameTable:
-    """Names by number and numbers by name, in the order of their first use."""
+    """Bidirectional table of names and numbers, in order of first use."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -43,10 +43,10 @@ class NameTable:
 
 @dataclass(slots=True)
 class PromptPieces:
-    """What the prompts of some rows begin with: row ``i`` has ``first[i]`` to ``first[i + 1]``.
+    """Leading pieces of prompts: row ``i`` has the pieces ``first[i]`` to ``first[i + 1]``.
 
-    A piece is the tokens ``start`` to ``end`` of the stream ``value`` of its ``kind``. What a
-    prompt has beyond its pieces is its own.
+    A piece is the tokens ``start`` to ``end`` of the stream ``value`` of its ``kind``. Prompt
+    tokens beyond the pieces are unique to the prompt.
     """
 
     first: Ints
@@ -57,7 +57,7 @@ class PromptPieces:
 
     @staticmethod
     def of(rows: Sequence[Sequence[tuple[int, int, int, int]]]) -> PromptPieces:
-        """From ``(kind, value, start, end)`` tuples, a sequence of them for each row."""
+        """Build from a sequence of ``(kind, value, start, end)`` tuples for each row."""
         first = _starts([len(row) for row in rows])
         table = np.array([piece for row in rows for piece in row], np.int64).reshape(-1, 4)
         kind, value, start, end = (np.ascontiguousarray(column) for column in table.T)
@@ -65,7 +65,7 @@ class PromptPieces:
 
     @staticmethod
     def from_hashes(hashes: Sequence[Sequence[int]], block: int, prompts: Ints) -> PromptPieces:
-        """From the hash ids of the prompts' blocks of ``block`` tokens, the last one partial."""
+        """Build from the hash ids of prompt blocks of ``block`` tokens, the last one partial."""
         counts = np.array([len(ids) for ids in hashes], np.int64)
         first = _starts(counts)
         value = np.array([name for ids in hashes for name in ids], np.int64)
@@ -76,11 +76,11 @@ class PromptPieces:
 
     @staticmethod
     def none(count: int) -> PromptPieces:
-        """No pieces for ``count`` rows."""
+        """Return ``count`` rows without pieces."""
         return PromptPieces.of([()] * count)
 
     def take(self, rows: Ints) -> PromptPieces:
-        """The pieces of ``rows``, in that order."""
+        """Return the pieces of ``rows``, in that order."""
         counts = np.diff(self.first)[rows]
         first = _starts(counts)
         index = np.repeat(self.first[:-1][rows] - first[:-1], counts) + np.arange(first[-1])
@@ -99,11 +99,11 @@ class PromptPieces:
         return PromptPieces(np.concatenate([*first, offsets[-1:]]), *columns)
 
     def has_row_references(self) -> bool:
-        """Whether any piece is of another row's tokens."""
+        """Return whether any piece refers to tokens of another row."""
         return bool((self.kind >= OUTPUT_STREAM).any())
 
     def by_row(self) -> Iterator[list[tuple[int, int, int, int]]]:
-        """``(kind, value, start, end)`` tuples, a list of them for each row."""
+        """Yield a list of ``(kind, value, start, end)`` tuples for each row."""
         columns = (self.kind, self.value, self.start, self.end)
         flat = list(zip(*(column.tolist() for column in columns), strict=True))
         first = self.first.tolist()
@@ -112,7 +112,7 @@ class PromptPieces:
 
 
 def _starts(counts: npt.ArrayLike) -> Ints:
-    """Where each of some parts of these sizes begins, and where the last one ends."""
+    """Return the start offset of each part, and the end of the last."""
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
@@ -120,10 +120,10 @@ def _starts(counts: npt.ArrayLike) -> Ints:
 class RequestRows:
     """Requests as columns of equal length.
 
-    ``arrival`` (s) is on the trace's own clock, NaN where it has none. In ``max_tokens`` 0 means
-    what will be emitted; ``timeout`` (s), ``think_time`` (s) and ``acceptance`` are NaN where there
-    is none; ``session`` and ``lora`` are numbers or -1; ``number`` is the row's place in its file.
-    Columns that are None have these defaults everywhere.
+    ``arrival`` (s) is on the trace's own clock, NaN if missing. In ``max_tokens``, 0 means the
+    output length; ``timeout`` (s), ``think_time`` (s) and ``acceptance`` are NaN if missing;
+    ``session`` and ``lora`` are numbers or -1; ``number`` is the row's index in its file. A column
+    that is None has these defaults in every row.
     """
 
     arrival: Floats
@@ -145,18 +145,18 @@ class RequestRows:
         return len(self.arrival)
 
     def take(self, rows: Ints) -> RequestRows:
-        """The rows with these places, in that order."""
+        """Return the rows at these indices, in that order."""
         taken: dict[str, Any] = {
             name: column.take(rows) for name, column in self._columns() if column is not None
         }
         return RequestRows(**taken)
 
     def where(self, keep: Flags) -> RequestRows:
-        """The rows for which ``keep`` is true."""
+        """Return the rows for which ``keep`` is true."""
         return self if keep.all() else self.take(np.flatnonzero(keep))
 
     def column(self, name: str) -> Any:
-        """A column with its defaults filled in."""
+        """Return a column with defaults filled in."""
         column = getattr(self, name)
         if column is not None:
             return column
@@ -170,7 +170,7 @@ class RequestRows:
 
     @staticmethod
     def concat(parts: Sequence[RequestRows]) -> RequestRows:
-        """All rows of ``parts``, one after the other."""
+        """Concatenate ``parts``."""
         if len(parts) == 1:
             return parts[0]
         columns: dict[str, Any] = {}
@@ -185,7 +185,7 @@ class RequestRows:
         return RequestRows(**columns) if columns else RequestRows(*EMPTY_COLUMNS)
 
     def by_arrival(self) -> RequestRows:
-        """In the order of arrival; rows of the same time keep their order."""
+        """Return the rows in order of arrival; the sort is stable."""
         if is_sorted(self.arrival):
             return self
         return self.take(np.argsort(self.arrival, kind="stable"))
@@ -194,7 +194,7 @@ class RequestRows:
         return replace(self, arrival=arrival)
 
 
-#: The values of columns that a trace does not have.
+#: Default values of missing columns.
 COLUMN_DEFAULTS: dict[str, Any] = {
     "max_tokens": 0,
     "priority": 0,
@@ -211,19 +211,19 @@ EMPTY_COLUMNS = (np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 def is_sorted(values: Floats) -> bool:
-    """Whether no value is smaller than the one before it (NaN is)."""
+    """Return whether values never decrease; NaN counts as a decrease."""
     return bool((np.diff(values) >= 0).all()) if len(values) > 1 else True
 
 
 def stream_name(kind: int, value: int, names: Sequence[str]) -> str:
-    """The stream of a piece as simkv names it: ``h<id>``, ``o<row>``, ``u<row>`` or its name."""
+    """Return the stream name of a piece: ``h<id>``, ``o<row>``, ``u<row>`` or its own name."""
     return names[value] if kind == NAMED_STREAM else f"{_PREFIX[kind]}{value}"
 
 
 def parse_pieces(text: str, names: NameTable) -> list[tuple[int, int, int, int]]:
-    """Pieces written as ``stream:end`` or ``stream:start-end``, with blanks between them.
+    """Parse pieces written as ``stream:end`` or ``stream:start-end``, separated by blanks.
 
-    Raises ValueError saying what is wrong.
+    Raises ValueError with the reason.
     """
     pieces = []
     for word in text.split():
@@ -238,7 +238,7 @@ def parse_pieces(text: str, names: NameTable) -> list[tuple[int, int, int, int]]
 
 
 def piece_from_segment(segment: Segment, names: NameTable) -> tuple[int, int, int, int]:
-    """``(kind, value, start, end)`` of a segment."""
+    """Return ``(kind, value, start, end)`` of a segment."""
     known = _STREAM.fullmatch(segment.stream)
     if known:
         return _KIND[known[1]], int(known[2]), segment.start, segment.end
@@ -246,7 +246,7 @@ def piece_from_segment(segment: Segment, names: NameTable) -> tuple[int, int, in
 
 
 def format_pieces(pieces: Sequence[tuple[int, int, int, int]], names: Sequence[str]) -> str:
-    """What ``parse_pieces`` reads."""
+    """Format pieces for ``parse_pieces``."""
     words = []
     for kind, value, start, end in pieces:
         stream = stream_name(kind, value, names)

@@ -1,4 +1,4 @@
-"""From any trace to simkv's own form."""
+"""Convert traces of any known format to simkv's own format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simkv.workload.trace_reader import TraceReader, sort_by_arrival
 
 
 class _Again(Exception):
-    """The trace needs more than was foreseen: more columns, or to be read as a whole."""
+    """Raised when a trace needs more columns than expected, or must be read as a whole."""
 
     def __init__(self, columns: Sequence[str], whole: bool) -> None:
         super().__init__()
@@ -22,11 +22,11 @@ class _Again(Exception):
 
 
 def convert_trace(reader: TraceReader, out: Path) -> int:
-    """Write what ``reader`` takes to ``out``, in the order of arrival; returns how many requests.
+    """Write the requests from ``reader`` to ``out`` in order of arrival; return their number.
 
-    A few thousand rows at a time; only a trace that is not in order, or whose prompts tell of other
-    rows, is held in memory. The file is there complete or not at all. Raises InputError if the
-    trace cannot be read, is empty, or the file cannot be written.
+    A few thousand rows are processed at a time. Only a trace that is unordered, or whose prompts
+    refer to other rows, is held in memory. The file is written completely or not at all. Raises
+    InputError if the trace cannot be read, is empty, or the file cannot be written.
     """
     with atomic_file(out) as new:
 
@@ -40,7 +40,7 @@ def convert_trace(reader: TraceReader, out: Path) -> int:
 def _write(
     reader: TraceReader, target: Callable[[Iterable[RequestRows], Sequence[str]], int]
 ) -> int:
-    """Write with as few columns as there may be, beginning anew if that was too few."""
+    """Write with as few columns as possible; restart if more columns are needed."""
     columns: Sequence[str] = ()
     whole = False
     while True:
@@ -58,7 +58,7 @@ def _write(
 def _checked(
     first: RequestRows, parts: Iterator[RequestRows], columns: Sequence[str], whole: bool
 ) -> Iterator[RequestRows]:
-    """The rows, as long as they are in order and have no other columns."""
+    """Yield the rows; raise ``_Again`` if they are unordered or have additional columns."""
     last = 0.0
     rows: RequestRows | None = first
     while rows is not None:

@@ -1,4 +1,4 @@
-"""Reading a trace: the rows of any known format, those that are wanted, as requests."""
+"""Read traces of any known format, select rows, and convert them to requests."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from simkv.workload.trace_selection import Selection
 from simkv.workload.trace_source import Tally, TraceSource
 from simkv.workload.workload_base import MAX_REQUEST_COUNT, make_random_stream
 
-#: A clock that begins beyond so many seconds (three years) tells the time of day.
+#: A clock that starts beyond this value in seconds (three years) is a wall clock.
 MIN_WALL_CLOCK_S = 1e8
 
 
 class TraceReader:
-    """A trace file, its format, and the rows that are wanted of it, in the order of the file.
+    """Reader of a trace file: its format and the selected rows, in the order of the file.
 
-        reader = Reader(Path("trace.csv.gz"), Selection(start=60, duration=600))
+        reader = TraceReader(Path("trace.csv.gz"), Selection(start=60, duration=600))
         for rows in reader: ...     # a few thousand at a time
         print(reader.tally.lines())
 
-    ``progress`` is told how many bytes of the file have been read; ``columns`` say what ours are
-    called in a log of one's own. Raises InputError if there is no
-    such file or its format is not known; iterating raises it for what cannot be used in the file.
+    ``progress`` is called with the number of bytes read; ``columns`` maps simkv's column names to
+    those of a custom log. Raises InputError if the file does not exist or its format is unknown;
+    iteration raises it for invalid content.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class TraceReader:
     ) -> None:
         self.selection = selection or Selection()
         from simkv.workload.formats.format_detection import (
-            detect_format,  # which imports all formats
+            detect_format,  # it imports all formats
         )
 
         self.format, self.path = detect_format(path, format, columns)
@@ -59,13 +59,13 @@ class TraceReader:
         self.source = TraceSource(self.path, self.selection, progress)
 
     def no_rows_error(self) -> InputError:
-        """The error that all of it was left out, and why."""
+        """Return the error for a trace of which no request is left, with the reasons."""
         left_out = "; ".join(self.tally.lines()) or f"{self.tally.rows:,} rows"
         return InputError(f"{self.path}: no request is left of this trace ({left_out})")
 
     @property
     def tally(self) -> Tally:
-        """What has been read and left out so far."""
+        """Rows read and left out so far."""
         return self.source.tally
 
     def __iter__(self) -> Iterator[RequestRows]:
@@ -74,7 +74,7 @@ class TraceReader:
 
 
 def select_rows(parts: Iterable[RequestRows], source: TraceSource) -> Iterator[RequestRows]:
-    """The rows that the source's selection takes, see there."""
+    """Yield the rows that the source's selection accepts."""
     wanted = source.selection
     left = wanted.limit
     for rows in _sample(_window(parts, source), wanted):
@@ -90,7 +90,7 @@ def select_rows(parts: Iterable[RequestRows], source: TraceSource) -> Iterator[R
 def _window(
     parts: Iterable[RequestRows], source: TraceSource
 ) -> Iterator[tuple[RequestRows, Floats]]:
-    """The rows of the time that is wanted, each with its random number from 0 to 1."""
+    """Yield the rows in the selected time span, each with its random number from 0 to 1."""
     wanted = source.selection
     draws = make_random_stream(wanted.seed)
     origin: float | None = None
@@ -114,7 +114,7 @@ def _window(
 def _sample(
     parts: Iterable[tuple[RequestRows, Floats]], wanted: Selection
 ) -> Iterator[RequestRows]:
-    """The rows that luck keeps: a fraction of them, or exactly as many as asked for."""
+    """Yield the sampled rows: a fraction of them, or exactly the requested number."""
     if isinstance(wanted.sample, int):
         yield _luckiest(parts, wanted.sample)
         return
@@ -123,7 +123,7 @@ def _sample(
 
 
 def _luckiest(parts: Iterable[tuple[RequestRows, Floats]], count: int) -> RequestRows:
-    """The ``count`` rows with the smallest numbers, in the order of the file."""
+    """Return the ``count`` rows with the smallest random numbers, in the order of the file."""
     kept: list[tuple[RequestRows, Floats]] = []
     size, bar = 0, np.inf
     for rows, luck in parts:
@@ -147,9 +147,9 @@ def _cut(kept: list[tuple[RequestRows, Floats]], count: int) -> tuple[RequestRow
 
 @dataclass(frozen=True)
 class Trace:
-    """The requests of a trace in the order of their arrival, as columns.
+    """Requests of a trace in order of arrival, as columns.
 
-    ``sessions``, ``streams`` and ``loras`` are the names behind the numbers in ``rows``.
+    ``sessions``, ``streams`` and ``loras`` are the names that the numbers in ``rows`` refer to.
     """
 
     path: Path
@@ -165,12 +165,12 @@ class Trace:
 
     @property
     def timed(self) -> bool:
-        """Whether the trace has arrival times, and not lengths only."""
+        """Whether the trace has arrival times."""
         return not len(self.rows) or not np.isnan(self.rows.arrival[0])
 
     def after(self) -> dict[int, tuple[int, float]]:
-        """Requests that come so many seconds after the end of another: the one before them in
-        their session, if they have a think time."""
+        """Return the dependency of each request with a think time on the previous one of its
+        session."""
         after: dict[int, tuple[int, float]] = {}
         if self.rows.session is None or self.rows.think_time is None:
             return after
@@ -191,10 +191,10 @@ class Trace:
         max_tokens: int | None = None,
         ignore_eos: bool = False,
     ) -> list[Request]:
-        """The requests, numbered in the order of their arrival.
+        """Return the requests, numbered in order of arrival.
 
-        ``timeout`` (s) and ``max_tokens`` are for those that have none; ``arrivals`` (s) take the
-        place of the trace's.
+        ``timeout`` (s) and ``max_tokens`` apply to requests without their own; ``arrivals`` (s)
+        replace the trace's.
         """
         rows = self.rows
         times = rows.arrival if arrivals is None else arrivals
@@ -245,7 +245,7 @@ class Trace:
         ]
 
     def _segments(self) -> Iterator[tuple[Segment, ...]]:
-        """What every prompt is made of; empty for one that shares nothing."""
+        """Yield the segments of every prompt; empty for a prompt that shares no tokens."""
         if self.rows.pieces is None:
             yield from ((),) * len(self)
             return
@@ -271,9 +271,9 @@ def read_trace(
     most: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Trace:
-    """Read a trace as a whole, in columns, sorted by arrival.
+    """Read a whole trace as columns, sorted by arrival.
 
-    Raises InputError if it cannot be read, has no request, or more than ``most`` of them.
+    Raises InputError if it cannot be read, has no request, or has more than ``most`` requests.
     """
     reader = TraceReader(path, selection, format, progress)
     parts, count = [], 0
@@ -300,9 +300,9 @@ def read_trace(
 
 
 def cached_trace(path: Path, selection: Selection | None = None, format: str = "auto") -> Trace:
-    """As ``read_trace``, with the limit of a scenario; what was just read is not read again.
+    """Return a trace as ``read_trace`` does, with a cache and the request limit of scenarios.
 
-    The variants of a scenario mostly have the same trace.
+    The variants of a scenario usually share one trace.
     """
     stamps = tuple((p.stat().st_mtime_ns, p.stat().st_size) for p in [path] if p.exists())
     return _cached(path.resolve(), stamps, selection or Selection(), format)
@@ -314,7 +314,7 @@ def _cached(path: Path, _stamps: object, selection: Selection, format: str) -> T
 
 
 def sort_by_arrival(parts: Sequence[RequestRows], source: TraceSource) -> RequestRows:
-    """All rows in the order of arrival, with pieces that tell of rows by their new places."""
+    """Return all rows in order of arrival, with row references renumbered to that order."""
     return (
         renumber_pieces(shift_to_zero(RequestRows.concat(parts).by_arrival()), source)
         if parts
@@ -323,15 +323,15 @@ def sort_by_arrival(parts: Sequence[RequestRows], source: TraceSource) -> Reques
 
 
 def shift_to_zero(rows: RequestRows) -> RequestRows:
-    """With the earliest arrival at 0 if it was before that, as in a file that is not in order."""
+    """Shift arrivals so that the earliest is 0 if it is negative, as in an unordered file."""
     first = rows.arrival[0] if len(rows) else 0.0
     return rows.with_arrival(rows.arrival - first) if first < 0 else rows
 
 
 def renumber_pieces(rows: RequestRows, source: TraceSource) -> RequestRows:
-    """With pieces that tell of other rows by their places in ``rows`` instead of in the file.
+    """Replace row numbers of the file in pieces with indices into ``rows``.
 
-    Tokens of rows that were not taken get a stream with a name of its own.
+    References to rows that were not selected become named streams.
     """
     pieces = rows.pieces
     if pieces is None or not pieces.has_row_references():

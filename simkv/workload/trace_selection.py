@@ -1,4 +1,4 @@
-"""Which requests of a trace are wanted."""
+"""Selection of requests from a trace."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from simkv.core.errors import InputError
 
 @dataclass(frozen=True)
 class Selection:
-    """Which requests of a trace are taken, and at what speed.
+    """Selected requests of a trace, and their replay speed.
 
-    In this order: the ``duration`` seconds from ``start`` on the trace's clock; the ``sample``
-    drawn with ``seed``, a fraction (a float up to 1.0) or a number of requests (an int); the first
-    ``limit`` of what is left. Then ``start`` becomes time 0 and arrivals come ``rate_scale`` times
-    as fast. ``seed`` is also that of a trace which is itself drawn. Bad rows are an error, or with
-    ``skip_bad`` left out and counted.
+    Steps in order: the ``duration`` seconds from ``start`` on the trace's clock; a ``sample`` with
+    random ``seed``, either a fraction (a float up to 1.0) or a number of requests (an int); the
+    first ``limit`` remaining requests. Then ``start`` becomes time 0 and arrivals are sped up by
+    ``rate_scale``. ``seed`` is also the seed of a generated trace. Bad rows are an error, or with
+    ``skip_bad`` are left out and counted.
     """
 
     start: float = 0.0

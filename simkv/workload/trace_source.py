@@ -1,4 +1,4 @@
-"""A trace file as text with line numbers, plain or gzip'd, and what became of its rows."""
+"""Trace files as text with line numbers, plain or gzip-compressed, and counts of skipped rows."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from simkv.core.input_files import BoundedLines, open_bytes
 from simkv.workload.request_columns import Flags, NameTable, RequestRows
 from simkv.workload.trace_selection import Selection
 
-#: Rows that are handled at a time: enough for numpy, little enough for the processor's cache.
+#: Rows per batch: large enough for numpy, small enough for the CPU cache.
 BATCH_ROWS = 4096
 
 
 @dataclass
 class Tally:
-    """How many rows were read, and how many were left out and why.
+    """Counts of rows read and left out, with reasons.
 
-    ``failed`` rows are requests that came to nothing in the recorded system; ``bad`` rows cannot be
-    read. ``first`` is the line of the first row left out for each reason. ``notes`` are what a
-    reader of the trace must know.
+    ``failed`` rows are requests that failed in the recorded system; ``bad`` rows cannot be read.
+    ``first`` is the line of the first row left out for each reason. ``notes`` are remarks for
+    readers of the trace.
     """
 
     rows: int = 0
@@ -45,7 +45,7 @@ class Tally:
         return self.failed.total() + self.bad.total()
 
     def lines(self) -> list[str]:
-        """What was left out and the notes, a sentence each."""
+        """Return the rows left out and the notes, one sentence each."""
         told = []
         for kind, counts in (("bad rows", self.bad), ("failed requests", self.failed)):
             if counts:
@@ -58,7 +58,7 @@ class Tally:
 
 
 class TraceSource:
-    """A trace that is being read: where it is, what is wanted of it, what was left out."""
+    """A trace during reading: its path, selection, name tables and row counts."""
 
     def __init__(
         self,
@@ -78,9 +78,9 @@ class TraceSource:
         self._origin: int | float | None = None
 
     def bad(self, line: int, column: str, what: str) -> None:
-        """A row that cannot be used: an error, or counted.
+        """Raise an error for a row that cannot be used, or count it with ``skip_bad``.
 
-        ``what`` says what would be right and what was found, with "; found " between them.
+        ``what`` states the expected and the found value, with "; found " between them.
         """
         if not self.selection.skip_bad:
             raise InputError(
@@ -92,27 +92,28 @@ class TraceSource:
         self.tally.first.setdefault(reason, line)
 
     def failed(self, reason: str, rows: Flags, lines: Sequence[int]) -> None:
-        """Count the requests, marked in ``rows``, that came to nothing."""
+        """Count the requests marked in ``rows`` as failed."""
         count = int(rows.sum())
         if count:
             self.tally.failed[reason] += count
             self.tally.first.setdefault(reason, lines[int(np.flatnonzero(rows)[0])])
 
     def since_first(self, times: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Times of a clock without a beginning, counted from the first row of the trace."""
+        """Return times relative to the first row of the trace."""
         if self._origin is None and len(times):
             self._origin = times[0]
         return times if self._origin is None else times - self._origin
 
     def error(self, what: str, line: int | None = None) -> InputError:
-        """The error that the file as a whole, or a line that all rest on, cannot be used."""
+        """Return an error about the whole file, or about a line that the whole file depends on."""
         return InputError(f"{self.path}{'' if line is None else f':{line}'}: {what}")
 
     @contextmanager
     def text(self, path: Path | None = None) -> Iterator[IO[str]]:
-        """The file as text; bytes that are not UTF-8 stay and will fail where they matter.
+        """Open the file as text; bytes that are not UTF-8 are escaped.
 
-        Raises InputError if it cannot be read, or compressed data end too early or are damaged.
+        Raises InputError if the file cannot be read, or if compressed data are truncated or
+        damaged.
         """
         path = path or self.path
         self.line = 0
@@ -140,9 +141,9 @@ class TraceSource:
     def batches(
         self, lines: Iterator[str], line: int = 1, quoted: bool = False
     ) -> Iterator[tuple[int, list[str]]]:
-        """Lists of lines, each with the number of its first line, beginning with ``line``.
+        """Yield batches of lines, each with the number of its first line, starting at ``line``.
 
-        With ``quoted`` a CSV field in quotes that goes over several lines stays in one list.
+        With ``quoted``, a quoted CSV field that spans lines stays in one batch.
         """
         while batch := list(islice(lines, BATCH_ROWS)):
             if quoted:
@@ -162,14 +163,14 @@ def open_binary(path: Path) -> IO[bytes]:
 
 
 def decompress(raw: IO[bytes]) -> IO[bytes]:
-    """The file itself, or its contents if it begins as gzip data do."""
+    """Return the stream, decompressed if it is gzip data."""
     magic = raw.read(2)
     raw.seek(0)
     return cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if magic == b"\x1f\x8b" else raw
 
 
 def select_served(source: TraceSource, rows: RequestRows, lines: Sequence[int]) -> RequestRows:
-    """The requests that had a prompt and an answer; the others are counted as failed."""
+    """Return the requests with a prompt and an answer; count the others as failed."""
     silent = rows.output_tokens == 0
     empty = (rows.prompt_tokens == 0) & ~silent
     source.failed("with no output token", silent, lines)

@@ -1,7 +1,7 @@
-"""What matters about a trace for the cache: rates, lengths, shared prefixes, KV demand.
+"""Statistics of a trace that matter for the cache: rates, lengths, shared prefixes, KV demand.
 
-Everything is taken in one pass over the rows, in memory that does not grow with their number
-(only distinct blocks of shared prompts and requests in flight are remembered).
+One pass over the rows; memory does not grow with their number (only distinct blocks of shared
+prompts and requests in flight are stored).
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from simkv.workload.trace_reader import TraceReader, shift_to_zero
 
 #: Lengths up to this are counted in an array, larger ones in a dictionary.
 MAX_ARRAY_LENGTH = 1 << 17
-#: Bins of time; when a trace is longer they become twice as wide.
+#: Number of time bins; their width doubles when a trace exceeds them.
 BINS = 1 << 17
-#: The picture has a point for so many requests.
+#: Requests per point in the plot of shared tokens.
 REQUESTS_PER_POINT = 64
 QUANTILES = (0.5, 0.9, 0.99)
 
 
 class ServiceTime(NamedTuple):
-    """How long a request would hold its KV: the assumption behind a peak demand.
+    """Assumed time for which a request holds its KV, used to estimate peak demand.
 
-    Prefill at ``prefill_rate`` tokens per s, then ``tpot`` s for each output token, without ever
-    waiting; KV of prompt and output is held all that time, and nothing is shared.
+    Prefill at ``prefill_rate`` tokens per s, then ``tpot`` s for each output token, without
+    waiting. KV of prompt and output is held for the whole time, and no KV is shared.
     """
 
     prefill_rate: float = 10_000.0
@@ -56,11 +56,11 @@ class ServiceTime(NamedTuple):
 
 
 class UnsortedTrace(Exception):
-    """The rows do not come in the order of arrival."""
+    """Raised if the rows are not in order of arrival."""
 
 
 class LengthHistogram:
-    """How often each length occurs."""
+    """Counts of each length."""
 
     def __init__(self) -> None:
         self._short = np.zeros(MAX_ARRAY_LENGTH, np.int64)
@@ -73,7 +73,7 @@ class LengthHistogram:
             self._long[value] = self._long.get(value, 0) + 1
 
     def counts(self) -> tuple[Ints, Ints]:
-        """The lengths that occur, in order, and how often."""
+        """Return the distinct lengths in order, and their counts."""
         short = np.flatnonzero(self._short)
         long = sorted(self._long)
         values = np.concatenate([short, np.array(long, np.int64)])
@@ -81,7 +81,7 @@ class LengthHistogram:
         return values, np.concatenate(counts)
 
     def figures(self) -> dict[str, float]:
-        """Mean, P50, P90, P99 (linear between lengths, as numpy does) and the largest."""
+        """Return mean, P50, P90, P99 (interpolated linearly, as in numpy) and maximum."""
         values, counts = self.counts()
         total = int(counts.sum())
         figures = {"mean": float((values * counts).sum() / total)}
@@ -93,14 +93,14 @@ class LengthHistogram:
 
 
 class BinnedAmounts:
-    """Amounts by bins of time, which double their width when a trace becomes too long."""
+    """Amounts by time bins, whose width doubles when a trace exceeds them."""
 
     def __init__(self) -> None:
         self.width = 1.0
         self.values = np.zeros(BINS)
 
     def add(self, times: Floats, amounts: npt.NDArray[Any] | None = None) -> None:
-        """Count ``times`` (s), or add ``amounts`` at them."""
+        """Count ``times`` (s), or add ``amounts`` at these times."""
         if not len(times):
             return
         last = float(times.max())
@@ -111,16 +111,17 @@ class BinnedAmounts:
         self.values += np.bincount((times / self.width).astype(np.int64), amounts, minlength=BINS)
 
     def most(self, width: float) -> float:
-        """The largest sum in any of the spans [0, width), [width, 2 width) and so on."""
+        """Return the largest sum in any of the spans [0, width), [width, 2 width) and so on."""
         bins = max(round(width / self.width), 1)
         padded = np.pad(self.values, (0, -len(self.values) % bins))
         return float(padded.reshape(-1, bins).sum(axis=1).max())
 
 
 class PrefixSharing:
-    """Which leading tokens of a prompt an earlier one had too, for a cache that keeps all.
+    """Leading prompt tokens shared with earlier prompts, for an unlimited cache.
 
-    A trie over the pieces of prompts: what two have in common ends where their streams part.
+    A trie over the pieces of prompts: the common prefix of two prompts ends where their streams
+    differ.
     """
 
     def __init__(self) -> None:
@@ -132,7 +133,7 @@ class PrefixSharing:
         self.known = False
 
     def add(self, rows: RequestRows) -> Ints:
-        """Take the prompts in; returns how many leading tokens each shares with earlier ones."""
+        """Add prompts; return the number of leading tokens each shares with earlier prompts."""
         if rows.pieces is None:
             self.tokens += int(rows.prompt_tokens.sum())
             return np.zeros(len(rows), np.int64)
@@ -155,7 +156,7 @@ class PrefixSharing:
         return np.array(shared, np.int64)
 
     def _count_hashes(self, pieces: list[tuple[int, int, int, int]]) -> None:
-        """Blocks as the trace itself cuts them: leading ids that were seen before."""
+        """Count the blocks with hash ids, and the leading ones seen before."""
         ids = [value for kind, value, *_ in pieces if kind == HASH_STREAM]
         self.hash_blocks += len(ids)
         for value in ids:
@@ -167,7 +168,7 @@ class PrefixSharing:
     def _walk(
         self, pieces: list[tuple[int, int, int, int]], output: tuple[int, int, int, int]
     ) -> int:
-        """How many leading tokens are known; then all of the prompt and its output are."""
+        """Return the number of leading tokens seen before, then add the prompt and its output."""
         node, shared, same = 0, 0, True
         for index, (kind, value, start, end) in enumerate(_merged([*pieces, output])):
             place = (node, kind, value, start)
@@ -183,7 +184,7 @@ class PrefixSharing:
 
 
 def _merged(pieces: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
-    """Pieces of which no two neighbours are one stretch of a stream."""
+    """Merge adjacent pieces that are contiguous in the same stream."""
     merged = pieces[:1]
     for kind, value, start, end in pieces[1:]:
         last = merged[-1]
@@ -195,7 +196,7 @@ def _merged(pieces: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int
 
 
 class PeakDemand:
-    """The most requests and KV blocks in flight, by a sweep over arrivals and departures."""
+    """Peak number of requests and KV blocks in flight, by a sweep over arrivals and departures."""
 
     def __init__(self, service: ServiceTime, block_size: int) -> None:
         self.service = service
@@ -214,7 +215,7 @@ class PeakDemand:
         all_ends = np.concatenate([self._ends, ends])
         all_blocks = np.concatenate([self._blocks, blocks])
         over = all_ends <= rows.arrival[-1]
-        times = np.concatenate([all_ends[over], rows.arrival])  # departures first where equal
+        times = np.concatenate([all_ends[over], rows.arrival])  # departures first at ties
         order = np.argsort(times, kind="stable")
         for name, before, gone, come in (
             ("blocks", self._blocks.sum(), all_blocks[over], blocks),
@@ -227,7 +228,7 @@ class PeakDemand:
 
 @dataclass
 class TraceStatistics:
-    """All that is learnt about a trace in one pass."""
+    """Statistics of a trace, collected in one pass."""
 
     service: ServiceTime = field(default_factory=ServiceTime)
     block_size: int = 16
@@ -245,7 +246,7 @@ class TraceStatistics:
         self._squares = 0.0
 
     def add(self, rows: RequestRows) -> None:
-        """Take in the next rows. Raises Unsorted if one comes before an earlier one."""
+        """Add the next rows. Raises UnsortedTrace if a row arrives before an earlier one."""
         self.prompts.add(rows.prompt_tokens)
         self.outputs.add(rows.output_tokens)
         self.requests += len(rows)
@@ -269,7 +270,7 @@ class TraceStatistics:
         self.demand.add(rows)
 
     def _note_sharing(self, rows: RequestRows, shared: Ints) -> None:
-        """The share of known tokens after some of the rows, for the picture."""
+        """Record the share of tokens seen before at some of the rows, for the plot."""
         marks = np.arange(len(rows) - 1, -1, -REQUESTS_PER_POINT)[::-1]
         tokens = self.sharing.tokens - rows.prompt_tokens.sum() + np.cumsum(rows.prompt_tokens)
         hits = self.sharing.hit_tokens - shared.sum() + np.cumsum(shared)
@@ -284,9 +285,10 @@ class TraceStatistics:
         return self.last - self.first
 
     def figures(self) -> dict[str, Any]:
-        """All figures by name; None for those that the trace does not tell.
+        """Return all figures by name; None if the trace lacks the data.
 
-        ``rate`` is requests by span; ``gap_cv`` the standard deviation of the gaps by their mean.
+        ``rate`` is requests per second of the span; ``gap_cv`` is the coefficient of variation of
+        the gaps.
         """
         timed = self.span > 0
         gaps = self.requests - 1
@@ -323,9 +325,9 @@ class TraceStatistics:
 def inspect_trace(
     reader: TraceReader, service: ServiceTime | None = None, block_size: int = 16
 ) -> TraceStatistics:
-    """Survey a trace, in one pass if it is in order, else after sorting it in memory.
+    """Collect the statistics of a trace in one pass, or after sorting it in memory.
 
-    Raises InputError if there is nothing in it.
+    Raises InputError if the trace is empty.
     """
     survey = TraceStatistics(service or ServiceTime(), block_size)
     try:

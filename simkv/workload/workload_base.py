@@ -1,4 +1,4 @@
-"""What the models of a workload have in common."""
+"""Field types and the base class shared by workload models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pydantic import (
     ValidationInfo,
 )
 
-#: More than this is refused before anything is built: a typo, or a run for another tool.
+#: Larger values are rejected before anything is built: they are typos or inputs for another tool.
 MAX_REQUEST_COUNT = 10_000_000
 MAX_TOKEN_COUNT = 100_000_000
 MAX_SECONDS = 1e9
@@ -34,7 +34,7 @@ def _never_rise(rates: list[float]) -> list[float]:
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
-#: The chance of each draft if those before it are accepted, or shares accepted by position.
+#: Acceptance probability of each draft token given the earlier ones, or rates by position.
 AcceptanceRates = Annotated[
     Annotated[Share, Tag("one")]
     | Annotated[list[Share], Field(min_length=1), AfterValidator(_never_rise), Tag("by position")],
@@ -43,20 +43,20 @@ AcceptanceRates = Annotated[
 
 
 def make_random_stream(seed: int, *purpose: int) -> np.random.Generator:
-    """A random stream that depends on the seed and the purpose alone."""
+    """Return a random stream that depends only on the seed and the purpose."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=purpose)))
 
 
 class StrictModel(BaseModel):
-    """A part of a scenario file: no unknown fields, no guessing of types, never changed."""
+    """Base of scenario models: frozen, without unknown fields or type coercion."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
 
 def find_file(name: str, info: ValidationInfo) -> Path:
-    """The file ``name`` beside the scenario, or where simkv was started.
+    """Return the path of the file ``name`` beside the scenario or in the working directory.
 
-    The validation's context names the scenario's ``folder``. Raises ValueError if there is none.
+    The validation context holds the scenario's ``folder``. Raises ValueError if no file exists.
     """
     beside = (info.context or {}).get("folder", Path()) / name
     for path in (beside, Path(name)):

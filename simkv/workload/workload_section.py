@@ -1,4 +1,4 @@
-"""Workloads of a scenario: what the clients send, in one of several forms."""
+"""The ``workload`` section of a scenario: the requests that clients send, in several forms."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from simkv.workload.workload_base import (
 )
 
 FORMS = ("requests", "burst", "arrivals", "sessions", "trace")
-#: Fields that say which part of a trace is taken, and how it is replayed.
+#: Fields that select a part of a trace and control its replay.
 TRACE_OPTIONS = (
     "format",
     *(field.name for field in fields(Selection)),
@@ -53,9 +53,10 @@ TRACE_OPTIONS = (
 
 
 def find_other_form_fields(chosen: Container[str]) -> list[str]:
-    """The fields of a workload that mean nothing beside the form among ``chosen``, if there is one.
+    """Return the workload fields that do not apply to the form in ``chosen``.
 
-    They go when a scenario's variant, or --set, chooses another form.
+    A scenario variant or ``--set`` removes these fields when it selects another form. The result is
+    empty if ``chosen`` contains no form.
     """
     if not any(form in chosen for form in FORMS):
         return []
@@ -66,7 +67,7 @@ def find_other_form_fields(chosen: Container[str]) -> list[str]:
 def _known_format(name: str) -> str:
     if name == "auto":
         return name
-    from simkv.workload.formats.format_detection import FORMAT_NAMES  # which imports all formats
+    from simkv.workload.formats.format_detection import FORMAT_NAMES  # it imports all formats
 
     if name not in FORMAT_NAMES:
         raise ValueError(
@@ -80,7 +81,7 @@ def _part(value: Any) -> str:
     return "fraction" if isinstance(value, float) else "number"
 
 
-#: A number of requests (1000) or a fraction of them (0.1).
+#: Number of requests (1000) or fraction of them (0.1).
 SampleSize = Annotated[
     Annotated[Count, Tag("number")] | Annotated[float, Field(gt=0, le=1), Tag("fraction")],
     Discriminator(_part),
@@ -88,53 +89,56 @@ SampleSize = Annotated[
 
 
 class Workload(StrictModel):
-    """What the clients send: one of ``requests``, ``burst``, ``arrivals``, ``sessions``, ``trace``.
+    """Requests that clients send, in exactly one form.
 
-    ``max_concurrency`` is how many requests the client has in flight at most; the others wait in
-    the client. The fields after ``trace`` are for traces only: which part is taken (see Selection),
-    and with ``request_rate`` arrivals at that pace in place of the trace's own.
+    The forms are ``requests``, ``burst``, ``arrivals``, ``sessions`` and ``trace``.
+    ``max_concurrency`` limits the requests in flight; further requests wait in the client. The
+    fields after ``trace`` apply to traces only: they select a part of the trace (see Selection),
+    and ``request_rate`` replaces the trace's own arrival times.
     """
 
     requests: list[ListedRequest] | None = Field(None, min_length=1)
-    """Requests one by one."""
+    """Requests listed one by one."""
     burst: Burst | None = None
-    """Equal requests, in one burst or several."""
+    """Identical requests in one or more bursts."""
     arrivals: Arrivals | None = None
-    """Requests drawn from an arrival process and distributions of lengths."""
+    """Requests sampled from an arrival process and length distributions."""
     sessions: Sessions | None = None
-    """Conversations, each turn of which repeats what was said before."""
+    """Conversations in which each turn repeats the previous turns."""
     acceptance: AcceptanceRates | None = None
-    """Share of drafts that the model accepts, where the engine has any: of each draft, if those
-    before it were accepted (0.7), or of all by position ([0.8, 0.6, 0.4]); left out, none is."""
+    """Acceptance rate of draft tokens, for engines that use speculative decoding: the probability
+    for each draft token after all earlier ones were accepted (0.7), or rates by position ([0.8,
+    0.6, 0.4]). Default: no draft token is accepted."""
     max_concurrency: Count | None = None
-    """Most requests in flight; the others wait in the client."""
+    """Maximum number of requests in flight; further requests wait in the client."""
     trace: Annotated[
         str | None, Field(description="A file or folder beside the scenario, in a known format.")
     ] = None
     format: Annotated[str, AfterValidator(_known_format)] = "auto"
-    """Format of the trace; auto finds it."""
+    """Format of the trace; ``auto`` detects it."""
     start: Time = 0.0
-    """Seconds of the trace that are skipped."""
+    """Seconds to skip at the beginning of the trace."""
     duration: FiniteRate | None = None
-    """Seconds of it that are taken."""
+    """Seconds of the trace to replay."""
     rate_scale: FiniteRate = 1.0
-    """How many times as fast it is replayed."""
+    """Speed-up factor of the replay."""
     limit: Count | None = None
-    """Most requests taken."""
+    """Maximum number of requests."""
     sample: SampleSize | None = None
-    """A share (0.1) or a number (1000) of its requests, drawn at random."""
+    """Random sample of the requests: a fraction (0.1) or a number (1000)."""
     seed: Seed = 0
-    """Of that draw, and of arrivals at another pace."""
+    """Random seed for the sample and for arrivals at another rate."""
     skip_bad: bool = False
-    """Whether rows that cannot be read are counted and left out."""
+    """Whether to skip and count rows that cannot be read."""
     request_rate: Rate | None = None
-    """Requests per second in place of the trace's own arrivals; .inf sends all at once."""
+    """Requests per second, in place of the trace's own arrivals; .inf sends all requests at once.
+    """
     burstiness: Rate = 1.0
-    """Shape of the gaps then: 1 is a Poisson process, smaller is burstier."""
+    """Burstiness of arrivals at ``request_rate``: 1 is a Poisson process, smaller is burstier."""
     max_tokens: Tokens | None = None
-    """What every client asks for, in place of the trace's own."""
+    """``max_tokens`` of every request, in place of the trace's own."""
     ignore_eos: bool = False
-    """Whether clients ask that generation goes on past the end of text."""
+    """Whether clients ask to continue generation past the end-of-sequence token."""
     _path: Path = PrivateAttr(default_factory=Path)
 
     @field_validator("trace")
@@ -159,12 +163,12 @@ class Workload(StrictModel):
 
     @property
     def path(self) -> Path:
-        """Where the trace lies."""
+        """Path of the trace."""
         return self._path
 
     @property
     def size(self) -> int:
-        """Number of requests. Raises InputError if it takes a trace that cannot be read."""
+        """Number of requests. Raises InputError if the trace cannot be read."""
         if self.requests is not None:
             return len(self.requests)
         if self.arrivals is not None:
@@ -176,34 +180,35 @@ class Workload(StrictModel):
 
     @property
     def loaded(self) -> Trace:
-        """The trace, as columns. Raises InputError if it cannot be read."""
+        """Trace as columns. Raises InputError if it cannot be read."""
         return cached_trace(self._path, self.selection, self.format)
 
     @property
     def notes(self) -> list[str]:
-        """What was left out of a trace and why, and what else its reader must know."""
+        """Notes about the trace: rows left out, with reasons, and other remarks."""
         return self.loaded.tally.lines() if self.trace is not None else []
 
     @property
     def selection(self) -> Selection:
-        """Which part of the trace is taken."""
+        """Selected part of the trace."""
         return Selection(**{field.name: getattr(self, field.name) for field in fields(Selection)})
 
 
 def build_clients(workload: Workload, timeout: float | None) -> Clients:
-    """The clients of a workload; ``timeout`` (s) is for requests that do not have their own.
+    """Build the clients of a workload.
 
-    Raises InputError if it takes a trace that cannot be used.
+    ``timeout`` (s) applies to requests without their own. Raises InputError if the trace cannot be
+    used.
     """
     requests, after = _requests(workload, timeout)
     return Clients(requests, after, workload.max_concurrency)
 
 
 def generate_requests(workload: Workload, timeout: float | None) -> list[Request]:
-    """The requests of a workload whose arrivals do not depend on how they are served.
+    """Return the requests of a workload whose arrivals do not depend on how requests are served.
 
-    ``timeout`` (s) is for those that do not have their own. Raises InputError if the arrivals do
-    depend on it (see ``build_clients``), or if a trace cannot be used.
+    ``timeout`` (s) applies to requests without their own. Raises InputError if arrivals depend on
+    service (see ``build_clients``) or if the trace cannot be used.
     """
     requests, after = _requests(workload, timeout)
     if after or workload.max_concurrency is not None:
@@ -217,13 +222,13 @@ def generate_requests(workload: Workload, timeout: float | None) -> list[Request
 def _requests(
     workload: Workload, timeout: float | None
 ) -> tuple[list[Request], dict[int, Dependency]]:
-    """The requests, and which of them wait for others."""
+    """Return the requests with their acceptance rates, and the dependencies between requests."""
     requests, after = _sent(workload, timeout)
     return list(_with_acceptance(workload, requests)), after
 
 
 def _with_acceptance(workload: Workload, requests: Sequence[Request]) -> Iterable[Request]:
-    """The requests with what they do with drafts, as they say themselves or the workload does."""
+    """Return the requests with acceptance rates from the request, the trace or the workload."""
     column = workload.loaded.rows.acceptance if workload.trace is not None else None
     if workload.acceptance is None and column is None:
         return requests
@@ -244,7 +249,7 @@ def _with_acceptance(workload: Workload, requests: Sequence[Request]) -> Iterabl
 
 
 def _sent(workload: Workload, timeout: float | None) -> tuple[list[Request], dict[int, Dependency]]:
-    """What is sent, and which of them wait for others."""
+    """Return the requests, and the dependencies between them."""
     if workload.requests is not None:
         return _listed(workload.requests, timeout), {}
     if workload.sessions is not None:
@@ -277,7 +282,7 @@ def _listed(rows: Sequence[ListedRequest], timeout: float | None) -> list[Reques
 def _replayed(
     workload: Workload, timeout: float | None
 ) -> tuple[list[Request], dict[int, Dependency]]:
-    """The requests of a trace, at its own pace or at one that is given."""
+    """Return the requests of a trace, with its own arrival times or at the configured rate."""
     trace = workload.loaded
     arrivals = None
     if workload.request_rate is not None:

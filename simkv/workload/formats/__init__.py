@@ -1,1 +1,1 @@
-"""Formats of traces, one file each; ``find`` knows a file by its content."""
+"""Trace formats, one module each; ``format_detection`` identifies a file by its content."""

@@ -1,9 +1,9 @@
-"""What NVIDIA's aiperf writes of each request: ``profile_export.jsonl`` (JSON lines).
+"""Reader of NVIDIA aiperf's per-request export ``profile_export.jsonl`` (JSON lines).
 
 ``metadata`` has ``request_start_ns`` (Unix time; the first request is time 0), ``benchmark_phase``
-and ``was_cancelled``, ``metrics`` has values with their unit: ``input_sequence_length`` and
+and ``was_cancelled``. ``metrics`` has values with their unit: ``input_sequence_length`` and
 ``output_sequence_length`` in tokens, ``time_to_first_token``, ``inter_token_latency`` and
-``request_latency``. Requests of the warm-up, cancelled ones and those with an ``error`` are left
+``request_latency``. Warm-up requests, cancelled requests and requests with an ``error`` are left
 out and counted (github.com/ai-dynamo/aiperf, docs/tutorials/working-with-profile-exports.md).
 """
 
@@ -29,7 +29,7 @@ _MS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3}
 
 
 def _outcome(record: dict[str, Any]) -> str | None:
-    """Why a request does not count; None if it does."""
+    """Return the reason to leave out a request, or None."""
     metadata = record["metadata"]
     if metadata.get("benchmark_phase", "profiling") != "profiling":
         return "of the warm-up"

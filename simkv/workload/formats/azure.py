@@ -1,8 +1,8 @@
-"""Azure LLM inference traces of 2023 and 2024, and the multimodal one of 2025.
+"""Reader of the Azure LLM inference traces of 2023 and 2024, and the multimodal trace of 2025.
 
-``TIMESTAMP, ContextTokens, GeneratedTokens``, and ``NumImages`` in 2025
-(github.com/Azure/AzurePublicDataset). Times are wall-clock times with a fraction of any length or
-without one, and with or without an offset from UTC; the first row is time 0.
+The columns are ``TIMESTAMP, ContextTokens, GeneratedTokens``, and ``NumImages`` in 2025
+(github.com/Azure/AzurePublicDataset). Timestamps are wall-clock times, with or without a fraction
+and an offset from UTC; the first row is time 0.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _TIME = re.compile(
     r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d(?::?\d\d)?)?", re.ASCII
 )
 _ZONE = re.compile(r"(?:Z|[+-]\d\d(?::?\d\d)?)$", re.ASCII)
-#: "2023-11-16 18:15:46"
+#: Length of "2023-11-16 18:15:46".
 _SHORTEST = 19
-#: Nanoseconds in 64 bits reach from 1677 to 2262.
+#: 64-bit nanoseconds cover the years 1677 to 2262.
 _FIRST_YEAR, _LAST_YEAR = "1700", "2200"
 
 
 def parse_timestamps(texts: Sequence[str]) -> Ints:
-    """Wall-clock times in nanoseconds since 1970. Raises ValueError if any field is none."""
+    """Return wall-clock times in nanoseconds since 1970. Raises ValueError if any is invalid."""
     zone = _ZONE.search(texts[0][_SHORTEST:]) if texts else None
     suffix = zone[0] if zone else ""
     bare = [text.removesuffix(suffix) for text in texts] if suffix else texts
@@ -47,7 +47,7 @@ def parse_timestamps(texts: Sequence[str]) -> Ints:
 
 
 def parse_timestamp(text: str) -> int:
-    """A wall-clock time in nanoseconds since 1970. Raises ValueError saying what is wrong."""
+    """Return a wall-clock time in nanoseconds since 1970. Raises ValueError with the reason."""
     parts = _TIME.fullmatch(text.strip())
     try:
         if not parts:
@@ -66,7 +66,7 @@ def parse_timestamp(text: str) -> int:
 
 
 def _offset(zone: str) -> int:
-    """Nanoseconds by which a zone is ahead of UTC."""
+    """Return the offset of a time zone from UTC in nanoseconds."""
     digits = zone.strip("Z+-").replace(":", "").ljust(4, "0")
     minutes = 60 * int(digits[:2]) + int(digits[2:])
     return (-minutes if zone.startswith("-") else minutes) * 60_000_000_000

@@ -1,11 +1,12 @@
-"""BLIS trace v2 and v3: a YAML header and a CSV of requests, in two files or in one.
+"""Reader of BLIS trace v2 and v3: a YAML header and a CSV of requests, in two files or in one.
 
-Times are in us. A request is sent at ``send_time_us``, or at ``arrival_time_us`` where that is 0.
-Requests of a ``prefix_group`` begin with its ``prefix_length`` tokens, which ``input_tokens`` do
-not count; otherwise ``server_input_tokens``, where given, are the true count. If the header says
-``session_context_growth: accumulate``, ``input_tokens`` are what a round adds to the prompt and
-output of the round before it (github.com/inference-sim/inference-sim, sim/workload/tracev2.go,
-replay.go, fixed_accumulate.go). Rows whose ``status`` is not ``ok`` are left out and counted.
+Times are in us. A request is sent at ``send_time_us``, or at ``arrival_time_us`` if that is 0.
+Prompts in a ``prefix_group`` begin with ``prefix_length`` shared tokens, which ``input_tokens``
+does not include; without a group, ``server_input_tokens`` is the true count if present. If the
+header has ``session_context_growth: accumulate``, ``input_tokens`` counts only the tokens that a
+round adds to the prompt and output of the previous round (github.com/inference-sim/inference-sim,
+sim/workload/tracev2.go, replay.go, fixed_accumulate.go). Rows whose ``status`` is not ``ok`` are
+left out and counted.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ _ALSO = {
 
 
 def data_file(header: Path) -> Path | None:
-    """The CSV that belongs to a YAML header, if there is one."""
+    """Return the CSV file that belongs to a YAML header, or None."""
     stems = [header.stem, header.stem.replace("header", "data"), header.stem + "_data"]
     names = [f"{stem}.csv{end}" for stem in stems for end in ("", ".gz")]
     return next((found for name in names if (found := header.with_name(name)).is_file()), None)
@@ -90,7 +91,7 @@ def _rows(source: TraceSource) -> Iterator[RequestRows]:
 
 
 def _split(lines: Iterator[str]) -> tuple[str, Iterator[str]]:
-    """The YAML before the CSV's own header, and the lines from that on."""
+    """Return the YAML text before the CSV header, and the lines from the CSV header on."""
     before: list[str] = []
     for text in lines:
         if "arrival_time_us," in text or len(before) > MAX_HEADER_LINES:
@@ -100,7 +101,7 @@ def _split(lines: Iterator[str]) -> tuple[str, Iterator[str]]:
 
 
 def _accumulates(source: TraceSource, text: str, path: Path | None) -> bool:
-    """Whether rounds of a session add to each other, by the YAML header."""
+    """Return whether the YAML header declares that session rounds accumulate."""
     try:
         header = YAML(typ="safe", pure=True).load(text.replace("\n---", "\n")) or {}
     except (YAMLError, RecursionError, ValueError) as error:
@@ -123,7 +124,7 @@ def _accumulates(source: TraceSource, text: str, path: Path | None) -> bool:
 
 
 class _Rounds:
-    """Makes requests of rows, and remembers what a session has said so far."""
+    """Convert rows to requests and track the context of each session."""
 
     def __init__(self, source: TraceSource, growing: bool) -> None:
         self.source = source
@@ -158,7 +159,7 @@ class _Rounds:
             yield select_served(self.source, rows.where(fine), lines)
 
     def _prompts(self, table: CsvTable) -> tuple[list[int], list[list[Piece]]]:
-        """The tokens and the pieces of every row's prompt."""
+        """Return the number of prompt tokens and the prompt pieces of every row."""
         count = len(table.lines)
         nothing = [""] * count
         prompts, pieces = [], []

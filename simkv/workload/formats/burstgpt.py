@@ -1,9 +1,8 @@
-"""BurstGPT, versions 1 to 3: ``Timestamp, Model, Request tokens, Response tokens, ...``.
+"""Reader of BurstGPT, versions 1 to 3: ``Timestamp, Model, Request tokens, Response tokens, ...``.
 
-Columns are found by name, for version 3 puts ``Session ID`` and ``Elapsed time`` in between
-(github.com/HPMLL/BurstGPT). ``Timestamp`` is in seconds from the midnight before the first day.
-Failed requests have 0 response tokens; they are left out and counted, as are rows without request
-tokens.
+Columns are found by name because version 3 inserts ``Session ID`` and ``Elapsed time``
+(github.com/HPMLL/BurstGPT). ``Timestamp`` is in seconds since the midnight before the first day.
+Failed requests (0 response tokens) and rows without request tokens are left out and counted.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def _rows(source: TraceSource) -> Iterator[RequestRows]:
 
 
 def session_numbers(source: TraceSource, names: ColumnArray) -> Ints:
-    """Sessions by number; an empty name is none."""
+    """Return session numbers for session names; -1 for an empty name."""
     number = source.sessions.number
     return np.array([number(name) if name else -1 for name in names], np.int64)
 

@@ -1,4 +1,4 @@
-"""Formats of traces, each known from the file itself."""
+"""Detect the format of a trace from its content."""
 
 from __future__ import annotations
 
@@ -50,23 +50,23 @@ TRACE_FORMATS = (
 )
 FORMAT_NAMES = tuple(format.name for format in TRACE_FORMATS)
 
-#: So much of a file is looked at.
+#: Number of bytes to inspect.
 HEAD_BYTES = 1 << 18
-#: A gzip file with nothing in it has at least so many bytes.
+#: Minimum size in bytes of a gzip file, even with empty content.
 EMPTY_GZIP = 20
 _KEY = re.compile(r'"([A-Za-z_][A-Za-z0-9_ ]*)"\s*:')
 _YAML_KEY = re.compile(r"^([A-Za-z_]+):", re.MULTILINE)
-#: Files that stand for the folder that they lie in.
+#: Files that are read when their directory is given.
 _INSIDE = ("requests.jsonl", "requests.jsonl.gz", "requests.csv", "profile_export.jsonl")
 
 
 def detect_format(
     path: Path, name: str = "auto", columns: Mapping[str, str] | None = None
 ) -> tuple[TraceFormat, Path]:
-    """The format of a trace, and the file or folder that holds the requests.
+    """Return the format of a trace, and the file or directory that holds the requests.
 
-    With ``columns`` (see ``make_mapped_format``) it is a log of one's own. Raises InputError if
-    there is none such, or its format is not known.
+    With ``columns`` (see ``make_mapped_format``), the file is a custom log. Raises InputError if
+    the file is missing or its format is unknown.
     """
     path = _data(path)
     if columns:
@@ -107,7 +107,7 @@ def _described(head: FileHead) -> str:
 
 
 def _data(path: Path) -> Path:
-    """The file with the requests, where ``path`` is a folder or a header."""
+    """Return the file with the requests if ``path`` is a directory or a header."""
     if not path.exists():
         raise InputError(f"{path}: cannot be read: no such file or directory")
     if path.suffix in (".yaml", ".yml") and (data := data_file(path)):
@@ -121,7 +121,7 @@ def _data(path: Path) -> Path:
 
 
 def read_head(path: Path) -> FileHead:
-    """The beginning of a file. Raises InputError if it cannot be read."""
+    """Return the beginning of a file. Raises InputError if it cannot be read."""
     if path.is_dir():
         return FileHead(path, "folder", frozenset())
     start = _beginning(path)
@@ -143,7 +143,7 @@ def read_head(path: Path) -> FileHead:
 
 
 def _beginning(path: Path) -> bytes:
-    """The first bytes of a file, unpacked as far as that goes."""
+    """Return the first bytes of a file, decompressed if it is a gzip file."""
     with open_binary(path) as raw:
         start = raw.read(HEAD_BYTES)
     if start[:2] != b"\x1f\x8b":

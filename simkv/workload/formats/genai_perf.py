@@ -1,9 +1,9 @@
-"""genai-perf's ``profile_export.json``, which Perf Analyzer writes: times, and texts for lengths.
+"""Reader of genai-perf's ``profile_export.json`` (Perf Analyzer), with estimated lengths.
 
-``experiments[].requests[]`` with ``timestamp`` and ``response_timestamps`` in ns,
-``response_outputs`` and ``request_inputs``. No lengths are in it: genai-perf counts them with the
-model's tokenizer. Here an answer has a token for each response that brings text, which a streaming
-server sends one by one, and a prompt a token for every ``CHARACTERS_PER_TOKEN`` of its text.
+``experiments[].requests[]`` has ``timestamp`` and ``response_timestamps`` in ns,
+``response_outputs`` and ``request_inputs``. The file contains no lengths: genai-perf counts them
+with the model's tokenizer. This reader counts one output token for each response with text, as
+streaming servers send them, and one prompt token for every ``CHARACTERS_PER_TOKEN`` characters.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from simkv.workload.trace_source import TraceSource
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Characters of English text in a token, roughly.
+#: Approximate characters per token of English text.
 CHARACTERS_PER_TOKEN = 4
 
 
 def read_request_table(source: TraceSource) -> pd.DataFrame:
-    """A row per request in the order of arrival, as ``read_measured`` tells it."""
+    """Return one row per request in order of arrival (see ``read_measured_latencies``)."""
     import pandas as pd
 
     with source.text() as lines:
@@ -85,13 +85,13 @@ def _row(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _brings(output: Any) -> bool:
-    """Whether a response is more than the end of the stream."""
+    """Return whether a response contains more than the end of the stream."""
     text = output if isinstance(output, str) else json.dumps(output)
     return bool(text.strip()) and "[DONE]" not in text
 
 
 def _characters(inputs: Any) -> int:
-    """Characters of the texts of a request's payload."""
+    """Return the number of text characters in a request's payload."""
     if isinstance(inputs, dict) and isinstance(inputs.get("payload"), str):
         try:
             inputs = json.loads(inputs["payload"])

@@ -1,4 +1,4 @@
-"""guidellm's benchmarks (JSON): the requests of all its benchmarks, those without an answer too.
+"""Reader of guidellm's benchmark reports (JSON), including requests without an answer.
 
 ``benchmarks[].requests`` has lists ``successful``, ``errored`` and ``incomplete``; a request has
 ``request_start_time`` and ``request_end_time`` (older: ``start_time``, ``end_time``) in s since
@@ -28,7 +28,7 @@ _LISTS = ("successful", "errored", "incomplete")
 
 
 def read_request_table(source: TraceSource) -> pd.DataFrame:
-    """A row per request in the order of arrival, as ``read_measured`` tells it."""
+    """Return one row per request in order of arrival (see ``read_measured_latencies``)."""
     import pandas as pd
 
     with source.text() as lines:
@@ -53,7 +53,7 @@ def read_request_table(source: TraceSource) -> pd.DataFrame:
 
 
 def _requests(report: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Where a request is, whether it was answered, and the request."""
+    """Yield the location, outcome and record of each request."""
     benchmarks = report.get("benchmarks") if isinstance(report, dict) else None
     for number, benchmark in enumerate(benchmarks if isinstance(benchmarks, list) else ()):
         requests = benchmark.get("requests") if isinstance(benchmark, dict) else None
@@ -93,7 +93,7 @@ def _row(record: dict[str, Any], *, answered: bool) -> dict[str, Any]:
 
 
 def _given(record: dict[str, Any]) -> dict[str, Any]:
-    """What is not null of it."""
+    """Return the fields of a record that are not null."""
     return {name: value for name, value in record.items() if value is not None}
 
 

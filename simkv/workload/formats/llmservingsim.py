@@ -1,10 +1,11 @@
-"""LLMServingSim's workloads and its captures of real vLLM runs (JSON lines).
+"""Reader of LLMServingSim's workloads and its captures of real vLLM runs (JSON lines).
 
-A workload's line is a request (``input_toks, output_toks, arrival_time_ns``, and perhaps
-``input_tok_ids``) or a session (``session_id, arrival_time_ns, sub_requests``), whose calls follow
-each other after ``tool_duration_ns``. A capture's line has ``arrival_time`` in s on a wall clock;
-its first row is time 0. Prompts with token ids are known by the chain of their blocks of 16 tokens
-(github.com/casys-kaist/LLMServingSim, workloads/README.md, bench/README.md).
+A workload line is a request (``input_toks, output_toks, arrival_time_ns``, optional
+``input_tok_ids``) or a session (``session_id, arrival_time_ns, sub_requests``); each call of a
+session starts ``tool_duration_ns`` after the previous call ends. A capture line has
+``arrival_time`` in s on a wall clock; the first row is time 0. Prompts with token ids are
+identified by the hash chain of their 16-token blocks (github.com/casys-kaist/LLMServingSim,
+workloads/README.md, bench/README.md).
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from simkv.workload.json_records import (
 from simkv.workload.request_columns import PromptPieces, RequestRows
 from simkv.workload.trace_source import TraceSource, select_served
 
-#: vLLM's usual block size.
+#: vLLM's default block size.
 BLOCK_TOKENS = 16
 
 
 class _Chain:
-    """Names blocks of tokens by their own tokens and all tokens before them."""
+    """Assign ids to token blocks, by their own tokens and all tokens before them."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, ...], int] = {}

@@ -1,9 +1,9 @@
-"""Own logs whose columns have other names: CSV, or JSON lines, by ``ours=theirs``.
+"""Reader of custom logs (CSV or JSON lines) whose columns are mapped as ``ours=theirs``.
 
-simkv trace convert log.csv out.csv --columns arrival=ts,prompt_tokens=in,output_tokens=out
+    simkv trace convert log.csv out.csv --columns arrival=ts,prompt_tokens=in,output_tokens=out
 
-Columns that are not named are taken where they have simkv's own names. ``arrival`` may be seconds
-on any clock, or wall-clock times as in ``2026-05-01T12:00:00.25Z``; the first row is then time 0.
+Unmapped columns are read if they have simkv's own names. ``arrival`` may be seconds on any clock,
+or wall-clock times such as ``2026-05-01T12:00:00.25Z``; wall-clock times count from the first row.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from simkv.workload.formats.trace_format import FileHead, TraceFormat
 from simkv.workload.request_columns import RequestRows
 from simkv.workload.trace_source import TraceSource, select_served
 
-#: What a request without an answer has none of; it is counted as failed, not refused.
+#: Lengths may be 0 here: requests without an answer are counted as failed, not rejected.
 _COUNTED: dict[str, Parser] = dict.fromkeys(LENGTH_PARSERS, parse_whole_numbers)
 
 
 def parse_columns(text: str) -> dict[str, str]:
-    """``ours=theirs,…``. Raises InputError if a name is not one of ours, or is given twice."""
+    """Parse ``ours=theirs,…``. Raises InputError if a name is unknown or given twice."""
     found: dict[str, str] = {}
     for pair in text.split(","):
         ours, equals, theirs = (part.strip() for part in pair.partition("="))
@@ -51,9 +51,9 @@ def parse_columns(text: str) -> dict[str, str]:
 
 
 def make_mapped_format(columns: Mapping[str, str], head: FileHead) -> TraceFormat:
-    """The format of a file with such a ``head`` whose columns have these names.
+    """Return the format of a file with mapped columns.
 
-    Raises InputError if it is neither CSV nor JSON lines.
+    Raises InputError if the file is neither CSV nor JSON lines.
     """
     if head.kind not in ("csv", "json", "text"):
         raise InputError(f"{head.path}: --columns is for CSV and JSON lines; found {head.kind}")
@@ -77,7 +77,7 @@ def _rows(source: TraceSource, columns: Mapping[str, str], is_json: bool) -> Ite
 
 
 def _arrival(source: TraceSource, texts: Sequence[str]) -> ColumnArray:
-    """Seconds, or wall-clock times from the first row on."""
+    """Return seconds; wall-clock times count from the first row."""
     try:
         return parse_times(texts)
     except ValueError:
@@ -89,7 +89,7 @@ def _arrival(source: TraceSource, texts: Sequence[str]) -> ColumnArray:
 def _renamed(
     source: TraceSource, lines: Iterator[str], columns: Mapping[str, str]
 ) -> Iterator[str]:
-    """The lines of a CSV file, in whose header the columns have our names."""
+    """Yield the lines of a CSV file with simkv's column names in the header."""
     theirs = {name.casefold(): ours for ours, name in columns.items()}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -110,7 +110,7 @@ def _renamed(
 
 
 def _our_name(name: str, theirs: Mapping[str, str], columns: Mapping[str, str]) -> str:
-    """What a column is called here; one of our names that another column has taken is its own."""
+    """Return the name of a column here; a name that is mapped from another column gets a suffix."""
     ours = theirs.get(name.casefold())
     if ours is not None:
         return ours
@@ -121,7 +121,7 @@ def _our_name(name: str, theirs: Mapping[str, str], columns: Mapping[str, str]) 
 def _json_as_csv(
     source: TraceSource, lines: Iterator[str], columns: Mapping[str, str]
 ) -> Iterator[str]:
-    """The objects of a JSON lines file as lines of CSV: a line each, so that places stay true."""
+    """Yield JSON lines as CSV lines, one for one, so that line numbers stay correct."""
     names = {**{name: name for name in COLUMN_PARSERS}, **columns}
     used: list[str] = []
     for number, line in enumerate(lines, start=1):

@@ -1,4 +1,4 @@
-"""What was measured of each request of a trace, where its format says so."""
+"""Measured latencies of each request of a trace, for formats that record them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from simkv.workload.trace_source import TraceSource
 
 
 def read_measured_latencies(path: Path, source: TraceSource | None = None) -> pd.DataFrame:
-    """A row per served request, in the file's order: arrival_s, prompt_tokens, output_tokens, and
-    ttft_ms, tpot_ms, e2e_ms, queue_ms as measured (NaN where they are not); queued_s, from when
-    TTFT and E2E count, where the format has it.
+    """Return one row per served request, in the order of the file.
 
-    Formats with a ``table`` may have more: start_s (since 1970), request (its id), max_tokens,
-    prefill_ms, gave_up_s, and requests without an answer (output_tokens 0). ``source`` is read in
-    place of a new one of the file. Raises InputError if the file cannot be used or its format has
-    no measured times.
+    Columns: arrival_s, prompt_tokens, output_tokens; ttft_ms, tpot_ms, e2e_ms, queue_ms as measured
+    (NaN if missing); and queued_s, the start of TTFT and E2E, if the format records it. Formats
+    with a ``table`` may add start_s (since 1970), request (its id), max_tokens, prefill_ms,
+    gave_up_s, and requests without an answer (output_tokens 0).
+
+    ``source`` is read in place of a new source for the file. Raises InputError if the file cannot
+    be used or its format has no measured times.
     """
     form, path = detect_format(path)
     source = source or TraceSource(path)
@@ -64,7 +65,8 @@ def read_measured_latencies(path: Path, source: TraceSource | None = None) -> pd
 
 
 def _records(source: TraceSource, path: Path) -> list[tuple[int, dict[str, object]]]:
-    """All objects of a JSON lines file with their lines, as they are counted in ``Rows.number``."""
+    """Return all objects of a JSON lines file with their lines, as ``RequestRows.number`` counts
+    them."""
     with source.text(path) as lines:
         texts = list(enumerate(lines, start=1))
     return [(line, json.loads(text)) for line, text in texts if text.strip()]

@@ -1,9 +1,10 @@
-"""Mooncake traces, and others in their form: JSON lines with the hash ids of prompt blocks.
+"""Reader of Mooncake traces and others of this form: JSON lines with hash ids of prompt blocks.
 
-``timestamp`` in ms, ``input_length``, ``output_length``, and ``hash_ids``, one for each block of
-the prompt, the last block partial (github.com/kvcache-ai/Mooncake, FAST25-release/traces). Equal
-ids mean equal tokens up to and including that block. Blocks have 512 tokens; where the first rows
-say otherwise, as in Alibaba's traces of Qwen (16, and ``timestamp`` in s), what they say.
+Each line has ``timestamp`` in ms, ``input_length``, ``output_length``, and ``hash_ids``, one for
+each block of the prompt, the last block partial (github.com/kvcache-ai/Mooncake,
+FAST25-release/traces). Equal ids mean equal tokens up to and including that block. Blocks have 512
+tokens unless the first rows show another size, as in Alibaba's Qwen traces (16 tokens, and
+``timestamp`` in s).
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from simkv.workload.json_records import (
 from simkv.workload.request_columns import PromptPieces, RequestRows
 from simkv.workload.trace_source import TraceSource, select_served
 
-#: Block sizes that are tried, the most usual first.
+#: Candidate block sizes, most common first.
 BLOCK_SIZES = (512, 16, 32, 64, 128, 256, 1024)
 
 
 class _Checked:
-    """What is right for a row, once the first rows have told the size of a block."""
+    """Check of rows; infers the block size from the first rows."""
 
     def __init__(self) -> None:
         self.possible = list(BLOCK_SIZES)

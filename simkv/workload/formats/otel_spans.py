@@ -1,10 +1,11 @@
-"""vLLM's OpenTelemetry spans ``llm_request``, one per finished request: OTLP JSON or Jaeger's.
+"""Reader of vLLM's OpenTelemetry spans ``llm_request``, as OTLP JSON or a Jaeger export.
 
-OTLP JSON is one object, or one a line as the collector's file exporter writes it; Jaeger's is what
-its page downloads (``{"data": [{"spans": [...]}]}``). A span begins when the API server had the
-request; its attributes are lengths (``gen_ai.usage.*``) and times in s (``gen_ai.latency.*``), of
-which ``time_in_queue`` ends when the request is first scheduled (vllm/v1/engine/output_processor.py
-``do_tracing``, 0.11 to 0.33). Spans of other programs and names are passed over.
+There is one span per finished request. OTLP JSON is one object, or one object per line as the
+collector's file exporter writes it. A Jaeger export is the JSON file downloaded from its UI
+(``{"data": [{"spans": [...]}]}``). A span starts when the API server receives the request. Its
+attributes are lengths (``gen_ai.usage.*``) and times in s (``gen_ai.latency.*``); ``time_in_queue``
+ends when the request is first scheduled (vllm/v1/engine/output_processor.py ``do_tracing``, 0.11 to
+0.33). Other spans are skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 SPAN_NAME = "llm_request"
 _LATENCY, _USAGE = "gen_ai.latency.", "gen_ai.usage."
-#: Columns in s, and the attributes that they are read from.
+#: Columns in s, and the attributes they are read from.
 _TIMES = {
     "queue": "time_in_queue",
     "prefill": "time_in_model_prefill",
@@ -34,7 +35,7 @@ _TIMES = {
     "ttft": "time_to_first_token",
     "e2e": "e2e",
 }
-#: Lengths under vLLM's names and under those of the semantic conventions.
+#: Length attributes by vLLM's names and by the names of the semantic conventions.
 _LENGTHS = {
     "prompt_tokens": ("prompt_tokens", "input_tokens"),
     "output_tokens": ("completion_tokens", "output_tokens"),
@@ -43,7 +44,7 @@ _NUMBERS = ("doubleValue", "intValue", "stringValue", "boolValue")
 
 
 def _documents(source: TraceSource) -> Iterator[tuple[int, Any]]:
-    """The JSON values of a file and their lines: one to a line, or one over all lines."""
+    """Yield the JSON values of a file with their lines: one per line, or one in the whole file."""
     with source.text() as lines:
         begun: list[str] = []
         for start, batch in source.batches(lines):
@@ -72,7 +73,7 @@ def _documents(source: TraceSource) -> Iterator[tuple[int, Any]]:
 
 
 def _items(value: Any, *path: str) -> Iterator[dict[str, Any]]:
-    """The objects in lists of objects, down a path of keys."""
+    """Yield the objects at a path of keys through nested lists."""
     if not path:
         if isinstance(value, dict):
             yield value
@@ -83,7 +84,7 @@ def _items(value: Any, *path: str) -> Iterator[dict[str, Any]]:
 
 
 def _spans(document: Any) -> Iterator[tuple[float, dict[str, Any]]]:
-    """Start (s on a wall clock) and attributes of the spans of requests."""
+    """Yield the start (s on a wall clock) and the attributes of each request span."""
     for part in document if isinstance(document, list) else [document]:
         for scopes in ("scopeSpans", "instrumentationLibrarySpans"):
             for span in _items(part, "resourceSpans", scopes, "spans"):
@@ -97,7 +98,7 @@ def _spans(document: Any) -> Iterator[tuple[float, dict[str, Any]]]:
 
 
 def _float(value: Any) -> float:
-    """A number, or NaN for anything else."""
+    """Return a number, or NaN for anything else."""
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
@@ -112,7 +113,7 @@ def _value(attribute: dict[str, Any]) -> Any:
 
 
 def _number(attributes: dict[str, Any], *names: str) -> float:
-    """The first of some attributes that is there. Raises ValueError if it is no number from 0."""
+    """Return the first attribute present. Raises ValueError if it is not a number of at least 0."""
     value = next((attributes[name] for name in names if name in attributes), None)
     number = _float(value)
     if not 0 <= number <= MAX_TOKEN_COUNT:
@@ -122,7 +123,7 @@ def _number(attributes: dict[str, Any], *names: str) -> float:
 
 
 def _record(start: float, attributes: dict[str, Any]) -> dict[str, Any]:
-    """A span as a row of numbers. Raises ValueError as ``column: what would be right; found …``."""
+    """Return a span as a row of numbers. Raises ValueError with the text ``column: reason``."""
     if not np.isfinite(start):
         raise ValueError("start: should be a time since 1970; is missing")
     row: dict[str, Any] = {"start_s": start, "request": str(attributes.get("gen_ai.request.id"))}
@@ -138,7 +139,7 @@ def _record(start: float, attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_request_table(source: TraceSource) -> pd.DataFrame:
-    """A row per request in the order of arrival, as ``read_measured`` tells it."""
+    """Return one row per request in order of arrival (see ``read_measured_latencies``)."""
     import pandas as pd
 
     rows = []
@@ -163,7 +164,7 @@ def read_request_table(source: TraceSource) -> pd.DataFrame:
 
 
 def rows_from_spans(source: TraceSource, read: pd.DataFrame) -> RequestRows:
-    """The requests of such a table that had an answer."""
+    """Return the answered requests of a table from ``read_request_table``."""
     rows = RequestRows(
         arrival=read["arrival_s"].to_numpy(np.float64),
         prompt_tokens=read["prompt_tokens"].to_numpy(np.int64),

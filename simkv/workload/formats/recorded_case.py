@@ -1,10 +1,11 @@
-"""Requests of a recorded case, one row each, with what was measured: ``requests.csv``.
+"""Reader of the ``requests.csv`` of a recorded case: one row per request with measured results.
 
-``arrival_s``, ``prompt_tokens``, ``output_tokens``; other columns are results and are not read.
-``shared_prefix_tokens``, if there, begin every prompt alike, or with a column ``stage`` every
-prompt of a stage: guidellm draws another prefix for each (in the recorded runs the first prompt of
-each stage is computed whole). A file ``prefix_blocks.jsonl[.gz]``
-beside it names the full blocks of 16 tokens of each prompt: ``{"id": 0, "hash_ids": [0, 1]}``.
+The columns are ``arrival_s``, ``prompt_tokens``, ``output_tokens``; measured results are not read.
+``shared_prefix_tokens``, if present, is the length of a prefix shared by all prompts, or by all
+prompts of one ``stage`` if that column exists: guidellm samples a new prefix for each stage (in the
+recorded runs the first prompt of each stage is computed completely). A file
+``prefix_blocks.jsonl[.gz]`` beside it lists the full 16-token blocks of each prompt: ``{"id": 0,
+"hash_ids": [0, 1]}``.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def _check(record: dict[str, Any]) -> None:
 
 
 def _blocks(source: TraceSource) -> dict[int, list[int]]:
-    """The blocks of each prompt by the request's id."""
+    """Return the prompt blocks of each request by its id."""
     for end in ("", ".gz"):
         path = source.path.with_name(f"prefix_blocks.jsonl{end}")
         if path.is_file():

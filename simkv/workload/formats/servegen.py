@@ -1,15 +1,14 @@
-"""ServeGen's statistics of production clients: a generator, not a log.
+"""Requests generated from ServeGen's statistics of production clients.
 
-A folder or a tar with ``chunk-<client>-trace.csv`` (no header; window start in s, requests per s,
-CV of the gaps, ``Gamma`` or ``Weibull`` or nothing, shape, scale in s) and
-``chunk-<client>-dataset.json`` (window start -> field -> a Python dict literal of probabilities)
-for each client (github.com/alibaba/ServeGen, data/).
+The input is a directory or a tar with two files for each client (github.com/alibaba/ServeGen,
+data/): ``chunk-<client>-trace.csv`` (no header; window start in s, requests per s, CV of the gaps,
+``Gamma`` or ``Weibull`` or empty, shape, scale in s) and ``chunk-<client>-dataset.json`` (window
+start -> field -> a Python dict literal of probabilities).
 
-As ServeGen does, a client's gaps in a window are drawn from its distribution and then scaled to
-fill the window, so that the rate comes out exactly; unlike there, prompt and output lengths are
-drawn independently, each by a stream of its own (ServeGen draws both at the same quantile). Every
-client, window and purpose has its own random stream: a later start, or a client less, changes
-nothing in the rest.
+As in ServeGen, the gaps of a client in a window are sampled from its distribution and scaled to
+fill the window, so that the rate is exact. Unlike in ServeGen, prompt and output lengths are
+sampled independently (ServeGen samples both at the same quantile). Every client, window and purpose
+has its own random stream: a later start or a removed client does not change the other requests.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ from simkv.workload.workload_base import MAX_TOKEN_COUNT, make_random_stream
 _TRACE = re.compile(r"chunk-(\d{1,9})-trace\.csv")
 _DATASET = re.compile(r"chunk-(\d{1,9})-dataset\.json")
 LENGTH_FIELDS = ("input_tokens", "output_tokens")
-#: Seconds of a window where a client's file does not say it by having two.
+#: Window length in seconds for client files with a single window.
 _STEP = 600.0
-#: One member of a tar may unpack to as many bytes as this.
+#: Maximum uncompressed size in bytes of a tar member.
 MAX_MEMBER_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
 class RateWindow:
-    """A client from ``start`` to ``end`` (s): requests per second and the law of the gaps."""
+    """Window of a client from ``start`` to ``end`` (s): requests per second, gap distribution."""
 
     index: int
     start: float
@@ -59,7 +58,7 @@ class RateWindow:
 
 @dataclass
 class ServegenClient:
-    """One client: its windows, and its lengths from given times on, in their file's own text."""
+    """Client with its rate windows, and its length distributions by start time as unparsed text."""
 
     number: int
     windows: list[RateWindow]
@@ -70,9 +69,10 @@ class ServegenClient:
         self._parsed: dict[tuple[int, str], tuple[Ints, Floats] | None] = {}
 
     def length_distribution(self, field: str, time: float) -> tuple[Ints, Floats] | None:
-        """Lengths and their cumulative probabilities at ``time``; None if the file knows none.
+        """Return the lengths and their cumulative probabilities at ``time``, or None.
 
-        A window without lengths has those of the nearest one before it, else after it.
+        A window without lengths uses the nearest earlier window, otherwise the nearest later one.
+        The result is None if the file has no lengths for the field.
         """
         starts = [start for start, _ in self.lengths]
         now = int(np.searchsorted(starts, time, side="right")) - 1
@@ -140,7 +140,7 @@ def _rows(source: TraceSource) -> Iterator[RequestRows]:
 
 
 def _draw(source: TraceSource, client: ServegenClient, window: RateWindow) -> RequestRows:
-    """The requests of a client in a window."""
+    """Sample the requests of a client in a window."""
     seed, place = source.selection.seed, (client.number, window.index)
     gaps, prompts, outputs = (make_random_stream(seed, *place, purpose) for purpose in range(3))
     length = window.end - window.start
@@ -174,7 +174,7 @@ def _draw(source: TraceSource, client: ServegenClient, window: RateWindow) -> Re
 
 
 def _clients(source: TraceSource) -> list[ServegenClient]:
-    """The clients of a folder or a tar, by number."""
+    """Return the clients of a directory or a tar, ordered by number."""
     texts = dict(_folder(source) if source.path.is_dir() else _members(source))
     traces = {int(m[1]): name for name in texts if (m := _TRACE.fullmatch(Path(name).name))}
     datasets = {int(m[1]): name for name in texts if (m := _DATASET.fullmatch(Path(name).name))}
@@ -201,7 +201,7 @@ def _folder(source: TraceSource) -> Iterator[tuple[str, str]]:
 
 
 def _members(source: TraceSource) -> Iterator[tuple[str, str]]:
-    """The clients' files in a tar, which is read and never unpacked to disk."""
+    """Yield the client files in a tar without extracting them to disk."""
     try:
         with tarfile.open(source.path, "r:*") as tar:
             for member in tar:
@@ -277,7 +277,7 @@ def _lengths(source: TraceSource, name: str, text: str) -> list[tuple[float, dic
 
 
 def is_client_file(name: str) -> bool:
-    """Whether a file of this name is a client's."""
+    """Return whether a file name belongs to a ServeGen client."""
     return bool(_TRACE.fullmatch(name) or _DATASET.fullmatch(name))
 
 

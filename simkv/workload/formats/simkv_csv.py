@@ -1,17 +1,17 @@
-"""simkv's own traces, as CSV, plain or gzip'd. Written and read without any loss.
+"""Reader and writer of simkv's own CSV traces, plain or gzip-compressed, without loss.
 
-``prompt_tokens`` and ``output_tokens`` are needed. May be there: ``arrival`` (s, from 0; a trace
-without it has lengths only), ``max_tokens``, ``priority`` (smaller is more urgent), ``timeout``
-(s), ``ignore_eos`` and ``has_images`` (0 or 1), ``lora`` (the name of an adapter),
-``acceptance`` (from 0 to 1, of each draft if those before it are accepted), ``session``,
-``think_time`` (s after the end of the session's request before it; empty: at its arrival), and
-``prefix``: what the prompt begins with, as pieces ``stream:end`` or ``stream:start-end`` with
-blanks between.
+``prompt_tokens`` and ``output_tokens`` are required. Optional columns: ``arrival`` (s, from 0; a
+trace without it has lengths only), ``max_tokens``, ``priority`` (smaller is more urgent),
+``timeout`` (s), ``ignore_eos`` and ``has_images`` (0 or 1), ``lora`` (adapter name), ``acceptance``
+(acceptance rate of each draft token after the earlier ones were accepted, 0 to 1), ``session``,
+``think_time`` (s after the end of the session's previous request; empty: at its arrival), and
+``prefix``: the beginning of the prompt as pieces ``stream:end`` or ``stream:start-end``, separated
+by blanks.
 
-Equal stream and equal place mean equal tokens. ``h<number>`` is a block by its hash, ``o<row>`` and
-``u<row>`` are the output and the own prompt tokens of the row with that number (the first is 0),
-any other name is a stream by itself (letters, digits and ``_.-~`` as they are, others as %XX). What
-comes after the pieces is the prompt's own.
+Equal positions in the same stream are equal tokens. ``h<number>`` is a block identified by its
+hash, ``o<row>`` and ``u<row>`` are the output and the own prompt tokens of that row (the first is
+0). Any other name is an independent stream (letters, digits and ``_.-~`` as they are, others as
+%XX). Tokens after the last piece are unique to the prompt.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from simkv.workload.request_columns import (
 )
 from simkv.workload.trace_source import TraceSource
 
-#: Columns of names, which are kept as numbers, and where a source keeps the names.
+#: Name columns, stored as numbers, and the table of names in a source.
 NAME_COLUMNS: dict[str, Callable[[TraceSource], NameTable]] = {
     "lora": attrgetter("loras"),
     "session": attrgetter("sessions"),
 }
-#: Characters that need no %XX in the name of a session.
+#: Characters of a session name that are not percent-encoded.
 _PLAIN = " !#$&'()*+-./:;<=>?@[]^_`{|}~"
 
 
@@ -125,7 +125,7 @@ COLUMN_PARSERS: dict[str, Parser] = {
     "think_time": make_column_parser(_empty_or(parse_time, np.nan), np.float64),
     "prefix": make_column_parser(_check_prefix),
 }
-#: Some people number their rows; simkv does that itself.
+#: Row id columns are ignored: simkv numbers the rows itself.
 _IGNORED = {"id", "request_id"}
 
 
@@ -137,7 +137,7 @@ def _rows(source: TraceSource) -> Iterator[RequestRows]:
 
 
 def note_unknown(source: TraceSource, names: Iterable[str]) -> None:
-    """Tell once of columns that are not read, for they may be misspelt."""
+    """Add one note about unknown columns, because they may be misspelled."""
     unknown = [name for name in names if name not in _IGNORED and name not in COLUMN_PARSERS]
     if unknown and not any("not read" in note for note in source.tally.notes):
         told = ", ".join(f"{name!r}{spelling_hint(name, COLUMN_PARSERS)}" for name in unknown)
@@ -145,7 +145,7 @@ def note_unknown(source: TraceSource, names: Iterable[str]) -> None:
 
 
 def rows_from_table(source: TraceSource, table: CsvTable) -> RequestRows:
-    """The rows of a table whose columns have passed ``COLUMN_PARSERS``."""
+    """Return the rows of a table whose columns were parsed by ``COLUMN_PARSERS``."""
     columns: dict[str, Any] = dict(table.columns)
     named = {name: columns.pop(name, None) for name in NAME_COLUMNS}
     prefixes = columns.pop("prefix", None)
@@ -178,7 +178,7 @@ def _known(head: FileHead) -> bool:
 
 
 def find_missing_columns(head: FileHead) -> list[str]:
-    """The columns that a file lacks which looks like one of ours; none if it does not."""
+    """Return the missing columns of a file that resembles a simkv trace; empty for other files."""
     like_ours = head.kind == "csv" and head.names & {"arrival", *LENGTH_PARSERS}
     lacking = [name for name in ("arrival", *LENGTH_PARSERS) if name not in head.names]
     return lacking if like_ours else []
@@ -188,7 +188,7 @@ SIMKV = TraceFormat("simkv", "simkv's own traces (CSV)", _known, _rows)
 
 
 def used_columns(rows: RequestRows, already: Sequence[str] = ()) -> list[str]:
-    """The columns in which any value is not the default, and those of ``already``, in order."""
+    """Return the columns with any non-default value and those in ``already``, in order."""
     return [
         name
         for name in COLUMN_PARSERS
@@ -210,9 +210,10 @@ def _is_used(rows: RequestRows, name: str) -> bool:
 def write_file(
     path: Path, parts: Iterable[RequestRows], columns: Sequence[str], source: TraceSource
 ) -> int:
-    """Write a trace as CSV, gzip'd if ``path`` ends in .gz; returns the number of rows.
+    """Write a trace as CSV and return the number of rows.
 
-    ``columns`` are those that the file has; ``source`` knows the names of sessions and streams.
+    The file is gzip-compressed if ``path`` ends in .gz. ``columns`` are the columns to write;
+    ``source`` has the names of sessions and streams.
     """
     with ExitStack() as stack:
         raw: IO[bytes] = stack.enter_context(path.open("wb"))
@@ -226,7 +227,7 @@ def write_file(
 def write_csv(
     text: IO[str], parts: Iterable[RequestRows], columns: Sequence[str], source: TraceSource
 ) -> int:
-    """Write rows as CSV with a header; returns their number."""
+    """Write rows as CSV with a header; return the number of rows."""
     text.write(",".join(columns) + "\n")
     count = 0
     for rows in parts:
@@ -237,7 +238,7 @@ def write_csv(
 
 
 def format_column(rows: RequestRows, name: str, source: TraceSource) -> Iterable[str]:
-    """A column as text; a value that stands for none is empty."""
+    """Return a column as text; missing values are empty."""
     if name == "prefix":
         names = source.streams.names
         return [format_pieces(row, names) for row in rows.column("pieces").by_row()]

@@ -1,4 +1,4 @@
-"""simkv's own traces as Parquet: the columns of the CSV form, typed. Needs pyarrow."""
+"""Reader and writer of simkv traces as Parquet: typed columns of the CSV form. Requires pyarrow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from simkv.workload.formats.trace_format import FileHead, TraceFormat
 from simkv.workload.request_columns import RequestRows
 from simkv.workload.trace_source import TraceSource
 
-#: Rows that are written at a time.
+#: Rows per row group.
 ROW_GROUP = 1 << 16
 _KINDS = {
     "arrival": "float64",
@@ -69,7 +69,7 @@ def _rows(source: TraceSource) -> Iterator[RequestRows]:
 
 
 def _of_batch(source: TraceSource, batch: Any, names: Sequence[str]) -> RequestRows:
-    """Rows of a Parquet file, by the same checks as those of a CSV file."""
+    """Return the rows of a Parquet batch, validated like those of a CSV file."""
     first, count = source.tally.rows, batch.num_rows
     source.tally.rows += count
     columns: dict[str, ColumnArray] = {}
@@ -92,7 +92,7 @@ def _texts(column: Any) -> list[str]:
 
 
 def _is_good(source: TraceSource, row: int, name: str, text: str, tell: bool) -> bool:
-    """Whether a value can be used; the row's number, from 1, stands for its line."""
+    """Return whether a value is valid; errors give the row number, from 1, as the line."""
     try:
         COLUMN_PARSERS[name]([text])
     except ValueError as error:
@@ -105,7 +105,7 @@ def _is_good(source: TraceSource, row: int, name: str, text: str, tell: bool) ->
 def write_parquet(
     path: Path, parts: Iterable[RequestRows], columns: Sequence[str], source: TraceSource
 ) -> int:
-    """Write a trace as Parquet; returns the number of rows. As ``write_file`` otherwise."""
+    """Write a trace as Parquet and return the number of rows (parameters as for ``write_file``)."""
     pyarrow = _pyarrow()
     schema = pyarrow.schema([(name, _KINDS.get(name, "int64")) for name in columns])
     count = 0
@@ -118,7 +118,7 @@ def write_parquet(
 
 
 def _larger(parts: Iterable[RequestRows]) -> Iterator[RequestRows]:
-    """The same rows in parts that are large enough for a row group."""
+    """Yield the same rows in batches large enough for a row group."""
     kept: list[RequestRows] = []
     for rows in parts:
         kept.append(rows)

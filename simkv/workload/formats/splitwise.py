@@ -1,8 +1,8 @@
-"""splitwise-sim: ``request_id, request_type, application_id, arrival_timestamp, batch_size, ...``.
+"""Reader of splitwise-sim traces: ``request_id, request_type, application_id, ...``.
 
-``arrival_timestamp`` is in seconds, ``prompt_size`` and ``token_size`` in tokens
-(github.com/Mutinifni/splitwise-sim, traces/). A row with a ``batch_size`` above 1 stands for that
-many prompts at once, which simkv does not know as one request.
+``arrival_timestamp`` is in seconds, ``prompt_size`` and ``token_size`` are in tokens
+(github.com/Mutinifni/splitwise-sim, traces/). Rows with a ``batch_size`` above 1 are rejected: they
+represent several prompts at once, which a simkv request cannot.
 """
 
 from __future__ import annotations

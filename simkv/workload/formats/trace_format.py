@@ -1,4 +1,4 @@
-"""What a format is, and the beginning of a file by which it is known."""
+"""Definition of a trace format, and the beginning of a file used to detect it."""
 
 from __future__ import annotations
 
@@ -16,21 +16,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FileHead:
-    """The beginning of a file: of what kind it is, and the columns or keys that it names."""
+    """Beginning of a file: its kind, and the column names or keys found in it."""
 
     path: Path
     kind: Literal["folder", "tar", "parquet", "csv", "json", "yaml", "text", "binary"]
     names: frozenset[str]
 
     def has(self, *names: str) -> bool:
-        """Whether the file has all these columns or keys; upper and lower case are the same."""
+        """Return whether the file has all of these columns or keys, ignoring case."""
         return {name.casefold() for name in names} <= self.names
 
 
 @dataclass(frozen=True)
 class MeasuredLatencies:
-    """What a request took, in ms; NaN what was not measured. With ``queue_ms`` TTFT and E2E count
-    from when the engine core had it, else from when the client sent it."""
+    """Measured latencies of a request in ms, NaN if not measured.
+
+    With ``queue_ms``, TTFT and E2E count from the arrival at the engine core, otherwise from the
+    time the client sent the request.
+    """
 
     ttft_ms: float
     tpot_ms: float
@@ -40,11 +43,11 @@ class MeasuredLatencies:
 
 @dataclass(frozen=True)
 class TraceFormat:
-    """A kind of trace: how it is known by its beginning, and how its rows are read.
+    """Format of a trace: its detection and its readers.
 
-    ``measured`` reads what a request took from its record, where the format says that; it raises
-    ValueError as ``column: what would be right; found …``. A format whose records are not lines has
-    a ``table`` of all of them in its place (see ``read_measured``).
+    ``measured`` reads the latencies of a request from its record, if the format has them; it raises
+    ValueError with ``column: expected; found …``. A format without line records has ``table``
+    instead, which returns all requests at once (see ``read_measured_latencies``).
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Vidur's traces (``arrived_at, num_prefill_tokens, num_decode_tokens``) and lengths.
+"""Reader of Vidur's traces (``arrived_at, num_prefill_tokens, num_decode_tokens``) and lengths.
 
 Files of lengths have no arrivals; the user gives a request rate. The older replay files have
 ``Time, PromptTokenCount, CompletionTokenCount`` (github.com/microsoft/vidur, data/).

@@ -1,8 +1,8 @@
-"""What ``vllm bench serve --save-result --save-detailed`` writes: one JSON object, parallel lists.
+"""Reader of ``vllm bench serve --save-result --save-detailed``: a JSON object of parallel lists.
 
-``input_lens`` and ``output_lens`` in tokens, ``start_times`` in s, the moment at which a request
-was sent (with ``--max-concurrency`` after it had its turn), ``errors``. The first one sent is time
-0. Requests that failed are left out and counted. ``ttfts`` and ``itls`` are in s.
+``input_lens`` and ``output_lens`` are in tokens. ``start_times`` in s are the send times (with
+``--max-concurrency``, after the wait in the client); the first request sent is time 0. Requests
+with an entry in ``errors`` are left out and counted. ``ttfts`` and ``itls`` are in s.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _rows(source: TraceSource) -> Iterator[RequestRows]:
 
 
 def _result(source: TraceSource) -> Any:
-    """The result of a file, the last one of several."""
+    """Return the result in a file, or the last of several."""
     with source.text() as lines:
         text = lines.read()
     try:
@@ -43,8 +43,10 @@ def _result(source: TraceSource) -> Any:
 
 
 def read_request_table(source: TraceSource) -> pd.DataFrame:
-    """A row per request in the order of arrival, as ``read_measured`` tells it; without an answer
-    those that failed."""
+    """Return one row per request in order of arrival (see ``read_measured_latencies``).
+
+    Failed requests have no answer.
+    """
     import pandas as pd
 
     result = _result(source)
@@ -77,7 +79,7 @@ def read_request_table(source: TraceSource) -> pd.DataFrame:
 
 
 def _appended(source: TraceSource, text: str) -> list[Any]:
-    """The results of a file that --append-result made longer, one in a line."""
+    """Return the results in a file that --append-result extended, one per line."""
     try:
         return [json.loads(line) for line in text.splitlines() if line.strip()]
     except (ValueError, RecursionError) as error:
@@ -85,7 +87,7 @@ def _appended(source: TraceSource, text: str) -> list[Any]:
 
 
 def _of_result(source: TraceSource, result: Any) -> RequestRows:
-    """The requests that had an answer."""
+    """Return the requests with an answer."""
     rows = _columns(source, result)
     assert rows.number is not None
     good = rows.number.tolist()
@@ -96,7 +98,7 @@ def _of_result(source: TraceSource, result: Any) -> RequestRows:
 
 
 def _columns(source: TraceSource, result: Any) -> RequestRows:
-    """All requests whose values make sense; ``number`` is their place in the lists."""
+    """Return all requests with valid values; ``number`` is their index in the lists."""
     if not isinstance(result, dict):
         raise source.error("should be the JSON object of a result")
     missing = [name for name in _LISTS if not isinstance(result.get(name), list)]
@@ -124,7 +126,7 @@ def _columns(source: TraceSource, result: Any) -> RequestRows:
 
 
 def _is_good(source: TraceSource, result: dict[str, Any], index: int) -> bool:
-    """Whether the values of one request make sense; the request's place stands for its line."""
+    """Return whether the values of a request are valid; errors give its index in the lists."""
     source.tally.rows += 1
     try:
         json_integer({"input_lens": result["input_lens"][index]}, "input_lens")
