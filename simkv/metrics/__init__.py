@@ -1,1 +1,1 @@
-"""What came of a run: figures, goodput, how far they can be trusted."""
+"""Figures of a run: latencies, throughput, goodput, and their intervals."""

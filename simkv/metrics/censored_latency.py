@@ -1,7 +1,7 @@
-"""Latencies over all requests, so that a variant that serves few does not look best.
+"""Latencies over all requests, which do not favor a variant that serves few requests.
 
-A request that never gets its first token, or its answer, is *censored*, as survival analysis calls
-it: its latency is at least as long as it waited.
+A request without a first token, or without a complete answer, is *censored* in the sense of
+survival analysis: its latency is at least the time it waited.
 """
 
 from __future__ import annotations
@@ -20,26 +20,30 @@ _SHARES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
 def is_counted(life: RequestRecord) -> bool:
-    """Whether the request was sent and not rejected."""
+    """Return whether the request was sent and not rejected."""
     was_sent = life.seen is not None or get_waiting_time(life) > 0.0
     return was_sent and life.outcome is not Outcome.REJECTED
 
 
 def get_waiting_time(life: RequestRecord) -> float:
-    """Seconds from the arrival of the request until it ended."""
+    """Return the seconds from the arrival of the request until it ended."""
     return max((life.ended_at or 0.0) - life.request.arrival, 0.0)
 
 
 @dataclass(frozen=True)
 class CensoredLatency:
-    """A latency of several requests, in seconds: the ``known`` ones, and of the others how long
-    they waited (``censored``). Both are in ascending order."""
+    """Latency of several requests in seconds.
+
+    ``known`` are the measured latencies, ``censored`` the waiting times of the other requests, both
+    in ascending order.
+    """
 
     known: Sequence[float]
     censored: Sequence[float]
 
     def at_least(self, statistic: str) -> float | None:
-        """The statistic if every censored latency were as long as the wait; None without requests.
+        """Return the statistic if censored latencies equal the waiting times; None without
+        requests.
 
         Percentiles are linear between samples (``simkv.core.grouped_quantile``).
         """
@@ -51,7 +55,7 @@ class CensoredLatency:
         return quantile(values, range(1, len(values) + 1), _SHARES[statistic])
 
     def at_most(self, statistic: str) -> float | None:
-        """The statistic if no censored latency ever ended; None where that is infinite."""
+        """Return the statistic if censored latencies never end; None if it is infinite."""
         if not self.censored:
             return self.at_least(statistic)
         count = len(self.known) + len(self.censored)
@@ -61,10 +65,10 @@ class CensoredLatency:
         return quantile(values, range(1, count + 1), _SHARES[statistic])
 
     def figures_ms(self) -> dict[str, Any]:
-        """The group of figures in ``summary.json``, in milliseconds.
+        """Return the group of figures in ``summary.json``, in milliseconds.
 
-        ``censored`` is the number of these requests, ``at_least`` are the statistics that are lower
-        bounds because of them.
+        ``censored`` is the number of censored requests; ``at_least`` lists the statistics that are
+        only lower bounds because of them.
         """
         found: dict[str, Any] = {}
         for name in STATISTICS:
@@ -77,7 +81,7 @@ class CensoredLatency:
 def compute_censored_latency(
     lives: Iterable[RequestRecord], latency: Callable[[RequestRecord], float | None]
 ) -> CensoredLatency:
-    """A latency (s; None where it did not come) of all requests that were sent and not rejected."""
+    """Collect a latency (s, None if missing) of all requests that were sent and not rejected."""
     known, censored = [], []
     for life in lives:
         if is_counted(life):

@@ -1,5 +1,7 @@
-"""Whether what a scenario expects of its variants has come true
-(``simkv.scenario.expectations``)."""
+"""Check the results of a scenario's variants against its expectations.
+
+Expectations are defined in ``simkv.scenario.expectations``.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ from simkv.scenario.expectations import Bound, iterate_expectations
 
 @dataclass(frozen=True)
 class ExpectationCheck:
-    """One expectation of one variant and what was found.
+    """Expectation of one variant, and the result found.
 
-    ``missed_by`` is the distance to the bound, None where there is none to tell: between words,
-    or if the request never got so far (``found`` is then None).
+    ``missed_by`` is the distance to the bound. It is None if there is no distance: for words, or if
+    the request never reached the figure (``found`` is then None).
     """
 
     variant: str
@@ -32,14 +34,14 @@ class ExpectationCheck:
 
 
 def format_found(found: float | str | None) -> str:
-    """A figure as text; ``none`` where a request has none."""
+    """Format a figure as text; ``none`` if it is missing."""
     if found is None:
         return "none"
     return found if isinstance(found, str) else f"{found:.10g}"
 
 
 def check_expectations(results: Mapping[str, RunResult]) -> list[ExpectationCheck]:
-    """Every expectation of the scenario against the results of its variants."""
+    """Check every expectation of the scenario against the results of its variants."""
     checks: list[ExpectationCheck] = []
     for variant, result in results.items():
         expected = result.scenario.expect.get(variant)
@@ -54,14 +56,14 @@ def check_expectations(results: Mapping[str, RunResult]) -> list[ExpectationChec
     return checks
 
 
-#: Verdicts on a run in which all that could be served was.
+#: Verdicts of a run that served every request it could serve.
 SERVED_VERDICTS = ("served", "cut_off")
 
 
 def exit_code(results: Iterable[RunResult], checks: Sequence[ExpectationCheck]) -> int:
-    """What a run exits with: 0 served, 1 an expectation was missed, 3 somebody was not served.
+    """Return the exit code of a run: 0 served, 1 expectation missed, 3 requests not served.
 
-    Expectations decide first: if there are some and all come true, starvation was expected.
+    Expectations take precedence: if some are given and all hold, starvation was expected.
     """
     if checks:
         return int(not all(found.ok for found in checks))

@@ -1,11 +1,10 @@
-"""How far the seconds of a simulation can be trusted, from what its cost profile knows of itself.
+"""Intervals of a run's figures, from the known errors of its cost profile.
 
-A profile that was measured carries its error on steps that it was not fitted to, by kind of step.
-The run is simulated twice more, with every step cheaper and dearer by what such steps are off by in
-the mean (``costs/profile_uncertainty.py``), all in the same direction; what comes out is the
-interval of each figure (``metrics/intervals.py``). So queueing, preemptions and starvation are in
-it, not only the sum of the steps. Out of range it widens; the share of the time there is told
-beside it.
+A measured profile carries its error on steps excluded from the fit, by kind of step. The run is
+simulated twice more, with every step faster and slower by the mean error of such steps
+(``costs/profile_uncertainty.py``). The results give the interval of each figure
+(``metrics/intervals.py``), including the effects of queueing, preemptions and starvation. Outside
+the profile's range the interval widens; the share of time there is reported with it.
 """
 
 from __future__ import annotations
@@ -25,19 +24,18 @@ from simkv.metrics.intervals import (
     compute_interval,
 )
 
-#: Names of the run and its re-runs, as intervals give them.
+#: Names of the run and its re-runs in interval reasons.
 RUN = "in the run"
 RERUNS: dict[ErrorSide, str] = {"cheaper": "with faster steps", "dearer": "with slower steps"}
 
 
 @dataclass(frozen=True)
 class Fidelity:
-    """What is known of a run's error.
+    """Known error of a run.
 
-    ``outside`` is the share of the busy time that lay outside the profile's range; ``errors`` are
-    the profile's own, by kind of step; ``intervals`` are those of the figures (empty where the
-    profile knows no error), ``reasons`` why an end of one is not bounded. ``note`` says it in a
-    sentence.
+    ``outside`` is the share of busy time outside the profile's range; ``errors`` are the profile's
+    own errors by kind of step; ``intervals`` are the intervals of figures (empty if the profile has
+    no error estimate); ``reasons`` explain unbounded ends. ``note`` is a summary sentence.
     """
 
     profile: str
@@ -49,12 +47,12 @@ class Fidelity:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def of(self, name: str, show: Callable[[float], str]) -> str:
-        """The interval of a figure in words; empty if it has none."""
+        """Return the interval of a figure as text; empty if it has none."""
         found = self.intervals.get(name)
         return "" if found is None else found.text(show, self.reasons.get(name, ""))
 
     def to_json(self) -> dict[str, Any]:
-        """As in ``summary.json``."""
+        """Return the fields for ``summary.json``."""
         return {
             "profile": self.profile,
             "basis": self.basis,
@@ -73,11 +71,11 @@ def estimate_fidelity(
     again: Callable[[str, Callable[[Executor], Executor]], MeasuredRun] | None,
     unknown: float = 0.0,
 ) -> Fidelity:
-    """The fidelity of a ``run``.
+    """Estimate the fidelity of a ``run``.
 
-    ``again`` simulates it once more under a name, with an executor changed by what it is given;
-    None where that is not wanted. ``unknown`` is the share of the busy time outside of the range in
-    a feature of which no error is known there.
+    ``again`` simulates the run again under a name, with an executor changed by the given function;
+    None skips intervals. ``unknown`` is the share of busy time outside the range in a feature
+    without a known error there.
     """
     errors = profile.fit.held_out
     intervals: dict[str, FigureInterval] = {}
@@ -100,7 +98,7 @@ def estimate_fidelity(
 
 
 def scaled_executors(profile: CostProfile) -> list[Callable[[Executor], Executor]]:
-    """Executors whose steps are all cheaper, and all dearer, than a profile with errors says."""
+    """Return functions that make an executor's steps faster and slower by the profile's error."""
     return [make_scaled_executor(profile, side) for side in RERUNS]
 
 

@@ -1,4 +1,4 @@
-"""The figures of a fleet and of its replicas."""
+"""Figures of a fleet and of its replicas."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from simkv.sim.run_record import RequestRecord
 
 
 def fleet_figures(fleet: Fleet, end: float) -> dict[str, Any]:
-    """What ``summary.json`` says of a fleet whose run was over at ``end`` (s).
+    """Return the figures in ``summary.json`` of a fleet whose run ended at ``end`` (s).
 
-    ``mean_in_system`` is how many requests were in the fleet on average. ``imbalance`` is the time
-    that the busiest replica computed over the mean of all: 1 is equal. ``replica_s`` adds up for
-    how long each was there, ``retries`` how often a request was sent on from one that failed.
+    ``mean_in_system`` is the mean number of requests in the fleet. ``imbalance`` is the busy time
+    of the busiest replica over the mean of all (1 is equal). ``replica_s`` is the sum of replica
+    lifetimes (s), ``retries`` the number of requests re-sent from a failed replica.
     """
     replicas = [replica_figures(fleet, replica, end) for replica in range(fleet.size)]
     busy = [row["busy_s"] for row in replicas]
@@ -37,8 +37,7 @@ def fleet_figures(fleet: Fleet, end: float) -> dict[str, Any]:
 
 
 def _transfers(fleet: DisaggregatedFleet) -> dict[str, Any]:
-    """KV that went from one replica to another: how often, how long the requests waited for blocks
-    there, and then for the KV."""
+    """Return figures of KV transfers: count, bytes, mean wait for blocks, mean transfer time."""
     done = [h for h in fleet.handovers.values() if h.asked is not None and h.arrived_at is not None]
     waits = [h.asked - h.ready for h in done if h.asked is not None]
     takes = [
@@ -55,9 +54,12 @@ def _transfers(fleet: DisaggregatedFleet) -> dict[str, Any]:
 
 
 def replica_figures(fleet: Fleet, replica: int, end: float) -> dict[str, Any]:
-    """One replica: what it was sent and what became of it; ``hit_rate`` is the share of the prompt
-    tokens that it took in which it found in its prefix cache. ``mean_ttft_ms`` is over the requests
-    that got a first token there, whether they finished or not; 0 if none did."""
+    """Return the figures of one replica.
+
+    ``hit_rate`` is the share of the prompt tokens of admitted requests found in its prefix cache.
+    ``mean_ttft_ms`` is over all requests with a first token from this replica, finished or not; 0
+    without any.
+    """
     stints = [stint for stint in fleet.lifetimes if stint.replica == replica]
     lives = [life for stint in stints for life in stint.engine.record.requests.values()]
     busy = fsum(_busy(stint, end) for stint in stints)
@@ -83,16 +85,16 @@ def replica_figures(fleet: Fleet, replica: int, end: float) -> dict[str, Any]:
 
 
 def _busy(stint: ReplicaLifetime, end: float) -> float:
-    """Seconds in which the replica computed, up to its end."""
+    """Return the busy seconds of a replica, up to its end."""
     log, until = stint.engine.record.steps, end if stint.end is None else stint.end
     busy = fsum(log.end) - fsum(log.start)
-    if log.end and log.end[-1] > until:  # steps do not overlap: only the last may go on
+    if log.end and log.end[-1] > until:  # only the last step can extend past the end
         busy -= min(log.end[-1] - until, log.end[-1] - log.start[-1])
     return busy
 
 
 def _hits(lives: Sequence[RequestRecord]) -> tuple[int, int]:
-    """Prompt tokens found in the cache when requests were first taken in, and all of these."""
+    """Return cached and total prompt tokens of requests at their first admission."""
     hits = taken_in = 0
     for life in lives:
         if life.chunks:

@@ -1,8 +1,8 @@
-"""Goodput: how many requests were served as well as was promised.
+"""Goodput: requests served within latency limits.
 
-Defined as ``vllm bench serve --goodput ttft:500 tpot:50`` does (vLLM 0.33,
+Defined as in ``vllm bench serve --goodput ttft:500 tpot:50`` (vLLM 0.33,
 ``vllm/benchmarks/serve_throughput.py``, ``calculate_metrics``): a request is good if it finished
-and each of its latencies that has a limit (ms) is not above it; the TPOT of a request of one token
+and none of its limited latencies exceeds its limit (ms); the TPOT of a request with one token
 counts as 0.
 """
 
@@ -20,7 +20,7 @@ from simkv.metrics.run_metrics import (
 )
 from simkv.sim.run_record import RequestRecord, RunRecord
 
-#: The latencies that may have a limit, by that tool's names for them; in seconds.
+#: Latencies that may have a limit, by their names in vLLM; in seconds.
 LATENCY_FUNCTIONS: dict[str, Callable[[RequestRecord], float | None]] = {
     "ttft": ttft,
     "tpot": tpot,
@@ -29,7 +29,7 @@ LATENCY_FUNCTIONS: dict[str, Callable[[RequestRecord], float | None]] = {
 
 
 def is_good(life: RequestRecord, limits_ms: Mapping[str, float]) -> bool:
-    """Whether a request finished within the limits (ms by name)."""
+    """Return whether a request finished within the limits (ms by name)."""
     if life.outcome is not Outcome.FINISHED:
         return False
     return all(
@@ -39,9 +39,9 @@ def is_good(life: RequestRecord, limits_ms: Mapping[str, float]) -> bool:
 
 
 def goodput(record: RunRecord, limits_ms: Mapping[str, float]) -> dict[str, Any]:
-    """``good`` requests, their ``goodput`` per second and their ``goodput_share`` of all requests.
+    """Return the number of ``good`` requests, ``goodput`` per second and ``goodput_share``.
 
-    The time is the makespan, as for ``request_throughput``.
+    The time is the makespan, as for ``request_throughput``; the share is of all requests.
     """
     lives = list(record.requests.values())
     good = sum(is_good(life, limits_ms) for life in lives)

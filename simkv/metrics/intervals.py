@@ -1,8 +1,8 @@
-"""Intervals of the figures of a run: what the run and its re-runs at the profile's error bound.
+"""Intervals of a run's figures, from the run and its re-runs at the profile's error bounds.
 
-A re-run bounds a figure only if its value means the same as that of the run. A latency of finished
-requests does so where the same requests finish; a latency of all requests has no upper end where
-some are never answered. What is not bounded is None, never 0, and the reason is given.
+A re-run bounds a figure only if its value is comparable with the value in the run. Latencies of finished
+requests are comparable if the same requests finish; a latency of all requests has no upper bound if
+some requests are never answered. An unbounded end is None, never 0, and has a reason.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from simkv.metrics.censored_latency import compute_censored_latency, is_counted
 from simkv.metrics.run_metrics import e2e, summarize, ttft
 from simkv.sim.run_record import RunRecord
 
-#: Figures that get an interval, named as in ``summarize.json``.
+#: Figures with an interval, named as in ``summary.json``.
 INTERVAL_FIGURES = (
     "makespan_s",
     "request_throughput",
@@ -35,32 +35,32 @@ INTERVAL_FIGURES = (
     *(f"{name}.{s}" for name in (*LATENCIES, *OVER_ALL.values()) for s in STATISTICS),
 )
 _RATES = ("request_throughput", "output_throughput", "total_token_throughput")
-#: Requests that ended so were never answered, however long their clients would wait.
+#: Outcomes of requests that would never be answered, however long their clients waited.
 _HALTED = (Outcome.STALLED, Outcome.LOST)
-#: Requests that ended so were still owed an answer when the run ended.
+#: Outcomes of requests that still waited for an answer at the end of the run.
 _OPEN = (*_HALTED, Outcome.CUT_OFF)
 
-#: What the requests lack that leave a latency of all requests without an upper end.
+#: Reason for a missing upper end, by latency of all requests.
 _MISSING = {OVER_ALL["ttft_ms"]: "no first token", OVER_ALL["e2e_ms"]: "no complete answer"}
 
 
 class FigureInterval(NamedTuple):
-    """The range of a figure, in its unit; an end that is not bounded is None."""
+    """Range of a figure in its unit; None is an unbounded end."""
 
     low: float | None
     high: float | None
 
     @property
     def is_certain(self) -> bool:
-        """Whether the figure has one value only."""
+        """Whether the figure has a single value."""
         return self.low is not None and self.low == self.high
 
     def contains(self, value: float) -> bool:
-        """Whether a value of the figure lies in the interval."""
+        """Return whether a value of the figure is in the interval."""
         return (self.low is None or self.low <= value) and (self.high is None or value <= self.high)
 
     def text(self, show: Callable[[float], str], reason: str = "") -> str:
-        """In a sentence: ``from 2 to 3``, ``at least 2 (reason)``, ``not determined (reason)``."""
+        """Return ``from 2 to 3``, ``at least 2 (reason)`` or ``not determined (reason)``."""
         why = f" ({reason})" if reason else ""
         if self.low is not None and self.high is not None:
             return f"from {show(self.low)} to {show(self.high)}"
@@ -73,25 +73,25 @@ NOT_DETERMINED = FigureInterval(None, None)
 
 
 class Members(NamedTuple):
-    """A set of requests, by its size and a digest: equal where the requests are the same."""
+    """Size and digest of a set of requests, to compare sets."""
 
     size: int
     digest: int
 
     @classmethod
     def of(cls, ids: Collection[int]) -> Members:
-        """The set of these ids."""
+        """Build from request ids."""
         return cls(len(ids), hash(frozenset(ids)))
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """What intervals need of a run or a re-run, called ``name`` in a reason.
+    """Figures of a run or re-run needed for intervals; ``name`` identifies it in reasons.
 
-    ``counted`` are the requests that a latency of all requests is over, ``at_most`` are those
-    latencies in ms if no censored one ever ended (None where infinite). ``left_open`` requests were
-    still owed an answer when the run ended; ``halted`` of them because the engine stopped or lost
-    them.
+    ``counted`` are the requests in a latency of all requests; ``at_most`` are these latencies in ms
+    if no censored one ever ended (None if infinite). ``left_open`` is the number of requests
+    without an answer at the end of the run, ``halted`` the number of these that stalled or were
+    lost.
     """
 
     name: str
@@ -106,7 +106,7 @@ class MeasuredRun:
     def of(
         cls, name: str, record: RunRecord, figures: Mapping[str, Any] | None = None
     ) -> MeasuredRun:
-        """The run of a record; ``figures`` is its summary, if there is one already."""
+        """Build from a run record; ``figures`` is its summary if already computed."""
         lives = record.requests
         measures = {"ttft_ms": ttft, "e2e_ms": e2e}
         at_most: dict[str, float | None] = {}
@@ -126,13 +126,13 @@ class MeasuredRun:
         )
 
     def value(self, name: str) -> float | None:
-        """A figure; None without a sample."""
+        """Return a figure; None without a sample."""
         found = figure(self.figures, name)
         return None if found is None else float(found)
 
 
 def compute_interval(name: str, runs: Sequence[MeasuredRun]) -> tuple[FigureInterval, str]:
-    """The interval of a figure over ``runs``, the run itself among them; why an end is missing."""
+    """Return the interval of a figure over ``runs``, and the reason for an unbounded end."""
     group = name.partition(".")[0]
     lows = [run.value(name) for run in runs]
     highs = lows
@@ -159,7 +159,7 @@ def compute_interval(name: str, runs: Sequence[MeasuredRun]) -> tuple[FigureInte
 
 
 def _reason(what: str, runs: Sequence[MeasuredRun], count: Callable[[MeasuredRun], int]) -> str:
-    """``finished: 300 requests with faster steps, 237 in the run, 60 with slower steps``."""
+    """Return ``finished: 300 requests with faster steps, 237 in the run, 60 with slower steps``."""
     first, *others = (f"{count(run):,} {run.name}" for run in runs)
     number, _, name = first.partition(" ")
     return f"{what}: {', '.join([f'{number} requests {name}', *others])}"

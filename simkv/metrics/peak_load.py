@@ -1,4 +1,4 @@
-"""The moment at which a run had the most requests in flight: when a failure would hit most."""
+"""Time of peak load in a run, when a failure would affect most requests."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from simkv.sim.run_record import RequestRecord
 
 
 def find_peak_load(result: RunResult) -> dict[str, Any]:
-    """When the most requests were in flight, how many, and which replica of a fleet had the most.
+    """Return the time and number of most requests in flight, and the busiest replica then.
 
-    ``at_s`` is the first such moment (s), just after the arrival that made it so; ``replica`` is 0
-    without a fleet, and of equals the first.
+    ``at_s`` is the first such time (s), just after the arrival that caused it. ``replica`` is 0
+    without a fleet; among equal replicas it is the first.
     """
     at, most = _most(result.record.requests.values())
     by_replica: dict[int, int] = {}
@@ -25,7 +25,7 @@ def find_peak_load(result: RunResult) -> dict[str, Any]:
 
 
 def _most(lives: Collection[RequestRecord]) -> tuple[float, int]:
-    """The first moment with the most lives, and how many; ends come before arrivals."""
+    """Return the first time with the most requests, and their number; ends precede arrivals."""
     changes = [(life.request.arrival, 1) for life in lives]
     changes += [(life.ended_at, -1) for life in lives if life.ended_at is not None]
     at, now, most = 0.0, 0, 0

@@ -1,4 +1,4 @@
-"""Whether the costs of a replica were made for the engine that it runs."""
+"""Check whether a replica's cost profile was made for its engine."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _RELEASE = re.compile(r"\d+\.\d+(?:\.\d+)*")
 
 
 def engine_mismatch_notes(replicas: Iterable[ReplicaSpec]) -> list[str]:
-    """A sentence for each profile that is used with an engine, or a release, of another name.
+    """Return a note for each profile that was made for another engine or release.
 
-    A profile that names no engine that is known here (``any``) is silent.
+    Profiles without a known engine name (``any``) produce no note.
     """
     return list(dict.fromkeys(note for one in replicas if (note := _note(one))))
 

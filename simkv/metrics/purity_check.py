@@ -1,9 +1,9 @@
-"""A scheduler of one's own against its twins: does it see the future, or does chance decide?
+"""Check that a custom scheduler uses neither future knowledge nor chance.
 
-One twin has the same requests, step by step; all must come out the same. In two others requests
-emit other numbers of tokens, which nobody can know before they end: in one the shortest are the
-longest, in one those that end last are drawn anew. Until the first of them ends, all must decide
-alike.
+A repeated run with the same requests, step by step, must have equal results. In two other repeated
+runs, requests emit other numbers of tokens, which a scheduler cannot know in advance: in one the
+shortest outputs become the longest, in the other the lengths of the last half to end are replaced.
+Decisions must be equal until the first changed request ends.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from simkv.sim.simulation import (
 from simkv.workload.clients import Clients
 from simkv.workload.workload_section import build_clients
 
-#: Twins with another future have other numbers for their requests, lest somebody who looks for
-#: them in memory finds those of the run.
+#: Offset of request ids in runs with other output lengths, so that a scheduler cannot look up the
+#: original requests in memory.
 TWIN_ID_OFFSET = 1 << 40
 
 
 def check_scheduler_run(scenario: Scenario, folder: Path) -> RunRecord:
     """Run a scenario of one engine with every call of its custom scheduler checked.
 
-    Raises LawBroken if the scheduler breaks a law in the run or would decide otherwise in one of
-    its twins, and InputError for a scenario with a fleet or without a custom scheduler.
+    Raises LawBroken if the scheduler breaks a law or decides differently in a repeated run, and
+    InputError for a scenario with a fleet or without a custom scheduler.
     """
     if scenario.fleet is not None:
         raise InputError("fleet: a scheduler is checked on one engine; leave `fleet` out")
@@ -68,7 +68,7 @@ def check_scheduler_run(scenario: Scenario, folder: Path) -> RunRecord:
                 watched.trail, _watched(_twin(scenario, replicas, shift=TWIN_ID_OFFSET)).trail
             )
             is None
-        ):  # it was not the other numbers of the requests
+        ):  # the changed request ids are not the cause
             what = "it decides otherwise if requests will emit other numbers of tokens"
             raise scheduler.broken("future", what, step)
     return run.record
@@ -80,7 +80,7 @@ def _twin(
     futures: Mapping[int, int] | None = None,
     shift: int = 0,
 ) -> ScenarioRun:
-    """The same again, step by step; requests emit as many tokens as ``futures`` say, by id."""
+    """Run again step by step; ``futures`` replaces output lengths by request id."""
     sent = build_clients(scenario.workload, scenario.timeout)
     requests = [_with_future(futures or {}, request, shift) for request in sent.requests]
     after = {i + shift: (before + shift, think) for i, (before, think) in sent.after.items()}
@@ -96,7 +96,7 @@ def _run(scenario: Scenario, replicas: Sequence[ReplicaSpec], **how: Any) -> Sce
 
 
 def _other_futures(record: RunRecord) -> Iterator[dict[int, int]]:
-    """How many tokens requests emit in other worlds, by id; those left out emit the same."""
+    """Yield alternative output lengths by request id; other requests keep theirs."""
     lives = sorted(
         record.requests.values(), key=lambda life: (life.ended_at or inf, life.request.id)
     )
@@ -120,13 +120,13 @@ def _watched(run: ScenarioRun) -> CheckedScheduler:
 
 
 def _first(ours: Sequence[int], others: Sequence[int]) -> int | None:
-    """The first step, from 1, in which two trails differ."""
+    """Return the first step, from 1, in which two decision trails differ."""
     pairs = enumerate(zip(ours, others, strict=False), start=1)
     return next((step for step, (a, b) in pairs if a != b), None)
 
 
 def _unlike(record: RunRecord, other: RunRecord) -> str:
-    """In what two records that should be the same differ, if in anything."""
+    """Return the difference between two records that should be equal; empty if none."""
     for i, life in record.requests.items():
         twin = other.requests[i]
         same = (life.outcome, life.tokens) == (twin.outcome, twin.tokens)

@@ -1,4 +1,4 @@
-"""From the record of a run to its figures, defined as ``vllm bench serve`` defines them."""
+"""Compute the figures of a run from its record, as ``vllm bench serve`` defines them."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Samples:
-    """Values with how often each occurs: ``values`` in seconds, ``weights`` whole counts."""
+    """Weighted samples: ``values`` in seconds, ``weights`` integer counts."""
 
     values: Floats
     weights: npt.NDArray[np.int64]
 
     def statistics_ms(self) -> dict[str, float]:
-        """Mean, median, P90, P95 and P99 in milliseconds; 0 where there are no samples.
+        """Return mean, median, P90, P95 and P99 in milliseconds; 0 without samples.
 
-        Percentiles interpolate linearly between the samples, as numpy does by default.
+        Percentiles interpolate linearly between samples, as in numpy.
         """
         return {name: 1000.0 * value for name, value in self._statistics().items()}
 
@@ -57,19 +57,19 @@ def _plain(values: Iterable[float]) -> Samples:
 
 
 def ttft(life: RequestRecord) -> float | None:
-    """Seconds from arrival to the first token ever delivered; a preemption does not change it."""
+    """Return seconds from arrival to the first token; a preemption does not change it."""
     return None if life.first_token is None else life.first_token - life.request.arrival
 
 
 def e2e(life: RequestRecord) -> float | None:
-    """Seconds from arrival to the last token, of a finished request."""
+    """Return seconds from arrival to the last token of a finished request, or None."""
     if life.outcome is not Outcome.FINISHED or life.last_token is None:
         return None
     return life.last_token - life.request.arrival
 
 
 def tpot(life: RequestRecord) -> float | None:
-    """Mean seconds per token after the first, of a finished request with more than one."""
+    """Return mean seconds per token after the first of a finished request, or None."""
     if life.outcome is not Outcome.FINISHED or life.tokens < 2:
         return None
     assert life.first_token is not None
@@ -78,7 +78,7 @@ def tpot(life: RequestRecord) -> float | None:
 
 
 def token_rows(life: RequestRecord) -> list[tuple[int, int]]:
-    """Rows of the step log at whose end the client got a token, as ranges (first, last)."""
+    """Return ranges (first, last) of step-log rows at whose end the client got a token."""
     ranges: list[tuple[int, int]] = []
     left = life.tokens - life.beyond
     for first, last in emitting_rows(life):
@@ -91,8 +91,10 @@ def token_rows(life: RequestRecord) -> list[tuple[int, int]]:
 
 
 def message_rows(life: RequestRecord) -> npt.NDArray[np.int64]:
-    """Rows of the step log at whose end the client got a message: the first token, then each time
-    that ``every`` so many were there, and the last."""
+    """Return the step-log rows at whose end the client got a message.
+
+    Messages are the first token, every further ``every`` tokens, and the last token.
+    """
     ranges = [np.arange(first, last + 1) for first, last in token_rows(life)]
     rows = np.concatenate(ranges) if ranges else np.zeros(0, dtype=np.int64)
     places = np.unique(np.append(np.arange(0, len(rows), life.every), max(len(rows) - 1, 0)))
@@ -101,10 +103,10 @@ def message_rows(life: RequestRecord) -> npt.NDArray[np.int64]:
 
 
 def token_gaps(record: RunRecord, lives: Iterable[RequestRecord]) -> Samples:
-    """All gaps between two successive messages with tokens of one request, pooled.
+    """Return the gaps between successive token messages of each request, pooled.
 
-    Where each token is one, a gap within a segment is the time between two rows of the step log,
-    however many requests share it; so this costs time by segments and steps, not by tokens.
+    With one token per message, a gap within a segment is the time between two rows of the step log,
+    for every request in it. The runtime therefore depends on segments and steps, not on tokens.
     """
     ends = np.asarray(record.steps.end, dtype=np.float64)
     change = np.zeros(len(ends) + 1, dtype=np.int64)
@@ -130,15 +132,15 @@ def token_gaps(record: RunRecord, lives: Iterable[RequestRecord]) -> Samples:
 
 
 def longest_stall(record: RunRecord) -> float:
-    """Longest gap between two tokens of any request, in seconds; 0 if none got two."""
+    """Return the longest gap (s) between two tokens of any request; 0 without gaps."""
     samples = token_gaps(record, record.requests.values())
     return float(samples.values.max()) if len(samples.values) else 0.0
 
 
 def jain_index(values: Floats) -> float:
-    """Jain's fairness index, (sum x)^2 / (n sum x^2): 1 is equal, 1/n is one taking all.
+    """Return Jain's fairness index, (sum x)^2 / (n sum x^2).
 
-    0 where nobody got anything.
+    1 is equal service, 1/n means one request got everything, 0 means no request got anything.
     """
     if not len(values) or not values.any():
         return 0.0
@@ -146,7 +148,7 @@ def jain_index(values: Floats) -> float:
 
 
 def normalized_speeds(record: RunRecord) -> Floats:
-    """Per request the inverse of its slowdown: time alone on the GPU over E2E; 0 if unfinished."""
+    """Return the isolated duration over E2E of each request; 0 if unfinished."""
     return np.asarray(
         [
             record.isolated_s.get(i, 0.0) / seconds if (seconds := e2e(life)) else 0.0
@@ -156,7 +158,7 @@ def normalized_speeds(record: RunRecord) -> Floats:
 
 
 def summarize(record: RunRecord) -> dict[str, Any]:
-    """The figures of one variant, as they stand in ``summarize.json``."""
+    """Return the figures of one variant, as in ``summary.json``."""
     lives = list(record.requests.values())
     count = {outcome: sum(life.outcome is outcome for life in lives) for outcome in Outcome}
     finished = [life for life in lives if life.outcome is Outcome.FINISHED]
@@ -197,10 +199,10 @@ def summarize(record: RunRecord) -> dict[str, Any]:
 
 
 def _tiers(lives: Iterable[RequestRecord], copied: KvCopyCounts) -> dict[str, float]:
-    """Where the KV of prompts was when they were first taken in, and what was copied in all."""
+    """Return cache hit rates by tier at first admission, and the tokens copied in total."""
     taken_in = [life for life in lives if life.chunk_rows]
     tokens = sum(life.request.prompt_tokens for life in taken_in)
-    # Of a prompt that is there as a whole the last token is computed again, off the GPU's share.
+    # The last token of a fully cached prompt is recomputed; it counts against the GPU's share.
     loaded = sum(min(life.loaded, life.chunks[0].context) for life in taken_in)
     hits = sum(life.chunks[0].context for life in taken_in) - loaded
     read = sum(min(life.read, life.loaded, life.chunks[0].context) for life in taken_in)
@@ -218,7 +220,7 @@ def _tiers(lives: Iterable[RequestRecord], copied: KvCopyCounts) -> dict[str, fl
 
 
 def _drafting(counts: DraftCounts) -> dict[str, float]:
-    """What became of drafts, under the names of ``vllm bench serve`` (0.33.0)."""
+    """Return draft acceptance figures, under the names of ``vllm bench serve`` (0.33.0)."""
     drafts, tokens = counts.num_drafts, counts.num_draft_tokens
     accepted = counts.num_accepted_tokens
     return {
@@ -235,7 +237,7 @@ def _rate(count: int, seconds: float) -> float:
 
 
 def makespan(lives: list[RequestRecord]) -> float:
-    """Seconds from the first arrival until every client has its answer or has given up."""
+    """Return the seconds from the first arrival until every client has an answer or gave up."""
     if not lives:
         return 0.0
     first = min(life.request.arrival for life in lives)
@@ -244,7 +246,7 @@ def makespan(lives: list[RequestRecord]) -> float:
 
 
 def run_verdict(record: RunRecord) -> tuple[str, str]:
-    """One word for how the run ended, and one sentence why; the gravest applies."""
+    """Return the verdict of the run, and a sentence of detail; the most severe applies."""
     stop = record.engine_halt
     by_outcome = {
         outcome: [life for life in record.requests.values() if life.outcome is outcome]
@@ -267,11 +269,11 @@ def run_verdict(record: RunRecord) -> tuple[str, str]:
 def request_rows(
     variant: str, record: RunRecord, replicas: Mapping[int, str] | None = None
 ) -> list[dict[str, Any]]:
-    """One row per request, as in ``requests.csv``; times in seconds, empty where there is none.
+    """Return one row per request, as in ``requests.csv``; times in seconds, None if missing.
 
-    ``output_tokens`` is what the request was to emit; ``ttft_s`` is given for every request that
-    got a token, the other latencies for finished ones. ``replicas`` says, in a fleet, on which ones
-    it was.
+    ``output_tokens`` is the intended output length; ``ttft_s`` is given for every request with a
+    token, other latencies for finished requests only. ``replicas`` lists the replicas of each
+    request in a fleet.
     """
     return [
         {
@@ -295,7 +297,7 @@ def request_rows(
 
 
 def step_rows(variant: str, record: RunRecord) -> list[dict[str, Any]]:
-    """One row per step, as in ``steps.csv``; queues and blocks as the schedule call left them."""
+    """Return one row per step, as in ``steps.csv``; queues and blocks are after scheduling."""
     log = record.steps
     columns = zip(
         log.start,

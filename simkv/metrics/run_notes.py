@@ -1,4 +1,4 @@
-"""What a reader of a run must know beside its figures."""
+"""Notes that accompany the figures of a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from simkv.sim.simulation import ReplicaSpec
 def replica_notes(
     stints: Sequence[ReplicaLifetime], specs: Sequence[ReplicaSpec], requests: Sequence[Request]
 ) -> list[str]:
-    """What went wrong on replicas, or can never go right; what holds for all is said once."""
+    """Return notes about problems on replicas; a note common to all is given once."""
     notes: dict[str, list[int]] = {}
     for stint in stints:
         engine = stint.engine
@@ -37,7 +37,7 @@ def replica_notes(
 
 
 def _never_fit(requests: Sequence[Request], scheduler: Scheduler, engine: Any) -> list[str]:
-    """Requests whose KV needs more blocks than the whole cache has."""
+    """Return a note on requests whose KV exceeds the whole cache."""
     block_size = getattr(engine, "block_size", None)
     if block_size is None:
         return []
@@ -56,7 +56,7 @@ def _never_fit(requests: Sequence[Request], scheduler: Scheduler, engine: Any) -
 
 
 def profile_range_notes(executors: Sequence[SimulatedExecutor]) -> list[str]:
-    """How much of the run lies where the cost profiles have no data."""
+    """Return notes on the share of the run outside the data range of the cost profiles."""
     names = dict.fromkeys(executor.profile.name for executor in executors)
     return [
         note
@@ -66,13 +66,13 @@ def profile_range_notes(executors: Sequence[SimulatedExecutor]) -> list[str]:
 
 
 def outside_range_share(executors: Sequence[SimulatedExecutor]) -> float:
-    """The share of the busy time that lay outside of the profiles' ranges."""
+    """Return the share of busy time outside the profiles' ranges."""
     busy = sum(executor.busy for executor in executors)
     return sum(executor.outside_s for executor in executors) / busy if busy else 0.0
 
 
 def unknown_error_share(executors: Sequence[SimulatedExecutor]) -> float:
-    """The largest share of a profile's busy time outside its range where it knows no error."""
+    """Return the largest share of a profile's busy time outside its range without a known error."""
     profiles = {executor.profile.name: executor.profile for executor in executors}
     return max(
         unknown_share(profile, *_spent([e for e in executors if e.profile.name == name]))
@@ -81,7 +81,7 @@ def unknown_error_share(executors: Sequence[SimulatedExecutor]) -> float:
 
 
 def _spent(executors: Sequence[SimulatedExecutor]) -> tuple[dict[Feature, float], float]:
-    """Seconds outside of the range by feature, and busy, of executors of one profile."""
+    """Return seconds outside the range by feature, and busy seconds, for one profile."""
     outside: Counter[Feature] = Counter()
     for executor in executors:
         outside.update(executor.outside)
@@ -89,7 +89,7 @@ def _spent(executors: Sequence[SimulatedExecutor]) -> tuple[dict[Feature, float]
 
 
 def _outside(executors: Sequence[SimulatedExecutor]) -> list[str]:
-    """How much of the run lies where the cost profile, one for all executors, has no data."""
+    """Return notes on the share of the run outside the range of one profile."""
     notes = []
     profile, busy = executors[0].profile, sum(executor.busy for executor in executors)
     for feature in sorted({feature for executor in executors for feature in executor.outside}):

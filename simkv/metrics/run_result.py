@@ -1,4 +1,4 @@
-"""What a run of a scenario leaves to its readers: the record, its figures and why they are so."""
+"""Result of a scenario run: its record, figures, notes and diagnosis."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ from simkv.sim.simulation import ReplicaSpec, ScenarioRun
 
 @dataclass(frozen=True)
 class RunResult:
-    """One variant of a scenario, run: its record, its figures and what a reader must know.
+    """Result of one variant of a scenario.
 
-    ``notes`` say where the result leaves the range of the cost profile, which requests can never
-    fit into the cache, and what went wrong in a pipeline. ``fidelity`` is how far the seconds can
-    be trusted. ``run`` is the run itself, ``specs`` are what its replicas are made of; without a
-    fleet there is one.
+    ``notes`` report use outside the range of the cost profile, requests that cannot fit into the
+    cache, and pipeline problems. ``fidelity`` holds the error estimates. ``run`` is the run itself,
+    ``specs`` the specifications of its replicas (one without a fleet).
     """
 
     scenario: Scenario
@@ -38,7 +37,7 @@ class RunResult:
 
     @property
     def short_summary(self) -> str:
-        """The verdict and the figures that one asks for first."""
+        """Verdict and key figures as a sentence."""
         figures = self.summary
         return (
             f"{figures['verdict']}, {figures['finished']} of {figures['requests']} finished in "
@@ -50,32 +49,31 @@ class RunResult:
 
     @property
     def record(self) -> RunRecord:
-        """One for all replicas (see ``simkv.sim.fleet.fleet_record``)."""
+        """Combined record of all replicas (see ``simkv.sim.fleet.fleet_record``)."""
         return self.run.record
 
     @property
     def fleet(self) -> Fleet | None:
-        """The fleet, where there is one."""
+        """Fleet, or None."""
         return self.run.fleet
 
     @property
     def profile(self) -> CostProfile:
-        """What the steps of the first replica cost."""
+        """Cost profile of the first replica."""
         return self.specs[0].profile
 
     @property
     def profiles(self) -> dict[str, CostProfile]:
-        """All cost profiles of the run, by what the scenario calls them."""
+        """Cost profiles of the run, by their names in the scenario."""
         return {spec.profile_name: spec.profile for spec in self.specs}
 
     @property
     def parts(self) -> dict[str, RunRecord]:
-        """The records whose steps are in order of time: that of the run, or those of a fleet's
-        replicas by name."""
+        """Records with steps in order of time: one for the run, or one for each fleet replica."""
         return {"": self.record} if self.fleet is None else self.fleet.parts
 
     def apart(self) -> dict[str, RunResult]:
-        """What can be drawn over time: the run, or those of a fleet's replicas by name."""
+        """Return the results to plot over time: the run, or each fleet replica by name."""
         if self.fleet is None:
             return {"": self}
         found = {}
@@ -95,12 +93,12 @@ class RunResult:
         return found
 
     def request_rows(self, variant: str) -> list[dict[str, Any]]:
-        """The rows of ``requests.csv``; in a fleet they say on which replicas a request was."""
+        """Return the rows of ``requests.csv``; in a fleet with the replicas of each request."""
         replicas = None if self.fleet is None else self.fleet.where
         return request_rows(variant, self.record, replicas)
 
     def step_rows(self, variant: str) -> list[dict[str, Any]]:
-        """The rows of ``steps.csv``; in a fleet they come replica by replica and say whose."""
+        """Return the rows of ``steps.csv``; in a fleet replica by replica, with its number."""
         return [
             row if self.fleet is None else {**row, "replica": stint.replica}
             for stint in self.run.lifetimes
@@ -109,7 +107,7 @@ class RunResult:
 
     @cached_property
     def diagnosis(self) -> Diagnosis:
-        """Why it went as it did; worked out when first asked for."""
+        """Diagnosis of the run, computed on first use."""
         sizes = [find_engine_spec(one.engine).block_size(one.engine) for one in self.specs]
         if self.fleet is None:
             return diagnose_run(self.record, sizes[0])
@@ -117,7 +115,7 @@ class RunResult:
 
 
 def records_by_replica(results: Mapping[str, RunResult]) -> dict[str, RunRecord]:
-    """The records of some variants whose steps are in order of time, by variant and replica."""
+    """Return the records of variants with steps in order of time, by variant and replica."""
     return {
         f"{variant}: {name}" if name else variant: record
         for variant, result in results.items()
@@ -126,7 +124,7 @@ def records_by_replica(results: Mapping[str, RunResult]) -> dict[str, RunRecord]
 
 
 def split_by_replica(results: Mapping[str, RunResult]) -> dict[str, RunResult]:
-    """Some variants with fleets taken apart into their replicas."""
+    """Return the results of variants, with fleets split into replicas."""
     return {
         f"{variant}: {name}" if name else variant: part
         for variant, result in results.items()

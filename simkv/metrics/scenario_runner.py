@@ -1,4 +1,4 @@
-"""Run scenarios: from a checked scenario to its record and figures."""
+"""Run scenarios and assemble their records, figures, notes and intervals."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from simkv.workload.workload_section import build_clients
 
 
 def run_file(path: Path, overrides: Sequence[str] = ()) -> dict[str, RunResult]:
-    """Run all variants of a scenario file, in the file's order, and return them by name.
+    """Run all variants of a scenario file, in the order of the file, and return them by name.
 
-    ``overrides`` are ``path=value`` assignments. Raises InputError if the file, an override or
-    a profile cannot be used.
+    ``overrides`` are ``path=value`` assignments. Raises InputError if the file, an override or a
+    profile cannot be used.
     """
     return {
         name: run_scenario(scenario, path.parent)
@@ -54,15 +54,14 @@ def run_scenario(
     scheduler: Scheduler | None = None,
     intervals: bool = True,
 ) -> RunResult:
-    """Run one scenario; profiles given as files are looked for beside ``folder``.
+    """Run one scenario; profile files are searched beside ``folder``.
 
-    ``resolved`` is called whenever a request ends. ``leaping`` changes nothing but the work. A
-    ``scheduler`` decides in place of the one that the scenario names, but not in a fleet. With
-    ``intervals`` a profile that knows its error has the run simulated twice more, for the interval
-    of each figure; not with a ``scheduler`` of one's own, which can run only once.
-    Raises InputError if the profile cannot be used.
+    ``resolved`` is called whenever a request ends. ``leaping`` affects speed only, not results.
+    ``scheduler`` replaces the scenario's scheduler, except in a fleet. With ``intervals``, a
+    profile with known errors causes two more simulations, for the interval of each figure; not with
+    a given ``scheduler``, which can run only once. Raises InputError if the profile cannot be used.
     """
-    if scenario.fleet is not None:  # whose replicas cannot share one
+    if scenario.fleet is not None:  # replicas cannot share a scheduler
         scheduler = None
     replicas = build_replica_specs(scenario, folder)
     world = IsolatedRuns(scenario, replicas, leaping, deepcopy(scheduler))
@@ -100,7 +99,7 @@ def run_scenario(
 
 
 def _measured(executor: Executor) -> SimulatedExecutor:
-    """The executor that asks the profile, inside those with factors."""
+    """Return the executor that uses the profile, inside any scaled executors."""
     inner = executor
     while isinstance(inner, ScaledExecutor):
         inner = inner.inner
@@ -109,7 +108,7 @@ def _measured(executor: Executor) -> SimulatedExecutor:
 
 
 def _least_known(replicas: Sequence[ReplicaSpec]) -> CostProfile:
-    """The profile that tells the least of its error, or the largest: the run is no surer."""
+    """Return the profile without an error estimate, or with the largest error."""
 
     def error(spec: ReplicaSpec) -> float:
         errors = spec.profile.fit.held_out.values()

@@ -175,10 +175,8 @@ class SharedPrefixes(RequestFields):
         return self
 
     def sample_loras(self, random: np.random.Generator, count: int) -> list[str | None]:
-        """Return the adapter of each request.
-
-        The rules are those of vLLM 0.33 (``vllm/benchmarks/serve_throughput.py``, ``get_request``).
-        """
+        """Return the adapter of each request, as vLLM 0.33 assigns them
+        (``vllm/benchmarks/serve_throughput.py``, ``get_request``)."""
         names = self.lora_modules
         if names is None:
             return [self.lora] * count

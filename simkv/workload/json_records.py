@@ -1,4 +1,4 @@
-"""Read the records of a JSON lines file and report those that cannot be used."""
+"""Read the records of a JSON lines file and report invalid ones."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class ListedRequest(RequestFields):
     output_tokens: Tokens
     """Output length in tokens; hidden from schedulers."""
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Seconds after which the client gives up; default: the scenario's timeout."""
+    """Client timeout in seconds; default: the scenario's timeout."""
     acceptance: AcceptanceRates | None = None
     """Acceptance rate of its draft tokens; default: the workload's."""
     acceptance_seed: Seed | None = None

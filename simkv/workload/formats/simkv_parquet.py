@@ -69,7 +69,7 @@ def _rows(source: TraceSource) -> Iterator[RequestRows]:
 
 
 def _of_batch(source: TraceSource, batch: Any, names: Sequence[str]) -> RequestRows:
-    """Return the rows of a Parquet batch, validated like those of a CSV file."""
+    """Return the rows of a Parquet batch, validated as CSV rows are."""
     first, count = source.tally.rows, batch.num_rows
     source.tally.rows += count
     columns: dict[str, ColumnArray] = {}
