@@ -1,15 +1,15 @@
-"""simkv from Python: run, compare, sweep, plan and evolve scenarios, with tables as pandas frames.
+"""Python API: run, compare, sweep, plan and evolve scenarios, with results as pandas data frames.
 
 import simkv
 
 outcome = simkv.run("scenario.yaml", engine__num_gpu_blocks=512)
 outcome.figures.loc["e2e_ms.p99"]       # by variant
-outcome.requests                        # a row per request
+outcome.requests                        # one row per request
 table = simkv.sweep("scenario.yaml", {"engine.num_gpu_blocks": [256, 512, 1024]})
 plan = simkv.plan("scenario.yaml", smallest="fleet.replicas=1..20", objectives=["starved<=0"])
 plan.answer                             # by variant
 found = simkv.evolve("scenario.yaml", objectives=["ttft_ms.mean"], budget=200)
-found.winner, found.holds               # fields and their values; whether it is surely better
+found.winner, found.holds               # settings; whether all final tests confirm them
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ from simkv.study.sweep.sweep import build_sweep, run_sweep
 from simkv.study.sweep.sweep_table import build_sweep_table, flatten_figures, list_knobs
 from simkv.study.sweep_axes import format_assignment, make_axis
 
-#: A scenario file, the name of a packaged one, the contents of a file, or a loaded scenario.
+#: Path of a scenario file, name of a packaged scenario, mapping of fields, or loaded scenario.
 ScenarioSource = str | Path | Mapping[str, Any] | Scenario
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """What came of a run: ``results`` by variant, and tables of them.
+    """Results of a run: ``results`` by variant, and data frames built from them.
 
-    Its text is a line per variant, in notebooks a table.
+    The text form has one line per variant; notebooks show a table.
     """
 
     results: dict[str, RunResult]
@@ -68,43 +68,43 @@ class RunOutcome:
         return "\n".join([f"Outcome of {name}", *(f"  {line}" for line in lines)])
 
     def _repr_html_(self) -> str:
-        """The figures that compare variants, a column each."""
+        """HTML table of the main figures, one column per variant."""
         found = self.figures
         rows = [row for row in NOTEBOOK_FIGURES if row in found.index]
         return str(found.loc[rows].to_html(float_format="{:.6g}".format, na_rep=""))
 
     @cached_property
     def figures(self) -> pd.DataFrame:
-        """The figures of summary.json, a row each (``e2e_ms.p99``), a column per variant."""
+        """Figures of summary.json: one row per figure (``e2e_ms.p99``), one column per variant."""
         columns = {name: flatten_figures(result.summary) for name, result in self.results.items()}
         return pd.DataFrame(columns, dtype=object).rename_axis(index="figure", columns="variant")
 
     @cached_property
     def requests(self) -> pd.DataFrame:
-        """A row per request and variant, as in requests.csv."""
+        """One row per request and variant, as in ``requests.csv``."""
         rows = [result.request_rows(name) for name, result in self.results.items()]
         return pd.DataFrame([row for some in rows for row in some])
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """A row per step and variant, as in steps.csv."""
+        """One row per step and variant, as in ``steps.csv``."""
         rows = [result.step_rows(name) for name, result in self.results.items()]
         return pd.DataFrame([row for some in rows for row in some])
 
     @cached_property
     def ledger(self) -> pd.DataFrame:
-        """A row per interval of a request's life and variant, as in ledger.csv."""
+        """One row per variant, request and interval of its time, as in ``ledger.csv``."""
         rows = [ledger_rows(name, result.diagnosis) for name, result in self.results.items()]
         return pd.DataFrame([row for some in rows for row in some])
 
     @cached_property
     def preemptions(self) -> pd.DataFrame:
-        """A row per preemption and variant, as in preemptions.csv."""
+        """One row per preemption and variant, as in ``preemptions.csv``."""
         rows = [preemption_rows(name, result.diagnosis) for name, result in self.results.items()]
         return pd.DataFrame([row for some in rows for row in some])
 
 
-#: The figures that a notebook shows of an outcome.
+#: Figures shown in notebooks.
 NOTEBOOK_FIGURES = (
     "verdict",
     "requests",
@@ -124,10 +124,10 @@ NOTEBOOK_FIGURES = (
 def run(scenario: ScenarioSource, *, trust: bool = False, **overrides: Any) -> RunOutcome:
     """Run all variants of a scenario in this process.
 
-    ``overrides`` are fields by their paths as in ``--set``, with two underscores for a dot
-    (``engine__block_size=16``) or with ``**{"engine.block_size": 16}``. Files that a mapping or a
-    loaded scenario names are looked for in the current folder. With ``trust`` the code of
-    schedulers that it names as files is run. Raises InputError for what cannot be used.
+    ``overrides`` are field paths as in ``--set``, with two underscores for a dot
+    (``engine__block_size=16``) or as ``**{"engine.block_size": 16}``. Relative file names in a
+    mapping or loaded scenario refer to the current directory. With ``trust=True``, code of custom
+    schedulers in files that the scenario names is executed. Raises InputError for invalid input.
     """
     document = _document(scenario)
     assignments = [
@@ -141,10 +141,11 @@ def run(scenario: ScenarioSource, *, trust: bool = False, **overrides: Any) -> R
 
 
 def compare(*scenarios: ScenarioSource, trust: bool = False, **overrides: Any) -> pd.DataFrame:
-    """The figures of all variants of one or more scenarios, side by side.
+    """Run one or more scenarios and return the figures of all variants side by side.
 
-    A row per figure, a column per variant; with several scenarios the columns have two levels, the
-    scenario's name and the variant. ``overrides`` apply to all of them; see ``run``.
+    The data frame has one row per figure and one column per variant. With several scenarios the
+    columns have two levels: scenario name and variant. ``overrides`` apply to all scenarios; see
+    ``run``.
     """
     outcomes = [run(scenario, trust=trust, **overrides) for scenario in scenarios]
     if len(outcomes) == 1:
@@ -174,15 +175,15 @@ def sweep(
     advance: Callable[[int, int], None] | None = None,
     trust: bool = False,
 ) -> pd.DataFrame:
-    """Run a scenario at every point of a grid, or at sampled ones; a row per run.
+    """Run a scenario at every point of a grid, or at sampled points; return one row per run.
 
-    ``over`` gives each path its values, or a text as for ``--over`` (``"256..1024:256"``);
-    ``sample`` is ``random:N`` or ``lhs:N``, drawn from ``seed``. With ``repeats`` each point runs
-    with so many seeds. What is done is kept in the file ``store``, if given, and not done again.
-    ``jobs`` processes work at a time, by default one per core: a script then needs the usual
-    ``if __name__ == "__main__":``. ``advance`` is told how many of how many runs are done;
-    ``trust`` as for ``run``. Raises InputError for what cannot be used, before anything is run, and
-    RunsFailed if runs failed.
+    ``over`` maps each field path to its values, or to a text as for ``--over``
+    (``"256..1024:256"``). ``sample`` is ``random:N`` or ``lhs:N``, sampled with ``seed``. Each
+    point runs ``repeats`` times, each time with another workload seed. Results are stored in the
+    file ``store``, if given, and reused. ``jobs`` is the number of processes (default: one per
+    core); a script that uses several needs the usual ``if __name__ == "__main__":``. ``advance`` is
+    called with the number of finished runs and the total; ``trust`` is as for ``run``. Raises
+    InputError for invalid input, before any run starts, and RunsFailed if runs failed.
     """
     axes = [make_axis(path, values) for path, values in over.items()]
     given = _assignments(overrides)
@@ -197,9 +198,9 @@ def sweep(
 
 
 def plot(table: pd.DataFrame, figure: str, knob: str, folder: str | Path = ".") -> Path:
-    """Draw a figure against a knob from the table of a sweep, into a PNG; returns its path.
+    """Plot a figure against a setting from the table of a sweep; return the path of the PNG.
 
-    Raises InputError if there is no such figure or knob.
+    Raises InputError if the table has no such figure or setting.
     """
     from simkv.report.sweep_plots import check_figures, parse_plot, write_plot
 
@@ -210,10 +211,10 @@ def plot(table: pd.DataFrame, figure: str, knob: str, folder: str | Path = ".") 
 
 
 def pareto(table: pd.DataFrame, goals: str, folder: str | Path | None = None) -> pd.DataFrame:
-    """The points of a sweep's table that nothing beats in all goals.
+    """Return the points of a sweep's table on the Pareto front of the goals.
 
-    ``goals`` as in ``"output_throughput:max,ttft_ms.p99:min"``. With a ``folder`` they are drawn
-    there too. Raises InputError if there is no such figure.
+    ``goals`` is a text such as ``"output_throughput:max,ttft_ms.p99:min"``. With ``folder``, the
+    front is also plotted to a PNG there. Raises InputError if the table has no such figure.
     """
     from simkv.report.sweep_plots import (
         check_figures,
@@ -230,7 +231,7 @@ def pareto(table: pd.DataFrame, goals: str, folder: str | Path | None = None) ->
 
 
 def _warn(notes: Iterable[str]) -> None:
-    """Warn whoever called a function of this module."""
+    """Issue each note as a warning at the caller of the public function."""
     for note in notes:
         warnings.warn(note.strip(), stacklevel=3)
 
@@ -244,28 +245,28 @@ def _folder(folder: str | Path) -> Path:
 
 @dataclass(frozen=True)
 class Plans:
-    """What came of a plan: a ``CapacityPlan`` per variant, and tables of them."""
+    """Results of a plan: one ``CapacityPlan`` per variant, and data frames built from them."""
 
     plans: dict[str, CapacityPlan]
 
     @property
     def answer(self) -> dict[str, float | int | None]:
-        """The value of the knob by variant; None where no candidate meets the objectives."""
+        """Value of the setting by variant; None if no candidate meets the objectives."""
         return {name: plan.value(plan.answer) for name, plan in self.plans.items()}
 
     @property
     def summary(self) -> dict[str, dict[str, Any]]:
-        """As in plan.json, by variant: how sure the answer is, what binds it, what it costs."""
+        """Contents of ``plan.json`` by variant: answer, confidence, binding objectives, cost."""
         return {name: to_json(plan) for name, plan in self.plans.items()}
 
     @cached_property
     def evaluations(self) -> pd.DataFrame:
-        """A row per run of the search, as in evaluations.csv."""
+        """One row per run of the search, as in ``evaluations.csv``."""
         return pd.concat([evaluations(plan) for plan in self.plans.values()], ignore_index=True)
 
     @cached_property
     def cliff(self) -> pd.DataFrame:
-        """A row per run at another rate, as in cliff.csv."""
+        """One row per run at another request rate, as in ``cliff.csv``."""
         return pd.concat([cliff_table(plan) for plan in self.plans.values()], ignore_index=True)
 
     def __str__(self) -> str:
@@ -277,11 +278,14 @@ class Plans:
         return f"Plans({', '.join(found)})"
 
     def _repr_html_(self) -> str:
-        """The answer, how sure it is, what binds it, what it costs."""
+        """HTML text of the answer, its confidence, binding objectives and cost."""
         return f"<pre>{escape(str(self))}</pre>"
 
     def write(self, folder: str | Path) -> list[Path]:
-        """Write what ``simkv plan`` writes into a folder: plan.json, tables and pictures."""
+        """Write the files of ``simkv plan`` (``plan.json``, tables, plots) to a directory.
+
+        Returns their paths.
+        """
         from simkv.report.plan_files import write_plans
 
         return write_plans(list(self.plans.values()), Path(folder))
@@ -298,13 +302,13 @@ def plan(
     trust: bool = False,
     **asked: Any,
 ) -> Plans:
-    """The ``smallest`` or ``largest`` value of a knob with which the ``objectives`` hold.
+    """Find the ``smallest`` or ``largest`` value of a setting that meets the ``objectives``.
 
-    The knob is a text as for ``--smallest``, objectives are texts as ``"ttft_ms.p99<=500"``,
-    ``goodput`` limits in ms (``{"ttft": 500, "tpot": 50}``); what is not given is taken from the
-    scenario's ``plan`` section. The rest is as on the command line, and as for ``sweep``. Raises
-    InputError for what cannot be used, before anything is run, and RunsFailed if runs
-    failed.
+    ``smallest`` and ``largest`` are texts as for ``--smallest``, objectives are texts such as
+    ``"ttft_ms.p99<=500"``, and ``goodput`` maps latencies to limits in ms
+    (``{"ttft": 500, "tpot": 50}``). Missing arguments are taken from the scenario's ``plan``
+    section. All others are as on the command line and as for ``sweep``. Raises InputError for
+    invalid input, before any run starts, and RunsFailed if runs failed.
     """
     for name in asked.keys() - PlanRequest.model_fields.keys():
         raise TypeError(f"plan() got an unexpected keyword argument {name!r}")
@@ -319,7 +323,7 @@ def plan(
 
 
 def _with_fields(function: Callable[..., Plans]) -> inspect.Signature:
-    """The signature of ``plan`` with the fields of PlanRequest as its keywords."""
+    """Return the signature of ``plan`` with the fields of PlanRequest as keyword arguments."""
     own = inspect.signature(function, eval_str=True)
     first, *rest, _ = own.parameters.values()
     fields = [
@@ -351,12 +355,13 @@ def evolve(
     trust: bool = False,
     **asked: Any,
 ) -> EvolutionResult:
-    """Look for a better scheduler for ``objectives`` (``["ttft_ms.p99"]``), as ``simkv evolve``.
+    """Search for a better scheduler for ``objectives`` (``["ttft_ms.p99"]``), as ``simkv evolve``.
 
-    The rest of ``asked`` is ``over``, ``propose``, ``random``, ``variant``, ``train``, ``final``,
-    ``test``, ``seed`` and ``profile_error`` as on the command line; ``folder`` keeps runs, studies
-    and proposals, and the same call goes on from there. All else is as for ``sweep``. Raises
-    InputError for what cannot be searched, RunsFailed if what is shipped cannot be run.
+    The remaining keywords are ``over``, ``propose``, ``random``, ``variant``, ``train``, ``final``,
+    ``test``, ``seed`` and ``profile_error``, as on the command line. ``folder`` stores runs,
+    studies and proposals; the same call resumes from them. All other arguments are as for
+    ``sweep``. Raises InputError if the search is not possible, and RunsFailed if the baseline
+    cannot be run.
     """
     wanted = EvolutionRequest(
         tuple(find_scenario(Path(scenario)) for scenario in scenarios),
@@ -385,8 +390,10 @@ def _document(scenario: ScenarioSource) -> YamlDocument:
 
 
 def _fields(scenario: Scenario) -> dict[str, Any]:
-    """A loaded scenario as the contents of a file, without what the launchers of engines chose:
-    they choose again, by what overrides make of the hardware."""
+    """Return a loaded scenario as the contents of a file, without settings chosen by launchers.
+
+    Launchers choose these settings again, because overrides may change the hardware.
+    """
     fields = scenario.model_dump(exclude_unset=True, exclude={"expect", "published"})
     for place, settings in scenario.origins.sections.items():
         section: Any = fields

@@ -1,4 +1,4 @@
-"""Names that the file of a custom scheduler imports.
+"""Names to import in the file of a custom scheduler or policy.
 
 from simkv.custom import Batch, CustomConfig, CustomScheduler, Held
 """
@@ -34,5 +34,5 @@ __all__ = [
     "blocks_for",
 ]
 
-#: Names that ``simkv.own`` has for some of these.
+#: Names in ``simkv.own`` that differ from the names here.
 OLD_NAMES = old_names.OLD_NAMES

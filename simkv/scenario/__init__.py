@@ -1,1 +1,1 @@
-"""The scenario file: typed models, line numbers, saving."""
+"""Scenario files: typed models, validation with line numbers, and saving."""

@@ -1,4 +1,4 @@
-"""A part of a scenario file."""
+"""Base class and common types of scenario sections."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from simkv.workload.workload_base import StrictModel
 
 
 def _of_the_web(address: str) -> str:
-    """An address that pages may link to."""
+    """Return the address if pages may link to it; raise ValueError otherwise."""
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.netloc or not address.isprintable():
         raise ValueError(f"should be an address that begins with http:// or https://; {address!r}")
     return address
 
 
-#: What a scenario or a variant may be called, an address, and a time (s) that is not nothing.
+#: Types of scenario and variant names, web addresses, and positive times in seconds.
 ScenarioName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 Url = Annotated[str, AfterValidator(_of_the_web)]
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Section(StrictModel):
-    """No unknown fields, no guessing of types, never changed, and every number a number."""
+    """Immutable section without unknown fields, type coercion, infinities or NaN."""
 
     model_config = ConfigDict(allow_inf_nan=False)

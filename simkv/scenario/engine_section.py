@@ -1,4 +1,4 @@
-"""The ``engine`` of a scenario: the config of any engine, checked as strictly as the file."""
+"""Validation of the ``engine`` section: the config of any engine, checked strictly."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from simkv.scenario.custom.custom_engine import build_custom_spec
 from simkv.scenario.offloading_size import BACKEND, SIZE
 from simkv.schedulers.engine_registry import ENGINES, find_engine_spec
 
-#: In place of a setting that the launcher chooses, for an editor; the reader of files has put the
-#: value there.
+#: Schema value for settings that the launcher chooses. The loader has replaced it by a number
+#: before validation.
 Auto = Literal["auto"]
 
 
 def _strict_model(spec: EngineSpec) -> type[BaseModel]:
-    """A pydantic model with the fields of an engine's config, which is a plain dataclass."""
+    """Return a pydantic model with the fields of an engine's config, which is a plain dataclass."""
     config = spec.config
     hints = get_type_hints(config, include_extras=True)
     for knob in {spec.memory, *spec.launch.fields}:
@@ -50,13 +50,13 @@ def _strict_model(spec: EngineSpec) -> type[BaseModel]:
         for field in fields(config)
     }
     strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    if spec.host_blocks:  # for an editor: the reader of files has put blocks there
+    if spec.host_blocks:  # for editors: the loader has replaced it by blocks
         strict["json_schema_extra"] = _with_host_size
     return create_model(config.__name__, __doc__=config.__doc__, __config__=strict, **definitions)
 
 
 def _with_host_size(schema: dict[str, Any]) -> None:
-    """What ``scenario/offloading_size.py`` takes besides."""
+    """Add the fields that ``scenario/offloading_size.py`` reads to a schema."""
     schema["properties"] |= {
         SIZE: {
             "type": "number",
@@ -68,14 +68,14 @@ def _with_host_size(schema: dict[str, Any]) -> None:
     }
 
 
-@cache  # for an engine stands in several places of a scenario
+@cache  # the engine occurs in several places of a scenario
 def _models() -> dict[type[BaseModel], type[EngineConfig]]:
-    """The config of each engine, by its model."""
+    """Return the config of each engine, by its model."""
     return {_strict_model(engine): engine.config for engine in ENGINES.values()}
 
 
 class _CheckedByModel:
-    """Checks the fields of ``engine`` strictly, picks the config by ``name`` and builds it."""
+    """Pydantic annotation that validates ``engine`` strictly and builds the config by ``name``."""
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
@@ -98,7 +98,7 @@ class _CheckedByModel:
         return {"anyOf": [handler(schema), CUSTOM_ENGINE_SCHEMA]}
 
 
-#: A scheduler of one's own, for an editor; only its file knows its knobs.
+#: Schema of a custom scheduler for editors; its settings are defined only in its file.
 CUSTOM_ENGINE_SCHEMA = {
     "type": "object",
     "properties": {
@@ -110,7 +110,7 @@ CUSTOM_ENGINE_SCHEMA = {
 
 
 def _own_or_known(data: Any, known: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
-    """A config of a scheduler of one's own if ``data`` names one, else of an engine of simkv."""
+    """Return a custom scheduler's config if ``data`` names one, otherwise a packaged engine's."""
     name = data.get("name") if isinstance(data, dict) else None
     if not isinstance(name, str) or name in ENGINES:
         return known(data)
@@ -137,16 +137,16 @@ def _own_or_known(data: Any, known: ValidatorFunctionWrapHandler, info: Validati
 
 @lru_cache(maxsize=64)
 def _own_model(config: Any) -> type[BaseModel]:
-    """The model of a config of one's own; a check of a scheduler asks for it by the hundred."""
+    """Return the model of a custom config; cached because a scheduler check requests it often."""
     return _strict_model(config.own_spec)
 
 
-#: The config of an engine, as a mapping in the file and when it is dumped.
+#: Config of an engine; a mapping in the file and when dumped.
 AnyEngine = Annotated[EngineConfig, _CheckedByModel(), PlainSerializer(asdict)]
 
 
 def check_no_kv_connector(engines: Sequence[EngineConfig]) -> None:
-    """Raise ValueError if one of these engines asks for KV of others, which are not there."""
+    """Raise ValueError if an engine has a KV transfer setting although no replica has a role."""
     for engine in engines:
         for knob in find_engine_spec(engine).transfer_knobs:
             if getattr(engine, knob) is not None:
@@ -156,7 +156,7 @@ def check_no_kv_connector(engines: Sequence[EngineConfig]) -> None:
 
 
 def check_kv_connector(engines: Sequence[EngineConfig], roles: Sequence[str]) -> None:
-    """Raise ValueError if KV cannot go from one of these engines to another in their roles."""
+    """Raise ValueError if the engines cannot transfer KV between prefill and decode replicas."""
     if any(find_engine_spec(engine).rule_of(engine) for engine in engines):
         raise ValueError("fleet: replicas that prefill and decode go by no rule; leave it out")
     able = {name: spec.transfer.variants for name, spec in ENGINES.items() if spec.transfer}

@@ -1,4 +1,4 @@
-"""The ``fleet`` section of a scenario, as typed models."""
+"""Typed models of the ``fleet`` section of a scenario."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from simkv.scenario.base_section import Section
 from simkv.scenario.engine_section import AnyEngine
 from simkv.scenario.hardware_section import HardwareSection
 
-#: More replicas than this are refused as typos.
+#: Maximum number of replicas; larger numbers are rejected as typos.
 MAX_REPLICAS = 10_000
 
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -30,7 +30,7 @@ ReplicaCount = Annotated[int, Field(gt=0, le=MAX_REPLICAS)]
 
 
 class _Router(Section):
-    """A way to find a replica, which says its name even where only what is said is dumped."""
+    """Base class of routers; always serializes ``name``, even if only set fields are dumped."""
 
     name: str
 
@@ -40,92 +40,94 @@ class _Router(Section):
 
 
 class RoundRobinConfig(_Router):
-    """Each replica in its turn."""
+    """Send requests to the replicas in turn."""
 
     name: Literal["round_robin"] = "round_robin"
 
 
 class RandomConfig(_Router):
-    """Any replica, all equally likely."""
+    """Send each request to a random replica, all equally likely."""
 
     name: Literal["random"] = "random"
     seed: Seed = 0
-    """Of the draw."""
+    """Random seed."""
 
 
 class _Scored(_Router):
-    """A router that reads loads.
+    """Base class of routers that compare loads.
 
-    The score of a replica is the sum of what waits, runs, is ``in_flight`` (sent by the router and
-    not ended, which it always knows) and the share of KV blocks in use, each times its weight.
-    Between two refreshes ``count_own_sends`` counts each request that the router sends as one more
-    that waits there.
+    The score of a replica is the weighted sum of its waiting requests, running requests, requests
+    ``in_flight`` (sent by the router and not finished, always up to date) and the fraction of KV
+    blocks in use. With ``count_own_sends``, each request that the router has sent since the last
+    refresh counts as waiting.
     """
 
     waiting_weight: Weight = 4.0
-    """How much one request that waits adds to a replica's score."""
+    """Weight of each waiting request in the score of a replica."""
     running_weight: Weight = 1.0
-    """How much one that runs adds."""
+    """Weight of each running request."""
     in_flight_weight: Weight = 0.0
-    """How much one adds that the router has sent and that has not ended."""
+    """Weight of each request that the router has sent and that has not finished."""
     kv_weight: Weight = 0.0
-    """How much the share of KV blocks in use adds."""
+    """Weight of the fraction of KV blocks in use."""
     count_own_sends: bool = True
-    """Whether what the router sends counts as waiting until the next refresh."""
+    """Count requests sent by the router as waiting until the next refresh."""
 
 
 class LeastLoadedConfig(_Scored):
-    """The replica of the lowest score; of equals the first."""
+    """Send each request to the replica with the lowest score; ties go to the first replica."""
 
     name: Literal["least_loaded"] = "least_loaded"
 
 
 class PowerOfTwoConfig(_Scored):
-    """Of two replicas drawn at random the one of the lower score; of equals the one drawn first."""
+    """Sample two replicas and send the request to the one with the lower score.
+
+    Ties go to the replica that was sampled first.
+    """
 
     name: Literal["power_of_two"] = "power_of_two"
     seed: Seed = 0
-    """Of the draw."""
+    """Random seed."""
 
 
 class _Affine(_Router):
-    """A router that keeps requests together unless that overloads a replica.
+    """Base class of routers that keep related requests on one replica unless that overloads it.
 
-    The fleet is out of balance when the replica with the most requests in flight has more than
-    ``balance_abs_threshold`` more than the one with the fewest and more than
-    ``balance_rel_threshold`` times as many.
+    The fleet is imbalanced if the replica with the most requests in flight exceeds the one with the
+    fewest by more than ``balance_abs_threshold`` requests and by more than a factor of
+    ``balance_rel_threshold``.
     """
 
     balance_abs_threshold: Weight = 64.0
-    """Out of balance needs so many more requests in flight on the fullest replica than on the
-    emptiest."""
+    """Imbalance threshold: difference in requests in flight, fullest minus emptiest replica."""
     balance_rel_threshold: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.5
-    """And so many times as many."""
+    """Imbalance threshold: ratio of requests in flight, fullest to emptiest replica."""
 
 
 class SessionConfig(_Affine):
-    """The same replica for all requests of a session, by consistent hashing.
+    """Send all requests of a session to the same replica, by consistent hashing.
 
-    If the fleet is out of balance and that replica is the fullest, the one with the fewest requests
-    in flight.
+    If the fleet is imbalanced and that replica has the most requests in flight, the replica with
+    the fewest is used instead.
     """
 
     name: Literal["session"] = "session"
 
 
 class CacheAwareConfig(_Affine):
-    """The replica that was sent the longest prefix of the prompt, if that is more of it than
-    ``cache_threshold``; else the one that was sent the fewest distinct prefixes. If the fleet is
-    out of balance, the one with the fewest requests in flight.
+    """Send a request to the replica that has received the longest prefix of its prompt.
 
-    Prefixes are compared in pieces of ``block_size`` tokens.
+    The prefix must be longer than ``cache_threshold`` of the prompt; otherwise the replica with the
+    fewest distinct prefixes is used. If the fleet is imbalanced, the replica with the fewest
+    requests in flight is used. Prefixes are compared in chunks of ``block_size`` tokens.
     """
 
     name: Literal["cache_aware"] = "cache_aware"
     cache_threshold: Annotated[float, Field(ge=0, le=1)] = 0.3
-    """Share of the prompt that a replica must have been sent before to get it for that."""
+    """Minimum matching fraction of the prompt, between 0 and 1."""
     block_size: Annotated[int, Field(gt=0)] = 16
-    """Tokens in the pieces by which prompts are compared."""
+    """Tokens per chunk when prompts are compared."""
 
 
 RouterConfig = (
@@ -149,14 +151,14 @@ AnyRouter = Annotated[
 
 
 class Outage(Section):
-    """A replica takes no requests from ``at`` (s) until ``back_at``, or for good."""
+    """Period without new requests for a replica: from ``at`` to ``back_at`` (s), or forever."""
 
     replica: Annotated[int, Field(ge=0)]
-    """Which replica, from 0."""
+    """Index of the replica, from 0."""
     at: Seconds
-    """When it goes (s)."""
+    """Start of the outage (s)."""
     back_at: Seconds | None = None
-    """When it comes back (s); left out, never."""
+    """End of the outage (s); if omitted, the replica does not return."""
 
     @model_validator(mode="after")
     def _ends_after_it_begins(self) -> Self:
@@ -166,34 +168,34 @@ class Outage(Section):
 
 
 class Autoscale(Section):
-    """The number of replicas follows the load, as Kubernetes' horizontal pod autoscaler has it.
+    """Adjust the number of replicas to the load, as Kubernetes' horizontal pod autoscaler does.
 
-    Every ``interval`` (s) the fleet wants as many replicas as bring the ``metric`` (requests that
-    wait, run, or are in flight) down to ``target`` on each, within ``min_replicas`` and
-    ``max_replicas``; a difference of less than ``tolerance`` is let be. A new replica takes
-    requests after ``lag`` and the fleet's ``cold_start``. One too many is drained, and only when
-    the fleet has wanted fewer for ``scale_down_after`` (s).
+    Every ``interval`` (s) the desired number of replicas is computed so that the ``metric``
+    (waiting, running or in-flight requests) per replica is ``target``, within ``min_replicas`` and
+    ``max_replicas``; deviations below ``tolerance`` are ignored. A new replica takes requests after
+    ``lag`` plus the fleet's ``cold_start``. A surplus replica is drained once fewer replicas have
+    been desired for ``scale_down_after`` (s).
 
     Rule and defaults of interval, tolerance and scale-down: kubernetes/kubernetes,
     ``pkg/controller/podautoscaler`` (15 s, 0.1 and 300 s).
     """
 
     metric: Literal["waiting", "running", "in_flight"] = "in_flight"
-    """Which requests are counted as load."""
+    """Requests that count as load."""
     target: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    """How many of them each replica is to have."""
+    """Target load per replica, in requests."""
     min_replicas: ReplicaCount = 1
-    """Never fewer than this."""
+    """Minimum number of replicas."""
     max_replicas: ReplicaCount
-    """Never more than this."""
+    """Maximum number of replicas."""
     interval: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 15.0
-    """Seconds from one look at the load to the next."""
+    """Interval between evaluations of the load (s)."""
     lag: Seconds = 0.0
-    """Seconds until a replica that was asked for is there; its cold start comes on top."""
+    """Time to provision a replica (s), in addition to its cold start."""
     tolerance: Weight = 0.1
-    """A load that is off the target by less than this share is let be."""
+    """Relative deviation from the target that is ignored."""
     scale_down_after: Seconds = 300.0
-    """Seconds for which fewer must have been enough before one is drained."""
+    """Time for which fewer replicas must have been sufficient before one is drained (s)."""
 
     @model_validator(mode="after")
     def _least_and_most(self) -> Self:
@@ -205,85 +207,85 @@ class Autoscale(Section):
 
 
 class KvTransfer(Section):
-    """How KV gets from a replica that prefills to one that decodes.
+    """Time to transfer KV from a prefill replica to a decode replica.
 
-    A transfer takes ``bytes_per_token`` for each token that the target has not cached, at
-    ``bandwidth`` (bytes/s), and ``latency`` (s) more. Transfers from one replica, or with
-    ``shared_link`` from all, go one after the other.
+    A transfer moves ``bytes_per_token`` for each token that the target has not cached, at
+    ``bandwidth`` (bytes/s), plus ``latency`` (s). Transfers from one replica are sequential; with
+    ``shared_link`` all transfers are.
     """
 
     bytes_per_token: Annotated[int, Field(gt=0)]
-    """KV of one token."""
+    """KV bytes per token."""
     bandwidth: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    """Of a link, in bytes per second."""
+    """Bandwidth of a link (bytes/s)."""
     latency: Seconds = 0.0
-    """Seconds that every transfer takes on top."""
+    """Additional time per transfer (s)."""
     shared_link: bool = False
-    """Whether all transfers go over one link, rather than one from each replica."""
+    """Use one link for all transfers instead of one link per source replica."""
 
 
 class FleetSettings(Section):
-    """How requests find their replica, and when there are how many.
+    """Routing of requests, outages and scaling of replicas.
 
-    ``refresh_interval`` (s): the router sees loads as they were at the last multiple of it; with 0
-    as they are. With ``lockstep`` every step of a replica is one of all and lasts as long as the
-    slowest, as with the data-parallel ranks of a mixture-of-experts model.
+    With ``refresh_interval`` (s) the router sees loads as of the last multiple of it; with 0 loads
+    are always current. With ``lockstep`` all replicas step together and each step takes as long as
+    the slowest replica, as with the data-parallel ranks of a mixture-of-experts model.
 
-    A replica that fails loses its KV and all that it computes. ``on_failure`` says what becomes of
-    its requests: ``retry`` sends them to another replica, which begins anew (what their clients had
-    received is thrown away), ``lose`` gives them up. One that drains takes no new requests, and
-    goes on with those it has. While no replica is there, requests wait at the router.
+    A replica that fails loses its KV and all computed tokens. ``on_failure`` decides about its
+    requests: ``retry`` restarts them on another replica and discards the tokens that their clients
+    have received; ``lose`` drops them. A draining replica takes no new requests and finishes its
+    current ones. While no replica is available, requests wait at the router.
 
-    ``cold_start`` (s) passes before a replica that comes back, or is added, takes requests; its
-    cache is empty. With ``start_cold`` so it is at the start of the run.
+    A replica that returns or is added takes requests after ``cold_start`` (s), with an empty cache.
+    ``start_cold`` applies this to the start of the run as well.
 
-    Where groups of replicas have the roles ``prefill`` and ``decode``, a request is prefilled on
-    one of the first, which emits its first token and keeps the KV until it has been fetched by
-    one of the second, chosen by ``decode_router``. ``kv_transfer`` says how long that takes.
+    If groups of replicas have the roles ``prefill`` and ``decode``, a prefill replica computes the
+    prompt, emits the first token and holds the KV until a decode replica, chosen by
+    ``decode_router``, has fetched it. ``kv_transfer`` gives the duration of the transfer.
     """
 
     router: AnyRouter = RoundRobinConfig()
-    """How a request finds its replica; a name, or a mapping with the router's own knobs."""
+    """Routing policy: a name, or a mapping with the router's settings."""
     refresh_interval: Seconds = 0.0
-    """The router sees loads as old as the last multiple of so many seconds; 0 is always fresh."""
+    """The router sees loads as of the last multiple of this time (s); 0: current loads."""
     lockstep: bool = False
-    """Whether every step of one replica is one of all, as long as the slowest."""
+    """Step all replicas together; each step takes as long as the slowest replica."""
     failures: list[Outage] = Field(default=[])
-    """Replicas that lose their KV and all that they compute."""
+    """Outages in which a replica loses its KV and all computed tokens."""
     drains: list[Outage] = Field(default=[])
-    """Replicas that end what they have and take no more."""
+    """Outages in which a replica finishes its requests and takes no new ones."""
     on_failure: Literal["retry", "lose"] = "retry"
-    """What becomes of the requests of a replica that fails: sent to another one, or lost."""
+    """Treatment of the requests of a failed replica: restart on another replica, or drop."""
     cold_start: Seconds = 0.0
-    """Seconds before a replica that comes back, or is added, takes requests."""
+    """Time before a returning or added replica takes requests (s)."""
     start_cold: bool = False
-    """Whether that holds at the start of the run, too."""
+    """Apply the cold start at the start of the run as well."""
     autoscale: Autoscale | None = None
-    """Replicas that come and go with the load."""
+    """Scale the number of replicas with the load."""
     decode_router: AnyRouter = LeastLoadedConfig()
-    """How a request that was prefilled finds the replica that decodes it."""
+    """Routing policy for prefilled requests among the decode replicas."""
     kv_transfer: KvTransfer | None = None
-    """How KV gets from one to the other."""
+    """Time to transfer KV from prefill to decode replicas."""
 
 
 class ReplicaGroup(Section):
-    """``count`` equal replicas.
+    """Group of ``count`` equal replicas.
 
-    ``engine`` and ``hardware`` say what differs from the scenario's, ``profile`` what their steps
-    cost if that is not as the scenario says. With the ``role`` of ``prefill`` or ``decode`` they
-    do only that.
+    ``engine`` and ``hardware`` override the scenario's sections; ``profile`` overrides its cost
+    profile. With the ``role`` of ``prefill`` or ``decode`` the replicas only prefill or only
+    decode.
     """
 
     count: ReplicaCount = 1
-    """How many equal replicas."""
+    """Number of equal replicas."""
     role: Literal["both", "prefill", "decode"] = "both"
-    """What they do: all, only prefill, or only decode."""
+    """Role: prefill and decode (both), only prefill, or only decode."""
     engine: AnyEngine | None = None
-    """What differs from the scenario's engine."""
+    """Overrides of the scenario's engine."""
     hardware: HardwareSection | None = None
-    """What differs from the scenario's hardware."""
+    """Overrides of the scenario's hardware."""
     profile: str | None = None
-    """What their steps cost, if not as the scenario says."""
+    """Cost profile, if it differs from the scenario's."""
 
     @model_validator(mode="after")
     def _costs_are_said_once(self) -> Self:
@@ -293,30 +295,30 @@ class ReplicaGroup(Section):
 
 
 class FleetSection(FleetSettings):
-    """Replicas behind a router: a number of equal ones, or a list of groups."""
+    """Replicas behind a router: a number of equal replicas, or a list of groups."""
 
     replicas: Annotated[
         Annotated[ReplicaCount, Tag("number")]
         | Annotated[list[ReplicaGroup], Field(min_length=1), Tag("list")],
         Discriminator(lambda value: "list" if isinstance(value, list) else "number"),
     ] = 1
-    """How many, or a list of groups that differ."""
+    """Number of replicas, or a list of groups with different settings."""
 
     @property
     def groups(self) -> list[ReplicaGroup]:
-        """The groups of replicas, of which there is one if all are equal."""
+        """Groups of replicas; one group if all replicas are equal."""
         if isinstance(self.replicas, int):
             return [ReplicaGroup(count=self.replicas)]
         return self.replicas
 
     @property
     def size(self) -> int:
-        """Replicas at the start."""
+        """Number of replicas at the start."""
         return sum(group.count for group in self.groups)
 
     @property
     def disaggregated(self) -> bool:
-        """Whether some replicas prefill and others decode."""
+        """Whether prefill and decode run on separate replicas."""
         return any(group.role != "both" for group in self.groups)
 
     def _check_roles(self) -> None:

@@ -1,4 +1,4 @@
-"""The ``hardware`` section of a scenario: what step costs and KV blocks follow from.
+"""The ``hardware`` section of a scenario, which determines step costs and KV blocks.
 
 hardware: {gpu: H100-SXM, model: llama-3.1-70b, tp: 4, weights: fp8, kv: fp8}
 """
@@ -23,41 +23,41 @@ Gpus = Annotated[int, Field(gt=0, le=1024)]
 
 
 class MeasuredLink(Section):
-    """What was measured between the GPUs of a host."""
+    """Measured interconnect between the GPUs of a host."""
 
     latency_us: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    """Of the smallest all-reduce, in microseconds."""
+    """Latency of the smallest all-reduce (microseconds)."""
     bandwidth_gb_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    """Of one GPU each way, in gigabytes per second."""
+    """Bandwidth per GPU and direction (GB/s)."""
 
 
 class HardwareSection(Section):
-    """GPUs, a model, how they share it, and the formats of its numbers.
+    """GPUs, model, parallelism and number formats.
 
-    ``tp`` GPUs share every layer, ``dp`` such groups attend to requests of their own, ``ep`` GPUs
-    share the experts as whole experts.
+    ``tp`` GPUs share every layer, each of ``dp`` groups of GPUs computes attention for its own
+    requests, and ``ep`` GPUs share the experts, each as a whole.
     """
 
     gpu: str
-    """The GPU by any of its names: H100-SXM, h100_sxm, RTX 4090."""
+    """GPU name in any spelling: H100-SXM, h100_sxm, RTX 4090."""
     model: str
-    """A packaged model by any of its names, or its Hugging Face config.json beside the scenario."""
+    """Name of a packaged model, or path of a Hugging Face config.json beside the scenario."""
     tp: Gpus = 1
-    """GPUs that share every layer (tensor parallel)."""
+    """Tensor parallel size: GPUs that share every layer."""
     ep: Gpus = 1
-    """GPUs that share the experts as whole ones (expert parallel)."""
+    """Expert parallel size: GPUs that share the experts, each as a whole."""
     dp: Gpus = 1
-    """Groups of such GPUs that attend to requests of their own (data-parallel attention)."""
+    """Data parallel size: groups of GPUs that compute attention for their own requests."""
     pp: Gpus = 1
-    """Stages of layers one after the other (pipeline parallel); only 1 is modelled."""
+    """Pipeline parallel size; only 1 is modelled."""
     weights: FormatName | None = None
-    """Format of the weights; left out, that in which the model is published."""
+    """Weight format (default: that of the published model)."""
     attention: FormatName | None = None
-    """Format of the weights of attention, if another."""
+    """Weight format of attention, if different."""
     experts: FormatName | None = None
-    """Format of the weights of the experts, if another."""
+    """Weight format of the experts, if different."""
     kv: KvFormatName | None = None
-    """Format of the KV cache; left out, bf16."""
+    """KV cache format (default: bf16)."""
     interconnect: (
         Annotated[
             Annotated[Literal["NVLink", "PCIe"], Tag("name")]
@@ -68,11 +68,11 @@ class HardwareSection(Section):
         ]
         | None
     ) = None
-    """What joins the GPUs; left out, what the data sheet has. Or what was measured on the host."""
+    """Interconnect of the GPUs: NVLink, PCIe or measured values (default: from the data sheet)."""
     gpus_per_node: Gpus | None = None
-    """GPUs that the interconnect joins; left out, as usual for the GPU."""
+    """GPUs connected by the interconnect (default: the usual number for the GPU)."""
     tables: str | None = None
-    """Folder beside the scenario with operator tables of one's own, which go before all others."""
+    """Directory beside the scenario with your own operator tables, which take precedence."""
 
     @field_validator("gpu")
     @classmethod
@@ -127,9 +127,9 @@ def _architecture(name: str, folder: Path) -> Architecture:
 
 
 def build_hardware(section: HardwareSection) -> Hardware:
-    """What the section says, with what it leaves out.
+    """Return the hardware that the section describes, with defaults for missing fields.
 
-    Raises InputError, by field, for GPUs that cannot share the model.
+    Raises InputError, naming the field, if the GPUs cannot share the model.
     """
     gpu, link = find_gpu(section.gpu), section.interconnect
     if isinstance(link, MeasuredLink):

@@ -1,4 +1,4 @@
-"""What a plan must hold to: bounds on figures, as in ``ttft_ms.p99<=500``.
+"""Objectives of a plan: bounds on figures, such as ``ttft_ms.p99<=500``.
 
 objectives = [parse_objective("ttft_ms.p99<=500"), parse_objective("jain_index>=0.5")]
 values = figures(summary)
@@ -17,7 +17,7 @@ from simkv.core.errors import InputError, spelling_hint
 from simkv.core.figure_registry import FIGURE_NAMES, figure
 from simkv.core.outcome import Outcome
 
-#: Figures that are worked out from those of summary.json, and what they mean.
+#: Figures derived from those of summary.json, with descriptions.
 DERIVED = {
     "unserved": "requests that did not finish, whatever the reason",
     "preemption_rate": "preemptions per request",
@@ -26,12 +26,12 @@ DERIVED = {
     "goodput": "of those, per second",
     "goodput_share": "their share of all requests",
 }
-#: Of these only those that --goodput tells.
+#: Derived figures that require --goodput limits.
 GOODPUT_FIGURES = ("good", "goodput", "goodput_share")
 OBJECTIVE_FIGURES = (*FIGURE_NAMES, *DERIVED)
-#: With limits of --goodput and no bound on it, this share of all requests must be good.
+#: Minimum fraction of good requests if --goodput has limits and no objective bounds it.
 DEFAULT_GOODPUT_SHARE = 0.99
-#: Whoever bounds one of these has said what becomes of requests that are not served.
+#: Figures that bound unserved requests; without a bound on any of them, all must be served.
 UNSERVED_FIGURES = {"unserved", *Outcome}
 
 _FORM = re.compile(r"\s*([\w.]+)\s*(<=|>=)\s*(\S+)\s*")
@@ -39,9 +39,9 @@ _FORM = re.compile(r"\s*([\w.]+)\s*(<=|>=)\s*(\S+)\s*")
 
 @dataclass(frozen=True)
 class Objective:
-    """A figure that must be at most (``<=``) or at least (``>=``) a ``limit``.
+    """Bound on a figure: at most (``<=``) or at least (``>=``) a ``limit``.
 
-    ``assumed`` says that nobody asked for it and that it is held all the same.
+    ``assumed`` marks a default objective that the user did not give.
     """
 
     figure: str
@@ -53,13 +53,14 @@ class Objective:
         return f"{self.figure} {self.sign} {self.limit:g}"
 
     def holds(self, values: Mapping[str, float | None]) -> bool:
-        """Whether a run with these figures keeps to it; a figure that is not there does not."""
+        """Return whether a run with these figures meets the objective; missing figures do not."""
         return self.slack(values) >= 0.0
 
     def slack(self, values: Mapping[str, float | None]) -> float:
-        """How far the figure is on the right side, per limit (0.1: a tenth of it); else negative.
+        """Return the margin relative to the limit: 0 or more if met, negative if missed.
 
-        Minus infinity if there is no figure; if the limit is 0, in the figure's own unit.
+        A margin of 0.1 is a tenth of the limit. Minus infinity if the figure is missing; in the
+        figure's own unit if the limit is 0.
         """
         value = values.get(self.figure)
         if value is None or math.isnan(value):
@@ -70,7 +71,7 @@ class Objective:
         return room / (abs(self.limit) or 1.0)
 
     def worst(self, found: Iterable[float | None]) -> float | None:
-        """Of several values of its figure the one that is worst; None if one is missing."""
+        """Return the worst of several values of the figure; None if one is missing."""
         values = list(found)
         known = [value for value in values if value is not None]
         if len(known) < len(values) or not known:
@@ -79,7 +80,7 @@ class Objective:
 
 
 def parse_objective(text: str) -> Objective:
-    """``FIGURE<=NUMBER`` or ``FIGURE>=NUMBER``. Raises InputError if it is not like that."""
+    """Parse ``FIGURE<=NUMBER`` or ``FIGURE>=NUMBER``. Raises InputError for any other text."""
     found = _FORM.fullmatch(text)
     if not found:
         raise InputError(
@@ -104,10 +105,10 @@ def parse_objective(text: str) -> Objective:
 def complete_objectives(
     asked: Sequence[Objective], goodput: Mapping[str, float]
 ) -> list[Objective]:
-    """The objectives with those that are held unless something is said about it.
+    """Return the objectives with the default objectives added.
 
-    Everybody must be served, and of limits of goodput (ms by name) nearly all requests must keep
-    to. Raises InputError if nothing is asked for, or something twice, or goodput without limits.
+    By default all requests must be served, and 99 % of them must meet the goodput limits (ms by
+    name). Raises InputError if there is no objective, a duplicate, or goodput without limits.
     """
     if not asked and not goodput:
         raise InputError("--slo: missing; expected an objective, as in 'ttft_ms.p99<=500'")
@@ -127,7 +128,7 @@ def complete_objectives(
 
 
 def compute_objective_figures(summary: Mapping[str, Any]) -> dict[str, float | None]:
-    """All figures of a run that objectives may bound; None for a latency without a sample."""
+    """Return all figures of a run that objectives may bound; None without a sample."""
     values: dict[str, float | None] = {}
     for name in (*FIGURE_NAMES, *GOODPUT_FIGURES):
         group = name.partition(".")[0]

@@ -1,10 +1,11 @@
-"""``kv_offloading_size`` in an engine's section: blocks in host memory by their bytes.
+"""Convert ``kv_offloading_size`` (GiB) of an engine section into host memory blocks.
 
 engine: {name: vllm, num_gpu_blocks: auto, kv_offloading_size: 64}
 
-GiB of the whole engine, as ``--kv-offloading-size`` has it (``vllm/v1/kv_offload/cpu/spec.py``): a
-block takes what the GPUs of a tensor-parallel group keep of it together, in whole pages of memory.
-A latent is whole on each of them, and from 0.27 on in host memory once.
+The size applies to the whole engine, as ``--kv-offloading-size`` does
+(``vllm/v1/kv_offload/cpu/spec.py``). A block takes the bytes that all GPUs of a tensor-parallel
+group store for it, rounded up to whole memory pages. Each GPU stores a complete copy of a latent;
+from 0.27 on, host memory stores it only once.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from simkv.costs.hardware.kv_capacity import KvCapacity
 SIZE, BACKEND = "kv_offloading_size", "kv_offloading_backend"
 GIB = 1 << 30
 PAGE = 4096
-#: The release from which on a latent that is whole on each GPU is kept once.
+#: First release that stores only one host copy of a latent replicated on all GPUs.
 SINGLE_COPY_SINCE = (0, 27)
 
 
 def host_blocks(
     spec: EngineSpec, engine: dict[str, Any], offload: Any, room: KvCapacity | None
 ) -> dict[str, int]:
-    """The knob with the blocks that the size in GiB of an ``engine`` section makes.
+    """Return the setting for host blocks with the number that the size in GiB gives.
 
-    Bytes of a block are those of ``room`` where there is hardware, else of the scenario's
-    ``offload`` section. Raises InputError for a size that is none, beside a number of blocks, or of
-    another backend than vLLM's own.
+    The bytes of a block come from ``room`` if there is hardware, otherwise from the scenario's
+    ``offload`` section. Raises InputError if the size is invalid, is given together with a number
+    of blocks, or is for another backend than vLLM's native one.
     """
     knob, size = spec.host_blocks, engine[SIZE]
     if knob in engine:
@@ -62,7 +63,7 @@ def host_blocks(
 
 
 def _copies(room: KvCapacity, variant: str) -> int:
-    """How often a block's bytes on one GPU are kept in host memory."""
+    """Number of copies in host memory of the bytes that one GPU stores for a block."""
     release = tuple(int(part) for part in re.findall(r"\d+", variant)[:2])
     latent = any(isinstance(part.attention, Mla) for part in room.hardware.architecture.layers)
     return 1 if latent and release >= SINGLE_COPY_SINCE else room.hardware.tp

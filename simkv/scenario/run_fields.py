@@ -1,4 +1,4 @@
-"""The fields of scenarios as plain data: what decides a run, and in what two runs differ."""
+"""Fields of scenarios as plain data: fields that determine a run, and differences of two runs."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from simkv.scenario.custom.custom_engine import find_custom_code
 from simkv.scenario.field_roles import FieldRole, find_field_names
 from simkv.scenario.scenario import Scenario
 
-#: What is said about a scenario, what its engine is given, and all that decides how it runs: what
-#: its operator chooses first.
+#: Fields that only describe a scenario, fields of the engine's environment, and all fields that
+#: determine a run, those of the operator first.
 ABOUT_FIELDS = find_field_names(Scenario, FieldRole.ABOUT)
 WORLD_FIELDS = find_field_names(Scenario, FieldRole.WORLD)
 RUN_FIELDS = (*find_field_names(Scenario, FieldRole.ENGINE), *WORLD_FIELDS)
 
 
 def run_fields(scenario: Scenario, *, defaults: bool = True) -> dict[str, Any]:
-    """The fields that decide how a scenario runs, as plain data; equal if the runs are the same.
+    """Return the fields that determine a run as plain data; equal for equal runs.
 
-    But for the files that it names, whose contents a digest adds. Without ``defaults`` what is at
-    its default within a section is left out.
+    Contents of files are not included; a digest adds them. Without ``defaults``, fields at their
+    default within a section are omitted.
     """
     return scenario.model_dump(include=set(RUN_FIELDS), exclude_defaults=not defaults)
 
 
 def find_profiles(scenario: Scenario) -> dict[tuple[str | int, ...], str]:
-    """The cost profiles that a scenario names, by where it names them."""
+    """Return the cost profiles of a scenario, by the path of the field that names them."""
     groups = scenario.fleet.groups if scenario.fleet else []
     found: dict[tuple[str | int, ...], str] = {}
     if scenario.profile is not None:
@@ -41,7 +41,7 @@ def find_profiles(scenario: Scenario) -> dict[tuple[str | int, ...], str]:
 
 
 def find_custom_sources(scenario: Scenario) -> dict[tuple[str | int, ...], CustomCode]:
-    """The code of schedulers of one's own that a scenario names, by where it names its file."""
+    """Return the code of a scenario's custom schedulers, by the path of the field with the file."""
     groups = scenario.fleet.groups if scenario.fleet else []
     engines: dict[tuple[str | int, ...], EngineConfig | None] = {("engine",): scenario.engine}
     for index, group in enumerate(groups):
@@ -55,7 +55,7 @@ def find_custom_sources(scenario: Scenario) -> dict[tuple[str | int, ...], Custo
 
 @dataclass(frozen=True)
 class FieldDifference:
-    """A field, by its path, to which two scenarios give other values; None where one has none."""
+    """Field path with different values in two scenarios; None if a scenario has no value."""
 
     field: str
     before: Any
@@ -68,10 +68,10 @@ class FieldDifference:
 def find_differences(
     before: Scenario, after: Scenario, fields: Iterable[str] = RUN_FIELDS
 ) -> list[FieldDifference]:
-    """In what two scenarios differ, as far as ``fields`` go: by default what decides their runs.
+    """Return the differences of two scenarios in ``fields`` (default: those that determine a run).
 
-    Of a section that only one of them has, what it says beyond its defaults. Settings that both
-    engines chose by themselves follow from the others and are left out.
+    For a section that only one scenario has, its values that differ from the defaults are listed.
+    Settings chosen by the launcher in both scenarios are omitted, because they follow from others.
     """
     chosen = _chosen(before) & _chosen(after)
     names = [name for name in fields if getattr(before, name) != getattr(after, name)]
@@ -90,7 +90,7 @@ def find_differences(
 
 
 def _chosen(scenario: Scenario) -> set[str]:
-    """The paths of settings that the launchers of its engines chose."""
+    """Return the paths of the settings that the launchers of the engines chose."""
     return {
         ".".join(map(str, (*place, name)))
         for place, settings in scenario.origins.sections.items()
@@ -101,7 +101,7 @@ def _chosen(scenario: Scenario) -> set[str]:
 def _differences(
     path: tuple[Any, ...], values: tuple[Any, Any], short: tuple[Any, Any]
 ) -> Iterator[FieldDifference]:
-    """The leaves that are not the same; ``short`` are the same values without their defaults."""
+    """Yield the leaves that differ; ``short`` holds the same values without their defaults."""
     a, b = values
     if a == b:
         return
@@ -114,7 +114,7 @@ def _differences(
 
 
 def _keys(a: Any, b: Any, short: tuple[Any, Any]) -> Iterable[Any] | None:
-    """Where to look for the difference of two values; None if they differ as a whole."""
+    """Return the keys to compare in two values; None if they differ as a whole."""
     if isinstance(a, dict) and isinstance(b, dict):
         return dict.fromkeys([*a, *b])
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):

@@ -1,4 +1,4 @@
-"""Scenario files: YAML in, checked and typed scenarios out; every error names its place."""
+"""Load scenario files: YAML to validated, typed scenarios, with the location of every error."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from simkv.scenario.yaml_document import YamlDocument, read_document
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> dict[str, Scenario]:
-    """The variants of a scenario file by name; a file without any has one, named ``run``.
+    """Return the variants of a scenario file by name; a file without variants has one, ``run``.
 
-    ``overrides`` are ``path=value`` assignments that apply to the file before its variants do.
-    Raises InputError with file, line and field, what is wrong and what would be right.
+    ``overrides`` are ``path=value`` assignments, applied to the file before its variants. Raises
+    InputError with the file, line and field, the problem and the expected value.
     """
     return resolve_variants(read_document(path), overrides)
 
@@ -33,15 +33,15 @@ def resolve_variants(
     knobs: Sequence[str] = (),
     option: str = "--over",
 ) -> dict[str, Scenario]:
-    """The variants of a scenario file that has been read, which ``overrides`` change; see load.
+    """Return the variants of a scenario file that has been read, with ``overrides``; see load.
 
-    ``knobs`` are more of them, which come after and were given by another ``option``.
+    ``knobs`` are further assignments, applied after ``overrides`` and given by another ``option``.
     """
     for name, assignments in (("--set", overrides), (option, knobs)):
         for assignment in assignments:
             document.override(assignment, name)
             replace_form(document, assignment)
-    # A file with variants need not start by itself, for each of them completes it.
+    # A file with variants may be incomplete, because each variant completes it.
     _check(document, document.tree, ScenarioFile, incomplete=bool(document.tree.get("variants")))
     base = {k: value for k, value in document.tree.items() if k in Scenario.model_fields}
     variants = document.tree.get("variants") or {"run": {}}
@@ -56,9 +56,9 @@ def resolve_variants(
 
 
 def variant_names(document: YamlDocument, overrides: Sequence[str] = ()) -> list[str]:
-    """The names of the variants of a file, whose engine may start only at the points of a search.
+    """Return the names of the variants of a file whose engine may be incomplete without a search.
 
-    Raises InputError for anything else that is wrong.
+    Raises InputError for all other errors.
     """
     try:
         return list(resolve_variants(document, overrides))
@@ -67,13 +67,13 @@ def variant_names(document: YamlDocument, overrides: Sequence[str] = ()) -> list
 
 
 def read_plan_section(document: YamlDocument) -> PlanSection:
-    """What a scenario file that has been read says about planning. Raises InputError."""
+    """Return the ``plan`` section of a scenario file that has been read. Raises InputError."""
     checked: ScenarioFile = _check(document, document.tree, ScenarioFile, incomplete=True)
     return checked.plan or PlanSection()
 
 
 def _check_costs(document: YamlDocument, scenarios: Mapping[str, Scenario]) -> None:
-    """Raise InputError if a profile is not there or cannot be used, or hardware makes no sense."""
+    """Raise InputError if a cost profile is missing or invalid, or the hardware is invalid."""
     for name, scenario in scenarios.items():
         for field, costs in list_replica_costs(scenario):
             try:
@@ -85,7 +85,7 @@ def _check_costs(document: YamlDocument, scenarios: Mapping[str, Scenario]) -> N
 
 
 def _check_variants(document: YamlDocument, scenarios: Mapping[str, Scenario]) -> None:
-    """Raise InputError if ``published`` or ``expect`` names a variant that there is not."""
+    """Raise InputError if ``published`` or ``expect`` names an unknown variant."""
     named = [
         (field, name)
         for field in ("published", "expect")
@@ -101,7 +101,7 @@ def _check_variants(document: YamlDocument, scenarios: Mapping[str, Scenario]) -
 
 
 def _check_requests(document: YamlDocument, scenarios: Mapping[str, Scenario]) -> None:
-    """Raise InputError if ``expect`` names a request that there is not."""
+    """Raise InputError if ``expect`` names an unknown request."""
     for scenario in scenarios.values():
         for name, expected in scenario.expect.items():
             size = scenarios[name].workload.size
@@ -137,7 +137,7 @@ def _check(
 
 
 def _plain(node: Any) -> Any:
-    """The data without the YAML reader's own types."""
+    """Return the data as plain Python types instead of the YAML reader's own."""
     if isinstance(node, dict):
         return {_scalar(key): _plain(value) for key, value in node.items()}
     if isinstance(node, list):

@@ -1,4 +1,4 @@
-"""The JSON schema of scenario files, for editors and for what an error says is known."""
+"""JSON schema of scenario files, for editors and for the field names in error messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simkv.schedulers.engine_registry import ENGINES
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON schema of scenario files, for editors, with what is told of each field."""
+    """Return the JSON schema of scenario files, with a description of each field."""
     schema = TypeAdapter(ScenarioFile).json_schema(schema_generator=_Telling)
     whole = schema["$defs"]
     part = {f"Part{name}": _partial(definition) for name, definition in whole.items()}
@@ -31,7 +31,7 @@ def json_schema() -> dict[str, Any]:
 
 
 class _Telling(GenerateJsonSchema):
-    """Describes fields by the texts under them, and knobs also by their flags."""
+    """Schema generator that takes descriptions from field texts and adds flags of settings."""
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
         described = super().model_schema(schema)
@@ -48,13 +48,13 @@ _CONFIGS: dict[str, type[Any]] = {spec.config.__name__: spec.config for spec in 
 
 
 def _partial(node: Any) -> Any:
-    """A JSON schema with nothing required, as a variant mentions only what it changes.
+    """Return a JSON schema without required fields, for variants, which contain only their changes.
 
-    Items of lists stay whole, for a variant replaces a list as a whole.
+    List items keep their requirements, because a variant replaces a list as a whole.
     """
     if isinstance(node, list):
         return [_partial(value) for value in node]
-    if not isinstance(node, dict) or node == CUSTOM_ENGINE_SCHEMA:  # known by its name alone
+    if not isinstance(node, dict) or node == CUSTOM_ENGINE_SCHEMA:  # identified by name only
         return node
     result = {
         "anyOf" if key == "oneOf" else key: value if key == "items" else _partial(value)
@@ -67,7 +67,10 @@ def _partial(node: Any) -> Any:
 
 
 def known_fields(location: Sequence[str | int], data: Any) -> list[str]:
-    """Fields that the schema knows at ``location`` of ``data``, whose values choose in unions."""
+    """Return the fields that the schema allows at ``location`` of ``data``.
+
+    The values in ``data`` select the members of unions.
+    """
     schema = json_schema()
     definitions = schema["$defs"]
     nodes = _alternatives([schema], definitions, data)
@@ -93,7 +96,7 @@ def _children(node: Mapping[str, Any], part: str | int) -> list[dict[str, Any]]:
 def _alternatives(
     nodes: Sequence[Mapping[str, Any]], definitions: Mapping[str, Any], value: Any
 ) -> list[Mapping[str, Any]]:
-    """The nodes with references resolved, and unions by what ``value`` says that it is."""
+    """Resolve references in the nodes, and unions by the discriminator in ``value``."""
     flat: list[Mapping[str, Any]] = []
     for node in nodes:
         if "$ref" in node:
