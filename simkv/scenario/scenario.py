@@ -1,4 +1,4 @@
-"""A scenario as typed models: what a file says, checked."""
+"""Typed model of a scenario and of a scenario file."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from simkv.workload.workload_section import Workload
 
 
 class Provenance(Section):
-    """What the scenario's numbers rest on, one sentence each."""
+    """Sources of the scenario's numbers, one sentence each."""
 
     given: list[str] = Field(default=[])
-    """What the public report says."""
+    """Facts stated in the public report."""
     fitted: list[str] = Field(default=[])
-    """What was chosen so that its figures come out."""
+    """Values fitted so that the report's figures are reproduced."""
     assumed: list[str] = Field(default=[])
-    """What nothing that is public pins down."""
+    """Values that no public source determines."""
 
 
 def _known_figure(name: str) -> str:
@@ -61,163 +61,164 @@ FigureName = Annotated[str, AfterValidator(_known_figure)]
 
 
 class PublishedFigures(Section):
-    """Figures of the public report for one variant, to be shown beside the simulated ones.
+    """Figures of the public report for one variant, shown beside the simulated ones.
 
     ``figures`` are named as in ``summary.json`` (``e2e_ms.mean``); ``at_least`` are lower bounds;
     ``e2e_s`` and ``finish_s`` are single requests by id, in seconds.
     """
 
     figures: dict[FigureName, float] = Field(default={})
-    """Figures that the report gives, by their names in summary.json (e2e_ms.mean)."""
+    """Figures of the report, by their names in summary.json (e2e_ms.mean)."""
     at_least: dict[FigureName, float] = Field(default={})
-    """The same where the report only says that they are no less."""
+    """Figures for which the report gives only a lower bound."""
     e2e_s: dict[int, float] = Field(default={})
-    """How long single requests took (s), by their numbers."""
+    """E2E latency of single requests (s), by id."""
     finish_s: dict[int, float] = Field(default={})
-    """When single requests ended (s), by their numbers."""
+    """Finish time of single requests (s), by id."""
     note: str = ""
-    """A sentence that is shown beside them."""
+    """Sentence shown beside the figures."""
 
 
 Factor = Annotated[float, Field(gt=0, le=1000)]
 
 
 class StepScale(Section):
-    """How many times as long as in the profile a step takes, by what it does."""
+    """Factors on the profile's step times, by kind of step."""
 
     decode: Factor = 1.0
-    """Steps that only decode."""
+    """Factor for steps that only decode."""
     prefill: Factor = 1.0
-    """Steps that only compute prompts."""
+    """Factor for steps that only prefill."""
     mixed: Factor = 1.0
-    """Steps that do both."""
+    """Factor for steps that do both."""
     error: Literal["cheaper", "dearer"] | None = None
-    """All steps are off by what the profile knows of its own error, that way."""
+    """Shift all step times by the profile's own error: cheaper or dearer."""
 
 
 class LoraSection(Section):
-    """What loading a LoRA adapter takes: its bytes over two links, one after the other.
+    """Time to load a LoRA adapter: its bytes over two links, one after the other.
 
-    The engine does it between steps, when a request is taken in whose adapter is not there. The
-    defaults are assumed: all linear layers of a model of 8 B at rank 16, PCIe 4.0 and a local disk.
+    The engine loads an adapter between steps, when it admits a request whose adapter is not loaded.
+    The defaults are assumed: all linear layers of an 8B model at rank 16, PCIe 4.0 and a local
+    disk.
     """
 
     adapter_mib: Annotated[float, Field(gt=0)] = 80.0
     """Size of an adapter (MiB)."""
     host_gb_s: Annotated[float, Field(gt=0)] = 20.0
-    """From host memory to the GPU (GB/s)."""
+    """Bandwidth from host memory to the GPU (GB/s)."""
     disk_gb_s: Annotated[float, Field(gt=0)] = 1.0
-    """From disk into host memory (GB/s)."""
+    """Bandwidth from disk to host memory (GB/s)."""
     modules: list[Annotated[str, Field(min_length=1)]] = Field(default=[])
-    """Adapters that clients of `simkv serve` ask for as models, as `--lora-modules` names them."""
+    """Adapters that clients of `simkv serve` may request as models, as in `--lora-modules`."""
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """Of a copy to the GPU, and of reading from disk before it."""
+        """Seconds to copy an adapter to the GPU, and to read it from disk before that."""
         size = self.adapter_mib * 2**20 / 1e9
         return size / self.host_gb_s, size / self.disk_gb_s
 
 
 class OffloadSection(Section):
-    """What copies of KV to and from host memory take, in engines with blocks there; and between
-    that and a disk, where KV goes on to one.
+    """Time to copy KV to and from host memory, and between host memory and disk.
 
-    The defaults are assumed: Llama-3.1-8B in bf16, PCIe 4.0, one NVMe disk. Nothing of it was
-    calibrated, nor that steps take longer while the GPU's memory is read for copies.
+    Applies to engines with blocks in host memory. The defaults are assumed: Llama-3.1-8B in bf16,
+    PCIe 4.0, one NVMe disk. They are not calibrated, and neither is the slowdown of steps while
+    copies read the GPU's memory.
     """
 
     bytes_per_token: Annotated[float, Field(gt=0)] = 131072.0
-    """KV of a token, over all layers, on one GPU; with ``hardware`` that of its model."""
+    """KV bytes per token over all layers on one GPU (with `hardware`: those of its model)."""
     host_gb_s: Annotated[float, Field(gt=0)] = 20.0
-    """Between GPU and host memory (GB/s), each way by itself."""
+    """Bandwidth between GPU and host memory, per direction (GB/s)."""
     latency_us: Annotated[float, Field(ge=0)] = 50.0
-    """Of each copy beside that (microseconds)."""
+    """Additional latency per copy (microseconds)."""
     disk_read_gb_s: Annotated[float, Field(gt=0)] = 5.0
-    """From disk into host memory (GB/s)."""
+    """Bandwidth from disk to host memory (GB/s)."""
     disk_write_gb_s: Annotated[float, Field(gt=0)] = 5.0
-    """From host memory to disk (GB/s)."""
+    """Bandwidth from host memory to disk (GB/s)."""
     disk_latency_us: Annotated[float, Field(ge=0)] = 200.0
-    """Of each transfer beside that, and of looking whether blocks are there (microseconds)."""
+    """Additional latency per transfer and per lookup of blocks on disk (microseconds)."""
 
 
 class DrafterSection(Section):
-    """What speculative decoding takes beside the model's steps; n-grams of the prompt take nothing.
+    """Time of the drafter in speculative decoding; n-gram drafts take no time.
 
     The default is assumed: one layer of 32, with the embedding and the output layer.
     """
 
     share: Annotated[float, Field(ge=0, le=1)] = 0.05
-    """A pass of the drafter, as a share of a step in which the model decodes as many sequences."""
+    """Duration of a drafter pass, as a fraction of a model step that decodes the same sequences."""
 
 
 class Scenario(Section):
-    """One experiment: a workload, an engine with its knobs, and what its steps cost.
+    """One experiment: a workload, an engine with its settings, and the costs of its steps.
 
-    ``timeout`` (s) is how long a client waits for its last token, ``horizon`` (s) ends the run,
-    ``engine_ready`` (s) is when the engine looks at its queue for the first time. What a step costs
-    follows from ``hardware``, or is in a ``profile``; exactly one of them is needed. With
-    ``pipeline`` the three threads of ``fastdeploy`` run side by side, without in lockstep. With
-    ``fleet`` the engine is one of several replicas behind a router. ``published``
-    and ``expect`` go by the name of the variant; that of a file without variants is ``run``.
+    ``timeout`` (s) is the time that a client waits for its last token, ``horizon`` (s) ends the
+    run, and ``engine_ready`` (s) is the time at which the engine first reads its queue. Step costs
+    come from ``hardware`` or a ``profile``; exactly one of them is required. With ``pipeline`` the
+    three threads of ``fastdeploy`` run in parallel, without it in lockstep. With ``fleet`` the
+    engine is one of several replicas behind a router. ``published`` and ``expect`` are by variant
+    name, which is ``run`` in a file without variants.
     """
 
     name: AboutField[ScenarioName]
-    """What it is called; its results go to runs/<name>/."""
+    """Name of the scenario; results are written to runs/<name>/."""
     report: AboutField[Url | None] = None
-    """Address of the public report that it replays."""
+    """Address of the public report that the scenario replays."""
     summary: AboutField[str] = ""
-    """What it shows, in a sentence."""
+    """Summary in one sentence."""
     workload: WorldField[Workload]
-    """The requests that clients send."""
+    """Requests that clients send."""
     engine: EngineField[AnyEngine]
-    """Which scheduler decides, and its knobs under the engine's own names."""
+    """Engine and its settings, under the engine's own names."""
     hardware: WorldField[HardwareSection | None] = None
-    """GPUs and model, from which follows what a step costs; in place of a profile."""
+    """GPUs and model that determine step costs; instead of a profile."""
     profile: WorldField[str | None] = Field(default=None, validate_default=True)
-    """What a step costs: a packaged profile, or a JSON file beside the scenario."""
+    """Step costs: name of a packaged profile, or a JSON file beside the scenario."""
     step_scale: WorldField[StepScale | None] = None
-    """How many times as long as that a step takes, by what it does."""
+    """Factors on step times, by kind of step."""
     lora: WorldField[LoraSection] = LoraSection()
-    """What loading a LoRA adapter takes."""
+    """Time to load a LoRA adapter."""
     offload: WorldField[OffloadSection] = OffloadSection()
-    """What copies of KV to and from host memory take."""
+    """Time to copy KV to and from host memory."""
     drafter: WorldField[DrafterSection] = DrafterSection()
-    """What drafting takes, in engines that draft."""
+    """Time of the drafter in engines with speculative decoding."""
     timeout: WorldField[PositiveSeconds | None] = None
-    """Seconds after which a client gives up; left out, it waits for ever."""
+    """Time after which a client gives up (s); if omitted, it waits without limit."""
     horizon: WorldField[PositiveSeconds | None] = None
-    """Seconds after which the run is cut off; left out, it goes on until nothing is left to do."""
+    """Time at which the run is cut off (s); if omitted, it ends when no work is left."""
     engine_ready: WorldField[Time] = 0.0
-    """Seconds until the engine looks at its queue for the first time."""
+    """Time at which the engine first reads its queue (s)."""
     pipeline: EngineField[Pacing | None] = None
-    """Delays between FastDeploy's three threads; left out, they go in lockstep."""
+    """Delays between FastDeploy's three threads; if omitted, they run in lockstep."""
     fleet: EngineField[FleetSection | None] = None
-    """Several replicas of the engine behind a router."""
+    """Replicas of the engine behind a router."""
     serve: AboutField[ServeSection | None] = None
-    """How long answers are when `simkv serve` has real clients in place of the workload."""
+    """Lengths of answers when `simkv serve` has real clients instead of the workload."""
     provenance: AboutField[Provenance] = Provenance()
-    """What the numbers above rest on."""
+    """Sources of the numbers above."""
     published: AboutField[dict[str, PublishedFigures]] = Field(default={})
     """Figures of the public report by variant, shown beside the simulated ones."""
     expect: AboutField[dict[str, Expectations]] = Field(default={})
-    """What must come of a variant, by its name; `run` is that of a file without variants."""
+    """Expected results by variant; `run` in a file without variants."""
 
     _origins: SettingOrigins = PrivateAttr(default=SettingOrigins())
 
     @property
     def origins(self) -> SettingOrigins:
-        """Where the settings of its engines are from, given or default."""
+        """Origins of the engine settings: given, or chosen by the launcher."""
         return self._origins
 
     def with_origins(self, origins: SettingOrigins) -> Self:
-        """The same scenario with these origins of its settings."""
+        """Set the origins of the engine settings and return the scenario."""
         self._origins = origins
         return self
 
     @model_validator(mode="before")
     @classmethod
     def _rank_by_rank(cls, data: Any) -> Any:
-        """Ranks of data-parallel attention without a fleet are one: replicas in lock-step."""
+        """Turn data-parallel ranks without a fleet into replicas in lock-step."""
         if not isinstance(data, dict) or data.get("fleet") is not None:
             return data
         ranks = _ranks(data.get("engine"), data.get("hardware"))
@@ -226,7 +227,7 @@ class Scenario(Section):
     @model_validator(mode="before")
     @classmethod
     def _complete_groups(cls, data: Any) -> Any:
-        """Engine and hardware of replica groups are the scenario's with what the groups change."""
+        """Merge the scenario's engine and hardware into those of replica groups."""
         fleet = data.get("fleet") if isinstance(data, dict) else None
         if not isinstance(fleet, dict) or not isinstance(fleet.get("replicas"), list):
             return data
@@ -270,7 +271,7 @@ class Scenario(Section):
     @field_validator("profile")
     @classmethod
     def _costs_are_said_once(cls, profile: str | None, info: ValidationInfo) -> str | None:
-        if "hardware" not in info.data:  # which is wrong by itself
+        if "hardware" not in info.data:  # which is an error of its own
             return profile
         if profile is None and info.data["hardware"] is None:
             raise PydanticCustomError("neither", "missing; profile or hardware is needed")
@@ -300,7 +301,7 @@ class Scenario(Section):
 
 
 def _ranks(engine: Any, hardware: Any) -> int:
-    """Ranks of data-parallel attention that a file asks for, as far as it is understood."""
+    """Return the number of data-parallel ranks in a file; 1 if missing or invalid."""
     spec = ENGINES.get(str(engine.get("name"))) if isinstance(engine, dict) else None
     said = [engine.get(spec.ranks)] if spec and spec.ranks else []
     said += [hardware.get("dp")] if isinstance(hardware, dict) else []
@@ -308,7 +309,7 @@ def _ranks(engine: Any, hardware: Any) -> int:
 
 
 def _completed(scenario: dict[str, Any], group: Any) -> Any:
-    """A group of replicas with what it does not say of its engine or hardware."""
+    """Return a replica group with the scenario's engine and hardware under its own changes."""
     if not isinstance(group, dict):
         return group
     changed = [name for name in ("engine", "hardware") if isinstance(group.get(name), dict)]
@@ -317,13 +318,13 @@ def _completed(scenario: dict[str, Any], group: Any) -> Any:
 
 
 class ScenarioFile(Scenario):
-    """A scenario with named overrides, which run side by side.
+    """Scenario file: a scenario with named overrides (variants), which run side by side.
 
-    An override has the shape of the scenario; what it does not mention stays as it is. ``plan`` is
-    what ``simkv plan`` looks for, and means nothing to the others.
+    An override has the structure of a scenario; fields that it omits keep their values. ``plan`` is
+    read only by ``simkv plan``.
     """
 
     variants: dict[ScenarioName, dict[str, Any]] = Field(default={})
-    """Named changes to all of the above, run side by side on the same workload."""
+    """Named overrides of the fields above; all variants run on the same workload."""
     plan: PlanSection | None = None
-    """What simkv plan looks for; the other commands pass over it."""
+    """Defaults of simkv plan; other commands ignore it."""

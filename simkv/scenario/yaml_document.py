@@ -1,4 +1,4 @@
-"""YAML files as plain data that still knows the line of every value."""
+"""YAML files as plain data with the line of every value."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from ruamel.yaml.scanner import RoundTripScanner, Scanner
 from simkv.core.errors import InputError
 from simkv.core.input_files import read_bytes
 
-#: A file may not be larger, nor unfold its aliases to more values, nor be nested deeper, than this.
-#: A megabyte of short values takes the reader seven seconds.
+#: Limits on the size of a file, the number of values after resolving aliases, and the nesting
+#: depth. The reader needs seven seconds for a megabyte of short values.
 MAX_BYTES = 1 << 20
 MAX_VALUES = 2_000_000
 MAX_DEPTH = 100
-#: Largest whole number: larger ones have no place in the arrays of a simulation.
+#: Largest integer; larger ones do not fit into the arrays of a simulation.
 LARGEST = 10**18
-#: Length at which an assignment is cut in messages.
+#: Length at which an assignment is truncated in messages.
 SHOWN = 200
-#: A number that Python refuses to read.
+#: Number with more digits than Python accepts.
 _TOO_LONG = re.compile(r"\d[\d_]{4000}")
 
 
 class _Shallow(Scanner):
-    """Stops at once where values are nested too deeply, on which the reader takes half a minute."""
+    """Scanner that stops at deep nesting, which would take the reader half a minute."""
 
     def fetch_flow_collection_start(self, TokenClass: Any, to_push: Any) -> None:
         self._check(len(self.flow_context))
@@ -48,7 +48,7 @@ class _Shallow(Scanner):
 
 
 class _ShallowWithLines(_Shallow, RoundTripScanner):
-    """The same for the reader that keeps lines and comments."""
+    """Depth-limited scanner of the reader that keeps lines and comments."""
 
 
 def _reader(*, lines: bool) -> YAML:
@@ -58,7 +58,7 @@ def _reader(*, lines: bool) -> YAML:
 
 
 class YamlDocument:
-    """A YAML file as plain data (``tree``), and where each value comes from."""
+    """YAML file as plain data (``tree``) with the origin of each value."""
 
     def __init__(self, path: Path, data: Any) -> None:
         self.path = path
@@ -66,9 +66,9 @@ class YamlDocument:
         self.given_by: dict[tuple[str, ...], str] = {}
 
     def override(self, assignment: str, option: str = "--set") -> None:
-        """Apply ``path=value`` of the command line. Raises InputError if it makes no sense.
+        """Apply a ``path=value`` assignment. Raises InputError if it is invalid.
 
-        ``option`` is by which it was given.
+        ``option`` is the command line option that gave it.
         """
         given = f"{option} {assignment[:SHOWN]}{'…' if len(assignment) > SHOWN else ''}"
         target, equals, text = assignment.partition("=")
@@ -77,7 +77,7 @@ class YamlDocument:
             raise InputError(f"{given}: expected path=value, as in engine.block_size=16")
         try:
             value = _reader(lines=False).load(text)
-        except Exception as error:  # the reader trips over odd input in many ways
+        except Exception as error:  # the reader raises many kinds of errors on odd input
             raise InputError(f"{given}: the value is not YAML") from error
         _count_values(given, value)
         node = self.tree
@@ -86,7 +86,7 @@ class YamlDocument:
             if known is None and not isinstance(node, dict):
                 raise InputError(f"{given}: {'.'.join(keys[:depth])} has no fields")
             child = None if known is None else node[known]
-            # A copy, for an alias of the same node elsewhere has to stay as it is.
+            # Copy the node, because an alias elsewhere may refer to it.
             child = {} if child is None else copy(child)
             node[key if known is None else known] = child
             node = child
@@ -103,7 +103,7 @@ class YamlDocument:
         self.given_by[tuple(keys)] = given
 
     def place(self, location: Sequence[str | int]) -> str:
-        """``file:line``, or the option, for the value at ``location`` or what encloses it."""
+        """Return ``file:line``, or the option, for the value at ``location`` or its parent."""
         keys = tuple(str(part) for part in location)
         for length in range(len(keys), 0, -1):
             if keys[:length] in self.given_by:
@@ -121,7 +121,7 @@ class YamlDocument:
 
 
 def find_key(node: Any, part: str | int) -> Any:
-    """The key or index by which ``node`` knows ``part``, or None."""
+    """Return the key or index of ``part`` in ``node``, or None."""
     if isinstance(node, dict):
         return next((key for key in node if str(key) == str(part)), None)
     if isinstance(node, list) and str(part).isdecimal() and int(part) < len(node):
@@ -130,7 +130,7 @@ def find_key(node: Any, part: str | int) -> Any:
 
 
 def read_document(path: Path) -> YamlDocument:
-    """Read a YAML file. Raises InputError with the line of what cannot be read."""
+    """Read a YAML file. Raises InputError with the line of the error."""
     raw = read_bytes(path, MAX_BYTES)
     try:
         data = _reader(lines=True).load(raw.decode())
@@ -153,7 +153,7 @@ def read_document(path: Path) -> YamlDocument:
         line = text.count("\n", 0, long.start()) + 1 if long else 1
         reason = "a number has too many digits" if long else str(error).partition("\n")[0]
         raise InputError(f"{path}:{line}: not valid YAML: {reason}") from error
-    except Exception as error:  # the reader trips over odd input in many ways
+    except Exception as error:  # the reader raises many kinds of errors on odd input
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(f"{path}:1: not valid YAML: {reason}") from error
     if not isinstance(data, dict):
@@ -164,7 +164,7 @@ def read_document(path: Path) -> YamlDocument:
 
 
 def _count_values(source: str, data: Any) -> None:
-    """Refuse aliases that unfold to too many values (a "YAML bomb") or contain themselves."""
+    """Reject aliases that expand to too many values (a "YAML bomb") or contain themselves."""
     sizes: dict[int, int] = {}
     open_nodes: set[int] = set()
 
@@ -197,7 +197,7 @@ def _count_values(source: str, data: Any) -> None:
 
 
 def _check_numbers(source: str, node: dict[Any, Any] | list[Any]) -> None:
-    """Refuse whole numbers beyond ``LARGEST`` among the keys and values of a node."""
+    """Reject integers beyond ``LARGEST`` among the keys and values of a node."""
     position = getattr(node, "lc", None)
     for key, value in node.items() if isinstance(node, dict) else enumerate(node):
         for number in (key, value):

@@ -1,1 +1,1 @@
-"""A scheduler of one's own: how it is loaded, what it starts from, the laws that it must keep."""
+"""Custom schedulers and policies: loading, base classes, and the laws that they must keep."""

@@ -1,8 +1,9 @@
 """Time limit of one call of a custom scheduler.
 
 A call that loops forever is interrupted, so that every run ends. A timer ticks while calls are
-made; a call itself costs no system call. Only the main thread can be interrupted, and only where
-the operating system has interval timers and nothing else in the process uses the real-time one.
+made, so a call needs no system call of its own. Only the main thread can be interrupted, and only
+if the operating system has interval timers and the process does not use the real-time timer
+otherwise.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from typing import Any, TypeVar
 
 Answer = TypeVar("Answer")
 
-#: Seconds of CPU that one call may use.
+#: CPU time limit of one call (s).
 CPU_SECONDS = 10.0
-#: Seconds that one call may take if it waits and uses no CPU.
+#: Wall time limit of one call that waits without using CPU (s).
 WALL_SECONDS = 60.0
-#: Seconds between two looks at the call.
+#: Interval between two checks of the call (s).
 TICK = 0.5
 
 
 class CallTimeout(BaseException):
-    """A call exceeded its time limit; not an Exception, so that the call does not handle it."""
+    """Time limit of a call exceeded; not an Exception, so that the call does not catch it."""
 
 
 class _Timer:
-    """Interval timer of this process; it stops by itself when no calls are made."""
+    """Interval timer of this process; stops by itself when no calls are made."""
 
     def __init__(self) -> None:
         self.inside = False
@@ -41,7 +42,7 @@ class _Timer:
         self._main = threading.main_thread().ident
 
     def reset(self) -> None:
-        """Forget the timer of the parent process, which a forked process does not inherit."""
+        """Reset the state after a fork, because the child process does not inherit the timer."""
         self.inside = self._ticking = False
         self._main = threading.main_thread().ident
 
@@ -52,7 +53,7 @@ class _Timer:
         return here and not self.inside and hasattr(signal, "setitimer")
 
     def enter(self) -> None:
-        """A call starts."""
+        """Start timing a call."""
         self.inside, self._ticks = True, 0
         if not self._ticking and signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0):
             self._before = signal.signal(signal.SIGALRM, self._tick)
@@ -60,7 +61,7 @@ class _Timer:
             signal.setitimer(signal.ITIMER_REAL, TICK, TICK)
 
     def stop(self) -> None:
-        """Stop ticking, now or at the end of the process, which the next tick would kill."""
+        """Stop the timer; at exit this prevents a tick that would kill the process."""
         if self._ticking:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             signal.signal(signal.SIGALRM, self._before)
@@ -84,7 +85,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def call_in_time(call: Callable[[], Answer]) -> Answer:
-    """Return what ``call`` returns. Raises CallTimeout if it exceeds the limits."""
+    """Return the result of ``call``. Raises CallTimeout if it exceeds the limits."""
     if not _TIMER.usable:
         return call()
     _TIMER.enter()
@@ -95,5 +96,5 @@ def call_in_time(call: Callable[[], Answer]) -> Answer:
 
 
 def limits_exceeded() -> str:
-    """The limits in words, for a message."""
+    """Return the limits as text for a message."""
     return f"used more than {CPU_SECONDS:g} s of CPU, or waited more than {WALL_SECONDS:g} s"

@@ -1,7 +1,7 @@
-"""Where the code of a scheduler of one's own comes from, and whether it may be run.
+"""Load the code of custom schedulers, if the user trusts it.
 
-It is run from an installed package (entry points ``simkv.schedulers``), or from a file where the
-command itself says so: ``--trust``, or ``trust=True``. A scenario alone never suffices.
+Code comes from an installed package (entry points ``simkv.schedulers``), or from a file if the
+command itself allows it with ``--trust`` or ``trust=True``. A scenario file alone never suffices.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ _TRUSTED: ContextVar[bool] = ContextVar("trusted", default=False)
 
 @dataclass(frozen=True)
 class CustomCode:
-    """The code of a scheduler: its bytes, and the file that they are from."""
+    """Code of a scheduler: its bytes and the path of their file."""
 
     path: str
     code: bytes
 
     @property
     def shown(self) -> str:
-        """The file as a message names it: from here, if it is in here."""
+        """Path for messages, relative to the current directory if possible."""
         path, here = Path(self.path), Path.cwd()
         return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
     @property
     def digest(self) -> str:
-        """A hash of the bytes."""
+        """SHA-256 of the bytes, in hexadecimal."""
         return hashlib.sha256(self.code).hexdigest()
 
 
 def set_trust(yes: bool) -> None:
-    """From now on in this process files that scenarios name are run, or not."""
+    """Set for this process whether files named by scenarios are executed."""
     _TRUSTED.set(yes)
 
 
 @contextmanager
 def override_trust(yes: bool) -> Iterator[None]:
-    """The same for a while; what was allowed before stays allowed."""
+    """Also trust files within this context if ``yes``; earlier trust remains in effect."""
     token = _TRUSTED.set(yes or _TRUSTED.get())
     try:
         yield
@@ -64,13 +64,13 @@ def override_trust(yes: bool) -> Iterator[None]:
 
 
 def is_trusted() -> bool:
-    """Whether such files are run now."""
+    """Return whether files named by scenarios are executed now."""
     return _TRUSTED.get()
 
 
 @lru_cache(maxsize=1)
 def _points() -> tuple[EntryPoint, ...]:
-    """Entry points of installed packages; read once, because every package's files are opened."""
+    """Return the entry points of installed packages; cached, because reading them is slow."""
     from importlib.metadata import entry_points
 
     return tuple(
@@ -79,9 +79,9 @@ def _points() -> tuple[EntryPoint, ...]:
 
 
 def _in_current_folder(point: EntryPoint) -> bool:
-    """Whether the package lies in the current folder or in a relative folder of the module path.
+    """Return whether the package is in the current directory or a relative PYTHONPATH entry.
 
-    Nobody installed such a package: it may have been downloaded together with a scenario.
+    Such a package is not installed: it may have been downloaded together with a scenario.
     """
     if point.dist is None:
         return False
@@ -93,12 +93,12 @@ def _in_current_folder(point: EntryPoint) -> bool:
 
 
 def list_installed_schedulers() -> list[str]:
-    """Names of the schedulers that installed packages bring."""
+    """Return the names of the schedulers of installed packages."""
     return sorted({point.name for point in _points()})
 
 
 def load_from_package(name: str) -> tuple[Any, CustomCode]:
-    """The scheduler that an installed package brings under this name. Raises InputError."""
+    """Load the scheduler of this name from an installed package. Raises InputError."""
     for point in _points():
         if point.name == name:
             try:
@@ -114,7 +114,7 @@ def load_from_package(name: str) -> tuple[Any, CustomCode]:
 
 
 def load_from_file(path: Path, name: str) -> tuple[Any, CustomCode]:
-    """The scheduler in a file. Raises InputError if it may not be run, or is none."""
+    """Load the scheduler in a file. Raises InputError if it is untrusted or no scheduler."""
     if not is_trusted():
         raise InputError(
             f"{path} is code that the scenario would run; read it, then say --trust (in Python "
@@ -131,9 +131,9 @@ def load_from_file(path: Path, name: str) -> tuple[Any, CustomCode]:
 
 @lru_cache(maxsize=64)
 def load_scheduler_class(source: CustomCode, name: str) -> Any:
-    """The scheduler class that the code defines: the only one, or that called ``name``.
+    """Return the scheduler class that the code defines: the only one, or the one called ``name``.
 
-    Raises InputError if it cannot be run or defines none.
+    Raises InputError if the code cannot be executed or defines no such class.
     """
     module = ModuleType(f"simkv_own_{source.digest[:16]}")
     module.__file__ = source.path
@@ -159,7 +159,7 @@ def load_scheduler_class(source: CustomCode, name: str) -> Any:
 
 
 def find_error_line(error: BaseException, path: str) -> int | None:
-    """The line of a file in which an error was raised, or that called what raised it."""
+    """Return the innermost line of a file in the traceback of an error, or None."""
     line, trace = None, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == path:
@@ -169,7 +169,10 @@ def find_error_line(error: BaseException, path: str) -> int | None:
 
 
 def line_of_method(of: type[Any], path: str, name: str) -> int:
-    """The line of a method; for ``schedule`` that of ``decide`` if the class has only that."""
+    """Return the first line of a method in the file ``path``, or 1.
+
+    If the file does not define the method, use ``decide`` or ``schedule``.
+    """
     for one in (name, "decide", "schedule"):
         found = getattr(of, one, None)
         code = getattr(getattr(found, "fget", found), "__code__", None)

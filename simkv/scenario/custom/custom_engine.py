@@ -1,4 +1,4 @@
-"""A scheduler of one's own as an engine: its knobs, its spec, and how it travels to workers."""
+"""Custom schedulers as engines: config, spec, and transfer to worker processes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from simkv.scenario.custom.scheduler_guard import GuardedScheduler
 from simkv.scenario.custom.scheduler_template import CustomConfig
 from simkv.schedulers.engine_registry import ENGINES
 
-#: The one variant of a scheduler of one's own.
+#: Name of the only variant of a custom scheduler.
 CUSTOM_VARIANT = "own"
 
 
 def build_custom_spec(name: str, file: str | None, folder: Path) -> EngineSpec:
-    """The engine ``name``: of a ``file`` beside ``folder``, or of an installed package.
+    """Return the engine ``name`` from a ``file`` relative to ``folder``, or an installed package.
 
-    Raises InputError if its code may not be run, or is no scheduler.
+    Raises InputError if its code is not trusted or is not a scheduler.
     """
     if file is None:
         of, source = sources.load_from_package(name)
@@ -36,7 +36,7 @@ def build_custom_spec(name: str, file: str | None, folder: Path) -> EngineSpec:
 
 
 def find_custom_code(config: Any) -> CustomCode | None:
-    """The code that a config's scheduler is of; None for the engines of simkv."""
+    """Return the code of a config's custom scheduler; None for packaged engines."""
     found: CustomCode | None = getattr(config, "own_source", None)
     return found
 
@@ -74,7 +74,7 @@ def _spec(name: str, file: str | None, of: Any, source: CustomCode) -> EngineSpe
 
 
 def _new(of: type[Any], source: CustomCode, build: Callable[[Any], GuardedScheduler]) -> EngineSpec:
-    """An engine that simkv knows nothing of but its knobs."""
+    """Return the spec of a custom scheduler that is not based on a packaged engine."""
     return EngineSpec(
         name=CUSTOM_VARIANT,
         config=CustomConfig,
@@ -96,7 +96,7 @@ def _new(of: type[Any], source: CustomCode, build: Callable[[Any], GuardedSchedu
 
 
 def _changed(engine: EngineSpec, build: Callable[[Any], GuardedScheduler]) -> EngineSpec:
-    """An engine of simkv, some of whose decisions are taken by a rule."""
+    """Return the spec of a packaged engine with a custom policy."""
     return replace(
         engine,
         build=build,
@@ -110,7 +110,7 @@ def _changed(engine: EngineSpec, build: Callable[[Any], GuardedScheduler]) -> En
 
 
 def _config_of(of: type[Any], source: CustomCode) -> type[Any]:
-    """The dataclass of the knobs: that of the annotation of ``config``."""
+    """Return the config dataclass, which is the annotation of ``config`` in the scheduler class."""
     try:
         own = get_type_hints(of).get("config", CustomConfig)
     except Exception as error:
@@ -133,7 +133,7 @@ def _reduce(config: Any) -> tuple[Any, ...]:
 
 
 def _again(name: str, file: str | None, source: CustomCode, knobs: Mapping[str, Any]) -> Any:
-    """A config in another process, of the same bytes; there it is as trusted as here."""
+    """Rebuild a config from the same code in another process, with the same trust."""
     of = sources.load_scheduler_class(source, name) if file else sources.load_from_package(name)[0]
     return _spec(name, file, of, source).config(**knobs)
 

@@ -1,7 +1,8 @@
-"""What a scheduler of one's own reads while it decides: a file may hold what will come.
+"""Detection of files that a custom scheduler reads while it decides.
 
-The interpreter tells of every file that is opened (``sys.addaudithook``, PEP 578). Code that is
-imported is no news of requests, and what a scheduler reads when it is built is its own affair.
+A file may contain future requests, which a scheduler must not know. An audit hook
+(``sys.addaudithook``, PEP 578) reports every file that is opened. Imports of code are ignored, and
+so are files that the scheduler reads when it is built.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-#: The thread that is within a call, and what it has read there.
+#: Files read within the current call, by thread id.
 _inside: dict[int, list[str]] = {}
 
 
 @contextmanager
 def watch_file_reads() -> Iterator[list[str]]:
-    """The files that this thread opens for reading in the meantime, but for code."""
+    """Collect the files that this thread opens for reading within the context, except code."""
     _listen()
     thread = threading.get_ident()
     found: list[str] = []
@@ -35,7 +36,7 @@ def watch_file_reads() -> Iterator[list[str]]:
 
 @cache
 def _listen() -> None:
-    sys.addaudithook(_heard)  # for as long as the process lives: there is no way back
+    sys.addaudithook(_heard)  # audit hooks cannot be removed from a process
 
 
 def _heard(event: str, about: tuple[Any, ...]) -> None:

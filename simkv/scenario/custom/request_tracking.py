@@ -1,7 +1,7 @@
-"""Validity of what a custom scheduler returns, checked against the requests that it was given.
+"""Validation of the results of a custom scheduler against the requests that it received.
 
-The tracker knows requests, computed tokens and emitted tokens without asking the scheduler. An
-invalid batch or completion raises ``BatchError`` before the engine uses it.
+The tracker counts computed and emitted tokens per request without asking the scheduler. An invalid
+batch or completion raises ``BatchError`` before the engine uses it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from simkv.core.scheduler_protocol import (
     blocks_for,
 )
 
-#: Decisions in a row without a token although requests are there, after which a run ends.
+#: Maximum number of consecutive decisions without a token while requests are present.
 MOST_IDLE = 20_000
-#: Fields of a batch that are lists, and those that need parts which custom schedulers do not have.
+#: Fields of a batch that are lists, and fields that custom schedulers cannot set.
 LISTS = (
     "scheduled",
     "context",
@@ -42,7 +42,7 @@ KINDS, WHYS, NEEDS = get_args(BatchKind), get_args(WaitReason), get_args(Preempt
 
 
 class BatchError(Exception):
-    """An invalid result: the ``law`` that it breaks, ``what`` is wrong, and the ``requests``."""
+    """Invalid result: the violated ``law``, ``what`` is wrong, and the ``requests`` involved."""
 
     def __init__(self, law: str, what: str, requests: Iterable[int] = ()) -> None:
         super().__init__(law, what)
@@ -51,7 +51,7 @@ class BatchError(Exception):
 
 @dataclass(slots=True)
 class TrackedRequest:
-    """A request with its computed and emitted tokens."""
+    """Request with its computed and emitted tokens."""
 
     prompt: Prompt
     computed: int = 0
@@ -59,38 +59,38 @@ class TrackedRequest:
 
     @property
     def length(self) -> int:
-        """Tokens of the prompt and emitted tokens."""
+        """Number of prompt tokens and emitted tokens."""
         return self.prompt.prompt_tokens + self.emitted
 
     @property
     def at_limit(self) -> bool:
-        """Whether it has emitted all that its client asked for."""
+        """Whether the request has emitted ``max_tokens`` tokens."""
         return self.emitted >= self.prompt.max_tokens
 
 
 class RequestTracker:
-    """Requests of a scheduler that have not ended, by id.
+    """Unfinished requests of a scheduler by id.
 
-    ``rows`` is false for the engines of simkv under a custom policy, whose batches are not checked
-    row by row. ``tokens`` says whether computed tokens can be tracked: the scheduler is not
-    pipelined and lists all decodes.
+    ``rows`` is false for packaged engines with a custom policy, whose batches are not checked row
+    by row. ``tokens`` is true if computed tokens can be tracked: the scheduler is not pipelined and
+    lists all decodes.
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, rows: bool, tokens: bool) -> None:
         self.requests: dict[int, TrackedRequest] = {}
         self.rows, self.tokens = rows, tokens
         self._num_blocks, self._block_size = num_blocks, block_size
-        self._blocks = 0  # that the computed tokens need
+        self._blocks = 0  # blocks needed for the computed tokens
         self._group: set[int] = set()
         self._emits: list[int] = []
         self._idle = 0
 
     def add(self, prompt: Prompt) -> None:
-        """A request arrives."""
+        """Add a request that arrives."""
         self.requests[prompt.id] = TrackedRequest(prompt)
 
     def remove(self, ids: Iterable[int]) -> None:
-        """Requests have ended."""
+        """Remove requests that have ended."""
         for i in ids:
             if r := self.requests.pop(i, None):
                 self._blocks -= self._needs(r.computed)
@@ -145,12 +145,12 @@ class RequestTracker:
             self._check_limits()
 
     def check_steps(self, steps: Any, most: int) -> None:
-        """Raise BatchError if ``leap`` returned no number of steps."""
+        """Raise BatchError unless ``leap`` returned a valid number of steps."""
         if not (isinstance(steps, int) and 1 <= steps <= most):
             raise BatchError("leaps", f"found {steps!r}, expected 1 to {most}")
 
     def check_skipped(self, free: Any, steps: int) -> None:
-        """Account for steps that were leapt over. Raises BatchError if ``free`` is invalid."""
+        """Account for steps that were skipped. Raises BatchError if ``free`` is invalid."""
         good = isinstance(free, list) and len(free) == steps
         if not (good and all(isinstance(n, int) and 0 <= n <= self._num_blocks for n in free)):
             what = f"found {free!r}, expected {steps} numbers of 0 to {self._num_blocks}"
@@ -189,7 +189,7 @@ class RequestTracker:
                 raise BatchError("answers", what)
 
     def _check_references(self, batch: Batch) -> None:
-        """Every request that the batch names is there, and reasons are those that simkv knows."""
+        """Check that the batch refers to known requests and gives known reasons."""
         self._expect_known([i for i, _ in batch.scheduled], "Batch.scheduled")
         for name in ("emits", "preempted", "ignored", "lost", "joined"):
             self._expect_known(getattr(batch, name), f"Batch.{name}")
@@ -204,7 +204,7 @@ class RequestTracker:
             self._expect_known([] if cause.by is None else [cause.by], "Batch.causes")
 
     def _check_reasons(self, batch: Batch) -> None:
-        """Why requests wait or are refused."""
+        """Check the reasons for which requests wait or are rejected."""
         reasons = dict(batch.aside)
         if batch.held is not None:
             if not isinstance(batch.held, Held):
@@ -221,7 +221,7 @@ class RequestTracker:
                 raise BatchError("answers", what, [i])
 
     def _check_group(self, batch: Batch) -> None:
-        """Members of the decode group, of which a batch lists the changes only."""
+        """Update the decode group; a batch lists only requests that join or leave it."""
         if not (batch.decodes or batch.joined or batch.left or self._group):
             return
         self.tokens = False
@@ -255,9 +255,9 @@ class RequestTracker:
             raise BatchError("blocks", what, ids)
 
     def _compute(self, i: int, tokens: Any, context: Any) -> bool:
-        """Account for a row; returns whether its request is complete then."""
+        """Account for a row; return whether the request then has all its tokens computed."""
         r = self.requests[i]
-        if not self.tokens:  # at least within what a request can have
+        if not self.tokens:  # tokens are not tracked: check only the total
             most = r.prompt.prompt_tokens + r.prompt.max_tokens
             numbers = isinstance(tokens, int) and isinstance(context, int)
             if not (numbers and tokens >= 1 and 0 <= context <= most - tokens):
@@ -278,7 +278,7 @@ class RequestTracker:
     def _check_limits(self) -> None:
         for i in [*self._emits, *self._group]:
             r = self.requests.get(i)
-            if r and r.emitted > r.prompt.max_tokens + 1:  # one may be in flight
+            if r and r.emitted > r.prompt.max_tokens + 1:  # one token may be in flight
                 what = f"request {i} continues after its {r.prompt.max_tokens} tokens"
                 raise BatchError("requests", what, [i])
 

@@ -1,7 +1,7 @@
-"""Guard of a custom scheduler in a run: a time limit per call, and validity of what it returns.
+"""Guard of a custom scheduler in a run: time limit per call and validation of results.
 
-A call that raises, exceeds its time limit or returns something invalid ends the engine with a
-verdict (``Batch.fatal``); the run still has its figures. ``simkv check-scheduler`` checks more, see
+A call that raises, exceeds its time limit or returns an invalid result ends the engine with a
+verdict (``Batch.fatal``); the run still has figures. ``simkv check-scheduler`` checks more; see
 ``simkv.scenario.custom.scheduler_laws``.
 """
 
@@ -27,12 +27,12 @@ Answer = TypeVar("Answer")
 
 
 def is_engine_class(of: type[Any]) -> bool:
-    """Whether a class extends a scheduler of simkv (a custom policy), whose batches are sound."""
+    """Return whether a class extends a packaged scheduler, whose batches need no row checks."""
     return any(base.__module__.startswith("simkv.schedulers.") for base in of.__mro__)
 
 
 def tracker_of(inner: Any, num_blocks: int, of: type[Any]) -> RequestTracker:
-    """The tracker for a scheduler of class ``of``."""
+    """Return a tracker for a scheduler of class ``of``."""
     depth, config = getattr(inner, "pipeline_depth", 1), getattr(inner, "config", None)
     rows = not is_engine_class(of)
     size = getattr(config, "block_size", 0)
@@ -40,11 +40,11 @@ def tracker_of(inner: Any, num_blocks: int, of: type[Any]) -> RequestTracker:
 
 
 class GuardedScheduler:
-    """A custom scheduler that the engine can rely on; see
-    ``simkv.core.scheduler_protocol.Scheduler``.
+    """Custom scheduler whose failures cannot break the engine.
 
-    ``failure`` says what went wrong, if something did: from then on the inner scheduler is not
-    called, and the next batch is fatal. Raises InputError if the scheduler cannot be built.
+    Implements ``simkv.core.scheduler_protocol.Scheduler``. ``failure`` describes the first failure,
+    if any; after it the inner scheduler is not called and the next batch is fatal. Raises
+    InputError if the scheduler cannot be built.
     """
 
     def __init__(self, build: Callable[[], Any], of: type[Any], source: CustomCode) -> None:
@@ -63,7 +63,7 @@ class GuardedScheduler:
 
     @property
     def pipeline_depth(self) -> int:
-        """Batches in flight."""
+        """Number of batches in flight."""
         return self._depth
 
     @property
@@ -79,7 +79,7 @@ class GuardedScheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Length of the queue."""
+        """Number of waiting requests."""
         left = len(self._tracker.requests)
         return self._count("num_waiting", lambda: self._inner.num_waiting, left)
 
@@ -89,13 +89,13 @@ class GuardedScheduler:
         return self._count("num_running", lambda: self._inner.num_running, 0)
 
     def add(self, prompt: Prompt) -> None:
-        """Take a new request; the scheduler sees no more of it than a client sends."""
+        """Add a request, with only the fields that a client sends."""
         seen = Prompt(*(getattr(prompt, field.name) for field in fields(Prompt)))
         self._tracker.add(seen)
         self._call("add", lambda: self._inner.add(seen), None, prompt.id)
 
     def schedule(self) -> Batch:
-        """Decide the next step."""
+        """Return the batch of the next step."""
         self._decision += 1
         batch = self._call("schedule", self._decide, None)
         if batch is None:
@@ -114,12 +114,12 @@ class GuardedScheduler:
         return self._call("complete", complete, None) or Completion([], [])
 
     def abort(self, request_id: int) -> None:
-        """The client of a request has gone."""
+        """Remove a request whose client has disconnected."""
         self._tracker.remove([request_id])
         self._call("abort", lambda: self._inner.abort(request_id), None, request_id)
 
     def leap(self, most: int) -> int:
-        """Number of steps with the same batch."""
+        """Return the number of steps with the same batch."""
 
         def leap() -> int:
             steps: int = self._inner.leap(most)
@@ -129,7 +129,7 @@ class GuardedScheduler:
         return self._call("leap", leap, 1)
 
     def skip(self, steps: int) -> list[int]:
-        """Account for that number of such steps."""
+        """Account for ``steps`` steps with the same batch; return the free blocks after each."""
 
         def skip() -> list[int]:
             free: list[int] = self._inner.skip(steps)
@@ -139,15 +139,15 @@ class GuardedScheduler:
         return self._call("skip", skip, None) or [self._free] * steps
 
     def waiting_ids(self) -> list[int]:
-        """Waiting requests."""
+        """Return the ids of waiting requests."""
         return self._ids("waiting_ids", lambda: self._inner.waiting_ids())
 
     def running_ids(self) -> list[int]:
-        """Running requests."""
+        """Return the ids of running requests."""
         return self._ids("running_ids", lambda: self._inner.running_ids())
 
     def blocks_held(self) -> Mapping[int, int]:
-        """Number of blocks by request."""
+        """Return the number of blocks by request id."""
 
         def held() -> dict[int, int]:
             found = dict(self._inner.blocks_held())
@@ -158,17 +158,17 @@ class GuardedScheduler:
         return self._call("blocks_held", held, None) or {}
 
     def fingerprint(self) -> Hashable:
-        """State that decides the next step; after a failure it never repeats."""
+        """Return the state that determines the next step; after a failure it never repeats."""
 
         def state() -> tuple[Hashable]:
             found = self._inner.fingerprint()
-            hash(found)  # what cannot be hashed may not be comparable either
+            hash(found)  # unhashable values may not be comparable either
             return (found,)
 
         self._unique += 1
         return self._call("fingerprint", state, None) or self._unique
 
-    # How a call is guarded.
+    # Guarded calls.
 
     def _decide(self) -> Batch:
         batch: Batch = self._inner.schedule()
@@ -181,7 +181,7 @@ class GuardedScheduler:
     def _call(
         self, name: str, call: Callable[[], Answer], otherwise: Answer, about: int | None = None
     ) -> Answer:
-        """Return what the call returns, or ``otherwise`` if it fails or one failed before."""
+        """Return the result of the call, or ``otherwise`` if this or an earlier call failed."""
         if self.failure:
             return otherwise
         try:
@@ -192,7 +192,7 @@ class GuardedScheduler:
             self._about = error.requests
             self._fail(name, error.what, None)
         except Livelock:
-            if name == "schedule":  # part of the protocol
+            if name == "schedule":  # part of the scheduler protocol
                 raise
             self._fail(name, "raised Livelock", None)
         except (Exception, SystemExit) as error:

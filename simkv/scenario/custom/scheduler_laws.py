@@ -1,7 +1,7 @@
-"""The laws that a custom scheduler must keep, checked call by call by ``simkv check-scheduler``.
+"""Laws of custom schedulers, checked at each call by ``simkv check-scheduler``.
 
-A ``CheckedScheduler`` scheduler does what the inner one does until it breaks a law; then it raises
-``LawViolation``, which names the law, the step and the line. A run only has a guard, see
+A ``CheckedScheduler`` behaves like the inner scheduler until it violates a law, then raises
+``LawViolation`` with the law, the step and the line. A normal run uses only a guard; see
 ``simkv.scenario.custom.scheduler_guard``.
 """
 
@@ -23,7 +23,7 @@ from simkv.scenario.custom.scheduler_guard import is_engine_class, tracker_of
 
 Answer = TypeVar("Answer")
 
-#: The laws by what breaks them, in words.
+#: Description of each law, by name.
 LAWS = {
     "exceptions": "no call raises an exception",
     "answers": "every call answers, with what the protocol says",
@@ -40,10 +40,10 @@ LAWS = {
 
 
 class LawViolation(InputError):
-    """A scheduler broke a ``law`` in the decision numbered ``step``; ``line`` is of its file."""
+    """Violation of a ``law`` in decision number ``step``, at a ``line`` of the scheduler's file."""
 
     def __init__(self, law: str, what: str, path: str, line: int, step: int | None) -> None:
-        super().__init__(law, what, path, line, step)  # SimPy and pickle make it again of these
+        super().__init__(law, what, path, line, step)  # for copies by SimPy and pickle
         self.law, self.what, self.path, self.line, self.step = law, what, path, line, step
 
     def __str__(self) -> str:
@@ -53,40 +53,40 @@ class LawViolation(InputError):
 
 
 class CheckedScheduler:
-    """A scheduler under watch; see ``simkv.core.scheduler_protocol.Scheduler`` for what it
-    offers."""
+    """Custom scheduler with checks; implements ``simkv.core.scheduler_protocol.Scheduler``."""
 
     def __init__(self, build: Callable[[], Any], of: type[Any], source: CustomCode) -> None:
         self._of, self._source = of, source
         self.step = 0
-        #: What was decided, a number a step, with requests numbered from the first that came; and
-        #: the step at which each request was over.
+        #: Hash of each decision, with request ids relative to the first request; and the step at
+        #: which each request ended.
         self.trail: list[int] = []
         self.over: dict[int, int] = {}
         self.leapt = False
         self._first: int | None = None
         self.inner = self._call("__init__", build)
-        # An engine of simkv under a rule has its own laws; pipelines are not followed by tokens.
+        # A packaged engine with a custom policy has its own laws; tokens of pipelines are not
+        # tracked.
         self._ours = is_engine_class(of)
         self._tracker = tracker_of(self.inner, self.num_blocks, of)
         self._follows = self._tracker.tokens
 
-    # What is asked of it.
+    # Scheduler protocol.
 
     @property
     def pipeline_depth(self) -> int:
-        """Batches in flight."""
+        """Number of batches in flight."""
         return int(getattr(self.inner, "pipeline_depth", 1))
 
     def add(self, prompt: Prompt) -> None:
-        """Take a new request, of which no more is shown than a client sends."""
+        """Add a request, with only the fields that a client sends."""
         seen = Prompt(*(getattr(prompt, field.name) for field in fields(Prompt)))
         self._tracker.add(seen)
         self._first = prompt.id if self._first is None else self._first
         self._call("add", lambda: self.inner.add(seen))
 
     def schedule(self) -> Batch:
-        """Decide, and be judged."""
+        """Return the batch of the next step after checking it."""
         self.step += 1
         batch: Batch = self._call("schedule", self.inner.schedule)
         self._track("schedule", lambda: self._tracker.check_batch(batch))
@@ -99,7 +99,7 @@ class CheckedScheduler:
         return batch
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
-        """Account for a step, and be judged."""
+        """Account for a step that has run and check the result."""
         completion: Completion = self._call("complete", lambda: self.inner.complete(batch, ended))
         self._track("complete", lambda: self._tracker.check_completion(batch, ended, completion))
         for i in completion.finished:
@@ -108,20 +108,20 @@ class CheckedScheduler:
         return completion
 
     def abort(self, request_id: int) -> None:
-        """The client has gone."""
+        """Remove a request whose client has disconnected."""
         self._call("abort", lambda: self.inner.abort(request_id))
         self._tracker.remove([request_id])
         self.over[request_id] = self.step
         self._judge_state("abort")
 
     def leap(self, most: int) -> int:
-        """How many steps are alike."""
+        """Return the number of steps with the same batch."""
         steps = self._call("leap", lambda: self.inner.leap(most))
         self._track("leap", lambda: self._tracker.check_steps(steps, most))
         return int(steps)
 
     def skip(self, steps: int) -> list[int]:
-        """Do that many alike."""
+        """Account for ``steps`` steps with the same batch; return the free blocks after each."""
         free = self._call("skip", lambda: self.inner.skip(steps))
         self._track("skip", lambda: self._tracker.check_skipped(free, steps))
         self.step += steps
@@ -130,42 +130,42 @@ class CheckedScheduler:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in all."""
+        """Number of blocks."""
         return int(self._call("num_blocks", lambda: self.inner.num_blocks))
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that can be had."""
+        """Number of free blocks."""
         return int(self._call("free_blocks", lambda: self.inner.free_blocks))
 
     @property
     def num_waiting(self) -> int:
-        """Length of the queue."""
+        """Number of waiting requests."""
         return int(self._call("num_waiting", lambda: self.inner.num_waiting))
 
     @property
     def num_running(self) -> int:
-        """How many run."""
+        """Number of running requests."""
         return int(self._call("num_running", lambda: self.inner.num_running))
 
     def waiting_ids(self) -> list[int]:
-        """Who waits."""
+        """Return the ids of waiting requests."""
         return list(self._call("waiting_ids", self.inner.waiting_ids))
 
     def running_ids(self) -> list[int]:
-        """Who runs."""
+        """Return the ids of running requests."""
         return list(self._call("running_ids", self.inner.running_ids))
 
     def blocks_held(self) -> Mapping[int, int]:
-        """Blocks by request."""
+        """Return the number of blocks by request id."""
         return dict(self._call("blocks_held", self.inner.blocks_held))
 
     def fingerprint(self) -> Hashable:
-        """All that decides what comes next."""
+        """Return the state that determines the next step."""
         found: Hashable = self._call("fingerprint", self.inner.fingerprint)
         return found
 
-    # How it is judged.
+    # Checks.
 
     def _judge_limits(self, batch: Batch) -> None:
         config = getattr(self.inner, "config", None)
@@ -214,7 +214,7 @@ class CheckedScheduler:
             what = f"request {i} has {r.computed} tokens in {held.get(i, 0)} blocks of {size}"
             self._expect(held.get(i, 0) >= least, "blocks", what, call)
 
-    # How what is wrong is told.
+    # Reporting of violations.
 
     def _call(self, name: str, call: Callable[[], Answer]) -> Answer:
         try:
@@ -249,7 +249,7 @@ class CheckedScheduler:
         raise LawViolation(law, what, self._source.shown, self._line(call), self.step)
 
     def broken(self, law: str, what: str, step: int | None) -> LawViolation:
-        """What is found out by comparing it with another that had the same to do."""
+        """Return the violation found by comparison with another run of the same requests."""
         return LawViolation(law, what, self._source.shown, self._line("schedule"), step)
 
     def _line(self, name: str) -> int:
@@ -257,6 +257,6 @@ class CheckedScheduler:
 
 
 def watched_scheduler(config: Any) -> CheckedScheduler:
-    """A new scheduler of a custom engine's config, under check. Raises LawBroken."""
+    """Return a new checked scheduler for a custom engine's config. Raises LawViolation."""
     of: type[Any] = config.own_class
     return CheckedScheduler(lambda: of(config), of, config.own_source)

@@ -1,7 +1,7 @@
-"""What a scheduler of one's own may start from: two queues, a block pool, all that simkv asks.
+"""Base class of custom schedulers: two queues, a block pool and the scheduler protocol.
 
-class Fcfs(OwnScheduler):
-    config: OwnConfig
+class Fcfs(CustomScheduler):
+    config: CustomConfig
 
     def decide(self, batch: Batch) -> None:
         for r in [*self.running, *self.waiting]:
@@ -40,19 +40,19 @@ __all__ = [
 
 @dataclass(frozen=True)
 class CustomConfig:
-    """The knobs that every scheduler of one's own has; a subclass adds its own."""
+    """Settings of every custom scheduler; subclasses add their own."""
 
     num_blocks: int = 512
-    """Blocks of KV cache."""
+    """Number of KV cache blocks."""
     block_size: int = 16
-    """Tokens in a block of KV."""
+    """Tokens per KV block."""
     max_num_seqs: int = 256
-    """Requests that may run at a time."""
+    """Maximum number of running requests."""
     max_num_batched_tokens: int = 2048
-    """Tokens that a step may compute."""
+    """Maximum number of tokens per step."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for what cannot be."""
+        """Raise ValueError if a setting is below 1."""
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: {getattr(self, name)}; expected at least 1")
@@ -60,10 +60,10 @@ class CustomConfig:
 
 @dataclass(slots=True, eq=False)
 class CustomRequest:
-    """A request as a scheduler sees it: ``computed`` of its tokens have KV, ``emitted`` were sent.
+    """Request as a scheduler sees it.
 
-    ``preemptions`` is how often its KV was taken back, ``waited`` how many decisions it stood in
-    the queue.
+    ``computed`` of its tokens have KV, and ``emitted`` tokens have been sent. ``preemptions``
+    and ``waited`` count its preemptions and the decisions after which it was in the queue.
     """
 
     prompt: Prompt
@@ -74,24 +74,24 @@ class CustomRequest:
 
     @property
     def id(self) -> int:
-        """Its number."""
+        """Request id."""
         return self.prompt.id
 
     @property
     def length(self) -> int:
-        """Tokens that it has: the prompt's and those that were sent."""
+        """Number of prompt tokens and emitted tokens."""
         return self.prompt.prompt_tokens + self.emitted
 
     @property
     def left(self) -> int:
-        """Tokens to compute until the next one comes; 1 for a decode."""
+        """Number of tokens to compute before the next token is emitted; 1 for a decode."""
         return self.length - self.computed
 
 
 class CustomScheduler:
-    """Whose ``decide`` fills a batch, by ``compute`` and ``preempt``; the rest is done here.
+    """Base class; subclasses implement ``decide`` with ``compute`` and ``preempt``.
 
-    ``waiting`` and ``running`` are in the order of arrival unless ``decide`` reorders them.
+    ``waiting`` and ``running`` are in order of arrival unless ``decide`` reorders them.
     """
 
     config: CustomConfig
@@ -104,20 +104,20 @@ class CustomScheduler:
         self.running: list[CustomRequest] = []
 
     def decide(self, batch: Batch) -> None:
-        """Choose what the next step computes; to be written."""
+        """Select the tokens to compute in the next step; subclasses implement this."""
         raise NotImplementedError("decide(self, batch) is to be written")
 
     def blocks(self, r: CustomRequest, tokens: int) -> int:
-        """Blocks that a request needs more to have so many tokens computed on top."""
+        """Return the number of additional blocks for ``tokens`` more tokens of a request."""
         wanted = blocks_for(r.computed + tokens, self.config.block_size)
         return wanted - self.pool.held(r.id)
 
     def fits(self, r: CustomRequest, tokens: int) -> bool:
-        """Whether the blocks for so many more tokens of a request are free."""
+        """Return whether the blocks for ``tokens`` more tokens of a request are free."""
         return self.blocks(r, tokens) <= self.pool.free
 
     def compute(self, batch: Batch, r: CustomRequest, tokens: int) -> None:
-        """Let the step compute so many tokens of a request; one that waits runs from now on."""
+        """Compute ``tokens`` tokens of a request in this step; a waiting request starts to run."""
         if r in self.waiting:
             self.waiting.remove(r)
             self.running.append(r)
@@ -129,7 +129,7 @@ class CustomScheduler:
             batch.emits.append(r.id)
 
     def preempt(self, batch: Batch, victim: CustomRequest, by: CustomRequest | None = None) -> None:
-        """Take a running request's blocks back; it waits at the head of the queue, from scratch."""
+        """Free the blocks of a running request and move it to the head of the queue."""
         self.running.remove(victim)
         self.pool.release(victim.id)
         victim.computed = 0
@@ -138,11 +138,11 @@ class CustomScheduler:
         batch.preempt(victim.id, by.id if by else None)
 
     def add(self, prompt: Prompt) -> None:
-        """Take a new request."""
+        """Add a new request to the queue."""
         self.waiting.append(CustomRequest(prompt))
 
     def schedule(self) -> Batch:
-        """The next step."""
+        """Return the batch of the next step."""
         batch = Batch()
         self.decide(batch)
         for r in self.waiting:
@@ -158,7 +158,7 @@ class CustomScheduler:
         return "decode" if all(decodes) else "mixed" if any(decodes) else "prefill"
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
-        """Give the batch's requests their tokens; those that end are gone."""
+        """Emit the tokens of the batch and remove requests that have ended."""
         sent = set(batch.emits)
         finished = []
         for r in list(self.running):
@@ -171,7 +171,7 @@ class CustomScheduler:
         return Completion(list(batch.emits), finished)
 
     def abort(self, request_id: int) -> None:
-        """The client of a request has gone."""
+        """Remove a request whose client has disconnected."""
         for r in [*self.waiting, *self.running]:
             if r.id == request_id:
                 self._remove(r)
@@ -182,45 +182,45 @@ class CustomScheduler:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in all."""
+        """Number of blocks."""
         return self.pool.num_blocks
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that nobody holds."""
+        """Number of free blocks."""
         return self.pool.free
 
     @property
     def num_waiting(self) -> int:
-        """Length of the queue."""
+        """Number of waiting requests."""
         return len(self.waiting)
 
     @property
     def num_running(self) -> int:
-        """How many run."""
+        """Number of running requests."""
         return len(self.running)
 
     def leap(self, most: int) -> int:  # noqa: ARG002
-        """For how many steps the same batch would come again; 1 is always true."""
+        """Return the number of steps for which the batch stays the same; 1 is always correct."""
         return 1
 
     def skip(self, steps: int) -> list[int]:
-        """What a scheduler that says more than 1 has to do for so many steps."""
+        """Account for ``steps`` identical steps; required if ``leap`` returns more than 1."""
         raise NotImplementedError("skip(self, steps) is to be written where leap says more than 1")
 
     def waiting_ids(self) -> list[int]:
-        """Who waits, the head first."""
+        """Return the ids of waiting requests, first in the queue first."""
         return [r.id for r in self.waiting]
 
     def running_ids(self) -> list[int]:
-        """Who runs."""
+        """Return the ids of running requests."""
         return [r.id for r in self.running]
 
     def blocks_held(self) -> Mapping[int, int]:
-        """Blocks by request."""
+        """Return the number of blocks by request id."""
         return self.pool.holdings()
 
     def fingerprint(self) -> Hashable:
-        """All that decides what comes next; what else ``decide`` keeps in mind belongs here."""
+        """Return the state that determines future decisions, including any that ``decide`` adds."""
         rows = [(r.id, r.computed, r.emitted) for r in (*self.running, *self.waiting)]
         return tuple(rows), len(self.waiting), self.pool.free

@@ -1,14 +1,14 @@
-"""vLLM's scheduler with some of its decisions taken by a rule of one's own.
+"""Base class of custom policies for vLLM's scheduler.
 
-class Shortest(VllmRule):
-    config: VllmKnobs
+class Shortest(CustomVllmScheduler):
+    config: CustomVllmConfig
 
-    def waiting_order(self, r: RuleView) -> float:
+    def waiting_order(self, r: PolicyRequest) -> float:
         return r.prompt_tokens
 
-The decisions are those that a class for vLLM's ``--scheduler-cls`` can take without a copy of
-``schedule``: all that is decided before it is called. A rule looks at ``self.config`` and what it
-is given, and at nothing else; so it can be written out for vLLM (``simkv export-scheduler``).
+A policy makes the decisions that a class for vLLM's ``--scheduler-cls`` can make before it calls
+``schedule``, without a copy of that method. It uses only ``self.config`` and its arguments, so that
+``simkv export-scheduler`` can export it to vLLM.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from simkv.schedulers.vllm.schedule_step import ScheduleStep
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 from simkv.schedulers.vllm.versions import find_rules
 
-#: Whoever was preempted so often without a token in between goes round in a circle.
+#: Cap on preemption counts in the fingerprint, so that the states of a livelock repeat.
 MAX_COUNTED_PREEMPTIONS = 64
 
 
 @dataclass(frozen=True)
 class CustomVllmConfig(VllmConfig):
-    """vLLM's knobs; a subclass adds those of its rule. The policy is the rule itself."""
+    """vLLM's settings; a subclass adds those of its policy. ``policy`` must stay ``fcfs``."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for what vLLM or a rule cannot have."""
+        """Raise ValueError for settings that vLLM or a custom policy does not support."""
         super().__post_init__()
         if self.rule is not None:
             raise ValueError("rule: the rule is this file's; expected none")
@@ -47,7 +47,7 @@ class CustomVllmConfig(VllmConfig):
 
 
 class PolicyRequest(NamedTuple):
-    """A request as a rule sees it, in tokens; ``arrival`` is in seconds."""
+    """Request as a policy sees it: lengths in tokens, ``arrival`` in seconds."""
 
     prompt_tokens: int
     max_tokens: int
@@ -59,9 +59,9 @@ class PolicyRequest(NamedTuple):
 
 
 class CustomVllmScheduler(VllmScheduler):
-    """vLLM's decisions as they are, but for those that a subclass takes."""
+    """vLLM's scheduler with decisions that a subclass overrides."""
 
-    # Where VllmScheduler is compiled, a copy has what this class adds, too.
+    # If VllmScheduler is compiled, a copy also has the attributes that this class adds.
     __mypyc_attrs__ = (*getattr(VllmScheduler, "__mypyc_attrs__", ()), "__dict__")
 
     config: CustomVllmConfig
@@ -72,11 +72,17 @@ class CustomVllmScheduler(VllmScheduler):
         self._preempted: dict[int, int] = {}
 
     def waiting_order(self, r: PolicyRequest) -> Any:  # noqa: ARG002
-        """The queue is sorted by this before each step, smallest first; equals stay as they are."""
+        """Return the sort key of a waiting request: smallest first; ties keep their order.
+
+        The queue is sorted before each step.
+        """
         return 0
 
     def running_order(self, r: PolicyRequest) -> Any:  # noqa: ARG002
-        """The same of those who run: the first get tokens first, the last lose their blocks."""
+        """Return the sort key of a running request.
+
+        The first requests get tokens first, and the last are preempted first.
+        """
         return 0
 
     def most_running(
@@ -84,7 +90,7 @@ class CustomVllmScheduler(VllmScheduler):
         waiting: Sequence[PolicyRequest],  # noqa: ARG002
         running: Sequence[PolicyRequest],  # noqa: ARG002
     ) -> int | None:
-        """Nobody is taken in when so many run; None for as many as the knobs say."""
+        """Return the limit on running requests for admission; None for the configured limit."""
         return None
 
     def chunk(
@@ -92,11 +98,11 @@ class CustomVllmScheduler(VllmScheduler):
         waiting: Sequence[PolicyRequest],  # noqa: ARG002
         running: Sequence[PolicyRequest],  # noqa: ARG002
     ) -> int | None:
-        """As ``long_prefill_token_threshold`` in this step; None for that of the knobs."""
+        """Return ``long_prefill_token_threshold`` for this step; None for the configured value."""
         return None
 
     def schedule(self) -> Batch:
-        """One call of the engine's ``schedule``, after the rule's own decisions."""
+        """Apply the policy's decisions, then call the engine's ``schedule``."""
         assert isinstance(self.waiting, FcfsQueue)
         queued = {r.id: self._view(r) for r in self.waiting}
         for r in sorted(self.waiting, key=lambda r: self.waiting_order(queued[r.id])):
@@ -120,11 +126,11 @@ class CustomVllmScheduler(VllmScheduler):
         return batch
 
     def leap(self, most: int) -> int:  # noqa: ARG002
-        """A rule may decide otherwise in the next step."""
+        """Return 1, because a policy may decide differently in the next step."""
         return 1
 
     def fingerprint(self) -> Any:
-        """A rule may look at how often somebody was preempted: beyond so often it is all one."""
+        """Return the state that determines future decisions, with capped preemption counts."""
         often = tuple(
             (i, min(count, MAX_COUNTED_PREEMPTIONS)) for i, count in self._preempted.items()
         )
