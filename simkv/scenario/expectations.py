@@ -1,4 +1,4 @@
-"""What a scenario expects of its variants: bounds on their figures, and whether they held.
+"""Expected results of a scenario's variants: bounds on their figures.
 
 expect:
   before: {verdict: livelock, finished: {le: 3}}
@@ -34,7 +34,7 @@ VerdictName = Literal[
 OutcomeName = Literal["finished", "starved", "timed_out", "rejected", "lost", "stalled", "cut_off"]
 
 
-#: Columns of ``requests.csv`` that one request may be held to; times in seconds.
+#: Columns of ``requests.csv`` that may be bounded for one request; times in seconds.
 REQUEST_FIGURES = {
     "first_token_s": "when its first token came",
     "finish_s": "when it ended",
@@ -50,20 +50,20 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Bound(Section):
-    """What a figure must be: exactly one of ``eq``, ``le``, ``ge`` and ``within``.
+    """Bound on a figure: exactly one of ``eq``, ``le``, ``ge`` and ``within``.
 
-    ``within`` is ``[low, high]``, both included. Numbers that differ by less than 1e-9, relative,
-    are equal.
+    ``within`` is ``[low, high]``, both included. Numbers are equal within a relative or absolute
+    tolerance of 1e-9.
     """
 
     eq: Number | None = None
-    """Exactly this, to 1e-9 of it; a bare number says the same."""
+    """Exact value, with a tolerance of 1e-9; may be written as a plain number."""
     le: Number | None = None
-    """At most this."""
+    """Maximum."""
     ge: Number | None = None
-    """At least this."""
+    """Minimum."""
     within: Annotated[list[Number], Field(min_length=2, max_length=2)] | None = None
-    """From the first to the second, both included."""
+    """Range [low, high], both included."""
 
     @model_validator(mode="after")
     def _one(self) -> Bound:
@@ -76,7 +76,7 @@ class Bound(Section):
         return self
 
     def missed_by(self, found: float) -> float:
-        """How far ``found`` is off, with its sign; 0 if the bound holds."""
+        """Return the signed difference of ``found`` from the bound; 0 if the bound holds."""
         low, high = self._range()
         nearest = min(max(found, low), high)
         return 0.0 if isclose(found, nearest, rel_tol=1e-9, abs_tol=1e-9) else found - nearest
@@ -108,14 +108,14 @@ def _bare_word(value: Any) -> Any:
     return value["eq"] if isinstance(value, dict) and list(value) == ["eq"] else value
 
 
-#: A bare number stands for ``{eq: number}``, and for words the other way round.
+#: A plain number stands for ``{eq: number}``; words accept both forms as well.
 Expected = Annotated[Bound, BeforeValidator(_bare_number, json_schema_input_type=float | Bound)]
 
 
 def _with_bounds(base: type[Section], figures: Mapping[str, str]) -> Any:
-    """``base`` with an optional bound on each of the ``figures``; a wrong name is an error.
+    """Return ``base`` with an optional bound on each figure; other names are errors.
 
-    They are given by their names and what they are.
+    ``figures`` maps names of figures to their descriptions.
     """
     fields: dict[str, Any] = {
         name: (Annotated[Expected | None, Field(description=f"Bound on {what}.")], None)
@@ -125,10 +125,10 @@ def _with_bounds(base: type[Section], figures: Mapping[str, str]) -> Any:
 
 
 class _OfRequest(Section):
-    """What must come of one request: its ``outcome``, and bounds on its row of requests.csv."""
+    """Expected results of one request: its ``outcome``, and bounds on its row of requests.csv."""
 
     outcome: Annotated[OutcomeName, BeforeValidator(_bare_word)] | None = None
-    """How the request must end."""
+    """Expected outcome of the request."""
 
 
 if TYPE_CHECKING:
@@ -138,17 +138,17 @@ else:
 
 
 class _Expectations(Section):
-    """What must come of one variant: its ``verdict``, and bounds on its figures in summary.json.
+    """Expected results of one variant: its ``verdict``, and bounds on its figures in summary.json.
 
-    ``request`` holds single requests to account, by id.
+    ``request`` has expectations for single requests, by id.
     """
 
     verdict: Annotated[VerdictName, BeforeValidator(_bare_word)] | None = None
-    """How the run as a whole must end."""
+    """Expected verdict of the run."""
     request: dict[Annotated[int, Field(ge=0, strict=False)], RequestExpectations] = Field(
         default={}
     )
-    """Bounds on single requests, by their numbers."""
+    """Bounds on single requests, by id."""
 
 
 if TYPE_CHECKING:

@@ -1,12 +1,12 @@
-"""What each field of a scenario is for, said once, at the field.
+"""Role of each scenario field, declared at the field.
 
 class Scenario(BaseModel):
-    summary: About[str] = ""
-    timeout: World[float | None] = None
+    summary: AboutField[str] = ""
+    timeout: WorldField[float | None] = None
 
-names_of(Scenario, Role.ABOUT)  # ("summary",)
+find_field_names(Scenario, FieldRole.ABOUT)  # ("summary",)
 
-Digest, saving, differences and the knobs of ``--over`` follow from it.
+Digests, saved files, differences and the fields that ``--over`` accepts are derived from it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pydantic import BaseModel
 
 
 class FieldRole(StrEnum):
-    """``ABOUT`` says what a scenario is about and changes nothing in its run; the others decide it.
+    """Role of a field: ``ABOUT`` fields describe a scenario; the others determine its runs.
 
-    ``WORLD`` is what an engine is given: load, costs, patience. ``ENGINE`` is what its operator
-    chooses, and so what a remedy may change.
+    ``WORLD`` fields are the engine's environment: load, costs, timeouts. ``ENGINE`` fields are
+    chosen by the operator, and therefore a fix may change them.
     """
 
     ABOUT = "about"
@@ -38,7 +38,7 @@ EngineField = Annotated[T, FieldRole.ENGINE]
 
 @cache
 def roles(model: type[BaseModel]) -> dict[str, FieldRole]:
-    """The role of every field of a model. Raises TypeError if one does not have exactly one."""
+    """Return the role of every field of a model. Raises TypeError unless each has exactly one."""
     found = {}
     for name, field in model.model_fields.items():
         given = [role for role in field.metadata if isinstance(role, FieldRole)]
@@ -49,5 +49,5 @@ def roles(model: type[BaseModel]) -> dict[str, FieldRole]:
 
 
 def find_field_names(model: type[BaseModel], *wanted: FieldRole) -> tuple[str, ...]:
-    """The fields of a model that have one of these roles, in their order."""
+    """Return the fields of a model that have one of these roles, in the model's order."""
     return tuple(name for name, role in roles(model).items() if role in wanted)

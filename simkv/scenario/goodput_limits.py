@@ -1,4 +1,4 @@
-"""Limits of goodput, as ``vllm bench serve --goodput ttft:500 tpot:50`` takes them."""
+"""Limits for goodput, in the syntax of ``vllm bench serve --goodput ttft:500 tpot:50``."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 from simkv.core.errors import InputError, spelling_hint
 
-#: The latencies that may have a limit, by that tool's names for them.
+#: Latencies that may have a limit, by their names in that tool.
 GOODPUT_LATENCIES = ("ttft", "tpot", "e2el")
 
 
 def parse_goodput_limits(words: Iterable[str]) -> dict[str, float]:
-    """``ttft:500 tpot:50 e2el:2000`` as limits in ms by name.
+    """Parse ``ttft:500 tpot:50 e2el:2000`` to limits in ms by name.
 
-    Raises InputError for another name, or a limit that is not a number from 0 on.
+    Raises InputError for an unknown name, or a limit that is not a number of at least 0.
     """
     limits: dict[str, float] = {}
     for word in words:

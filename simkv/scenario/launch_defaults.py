@@ -1,11 +1,11 @@
-"""Engine settings that follow from the hardware: those left out, ``auto``, and GiB of host memory.
+"""Engine settings derived from hardware: missing ones, ``auto``, and host memory in GiB.
 
 engine: {name: vllm, max_num_seqs: 64, kv_offloading_size: 64}
 hardware: {gpu: H100-SXM, model: llama-3.1-8b}
 
-With ``hardware`` each setting that is left out, or ``auto``, has the value that the engine's
-launcher chooses for that GPU and model (``EngineSpec.launch``). The size of the KV cache is what
-the GPU's memory leaves.
+With ``hardware`` each setting that is missing or ``auto`` gets the value that the engine's launcher
+chooses for that GPU and model (``EngineSpec.launch``). The size of the KV cache follows from the
+remaining GPU memory.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from simkv.scenario.overrides import merge
 from simkv.schedulers.engine_registry import ENGINES
 
 AUTO = "auto"
-#: Where a section or a field is in a scenario.
+#: Path of a section or field in a scenario.
 FieldPath = tuple[str | int, ...]
-#: The place of a field, by its name in the engine's section.
+#: Function from a field's name in an engine section to its path.
 FieldLocator = Callable[[str], FieldPath]
 
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What was ``given`` in an engine's section, and what its launcher chose by ``default``.
+    """Settings of an engine section: ``given`` by the user, or by the launcher's ``default``.
 
-    ``source`` says whose defaults they are. Names are in the order of the engine's config.
+    ``source`` names the origin of the defaults. Names are in the order of the engine's config.
     """
 
     given: tuple[str, ...]
@@ -60,21 +60,21 @@ class EngineSettings:
 
 @dataclass(frozen=True)
 class SettingOrigins:
-    """The origin of the settings of each engine section of a scenario, by its place.
+    """Origins of the settings of each engine section of a scenario, by path of the section.
 
-    Scenarios with the same values are equal, wherever their values are from.
+    Origins do not affect equality: scenarios with the same values are equal.
     """
 
     sections: Mapping[FieldPath, EngineSettings] = field(default_factory=dict, compare=False)
 
     @property
     def engine(self) -> EngineSettings | None:
-        """Those of the section ``engine``; None without hardware."""
+        """Origins of the ``engine`` section; None without hardware."""
         return self.sections.get(("engine",))
 
 
 class UnknownSetting(InputError):
-    """A setting that cannot be found, and the ``field`` that asks for it."""
+    """Setting that cannot be determined, and the ``field`` that requires it."""
 
     def __init__(self, field: FieldPath, why: str) -> None:
         super().__init__(why)
@@ -84,12 +84,12 @@ class UnknownSetting(InputError):
 def resolve_defaults(
     data: Any, folder: Path, *, incomplete: bool = False
 ) -> tuple[Any, SettingOrigins]:
-    """A scenario as plain data with all engine settings that follow from its hardware.
+    """Return a scenario as plain data with all engine settings that follow from its hardware.
 
-    What is wrong with it in other ways is left to the check that follows. Raises Unknown where a
-    setting is ``auto`` without hardware, where the weights leave no room, or where the engine
-    refuses to start with its defaults. ``incomplete``: variants or candidates complete the data, so
-    that none of this has to hold yet.
+    Other errors are left to validation. Raises UnknownSetting if a setting is ``auto`` without
+    hardware, if the weights do not fit into memory, or if the engine refuses to start with its
+    defaults. With ``incomplete`` these are not errors, because variants or candidates complete the
+    data.
     """
     if not isinstance(data, dict):
         return data, SettingOrigins()
@@ -118,7 +118,7 @@ def _note(
     whole: dict[str, Any],
     data: dict[str, Any],
 ) -> None:
-    """Note where the settings of a section with hardware are from."""
+    """Record the origins of the settings of an engine section with hardware."""
     hardware = data.get("hardware")
     if not isinstance(hardware, dict | HardwareSection):
         return
@@ -133,7 +133,7 @@ def _note(
 
 
 def _with_bytes(data: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """With the bytes that a GPU keeps of a token, where KV is copied to host memory."""
+    """Add the KV bytes per token and GPU to ``offload`` if the engine copies KV to the host."""
     engine, offload = data.get("engine"), data.get("offload", {})
     if not isinstance(engine, dict) or not isinstance(offload, dict):
         return data
@@ -154,10 +154,10 @@ def _groups(
     incomplete: bool,
     origins: dict[FieldPath, EngineSettings],
 ) -> Iterator[Any]:
-    """Groups of replicas, each with the settings that its own hardware and engine give.
+    """Yield the groups of replicas with the settings that follow from their hardware and engine.
 
-    A group takes over the ``common`` engine section, so that what launchers chose for that one has
-    to be replaced, too.
+    A group inherits the ``common`` engine section, so settings that the launcher chose there are
+    replaced as well.
     """
     for index, group in enumerate(groups):
         if not isinstance(group, dict):
@@ -183,17 +183,17 @@ def _groups(
 
 
 def _place(told: dict[str, Any], at: FieldPath, knob: str) -> FieldPath:
-    """The place of a group's setting: in the group ``at`` its own section, or in the common one."""
+    """Return the path of a group's setting: in its own section ``at``, or in the common section."""
     return (*(at if knob in told else ("engine",)), knob)
 
 
 def _spec(engine: Any) -> EngineSpec | None:
-    """The packaged engine of a section."""
+    """Return the spec of the packaged engine of a section."""
     return ENGINES.get(str(engine.get("name"))) if isinstance(engine, dict) else None
 
 
 def _in_blocks(spec: EngineSpec, engine: dict[str, Any]) -> dict[str, Any]:
-    """An engine's section without what is told in GiB."""
+    """Return an engine section without its settings in GiB."""
     gib = (SIZE, BACKEND) if spec.host_blocks else ()
     return {knob: value for knob, value in engine.items() if knob not in gib}
 
@@ -211,7 +211,7 @@ def _completed(
     place: FieldLocator,
     incomplete: bool,
 ) -> dict[str, Any]:
-    """An engine's section with the settings that follow from hardware, and in blocks."""
+    """Return an engine section with the settings that follow from hardware, and sizes in blocks."""
     plain = _in_blocks(spec, engine)
     try:
         found = _launched(spec, plain, data, folder, place)
@@ -233,10 +233,10 @@ def _host(
     folder: Path,
     place: FieldLocator,
 ) -> dict[str, Any]:
-    """The blocks in host memory that a size in GiB makes."""
+    """Return the number of host blocks for the size in GiB."""
     given = data.get("hardware") is not None
     room = _room(_in_blocks(spec, engine), data, folder) if given else None
-    if given and room is None:  # what is wrong with it is told by the check that follows
+    if given and room is None:  # validation reports the error
         return {str(spec.host_blocks): 1}
     try:
         return dict(host_blocks(spec, engine, data.get("offload"), room))
@@ -251,7 +251,7 @@ def _launched(
     folder: Path,
     place: FieldLocator,
 ) -> dict[str, Any]:
-    """The section with the settings of the engine's launcher in place of those left out."""
+    """Return the section with missing settings replaced by those of the engine's launcher."""
     launch = spec.launch
     asked = [knob for knob in (spec.memory, *launch.fields) if engine.get(knob) == AUTO]
     given = {knob: value for knob, value in engine.items() if knob not in asked}
@@ -269,7 +269,7 @@ def _launched(
         hardware = None if data.get("profile") else build_hardware(section)
     except (ValueError, InputError):
         hardware = None
-    if hardware is None:  # the check that follows reports it
+    if hardware is None:  # validation reports the error
         return {spec.memory: _fits_all(spec, given), **given}
     try:
         return launch_defaults(spec, given, hardware, [k for k in asked if k in launch.fitted])
@@ -280,10 +280,10 @@ def _launched(
 def launch_defaults(
     spec: EngineSpec, given: Mapping[str, Any], hardware: Hardware, auto: list[str] | None = None
 ) -> dict[str, Any]:
-    """The settings with which ``spec`` starts on ``hardware``, given those of the user.
+    """Return the settings with which ``spec`` starts on ``hardware``, given the user's settings.
 
-    ``auto`` are settings that the engine is asked to fit to its memory. Raises LaunchError if the
-    weights leave no room or the engine refuses to start.
+    ``auto`` lists settings that the engine fits to its memory. Raises LaunchError if the weights
+    leave no memory or the engine refuses to start.
     """
     machine = target_of_hardware(hardware)
     found = {**given, **spec.launch.before(given, machine)}
@@ -293,12 +293,12 @@ def launch_defaults(
 
 
 def target_of_hardware(hardware: Hardware) -> LaunchTarget:
-    """What a launcher reads of hardware."""
+    """Return the properties of hardware that a launcher reads."""
     return target_of_gpu(hardware.gpu, hardware.architecture, hardware.kv)
 
 
 def target_of_gpu(gpu: Gpu, model: Architecture | None = None, kv: str = "bf16") -> LaunchTarget:
-    """What a launcher reads of a GPU, and of the model if that is known."""
+    """Return the properties of a GPU, and of the model if known, that a launcher reads."""
     facts = None
     if model:
         latent = [p.attention for p in model.layers if isinstance(p.attention, Mla)]
@@ -317,7 +317,7 @@ def target_of_gpu(gpu: Gpu, model: Architecture | None = None, kv: str = "bf16")
 
 
 def _room(engine: dict[str, Any], data: dict[str, Any], folder: Path) -> KvCapacity | None:
-    """The room on a GPU, None if hardware or engine are wrong."""
+    """Return the KV capacity of a GPU; None if hardware or engine are invalid."""
     try:
         section = HardwareSection.model_validate(data["hardware"], context={"folder": folder})
         return compute_kv_capacity(
@@ -328,17 +328,17 @@ def _room(engine: dict[str, Any], data: dict[str, Any], folder: Path) -> KvCapac
 
 
 def _fits_all(spec: EngineSpec, engine: Mapping[str, Any]) -> int:
-    """A size of the KV cache that any sequence fits in."""
+    """Return a size of the KV cache that fits any sequence."""
     page = engine.get(spec.block, 1) if spec.memory_in_tokens else 1
     size: int = MAX_BLOCKS * (page if isinstance(page, int) else 1)
     return size
 
 
 def _size(spec: EngineSpec, engine: dict[str, Any], hardware: Hardware) -> dict[str, Any]:
-    """The size of the KV cache, or one that fits anything if the engine's section is wrong.
+    """Return the size of the KV cache, or one that fits any sequence if the section is invalid.
 
-    With it come the groups of layers that the blocks were counted for, unless they are given, and
-    the tokens in a block where these follow from the model.
+    The result includes the layer groups for which the blocks were counted, unless they are given,
+    and the tokens per block if the model determines them.
     """
     fits_all = {spec.memory: _fits_all(spec, engine)}
     loose = {"startup_check": False} if spec.longest else {}
@@ -362,10 +362,10 @@ def _size(spec: EngineSpec, engine: dict[str, Any], hardware: Hardware) -> dict[
 def group_knobs(
     spec: EngineSpec, variant: str, room: KvCapacity, setting: ExecutionSettings
 ) -> dict[str, Any]:
-    """Knobs that follow from a model with several kinds of layers; none in a variant without.
+    """Return the settings that follow from a model with several kinds of layers; otherwise none.
 
-    The groups that its layers make, the tokens in a block where the model needs more than are set,
-    and whether its kernels write states from within a chunk.
+    These are the groups of layers, the tokens per block if the model needs more than configured,
+    and whether its kernels write states from within a chunk. Empty for variants without groups.
     """
     lacks = spec.lacks.get(spec.naming.variant_of(variant), ())
     groups = kv_groups(room.hardware, room.block_size)

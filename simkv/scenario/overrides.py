@@ -1,4 +1,4 @@
-"""Overrides on top of a scenario: what a variant, or ``--set``, replaces and what it leaves."""
+"""Merging of overrides from variants or ``--set`` into a scenario."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 from simkv.scenario.yaml_document import YamlDocument
 from simkv.workload.workload_section import find_other_form_fields
 
-#: By these fields an engine, a router or a distribution says which one it is.
+#: Fields that identify the kind of an engine, router or distribution.
 TAGS = ("name", "distribution")
 
-#: Each of these takes the place of the other.
+#: Fields that replace each other.
 EXCLUSIVE = {"profile": "hardware", "hardware": "profile"}
 
 
 def merge(base: Any, override: Any) -> Any:
-    """``override`` on top of ``base``: mappings by key, everything else replaced.
+    """Return ``base`` with ``override`` applied: mappings are merged by key, other values replaced.
 
-    Another form of workload, engine, router or distribution replaces the former one as a whole,
-    and hardware a profile.
+    Another form of workload, or another engine, router or distribution, replaces the former as a
+    whole, and hardware replaces a profile.
     """
     if not isinstance(base, dict) or not isinstance(override, dict):
         return deepcopy(override)
@@ -42,9 +42,10 @@ def _other_kind(former: Any, new: Any) -> bool:
 
 
 def replace_form(document: YamlDocument, assignment: str) -> None:
-    """``--set workload.trace=FILE``, or another form as a whole, takes the place of the former.
+    """Remove fields that an assignment replaces: another form of workload, or profile and hardware.
 
-    So does ``hardware``, in part or as a whole, that of a profile, and the other way round.
+    For example ``--set workload.trace=FILE`` removes other workload forms, and an assignment to
+    ``hardware`` or one of its fields removes a profile, and vice versa.
     """
     keys = assignment.partition("=")[0].strip().split(".")
     if keys[0] in EXCLUSIVE:

@@ -1,4 +1,4 @@
-"""The packaged scenarios by name, and those of them that replay a public incident."""
+"""Packaged scenarios by name, and packaged incidents that replay a public report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simkv.scenario.scenario_loader import load
 
 
 def find_scenarios_directory() -> Path:
-    """Where the packaged scenarios are: in the package, or in a clone beside it."""
+    """Return the directory of the packaged scenarios: in the package, or beside it in a clone."""
     package = Path(__file__).parents[1]
     return next(
         (path for path in (package / "scenarios", package.parent / "scenarios") if path.is_dir()),
@@ -21,12 +21,12 @@ def find_scenarios_directory() -> Path:
 
 
 def list_packaged_scenarios() -> dict[str, Path]:
-    """The packaged scenario files by name."""
+    """Return the packaged scenario files by name."""
     return {path.stem: path for path in sorted(find_scenarios_directory().glob("*.yaml"))}
 
 
 def find_scenario(scenario: Path) -> Path:
-    """The file itself if there is one, or else the packaged scenario of that name.
+    """Return ``scenario`` if it is a file, otherwise the packaged scenario of that name.
 
     Raises InputError if there is neither.
     """
@@ -43,7 +43,7 @@ def find_scenario(scenario: Path) -> Path:
 
 @dataclass(frozen=True)
 class PackagedIncident:
-    """A scenario file that replays a public report and says what must come of it."""
+    """Scenario file that replays a public report and states the expected results."""
 
     path: Path
     variants: dict[str, Scenario]
@@ -62,7 +62,7 @@ class PackagedIncident:
 
     @property
     def what(self) -> str:
-        """The first sentence of the summary."""
+        """First sentence of the summary."""
         return self._scenario.summary.split(". ")[0].rstrip(".")
 
     @property
@@ -71,9 +71,10 @@ class PackagedIncident:
 
 
 def find_incidents(names: Iterable[str] = ()) -> list[PackagedIncident]:
-    """The incidents of the given names, or all: packaged scenarios with a report and ``expect``.
+    """Return the packaged incidents with the given names, or all if there are none.
 
-    Raises InputError for a name that is not one of them.
+    An incident is a packaged scenario with a report and expectations. Raises InputError for an
+    unknown name.
     """
     zoo = [PackagedIncident(path, load(path)) for path in list_packaged_scenarios().values()]
     known = {

@@ -1,4 +1,4 @@
-"""The ``plan`` section of a scenario file: what ``simkv plan`` looks for, if nothing else is said.
+"""The ``plan`` section of a scenario file: defaults of ``simkv plan``.
 
 plan:
   smallest: fleet.replicas=1..20
@@ -21,7 +21,7 @@ from simkv.scenario.objectives import parse_objective
 
 @dataclass(frozen=True)
 class PlanOption:
-    """How the command line calls a field, if not by its name, and what stands for its value."""
+    """Name of a field's command line option, if it differs from the field's, and its metavar."""
 
     name: str | None = None
     metavar: str | None = None
@@ -46,15 +46,15 @@ def _limits(limits: dict[str, float]) -> dict[str, float]:
 
 
 def _without_option(error: InputError, text: str) -> str:
-    """The message without the name of the option, for the place is in the file."""
+    """Return the message without the option's name, because the value is in the file."""
     return str(error).partition(f"{text}: ")[2]
 
 
 class PlanSection(BaseModel):
-    """Defaults of ``simkv plan`` for this scenario; its options of the same names go first.
+    """Defaults of ``simkv plan`` for this scenario; command line options take precedence.
 
-    ``smallest`` or ``largest`` is a knob and its candidates as for ``--over``. ``survive`` so many
-    replicas that fail, 0 or 1. ``prices`` is a file beside the scenario.
+    ``smallest`` or ``largest`` is a setting with its candidates, as for ``--over``. ``survive`` is
+    the number of replicas that may fail, 0 or 1. ``prices`` is a file beside the scenario.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)

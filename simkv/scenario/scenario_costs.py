@@ -1,4 +1,4 @@
-"""What the steps of a scenario's replicas cost: by a profile, or by what its hardware gives."""
+"""Step costs of a scenario's replicas: from a profile, or derived from hardware."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from simkv.scenario.scenario import Scenario
 
 @dataclass(frozen=True)
 class ReplicaCosts:
-    """Where the costs of a replica come from: ``profile`` or ``hardware``, and its ``engine``."""
+    """Source of a replica's costs: ``profile`` or ``hardware``, and its ``engine``."""
 
     engine: EngineConfig
     profile: str | None
     hardware: HardwareSection | None
 
     def load(self, folder: Path) -> CostProfile:
-        """The profile; what is a file lies beside ``folder``.
+        """Return the cost profile; paths are relative to ``folder``.
 
-        Raises InputError if there is none, or if the hardware makes no sense.
+        Raises InputError if the profile is missing or the hardware is invalid.
         """
         if self.profile is not None:
             return load_profile(self.profile, folder)
         assert self.hardware is not None
         from simkv.costs.operators.profile_resolution import (
-            resolve_profile,  # most runs need none of it
+            resolve_profile,  # lazy: most runs do not need it
         )
 
         tables = [Path(self.hardware.tables)] if self.hardware.tables else []
@@ -42,7 +42,7 @@ class ReplicaCosts:
         )
 
     def check(self, folder: Path) -> None:
-        """Raise the InputError that loading would raise."""
+        """Raise InputError if loading would fail."""
         if self.hardware is None:
             self.load(folder)
         else:
@@ -50,14 +50,15 @@ class ReplicaCosts:
 
     @property
     def gpus(self) -> int:
-        """GPUs of one replica, as far as that is said; else 1. Each of ``dp`` ranks is one."""
+        """Number of GPUs of one replica; 1 without hardware. Each of ``dp`` ranks is a replica."""
         return self.hardware.tp if self.hardware else 1
 
 
 def _on_one_node(section: HardwareSection) -> Hardware:
-    """The hardware, if what joins all GPUs that speak to each other is known.
+    """Return the hardware; raise InputError if GPUs communicate over an unknown interconnect.
 
-    Ranks of a dense model share nothing; those of a mixture share its experts.
+    Data-parallel ranks of a dense model share nothing; those of a mixture-of-experts model share
+    its experts.
     """
     made = build_hardware(section)
     together = made.gpus if made.architecture.experts else made.tp
@@ -72,7 +73,7 @@ def _on_one_node(section: HardwareSection) -> Hardware:
 
 
 def find_replica_costs(scenario: Scenario, group: ReplicaGroup | None = None) -> ReplicaCosts:
-    """The costs of a group of replicas, or of the engine of a scenario without a fleet."""
+    """Return the costs of a group of replicas, or of the engine of a scenario without a fleet."""
     engine = (group and group.engine) or scenario.engine
     if group and (group.profile or group.hardware):
         return ReplicaCosts(engine, group.profile, group.hardware)
@@ -80,7 +81,7 @@ def find_replica_costs(scenario: Scenario, group: ReplicaGroup | None = None) ->
 
 
 def list_replica_costs(scenario: Scenario) -> Iterator[tuple[tuple[str | int, ...], ReplicaCosts]]:
-    """The costs of all groups of replicas, each with where the scenario says it."""
+    """Yield the costs of all groups of replicas with the path of their field."""
     if scenario.fleet is None:
         yield (_said_by(scenario),), find_replica_costs(scenario)
         return

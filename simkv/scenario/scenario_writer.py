@@ -1,4 +1,4 @@
-"""Scenarios as a file that gives the same runs again."""
+"""Write scenarios to a file that reproduces the same runs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from simkv.scenario.run_fields import (
 from simkv.scenario.scenario import Scenario
 from simkv.workload.workload_section import find_other_form_fields
 
-#: Fields that a file must have whatever its variants say.
+#: Fields that a file must have in addition to its variants.
 REQUIRED_FIELDS = tuple(
     name for name, field in Scenario.model_fields.items() if field.is_required()
 )
 
 
 def to_yaml(scenarios: Mapping[str, Scenario]) -> str:
-    """The text of a scenario file with these variants; see resolved.
+    """Return the text of a scenario file with these variants; see ``build_resolved_scenario``.
 
     A comment marks each setting that an engine's launcher chose.
     """
@@ -43,7 +43,7 @@ def to_yaml(scenarios: Mapping[str, Scenario]) -> str:
 
 
 def _mark(tree: dict[str, Any], place: FieldPath, settings: EngineSettings) -> None:
-    """Put a comment beside each default of the engine's section at ``place``, if it is there."""
+    """Add a comment to each default of the engine section at ``place``, if the section exists."""
     node: Any = tree
     for key in place[:-1]:
         node = _child(node, key)
@@ -64,10 +64,10 @@ def _child(node: Any, key: str | int) -> Any:
 
 
 def build_resolved_scenario(scenarios: Mapping[str, Scenario]) -> dict[str, Any]:
-    """A scenario file that gives these runs again: overrides applied, engine defaults filled in.
+    """Build a scenario file that reproduces these runs, with overrides and engine defaults applied.
 
-    What all variants share stands once, and so does what the first one of them says of its run. A
-    profile that is a file is meant to lie beside it, and so is a scheduler.
+    Values that all variants share, and the run fields of the first variant, are written once at the
+    top level. Profiles and custom schedulers in files are expected beside the scenario file.
     """
     trees = {name: _tree(scenario) for name, scenario in scenarios.items()}
     first, *others = trees.values()
@@ -88,9 +88,9 @@ def build_resolved_scenario(scenarios: Mapping[str, Scenario]) -> dict[str, Any]
 
 
 def _tree(scenario: Scenario) -> dict[str, Any]:
-    """A scenario as plain data, with the defaults of its run.
+    """Return a scenario as plain data, with the defaults of its run fields.
 
-    The workload goes without, for the fields of one form mean nothing beside another.
+    Defaults of the workload are omitted, because fields of one form are invalid in another.
     """
     short = {"workload", *ABOUT_FIELDS}
     tree = scenario.model_dump(exclude=short)
@@ -108,7 +108,7 @@ def _tree(scenario: Scenario) -> dict[str, Any]:
 
 
 def _cover(base: Any, given: Any, full: Any) -> Any:
-    """``given``, and those of its defaults that ``base`` would show through in their place."""
+    """Return ``given`` with those of its defaults that ``base`` would otherwise replace."""
     if not isinstance(base, dict) or not isinstance(given, dict):
         return given
     gone = find_other_form_fields(given)

@@ -1,4 +1,4 @@
-"""What ``simkv serve`` needs to know beyond a run: how the answers to its clients are."""
+"""The ``serve`` section of a scenario: lengths of answers for ``simkv serve``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from simkv.workload.length_distributions import LengthDistribution
 
 
 class ServeSection(Section):
-    """How answers are for real clients, who tell nothing of it; a run does not look at it."""
+    """Lengths of answers to real clients, who do not specify them; ignored by runs."""
 
     output_tokens: LengthDistribution | None = None
-    """How many tokens an answer has that ends by itself; left out, as many as in the workload."""
+    """Distribution of output tokens per answer (default: as in the workload)."""

@@ -1,4 +1,4 @@
-"""What is wrong with a scenario file, in one line each: where, and what would be right."""
+"""Error messages for invalid scenario files: one line per error, with its location."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simkv.core.errors import simplify_pydantic_message, spelling_hint
 from simkv.scenario.scenario_schema import known_fields
 from simkv.scenario.yaml_document import YamlDocument, find_key
 
-#: Errors of pydantic about a field that is not there, or should not be.
+#: Pydantic errors about a missing or unknown field.
 FIELD_NAME_ERRORS = (
     "neither",
     "missing",
@@ -25,7 +25,7 @@ FIELD_NAME_ERRORS = (
 def format_messages(
     document: YamlDocument, data: Any, details: list[ErrorDetails], prefix: tuple[str, ...]
 ) -> list[str]:
-    """One line per error, each place once: ``file:line: field: what is wrong; what is right``."""
+    """Return one line per error and location: ``file:line: field: problem; expected value``."""
     lines: dict[str, str] = {}
     for detail in details:
         location = _location(data, detail["loc"], detail["type"] in FIELD_NAME_ERRORS)
@@ -52,9 +52,9 @@ def find_location(tree: Any, location: Sequence[str | int]) -> Any:
 
 
 def _location(data: Any, loc: tuple[str | int, ...], names_a_field: bool) -> list[str | int]:
-    """Pydantic's location without the tags of unions, which are not in the file.
+    """Return pydantic's location without the tags of unions, which are not in the file.
 
-    The last part is kept if it ``names_a_field`` that may be missing there.
+    The last part is kept if it ``names_a_field``, which may be missing in the file.
     """
     location: list[str | int] = []
     node = data
@@ -83,7 +83,7 @@ def _explain(detail: ErrorDetails, location: list[str | int], data: Any) -> str:
         return re.sub(r"^(Value error|Assertion failed), ", "", detail["msg"])
     if kind in ("union_tag_invalid", "literal_error"):
         known = re.findall(r"'([^']*)'", str(context.get("expected", context.get("expected_tags"))))
-        if location[-1] == "distribution":  # of which a plain number is none
+        if location[-1] == "distribution":  # excludes plain numbers
             known = [name for name in known if name != "number"]
             if find_key(detail.get("input"), "distribution") is None:
                 return f"missing; expected one of {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""Fields that a variant sets itself, so that what is set for all variants does not reach it."""
+"""Detect fields that variants set themselves, so that a value for all variants has no effect."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _MARK = "set for all variants"
 
 
 def find_overriding_variants(document: YamlDocument, path: str) -> dict[str, Any]:
-    """The variants that set the field at ``path`` themselves, or all around it: to what.
+    """Return the variants that override the field at ``path`` or its parents, with their values.
 
-    None stands for the default of another engine, workload or router that a variant chooses.
+    None stands for the default of another engine, workload or router that a variant selects.
     """
     keys = path.split(".")
     if keys[0] == "variants":
@@ -36,7 +36,7 @@ def find_overriding_variants(document: YamlDocument, path: str) -> dict[str, Any
 def override_notes(
     document: YamlDocument, assignments: Sequence[str], option: str = "--set"
 ) -> list[str]:
-    """A sentence for each of the ``assignments`` that does not reach some variant."""
+    """Return a sentence for each of the ``assignments`` that has no effect on some variant."""
     notes = []
     for assignment in assignments:
         path = assignment.partition("=")[0].strip()
