@@ -1,1 +1,3 @@
-"""The loop: engine, clock, record, the pipeline of three threads, and fleets."""
+"""Simulation of scenarios: the engine loop, the clock, run records, the async pipeline and
+fleets.
+"""

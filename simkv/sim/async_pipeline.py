@@ -1,12 +1,13 @@
 """A pipeline such as FastDeploy's: engine, worker and token processor as SimPy processes.
 
-    engine ──tasks──▶ worker ──messages──▶ token processor
-       ▲                                        │
-       └───────────── shared memory ────────────┘
+   engine ──tasks──▶ worker ──messages──▶ token processor
+      ▲                                        │
+      └───────────── shared memory ────────────┘
 
-The engine's package has the three actors (``core/actor_protocol.py``); here they only get a clock.
-Each is one process, each arrow one store. The engine decides on what the token processor has heard
-so far, while tokens are still on their way; PaddlePaddle/FastDeploy PR #5796 is about that.
+The engine's package implements the three actors (``core/actor_protocol.py``); this module adds the
+timing. Each actor is one process, each arrow one store. The engine decides with the tokens that the
+token processor has received so far, while other tokens are still in transit; see
+PaddlePaddle/FastDeploy PR #5796.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from simkv.sim.step_log import QueueState
 
 
 class ReceivedTokens(NamedTuple):
-    """Tokens that a client has, and when the first and the last came (s)."""
+    """Number of tokens that a client has received, and when the first and the last arrived (s)."""
 
     tokens: int
     first: float
@@ -44,10 +45,10 @@ class ReceivedTokens(NamedTuple):
 
 
 class AsyncPipeline(Replica):
-    """One replica whose three threads run side by side; used as an ``EngineField`` is.
+    """A replica whose three threads run side by side.
 
-    Every run ends. Where all three wait for each other, where they work but no client gets a
-    token any more, or where the worker dies, ``record.engine_halt`` says so, and why.
+    Every run ends. ``record.engine_halt`` explains a halt: all three threads wait for each other,
+    they work but no client receives tokens any more, or the worker died.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class AsyncPipeline(Replica):
     # The three threads.
 
     def run(self) -> SimProcess:
-        """The engine thread; it starts the other two."""
+        """SimPy process: the engine thread, which starts the other two."""
         yield self.timeout_at(self.ready)
         self.env.process(self._work())
         self.env.process(self._listen())
@@ -105,7 +106,9 @@ class AsyncPipeline(Replica):
                 yield self.timeout_at(self.env.now + pacing.schedule_interval)
 
     def _work(self) -> SimProcess:
-        """The worker thread: at a step border take tasks, run a step, send its message."""
+        """SimPy process of the worker: take tasks at a step border, run a step, send its
+        message.
+        """
         while True:
             tasks: list[Any] = []
             if self.tasks.items or not self.worker.work():
@@ -124,12 +127,12 @@ class AsyncPipeline(Replica):
             yield self.timeout_at(self._border, 1)
 
     def _carry(self, message: Message) -> SimProcess:
-        """The way of a message from the worker to the token processor."""
+        """SimPy process: deliver a message from the worker to the token processor."""
         yield self.env.timeout(self.pacing.token_processor_lag)
         yield self.messages.put(message)
 
     def _listen(self) -> SimProcess:
-        """The token processor thread."""
+        """SimPy process: the token processor thread."""
         while True:
             message = yield self.messages.get()
             self._heard += 1
@@ -137,7 +140,7 @@ class AsyncPipeline(Replica):
             self.notify()
 
     def _take(self) -> Generator[simpy.Event, Any, list[Any]]:
-        """The worker takes the tasks of one put, waiting for them if there are none."""
+        """Pass the tasks of one parcel to the worker; wait for a parcel if there is none."""
         parcel = yield self.tasks.get()
         self._taken.succeed()
         self._decided = self._planned_at
@@ -150,9 +153,10 @@ class AsyncPipeline(Replica):
         return tasks
 
     def _await_news(self, interval: float) -> SimProcess:
-        """Look every ``interval`` seconds whether anything is new; here, skip to when it is.
+        """Wait until an event occurs, then until the next poll (every ``interval`` seconds).
 
-        Until then every call would decide what the last one did, and change as little.
+        Polls before the event are not simulated: each would repeat the last decision without
+        effect.
         """
         if self._at_rest():
             why = "; ".join(self._hung_slots())
@@ -160,16 +164,18 @@ class AsyncPipeline(Replica):
         yield from self._poll(interval, self.sleep())
 
     def _poll(self, interval: float, event: simpy.Event) -> SimProcess:
-        """Sleep ``interval`` seconds, once at least and then until ``event`` has happened."""
+        """Sleep in intervals of ``interval`` seconds, at least one, until ``event`` has
+        occurred.
+        """
         start = self.env.now
         yield event
         naps = max(1, ceil((self.env.now - start) / interval))
         yield self.timeout_at(start + naps * interval)
 
-    # What they do, for whoever wants to watch.
+    # Operations of the three threads, also for tests and recorders.
 
     def decide(self) -> list[Any]:
-        """One ``schedule`` call."""
+        """Make one ``schedule`` call and record it; return the planned tasks."""
         manager, now = self.manager, self.env.now
         planned = manager.schedule()
         self.changed = True
@@ -187,12 +193,14 @@ class AsyncPipeline(Replica):
         return self.manager.put(planned)
 
     def step(self) -> Message | None:
-        """What the worker's step will say when it is over; None if there is nothing to run."""
+        """Return the message that the worker sends after its next step; None if there is nothing to
+        run.
+        """
         lives = self.record.requests
         return self.worker.step(lambda i, k: k >= lives[i].request.output_tokens)
 
     def hear(self, message: Message) -> MessageEffects:
-        """A message takes effect; clients get their tokens."""
+        """Process a message: deliver its tokens to clients and resolve finished requests."""
         heard = self.processor.receive(message)
         self.changed = True
         for i in heard.delivered:
@@ -203,11 +211,13 @@ class AsyncPipeline(Replica):
             self.resolve(self.record.requests[i], Outcome.FINISHED)
         return heard
 
-    # The record of it.
+    # Recording.
 
     def _pull(self) -> None:
-        """Take new requests. That a client went away is not heeded, as in
-        ``FastDeployScheduler.abort``."""
+        """Pass new requests to the engine.
+
+        Disconnected clients are ignored, as in ``FastDeployScheduler.abort``.
+        """
         arrived = [message for message in self.inbox if isinstance(message, Request)]
         self.inbox.clear()
         self.changed = True
@@ -225,7 +235,7 @@ class AsyncPipeline(Replica):
         del self._new[:count]
 
     def _begin(self, work: list[Any], tasks: list[Any]) -> float:
-        """Note a step that begins now; returns its seconds."""
+        """Record a step that begins now; return its duration (s)."""
         if not work:  # only an acknowledgement
             self.record.idle_passes += 1
             return self.executor.idle()
@@ -241,10 +251,10 @@ class AsyncPipeline(Replica):
         return seconds
 
     def _deliver(self, i: int) -> None:
-        """A token of request ``i`` reaches its client, if that is still there."""
+        """Deliver a token of request ``i`` to its client, if the client is still connected."""
         life, now = self.record.requests[i], self.env.now
         self._useful[i] = self._useful.get(i, 0) + 1
-        if self._useful[i] <= life.request.output_tokens:  # not one that was generated twice
+        if self._useful[i] <= life.request.output_tokens:  # not a token that was generated twice
             self._barren_steps = 0
             self._watch.progress()
         if life.outcome is None:
@@ -252,7 +262,10 @@ class AsyncPipeline(Replica):
             self._received[i] = ReceivedTokens(before.tokens + 1, before.first, now)
 
     def finalize(self) -> None:
-        """The run ends now. Clients have what was heard, not what the GPU has emitted."""
+        """Close the record at the end of the run.
+
+        Clients have the tokens that the token processor received; the GPU may have emitted more.
+        """
         self.record.close(-1)
         for i, life in self.record.requests.items():
             life.tokens, life.first_token, life.last_token = self._received.get(i, (0, None, None))
@@ -260,27 +273,31 @@ class AsyncPipeline(Replica):
     def run_notes(self) -> list[str]:
         return pipeline_notes(self.record)
 
-    # Why it comes to a stop.
+    # Detection of halts.
 
     def _at_rest(self) -> bool:
-        """Whether nothing happens unless the engine puts tasks: no step, no message, no tasks."""
+        """Whether there is no step, message or task in progress, so that only the engine can
+        act.
+        """
         idle = not self.tasks.items and not self.worker.work()
         return idle and self._sent == self._heard
 
     def _state(self) -> Hashable:
-        """All that decides what comes next, when all but the engine are at rest."""
+        """Return all state that determines the future while only the engine can act."""
         to_border = round(max(self._border - self.env.now, 0.0), 9)
         return self.manager.fingerprint(), self.worker.fingerprint(), to_border
 
     def state_repeats(self) -> bool:
-        """Whether all was as it is now once before, and no client got a token since."""
+        """Whether the present state occurred before, with no token delivered to a client since."""
         if not self._at_rest() or not self._watch.repeats(working=False, now=self.env.now):
             return False
         self._stop("livelock", "the same decisions repeat and no token is emitted")
         return True
 
     def _check_progress(self) -> None:
-        """Give up as well when all tokens could have been computed one by one without a circle."""
+        """Halt if no client received a token in more steps than computing all tokens one by one
+        takes.
+        """
         self._barren_steps += 1
         alive = self.manager.alive()
         if self._barren_steps > 1000 + sum(seq.total for seq in alive):
@@ -288,7 +305,7 @@ class AsyncPipeline(Replica):
             self.die("livelock", why, [seq.id for seq in alive])
 
     def _stop(self, kind: str, why: str) -> None:
-        """Nothing will change any more unless something comes from outside."""
+        """Record a halt: nothing will change any more without external events."""
         stuck = {seq.id for seq in self.manager.alive()} | {request.id for request in self._new}
         if stuck and self.record.engine_halt is None:
             held = dict(self.scheduler.blocks_held())
@@ -298,7 +315,7 @@ class AsyncPipeline(Replica):
             )
 
     def _hung_slots(self) -> Iterator[str]:
-        """What engine and worker expect of each other, slot by slot, now that all is quiet."""
+        """Yield, per slot, the state on which engine and worker wait for each other."""
         for i, seq in enumerate(self.manager.slots):
             slot = self.worker.slots.get(i)
             if seq is None:
@@ -310,7 +327,9 @@ class AsyncPipeline(Replica):
 
 
 def _disagreement(seq: Any, slot: Any) -> str:
-    """Why a request does not go on that ``seq``, the engine's view of it, believes to decode."""
+    """Return why a request makes no progress, although the engine's view ``seq`` is that it
+    decodes.
+    """
     if slot.state == "chunk stopped":
         tokens = "one token" if slot.length == slot.end + 1 else f"{slot.length - slot.end} tokens"
         return (
@@ -323,7 +342,7 @@ def _disagreement(seq: Any, slot: Any) -> str:
 
 
 def pipeline_notes(record: RunRecord) -> list[str]:
-    """What a reader of a run must know: clients with wrong tokens, slots that hung to the end."""
+    """Return notes on a run: clients with wrong token counts, and slots that hung to the end."""
     found = [
         f"request {i} was given {life.tokens} tokens where the model emits {n}: tokens on their "
         "way were generated again, or went to whoever had the slot by then"

@@ -1,4 +1,4 @@
-"""The clients' side of a run: requests come, answers go, until all is over."""
+"""The client side of a run: send requests until nothing more can happen."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from simkv.workload.clients import Clients
 
 
 class SimulatedServer(Protocol):
-    """What serves requests: an engine, or a fleet of them."""
+    """A server of requests: an engine or a fleet of engines."""
 
     env: simpy.Environment
     ended: Callable[[RequestRecord], None] | None
 
     def submit(self, request: Request) -> None:
-        """A request comes now."""
+        """Receive a request now."""
 
     def run(self) -> SimProcess:
-        """Its work, as a SimPy process."""
+        """Return the server's SimPy process."""
 
     def conclude(self, requests: Iterable[Request], horizon: float | None) -> RunRecord:
-        """The run is over: every one of ``requests`` gets its outcome, and the record is closed."""
+        """End the run: assign an outcome to every request and close the record."""
 
 
 def run_clients(
     engine: SimulatedServer, sent: Iterable[Request] | Clients, horizon: float | None
 ) -> RunRecord:
-    """Send requests to the engine and run until all is over; every request has one outcome then.
+    """Send requests to the engine and run to the end; afterwards every request has one outcome.
 
-    ``sent`` are requests that come at their arrivals, or clients that wait for answers. All is over
-    when nothing more can happen, or at ``horizon`` (s).
+    ``sent`` are requests with fixed arrivals, or clients that wait for answers. The run ends when
+    nothing more can happen, or at ``horizon`` (s).
     """
     env = engine.env
     clients = sent if isinstance(sent, Clients) else Clients(list(sent))
@@ -50,7 +50,7 @@ def run_clients(
 
 
 def _arrive(engine: SimulatedServer, requests: Iterable[Request]) -> SimProcess:
-    """Requests come at their arrivals, whatever becomes of the others."""
+    """SimPy process: submit requests at their arrival times, independent of answers."""
     env = engine.env
     for request in sorted(requests, key=lambda request: request.arrival):
         if request.arrival > env.now:
@@ -59,7 +59,7 @@ def _arrive(engine: SimulatedServer, requests: Iterable[Request]) -> SimProcess:
 
 
 def _converse(engine: SimulatedServer, clients: Clients) -> SimProcess:
-    """Clients send when they have the answer that they wait for, and when they may."""
+    """SimPy process: clients send when the awaited answer has arrived and they may send."""
     env = engine.env
     answered = env.event()
 
@@ -70,7 +70,7 @@ def _converse(engine: SimulatedServer, clients: Clients) -> SimProcess:
 
     engine.ended = ended
     while True:
-        while sent := clients.send(env.now):  # who is turned away at once makes room for the next
+        while sent := clients.send(env.now):  # a rejection can allow the next request at once
             for request in sent:
                 engine.submit(request)
         following = clients.next_time()
@@ -81,7 +81,7 @@ def _converse(engine: SimulatedServer, clients: Clients) -> SimProcess:
 
 @contextmanager
 def _long_lived() -> Iterator[None]:
-    """Spare the collector of cycles a record that only grows; there are none to collect."""
+    """Disable cycle collection: the record only grows and contains no cycles."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""A state that comes again: whoever works on without a token may be going round in a circle."""
+"""Detection of repeated engine states, which mean that the engine is in a deadlock or livelock."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Callable, Hashable
 
 
 class CycleDetector:
-    """Notices that a state repeats although nothing came in between.
+    """Detects that a state repeats without external events in between.
 
-    Keeps one earlier state and replaces it at powers of two (R. P. Brent, BIT 20, 1980), so a
-    cycle of any length is found and a long stretch without a token costs little. ``since`` is when
-    it was taken (s).
+    It stores one earlier state and replaces it at powers of two (R. P. Brent, BIT 20, 1980), so it
+    finds cycles of any length, and long stretches without a token are cheap. ``since`` is the time
+    at which the stored state was taken (s).
 
-    ``glance`` says something of the state that is cheap to have: only where it is what it was is
-    the whole state looked at.
+    ``glance`` returns a cheap summary of the state; the whole state is compared only if the summary
+    is unchanged.
     """
 
-    #: Steps without a token that are nothing unusual (chunks of a long prompt).
+    #: Number of steps without a token that is normal (chunks of a long prompt).
     PATIENCE = 64
 
     def __init__(
@@ -30,12 +30,12 @@ class CycleDetector:
         self.since = 0.0
 
     def progress(self) -> None:
-        """A token was delivered or something came from outside."""
+        """Reset: a token was delivered or an external event occurred."""
         self._count = 0
         self._saved = None
 
     def repeats(self, working: bool, now: float) -> bool:
-        """Whether the present state is one that was met before without progress since."""
+        """Whether the present state occurred before without progress since."""
         self._count += 1
         if working and self._count < self.PATIENCE:
             return False
@@ -48,14 +48,14 @@ class CycleDetector:
         return False
 
     def quiet(self, alike: int) -> int:
-        """How many looks at what comes next would neither find nor keep a state.
+        """Return how many of the next calls of ``repeats`` would neither match nor store a state.
 
-        The last ``alike`` states and those that come all differ from each other.
+        The last ``alike`` states and all coming ones must differ from each other.
         """
         if self._saved is None or self._count - self._saved_at >= alike:
             return 0
         return (1 << self._count.bit_length()) - self._count - 1
 
     def skip(self, looks: int) -> None:
-        """So many looks are left out."""
+        """Skip ``looks`` calls of ``repeats``."""
         self._count += looks

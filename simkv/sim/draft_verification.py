@@ -1,4 +1,4 @@
-"""What becomes of drafts while a batch is on the GPU: the model's word, which no scheduler sees."""
+"""Verification of draft tokens by the model while a batch runs; hidden from schedulers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from simkv.sim.run_record import RequestRecord
 def verify_drafts(
     drafted: DraftedTokens, emits: list[int], lives: dict[int, RequestRecord], left: dict[int, int]
 ) -> dict[int, int]:
-    """How many drafts are accepted of those who emit, which have so many tokens ``left``; notes
-    it in the batch."""
+    """Return the number of accepted drafts of each request that emits, and store it in the batch.
+
+    ``left`` is the number of tokens each request has still to emit.
+    """
     accepted, drafts_of, padding = drafted.accepted, drafted.tokens, drafted.padding
     for i in emits:
         count, more = 0, left[i] - 1
@@ -25,5 +27,5 @@ def verify_drafts(
 
 
 def repeat_per_token(delivered: list[int], drafted: DraftedTokens) -> list[int]:
-    """Whose clients are given a token, as often as they are."""
+    """Return the ids in ``delivered``, each once per token that its client receives."""
     return [i for i in delivered for _ in range(1 + drafted.accepted.get(i, 0))]

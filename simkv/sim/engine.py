@@ -1,4 +1,4 @@
-"""The loop: schedule calls, steps and token delivery in SimPy time."""
+"""The engine loop: schedule calls, steps and token delivery in SimPy time."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from simkv.sim.replica import Replica
 from simkv.sim.run_record import EngineHalt, RequestRecord
 from simkv.sim.step_log import QueueState
 
-#: How an iteration goes on: with the next at once, after an idle pass, or when something comes.
+#: Next action after an iteration: continue at once, run an idle pass, or wait for an event.
 NextAction = Literal["on", "idle", "sleep"]
 
-#: A row of the step log that no run comes to.
+#: A row of the step log beyond the end of any run.
 NO_ROW = 1 << 60
-#: A leap is not planned further ahead than this many steps.
+#: Maximum number of steps in a leap.
 MAX_LEAP_STEPS = 512
 
 
@@ -53,15 +53,14 @@ MAX_LEAP_STEPS = 512
 class Engine(Replica):
     """A replica whose scheduler decides step by step.
 
-    A batch of a pipelined scheduler (``pipeline_depth`` 2) is decided while its predecessor runs.
+    A pipelined scheduler (``pipeline_depth`` 2) decides a batch while the previous one runs.
 
-    With ``leaping``, a stretch of steps in which nothing but decoding would happen is one event.
-    What comes from outside in the meantime ends the stretch with the step that it falls into, so
-    leaping changes nothing but the work.
+    With ``leaping``, a stretch of steps that contains only decodes is one event. An external event
+    ends the stretch with the step in which it occurs, so leaping changes no results.
 
-    ``run`` is made of ``schedule``, ``launch`` and ``end_turn``, and a leap of ``stretch``,
-    ``set_out`` and ``land``, for whoever steps several engines together. ``in_flight`` are the
-    batches on the GPU, the oldest first.
+    ``run`` calls ``schedule``, ``launch`` and ``finish_iteration``; a leap calls
+    ``leapable_steps``, ``start_leap`` and ``finish_leap``. These methods are public for code that
+    runs several engines in lockstep. ``in_flight`` are the batches on the GPU, oldest first.
     """
 
     def __init__(
@@ -78,34 +77,34 @@ class Engine(Replica):
         super().__init__(env, scheduler, executor, ready, resolved, rank)
         self.leaping = leaping
         self.leaps = 0
-        #: Called in place of ``cut`` where others leap with it.
+        #: Called instead of ``cut`` if other engines leap together with this one.
         self.on_leap_cut: Callable[[], None] | None = None
         self.in_flight: deque[InFlight] = deque()
         self._outside = False
-        self._circles = False  # copies follow each other for ever, and nothing comes of it
+        self._circles = False  # livelock: KV copies repeat forever without progress
         self._leap: Leap | None = None
         self._rest: IdleStretch | None = None
-        self._idle_passes = 0  # in a row
+        self._idle_passes = 0  # consecutive idle passes
         self._watch = CycleDetector(scheduler.fingerprint, lambda: scheduler.free_blocks)
         self._clocked = clocked(scheduler)
         self._kv_waiter = kv_waiter(scheduler)
         self._offloader = offloader(scheduler)
         self._group_row = self._completed_row = -1
-        # Tokens of each request that no step has been asked for yet, and the rows of the step log
-        # in which members of the decode group will get their last one.
+        # ``_left``: tokens per request not yet assigned to a step. ``_finishes``, ``_ending``:
+        # step-log rows in which members of the decode group receive their last token.
         self._left: dict[int, int] = {}
         self._finishes: list[tuple[int, int, int]] = []
         self._ending: dict[int, list[int]] = {}
 
     def run(self) -> SimProcess:
-        """The engine's work until it is over or halted, as a SimPy process."""
+        """SimPy process: run the engine until it finishes or is halted."""
         for event in self._iterate():
             yield event
             if self.halted:
                 return
 
     def _iterate(self) -> SimProcess:
-        """The engine's iterations."""
+        """SimPy process: the iterations of the engine."""
         in_flight = self.in_flight
         gpu_free = 0.0
         yield self.timeout_at(self.ready)
@@ -123,25 +122,25 @@ class Engine(Replica):
                     gpu_free = self.finish_leap()
                 else:
                     yield self.timeout_at(in_flight[0].end)
-            elif in_flight[0].end > self.env.now:  # it waits for copies
+            elif in_flight[0].end > self.env.now:  # waiting for copies
                 yield self.timeout_at(in_flight[0].end)
             turn = self.finish_iteration(batch)
             if turn == "sleep":
                 yield self.sleep()
-                yield self.timeout_at(self.env.now)  # after all else that happens then
+                yield self.timeout_at(self.env.now)  # after all other events of that time
             elif turn == "idle":
                 rest = self._plan_rest()
                 yield rest.wake
                 self._end_rest(len(rest.moments) - 1)
 
     def finish_iteration(self, batch: Batch) -> NextAction:
-        """The oldest batch has run, and ``batch`` was the last to be decided: what now."""
+        """Complete the oldest batch after ``batch`` was decided; return the next action."""
         oldest = self.in_flight.popleft()
         delivered = self._complete(oldest)
         if self._outside or delivered:
             self._watch.progress()
             self._outside = False
-        if delivered:  # what came from outside may have changed nothing
+        if delivered:  # external events alone may have changed nothing
             self.record.engine_halt = None
         working = bool(batch or oldest.batch) or any(f.batch for f in self.in_flight)
         unsaid = self._offloader is not None and self._offloader.has_pending_copies
@@ -164,7 +163,7 @@ class Engine(Replica):
         return "on"
 
     def schedule(self) -> Batch | None:
-        """Let the scheduler decide; None if that is the end of the engine."""
+        """Make a scheduling decision; return None if it ends the engine."""
         self.changed = True
         now = self.record.end = self.env.now
         self._hear()
@@ -191,7 +190,7 @@ class Engine(Replica):
         return batch
 
     def _hear(self) -> None:
-        """Tell the scheduler what time it is and what has come."""
+        """Pass the time and all messages in ``inbox`` to the scheduler."""
         now = self.env.now
         if self._clocked is not None:
             self._clocked.set_time(now)
@@ -209,9 +208,9 @@ class Engine(Replica):
     def launch(
         self, batch: Batch, load: StepLoad, start: float, seconds: float | None = None
     ) -> float:
-        """Put a batch on the GPU at ``start``, behind those that are there; returns its end.
+        """Put a batch on the GPU at ``start``, after the batches in flight; return its end (s).
 
-        It takes as long as the executor says, or ``seconds`` if they are given.
+        The duration comes from the executor, unless ``seconds`` is given.
         """
         if batch.moves and self.copies:
             start = self.copies.before(batch.moves, start if batch else self.env.now)
@@ -226,7 +225,7 @@ class Engine(Replica):
         return end
 
     def _write(self, batch: Batch, load: StepLoad, start: float, end: float) -> None:
-        """Note a step that runs from ``start`` to ``end``."""
+        """Record a step that runs from ``start`` to ``end``."""
         scheduler = self.scheduler
         queues = QueueState(scheduler.num_waiting, scheduler.num_running, scheduler.free_blocks)
         row = self.record.step(batch, load, start, end, queues, self.env.now)
@@ -245,7 +244,7 @@ class Engine(Replica):
         self.in_flight.append(InFlight(batch, row, end, frozenset(last_of), group))
 
     def _note_departures(self, batch: Batch) -> None:
-        """Requests that the decode group has lost since the batch before."""
+        """Record the requests that left the decode group since the previous batch."""
         for i in batch.left:
             since = self.record.decoding_since(i)
             if since is None:
@@ -256,7 +255,7 @@ class Engine(Replica):
                 self._ending.setdefault(last_token, []).append(i)
 
     def _complete(self, flight: InFlight) -> bool:
-        """Deliver the tokens of a batch that has run; returns whether there were any."""
+        """Deliver the tokens of a completed batch; return whether there were any."""
         batch, row = flight.batch, flight.row
         self._completed_row = max(self._completed_row, row)
         ended = set(flight.finishing_ids)
@@ -273,7 +272,8 @@ class Engine(Replica):
             self._note_dropped(batch, completion, row)
         lives = self.record.requests
         for i in completion.delivered:
-            if lives[i].outcome is Outcome.REJECTED:  # some engines take up what they gave up
+            # some engines resume requests that they gave up
+            if lives[i].outcome is Outcome.REJECTED:
                 lives[i].outcome, lives[i].ended_at, lives[i].reason = None, None, ""
         if self.queue_limit:
             self.queue_limit.told(completion.delivered)
@@ -284,21 +284,21 @@ class Engine(Replica):
         return bool(completion.delivered or completion.refused or batch.decodes)
 
     def _end(self, completion: Completion) -> None:
-        """Requests that are over with a batch."""
+        """Resolve the requests that end with a batch."""
         for i in completion.finished:
             self.resolve(self.record.requests[i], Outcome.FINISHED)
         for i in completion.refused:
             self.reject(self.record.requests[i])
 
     def _note_dropped(self, batch: Batch, completion: Completion, row: int) -> None:
-        """Tokens that were computed and thrown away have to be computed again, if ever."""
+        """Count dropped tokens as remaining: the engine must compute them again."""
         accepted = batch.drafted.accepted if batch.drafted else {}
         for i in set(batch.emits) - set(completion.delivered):
             self._left[i] += 1 + accepted.get(i, 0)
             self.record.requests[i].ensure_interruptions().dropped.append(row)
 
     def _next_finish(self) -> int:
-        """Row of the step log in which a member of the decode group gets its last token next."""
+        """Return the next row of the step log in which a member of the decode group finishes."""
         while self._finishes:
             row, i, since = self._finishes[0]
             if self.record.decoding_since(i) == since:
@@ -307,7 +307,9 @@ class Engine(Replica):
         return NO_ROW
 
     def leapable_steps(self, batch: Batch) -> int:
-        """How many steps like the one just launched would follow it, which are of decodes only."""
+        """Return the number of further steps equal to the one just launched; 0 unless all are
+        decodes.
+        """
         oldest, newest = self.in_flight[0], self.in_flight[-1]
         if not self.leaping or batch.kind != "decode" or not is_same_decision(oldest, newest):
             return 0
@@ -319,7 +321,7 @@ class Engine(Replica):
         return 0 if most < 1 else self.scheduler.leap(int(most) + 1) - 1
 
     def _plan_leap(self, batch: Batch, load: StepLoad) -> Leap | None:
-        """The stretch of steps like the one just launched, if its times are known."""
+        """Start a leap over steps equal to the one just launched, if their durations are known."""
         steps = self.leapable_steps(batch)
         foreseen = self.executor.forecast_steps(load, steps) if steps else ()
         return self.start_leap(load, foreseen) if len(foreseen) else None
@@ -327,9 +329,10 @@ class Engine(Replica):
     def start_leap(
         self, load: StepLoad, foreseen: Sequence[float] | Floats, own: list[float] | None = None
     ) -> Leap:
-        """Leap over steps that take so many seconds, of which the executor's ``own`` may be less.
+        """Start a leap over steps with the durations ``foreseen`` (s).
 
-        Whoever waits for its ``wake`` then lets it ``land``.
+        ``own`` are the executor's durations, which may be shorter. The caller waits for the leap's
+        ``wake`` and then calls ``finish_leap``.
         """
         oldest, newest = self.in_flight[0], self.in_flight[-1]
         ends = step_ends(newest.end, foreseen)
@@ -341,14 +344,14 @@ class Engine(Replica):
         return self._leap
 
     def finish_leap(self) -> float:
-        """The leap is over; returns when the GPU is free."""
+        """End the leap; return when the GPU is free (s)."""
         leap = self._leap
         assert leap is not None
         self._land(leap, len(leap.moments) - 1)
         return self.in_flight[-1].end
 
     def _land(self, leap: Leap, done: int) -> None:
-        """Bring everything to where stepping would be after ``done`` more steps."""
+        """Advance all state by ``done`` steps of the leap."""
         oldest, newest = self.in_flight[0], self.in_flight[-1]
         self._leap = None
         if not done:
@@ -372,7 +375,7 @@ class Engine(Replica):
             self.in_flight.append(InFlight(batch, row, end, frozenset(lasts.get(row, ()))))
 
     def _plan_rest(self) -> IdleStretch:
-        """The idle passes from now on that are like the one that is over, and one more."""
+        """Start a stretch of idle passes equal to the last one, plus one pass."""
         passes = 1
         most = self._watch.quiet(self._idle_passes) if self.leaping else 0
         if most and not any(flight.batch for flight in self.in_flight):
@@ -383,7 +386,7 @@ class Engine(Replica):
         return self._rest
 
     def _end_rest(self, passes: int) -> None:
-        """So many idle passes were as foreseen."""
+        """Advance all state by ``passes`` idle passes."""
         self._rest = None
         if passes:
             self.scheduler.skip(passes)
@@ -393,12 +396,12 @@ class Engine(Replica):
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that can be had now, as stepping would have left them."""
+        """Number of blocks that can be allocated now, as without leaping."""
         self._catch_up()
         return self.scheduler.free_blocks
 
     def _catch_up(self) -> None:
-        """Bring a leap under way to where stepping would be now; it goes on from there."""
+        """Advance a leap in progress to the present time; the rest of it continues."""
         leap = self._leap
         if leap is None or not (done := self._over(leap)):
             return
@@ -412,12 +415,12 @@ class Engine(Replica):
         self._leap = leap
 
     def halt(self) -> list[RequestRecord]:
-        """Stop for good now, in the middle of a step; returns the requests that have not ended."""
+        """Stop for good in the middle of a step; return the unfinished requests."""
         self._stop_here()
         return super().halt()
 
     def finalize(self) -> None:
-        """The run ends now: a leap under way gets as far as stepping would have got."""
+        """Close the record at the end of the run, after advancing a leap in progress."""
         self._stop_here()
         self._left.clear()
         self.record.close(self._group_row)
@@ -432,9 +435,9 @@ class Engine(Replica):
         return bool(self.scheduler.num_waiting or self.scheduler.num_running)
 
     def notify(self, *, news: bool = True) -> None:
-        """Something came: the engine looks again when its present step is over.
+        """Report an event: the engine decides again when its present step is over.
 
-        One that is known to go round in a circle waits for ``news``.
+        In a detected livelock the engine reacts only to ``news``.
         """
         if self._circles and not news:
             return
@@ -444,7 +447,7 @@ class Engine(Replica):
         (self.on_leap_cut or self.cut)()
 
     def cut(self) -> None:
-        """A leap under way ends with the present step."""
+        """End a leap in progress with the present step."""
         ahead = self._leap or self._rest
         if ahead is not None:
             moments = ahead.moments
@@ -454,9 +457,10 @@ class Engine(Replica):
                 ahead.wake = ahead.wake.move(moments[-1])
 
     def _over(self, leap: Leap | IdleStretch) -> int:
-        """How many of the leap's iterations would be over by now.
+        """Return the number of the leap's iterations that are complete by now.
 
-        One that is over just now counts if what is happening follows from an engine of higher rank.
+        An iteration that ends exactly now counts only if the current event comes from an engine of
+        higher rank.
         """
         moments, now = leap.moments, self.env.now
         if current_rank(self.env) > self.rank:
@@ -464,7 +468,9 @@ class Engine(Replica):
         return bisect_left(moments, now)
 
     def _stand_still(self, since: float) -> None:
-        """The state of ``since`` repeats: without help from outside nothing will ever change."""
+        """Record a deadlock or livelock: the state of time ``since`` repeats without external
+        events.
+        """
         if self.record.engine_halt is None:
             stuck = [*self.scheduler.running_ids(), *self.scheduler.waiting_ids()]
             decided = self.record.steps.decided

@@ -1,4 +1,4 @@
-"""How requests end that nothing has ended: when a run is over, each of them has an outcome."""
+"""Final outcomes of requests that are unresolved at the end of a run."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from simkv.sim.run_record import RunRecord
 
 
 def record_cut_off(record: RunRecord, request: Request) -> None:
-    """Enter a request that never came."""
+    """Record a request that never arrived as cut off."""
     life = record.arrive(request)
     life.outcome, life.reason = Outcome.CUT_OFF, "its turn did not come"
     life.ended_at = request.arrival
 
 
 def assign_outcomes(record: RunRecord, horizon: float | None) -> None:
-    """Give the requests that nothing resolved their outcome.
+    """Assign an outcome to each unresolved request.
 
-    Where the engine had stopped for good before a client gave up, the stop is the cause.
+    If the engine halted before a client gave up, the halt is the cause: the request is stalled.
     """
     stop = record.engine_halt
     for life in record.requests.values():

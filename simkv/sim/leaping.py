@@ -1,4 +1,4 @@
-"""What an engine has under way: batches on the GPU, and stretches of steps foreseen."""
+"""Work in flight of an engine: batches on the GPU, and leaps over several steps."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ from simkv.sim.clock import ExactTimeout
 
 
 class InFlight:
-    """A batch on the GPU: its row in the step log, when it is done, and whose last token it has
-    among the requests that it lists; ``group`` decodes in it, where somebody asks who."""
+    """A batch on the GPU.
+
+    ``row`` is its row in the step log and ``end`` its end (s). ``finishing_ids`` are listed
+    requests that receive their last token. ``group`` are the members of its decode group, if
+    requested.
+    """
 
     def __init__(
         self,
@@ -36,11 +40,11 @@ class InFlight:
 
 @dataclass(slots=True)
 class Leap:
-    """A stretch of like steps under way.
+    """A stretch of equal steps in progress.
 
-    ``load`` is that of the step just launched, ``ends`` are its end and those of the steps that
-    follow it. At ``moments`` one iteration of the loop would be over and the next begin. ``own``
-    are the seconds of the steps that follow, where others make them longer.
+    ``load`` is the load of the step just launched; ``ends`` are its end and the ends of the
+    following steps. ``moments`` are the times between iterations of the loop. ``own`` are the
+    executor's durations of the following steps (s), where other engines make the steps longer.
     """
 
     load: StepLoad
@@ -52,15 +56,17 @@ class Leap:
 
 @dataclass(slots=True)
 class IdleStretch:
-    """Idle passes under way of which each but counts: at ``moments`` one is over and the next
-    begins, the last of them to be looked at again."""
+    """Idle passes in progress that only need to be counted.
+
+    ``moments`` are the times between passes; after the last of them the engine decides again.
+    """
 
     moments: array[float]
     wake: ExactTimeout
 
 
 def is_same_decision(oldest: InFlight, newest: InFlight) -> bool:
-    """Whether the batches in flight are the same decision made again."""
+    """Whether the batches in flight repeat the same decision."""
     a, b = oldest.batch, newest.batch
     if a is b:
         return True
@@ -69,7 +75,7 @@ def is_same_decision(oldest: InFlight, newest: InFlight) -> bool:
 
 
 def step_ends(end: float, seconds: Sequence[float] | Floats) -> array[float]:
-    """``end`` and, one after the other, the ends of steps that take so many seconds after it."""
+    """Return ``end`` and the ends of consecutive steps with these durations (s)."""
     if len(seconds) < MIN_VECTOR_STEPS:
         return array("d", accumulate(seconds, initial=end))
     return array("d", np.cumsum(np.append(end, seconds)).tobytes())

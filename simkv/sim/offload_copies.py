@@ -1,4 +1,4 @@
-"""Copies of KV between GPU, host memory and a disk, beside the steps of one replica."""
+"""KV copies of one replica between GPU, host memory and disk, beside its steps."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from simkv.sim.run_record import KvCopyCounts
 
 
 class CopyEngine:
-    """Carries out what batches say of copies, and tells the scheduler when one is done.
+    """Performs the copies that batches list and reports finished ones to the scheduler.
 
-    The worker notices that between two steps, and the scheduler hears of it with the result of the
-    next one, as vLLM's does. Of a ``disk``, which its own threads attend to, it hears in time for
-    its next decision.
+    The worker notices a finished copy between two steps, and the scheduler learns of it with the
+    next result, as in vLLM. Transfers of a ``disk`` run on separate threads, and the scheduler
+    learns of them before its next decision.
     """
 
     def __init__(
@@ -35,7 +35,10 @@ class CopyEngine:
         self._due: dict[int, float] = {}
 
     def before(self, moves: KvCopies, start: float) -> float:
-        """A step is to begin at ``start``. Returns when it can: when all of ``flush`` is done."""
+        """Start the copies due before a step at ``start`` (s); return when the step can begin (s).
+
+        The step waits for all jobs in ``flush``.
+        """
         for move in moves.stores:
             if move.job in moves.flush:
                 self._begin(move.job, self._link.store(move.tokens, start))
@@ -47,7 +50,7 @@ class CopyEngine:
         return start
 
     def after(self, moves: KvCopies, end: float) -> None:
-        """The step is over at ``end``: what it computed can be copied."""
+        """Start the copies of a step's results; the step ends at ``end`` (s)."""
         for move in moves.stores:
             if move.job not in moves.flush:
                 self._begin(move.job, self._link.store(move.tokens, end))
@@ -57,7 +60,7 @@ class CopyEngine:
         self._at(done, lambda: self._over(job))
 
     def _begin_on(self, disk: OffloadLink, moves: DiskTransfers) -> None:
-        """The disk's part of a step begins when it is decided."""
+        """Start the disk transfers of a step when the step is decided."""
         now = self._env.now
         for jobs, copy in ((moves.reads, disk.load), (moves.writes, disk.store)):
             for move in jobs:
@@ -70,7 +73,8 @@ class CopyEngine:
         moment.callbacks.append(lambda _: happens())
 
     def _over_on_disk(self, jobs: list[int], looks: list[int]) -> None:
-        # A host memory too small for a prompt can read the same blocks for ever: that is no news.
+        # With too little host memory for a prompt, the same blocks can be read forever; this must
+        # not count as progress.
         message = partial(self._scheduler.finish_disk_transfers, jobs, looks)
         self._replica.tell(message, news=False)
 
@@ -82,6 +86,8 @@ class CopyEngine:
 def attach_copy_engine(
     replica: Replica, link: OffloadLink, disk: OffloadLink | None = None
 ) -> None:
-    """Let a replica copy over ``link``, and to a ``disk`` and back, and its record count that."""
+    """Let a replica copy KV over ``link`` and to and from ``disk``, and count this in its
+    record.
+    """
     replica.copies = CopyEngine(replica.env, replica, link, disk)
     replica.record.copied = KvCopyCounts() if disk is None else KvCopyCounts(0, 0, 0, 0)

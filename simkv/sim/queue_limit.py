@@ -1,4 +1,4 @@
-"""The door of a replica: what its server counts before it lets a request in."""
+"""Admission control of a replica's server."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from simkv.schedulers.engine_registry import find_engine_spec
 
 
 class QueueLimit:
-    """Asks ``admission`` about each request that comes, and counts those that it lets in."""
+    """Applies ``admission`` to each arriving request and counts the admitted ones."""
 
     def __init__(self, admission: AdmissionCheck) -> None:
         self._admission = admission
         self._inside: set[int] = set()
-        self._prompts: dict[int, int] = {}  # tokens of those without a first token
+        self._prompts: dict[int, int] = {}  # of requests without a first token
         self._in_prefill = 0
 
     def find_rejection(self) -> Refusal | None:
-        """Why one that came now would be turned away, if it would."""
+        """Return why a request that arrives now would be rejected, or None."""
         return self._admission(len(self._inside), self._in_prefill)
 
     def enter(self, request: Request) -> Refusal | None:
-        """A request comes; returns why it is turned away, if it is."""
+        """Admit a request; return a refusal if it is rejected."""
         if refusal := self.find_rejection():
             return refusal
         self._inside.add(request.id)
@@ -33,17 +33,19 @@ class QueueLimit:
         return None
 
     def told(self, ids: Iterable[int]) -> None:
-        """These are given a token."""
+        """Record that these requests received a token."""
         for i in ids:
             self._in_prefill -= self._prompts.pop(i, 0)
 
     def left(self, i: int) -> None:
-        """A request has ended, or was turned away."""
+        """Remove a request that has ended or was rejected."""
         self._inside.discard(i)
         self._in_prefill -= self._prompts.pop(i, 0)
 
 
 def build_queue_limit(config: EngineConfig) -> QueueLimit | None:
-    """The door of a replica with these knobs; None if all may come in."""
+    """Return the admission control of a server with this config, or None if it admits all
+    requests.
+    """
     admission = find_engine_spec(config).admission(config)
     return QueueLimit(admission) if admission else None

@@ -1,4 +1,4 @@
-"""A replica as clients and routers see it, whatever goes on inside."""
+"""The interface of a replica for clients and routers, independent of the engine loop."""
 
 from __future__ import annotations
 
@@ -30,26 +30,27 @@ from simkv.sim.run_record import EngineHalt, RequestRecord, RunRecord
 
 
 class Copier(Protocol):
-    """Carries out what batches say of copies beside the steps (``KvCopies``)."""
+    """Performs the KV copies that batches list, beside the steps (``KvCopies``)."""
 
     def before(self, moves: KvCopies, start: float) -> float:
-        """A step is to begin at ``start``. Returns when it can (s)."""
+        """Start the copies due before a step at ``start`` (s); return when the step can begin
+        (s).
+        """
 
     def after(self, moves: KvCopies, end: float) -> None:
-        """The step is over at ``end`` (s)."""
+        """Start copies after a step that ends at ``end`` (s)."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Replica(ABC):
-    """A scheduler, an executor and the record of what they did.
+    """A scheduler, an executor and the record of their run.
 
-    Start ``run()`` as a SimPy process and hand requests to ``submit``. Requests that come before
-    ``ready`` (s) wait until then. ``resolved`` is called whenever a request has ended, and
-    ``ended`` is told how. Of several replicas in one world those of a lower ``rank`` go first at
-    one time.
+    Start ``run()`` as a SimPy process and pass requests to ``submit``. Requests that arrive before
+    ``ready`` (s) wait until then. ``resolved`` is called whenever a request has ended, ``ended``
+    with its record. At equal times, replicas with a lower ``rank`` act first.
 
-    ``inbox`` is what came from outside since the last decision: requests, the ids of those whose
-    clients are gone, and messages to be called. ``wake`` is what ends its sleep; None while it is
+    ``inbox`` contains external messages since the last decision: requests, ids of requests whose
+    clients have left, and callbacks. ``wake`` is the event that ends its sleep, or None while it is
     awake.
     """
 
@@ -73,27 +74,27 @@ class Replica(ABC):
         self.ended: Callable[[RequestRecord], None] | None = None
         #: Called when the engine has died.
         self.died: Callable[[], None] | None = None
-        #: Told what KV a schedule call wants to have from elsewhere.
+        #: Called with the KV that a schedule call wants to load from another replica.
         self.loads: Callable[[list[tuple[int, int]]], None] | None = None
-        #: What carries out copies to and from host memory, where there are any.
+        #: Performs copies to and from host memory, if any.
         self.copies: Copier | None = None
-        #: Told whose clients are given a token now, if anybody asks.
+        #: Called with the ids of requests that receive a token now.
         self.delivered: Callable[[Sequence[int]], None] | None = None
-        #: Whether it may be loaded otherwise than when a router looked last.
+        #: Whether its load may have changed since a router last read it.
         self.changed = True
-        #: What the server in front of it asks, where it turns requests away.
+        #: Admission control of the server in front of it, if it rejects requests.
         self.queue_limit: QueueLimit | None = None
-        #: Names the limit that a prompt of so many tokens is beyond, if it is.
+        #: Returns the limit that a prompt of this number of tokens exceeds, or None.
         self.too_long: Callable[[int], str | None] | None = None
         self.inbox: list[Request | int | Callable[[], None]] = []
         self.wake: simpy.Event | None = None
         self.resolved = resolved
         self._spread = wants_spread(executor)
 
-    # What clients and routers do.
+    # Interface for clients and routers.
 
     def submit(self, request: Request) -> None:
-        """A request comes now; its client starts to wait."""
+        """Receive a request now; its client starts to wait."""
         life = self.record.arrive(request)
         if self.queue_limit and (refusal := self.queue_limit.enter(request)):
             self.refuse(life, refusal)
@@ -105,16 +106,16 @@ class Replica(ABC):
         self.notify()
 
     def tell(self, message: Callable[[], None], *, news: bool = True) -> None:
-        """Something takes effect before the next decision; see ``stir``."""
+        """Queue a callback to run before the next decision; for ``news`` see ``notify``."""
         self.inbox.append(message)
         self.notify(news=news)
 
     def leave(self, request_id: int) -> None:
-        """The client of a request that came is gone now."""
+        """Record that the client of a submitted request has left."""
         self._give_up(self.record.requests[request_id])
 
     def _give_up(self, life: RequestRecord) -> None:
-        """The client's patience is over."""
+        """End the request because its client gave up."""
         if life.outcome is None:
             self.resolve(life, Outcome.STARVED, "the client gave up")
             self.inbox.append(life.request.id)
@@ -122,34 +123,34 @@ class Replica(ABC):
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait now, those that the scheduler has not been told of included."""
+        """Number of requests that wait now, including requests not yet passed to the scheduler."""
         new = sum(isinstance(message, Request) for message in self.inbox) if self.inbox else 0
         return self.scheduler.num_waiting + new
 
     @property
     def num_running(self) -> int:
-        """Requests that run now."""
+        """Number of requests that run now."""
         return self.scheduler.num_running
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that can be had now."""
+        """Number of blocks that can be allocated now."""
         return self.scheduler.free_blocks
 
-    # How it runs and ends.
+    # Run and end.
 
     @abstractmethod
     def run(self) -> SimProcess:
-        """Its work until it is over, as a SimPy process."""
+        """SimPy process: run the replica to its end."""
 
     def halt(self) -> list[RequestRecord]:
-        """Stop for good now, in the middle of a step; returns the requests that have not ended."""
+        """Stop for good in the middle of a step; return the unfinished requests."""
         self.halted = True
         self.record.end = self.env.now
         return [life for life in self.record.requests.values() if life.outcome is None]
 
     def conclude(self, requests: Iterable[Request], horizon: float | None) -> RunRecord:
-        """The run is over: every one of ``requests`` gets its outcome, and the record is closed."""
+        """End the run: assign an outcome to every request and close the record."""
         record = self.record
         if horizon is not None:
             record.end = horizon
@@ -162,26 +163,31 @@ class Replica(ABC):
 
     @abstractmethod
     def finalize(self) -> None:
-        """The run ends now: close the record."""
+        """Close the record at the end of the run."""
 
     def run_notes(self) -> list[str]:
-        """What a reader of its run must know beside the record."""
+        """Return notes on the run for its reader that the record does not contain."""
         return []
 
-    # For those who make it go.
+    # Interface for subclasses and the fleet.
 
     def timeout_at(self, time: float, after: int = 0) -> ExactTimeout:
-        """A point in time of this replica: after what comes from outside, in order of ranks."""
+        """Return an event at ``time`` (s) for this replica: after external events, in order of
+        ranks.
+        """
         return ExactTimeout(self.env, time, self.rank + after)
 
     def sleep(self) -> simpy.Event:
-        """There is nothing to do: what happens when something comes from outside."""
+        """Sleep until an external event; return the event that ends the sleep."""
         self.wake = self.env.event()
         return self.wake
 
     def notify(self, *, news: bool = True) -> None:  # noqa: ARG002
-        """Something came: it looks again as soon as it can. What is no ``news`` follows from what
-        it did itself, and may go on so for ever."""
+        """Report an event: the replica decides again as soon as it can.
+
+        Without ``news``, the event is a consequence of the replica's own work and may repeat
+        forever.
+        """
         self.changed = True
         self.record.end = self.env.now
         if self.wake is not None:
@@ -189,11 +195,11 @@ class Replica(ABC):
             self.wake = None
 
     def load(self, batch: Batch) -> StepLoad:
-        """What the executor is told of a batch."""
+        """Return the executor's description of a batch."""
         return compute_step_load(batch, spread=self._spread)
 
     def resolve(self, life: RequestRecord, outcome: Outcome, reason: str = "") -> None:
-        """A request has ended now, unless it had before."""
+        """End a request now, unless it has already ended."""
         if life.outcome is None:
             self.changed = True
             life.outcome, life.reason, life.ended_at = outcome, reason, self.env.now
@@ -205,7 +211,7 @@ class Replica(ABC):
                 self.ended(life)
 
     def refuse(self, life: RequestRecord, refusal: Refusal) -> None:
-        """A request is refused for a limit now, unless it had ended before."""
+        """Reject a request for a limit now, unless it has already ended."""
         if life.outcome is None:
             life.refusal = refusal
             self.record.end = max(self.record.end, self.env.now)
@@ -217,14 +223,16 @@ class Replica(ABC):
         otherwise: str = "the engine gave it up",
         limit: str | None = None,
     ) -> None:
-        """A request is refused now: its prompt is beyond the ``limit`` (any, if None), or why
-        ``otherwise``."""
+        """Reject a request now.
+
+        The reason is that its prompt exceeds ``limit`` (None: any limit), else ``otherwise``.
+        """
         why = self.too_long(life.request.prompt_tokens) if self.too_long else None
         named = why is not None and (limit is None or f" {limit} " in why)
         self.resolve(life, Outcome.REJECTED, why if why and named else otherwise)
 
     def die(self, kind: str, why: str, requests: Iterable[int]) -> None:
-        """It stops for good now, as the real engine would, while it is about these requests."""
+        """Stop for good because the real engine would die on these requests."""
         self.dead = True
         held = dict(self.scheduler.blocks_held())
         self.record.engine_halt = EngineHalt(kind, self.env.now, why, sorted(set(requests)), held)

@@ -1,4 +1,4 @@
-"""What is kept of a run: one row per step, and per request a short list of segments."""
+"""Records of a run: one row per step, and a short list of segments per request."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from simkv.sim.segments import (
 )
 from simkv.sim.step_log import QueueState, StepLog
 
-#: For whose sake, where the scheduler does not say.
+#: Cause of a preemption if the scheduler does not report it.
 UNKNOWN_CAUSE = PreemptionCause(None)
 
 
 @dataclass(slots=True)
 class Interruptions:
-    """What befalls few requests; see ``RequestRecord``."""
+    """Rare events of a request; see ``RequestRecord``."""
 
     preempted_at: list[float] = field(default_factory=list)
     preempted_rows: list[int] = field(default_factory=list)
@@ -51,25 +51,28 @@ class Interruptions:
 
 @dataclass(slots=True, eq=False)
 class RequestRecord:
-    """One request's way through the engine; times in seconds since the start of the run.
+    """The record of one request; times in seconds since the start of the run.
 
-    ``preempted_at`` are the times at which computed KV was taken away, ``bounces`` how often the
-    engine took back blocks before it had computed anything into them. ``recomputed_tokens`` had
-    been computed before. ``tokens`` reached the client, the first and the last at the times given;
-    these three are worked out from the segments when the run is over. The tokens of ``dropped``
-    rows were computed and thrown away by the engine.
-
-    ``seen`` is when the scheduler was told of it. ``causes`` and ``preempted_rows`` belong to
-    ``preempted_at``: who caused it, and how many rows the step log had, which tells its place among
-    the steps where a pipelined scheduler decides several at one time. ``chunks``
-    are its prefill rows and whatever else it started from another context than it had reached.
-    ``aside`` are the times from which it sat aside, and why; an empty word ends that. The client
-    gets the first token and the last at once, the others when there are ``every`` so many.
-    ``more`` are pairs of a row and how many tokens it emitted there beyond one, accepted drafts;
-    ``beyond`` of ``tokens`` are of these. If it is ``drafted``, its decodes verify drafts, and each
-    has a row in ``chunks``. ``refusal`` is why it was turned away for a limit, if it
-    was. Before it first computed anything, so many tokens of KV were ``loaded`` from host memory,
-    of which so many were ``read`` from a disk for it.
+    - ``seen``: when the scheduler received the request.
+    - ``preempted_at``: times at which computed KV was taken away. ``causes`` and ``preempted_rows``
+      belong to it: the cause, and the number of rows in the step log at that time, which orders the
+      preemption among steps that a pipelined scheduler decides at the same time.
+    - ``bounces``: number of times that the engine took back blocks before any KV was computed in
+      them.
+    - ``recomputed_tokens``: number of tokens computed again.
+    - ``tokens``, ``first_token``, ``last_token``: tokens that reached the client, and when the
+      first and last did; computed from the segments at the end of the run.
+    - ``dropped``: rows whose tokens were computed but discarded by the engine.
+    - ``chunks``: its prefill rows, and other rows that started from a context that it had not
+      reached.
+    - ``aside``: start times of periods in which it was skipped, with reasons; "" ends a period.
+    - ``every``: tokens per chunk sent to the client; the first and last token are sent at once.
+    - ``more``: pairs of a row and the number of accepted drafts emitted there; ``beyond`` is the
+      number of accepted drafts in ``tokens``.
+    - ``drafted``: its decodes verify drafts, and each decode has a row in ``chunks``.
+    - ``refusal``: why it was rejected for a limit, or None.
+    - ``loaded``: tokens of KV loaded from host memory before its first step; ``read``: how many of
+      these were first read from disk.
     """
 
     request: Request
@@ -84,11 +87,11 @@ class RequestRecord:
     seen: float | None = None
     every: int = 1
     refusal: Refusal | None = None
-    # Tokens computed so far, whether their KV is there, and whether it has emitted.
+    # Number of tokens computed so far, whether their KV exists, and whether it has emitted a token.
     computed: int = 0
     has_kv: bool = False
     emitting: bool = False
-    # The numbers of its segments and chunks; see simkv.sim.segments.
+    # Encoded segments and chunks; see ``simkv.sim.segments``.
     spans: array[int] = field(default_factory=lambda: array("i"))
     chunk_rows: array[int] = field(default_factory=lambda: array("i"))
     interruptions: Interruptions | None = None
@@ -99,7 +102,7 @@ class RequestRecord:
     read: int = 0
 
     def extra_tokens_in(self, first: int, last: int) -> int:
-        """Tokens beyond one each that it emitted in these rows."""
+        """Return the number of accepted drafts that it emitted in these rows."""
         if self.more is None:
             return 0
         rows, counts = self.more[::2], self.more[1::2]
@@ -134,24 +137,24 @@ class RequestRecord:
         return self.interruptions.aside if self.interruptions else []
 
     def ensure_interruptions(self) -> Interruptions:
-        """To be written into."""
+        """Return ``interruptions`` for writing; create it if necessary."""
         if self.interruptions is None:
             self.interruptions = Interruptions()
         return self.interruptions
 
     @property
     def deadline(self) -> float | None:
-        """When the client gives up, or None."""
+        """Time at which the client gives up (s), or None."""
         timeout = self.request.timeout
         return None if timeout is None else self.request.arrival + timeout
 
 
 @dataclass(slots=True)
 class EngineHalt:
-    """The engine stopped for good at ``since``: it died, or its state repeats for ever.
+    """The engine stopped for good at ``since`` (s): it died, or its state repeats forever.
 
-    A state that repeats was met first at ``cycle_start`` (s). ``held`` are the blocks that the
-    requests hold.
+    ``cycle_start`` is when a repeated state occurred first (s). ``held`` are
+    the blocks held, by request.
     """
 
     kind: str
@@ -163,11 +166,11 @@ class EngineHalt:
 
 
 class Shortfall(NamedTuple):
-    """What a request lacked when its client gave up, in seconds.
+    """Time that a request lacked when its client gave up, in seconds.
 
-    ``alone`` is how long it would have taken by itself, None if it would not have ended within
-    ten times its timeout. ``lacked`` is what was left of that when the client left, and
-    ``company`` how far others had thrown it back by then.
+    ``alone`` is its duration in isolation, or None if that exceeds ten times its timeout.
+    ``lacked`` is the part of that which remained when the client left. ``company`` is the delay by
+    other requests up to then.
     """
 
     alone: float | None
@@ -177,8 +180,11 @@ class Shortfall(NamedTuple):
 
 @dataclass(slots=True)
 class DraftCounts:
-    """What became of drafts, as vLLM counts them (``SpecDecodingStats``): ``num_drafts`` are rows
-    with drafts, padded ones too. Tokens past the end of an output are not accepted here."""
+    """Counts of draft tokens, as in vLLM's ``SpecDecodingStats``.
+
+    ``num_drafts`` is the number of rows with drafts, including padded ones. Tokens past the end of
+    an output do not count as accepted.
+    """
 
     num_drafts: int = 0
     num_draft_tokens: int = 0
@@ -187,8 +193,11 @@ class DraftCounts:
 
 @dataclass(slots=True)
 class KvCopyCounts:
-    """Tokens whose KV was copied from host memory to the GPU and back; and read from a disk into
-    host memory and written there, None where there is no disk."""
+    """Numbers of tokens whose KV was copied between host memory and GPU, and between disk and host
+    memory.
+
+    The disk counts are None without a disk.
+    """
 
     loaded_tokens: int = 0
     stored_tokens: int = 0
@@ -197,13 +206,13 @@ class KvCopyCounts:
 
 
 class RunRecord:
-    """Everything that a run leaves behind, written while it goes.
+    """The complete record of a run, written while it runs.
 
-    ``alone_s`` is the time that each request would take by itself, where the executor knows it.
-    ``heads`` are the times from which a request stood at the head of the queue, and why it was
-    held there; None where nobody waited. ``shortfalls`` are of requests that timed out. Tokens go
-    to clients by ``every`` so many. ``drafting`` counts drafts, where there are any, and
-    ``copied`` what went to host memory and back, where that is.
+    ``isolated_s`` is the duration of each request in isolation, where the executor knows it.
+    ``heads`` lists each change of the queue's head: the time, and the request with the reason for
+    its wait (None: no request waited). ``shortfalls`` are for requests that timed out. ``every`` is
+    the number of tokens per chunk sent to clients. ``drafting`` counts drafts and ``copied`` KV
+    copies to and from host memory, or None where there are none.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -224,12 +233,12 @@ class RunRecord:
         self._decoding_since: dict[int, int] = {}
 
     def arrive(self, request: Request) -> RequestRecord:
-        """A request reached the engine."""
+        """Record the arrival of a request at the engine."""
         life = self.requests[request.id] = RequestRecord(request, every=self.every)
         return life
 
     def decided(self, batch: Batch, now: float) -> None:
-        """Note what a schedule call did to requests that it did not run."""
+        """Record the effects of a schedule call on requests that it did not run."""
         if batch.preempted:
             self._note_preempted(batch, now)
         if batch.moves and self.copied:
@@ -262,7 +271,7 @@ class RunRecord:
                 life.bounces += 1
 
     def set_aside(self, aside: dict[int, WaitReason], now: float) -> None:
-        """From now on these requests sit aside, and nobody else."""
+        """Record that exactly these requests are skipped from now on."""
         if aside == self._aside:
             return
         for i in self._aside.keys() - aside.keys():
@@ -281,9 +290,9 @@ class RunRecord:
         queues: QueueState,
         decided: float | None = None,
     ) -> int:
-        """Append the row of a step and what it changes for its requests; returns its index.
+        """Append the row of a step and update its requests; return the index of the row.
 
-        It was ``decided`` at ``start`` if nothing else is said.
+        ``decided`` is when the step was decided (default: ``start``).
         """
         row = len(self.steps)
         times = (start if decided is None else decided, start, end)
@@ -294,7 +303,7 @@ class RunRecord:
             life = lives[i]
             drafts = batch.drafted.tokens.get(i, 0) if batch.drafted else 0
             decode = tokens - drafts == 1 and life.emitting and i in emits
-            if decode and batch.drafted:  # may lie where drafts were rejected
+            if decode and batch.drafted:  # may overwrite rejected drafts
                 life.computed, life.has_kv = max(life.computed, context + tokens), True
                 life.drafted = True
             else:
@@ -309,7 +318,7 @@ class RunRecord:
         return row
 
     def verified(self, drafted: DraftedTokens, delivered: Iterable[int], row: int) -> None:
-        """Note what became of the drafts in the batch of ``row``, of those who get their tokens."""
+        """Record the verified drafts in the batch of ``row``, for requests in ``delivered``."""
         counts = self.drafting = self.drafting or DraftCounts()
         for i in delivered:
             if tokens := drafted.tokens.get(i, 0):
@@ -322,10 +331,10 @@ class RunRecord:
                     life.more.extend((row, accepted))
 
     def repeat(self, batch: Batch, ends: array[float], free_blocks: list[int], lag: int) -> None:
-        """Append the rows of the steps that follow the newest one with the same batch of decodes.
+        """Append rows for steps that repeat the newest step with the same batch of decodes.
 
-        They end at ``ends`` and leave ``free_blocks``; each was decided when the ``lag``-th before
-        it ended.
+        They end at ``ends`` with ``free_blocks``; each was decided when the step ``lag`` rows
+        before it ended.
         """
         steps = len(ends)
         self.steps.repeat(ends, free_blocks, lag)
@@ -335,7 +344,9 @@ class RunRecord:
             life.computed += steps
 
     def leave(self, i: int, last: int) -> int:
-        """Request ``i`` has decoded in a group up to row ``last``; returns in how many steps."""
+        """Record that request ``i`` decoded in a group up to row ``last``; return the number of
+        steps.
+        """
         first = self._decoding_since.pop(i)
         steps = last - first + 1
         if steps > 0:
@@ -345,25 +356,27 @@ class RunRecord:
         return steps
 
     def decoding(self) -> tuple[int, ...]:
-        """Who decodes in a group."""
+        """Return the members of the decode group."""
         return tuple(self._decoding_since)
 
     def decoding_since(self, i: int) -> int | None:
-        """Row in which ``i`` joined the decode group, or None if it is in none."""
+        """Return the row in which ``i`` joined the decode group, or None if it is in none."""
         return self._decoding_since.get(i)
 
     def close(self, last: int) -> None:
-        """The run is over: end the segments that are open, and work out what clients received."""
+        """Close open segments at the end of the run and compute the tokens that clients
+        received.
+        """
         for i in list(self._decoding_since):
             self.leave(i, last)
         for life in self.requests.values():
-            life.computed = 0  # for nobody asks any more, and a million integers take 32 MB
+            life.computed = 0  # no longer needed; a million integers take 32 MB
             if life.dropped:
                 _drop(life)
             self._settle(life)
 
     def _settle(self, life: RequestRecord) -> None:
-        """Count the tokens that came before the client was gone (or at its finish)."""
+        """Count the tokens delivered before the client left (or up to its finish)."""
         assert life.ended_at is not None
         ends, until = self.steps.end, life.ended_at
         if self.engine_halt and life.outcome is Outcome.STALLED:
@@ -381,7 +394,7 @@ class RunRecord:
             life.beyond += beyond
             life.tokens += count + beyond
             last_token = ends[first + count - 1]
-            life.last_token = until if last_token == until else last_token  # one float for both
+            life.last_token = until if last_token == until else last_token  # share one float object
 
 
 def _count_tokens(life: RequestRecord, context: int, tokens: int) -> None:
@@ -392,12 +405,12 @@ def _count_tokens(life: RequestRecord, context: int, tokens: int) -> None:
 
 
 def emitting_rows(life: RequestRecord) -> Iterator[tuple[int, int]]:
-    """Ranges (first, last) of rows of the step log at whose ends the request emitted a token."""
+    """Yield ranges (first, last) of step-log rows that end with a token of the request."""
     return emitting_ranges(life.spans)
 
 
 def _drop(life: RequestRecord) -> None:
-    """Cut the rows whose token the engine threw away out of the emitting segments."""
+    """Remove rows whose token the engine discarded from the emitting segments."""
     gone = set(life.dropped)
     kept: list[RowSegment] = []
     for segment in life.segments:

@@ -1,4 +1,4 @@
-"""Where a request was in the step log: kept as numbers one behind the other, read as tuples."""
+"""Positions of requests in the step log, stored as flat arrays of numbers and read as tuples."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import NamedTuple
 class RowSegment(NamedTuple):
     """A request in consecutive rows ``first`` to ``last`` of the step log.
 
-    If ``emits``, a ``decode`` emits one token at the end of each of them and a ``prefill`` one at
-    the end of the last.
+    If ``emits``, a ``decode`` emits one token at the end of each row, a ``prefill`` one at the end
+    of the last row.
     """
 
     kind: str
@@ -21,22 +21,24 @@ class RowSegment(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """In ``row`` a request computed ``tokens`` tokens on top of ``context`` ones that had KV."""
+    """A request computes ``tokens`` tokens in ``row``, after ``context`` tokens that already have
+    KV.
+    """
 
     row: int
     tokens: int
     context: int
 
 
-#: What a span is, in the first of its three numbers; the others are its first row and its last.
+#: Flags of a segment, in the first of its three numbers; the others are its first and last row.
 DECODE, PREFILL, EMITS = 0, 2, 1
 KINDS = ("decode", "decode", "prefill", "prefill")
-#: Numbers of a span and of a chunk.
+#: Number of integers per segment and per chunk.
 WIDTH = 3
 
 
 def append_row(spans: array[int], row: int, *, decode: bool, emits: bool) -> bool:
-    """The request is in ``row``; returns whether it goes on there with what it did before."""
+    """Add ``row`` to the segments; return whether it extends the last segment."""
     what = (DECODE if decode else PREFILL) + emits
     if spans and spans[-1] == row - 1:
         before = spans[-3]
@@ -48,7 +50,7 @@ def append_row(spans: array[int], row: int, *, decode: bool, emits: bool) -> boo
 
 
 def read_segments(spans: array[int]) -> list[RowSegment]:
-    """The spans that the numbers stand for."""
+    """Return the segments that the numbers encode."""
     one = iter(spans)
     return [
         RowSegment(KINDS[what], first, last, what & EMITS == EMITS)
@@ -57,7 +59,7 @@ def read_segments(spans: array[int]) -> list[RowSegment]:
 
 
 def emitting_ranges(spans: array[int]) -> Iterator[tuple[int, int]]:
-    """Ranges (first, last) of rows of the step log at whose ends the request emitted a token."""
+    """Yield ranges (first, last) of step-log rows that end with a token of the request."""
     one = iter(spans)
     for what, first, last in zip(one, one, one, strict=True):
         if what & EMITS:
@@ -65,7 +67,7 @@ def emitting_ranges(spans: array[int]) -> Iterator[tuple[int, int]]:
 
 
 def pack_segments(spans: Iterable[RowSegment]) -> array[int]:
-    """The numbers that stand for spans."""
+    """Return the numbers that encode segments."""
     found = array("i")
     for kind, first, last, emits in spans:
         found.extend(((DECODE if kind == "decode" else PREFILL) + emits, first, last))
@@ -73,13 +75,15 @@ def pack_segments(spans: Iterable[RowSegment]) -> array[int]:
 
 
 def read_chunks(chunks: array[int]) -> list[Chunk]:
-    """The chunks that the numbers stand for."""
+    """Return the chunks that the numbers encode."""
     one = iter(chunks)
     return [Chunk(*numbers) for numbers in zip(one, one, one, strict=True)]
 
 
 def shift_rows(numbers: array[int], rows: int, places: Iterable[int]) -> array[int]:
-    """The same in a log that starts ``rows`` rows later; ``places`` of each three are rows."""
+    """Return the numbers for a log with ``rows`` rows in front; ``places`` are the row entries of
+    three.
+    """
     found = numbers[:]
     for place in places:
         found[place::WIDTH] = array("i", [row + rows for row in numbers[place::WIDTH]])

@@ -1,4 +1,4 @@
-"""From a scenario to the record of its run: one engine, or several behind a router."""
+"""Build and run the simulation of a scenario: one engine, or several behind a router."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from simkv.sim.run_record import RunRecord
 from simkv.workload.clients import Clients
 from simkv.workload.workload_section import build_clients
 
-#: Makes another executor of one.
+#: Returns a modified executor.
 ExecutorChange = Callable[[Executor], Executor]
 
 
 @dataclass(frozen=True)
 class ReplicaSpec:
-    """What a replica is made of: its engine's config, and what its steps cost.
+    """The config of a replica's engine and the cost profile of its steps.
 
-    ``profile_name`` is what the scenario calls the profile, or its own name where that was made
-    for the scenario's hardware.
+    ``profile_name`` is the profile's name in the scenario, or the profile's own name if it was
+    derived from the scenario's hardware.
     """
 
     engine: Any
@@ -56,9 +56,9 @@ class ReplicaSpec:
 
 @dataclass(frozen=True)
 class ScenarioRun:
-    """A scenario that was run: one ``record`` for all, and the ``stints`` of its replicas.
+    """A completed run: the ``record`` of the whole run and the lifetimes of its replicas.
 
-    Without a ``fleet`` there is one stint, and the record is its engine's.
+    Without a ``fleet`` there is one lifetime, and the record belongs to its engine.
     """
 
     record: RunRecord
@@ -67,10 +67,10 @@ class ScenarioRun:
 
 
 def build_replica_specs(scenario: Scenario, folder: Path) -> list[ReplicaSpec]:
-    """One per replica that there may be; without a fleet, that of the one engine.
+    """Return one spec per possible replica; without a fleet, the spec of the only engine.
 
-    Profiles given as files are looked for beside ``folder``. Raises InputError if a profile cannot
-    be used.
+    Profile files are resolved relative to ``folder``. Raises InputError if a profile cannot be
+    used.
     """
     found: list[ReplicaSpec] = []
     groups = scenario.fleet.groups if scenario.fleet else [ReplicaGroup()]
@@ -80,7 +80,7 @@ def build_replica_specs(scenario: Scenario, folder: Path) -> list[ReplicaSpec]:
         found += [ReplicaSpec(costs.engine, profile, name, group.role)] * group.count
     if scenario.fleet is None:
         return found
-    if scale := scenario.fleet.autoscale:  # all are equal
+    if scale := scenario.fleet.autoscale:  # all groups are equal
         found = found[:1] * scale.max_replicas
     return found
 
@@ -95,11 +95,11 @@ def simulate_scenario(
     changed: ExecutorChange | None = None,
     sent: Clients | None = None,
 ) -> ScenarioRun:
-    """Send the scenario's workload to its replicas, in a world of its own.
+    """Send the scenario's workload to its replicas in a new SimPy environment.
 
-    ``resolved`` is called whenever a request ends. A ``scheduler`` decides in place of the one that
-    the only engine names. Steps take as long as the profiles say, times the scenario's own factors;
-    ``changed`` changes all executors before that. ``sent`` comes in place of the workload.
+    ``resolved`` is called whenever a request ends. ``scheduler`` replaces the scheduler of the only
+    engine. Steps take as long as the profiles predict, times the scenario's own factors;
+    ``changed`` modifies each executor before these factors apply. ``sent`` replaces the workload.
     """
 
     def make(spec: ReplicaSpec, env: simpy.Environment, rank: int) -> Replica:
@@ -121,9 +121,9 @@ def build_server(
     make: Callable[[ReplicaSpec, simpy.Environment, int], Replica],
     session_of: SessionLookup,
 ) -> Replica | Fleet:
-    """What serves the scenario, in a world of its own: the engine, or all behind their router.
+    """Return the engine, or the fleet behind its router, in a new SimPy environment.
 
-    ``make`` makes a replica, given the rank of its moments.
+    ``make`` builds a replica, given the rank of its events.
     """
     env, rules = simpy.Environment(), scenario.fleet
     makers = [partial(make, spec) for spec in replicas]
@@ -147,7 +147,7 @@ def build_replica(
     scheduler: Scheduler | None = None,
     changed: ExecutorChange | None = None,
 ) -> Replica:
-    """A replica of the scenario; see serve_scenario."""
+    """Build a replica of the scenario; for the arguments see ``simulate_scenario``."""
     chosen = scheduler or _build(spec)
     executor = build_executor(scenario, spec, changed)
     ready, pacing = scenario.engine_ready, scenario.pipeline
@@ -175,7 +175,7 @@ def build_replica(
 def build_executor(
     scenario: Scenario, spec: ReplicaSpec, changed: ExecutorChange | None
 ) -> Executor:
-    """What tells how long the steps of a replica take."""
+    """Return the executor that determines the step durations of a replica."""
     executor: Executor = SimulatedExecutor(
         spec.profile, scenario.lora.seconds, scenario.drafter.share
     )
@@ -189,14 +189,14 @@ def build_executor(
 
 
 def _check_loras(requests: Iterable[Request], replicas: Sequence[ReplicaSpec]) -> None:
-    """Raise InputError if somebody asks for an adapter and an engine has none."""
+    """Raise InputError if a request uses a LoRA adapter and an engine does not support adapters."""
     asks = next((r for r in requests if r.lora is not None), None)
     if asks is not None and asks.lora is not None:
         check_lora(f"workload: request {asks.id} asks for", asks.lora, replicas)
 
 
 def check_lora(who: str, lora: str, replicas: Sequence[ReplicaSpec]) -> None:
-    """Raise InputError if an engine has no place for the adapter that ``who`` names."""
+    """Raise InputError if an engine cannot serve the adapter; ``who`` begins the message."""
     for spec in replicas:
         if not find_engine_spec(spec.engine).takes_loras(spec.engine):
             able = {name: e.lora for name, e in ENGINES.items() if e.lora}
@@ -219,10 +219,10 @@ def _build(replica: ReplicaSpec) -> Scheduler:
 
 
 def build_session_lookup(sent: Clients) -> SessionLookup:
-    """What session a request belongs to.
+    """Return a function that maps a request to its session.
 
-    Turns that wait for each other's answers are one; else requests whose prompts begin with the
-    same named tokens are; else each is its own.
+    Turns that wait for each other's answers form one session. Otherwise, requests whose prompts
+    begin with the same named tokens do. Any other request is its own session.
     """
     first: dict[int, int] = {}
     for i in sent.after:

@@ -1,4 +1,6 @@
-"""The step log: a row per step, kept as runs of rows that differ in their times and blocks only."""
+"""The step log: one row per step, compressed into runs of rows that differ only in times and
+blocks.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from simkv.costs.step_load import StepLoad
 
 
 class QueueState(NamedTuple):
-    """What a schedule call left behind: requests waiting and running, and blocks free."""
+    """Queue lengths and free blocks after a schedule call."""
 
     waiting: int
     running: int
@@ -24,7 +26,7 @@ COLUMNS = (
     *("decided", "start", "end", "kind", "prefill_seqs", "prefill_tokens", "decode_seqs"),
     *("preempted", "waiting", "running", "free_blocks"),
 )
-#: What is kept beside the first rows of runs.
+#: Stored arrays besides ``_first``.
 STORED_COLUMNS = (
     *("end", "free_blocks", "_lag", "_decided", "_start", "_kind", "_preempted"),
     *("_prefill_seqs", "_prefill_tokens", "_decode_seqs", "_waiting", "_running"),
@@ -32,20 +34,21 @@ STORED_COLUMNS = (
 
 
 class StepLog:
-    """Columns of the step log, a row per step: times in seconds, the rest counts.
+    """Columns of the step log with one row per step; times in seconds, other columns are counts.
 
-    Backlog and free blocks are those that the schedule call of the step left behind; ``decided`` is
-    when that was.
+    ``waiting``, ``running`` and ``free_blocks`` are the state after the step's schedule call,
+    ``decided`` is the time of that call.
 
-    A step and those that repeat it are a run. By row there are only ``end`` and ``free_blocks``;
-    another column is unfolded when it is read, as far as it has not been yet.
+    A step and the steps that repeat it form a run. Only ``end`` and ``free_blocks`` are stored per
+    row; the other columns are expanded when they are read, as far as necessary.
     """
 
     def __init__(self) -> None:
         self.end = array("d")
         self.free_blocks = array("q")
-        # By run: its first row and what is said of that; the others are decided when the row ends
-        # that is ``_lag`` before them, start with the end of the one before, and preempt nobody.
+        # Per run: its first row and the values of that row. Each other row of the run is decided
+        # when the row ``_lag`` rows before it ends, starts when the previous row ends, and preempts
+        # no request.
         self._first = array("q")
         self._lag = array("b")
         self._decided, self._start = array("d"), array("d")
@@ -74,7 +77,7 @@ class StepLog:
         preempted: int,
         queues: QueueState,
     ) -> None:
-        """The row of a step that was decided, started and ended at ``times``."""
+        """Append the row of a step; ``times`` are (decided, start, end) in seconds."""
         self._first.append(len(self.end))
         self._lag.append(1)
         decided, start, end = times
@@ -91,13 +94,15 @@ class StepLog:
         self.free_blocks.append(queues.free_blocks)
 
     def repeat(self, ends: array[float], free_blocks: list[int], lag: int) -> None:
-        """Rows like the newest, each decided when the row ended that is ``lag`` before it."""
+        """Append rows like the newest one, each decided when the row ``lag`` rows before it
+        ended.
+        """
         self._lag[-1] = lag
         self.end.extend(ends)
         self.free_blocks.fromlist(free_blocks)
 
     def extend(self, other: StepLog) -> None:
-        """All rows of another log behind those that are here."""
+        """Append all rows of another log."""
         rows = len(self)
         self._first.extend([first + rows for first in other._first])
         for name in STORED_COLUMNS:
@@ -144,7 +149,9 @@ class StepLog:
         return self._counts("running", self._running)
 
     def _counts(self, name: str, by_run: array[int], *, once: bool = False) -> array[int]:
-        """The column of a count, which is that of the first row in its whole run or there only."""
+        """Return a count column: the first row's value for the whole run, or, with ``once``, in
+        that row only.
+        """
         found: array[int] = self._unfolded.setdefault(name, array(by_run.typecode))
         if (done := len(found)) < len(self.end):
             run, lengths = self._missing(done)
@@ -158,7 +165,7 @@ class StepLog:
         return found
 
     def _times(self, name: str, by_run: array[float], lag: array[int] | None) -> array[float]:
-        """The column of a time, which but for first rows is the end of the row ``lag`` before."""
+        """Return a time column: except in first rows, the end of the row ``lag`` rows before."""
         found: array[float] = self._unfolded.setdefault(name, array("d"))
         if (done := len(found)) < len(self.end):
             run, lengths = self._missing(done)
@@ -170,12 +177,14 @@ class StepLog:
         return found
 
     def _missing(self, done: int) -> tuple[int, Any]:
-        """The run that row ``done`` is in, and how many rows from there on each run has."""
+        """Return the run that contains row ``done`` and the number of rows of each run from there
+        on.
+        """
         run = bisect_right(self._first, done) - 1
         borders = np.append(np.array(self._first[run:]), len(self))
         return run, np.diff(np.maximum(borders, done))
 
     def _at_first(self, run: int, done: int) -> Any:
-        """Where among the rows from ``done`` on the first rows of runs are."""
+        """Return the indices of first rows of runs among the rows from ``done`` on."""
         firsts = np.array(self._first[run:])
         return firsts[firsts >= done] - done

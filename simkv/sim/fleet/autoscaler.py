@@ -1,4 +1,4 @@
-"""How many replicas there should be."""
+"""The target number of replicas in an autoscaled fleet."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from simkv.sim.fleet.routers import LoadSignal
 
 
 class Autoscaler:
-    """Kubernetes' rule: as many as bring the metric down to its target, fewer only after a while.
-
-    It is told the time in seconds, how loaded the replicas that take requests are, how many are
-    on their way, and how many requests wait for one.
-    """
+    """Kubernetes' rule: enough replicas for the metric's target, with delayed scale-down."""
 
     def __init__(self, rule: Autoscale) -> None:
         self.rule = rule
         self._wanted: deque[tuple[float, int]] = deque()
 
     def wanted(self, now: float, signals: Sequence[LoadSignal], coming: int, at_door: int) -> int:
-        """How many replicas there should be."""
+        """Return the number of replicas that there should be.
+
+        ``now`` is the time (s), ``signals`` the loads of replicas that accept requests, ``coming``
+        the number of starting replicas, and ``at_door`` the number of requests that wait for a
+        replica.
+        """
         rule, there = self.rule, len(signals) + coming
         load: float = sum(getattr(signal, rule.metric) for signal in signals) + at_door
         want = ceil(load / rule.target)

@@ -1,13 +1,13 @@
-"""Engines in lock-step: forward pass k of one is forward pass k of all, as long as the slowest.
+"""Engines in lockstep: each forward pass runs on all and lasts as long as its slowest engine.
 
-So run the data-parallel ranks of a mixture-of-experts model, which exchange tokens in every layer
-(vLLM 0.19.0, ``DPEngineCoreProc.run_busy_loop`` in ``vllm/v1/engine/core.py`` and
+Data-parallel ranks of a mixture-of-experts model run this way, because they exchange tokens in
+every layer (vLLM 0.19.0, ``DPEngineCoreProc.run_busy_loop`` in ``vllm/v1/engine/core.py`` and
 ``coordinate_batch_across_dp`` in ``vllm/v1/worker/dp_utils.py``; see docs/vllm-versions.md).
 
-A rank without work runs dummy passes while another works: its next request waits for the end of
-the pass, with which all ranks decide again. A dummy pass is never the slowest. Not modelled are the
-up to 31 dummy passes after the last request, and that all ranks are padded to the same number of
-tokens where CUDA graphs are used.
+A rank without work runs dummy passes while another rank works. Its next request waits for the end
+of the pass; then all ranks decide again. A dummy pass is never the slowest. Two effects are
+not modelled: the up to 31 dummy passes after the last request, and the padding of all ranks to the
+same number of tokens with CUDA graphs.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from simkv.sim.leaping import Leap
 
 
 class DataParallelLockstep:
-    """Runs ``engines`` of one world in lock-step; they must have the same pipeline depth.
+    """Runs ``engines`` of one simulation in lockstep; their pipeline depths must be equal.
 
-    Hand requests to the engines; start ``run()`` in place of theirs. They leap when all that are
-    awake would, as far as all would; who comes to any of them ends the leap of all. Raises
-    ValueError if there is no engine, or if the depths differ.
+    Submit requests to the engines, and start ``run()`` instead of their own. They leap together if
+    all awake engines can, over the smallest number of steps; an arrival at any engine ends the leap
+    of all. Raises ValueError if there is no engine, or if the depths differ.
     """
 
     def __init__(self, engines: Sequence[Engine]) -> None:
@@ -37,11 +37,11 @@ class DataParallelLockstep:
         self._depth = depths.pop()
         self._leaping: list[Engine] = []
         for engine in engines:
-            engine.rank = self.engines[0].rank  # all decide at the moments of the first
+            engine.rank = self.engines[0].rank  # all decide at the events of the first engine
             engine.on_leap_cut = self._cut
 
     def run(self) -> SimProcess:
-        """The iterations of all engines, as a SimPy process."""
+        """SimPy process: the iterations of all engines."""
         first, gpu_free = self.engines[0], 0.0
         yield first.timeout_at(first.ready)
         while True:
@@ -59,7 +59,7 @@ class DataParallelLockstep:
                 decided.append((engine, batch))
             loads = self._loads(decided)
             gpu_free = self._launch(decided, loads, max(first.env.now, gpu_free))
-            # Who has room for a batch more does not wait for the oldest.
+            # An engine with room for another batch does not wait for its oldest one.
             full = [(e, b) for e, b in decided if len(e.in_flight) >= self._depth or not b]
             running = [e.in_flight[0].end for e, _ in full if e.in_flight[0].batch]
             if len(full) == len(decided) and (leap := self._plan_leap(decided, loads)):
@@ -77,7 +77,7 @@ class DataParallelLockstep:
                 yield first.timeout_at(first.env.now + max(idle))
 
     def _loads(self, decided: Sequence[tuple[Engine, Batch]]) -> list[StepLoad]:
-        """What each executor is told of its batch and of all of them."""
+        """Return the load of each batch, with the totals of the group."""
         loads = [engine.load(batch) for engine, batch in decided]
         tokens = [load.prefill_tokens + load.decode_seqs for load in loads]
         group = {
@@ -90,7 +90,9 @@ class DataParallelLockstep:
     def _launch(
         self, decided: Sequence[tuple[Engine, Batch]], loads: Sequence[StepLoad], start: float
     ) -> float:
-        """Put what was decided on the GPUs, all at ``start``; returns when they are free again."""
+        """Put the batches on the GPUs, all at ``start``; return when the GPUs are free again
+        (s).
+        """
         both = list(zip(decided, loads, strict=True))
         seconds = max((e.executor.run(load) for (e, batch), load in both if batch), default=0.0)
         for (engine, batch), load in both:
@@ -100,7 +102,9 @@ class DataParallelLockstep:
     def _plan_leap(
         self, decided: Sequence[tuple[Engine, Batch]], loads: Sequence[StepLoad]
     ) -> Leap | None:
-        """The stretch that all of them would go through, one of whose leaps is returned."""
+        """Start a leap of all engines over their common steps; return one engine's leap, or
+        None.
+        """
         steps = MAX_LEAP_STEPS
         ends = {(e.in_flight[0].end, e.in_flight[-1].end) for e, _ in decided}
         for engine, batch in decided:
@@ -122,12 +126,12 @@ class DataParallelLockstep:
         return leaps[0]
 
     def _cut(self) -> None:
-        """Something came from outside: all look again when the present step is over."""
+        """End the leap of all engines with the present step."""
         for engine in self._leaping:
             engine.cut()
 
     def _all_die(self, dead: Engine) -> None:
-        """Nobody gets past the pass in which one is missing."""
+        """Stop all other engines: no pass can complete without the dead one."""
         for engine in self.engines:
             if engine is not dead:
                 ids = [*engine.scheduler.running_ids(), *engine.scheduler.waiting_ids()]

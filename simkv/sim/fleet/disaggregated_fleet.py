@@ -26,10 +26,10 @@ from simkv.sim.run_record import RequestRecord, RunRecord
 class DisaggregatedFleet(Fleet):
     """Replicas with the ``roles`` of prefill and decode; see ``KvConnector``.
 
-    A replica that prefills is asked for one token, which is thrown away, as vLLM's proxy does. Then
-    the request goes to a replica that decodes at once, and waits there for blocks: until its KV has
-    been fetched, its blocks on the other side are not free. So a full decode pool holds up the
-    prefills. ``handovers`` are all that happened between the two.
+    A prefill replica generates one token, which is discarded, as with vLLM's proxy. The request
+    then goes to a decode replica at once and waits there for blocks. Its blocks on the prefill
+    replica are freed only when its KV has been fetched, so a full decode pool delays prefills.
+    ``handovers`` are all transfers between the two, by request.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class DisaggregatedFleet(Fleet):
         return [(stint.replica, stint.engine) for stint in self._decoding]
 
     def decodes(self, stint: ReplicaLifetime) -> bool:
-        """Whether a replica decodes what others have prefilled."""
+        """Whether a replica decodes requests that others prefilled."""
         return self._roles[stint.replica] == "decode"
 
     def _serve(self, stint: ReplicaLifetime) -> None:
@@ -67,13 +67,13 @@ class DisaggregatedFleet(Fleet):
             super()._serve(stint)
 
     def run(self) -> SimProcess:
-        """Start all that goes on by itself, as a SimPy process."""
+        """SimPy process: as in ``Fleet``, and refresh the load of the decode replicas."""
         yield from super().run()
         if interval := self._decode_board.interval:
             self.env.process(self._ticks.every(interval, self._decode_board.refresh))
 
     def _send(self, request: Request) -> None:
-        """Its prompt goes to a replica that prefills."""
+        """Send the prompt of a request to a prefill replica."""
         self._requests[request.id] = request
         asked = prefill_request(request)
         stint = self._choose(self._serving, self.router, self._board, asked)
@@ -92,23 +92,25 @@ class DisaggregatedFleet(Fleet):
             self._scheduler(target).fetch(i)
             target.engine.submit(request)
             return
-        else:  # nobody will read what it may still compute
+        else:  # any KV that it may still compute is not needed
             stint.engine.tell(partial(self._scheduler(stint).sent, i))
         super()._over(stint, life)
 
     def _release_unless_fetched(self, i: int) -> None:
-        """Nobody will read the KV of a request that has ended, unless that is under way."""
+        """Free the KV of an ended request on the prefill replica, unless a transfer is in
+        progress.
+        """
         handover = self.handovers[i]
         if handover.asked is None:
             handover.arrived_at = self.env.now
             self._release(handover)
 
     def _fetch(self, target: ReplicaLifetime, loads: Sequence[tuple[int, int]]) -> None:
-        """A replica has blocks for the KV of some requests."""
+        """Start transfers for requests with allocated blocks on a decode replica."""
         for i, tokens in loads:
             handover = self.handovers[i]
             if handover.arrived_at is not None:
-                continue  # its client has left, and the other side knows
+                continue  # its client has left; the prefill replica was informed
             handover.asked, handover.tokens = self.env.now, tokens
             source = self.lifetimes[handover.source].replica
             handover.arrived_at = self._links.send(source, tokens, self.env.now)

@@ -1,4 +1,4 @@
-"""A fleet: replicas behind a router. To the clients it is what one engine is."""
+"""A fleet: replicas behind a router, with the client interface of a single engine."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from simkv.sim.fleet.routers import LoadSignal, Router
 from simkv.sim.replica import Replica
 from simkv.sim.run_record import EngineHalt, RequestRecord, RunRecord
 
-#: By request the lives that it led, each with the index of the record that holds it.
+#: Records of a request, each with the index of the run record that contains it, by request.
 RecordsByRequest = dict[int, list[tuple[int, RequestRecord]]]
-#: Makes the engine of a replica, given the rank of its moments.
+#: Builds the engine of a replica, given the rank of its events.
 ReplicaFactory = Callable[[simpy.Environment, int], Replica]
-#: When so many replicas have failed and no answer was finished in between, requests are not sent
-#: to yet another one: whatever kills them would go on for ever.
+#: After this number of replica failures without a finished request in between, requests are not
+#: sent to another replica: the cause would kill every replica in turn.
 MAX_FAILURES = 50
-#: Moments of one time go by replica; an engine may use two ranks.
+#: Events at equal times are ordered by replica; an engine may use two ranks.
 RANKS_PER_REPLICA = 2
 
 
 class Fleet:
-    """Replicas in one world; ``submit`` and the rest as for a ``Replica``.
+    """Replicas in one simulation, with the interface of a ``Replica`` (``submit`` and others).
 
-    ``makers`` make the engines, one per replica that there is or may be; ``initial`` of them are
-    there from the start (all, if nothing is said). ``resolved`` is called whenever a request has
-    ended, and ``ended`` is told how.
+    ``makers`` build the engines, one per possible replica; the first ``initial`` of them exist from
+    the start (default: all). ``resolved`` is called whenever a request has ended, ``ended`` with
+    its record.
 
-    ``in_system_s`` adds up, over time, how many requests are in the fleet: over the length of the
-    run it is their mean number. ``sent`` are the places of the stints that a request was sent to,
-    ``ways`` those of them whose tokens its client has kept.
+    ``in_system_s`` is the number of requests in the fleet, integrated over time; divided by the
+    length of the run it is their mean number. ``sent`` maps a request to the lifetimes (indices) it
+    was sent to, ``served_by`` to the lifetimes whose tokens its client kept.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class Fleet:
         self.sent: dict[int, list[int]] = {}
         self.served_by: dict[int, list[int]] = {}
         self.retries = 0
-        self._deaths = 0  # since an answer was finished
+        self._deaths = 0  # replica failures since the last finished request
         self._makers = makers
         self._initial = self.size if initial is None else initial
         self.resolved = resolved
         self._serving: list[ReplicaLifetime] = []
         self._draining: list[ReplicaLifetime] = []
         self._coming: set[int] = set()
-        #: Requests that wait for a replica to be there.
+        #: Requests that wait for any replica to start.
         self._door = RunRecord(0)
         self._in_system: set[int] = set()
         self._counted_to = 0.0
@@ -83,28 +83,28 @@ class Fleet:
         for replica in range(0 if self.rules.start_cold else self._initial):
             self._start(replica)
 
-    # What it is made of.
+    # Replicas and records.
 
     def _engines(self) -> list[tuple[int, Replica]]:
         return [(stint.replica, stint.engine) for stint in self._serving]
 
     @property
     def parts(self) -> dict[str, RunRecord]:
-        """The records of the replicas by name; one that came back has several."""
+        """Records of the replica lifetimes by name; a replica that restarted has several."""
         return {stint.name: stint.engine.record for stint in self.lifetimes}
 
     @property
     def where(self) -> dict[int, str]:
-        """By request the replicas that it was sent to, in order: ``3``, or ``3 0`` for two."""
+        """Replicas that each request was sent to, in order: ``3``, or ``3 0`` for two."""
         return {
             i: " ".join(str(self.lifetimes[place].replica) for place in places)
             for i, places in self.sent.items()
         }
 
-    # Replicas come and go.
+    # Starts, failures, drains and scaling of replicas.
 
     def run(self) -> SimProcess:
-        """Start all that goes on by itself, as a SimPy process."""
+        """SimPy process: start the replicas, planned outages, load refreshes and autoscaling."""
         rules = self.rules
         replicas = [stint.engine for stint in self.lifetimes]
         if rules.lockstep:
@@ -127,7 +127,7 @@ class Fleet:
         yield from ()
 
     def _start(self, replica: int) -> ReplicaLifetime:
-        """A replica is there, with an empty cache."""
+        """Start a replica with an empty cache."""
         engine = self._makers[replica](self.env, RANKS_PER_REPLICA * replica)
         stint = ReplicaLifetime(replica, engine, len(self.lifetimes), self.env.now)
         engine.ended = lambda life: self._over(stint, life)
@@ -140,12 +140,12 @@ class Fleet:
         return stint
 
     def _serve(self, stint: ReplicaLifetime) -> None:
-        """From now on it takes requests."""
+        """Route requests to this replica from now on."""
         self._serving.append(stint)
         self._serving.sort(key=lambda stint: stint.replica)
 
     def _add(self, replica: int, lag: float = 0.0) -> SimProcess:
-        """A replica is started, and takes requests when it is warm."""
+        """SimPy process: start a replica after ``lag`` and its cold start (s)."""
         self._coming.add(replica)
         yield ExactTimeout(
             self.env, self.env.now + lag + self.rules.cold_start, ExactTimeout.BEFORE
@@ -156,7 +156,7 @@ class Fleet:
             self._let_in()
 
     def _at(self, replica: int) -> ReplicaLifetime | None:
-        """The stint of a replica that is there, if only to end what it has."""
+        """Return the present lifetime of a replica, which may be draining, or None."""
         here = (s for s in (*self._serving, *self._draining) if s.replica == replica)
         return next(here, None)
 
@@ -182,7 +182,7 @@ class Fleet:
                 self._let_in()
 
     def _drain(self, stint: ReplicaLifetime, *, for_good: bool) -> None:
-        """A replica takes no requests any more."""
+        """Stop sending requests to a replica."""
         self._serving.remove(stint)
         self._draining.append(stint)
         stint.leaving = for_good
@@ -196,7 +196,9 @@ class Fleet:
             self.router.forget(stint.replica)
 
     def _scale(self) -> bool:
-        """Look whether there are as many replicas as there should be."""
+        """Adjust the number of replicas; return whether no further check is needed until an event
+        occurs.
+        """
         there, coming = len(self._serving), len(self._coming)
         signals = [
             LoadSignal(s.replica, s.in_flight, s.engine.num_waiting, s.engine.num_running)
@@ -213,7 +215,7 @@ class Fleet:
         return at_least and not self._in_system and not self._coming
 
     def _fail(self, stint: ReplicaLifetime, why: str) -> None:
-        """A replica is gone, with all that it had."""
+        """Remove a failed replica; its requests are lost or sent again."""
         for place in (self._serving, self._draining):
             if stint in place:
                 place.remove(stint)
@@ -231,10 +233,10 @@ class Fleet:
             self.served_by[life.request.id] = []
             self._send(life.request)
 
-    # Requests come and go.
+    # Arrival and end of requests.
 
     def submit(self, request: Request) -> None:
-        """A request reaches the router now, which sends it to a replica, if there is one."""
+        """Receive a request now and route it to a replica, if there is one."""
         self._count()
         self._in_system.add(request.id)
         self._send(request)
@@ -249,7 +251,7 @@ class Fleet:
     def _choose(
         self, stints: Sequence[ReplicaLifetime], router: Router, board: LoadBoard, request: Request
     ) -> ReplicaLifetime:
-        """The replica that a request is sent to now; all but the sending is done."""
+        """Choose a replica for a request and record the choice; the caller submits the request."""
         chosen = router.choose(request, board.signals(stints))
         stint = next(stint for stint in stints if stint.replica == chosen)
         stint.in_flight += 1
@@ -271,21 +273,21 @@ class Fleet:
             self._left(life)
 
     def leave(self, request_id: int) -> None:
-        """The client of a request that came is gone now."""
+        """Record that the client of a submitted request has left."""
         if life := self._door.requests.get(request_id):
             self._give_up(life)
         else:
             self.lifetimes[self.sent[request_id][-1]].engine.leave(request_id)
 
     def _let_in(self) -> None:
-        """A replica is there: those who wait at the door are sent on."""
+        """Route the requests that waited for a replica."""
         for life in list(self._door.requests.values()):
             if life.outcome is None:
                 del self._door.requests[life.request.id]
                 self._send(life.request)
 
     def _over(self, stint: ReplicaLifetime, life: RequestRecord) -> None:
-        """A request has ended on a replica."""
+        """Record that a request has ended on a replica."""
         if life.outcome is Outcome.FINISHED:
             self._deaths = 0
         if life.request.id in self._in_system:
@@ -294,7 +296,7 @@ class Fleet:
         self._leave_if_done(stint)
 
     def _left(self, life: RequestRecord) -> None:
-        """A request has ended."""
+        """Record that a request has ended."""
         if life.request.id in self._in_system:
             self._count()
             self._in_system.discard(life.request.id)
@@ -304,13 +306,13 @@ class Fleet:
             self.ended(life)
 
     def _count(self, until: float | None = None) -> None:
-        """Add up how many requests have been here since this was last done."""
+        """Add the number of requests in the fleet to its integral over time."""
         now = self.env.now if until is None else until
         self.in_system_s += len(self._in_system) * (now - self._counted_to)
         self._counted_to = now
 
     def conclude(self, requests: Iterable[Request], horizon: float | None) -> RunRecord:
-        """The run is over: every request has its outcome; returns the record of the whole."""
+        """End the run: assign an outcome to every request; return the record of the fleet."""
         door = self._door
         records = [*(stint.engine.record for stint in self.lifetimes), door]
         ends = [record.end for record in records]
@@ -356,7 +358,7 @@ class Fleet:
         return merge_records(records, lives, end, in_vain=in_vain)
 
     def _count_rest(self, lives: Iterable[RequestRecord]) -> None:
-        """Those who were here at the end leave when their lives end."""
+        """Count requests still in the fleet until their records end."""
         for life in sorted(lives, key=lambda life: life.ended_at or 0.0):
             self._count(max(life.ended_at or 0.0, self._counted_to))
             self._in_system.discard(life.request.id)

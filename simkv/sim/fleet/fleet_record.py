@@ -1,8 +1,8 @@
-"""One record for the whole fleet, made of those of its replicas.
+"""The record of a fleet, merged from the records of its replicas.
 
-The step logs stand one after the other: rows of one replica are consecutive and in order of time,
-rows of different replicas are not. What is worked out from a request's own rows (tokens, latencies,
-gaps) holds; what needs all steps in order of time is for the records of the replicas.
+The step logs are concatenated: the rows of one replica are consecutive and in time order, rows of
+different replicas are not. Figures computed from a request's own rows (tokens, latencies, gaps) are
+valid. Figures that need all steps in time order must use the records of the replicas.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def merge_records(
     requests: Mapping[int, Request] | None = None,
     in_vain: Mapping[int, Sequence[tuple[int, RequestRecord]]] | None = None,
 ) -> RunRecord:
-    """The record of a fleet that was over at ``end`` (s).
+    """Return the record of a fleet whose run ended at ``end`` (s).
 
-    ``lives`` has, by request, what the client saw: one life or several that follow each other, each
-    with the index of the part that it was led in; ``in_vain`` those of which it saw nothing, whose
-    preemptions count all the same. The standstill is that of the first part that came to one.
-    ``requests`` are as their clients sent them, where replicas saw them otherwise.
+    ``lives`` has, by request, the records that its client observed, in order, each with the index
+    of its part. ``in_vain`` has the records that the client did not observe; their preemptions
+    count too. The engine halt is the earliest one of all parts. ``requests`` are the requests as
+    sent by clients, if replicas received modified ones.
     """
     record = RunRecord(sum(part.num_blocks for part in parts))
     for part in parts:
@@ -70,13 +70,13 @@ def merge_records(
 
 
 def _known(counts: Iterable[int | None]) -> int | None:
-    """The sum of what is counted, None if nothing is."""
+    """Return the sum of the known counts, or None if there are none."""
     known = [count for count in counts if count is not None]
     return sum(known) if known else None
 
 
 def _shifted(life: RequestRecord, rows: int) -> RequestRecord:
-    """The life in a log that starts ``rows`` rows later."""
+    """Return the record for a log with ``rows`` rows in front."""
     if not rows:
         return life
     mishaps = life.interruptions
@@ -99,7 +99,7 @@ def _shifted(life: RequestRecord, rows: int) -> RequestRecord:
 
 
 def _one(lives: Sequence[RequestRecord]) -> RequestRecord:
-    """A life that was led on several replicas, one after the other."""
+    """Merge the consecutive records of a request on several replicas into one."""
     if len(lives) == 1:
         return lives[0]
     first_tokens = [life.first_token for life in lives if life.first_token is not None]
@@ -126,7 +126,9 @@ def _one(lives: Sequence[RequestRecord]) -> RequestRecord:
 
 
 def _counted(life: RequestRecord, others: Sequence[RequestRecord]) -> RequestRecord:
-    """The life with the preemptions and recomputed tokens of the others too, in order of rows."""
+    """Return the record with the preemptions and recomputed tokens of ``others`` added, in row
+    order.
+    """
     lives = [*others, life]
     columns = ((x.preempted_rows, x.preempted_at, x.causes) for x in lives)
     taken = [one for rows, at, causes in columns for one in zip(rows, at, causes, strict=True)]

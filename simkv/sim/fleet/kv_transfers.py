@@ -1,4 +1,4 @@
-"""KV on its way from the replica that prefilled to the one that decodes."""
+"""KV transfers from prefill replicas to decode replicas."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from simkv.scenario.fleet_section import KvTransfer
 
 @dataclass
 class Handover:
-    """A request between two replicas, by the places of their stints; times in seconds.
+    """A request between two replicas, given by the indices of their lifetimes; times in seconds.
 
-    Its prompt was computed at ``ready``; ``tokens`` of KV were asked for at ``asked``, when there
-    were blocks for them, and were there at ``there``.
+    Its prompt was computed at ``ready``. ``tokens`` tokens of KV were requested at ``asked``, when
+    blocks for them were allocated, and had arrived at ``arrived_at``.
     """
 
     request: Request
@@ -26,9 +26,9 @@ class Handover:
 
 
 class TransferLinks:
-    """When transfers end. What is sent over one link goes one after the other, at full speed.
+    """Transfer times of KV. Transfers over one link are sequential, at full bandwidth.
 
-    Every replica that prefills has a link of its own, unless all share one.
+    Each prefill replica has its own link, unless all share one.
     """
 
     def __init__(self, rule: KvTransfer) -> None:
@@ -36,7 +36,9 @@ class TransferLinks:
         self._free_at: dict[int, float] = {}
 
     def send(self, source: int, tokens: int, now: float) -> float:
-        """When ``tokens`` of KV that leave ``source`` from ``now`` on are there (s)."""
+        """Start a transfer of ``tokens`` of KV from ``source`` at ``now`` (s); return when it
+        arrives (s).
+        """
         link = -1 if self.rule.shared_link else source
         start = max(now, self._free_at.get(link, 0.0))
         end = start + tokens * self.rule.bytes_per_token / self.rule.bandwidth
@@ -45,5 +47,5 @@ class TransferLinks:
 
 
 def prefill_request(request: Request) -> Request:
-    """What the replica that prefills is asked for: the prompt and one token."""
+    """Return the request for the prefill replica: the same prompt and one token."""
     return replace(request, output_tokens=1, max_tokens=1)

@@ -1,4 +1,4 @@
-"""What the router knows of the replicas, and how old it is."""
+"""The load of replicas as known to the router, with its age."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simkv.sim.replica import Replica
 
 @dataclass(slots=True)
 class Occupancy:
-    """How many wait and run on a replica, and the share of its blocks that is in use."""
+    """Numbers of waiting and running requests on a replica, and the share of its blocks in use."""
 
     waiting: int = 0
     running: int = 0
@@ -20,15 +20,15 @@ class Occupancy:
 
 
 def kv_usage(engine: Replica) -> float:
-    """The share of a replica's blocks that is in use now."""
+    """Return the share of a replica's blocks in use now."""
     return 1.0 - engine.free_blocks / engine.scheduler.num_blocks
 
 
 class LoadBoard:
-    """The loads that the router reads: as they are, or as they were at the last ``refresh``.
+    """The loads that a router reads: current, or as of the last ``refresh``.
 
-    ``engines`` gives the engines that are there, by replica. If ``interval`` (s) is not 0, somebody
-    has to refresh it at its multiples.
+    ``engines`` returns the current engines by replica. If ``interval`` (s) is not 0, the caller
+    must call ``refresh`` at its multiples.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class LoadBoard:
         self._loads: dict[int, Occupancy] = {}
 
     def signals(self, stints: Sequence[ReplicaLifetime]) -> list[LoadSignal]:
-        """What the router knows of replicas."""
+        """Return the load of these replicas as known to the router."""
         if self.interval or self._reads_kv:
             return [self._signal(stint) for stint in stints]
         for stint in stints:
@@ -65,12 +65,12 @@ class LoadBoard:
         return LoadSignal(replica, in_flight, engine.num_waiting, engine.num_running, usage)
 
     def sent(self, replica: int) -> None:
-        """The router has sent a request to ``replica``."""
+        """Record that the router has sent a request to ``replica``."""
         if self.interval and self.router.counts_own_sends:
             self._loads.setdefault(replica, Occupancy()).waiting += 1
 
     def refresh(self) -> bool:
-        """Look at all replicas; returns whether they are idle and will stay so."""
+        """Read the load of all replicas; return whether all are idle."""
         self._loads = {
             i: Occupancy(e.num_waiting, e.num_running, kv_usage(e) if self._reads_kv else 0.0)
             for i, e in self._engines()

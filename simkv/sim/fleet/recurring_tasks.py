@@ -1,4 +1,4 @@
-"""What a fleet does at the multiples of an interval, for as long as anything can happen."""
+"""Periodic tasks of a fleet, which run as long as any other event can occur."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from simkv.sim.clock import ExactTimeout, SimProcess
 
 
 class RecurringTasks:
-    """Repeated work that keeps no world alive: it rests when nothing else is left to come."""
+    """Periodic tasks that do not keep a simulation alive: they pause when no other events are
+    left.
+    """
 
     def __init__(self, env: simpy.Environment) -> None:
         self.env = env
@@ -19,16 +21,17 @@ class RecurringTasks:
         self._pending = 0
 
     def notify(self) -> None:
-        """Something has come from outside: who rests goes on at the next multiple."""
+        """Report an external event: paused tasks resume at the next multiple of their interval."""
         for event in self._asleep:
             event.succeed()
         self._asleep.clear()
 
     def every(self, interval: float, work: Callable[[], bool]) -> SimProcess:
-        """Do ``work`` now and at all multiples of ``interval`` (s), before all else of that time.
+        """Do ``work`` now and at all multiples of ``interval`` (s), before other events of that
+        time.
 
-        It returns whether it would do nothing new until something comes from outside; then it is
-        not done again before that.
+        ``work`` returns whether repeating it has no effect until an external event; then it pauses
+        until one occurs.
         """
         while True:
             if work() or len(self.env._queue) <= self._pending:

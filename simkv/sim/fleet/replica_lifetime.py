@@ -1,4 +1,4 @@
-"""A replica of a fleet for as long as it is there."""
+"""The lifetime of a replica in a fleet."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from simkv.sim.fleet.routers import LoadSignal
 from simkv.sim.replica import Replica
 
-#: Of a replica that no router has looked at.
+#: Signal of a replica that no router has read yet.
 NEVER_SEEN = LoadSignal(-1, 0)
 
 
 @dataclass(eq=False)
 class ReplicaLifetime:
-    """A replica from its start to its end, with an engine of its own.
+    """A replica with its own engine, from its start to its end.
 
-    It is there from ``start`` to ``end`` (s; None is the end of the run), as the ``place``-th of
-    the run. ``in_flight`` are the requests that the router has sent there and that have not ended;
-    ``signal`` is what it knew when it looked last.
+    It exists from ``start`` to ``end`` (s; None: the end of the run) and is the ``place``-th
+    lifetime of the run. ``in_flight`` is the number of unfinished requests that the router sent
+    there; ``signal`` is the load at the router's last reading.
     """
 
     replica: int
@@ -31,5 +31,5 @@ class ReplicaLifetime:
 
     @property
     def name(self) -> str:
-        """The replica, and its start if that is not the start of the run."""
+        """Name of the replica, with its start time if that is not the start of the run."""
         return f"replica {self.replica}" + (f" from {self.start:g} s" if self.start else "")

@@ -1,19 +1,21 @@
-"""Routers: which replica a request goes to. Pure: no clock, no events, no sight of the outcome.
+"""Routers, which choose the replica for a request. Pure: no clock, no events, no knowledge of
+outcomes.
 
-What they are modelled on:
+Their models:
 
 - ``least_loaded``: vLLM's own data-parallel balancer (vllm-project/vllm,
-  ``vllm/v1/engine/core_client.py``, ``DPLBAsyncMPClient``; #41626 describes it): the lowest
-  ``waiting * 4 + running``, of equals the first, reported every 100 ms by
-  ``vllm/v1/engine/coordinator.py``; in between the client counts what it sent as waiting. With
+  ``vllm/v1/engine/core_client.py``, ``DPLBAsyncMPClient``; described in #41626). It chooses the
+  lowest ``waiting * 4 + running``, the first one on ties; ``vllm/v1/engine/coordinator.py`` reports
+  loads every 100 ms, and in between the client counts its own requests as waiting. With
   ``in_flight_weight`` alone it is the shortest queue of SGLang's router.
 - ``power_of_two``: sgl-project/sglang, ``sgl-router/src/policies/power_of_two.rs``; Ray Serve does
-  the same with queue lengths that it caches (ray-project/ray#42943).
+  the same with cached queue lengths (ray-project/ray#42943).
 - ``cache_aware``: ``sgl-router/src/policies/cache_aware.rs`` and its successor lightseekorg/smg,
   also the default of vLLM's router v0.1.15: thresholds 0.3, 64 and 1.5. Here, as in
-  vllm-project/production-stack's ``PrefixAwareRouter``, what was sent is never forgotten.
-- ``session``: the hash ring of vllm-project/production-stack, ``SessionRouter``. It has no escape;
-  very high thresholds make it so here too.
+  vllm-project/production-stack's ``PrefixAwareRouter``, sent prompts are never evicted from the
+  router's index.
+- ``session``: the hash ring of vllm-project/production-stack, ``SessionRouter``. The original never
+  leaves the ring's choice; very high thresholds have the same effect here.
 """
 
 from __future__ import annotations
@@ -37,17 +39,17 @@ from simkv.scenario.fleet_section import (
     _Scored,
 )
 
-#: What session a request belongs to.
+#: Returns the session of a request.
 SessionLookup = Callable[[Prompt], Hashable]
-#: Points of a replica on the hash ring.
+#: Number of points of a replica on the hash ring.
 RING_POINTS = 128
 
 
 class LoadSignal(NamedTuple):
-    """What a router knows of a ``replica`` that it may choose.
+    """Load of a ``replica`` as known to the router.
 
-    ``waiting``, ``running`` and ``kv_usage`` (the share of blocks in use) may be old;
-    ``in_flight`` is how many requests the router has sent there that have not ended.
+    ``waiting``, ``running`` and ``kv_usage`` (share of blocks in use) may be out of date.
+    ``in_flight`` is the number of unfinished requests that the router sent there.
     """
 
     replica: int
@@ -60,31 +62,31 @@ class LoadSignal(NamedTuple):
 class Router(Protocol):
     """Chooses a replica for each request."""
 
-    #: Whether it reads how many wait and run, and how many blocks are in use.
+    #: Whether it reads the numbers of waiting and running requests (load), and the blocks in use
+    #: (KV).
     reads_load: bool
     reads_kv: bool
-    #: Whether what it sends counts as waiting until the next refresh.
+    #: Whether its own requests count as waiting until the next refresh.
     counts_own_sends: bool
 
     def choose(self, prompt: Prompt, signals: Sequence[LoadSignal]) -> int:
-        """The replica that ``prompt`` goes to: one of ``signals``, of which there is at least one.
-
-        They come in ascending order of replicas.
+        """Return the replica for ``prompt``, from ``signals`` (at least one, in ascending
+        order).
         """
 
     def forget(self, replica: int) -> None:
-        """The replica has lost its cache."""
+        """Forget the cache content of a replica that lost its cache."""
 
 
 class _Forgets:
-    """A router that remembers nothing of the replicas' caches."""
+    """A router that stores nothing about the caches of replicas."""
 
     def forget(self, replica: int) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 class RoundRobinRouter(_Forgets):
-    """The next replica in order after the last one chosen."""
+    """Chooses the next replica in order after the last choice."""
 
     reads_load = reads_kv = counts_own_sends = False
 
@@ -98,7 +100,7 @@ class RoundRobinRouter(_Forgets):
 
 
 class RandomRouter(_Forgets):
-    """A replica drawn at random."""
+    """Chooses a random replica."""
 
     reads_load = reads_kv = counts_own_sends = False
 
@@ -110,7 +112,7 @@ class RandomRouter(_Forgets):
 
 
 class ScoreRouter(_Forgets):
-    """What the routers that compare scores have in common."""
+    """Base class of routers that compare scores."""
 
     def __init__(self, config: _Scored) -> None:
         self._weights = (config.waiting_weight, config.running_weight)
@@ -120,21 +122,21 @@ class ScoreRouter(_Forgets):
         self.counts_own_sends = config.count_own_sends
 
     def score(self, signal: LoadSignal) -> float:
-        """How loaded a replica is."""
+        """Return the load score of a replica."""
         waiting, running = self._weights
         score = waiting * signal.waiting + running * signal.running
         return score + self._in_flight * signal.in_flight + self._kv * signal.kv_usage
 
 
 class LeastLoadedRouter(ScoreRouter):
-    """The replica of the lowest score."""
+    """Chooses the replica with the lowest score."""
 
     def choose(self, prompt: Prompt, signals: Sequence[LoadSignal]) -> int:  # noqa: ARG002
         return min(signals, key=self.score).replica
 
 
 class PowerOfTwoRouter(ScoreRouter):
-    """The less loaded one of two replicas drawn at random."""
+    """Chooses the less loaded of two random replicas."""
 
     def __init__(self, config: PowerOfTwoConfig) -> None:
         super().__init__(config)
@@ -150,7 +152,7 @@ class PowerOfTwoRouter(ScoreRouter):
 
 
 class AffinityRouter(_Forgets):
-    """What the routers that keep requests together have in common."""
+    """Base class of routers that keep related requests together."""
 
     reads_load = reads_kv = counts_own_sends = False
 
@@ -158,16 +160,16 @@ class AffinityRouter(_Forgets):
         self._abs, self._rel = config.balance_abs_threshold, config.balance_rel_threshold
 
     def fewest(self, signals: Sequence[LoadSignal]) -> LoadSignal:
-        """The replica with the fewest requests in flight."""
+        """Return the replica with the fewest requests in flight."""
         return min(signals, key=lambda signal: signal.in_flight)
 
     def is_out_of_balance(self, most: int, fewest: int) -> bool:
-        """Whether the difference of loads passes both thresholds."""
+        """Whether the difference of loads exceeds both thresholds."""
         return most - fewest > self._abs and most > self._rel * fewest
 
 
 class SessionAffinityRouter(AffinityRouter):
-    """A replica per session, found on a ring of hashes: when replicas come and go, few move."""
+    """Chooses a replica by session on a hash ring: few sessions move when replicas come and go."""
 
     def __init__(self, config: SessionConfig, session: SessionLookup) -> None:
         super().__init__(config)
@@ -192,13 +194,13 @@ class SessionAffinityRouter(AffinityRouter):
 
 
 class PrefixAffinityRouter(AffinityRouter):
-    """The replica that was sent the longest part of the prompt before."""
+    """Chooses the replica that was sent the longest prefix of the prompt before."""
 
     def __init__(self, config: CacheAwareConfig) -> None:
         super().__init__(config)
         self._threshold = config.cache_threshold
         self._blocks = BlockKeys(config.block_size)
-        #: By replica the keys of all blocks that were sent there.
+        #: Keys of all blocks sent to a replica, by replica.
         self._sent: dict[int, set[int]] = {}
 
     def choose(self, prompt: Prompt, signals: Sequence[LoadSignal]) -> int:
@@ -223,12 +225,12 @@ class PrefixAffinityRouter(AffinityRouter):
         return min(signals, key=lambda s: len(self._sent.get(s.replica, ()))).replica
 
     def forget(self, replica: int) -> None:
-        """The replica has lost its cache."""
+        """Forget the cache content of a replica that lost its cache."""
         self._sent.pop(replica, None)
 
 
 def build_router(config: RouterConfig, session: SessionLookup) -> Router:
-    """The router of a scenario; ``session`` says which session a request belongs to."""
+    """Build the router of a scenario; ``session`` returns the session of a request."""
     match config:
         case RandomConfig():
             return RandomRouter(config)
@@ -245,12 +247,14 @@ def build_router(config: RouterConfig, session: SessionLookup) -> Router:
 
 
 def _known(keys: Sequence[int], sent: Set[int]) -> int:
-    """How many of the first ``keys`` were sent; a key is never sent without those before it."""
+    """Return how many of the first ``keys`` were sent; a key is never sent without its
+    predecessors.
+    """
     return bisect_left(keys, 1, key=lambda key: key not in sent)
 
 
 def _draw(random: Random, count: int) -> int:
-    """A whole number below ``count``; ``random()`` is the same in every version of Python."""
+    """Return a random integer below ``count``; ``random()`` is the same in every Python version."""
     return int(random.random() * count)
 
 
