@@ -1,1 +1,1 @@
-"""The schedulers of real engines: a folder each, and their list in ``registry``."""
+"""Schedulers of real engines: one package each, listed in ``engine_registry``."""

@@ -1,4 +1,4 @@
-"""Requests that decode in lockstep: one counter grows instead of each of them."""
+"""Group of requests that decode in lockstep, advanced by one shared counter."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from mypy_extensions import mypyc_attr
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class DecodingRequest:
-    """What the group needs of a request; all but ``id``, ``order`` and ``joined`` are tokens.
+    """State of a request in the group; in tokens, except ``id``, ``order`` and ``joined``.
 
-    ``computed`` have KV, or will have it when the steps under way are done; ``length`` are known;
-    ``placeholders`` are under way to be delivered, ``in_flight`` being computed. At
-    ``stop_length`` the request ends. ``order`` is its place among the running requests. While it
-    is in a group its counts stand still; ``joined`` is the group's step at which it came.
+    - ``computed``: tokens with KV, including tokens of steps in flight.
+    - ``length``: known tokens; at ``stop_length`` the request ends.
+    - ``placeholders``: tokens not delivered yet; ``in_flight``: tokens being computed.
+    - ``order``: position among the running requests.
+    - ``joined``: the group's step at which it joined. Its counts do not change while it is a
+      member.
     """
 
     def __init__(self, id: int, length: int, stop_length: int) -> None:
@@ -32,12 +34,12 @@ R = TypeVar("R", bound=DecodingRequest)
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class DecodeGroup(Generic[R]):
-    """Running requests of which each computes exactly one token in every step.
+    """Running requests that each compute exactly one token per step.
 
-    ``scheduled`` counts the steps that were decided for the group and ``delivered`` those whose
-    tokens have come back; a pipelined scheduler is one ahead. A member needs a new block whenever
-    its computed tokens fill its blocks, which is every ``block_size`` steps: members are kept by
-    the step modulo ``block_size`` at which that happens, so a step touches those members only.
+    ``scheduled`` counts the steps decided for the group and ``delivered`` the steps whose tokens
+    have been delivered; a pipelined scheduler is one step ahead. A member needs a new block every
+    ``block_size`` steps, when its computed tokens fill its blocks. Members are stored by that step
+    modulo ``block_size``, so that a step accesses only the members that need a block.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -45,7 +47,7 @@ class DecodeGroup(Generic[R]):
         self.members: dict[int, R] = {}
         self.scheduled = 0
         self.delivered = 0
-        #: Tokens with KV of all members together.
+        #: Total tokens with KV of all members.
         self.context = 0
         self._borders: list[dict[int, R]] = [{} for _ in range(block_size)]
         self._stops: list[tuple[int, int, int]] = []
@@ -57,7 +59,7 @@ class DecodeGroup(Generic[R]):
         return r.id in self.members
 
     def join(self, r: R) -> None:
-        """Take ``r`` in from the step that is being decided on."""
+        """Add ``r`` to the group from the step that is being decided."""
         r.joined = self.scheduled
         self.members[r.id] = r
         self.context += r.computed
@@ -65,7 +67,7 @@ class DecodeGroup(Generic[R]):
         heappush(self._stops, (self._stop(r), r.id, r.joined))
 
     def leave(self, r: R) -> int:
-        """Let ``r`` go with its counts brought up to date; returns its tokens still to come."""
+        """Remove ``r`` and update its counts; return the number of its tokens not delivered yet."""
         del self.members[r.id]
         del self._border(r)[r.id]
         steps = self.scheduled - r.joined
@@ -78,30 +80,30 @@ class DecodeGroup(Generic[R]):
         return steps - delivered
 
     def step(self, steps: int = 1) -> None:
-        """One step (or more) has been decided: every member computes a token."""
+        """Advance the group by ``steps``: every member computes one token per step."""
         self.scheduled += steps
         self.context += steps * len(self.members)
 
     def in_flight(self, r: R) -> int:
-        """Tokens of ``r`` that are being computed now."""
+        """Return the tokens of ``r`` that are being computed."""
         return r.in_flight + self.scheduled - max(self.delivered, r.joined)
 
     def computed(self, r: R) -> int:
-        """Tokens of ``r`` that have KV now."""
+        """Return the tokens of ``r`` that have KV."""
         return r.computed + self.scheduled - r.joined
 
     def length(self, r: R) -> int:
-        """Tokens of ``r`` known now."""
+        """Return the known tokens of ``r``."""
         return r.length + max(self.delivered - r.joined, 0)
 
     def full_block_members(self, ahead: int = 0) -> dict[int, R]:
-        """Members whose blocks are full in the step that comes ``ahead`` steps from now."""
+        """Return the members whose blocks are full ``ahead`` steps from now."""
         return self._borders[(self.scheduled + ahead) % self.block_size]
 
     def quiet(self, aheads: Sequence[int] = (0,)) -> int:
-        """For how many steps from now on nobody's blocks are full, nor so many steps later.
+        """Return for how many steps no member's blocks are full, for each offset in ``aheads``.
 
-        At most ``block_size``, after which all begins anew.
+        At most ``block_size``, because the pattern repeats.
         """
         borders, size = self._borders, self.block_size
         for step in range(size):
@@ -111,21 +113,21 @@ class DecodeGroup(Generic[R]):
         return size
 
     def growth(self, steps: int) -> list[int]:
-        """How many members need a block in each of the next ``steps`` steps."""
+        """Return how many members need a block in each of the next ``steps`` steps."""
         first = self.scheduled % self.block_size
         counts = list(map(len, self._borders))
         round_ = counts[first:] + counts[:first]
         return (round_ * (steps // self.block_size + 1))[:steps]
 
     def stopped(self, steps: int) -> list[R]:
-        """Members that reach their ``stop_length`` with ``steps`` steps; each is named once."""
+        """Return the members that reach their ``stop_length`` within ``steps`` steps, each once."""
         found: list[R] = []
         while (stop := self.next_stop()) is not None and stop <= steps:
             found.append(self.members[heappop(self._stops)[1]])
         return found
 
     def next_stop(self) -> int | None:
-        """Number of steps with which the first member reaches its ``stop_length``."""
+        """Return the number of steps until the first member reaches its ``stop_length``."""
         stops = self._stops
         while stops:
             stop, i, joined = stops[0]
@@ -135,7 +137,7 @@ class DecodeGroup(Generic[R]):
         return None
 
     def _stop(self, r: R) -> int:
-        """Steps of the group after which no token of ``r`` is left to ask for."""
+        """Return the group's step at which ``r`` needs no further token."""
         return r.joined + r.stop_length - r.length - r.placeholders
 
     def _border(self, r: R) -> dict[int, R]:

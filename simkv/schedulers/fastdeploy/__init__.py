@@ -1,1 +1,1 @@
-"""FastDeploy: resource manager, worker, and its reservations as variants."""
+"""FastDeploy: resource manager and worker, with block reservation schemes as variants."""

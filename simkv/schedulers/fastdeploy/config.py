@@ -1,4 +1,4 @@
-"""The knobs of FastDeploy, and the revisions that read them."""
+"""Options of FastDeploy's scheduler and the revisions that read them."""
 
 from __future__ import annotations
 
@@ -54,66 +54,66 @@ VARIANTS: Mapping[str, Variant] = {
 
 @dataclass(frozen=True)
 class FastDeployConfig:
-    """Knobs of the engine, under its own names; a variant ignores those that it does not read.
+    """Options of the engine under its own names; a variant ignores options that it does not read.
 
-    After a preemption admission keeps blocks free: a number per running request, or a share of
-    what each may still emit. Both sink call by call.
+    After a preemption, admission keeps blocks free: a number per running request, or a share of
+    each request's remaining output. Both decrease with each call.
     """
 
     name: Literal["fastdeploy"] = "fastdeploy"
     variant: Annotated[VariantName, KnobSource("`simkv policies` says where each is from")] = (
         "fixed-reserve"
     )
-    """Whose rules decide: a commit or pull request of FastDeploy."""
+    """Scheduling rules: a commit or pull request of FastDeploy."""
     block_size: Annotated[int, Gt(0), Le(MAX_BLOCK_SIZE), KnobSource("cache config, 64")] = 64
-    """Tokens in a block of KV."""
+    """Tokens per KV block."""
     num_blocks: Annotated[int, Gt(0), Le(MAX_BLOCKS), KnobSource("logged as total_block_num")] = (
         1024
     )
-    """Blocks of KV; FastDeploy finds them by profiling, the default is ours."""
+    """Number of KV blocks; FastDeploy determines it by profiling, the default is simkv's."""
     max_num_seqs: Annotated[int, Gt(0), Le(MAX_BLOCKS), KnobSource("scheduler config, 8")] = 8
-    """Slots, each held by a request from its admission to its end."""
+    """Number of slots, each held by a request from admission to its end."""
     max_num_batched_tokens: Annotated[int, Gt(0), KnobSource("scheduler config, 8192")] = 8192
-    """Most tokens that one scheduling call hands out."""
+    """Maximum number of tokens per scheduling call."""
     enc_dec_block_num: Annotated[int, Gt(0), KnobSource("cache config, 2")] = 2
-    """Blocks that a decode is given at once when its table runs out."""
+    """Number of blocks allocated at once when a decode's block table runs out."""
     prealloc_dec_block_slot_num_threshold: Annotated[int, Ge(0), KnobSource("cache config, 12")] = (
         12
     )
-    """A decode's table counts as run out with at most so many free tokens in it."""
+    """Number of free tokens at or below which a decode's block table counts as run out."""
     reserve_init: Annotated[int, Ge(0), KnobSource("resource_manager_v1.py")] = 16
-    """Blocks per running request that an admission must leave free, after a preemption."""
+    """After a preemption, blocks per running request that an admission must leave free."""
     reserve_decay: Annotated[float, Ge(0), KnobSource("resource_manager_v1.py")] = 0.025
-    """How much of that is let go with each call that hands out work."""
+    """Decrease of this reserve with each call that schedules work."""
     reserve_min: Annotated[int, Ge(0), KnobSource("resource_manager_v1.py")] = 0
-    """The reserve sinks no lower than so many blocks per running request."""
+    """Lower bound of the reserve, in blocks per running request."""
     use_new_token_ratio_reserve: Annotated[
         Literal[0, 1], Env("FD_USE_NEW_TOKEN_RATIO_RESERVE", "#7444")
     ] = 1
-    """1 keeps a share of max_tokens free per running request, 0 brings the fixed reserve back."""
+    """1 keeps a share of max_tokens free per running request; 0 uses the fixed reserve."""
     init_new_token_ratio: Annotated[float, Ge(0), Le(1), KnobSource("#7038, #7444")] = 0.7
-    """That share at the start."""
+    """Initial value of this share."""
     min_new_token_ratio: Annotated[float, Ge(0), Le(1), KnobSource("#7444")] = 0.1
-    """The share sinks no lower than this."""
+    """Lower bound of the share."""
     new_token_ratio_decay: Annotated[float, Ge(0), KnobSource("#7444")] = 0.001
-    """How much the share sinks with each call that hands out work."""
+    """Decrease of the share with each call that schedules work."""
     clip_max_new_tokens: Annotated[int, Gt(0), KnobSource("#7444")] = 4096
-    """Of what a request may still emit no more than so many tokens are counted."""
+    """Maximum number of remaining output tokens counted per request."""
     min_new_token_ratio_factor: Annotated[float, Ge(0), Le(1), KnobSource("#7038, its text")] = 0.3
-    """The share sinks no lower than so much of where it began."""
+    """Lower bound of the share, as a fraction of its initial value."""
     new_token_ratio_decay_steps: Annotated[int, Gt(0), KnobSource("#7038")] = 600
-    """Decode calls in which it sinks that far."""
+    """Number of decode calls in which the share decreases to its lower bound."""
     clip_max_new_tokens_estimation: Annotated[int, Gt(0), KnobSource("#7038")] = 4096
-    """Of a request's max_tokens no more than so many are reserved."""
+    """Maximum number of a request's max_tokens that are reserved."""
     chunked_prefill_size: Annotated[int, Gt(0), KnobSource("#7038")] = 8192
-    """Most tokens of one prompt in a call."""
+    """Maximum number of tokens per prompt chunk in a call."""
     rem_input_tokens: Annotated[int, Gt(0), KnobSource("#7038")] = 16384
-    """Most prompt tokens in a call."""
+    """Maximum number of prompt tokens per call."""
     retract_decode_steps: Annotated[int, Ge(0), KnobSource("#7038")] = 20
-    """After a preemption the others are given room for about so many tokens each."""
+    """Tokens per remaining request that a preemption reserves room for (approximate)."""
     idle_worker_sends_ack: Annotated[bool, KnobSource("#7633 (2026-04-30)")] = True
-    """Whether a preemption that leaves the worker nothing to run is acknowledged; before, it
-    waited for somebody else's step."""
+    """Whether a preemption that leaves the worker idle is acknowledged at once; before #7633 it
+    waited for the step of another request."""
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -1,4 +1,4 @@
-"""Many decodes at once: how long the actors go on as they do, and where they then stand."""
+"""Leaping over decode steps of FastDeploy."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from simkv.schedulers.fastdeploy.worker import FastDeployWorker, Slot
 
 
 def leapable_steps(manager: ResourceManager, worker: FastDeployWorker, most: int) -> int:
-    """For how many steps, at least 1 and at most ``most``, all who run would decode and nothing
-    else would happen, had the last decision been the first of them."""
+    """Return the number of steps, 1 to ``most``, in which only decodes happen.
+
+    The last decision counts as the first of these steps.
+    """
     waits = bool(manager.waiting) and not manager.full
     if not _agree(manager, worker) or (waits and not manager.admission_is_stable):
         return 1
     free = manager.pool.free
     for step, growing in sorted(_growth(manager, most - 1).items()):
         free -= growing * manager.grows_by
-        if waits or free < 0:  # with a block given out, who waits is judged anew
+        if waits or free < 0:  # a new block changes the admission test
             return step
     return most
 
 
 def skip_steps(manager: ResourceManager, worker: FastDeployWorker, steps: int) -> list[int]:
-    """Go so many steps on in a stretch; returns the free blocks after each of their decisions."""
+    """Apply ``steps`` decode steps and return the free blocks after each decision."""
     growth = _growth(manager, steps)
     free, left = [], manager.pool.free
     for step in range(1, steps + 1):
@@ -48,12 +50,12 @@ def skip_steps(manager: ResourceManager, worker: FastDeployWorker, steps: int) -
 
 
 def _growth(manager: ResourceManager, steps: int) -> Counter[int]:
-    """How many requests get blocks, by step; only steps in which anybody does."""
+    """Return how many requests get blocks, by step; steps without growth are omitted."""
     return Counter(step for seq in manager.running for step in manager.growing(seq, steps))
 
 
 def _agree(manager: ResourceManager, worker: FastDeployWorker) -> bool:
-    """Whether all who run decode, engine and worker know the same of them, and that is all."""
+    """Whether only decodes are in progress and engine and worker have the same state of them."""
     if not manager.running or manager.pending or manager.active or worker.flags:
         return False
     busy = sum(slot.state != "idle" for slot in worker.slots.values())

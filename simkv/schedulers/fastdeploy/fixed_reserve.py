@@ -1,4 +1,4 @@
-"""FastDeploy's managers that keep a reserve of blocks: fixed, or by ratio since PR #7444."""
+"""FastDeploy's managers that reserve blocks: a fixed number, or by ratio since PR #7444."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from simkv.schedulers.fastdeploy.resource_manager import (
 class FixedReserve(ResourceManager):
     """``fixed-reserve`` and, with ``full_need``, ``fixed-reserve-full-need``.
 
-    The second is also the scheduler of both ``preempt-sync`` variants.
+    ``fixed-reserve-full-need`` is also the scheduler of both ``preempt-sync`` variants.
     """
 
-    #: What a running decode takes from the token budget in its turn.
+    #: Tokens of the budget that a running decode uses.
     decode_cost = 1
 
     def __init__(self, config: FastDeployConfig, full_need: bool = False) -> None:
@@ -39,7 +39,7 @@ class FixedReserve(ResourceManager):
 
     @property
     def admission_is_stable(self) -> bool:
-        return not self._tasks  # with which the reserve decays
+        return not self._tasks  # tasks decay the reserve
 
     def growing(self, seq: FastDeployRequest, steps: int) -> Sequence[int]:
         if self._budget_of_decodes() <= 0:
@@ -111,15 +111,16 @@ class FixedReserve(ResourceManager):
         return self.config.max_num_batched_tokens
 
     def _budget_of_decodes(self) -> int:
-        """The same where all who run decode."""
+        """Return the token budget of a call in which all running requests decode."""
         return self._budget()
 
     def _seats_taken(self) -> int:
-        # Pending requests keep their slots but do not count: hence SlotOverrun under an ack lag.
+        # Pending requests keep their slots but do not count, which causes SlotOverrun when
+        # acknowledgements are late.
         return len(self.running)
 
     def _wanted(self, seq: FastDeployRequest, blocks: int) -> int:
-        """Free blocks without which a chunk of ``blocks`` new ones is not admitted."""
+        """Return the free blocks needed to admit a chunk of ``blocks`` new blocks."""
         if self.relaxed:
             return blocks
         if self.full_need:
@@ -127,7 +128,8 @@ class FixedReserve(ResourceManager):
         return blocks + len(self.running) * self.reserve
 
     def _room(self, seq: FastDeployRequest, blocks: int) -> bool:
-        """Preempt until ``blocks`` are free for ``seq``; False if that fails or hits itself."""
+        """Preempt until ``blocks`` are free for ``seq``; return False if that fails or preempts
+        ``seq``."""
         if self.pool.free >= blocks:
             return True
         self._at_trigger()
@@ -162,14 +164,14 @@ class FixedReserve(ResourceManager):
             self.relaxed = True
 
     def fingerprint(self) -> Hashable:
-        # Once at its minimum the reserve stays there, however far its exact value runs on.
+        # The reserve stays at its minimum even if its exact value decreases further.
         at_rest = int(self.reserve_exact) <= self.config.reserve_min
         exact = None if at_rest else self.reserve_exact
         return super().fingerprint(), self.reserve, exact, self.relaxed
 
 
 class DecodeOnlyPreempt(FixedReserve):
-    """``decode-only-preempt`` (PR #7444): what differs from ``fixed-reserve``."""
+    """``decode-only-preempt`` (PR #7444): its differences from ``fixed-reserve``."""
 
     decode_cost = 0
 
@@ -177,7 +179,8 @@ class DecodeOnlyPreempt(FixedReserve):
         super().__init__(config)
         self.by_ratio = config.use_new_token_ratio_reserve == 1
         self.ratio = config.init_new_token_ratio
-        #: What so many who run reserve together, of this decision.
+        #: Number of running requests counted in this decision, and the blocks they reserve
+        #: together.
         self._reserved = 0, 0
 
     def _decide(self) -> None:
@@ -195,7 +198,7 @@ class DecodeOnlyPreempt(FixedReserve):
         return self.config.max_num_batched_tokens - len(self.running)
 
     def _seats_taken(self) -> int:
-        # Preempted requests come back to the head, so they stand before all new ones.
+        # Preempted requests return to the head of the queue, before all new ones.
         back = takewhile(lambda seq: seq.status is RequestStatus.PREEMPTED, self.waiting)
         return len(self.running) + len(self.pending) + sum(1 for _ in back)
 
@@ -203,7 +206,7 @@ class DecodeOnlyPreempt(FixedReserve):
         if not self.by_ratio:
             return super()._wanted(seq, blocks)
         counted, reserved = self._reserved
-        for other in self.running[counted:]:  # a running chunk reserves for itself, too
+        for other in self.running[counted:]:  # a running chunk also reserves for itself
             left = min(other.max_tokens - other.out, self.config.clip_max_new_tokens)
             reserved += blocks_for(max(int(left * self.ratio), 0), self.block_size)
         self._reserved = len(self.running), reserved

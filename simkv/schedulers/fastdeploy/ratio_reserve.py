@@ -1,4 +1,4 @@
-"""FastDeploy's manager of PR #7038: prefill first, decodes promised a share of their tokens."""
+"""FastDeploy's manager of PR #7038: prefill first; decodes reserve a share of their tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simkv.schedulers.fastdeploy.resource_manager import FastDeployRequest, Reso
 class RatioReserve(ResourceManager):
     """``ratio`` and ``ratio-worker-faithful`` (PR #7038): prefill first, then decodes.
 
-    Floats are added in the order of the original, for the admission test is a floor over them.
+    Floats are added in the order of the original, because the admission test rounds their sum.
     """
 
     requeue_at_head = False
@@ -27,7 +27,7 @@ class RatioReserve(ResourceManager):
 
     @property
     def full(self) -> bool:
-        return None not in self.slots  # pending and preempted requests keep theirs
+        return None not in self.slots  # pending and preempted requests keep their slots
 
     def growing(self, seq: FastDeployRequest, steps: int) -> Sequence[int]:
         return range((-seq.total) % self.block_size + 1, steps + 1, self.block_size)
@@ -49,13 +49,13 @@ class RatioReserve(ResourceManager):
         if self.active is None or self._continue_active(self.active):
             self._admit_waiting()
         if self.prefilled:
-            return  # the gate: decodes run on, but none of them gets a block
+            return  # decodes continue, but none of them gets a block
         self._advance_decodes()
         if decodes and not self.preempted:
             self.decay(1, 0)
 
     def _continue_active(self, seq: FastDeployRequest) -> bool:
-        """Give the unfinished prefill its next chunk, whatever the input budget says."""
+        """Schedule the next chunk of the unfinished prefill, regardless of the input budget."""
         if not self._admit(seq, self._size(seq, bounded=False)):
             return False
         if seq.decoding:
@@ -79,7 +79,8 @@ class RatioReserve(ResourceManager):
             self.running.append(seq)
 
     def _size(self, seq: FastDeployRequest, *, bounded: bool) -> int:
-        """Tokens of the next chunk, 0 for none; ``bounded`` by what is left of the input budget."""
+        """Return the tokens of the next chunk, or 0; ``bounded`` applies the remaining input
+        budget."""
         left = seq.need - seq.computed
         tokens = left
         if bounded:
@@ -117,15 +118,15 @@ class RatioReserve(ResourceManager):
             if seq.total > seq.need:
                 seq.computed = seq.total - 1
             blocks = 0
-            if (seq.total - 1) % self.block_size == 0:  # a state, not an edge
+            if (seq.total - 1) % self.block_size == 0:  # true in every call until the next token
                 if self.pool.free < 1:
                     self._retract(seq)
                 if self.pool.free < 1:
                     self._preempt(seq, seq)
                     continue
                 blocks = 1
-            # If it has just retracted itself it gets block and task all the same, and as the list
-            # got shorter the next request is passed over.
+            # A request that has just retracted itself still gets the block and the task. The list
+            # is then shorter, so the next request is skipped.
             self._grow(seq, blocks)
             i += 1
 

@@ -1,4 +1,4 @@
-"""Recordings of FastDeploy: a line per step in lockstep, or per tick of the threads."""
+"""Recording format of FastDeploy: a line per step in lockstep, or per tick of the threads."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from simkv.schedulers.fastdeploy.scheduler import FastDeployScheduler
     from simkv.schedulers.fastdeploy.worker import WorkerTask
 
-#: How an output token is written: its number from this base, or the end of sequence.
+#: Output tokens are written as their number plus this base, or as the end of sequence.
 TOKEN_BASE = 1000
 TOKEN_EOS = 2
 
 
 def _config(header: RecordingLine) -> FastDeployConfig:
-    """Knobs as recorded; text in their place only says how the variant goes without."""
+    """Read the recorded options; text instead of a value means that the variant lacks it."""
     knobs = {field.name for field in fields(FastDeployConfig)}
     known = {k: v for k, v in header["config"].items() if k in knobs and not isinstance(v, str)}
     if "delays" in header:
@@ -70,7 +70,7 @@ def _reservation(manager: ResourceManager) -> RecordingLine:
 
 
 def _queues(manager: ResourceManager) -> RecordingLine:
-    """What the memory that the threads share holds now."""
+    """Return the state that the threads share."""
     return {
         "waiting": [seq.id for seq in manager.waiting],
         "running": [seq.id for seq in manager.running],

@@ -1,7 +1,7 @@
-"""The memory that FastDeploy's engine and token processor share, and what is done to it.
+"""State shared by FastDeploy's engine and token processor, and the operations on it.
 
-Queues, slots and block tables of ResourceManagerV1 without the decision itself (that is in
-``fixed`` and ``ratio``), and the reader of the worker's messages. Read at
+Queues, slots and block tables of ResourceManagerV1 without the decision itself (see
+``fixed_reserve`` and ``ratio_reserve``), and the reader of the worker's messages. Read at
 PaddlePaddle/FastDeploy@74d0f1c01 and its parent.
 """
 
@@ -31,11 +31,11 @@ from simkv.schedulers.fastdeploy.worker import (
 
 
 class SlotOverrun(RuntimeError):
-    """No slot is free for a request that was just admitted; the engine logs it and goes on."""
+    """No slot is free for a request that was just admitted; the engine logs it and continues."""
 
 
 class RequestStatus(Enum):
-    """Where a request stands; RUNNING_DECODE: the engine heard a token since its prefill."""
+    """State of a request; RUNNING_DECODE: the engine received a token since its prefill."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -45,9 +45,10 @@ class RequestStatus(Enum):
 
 @dataclass(slots=True, eq=False)
 class FastDeployRequest:
-    """A request as the engine knows it: ``out`` counts the output tokens that it has heard of.
+    """A request as the engine knows it.
 
-    ``need`` is the prefill target, ``computed`` what was handed to the worker, both in tokens.
+    ``out`` counts the output tokens received, ``need`` is the prefill target and ``computed`` the
+    tokens sent to the worker; all in tokens.
     """
 
     id: int
@@ -69,7 +70,7 @@ class FastDeployRequest:
 
 
 class PlannedTask(NamedTuple):
-    """A task of ``schedule``, not yet put; a decode's block table is taken at once."""
+    """A task of ``schedule``, not yet sent; ``blocks`` is the size of a decode's block table."""
 
     kind: Literal["prefill", "decode", "preempt"]
     seq: FastDeployRequest
@@ -79,17 +80,18 @@ class PlannedTask(NamedTuple):
 
 
 class ResourceManager:
-    """Queues, slots and blocks, and what is done to them alike in all variants.
+    """Queues, slots and blocks, and the operations on them that all variants share.
 
-    ``waiting`` is a queue, ``running`` a list in admission order, ``pending`` holds preempted
-    requests that the worker has not acknowledged, ``active`` the one unfinished chunked prefill of
-    the ``ratio`` variants. ``why`` the last call left the head of ``waiting`` there, or a running
-    request without its next chunk.
+    - ``waiting``: the queue; ``running``: requests in admission order.
+    - ``pending``: preempted requests that the worker has not acknowledged.
+    - ``active``: the one unfinished chunked prefill of the ``ratio`` variants.
+    - ``why``: why the last call did not admit the head of ``waiting``, or gave a running request no
+      chunk.
     """
 
-    #: Whether an acknowledged request goes to the head of ``waiting``, not to its tail.
+    #: Whether an acknowledged request goes to the head of ``waiting`` rather than its tail.
     requeue_at_head = True
-    #: Blocks that a decode is given when it needs any.
+    #: Number of blocks that a decode gets at a time.
     grows_by = 1
 
     def __init__(self, block_size: int, num_blocks: int, max_num_seqs: int) -> None:
@@ -115,10 +117,10 @@ class ResourceManager:
         )
 
     def schedule(self) -> list[PlannedTask]:
-        """Decide once; ``preempted`` lists the victims of this call afterwards.
+        """Decide once and return the tasks; ``preempted`` then lists the victims of this call.
 
-        A slot overrun is swallowed as in the engine: what was changed stays changed, the tasks
-        are lost and the request runs on without a slot.
+        A slot overrun is ignored as in the engine: state changes remain, the tasks are lost and the
+        request runs without a slot.
         """
         self._tasks, self.preempted, self.causes, self.why = [], [], [], "budget"
         try:
@@ -128,36 +130,36 @@ class ResourceManager:
         return self._tasks
 
     def held(self) -> Held | None:
-        """The head of ``waiting``, and why the last call left it there."""
+        """Return the head of ``waiting`` and why the last call did not admit it, or None."""
         return Held(self.waiting[0].id, self.why) if self.waiting else None
 
     @property
     def full(self) -> bool:
-        """Whether nobody is taken from ``waiting`` before somebody ends."""
+        """Whether no request is admitted from ``waiting`` before another one ends."""
         raise NotImplementedError
 
     @property
     def admission_is_stable(self) -> bool:
-        """Whether the head of ``waiting`` is judged as in the last call, until blocks change."""
+        """Whether the admission test of ``waiting``'s head stays the same until blocks change."""
         return False
 
     def growing(self, seq: FastDeployRequest, steps: int) -> Sequence[int]:
-        """In which of the next ``steps`` calls, from 1, a request that decodes gets blocks."""
+        """Return in which of the next ``steps`` calls, from 1, a decoding request gets blocks."""
         raise NotImplementedError
 
     def decay(self, steps: int, growing: int) -> None:
-        """So many calls had nothing but decodes; in ``growing`` of them there were tasks."""
+        """Apply the decay of ``steps`` decode-only calls; ``growing`` of them had tasks."""
         raise NotImplementedError
 
     def put(self, tasks: Iterable[PlannedTask]) -> TaskBatch:
-        """Serialise tasks for the worker, with the token counts of this very moment."""
+        """Serialise tasks for the worker, with the current token counts."""
         used = [i for i, seq in enumerate(self.slots) if seq]
         if used:
             self._bsz = used[-1] + 1
         return TaskBatch([self._serialise(task) for task in tasks], self._bsz)
 
     def acknowledge(self, seq: FastDeployRequest) -> None:
-        """The worker has let go of a preempted request: it waits again."""
+        """Queue a preempted request again after the worker has released it."""
         del self.pending[seq.id]
         if self.requeue_at_head:
             self.waiting.appendleft(seq)
@@ -165,9 +167,9 @@ class ResourceManager:
             self.waiting.append(seq)
 
     def finish(self, seq: FastDeployRequest) -> bool:
-        """End a request and free its slot and blocks; refused (False) while it is in ``waiting``.
+        """End a request and free its slot and blocks; return False if it is in ``waiting``.
 
-        A refused one stays and is prefilled again, end-of-sequence token included.
+        Such a request does not end and is prefilled again, including its end-of-sequence token.
         """
         if seq in self.waiting:
             return False
@@ -180,12 +182,12 @@ class ResourceManager:
         return True
 
     def alive(self) -> list[FastDeployRequest]:
-        """All requests that have not finished, in no particular order."""
+        """Return all unfinished requests, in no particular order."""
         active = [self.active] if self.active else []
         return [*self.waiting, *self.running, *self.pending.values(), *active]
 
     def fingerprint(self) -> Hashable:
-        """All state that decides the following calls."""
+        """Return all state that determines the following calls."""
         queues = (self.waiting, self.running, self.pending.values(), [self.active])
         return tuple(
             tuple(
@@ -214,11 +216,12 @@ class ResourceManager:
         )
 
     def _blocks_of_chunk(self, seq: FastDeployRequest, tokens: int) -> int:
-        """Blocks that ``seq`` lacks to compute ``tokens`` more."""
+        """Return the blocks that ``seq`` lacks to compute ``tokens`` more."""
         return blocks_for(seq.computed + tokens, self.block_size) - self.pool.held(seq.id)
 
     def _lack(self, blocks: int) -> WaitReason:
-        """Why a chunk of ``blocks`` new blocks is not given, if it is for want of them."""
+        """Return why a chunk of ``blocks`` new blocks was not scheduled: blocks are reserved or
+        missing."""
         return "reserved" if self.pool.free >= blocks else "blocks"
 
     def _grow(self, seq: FastDeployRequest, blocks: int) -> None:
@@ -241,14 +244,14 @@ class ResourceManager:
         self._tasks.append(PlannedTask("preempt", seq))
 
     def _head(self) -> FastDeployRequest:
-        """The head of ``waiting``, with its target set anew if it comes back from a preemption."""
+        """Return the head of ``waiting``; after a preemption, reset its prefill target."""
         seq = self.waiting[0]
         if seq.status is RequestStatus.PREEMPTED:
             seq.need = seq.total
         return seq
 
     def _seat(self, seq: FastDeployRequest) -> None:
-        """Give a new request the lowest free slot. Raises SlotOverrun."""
+        """Assign the lowest free slot to a new request. Raises SlotOverrun."""
         seq.status = RequestStatus.RUNNING
         if seq.slot is None:
             if None not in self.slots:
@@ -258,11 +261,12 @@ class ResourceManager:
 
 
 class TokenProcessor:
-    """Reads the worker's messages slot by slot and changes the manager's state at once.
+    """Reader of the worker's messages; applies each slot's token to the manager's state.
 
-    With ``sentinel`` (PR #5796) only PREEMPTED acknowledges a preemption. Without, any negative
-    token in the slot does, and so does a message too short to reach the slot (the engine takes
-    several of the latter in set order; here: in order of preemption).
+    With ``sentinel`` (PR #5796) only PREEMPTED acknowledges a preemption. Without it, any negative
+    token in the slot does, and so does a message too short to reach the slot. If several slots are
+    out of reach, the engine acknowledges them in set order; here they follow the order of
+    preemption.
     """
 
     def __init__(self, manager: ResourceManager, *, sentinel: bool = True) -> None:
@@ -270,7 +274,7 @@ class TokenProcessor:
         self.sentinel = sentinel
 
     def receive(self, message: Message) -> MessageEffects:
-        """Deliver one message."""
+        """Process one message and return its effects."""
         heard = MessageEffects()
         manager = self.manager
         if not self.sentinel:

@@ -1,14 +1,14 @@
 """ResourceManagerV1 of PaddlePaddle/FastDeploy and PR #7038, 2026-01 to 2026-04, bugs included.
 
-Three actors. The **resource manager** decides (``fixed`` and ``ratio``) and puts tasks; the
-**worker** keeps a slot for each request, where decodes run by themselves until their blocks are
-used up, and sends one message per executed step; the **token processor** reads the messages and
-shares the manager's ``memory``. ``FastDeployScheduler`` runs them in lockstep; a pipeline may run
-them with delays between, where the ``preempt-sync`` variants part.
+There are three actors. The **resource manager** decides (``fixed_reserve`` and ``ratio_reserve``)
+and sends tasks. The **worker** keeps a slot for each request, in which decodes continue on their
+own until their blocks are used up, and sends one message per executed step. The **token processor**
+reads the messages and shares the manager's state. ``FastDeployScheduler`` runs them in lockstep. A
+pipeline may run them with delays, which is where the ``preempt-sync`` variants differ.
 
-Common to all: a preempted request loses its blocks at once, keeps its outputs and its slot, stands
-in ``pending`` until the worker acknowledges, and then prefills prompt and outputs again. Text only,
-prefix caching off, ``mixed`` role.
+In all variants a preempted request loses its blocks at once, keeps its outputs and its slot, and
+stays in ``pending`` until the worker acknowledges the preemption. Then it prefills prompt and
+outputs again. Modelled for text only, without prefix caching, in the ``mixed`` role.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from simkv.schedulers.fastdeploy.worker import FastDeployWorker, SlotWork, Worke
 def build_actors(
     config: FastDeployConfig,
 ) -> tuple[ResourceManager, FastDeployWorker, TokenProcessor]:
-    """The three actors of a variant, for whoever connects them."""
+    """Build the three actors of a variant."""
     variant = config.variant
     manager: ResourceManager
     if variant in ("ratio", "ratio-worker-faithful"):
@@ -54,9 +54,9 @@ def build_actors(
 
 
 class FastDeployScheduler(Threads):
-    """The three actors in lockstep: the results of a step are heard before the next decision.
+    """The three actors in lockstep: a step's results are processed before the next decision.
 
-    ``complete`` must be called for idle batches, too: they may carry the acknowledgement of a
+    ``complete`` must also be called for idle batches, which may carry the acknowledgement of a
     preemption. ``tasks`` and ``stalled`` describe the last batch, ``acked`` the last completion.
     """
 
@@ -72,11 +72,11 @@ class FastDeployScheduler(Threads):
         self.acked: list[int] = []
 
     def add(self, prompt: Prompt) -> None:
-        """Take a new request, just before a ``schedule`` call."""
+        """Add a new request, just before a ``schedule`` call."""
         self.manager.add(prompt)
 
     def schedule(self) -> Batch:
-        """Decide, hand the tasks to the worker and see what its next step will compute."""
+        """Decide, send the tasks to the worker and return the batch that its next step computes."""
         planned = self.manager.schedule()
         parcel = self.manager.put(planned)
         self.tasks = parcel.tasks
@@ -96,17 +96,17 @@ class FastDeployScheduler(Threads):
         return batch
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
-        """Run the worker's step and hear its message; ``ended`` emit their last token."""
-        del batch  # the worker knows what it was given
+        """Run the worker's step and process its message; ``ended`` emit their last token."""
+        del batch  # the worker keeps its own tasks
         message = self.worker.step(lambda id_, _: id_ in ended)
         heard = self.processor.receive(message) if message is not None else MessageEffects()
         self.acked = heard.acked
         return Completion(heard.delivered, heard.finished)
 
     def abort(self, request_id: int) -> None:
-        """Do nothing: how these revisions take an abort was not studied and is in no trace.
+        """Do nothing: abort handling of these revisions was not studied and is in no recording.
 
-        A request whose client went away runs on to its end.
+        A request whose client disconnected runs to its end.
         """
 
     @property
@@ -130,7 +130,7 @@ class FastDeployScheduler(Threads):
         return len(self.manager.running) + (self.manager.active is not None)
 
     def leap(self, most: int) -> int:
-        """Decodes alone, while all actors agree on them and there are blocks for them."""
+        """Return the number of decode-only steps for which all actors agree and blocks suffice."""
         return leapable_steps(self.manager, self.worker, most)
 
     def skip(self, steps: int) -> list[int]:
@@ -140,33 +140,34 @@ class FastDeployScheduler(Threads):
         return [*free, self.free_blocks]
 
     def waiting_ids(self) -> list[int]:
-        """Ids in ``waiting``, head first."""
+        """Return the ids in ``waiting``, head first."""
         return [seq.id for seq in self.manager.waiting]
 
     def running_ids(self) -> list[int]:
-        """Ids in ``running``, in admission order; an unfinished ``ratio`` prefill is not there."""
+        """Return the ids in ``running`` in admission order, without an unfinished ``ratio``
+        prefill."""
         return [seq.id for seq in self.manager.running]
 
     def pending_ids(self) -> list[int]:
-        """Ids of preempted requests that the worker has not acknowledged, oldest first."""
+        """Return the ids of preempted requests not acknowledged by the worker, oldest first."""
         return list(self.manager.pending)
 
     def active_id(self) -> int | None:
-        """Id of the unfinished chunked prefill of the ``ratio`` variants."""
+        """Return the id of the unfinished chunked prefill of the ``ratio`` variants, or None."""
         return self.manager.active.id if self.manager.active else None
 
     def blocks_held(self) -> Mapping[int, int]:
-        """Blocks by id of the requests that hold any."""
+        """Return the number of blocks by id, for requests that hold any."""
         return {i: held for i, held in self.manager.pool.holdings().items() if held}
 
     def fingerprint(self) -> Hashable:
-        """All state of engine and worker that decides the following steps."""
+        """Return all state of engine and worker that determines the following steps."""
         return self.manager.fingerprint(), self.worker.fingerprint()
 
     def aside(self) -> dict[int, WaitReason]:
-        """Requests that lack the block for their next token, or the next chunk of their prompt.
+        """Return requests that lack a block for the next token, or the next chunk of their prompt.
 
-        While the ``ratio`` variants prefill, they let nobody have a block, however many there are.
+        While the ``ratio`` variants prefill, no decode gets a block, even if blocks are free.
         """
         manager, worker = self.manager, self.worker
         gated = isinstance(manager, RatioReserve) and manager.prefilled
@@ -175,7 +176,7 @@ class FastDeployScheduler(Threads):
         return lacking | dict.fromkeys(chunks, manager.why)
 
     def batch_of(self, work: list[SlotWork], prefills: int, preempted: list[int]) -> Batch:
-        """What the worker computes in a step, its ``prefills`` first, as a batch."""
+        """Describe the worker's step as a batch; its first ``prefills`` entries are prefills."""
         return Batch(
             scheduled=[(w.id, w.tokens) for w in work],
             context=[w.context for w in work],

@@ -1,4 +1,4 @@
-"""What FastDeploy is to the rest of simkv."""
+"""Engine spec of FastDeploy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _RATIO = (
 
 
 def _lacks(variant: str) -> tuple[str, ...]:
-    """The knobs that no rule of a variant reads."""
+    """Return the options that no rule of a variant reads."""
     if variant.startswith("ratio"):
         return (*_FIXED, *_DECODE_ONLY)
     if variant == "decode-only-preempt":
@@ -47,7 +47,7 @@ def _lacks(variant: str) -> tuple[str, ...]:
 
 
 def _build(config: FastDeployConfig) -> FastDeployScheduler:
-    from simkv.schedulers.fastdeploy.scheduler import FastDeployScheduler  # where this engine runs
+    from simkv.schedulers.fastdeploy.scheduler import FastDeployScheduler  # imported on use
 
     return FastDeployScheduler(config)
 
@@ -59,7 +59,8 @@ def _with_tables(config: FastDeployConfig) -> TabledScheduler:
 
 
 def _setting(config: FastDeployConfig) -> ExecutionSettings:
-    """Without CUDA graphs, as by default; scheduler, worker and tokens are threads of their own."""
+    """Return the execution settings: no CUDA graphs; scheduler, worker and token processor are
+    threads."""
     return ExecutionSettings(
         engine=config.name,
         release=config.variant,

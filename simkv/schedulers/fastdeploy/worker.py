@@ -1,7 +1,7 @@
-"""The worker of FastDeploy: slots that decode by themselves until told otherwise.
+"""FastDeploy's worker: slots that continue to decode on their own until new tasks arrive.
 
-An actor of the pipeline in ``scheduler``; it knows neither queues nor time. Read
-at PaddlePaddle/FastDeploy@74d0f1c01 and @4fd877ed4 (``insert_tasks_v1``, ``update_inputs_v1``,
+One of the actors in ``scheduler``; it has no queues and no clock. Read at
+PaddlePaddle/FastDeploy@74d0f1c01 and @4fd877ed4 (``insert_tasks_v1``, ``update_inputs_v1``,
 ``recover_decode_task``, ``save_with_output_msg``).
 """
 
@@ -13,18 +13,18 @@ from typing import Literal, NamedTuple
 
 from simkv.core.actor_protocol import IsLastToken, Message, WorkerCrash
 
-#: What a message says of a slot. A number k > 0 is the k-th output token of the request there.
+#: Values of a slot in a message. A number k > 0 is the k-th output token of its request.
 EOS = 0
 NO_TOKEN = -1
 PREEMPTED = -9
 
 
 class WorkerTask(NamedTuple):
-    """What the engine put on the worker's queue for one request.
+    """A task that the engine sends to the worker for one request.
 
-    ``length`` counts prompt and output tokens as the engine knew them when the task was
-    serialised, ``blocks`` the blocks in the table that comes with it; a prefill computes the
-    tokens ``start`` to ``end`` (exclusive). A decode task delivers a block table, nothing else.
+    ``length`` counts the prompt and output tokens known when the task was serialised, and
+    ``blocks`` the blocks in its block table. A prefill computes the tokens ``start`` to ``end``
+    (exclusive). A decode task only delivers a block table.
     """
 
     kind: Literal["prefill", "decode", "preempt"]
@@ -38,14 +38,14 @@ class WorkerTask(NamedTuple):
 
 
 class TaskBatch(NamedTuple):
-    """One put: the tasks of one ``schedule`` call, and the highest slot in use plus one."""
+    """The tasks of one ``schedule`` call, and the highest slot in use plus one."""
 
     tasks: list[WorkerTask]
     bsz: int
 
 
 class SlotWork(NamedTuple):
-    """What a slot computes in a step: new tokens after ``context`` ones; whether one comes out."""
+    """Work of a slot in a step: new tokens after ``context`` tokens; whether it emits one."""
 
     id: int
     tokens: int
@@ -55,7 +55,7 @@ class SlotWork(NamedTuple):
 
 @dataclass(slots=True)
 class Slot:
-    """A slot that has seen a request; ``length`` counts its tokens, the last emitted included."""
+    """A slot that has held a request; ``length`` counts its tokens, including the last emitted."""
 
     id: int
     prompt_tokens: int
@@ -69,10 +69,11 @@ class Slot:
 class FastDeployWorker:
     """Slots, their block tables, and the flags that acknowledge preemptions.
 
-    ``sentinel``: a preempted slot carries PREEMPTED in the next message (PR #5796); without, it
-    carries NOTHING, as a stalled one does. ``decode_clears_flag``: a decode task after the preempt
-    task takes that flag away. ``idle_sends``: a preemption that leaves nothing to run is
-    acknowledged by a message without a step (PR #7633).
+    - ``sentinel``: a preempted slot carries PREEMPTED in the next message (PR #5796). Otherwise it
+      carries NO_TOKEN, like a stalled slot.
+    - ``decode_clears_flag``: a decode task after the preempt task clears that flag.
+    - ``idle_sends``: a preemption that leaves no work is acknowledged by a message without a step
+      (PR #7633).
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class FastDeployWorker:
         self._prefills: list[int] = []
 
     def take(self, parcel: TaskBatch) -> None:
-        """Carry out the tasks of one put. Raises WorkerCrash for a request without a slot."""
+        """Apply the tasks of one call. Raises WorkerCrash for a request without a slot."""
         self.bsz = parcel.bsz
         for task in parcel.tasks:
             i = task.slot
@@ -118,7 +119,7 @@ class FastDeployWorker:
                     self.flags.discard(i)
 
     def work(self) -> list[SlotWork]:
-        """What the next step computes: prefills in task order, then decodes by slot."""
+        """Return the work of the next step: prefills in task order, then decodes by slot."""
         prefills = [s for s in map(self.slots.__getitem__, self._prefills) if s.state == "prefill"]
         decodes = [s for _, s in sorted(self.slots.items()) if self._decodes(s)]
         return [SlotWork(s.id, s.end - s.start, s.start, s.end >= s.length) for s in prefills] + [
@@ -126,14 +127,15 @@ class FastDeployWorker:
         ]
 
     def stalled(self) -> list[int]:
-        """Ids of slots that would decode but lack the block for their last token, by slot."""
+        """Return the ids of decoding slots that lack the block for their last token, by slot."""
         decoding = [s for _, s in sorted(self.slots.items()) if s.state == "decode"]
         return [s.id for s in decoding if not self._decodes(s)]
 
     def step(self, ends: IsLastToken) -> Message | None:
-        """Run one step and report on every slot below ``bsz``; None if there was nothing to run.
+        """Run one step and return a value for each slot below ``bsz``; None if there is no work.
 
-        A slot whose token is the last (``ends`` must say so at ``max_tokens`` too) falls idle.
+        A slot whose token is the last becomes idle; ``ends`` must also report this at
+        ``max_tokens``.
         """
         active = [i for i, s in self.slots.items() if s.state == "prefill" or self._decodes(s)]
         silent = not active and not (self._acknowledge and self.idle_sends)
@@ -148,12 +150,12 @@ class FastDeployWorker:
         return [tokens.get(i, NO_TOKEN) for i in range(self.bsz)]
 
     def fingerprint(self) -> Hashable:
-        """All state that decides the following steps."""
+        """Return all state that determines the following steps."""
         slots = tuple(sorted((i, *astuple(s)) for i, s in self.slots.items() if s.state != "idle"))
         return slots, tuple(sorted(self.flags)), self.bsz, self._acknowledge
 
     def _decodes(self, slot: Slot) -> bool:
-        # The step writes the KV of the last emitted token; without a block for it the slot waits.
+        # The step writes the KV of the last emitted token; a slot without a block for it waits.
         return slot.state == "decode" and slot.blocks * self.block_size >= slot.length
 
     def _emit(self, slot: Slot, ends: IsLastToken) -> int:

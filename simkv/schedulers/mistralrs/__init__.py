@@ -1,1 +1,1 @@
-"""mistral.rs: its paged-attention scheduler; pull requests as variants."""
+"""mistral.rs: its paged-attention scheduler, with pull requests as variants."""

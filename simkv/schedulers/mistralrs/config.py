@@ -1,4 +1,4 @@
-"""The knobs of mistral.rs."""
+"""Options of mistral.rs's scheduler."""
 
 from __future__ import annotations
 
@@ -17,39 +17,40 @@ VariantName = Literal["seed", "bucketed", "pr2031a", "pr2031", "pr2034", "pr2034
 
 @dataclass(frozen=True)
 class MistralrsConfig:
-    """Knobs of the engine, under its own names; a variant ignores those that it does not read."""
+    """Options under the engine's own names; a variant ignores options that it does not read."""
 
     name: Literal["mistralrs"] = "mistralrs"
     variant: Annotated[VariantName, KnobSource("`simkv policies` says where each is from")] = (
         "merged2250"
     )
-    """Whose rules decide: a commit or pull request of mistral.rs."""
+    """Scheduling rules: a commit or pull request of mistral.rs."""
     block_size: Annotated[
         int, Gt(0), Le(MAX_BLOCK_SIZE), KnobSource("the engine's paged attention, 32")
     ] = 32
-    """Tokens in a block of KV."""
+    """Tokens per KV block."""
     num_gpu_blocks: Annotated[
         int, Gt(1), Le(MAX_BLOCKS), KnobSource("made from GPU memory; the default is ours")
     ] = 1024
-    """Blocks of KV as given to the engine; all variants but seed keep one as a null block."""
+    """Number of KV blocks given to the engine; all variants but seed keep one as a null block."""
     max_num_seqs: Annotated[int, Gt(0), KnobSource("mistralrs-server, 16")] = 16
-    """Most requests that run at a time."""
+    """Maximum number of running requests."""
     prefix_caching: Annotated[bool, KnobSource("paged attention's prefix cache")] = False
-    """Whether blocks of equal prompts are shared; off here, on in the engine, for a workload
-    has to say which prompts share what."""
+    """Whether equal prompt prefixes share blocks. Off by default (on in the engine), because a
+    workload must specify the shared prefixes."""
     waiting_timeout: Annotated[
         int, Ge(0), Le(MAX_PASSES), KnobSource("a constant in the engine, 64")
     ] = 64
-    """Failed tries of the head of the queue to be admitted before it may evict somebody."""
+    """Failed admission attempts before the head of the queue may evict another request."""
     prefill_batch_max_seqs: Annotated[int, Gt(0), KnobSource("EricLBuehler/mistral.rs#2034")] = 10
-    """Most requests whose prompts are computed in one step."""
+    """Maximum number of requests per prefill step."""
     prefill_batch_max_tokens: Annotated[int, Gt(0), KnobSource("EricLBuehler/mistral.rs#2034")] = (
         16384
     )
-    """Most prompt tokens computed in one step."""
+    """Maximum number of prompt tokens per step."""
 
     rule: Annotated[str | None, KnobSource("ours; docs/how-to/evolve.md")] = None
-    """Decisions that expressions take in place of the variant, `SEAM = EXPRESSION` a line."""
+    """Custom policy: expressions that replace decisions of the variant, one `HOOK = EXPRESSION` per
+    line."""
 
     def __post_init__(self) -> None:
         if self.rule is not None and self.variant in VARIANTS_WITHOUT_HOOKS:

@@ -1,4 +1,4 @@
-"""mistral.rs with some of its decisions taken by a rule; the others are its variant's."""
+"""mistral.rs with some decisions taken by a custom policy; the rest follow its variant."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from simkv.schedulers.mistralrs.scheduler_base import UNLIMITED_STEPS, Sequence,
 from simkv.schedulers.mistralrs.versions import MistralrsRules
 
 QueuePosition = tuple[float, float, int]
-#: Whoever was preempted so often goes round in a circle; beyond it is all one.
+#: Limit of counted preemptions in the fingerprint; higher counts are treated as a cycle.
 MAX_COUNTED_PREEMPTIONS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceView:
-    """A sequence as an expression sees it; see ``simkv.core.policy_language`` for the names."""
+    """A sequence as seen by an expression; ``simkv.core.policy_language`` lists the names."""
 
     q: Sequence
     of: BucketedExpressionScheduler
@@ -69,7 +69,7 @@ class SequenceView:
 
 
 class BucketedExpressionScheduler(BucketedScheduler):
-    """Decides as its variant but where its rule does; equals go by arrival."""
+    """The variant's scheduler with decisions of a custom policy; ties follow arrival order."""
 
     def __init__(self, config: MistralrsConfig, rules: MistralrsRules | None = None) -> None:
         super().__init__(config, rules)
@@ -88,7 +88,7 @@ class BucketedExpressionScheduler(BucketedScheduler):
         super().add(prompt)
 
     def leap(self, most: int) -> int:
-        """As the variant, while nothing that the rule looks at changes from step to step."""
+        """Leap as the variant does, unless a value that the policy reads changes between steps."""
         if not self._counts_failures() and self._may_change():
             return 1
         return super().leap(most)

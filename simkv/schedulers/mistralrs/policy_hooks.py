@@ -1,4 +1,4 @@
-"""The decisions of mistral.rs that a rule may take (see ``simkv.core.policy_language``)."""
+"""Decisions of mistral.rs that a custom policy may replace (see ``simkv.core.policy_language``)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ POLICY_HOOKS = (
         "all lose theirs",
     ),
 )
-#: Those that say which decodes run in one step; one that is not given is as ``bucketed`` has it.
+#: Defaults of the hooks that group decodes into steps: the rules of ``bucketed``.
 GROUPING_DEFAULTS = {"alike": "tokens", "turn": "tokens", "keep": "0"}
-#: Variants that have no such seams: their decisions have another shape.
+#: Variants without these hooks, because their decisions are structured differently.
 VARIANTS_WITHOUT_HOOKS = ("seed", "pr2034july")

@@ -1,4 +1,4 @@
-"""mistral.rs before length buckets, with a block engine that counts a slot ahead."""
+"""mistral.rs before length buckets, with a block engine that counts one slot ahead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simkv.schedulers.mistralrs.scheduler_base import (
 
 
 class PreBucketScheduler(MistralrsScheduler):
-    """The scheduler before length buckets, with a block engine that counts a slot ahead."""
+    """The scheduler before length buckets, with a block engine that counts one slot ahead."""
 
     def __init__(self, config: MistralrsConfig) -> None:
         super().__init__(config, config.num_gpu_blocks)
@@ -28,10 +28,10 @@ class PreBucketScheduler(MistralrsScheduler):
         return self._decode() if scheduled is None else scheduled
 
     def _admit(self) -> list[Sequence] | None:
-        """Move waiting sequences to running while they fit; None if the decodes may go on."""
+        """Move waiting sequences to running while they fit; return None if decodes may run."""
         scheduled: list[Sequence] = []
         again: list[Sequence] = []
-        ignored = False  # never reset within a call: one ignored head takes the rest with it
+        ignored = False  # never reset in a call: all after an ignored head are ignored
         watch = LoopGuard()
         while self.waiting:
             q = self.waiting[0]
@@ -66,7 +66,7 @@ class PreBucketScheduler(MistralrsScheduler):
                 continue
             if not ignored:
                 q.state = SequenceState.PROMPT
-                self.pool.abandon(q.id)  # a table that it already had is overwritten and leaks
+                self.pool.abandon(q.id)  # an existing table is overwritten and leaks
                 self.pool.take(q.id, self._need(q))
             popped = self.waiting.popleft()  # after an eviction this is the victim, not q
             self.running.append(popped)
@@ -103,11 +103,11 @@ class PreBucketScheduler(MistralrsScheduler):
         return len(self.running) + 1 == self.config.max_num_seqs
 
     def _need(self, q: Sequence) -> int:
-        """Blocks for all tokens and the next one."""
+        """Return the blocks for all tokens and the next one."""
         return q.length // self.config.block_size + 1
 
     def _can_allocate(self, q: Sequence) -> Literal["ok", "later", "impossible"]:
-        """Every "later" counts against ``q`` for the rest of its life."""
+        """Whether ``q`` fits; every "later" is counted until ``q`` ends."""
         if self._need(q) > self.pool.num_blocks:
             return "impossible"
         if self._need(q) > self.pool.free:
@@ -116,7 +116,7 @@ class PreBucketScheduler(MistralrsScheduler):
         return "ok"
 
     def _append_need(self, q: Sequence) -> int:
-        """One block at a block border; none for a sequence that has no table at all."""
+        """Return 1 at a block border, otherwise 0; 0 for a sequence without a block table."""
         return int(self.pool.held(q.id) > 0 and q.length % self.config.block_size == 0)
 
     def _preempt(self, q: Sequence, by: Sequence, why: PreemptionReason = "blocks") -> None:

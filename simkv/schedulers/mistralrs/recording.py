@@ -1,4 +1,4 @@
-"""Recordings of mistral.rs: one line per iteration of the engine's loop."""
+"""Recording format of mistral.rs: one line per iteration of the engine's loop."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def _config(header: RecordingLine) -> MistralrsConfig:
 
 def _knobs(config: MistralrsConfig) -> RecordingLine:
     knobs = asdict(config)
-    del knobs["name"], knobs["variant"], knobs["rule"]  # the engine knows no rule
+    del knobs["name"], knobs["variant"], knobs["rule"]  # the engine has no custom policy
     knobs["num_gpu_blocks_arg"] = knobs.pop("num_gpu_blocks")
     knobs["num_blocks"] = knobs["num_gpu_blocks_arg"] - (config.variant != "seed")
     return knobs
 
 
 def _prompt(request: RecordingLine) -> Prompt:
-    """Recorded timestamps are milliseconds; only their order counts."""
+    """Read a prompt; timestamps are milliseconds, and only their order matters."""
     tokens, shared = request["prompt_tokens"], request.get("prefix_len", 0)
     segments = tuple(Segment(*segment) for segment in request.get("segments", ()))
     if shared:

@@ -1,13 +1,12 @@
 """The PagedAttention scheduler of EricLBuehler/mistral.rs, from 2025-05 to 2026-07, bugs included.
 
-Seven states of one file of that repository. ``seed`` has a block engine of its own and a
-file of its own; the others share the rules of ``bucketed`` and differ where their
-``MistralrsRules`` differ; ``pr2034july`` changed the shape of the decision and overrides two
-methods.
+It covers seven revisions of one file of that repository. ``seed`` has its own block engine and is
+in ``pre_bucket_scheduler``. The others share the rules of ``bucketed`` and differ in their
+``MistralrsRules``. ``pr2034july`` restructured the decision and overrides several methods.
 
-Common to all: waiting requests go before decodes; a batch is all prefill or all decode; a
-preempted sequence keeps its tokens, goes to the front of the queue and prefills them all again; the
-engine never rejects a request at arrival and does not notice when a client goes away.
+In all variants waiting requests come before decodes, and a batch is all prefill or all decode. A
+preempted sequence keeps its tokens, goes to the front of the queue and prefills all of them again.
+The engine never rejects a request at arrival and does not detect disconnected clients.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Key = tuple[int, bool]
 
 
 class BucketedScheduler(MistralrsScheduler):
-    """The scheduler on top of the KV manager; ``RULES`` says how its variants differ."""
+    """The scheduler on top of the KV manager; ``RULES`` lists the differences of its variants."""
 
     def __init__(self, config: MistralrsConfig, rules: MistralrsRules | None = None) -> None:
         super().__init__(config, config.num_gpu_blocks - 1)
@@ -70,7 +69,7 @@ class BucketedScheduler(MistralrsScheduler):
                     break
                 looked_at, prefill_tokens = looked_at + 1, tokens
             hit = self._lookup(q)
-            ignored = False  # an ignored head may come here again, and is then revived if it fits
+            ignored = False  # an ignored head may be tried again, and is revived if it then fits
             if not self._admits(q, hit):
                 q.failures += 1
                 if q.failures <= self.config.waiting_timeout:
@@ -89,7 +88,7 @@ class BucketedScheduler(MistralrsScheduler):
             if ignored:
                 popped.failures = 0
                 self.pool.release(popped.id)
-                continue  # and it stands in no queue any more, ignored or not
+                continue  # now in no queue, whether ignored or not
             self.running.append(popped)
             scheduled.append(popped)
         self.waiting.extend(again)
@@ -97,7 +96,7 @@ class BucketedScheduler(MistralrsScheduler):
         return scheduled
 
     def _order_flips(self) -> bool:
-        # Those that wait stand before those that ran, which then lose a tie for the oldest.
+        # Deferred sequences precede the sequences that ran, which then lose a tie for the oldest.
         turns = self.rules.unequal_decodes == "wait" and self.rules.bucket == "oldest"
         return (turns or self.rules.decode_order == "newest first") and super()._order_flips()
 
@@ -105,10 +104,11 @@ class BucketedScheduler(MistralrsScheduler):
         return len(self.running) >= self.config.max_num_seqs
 
     def _meets_others(self) -> int:
-        """Groups of equal length run together, so the batch changes when it meets another."""
+        """Return the steps until the batch reaches the length of another group and therefore
+        changes."""
         if self.rules.unequal_decodes == "run together":
             return UNLIMITED_STEPS
-        # Those whose prompt was just computed were chosen by what of it was not cached.
+        # Sequences that just finished their prompt were chosen by their uncached tokens.
         length, images = self._key(self._chosen[0])
         if any(self._key(q) != (length, images) for q in self._chosen):
             return 1
@@ -120,7 +120,7 @@ class BucketedScheduler(MistralrsScheduler):
         return min((steps for steps in ahead if steps > 0), default=UNLIMITED_STEPS)
 
     def _evict_for(self, q: Sequence, hit: array[int]) -> bool:
-        """The head has waited too long: evict until it is admitted, or give it up."""
+        """Evict until the timed-out head is admitted; if that fails, ignore it and return False."""
         while self.running:
             self._preempt(self.running.pop(), q, "patience")
             if self._admits(q, hit):
@@ -154,7 +154,7 @@ class BucketedScheduler(MistralrsScheduler):
         return list(chosen)
 
     def _together(self, keep: list[Sequence], appended: list[Sequence]) -> list[Sequence]:
-        """Those of the running that decode in this step; what becomes of the others is done."""
+        """Return the running sequences that decode in this step; preempt or defer the others."""
         if self.rules.unequal_decodes == "run together":
             return self.running
         chosen, others = self._bucket(keep)
@@ -166,7 +166,7 @@ class BucketedScheduler(MistralrsScheduler):
         return chosen
 
     def _grows(self, q: Sequence, todo: deque[Sequence]) -> bool:
-        """Room for the next token, taken from the far end of ``todo`` if need be."""
+        """Allocate room for the next token, preempting from the end of ``todo`` if necessary."""
         while not self._allocate(q, self._decode_tokens(q)):
             if not todo:
                 self._preempt(q, q)
@@ -178,7 +178,7 @@ class BucketedScheduler(MistralrsScheduler):
         if not self.config.prefix_caching:
             super()._decode_on(steps)
             return
-        # A step hands out its blocks, each of which loses its key, before it registers full ones.
+        # A step first allocates its blocks, which removes their keys, and then registers full ones.
         size, ends = self.config.block_size, {q: q.length + steps for q in self._chosen}
         growing: dict[int, list[Sequence]] = {}
         for q in self._decode_order():
@@ -200,7 +200,7 @@ class BucketedScheduler(MistralrsScheduler):
         return order if self.rules.decode_order == "oldest first" else order[::-1]
 
     def _decode_tokens(self, q: Sequence) -> int:
-        """KV slots that a decode asks for: one ahead of the token that it writes."""
+        """Return the KV slots needed for a decode: one more than the token that it writes."""
         return q.length + 1
 
     def _key(self, q: Sequence) -> Key:
@@ -209,7 +209,7 @@ class BucketedScheduler(MistralrsScheduler):
         return (q.length, False)
 
     def _bucket(self, sequences: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-        """The group of equal length that runs, and all others, group by group, last first."""
+        """Return the group of equal length that runs, and all others by group, each reversed."""
         groups: dict[Key, list[Sequence]] = {}
         for q in sequences:
             groups.setdefault(self._key(q), []).append(q)
@@ -219,7 +219,7 @@ class BucketedScheduler(MistralrsScheduler):
         return running, [q for group in groups.values() for q in reversed(group)]
 
     def _first(self, groups: dict[Key, list[Sequence]]) -> Key:
-        """The group that runs."""
+        """Return the key of the group that runs."""
         if self.rules.bucket == "shortest":
             return min(groups, key=lambda key: key[0])
         return min(groups, key=lambda key: min(q.prompt.arrival for q in groups[key]))
@@ -253,7 +253,7 @@ class BucketedScheduler(MistralrsScheduler):
         return True
 
     def _allocate(self, q: Sequence, tokens: int, hit: Iterable[int] = ()) -> bool:
-        """Extend the table of ``q``, or make one of cached and new blocks; all or nothing."""
+        """Extend the table of ``q``, or create it from cached and new blocks; all or nothing."""
         new = blocks_for(tokens, self.config.block_size) - self.pool.held(q.id)
         if q.id in self.pool.tables:
             hit = ()
@@ -272,16 +272,17 @@ class BucketedScheduler(MistralrsScheduler):
         q.registered = 0
 
     def _lookup(self, q: Sequence) -> array[int]:
-        """Cached blocks of the prompt; its last token is always computed."""
+        """Return the cached blocks of the prompt; its last token is always computed."""
         if not self.config.prefix_caching:
             return NO_BLOCKS
         self._keys.extend(q.keys, q.content, q.length)
         return self.pool.lookup(q.keys[: (q.length - 1) // self.config.block_size])
 
     def _known_tokens(self, q: Sequence) -> int:
-        """Tokens that count as computed when KV goes to the prefix cache.
+        """Return the tokens that count as computed when KV goes to the prefix cache.
 
-        All of them, also those of a prompt that never ran: later hits on these are phantoms.
+        These are all tokens, even of a prompt that never ran; later hits on those have no KV behind
+        them.
         """
         return q.length
 
@@ -304,7 +305,7 @@ class SingleLengthScheduler(BucketedScheduler):
     def _choose(self) -> list[Sequence]:
         prompts = [q for q in self.running if q.state is SequenceState.PROMPT]
         if prompts:
-            self._why = "rule"  # the queue is not looked at until they have run
+            self._why = "rule"  # the queue is skipped until they have run
             return self._like_the_oldest(prompts)
         admitted = self._admit()
         if admitted:
@@ -332,7 +333,7 @@ class SingleLengthScheduler(BucketedScheduler):
         return sorted(self.running, key=lambda q: q.age)
 
     def _like_the_oldest(self, sequences: list[Sequence]) -> list[Sequence]:
-        """Those whose key is that of the oldest sequence, in the given order."""
+        """Return the sequences with the key of the oldest one, in the given order."""
         key = self._key(min(sequences, key=lambda q: q.age))
         self._defer(q for q in sequences if self._key(q) != key)
         return [q for q in sequences if self._key(q) == key]

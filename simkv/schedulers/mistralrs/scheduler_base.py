@@ -1,4 +1,4 @@
-"""What all variants of mistral.rs's scheduler share: sequences, two queues, and a step's end."""
+"""Common parts of mistral.rs's schedulers: sequences, both queues, and the end of a step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from simkv.schedulers.mistralrs.config import MistralrsConfig
 
 
 class SequenceState(Enum):
-    """States of a sequence that the rules look at; DONE and IGNORED count as finished."""
+    """States of a sequence that the rules read; DONE and IGNORED count as finished."""
 
     WAITING = "waiting"
     PROMPT = "prompt"
@@ -36,9 +36,13 @@ FINISHED = (SequenceState.DONE, SequenceState.IGNORED)
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request in the engine: ``length`` is prompt plus emitted tokens, ``prefix`` the tokens
-    that a prefix-cache hit spares, ``computed`` those that have KV, ``failures`` the failed
-    admission attempts, ``registered`` the leading blocks offered to the prefix cache."""
+    """A request in the engine.
+
+    - ``length``: prompt plus emitted tokens; ``computed``: tokens with KV.
+    - ``prefix``: tokens found in the prefix cache.
+    - ``failures``: failed admission attempts.
+    - ``registered``: leading blocks offered to the prefix cache.
+    """
 
     prompt: Prompt
     length: int
@@ -67,15 +71,15 @@ UNLIMITED_STEPS = 1 << 62
 
 
 def has_other_modality(q: Sequence, batch: list[Sequence]) -> bool:
-    """Whether the first of ``batch`` has images and ``q`` has not, or the other way round."""
+    """Whether exactly one of ``q`` and the first of ``batch`` has images."""
     return bool(batch) and batch[0].has_images != q.has_images
 
 
 class MistralrsScheduler:
-    """What all variants share: the two queues, the pool, and the engine's hook after a step."""
+    """Common parts of all variants: both queues, the pool, and the engine's hook after a step."""
 
     pipeline_depth = 1
-    #: A decode takes a block when the length is this much beyond a multiple of the block size.
+    #: A decode needs a block when the length exceeds a multiple of the block size by this number.
     border = 0
 
     def __init__(self, config: MistralrsConfig, usable_blocks: int) -> None:
@@ -86,7 +90,7 @@ class MistralrsScheduler:
         self._live: dict[int, Sequence] = {}
         self._batch = Batch()
         self._chosen: list[Sequence] = []
-        self._why: WaitReason = "deferred"  # the head of the queue was passed over, if it was
+        self._why: WaitReason = "deferred"  # why the queue's head was not admitted
 
     def add(self, prompt: Prompt) -> None:
         sequence = Sequence(prompt, prompt.prompt_tokens, TokenContent(prompt))
@@ -94,15 +98,15 @@ class MistralrsScheduler:
         self.waiting.append(sequence)
 
     def abort(self, request_id: int) -> None:
-        """Nothing: these versions keep serving a client that is gone."""
+        """Do nothing: these versions continue to serve a disconnected client."""
 
     def schedule(self) -> Batch:
-        """One call of the engine's schedule function, and the engine's look at the result."""
+        """Call the engine's schedule function and return the result as the engine interprets it."""
         batch = self._batch = Batch()
         self._why = "deferred"
         chosen = self._chosen = self._choose()
         if chosen:
-            # The engine looks at the first sequence only, whatever the others are.
+            # The engine reads only the first sequence, regardless of the others.
             prefill = chosen[0].state is SequenceState.PROMPT
             batch.kind = "prefill" if prefill else "decode"
             for q in chosen:
@@ -118,10 +122,10 @@ class MistralrsScheduler:
         return batch
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
-        """Give every sequence of the batch its token, then drop the finished from ``running``.
+        """Give every sequence of the batch its token, then drop the finished ones from ``running``.
 
-        After a wrong pop a sequence can stand in ``waiting`` more than once. A copy that is left
-        when it has ended is prefilled once more, for a token that nobody gets.
+        After a wrong pop a sequence can be in ``waiting`` more than once. A copy that remains after
+        its end is prefilled once more, for a token that is not delivered.
         """
         delivered = [i for i in batch.emits if i in self._live]
         for q in self._chosen:
@@ -156,7 +160,7 @@ class MistralrsScheduler:
         return len(self.running)
 
     def leap(self, most: int) -> int:
-        """Decodes alone, while the queue may not move and the blocks that they need are there."""
+        """Return the number of decode-only steps without queue changes or lack of blocks."""
         batch = self._batch
         if self._counts_failures():
             left = self.config.waiting_timeout - self.waiting[0].failures
@@ -174,7 +178,7 @@ class MistralrsScheduler:
         return steps
 
     def _counts_failures(self) -> bool:
-        """Whether a step does nothing but count how often the head of the queue found no blocks."""
+        """Whether a step only counts a failed admission of the head of the queue."""
         batch = self._batch
         something = batch or batch.preempted or batch.ignored or batch.lost or batch.aside
         waits = self.waiting and not self.running and self._why == "blocks"
@@ -192,7 +196,7 @@ class MistralrsScheduler:
         return free
 
     def _decode_on(self, steps: int) -> None:
-        """Let those who were chosen decode for so many steps more."""
+        """Advance the chosen sequences by ``steps`` decode steps."""
         for q in self._chosen:
             self.pool.take(q.id, sum(self._borders_of(q, steps)))
             q.length += steps
@@ -220,19 +224,20 @@ class MistralrsScheduler:
         raise NotImplementedError
 
     def _order_flips(self) -> bool:
-        """Whether reversing a stable sort puts equal arrivals the other way round in each step."""
+        """Whether equal arrivals change their order in every step, because a stable sort is
+        reversed."""
         return len({q.prompt.arrival for q in self.running}) < len(self.running)
 
     def _capped(self) -> bool:
-        """Whether so many run that the queue is not even looked at."""
+        """Whether too many sequences run for the queue to be considered."""
         raise NotImplementedError
 
     def _meets_others(self) -> int:
-        """Steps until the batch is as long as running sequences that are not in it."""
+        """Return the steps until the batch reaches the length of a running sequence outside it."""
         return UNLIMITED_STEPS
 
     def _borders_of(self, q: Sequence, steps: int) -> list[int]:
-        """Blocks (0 or 1) that ``q`` needs in each of the next steps, if it decodes in all."""
+        """Return the blocks (0 or 1) that ``q`` needs in each of the next decode steps."""
         size, first = self.config.block_size, q.length + 1 - self.border
         return [int((first + step) % size == 0) for step in range(steps)]
 
@@ -241,7 +246,7 @@ class MistralrsScheduler:
         return [sum(needed) for needed in zip(*per_sequence, strict=True)]
 
     def _prompt_ran(self, q: Sequence) -> None:
-        """A prefill of ``q`` has run; only ``pr2034july`` changes the state here."""
+        """Update ``q`` after its prefill; only ``pr2034july`` changes the state here."""
 
     def _free_finished(self, q: Sequence) -> None:
         self.pool.release(q.id)
@@ -254,7 +259,7 @@ class MistralrsScheduler:
         self._batch.ignored.append(q.id)
 
     def _fatal(self, chosen: list[Sequence], prefill: bool) -> str | None:
-        """Batches on which the engine dies."""
+        """Return the error if the engine crashes on this batch, or None."""
         if len(set(chosen)) < len(chosen):
             ids = [q.id for q in chosen]
             return f"self-deadlock: the scheduled batch holds the same sequence twice {ids}"
@@ -265,9 +270,9 @@ class MistralrsScheduler:
         return None
 
     def _lost(self) -> list[int]:
-        """Sequences that stand in no queue any more though nothing ended them.
+        """Drop sequences that are in no queue; return the dropped sequences that have not ended.
 
-        Who leaves a queue and enters none was preempted or given up in this call.
+        Only sequences preempted or ignored in this call can leave a queue without entering another.
         """
         queued, live = {*self.waiting, *self.running}, self._live
         left = dict.fromkeys((*self._batch.preempted, *self._batch.ignored))
@@ -284,7 +289,7 @@ MIXED_DECODE = "running sequences with and without images are queued again for e
 
 
 class LoopGuard:
-    """Raises Livelock when a loop inside one call comes back to a state that it has been in."""
+    """Guard that raises Livelock when a loop within one call returns to an earlier state."""
 
     def __init__(self) -> None:
         self._seen: set[Hashable] = set()

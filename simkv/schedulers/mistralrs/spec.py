@@ -1,4 +1,4 @@
-"""What mistral.rs is to the rest of simkv."""
+"""Engine spec of mistral.rs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from simkv.schedulers.mistralrs.versions import JULY_RULES, RULES, VARIANTS, Mis
 if TYPE_CHECKING:
     from simkv.schedulers.mistralrs.scheduler_base import MistralrsScheduler
 
-#: Read by the variants whose rules have a ``prefill_limit``.
+#: Options that only variants with a ``prefill_limit`` read.
 PREFILL_LIMITS = ("prefill_batch_max_seqs", "prefill_batch_max_tokens")
 
 
 def build(config: MistralrsConfig, rules: MistralrsRules | None = None) -> MistralrsScheduler:
-    """The scheduler of ``config.variant``, or one that differs from it in its ``rules``.
+    """Build the scheduler of ``config.variant``, optionally with different ``rules``.
 
-    ``seed`` has none that could differ.
+    The variant ``seed`` has no rules.
     """
     if config.variant == "seed":
         from simkv.schedulers.mistralrs.pre_bucket_scheduler import PreBucketScheduler
@@ -32,7 +32,7 @@ def build(config: MistralrsConfig, rules: MistralrsRules | None = None) -> Mistr
         from simkv.schedulers.mistralrs.custom_policy import BucketedExpressionScheduler
 
         return BucketedExpressionScheduler(config, rules)
-    from simkv.schedulers.mistralrs.scheduler import (  # where this engine runs
+    from simkv.schedulers.mistralrs.scheduler import (  # imported on use
         BucketedScheduler,
         SingleLengthScheduler,
     )
@@ -49,7 +49,7 @@ def _with_tables(config: MistralrsConfig) -> TabledScheduler:
 
 
 def _setting(config: MistralrsConfig) -> ExecutionSettings:
-    """Prompts are computed whole and without graphs; a step is scheduled after the one before."""
+    """Return the execution settings: whole prompts, no CUDA graphs, no overlap of steps."""
     return ExecutionSettings(
         engine=config.name,
         release=config.variant,

@@ -1,4 +1,4 @@
-"""What sets the states of mistral.rs's scheduler apart, as data."""
+"""Differences between the revisions of mistral.rs's scheduler, as data."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from simkv.core.scheduler_protocol import Variant
 
 @dataclass(frozen=True)
 class MistralrsRules:
-    """Where the variants that have a KV manager differ from each other."""
+    """Rules that differ between the variants with a KV manager."""
 
-    #: Order of decodes by arrival; victims are taken from the other end.
+    #: Order of decodes by arrival; victims are taken from the end of this order.
     decode_order: Literal["newest first", "oldest first"] = "newest first"
-    #: What becomes of running sequences whose length is not the chosen one.
+    #: Treatment of running sequences whose length differs from the chosen one.
     unequal_decodes: Literal["preempt", "wait", "run together"] = "preempt"
-    #: Which length group runs.
+    #: Length group that runs.
     bucket: Literal["shortest", "oldest"] = "shortest"
     #: Whether prompts with and without images may be admitted in one call.
     mixed_prefill: bool = False
-    #: A running sequence whose modality is not that of the first of the batch.
+    #: Treatment of a running sequence whose modality differs from the first of the batch.
     mixed_decode: Literal["look again", "run together", "append"] = "look again"
-    #: After the waiting timeout: evict one sequence, or go on until the head fits.
+    #: Eviction after the waiting timeout: one sequence, or until the head of the queue fits.
     evict: Literal["one", "until it fits"] = "one"
     #: Whether ``prefill_batch_max_seqs`` and ``prefill_batch_max_tokens`` apply.
     prefill_limit: bool = False
@@ -45,7 +45,7 @@ RULES: Mapping[str, MistralrsRules] = {
     ),
     "pr2034july": MistralrsRules(decode_order="oldest first", bucket="oldest", mixed_prefill=True),
 }
-#: The rules that ``pr2034july`` looks at; the others are in methods that it overrides.
+#: Rules that ``pr2034july`` reads; the others are in methods that it overrides.
 JULY_RULES = ("mixed_prefill", "evict", "prefill_limit")
 VARIANTS: Mapping[str, Variant] = {
     "seed": Variant(

@@ -1,1 +1,1 @@
-"""SGLang: its rules, and its policies as variants."""
+"""SGLang: its scheduling rules, with releases and pull requests as variants."""

@@ -1,4 +1,4 @@
-"""What becomes of SGLang's batches: they are launched, and their tokens come back."""
+"""Launch SGLang's batches and process their results."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from simkv.schedulers.sglang.memory import Req
 
 
 def launch(state: LoopState, chosen: ScheduleBatch, batch: Batch) -> None:
-    """Describe ``chosen`` in ``batch`` and expect its tokens.
+    """Describe ``chosen`` in ``batch`` and register the tokens it will emit.
 
-    The batch object counts its prefill tokens as processed at every launch: also at each
-    decode step of a running batch that began as a prefill (a quirk; hrrn ages by it).
+    A batch counts its prefill tokens as processed at every launch. A running batch that began as a
+    prefill therefore counts them again in each decode step (an engine quirk that affects hrrn).
     """
     state.processed_tokens += chosen.extend_tokens
     batch.kind = chosen.kind
@@ -34,7 +34,7 @@ def launch(state: LoopState, chosen: ScheduleBatch, batch: Batch) -> None:
 
 
 def complete(state: LoopState, batch: Batch, ended: Collection[int]) -> Completion:
-    """Process the results of the oldest launched batch: tokens emitted, requests finished."""
+    """Process the oldest launched batch: record emitted tokens and finished requests."""
     done = Completion([], [])
     if batch.fatal or not batch.scheduled:
         return done
@@ -49,7 +49,8 @@ def complete(state: LoopState, batch: Batch, ended: Collection[int]) -> Completi
 
 
 def _emit(state: LoopState, r: Req, ended: Collection[int], done: Completion) -> bool:
-    """Count a token of ``r`` and whether ``r`` goes on; void if it ended since the launch."""
+    """Count a token of ``r`` and return whether ``r`` continues; ignored if it ended since the
+    launch."""
     if not r.pending:
         return False
     r.pending -= 1
@@ -58,7 +59,7 @@ def _emit(state: LoopState, r: Req, ended: Collection[int], done: Completion) ->
         done.delivered.append(r.id)
     if not (r.aborted or r.refused or r.id in ended or r.out >= r.max_new):
         return True
-    # With overlap also of the last token, if it ended early.
+    # With overlap, this includes the last token's KV if the request ended early.
     state.memory.publish(r, r.kv, ended=True)
     state.end(r)
     if not r.aborted:

@@ -1,4 +1,4 @@
-"""The knobs of SGLang."""
+"""Options of SGLang's scheduler."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ SchedulePolicy = Literal[
 
 @dataclass(frozen=True)
 class SglangConfig:
-    """SGLang's knobs under the names of its flags (environment variables in lower case).
+    """Options of SGLang under the names of its flags (environment variables in lower case).
 
-    A running request is promised a share of the tokens that it may still emit. The share sinks
-    with every decode step, and a retraction sets it anew.
+    A running request is promised a share of the tokens that it may still emit. The share decreases
+    with every decode step and is recomputed by a retraction.
 
-    Raises ValueError if the pool or the chunk is not a whole number of pages, or for a knob that
-    the variant does not have.
+    Raises ValueError if the pool or the chunk is not a whole number of pages, or if an option does
+    not exist in the variant.
     """
 
     name: Literal["sglang"] = "sglang"
@@ -32,141 +32,145 @@ class SglangConfig:
         Literal["0.5.23", "0.5.23-lpm-aging", "0.5.22", "0.5.20", "0.5.15"],
         KnobSource("`simkv policies` says where each is from"),
     ] = "0.5.23"
-    """Whose rules decide: a release of SGLang, or one with a named change."""
+    """Scheduling rules: a release of SGLang, or a release with a named change."""
     max_total_num_tokens: Annotated[int, Gt(0), Flag("--max-total-tokens")] = 16384
-    """Tokens of KV in the pool; with `hardware` what its memory leaves, else 16384, a default of
-    ours."""
+    """Size of the KV pool in tokens; with `hardware` derived from the GPU's memory, otherwise 16384
+    (a default of simkv)."""
     page_size: Annotated[int, Gt(0), Flag("--page-size")] = 1
-    """Tokens in a page, the unit in which KV is handed out."""
+    """Tokens per page, the allocation unit of the KV pool."""
     max_running_requests: Annotated[int, Gt(0), Flag("--max-running-requests")] = 2048
-    """Most requests that hold a row at a time; with `hardware` 2048 to 4096 by the pool's size."""
+    """Maximum number of requests that hold a row; with `hardware` 2048 to 4096, depending on the
+    pool."""
     max_queued_requests: Annotated[Annotated[int, Ge(0)] | None, Flag("--max-queued-requests")] = (
         None
     )
-    """If set, a request that comes, or comes back retracted, while so many wait is answered with
-    503."""
+    """Maximum length of the waiting queue; a request that arrives or is retracted while the queue
+    is full is rejected with status 503. Unlimited if not set."""
     chunked_prefill_size: Annotated[int, Ge(-1), Flag("--chunked-prefill-size")] = 8192
-    """Most prompt tokens in one prefill pass, after which a prompt is cut; -1 is no limit. With
-    `hardware` 2048 to 16384 by GPU."""
+    """Maximum number of prompt tokens per prefill pass; longer prompts are split. -1 means no
+    limit. With `hardware` 2048 to 16384, depending on the GPU."""
     max_prefill_tokens: Annotated[int, Gt(0), Flag("--max-prefill-tokens")] = 16384
-    """No further request joins a prefill pass that has reached so many tokens."""
+    """Token count at which a prefill pass stops adding requests."""
     prefill_max_requests: Annotated[
         Annotated[int, Gt(0)] | None, Flag("--prefill-max-requests")
     ] = None
-    """Most requests in one prefill pass; left out, any number."""
+    """Maximum number of requests per prefill pass; unlimited if not set."""
     schedule_policy: Annotated[SchedulePolicy, Flag("--schedule-policy")] = "fcfs"
-    """Order of the waiting queue: by arrival, longest cached prefix first, by response ratio, by
-    weight of the cached tree's branches, fewest uncached tokens first (these four need the radix
-    cache), longest possible output first, or by the keys of those who run. random is refused: its
-    numbers are the process's own."""
+    """Order of the waiting queue: `fcfs` (arrival), `lpm` (longest cached prefix), `hrrn` (highest
+    response ratio), `dfs-weight` (branch weight in the radix tree), `shortest-prefill-first`
+    (fewest uncached tokens), `lof` (longest possible output) or `routing-key` (most frequent key
+    among running requests). lpm, hrrn, dfs-weight and shortest-prefill-first need the radix cache.
+    `random` is rejected because its random numbers belong to SGLang's process."""
     enable_priority_scheduling: Annotated[bool, Flag("--enable-priority-scheduling")] = False
-    """Whether `priority` goes before the order of arrival; a larger one is more urgent. Needs fcfs
-    or lof."""
+    """Whether `priority` comes before arrival order; larger values are more urgent. Needs fcfs or
+    lof."""
     schedule_low_priority_values_first: Annotated[
         bool, Flag("--schedule-low-priority-values-first")
     ] = False
-    """Whether a smaller `priority` is the more urgent one."""
+    """Whether smaller `priority` values are more urgent."""
     disable_priority_preemption: Annotated[bool, Flag("--disable-priority-preemption")] = False
-    """Whether a more urgent request never takes a running one's place."""
+    """Whether urgent requests never preempt running requests."""
     priority_scheduling_preemption_threshold: Annotated[
         int, Flag("--priority-scheduling-preemption-threshold")
     ] = 10
-    """By how much more urgent it must be for that."""
+    """A request preempts another only if its priority is more urgent by more than this value."""
     retraction_policy: Annotated[Literal["length", "priority"], Flag("--retraction-policy")] = (
         "length"
     )
-    """Whom a retraction takes first: the least output, or the least urgent."""
+    """Order of retraction: fewest emitted tokens first, or least urgent first."""
     min_free_slots_delay: Annotated[
         Annotated[int, Gt(0)] | None, Flag("--min-free-slots-delay")
     ] = None
-    """While requests run, nobody new is taken before so many rows are free."""
+    """While requests run, minimum number of free rows needed to admit new requests."""
     enable_prefill_delayer: Annotated[bool, Flag("--enable-prefill-delayer")] = False
-    """Whether prompts wait until more of them can be computed together."""
+    """Whether prompts wait until more of them can be prefilled together."""
     prefill_delayer_max_delay_passes: Annotated[
         int, Gt(0), Flag("--prefill-delayer-max-delay-passes")
     ] = 30
-    """For so many passes at most (before 0.5.20: without end)."""
+    """Maximum number of passes that prompts are delayed (before 0.5.20: unlimited)."""
     prefill_delayer_token_usage_low_watermark: Annotated[
         Annotated[float, Ge(0)] | None, Flag("--prefill-delayer-token-usage-low-watermark")
     ] = None
-    """Not while a smaller share of the pool is used."""
+    """Share of the pool in use below which prompts are not delayed."""
     prefill_delayer_queue_min_ratio: Annotated[
         Annotated[float, Ge(0)] | None, Flag("--prefill-delayer-queue-min-ratio")
     ] = None
-    """If set, also while fewer wait than this share of those that run."""
+    """If set, prompts are also delayed while the waiting requests are fewer than this share of the
+    running requests."""
     prefill_delayer_max_delay_ms: Annotated[
         Annotated[float, Ge(0)] | None, Flag("--prefill-delayer-max-delay-ms")
     ] = None
-    """For that so many milliseconds at most; left out, 5000."""
+    """Maximum delay because of a short queue, in milliseconds; 5000 if not set."""
     allow_auto_truncate: Annotated[bool, Flag("--allow-auto-truncate")] = False
-    """Whether a prompt that is longer than the pool can hold is cut; else it is refused."""
+    """Whether a prompt that exceeds the pool is truncated; otherwise it is rejected."""
     disable_radix_cache: Annotated[bool, Flag("--disable-radix-cache")] = False
-    """Whether nothing is shared between prompts that begin alike."""
+    """Whether prefix caching is off."""
     disable_overlap_schedule: Annotated[bool, Flag("--disable-overlap-schedule")] = False
-    """Whether a step is scheduled only when the tokens of the one before it are known."""
+    """Whether a step is scheduled only after the tokens of the previous step are known."""
     enable_mixed_chunk: Annotated[bool, Flag("--enable-mixed-chunk")] = False
-    """Whether running requests decode in the step of a prefill, too; else they wait for it."""
+    """Whether running requests also decode in prefill steps; otherwise they wait."""
     prefill_decode_interval: Annotated[
         int, Ge(0), Le(MAX_PASSES), Flag("--prefill-decode-interval")
     ] = 0
-    """After a prefill so many steps take none."""
+    """Number of steps after a prefill in which no other prefill starts."""
     prefill_decode_interval_min_bs: Annotated[
         int, Ge(0), Flag("--prefill-decode-interval-min-bs")
     ] = 0
-    """That pause holds only while at least so many requests run."""
+    """Minimum number of running requests for which `prefill_decode_interval` applies."""
     scheduler_recv_interval: Annotated[int, Gt(0), Flag("--scheduler-recv-interval")] = 1
-    """While others decode, new requests are received every so many steps only, and after a
-    prefill."""
+    """While requests decode, receive new requests only every N steps; also after each prefill."""
     enable_lora: Annotated[bool, Flag("--enable-lora")] = False
-    """Whether requests may ask for LoRA adapters."""
+    """Whether requests may use LoRA adapters."""
     max_loras_per_batch: Annotated[int, Gt(0), Flag("--max-loras-per-batch")] = 8
-    """Most adapters that run beside each other, the model without one among them."""
+    """Maximum number of adapters per batch; the base model counts as one."""
     lora_drain_wait_threshold: Annotated[float, Ge(0), Flag("--lora-drain-wait-threshold")] = 0.0
-    """Once a request has waited so many seconds for its adapter, one that runs takes in nobody new
-    until it is done; 0 is never."""
+    """Seconds that a request waits for its adapter before a running adapter stops admitting
+    requests to make room; 0 disables draining."""
     stream_interval: Annotated[int, Gt(0), Flag("--stream-interval")] = 1
-    """Tokens go to a client by so many, the first and the last at once; no decision depends on
-    it."""
+    """Number of tokens per streamed chunk; the first and the last token are sent at once. It does
+    not affect decisions."""
     enable_dp_attention: Annotated[bool, Flag("--enable-dp-attention")] = False
-    """Whether `dp_size` ranks attend to requests of their own and share the rest of the model."""
+    """Whether to use dp attention: `dp_size` ranks compute attention for their own requests and
+    share the rest of the model."""
     dp_size: Annotated[int, Gt(0), Flag("--dp-size")] = 1
-    """How many: with `fleet` as many replicas in lock-step, each with its share of
-    `max_running_requests` and `chunked_prefill_size`."""
+    """Number of ranks of dp attention; with `fleet` the number of replicas in lockstep, each with
+    its share of `max_running_requests` and `chunked_prefill_size`."""
     schedule_conservativeness: Annotated[float, Ge(0), Flag("--schedule-conservativeness")] = 1.0
-    """Factor on the share of its remaining tokens that a running request is promised; more
-    means fewer retractions."""
+    """Factor on the share of remaining tokens that running requests are promised; higher values
+    cause fewer retractions."""
     init_new_token_ratio: Annotated[float, Ge(0), Env("SGLANG_INIT_NEW_TOKEN_RATIO")] = 0.7
-    """That share at the start, before the factor; at most 1 after it."""
+    """Initial share before the factor; after it at most 1."""
     min_new_token_ratio_factor: Annotated[
         float, Ge(0), Env("SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR")
     ] = 0.14
-    """The share sinks no lower than so much of where it began."""
+    """Lower bound of the share, as a fraction of its initial value."""
     new_token_ratio_decay_steps: Annotated[
         int, Gt(0), Env("SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS")
     ] = 600
-    """Decode steps in which it sinks that far."""
+    """Number of decode steps in which the share decreases to its lower bound."""
     retract_decode_steps: Annotated[int, Ge(0), Env("SGLANG_RETRACT_DECODE_STEPS")] = 20
-    """After a retraction the others are given room for about so many steps."""
+    """Number of decode steps per remaining request that a retraction reserves memory for
+    (approximate)."""
     clip_max_new_tokens_estimation: Annotated[
         int, Ge(0), Env("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION")
     ] = 4096
-    """Of what a request may still emit no more than so many tokens are counted."""
+    """Maximum number of remaining output tokens counted per request."""
     in_batch_prefix_caching_check_threshold: Annotated[
         int, Ge(-1), KnobSource("managers/schedule_policy.py")
     ] = 32
-    """lpm and hrrn hold back a request with at most so many tokens in the cache, if another in
-    the queue begins alike."""
+    """Maximum number of cached tokens with which lpm, hrrn and shortest-prefill-first defer a
+    request if another waiting request starts with the same tokens."""
     in_batch_prefix_caching_deprioritize_threshold: Annotated[
         int, Gt(0), KnobSource("managers/schedule_policy.py")
     ] = 32
-    """Two requests begin alike in that sense if they share so many tokens."""
+    """Minimum number of shared leading tokens for two requests to count as starting alike."""
     lpm_aging_tokens_per_pass: Annotated[int, Ge(0), KnobSource("sgl-project/sglang#31723")] = 0
-    """Under lpm each pass that a request has waited counts as so many cached tokens."""
+    """Under lpm, number of cached tokens that each pass in the queue counts as."""
     mem_fraction_static: Annotated[
         Annotated[float, Gt(0), Lt(1)] | None, Flag("--mem-fraction-static")
     ] = None
-    """Share of the GPU's memory for weights and KV, of which with `hardware` the pool follows; left
-    out it is derived as SGLang does. No decision depends on it."""
+    """Share of the GPU's memory for weights and KV; with `hardware` it determines the pool. Derived
+    as in SGLang if not set. It does not affect decisions."""
 
     def __post_init__(self) -> None:
         if self.enable_dp_attention != (self.dp_size > 1):
@@ -208,7 +212,7 @@ class SglangConfig:
             )
 
     def _check_order(self) -> None:
-        """Raise ValueError for an order of the queue that there is not."""
+        """Raise ValueError if the queue order is unknown or not supported."""
         policies = RULES[self.variant].policies
         if self.schedule_policy == "random":
             raise ValueError(
@@ -239,7 +243,7 @@ class SglangConfig:
             raise ValueError("retraction_policy: 'priority' needs enable_priority_scheduling")
 
     def _check_delayer(self) -> None:
-        """Raise ValueError where the prefill delayer cannot be, or is not modelled."""
+        """Raise ValueError if the prefill delayer is impossible or not modelled."""
         if self.enable_prefill_delayer and self.disable_overlap_schedule:
             raise ValueError("enable_prefill_delayer: SGLang needs the overlap schedule for it")
         if self.enable_prefill_delayer and self.dp_size > 1:
@@ -248,12 +252,12 @@ class SglangConfig:
                 "prefill, which is not modelled; expected false"
             )
 
-    # What one rank of dp attention takes of the server's flags: arg_groups/parallel_hook.py and
+    # Values for one rank of dp attention: arg_groups/parallel_hook.py and
     # model_executor/pool_configurator.py of the wheel.
 
     @property
     def chunk(self) -> int:
-        """Most prompt tokens in one prefill pass of a rank; -1 is no limit."""
+        """Maximum number of prompt tokens per prefill pass of a rank; -1 means no limit."""
         return self.chunked_prefill_size // self.dp_size
 
     @property
@@ -263,15 +267,15 @@ class SglangConfig:
 
     @property
     def preempts(self) -> bool:
-        """Whether a request may take the place of less urgent ones."""
+        """Whether requests may preempt less urgent ones."""
         return self.enable_priority_scheduling and not self.disable_priority_preemption
 
     @property
     def rows(self) -> int:
-        """Most requests that hold a row of a rank at a time."""
+        """Maximum number of requests that hold a row of a rank."""
         return max(1, self.max_running_requests // self.dp_size)
 
     @property
     def conservativeness(self) -> float:
-        """Factor on promises; ranks of dp attention promise less."""
+        """Factor on promised tokens; lower for ranks of dp attention."""
         return self.schedule_conservativeness * (0.3 if self.enable_dp_attention else 1.0)

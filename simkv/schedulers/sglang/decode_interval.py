@@ -1,4 +1,4 @@
-"""Steps that SGLang keeps for decoding: ``--prefill-decode-interval``."""
+"""Steps reserved for decoding after a prefill: ``--prefill-decode-interval``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from simkv.schedulers.sglang.config import SglangConfig
 
 
 class DecodeInterval:
-    """After a prefill, ``left`` is how many steps take none, while enough requests run."""
+    """Counter of the steps in which no prefill may start.
+
+    After a prefill, ``left`` steps remain, as long as at least ``least`` requests run.
+    """
 
     def __init__(self, config: SglangConfig) -> None:
         self.steps = config.prefill_decode_interval
@@ -14,7 +17,7 @@ class DecodeInterval:
         self.left = 0
 
     def defers(self, running: int) -> bool:
-        """Whether this step is one of them, with so many ``running``."""
+        """Count a step and return whether prefill is deferred in it, with ``running`` requests."""
         if self.left == 0:
             return False
         if running < self.least:
@@ -24,5 +27,5 @@ class DecodeInterval:
         return True
 
     def begin(self) -> None:
-        """A prefill was launched."""
+        """Restart the interval after a prefill was launched."""
         self.left = self.steps

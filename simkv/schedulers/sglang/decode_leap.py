@@ -1,4 +1,4 @@
-"""Many decode steps of SGLang at once."""
+"""Leaping over decode steps of SGLang."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from simkv.schedulers.sglang.recv_skipper import Receiver
 
 
 def leap(state: LoopState, receiver: Receiver, ahead: int, most: int) -> int:
-    """For how many steps only the same rows decode: nobody is admitted, evicted or at its limit.
+    """Return the number of steps in which only the same rows decode.
 
-    The loop sees so many steps ``ahead`` that a limit is reached.
+    No request is admitted, evicted or at its limit in these steps. The loop sees a limit ``ahead``
+    steps before it is reached.
     """
     rows, memory = state.running.rows, state.memory
     if state.last is not state.running or state.running.kind != "decode" or state.chunked:
@@ -31,7 +32,7 @@ def leap(state: LoopState, receiver: Receiver, ahead: int, most: int) -> int:
 
 
 def skip(state: LoopState, steps: int) -> list[int]:
-    """Do what that many such steps do; the pages that can be had after each decision."""
+    """Apply ``steps`` decode steps and return the available pages after each decision."""
     memory, free = state.memory, []
     for taken in memory.growth(state.running.rows, steps):
         memory.free -= taken

@@ -1,4 +1,4 @@
-"""A decode step of SGLang: who decodes, and who is retracted where memory was promised twice."""
+"""SGLang's decode step, and the retraction of requests when memory runs out."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from simkv.schedulers.sglang.memory import Req
 
 
 def decode_step(state: LoopState, batch: Batch) -> ScheduleBatch | None:
-    """The running batch, each of its rows with a slot for its next token; who goes, in ``batch``.
+    """Return the running batch with a slot for each row's next token; note victims in ``batch``.
 
-    None if nobody is left, or none can decode before the memory of those who end comes back.
+    Return None if no request is left, or if none can decode before ending requests free their
+    memory.
     """
     running = state.running
     some_end = drop_ending_rows(state)
@@ -19,7 +20,7 @@ def decode_step(state: LoopState, batch: Batch) -> ScheduleBatch | None:
     if state.memory.fits(running.rows):
         state.ratio.decay_step()
     elif some_end:
-        return None  # their memory comes back at the end of this step
+        return None  # their memory is freed at the end of this step
     else:
         _retract(state, batch)
         if not running.rows:
@@ -30,9 +31,9 @@ def decode_step(state: LoopState, batch: Batch) -> ScheduleBatch | None:
 
 
 def drop_ending_rows(state: LoopState) -> bool:
-    """Drop those whose token in flight is their last by length; whether there were any.
+    """Drop requests whose in-flight token is their last by length; return whether there were any.
 
-    Those that have finished go with them, where they are still there.
+    Finished requests that are still in the batch are dropped as well.
     """
     rows = state.running.rows
     going_on = rows
@@ -44,11 +45,12 @@ def drop_ending_rows(state: LoopState) -> bool:
 
 
 def _retract(state: LoopState, batch: Batch) -> None:
-    """Take requests out of the running batch until the others can decode.
+    """Retract running requests until the others can decode.
 
-    The least output goes first, then the longest prompt, then the last in running order; by
-    ``retraction_policy: priority`` the least urgent before all that. The order of this choice
-    becomes the running order. Whoever goes keeps its outputs and queues at the tail.
+    The request with the fewest emitted tokens goes first, then the longest prompt, then the last in
+    running order. With ``retraction_policy: priority`` the least urgent goes before all of these.
+    The sort order of this choice becomes the running order. Victims keep their outputs and are
+    queued at the tail.
     """
     memory, steps = state.memory, state.config.retract_decode_steps
     keep = sorted(state.running.rows, key=lambda r: (r.out, -r.prompt_tokens), reverse=True)

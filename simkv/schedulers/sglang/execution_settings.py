@@ -1,18 +1,19 @@
-"""What of SGLang's knobs decides how long its steps take and how much KV it has."""
+"""SGLang options that determine step durations and the size of the KV pool."""
 
 from __future__ import annotations
 
 from simkv.core.execution_settings import ExecutionSettings
 from simkv.schedulers.sglang.config import SglangConfig
 
-#: Never more decodes than this in a graph: ``--cuda-graph-max-bs`` of large GPUs by default.
+#: Maximum decodes per CUDA graph: default of ``--cuda-graph-max-bs`` on large GPUs.
 MAX_GRAPH_SIZE = 512
 
 
 def graph_sizes(max_running_requests: int) -> tuple[int, ...]:
-    """Sizes (decodes) by default: 1, 2, 4, 8, 12, steps of 8 to 256, of 16 to 512.
+    """Return the default graph sizes in decodes: 1, 2, 4, 8, 12, steps of 8 to 256, of 16 to 512.
 
-    ``_generate_cuda_graph_batch_sizes`` of ``server_args.py`` (0.5); smaller GPUs stop earlier.
+    Source: ``_generate_cuda_graph_batch_sizes`` of ``server_args.py`` (0.5); smaller GPUs stop
+    earlier.
     """
     limit = min(max_running_requests, MAX_GRAPH_SIZE)
     sizes = (1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, MAX_GRAPH_SIZE + 1, 16))
@@ -20,7 +21,7 @@ def graph_sizes(max_running_requests: int) -> tuple[int, ...]:
 
 
 def derive_settings(config: SglangConfig) -> ExecutionSettings:
-    """The setting; only steps of nothing but decodes run as graphs."""
+    """Return the execution settings; only decode-only steps run as CUDA graphs."""
     chunk = config.chunk
     return ExecutionSettings(
         engine=config.name,

@@ -1,16 +1,17 @@
-"""What SGLang's launcher chooses for settings that were not given, by release, GPU and model.
+"""Defaults that SGLang's launcher chooses for options not given, by release, GPU and model.
 
 Read from the wheels 0.5.15, 0.5.20, 0.5.22 and 0.5.23:
 
 - ``chunked_prefill_size``: ``_handle_gpu_memory_settings`` of ``srt/server_args.py`` (0.5.15) and
-  ``handle_gpu_memory_settings`` of ``srt/arg_groups/memory_hook.py``; ``mem_fraction_static``, too,
-  which ``costs/hardware/kv_capacity.py`` derives with the pool.
-- ``page_size``: the attention backend's (``get_default_attn_backend``), of which TensorRT-LLM's on
-  Blackwell needs 64 (``_mla_backend_page_constraints`` in ``srt/arg_groups/overrides.py``), and 64
-  where an indexer selects tokens (``model_overrides/deepseek_v2.py``).
+  ``handle_gpu_memory_settings`` of ``srt/arg_groups/memory_hook.py``. The same functions choose
+  ``mem_fraction_static``, which ``costs/hardware/kv_capacity.py`` derives together with the pool.
+- ``page_size``: set by the attention backend (``get_default_attn_backend``). It is 64 for
+  TensorRT-LLM's backend on Blackwell (``_mla_backend_page_constraints`` in
+  ``srt/arg_groups/overrides.py``) and for models with sparse attention
+  (``model_overrides/deepseek_v2.py``).
 - ``max_running_requests``: ``_resolve_max_num_reqs`` of ``srt/model_executor`` (0.5.15) and
   ``resolve_max_num_reqs`` of ``srt/mem_cache/kv_cache_configurator.py``, per rank of dp attention.
-- ``max_prefill_tokens``: 16384 for all (``ServerArgs``).
+- ``max_prefill_tokens``: always 16384 (``ServerArgs``).
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from typing import Any
 from simkv.core.launcher_rules import LaunchRules, LaunchTarget, ModelFacts
 from simkv.schedulers.sglang.config import SglangConfig
 
-#: Tokens of a prefill pass by the GiB of a GPU below which they hold.
+#: Pairs of (GPU memory in GiB, tokens per prefill pass for GPUs with less memory).
 CHUNKS = ((20, 2048), (35, 4096), (60, 4096), (160, 8192))
 LARGEST_CHUNK = 16384
-#: The release before which a GPU of 20 to 35 GiB has 2048.
+#: Before this release, GPUs of 20 to 35 GiB have 2048.
 CHUNK_RAISED, SMALL_CHUNK = (0, 5, 20), 2048
 PREFILL_TOKENS = 16384
 BLACKWELL, PAGE = 10, 64
-#: Fewest and most rows, and how many there are for a pool that holds one sequence of full length.
+#: Minimum and maximum number of rows, and rows per full-length sequence that the pool holds.
 ROWS, PER_SEQUENCE = (2048, 4096), 512
 
 
 def before(given: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
-    """Tokens of a prefill pass and tokens in a page."""
+    """Return the tokens per prefill pass and per page."""
     variant = str(given.get("variant", SglangConfig.variant))
     release = tuple(int(part) for part in variant.partition("-")[0].split("."))
     chosen: dict[str, Any] = {
@@ -57,13 +58,13 @@ def _page(machine: LaunchTarget) -> int:
 
 
 def context_length(model: ModelFacts) -> int:
-    """The model's length: ``get_context_length`` of ``srt/utils/hf_transformers``."""
+    """Return the context length, per ``get_context_length`` of ``srt/utils/hf_transformers``."""
     scaled = model.rope_type not in ("", "llama3") and model.rope_original is None
     return int(model.length * model.rope_factor) if scaled else model.length
 
 
 def after(section: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
-    """Rows for requests, by how many sequences of full length the pool holds."""
+    """Return the number of rows, from the number of full-length sequences that the pool holds."""
     tokens, ranks = section.get("max_total_num_tokens"), section.get("dp_size", 1)
     if "max_running_requests" in section or machine.model is None:
         return {}

@@ -1,4 +1,4 @@
-"""What SGLang's scheduler holds from one turn of its loop to the next."""
+"""State of SGLang's scheduler between two turns of its loop."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from simkv.schedulers.sglang.memory import Req, SglangMemory
 from simkv.schedulers.sglang.new_token_ratio import NewTokenRatio
 from simkv.schedulers.sglang.versions import SglangRules
 
-#: How a request is turned away (``_abort_on_queued_limit``).
+#: Reasons for rejecting a request (``_abort_on_queued_limit``).
 QUEUE_FULL = Refusal("max_queued_requests", "The request queue is full.")
 OUTRANKED = Refusal(QUEUE_FULL.knob, "The request is aborted by a higher priority request.")
 
 
 @dataclass(slots=True, eq=False)
 class ScheduleBatch:
-    """The engine's batch object; the running batch is one, and may have begun as a prefill.
+    """The engine's batch object; the running batch is one and may have begun as a prefill.
 
-    ``full`` ("batch_is_full") on the running batch keeps the queue from being looked at.
-    A batch that was built to prefill has ``prefills`` such rows before any others, and
-    ``extend_tokens`` to compute; ``chunked`` is the one whose prompt that does not finish. One in
-    which nobody may emit anything was built as ``prefill_only``, and never decodes.
+    - ``full``: the engine's ``batch_is_full``; on the running batch it stops admission.
+    - ``prefills``: number of prefill rows, which come before all others.
+    - ``extend_tokens``: tokens that the prefill rows compute.
+    - ``chunked``: the request whose prompt this batch does not complete.
+    - ``prefill_only``: set when no row may emit a token; such a batch never decodes.
     """
 
     rows: list[Req] = field(default_factory=list)
@@ -42,7 +43,7 @@ class ScheduleBatch:
     prefill_only: bool = False
 
     def keep(self, staying: list[Req]) -> bool:
-        """Go on with ``staying`` alone; whether somebody left, who makes room."""
+        """Reduce the batch to ``staying``; if any row left, clear ``full`` and return True."""
         left = len(staying) < len(self.rows)
         if left:
             self.rows = staying
@@ -51,7 +52,7 @@ class ScheduleBatch:
 
 
 class LaunchedBatch(NamedTuple):
-    """A launched batch and the rows that will emit; a prompt's middle chunk is not among them."""
+    """A launched batch and the rows that will emit; excludes prompts that it does not complete."""
 
     batch: Batch
     prefills: list[Req]
@@ -59,14 +60,16 @@ class LaunchedBatch(NamedTuple):
 
 
 class LoopState:
-    """One engine: its queue, its running batch, what is under way, and the memory for all that.
+    """State of one engine: queue, running batch, batches in flight and memory.
 
-    ``last`` is the batch that was launched before (it may be ``running`` itself), ``chunked`` the
-    one request whose prompt is partly computed: it is neither in ``running`` nor in ``waiting``.
-    All of ``admitted`` hold a row of ``max_running_requests``. ``why`` the head of the queue was
-    passed over when it was last looked at. ``turned_away`` were those for whom the queue was full.
-    ``loras`` say who may run beside whom, if requests can ask for adapters. It is ``now`` so many
-    seconds from the start.
+    - ``last``: the batch launched before; may be ``running`` itself.
+    - ``chunked``: the request whose prompt is partly computed, neither in ``running`` nor
+      ``waiting``.
+    - ``admitted``: requests that hold one of the ``max_running_requests`` rows.
+    - ``why``: why the head of the queue was not admitted at the last attempt.
+    - ``rejections``: requests rejected because the queue was full.
+    - ``loras``: adapters in use, if LoRA is enabled.
+    - ``now``: seconds since the start.
     """
 
     def __init__(self, config: SglangConfig, rules: SglangRules, memory: SglangMemory) -> None:
@@ -92,13 +95,13 @@ class LoopState:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody is here."""
+        """Whether no request is in the engine."""
         return not (self.waiting or self.running.rows or self.chunked or self.flights)
 
     def queue(self, r: Req) -> None:
-        """Put ``r``, which comes or was retracted, behind all who wait.
+        """Append ``r``, new or retracted, to the waiting queue.
 
-        If they are too many one is turned away: ``r``, or by priority who is less urgent than it.
+        If the queue is full, one request is rejected: ``r``, or with priorities a less urgent one.
         """
         most = self.config.max_queued_requests
         if most is not None and len(self.waiting) >= most and self._turn_away_for(r) is r:
@@ -108,33 +111,33 @@ class LoopState:
         self.waiting.append(r)
 
     def _turn_away_for(self, r: Req) -> Req:
-        """Turn away ``r`` or the least urgent of the queue (the last that came); who it was."""
+        """Reject ``r`` or the least urgent waiting request (among equals the latest); return it."""
         last, why = r, QUEUE_FULL
         if self.config.enable_priority_scheduling:
             worst = max(self.waiting, key=lambda x: (self.urgency(x), x.entry))
             if self.urgency(r) < self.urgency(worst):
                 last, why = worst, OUTRANKED
                 self.waiting.remove(worst)
-        last.pending = 0  # what it still computes is for nobody
+        last.pending = 0  # discard tokens still in flight
         del self.live[last.id]
         self.rejections[last.id] = why
         return last
 
     def urgency(self, r: Req) -> int:
-        """Less is more urgent."""
+        """Return the sort key of urgency; smaller is more urgent."""
         return r.priority if self.config.schedule_low_priority_values_first else -r.priority
 
     def admit(self, rows: list[Req]) -> None:
-        """Each of ``rows`` holds a row from now on."""
+        """Mark each of ``rows`` as holding a row."""
         self.admitted.update((r.id, r) for r in rows)
 
     def release(self, r: Req) -> None:
-        """Take back the row and the memory of ``r``."""
+        """Free the row and the memory of ``r``."""
         self.memory.release(r)
         del self.admitted[r.id]
 
     def end(self, r: Req) -> None:
-        """``r`` has ended, and all that it had is taken back."""
+        """End ``r`` and free all its resources."""
         r.finished = True
         self.release(r)
         del self.live[r.id]

@@ -1,7 +1,7 @@
-"""LoRA in SGLang: which adapters may be in a batch, who makes room for whom, what is loaded.
+"""LoRA in SGLang: adapters allowed per batch, draining of adapters, and loads.
 
-The model without an adapter counts as one of them. Source: the wheels 0.5.15 to 0.5.23,
-``managers/scheduler.py``, ``lora/lora_drainer.py``, ``lora/mem_pool.py``.
+The base model counts as an adapter. Source: the wheels 0.5.15 to 0.5.23, ``managers/scheduler.py``,
+``lora/lora_drainer.py``, ``lora/mem_pool.py``.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from collections.abc import Hashable, Iterable, Sequence
 
 from simkv.schedulers.sglang.memory import Req
 
-#: Requests join an adapter that drains if they ask for at most so many times its longest rest.
+#: Maximum output of requests that a draining adapter admits, as a multiple of its longest remaining
+#: output.
 DRAIN_TOLERANCE = 1.2
 
 AdapterName = str | None
 
 
 class SglangLoras:
-    """At most ``most`` adapters in a batch; with a ``threshold`` (s) above 0 they take turns."""
+    """Admission of adapters: at most ``most`` per batch; ``threshold`` (s) above 0 enables
+    draining."""
 
     def __init__(self, most: int, threshold: float) -> None:
         self.most = most
@@ -29,25 +31,25 @@ class SglangLoras:
     def begin(
         self, waiting: Sequence[Req], running: Sequence[Req], can: Sequence[Req], now: float
     ) -> None:
-        """A pass looks at who is ``waiting``: ``running`` decode, ``can`` are chosen already."""
+        """Start a pass over ``waiting``; ``running`` decode and ``can`` are already chosen."""
         if self.drainer:
             self.drainer.update(waiting, running, now)
         self._used = {r.lora for r in running if not r.finished} | {r.lora for r in can}
 
     def admit(self, r: Req) -> bool:
-        """Whether the pass may look at this candidate."""
+        """Whether the adapter of ``r`` may be in this batch."""
         if self.drainer and not self.drainer.admits(r):
             return False
         return r.lora in self._used or len(self._used) < self.most
 
     def note_candidate(self, r: Req) -> None:
-        """A candidate was tried; its adapter counts in this pass even if it was not taken."""
+        """Count the adapter of a candidate in this pass, even if the candidate was not admitted."""
         self._used.add(r.lora)
 
     def load(self, rows: Iterable[Req]) -> int:
-        """How many adapters have to be copied to the GPU before ``rows`` run.
+        """Load the adapters of ``rows`` and return the number copied to the GPU.
 
-        The least recently used one makes room, the model without one last of all.
+        The least recently used adapter is evicted, the base model last.
         """
         batch, slots = {r.lora for r in rows}, self._slots
         ordered = sorted(batch, key=lambda lora: (lora is not None, lora or ""))
@@ -66,15 +68,15 @@ class SglangLoras:
         return copied
 
     def fingerprint(self) -> Hashable:
-        """What of it decides who is taken in."""
+        """Return the state that determines admission."""
         return self.drainer and tuple(self.drainer.draining.items())
 
 
 class LoraDrainer:
-    """Lets adapters drain for others that wait too long (sgl-project/sglang#17913).
+    """Drain adapters to make room for others that wait too long (sgl-project/sglang#17913).
 
-    ``draining`` says which adapter takes in nobody new, and for whose sake. Of adapters that are
-    equal in what decides, the engine takes any; here it is the first by name.
+    ``draining`` maps each adapter that admits no new requests to the adapter it makes room for. The
+    engine picks any of equal adapters; here the first by name is chosen.
     """
 
     def __init__(self, most: int, threshold: float) -> None:
@@ -83,7 +85,7 @@ class LoraDrainer:
         self._rest: dict[AdapterName, int] = {}
 
     def update(self, waiting: Iterable[Req], running: Sequence[Req], now: float) -> None:
-        """Look at who waits and who runs, at the time ``now`` (s)."""
+        """Update the draining adapters from waiting and running requests at time ``now`` (s)."""
         waits: dict[AdapterName, float] = {}
         for r in waiting:
             waits[r.lora] = max(waits.get(r.lora, 0.0), now - r.queued_at)
@@ -95,7 +97,7 @@ class LoraDrainer:
         self.draining = {a: b for a, b in self.draining.items() if a in self._rest}
 
     def _choose(self, waits: dict[AdapterName, float]) -> None:
-        """For each adapter that has waited too long, let the one drain that will be done first."""
+        """Drain, for each adapter that waits too long, the running adapter that finishes first."""
         served = set(self.draining.values())
         starving = [a for a, wait in waits.items() if wait > self.threshold and a not in served]
         starving.sort(key=lambda lora: (-waits[lora], lora or ""))
@@ -105,11 +107,11 @@ class LoraDrainer:
                 return
             first = min(eligible, key=self._rest.__getitem__)
             eligible.remove(first)
-            if lora is not None:  # one that drains for the model itself takes in others still
+            if lora is not None:  # draining for the base model does not stop admission
                 self.draining[first] = lora
 
     def admits(self, r: Req) -> bool:
-        """Whether the adapter of ``r`` does not drain, or ``r`` is done about when it is."""
+        """Whether the adapter of ``r`` is not draining, or ``r`` ends at about the same time."""
         if r.lora not in self.draining:
             return True
         return r.max_new <= self._rest.get(r.lora, 0) * DRAIN_TOLERANCE

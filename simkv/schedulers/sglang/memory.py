@@ -1,4 +1,4 @@
-"""What SGLang 0.5.23 keeps of a request, and who owns which tokens of the KV pool."""
+"""State of a request in SGLang, and the ownership of tokens in its KV pool."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simkv.schedulers.sglang.versions import LATEST, SglangRules
 
 
 class EngineCrash(Exception):
-    """The engine raises inside its scheduling call: ``why``, and over whose prefill."""
+    """Error in the engine's scheduling call: its reason ``why`` and the prefill ``rows``."""
 
     def __init__(self, why: str, rows: Sequence[Req]) -> None:
         super().__init__(why)
@@ -23,18 +23,24 @@ class EngineCrash(Exception):
 class Req:
     """A request in the engine; all lengths in tokens.
 
-    ``max_new`` is the limit on emitted tokens after the clip at arrival and ``out`` how many were
-    emitted. A prefill covers ``prefix`` (computed or cached before it) to ``end``. ``kv`` tokens
-    own a slot; the first ``owned`` of them belong to the tree, whose ``node`` is locked. ``hit``
-    is what the last ordering of the queue found cached, ``stamp`` the engine's count of processed
-    tokens when the request was queued, ``passes`` the passes that found it there (if they count).
-    ``pending`` counts tokens that launched batches will emit for it; a token that arrives when it
-    is 0 is dropped. ``aborted``: the client has gone. A ``refused`` one is a prompt of one token,
-    and its first token tells the client why. Log probabilities are asked for of the tokens from
-    ``logprobs_from`` on. It asks for the adapter ``lora`` and was put
-    into the queue last at ``queued_at`` (s), as the ``entry``-th that was. When a prefill
-    pass looked at it last it had ``looked`` tokens, of which it found ``matched`` cached. What the
-    last ordering found cached ``ended`` at that node; ``routing_key`` says to whom it belongs.
+    - ``max_new``: limit on emitted tokens, clipped at arrival; ``out``: emitted tokens.
+    - ``prefix``, ``end``: the prefill computes the tokens from ``prefix`` to ``end``; those before
+      are cached or computed.
+    - ``kv``: tokens with a KV slot. The tree owns the first ``owned`` of them, and ``node``, where
+      they end, is locked.
+    - ``hit``: cached tokens found when the queue was last sorted; ``ended``: the node they end at.
+    - ``looked``, ``matched``: length of the request, and its cached tokens, when a prefill pass
+      last considered it.
+    - ``stamp``: the engine's count of processed tokens when the request was queued; ``passes``:
+      passes spent in the queue, counted only with aging.
+    - ``queued_at``: time in seconds of the last entry into the queue; ``entry``: its sequence
+      number.
+    - ``pending``: tokens that launched batches will emit. Tokens that arrive while it is 0 are
+      discarded.
+    - ``aborted``: the client disconnected. ``refused``: rejected, and replaced by a prompt of one
+      token whose first token reports the reason.
+    - ``logprobs_from``: first token for which log probabilities are requested.
+    - ``lora``: its adapter; ``routing_key``: its key for the policy ``routing-key``.
     """
 
     id: int
@@ -67,25 +73,25 @@ class Req:
 
     @property
     def fill(self) -> int:
-        """Tokens that a prefill must have: the prompt, after a retraction the outputs too."""
+        """Tokens to prefill: the prompt, after a retraction also the outputs."""
         return self.prompt_tokens + self.out
 
     @property
     def max_cached_tokens(self) -> int:
-        """So many tokens may come from the cache: not the last, none of log probabilities."""
+        """Maximum tokens from the cache: not the last, none that needs log probabilities."""
         most = self.fill - 1
         return most if self.logprobs_from is None else min(most, self.logprobs_from)
 
     @property
     def work(self) -> int:
-        """Tokens of it that were not cached when the queue was ordered last, at least 1."""
+        """Uncached tokens when the queue was last sorted, at least 1."""
         return max(1, self.fill - self.hit)
 
 
 class SglangMemory:
     """The token pool of one replica, in pages of ``page_size`` tokens, and its prefix tree.
 
-    ``free`` tokens are owned by nobody; ``tree`` is None with the prefix cache off.
+    ``free`` tokens have no owner; ``tree`` is None without prefix caching.
     """
 
     def __init__(
@@ -97,23 +103,23 @@ class SglangMemory:
         self.tree = RadixTree(page_size) if prefix_cache else None
 
     def round_up(self, tokens: int) -> int:
-        """``tokens`` rounded up to whole pages."""
+        """Round ``tokens`` up to whole pages."""
         return -(-tokens // self.page_size) * self.page_size
 
     @property
     def evictable(self) -> int:
-        """Tokens of cached prefixes that no request has locked."""
+        """Tokens of unlocked cached prefixes."""
         return self.tree.evictable if self.tree else 0
 
     @property
     def room(self) -> int:
-        """Tokens that can be had, by eviction if need be."""
+        """Tokens that are free or evictable."""
         return self.free + self.evictable
 
     def reclaim(self, target: int) -> bool:
-        """Evict cached prefixes until ``target`` tokens are free; whether they are.
+        """Evict cached prefixes until ``target`` tokens are free; return whether they are.
 
-        Older releases evict ``target`` tokens whatever is free.
+        Older releases evict ``target`` tokens regardless of free tokens.
         """
         if self.free < target and self.tree:
             short = target - self.free if self.rules.evicts_shortfall else target
@@ -121,14 +127,14 @@ class SglangMemory:
         return self.free >= target
 
     def match(self, req: Req, tokens: int) -> tuple[int, RadixNode | None]:
-        """How many of the first ``tokens`` tokens of ``req`` are cached, and the node they end at.
+        """Return how many of the first ``tokens`` of ``req`` are cached and the node they end at.
 
-        Refreshes what it finds, as a use would.
+        Refreshes the recency of the matched nodes.
         """
         return self.tree.match(req.content, tokens) if self.tree else (0, None)
 
     def lock(self, node: RadixNode | None) -> None:
-        """Keep a matched prefix from eviction."""
+        """Protect a matched prefix from eviction."""
         if self.tree and node:
             self.tree.lock(node)
 
@@ -138,10 +144,10 @@ class SglangMemory:
             self.tree.unlock(node)
 
     def extend(self, rows: Sequence[Req]) -> None:
-        """Give each of ``rows`` the slots of its prefill. Raises EngineDies.
+        """Allocate the prefill slots of ``rows``. Raises EngineCrash if too few pages are free.
 
-        With pages of more than one token the eviction aims a page per request too high; that
-        costs cached prefixes, but only too few free pages are fatal.
+        With pages of more than one token, the eviction target is one page per request too high.
+        This only evicts more cached prefixes.
         """
         tokens = sum(r.end - r.prefix for r in rows)
         self.reclaim(tokens if self.page_size == 1 else tokens + self.page_size * len(rows))
@@ -152,13 +158,14 @@ class SglangMemory:
             raise EngineCrash(f"prefill out of memory: {tokens} tokens asked for", rows)
 
     def fits(self, rows: Sequence[Req]) -> bool:
-        """Whether ``rows`` can decode one token each; evicts what that takes, even in vain."""
+        """Whether ``rows`` can decode one token each; evicts cached prefixes for this, even if it
+        fails."""
         page = self.page_size
         starting_a_page = len(rows) if page == 1 else sum(1 for r in rows if r.kv % page == 0)
         return self.reclaim(page * starting_a_page)
 
     def grow(self, rows: Sequence[Req]) -> None:
-        """Give each of ``rows``, which fit, a slot for its next token.
+        """Allocate a slot for the next token of each of ``rows``, which must fit.
 
         The eviction assumes a new page for every row, needed or not.
         """
@@ -170,7 +177,7 @@ class SglangMemory:
             r.kv += 1
 
     def growth(self, rows: Sequence[Req], steps: int) -> list[int]:
-        """Tokens that ``grow`` would take in each of the next ``steps`` steps."""
+        """Return the tokens that ``grow`` would allocate in each of the next ``steps`` steps."""
         page = self.page_size
         starting = [0] * page
         for r in rows:
@@ -178,11 +185,11 @@ class SglangMemory:
         return [page * starting[step % page] for step in range(steps)]
 
     def publish(self, req: Req, tokens: int, *, ended: bool = False) -> None:
-        """Hand the first ``tokens`` tokens of ``req`` to the tree, in whole pages.
+        """Insert the first ``tokens`` tokens of ``req`` into the tree, in whole pages.
 
-        Where the tree has them already, the request's own copies become free. A key that is
-        longer than the prompt is split at the end of the prompt, so that outputs can go first; in
-        older releases if ``req`` has ``ended``, or never.
+        Copies of tokens that the tree already holds are freed. A key longer than the prompt is
+        split at the end of the prompt, so that outputs can be evicted first. Older releases split
+        only if ``req`` has ``ended``, or never.
         """
         if self.tree is None:
             return
@@ -198,7 +205,7 @@ class SglangMemory:
         req.node, req.owned = node, whole
 
     def release(self, req: Req) -> None:
-        """Take back all that ``req`` has and the tree has not; its in-flight tokens are void."""
+        """Free the tokens of ``req`` that the tree does not own; discard its tokens in flight."""
         self.free += self.round_up(req.kv) - req.owned
         self.unlock(req.node)
         req.node = None

@@ -1,4 +1,4 @@
-"""The share of its remaining tokens that a running request is promised: NewTokenRatioTracker."""
+"""Share of its remaining tokens that a running request is promised: NewTokenRatioTracker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from simkv.schedulers.sglang.memory import Req
 
 
 class NewTokenRatio:
-    """``current`` sinks from ``init`` to ``least`` by ``decay`` a decode step."""
+    """Promised share; ``current`` decreases from ``init`` to ``least`` by ``decay`` per decode
+    step."""
 
     def __init__(self, config: SglangConfig) -> None:
         self.init = min(config.init_new_token_ratio * config.conservativeness, 1.0)
@@ -19,14 +20,14 @@ class NewTokenRatio:
         self.current = self.init
 
     def reset(self) -> None:
-        """Nobody is here any more."""
+        """Reset the share when the engine is idle."""
         self.current = self.init
 
     def decay_step(self) -> None:
-        """A decode step for which there was room goes by."""
+        """Decrease the share after a decode step without retraction."""
         self.current = max(self.current - self.decay, self.least)
 
     def retracted(self, staying: Sequence[Req]) -> None:
-        """What those who stay may need for some steps, of all that they may emit."""
+        """Set the share from the emitted tokens and allowed outputs of the remaining requests."""
         emitted, at_most = sum(r.out for r in staying), sum(r.max_new for r in staying)
         self.current = min(1.0, (emitted + self.retract_steps * len(staying)) / (at_most + 1))

@@ -1,4 +1,4 @@
-"""SGLang's memory for a device: which page is whose, beside how many there are."""
+"""SGLang's memory with numbered pages, for execution on a device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simkv.schedulers.sglang.versions import LATEST, SglangRules
 
 
 class PagedMemory(SglangMemory):
-    """SGLang's memory with its pages numbered, and so with a block table for every request.
+    """SGLang's memory with a block table per request.
 
     Counts and decisions are those of ``SglangMemory``.
     """
@@ -47,7 +47,7 @@ class PagedMemory(SglangMemory):
         assert req.node is not None
         cached = self.pages.path(req.node)
         own = table[: len(cached)]
-        if own != cached:  # somebody else computed the same tokens first
+        if own != cached:  # another request computed the same tokens first
             self.free_pages += [a for a, b in zip(own, cached, strict=True) if a != b]
             self.tables[req.id] = cached + table[len(cached) :]
 
@@ -62,9 +62,9 @@ class PagedMemory(SglangMemory):
 
 
 class PagedRadixTree(RadixTree):
-    """A radix tree that knows which pages its nodes hold; what it evicts goes to ``free_pages``.
+    """A radix tree that records the pages of its nodes; evicted pages go to ``free_pages``.
 
-    A node that ``insert`` makes takes its pages from the table ``offered``.
+    ``insert`` takes the pages of a new node from the table ``offered``.
     """
 
     def __init__(self, page_size: int, free_pages: list[int]) -> None:
@@ -74,7 +74,7 @@ class PagedRadixTree(RadixTree):
         self._pages: dict[RadixNode, list[int]] = {}
 
     def path(self, node: RadixNode) -> list[int]:
-        """Pages of all tokens from the root to the end of ``node``."""
+        """Return the pages of all tokens from the root to the end of ``node``."""
         pieces = [self._pages[part] for part in self.path_to_root(node)]
         return [page for piece in reversed(pieces) for page in piece]
 

@@ -1,4 +1,4 @@
-"""Who runs gives way to a more urgent request: PrefillAdder.preempt_to_schedule."""
+"""Preemption of running requests by more urgent ones: PrefillAdder.preempt_to_schedule."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from simkv.schedulers.sglang.prefill_adder import PrefillAdder
 
 
 def preempt_for(state: LoopState, adder: PrefillAdder, r: Req) -> list[Req]:
-    """Take the memory of as many less urgent requests as ``r`` lacks; returns them, by id.
+    """Preempt less urgent requests until ``r`` has the memory it lacks; return them sorted by id.
 
-    Nobody goes if they are too few. The least urgent goes first, of equals the last that was
-    queued. The prompt of ``r`` counts as it was when a pass last looked at ``r``, and not at all if
-    none did: the engine then takes too little to admit it. It keeps them in a set, in no order.
+    If that memory cannot be freed, no request is preempted. The least urgent goes first, among
+    equals the last queued. The prompt of ``r`` counts with its length when a pass last considered
+    ``r``, or 0 if none did; the engine then frees too little to admit it. The engine stores victims
+    in an unordered set.
     """
     config, running = state.config, state.running
     lacking = r.looked - r.matched + min(r.max_new, adder.clip) - adder.left
@@ -34,6 +35,6 @@ def preempt_for(state: LoopState, adder: PrefillAdder, r: Req) -> list[Req]:
         adder.promised -= adder.promise(x)
         state.release(x)
         state.memory.reclaim(left * config.retract_decode_steps)
-    running.rows = [x for x in running.rows if x not in going]  # the flag stays as it is
+    running.rows = [x for x in running.rows if x not in going]  # the batch-full flag is unchanged
     adder.running = running.rows
     return sorted(going, key=lambda x: x.id)

@@ -1,4 +1,4 @@
-"""The admission of a prefill pass of SGLang: how much of whom it takes."""
+"""Admission of requests to a prefill pass of SGLang."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simkv.schedulers.sglang.prefill_delayer import PrefillDelayer
 
 
 class AddReqResult(Enum):
-    """What to do after looking at a candidate."""
+    """Outcome of considering a candidate."""
 
     GO = "look at the next one"
     NO_TOKEN = "stop: the memory is promised out"
@@ -19,12 +19,12 @@ class AddReqResult(Enum):
 
 
 class PrefillAdder:
-    """The budgets of one prefill pass, all in tokens, and the requests it has chosen.
+    """Token budgets of one prefill pass and the requests it has chosen.
 
-    ``promised`` is the memory that running and chosen requests may come to need, ``needed`` what
-    the chosen ones need now; both are held against the room of this moment, because locking a
-    prefix takes it out of the evictable part. ``inputs`` and ``chunk`` (None: no chunking) are
-    what the pass may still compute. Source: ``managers/schedule_policy.py``, class PrefillAdder.
+    ``promised`` is the memory that running and chosen requests may need, ``needed`` the memory that
+    the chosen requests need now. Both are compared with the current room, because locking a prefix
+    makes it unavailable for eviction. ``inputs`` and ``chunk`` (None: no chunking) are the tokens
+    that the pass may still compute. Source: ``managers/schedule_policy.py``, class PrefillAdder.
     """
 
     def __init__(self, state: LoopState, delayer: PrefillDelayer | None = None) -> None:
@@ -38,7 +38,7 @@ class PrefillAdder:
         self.rules = rules
         self.delayer = delayer
         total = 0.0
-        for r in running:  # not sum(): from Python 3.12 on it corrects rounding, the engine's not
+        for r in running:  # sum() compensates rounding since Python 3.12, the engine does not
             total += self.promise(r)
         self.promised = decodes + total
         self.needed = decodes
@@ -46,19 +46,19 @@ class PrefillAdder:
         self.chunk = config.chunk - decodes if config.chunk > 0 else None
         self.can: list[Req] = []
         self.chunked: Req | None = None
-        # In this order others may get room beside an unfinished prompt, of which there may be one.
+        # With this policy other requests are admitted beside one unfinished prompt.
         self._cuts_one = config.schedule_policy == "shortest-prefill-first"
         self._continues = False
         self._lasting: list[tuple[float, int]] | None = None
 
     def promise(self, r: Req) -> float:
-        """Tokens that ``r``, which runs, is promised."""
+        """Return the tokens promised to the running request ``r``."""
         share = 1.0 if r.ignore_eos and self.rules.promises_fixed else self.ratio
         return min(r.max_new - r.out, self.clip) * share
 
     @property
     def verdict(self) -> AddReqResult:
-        """What the budgets alone say."""
+        """Result of the budgets alone."""
         if not (self.left > 0 and self.memory.room - self.needed > 0):
             return AddReqResult.NO_TOKEN
         if self.inputs <= 0 or (self.chunk is not None and self.chunk <= 0):
@@ -66,15 +66,15 @@ class PrefillAdder:
         return AddReqResult.GO
 
     def continue_chunked(self, r: Req, most: int | None = None) -> None:
-        """Compute the next part of ``r``, whose prompt is partly done; there is no admission test.
+        """Compute the next chunk of ``r``, whose prompt is partly done, without an admission test.
 
-        At ``most`` so many tokens, if the order of the queue leaves room for others.
-        What remains after a cut is not reserved, and a chunk may exceed what is left, so that
-        decodes between the chunks can drive the engine out of memory.
+        ``most`` limits the chunk if the queue order leaves room for others. The rest of the prompt
+        is not reserved, and a chunk may exceed the tokens left. Decodes between the chunks can
+        therefore exhaust the memory and crash the engine.
         """
         assert self.chunk is not None
         if self.delayer and self.rules.bounds_delays:
-            self.delayer.allows(len(self.running))  # whatever it says
+            self.delayer.allows(len(self.running))  # the answer is ignored
         limit = min(self.chunk, int(self.left))
         if limit <= 0:
             limit = self.chunk
@@ -88,10 +88,10 @@ class PrefillAdder:
         self._take(r, min(todo, limit), cut=self._continues)
 
     def add(self, r: Req) -> AddReqResult:
-        """Take the head of the queue, whole or its first chunk, if the budgets allow it.
+        """Admit the head of the queue, whole or its first chunk, if the budgets allow it.
 
-        A candidate must fit with all of its prompt and output, even if only a chunk is computed
-        now. The test counts the tokens that it may still emit, the charge all that it may emit.
+        A candidate must fit with its whole prompt and output, even if only a chunk is computed now.
+        The test counts the tokens that it may still emit; the charge counts its whole output limit.
         """
         prefix, node = self.memory.match(r, r.max_cached_tokens)
         r.looked, r.matched = r.fill, prefix
@@ -113,23 +113,23 @@ class PrefillAdder:
         return self.verdict
 
     def find_wait_reason(self, r: Req, admission: AddReqResult) -> WaitReason:
-        """Why ``r``, the first that was not taken, has to wait."""
+        """Return why ``r``, the first request not admitted, has to wait."""
         if admission is AddReqResult.OTHER:
             return "rule" if self._delayed() else "budget"
         fits = self.memory.round_up(r.fill) <= self.memory.room - self.needed
         return "reserved" if fits else "blocks"
 
     def _delayed(self) -> bool:
-        """Whether the delayer lets nobody in now."""
+        """Whether the delayer blocks admission now."""
         return self.delayer is not None and not self.delayer.allows(len(self.running))
 
     @property
     def left(self) -> float:
-        """Tokens that are not promised to anybody."""
+        """Unpromised tokens."""
         return self.memory.room - self.promised
 
     def _admit(self, r: Req, prefix: int) -> int | AddReqResult:
-        """How many tokens of ``r`` to compute now, if any."""
+        """Return the number of tokens of ``r`` to compute now, or why it is not admitted."""
         up, page = self.memory.round_up, self.memory.page_size
         tokens = r.fill - prefix
         want = tokens + min(max(r.max_new - r.out, 0), self.clip) + page
@@ -145,10 +145,10 @@ class PrefillAdder:
         return tokens if tokens > 0 else AddReqResult.OTHER
 
     def _add_lasting(self, r: Req) -> AddReqResult:
-        """Admission of a request that will emit all its tokens, as there is no prefix cache.
+        """Admit a request that emits all its tokens, when there is no prefix cache.
 
-        The requests' ends are foreseen one after the other, in the order of what they still emit;
-        at each end all that still run must have had the memory to come so far.
+        Requests are assumed to end in the order of their remaining tokens. At each end the memory
+        must suffice for the tokens that all requests still running have emitted by then.
         """
         paged = self.memory.round_up(r.fill) + (
             self.memory.page_size if self.rules.page_to_spare else 0
@@ -175,10 +175,10 @@ class PrefillAdder:
         return self.verdict
 
     def _foresee(self, r: Req) -> None:
-        """Put ``r`` into the list of (tokens still to emit, tokens then freed), by the first.
+        """Insert ``r`` into the list of (remaining tokens, tokens then freed), sorted by the first.
 
-        The list is made by the first such candidate of a pass. A later one that emits more than
-        all others goes before the last of them: an off-by-one of the engine.
+        The first such candidate of a pass builds the list. A later candidate that emits more than
+        all others is inserted before the last entry: an off-by-one error of the engine.
         """
         if self._lasting is None:
             entries = [self._entry(x) for x in (r, *self.running, *self.can)]
@@ -194,9 +194,10 @@ class PrefillAdder:
         return r.max_new * (1.0 if r.ignore_eos else self.ratio) - r.out, r.fill
 
     def _take(self, r: Req, tokens: int, *, cut: bool) -> None:
-        """Choose ``r`` with ``tokens`` tokens of its prefill and charge the budgets.
+        """Choose ``r`` with ``tokens`` prefill tokens and charge the budgets.
 
-        A page per request is charged on top, and the output only with the end of the prompt.
+        Each request is charged one more page. Its output is charged only with the end of its
+        prompt.
         """
         r.end = r.prefix + tokens
         self.can.append(r)

@@ -1,7 +1,7 @@
-"""Prompts wait until more of them can be computed together: ``--enable-prefill-delayer``.
+"""Delay of prompts until more can be prefilled together: ``--enable-prefill-delayer``.
 
-Source: ``managers/prefill_delayer.py`` of the wheels. Ranks of dp attention
-would ask each other.
+Source: ``managers/prefill_delayer.py`` of the wheels. The agreement between ranks of dp attention
+is not modelled.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from collections.abc import Hashable
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.sglang.loop_state import LoopState
 
-#: So many attempts to prefill are remembered.
+#: Number of recent prefill attempts that are remembered.
 REMEMBERED_ATTEMPTS = 16
-#: A queue that is too short is waited for no longer than this (ms), if nothing is set.
+#: Default maximum delay because of a short queue, in milliseconds.
 DEFAULT_MAX_DELAY_MS = 5000.0
 
 
 class PrefillDelayer:
-    """Asked once in each pass whether prompts may be computed now.
+    """Decision, once per pass, whether prompts may be prefilled now.
 
-    They have to wait while fewer rows are free than the largest of the last prefills had requests
-    (``sizes``), or while the queue is shorter than a share of those that run. Not the first time;
-    not while less of the pool is used than the low watermark says; and for ``max_delay_passes``
-    passes at most, ``passes`` of which have gone by since the one at ``since`` (s).
+    Prompts wait while fewer rows are free than the largest of the recent prefills had requests
+    (``sizes``), or while the queue is shorter than a share of the running requests. They do not
+    wait the first time, or while the used share of the pool is below the low watermark, or for more
+    than ``max_delay_passes`` passes. ``passes`` counts the passes delayed since the time ``since``
+    (s).
     """
 
     def __init__(self, state: LoopState) -> None:
@@ -37,7 +38,7 @@ class PrefillDelayer:
         self._usage = 0.0
 
     def begin(self) -> None:
-        """A pass begins."""
+        """Begin a pass."""
         state = self.state
         self._allows, self._attempted = None, 0
         self._waiting = len(state.waiting)
@@ -45,7 +46,7 @@ class PrefillDelayer:
         self._usage = (pool - state.memory.room) / pool
 
     def allows(self, running: int) -> bool:
-        """Whether prompts may be computed in this pass, beside so many ``running``."""
+        """Return whether prompts may be prefilled in this pass, with ``running`` requests."""
         free = self.config.rows - running
         self._attempted = max(self._attempted, min(max(self._waiting, 1), max(free, 1)))
         if self._allows is None:
@@ -55,8 +56,8 @@ class PrefillDelayer:
         return self._allows
 
     def end(self, taken: int, prompts: int) -> None:
-        """The pass is over: its batch has ``taken`` rows, of which so many are ``prompts``."""
-        if self._allows is None:  # nobody was there who could have been delayed
+        """End the pass, whose batch has ``taken`` rows, including ``prompts`` prompts."""
+        if self._allows is None:  # no request could have been delayed
             self.passes = 0
         if self.state.rules.bounds_delays:
             if size := taken or self._attempted:
@@ -83,7 +84,7 @@ class PrefillDelayer:
         return True
 
     def _queue_is_short(self, running: int) -> bool:
-        """Whether so few wait that more are waited for, unless that has lasted too long."""
+        """Whether prompts wait for a longer queue and the maximum delay has not passed."""
         config, share = self.config, self.config.prefill_delayer_queue_min_ratio
         if share is None or not running:
             return False
@@ -96,11 +97,11 @@ class PrefillDelayer:
 
     @property
     def _waited(self) -> float:
-        """For how long prompts have been kept waiting, in ms."""
+        """Current delay in milliseconds."""
         return (self.state.now - self.since) * 1000.0
 
     def fingerprint(self) -> Hashable:
-        """What of it decides what the next pass does."""
+        """Return the state that determines the next pass."""
         late = bool(self.passes) and self._waited >= _longest(self.config)
         return self.delays, self.passes, late, tuple(self.sizes)
 

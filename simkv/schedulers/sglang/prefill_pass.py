@@ -1,4 +1,4 @@
-"""A prefill pass of SGLang: from the head of the queue on, as many as the budgets take."""
+"""A prefill pass of SGLang: admit requests from the head of the queue until a budget is used up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simkv.schedulers.sglang.queue_order import QueueOrder
 
 
 class PrefillPass:
-    """Makes the next batch that computes prompts, if there is to be one."""
+    """Builder of the next prefill batch."""
 
     def __init__(self, state: LoopState) -> None:
         self.state = state
@@ -25,9 +25,9 @@ class PrefillPass:
         self.delayer = PrefillDelayer(state) if state.config.enable_prefill_delayer else None
 
     def run(self, noted: Batch) -> ScheduleBatch | None:
-        """Sort the queue, take its head, give that its memory. Raises EngineDies.
+        """Sort the queue, admit its head and allocate memory. Raises EngineCrash.
 
-        Notes in ``noted`` who is passed over and who gave way.
+        Records skipped and preempted requests in ``noted``.
         """
         if self.delayer is None:
             return self._run(noted)
@@ -71,12 +71,12 @@ class PrefillPass:
         return batch
 
     def ranks(self) -> Hashable:
-        """Who was queued before whom, and how much of whom a pass has looked at."""
+        """Return the queueing order of all requests and the lengths that the last pass saw."""
         live = sorted(self.state.live.values(), key=lambda r: r.entry)
         return tuple((r.id, r.looked, r.matched) for r in live)
 
     def _looks_at_queue(self) -> bool:
-        """Whether there is anybody to take; the rest of a prompt is in any case."""
+        """Whether the pass has candidates; a partly computed prompt always is one."""
         state, running = self.state, self.state.running
         if state.config.preempts or (not running.rows and state.rules.empty_opens):
             running.full = False
@@ -94,10 +94,10 @@ class PrefillPass:
         return True
 
     def _admit(self, adder: PrefillAdder, continued: int, noted: Batch) -> list[Req]:
-        """Let ``adder`` take from the head of the queue on; returns who was passed over.
+        """Admit requests from the head of the queue with ``adder``; return the skipped requests.
 
-        It has ``continued`` one prompt, or none. Only those whose adapter cannot run are passed
-        over.
+        ``continued`` is 1 if the pass continues a partly computed prompt, otherwise 0. Only
+        requests whose adapter cannot run are skipped.
         """
         state, running, rules = self.state, self.state.running, self.state.rules
         admission, holding = AddReqResult.GO, continued if rules.counts_held_rows else 0
@@ -124,7 +124,7 @@ class PrefillPass:
         return passed
 
     def _make_way(self, adder: PrefillAdder, r: Req, noted: Batch) -> bool:
-        """Whether less urgent requests have given way to ``r``."""
+        """Preempt less urgent requests for ``r``; return whether any were preempted."""
         gone = preempt_for(self.state, adder, r) if self.state.config.preempts else []
         for victim in gone:
             noted.preempt(victim.id, r.id)
@@ -132,7 +132,7 @@ class PrefillPass:
         return bool(gone)
 
     def _put_back(self, noted: Batch, *, lost: bool = False) -> None:
-        """Who gave way waits again, or is ``lost``."""
+        """Queue the preempted requests again, or drop them if ``lost``."""
         for r in self.preempted_requests:
             if lost:
                 noted.lost.append(r.id)
@@ -141,7 +141,7 @@ class PrefillPass:
                 self.state.queue(r)
 
     def _candidates(self, adder: PrefillAdder, passed: list[Req]) -> Iterator[Req]:
-        """The queue from its head on; those whose adapter cannot run are ``passed`` over."""
+        """Yield the queue from its head; requests whose adapter cannot run go to ``passed``."""
         state = self.state
         if state.loras is None:
             yield from state.waiting
@@ -155,18 +155,19 @@ class PrefillPass:
                 passed.append(r)
 
     def _slots(self, holding: int = 0) -> int:
-        """Requests that a pass may choose; ``holding`` of those chosen have a row already."""
+        """Return the number of requests that a pass may choose; ``holding`` of them already have a
+        row."""
         most = self.state.config.rows
         return min(most - len(self.state.running.rows), most - len(self.state.admitted) + holding)
 
     def _mix(self, batch: ScheduleBatch) -> None:
-        """Let the running requests decode in the step of this prefill, if they all fit.
+        """Add the decodes of all running requests to this prefill step if they fit.
 
-        Older releases do not ask first, and die where they do not. Raises EngineDies.
+        Older releases do not check this and crash if they do not fit. Raises EngineCrash.
         """
         state, running, full = self.state, self.state.running, self.state.running.full
         if not drop_ending_rows(state):
-            running.full = full  # those that had finished do not open the queue here
+            running.full = full  # finished requests do not clear the flag here
         if not running.rows:
             return
         if not state.rules.mixes_if_it_fits or state.memory.fits(running.rows):
@@ -181,12 +182,12 @@ class PrefillPass:
 
 
 def _asks_logprobs(state: LoopState, batch: ScheduleBatch) -> bool:
-    """Whether anybody asks for log probabilities: such batches are not mixed."""
+    """Whether any request needs log probabilities; such batches are not mixed."""
     return any(r.logprobs_from is not None for r in (*batch.rows, *state.running.rows))
 
 
 def _fewest_free(state: LoopState) -> int:
-    """Rows that must be free before anybody is taken beside those that run; 0 if none must."""
+    """Return how many rows must be free before requests are admitted beside running ones."""
     asked, rows = state.config.min_free_slots_delay or 0, state.config.rows
     if state.rules.caps_free_slots:
         most = min(4, max(2, (rows + 5) // 6)) if rows >= 8 else 0

@@ -1,4 +1,4 @@
-"""The order in which SGLang's waiting queue is looked at."""
+"""Order of SGLang's waiting queue."""
 
 from __future__ import annotations
 
@@ -14,30 +14,35 @@ from simkv.schedulers.sglang.config import SchedulePolicy
 from simkv.schedulers.sglang.loop_state import LoopState
 from simkv.schedulers.sglang.memory import Req
 
-#: A longer queue than this is not matched against the tree: the pass falls back to fcfs order.
+#: Maximum queue length for prefix matching; lpm and hrrn use fcfs order for longer queues.
 MATCH_MAX = 128
-#: Every so many passes in fcfs order refresh the cached prefixes of the head of the queue.
+#: Number of passes without matching between two refreshes of the queue head's cached prefixes.
 REFRESH_INTERVAL = 32
-#: Policies that do not look into the cache; without one the others are fcfs.
+#: Policies that do not use the cache; without a cache the others become fcfs.
 CACHE_UNAWARE_POLICIES = ("fcfs", "lof", "routing-key")
 
 
 class QueueOrder:
-    """Sorts the waiting queue, for good: the next pass starts from this pass's order.
+    """Sorting of the waiting queue; each pass starts from the order of the previous pass.
 
-    ``fcfs`` sorts nothing, so a retracted request stays behind all that came before its
-    retraction. ``lof`` puts the longest possible output first; with priorities both go by them
-    before all else. ``routing-key`` puts first whose key most of the running requests have.
-    ``lpm`` puts the longest cached prefix first. ``hrrn`` puts first who has waited longest for its
-    uncached prompt tokens, the wait counted in tokens that the engine has processed.
-    ``shortest-prefill-first`` puts first whose uncached tokens are fewest. These three send to the
-    back, for this pass, a request with little in the cache whose beginning another request of the
-    queue will bring (``check``, ``deprioritize``: the thresholds in tokens). ``dfs-weight`` walks
-    the tree of what is cached. Source: ``managers/schedule_policy.py``, class SchedulePolicy.
+    - ``fcfs``: no sorting, so a retracted request stays behind earlier arrivals.
+    - ``lof``: longest possible output first. fcfs and lof sort by priority first if priorities are
+      on.
+    - ``routing-key``: requests with the most frequent key among running requests first.
+    - ``lpm``: longest cached prefix first.
+    - ``hrrn``: highest ratio of waiting time to uncached prompt tokens first; waiting time is
+      measured in tokens that the engine has processed.
+    - ``shortest-prefill-first``: fewest uncached tokens first.
+    - ``dfs-weight``: depth-first order of the radix tree, the child with the most requests first.
 
-    With ``aging`` (sgl-project/sglang#31723) lpm counts that many tokens more in the cache for each
-    pass that a request has seen in the queue, so that one with nothing in it is not put last for
-    ever. The count outlives a retraction.
+    lpm, hrrn and shortest-prefill-first move a request to the back, for this pass, if it has few
+    cached tokens and another waiting request starts with the same tokens (``check`` and
+    ``deprioritize`` are the thresholds in tokens). Source: ``managers/schedule_policy.py``, class
+    SchedulePolicy.
+
+    With ``aging`` (sgl-project/sglang#31723) lpm adds that number of cached tokens for each pass
+    that a request has spent in the queue, so that a request without cached tokens is not last
+    forever. A retraction does not reset the count.
     """
 
     def __init__(self, state: LoopState) -> None:
@@ -53,7 +58,7 @@ class QueueOrder:
         self.fcfs_passes = 0
 
     def sort(self) -> None:
-        """Order the queue in place; refreshes the cached prefixes that it looks at."""
+        """Sort the queue in place and refresh the cached prefixes it matches."""
         waiting = self.state.waiting
         if self.aging:
             for r in waiting:
@@ -84,7 +89,7 @@ class QueueOrder:
         return r in demoted, r.work, r.entry
 
     def _by_weight(self, waiting: list[Req]) -> None:
-        """Down the tree, into the child first in which most end; at a node its children first."""
+        """Sort by post-order traversal of the tree, the child with the most requests first."""
         ends: dict[RadixNode, list[Req]] = {}
         weights: Counter[RadixNode] = Counter()
         tree = self.state.memory.tree
@@ -106,7 +111,7 @@ class QueueOrder:
             stack += [(child, False) for child in reversed(children)]
 
     def _without_matching(self, waiting: list[Req]) -> None:
-        """By priority, if that counts, then by arrival, longest possible output or routing key."""
+        """Sort by priority if enabled, then by arrival, longest possible output or routing key."""
         urgency, counts = self.state.urgency, self.state.config.enable_priority_scheduling
         if self.policy == "routing-key":
             self._by_key(waiting)
@@ -116,21 +121,24 @@ class QueueOrder:
             waiting.sort(key=lambda r: (urgency(r), r.entry))
 
     def _by_key(self, waiting: list[Req]) -> None:
-        """Whose routing key most of the running requests have; nobody moves if none has one."""
+        """Sort by the frequency of the routing key among running requests; keep the order if none
+        has one."""
         keys = Counter(r.routing_key or "" for r in self.state.running.rows)
         del keys[""]
         if keys:
             waiting.sort(key=lambda r: (-keys[key := r.routing_key or ""], key))
 
     def _match(self, waiting: Sequence[Req]) -> set[Req]:
-        """Note every request's cached tokens; return those that had better wait for another."""
+        """Record the cached tokens of every request; return the requests that should wait for
+        another."""
         demoted: set[Req] = set()
         beginnings: set[tuple[Segment, ...]] = set()
         for r in waiting:
             matched, r.ended = self.state.memory.match(r, r.fill)
             r.hit = min(matched, r.max_cached_tokens)
             if matched <= self.check and r.fill >= self.deprioritize:
-                # Two requests share `deprioritize` tokens or more iff their beginnings are equal.
+                # Two requests share at least `deprioritize` tokens iff their first `deprioritize`
+                # tokens are equal.
                 beginning = r.content.slices(0, self.deprioritize)
                 if beginning in beginnings:
                     demoted.add(r)
@@ -139,7 +147,7 @@ class QueueOrder:
         return demoted
 
     def _refresh(self, waiting: Sequence[Req]) -> None:
-        """Now and then touch the prefixes that the head of the queue will need, its head last."""
+        """Periodically refresh the cached prefixes of the queue's head, the first request last."""
         if self.state.memory.tree is None or not waiting or not self.state.rules.refreshes:
             return
         if self.fcfs_passes % REFRESH_INTERVAL == 0:
@@ -148,9 +156,9 @@ class QueueOrder:
         self.fcfs_passes += 1
 
     def limit(self, chunked: Req, budget: int) -> int | None:
-        """With shortest-prefill-first the most tokens of a chunk that leaves room for shorter ones.
+        """Return the chunk size that leaves room for shorter prompts (shortest-prefill-first).
 
-        ``budget`` is what the pass may compute; None is no limit.
+        ``budget`` is the number of tokens that the pass may compute; None means no limit.
         """
         page, reserved = self.state.memory.page_size, 0
         if self.policy != "shortest-prefill-first" or budget < 2 * page:
@@ -163,13 +171,13 @@ class QueueOrder:
         return (budget - reserved) // page * page if reserved else None
 
     def fingerprint(self) -> Hashable:
-        """What of it decides the next order, beside the queue itself."""
+        """Return the state, apart from the queue, that determines the next order."""
         tree = self.state.memory.tree
         siblings = tree.order() if tree and self.policy == "dfs-weight" else None
         return self.fcfs_passes % REFRESH_INTERVAL, siblings
 
 
-#: What a policy that looks into the cache sorts by.
+#: Sort keys of the policies that use the cache.
 SORT_KEYS: Mapping[str, Callable[[QueueOrder, set[Req], Req], Any]] = {
     "lpm": QueueOrder._longest_prefix,
     "hrrn": QueueOrder._response_ratio,

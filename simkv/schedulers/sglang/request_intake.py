@@ -1,4 +1,4 @@
-"""What comes to SGLang's loop: requests, and word of clients that have gone."""
+"""Arrival of requests and aborts at SGLang's loop."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from simkv.schedulers.sglang.loop_state import LoopState
 from simkv.schedulers.sglang.memory import Req
 from simkv.schedulers.sglang.recv_skipper import Receiver
 
-#: What is computed for a request that is refused.
+#: Prompt computed in place of a rejected request.
 REJECTED_PROMPT = (Segment("refused", 0, 1),)
 
 
 class RequestIntake:
-    """Takes requests and aborts when the loop looks at what came."""
+    """Intake of requests and aborts at the loop's checks."""
 
     def __init__(self, state: LoopState) -> None:
         self.state = state
@@ -34,7 +34,7 @@ class RequestIntake:
             self.receiver.unread.append(request_id)
 
     def receive(self) -> None:
-        """Look at what came, if it is time to."""
+        """Process new messages if the receive interval has passed."""
         last = self.state.last
         for message in self.receiver.receive(last.kind if last else None):
             if isinstance(message, Prompt):
@@ -43,11 +43,11 @@ class RequestIntake:
                 self._drop(message)
 
     def _take(self, prompt: Prompt) -> None:
-        """Queue a request, its output limit clipped to what the pool can hold beside its prompt.
+        """Queue a request; clip its output limit to the room beside its prompt in the pool.
 
-        A prompt of the pool's size less 6 tokens or more is cut after that limit is known, or
-        refused: then it waits as a prompt of one token whose answer says so. So does one that asks
-        for log probabilities from behind its end.
+        A prompt of at least the pool's size less 6 tokens is truncated after that limit is
+        computed, or rejected. A rejected request waits as a prompt of one token whose answer is the
+        error. A request for log probabilities from beyond its end is rejected in the same way.
         """
         config, page = self.state.config, self.state.config.page_size
         pool, length, most = config.max_total_num_tokens, prompt.prompt_tokens, prompt.max_tokens
@@ -68,11 +68,11 @@ class RequestIntake:
         self.state.queue(req)
 
     def _drop(self, request_id: int) -> None:
-        """The client has gone, as by an AbortReq.
+        """Abort a request whose client disconnected, as AbortReq does.
 
-        A waiting request leaves the queue and one in the middle of its prompt is freed, both at
-        once. A running one computes one more token and is freed with it; neither that token nor
-        its end is reported.
+        A waiting request leaves the queue and a partly computed prompt is freed, both at once. A
+        running request computes one more token and is then freed; neither that token nor its end is
+        reported.
         """
         state = self.state
         req = state.live.get(request_id)
@@ -89,7 +89,7 @@ class RequestIntake:
 
 
 def _cut(prompt: Prompt, most: int) -> Prompt:
-    """The first ``most`` tokens of a prompt."""
+    """Truncate a prompt to its first ``most`` tokens."""
     if prompt.prompt_tokens <= most:
         return prompt
     pieces, left = [], most

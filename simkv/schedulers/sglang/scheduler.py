@@ -1,13 +1,14 @@
-"""The SGLang scheduler: prefill first, memory promised by ratio, retraction when it lied.
+"""SGLang's scheduler: prefill first, memory promised by a ratio, retraction when memory runs out.
 
-Source: the PyPI wheels ``sglang``, ``managers/scheduler.py`` and what it calls; what sets the
-releases apart is in ``versions``. One rank, also of dp attention (ranks step together:
-``sim/fleet/data_parallel_lockstep.py``); no speculative decoding, grammar, images, sliding window
-or disaggregation.
+Source: the PyPI wheels ``sglang``, ``managers/scheduler.py`` and the modules it calls; ``versions``
+lists the differences between releases. Models one rank, also of dp attention (the ranks step
+together: ``sim/fleet/data_parallel_lockstep.py``). Speculative decoding, grammars, images, sliding
+windows and disaggregation are not modelled.
 
-Here is a turn of the loop. Its parts: ``intake`` (who comes and who goes), ``prefill`` (with
-``order`` of the queue, the admission of ``adder`` and the adapters of ``lora``), ``decode`` (and
-retraction), ``batch_results``; ``state`` is what they share and ``memory`` owns the pool.
+This module runs one turn of the loop. Its parts are ``request_intake`` (arrivals and aborts),
+``prefill_pass`` (with ``queue_order``, the admission of ``prefill_adder`` and the adapters of
+``lora``), ``decode_step`` (with retraction) and ``batch_results``. They share ``loop_state``, and
+``memory`` owns the pool.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from simkv.schedulers.sglang.versions import RULES, SglangRules
 
 
 class SglangScheduler:
-    """SGLang's loop body, cut into ``schedule`` (its next batch) and ``complete`` (its results).
+    """SGLang's loop body, split into ``schedule`` (next batch) and ``complete`` (its results).
 
-    ``memory`` is one like the config's own that knows more, such as which page is whose.
+    ``memory`` replaces the pool that the config describes, for example with a pool that records the
+    pages of each request.
     """
 
     def __init__(
@@ -51,15 +53,15 @@ class SglangScheduler:
         self.prefill = PrefillPass(self.state)
 
     def set_time(self, now: float) -> None:
-        """The clock says so many seconds."""
+        """Set the current time in seconds."""
         self.state.now = now
 
     def add(self, prompt: Prompt) -> None:
-        """A request has come; the loop receives it when it looks next."""
+        """Add a request; the loop receives it at its next check."""
         self.intake.add(prompt)
 
     def abort(self, request_id: int) -> None:
-        """The client has gone; the loop hears of it as of a request."""
+        """Record that the client disconnected; the loop receives this like a request."""
         self.intake.abort(request_id)
 
     # ------------------------------------------------------------------ one step
@@ -90,7 +92,7 @@ class SglangScheduler:
         return batch
 
     def _choose(self, batch: Batch) -> ScheduleBatch | None:
-        """A prefill if there is one to be had, else a decode step."""
+        """Return a prefill batch if possible, otherwise a decode batch, or None."""
         state = self.state
         self._merge()
         if self.interval.defers(len(state.running.rows)):
@@ -107,7 +109,7 @@ class SglangScheduler:
         return chosen
 
     def _merge(self) -> None:
-        """Move what the last batch prefilled into the running batch; drop who has finished."""
+        """Merge the last prefilled batch into the running batch and drop finished requests."""
         state = self.state
         if (chunked := state.chunked) and chunked.end > chunked.prefix:
             state.memory.publish(chunked, chunked.end)
@@ -120,21 +122,21 @@ class SglangScheduler:
                 state.running.rows += last.rows
                 state.running.prefill_only &= last.prefill_only
             elif last.rows:
-                state.running = last  # and with it goes the old flag
+                state.running = last  # the old batch-full flag is lost
         going_on = [r for r in state.running.rows if not r.finished]
         if state.rules.drops_finished or (state.running.prefill_only and not going_on):
             state.running.keep(going_on)
         elif state.running.prefill_only:
-            state.running.rows = going_on  # the flag stays as it is
+            state.running.rows = going_on  # the batch-full flag is unchanged
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
-        """Process the results of the oldest launched batch: tokens emitted, requests finished."""
+        """Process the oldest launched batch: record emitted tokens and finished requests."""
         return batch_results.complete(self.state, batch, ended)
 
-    # ------------------------------------------------------------------ many decodes at once
+    # ------------------------------------------------------------------ leaping
 
     def leap(self, most: int) -> int:
-        """Decodes alone, while the queue is not looked at and nothing has to be evicted."""
+        """Return the number of steps with decodes only, without admission or eviction."""
         if self.interval.left:
             return self.intake.receiver.quiet(min(most, 1 + self._rest()))
         return decode_leap.leap(self.state, self.intake.receiver, self.pipeline_depth - 1, most)
@@ -147,12 +149,12 @@ class SglangScheduler:
         return decode_leap.skip(self.state, steps)
 
     def _rest(self) -> int:
-        """How many turns more only count towards the next prefill, as nobody is left to decode."""
+        """Number of further turns that only count down to the next prefill."""
         state, interval = self.state, self.interval
         alone = not (state.running.rows or state.last or state.flights or interval.least)
         return interval.left if alone and state.why == "rule" else 0
 
-    # ------------------------------------------------------------------ what others may see
+    # ------------------------------------------------------------------ public state
 
     @property
     def num_waiting(self) -> int:
@@ -169,24 +171,25 @@ class SglangScheduler:
 
     @property
     def free_blocks(self) -> int:
-        """Pages that are free or hold only cached prefixes that nobody has locked."""
+        """Pages that are free or hold only unlocked cached prefixes."""
         return self.state.memory.room // self.config.page_size
 
     def waiting_ids(self) -> list[int]:
-        """Ids in the queue, as the last pass that sorted left it, then those not received yet."""
+        """Return the ids in the queue, as last sorted, then the ids not received yet."""
         return [r.id for r in self.state.waiting] + self.intake.receiver.prompts
 
     def decode_ids(self) -> list[int]:
-        """Ids of the decode batch that the next step starts from."""
+        """Return the ids of the decode batch that the next step starts from."""
         rows = self.state.running.rows
         if (last := self.state.last) and last.kind != "decode":
             rows = rows + [r for r in last.rows if r is not last.chunked]
         return [r.id for r in rows if not r.finished]
 
     def running_ids(self) -> list[int]:
-        """Ids of the decode batch, then of who else holds a row.
+        """Return the ids of the decode batch, then of all other requests that hold a row.
 
-        That is the one in the middle of its prompt, and those whose last token is in flight.
+        The others are the request with a partly computed prompt and requests whose last token is in
+        flight.
         """
         decoding, admitted = self.decode_ids(), self.state.admitted
         if len(decoding) == len(admitted):
@@ -195,12 +198,13 @@ class SglangScheduler:
         return decoding + [i for i in admitted if i not in seen]
 
     def blocks_held(self) -> Mapping[int, int]:
-        """Pages of every request that was admitted and has not ended or been retracted."""
+        """Return the number of pages held by each admitted request that has not ended or been
+        retracted."""
         page, memory = self.config.page_size, self.state.memory
         return {r.id: memory.round_up(r.kv) // page for r in self.state.admitted.values()}
 
     def fingerprint(self) -> Hashable:
-        """All state that decides what ``schedule`` does next."""
+        """Return all state that determines the next ``schedule`` call."""
         state, receiver = self.state, self.intake.receiver
         last, tree = state.last, state.memory.tree
         freshest = min((r.passes for r in state.waiting), default=0)

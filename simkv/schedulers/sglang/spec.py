@@ -1,4 +1,4 @@
-"""What SGLang is to the rest of simkv."""
+"""Engine spec of SGLang."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simkv.schedulers.sglang.versions import RULES, VARIANTS
 
 
 def _build(config: SglangConfig, **given: Any) -> Scheduler:
-    from simkv.schedulers.sglang.scheduler import SglangScheduler  # where this engine runs
+    from simkv.schedulers.sglang.scheduler import SglangScheduler  # imported on use
 
     return SglangScheduler(config, **given)
 
@@ -29,7 +29,7 @@ def _with_tables(config: SglangConfig) -> TabledScheduler:
 
 
 def _too_long(config: SglangConfig, prompt_tokens: int) -> str | None:
-    """Why a prompt is refused: the pool is too small for it (``request_intake.py``)."""
+    """Return why a prompt is rejected, or None: the pool is too small (``request_intake.py``)."""
     pool = config.max_total_num_tokens
     if prompt_tokens < pool - 6 or config.allow_auto_truncate:
         return None

@@ -1,7 +1,7 @@
-"""What sets the releases of SGLang's scheduler apart, as data.
+"""Differences between releases of SGLang's scheduler, as data.
 
 Read from the wheels on PyPI, ``managers/scheduler.py`` and ``schedule_policy.py``, and recorded
-from them as they run (``simkv/conformance/record/sglang_recorder.py``).
+while they run (``simkv/conformance/record/sglang_recorder.py``).
 """
 
 from __future__ import annotations
@@ -14,34 +14,39 @@ from simkv.core.scheduler_protocol import Variant
 
 @dataclass(frozen=True)
 class SglangRules:
-    """The rules that differ between releases; the defaults are those of 0.5.23.
+    """Rules that differ between releases; the defaults are those of 0.5.23.
 
-    ``drops_finished``: who has finished leaves the running batch before the queue is looked at;
-    else only when that batch is about to decode, and until then is promised memory and a seat.
-    ``spent_budget_stops`` a pass before its first candidate, where the rest of a prompt or the
-    decodes of a mixed step have spent it; else one more may be taken. ``counts_held_rows``: the
-    row that the rest of a prompt holds already is not counted against the free rows.
-    ``foresees_ends``: the overlap loop leaves out whose token under way is its last by length; else
-    that computes one more, which is thrown away. ``empty_opens`` the queue when nobody runs;
-    ``full_if_served``: a candidate for which memory is promised out closes it only if somebody is
-    served; else always. ``mixes_if_it_fits``: decodes join a prefill if they have room; else in
-    any case.
-    ``promises_fixed`` lengths (``ignore_eos``) in full, not by the ratio; without a prefix cache
-    such a candidate has a ``page_to_spare``. ``refreshes`` what the head of the queue finds cached,
-    now and then, where passes go in fcfs order.
-    ``evicts_shortfall``: cached prefixes go until what is asked for is free; else as many tokens as
-    are asked for, whatever is free. ``splits_outputs`` from the prompt in the cache when a
-    request has ended, so that they can go first; ``splits_retracted`` also when one that was
-    retracted has computed both again.
-    ``keeps_preempted``: who was preempted for one that is not taken after all waits again; else
-    nobody has it any more, and it never ends.
-    ``caps_free_slots`` that a pass waits for at 2 to 4 by the rows that there are, none if they are
-    less than 8.
-    ``bounds_delays``: the prefill delayer gives up after its passes, looks at the last 16 attempts,
-    and is asked when a candidate has passed all tests, for the rest of a prompt too; else it delays
-    while rows are few, remembers the largest prefill for good, and is asked first.
-    ``lpm_aging`` has ``lpm_aging_tokens_per_pass``. ``policies`` are the orders of the queue that
-    can be asked for; ``lacks`` are knobs that cannot be set yet.
+    - ``drops_finished``: finished requests leave the running batch before admission. Otherwise they
+      leave when the batch is about to decode, and count for promised memory and rows until then.
+    - ``spent_budget_stops``: a pass ends before its first candidate if a chunked prompt or the
+      decodes of a mixed step have used up the budget. Otherwise one more candidate may be admitted.
+    - ``counts_held_rows``: the row that a chunked prompt already holds does not count against the
+      free rows.
+    - ``foresees_ends``: the overlap loop skips requests whose in-flight token is their last by
+      length. Otherwise it computes one more token, which is discarded.
+    - ``empty_opens``: an empty running batch clears the batch-full flag.
+    - ``full_if_served``: a candidate without enough unpromised memory sets the batch-full flag only
+      if another request is running or chosen. Otherwise it always does.
+    - ``mixes_if_it_fits``: decodes join a prefill only if they fit into memory. Otherwise they
+      always join.
+    - ``promises_fixed``: a request with ``ignore_eos`` is promised all its tokens, not the ratio.
+    - ``page_to_spare``: without a prefix cache such a request needs one more page to be admitted.
+    - ``refreshes``: passes without prefix matching periodically refresh the cached prefixes of the
+      queue's head.
+    - ``evicts_shortfall``: eviction frees only the missing tokens. Otherwise it evicts the
+      requested number regardless of free tokens.
+    - ``splits_outputs``: when a request ends, its cached outputs are split from its prompt, so that
+      they can be evicted first. ``splits_retracted``: also when a retracted request has recomputed
+      both.
+    - ``keeps_preempted``: a request preempted for a candidate that is not admitted waits again.
+      Otherwise it is lost and never ends.
+    - ``caps_free_slots``: ``min_free_slots_delay`` is capped at 2 to 4, depending on the number of
+      rows, and at 0 below 8 rows.
+    - ``bounds_delays``: the prefill delayer stops after its maximum number of passes, remembers the
+      last 16 attempts, and is asked after all other tests and for chunked prompts. Otherwise it
+      delays as long as rows are few, remembers the largest prefill for good, and is asked first.
+    - ``lpm_aging``: ``lpm_aging_tokens_per_pass`` exists.
+    - ``policies``: supported queue orders. ``lacks``: options that the release does not have.
     """
 
     drops_finished: bool = True
@@ -131,10 +136,10 @@ RULES: Mapping[str, SglangRules] = {
 
 _NEW_IN_23 = ("drops_finished", "spent_budget_stops", "counts_held_rows")
 
-#: The releases, the newest first.
+#: Releases, newest first.
 RELEASES = tuple(name for name in RULES if "lpm" not in name)
 
-#: Rules that a recording can show; nothing shows ``empty_opens`` of an engine with one rank.
+#: Rules that a recording can show; with one rank ``empty_opens`` has no visible effect.
 OBSERVABLE_RULES = (
     "drops_finished",
     "spent_budget_stops",
@@ -153,11 +158,11 @@ OBSERVABLE_RULES = (
     "bounds_delays",
 )
 
-#: Rules that the recordings of a release show, as flipping each of them shows.
+#: Rules that the recordings of a release show, verified by flipping each of them.
 RULES_SHOWN: Mapping[str, tuple[str, ...]] = {
     "0.5.23": OBSERVABLE_RULES,
     "0.5.22": OBSERVABLE_RULES,
-    # A standstill, which alone shows who closes the queue, needs a page to spare.
+    # Only a deadlock shows which request sets the batch-full flag, and it needs ``page_to_spare``.
     "0.5.20": tuple(rule for rule in OBSERVABLE_RULES if rule != "full_if_served"),
     "0.5.15": tuple(rule for rule in OBSERVABLE_RULES if rule != "full_if_served"),
 }

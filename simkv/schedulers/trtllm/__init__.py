@@ -1,1 +1,1 @@
-"""TensorRT-LLM: its capacity scheduler, its micro-batcher, and the loop of its PyTorch backend."""
+"""TensorRT-LLM: capacity scheduler, micro-batch scheduler, and the PyTorch backend's loop."""

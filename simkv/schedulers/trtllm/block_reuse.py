@@ -1,8 +1,8 @@
-"""Blocks that are kept for prompts that begin alike: TensorRT-LLM's tree of blocks.
+"""Prefix caching in TensorRT-LLM: the tree of reusable blocks.
 
-Read at NVIDIA/TensorRT-LLM@b35ac1b64 (``kvCacheManager.cpp``, ``evictionPolicy.cpp``), the stored
-copy next before the revision that decides: one window of attention, one priority, no host memory,
-``enable_partial_reuse`` and ``copy_on_partial_reuse`` as they are by default.
+Read at NVIDIA/TensorRT-LLM@b35ac1b64 (``kvCacheManager.cpp``, ``evictionPolicy.cpp``), the closest
+stored copy before the modelled revision. Models one attention window, one priority and no host
+memory; ``enable_partial_reuse`` and ``copy_on_partial_reuse`` have their defaults.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Key = tuple[Segment, ...]
 
 
 class ReusableBlock:
-    """A block in the tree: ``key`` are its tokens, its ancestors hold those before them."""
+    """A block in the tree: ``key`` is its tokens; its ancestors hold the preceding tokens."""
 
     __slots__ = ("block", "children", "key", "parent")
 
@@ -31,11 +31,12 @@ class ReusableBlock:
 
 
 class ReusingKvCache(KvCache):
-    """Blocks of KV, of which those that prompts share are shared.
+    """KV blocks with sharing between prompts with equal prefixes.
 
-    Free blocks stand in the order in which they became free and keep their place in the tree until
-    they are taken for something else, when all below them leave it too. ``_last`` is by block whom
-    it was handed out to last, and ``_spoilt`` are requests of which nothing is kept.
+    Free blocks are ordered by the time at which they became free. They stay in the tree until they
+    are allocated again; then all blocks below them leave the tree, too. ``_last`` maps each block
+    to the request it was last allocated to. The blocks of ``_spoilt`` requests are not cached on
+    release.
     """
 
     def __init__(self, num_blocks: int, tokens_per_block: int) -> None:
@@ -55,11 +56,13 @@ class ReusingKvCache(KvCache):
     def forget(self, request_id: int) -> None:
         del self._contents[request_id], self._keys[request_id]
 
-    # ------------------------------------------------------------------ asked before a step
+    # ------------------------------------------------------------------ queries before a step
 
     def waits(self, r: LlmRequest, coming: set[Hashable]) -> bool:
-        """Whether the first block that ``r`` would have to compute is among those ``coming``; if
-        not, it is from now on (``_one_manager_beneficial_to_skip``)."""
+        """Whether the first block that ``r`` would compute is in ``coming``; if not, add it.
+
+        Source: ``_one_manager_beneficial_to_skip``.
+        """
         new = self._first_new(r) if r.first_chunk else None
         if new is None or new in coming:
             return new is not None
@@ -67,18 +70,19 @@ class ReusingKvCache(KvCache):
         return False
 
     def coming(self, active: Sequence[LlmRequest]) -> set[Hashable]:
-        """The first new blocks of prompts that are computed in part."""
+        """Return the first new blocks of partly computed prompts."""
         parts = (r for r in active if r.state == "context" and not r.first_chunk)
         return {new for r in parts if (new := self._first_new(r)) is not None}
 
     def freed(self, victims: Sequence[LlmRequest]) -> int:
-        """Blocks that nobody but these holds."""
+        """Return the number of blocks held only by ``victims``."""
         tables, lose = self.pool.tables, {r.id for r in victims}
         stay = set(chain.from_iterable(table for i, table in tables.items() if i not in lose))
         return len(set(chain.from_iterable(tables[i] for i in lose)) - stay)
 
     def _first_new(self, r: LlmRequest) -> Hashable | None:
-        """Of all full blocks of its tokens the first that is not kept (``findNewContextBlock``)."""
+        """Return the first full block of ``r`` that is not cached (``findNewContextBlock``), or
+        None."""
         node = self._root
         for key in self._full(r, r.known):
             if key not in node.children:
@@ -86,11 +90,14 @@ class ReusingKvCache(KvCache):
             node = node.children[key]
         return None
 
-    # ------------------------------------------------------------------ what a step does
+    # ------------------------------------------------------------------ changes by a step
 
     def take(self, r: LlmRequest, count: int) -> None:
-        """Hand out blocks. Whatever else is left in the engine of a request that had one of them
-        before a pause is not kept any more."""
+        """Allocate blocks to ``r``.
+
+        If the last owner of a block is another request that holds blocks now (it lost this one in a
+        pause), that request is not cached on release.
+        """
         for block in self.pool.take(r.id, count):
             if block in self._kept:
                 self._drop(self._kept[block])
@@ -100,8 +107,10 @@ class ReusingKvCache(KvCache):
             self._last[block] = r.id
 
     def enter(self, r: LlmRequest) -> int:
-        """Blocks for a prompt, all of them; of how many of its tokens there is KV
-        (``loadOrAllocateBlocks``). Its last token is always computed."""
+        """Allocate all blocks of a prompt and return the number of its tokens that have KV.
+
+        The last token is always computed. Source: ``loadOrAllocateBlocks``.
+        """
         found, node = 0, self._root
         for key in self._pieces(r, r.prompt - 1):
             kept, tokens = self._best(node, key)
@@ -117,19 +126,22 @@ class ReusingKvCache(KvCache):
         return found
 
     def store(self, r: LlmRequest) -> None:
-        """A part of its prompt is computed: keep full blocks of all of it, but for the last token
-        that is known (``storeContextBlocks``)."""
+        """Cache all full blocks of a prompt after one of its chunks was computed.
+
+        The last known token is excluded. Source: ``storeContextBlocks``.
+        """
         self._keep(r, self._full(r, r.known - 1))
 
     def release(self, r: LlmRequest) -> None:
-        """Give its blocks back and keep what they hold, the last one too if it is not full."""
+        """Free the blocks of ``r`` and cache their contents, including a last block that is not
+        full."""
         if self.pool.held(r.id) and r.id not in self._spoilt:
             self._keep(r, self._pieces(r, r.known - 1))
         self.pool.release(r.id)
         self._spoilt.discard(r.id)
 
     def fingerprint(self) -> Hashable:
-        """What decides later allocations."""
+        """Return the state that determines later allocations."""
         kept = [(n.block, n.key, n.parent and n.parent.block) for n in self._kept.values()]
         tables = sorted((i, tuple(table)) for i, table in self.pool.tables.items())
         last = sorted(self._last.items())
@@ -144,9 +156,9 @@ class ReusingKvCache(KvCache):
     # ------------------------------------------------------------------ the tree
 
     def _best(self, node: ReusableBlock, key: Key) -> tuple[ReusableBlock | None, int]:
-        """The block below ``node`` that begins most like ``key``, and how many tokens that is.
+        """Return the child of ``node`` with the longest common prefix with ``key``, and its length.
 
-        Of several the one kept last, as ``std::unordered_map`` mostly goes.
+        Among equals the last stored is returned, as ``std::unordered_map`` usually iterates.
         """
         if key in node.children:
             return node.children[key], _length(key)
@@ -157,8 +169,10 @@ class ReusingKvCache(KvCache):
         return best, most
 
     def _part(self, r: LlmRequest, kept: ReusableBlock) -> None:
-        """Begin a block of its own with what another holds: that one if nobody needs it, or a
-        copy."""
+        """Start a block of ``r`` from a cached one.
+
+        An unused leaf is taken over; otherwise its content is copied to a new block.
+        """
         if kept.children or not self.pool.is_free(kept.block):
             self.take(r, 1)
             return
@@ -166,7 +180,7 @@ class ReusingKvCache(KvCache):
         self.pool.share(r.id, [kept.block])
 
     def _keep(self, r: LlmRequest, keys: Sequence[Key]) -> None:
-        """Put the blocks of ``r`` into the tree, from the first new one (``storeBlocks``)."""
+        """Insert the blocks of ``r`` into the tree, from the first new one (``storeBlocks``)."""
         node = self._root
         for block, key in zip(self.pool.tables[r.id], keys, strict=False):
             if key not in node.children:
@@ -174,7 +188,7 @@ class ReusingKvCache(KvCache):
             node = node.children[key]
 
     def _drop(self, kept: ReusableBlock) -> None:
-        """Take a block and all below it out of the tree; who holds one of them still does."""
+        """Remove a block and its descendants from the tree; requests that hold them keep them."""
         assert kept.parent is not None
         del kept.parent.children[kept.key]
         gone = [kept]
@@ -183,14 +197,14 @@ class ReusingKvCache(KvCache):
             gone.extend(one.children.values())
 
     def _full(self, r: LlmRequest, tokens: int) -> list[Key]:
-        """The full blocks of its first ``tokens`` tokens."""
+        """Return the keys of the full blocks of the first ``tokens`` tokens."""
         keys, size, count = self._keys[r.id], self.tokens_per_block, tokens // self.tokens_per_block
         for at in range(len(keys), count):
             keys.append(self._contents[r.id].slices(at * size, (at + 1) * size))
         return keys[:count]
 
     def _pieces(self, r: LlmRequest, tokens: int) -> list[Key]:
-        """Its first ``tokens`` tokens in blocks, of which the last may not be full."""
+        """Return the keys of the first ``tokens`` tokens by block; the last may not be full."""
         rest = tokens % self.tokens_per_block
         last = [self._contents[r.id].slices(tokens - rest, tokens)] if rest else []
         return self._full(r, tokens) + last
@@ -201,7 +215,7 @@ def _length(key: Key) -> int:
 
 
 def _alike(one: Key, other: Key) -> int:
-    """Tokens from the start that are the same in both."""
+    """Return the length of the common prefix in tokens."""
     tokens = 0
     for a, b in zip(one, other, strict=False):
         if a[:2] != b[:2]:

@@ -1,7 +1,7 @@
-"""Who may run: TensorRT-LLM's capacity scheduler (``PyCapacityScheduler``), by its policies.
+"""Policies of TensorRT-LLM's capacity scheduler (``PyCapacityScheduler``).
 
-Each is asked in every step with all active requests in the order in which they came. There are
-never more of these than ``max_batch_size``, so its limit on them is not looked at here.
+Each policy is called in every step with all active requests in arrival order. There are never more
+of them than ``max_batch_size``, so that limit is not checked here.
 """
 
 from __future__ import annotations
@@ -15,9 +15,14 @@ from simkv.schedulers.trtllm.memory import KvCache
 
 
 class CapacityResult(NamedTuple):
-    """Who may run (``fits``), whose blocks are taken back and for whose sake (``paused``, None for
-    that of all before it), and why the first who may not run is left out. Those ``skipped`` wait
-    for a block that another is to compute."""
+    """Result of the capacity scheduler.
+
+    - ``fits``: requests that may run.
+    - ``paused``: pairs of a paused request and the request that needs its blocks; None if the
+      paused request itself lacked blocks.
+    - ``why``: why the first request that may not run has to wait.
+    - ``skipped``: requests that wait for a block that another request is computing.
+    """
 
     fits: list[LlmRequest]
     paused: list[tuple[LlmRequest, LlmRequest | None]]
@@ -26,10 +31,10 @@ class CapacityResult(NamedTuple):
 
 
 def no_evict(active: Sequence[LlmRequest], cache: KvCache, *, static: bool) -> CapacityResult:
-    """Those whose blocks are there to the last token that they may emit (``GuaranteedNoEvict``).
+    """Return requests with blocks up to their last possible token (``GuaranteedNoEvict``).
 
-    The first that is too long stops all behind it. A ``static`` batch lets nobody in while any of
-    it decodes.
+    The first request that does not fit blocks all behind it. A ``static`` batch admits no request
+    while any of its requests decodes.
     """
     fits = [r for r in active if r.state != "context"]
     pending = [r for r in active if r.state == "context"]
@@ -51,10 +56,12 @@ def no_evict(active: Sequence[LlmRequest], cache: KvCache, *, static: bool) -> C
 
 
 def max_utilization(active: Sequence[LlmRequest], cache: KvCache) -> CapacityResult:
-    """Those whose blocks are there for this step (``MaxUtilization``).
+    """Return requests with blocks for this step (``MaxUtilization``).
 
-    For one that lacks some the last that has any is paused, be it this one, until it fits or nobody
-    behind it has any. If it is one that nobody had to wait for yet, it then waits for itself.
+    If a request lacks blocks, the last started request is paused, possibly the request itself,
+    until it fits or no started request remains behind it. With block reuse, a request that is
+    considered again after such a pause is skipped, because its own first new block then counts as
+    coming.
     """
     fits: list[LlmRequest] = []
     paused: list[tuple[LlmRequest, LlmRequest | None]] = []

@@ -1,4 +1,4 @@
-"""The knobs of TensorRT-LLM, and the revision whose rules decide."""
+"""Options of TensorRT-LLM's scheduler, and the modelled revision."""
 
 from __future__ import annotations
 
@@ -24,54 +24,56 @@ VARIANTS: Mapping[str, Variant] = {
 
 @dataclass(frozen=True)
 class TrtllmConfig:
-    """TensorRT-LLM's knobs under the names of its LLM API; ``scheduler_config`` and
-    ``kv_cache_config`` are flat.
+    """Options of TensorRT-LLM under the names of its LLM API.
 
-    Raises ValueError for what does not go together or is not modelled.
+    The options of ``scheduler_config`` and ``kv_cache_config`` are flattened. Raises ValueError for
+    combinations that are invalid or not modelled.
     """
 
     name: Literal["trtllm"] = "trtllm"
     variant: Annotated[
         Literal["5f480b7a6"], KnobSource("`simkv policies` says where it is from")
     ] = "5f480b7a6"
-    """Whose rules decide: a commit of TensorRT-LLM."""
+    """Scheduling rules: a commit of TensorRT-LLM."""
     max_tokens_in_paged_kv_cache: Annotated[
         int, Gt(0), KnobSource("kv_cache_config.max_tokens")
     ] = 16384
-    """Tokens of KV in the pool; TensorRT-LLM takes what memory holds, the default is ours."""
+    """Size of the KV pool in tokens; TensorRT-LLM uses the available memory, the default is
+    simkv's."""
     tokens_per_block: Annotated[
         int, Gt(0), Le(MAX_BLOCK_SIZE), KnobSource("kv_cache_config, 32")
     ] = 32
-    """Tokens in a block, the unit in which KV is handed out."""
+    """Tokens per block, the allocation unit of the KV pool."""
     max_batch_size: Annotated[int, Gt(0), Flag("--max_batch_size", "2048")] = 2048
-    """Most requests that are active, and most in a step."""
+    """Maximum number of active requests, and of requests per step."""
     max_num_tokens: Annotated[int, Gt(0), Flag("--max_num_tokens", "8192")] = 8192
-    """Most tokens in a step."""
+    """Maximum number of tokens per step."""
     max_seq_len: Annotated[Annotated[int, Gt(1)] | None, Flag("--max_seq_len")] = None
-    """Most tokens of a request, output included; a larger `max_tokens` is cut to it. Never more
-    than the pool holds, which it is if left out."""
+    """Maximum number of tokens of a request, including output; a larger `max_tokens` is cut to it.
+    At most the size of the pool, which is also the default."""
     capacity_scheduler_policy: Annotated[CapacityPolicy, KnobSource("scheduler_config")] = (
         "GUARANTEED_NO_EVICT"
     )
-    """Who may run: those whose blocks are there to the last token that they may emit, those whose
-    blocks are there for this step, or a batch that ends before the next."""
+    """Admission policy: GUARANTEED_NO_EVICT admits requests with blocks for their whole possible
+    output, MAX_UTILIZATION with blocks for this step; STATIC_BATCH finishes a batch before the
+    next."""
     enable_chunked_prefill: Annotated[bool, Flag("--enable_chunked_prefill")] = False
-    """Whether a prompt may be computed in parts; else one longer than `max_num_tokens` is
-    refused."""
+    """Whether a prompt may be computed in chunks; otherwise prompts longer than `max_num_tokens`
+    are rejected."""
     context_chunking_policy: Annotated[ChunkingPolicy, KnobSource("scheduler_config")] = (
         "FIRST_COME_FIRST_SERVED"
     )
-    """How prompts share the tokens of a step: the first takes what it can, or a block each by
-    turns."""
+    """Division of a step's tokens among prompts: the first takes all it can, or each gets a block
+    in turn."""
     disable_overlap_scheduler: Annotated[bool, KnobSource("LLM API")] = False
-    """Whether a step is scheduled only when the tokens of the one before it are known."""
+    """Whether a step is scheduled only after the tokens of the previous step are known."""
     enable_block_reuse: Annotated[bool, KnobSource("kv_cache_config")] = True
-    """Whether blocks are kept for prompts that begin alike."""
+    """Whether blocks are cached for prompts with equal prefixes."""
     free_gpu_memory_fraction: Annotated[
         float, Ge(0.01), Le(1), KnobSource("kv_cache_config, 0.9")
     ] = 0.9
-    """Share for KV of the GPU's memory that the model leaves, of which with `hardware` the pool
-    follows. No decision depends on it."""
+    """Share for KV of the GPU memory left by the model; with `hardware` it determines the pool. It
+    does not affect decisions."""
 
     def __post_init__(self) -> None:
         if self.max_tokens_in_paged_kv_cache % self.tokens_per_block:
@@ -94,6 +96,6 @@ class TrtllmConfig:
 
     @property
     def longest(self) -> int:
-        """Most tokens of a request: what ``max_seq_len`` says and the pool holds."""
+        """Maximum number of tokens of a request: the smaller of ``max_seq_len`` and the pool."""
         pool = self.max_tokens_in_paged_kv_cache
         return pool if self.max_seq_len is None else min(self.max_seq_len, pool)

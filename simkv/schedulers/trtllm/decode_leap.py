@@ -1,4 +1,4 @@
-"""Many decode steps of TensorRT-LLM at once."""
+"""Leaping over decode steps of TensorRT-LLM."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from simkv.schedulers.trtllm.memory import KvCache
 
 
 def leap(rows: Sequence[LlmRequest], cache: KvCache, least: int, ahead: int, most: int) -> int:
-    """For how many steps ``rows`` decode on, while nobody is at its end and blocks are enough.
+    """Return for how many steps ``rows`` decode without an end and with enough blocks.
 
-    So many are to be left as ``least``. The loop sees so many steps ``ahead`` that one is at its
-    end.
+    At least ``least`` blocks must stay free. The loop sees an end ``ahead`` steps before it.
     """
     for r in rows:
         most = min(most, r.new - r.generated - ahead)
@@ -28,7 +27,7 @@ def leap(rows: Sequence[LlmRequest], cache: KvCache, least: int, ahead: int, mos
 
 
 def skip(rows: Sequence[LlmRequest], cache: KvCache, steps: int) -> list[int]:
-    """Do what that many such steps do; the free blocks after each of their decisions."""
+    """Apply ``steps`` decode steps and return the free blocks after each decision."""
     growth = _growth(rows, cache, steps)
     free, left = [], cache.pool.free
     for step in range(1, steps + 1):
@@ -44,11 +43,11 @@ def skip(rows: Sequence[LlmRequest], cache: KvCache, steps: int) -> list[int]:
 
 
 def _growth(rows: Sequence[LlmRequest], cache: KvCache, steps: int) -> Counter[int]:
-    """How many requests take a block, by step; only steps in which anybody does."""
+    """Return how many requests take a block, by step; steps without growth are omitted."""
     return Counter(step for r in rows for step in _borders(r, cache, steps))
 
 
 def _borders(r: LlmRequest, cache: KvCache, steps: int) -> range:
-    """The steps from now on, of so many, in which ``r`` takes a block."""
+    """Return the steps, of the next ``steps``, in which ``r`` takes a block."""
     size = cache.tokens_per_block
     return range(1 + -r.cached % size, steps + 1, size)

@@ -1,4 +1,4 @@
-"""What TensorRT-LLM knows of a request (``LlmRequest``), as far as it decides anything."""
+"""State of a request in TensorRT-LLM (``LlmRequest``), as far as it affects decisions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 from simkv.core.request import Prompt
 
-#: Its prompt is computed; it decodes; its last token by ``max_new`` is under way.
+#: Stages: the prompt is computed; the request decodes; its last token by ``max_new`` is in flight.
 RequestStage = Literal["context", "generation", "to complete"]
 
 
@@ -15,11 +15,11 @@ RequestStage = Literal["context", "generation", "to complete"]
 class LlmRequest:
     """A request in the engine; all lengths in tokens.
 
-    ``prompt`` tokens are to be computed, after a pause also those that were emitted before it, and
-    ``new`` may be emitted from then on; ``known`` are prompt and outputs together. Of the prompt
-    ``position`` are computed and ``chunk`` are to be computed in this step; the first ``reused`` of
-    them others computed. The KV cache counts ``cached`` tokens for it, which leads what is computed
-    by the step under way.
+    - ``prompt``: tokens to compute; after a pause it includes the tokens emitted before.
+    - ``new``: tokens that may still be emitted after ``prompt``; ``known``: prompt plus outputs.
+    - ``position``: computed tokens of the prompt; ``chunk``: tokens to compute in this step.
+    - ``reused``: leading prompt tokens taken from the prefix cache.
+    - ``cached``: tokens in the KV cache, including the step in flight.
     """
 
     id: int
@@ -34,23 +34,23 @@ class LlmRequest:
 
     @classmethod
     def of(cls, prompt: Prompt, longest: int) -> LlmRequest:
-        """A request as it comes, its ``max_tokens`` cut so that it stays within ``longest``."""
+        """Build a new request, with ``max_tokens`` cut so that it stays within ``longest``."""
         tokens = prompt.prompt_tokens
         return cls(prompt.id, tokens, min(prompt.max_tokens, longest - tokens), tokens)
 
     @property
     def remaining(self) -> int:
-        """Of its prompt, what is not computed."""
+        """Prompt tokens not computed yet."""
         return self.prompt - self.position
 
     @property
     def generated(self) -> int:
-        """Tokens emitted since its prompt was last made of all it had."""
+        """Tokens emitted since the start or the last pause."""
         return self.known - self.prompt
 
     @property
     def first_chunk(self) -> bool:
-        """Whether nothing of its prompt is computed but what was there."""
+        """Whether none of its prompt is computed except reused tokens."""
         return self.state == "context" and self.position == self.reused
 
     @property
@@ -60,12 +60,15 @@ class LlmRequest:
 
     @property
     def started(self) -> bool:
-        """Whether a pause would take anything from it."""
+        """Whether a pause would discard any of its work."""
         return not self.first_chunk
 
     def begin(self, reused: int, tokens_per_block: int) -> None:
-        """So much of its prompt is there: its first chunk is of the rest, and still ends with a
-        block unless it ends the prompt (``setPrepopulatedPromptLen``)."""
+        """Start the prompt after ``reused`` cached tokens and shorten the first chunk accordingly.
+
+        The chunk still ends at a block border unless it ends the prompt. Source:
+        ``setPrepopulatedPromptLen``.
+        """
         end = reused + self.chunk
         if end < self.prompt:
             end = end // tokens_per_block * tokens_per_block
@@ -73,16 +76,16 @@ class LlmRequest:
         self.chunk = min(end, self.prompt) - reused
 
     def pause(self) -> None:
-        """What it has emitted is prompt from now on, and all of that is to be computed."""
+        """Reset the request: its emitted tokens join the prompt, which is recomputed completely."""
         self.new -= self.generated
         self.prompt = self.known
         self.state = "context"
         self.position = self.chunk = self.cached = self.reused = 0
 
     def advance(self, *, overlap: bool) -> None:
-        """Its part of a step was launched: what it will be in the next decision.
+        """Advance the request after its part of a step was launched.
 
-        With ``overlap`` that is made before the token of this step is known.
+        With ``overlap`` this happens before the token of that step is known.
         """
         if self.state == "context":
             self.position, self.chunk = self.position + self.chunk, 0

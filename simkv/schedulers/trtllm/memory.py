@@ -1,7 +1,7 @@
-"""How many blocks TensorRT-LLM's requests hold and need (``kvCacheManager.cpp``).
+"""Blocks that TensorRT-LLM's requests hold and need (``kvCacheManager.cpp``).
 
-One window of attention that covers every sequence, beams of one. What is shared does not count as
-less: that came after the revision (#11490).
+Models one attention window that covers every sequence, and beams of one. Shared blocks count in
+full; counting them less came after this revision (#11490).
 """
 
 from __future__ import annotations
@@ -15,19 +15,25 @@ from simkv.schedulers.trtllm.llm_request import LlmRequest
 
 
 class KvCache:
-    """Blocks of KV: a prompt takes all of its blocks with its first chunk, a decode one by one."""
+    """KV blocks: a prompt gets all of its blocks with its first chunk, a decode gets them one by
+    one."""
 
     def __init__(self, num_blocks: int, tokens_per_block: int) -> None:
         self.pool: BlockPool = UnnumberedPool(num_blocks)
         self.tokens_per_block = tokens_per_block
 
     def blocks_to_completion(self, r: LlmRequest) -> int:
-        """Blocks that ``r`` still needs if it emits all that it may
-        (``getRemainingBlocksToCompletion``)."""
+        """Return the blocks that ``r`` still needs if it emits its maximum output.
+
+        Source: ``getRemainingBlocksToCompletion``.
+        """
         return blocks_for(r.prompt + r.new, self.tokens_per_block) - self.pool.held(r.id)
 
     def one_step(self, r: LlmRequest) -> int:
-        """Blocks that ``r`` needs now, none for a later chunk (``getNeededBlocksOneStep``)."""
+        """Return the blocks that ``r`` needs now, 0 for a later chunk.
+
+        Source: ``getNeededBlocksOneStep``.
+        """
         if r.first_chunk:
             return blocks_for(r.prompt, self.tokens_per_block)
         more = min(1, r.new - (r.cached - r.prompt))
@@ -37,7 +43,7 @@ class KvCache:
         return after - blocks_for(r.cached, self.tokens_per_block)
 
     def prepare(self, r: LlmRequest) -> None:
-        """Take what ``r`` needs for the step that it is in (``addSequence``, ``addToken``)."""
+        """Allocate the blocks of ``r`` for the current step (``addSequence``, ``addToken``)."""
         if r.first_chunk:
             r.cached = r.prompt
             r.begin(self.enter(r), self.tokens_per_block)
@@ -47,41 +53,41 @@ class KvCache:
             r.cached += 1
 
     def take(self, r: LlmRequest, count: int) -> None:
-        """Hand out blocks that ``r`` is to fill."""
+        """Allocate ``count`` blocks to ``r``."""
         self.pool.take(r.id, count)
 
     def release(self, r: LlmRequest) -> None:
-        """``r`` ends or is paused: its blocks come back."""
+        """Free the blocks of ``r``, which ends or is paused."""
         self.pool.release(r.id)
 
     def freed(self, victims: Sequence[LlmRequest]) -> int:
-        """Blocks that come back if these are paused (``schedulingReleaseBlocks``)."""
+        """Return the blocks that pausing ``victims`` frees (``schedulingReleaseBlocks``)."""
         return sum(self.pool.held(r.id) for r in victims)
 
-    # ------------------------------------------------------------------ where blocks are reused
+    # ------------------------------------------------------------------ hooks for block reuse
 
     def hear(self, prompt: Prompt) -> None:
-        """A request comes."""
+        """Record a new request."""
 
     def forget(self, request_id: int) -> None:
-        """A request is gone."""
+        """Forget a request that has left."""
 
     def coming(self, active: Sequence[LlmRequest]) -> set[Hashable]:  # noqa: ARG002
-        """Blocks that are being computed and will be there for others."""
+        """Return blocks that are being computed and that others can reuse afterwards."""
         return set()
 
     def waits(self, r: LlmRequest, coming: set[Hashable]) -> bool:  # noqa: ARG002
-        """Whether ``r`` had better wait for a block that is ``coming``."""
+        """Whether ``r`` should wait for a block that is ``coming``."""
         return False
 
     def enter(self, r: LlmRequest) -> int:
-        """Take the blocks of a prompt; returns of how many of its tokens there is KV."""
+        """Allocate the blocks of a prompt and return the number of its tokens that have KV."""
         self.take(r, blocks_for(r.prompt, self.tokens_per_block))
         return 0
 
     def store(self, r: LlmRequest) -> None:
-        """A part of a prompt is computed."""
+        """Record that a chunk of a prompt was computed."""
 
     def fingerprint(self) -> Hashable:
-        """What decides later allocations."""
+        """Return the state that determines later allocations."""
         return self.pool.free

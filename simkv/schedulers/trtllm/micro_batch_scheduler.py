@@ -1,4 +1,4 @@
-"""What of the requests that fit is in the step: TensorRT-LLM's ``PyMicroBatchScheduler``."""
+"""Selection of the requests in a step: TensorRT-LLM's ``PyMicroBatchScheduler``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simkv.schedulers.trtllm.llm_request import LlmRequest
 
 
 class ContextTooLong(Exception):
-    """A prompt that cannot be cut is longer than a step: the engine's loop dies of an assertion."""
+    """A prompt that cannot be chunked exceeds a step; the engine's loop fails an assertion."""
 
 
 class MicroBatch(NamedTuple):
@@ -21,10 +21,10 @@ class MicroBatch(NamedTuple):
 
 
 def schedule_micro_batch(fits: Sequence[LlmRequest], config: TrtllmConfig) -> MicroBatch:
-    """Take of ``fits`` in order until the step is full; prompts that may be cut share what is left.
+    """Choose requests of ``fits`` in order until the step is full; chunked prompts share the rest.
 
-    One that is too much ends the step for all behind it. Those whose last token is under way are
-    left out. Raises ContextTooLong.
+    The first request that exceeds the step blocks all behind it. Requests whose last token is in
+    flight are left out. Raises ContextTooLong.
     """
     batch, chunked, size = MicroBatch([], []), list[LlmRequest](), 0
     left = config.max_num_tokens
@@ -53,7 +53,7 @@ def schedule_micro_batch(fits: Sequence[LlmRequest], config: TrtllmConfig) -> Mi
 
 
 def _whole(r: LlmRequest, most: int) -> int:
-    """Tokens of a request in a step that cuts no prompt."""
+    """Return the tokens of a request in a step without chunking."""
     if r.state != "context":
         return 1
     if r.known > most:
@@ -63,7 +63,7 @@ def _whole(r: LlmRequest, most: int) -> int:
 
 
 def share(chunked: Sequence[LlmRequest], left: int, config: TrtllmConfig) -> None:
-    """Cut prompts, in whole blocks, to ``left`` tokens together."""
+    """Cut prompts, in whole blocks, to ``left`` tokens in total."""
     unit = config.tokens_per_block
     for r in chunked:
         r.chunk = 0
@@ -77,7 +77,7 @@ def share(chunked: Sequence[LlmRequest], left: int, config: TrtllmConfig) -> Non
 
 
 def _by_turns(chunked: Sequence[LlmRequest], left: int, unit: int) -> None:
-    """A block more for each that it still fits, again and again."""
+    """Give each prompt one more block in turn while it fits."""
     given = True
     while left > 0 and given:
         given = False

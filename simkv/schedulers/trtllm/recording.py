@@ -1,4 +1,4 @@
-"""Recordings of TensorRT-LLM: both of its loops, step by step."""
+"""Recording format of both of TensorRT-LLM's loops, step by step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _config(header: RecordingLine) -> TrtllmConfig:
 
 
 def _knobs(config: TrtllmConfig) -> RecordingLine:
-    """Without the share of memory, of which the pool followed."""
+    """Return the options without the memory share, which only determined the pool."""
     knobs = asdict(config)
     for knob in ("name", "variant", "free_gpu_memory_fraction"):
         del knobs[knob]

@@ -1,9 +1,9 @@
-"""One iteration of TensorRT-LLM's PyTorch backend: fetch, schedule, pause, prepare, launch.
+"""An iteration of TensorRT-LLM's PyTorch backend: fetch, schedule, pause, prepare, launch.
 
 Read at NVIDIA/TensorRT-LLM@5f480b7a6: ``_executor_loop`` and ``_executor_loop_overlap`` of
-``pyexecutor/py_executor.py``, ``SimpleUnifiedScheduler`` of ``pyexecutor/scheduler/scheduler.py``;
-blocks and requests as ``kvCacheManager.cpp`` and ``llmRequest.h`` had them about then. One rank,
-one window of attention, no drafts, no adapters.
+``pyexecutor/py_executor.py``, ``SimpleUnifiedScheduler`` of ``pyexecutor/scheduler/scheduler.py``.
+Blocks and requests follow ``kvCacheManager.cpp`` and ``llmRequest.h`` of about the same time.
+Models one rank and one attention window, without draft tokens and adapters.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from simkv.schedulers.trtllm.micro_batch_scheduler import (
 
 
 class TrtllmScheduler:
-    """Requests that were fetched are ``active``, in the order in which they came; the others queue.
+    """TensorRT-LLM's scheduler; fetched requests are ``active`` in arrival order, others queue.
 
-    An active request without blocks waits: it was never let in, or it was paused, and then it is
-    still in its place. ``launched`` are in the newest step and have not moved on yet. Those
-    ``pausing`` have lost their blocks in this iteration, those ``leaving`` their clients.
+    An active request without blocks waits. It was either never admitted, or paused, in which case
+    it keeps its position. ``launched`` requests are in the newest step and not advanced yet.
+    ``pausing`` requests have lost their blocks in this iteration; the clients of ``leaving``
+    requests disconnected.
     """
 
     def __init__(self, config: TrtllmConfig) -> None:
@@ -59,7 +60,7 @@ class TrtllmScheduler:
         self._refused: dict[int, Refusal] = {}
 
     def add(self, prompt: Prompt) -> None:
-        """Queue a request; one that its server turns away is named by the next batch."""
+        """Queue a request; if its server rejects it, the next batch reports that."""
         refusal = find_rejection(prompt, self.config)
         if refusal:
             self._refused[prompt.id] = refusal
@@ -68,13 +69,17 @@ class TrtllmScheduler:
             self.queue.append(LlmRequest.of(prompt, self.config.longest))
 
     def abort(self, request_id: int) -> None:
-        """The client has gone: heard in the next iteration, heeded when that has tokens."""
+        """Record that the client disconnected.
+
+        The next iteration receives this and applies it when it has tokens.
+        """
         self._left.add(request_id)
 
     # ------------------------------------------------------------------ one iteration
 
     def schedule(self) -> Batch:
-        """Decide who runs, take the blocks of those who are paused, give those of the step."""
+        """Choose the requests to run, free the blocks of paused requests and allocate the step's
+        blocks."""
         self._move_on()
         while self.queue and len(self.active) < self.config.max_batch_size:
             r = self.queue.popleft()
@@ -98,14 +103,14 @@ class TrtllmScheduler:
         return batch
 
     def _fitting(self) -> CapacityResult:
-        """Whom the capacity scheduler lets run."""
+        """Return the result of the capacity scheduler."""
         active, policy = list(self.active.values()), self.config.capacity_scheduler_policy
         if policy == "MAX_UTILIZATION":
             return max_utilization(active, self.cache)
         return no_evict(active, self.cache, static=policy == "STATIC_BATCH")
 
     def _move_on(self) -> None:
-        """The iteration before is over: who was paused begins anew, who ran goes on."""
+        """Finish the previous iteration: reset paused requests and advance launched ones."""
         for r in self.pausing:
             r.pause()
         self.pausing.clear()
@@ -114,7 +119,7 @@ class TrtllmScheduler:
         self.launched = []
 
     def _launch(self, batch: Batch, chosen: MicroBatch) -> None:
-        """Take the blocks of the step and write it down."""
+        """Allocate the blocks of the step and record it in ``batch``."""
         for r in chosen.contexts:
             self.cache.prepare(r)
             batch.scheduled.append((r.id, r.chunk))
@@ -130,7 +135,7 @@ class TrtllmScheduler:
         self.launched = [*chosen.contexts, *chosen.generations]
 
     def _tell(self, batch: Batch, fitting: CapacityResult) -> None:
-        """Say who was passed over, and why."""
+        """Record in ``batch`` which requests were skipped, and why."""
         runs = {r.id for r in self.launched}
         fits = {r.id for r in fitting.fits}
         for r in self.active.values():
@@ -146,10 +151,10 @@ class TrtllmScheduler:
             batch.held = Held(self.queue[0].id, "slot")
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
-        """Give the requests of a batch their tokens; end those whose token was the last.
+        """Give the requests of a batch their tokens; end requests whose token was the last.
 
-        One that was paused meanwhile is taken for unfinished even then: the pause sets it back, so
-        all of it is computed once more before its client hears of the end.
+        A request that was paused meanwhile is treated as unfinished even then: the pause resets it,
+        so it is computed completely once more before its client receives the end.
         """
         done = Completion([], [])
         for r in [self.active[i] for i in batch.emits if i in self.active]:
@@ -169,8 +174,10 @@ class TrtllmScheduler:
         return done
 
     def _part(self, batch: Batch, finished: Collection[int]) -> None:
-        """Drop those who have ended and, with a batch, those whose clients were heard to have gone;
-        the active ones in the order in which they came."""
+        """Drop ended requests and, if there is a batch, requests whose clients disconnected.
+
+        Active requests are dropped in arrival order.
+        """
         over = {*finished}
         if batch:
             over |= self.leaving
@@ -184,21 +191,21 @@ class TrtllmScheduler:
             self._remove(r)
 
     def _remove(self, r: LlmRequest) -> None:
-        """Take an active request out of the engine."""
+        """Remove an active request from the engine."""
         del self.active[r.id]
         self.cache.release(r)
         self.cache.forget(r.id)
         self.pausing = [p for p in self.pausing if p is not r]
         self.launched = [x for x in self.launched if x is not r]
 
-    # ------------------------------------------------------------------ many decodes at once
+    # ------------------------------------------------------------------ leaping
 
     def leap(self, most: int) -> int:
-        """Decodes alone, while nobody ends, is paused or is left out for another reason.
+        """Return the number of decode-only steps without an end, a pause or another wait reason.
 
-        What decodes take is what was reserved for them, and no blocks come back: who lacks some
-        lacks them at the end, too. But one that could be let in, had the step more tokens, may
-        come to.
+        Decodes take only blocks reserved for them and none are freed, so a request that lacks
+        blocks lacks them until the end of the leap. A request held back by the token budget may be
+        admitted meanwhile, so there is no leap in that case.
         """
         head = self.head
         if self.pausing or self.leaving or len(self.launched) < self.num_running:
@@ -211,11 +218,11 @@ class TrtllmScheduler:
     def skip(self, steps: int) -> list[int]:
         return decode_leap.skip(self.launched, self.cache, steps)
 
-    # ------------------------------------------------------------------ what others may see
+    # ------------------------------------------------------------------ public state
 
     @property
     def pool(self) -> BlockPool:
-        """The pool of its blocks."""
+        """Block pool of the KV cache."""
         return self.cache.pool
 
     @property
@@ -228,7 +235,7 @@ class TrtllmScheduler:
 
     @property
     def head(self) -> LlmRequest | None:
-        """The first active request without blocks; ``why`` it was passed over."""
+        """First active request without blocks, or None; ``why`` is its wait reason."""
         return next((r for r in self.active.values() if not self.pool.held(r.id)), None)
 
     @property
@@ -240,19 +247,19 @@ class TrtllmScheduler:
         return sum(map(bool, map(self.pool.held, self.active)))
 
     def waiting_ids(self) -> list[int]:
-        """Active requests without blocks, then those that were not fetched."""
+        """Return the ids of active requests without blocks, then of requests not fetched yet."""
         without = [i for i in self.active if not self.pool.held(i)]
         return without + [r.id for r in self.queue]
 
     def running_ids(self) -> list[int]:
-        """Active requests with blocks, in the order in which they came."""
+        """Return the ids of active requests with blocks, in arrival order."""
         return [i for i in self.active if self.pool.held(i)]
 
     def blocks_held(self) -> Mapping[int, int]:
         return {i: held for i in self.active if (held := self.pool.held(i))}
 
     def fingerprint(self) -> Hashable:
-        """All state that decides what ``schedule`` does next."""
+        """Return all state that determines the next ``schedule`` call."""
         return (
             tuple((astuple(r), self.pool.held(r.id)) for r in self.active.values()),
             tuple(r.id for r in self.queue),
@@ -264,7 +271,7 @@ class TrtllmScheduler:
 
 
 def find_rejection(prompt: Prompt, config: TrtllmConfig) -> Refusal | None:
-    """Why the server turns a request away before the engine hears of it, if it does."""
+    """Return why the server rejects a request before the engine receives it, or None."""
     tokens, most = prompt.prompt_tokens, config.max_num_tokens
     if tokens > most and not config.enable_chunked_prefill:
         words = f"The sum of prompt length ({tokens}), query length (0) should not exceed "

@@ -1,4 +1,4 @@
-"""What TensorRT-LLM is to the rest of simkv."""
+"""Engine spec of TensorRT-LLM."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from simkv.schedulers.trtllm.recording import RECORDING
 if TYPE_CHECKING:
     from simkv.schedulers.trtllm.scheduler import TrtllmScheduler
 
-#: Batch sizes with a CUDA graph by default, below ``max_batch_size``: 1 to 32 and powers of two up
-#: to 128 (``CudaGraphConfig`` without padding).
+#: Default batch sizes with a CUDA graph, up to ``max_batch_size``: 1 to 32 and powers of two up to
+#: 128 (``CudaGraphConfig`` without padding).
 GRAPH_SIZES = (*range(1, 33), 64, 128)
 
 
 def _build(config: TrtllmConfig) -> TrtllmScheduler:
-    from simkv.schedulers.trtllm.scheduler import TrtllmScheduler  # where this engine runs
+    from simkv.schedulers.trtllm.scheduler import TrtllmScheduler  # imported on use
 
     return TrtllmScheduler(config)
 
@@ -36,7 +36,7 @@ def _with_tables(config: TrtllmConfig) -> TabledScheduler:
 
 
 def _setting(config: TrtllmConfig) -> ExecutionSettings:
-    """Only steps of nothing but decodes run as graphs."""
+    """Return the execution settings; only decode-only steps run as CUDA graphs."""
     return ExecutionSettings(
         engine=config.name,
         release=config.variant,
@@ -51,14 +51,14 @@ def _setting(config: TrtllmConfig) -> ExecutionSettings:
 
 
 def _longest(given: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
-    """The model's length, as ``trtllm-serve`` takes it; the other defaults are the config's."""
+    """Return the model's length, as ``trtllm-serve`` does; other defaults are the config's."""
     if "max_seq_len" in given or machine.model is None:
         return {}
     return {"max_seq_len": machine.model.length}
 
 
 def _too_long(config: TrtllmConfig, prompt_tokens: int) -> str | None:
-    """Why the server turns a prompt away: beyond a step's tokens, or a sequence's."""
+    """Return why a prompt exceeds a step's tokens or the sequence length, or None."""
     most = config.max_num_tokens
     if prompt_tokens > most and not config.enable_chunked_prefill:
         return f"prompt {prompt_tokens:,} > max_num_tokens {most:,}"
