@@ -1,1 +1,1 @@
-"""Tools of maintainers: fitted constants, generated pages, counts; not in the wheel."""
+"""Maintainer tools, not in the wheel: constant fits, generated pages and recording counts."""

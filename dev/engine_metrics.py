@@ -1,12 +1,12 @@
-"""What an engine's wheel registers with Prometheus, as simkv/metrics/exported/<engine>.json has it.
+"""Extract the Prometheus metrics of an engine's sources into simkv/metrics/exported/<engine>.json.
 
     python -m dev.engine_metrics vllm ~/vllm-0.33.0/vllm/v1/metrics
     python -m dev.engine_metrics sglang ~/sglang-0.5.23/sglang/srt/observability
 
-Reads the sources and runs none of them: names, types, labels beyond those that all of a class have,
-and buckets (None where they depend on the model). Of all that is registered it keeps what the file
-in simkv already has, with the measure of ours that it stands for, and writes the file; with --all
-it prints everything instead.
+The sources are parsed, not run. Each metric has a name, a type, labels beyond those common to its
+class, and buckets (None if they depend on the model). By default the file in simkv is rewritten
+with the metrics that it already lists, each with its simkv measure; ``--all`` prints every
+registered metric instead.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ KINDS = ("gauge", "counter", "histogram")
 
 
 def texts(node: ast.AST | None) -> list[str]:
-    """The string constants in an expression, in order."""
+    """Return the string constants of an expression, in order."""
     if node is None:
         return []
     return [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and type(n.value) is str]
 
 
 def numbers(node: ast.AST | None) -> list[float] | None:
-    """A list of numbers that is written down, or None."""
+    """Return the values of a literal list or tuple of numbers, or None for any other expression."""
     try:
         values = ast.literal_eval(node) if node is not None else None
     except ValueError:
@@ -39,7 +39,7 @@ def numbers(node: ast.AST | None) -> list[float] | None:
 
 
 class Sources:
-    """Some modules, and the lists of numbers that have names in them."""
+    """The parsed modules of an engine's metrics and the named lists of numbers in them."""
 
     def __init__(self, folder: Path, engine: str) -> None:
         self.trees = [ast.parse((folder / name).read_text()) for name in FILES[engine]]
@@ -59,7 +59,7 @@ class Sources:
                 self.families[target.id] = texts(node.value)[0]
 
     def buckets(self, node: ast.AST | None) -> list[float] | None:
-        """The bounds of a histogram's buckets, or None where they depend on the model."""
+        """Return the bounds of a histogram's buckets, or None if they depend on the model."""
         if (values := numbers(node)) is not None or node is None:
             return values
         names = [n.id for n in ast.walk(node) if isinstance(n, ast.Name)]
@@ -70,7 +70,7 @@ class Sources:
         return None
 
     def metrics(self, prefix: str) -> Iterator[dict[str, Any]]:
-        """All that is registered under a name that begins so."""
+        """Yield a row for each registered metric whose name starts with ``prefix``."""
         for owner in (n for tree in self.trees for n in tree.body if isinstance(n, ast.ClassDef)):
             for node in ast.walk(owner):
                 if not isinstance(node, ast.Call):

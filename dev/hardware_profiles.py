@@ -1,8 +1,8 @@
-"""Make what simkv says of hardware without its operator tables: ``make profiles``.
+"""Generate the packaged hardware data that replaces the operator tables: ``make profiles``.
 
-Writes ``efficiency.json`` (shares of the data sheet that measured GPUs reach, and the error of
-estimates by them, a GPU left out at a time) and the packaged profiles, from the tables of the
-package aiconfigurator-core and the GPUs' data sheets alone.
+Writes ``efficiency.json`` (fractions of data-sheet rates that measured GPUs reach, and the error of
+estimates made with them, leaving out one GPU at a time) and the packaged profiles. The only inputs
+are the tables of the package aiconfigurator-core and the GPUs' data sheets.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from simkv.costs.operators.calibration_rules import CostConstants
 from simkv.costs.operators.operator_tables import TableStore, find_installed_tables
 from simkv.costs.operators.profile_resolution import compose_from_tables, estimate_from_data_sheet
 
-#: Measured GPUs whose shares count; others of the tables are variants of these.
+#: Measured GPUs whose fractions are used; the other GPUs of the tables are variants of these.
 SYSTEMS = ("a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "l40s", "rtx_pro_6000_server")
 SOURCE = (
     "medians over the operator tables of aiconfigurator-core 0.12.0 (Apache-2.0) of A100, H100, "
     "H200, B200, L40S and RTX PRO 6000, by dev/operator_efficiency.py"
 )
-#: Longest file that may be added to what a wheel carries, in bytes, and all of them.
+#: Maximum total size of the packaged profiles in the wheel, in bytes.
 MOST = 2_000_000
 
 
 def main() -> int:
-    """Write both; say what was written."""
+    """Write both outputs and print a summary; return 1 if the profiles exceed ``MOST`` bytes, else
+    0."""
     root = find_installed_tables()
     if root is None:
         raise InputError("needs the operator tables: pip install 'simkv[hardware]'")

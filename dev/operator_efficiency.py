@@ -1,8 +1,8 @@
-"""Shares of a data sheet's rates that operators reach, taken from the tables of measured GPUs.
+"""Fractions of data-sheet rates that operators reach, from the tables of measured GPUs.
 
-Each share is a median over large shapes of a GPU, where one limit alone counts, and of the smallest
-shapes for what an operator takes besides; over GPUs the median again. ``left_out`` asks how wrong
-the estimate is: each measured GPU with the shares of the others, against its own tables.
+A fraction is the median over a GPU's large shapes, which a single limit bounds; fixed overheads are
+the median over its smallest shapes. The result is the median over GPUs. ``errors_of`` measures the
+error of such estimates against the tables of a GPU that was left out.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from simkv.costs.scaled_executor import classify_step
 from simkv.costs.step_errors import summarize_errors_by_kind
 from simkv.costs.step_load import StepLoad, count_attention_pairs
 
-#: Shapes from which rates are read: sides of products, tokens of a prompt, bytes of KV.
+#: Thresholds of large shapes: matrix sides, tokens, prompt length in tokens, and bytes of KV.
 SIDE, TOKENS, LENGTH, NBYTES = 4096, 4096, 4096, 128e6
 
 
 def shares_of(store: TableStore, gpu: Gpu) -> dict[str, float]:
-    """The shares that one GPU's tables show; those that they do not show are left out."""
+    """Return the fractions that one GPU's tables show; others are missing."""
     found: dict[str, float] = {}
     families = (_products, _prompts, _decodes, _experts, _latent, _elementwise, _links)
     for rates in families:
@@ -35,7 +35,7 @@ def shares_of(store: TableStore, gpu: Gpu) -> dict[str, float]:
 
 
 def joined(shares: Sequence[Mapping[str, float]]) -> Efficiency:
-    """The median of each share over the GPUs that show it."""
+    """Return the median of each fraction over the GPUs that show it."""
     names = Efficiency.model_fields
     return Efficiency(
         **{
@@ -45,7 +45,7 @@ def joined(shares: Sequence[Mapping[str, float]]) -> Efficiency:
     )
 
 
-#: Steps whose times are compared.
+#: Steps whose durations are compared.
 LOADS = [
     *(
         StepLoad(0, 0, 0, seqs, seqs * context, 0, seqs)
@@ -63,7 +63,7 @@ LOADS = [
 def against(
     estimated: Sequence[CostProfile], measured: Sequence[CostProfile]
 ) -> Iterator[tuple[str, float]]:
-    """Relative errors of step times, each with its kind of step."""
+    """Yield the kind of each step and the relative error of its estimated duration."""
     for guess, truth in zip(estimated, measured, strict=True):
         ours, theirs = StepCost(guess), StepCost(truth)
         for load in LOADS:
@@ -71,7 +71,7 @@ def against(
 
 
 def errors_of(pairs_of_profiles: Sequence[tuple[CostProfile, CostProfile]]) -> dict[str, StepError]:
-    """Errors by kind of step of estimates beside what the tables say."""
+    """Return the errors of estimated against measured profiles, by kind of step."""
     guesses, truths = zip(*pairs_of_profiles, strict=True)
     return summarize_errors_by_kind(against(guesses, truths))
 
@@ -148,7 +148,10 @@ def _experts(store: TableStore, gpu: Gpu) -> dict[str, float]:
 
 
 def _latent(store: TableStore, gpu: Gpu) -> dict[str, float]:
-    """DeepSeek-V3's shape: 128 + 64 for keys, 128 for values, a latent of 576."""
+    """Return the fractions of latent attention in DeepSeek-V3's shape.
+
+    Keys have 128 + 64 dimensions, values 128, and the latent vector 576.
+    """
     found = {}
     rows = _rows(store, "context_mla", {"kv_cache_dtype": "bfloat16"})
     if len(rows):

@@ -1,4 +1,4 @@
-"""Draws the picture of the README: the flagship's lanes before and after the fix."""
+"""Draw the picture of the README: request lanes of the flagship scenario before and after a fix."""
 
 from __future__ import annotations
 

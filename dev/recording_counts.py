@@ -2,8 +2,8 @@
 
     python -m dev.recording_counts TRACES... > simkv/conformance/counts.json
 
-The traces are all available recordings, and those in tests/conformance/traces of versions that are
-recorded nowhere else.
+Pass all available recordings and the files of tests/conformance/traces whose versions have no other
+recording.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from simkv.schedulers.engine_registry import ENGINES
 
 
 def variant_of(engine: str, recorded: str) -> str:
-    """The variant whose scheduler replays traces of this name.
+    """Return the variant whose scheduler replays traces with this variant name.
 
-    Some are named by how the engine was set up (``v1-async``, ``lpm``, ``seed_wtinf``); where that
-    says nothing of the variant, it is the first, which is the recorded release.
+    Some traces are named after the engine's configuration (``v1-async``, ``lpm``, ``seed_wtinf``).
+    If such a name identifies no variant, the result is the first variant, which is the recorded
+    release.
     """
     spec = ENGINES[engine]
     try:
@@ -33,7 +34,7 @@ def variant_of(engine: str, recorded: str) -> str:
 
 
 def count(results: Iterable[Conformance]) -> RecordingCounts:
-    """Count replayed traces by the variant that replayed them; others are left out."""
+    """Count replayed and equal traces by engine and variant."""
     counts: RecordingCounts = {engine: {} for engine in ENGINES}
     for result in results:
         variant = variant_of(result.engine, result.variant)

@@ -62,7 +62,7 @@ def write_docs(
     pairs: Sequence[Pair] = (),
     above: Sequence[HostTimes] = (),
 ) -> list[str]:
-    """Write the page to ``path`` and the picture beside it; returns the files' names."""
+    """Write the page to ``path`` and the picture beside it; return the names of both files."""
     picture = path.with_name("validation.png")
     with plot_settings():
         save(draw(scores), picture)
@@ -90,7 +90,7 @@ _KNOWN = ["case", "costs from", "GPU", "settings and budget", "load and rate", "
 
 
 def _provenance(s: Score) -> list[str]:
-    """What of a case its costs were made from."""
+    """Return the cells that state the source of a case's costs and the inputs that were known."""
     if s.fitted_to_itself:
         alone = int((~s.case.scored).sum()) - 1
         settings = ["the run's own", "the run's own", "not seen"]
@@ -158,7 +158,7 @@ def _otherwise(o: SensitivityScore) -> list[str]:
 
 
 def draw(scores: Sequence[Score], most: float = 10.0) -> Canvas:
-    """Errors by case, metric and statistic; beyond ``most`` per cent they stand at the edge."""
+    """Plot errors by case, metric and statistic; errors are clipped at ``most`` per cent."""
     figure = Canvas(figsize=(WIDTH, 0.9 + 0.72 * len(scores)))
     panels = figure.subplots(1, len(METRICS), sharey=True, squeeze=False)[0]
     for axes, metric in zip(panels, METRICS, strict=True):
@@ -216,7 +216,7 @@ def main(
 
 
 def _tables(folders: list[Path], given: Path | None) -> list[Path]:
-    """Folders of kernel tables: beside the cases, and the one that was given."""
+    """Return the folders of kernel tables: those beside the cases and the given one."""
     beside = [folder.resolve().parent / "calibration" for folder in folders]
     return [path for path in dict.fromkeys([*beside, *([given] if given else [])]) if path.is_dir()]
 

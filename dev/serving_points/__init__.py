@@ -1,1 +1,1 @@
-"""Constants of composed costs, fitted to published serving points, and docs/silicon.md."""
+"""Fit the constants of composed costs to published serving points and generate docs/silicon.md."""

@@ -1,10 +1,10 @@
-"""Constants for kinds of configurations, fitted to measured points and judged on others.
+"""Fit cost constants by kind of configuration and evaluate them on held-out points.
 
-A kind's constants are drawn towards those of the wider kind that it belongs to, so that few points
-move them little (``Level``). Several ladders of levels are tried (``LADDERS``); which is taken is
-decided by the errors on points that were left out: by folds of configurations, as of other points
-of pairs of model and GPU that are known, and by such pairs as a whole, as of those never seen. The
-fewest constants win that do no worse than the best, in the sum of both.
+The constants of a kind are regularized towards those of the wider kind that contains it, so that
+few points change them little (``Level``). Each ladder of levels in ``LADDERS`` is evaluated on
+held-out points in two ways: by folds of configurations (new points of known pairs of model and GPU)
+and by whole pairs (unseen pairs). The ladder with the fewest constants whose summed error is close
+to the best is chosen.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from simkv.costs.operators.error_spreads import Configuration, ErrorSpread, rele
 from simkv.validation.serving_points.latency_gradients import FITTED_CONSTANTS, Floats
 
 FOLDS = 5
-#: By how much a constant may differ from the wider kind's as easily as a point by its scale.
+#: Regularization scale of each constant: a difference of this size from the wider kind's value has
+#: the same residual as a point whose error is two ``SCALE``.
 REACH = np.array([0.5, 0.25, 0.01, 0.0005, 0.00002, 0.02])
-#: What a logarithm of measured over predicted counts: the targets are 10 and 5 per cent.
+#: Scale of log(measured / predicted) for TTFT and TPOT: the targets are 10 % and 5 %.
 SCALE = np.array([0.10, 0.05])
 LOW = np.array([0.3, 0.5, 0.0, 0.0, 0.0, 0.0])
 HIGH = np.array([5.0, 2.5, 0.2, 0.02, 0.001, 0.5])
-#: More constants must be better by this share, and by so much (1 is as much as a target).
+#: Relative and absolute tolerance to the best total error (in units of ``SCALE``) within which the
+#: ladder with fewer constants is preferred.
 BETTER, WORTH = 0.02, 0.05
-#: Fewer left-out points than this say nothing of their own quantiles, and fewer pairs of model and
-#: GPU nothing of one that was never seen.
+#: Minimum number of held-out points for quantiles of their own, and of pairs of model and GPU for
+#: quantiles of unseen pairs.
 ENOUGH, PAIRS = 20, 3
 
 Values = dict[str, Floats]
@@ -38,13 +40,14 @@ Values = dict[str, Floats]
 
 @dataclass(frozen=True)
 class Level:
-    """A kind by ``fields`` of a configuration, and which of ``FITTED_CONSTANTS`` it may change."""
+    """A kind given by ``fields`` of a configuration, with the ``FITTED_CONSTANTS`` that it may
+    change."""
 
     fields: tuple[str, ...]
     free: tuple[str, ...] = FITTED_CONSTANTS
 
     def name(self, kind: Configuration) -> str:
-        """What the kind of a configuration is called."""
+        """Return the name of a configuration's kind at this level."""
         return ", ".join(f"{field} {getattr(kind, field)}" for field in self.fields)
 
 
@@ -56,7 +59,7 @@ KERNELS = Level(("backend", "family", "attention", "weights", "experts"), STEPS)
 _OF_A_PAIR = ("backend", "gpu", "model", "weights", "experts")
 PAIR, PAIR_STEPS = Level(_OF_A_PAIR), Level(_OF_A_PAIR, STEPS)
 PAIR_PREFILLS = Level(_OF_A_PAIR, (*STEPS, "prefill_step_s"))
-#: What is tried, by name.
+#: Ladders to evaluate, by name.
 LADDERS: dict[str, Ladder] = {
     "none": (),
     "engine": (ENGINE,),
@@ -70,7 +73,7 @@ LADDERS: dict[str, Ladder] = {
 
 
 def fit(samples: Sequence[Residual], ladder: Ladder) -> Values:
-    """Constants by the name of their kind."""
+    """Fit the constants of every kind of a ladder; return them by the name of the kind."""
     found: Values = {}
     for depth, level in enumerate(ladder):
         parts: dict[str, list[Residual]] = {}
@@ -83,7 +86,7 @@ def fit(samples: Sequence[Residual], ladder: Ladder) -> Values:
 
 
 def values_for(kind: Configuration, found: Mapping[str, Floats], ladder: Ladder) -> Floats:
-    """The constants of the nearest level that has any; without one, none."""
+    """Return the constants of the most specific level that has any, or ``NONE`` if no level has."""
     for level in reversed(ladder):
         if (name := level.name(kind)) in found:
             return found[name]
@@ -130,7 +133,7 @@ def _fit_part(samples: Sequence[Residual], towards: Floats, names: Sequence[str]
 
 
 def residuals(samples: Sequence[Residual], values: Mapping[str, Floats], ladder: Ladder) -> Floats:
-    """Logarithms of measured over predicted, a row for each sample: TTFT and TPOT."""
+    """Return log(measured / predicted), shape (samples, 2): TTFT and TPOT."""
     return np.array(
         [np.log(s.real / s.predicted(values_for(s.kind, values, ladder))) for s in samples]
     )
@@ -139,7 +142,7 @@ def residuals(samples: Sequence[Residual], values: Mapping[str, Floats], ladder:
 def left_out(
     samples: Sequence[Residual], ladder: Ladder, part_of: Callable[[Residual], object]
 ) -> Floats:
-    """The residuals of each sample under constants fitted without its part."""
+    """Return the residuals of each sample under constants fitted without its part."""
     found = np.zeros((len(samples), 2))
     labels = [part_of(s) for s in samples]
     for label in set(labels):
@@ -150,19 +153,22 @@ def left_out(
 
 
 def fold(sample: Residual) -> int:
-    """The fold of its configuration, the same on every machine."""
+    """Return the fold of a sample's configuration; it is the same on every machine."""
     return zlib.crc32(repr(sample.configuration).encode()) % FOLDS
 
 
 def mape(logs: Floats) -> Floats:
-    """Mean absolute relative error of the prediction, from logarithms of measured over it."""
+    """Return the mean absolute relative error of predictions from log(measured / predicted)."""
     return np.asarray(np.abs(np.exp(-logs) - 1.0).mean(axis=0))
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """How constants of a ladder do: their ``number``, and MAPE (TTFT, TPOT) on points left
-    out by configuration, and by pair of model and GPU."""
+    """Held-out errors of a ladder with ``number`` constants.
+
+    ``configurations`` and ``groups`` are MAPE (TTFT, TPOT) with configurations, and with pairs of
+    model and GPU, held out.
+    """
 
     name: str
     number: int
@@ -171,13 +177,13 @@ class LeftOut:
 
     @property
     def total(self) -> float:
-        """Both errors together, each latency by its scale."""
+        """Sum of both errors, in units of ``SCALE``."""
         return float(((self.configurations + self.groups) / SCALE).sum())
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """The constants that were chosen, and what the points that they did not see say of them."""
+    """The chosen constants and the residuals of held-out points."""
 
     values: Values
     chosen: str
@@ -187,12 +193,12 @@ class Fitted:
 
     @property
     def ladder(self) -> Ladder:
-        """The levels that were chosen."""
+        """Levels of the chosen ladder."""
         return LADDERS[self.chosen]
 
 
 def choose(samples: Sequence[Residual]) -> Fitted:
-    """The fewest constants that do no worse than the best on points left out."""
+    """Fit the ladder with the fewest constants whose held-out error is close to the best."""
     tried: list[LeftOut] = []
     logs: dict[str, tuple[Floats, Floats]] = {}
     for name, ladder in LADDERS.items():
@@ -211,7 +217,7 @@ def choose(samples: Sequence[Residual]) -> Fitted:
 def spreads(
     samples: Sequence[Residual], fitted: Fitted
 ) -> tuple[dict[str, ErrorSpread], dict[str, ErrorSpread]]:
-    """Spreads of the groups that were seen, and of kinds for those that were not."""
+    """Return the error spreads of measured groups, and of wider kinds for unmeasured groups."""
     seen, unseen = _pools(samples, fitted.configurations), _pools(samples, fitted.groups)
     groups = {}
     for kind in {s.kind for s in samples}:
@@ -229,7 +235,7 @@ def spreads(
 
 
 def _releases(samples: Sequence[Residual], level: str) -> tuple[str, str]:
-    """The first and the last release that was measured of a level."""
+    """Return the first and the last measured release of a level."""
     found = sorted(
         {s.release for s in samples if release_number(s.release) and level in s.kind.levels()},
         key=release_number,
@@ -246,10 +252,10 @@ def _pools(samples: Sequence[Residual], logs: Floats) -> dict[str, list[Floats]]
 
 
 def spread_of(logs: Iterable[Floats]) -> ErrorSpread:
-    """The quantiles between which a next one lies with 90 %, if it is like these."""
+    """Return the quantiles that contain a further exchangeable residual with 90 % probability."""
     rows = np.sort(np.array(list(logs)), axis=0)
     count = len(rows)
-    # Of n alike the next lies below the k-th with k / (n + 1).
+    # Of n exchangeable values and one more, the new one lies below the k-th with k / (n + 1).
     below = max(int(0.05 * (count + 1)) - 1, 0)
     low, high = rows[below], rows[count - 1 - below]
     ttft, tpot = (
@@ -267,10 +273,11 @@ def spread_of(logs: Iterable[Floats]) -> ErrorSpread:
 def ends(
     samples: Sequence[Residual], logs: Floats, part_of: Callable[[Residual], object], *, seen: bool
 ) -> Floats:
-    """Ends of each sample's interval by the spreads of the other parts, as logarithms.
+    """Return the ends of each sample's interval, taken from the spreads of the other parts.
 
-    Of shape (samples, 2 latencies, 2 ends); NaN where nothing is near. ``seen``: others of the same
-    pair of model and GPU may tell; else at least ``PAIRS`` other pairs must.
+    Logarithms, shape (samples, 2 latencies, 2 ends); NaN where no level has enough points. With
+    ``seen``, points of the same pair of model and GPU may be used; otherwise at least ``PAIRS``
+    other pairs are required.
     """
     found = np.full((len(samples), 2, 2), np.nan)
     labels = [part_of(s) for s in samples]
@@ -292,7 +299,8 @@ def ends(
 
 
 def coverage(samples: Sequence[Residual], fitted: Fitted) -> dict[str, tuple[float, float, int]]:
-    """Shares of left-out points (TTFT, TPOT, how many) inside spreads made without their part."""
+    """Return the fractions of held-out points (TTFT, TPOT) inside spreads made without their part,
+    and the number of points."""
     found = {}
     for name, logs, sides in (
         ("configurations", fitted.configurations, fold_ends(samples, fitted)),
@@ -306,10 +314,10 @@ def coverage(samples: Sequence[Residual], fitted: Fitted) -> dict[str, tuple[flo
 
 
 def fold_ends(samples: Sequence[Residual], fitted: Fitted) -> Floats:
-    """Ends of intervals for configurations left out."""
+    """Return the interval ends of held-out configurations."""
     return ends(samples, fitted.configurations, fold, seen=True)
 
 
 def pair_ends(samples: Sequence[Residual], fitted: Fitted) -> Floats:
-    """Ends of intervals for pairs of model and GPU left out."""
+    """Return the interval ends of held-out pairs of model and GPU."""
     return ends(samples, fitted.groups, lambda s: s.group, seen=False)

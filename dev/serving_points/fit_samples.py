@@ -1,4 +1,4 @@
-"""What a fit starts from: each measurement with what was predicted, and how constants move that."""
+"""Samples of a fit: each measurement with its prediction and the slopes of the constants."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from simkv.validation.serving_points.latency_gradients import FITTED_CONSTANTS, 
 from simkv.validation.serving_points.measured_rows import MeasuredRow
 from simkv.validation.serving_points.serving_point import ServingPoint
 
-#: Values of ``FITTED_CONSTANTS`` that change nothing.
+#: Values of ``FITTED_CONSTANTS`` that leave predictions unchanged.
 NONE = np.array([1.0, 1.0, 0.0, 0.0, 0.0, 0.0])
 
 
 def constants_of(values: Floats) -> CostConstants:
-    """Constants of these values, in the order of ``FITTED_CONSTANTS``."""
+    """Build constants from values in the order of ``FITTED_CONSTANTS``."""
     return CostConstants(
         **{name: float(value) for name, value in zip(FITTED_CONSTANTS, values, strict=True)}
     )
@@ -27,10 +27,11 @@ def constants_of(values: Floats) -> CostConstants:
 
 @dataclass(frozen=True)
 class Residual:
-    """A measurement and its replay: ``at`` and ``real`` are TTFT and TPOT in ms.
+    """A measurement and its replay: ``real`` and ``at`` are measured and replayed TTFT and TPOT in
+    ms.
 
-    ``slopes`` have a row for each of the two and a column for each constant; the replay was made
-    with the constants ``start``; ``release`` is the engine's.
+    ``slopes`` has shape (2, constants). ``start`` are the constants of the replay and ``release``
+    is the engine's release.
     """
 
     kind: Configuration
@@ -43,7 +44,8 @@ class Residual:
     release: str = ""
 
     def predicted(self, values: Floats) -> Floats:
-        """TTFT and TPOT (ms) with these constants, never below a fifth of what was replayed."""
+        """Return TTFT and TPOT (ms) under these constants, at least one fifth of the replayed
+        values."""
         moved = self.at + self.slopes @ (values - self.start)
         return np.maximum(moved, self.at / 5)
 
@@ -59,7 +61,7 @@ def samples_of(
     replayed: Sequence[PointReplay | None],
     start: Mapping[Configuration, Floats] | None = None,
 ) -> list[Residual]:
-    """A sample for each measurement of trusted rows that was replayed."""
+    """Return a sample for each replayed measurement of the trusted rows."""
     found: dict[str, Residual] = {}
     for row, point, run in zip(rows, points, replayed, strict=True):
         if isinstance(point, str) or run is None or run.latency is None or run.moved is None:

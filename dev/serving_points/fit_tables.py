@@ -1,4 +1,4 @@
-"""Fitted constants and their errors as tables: on the console, and in Markdown."""
+"""Tables of fitted constants and their errors, for the console and for Markdown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIT_HEAD = ("constants by", "number", "TTFT", "TPOT", "TTFT, pair left out", "TP
 
 
 def fit_rows(fitted: Fitted) -> Iterator[list[str]]:
-    """What constants bring on points that they were not fitted to: MAPE in per cent."""
+    """Yield a row for each ladder: its number of constants and held-out MAPE in per cent."""
     for tried in fitted.tried:
         chosen = " (chosen)" if tried.name == fitted.chosen else ""
         errors = [percent(float(e)) for e in (*tried.configurations, *tried.groups)]
@@ -31,7 +31,7 @@ CONSTANT_HEAD = ("of", *(re.sub("_s$", " (ms)", name) for name in FITTED_CONSTAN
 
 
 def constant_rows(rules: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
-    """What constants change of a kind, a row for each rule; ms where they are times."""
+    """Yield a row for each rule: its kind and the constants that it changes, times in ms."""
     for rule in rules:
         cells = []
         for name in FITTED_CONSTANTS:
@@ -42,12 +42,12 @@ def constant_rows(rules: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
 
 
 def fit_table(fitted: Fitted) -> Group:
-    """The same for the console."""
+    """Return the table of ladders for the console."""
     return titled("constants, MAPE in per cent", make_adaptive_table(FIT_HEAD, fit_rows(fitted)))
 
 
 def left_out_table(title: str, samples: Sequence[Residual], logs: Floats) -> Group:
-    """Errors on left-out measurements, by class and by group."""
+    """Return the errors of held-out measurements, by class and by group, for the console."""
     rows = []
     names = [(_class_of(s.kind), s.kind.levels()[0]) for s in samples]
     for column in (0, 1):

@@ -1,4 +1,4 @@
-"""The calibration: constants and spreads, from rows to the files that come with simkv."""
+"""Calibrate the packaged constants and error spreads from measured rows."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ RULES, SPREADS = "constants.json", "spreads.json"
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What was fitted, to which samples, and the shares of left-out points inside spreads.
+    """Result of a calibration: samples, fitted constants, spreads and coverage of the intervals.
 
-    ``left_out`` are predictions of all rows, each from constants and an interval that its
-    configuration had no part in; ``unseen`` the same of its pair of model and GPU.
+    ``left_out`` are predictions of all rows, each with constants and an interval made without its
+    configuration; ``unseen`` are those made without its pair of model and GPU.
     """
 
     samples: list[Residual]
@@ -59,7 +59,8 @@ def calibrate(
     jobs: int | None = None,
     advance: Callable[[], object] = lambda: None,
 ) -> Calibrated:
-    """Fit constants to the measured rows, starting from operators alone; ``source`` names them."""
+    """Fit constants to measured rows, starting from operator costs alone; ``source`` names the
+    rows."""
     points = points_of(rows)
     wanted = [None if isinstance(p, str) else PointJob(p, CostConstants()) for p in points]
     found = run_all([job for job in wanted if job], jobs=jobs, advance=advance)
@@ -73,7 +74,7 @@ def learn(
     replayed: Sequence[PointReplay | None],
     source: str,
 ) -> Calibrated:
-    """Fit constants to replays that were made without any."""
+    """Fit constants to replays that were made without fitted constants."""
     samples = samples_of(rows, points, replayed)
     fitted = choose(samples)
     groups, unseen = spreads(samples, fitted)
@@ -101,7 +102,7 @@ def _predictions(
     logs: Floats,
     sides: Floats,
 ) -> list[Prediction]:
-    """Predictions of all rows whose measurement is a sample; others are refused."""
+    """Predict each row whose measurement is a sample; the other rows get the reason for refusal."""
     place = {sample.measurement: i for i, sample in enumerate(samples)}
     found = []
     for row, point in zip(rows, points, strict=True):
@@ -119,7 +120,7 @@ def _predictions(
 
 
 def write(folder: Path, found: Calibrated) -> None:
-    """Write ``constants.json`` and ``spreads.json`` into a folder that exists."""
+    """Write ``constants.json`` and ``spreads.json`` into an existing folder."""
     source = "; ".join(f"{k}: {v}" for k, v in found.spreads.provenance.items())
     rules = rules_of(found.samples, found.fitted, source)
     write_text(folder / RULES, json.dumps(rules, indent=1) + "\n")
@@ -127,9 +128,9 @@ def write(folder: Path, found: Calibrated) -> None:
 
 
 def rules_of(samples: Sequence[Residual], fitted: Fitted, source: str) -> list[dict[str, Any]]:
-    """Rules of ``constants.json``: those of a level change what the one before it said.
+    """Return the rules of ``constants.json``; each level changes the result of the level before it.
 
-    All hold for the GPU families that were measured; a GPU of another one gets none.
+    Every rule names a measured GPU family, so a GPU of another family gets none.
     """
     found: dict[str, dict[str, Any]] = {}
     for kind in {sample.kind for sample in samples}:
@@ -145,7 +146,7 @@ def rules_of(samples: Sequence[Residual], fitted: Fitted, source: str) -> list[d
 
 
 def _changes(before: Floats, after: Floats) -> dict[str, float]:
-    """What turns some constants into others: factors by division, seconds by difference."""
+    """Return the changes of the constants: ratios of factors, differences of seconds."""
     found = {}
     for name, old, new in zip(FITTED_CONSTANTS, before, after, strict=True):
         change = round(new - old, 8) if name.endswith("_s") else round(new / old, 5)

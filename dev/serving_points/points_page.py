@@ -1,4 +1,4 @@
-"""The page on measured points: tables by group, and predicted against measured in pictures."""
+"""Generate the page on measured points: tables by group and plots of predicted against measured."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ COLOURS = (BLUE, YELLOW, RED, GREY)
 
 
 def write_page(path: Path, found: Calibrated, command: str) -> list[str]:
-    """Write the page to ``path`` and the picture beside it; returns the files' names."""
+    """Write the page to ``path`` and the picture beside it; return the names of both files."""
     picture = path.with_name(f"{path.stem}.png")
     with plot_settings():
         save(draw(found.left_out), picture)
@@ -73,21 +73,21 @@ def write_page(path: Path, found: Calibrated, command: str) -> list[str]:
 
 
 def constants_table(rules: Sequence[Mapping[str, Any]]) -> str:
-    """The values of ``constants.json``."""
+    """Return the values of ``constants.json`` as a Markdown table."""
     return "\n".join(markdown(CONSTANT_HEAD, constant_rows(rules), 1))
 
 
 def _tables(title: str, predictions: Sequence[Prediction]) -> str:
     parts = []
     for name, group in score_groups(predictions).items():
-        if not name.startswith("suspect"):  # nothing was fitted to them, and none is left out
+        if not name.startswith("suspect"):  # suspect rows are not fitted, so none is held out
             lines = "\n".join(markdown(HEAD, score_rows(group), 1))
             parts.append(f"### By {name}\n\n{lines}\n")
     return f"## {title}\n\n" + "\n".join(parts)
 
 
 def draw(predictions: Sequence[Prediction]) -> Figure:
-    """Predicted over measured, a panel for each latency, by class."""
+    """Plot predicted against measured values by class, one panel for each latency."""
     measured = [p for p in predictions if p.row.measured and p.latency and is_trusted(p)]
     classes = sorted({class_of(p.row) for p in measured})
     figure = Figure(figsize=(WIDTH, 0.55 * WIDTH))
@@ -112,6 +112,6 @@ def _panel(
         ends = [min(ends[0], *xs, *ys), max(ends[1], *xs, *ys)]
     axes.plot(ends, ends, color=SLATE, lw=0.8)
     axes.set(xlabel="measured", ylabel="predicted")
-    subs = (1.0,) if ends[1] > 1e3 * ends[0] else (1.0, 2.0, 5.0)  # labels would overlap
+    subs = (1.0,) if ends[1] > 1e3 * ends[0] else (1.0, 2.0, 5.0)  # minor labels would overlap
     for which in ("x", "y"):
         set_log_scale(axes, which, subs)

@@ -1,4 +1,4 @@
-"""Profiles at token budgets that they were not fitted at: ``python -m dev.token_budgets``."""
+"""Evaluate profiles at token budgets they were not fitted at: ``python -m dev.token_budgets``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def validate_budgets(
     """Test profiles at token budgets they were not fitted at.
 
     Fits a profile to requests in isolation at one token budget and predicts a load at all others.
-    The ground truth is synthetic: made-up devices, and those that kernel tables describe.
+    The ground truth is synthetic: planted devices, and devices described by kernel tables.
     """
     if kernel_tables and not kernel_tables.is_dir():
         raise InputError(f"--kernel-tables {kernel_tables}: there is no such folder")

@@ -1,4 +1,4 @@
-"""Fitted at one budget, asked for another: the error of every pair."""
+"""Errors of profiles fitted at one token budget and used at another, for every pair of budgets."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ BUDGETS = (64, 256, 1024, 4096)
 
 @dataclass(frozen=True)
 class Pair:
-    """The relative error of the mean E2E under load at budget ``asked``, the profile being from
-    requests alone at budget ``fitted``."""
+    """Relative error of the mean E2E under load at budget ``asked``.
+
+    The profile was fitted to requests in isolation at budget ``fitted``.
+    """
 
     device: str
     fitted: int
@@ -28,7 +30,7 @@ class Pair:
 
 
 def pairs_of(device: Device, budgets: Sequence[int] = BUDGETS) -> Iterator[Pair]:
-    """All pairs of budgets on a device, those that are equal too."""
+    """Yield all pairs of budgets on a device, equal ones included."""
     fits = {budget: _fitted(device, budget) for budget in budgets}
     for asked in budgets:
         sent = load_for(device, asked)
@@ -39,7 +41,7 @@ def pairs_of(device: Device, budgets: Sequence[int] = BUDGETS) -> Iterator[Pair]
 
 
 def made(folders: Iterable[Path]) -> Iterator[Pair]:
-    """All pairs on planted devices and on those of the kernel tables in some folders."""
+    """Yield all pairs on planted devices and on devices of the kernel tables in some folders."""
     for device in (*planted(), *(d for folder in folders for d in of_tables(folder))):
         yield from pairs_of(device)
 
@@ -64,8 +66,10 @@ def _fitted(device: Device, budget: int) -> StepCost:
 
 
 def table(found: Iterable[Pair]) -> list[str]:
-    """Lines of a Markdown table: a row per device and budget asked for, a column per budget that
-    was fitted at, errors in per cent."""
+    """Return a Markdown table of errors in per cent, as lines.
+
+    It has a row per device and requested budget, and a column per fitted budget.
+    """
     rows: dict[tuple[str, int], dict[int, float]] = {}
     for pair in found:
         rows.setdefault((pair.device, pair.asked), {})[pair.fitted] = pair.error
@@ -79,7 +83,8 @@ def table(found: Iterable[Pair]) -> list[str]:
 
 
 def near(found: Sequence[Pair], within: float = 0.05) -> str:
-    """How many pairs are off by less than that, in words."""
+    """Return a sentence with the number of pairs of different budgets whose error is below
+    ``within``."""
     apart = [pair for pair in found if pair.fitted != pair.asked]
     good = sum(abs(pair.error) < within for pair in apart)
     return f"{good} of {len(apart)} pairs of unlike budgets are within {100 * within:g} %"

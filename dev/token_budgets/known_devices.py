@@ -1,8 +1,9 @@
-"""Devices whose costs are known: planted ones, and those that kernel tables describe.
+"""Devices with known costs: planted ones, and those described by kernel tables.
 
-A planted device is not of the form that profiles are fitted in: its matrix products come in tiles
-of tokens, one of the two passes more sharply from reading weights to computing, its attention of a
-mixed batch costs more than its parts by another share, and every sequence that is sampled costs.
+A planted device differs from the form that profiles are fitted in: matrix products come in tiles of
+tokens, one of the two devices changes more sharply from reading weights to computing, the attention
+of a mixed batch costs more than its parts by a different fraction, and every sampled sequence has a
+cost.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from simkv.schedulers.vllm.execution_settings import graph_sizes
 
 @dataclass(frozen=True)
 class Device:
-    """What a step costs (s) on a device, and what is known of it beforehand: model and GPU."""
+    """Duration of a step (s) on a device, and the facts known in advance: model and GPU."""
 
     name: str
     cost: Callable[[StepLoad], float]
@@ -42,8 +43,11 @@ class Device:
 
 @dataclass(frozen=True)
 class Planted:
-    """A device by its own prices (s): a step, reading all weights, a token, per pair, per token of
-    KV read, per sequence sampled; ``tile`` tokens are computed at once."""
+    """A device given by its own costs in seconds.
+
+    Per step (``host``), for reading all weights, and per token, attention pair, token of KV read
+    and sampled sequence. Tokens are computed in multiples of ``tile``.
+    """
 
     host: float
     weights: float
@@ -52,9 +56,10 @@ class Planted:
     context: float
     sampled: float
     tile: int
-    #: How gently reading gives way to computing, 1 is their sum, a large number their maximum.
+    #: Exponent that combines reading and computing: 1 gives their sum, a large number their
+    #: maximum.
     sharpness: float
-    #: What prefill and decodes in one step add, as a share of the attention of the decodes.
+    #: Extra attention time of the decodes in a step with prefill, as a fraction.
     mixed: float
 
     def __call__(self, load: StepLoad) -> float:
@@ -69,7 +74,7 @@ class Planted:
 
 
 def planted() -> list[Device]:
-    """Two devices: a large model on a fast GPU, a small one on a slow GPU."""
+    """Return two devices: a large model on a fast GPU, a small one on a slow GPU."""
     llama, code = find_model("Llama-3.1-8B"), find_model("CodeLlama-34b-Instruct-hf")
     large = Planted(1.5e-3, 22e-3, 9e-5, 2.4e-9, 7e-8, 2e-5, 64, 6.0, 0.4)
     small = Planted(3e-3, 60e-3, 2.1e-4, 8e-9, 5e-7, 5e-5, 32, 3.0, 0.6)
@@ -85,21 +90,23 @@ def planted() -> list[Device]:
 
 
 def of_profile(name: str, profile: CostProfile, model: Model, gpu: Gpu, ranks: int = 1) -> Device:
-    """The device that a profile describes, decodes of one length."""
+    """Return the device described by a profile, with the cost of decodes of equal length."""
     even = profile.attention and profile.attention.model_copy(update={"skew": None})
     cost = StepCost(profile.model_copy(update={"attention": even}))
     return Device(name, cost, model, gpu, ranks)
 
 
 def of_tables(folder: Path) -> Iterator[Device]:
-    """The devices of all kernel tables in a folder whose models and GPUs are known: bundles of
-    LLMServingSim, aiconfigurator's, and Vidur's of one model and two GPUs."""
+    """Yield the devices of all kernel tables in a folder whose models and GPUs are known.
+
+    Reads bundles of LLMServingSim, tables of aiconfigurator, and Vidur's of one model on two GPUs.
+    """
     yield from _of_bundles(sorted(path.parent for path in folder.glob("*/meta.yaml")))
     llama = find_model("Llama-3.1-8B")
     for path in sorted(folder.glob("*/gemm_perf.parquet")):
         try:
             profile = aiconfigurator_profile(path.parent, llama)
-        except InputError:  # other heads, or no pyarrow
+        except InputError:  # other head counts, or pyarrow is missing
             continue
         if gpu := known_gpu(profile.gpu):
             yield of_profile(f"{path.parent.name}, {llama.name}", profile, llama, gpu)

@@ -1,4 +1,4 @@
-"""Requests on a device whose costs are known: alone, and many at once."""
+"""Run requests on a device with known costs, in isolation and under load."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from simkv.sim.engine import Engine
 
 Cost = Callable[[StepLoad], float]
 
-#: Lengths of prompts and outputs (mean) of the load, and its requests.
+#: Mean lengths of prompts and outputs in tokens, and number of requests of the load.
 PROMPT, OUTPUT, REQUESTS = 900, 120, 80
-#: Requests alone, as many as the public records have.
+#: Number of requests in isolation, as in the public records.
 ALONE = 32
-#: Share of what the device can serve that is asked of it.
+#: Offered load as a fraction of the device's capacity.
 BUSY = 0.5
 
 
 class ToldExecutor:
-    """An executor that takes as long as a function says."""
+    """An executor whose step durations come from a function."""
 
     def __init__(self, cost: Cost) -> None:
         self._cost = cost
@@ -49,7 +49,7 @@ class ToldExecutor:
 
 
 def alone_on(device: Device, budget: int, seed: int = 0) -> IsolatedRequests:
-    """What requests that have the device to themselves take, prompts in chunks of ``budget``."""
+    """Return durations (s) of requests in isolation, prompts in chunks of ``budget`` tokens."""
     random = np.random.default_rng(seed)
     prompts = np.exp(random.uniform(np.log(200), np.log(3500), ALONE)).astype(int)
     outputs = random.integers(20, 200, ALONE)
@@ -77,7 +77,7 @@ def alone_on(device: Device, budget: int, seed: int = 0) -> IsolatedRequests:
 
 
 def requests(rate: float, seed: int = 1) -> list[Request]:
-    """Requests at a Poisson ``rate`` (1/s), log-normal lengths."""
+    """Return requests with Poisson arrivals at ``rate`` (1/s) and log-normal lengths."""
     random = np.random.default_rng(seed)
     arrivals = np.cumsum(random.exponential(1.0, REQUESTS)) / rate
     prompts = np.clip(random.lognormal(np.log(PROMPT) - 0.32, 0.8, REQUESTS), 20, 4000).astype(int)
@@ -90,7 +90,7 @@ def requests(rate: float, seed: int = 1) -> list[Request]:
 
 
 def served(cost: Cost, budget: int, sent: Sequence[Request]) -> tuple[float, float]:
-    """Mean E2E and makespan (s) of requests on a vLLM with this budget and blocks enough."""
+    """Return mean E2E and makespan (s) of requests on vLLM with this budget and ample blocks."""
     env = simpy.Environment()
     config = VllmConfig(
         variant="0.11.0",
@@ -107,7 +107,7 @@ def served(cost: Cost, budget: int, sent: Sequence[Request]) -> tuple[float, flo
 
 
 def load_for(device: Device, budget: int) -> list[Request]:
-    """The load that keeps a device busy at this budget, its queue not growing for ever."""
+    """Return the load that keeps a device busy at this budget without an ever-growing queue."""
     together = [replace(request, arrival=0.0) for request in requests(1.0)]
     _, makespan = served(device.cost, budget, together)
     return requests(BUSY * REQUESTS / makespan)

@@ -1,7 +1,9 @@
-"""The laws as properties of a scheduler of one's own: random scenarios until one breaks a law.
+"""Check a custom scheduler against the laws with random scenarios.
 
-found = check(Path("fcfs.py"), examples=200)
-found.counterexample    # None, or the smallest scenario that was found to break one, as plain data
+Example:
+
+    found = check_laws(Path("fcfs.py"), examples=200)
+    found.counterexample    # None, or the smallest scenario found that breaks a law, as plain data
 """
 
 from __future__ import annotations
@@ -26,17 +28,17 @@ from simkv.scenario.scenario import Scenario
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-#: Seeds of the search, so that a check comes out the same.
+#: Seed of the search, so that a check is reproducible.
 SEED = 20
-#: So many of the scenarios are run in two more processes, each of which hashes text in its own way:
-#: the order of a set of text is chance, too.
+#: Number of scenarios that are rerun in two more processes with different string hash seeds: the
+#: order of a set of strings is random, too.
 RERUN_SCENARIOS = 20
 HASH_SEEDS = ("1", "2")
 
 
 @dataclass
 class CheckResult:
-    """What came of a check: how many scenarios ran, and the one that broke a law, if one did."""
+    """Result of a check: number of scenarios run, and the broken law with its counterexample."""
 
     scenarios: int = 0
     broken: LawViolation | None = None
@@ -44,7 +46,7 @@ class CheckResult:
     knobs: dict[str, Any] = field(default_factory=dict)
 
     def to_yaml(self, out: Path) -> str:
-        """The counterexample as a scenario file that lies at ``out``."""
+        """Return the counterexample as the text of a scenario file to be saved at ``out``."""
         assert self.counterexample is not None
         engine = self.counterexample["engine"]
         beside = Path(os.path.relpath(engine["file"], out.resolve().parent)).as_posix()
@@ -56,10 +58,12 @@ class CheckResult:
 
 
 def check_laws(file: Path, examples: int = 200, knobs: dict[str, Any] | None = None) -> CheckResult:
-    """Run random scenarios with the scheduler in ``file``, whose code is run, until one breaks a
-    law, and shrink that one. ``knobs`` are not drawn.
+    """Run random scenarios with the scheduler in ``file`` until one breaks a law, and shrink that
+    one.
 
-    Raises InputError if there is no scheduler in the file, or no Hypothesis.
+    The code in ``file`` is executed. ``knobs`` have fixed values.
+
+    Raises InputError if the file contains no scheduler or Hypothesis is not installed.
     """
     try:
         import hypothesis
@@ -69,7 +73,7 @@ def check_laws(file: Path, examples: int = 200, knobs: dict[str, Any] | None = N
         ) from error
     found = CheckResult(knobs=knobs or {})
     with override_trust(True):
-        _scenario(file, {**_PLAIN, "engine": {}}, found.knobs)  # which says what is wrong with it
+        _scenario(file, {**_PLAIN, "engine": {}}, found.knobs)  # rejects a bad file
 
         drawn_trees: list[dict[str, Any]] = []
 
@@ -99,7 +103,7 @@ def check_laws(file: Path, examples: int = 200, knobs: dict[str, Any] | None = N
             keeps_the_laws()
         except LawViolation:
             pass
-        except hypothesis.errors.Flaky:  # broken once and not again: chance
+        except hypothesis.errors.Flaky:  # broke a law once but not again: nondeterministic
             assert found.broken is not None
     if found.broken is None:
         _hash_otherwise(file, found, drawn_trees)
@@ -107,13 +111,13 @@ def check_laws(file: Path, examples: int = 200, knobs: dict[str, Any] | None = N
 
 
 def _hash_otherwise(file: Path, found: CheckResult, trees: list[dict[str, Any]]) -> None:
-    """Run those with the most requests in processes that hash text otherwise."""
+    """Rerun the scenarios with the most requests in processes with other string hash seeds."""
     crowded = sorted(trees, key=lambda tree: -len(tree["workload"]["requests"]))[:RERUN_SCENARIOS]
     told = json.dumps(crowded)
     command = [
         sys.executable,
-        "-Wignore::FutureWarning:simkv.own",  # this process has given the notice
-        "-P",  # no modules from the current folder; -I would also ignore PYTHONHASHSEED
+        "-Wignore::FutureWarning:simkv.own",  # this process has already shown the warning
+        "-P",  # exclude the current folder from imports; -I would also ignore PYTHONHASHSEED
         "-c",
         "import sys; from simkv.conformance.custom_scheduler_check import run_outcomes; "
         "told = run_outcomes(sys.stdin.read()); print(); print(told)",
@@ -129,7 +133,7 @@ def _hash_otherwise(file: Path, found: CheckResult, trees: list[dict[str, Any]])
         )
         for seed in HASH_SEEDS
     ]
-    # The last line: a scheduler may print what it likes before that.
+    # Read the last line only: the scheduler may print before it.
     one, other = (json.loads(run.communicate(told)[0].splitlines()[-1]) for run in running)
     for tree, a, b in zip(crowded, one, other, strict=True):
         if a != b:
@@ -147,7 +151,7 @@ def _hash_otherwise(file: Path, found: CheckResult, trees: list[dict[str, Any]])
 
 
 def run_outcomes(scenarios: str) -> str:
-    """How the requests of each of some scenarios come out, for who compares processes; as JSON."""
+    """Return the outcome of each request of some scenarios as JSON, to compare processes."""
     told = []
     with override_trust(True):
         for tree in json.loads(scenarios):
@@ -167,7 +171,7 @@ _PLAIN: dict[str, Any] = {"requests": [{"prompt_tokens": 1, "output_tokens": 1}]
 def _scenario(
     file: Path, drawn: dict[str, Any], knobs: dict[str, Any]
 ) -> tuple[dict[str, Any], Scenario]:
-    """A drawn scenario as plain data, and checked. Raises InputError."""
+    """Build a sampled scenario and return it as plain data and validated. Raises InputError."""
     tree = {
         "name": "counterexample",
         "workload": {"requests": drawn["requests"]},
@@ -188,7 +192,7 @@ def _name(file: Path) -> str:
 
 
 def _drawn() -> SearchStrategy[dict[str, Any]]:
-    """Up to eight short requests and a cache of some blocks: enough for all that goes wrong."""
+    """Sample up to eight short requests and a small cache, which is enough to break every law."""
     from hypothesis import strategies as st
 
     request = st.fixed_dictionaries(

@@ -1,10 +1,10 @@
-"""Writes down what a scheduler decides, as a trace that ``simkv conform`` replays.
+"""Record a scheduler's decisions as a trace that ``simkv conform`` replays.
 
-    recorder = Recorder(build(config), config)
-    serve(Engine(env, recorder, executor, leaping=False), requests, horizon)
-    write_trace(path, recorder, requests)
+    recorder = Recorder(build_scheduler(config), config)
+    run_clients(Engine(env, recorder, executor, leaping=False), requests, horizon)
+    write_decision_trace(path, recorder, requests)
 
-The other way round of ``lockstep``, which reads a header and makes the scheduler.
+``step_replay`` does the reverse: it reads a header and builds the scheduler.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from simkv.schedulers.engine_registry import find_engine_spec
 
 
 class Recorder:
-    """A scheduler that notes every decision of the one inside it, made from ``config``.
+    """A scheduler that records every decision of the inner scheduler, which was built from
+    ``config``.
 
-    ``lines`` has one line per ``schedule`` call, with the fields that all engines have, read when
-    the recordings of this engine read them. ``added`` is the call before which each request came;
-    ``aborts`` are (call, phase, request id): phase 1 before the call, 2 between it and what is
-    delivered after it. ``ending`` says how the engine died, if it did. Must not leap.
+    ``lines`` has one line per ``schedule`` call with the fields common to all engines, read at the
+    time at which this engine's recordings read them. ``added`` maps each request to the call before
+    which it arrived. ``aborts`` are (call, phase, request id): phase 1 is before the call, phase 2
+    between the call and its completion. ``ending`` is the reason why the engine died, or None. The
+    engine must not leap.
 
-    ``whole`` lines have the fields of this engine alone, too.
+    With ``whole``, lines also have the fields specific to this engine.
     """
 
     def __init__(self, inner: Any, config: Any, *, whole: bool = False) -> None:
@@ -60,7 +62,7 @@ class Recorder:
 
     def abort(self, request_id: int) -> None:
         if request_id in self._ended or not self.recording.handles_aborts:
-            pass  # its client does not know yet, or the engine does not care
+            pass  # its client does not know yet, or the engine ignores aborts
         elif self._open and not self._delivered:
             self.aborts.append((len(self.lines) - 1, 2, request_id))
             self.lines[-1].setdefault("aborted", []).append(request_id)
@@ -117,7 +119,7 @@ class Recorder:
         return completion
 
     def close(self) -> None:
-        """Nothing more will happen in the present step: note what it left behind."""
+        """End the current step: record the state that it left."""
         if self._open and not self.recording.reads_queues_early:
             self.lines[-1] |= self.recording.queues(self.inner)
         if self._open and self.whole:
@@ -125,10 +127,11 @@ class Recorder:
         self._open = False
 
     def until_all_ended(self) -> tuple[list[RecordingLine], set[int]]:
-        """The lines up to where a recording ends, and who had not ended by then.
+        """Return the lines up to the end of a recording, and the requests that had not ended by
+        then.
 
-        That is the step in which the last request ends, or what ``RecordingFormat`` says of
-        draining.
+        A recording ends with the step in which the last request ends, or later if its
+        ``RecordingFormat`` drains the pipeline.
         """
         alive = set(self.added)
         for index, line in enumerate(self.lines):
@@ -138,19 +141,20 @@ class Recorder:
         return self.lines, alive
 
     def drains(self, line: RecordingLine) -> bool:
-        """Whether a recording goes on after this line though all requests have ended."""
+        """Whether a recording continues after this line although all requests have ended."""
         under_way = self.recording.drains and self.inner.pipeline_depth > 1
         return under_way and bool(line["scheduled"])
 
 
 def ended_requests(line: RecordingLine) -> set[int]:
-    """Ids of the requests that ended in a step, or before it without an end."""
+    """Return the ids of requests that ended in a step, or were lost or aborted before it."""
     left = (line["finished"], line["ignored"], line.get("lost", ()), line.get("aborted", ()))
     return {i for ids in left for i in ids}
 
 
 def decision_hashes(lines: Iterable[RecordingLine]) -> list[str]:
-    """Per line a hash of it and of all lines before it: where two runs part, these do too."""
+    """Return for each line a hash of it and all lines before it; it differs from the first
+    difference of two runs on."""
     chain = hashlib.sha256()
     hashes = []
     for line in lines:
@@ -164,8 +168,8 @@ def write_decision_trace(
 ) -> None:
     """Write a decision trace to ``path`` (gzip'd JSON Lines), complete or not at all.
 
-    ``stopped`` says why requests were left over, if the engine did not die of itself. The same
-    decisions give the same bytes.
+    ``stopped`` is the reason for unfinished requests if the engine did not die by itself. Equal
+    decisions give equal bytes.
     """
     recorder.close()
     by_id = {request.id: request for request in requests}

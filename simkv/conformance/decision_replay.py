@@ -24,7 +24,7 @@ ENDED = "all requests ended"
 
 @dataclass(frozen=True)
 class Mismatch:
-    """The first step at which simkv and the recording part, and the fields that differ there."""
+    """The first step at which simkv differs from the recording, and the fields that differ."""
 
     step: str
     recorded: RecordingLine
@@ -33,9 +33,9 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Conformance:
-    """Outcome for one trace file: equal if ``difference`` is None. ``steps`` were compared.
+    """Result for one trace file: equal if ``difference`` is None; ``steps`` is the number compared.
 
-    ``assumed`` says what had to be taken on trust of its variant, if anything.
+    ``assumed`` is an assumption about the variant that no recording confirms, or None.
     """
 
     path: Path
@@ -49,7 +49,7 @@ class Conformance:
 def check_trace(path: Path) -> Conformance:
     """Replay one trace file and compare every field of every recorded line.
 
-    Raises TraceError if the file is not a trace that this version of simkv can replay.
+    Raises TraceError if this version of simkv cannot replay the file.
     """
     trace = read_trace(path)
     engine = ENGINES.get(trace.header["engine"])
@@ -61,15 +61,16 @@ def check_trace(path: Path) -> Conformance:
     assumed = _assumed(engine, trace)
     try:
         count, difference = compare(trace, replay_decisions(engine, trace.header, len(trace.steps)))
-    except Exception as error:  # a header may say anything
+    except Exception as error:  # a header can contain anything
         raise TraceError(f"{path}:1: header: cannot be replayed: {error!r}") from error
     return Conformance(path, engine.name, trace.header["variant"], count, difference, assumed)
 
 
 def _assumed(engine: EngineSpec, trace: DecisionTrace) -> str | None:
-    """What is taken on trust of a recording's variant. Raises TraceError if there is none.
+    """Return an unconfirmed assumption about a recording's variant, or None.
 
-    Some are named by how a release was set up (``v1-async``, ``lpm``), which says nothing of it.
+    Raises TraceError for an unknown variant. Some are named after the configuration of a release
+    (``v1-async``, ``lpm``), which does not identify the release.
     """
     header, release = trace.header["variant"], trace.header["config"].get("variant")
     if release not in (None, header):
@@ -93,7 +94,7 @@ def _assumed(engine: EngineSpec, trace: DecisionTrace) -> str | None:
 def replay_decisions(
     engine: EngineSpec, header: RecordingLine, at_least: int
 ) -> Iterator[RecordingLine]:
-    """Lines of simkv's scheduler on the recorded workload, as this engine's recordings have them.
+    """Yield the lines of simkv's scheduler on the recorded workload, in this engine's format.
 
     The last one is ``{"truncated": True, "ending": ..., "why": ...}`` if the engine dies, or if its
     state repeats after ``at_least`` lines.
@@ -106,11 +107,11 @@ def replay_decisions(
 def compare(
     trace: DecisionTrace, simulated: Iterator[RecordingLine]
 ) -> tuple[int, Mismatch | None]:
-    """Count the equal leading lines of ``trace``; the first that differs, if any.
+    """Count the equal leading lines of ``trace`` and return the first difference, if any.
 
-    Every field that was recorded must be reproduced, and the run must end where the recorded one
-    ends: by itself, or in the same kind of impasse (see ``trace.ending``). One that stopped at the
-    recorder's limit must have gone round in a circle that simkv has proved by then.
+    Every recorded field must be reproduced, and the run must end as the recorded one: by itself or
+    in the same kind of impasse (see ``decision_trace.ending_kind``). A recording that stopped at
+    the recorder's limit must repeat a cycle that simkv has proved by then.
     """
     for count, line in enumerate(trace.steps):
         ours = next(simulated, {})
@@ -122,7 +123,8 @@ def compare(
 
 
 def _compare_ends(trace: DecisionTrace, simulated: Iterator[RecordingLine]) -> Mismatch | None:
-    """After the last recorded step simkv must end too; it may go on only towards an impasse."""
+    """Compare the ends: simkv must end after the last recorded step, or continue to the same
+    impasse."""
     truncated = trace.truncated
     recorded = {"ending": ending_kind(truncated) if truncated else ENDED}
     for ours in simulated:
@@ -137,7 +139,7 @@ def _compare_ends(trace: DecisionTrace, simulated: Iterator[RecordingLine]) -> M
 
 
 def _goes_round(steps: list[RecordingLine], ours: RecordingLine) -> bool:
-    """Whether the recording repeats itself from where simkv has ``proved`` a circle on."""
+    """Whether the recording is periodic from the step at which simkv has ``proved`` a cycle."""
     proved = ours.get("proved")
     if proved is None or proved >= len(steps):
         return False

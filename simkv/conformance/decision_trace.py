@@ -18,10 +18,10 @@ FORMAT = 1
 
 
 class TraceError(Exception):
-    """A trace file that cannot be read; the message names file, line and what was expected."""
+    """A trace file cannot be read; the message has the file, line and expected content."""
 
 
-#: What the closing line of a recording says, by a word in its ``why``, most telling first.
+#: Kind of ending by a word in the ``why`` of the closing line, most specific first.
 _ENDINGS = (
     ("panic", "panic"),
     ("livelock", "livelock"),
@@ -35,18 +35,18 @@ _ENDINGS = (
 )
 
 
-#: What a recording says that stopped because the recorder had had enough.
+#: Ending of a recording that stopped at the recorder's own limit.
 RECORDER_LIMIT = "limit"
 
 
 def ending_kind(closing: RecordingLine) -> str:
-    """Kind of impasse that a recording's closing line reports: panic, livelock, lost, stall, ..."""
+    """Return the kind of impasse in a closing line: panic, livelock, lost, stall, ..."""
     why = str(closing.get("why", ""))
     return next((kind for word, kind in _ENDINGS if word in why), why)
 
 
 def relative_times(line: RecordingLine) -> RecordingLine:
-    """A line with its moments told from its own, so that one turn of a circle is like the next."""
+    """Return a line with times relative to its own, so that repetitions of a cycle are equal."""
     now = line.get("tick", 0)
     moments: RecordingLine = {"step": 0, "tick": 0}
     if "delivered" in line and isinstance(line["delivered"], list):
@@ -57,7 +57,7 @@ def relative_times(line: RecordingLine) -> RecordingLine:
 
 
 def _since(word: Any, now: int) -> Any:
-    """``msg57``, the message of tick 57, as told from ``now``."""
+    """Return ``msg57``, the message of tick 57, with its tick relative to ``now``."""
     sent = isinstance(word, str) and word.startswith("msg") and word[3:].isdecimal()
     return f"msg{int(word[3:]) - now}" if sent else word
 
@@ -76,7 +76,7 @@ class DecisionTrace:
 
 
 def read_trace(path: Path) -> DecisionTrace:
-    """Read a decision trace. Raises TraceError on anything that is not one."""
+    """Read a decision trace. Raises TraceError if the file is not one."""
     lines = _objects(path)
     if not lines:
         raise TraceError(f"{path}: empty; a header line was expected")
@@ -96,7 +96,7 @@ def read_trace(path: Path) -> DecisionTrace:
 
 
 def _text(path: Path) -> str:
-    """What a file says, plain or gzip'd."""
+    """Return the text of a plain or gzip'd file."""
     try:
         raw = read_bytes(path)
         if raw[:2] == b"\x1f\x8b":
@@ -116,7 +116,7 @@ def _text(path: Path) -> str:
 
 
 def _objects(path: Path) -> list[RecordingLine]:
-    """The lines of a file, each a JSON object."""
+    """Return the lines of a file, each a JSON object."""
     lines: list[RecordingLine] = []
     for number, row in enumerate(_text(path).splitlines(), start=1):
         if not row.strip():

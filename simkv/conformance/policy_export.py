@@ -1,8 +1,8 @@
-"""A rule over vLLM's decisions, written out as a class for vLLM's ``--scheduler-cls``.
+"""Export a custom vLLM policy as a class for vLLM's ``--scheduler-cls``.
 
-The file is that of the rule, its imports from simkv replaced by what stands for them there, and a
-scheduler that asks the rule before each step. ``check_export`` has the scheduler of a wheel decide
-with it, on random small workloads, and compares every decision with the simulated one.
+The generated file contains the policy's own source, stubs for its imports from simkv, and a
+scheduler that calls the policy before each step. ``check_export`` runs the scheduler of a vLLM
+wheel with it on random small workloads and compares every decision with the simulated one.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from simkv.scenario.custom.old_names import OLD_NAMES
 from simkv.scenario.custom.vllm_policy import CustomVllmConfig, CustomVllmScheduler
 from simkv.schedulers.vllm.spec import VLLM
 
-#: The release whose scheduler the class is for.
+#: vLLM release of the generated class.
 TARGET_RELEASE = "0.33.0"
 
-#: Classes that the top of the file defines.
+#: Classes defined at the top of the generated file.
 _STUBS = {"PolicyRequest", "CustomVllmConfig", "CustomVllmScheduler"}
 _TOP = '''"""{title}
 
@@ -145,9 +145,9 @@ class {rule}SyncScheduler(_Asks, Scheduler):
 
 
 def load_policy(file: Path) -> tuple[EngineSpec, Any, CustomCode]:
-    """The engine of a rule's file, whose code is run, the rule's class, and the code.
+    """Return the engine of a policy file, the policy's class and its code. The file is executed.
 
-    Raises InputError if it holds no rule.
+    Raises InputError if the file contains no policy.
     """
     with override_trust(True):
         spec = build_custom_spec(file.stem, file.name, file.parent)
@@ -161,7 +161,10 @@ def load_policy(file: Path) -> tuple[EngineSpec, Any, CustomCode]:
 
 
 def export_policy(file: Path, knobs: dict[str, Any], module: str) -> str:
-    """The text of the class for vLLM; ``knobs`` are the rule's own, by name. Raises InputError."""
+    """Return the source of the class for vLLM; ``knobs`` are the policy's own, by name.
+
+    Raises InputError.
+    """
     if _is_scenario(file):
         if knobs:
             raise InputError(f"--set {min(knobs)}: a rule of the small language has no knobs")
@@ -192,7 +195,7 @@ def export_policy(file: Path, knobs: dict[str, Any], module: str) -> str:
 
 
 def _aliases(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the names by which a rule's file knows the classes at the top, where they differ."""
+    """Yield (old, new) for the classes at the top that the policy's file names differently."""
     for node in ast.parse(text).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "simkv":
             for one in node.names:
@@ -202,7 +205,7 @@ def _aliases(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _name(name: str) -> str:
-    """The name in ``simkv.custom`` of what ``simkv.own`` had under another."""
+    """Return the ``simkv.custom`` name of a name in ``simkv.own``."""
     return OLD_NAMES.get(name, name)
 
 
@@ -211,12 +214,12 @@ def _is_scenario(file: Path) -> bool:
 
 
 def scheduler_class_name(text: str) -> str:
-    """The scheduler class that a written file ends with, the asynchronous one."""
+    """Return the name of the asynchronous scheduler class in a generated file."""
     return str(re.findall(r"^class (\w+)\(_Asks, AsyncScheduler\)", text, re.MULTILINE)[0])
 
 
 def _without_imports(text: str) -> str:
-    """A rule's file without what it imports of simkv, its docstring and future imports."""
+    """Return a policy's source without its simkv and future imports and its module docstring."""
     lines = text.splitlines(keepends=True)
     tree = ast.parse(text)
     gone = [
@@ -236,20 +239,23 @@ def _without_imports(text: str) -> str:
 def check_export(
     file: Path, knobs: dict[str, Any], folder: Path, cases: int
 ) -> Iterator[tuple[str, Mismatch | None]]:
-    """Random cases by name, and where vLLM's scheduler of ``folder``, under the rule, decides
-    otherwise than the simulated one, if it does."""
+    """Yield the name of each random case, and the first mismatch or None.
+
+    A mismatch is a decision of the vLLM scheduler in ``folder``, under the policy, that differs
+    from the simulated one.
+    """
     simulated = simulated_spec(file, knobs)
     for trace in record_export(file, knobs, folder, cases):
         yield trace.path.name, first_mismatch(trace, simulated)
 
 
 def first_mismatch(trace: DecisionTrace, simulated: EngineSpec) -> Mismatch | None:
-    """Where the simulated scheduler parts from a recording, if it does."""
+    """Return the first difference between the simulated scheduler and a recording, or None."""
     return compare(trace, replay_decisions(simulated, trace.header, len(trace.steps)))[1]
 
 
 def simulated_spec(file: Path, knobs: dict[str, Any]) -> EngineSpec:
-    """vLLM under a rule, as the replay of a recording asks for it."""
+    """Return vLLM under a policy, as the engine for replaying a recording."""
     if _is_scenario(file):
         return policy_spec(file)
     spec, of, _ = load_policy(file)
@@ -263,7 +269,7 @@ def simulated_spec(file: Path, knobs: dict[str, Any]) -> EngineSpec:
 def record_export(
     file: Path, knobs: dict[str, Any], folder: Path, cases: int
 ) -> Iterator[DecisionTrace]:
-    """What vLLM's scheduler in ``folder`` decides under a rule that was written out for it."""
+    """Yield the decisions of vLLM's scheduler in ``folder`` under the exported policy."""
     text = export_policy(file, knobs, file.stem)
     for number in range(cases):
         name = f"{('rand', 'gone')[number % 2]}-{200 + number // 2:03}"
@@ -277,7 +283,7 @@ def record_export(
 
 
 def _subclass(module: ModuleType, name: str) -> Any:
-    """The rule's class for one of vLLM's."""
+    """Return a function that maps a vLLM scheduler class to the policy's subclass of it."""
     rule = name.removesuffix("Scheduler")
     kinds = [getattr(module, f"{rule}{suffix}") for suffix in ("Scheduler", "SyncScheduler")]
     return lambda kind: next(one for one in kinds if one.__mro__[2] is kind)

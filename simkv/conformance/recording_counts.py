@@ -7,11 +7,11 @@ from pathlib import Path
 
 COUNTS_FILE = Path(__file__).with_name("counts.json")
 
-#: Engine -> variant -> ``{"equal": traces that come out equal, "recorded": traces replayed}``.
+#: Engine -> variant -> ``{"equal": traces reproduced exactly, "recorded": traces replayed}``.
 RecordingCounts = dict[str, dict[str, dict[str, int]]]
 
 
 def packaged_counts() -> RecordingCounts:
-    """The counts that this version came with."""
+    """Return the counts packaged with this version."""
     counts: RecordingCounts = json.loads(COUNTS_FILE.read_text(encoding="utf-8"))
     return counts

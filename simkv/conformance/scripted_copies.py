@@ -1,4 +1,4 @@
-"""When copies of KV are done in a recording: after so many steps as its header says."""
+"""Completion of KV copies in a recording: after the number of steps in its header."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from simkv.core.scheduler_protocol import DiskTransfers, KvCopies
 
 
 class ScriptedCopies:
-    """Copy number ``n`` takes ``steps[n % len(steps)]`` steps.
+    """Copies in which number ``n`` takes ``steps[n % len(steps)]`` steps.
 
-    A load may be done in the step that begins it, a store in the next one. All that a step has to
-    wait for is done in it.
+    A load may finish in the step that starts it, a store in the next one. A copy that a step
+    flushes finishes in that step.
     """
 
     def __init__(self, steps: Sequence[int]) -> None:
@@ -19,7 +19,7 @@ class ScriptedCopies:
         self._due: dict[int, int] = {}
 
     def begin(self, moves: KvCopies, step: int) -> None:
-        """What a batch wants to be copied."""
+        """Start the copies of a batch."""
         for first, jobs in ((step, moves.loads), (step + 1, moves.stores)):
             for number, *_ in jobs:
                 self._due[number] = first + self._steps[number % len(self._steps)]
@@ -27,7 +27,7 @@ class ScriptedCopies:
             self._due[number] = min(self._due[number], step)
 
     def done(self, step: int) -> list[int]:
-        """What the worker reports with the batch of this step, in the order of the numbers."""
+        """Return the numbers of the copies reported with this step's batch, in order."""
         done = sorted(number for number, due in self._due.items() if due <= step)
         for number in done:
             del self._due[number]
@@ -35,9 +35,10 @@ class ScriptedCopies:
 
 
 class ScriptedDisk:
-    """A disk: transfer number ``n`` is done ``steps[n % len(steps)]`` steps after it was asked for,
-    and what is looked up is found out as many later as ``looks`` says, after all that is done
-    then.
+    """A disk whose transfer ``n`` finishes ``steps[n % len(steps)]`` steps after its request.
+
+    A lookup takes the number of steps in ``looks`` and finishes after the transfers of its last
+    step.
     """
 
     def __init__(self, steps: Sequence[int], looks: Sequence[int]) -> None:
@@ -46,7 +47,7 @@ class ScriptedDisk:
         self._looks: dict[int, int] = {}
 
     def begin(self, moves: DiskTransfers, step: int) -> None:
-        """What is asked for with a batch."""
+        """Start the transfers and the lookup of a batch."""
         for move in (*moves.reads, *moves.writes):
             self._due[move.job] = step + self._steps[move.job % len(self._steps)]
         if moves.look:
@@ -54,7 +55,7 @@ class ScriptedDisk:
             self._looks[number] = step + self._delays[number % len(self._delays)]
 
     def done(self, step: int) -> tuple[list[int], list[int]]:
-        """Transfers and looks that are done before the next decision, by their numbers."""
+        """Return the numbers of transfers and lookups that finish before the next decision."""
         found = []
         for due in (self._due, self._looks):
             found.append(sorted(number for number, last in due.items() if last <= step))

@@ -1,4 +1,4 @@
-"""When KV between replicas is there in a recording: after so many steps as its header says."""
+"""Completion of KV transfers between replicas in a recording: after the steps in its header."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simkv.core.scheduler_protocol import Batch
 
 
 class KvTransferHooks(Protocol):
-    """What a scheduler with a connector is told; see ``KvConnector``."""
+    """Methods of a scheduler with a connector that receive transfer events; see ``KvConnector``."""
 
     sends: list[int]
 
@@ -21,10 +21,11 @@ class KvTransferHooks(Protocol):
 
 
 class ScriptedTransfers:
-    """Transfer number ``n``, in the order in which they begin, takes ``steps[n % len(steps)]``.
+    """Transfers in which number ``n``, in order of their start, takes ``steps[n % len(steps)]``
+    steps.
 
-    The loads of a step begin before the sends, whose other side is not there to be seen. Each may
-    be done in the step that begins it. A load of nothing only lets the other side know.
+    The loads of a step start before its sends, whose receiver is not simulated. Each may finish in
+    the step that starts it. A load of 0 blocks only notifies the other side.
     """
 
     def __init__(self, steps: Sequence[int]) -> None:
@@ -34,7 +35,7 @@ class ScriptedTransfers:
         self._sends: dict[int, int] = {}
 
     def begin(self, loads: Sequence[tuple[int, int]], sends: Sequence[int], step: int) -> None:
-        """Requests whose KV is to be loaded, with how much, and whose blocks can be read."""
+        """Start loads, as (request id, blocks), and offer the blocks of requests in ``sends``."""
         loading = [i for i, much in loads if much]
         for due, ids in ((self._loads, loading), (self._sends, sends)):
             for i in ids:
@@ -42,7 +43,7 @@ class ScriptedTransfers:
                 self._count += 1
 
     def done(self, step: int) -> tuple[list[int], list[int]]:
-        """Loads and sends that the worker reports with the batch of this step, by their ids."""
+        """Return the request ids of loads and sends reported with this step's batch."""
         return _taken(self._loads, step), _taken(self._sends, step)
 
 
@@ -54,25 +55,25 @@ def _taken(due: dict[int, int], step: int) -> list[int]:
 
 
 class ReplayedTransfers:
-    """The KV that comes and goes while a recording is replayed; none where ``steps`` is None."""
+    """KV transfers during the replay of a recording; none if ``steps`` is None."""
 
     def __init__(self, scheduler: KvTransferHooks, steps: Sequence[int] | None) -> None:
         self._scheduler = scheduler
         self._script = None if steps is None else ScriptedTransfers(steps)
 
     def announce(self, request: RecordingLine) -> None:
-        """A request is about to be added."""
+        """Announce a request that is about to be added."""
         if kv := request.get("kv"):
             tell = {"send": self._scheduler.keep, "load": self._scheduler.fetch}[kv]
             tell(request["id"])
 
     def launch(self, batch: Batch, step: int) -> None:
-        """A batch of this step goes out."""
+        """Start the transfers of a step's batch."""
         if self._script:
             self._script.begin(batch.loads, self._scheduler.sends, step)
 
     def deliver(self, step: int) -> bool:
-        """The batch of this step is back; whether any KV came or went."""
+        """Deliver the transfers reported with a step's batch; return whether there were any."""
         if not self._script:
             return False
         loads, sends = self._script.done(step)

@@ -1,4 +1,4 @@
-"""Replay of recordings that have one line per decision, with the clock of the decisions alone."""
+"""Replay recordings that have one line per decision; the clock counts decisions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from simkv.core.scheduler_protocol import (
 def replay_steps(
     engine: EngineSpec, header: RecordingLine, at_least: int
 ) -> Iterator[RecordingLine]:
-    """Decisions of simkv's scheduler on the workload of ``header`` (see ``conform.replay``)."""
+    """Yield the decisions of simkv's scheduler on the workload of ``header``.
+
+    See ``decision_replay.replay_decisions``.
+    """
     recording, config = engine.recording, engine.recording.config(header)
     recorder = Recorder(engine.build(config), config, whole=True)
     timed = clocked(recorder)
@@ -69,15 +72,15 @@ def replay_steps(
 
 
 def closing_line(ending: str, why: str, proved: int | None = None) -> RecordingLine:
-    """The last line of a replay that does not come to its end.
+    """Return the last line of a replay that cannot finish.
 
-    ``proved`` is the step by which it is certain that it goes round in a circle.
+    ``proved`` is the step by which it is certain that the replay repeats a cycle.
     """
     return {"truncated": True, "ending": ending, "why": why, "proved": proved}
 
 
 class InFlightBatches:
-    """Batches that were decided, the oldest first, with the decode groups that they had."""
+    """Batches in flight, the oldest first, with their decode groups."""
 
     def __init__(
         self,
@@ -95,7 +98,7 @@ class InFlightBatches:
         return len(self._batches)
 
     def launch(self, step: int, batch: Batch) -> None:
-        """A batch of this step goes out, and what it wants to be copied."""
+        """Launch a step's batch and start the copies that it requests."""
         self._batches.append((step, batch, _members(batch)))
         if batch.moves:
             self._copies.begin(batch.moves, step)
@@ -107,7 +110,7 @@ class InFlightBatches:
         self._transfers.launch(batch, step)
 
     def deliver(self) -> bool:
-        """Complete the oldest one; whether anybody got a token, or any copy was done."""
+        """Complete the oldest batch; return whether there was a token, a rejection, or a copy."""
         step, batch, members = self._batches.popleft()
         if done := self._copies.done(step):
             self._recorder.moved(done)
@@ -119,7 +122,7 @@ class InFlightBatches:
 
 
 def _members(batch: Batch) -> list[int]:
-    """Ids of the decode group of a batch that was just decided."""
+    """Return the ids of the decode group of a batch that was just decided."""
     if not batch.decodes:
         return []
     listed = {i for i, _ in batch.scheduled}
@@ -127,7 +130,7 @@ def _members(batch: Batch) -> list[int]:
 
 
 def arrivals_by_step(requests: list[RecordingLine]) -> dict[int, list[RecordingLine]]:
-    """Recorded requests grouped by ``arrival_step``, in the order of the header."""
+    """Return recorded requests grouped by ``arrival_step``, in the order of the header."""
     steps: dict[int, list[RecordingLine]] = {}
     for request in requests:
         steps.setdefault(request["arrival_step"], []).append(request)
@@ -135,10 +138,10 @@ def arrivals_by_step(requests: list[RecordingLine]) -> dict[int, list[RecordingL
 
 
 class ScriptedClients:
-    """Who comes and who goes away in each step; ``alive`` are those whose end has not been seen.
+    """Arrivals and aborts of each step; ``alive`` are the requests that have not ended.
 
-    Aborts of the header are (step, phase, id): phase 0 is before the arrivals of the step, 1 then
-    and before the decision, 2 between that and what is delivered after it.
+    Aborts of the header are (step, phase, id): phase 0 is before the arrivals of the step, phase 1
+    between them and the decision, phase 2 between the decision and the delivery after it.
     """
 
     def __init__(
@@ -153,11 +156,11 @@ class ScriptedClients:
 
     @property
     def expected(self) -> bool:
-        """Whether anybody is still to come or to go away."""
+        """Whether any arrival or abort is still to come."""
         return bool(self._arrivals or self._aborts)
 
     def arrive(self, step: int) -> bool:
-        """All that happens before a decision; whether anything did."""
+        """Process all events before a decision; return whether there were any."""
         moved = self.leave(step, 0)
         for request in self._arrivals.pop(step, ()):
             self._transfers.announce(request)
@@ -166,7 +169,7 @@ class ScriptedClients:
         return self.leave(step, 1) or moved
 
     def leave(self, step: int, phase: int) -> bool:
-        """Aborts of those who are there; whether there were any."""
+        """Abort the requests that are present; return whether there were any."""
         left = False
         for i in self._aborts.pop((step, phase), ()):
             if i in self.alive and i in self._recorder.added:
@@ -177,7 +180,7 @@ class ScriptedClients:
 
 
 class RemainingOutput:
-    """Tokens that each request still has to emit: the model's knowledge, not the scheduler's."""
+    """Tokens that each request still has to emit: known to the model, not to the scheduler."""
 
     def __init__(self, requests: list[RecordingLine]) -> None:
         self._left = {request["id"]: request["output_tokens"] for request in requests}
@@ -185,7 +188,7 @@ class RemainingOutput:
         self._given = dict.fromkeys(self._left, 0)
 
     def accept(self, batch: Batch) -> None:
-        """Say how many of its drafts each request gets: so many are accepted at each output."""
+        """Set the number of accepted drafts of each request in a batch."""
         if not (drafted := batch.drafted):
             return
         for i, tokens in drafted.tokens.items():
@@ -194,26 +197,26 @@ class RemainingOutput:
             drafted.accepted[i] = max(min(accepts[self._given[i] % len(accepts)], most), 0)
 
     def ended(self, batch: Batch, members: Iterable[int] = ()) -> set[int]:
-        """Ids of ``batch`` whose token of this step is the last that the model emits.
+        """Return the ids of ``batch`` whose token of this step is the last that the model emits.
 
-        ``members`` are those of its decode group.
+        ``members`` are the ids of its decode group.
         """
         return {i for i in (*batch.emits, *members) if self._left[i] == 1 + _more(batch, i)}
 
     def count(self, batch: Batch, completion: Completion, members: Iterable[int] = ()) -> None:
-        """Note the tokens that were delivered, to all of ``members`` too."""
+        """Count the delivered tokens, including those of all ``members``."""
         for i in (*completion.delivered, *members):
             self._left[i] -= 1 + _more(batch, i)
             self._given[i] += 1 + _more(batch, i)
 
 
 def _more(batch: Batch, i: int) -> int:
-    """Tokens that a request gets in a batch beyond one."""
+    """Return the tokens that a request gets in a batch beyond one."""
     return batch.drafted.accepted.get(i, 0) if batch.drafted else 0
 
 
 class StallDetector:
-    """Notices that a scheduler's state repeats while nothing comes from outside.
+    """Detects that a scheduler's state repeats without external events.
 
     ``proved`` is the step after which that was certain.
     """
@@ -223,18 +226,18 @@ class StallDetector:
         self.proved: int | None = None
 
     def after(self, step: int, moved: bool, state: Callable[[], Hashable]) -> None:
-        """Look at the state after a step, unless something ``moved`` or is still to come."""
+        """Check the state after a step, unless something ``moved`` or is still to come."""
         if moved:
             self.progress()
         elif self.proved is None and self.repeats(state()):
             self.proved = step
 
     def progress(self) -> None:
-        """A request arrived or a token was delivered: what was seen before does not count."""
+        """Forget the states seen so far, after an arrival or a delivered token."""
         self._seen.clear()
 
     def repeats(self, state: Hashable) -> bool:
-        """Whether ``state`` was seen since the last progress; remembers it."""
+        """Whether ``state`` was seen since the last progress; stores it."""
         if state in self._seen:
             return True
         self._seen.add(state)

@@ -1,4 +1,4 @@
-"""Replay of recordings of threads that run side by side: one line per tick of the pipeline."""
+"""Replay recordings of threads that run concurrently: one line per tick of the pipeline."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from simkv.sim.clock import SimProcess
 def replay_ticks(
     engine: EngineSpec, header: RecordingLine, at_least: int
 ) -> Iterator[RecordingLine]:
-    """Decisions of simkv's pipeline on the workload of ``header`` (see ``conform.replay``).
+    """Yield the decisions of simkv's pipeline on the workload of ``header``.
 
-    In a tick it hears, decides, perhaps hears in the gap, puts, and steps.
+    In a tick it receives messages, decides, possibly receives messages in the gap, puts tasks and
+    steps. See ``decision_replay.replay_decisions``.
     """
     delays, recording = header["delays"], engine.recording
     gap = delays["messages_processed_between_schedule_and_put"] > 0
@@ -41,13 +42,13 @@ def replay_ticks(
     for tick in count():
         env.run(
             until=tick * tick_s + TICK_MARGIN_S
-        )  # engine and token processor have had their turn
+        )  # after the turns of the engine and the token processor
         arrivals = len(pipeline.record.requests) < len(header["requests"])
         if not arrivals and not pipeline.manager.alive():
             return
         line = pipeline.heard("pre", {"delivered": [], "events": []}) | pipeline.queues()
         in_gap = pipeline.in_gap
-        env.run(until=(tick + 1) * tick_s - TICK_MARGIN_S)  # and so has the worker
+        env.run(until=(tick + 1) * tick_s - TICK_MARGIN_S)  # after the worker's turn
         if in_gap:
             line = pipeline.heard("gap", line) | pipeline.queues()
         if pipeline.dead:
@@ -63,16 +64,16 @@ def replay_ticks(
             return
 
 
-#: Everything in a tick happens further than this (s) from the moments at which it is looked at.
+#: Minimum distance (s) of all events in a tick from the times at which it is observed.
 TICK_MARGIN_S = 0.125
 
 
 def one_step_per_tick(lag: int, gap: bool) -> Pacing:
-    """Delays with which all three threads keep the beat of the recordings: one turn each a tick.
+    """Return delays with which each of the three threads takes one turn per tick, as recorded.
 
-    A step takes a second and a tick half a second more if there is a ``gap``, for that is then the
-    time from decision to put. A message of tick t is heard before the decision of t + 1 + ``lag``,
-    or with a ``gap`` (and a ``lag``) before the put of tick t + ``lag``, if there is one.
+    A step takes one second. A tick takes half a second more if there is a ``gap``, which is then
+    the time from decision to put. A message of tick t is received before the decision of t + 1 +
+    ``lag``, or with a ``gap`` (and a ``lag``) before the put of tick t + ``lag``, if there is one.
     """
     wait = 0.5 if gap else 0.0
     tick = 1.0 + wait
@@ -88,7 +89,7 @@ def one_step_per_tick(lag: int, gap: bool) -> Pacing:
 
 
 class _Watched(AsyncPipeline):
-    """A pipeline that takes down what a tick line says of it."""
+    """A pipeline that records the fields of a tick line."""
 
     def __init__(self, actors: Threads, pacing: Pacing, lines: TickFormat) -> None:
         executor = SimulatedExecutor(load_profile("unit-step"))
@@ -107,10 +108,10 @@ class _Watched(AsyncPipeline):
 
     def state_repeats(self) -> bool:
         super().state_repeats()
-        return False  # a recording may go round for as long as it likes
+        return False  # a recording may repeat any number of times
 
     def die(self, kind: str, why: str, requests: Iterable[int]) -> None:
-        if kind == "livelock":  # as above
+        if kind == "livelock":  # see state_repeats
             self._stop(kind, why)
         else:
             super().die(kind, why, requests)
@@ -141,13 +142,13 @@ class _Watched(AsyncPipeline):
         return heard
 
     def worked(self) -> RecordingLine:
-        """What was put and computed since it was asked for last."""
+        """Return the tasks put and tokens computed since the last call."""
         idle = {"tasks": [], "emitted": None, "stalled": self.worker.stalled()}
         line, self._step = idle | self._step, {}
         return line
 
     def heard(self, when: str, line: RecordingLine) -> RecordingLine:
-        """``line`` with what was heard since; an ack is early if older than the preemption."""
+        """Add the messages received to ``line``; an ack is early if older than the preemption."""
         for sent, heard in self._hearings:
             line["delivered"].append([sent, when])
             for i in heard.acked:
@@ -158,7 +159,7 @@ class _Watched(AsyncPipeline):
         return line
 
     def queues(self) -> RecordingLine:
-        """What the engine's memory holds now."""
+        """Return the engine's queues and memory."""
         return self.lines.queues(self.manager)
 
 

@@ -1,9 +1,8 @@
-"""A rule of the small language (see ``simkv.core.policy_language``), written out for vLLM's
-scheduler.
+"""Export a policy of ``simkv.core.policy_language`` as a scheduler class for vLLM.
 
-What a search found takes its decisions in the middle of a step, which needs no copy of ``schedule``
-either: a queue of its own that has nobody at its head whom the rule does not take in, ranks in the
-place of priorities for the victim, and the threshold of a step.
+Such a policy decides in the middle of a step. The class needs no copy of vLLM's ``schedule``: its
+waiting queue is false while the policy does not admit the head, ranks replace priorities for the
+choice of victims, and the prefill threshold is set for each step.
 """
 
 from __future__ import annotations
@@ -205,7 +204,7 @@ class EvolvedSyncScheduler(_Asks, Scheduler):
 
 
 def read_policy(file: Path) -> str:
-    """The rule of a scenario, of its last variant that has one. Raises InputError."""
+    """Return the rule of the last variant of a scenario that has one. Raises InputError."""
     engines = [scenario.engine for scenario in load(file).values()]
     ruled = [one for one in engines if isinstance(one, VllmConfig) and one.rule]
     if not ruled:
@@ -217,7 +216,7 @@ def read_policy(file: Path) -> str:
 
 
 def render_policy_class(file: Path, release: str, module: str) -> str:
-    """The text of the class for vLLM. Raises InputError."""
+    """Return the source of the class for vLLM. Raises InputError."""
     text = read_policy(file)
     rule = parse_policy(text, POLICY_HOOKS)
     order = rule.get("waiting_order")
@@ -233,7 +232,7 @@ def render_policy_class(file: Path, release: str, module: str) -> str:
 
 
 def policy_spec(file: Path) -> EngineSpec:
-    """vLLM under the rule of a scenario, as the replay of a recording asks for it."""
+    """Return vLLM under a scenario's rule, as the engine for replaying a recording."""
     text = read_policy(file)
 
     def build(config: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Many runs: one runner, and on top of it sweeps, plans and what-ifs."""
+"""Studies of many runs: a common job runner, sweeps, capacity plans, what-ifs and policy search."""

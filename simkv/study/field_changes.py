@@ -1,4 +1,4 @@
-"""A loaded scenario with one of its fields changed, by the field's path as in ``--set``."""
+"""Change a field of a loaded scenario by its path, as in ``--set``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from simkv.scenario.scenario import Scenario
 
 
 def with_knobs(scenario: Scenario, folder: Path | None = None, /, **knobs: Any) -> Scenario:
-    """The scenario with some fields of its engine changed. Raises InputError if it refuses them.
+    """Return the scenario with some engine fields changed. Raises InputError if they are invalid.
 
-    Profiles and traces that are files are looked for beside ``folder``.
+    Paths of profiles and traces are relative to ``folder``.
     """
     engine = {**asdict(scenario.engine), **knobs}
     return _with(scenario, "engine", engine, folder or Path())
@@ -29,10 +29,11 @@ class NoSuchField(InputError):
 
 
 def with_field(scenario: Scenario, path: str, value: Any, folder: Path) -> Scenario:
-    """The scenario with the field at ``path``, as in ``workload.burst.num_prompts``, changed.
+    """Return the scenario with the field at ``path``, such as ``workload.burst.num_prompts``,
+    changed.
 
-    Traces are looked for beside ``folder``.
-    Raises NoSuchField if there is none, and InputError if the scenario refuses the value.
+    Paths of traces are relative to ``folder``. Raises NoSuchField if there is no such field, and
+    InputError if the value is invalid.
     """
     head, *rest = path.split(".")
     if head not in RUN_FIELDS:
@@ -79,9 +80,9 @@ def _plain(value: Any, *, only_set: bool = False) -> Any:
 
 
 def _with(scenario: Scenario, name: str, value: Any, folder: Path) -> Scenario:
-    """The scenario with one of its own fields changed, checked as a file is.
+    """Return the scenario with a top-level field changed, validated like a file.
 
-    On other hardware the engine's launcher chooses anew what it chose before.
+    If the hardware changes, the defaults of the engine's launcher are resolved again.
     """
     fields = {other: getattr(scenario, other) for other in Scenario.model_fields}
     if name != "engine":

@@ -1,8 +1,10 @@
-"""The one service that does many runs: each job once, somewhere, and kept.
+"""Run many jobs, each at most once, and store their results.
 
-with bench_for(Path("points.jsonl"), jobs=4) as bench:
-    failed = bench.run(jobs)
-    bench.done[jobs[0].digest]
+Example:
+
+    with open_pooled_runner(Path("points.jsonl"), jobs=4) as bench:
+        failed = bench.run(jobs)
+        bench.done[jobs[0].digest]
 """
 
 from __future__ import annotations
@@ -22,33 +24,33 @@ from simkv.study.simulation_job import (
 )
 from simkv.study.worker_pool import open_executor
 
-#: Runs a function on jobs somewhere and yields what came of them as it comes.
+#: Runs a function on jobs and yields the results as they arrive.
 JobExecutor = Callable[
     [Callable[[SimulationJob], JobResult], Sequence[SimulationJob]], Iterable[JobResult]
 ]
-#: Is told how many of how many jobs are done, at first and after each.
+#: Called with the number of finished jobs and the total, at the start and after each job.
 ProgressCallback = Callable[[int, int], None]
 
 
 class ResultStore(Protocol):
-    """What keeps that which came of jobs: a file, or the memory of this process."""
+    """Storage of job results: a file, or the memory of this process."""
 
     done: dict[str, Any]
 
     def add(self, digest: str, summary: Summary) -> None:
-        """Note what came of a job."""
+        """Store the result of a job."""
 
 
 @dataclass(frozen=True)
 class JobRunner:
-    """Where jobs are run, by ``execute``, and the ``store`` of what came of them."""
+    """Runs jobs with ``execute`` and keeps their results in ``store``."""
 
     execute: JobExecutor
     store: ResultStore
 
     @property
     def done(self) -> dict[str, Any]:
-        """What the store has of all that has been run, by digest: a file has the summaries."""
+        """Stored results by digest; a file stores summaries."""
         return self.store.done
 
     def run(
@@ -57,9 +59,9 @@ class JobRunner:
         advance: ProgressCallback | None = None,
         execute: JobExecutor | None = None,
     ) -> dict[str, Exception]:
-        """Run those of the ``jobs`` that are not done; returns the errors of the rest, by digest.
+        """Run the ``jobs`` that are not done; return the errors of failed jobs, by digest.
 
-        ``execute`` takes the place of the bench's own.
+        ``execute`` replaces the runner's own executor.
         """
         wanted = {job.digest: job for job in jobs}
         todo = [job for digest, job in wanted.items() if digest not in self.done]
@@ -81,7 +83,7 @@ class JobRunner:
 
 @contextmanager
 def open_runner(execute: JobExecutor, file: Path | None = None) -> Iterator[JobRunner]:
-    """A bench that keeps what is done in a file, whatever happens to this process."""
+    """Yield a runner that stores results in a file immediately, so that they survive a crash."""
     with ResultFile(file) as store:
         yield JobRunner(execute, store)
 
@@ -93,6 +95,6 @@ def open_pooled_runner(
     executor: Literal["local", "ray"] = "local",
     address: str | None = None,
 ) -> Iterator[JobRunner]:
-    """A bench as the options of commands say; see ``open_executor`` and ``open_runner``."""
+    """Yield a runner for the options of commands; see ``open_executor`` and ``open_runner``."""
     with open_executor(executor, jobs, address) as execute, open_runner(execute, file) as bench:
         yield bench

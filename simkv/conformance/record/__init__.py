@@ -1,1 +1,1 @@
-"""Record what an engine's own scheduler decides, and find the rules by which a release goes."""
+"""Record the decisions of engines' own schedulers and determine the rules of a release."""

@@ -1,4 +1,4 @@
-"""Make a recorded case smaller as long as something still holds of it."""
+"""Shrink a recorded case while a property still holds."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from simkv.conformance.record.recording_case import CaseSchema, RecordingCase
 
-#: Most cases that are tried: each is recorded.
+#: Maximum number of cases that are tried; each of them is recorded.
 MAX_TRIES = 600
 
 
 def shrink_case(
     case: RecordingCase, form: CaseSchema, holds: Callable[[RecordingCase], bool]
 ) -> RecordingCase:
-    """The smallest case found of which ``holds`` is true, as it is of ``case``."""
+    """Return the smallest case found for which ``holds`` is true, as it is for ``case``."""
     left = MAX_TRIES
     found = True
     while found and left:
@@ -31,7 +31,7 @@ def shrink_case(
 
 
 def _smaller(case: RecordingCase, form: CaseSchema) -> Iterator[RecordingCase]:
-    """Cases with one thing less, the greatest steps first."""
+    """Yield cases with one part removed, the largest reductions first."""
     requests, aborts = case.requests, case.aborts
     for request in reversed(requests):
         i = request["id"]
@@ -55,11 +55,11 @@ def _smaller(case: RecordingCase, form: CaseSchema) -> Iterator[RecordingCase]:
 
 
 def _plainer(config: Any, form: CaseSchema) -> Iterator[Any]:
-    """The config with one knob left at its default."""
+    """Yield the config with one knob reset to its default."""
     plain: dict[str, Any] = {field.name: field.default for field in fields(config)}
     for knob, default in {**plain, **form.plain}.items():
         if knob not in form.kept and getattr(config, knob) != default:
             try:
                 yield replace(config, **{knob: default})
-            except ValueError:  # start-up would refuse it
+            except ValueError:  # rejected at start-up
                 continue

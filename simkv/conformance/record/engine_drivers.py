@@ -1,4 +1,4 @@
-"""The engines whose own schedulers can be driven, and how."""
+"""Registry of the engines whose own schedulers can be recorded."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ from simkv.schedulers.vllm.versions import find_rules
 
 @dataclass(frozen=True)
 class EngineDriver:
-    """How the scheduler of a version of an engine (by its ``title``) is driven.
+    """Functions that drive the scheduler of an engine's releases.
 
-    Its sources are those of the ``package``. While ``hollowed(folder)`` lasts, ``record(case,
-    version, name)`` records a case. Cases by name: ``case_of(version, name)``, of which
-    ``names_of(version, count)`` are random and ``by_hand(version)`` are made. ``base_of`` a version
-    is the release whose rules (``find_rules``) it is held against, None where versions differ in
-    none; the rules that its recordings can show are ``seen`` of it, and the ``knobs`` that some of
-    them are kept for. Cases are of the ``form``.
+    Within ``stub_imports(folder)``, the scheduler of ``package`` is imported from ``folder`` and
+    ``record(case, version, name)`` records a case. ``make_case(version, name)`` builds a case;
+    ``case_names(version, count)`` are names of random cases and ``handmade_names(version)`` of
+    handmade ones. ``base_release(version)`` is the release whose rules (``rules_of``) a version is
+    compared with; ``rules_of`` returns None if versions do not differ in rules. ``seen`` are the
+    rules that recordings can show, and ``knobs`` those that recordings are kept for. ``form``
+    describes the cases.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""What became of following a release, in Markdown."""
+"""Render the result of following a release as Markdown."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from simkv.schedulers.engine_registry import ENGINES
 
 
 def headline(release: str, newest: str, found: FollowResult) -> str:
-    """The outcome for a ``release``, such as ``vLLM 0.33.0``, in one line.
+    """Return the outcome for a ``release``, such as ``vLLM 0.33.0``, in one line.
 
-    ``newest`` is the one whose rules the others are told from.
+    ``newest`` is the release whose rules the changes refer to.
     """
     if found.broken:
         return f"{release} cannot be driven: {found.broken}"
@@ -31,7 +31,7 @@ def headline(release: str, newest: str, found: FollowResult) -> str:
 
 
 def render_follow_report(release: str, newest: str, form: CaseSchema, found: FollowResult) -> str:
-    """A page: the outcome, how it was found, and the first case that nothing explains."""
+    """Return a page with the outcome, the number of cases, and the first unexplained case."""
     lines = [f"# {headline(release, newest, found)}", ""]
     lines.append(f"{found.cases} random cases, {found.steps:,} steps of its unmodified scheduler.")
     if found.unexplained:
@@ -71,7 +71,7 @@ def _shown(line: RecordingLine, name: str) -> str:
 
 
 def _knobs(trace: DecisionTrace) -> str:
-    """Those that are not at their defaults."""
+    """Return the knobs that are not at their defaults."""
     recording = ENGINES[trace.header["engine"]].recording
     config = recording.config(trace.header)
     plain = {field.name: field.default for field in fields(config)}

@@ -1,8 +1,8 @@
-"""Stand-ins for everything that vLLM's scheduler imports and does not decide by.
+"""Stubs for the imports of vLLM's scheduler that do not affect its decisions.
 
-The scheduler, its block manager and its requests (``REAL_MODULES``) are taken from a wheel as they
-are; torch, the configuration, the model runner and so on are hollow, so it runs in a second and
-without a GPU.
+The scheduler, its block manager and its requests (``REAL_MODULES``) come unmodified from a wheel;
+torch, the configuration, the model runner and the rest are stubs, so the scheduler runs within a
+second and without a GPU.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ REAL_MODULES = {
     "vllm.v1.kv_offload.file_mapper",
     "vllm.v1.metrics.cache_hit_source",
 }
-#: What is not there without a build of vLLM, and has a stand-in in Python of its own.
+#: Modules that only a build of vLLM has; vLLM falls back to Python without them.
 COMPILED_MODULES = ("vllm.fs_io_C",)
 STUBBED_PACKAGES = (
     "vllm",
@@ -65,7 +65,7 @@ STUBBED_PACKAGES = (
 
 
 class ConfigStub:
-    """A configuration in which everything that is not given is None."""
+    """A configuration whose unset attributes are None."""
 
     def __init__(self, given: dict[str, Any] | None = None, **more: Any) -> None:
         self.__dict__.update(given or {})
@@ -77,7 +77,7 @@ class ConfigStub:
 
 
 class StubType(type):
-    """A class that stands for any other: it can be subclassed, subscripted and called."""
+    """Metaclass of stub classes, which can be subclassed, subscripted and called."""
 
     def __new__(cls, name: str, bases: Any, space: Any, **_: object) -> Any:
         return super().__new__(cls, name, bases, space)
@@ -98,7 +98,7 @@ class StubType(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and callable(args[0]) and not kwargs:
-            return args[0]  # it stood for a decorator
+            return args[0]  # used as a decorator
         return super().__call__(*args, **kwargs)
 
     def __or__(cls, other: object) -> Any:
@@ -108,7 +108,7 @@ class StubType(type):
 
 
 class ImportStub(metaclass=StubType):
-    """An object that answers everything with nothing."""
+    """An object whose attributes are stubs and whose calls return None."""
 
     def __init__(self, *args: object, **kwargs: object) -> None: ...
 
@@ -137,7 +137,7 @@ class StubModule(types.ModuleType):
 
 @contextlib.contextmanager
 def stub_imports(source: Path) -> Iterator[None]:
-    """While it lasts vLLM is imported from ``source``; afterwards it was never imported."""
+    """Import vLLM from ``source`` within the context; afterwards restore the previous imports."""
     finder, before = VllmStubFinder(source), {**sys.modules}
     for name in before:
         if name.split(".")[0] in STUBBED_PACKAGES:
@@ -153,14 +153,14 @@ def stub_imports(source: Path) -> Iterator[None]:
 
 
 class VllmStubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the modules in ``REAL_MODULES`` under ``source`` and makes up all others."""
+    """Find the modules in ``REAL_MODULES`` under ``source`` and create stubs for all others."""
 
     def __init__(self, source: Path) -> None:
         self.source = source
 
     def find_spec(self, name: str, _path: object, _target: object = None) -> Any:
         file = self.source.joinpath(*name.split(".")).with_suffix(".py")
-        if name in REAL_MODULES and file.exists():  # not all releases have all
+        if name in REAL_MODULES and file.exists():  # not every release has every module
             return importlib.util.spec_from_file_location(name, file)
         if name in COMPILED_MODULES:
             raise ModuleNotFoundError(name)
@@ -172,7 +172,7 @@ class VllmStubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return StubModule(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """The few things that must not be hollow."""
+        """Set the few attributes that need a real implementation."""
         real: dict[str, Any] = {
             "vllm.logger": {"init_logger": _logger},
             "vllm.utils": {"cdiv": _cdiv, "length_from_prompt_token_ids_or_embeds": _length},
@@ -202,7 +202,7 @@ class VllmStubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _logger(name: str) -> Any:
-    """One that says nothing."""
+    """Return a logger without output."""
     logger = logging.Logger(name, logging.CRITICAL + 1)
     for level in ("debug_once", "info_once", "warning_once"):
         setattr(logger, level, lambda *_, **__: None)
@@ -218,7 +218,7 @@ def _length(tokens: list[int] | None, _: object) -> int:
 
 
 class _View:
-    """A list that can only be read."""
+    """A read-only list."""
 
     def __init__(self, items: list[Any]) -> None:
         self.items = items
@@ -234,7 +234,7 @@ class _View:
 
 
 class HostRegion:
-    """What vLLM's ``SharedOffloadRegion`` is to its scheduler: so many bytes, by blocks."""
+    """Stub of vLLM's ``SharedOffloadRegion``: a buffer of ``num_chunks`` blocks."""
 
     BLOCK_SIZE_ALIGNMENT = 1
 
@@ -243,12 +243,12 @@ class HostRegion:
         self._shape = (num_chunks, kv_bytes_per_chunk)
 
     def create_kv_memoryview(self) -> memoryview:
-        """A row for each block."""
+        """Return a view with a row for each block."""
         return self._bytes.cast("B", self._shape)
 
 
 def accepted_fields(kind: type, **arguments: Any) -> dict[str, Any]:
-    """Those of ``arguments`` that a ``kind`` of object is made from: not all releases have all."""
+    """Return the ``arguments`` that the constructor of ``kind`` accepts; they differ by release."""
     known = {
         name
         for cls in kind.__mro__
@@ -259,6 +259,6 @@ def accepted_fields(kind: type, **arguments: Any) -> dict[str, Any]:
 
 
 def accepted_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Those of ``arguments`` that a function takes."""
+    """Return the ``arguments`` that a function accepts."""
     known = inspect.signature(function).parameters
     return {name: value for name, value in arguments.items() if name in known}

@@ -1,4 +1,4 @@
-"""A workload on which an engine's own scheduler is recorded."""
+"""A workload on which an engine's own scheduler is recorded, and the schema of such cases."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from simkv.core.recording_format import RecordingLine
 
 
 class RecordingCase(NamedTuple):
-    """What is recorded: knobs, requests and ``aborts`` as (step, phase, request id); and how many
-    steps ``copies`` of KV to and from host memory take, in turn, those of a ``disk``, and what is
-    looked up there; or ``transfers`` of KV from and to other replicas."""
+    """Knobs, requests and aborts of a recording; ``aborts`` are (step, phase, request id).
+
+    The other fields are durations in steps, used in turn: ``copies`` of KV to and from host memory,
+    transfers of a ``disk``, lookups (``looks``) on it, and ``transfers`` of KV from and to other
+    replicas.
+    """
 
     config: Any
     requests: list[RecordingLine]
@@ -24,7 +27,7 @@ class RecordingCase(NamedTuple):
 
     @property
     def header_fields(self) -> RecordingLine:
-        """When KV is there, as the header of a recording says it."""
+        """Non-empty durations, as in the header of a recording."""
         said = {"copies": self.copies, "disk": self.disk, "looks": self.looks}
         said["transfers"] = self.transfers
         return {name: steps for name, steps in said.items() if steps}
@@ -32,12 +35,13 @@ class RecordingCase(NamedTuple):
 
 @dataclass(frozen=True)
 class CaseSchema:
-    """What the cases of an engine are made of, for who makes them smaller and shows them.
+    """Structure of an engine's cases, used to shrink and display them.
 
-    Knobs in ``kept`` stay as they were drawn: they are sizes, or say who decides; the others become
-    their defaults, or what ``plain`` says of them. ``cut`` gives the fields of a request whose
-    prompt has so many tokens, ``limit`` is the field that says how many it may emit. Fields that a
-    request can do with 0 of are ``idle``. ``columns`` of a table tell of a request by their names.
+    Knobs in ``kept`` do not change when a case is shrunk: they are sizes, or select who decides.
+    The others are reset to their defaults, or to their values in ``plain``. ``cut(request,
+    tokens)`` returns the fields of a request whose prompt is shortened to ``tokens``. ``limit`` is
+    the field with the maximum number of output tokens. Fields in ``idle`` may be 0. ``columns``
+    maps the headings of a table to functions of a request.
     """
 
     kept: Collection[str]
@@ -48,7 +52,7 @@ class CaseSchema:
     columns: Mapping[str, Callable[[RecordingLine], str]] = field(default_factory=dict)
 
     def simplify_request(self, request: RecordingLine) -> Iterator[RecordingLine]:
-        """Fields of a request with less to do, earlier, or like the others."""
+        """Yield changes of fields that make a request smaller, earlier, or more like the others."""
         for name in ("lora", "routing_key", "logprobs_from"):
             if request.get(name) is not None:
                 yield {name: None}
@@ -65,5 +69,5 @@ class CaseSchema:
 
 
 def field_column(name: str) -> Callable[[RecordingLine], str]:
-    """A column with a field of a request as it is."""
+    """Return a table column that shows a field of a request unchanged."""
     return lambda request: str(request[name])

@@ -1,4 +1,4 @@
-"""Which recordings of a release are worth keeping, and how they are written."""
+"""Select which recordings of a release to keep, and pack them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from simkv.conformance.record.rule_inference import find_mismatch, with_changes
 from simkv.core.errors import InputError
 from simkv.schedulers.engine_registry import ENGINES
 
-#: So many of the random cases are kept; so many of the smallest are asked which rules they show.
+#: Number of random cases to keep, and number of the smallest recordings that are searched for the
+#: rules and knobs that they show.
 RANDOM_CASES_KEPT = 28
 RECORDINGS_SEARCHED = 300
 
 
 def pack_trace(trace: DecisionTrace) -> bytes:
-    """A recording as the file that ``simkv conform`` reads."""
+    """Return a recording as the content of a file that ``simkv conform`` reads."""
     lines = [trace.header, *trace.steps, *([trace.truncated] if trace.truncated else [])]
     text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
     return gzip.compress(text.encode(), mtime=0)
@@ -28,7 +29,7 @@ def pack_trace(trace: DecisionTrace) -> bytes:
 def recordings_by_rule(
     rules: Any, seen: Collection[str], traces: Mapping[str, DecisionTrace]
 ) -> dict[str, list[str]]:
-    """By rule in ``seen`` the recordings, in their order, that differ if it is flipped."""
+    """Return for each rule in ``seen`` the recordings, in order, that differ if it is flipped."""
     return {
         rule: [
             name
@@ -42,9 +43,9 @@ def recordings_by_rule(
 def recordings_by_knob(
     rules: Any, knobs: Collection[str], traces: Mapping[str, DecisionTrace]
 ) -> dict[str, list[str]]:
-    """By knob the recordings, in their order, that differ if it is left out.
+    """Return for each knob the recordings, in order, that differ if it is reset to its default.
 
-    A knob with words for values counts once for each word that was recorded.
+    A knob with string values has an entry for each recorded value.
     """
     shown: dict[str, list[str]] = {}
     for name, trace in traces.items():
@@ -57,7 +58,7 @@ def recordings_by_knob(
                 continue
             try:
                 without = recording.knobs(replace(config, **{knob: plain[knob]}))
-            except ValueError:  # it is needed for another one
+            except ValueError:  # another knob requires it
                 continue
             header = {**trace.header, "config": without}
             if find_mismatch(replace(trace, header=header), rules):
@@ -72,13 +73,12 @@ def choose(
     traces: Mapping[str, DecisionTrace],
     knobs: Collection[str] = (),
 ) -> list[str]:
-    """``RANDOM_CASES_KEPT`` recordings: two for every rule in ``seen``, then small ones, first that
-    preempt.
+    """Return the names of the recordings to keep: two for every rule in ``seen``, then small ones.
 
-    Besides them two for each of ``knobs``.
+    The small ones fill up to ``RANDOM_CASES_KEPT``, those with preemptions first; up to a third of
+    the total also has effective aborts. In addition there are two recordings for each of ``knobs``.
 
-    A third has clients that really leave, as far as rules do not ask for more. Raises InputError
-    if a rule shows in none of them: more cases are to be tried then.
+    Raises InputError if no recording shows one of the rules; more cases are needed then.
     """
     traces = dict(sorted(traces.items(), key=lambda item: len(pack_trace(item[1]))))
     apart = recordings_by_rule(rules, seen, dict(list(traces.items())[:RECORDINGS_SEARCHED]))
@@ -101,5 +101,5 @@ def choose(
 
 
 def _has(trace: DecisionTrace, *fields: str) -> bool:
-    """Whether all ``fields`` ever say something."""
+    """Whether each of ``fields`` is non-empty in some step."""
     return all(any(line.get(field) for line in trace.steps) for field in fields)

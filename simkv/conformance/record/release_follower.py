@@ -1,7 +1,7 @@
-"""Which of the known rules a release goes by, from what its scheduler decides.
+"""Determine which known rules a release uses, from the decisions of its scheduler.
 
-All releases that are known are asked first, then combinations of their rules. If none makes the
-decisions of the release, the first case that none makes is shrunk and shown.
+All known releases are compared first, then combinations of their rules. If none reproduces the
+decisions of the release, the first case that none reproduces is shrunk and reported.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from simkv.conformance.record.rule_inference import (
     rule_combinations,
 )
 
-#: What a case makes the real scheduler decide; the second argument names the recording.
+#: Record the real scheduler's decisions in a case; the second argument names the recording.
 RecordCase = Callable[[RecordingCase, str], DecisionTrace]
 
-#: A case that is shrunk is asked of so many combinations, besides the releases.
+#: Maximum number of combinations that a shrunk case is compared with, besides the releases.
 COMBINATIONS_TRIED = 8
 
 
 @dataclass(frozen=True)
 class UnexplainedCase:
-    """A case that no known rules make, as small as it was found, and where ``nearest`` parts."""
+    """A shrunk case that no known rules reproduce, and the first difference from ``nearest``."""
 
     name: str
     trace: DecisionTrace
@@ -42,11 +42,12 @@ class UnexplainedCase:
 
 @dataclass(frozen=True)
 class FollowResult:
-    """What became of following a release through ``cases`` cases of ``steps`` steps in all.
+    """Result of following a release through ``cases`` cases with ``steps`` steps in total.
 
-    ``like`` are the releases whose rules make all its decisions. If none does, ``changed`` are
-    combinations that do, each as what it changes in the newest release; if none of those does
-    either, ``unlike`` shows it. ``broken`` says what went wrong if the release cannot be driven.
+    ``like`` are the releases whose rules reproduce all its decisions. If there are none,
+    ``changed`` are the combinations that do, each as its changes to the newest release. If there
+    are none of those either, ``unexplained`` is a case that shows it. ``broken`` is the error if
+    the release cannot be driven.
     """
 
     cases: int
@@ -58,14 +59,14 @@ class FollowResult:
 
     @property
     def known(self) -> bool:
-        """Whether the release goes by the rules of one before it."""
+        """Whether the release uses the rules of an earlier one."""
         return bool(self.like)
 
 
 def follow(
     engine: str, form: CaseSchema, cases: Mapping[str, RecordingCase], record: RecordCase
 ) -> FollowResult:
-    """Record all ``cases`` of an engine and find the rules that decide in the same way."""
+    """Record all ``cases`` of an engine and find the rules that make the same decisions."""
     traces: dict[str, DecisionTrace] = {}
     for name, case in cases.items():
         try:
@@ -88,7 +89,7 @@ def follow(
     asked = known
     rivals = known | {key: mixed[key] for key in _lasting(missed, traces, mixed, mixed=True)}
     names = (name for name in (missed, *traces) if _unmade(traces[name], rivals))
-    if (missed := next(names, "")) == "":  # some release makes each case, but none makes all
+    if (missed := next(names, "")) == "":  # each case fits some release, but no release fits all
         missed = last
         asked = rivals = {key: known[key] for key in _lasting(last, traces, known)}
 
@@ -104,24 +105,28 @@ def follow(
 
 
 def describe_crash(name: str, error: Exception) -> str:
-    """Of what the real scheduler died in a case, and where: some assertions have no words."""
+    """Describe the real scheduler's exception in a case, with its location.
+
+    Some assertions have no message.
+    """
     at = extract_tb(error.__traceback__)[-1]
     said = f"{type(error).__name__}: {error}".rstrip(": ")
     return f"{name}: {said} ({Path(at.filename).name}:{at.lineno})"
 
 
 def _unmade(trace: DecisionTrace, rules: Mapping[str, Any]) -> bool:
-    """Whether none of ``rules`` makes a trace."""
+    """Whether none of ``rules`` reproduces a trace."""
     return all(find_mismatch(trace, each) for each in rules.values())
 
 
 def _all_through(
     traces: Mapping[str, DecisionTrace], rules: Mapping[str, Any], *, mixed: bool = False
 ) -> tuple[dict[str, Any], str]:
-    """Those of ``rules`` that make all ``traces``; the name of the one that left nobody.
+    """Return the ``rules`` that reproduce all ``traces``, and the trace that excluded the last of
+    them.
 
-    ``mixed``: they are combinations over one release, so those that are alike in what a trace can
-    show are asked once.
+    The name of the trace is empty if rules remain. With ``mixed``, rules are combinations over one
+    release, and those that agree in everything a trace can show are compared once.
     """
     left = dict(rules)
     for name, trace in traces.items():
@@ -144,7 +149,7 @@ def _lasting(
     *,
     mixed: bool = False,
 ) -> list[str]:
-    """Those of ``rules`` that made the cases before the ``missed`` one, at most
+    """Return the ``rules`` that reproduce all cases before ``missed``, at most
     ``COMBINATIONS_TRIED``."""
     before = list(traces)[: list(traces).index(missed)]
     left, _ = _all_through({name: traces[name] for name in before}, rules, mixed=mixed)
@@ -152,7 +157,8 @@ def _lasting(
 
 
 def _nearest(name: str, trace: DecisionTrace, known: Mapping[str, Any]) -> UnexplainedCase:
-    """The release that gets farthest in a recording that none makes."""
+    """Return the case with the release that reproduces most steps of a recording that none
+    explains."""
     found = {key: find_mismatch(trace, rules) for key, rules in known.items()}
     steps = [str(line["step"]) for line in trace.steps]
 

@@ -1,6 +1,6 @@
-"""The Python sources of a release: from a folder, a wheel, what is installed, or the package index.
+"""Locate the Python sources of a release: in a folder, a wheel, the environment or package index.
 
-Nothing of a release is imported here, and nothing of it is kept once it has been recorded.
+Nothing of a release is imported here, and nothing is kept after recording.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from zipfile import BadZipFile, ZipFile
 
 from simkv.core.errors import InputError
 
-#: Asks the package index for its last release.
+#: Version that selects the latest release on the package index.
 NEWEST = "newest"
 
 
 class Sources(NamedTuple):
-    """A ``folder`` with the package in it, and which ``version`` that is."""
+    """A ``folder`` that contains the package, and the ``version`` of the package."""
 
     folder: Path
     version: str
@@ -31,11 +31,11 @@ class Sources(NamedTuple):
 
 @contextmanager
 def open_sources(package: str, version: str, given: Path | None = None) -> Iterator[Sources]:
-    """Where the sources of this version of ``package`` lie, as long as the context lasts.
+    """Yield the sources of this version of ``package``, valid within the context.
 
-    They are looked for in ``given`` (a folder with the package in it, or a wheel); without it in
-    what is installed, if that is the version, else pip downloads the wheel. Raises InputError if
-    there are none.
+    Looks in ``given`` (a folder that contains the package, or a wheel). Without it, uses the
+    installed package if it has that version; otherwise pip downloads the wheel. Raises InputError
+    if there are no sources.
     """
     with TemporaryDirectory() as room:
         if given is not None and given.is_dir():
@@ -56,7 +56,7 @@ def open_sources(package: str, version: str, given: Path | None = None) -> Itera
 
 
 def _installed(package: str, version: str) -> Path | None:
-    """The folder of the installed package, if it is that version."""
+    """Return the folder of the installed package if it has that version."""
     try:
         if metadata.version(package) != version:
             return None
@@ -67,7 +67,7 @@ def _installed(package: str, version: str) -> Path | None:
 
 
 def _downloaded(package: str, version: str, room: Path) -> Path:
-    """The wheel, by way of pip."""
+    """Download the wheel with pip."""
     wanted = package if version == NEWEST else f"{package}=={version}"
     pip = [sys.executable, "-I", "-m", "pip", "--disable-pip-version-check", "download"]
     only = ["--quiet", "--no-deps", "--only-binary", ":all:", "--dest", str(room)]
@@ -82,12 +82,12 @@ def _downloaded(package: str, version: str, room: Path) -> Path:
 
 
 def _version_of(wheel: Path) -> str:
-    """The version in a wheel's name."""
+    """Return the version in a wheel's file name."""
     return wheel.name.split("-")[1].split("+")[0]
 
 
 def _unpacked(wheel: Path, package: str, room: Path) -> Path:
-    """The Python files of the package, without what is compiled."""
+    """Extract the package's Python files, without compiled files."""
     folder = room / "sources"
     try:
         with ZipFile(wheel) as archive:

@@ -1,4 +1,4 @@
-"""Which rules a recording goes by: those of releases, and combinations of them."""
+"""Find the rules that reproduce a recording, among releases and combinations of their rules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simkv.schedulers.sglang import versions as sglang_versions
 from simkv.schedulers.vllm.versions import RELEASED as VLLM_RELEASES
 from simkv.schedulers.vllm.versions import RULES, find_rules
 
-#: Rules that a recording can show; the others are about start-up and defaults, which it states.
+#: Rules that a recording can show; the others concern start-up and defaults, which it states.
 OBSERVABLE_RULES: dict[str, tuple[str, ...]] = {
     "vllm": (
         "keyless_first",
@@ -75,7 +75,7 @@ HOST_MEMORY_RULES = (
     "evicts_either",
 )
 
-#: And about KV of other replicas.
+#: Rules about KV of other replicas; combinations of them are not tried either.
 TRANSFER_RULES = (
     "reserves_loads",
     "caches_loaded",
@@ -90,10 +90,10 @@ RELEASED_RULES: Mapping[str, Mapping[str, Any]] = {
     "sglang": {name: sglang_versions.RULES[name] for name in sglang_versions.RELEASES},
 }
 
-#: So many rules may differ at once from those of the newest release.
+#: Maximum number of rules that may differ from those of the newest release.
 MAX_CHANGED_RULES = 4
 
-#: The knob without which a release cannot show a rule.
+#: The knob that a release needs to show a rule.
 REQUIRED_KNOB = {
     "two_budgets": "max_num_scheduled_tokens",
     "sees_the_end": "async_scheduling",
@@ -114,11 +114,11 @@ Rules = TypeVar("Rules")
 
 
 def can_show(version: str, rule: str) -> bool:
-    """Whether a release can show a rule at all: some need a knob that it does not have.
+    """Whether a release can show a rule; some rules need a knob that the release does not have.
 
-    Some show only where another does not hold: where tokens under way count as computed, all states
-    behind are given back in time; slots of a draft model that are taken off the budget beforehand
-    are enough for all. Whose KV is there is let in at once, unless a watermark keeps it out.
+    Some rules show only if another rule does not hold. If tokens in flight count as computed, all
+    states before them are freed in time. Draft slots that are deducted in advance suffice for all
+    requests. A request whose KV has arrived is admitted at once unless there is a watermark.
     """
     rules = find_rules(version)
     hidden = {
@@ -140,8 +140,7 @@ def can_show(version: str, rule: str) -> bool:
 
 
 def observable_rules(trace: DecisionTrace) -> list[str]:
-    """The rules in ``OBSERVABLE_RULES`` but for those whose knob a recording leaves as it is by
-    default."""
+    """Return the ``OBSERVABLE_RULES`` whose knob, if any, is not at its default in a recording."""
     engine = trace.header["engine"]
     config = ENGINES[engine].recording.config(trace.header)
     plain = {field.name for field in fields(config) if getattr(config, field.name) == field.default}
@@ -149,21 +148,22 @@ def observable_rules(trace: DecisionTrace) -> list[str]:
 
 
 def find_mismatch(trace: DecisionTrace, rules: Any) -> Mismatch | None:
-    """Where its engine's scheduler with these rules parts from a recording, if it does.
+    """Return the first difference of a recording from its engine's scheduler with ``rules``, or
+    None.
 
-    No rules are those of the recording's variant.
+    If ``rules`` is None, the rules of the recording's variant apply.
     """
     spec = ENGINES[trace.header["engine"]]
     if rules is not None:
         spec = replace(spec, build=partial(spec.build, rules=rules))
     try:
         return compare(trace, replay_decisions(spec, trace.header, len(trace.steps)))[1]
-    except Exception as error:  # rules that do not go together may end anywhere
+    except Exception as error:  # incompatible rules may fail anywhere
         return Mismatch("?", {}, {"raised": repr(error)})
 
 
 def distinct_releases(engine: str) -> dict[str, Any]:
-    """The rules of releases that decide differently, each by its newest release."""
+    """Return the distinct rules of releases, each under the newest release that has them."""
     newest: dict[tuple[bool, ...], str] = {}
     seen = (
         *OBSERVABLE_RULES[engine],
@@ -175,9 +175,9 @@ def distinct_releases(engine: str) -> dict[str, Any]:
 
 
 def rule_combinations(engine: str, rules: Any) -> Iterator[tuple[Mapping[str, bool], Any]]:
-    """Combinations of the rules that can be seen, by what each changes in ``rules``.
+    """Yield combinations of observable rules, each as its changes to ``rules`` and the result.
 
-    The fewest changes first, up to ``MAX_CHANGED_RULES``.
+    Combinations with the fewest changes come first, up to ``MAX_CHANGED_RULES``.
     """
     for count in range(1, min(len(OBSERVABLE_RULES[engine]), MAX_CHANGED_RULES) + 1):
         for names in combinations(OBSERVABLE_RULES[engine], count):
@@ -186,6 +186,6 @@ def rule_combinations(engine: str, rules: Any) -> Iterator[tuple[Mapping[str, bo
 
 
 def with_changes(rules: Rules, changes: Mapping[str, Any]) -> Rules:
-    """Other rules, in which ``changes`` are made."""
+    """Return a copy of ``rules`` with ``changes``."""
     changed: Rules = replace(cast(Any, rules), **changes)
     return changed

@@ -13,15 +13,15 @@ from simkv.schedulers.sglang.versions import RULES
 
 
 def base_release(version: str) -> str:
-    """The release whose knobs ``version`` has: itself, or the newest if it is not known yet."""
+    """Return the release with the knobs of ``version``: itself, or the newest if it is unknown."""
     return version if version in RULES else next(iter(RULES))
 
 
-#: Plain, with clients that leave, with little room, with adapters, by priority, with everything on,
-#: with prompts that wait for others, with each order of the queue by turns.
+#: Kinds of cases: plain, with aborts, with little memory, with adapters, by priority, with all
+#: features, with the prefill delayer, and with each queue policy in turn.
 KINDS = ("rand", "gone", "tight", "lora", "urgent", "whole", "delay", "order")
 
-#: Knobs for each of which recordings are kept that are otherwise without it.
+#: Knobs for which additional recordings are kept if no other recording shows them.
 SHOWN_KNOBS = (
     "schedule_policy",
     "scheduler_recv_interval",
@@ -39,10 +39,10 @@ SHOWN_KNOBS = (
     "allow_auto_truncate",
 )
 
-#: Orders of the queue in all of these.
+#: Queue policies that all of these cases use.
 QUEUE_POLICIES = ("fcfs", "lpm", "hrrn")
 
-#: Cases of a release that show rules and knobs which few do.
+#: Cases of a release that show rules and knobs which few cases show.
 RARE = {
     "0.5.23": [
         "tight-1294",
@@ -68,12 +68,12 @@ RARE = {
 
 
 def case_names(_: str, count: int) -> list[str]:
-    """``count`` names of random cases, the kinds by turns."""
+    """Return ``count`` names of random cases; the kinds take turns."""
     return [f"{KINDS[i % len(KINDS)]}-{i // len(KINDS):03}" for i in range(count)]
 
 
 def make_case(version: str, name: str) -> RecordingCase:
-    """The case of this name: a kind of ``KINDS`` and a number."""
+    """Return the case of this name: a kind of ``KINDS`` and a number."""
     draw, base = random.Random(f"{version} {name}"), base_release(version)
     kind, number = name.split("-")
     if kind == "order":
@@ -97,7 +97,7 @@ def make_case(version: str, name: str) -> RecordingCase:
 
 
 def _config(draw: random.Random, base: str) -> SglangConfig:
-    """A pool that is soon full."""
+    """Return a config with a pool that fills up quickly."""
     page = draw.choice([1, 1, 1, 4, 16])
     pool = page * draw.randint(-(-40 // page), -(-400 // page))
     chunk = draw.choice([-1, page * draw.randint(1, -(-48 // page))])
@@ -134,10 +134,11 @@ def _config(draw: random.Random, base: str) -> SglangConfig:
 
 
 def _loras(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """Where most ask for one of a few adapters, of which not all can run at a time."""
+    """Return the case with adapters for most requests, more of them than can run at a time."""
     most = draw.randint(1, 3)
     drains = draw.random() < 0.5
-    # With a drainer all ask for one: among equals it takes any, and None has no fixed place.
+    # With a drainer every request has an adapter: the drainer picks among equals in set order, in
+    # which None has no fixed place.
     names = ["abcdef"[i] for i in range(most + draw.randint(0, 2))]
     names += [] if drains else [""]
     requests = [
@@ -154,7 +155,7 @@ def _loras(case: RecordingCase, draw: random.Random) -> RecordingCase:
 
 
 def _tight(draw: random.Random, base: str) -> SglangConfig:
-    """A pool of a few dozen tokens that is promised twice."""
+    """Return a config with an overcommitted pool of a few dozen tokens."""
     page = draw.choice([1, 1, 1, 2, 4])
     chunk = page * draw.randint(1, 8)
     knobs: dict[str, Any] = {
@@ -175,7 +176,7 @@ def _tight(draw: random.Random, base: str) -> SglangConfig:
 
 
 def _urgent(draw: random.Random, config: SglangConfig) -> SglangConfig:
-    """By priority, and other knobs of who waits."""
+    """Return the config with priority scheduling and other knobs of the waiting queue."""
     first = draw.random() < 0.85
     knobs: dict[str, Any] = {
         "schedule_policy": draw.choice(["fcfs", "fcfs", "lof"]),
@@ -192,7 +193,7 @@ def _urgent(draw: random.Random, config: SglangConfig) -> SglangConfig:
 
 
 def _whole(draw: random.Random, case: RecordingCase) -> RecordingCase:
-    """With everything that the others have, and what they have not."""
+    """Return the case with the features of all other kinds and some more."""
     config, rules, more = case.config, RULES[case.config.variant], dict[str, Any]()
     if draw.random() < 0.4:
         config = _urgent(draw, config)
@@ -221,7 +222,8 @@ def _whole(draw: random.Random, case: RecordingCase) -> RecordingCase:
 
 
 def _ordered(draw: random.Random, base: str, number: int) -> RecordingCase:
-    """In one order of the queue: small chunks, and prompts that share nearly all or nothing."""
+    """Return a case with one queue policy, small chunks, and prompts that share nearly all or
+    nothing."""
     rules, page = RULES[base], draw.choice([1, 1, 2, 4])
     policy = rules.policies[number % len(rules.policies)]
     knobs: dict[str, Any] = {
@@ -250,7 +252,7 @@ def _ordered(draw: random.Random, base: str, number: int) -> RecordingCase:
 
 
 def _delayed(draw: random.Random, config: SglangConfig) -> SglangConfig:
-    """With few rows and room enough, so that the delayer is what prompts wait for."""
+    """Return the config with few rows and ample memory, so that only the delayer holds prompts."""
     return replace(
         config,
         max_total_num_tokens=config.page_size * 500,
@@ -266,7 +268,7 @@ def _delayed(draw: random.Random, config: SglangConfig) -> SglangConfig:
 
 
 def _first_together(draw: random.Random, requests: list[RecordingLine]) -> list[RecordingLine]:
-    """Several together, then others one by one while those run."""
+    """Let several requests arrive together, and the others one by one while those run."""
     step = 0
     for i, request in enumerate(requests):
         step += 0 if i < 3 else draw.choice([0, 1, 1, 2, 3])
@@ -275,7 +277,7 @@ def _first_together(draw: random.Random, requests: list[RecordingLine]) -> list[
 
 
 def _decorated(draw: random.Random, request: RecordingLine, config: SglangConfig) -> RecordingLine:
-    """A request that asks for more; some prompts are longer than the pool can hold."""
+    """Return the request with more features; some prompts become longer than the pool can hold."""
     more: RecordingLine = (
         {"priority": draw.randint(0, 4)} if config.enable_priority_scheduling else {}
     )
@@ -295,7 +297,7 @@ def _decorated(draw: random.Random, request: RecordingLine, config: SglangConfig
 
 
 def _requests(draw: random.Random, longest: int) -> list[RecordingLine]:
-    """Prompts of which each leaves room for an output, some of them with common beginnings."""
+    """Return requests whose prompts leave space for an output; some prompts share a prefix."""
     requests: list[RecordingLine] = []
     step = 0
     for i in range(draw.randint(2, 14)):
@@ -319,7 +321,7 @@ def _requests(draw: random.Random, longest: int) -> list[RecordingLine]:
 
 
 def _few(draw: random.Random, longest: int) -> list[RecordingLine]:
-    """Short requests close behind each other."""
+    """Return short requests that arrive in quick succession."""
     requests, step = _requests(draw, longest)[:9], 0
     for request in requests:
         step += draw.choice([0, 0, 0, 1, 1, 2, 6])
@@ -331,7 +333,7 @@ def _few(draw: random.Random, longest: int) -> list[RecordingLine]:
 
 
 def _aborts(draw: random.Random, requests: list[RecordingLine]) -> list[tuple[int, int, int]]:
-    """Some clients leave; the loop hears of it between its turns, before or after who comes."""
+    """Return aborts of some clients, received between iterations, before or after the arrivals."""
     leaving = [r for r in requests if draw.random() < 0.5]
     return sorted(
         (
@@ -344,7 +346,7 @@ def _aborts(draw: random.Random, requests: list[RecordingLine]) -> list[tuple[in
 
 
 def _cut(request: RecordingLine, tokens: int) -> RecordingLine:
-    """The beginning of a prompt as segments."""
+    """Return the segments of a prompt shortened to ``tokens``."""
     segments = []
     for stream, start, count in request["segments"]:
         if tokens > 0:

@@ -1,10 +1,10 @@
-"""Drives the scheduler in a wheel of SGLang, unmodified, through small workloads, step by step.
+"""Drive the unmodified scheduler of an SGLang wheel through small workloads, step by step.
 
-What is called each step is what the wheel's event loops call: receive, choose the next batch, let
-it run (a fake model), process the results, with overlap those of the batch before. The scheduler is
-set up in ``sglang_scheduler_setup.py``, its requests are made in ``sglang_request_factory.py``, and
-what stands in for the rest of SGLang is in ``sglang_stubs.py``. Wheels of 0.5.15, 0.5.20, 0.5.22
-and 0.5.23 can be driven. Nothing of SGLang is kept but what it decided.
+Each step makes the calls of the wheel's event loops: receive, choose the next batch, run it (with a
+fake model) and process the results, with overlap those of the previous batch. The scheduler is set
+up in ``sglang_scheduler_setup.py``, its requests are built in ``sglang_request_factory.py``, and
+the stubs for the rest of SGLang are in ``sglang_stubs.py``. Wheels of 0.5.15, 0.5.20, 0.5.22 and
+0.5.23 are supported. Only the decisions are kept.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from simkv.core.recording_format import RecordingLine
 from simkv.schedulers.sglang.recording import RECORDING
 from simkv.schedulers.sglang.versions import VARIANTS
 
-#: A case in which so many steps launch nothing never ends.
+#: Number of consecutive steps without a launch after which a case counts as stalled.
 MAX_IDLE_STEPS = 50
 
 
 def record(case: RecordingCase, version: str, name: str) -> DecisionTrace:
-    """What the scheduler that is driven decides in a case."""
+    """Record the real scheduler's decisions in a case."""
     header = {
         "format": FORMAT,
         "engine": "sglang",
@@ -48,9 +48,9 @@ def record(case: RecordingCase, version: str, name: str) -> DecisionTrace:
         header["source"] = f"PyPI sglang=={version}"
     lines: list[RecordingLine] = []
     try:
-        with contextlib.redirect_stdout(None):  # it prints its tree before it dies
+        with contextlib.redirect_stdout(None):  # a failing scheduler prints its tree
             for line in SglangDriver(case).lines():
-                lines.append(line)  # one by one: those before an error count
+                lines.append(line)  # one by one, to keep the lines before an error
     except RuntimeError as error:
         closing: RecordingLine = {"truncated": True, "why": f"raised {str(error).splitlines()[0]}"}
         return DecisionTrace(Path(f"{name}.jsonl.gz"), header, lines, closing)
@@ -59,7 +59,7 @@ def record(case: RecordingCase, version: str, name: str) -> DecisionTrace:
 
 
 class SglangDriver:
-    """One case: SGLang's scheduler and a fake model, as many steps as it takes."""
+    """One case: SGLang's scheduler and a fake model, for as many steps as needed."""
 
     def __init__(self, case: RecordingCase) -> None:
         self.config, self.requests, self.aborts = case.config, case.requests, case.aborts
@@ -84,7 +84,7 @@ class SglangDriver:
         self.receives = recv_skipper()
 
     def lines(self) -> Iterator[RecordingLine]:
-        """One line per step; a closing one if nothing goes on any more."""
+        """Yield one line per step, and a closing line if there is no more progress."""
         arriving: dict[int, list[RecordingLine]] = {}
         for request in self.requests:
             arriving.setdefault(request["arrival_step"], []).append(request)
@@ -128,7 +128,7 @@ class SglangDriver:
             yield {"truncated": True, "why": f"requests left every queue: {lost}"}
 
     def _lost(self, line: RecordingLine, alive: set[int]) -> list[int]:
-        """Who was preempted in this step and is in no queue any more; notes the preemption."""
+        """Return requests preempted in this step that are in no queue; record their preemption."""
         waiting = set(map(id, self.scheduler.waiting_queue))
         lost = [
             i
@@ -139,7 +139,7 @@ class SglangDriver:
         return lost
 
     def _leave(self, phase: int, alive: set[int]) -> list[int]:
-        """Clients leave now; returns those who were there."""
+        """Let clients leave in this phase; return the requests that were present."""
         ids = [i for at, when, i in self.aborts if (at, when) == (self.step, phase)]
         came = {r["id"] for r in self.requests if r["arrival_step"] < self.step + phase}
         there = [i for i in dict.fromkeys(ids) if i in alive & came]
@@ -148,7 +148,7 @@ class SglangDriver:
         return there
 
     def _receive(self) -> None:
-        """The loop looks at what came, if it is time to: requests, and who left."""
+        """Process pending arrivals and aborts if the loop receives in this step."""
         if self.receives and not self.receives(self.scheduler.last_batch):
             return
         for message in self.unread:
@@ -163,16 +163,16 @@ class SglangDriver:
         self.unread.clear()
 
     def _next(self) -> Any:
-        """What ``event_loop_normal`` and ``event_loop_overlap`` do before the launch."""
+        """Do the work of ``event_loop_normal`` and ``event_loop_overlap`` before the launch."""
         scheduler = self.scheduler
         held = {"running_batch": scheduler.running_batch, "last_batch": scheduler.last_batch}
         batch = scheduler.get_next_batch_to_run(
             **accepted_arguments(scheduler.get_next_batch_to_run, held)
         )
-        if hasattr(batch, "batch_to_run"):  # a plan: before 0.5.20 it put the rest in its place
+        if hasattr(batch, "batch_to_run"):  # a plan; before 0.5.20 it set running_batch
             scheduler.running_batch, batch = batch.running_batch, batch.batch_to_run
-        scheduler.cur_batch = batch  # where an older one looks for whom to abort
-        if batch and batch.extend_num_tokens:  # as ``run_batch`` does
+        scheduler.cur_batch = batch  # where older releases look for requests to abort
+        if batch and batch.extend_num_tokens:  # as in ``run_batch``
             scheduler.processed_tokens_counter += batch.extend_num_tokens
         if batch and self.overlap:
             scheduler.result_queue.append((batch.copy(), None))
@@ -202,7 +202,7 @@ class SglangDriver:
         }
 
     def _process(self, batch: Any) -> list[Any]:
-        """Give the batch its tokens; who has ended by them, in the order of its rows."""
+        """Deliver the batch's tokens; return the requests that finish, in the order of its rows."""
         import torch
 
         scheduler, emitted = self.scheduler, []
@@ -230,7 +230,7 @@ class SglangDriver:
         return [r for r in going if r.finished()]
 
     def _rest(self) -> None:
-        """What ``on_idle`` does to the ratio, if nothing is there at all."""
+        """Reset the new-token ratio as ``on_idle`` does if there are no requests."""
         scheduler = self.scheduler
         if not (scheduler.waiting_queue or scheduler.running_batch.reqs or scheduler.chunked_req):
             scheduler.new_token_ratio_tracker.reset()
@@ -253,14 +253,14 @@ class SglangDriver:
         return line
 
     def _gave_up(self, _: Any, request: Any) -> None:
-        """The client is told that its request was given up, if it has not left."""
+        """Record that SGLang aborted a request whose client has not left."""
         if int(request.rid) not in self.left_early:
             self.ignored.append(int(request.rid))
 
 
 @contextlib.contextmanager
 def _no_logprobs(batch: Any) -> Iterator[None]:
-    """The fake model has no log probabilities: while it lasts nobody in a batch asks for them."""
+    """Disable log probabilities of a batch within the context: the fake model has none."""
     asking = [x for x in (batch, *batch.reqs) if x.return_logprob]
     for x in asking:
         x.return_logprob = False
@@ -270,6 +270,6 @@ def _no_logprobs(batch: Any) -> Iterator[None]:
 
 
 def _prefix(request: Any) -> int:
-    """Tokens that had KV before this prefill; before 0.5.22 a request had their places."""
+    """Return the tokens with KV before this prefill; before 0.5.22, ``prefix_indices`` has them."""
     known = getattr(request, "prefix_len", None)
     return len(request.prefix_indices) if known is None else int(known)

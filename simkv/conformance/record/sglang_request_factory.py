@@ -1,4 +1,4 @@
-"""What a request of a case is to the scheduler in a wheel of SGLang."""
+"""Build the requests of a case as objects of an SGLang wheel."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ EOS_TOKEN = 1
 
 
 class LoraName(str):
-    """The name of an adapter; a set of them is in the order of the names."""
+    """The name of an adapter, hashed so that a set iterates in the order of the names."""
 
     def __hash__(self) -> int:
         return ord(self) - ord("a")
 
 
 class RequestTimesStub:
-    """The times of a request, by a clock that tells the step; only one of them decides anything."""
+    """The times of a request, in steps; only the queue entry time affects decisions."""
 
     def __init__(self, scheduler: Any) -> None:
         self.scheduler, self.wait_queue_entry_time = scheduler, 0.0
@@ -32,23 +32,23 @@ class RequestTimesStub:
         return ImportStub()
 
     def set_wait_queue_entry_time(self) -> None:
-        """No two are put into the queue at the same time."""
+        """Set a queue entry time that is unique."""
         self.scheduler.entries += 1
         self.wait_queue_entry_time = self.scheduler.clock() + self.scheduler.entries / 1e6
 
 
 class SglangRequestFactory:
-    """Makes the wheel's requests, each token of them a number of its own."""
+    """Builds the wheel's requests; each distinct token has its own number."""
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
 
     def number(self, *what: object) -> int:
-        """The same token for the same thing; none ends a request."""
+        """Return the same token number for equal arguments; it is never the EOS token."""
         return self._numbers.setdefault(what, len(self._numbers) + EOS_TOKEN + 1)
 
     def make(self, line: RecordingLine, scheduler: Any) -> Any:
-        """What ``handle_generate_request`` makes of a request of text."""
+        """Build a request as ``handle_generate_request`` does for text."""
         batches = importlib.import_module("sglang.srt.managers.schedule_batch")
         tokens = array(
             "q",
@@ -86,7 +86,7 @@ class SglangRequestFactory:
 
 
 def _validate(request: Any, since: int | None, scheduler: Any) -> None:
-    """Cut the prompt, or say that it is refused."""
+    """Truncate the prompt, or mark the request as rejected."""
     checks: Any = importlib.import_module("sglang.srt.managers.utils")
     limit, cuts = scheduler.max_req_input_len, scheduler.allow_auto_truncate
     if why := checks.validate_input_length(request, limit, cuts):

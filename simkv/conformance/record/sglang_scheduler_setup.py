@@ -1,7 +1,7 @@
-"""The scheduler in a wheel of SGLang, set up for one case without its constructor.
+"""Set up the scheduler of an SGLang wheel for one case, without its constructor.
 
 Its prefix cache, allocators, row table, policies and result processor are the wheel's own; the
-prefix cache is its Python core.
+prefix cache uses its Python core.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from simkv.schedulers.sglang.config import SglangConfig
 
 
 class OrderedPreemption:
-    """An admission that preempts in the order of ids: the engine has them in a set, in none."""
+    """A prefill adder that preempts in the order of ids; the engine's order is that of a set."""
 
     def preempt_to_schedule(self: Any, *given: Any) -> bool:
         before = len(self.preempt_list)
@@ -36,7 +36,7 @@ class OrderedPreemption:
 
 
 class SglangReleaseMemory:
-    """The wheel's own row table, token pool and prefix cache, of a case's sizes."""
+    """The wheel's own row table, token pool and prefix cache, with the sizes of a case."""
 
     def __init__(self, config: SglangConfig) -> None:
         import torch
@@ -80,9 +80,10 @@ def build_sglang_scheduler(
     retracted: Callable[[Any], None],
     gave_up: Callable[[Any, Any], None],
 ) -> Any:
-    """The wheel's scheduler over ``memory``, by a ``clock`` (s) of the case's own.
+    """Return the wheel's scheduler over ``memory``, with the case's ``clock`` (s).
 
-    It tells whom it puts back into the queue (``retracted``), and for whose request it ``gave_up``.
+    It calls ``retracted`` with each request that it requeues, and ``gave_up`` for each abort that
+    it sends.
     """
     _set(config)
     module: Any = importlib.import_module("sglang.srt.managers.scheduler")
@@ -100,7 +101,7 @@ def build_sglang_scheduler(
     for part in ("running_status", "chunked_prefill", "schedule_policy"):
         getattr(module.Scheduler, f"init_{part}")(scheduler)
     scheduler.result_queue = deque()
-    # As the overlap loop begins.
+    # As at the start of the overlap loop.
     scheduler.enable_skip_finishing_decode = not config.disable_overlap_schedule
     components = "sglang.srt.managers.scheduler_components."
     for part, name in (
@@ -116,10 +117,10 @@ def build_sglang_scheduler(
 def _bare(
     module: Any, retracted: Callable[[Any], None], gave_up: Callable[[Any, Any], None]
 ) -> Any:
-    """The scheduler before anything was set up."""
+    """Return the scheduler before any set-up."""
 
     class Bare(module.Scheduler):  # type: ignore[misc]
-        """What is not given is None."""
+        """The scheduler, with None for unset attributes."""
 
         def __init__(self) -> None: ...
 
@@ -139,10 +140,10 @@ def _bare(
 
 
 def recv_skipper() -> Callable[[Any], bool] | None:
-    """The wheel's own: whether its loop receives after a batch; None if it always does."""
+    """Return the wheel's test whether its loop receives after a batch; None if it always does."""
     managers, name = "sglang.srt.managers.", "SchedulerRecvSkipper"
     kind: Any = _real(managers + "scheduler_components.recv_skipper", name)
-    kind = kind or _real(managers + "scheduler_recv_skipper", name)  # where 0.5.15 has it
+    kind = kind or _real(managers + "scheduler_recv_skipper", name)  # its location in 0.5.15
     skipper = kind.maybe_create(**accepted_arguments(kind.maybe_create, {"server_args": SETTINGS}))
     if skipper and "last_forward_mode" in inspect.signature(skipper.handle).parameters:
         return lambda last: bool(skipper.handle(last and last.forward_mode))  # up to 0.5.15
@@ -151,7 +152,7 @@ def recv_skipper() -> Callable[[Any], bool] | None:
 
 
 def _set_up_delayer(clock: Callable[[], float]) -> None:
-    """Let the wheel's delayer of prefills go by this clock, and be one rank that asks itself."""
+    """Patch the wheel's prefill delayer to use this clock and a single rank."""
     import torch
 
     def gather(out: Any, told: Any, **_: Any) -> None:
@@ -159,7 +160,7 @@ def _set_up_delayer(clock: Callable[[], float]) -> None:
 
     module: Any = importlib.import_module("sglang.srt.managers.prefill_delayer")
     module.time = ConfigStub(perf_counter=clock)
-    if isinstance(kind := module._State, type):  # else it was done before, with another clock
+    if isinstance(kind := module._State, type):  # otherwise patched for an earlier case
         module.first_state = kind
     module._State = lambda: module.first_state(start_time=clock())
     module.all_gather_single = gather
@@ -170,14 +171,14 @@ def _set_up_delayer(clock: Callable[[], float]) -> None:
 
 
 def _free_slots(config: SglangConfig) -> Any:
-    """The wheel's own, of whom waits for free rows."""
+    """Return the wheel's delayer of prefills until enough rows are free, or None."""
     module = importlib.import_module("sglang.srt.managers.min_free_slots_delayer")
     least = module.resolve_min_free_slots(config.min_free_slots_delay, config.rows)
     return least and module.MinFreeSlotsDelayer(least)
 
 
 def _drainer(config: SglangConfig, clock: Callable[[], float]) -> Any:
-    """The wheel's own drainer of adapters."""
+    """Return the wheel's drainer of adapters, or None."""
     if not config.lora_drain_wait_threshold:
         return None
     module = importlib.import_module("sglang.srt.lora.lora_drainer")
@@ -191,7 +192,7 @@ def _parts(
     clock: Callable[[], float],
     gave_up: Callable[[Any, Any], None],
 ) -> dict[str, Any]:
-    """What the scheduler is set up with, and the parts of it that decide nothing here."""
+    """Return the scheduler's attributes, including parts without effect on its decisions."""
     return {
         "server_args": SETTINGS,
         "ps": PARALLEL_SETTINGS,
@@ -266,7 +267,7 @@ def _parts(
 
 
 def _set(config: SglangConfig) -> None:
-    """Put all knobs where SGLang looks for them, as its launcher does."""
+    """Set all knobs where SGLang reads them, as its launcher does."""
     for knob in fields(config):
         setattr(SETTINGS, knob.name, getattr(config, knob.name))
     for place in (PARALLEL_SETTINGS, SETTINGS):
@@ -282,6 +283,6 @@ def _set(config: SglangConfig) -> None:
 
 
 def _real(module: str, name: str) -> Any:
-    """What the wheel has under this name, or None."""
+    """Return the wheel's class of this name, or None."""
     found = getattr(importlib.import_module(module), name, None)
     return found if isinstance(found, type) and not issubclass(found, ImportStub) else None

@@ -1,8 +1,8 @@
-"""Stand-ins for what SGLang's scheduler imports and does not decide by.
+"""Stubs for the imports of SGLang's scheduler that do not affect its decisions.
 
 Its scheduler, batches, policies, prefix cache, allocators, row tables and result processor come
-from a wheel as they are and run on torch's CPU tensors; models, kernels, devices, sockets and
-settings are hollow, and there is one rank without speculative decoding, LoRA or grammars.
+unmodified from a wheel and run on torch's CPU tensors. Models, kernels, devices, sockets and
+settings are stubs, for one rank without speculative decoding or grammars.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 from simkv.conformance.record.import_stubs import ConfigStub, StubModule
 from simkv.core.errors import InputError
 
-#: Packages and modules of ``sglang.srt`` that are taken from the wheel; all others are hollow.
+#: Packages and modules of ``sglang.srt`` that come from the wheel; all others are stubs.
 REAL_MODULES = ("managers", "mem_cache", "environ", "sampling", "lora.lora_drainer")
-#: What of these is hollow all the same.
+#: Parts of these packages that are stubs as well.
 STUBBED_MODULES = (
     "managers.io_struct",
     "managers.mm_utils",
@@ -63,7 +63,7 @@ STUBBED_PACKAGES = [
 
 
 class ForwardMode(enum.IntEnum):
-    """What a forward pass is."""
+    """Kind of a forward pass."""
 
     EXTEND = 1
     DECODE = 2
@@ -106,7 +106,7 @@ class DisaggregationMode(enum.Enum):
 
 
 class SamplingBatchInfo:
-    """How a batch is sampled; not looked at."""
+    """Sampling parameters of a batch, without effect."""
 
     penalizer_orchestrator = SimpleNamespace(is_required=False)
 
@@ -121,7 +121,7 @@ class SamplingBatchInfo:
 
 
 class ReqDllmMixin:
-    """A request of a model that is no diffusion model."""
+    """A request of a model that is not a diffusion model."""
 
     dllm_config = None
 
@@ -133,8 +133,8 @@ class ReqDllmMixin:
     _init_fill_ids_for_dllm = init_diffusion_llm
 
 
-#: What the settings of all kinds say; the knobs of a case are added by the driver. What is in none
-#: is off, which is its default in the launcher.
+#: Settings of all kinds; the driver adds the knobs of a case. Missing settings are off, as by
+#: default in the launcher.
 SETTINGS: Any = ConfigStub(
     dict.fromkeys(("enable_mamba_extra_buffer", "enable_mamba_extra_buffer_lazy"), lambda: False),
     attn=ConfigStub(backend="torch_native"),
@@ -163,7 +163,7 @@ PARALLEL_SETTINGS: Any = ConfigStub(
 
 
 class PrefillRange(NamedTuple):
-    """What a prefill covers."""
+    """Range of positions that a prefill covers."""
 
     start: int
     end: int
@@ -182,14 +182,14 @@ def _flat(lists: list[Any], *_: Any) -> Any:
 def _pages(
     seq_lens: Any, page_size: int, prefix_lens: Any = None, decode: bool = False, **_: Any
 ) -> int:
-    """Pages that rows of these lengths begin."""
+    """Return the number of new pages that rows of these lengths need."""
     before = seq_lens - 1 if decode or prefix_lens is None else prefix_lens
     up = (seq_lens + page_size - 1) // page_size
     return int((up - (before + page_size - 1) // page_size).sum())
 
 
 class KernelStub:
-    """A function in the place of one for a device, whose grid does not matter."""
+    """A function that replaces a device kernel and ignores its launch grid."""
 
     def __init__(self, function: Callable[..., None]) -> None:
         self.function = function
@@ -201,7 +201,8 @@ class KernelStub:
 def _places(
     prefix_lens: Any, seq_lens: Any, last: Any, free: Any, out: Any, _: int, size: int
 ) -> None:
-    """Where the tokens of rows go: on in their last page, then into ``free`` ones (0 if none)."""
+    """Assign slots to the tokens of rows: the rest of their last page, then ``free`` pages (0 if
+    none)."""
     pages, at = iter(free.tolist()), 0
     for start, end, place in zip(prefix_lens, seq_lens, last, strict=True):
         for position in range(int(start), int(end)):
@@ -210,7 +211,7 @@ def _places(
 
 
 def _give_up(request: Any, *_: Any) -> None:
-    """A request whose client left in the middle of its prompt has ended."""
+    """Mark a request whose client left during its prompt as finished."""
     request.finished_reason = ConfigStub()
 
 
@@ -291,7 +292,7 @@ STUB_ATTRIBUTES: dict[str, dict[str, Any]] = {
 
 
 class SglangFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds what is ``REAL_MODULES`` under ``source`` and makes up the rest of SGLang and its
+    """Find ``REAL_MODULES`` under ``source`` and create stubs for the rest of SGLang and its
     packages."""
 
     def __init__(self, source: Path) -> None:
@@ -317,14 +318,14 @@ class SglangFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return StubModule(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """The few things that must not be hollow."""
+        """Set the few attributes that need a real implementation."""
         module.__path__ = []
         module.__dict__.update(STUB_ATTRIBUTES.get(module.__name__.removeprefix("sglang.srt."), {}))
 
 
 @contextlib.contextmanager
 def stub_sglang_imports(source: Path) -> Iterator[None]:
-    """While it lasts SGLang is imported from ``source``; afterwards it was never imported."""
+    """Import SGLang from ``source`` within the context; afterwards restore the previous imports."""
     ours = {"sglang", *STUBBED_PACKAGES}
     before = {k: v for k, v in sys.modules.items() if k.split(".")[0] in ours}
     finder = SglangFinder(source)

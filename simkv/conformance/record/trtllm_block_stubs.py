@@ -1,8 +1,8 @@
-"""Stands in for TensorRT-LLM's block manager where blocks are reused.
+"""Stub of TensorRT-LLM's block manager with block reuse.
 
-Written after ``WindowBlockManager``, ``KVCacheBlock`` and ``LRUEvictionPolicy`` of
-NVIDIA/TensorRT-LLM@b35ac1b64, method by method and with its names: blocks that point at each other,
-and tokens one by one. It knows nothing of ``simkv.schedulers.trtllm.block_reuse``.
+It follows ``WindowBlockManager``, ``KVCacheBlock`` and ``LRUEvictionPolicy`` of
+NVIDIA/TensorRT-LLM@b35ac1b64 method by method and with their names: linked blocks, and tokens one
+by one. It does not use ``simkv.schedulers.trtllm.block_reuse``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BlockKey = tuple[StreamToken, ...]
 
 
 class BlockMatch(NamedTuple):
-    """What ``findMatchingBlock`` returns."""
+    """The result of ``findMatchingBlock``."""
 
     partial: bool = False
     tokens: int = 0
@@ -25,7 +25,7 @@ class BlockMatch(NamedTuple):
 
 
 class BlockStub:
-    """A block, ``prev`` is its parent in the tree."""
+    """A block; ``prev`` is its parent in the tree."""
 
     def __init__(self) -> None:
         self.refs = self.scheduling_refs = 0
@@ -62,7 +62,7 @@ class BlockStub:
 
 
 class ReusingKvCacheStub(KvCacheStub):
-    """As ``KvCacheStub``, with blocks that are kept for others."""
+    """A ``KvCacheStub`` that keeps blocks for reuse."""
 
     enable_block_reuse = True
 
@@ -74,7 +74,7 @@ class ReusingKvCacheStub(KvCacheStub):
         self.block_to_sequence: dict[BlockStub, int] = {}
         self.valid_for_store: dict[int, bool] = {}
 
-    # ------------------------------------------------------------------ asked by the scheduler
+    # ------------------------------------------------------------------ called by the scheduler
 
     def start_scheduling(self) -> None:
         super().start_scheduling()
@@ -100,7 +100,7 @@ class ReusingKvCacheStub(KvCacheStub):
             node = block
         return None
 
-    # ------------------------------------------------------------------ asked by the loop
+    # ------------------------------------------------------------------ called by the loop
 
     def add_sequence(self, r: LlmRequestStub) -> None:
         i, length = r.request_id, r.prompt_len

@@ -10,12 +10,12 @@ from simkv.conformance.record.recording_case import CaseSchema, RecordingCase, f
 from simkv.core.recording_format import RecordingLine
 from simkv.schedulers.trtllm.config import VARIANTS, TrtllmConfig
 
-#: Plain, with clients that leave, with little room; then with blocks that are reused, plain, with
-#: clients that leave, and with so little room that who shares blocks is paused.
+#: Kinds of cases: plain, with aborts, with little memory; then with block reuse: plain, with
+#: aborts, and with so little memory that requests with shared blocks are paused.
 KINDS = ("rand", "gone", "tight", "reuse", "left", "press")
 REUSE_KINDS = ("reuse", "left", "press")
 
-#: Knobs for each of which recordings are kept that are otherwise without it.
+#: Knobs for which additional recordings are kept if no other recording shows them.
 SHOWN_KNOBS = (
     "capacity_scheduler_policy",
     "enable_chunked_prefill",
@@ -25,9 +25,9 @@ SHOWN_KNOBS = (
     "enable_block_reuse",
 )
 
-#: Cases of a revision that show what few do: an engine that dies of a paused request that no step
-#: takes whole, a last token that comes in the step of a pause, the last of several that is paused,
-#: and the first that stops all behind it.
+#: Cases of a revision that show rare behaviour: a crash caused by a paused request that no step
+#: takes whole, a last token in the step of a pause, a pause of the last of several requests, and a
+#: first request that blocks all behind it.
 RARE = {
     "5f480b7a6": [
         *("tight-206", "tight-451", "tight-595"),
@@ -37,17 +37,17 @@ RARE = {
 
 
 def base_variant(version: str) -> str:
-    """The variant whose knobs ``version`` has: itself, or the newest if it is not known yet."""
+    """Return the variant with the knobs of ``version``: itself, or the newest if it is unknown."""
     return version if version in VARIANTS else next(iter(VARIANTS))
 
 
 def case_names(_: str, count: int) -> list[str]:
-    """``count`` names of random cases, the kinds by turns."""
+    """Return ``count`` names of random cases; the kinds take turns."""
     return [f"{KINDS[i % len(KINDS)]}-{i // len(KINDS):03}" for i in range(count)]
 
 
 def make_case(version: str, name: str) -> RecordingCase:
-    """The case of this name: a kind of ``KINDS`` and a number."""
+    """Return the case of this name: a kind of ``KINDS`` and a number."""
     draw = random.Random(f"{version} {name}")
     kind, _ = name.split("-")
     reuse = kind in REUSE_KINDS
@@ -68,7 +68,7 @@ def make_case(version: str, name: str) -> RecordingCase:
 
 
 def _knobs(draw: random.Random, version: str, *, tight: bool) -> TrtllmConfig:
-    """A pool that is soon full."""
+    """Return a config with a pool that fills up quickly."""
     block = draw.choice([1, 2, 4] if tight else [1, 4, 8, 16])
     least, largest = (12, 60) if tight else (48, 400)
     pool = block * draw.randint(-(-least // block), -(-largest // block))
@@ -92,7 +92,7 @@ def _knobs(draw: random.Random, version: str, *, tight: bool) -> TrtllmConfig:
 
 
 def _some_requests(draw: random.Random, most: int) -> list[RecordingLine]:
-    """Requests that come within a few dozen steps, of prompts of ``most`` tokens at most."""
+    """Return requests that arrive within a few dozen steps, with at most ``most`` prompt tokens."""
     return [
         {
             "id": i,
@@ -106,7 +106,7 @@ def _some_requests(draw: random.Random, most: int) -> list[RecordingLine]:
 
 
 def _share(draw: random.Random, requests: list[RecordingLine], most: int) -> None:
-    """Prompts begin alike, or go on where an earlier one and its output ended."""
+    """Let prompts share a prefix, or continue an earlier prompt and its output."""
     for i, r in enumerate(requests):
         before = draw.choice(requests[:i]) if i and draw.random() < 0.4 else None
         if before:
@@ -124,7 +124,7 @@ def _share(draw: random.Random, requests: list[RecordingLine], most: int) -> Non
 
 
 def _lengthen(draw: random.Random, requests: list[RecordingLine]) -> None:
-    """Outputs that grow until there is no room, of requests that come together."""
+    """Let requests arrive together, with outputs that grow until the pool is full."""
     for r in requests:
         r["output_tokens"] = draw.randint(4, 24)
         r["max_tokens"] = r["output_tokens"] + draw.choice([0, 0, 9])
@@ -132,7 +132,7 @@ def _lengthen(draw: random.Random, requests: list[RecordingLine]) -> None:
 
 
 def _first(pieces: list[list[Any]], tokens: int) -> list[list[Any]]:
-    """The beginning of a prompt as segments."""
+    """Return the segments of a prompt shortened to ``tokens``."""
     kept = []
     for stream, start, end in pieces:
         if tokens > 0:
@@ -142,7 +142,7 @@ def _first(pieces: list[list[Any]], tokens: int) -> list[list[Any]]:
 
 
 def _leaving(draw: random.Random, requests: list[RecordingLine]) -> list[tuple[int, int, int]]:
-    """Some clients leave, in an order of their own."""
+    """Return aborts of some clients, in random order of their requests."""
     some = draw.sample(requests, draw.randint(1, max(1, len(requests) // 2)))
     return sorted(
         (r["arrival_step"] + draw.randint(1, 25), draw.randint(0, 2), r["id"]) for r in some

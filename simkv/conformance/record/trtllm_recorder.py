@@ -1,9 +1,9 @@
-"""Drives the Python scheduler of TensorRT-LLM, unmodified, through small workloads, step by step.
+"""Drive the unmodified Python scheduler of TensorRT-LLM through small workloads, step by step.
 
-Real are ``SimpleUnifiedScheduler`` and all that it consists of: the capacity policies, how they
-count blocks, the micro-batcher and its chunking. What stands in for requests and the block manager
-is in ``trtllm_stubs.py``; the loop here does what ``_executor_loop`` and
-``_executor_loop_overlap`` of ``py_executor.py`` do, in their order, for one rank and a fake model.
+``SimpleUnifiedScheduler`` and its parts are real: the capacity policies, their block counts, the
+micro-batcher and its chunking. Requests and the block manager are stubs (``trtllm_stubs.py``). The
+loop here does the work of ``_executor_loop`` and ``_executor_loop_overlap`` of ``py_executor.py``,
+in their order, for one rank and a fake model.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from simkv.core.recording_format import RecordingLine
 from simkv.schedulers.trtllm.config import VARIANTS, TrtllmConfig
 from simkv.schedulers.trtllm.recording import RECORDING
 
-#: A case in which so many steps deliver nothing never ends.
+#: Number of consecutive idle steps after which a case counts as stalled.
 MAX_IDLE_STEPS = 100
 
 
 def record(case: RecordingCase, _: str, name: str) -> DecisionTrace:
-    """What the scheduler that is driven decides in a case."""
+    """Record the real scheduler's decisions in a case."""
     variant = case.config.variant
     header = {
         "format": FORMAT,
@@ -49,8 +49,8 @@ def record(case: RecordingCase, _: str, name: str) -> DecisionTrace:
     closing: RecordingLine | None = None
     try:
         for line in TrtllmDriver(case).lines():
-            lines.append(line)  # one by one: those before an error count
-    except AssertionError as error:  # of which the engine's loop dies
+            lines.append(line)  # one by one, to keep the lines before an error
+    except AssertionError as error:  # kills the engine's loop
         closing = {"truncated": True, "why": f"raised AssertionError: {error}"}
     if lines and lines[-1].get("truncated"):
         closing = lines.pop()
@@ -58,7 +58,7 @@ def record(case: RecordingCase, _: str, name: str) -> DecisionTrace:
 
 
 class TrtllmDriver:
-    """One case: the scheduler, stand-ins and a fake model, as many steps as it takes."""
+    """One case: the scheduler, stubs and a fake model, for as many steps as needed."""
 
     def __init__(self, case: RecordingCase) -> None:
         self.config, self.requests, self.aborts = case.config, case.requests, case.aborts
@@ -76,7 +76,7 @@ class TrtllmDriver:
         self.left_early: set[int] = set()
 
     def lines(self) -> Iterator[RecordingLine]:
-        """One line per iteration; a closing one if nothing goes on any more."""
+        """Yield one line per iteration, and a closing line if there is no more progress."""
         arriving: dict[int, list[RecordingLine]] = {}
         for request in self.requests:
             arriving.setdefault(request["arrival_step"], []).append(request)
@@ -113,7 +113,7 @@ class TrtllmDriver:
         return LlmRequestStub(request["id"], prompt, most, request["output_tokens"], tokens)
 
     def _leave(self, step: int, phase: int, alive: set[int]) -> list[int]:
-        """Clients leave now; returns those who were there."""
+        """Let clients leave in this phase; return the requests that were present."""
         ids = [i for at, when, i in self.aborts if (at, when) == (step, phase)]
         came = {r["id"] for r in self.requests if r["arrival_step"] < step + (phase > 0)}
         there = [i for i in dict.fromkeys(ids) if i in alive & came - self.left_early]
@@ -122,7 +122,7 @@ class TrtllmDriver:
         return there
 
     def _iterate(self, step: int, alive: set[int], gone: list[int]) -> RecordingLine:
-        """An iteration of the executor's loop."""
+        """Run an iteration of the executor's loop."""
         room = self.config.max_batch_size - len(self.active)
         for _ in range(min(room, len(self.waiting_queue))):
             self.active.append(self.waiting_queue.popleft())
@@ -166,7 +166,8 @@ class TrtllmDriver:
         }
 
     def _finish(self, paused: list[LlmRequestStub]) -> list[int]:
-        """What comes after the launch: tokens, pauses, the states of who was launched, the ends."""
+        """Do the work after the launch: tokens, pauses, states of launched requests, and
+        completions."""
         done: list[LlmRequestStub] = []
         contexts = self.in_flight[0][0] if len(self.in_flight) == 1 + self.overlap else []
         if self.overlap and len(self.in_flight) == 2:
@@ -182,7 +183,7 @@ class TrtllmDriver:
         return finished
 
     def _take_tokens(self) -> list[LlmRequestStub]:
-        """``_update_requests`` of the oldest batch, whose requests it returns."""
+        """Run ``_update_requests`` on the oldest batch and return its requests."""
         contexts, generations = self.in_flight.popleft()
         for r in contexts:
             if not r.is_finished and r.context_remaining_length == 0:
@@ -195,7 +196,7 @@ class TrtllmDriver:
     def _update_states(
         self, contexts: list[LlmRequestStub], generations: list[LlmRequestStub]
     ) -> None:
-        """``_update_request_states_tp``."""
+        """Run ``_update_request_states_tp``."""
         for r in contexts:
             if not r.is_finished:
                 r.move_to_next_context_chunk()
@@ -208,7 +209,8 @@ class TrtllmDriver:
                 r.state = LlmRequestState.GENERATION_TO_COMPLETE
 
     def _respond(self) -> list[int]:
-        """``_handle_canceled_requests`` and ``_handle_responses``; who is told of its end."""
+        """Run ``_handle_canceled_requests`` and ``_handle_responses``; return the reported
+        requests."""
         self.waiting_queue = deque(
             r for r in self.waiting_queue if r.request_id not in self.canceled
         )
@@ -224,7 +226,7 @@ class TrtllmDriver:
 
 
 def _scheduler(config: TrtllmConfig, cache: KvCacheStub) -> Any:
-    """The real scheduler, as ``create_py_executor_instance`` makes it."""
+    """Return the real scheduler, built as by ``create_py_executor_instance``."""
     module: Any = sys.modules[SCHEDULER]
     chunking = (config.context_chunking_policy, config.tokens_per_block)
     return module.SimpleUnifiedScheduler(

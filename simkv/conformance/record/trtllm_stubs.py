@@ -1,8 +1,8 @@
-"""Stand-ins for what TensorRT-LLM's Python scheduler asks, which is C++: requests and blocks.
+"""Stubs for the C++ objects that TensorRT-LLM's Python scheduler uses: requests and blocks.
 
-Written after ``llmRequest.h`` and ``kvCacheManager.cpp``, method by method: one window of
-attention, beams of one, no drafts; reuse of blocks is in ``trtllm_block_stubs.py``. The scheduler
-itself is the real one.
+They follow ``llmRequest.h`` and ``kvCacheManager.cpp`` method by method, for one attention window,
+a beam width of one and no drafts. Block reuse is in ``trtllm_block_stubs.py``. The scheduler itself
+is the real one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from simkv.core.errors import InputError
 
 ROOT = "tensorrt_llm"
 SCHEDULER = f"{ROOT}._torch.pyexecutor.scheduler.scheduler"
-#: Imported from, and decide nothing.
+#: Imported by the scheduler, without effect on its decisions.
 STUBBED_MODULES = (
     "strenum",
     ROOT,
@@ -37,7 +37,7 @@ STUBBED_MODULES = (
 
 
 class LlmRequestState(enum.Enum):
-    """States that a request of one rank without disaggregation can be in (``llmRequest.h``)."""
+    """States of a request on one rank without disaggregation (``llmRequest.h``)."""
 
     ENCODER_INIT = 1
     DISAGG_GENERATION_INIT = 8
@@ -55,14 +55,14 @@ class CapacitySchedulerPolicy(enum.Enum):
     STATIC_BATCH = 2
 
 
-#: A token: the stream that it is of and its place there.
+#: A token: its stream and its position in it.
 StreamToken = tuple[str, int]
 
 
 class LlmRequestStub:
-    """A request as the scheduler sees it; ``left`` tokens its model still emits.
+    """A request as the scheduler sees it; ``left`` is the number of tokens its model still emits.
 
-    The tokens of its prompt are those of ``prompt``, or its own alone.
+    ``prompt`` has the tokens of its prompt; by default they are unique to the request.
     """
 
     num_draft_tokens = 0
@@ -141,12 +141,13 @@ class LlmRequestStub:
         return 1
 
     def move_to_next_context_chunk(self) -> None:
-        """The chunk is launched; a prompt that was not cut has none and is done."""
+        """Advance past the launched chunk; a prompt in a single chunk is then complete."""
         self.context_current_position += self._chunk
         self._chunk = 0
 
     def set_prepopulated_prompt_len(self, tokens: int, tokens_per_block: int) -> None:
-        """So many are in the cache: the chunk begins there and ends with a block or the prompt."""
+        """Set the number of cached tokens; the chunk starts there and ends at a block's or prompt's
+        end."""
         assert tokens < self.prompt_len
         self.prepopulated_prompt_len = tokens
         if tokens > 0:
@@ -163,7 +164,7 @@ class LlmRequestStub:
         return self.num_tokens - self.prompt_len + 1 >= self.max_new_tokens
 
     def add_token(self) -> None:
-        """A token of the sampler, and its criteria to stop."""
+        """Add a sampled token and apply the stop criteria."""
         self.unique_tokens.append((f"o{self.request_id}", self.num_tokens - self.orig_prompt_len))
         self.num_tokens += 1
         self.left = max(self.left - 1, 0)
@@ -172,7 +173,7 @@ class LlmRequestStub:
             self.state = LlmRequestState.GENERATION_COMPLETE
 
     def pause(self) -> None:
-        """What was emitted becomes prompt, whatever state it was in."""
+        """Turn the emitted tokens into prompt, in any state."""
         self.max_new_tokens -= self.num_tokens - self.prompt_len
         self.prompt_len = self.num_tokens
         self.state = LlmRequestState.CONTEXT_INIT
@@ -181,7 +182,7 @@ class LlmRequestStub:
 
 
 class KvCacheStub:
-    """Blocks of KV by request, counted; ``window`` is the longest sequence."""
+    """Counts of KV blocks by request; ``window`` is the maximum sequence length."""
 
     is_variable_window = False
     enable_block_reuse = False
@@ -195,7 +196,7 @@ class KvCacheStub:
         self.tokens: dict[int, int] = {}
         self._scheduling_free = 0
 
-    # ------------------------------------------------------------------ asked by the scheduler
+    # ------------------------------------------------------------------ called by the scheduler
 
     def get_kv_cache_stats(self) -> SimpleNamespace:
         return SimpleNamespace(num_free_blocks_per_window_size={self.window: self.free})
@@ -228,7 +229,7 @@ class KvCacheStub:
             return context - held + total - context
         return total - held
 
-    # ------------------------------------------------------------------ asked by the loop
+    # ------------------------------------------------------------------ called by the loop
 
     def add_sequence(self, r: LlmRequestStub) -> None:
         self.tokens[r.request_id] = r.prompt_len
@@ -241,7 +242,7 @@ class KvCacheStub:
             self._take(r.request_id, 1)
 
     def store_context_blocks(self, r: LlmRequestStub) -> None:
-        """Nothing is kept."""
+        """Do nothing: this cache stores no blocks."""
 
     def remove_sequence(self, r: LlmRequestStub) -> None:
         self.free += self.held.pop(r.request_id, 0)
@@ -258,9 +259,9 @@ class KvCacheStub:
 
 @contextlib.contextmanager
 def stub_trtllm_imports(source: Path) -> Iterator[None]:
-    """While it lasts ``tensorrt_llm``'s scheduler is imported from ``source``, all else hollow.
+    """Import ``tensorrt_llm``'s scheduler from ``source`` within the context; stub everything else.
 
-    Raises InputError if it is not there.
+    Raises InputError if the scheduler is missing.
     """
     file = source.joinpath(*SCHEDULER.split(".")).with_suffix(".py")
     if not file.is_file():
@@ -282,7 +283,7 @@ def stub_trtllm_imports(source: Path) -> Iterator[None]:
 
 
 def _hollow_modules() -> dict[str, ModuleType]:
-    """Modules of ``STUBBED_MODULES``, in which only what the scheduler looks at is there."""
+    """Return stubs of ``STUBBED_MODULES`` with only the attributes that the scheduler reads."""
     modules: dict[str, ModuleType] = {name: StubModule(name) for name in STUBBED_MODULES}
     told: dict[str, dict[str, Any]] = {
         f"{ROOT}.llmapi.llm_args": {"CapacitySchedulerPolicy": CapacitySchedulerPolicy},

@@ -18,12 +18,13 @@ from simkv.schedulers.vllm.versions import MINORS, find_rules, find_variant
 #: The number of the first random case.
 FIRST_CASE = 200
 
-#: Share of random cases whose steps have about as many tokens as a block.
+#: Fraction of random cases whose steps have about as many tokens as a block.
 SMALL = 0.25
 
 
 def _random(version: str, seed: int) -> RecordingCase:
-    """A random small case: a tight pool, short requests, some of them with common beginnings."""
+    """Return a random small case with a tight pool and short requests, some of which share a
+    prefix."""
     draw, variant = random.Random(f"{version} {seed}"), base_release(version)
     fixed = find_rules(variant).fixed
     block_size, usable = draw.choice([1, 2, 4, 4, 8]), draw.randint(6, 40)
@@ -73,7 +74,7 @@ def _random(version: str, seed: int) -> RecordingCase:
 
 
 def base_release(version: str) -> str:
-    """The release whose knobs ``version`` has: itself, or the newest if it is not known yet."""
+    """Return the release with the knobs of ``version``: itself, or the newest if it is unknown."""
     try:
         find_variant(version)
     except ValueError:
@@ -82,11 +83,10 @@ def base_release(version: str) -> str:
 
 
 def case_names(version: str, count: int) -> list[str]:
-    """``count`` names of random cases of a release: plain ones, with clients that leave, with
-    adapters.
+    """Return ``count`` names of random cases of a release: plain, with aborts and with adapters.
 
-    Beside them are half as many with groups of layers, and a quarter as many each with drafts and
-    with blocks in host memory, where the release has them.
+    Adds half as many with groups of layers, and a quarter as many each with other groups, drafts,
+    blocks in host memory, disks and KV transfers, where the release supports them.
     """
     rules = find_rules(base_release(version))
     dies_of_ties = not rules.breaks_ties and "policy" not in rules.fixed
@@ -120,13 +120,13 @@ def case_names(version: str, count: int) -> list[str]:
 
 
 def handmade_names(version: str) -> list[str]:
-    """Those of ``HANDMADE_CASES`` that the release starts up for."""
+    """Return the names of ``HANDMADE_CASES`` with which the release starts up."""
     rules = find_rules(base_release(version))
     return [name for name, made in HANDMADE_CASES.items() if made.starts(rules)]
 
 
 def _newer_knobs(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """With knobs that the first releases did not have, where this one has them."""
+    """Return the case with knobs of later releases, as far as this release has them."""
     config = case.config
     seqs, budget, most = config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len
     knobs: dict[str, Any] = {
@@ -142,7 +142,7 @@ def _newer_knobs(case: RecordingCase, draw: random.Random) -> RecordingCase:
 
 
 def _windows(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """With groups of layers, at least one of which has a window, in a pool as large for each."""
+    """Return the case with groups of layers, at least one with a window, and a scaled pool."""
     config = case.config
     windows = [draw.randint(2, 6 * config.block_size) for _ in range(2)]
     several = draw.randint(1, 3)
@@ -156,7 +156,7 @@ def _windows(case: RecordingCase, draw: random.Random) -> RecordingCase:
 
 
 def _come_back(case: RecordingCase, draw: random.Random) -> list[RecordingLine]:
-    """The requests, and of some of their clients others about what was said before."""
+    """Return the requests, and follow-ups of some of them that continue the conversation."""
     requests, most = [*case.requests], case.config.max_model_len
     for r in draw.sample(case.requests, draw.randint(0, len(case.requests))):
         prompt = r["prompt_tokens"] + r["output_tokens"]
@@ -181,7 +181,7 @@ def _come_back(case: RecordingCase, draw: random.Random) -> list[RecordingLine]:
 
 
 def _sizes(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """With groups of layers, some of which have larger blocks, and clients who come back."""
+    """Return the case with groups of layers, some with larger blocks, and follow-up requests."""
     config = _windows(case, draw).config
     size = draw.choice([1, 1, 2, config.block_size])
     groups = [*config.kv_cache_groups]
@@ -197,7 +197,7 @@ def _sizes(case: RecordingCase, draw: random.Random) -> RecordingCase:
 
 
 def _chunked(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """With groups of layers, at least one of which attends within chunks."""
+    """Return the case with groups of layers, at least one of which attends within chunks."""
     case = _windows(case, draw)
     chunk = f"{CHUNKED}{case.config.block_size * draw.randint(1, 6)}"
     window = draw.randint(2, 6 * case.config.block_size)
@@ -207,7 +207,7 @@ def _chunked(case: RecordingCase, draw: random.Random) -> RecordingCase:
 
 
 def _states(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """With groups of layers, at least one of which has states, in a pool as large for each."""
+    """Return the case with groups of layers, at least one with states, and a scaled pool."""
     config, fixed = case.config, find_rules(case.config.variant).fixed
     window, several = draw.randint(2, 6 * config.block_size), draw.randint(1, 3)
     groups = draw.choice(
@@ -236,7 +236,7 @@ def _states(case: RecordingCase, draw: random.Random) -> RecordingCase:
 
 
 def _drafts(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """With a drafter, and how many drafts the model accepts at the tokens of each output."""
+    """Return the case with a drafter, and the number of accepted drafts at each output's tokens."""
     config, rules = case.config, find_rules(case.config.variant)
     method = draw.choice(rules.draft_methods)
     drafts = draw.randint(1, min(draw.choice([1, 3, 8]), config.max_model_len))
@@ -268,7 +268,7 @@ def _drafts(case: RecordingCase, draw: random.Random) -> RecordingCase:
 
 
 def _small_budget(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """In a ``SMALL`` share of cases, with steps of about a block, or what start-up asks for."""
+    """In a fraction ``SMALL`` of cases, reduce the budget to about a block or the minimum."""
     config, rules = case.config, find_rules(case.config.variant)
     if draw.random() >= SMALL or not config.enable_chunked_prefill:
         return case
@@ -286,7 +286,7 @@ def _small_budget(case: RecordingCase, draw: random.Random) -> RecordingCase:
 
 
 def _tiers(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """With host memory, and clients who come back with what they had said before."""
+    """Return the case with host memory and with follow-up requests."""
     knobs: dict[str, Any] = {
         "block_size": max(case.config.block_size, 2),
         "num_cpu_blocks": draw.choice([draw.randint(1, 8), draw.randint(4, 40), 200]),
@@ -300,7 +300,7 @@ def _tiers(case: RecordingCase, draw: random.Random) -> RecordingCase:
 
 
 def _disk(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """With a disk behind a host memory that cannot hold all, and more who come back."""
+    """Return the case with a disk, a host memory that is too small, and more follow-up requests."""
     for _ in range(3):
         case = _tiers(case, draw)
     blocks = draw.choice([draw.randint(1, 12), draw.randint(4, 24), draw.randint(8, 40)])
@@ -311,7 +311,7 @@ def _disk(case: RecordingCase, draw: random.Random) -> RecordingCase:
 
 
 def _apart(case: RecordingCase, draw: random.Random, kv: str) -> RecordingCase:
-    """Of a replica that does half of the work: most requests ``send`` or ``load`` their KV."""
+    """Return the case of a prefill or decode replica; most requests ``send`` or ``load`` KV."""
     config, fixed = case.config, find_rules(case.config.variant).fixed
     role = {"send": "kv_producer", "load": "kv_consumer"}[kv]
     knobs: dict[str, Any] = {
@@ -334,7 +334,7 @@ def _apart(case: RecordingCase, draw: random.Random, kv: str) -> RecordingCase:
 
 
 def _aborts(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """Where some clients leave, about half of them while they are served."""
+    """Return the case with aborts of some clients, about half of them while they are served."""
     aborts = [
         (
             max(r["arrival_step"] + draw.randint(-1, 3 * r["output_tokens"]), 0),
@@ -348,7 +348,7 @@ def _aborts(case: RecordingCase, draw: random.Random) -> RecordingCase:
 
 
 def _loras(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """Where most clients ask for one of a few adapters, of which not all can run at a time."""
+    """Return the case with adapters for most requests, more of them than can run at a time."""
     most = draw.randint(1, 3)
     names = [None, *("abcde"[: most + draw.randint(0, 2)])]
     requests = [
@@ -359,11 +359,11 @@ def _loras(case: RecordingCase, draw: random.Random) -> RecordingCase:
     return case._replace(config=config, requests=requests)
 
 
-#: Groups of layers, by how the names of cases with them begin.
+#: Cases with groups of layers, by the prefix of their names.
 LAYER_GROUP_CASES = {"win": _windows, "chunk": _chunked, "mamba": _states, "size": _sizes}
 
 
-#: Where KV comes from or goes to, likewise.
+#: Cases with external KV, by the prefix of their names.
 EXTERNAL_KV_CASES: dict[str, Callable[[RecordingCase, random.Random], RecordingCase]] = {
     "tier": _tiers,
     "disk": _disk,
@@ -373,16 +373,19 @@ EXTERNAL_KV_CASES: dict[str, Callable[[RecordingCase, random.Random], RecordingC
 
 
 def make_case(version: str, name: str) -> RecordingCase:
-    """The case of this name: ``rand-`` and a number, ``gone-`` with aborts, ``lora-`` with
-    adapters, or one by hand.
+    """Return the case of this name: a handmade case, or a kind and a number.
 
-    ``win-`` and ``wingone-`` are the same with groups of layers, ``mamba-`` and ``mambagone-`` with
-    states among them, ``spec-`` and ``specgone-`` with drafts, ``winspec-``, ``mambaspec-`` and so
-    on with both, ``chunk-`` and ``chunkgone-`` with layers that attend within chunks, ``size-`` and
-    ``sizegone-`` with blocks of several sizes, ``tier-`` and ``tiergone-`` with blocks in host
-    memory, ``disk-`` and ``diskgone-`` with a disk behind it, ``pdsend-``, ``pdload-`` and so on of
-    a replica that only prefills or decodes, where the release has them.
-    Where a release cannot tell two of equal priority and arrival apart, only ``tied-`` has such.
+    - ``rand-``: plain; ``gone-``: with aborts; ``lora-``: with adapters.
+    - ``win-``: with groups of layers; ``mamba-``: with states among them; ``chunk-``: with layers
+      that
+      attend within chunks; ``size-``: with blocks of several sizes.
+    - ``spec-``: with drafts; ``winspec-``, ``mambaspec-`` and so on with groups of layers, too.
+    - ``tier-``: with blocks in host memory; ``disk-``: with a disk behind it.
+    - ``pdsend-``, ``pdload-``: on a replica that only prefills or only decodes.
+
+    A name that ends with ``gone``, such as ``wingone-``, adds aborts. Kinds exist where the release
+    supports them. If a release cannot order requests of equal priority and arrival, only ``tied-``
+    cases have such requests.
     """
     base = base_release(version)
     if name in HANDMADE_CASES:
@@ -408,7 +411,7 @@ def make_case(version: str, name: str) -> RecordingCase:
 
 
 def _cut(request: RecordingLine, tokens: int) -> RecordingLine:
-    """The beginning of a prompt as segments."""
+    """Return the segments of a prompt shortened to ``tokens``."""
     segments = []
     for stream, start, end in request["prompt_segments"]:
         if tokens > 0:
@@ -423,7 +426,7 @@ def _made_of(request: RecordingLine) -> str:
 
 CASE_SCHEMA = CaseSchema(
     kept={"name", "variant", "block_size", "num_gpu_blocks", "max_model_len"}
-    | {"kv_connector", "kv_role"},  # without which requests cannot say where KV goes
+    | {"kv_connector", "kv_role"},  # requests cannot name a KV destination without them
     plain={"enable_prefix_caching": False, "async_scheduling": False},
     cut=_cut,
     limit="max_tokens",

@@ -1,9 +1,8 @@
-"""vLLM's tier of files with its threads stopped: they work when a recording says so.
+"""vLLM's file tier with stopped threads, which run when a recording schedules them.
 
-Manager, lookups, thread pool and input and output are the wheel's, unmodified, and so are the files
-that they write and read, of ``BLOCK_BYTES`` bytes each. What is not theirs is when a thread takes
-what is in its queue: a transfer and a lookup are carried out between two steps, as many steps after
-they were asked for as the header's ``disk`` and ``looks`` say.
+The manager, lookups, thread pool and file I/O are the wheel's, unmodified, and so are the files, of
+``BLOCK_BYTES`` bytes each. Only the timing differs: a transfer or lookup runs between two steps,
+the number of steps after its request that ``disk`` and ``looks`` of the header specify.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from simkv.conformance.scripted_copies import ScriptedDisk
 from simkv.core.recording_format import RecordingLine
 from simkv.core.scheduler_protocol import DiskTransfers, KvCopy
 
-#: Bytes of a block, as far as anybody asks: a page, for files are read and written by pages.
+#: Bytes of a block: one page, because files are read and written by pages.
 BLOCK_BYTES = mmap.PAGESIZE
 TIERING_PACKAGE = "vllm.v1.kv_offload.tiering."
 
@@ -32,15 +31,15 @@ class ThreadStub:
     def __init__(self, **_: object) -> None: ...
 
     def start(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class ThreadWouldWait(Exception):
-    """A thread would wait here."""
+    """Raised where a thread would wait."""
 
 
 class ConditionStub:
-    """A condition that nobody waits for."""
+    """A condition without waiting threads."""
 
     def __init__(self, _: object = None) -> None: ...
 
@@ -49,20 +48,20 @@ class ConditionStub:
     def __exit__(self, *_: object) -> None: ...
 
     def notify(self, _: int = 1) -> None:
-        """Nobody waits."""
+        """Do nothing: no thread waits."""
 
     notify_all = notify
 
     def wait_for(self, holds: Callable[[], object]) -> None:
-        """Raises NothingToDo where a thread would wait."""
+        """Raise ThreadWouldWait where a thread would wait."""
         if not holds():
             raise ThreadWouldWait
 
 
 class SteppedDiskTier:
-    """The tier of files behind a manager of host memory, in a folder of its own.
+    """The file tier behind a manager of host memory, in a temporary folder.
 
-    ``given`` is what vLLM is told of it; ``attach`` says where it is.
+    ``given`` is its configuration for vLLM; ``attach`` connects it to the manager.
     """
 
     def __init__(self, steps: Sequence[int], looks: Sequence[int]) -> None:
@@ -78,12 +77,11 @@ class SteppedDiskTier:
         self._looked = 0
 
     def attach(self, manager: Any) -> None:
-        """This is the manager whose tier it is."""
+        """Connect to the manager that owns the tier."""
         self._manager, (self._tier,) = manager, manager.secondary_tiers
 
     def begin(self, step: int) -> RecordingLine:
-        """Take what was asked for since the step before, and do what is due; the fields of its
-        line."""
+        """Collect new transfers and lookups, run those due, and return the line's fields."""
         pool = self._tier._pool
         tasks = [*pool._load_q, *pool._store_q]
         pool._load_q.clear()
@@ -113,13 +111,13 @@ class SteppedDiskTier:
         }
 
     def read_for(self, request: str, keys: Any, states: Any) -> int:
-        """How many of the blocks that a request loads were read for it, by vLLM's own count."""
+        """Return the number of a request's loaded blocks that came from disk, as vLLM counts."""
         context = states[request].req_context
         sources = (str(self._manager.get_load_source(key, context)) for key in keys)
         return sum(source.lower().endswith("disk") for source in sources)
 
     def _look(self) -> tuple[int, int] | None:
-        """The lookups that a step asks for: their number and of how many blocks."""
+        """Return the number and block count of the lookup that a step requests, or None."""
         try:
             batch = self._tier._lookup_manager._lookup_queue.get_nowait()
         except Empty:
@@ -130,7 +128,7 @@ class SteppedDiskTier:
 
 
 def _run_dry(pool: Any) -> None:
-    """Let a thread of the pool do all that is in its queues."""
+    """Run a thread of the pool until its queues are empty."""
     try:
         pool._worker(True)
     except ThreadWouldWait:

@@ -1,4 +1,4 @@
-"""Workloads on which the schedulers of vLLM are recorded that nobody would draw."""
+"""Handmade workloads for vLLM's schedulers, with situations that random cases do not reach."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from simkv.schedulers.vllm.release_rules import VllmRules
 
 
 class HandmadeCase(NamedTuple):
-    """``make(version)`` is the case, for releases with rules by which the engine ``starts``."""
+    """A case built by ``make(version)``, for releases whose rules satisfy ``starts``."""
 
     make: Callable[[str], RecordingCase]
     starts: Callable[[VllmRules], bool]
 
 
 def _asks(*rows: tuple[int, int, int, int]) -> list[dict[str, Any]]:
-    """Requests as (arrival step, prompt, outputs, priority), that share nothing."""
+    """Return requests from (arrival step, prompt, outputs, priority) that share no prefix."""
     return [
         {
             "id": i,
@@ -38,30 +38,30 @@ def _asks(*rows: tuple[int, int, int, int]) -> list[dict[str, Any]]:
 def _tight(
     version: str, budget: int, *rows: tuple[int, int, int, int], **knobs: Any
 ) -> RecordingCase:
-    """Requests as ``_asks`` has them and eight blocks of four tokens."""
+    """Return a case with requests as in ``_asks`` and eight blocks of four tokens."""
     blocks = {"block_size": 4, "num_gpu_blocks": 9, "max_model_len": 32, "max_num_seqs": 8}
     config = VllmConfig(variant=version, max_num_batched_tokens=budget, **{**blocks, **knobs})
     return RecordingCase(config, _asks(*rows))
 
 
 def _victim_sat_out(version: str) -> RecordingCase:
-    """The victim's last token is under way when another needs its block (issue #49097)."""
+    """Return a case whose victim's last token is in flight when preempted (issue #49097)."""
     rows = (0, 15, 2, 9), (1, 8, 6, 0), (1, 5, 6, 0)
     return _tight(version, 64, *rows, policy="priority", async_scheduling=True)
 
 
 def _victim_was_scheduled(version: str) -> RecordingCase:
-    """A request needs the blocks of one that this step had scheduled before it."""
+    """Return a case where a request needs blocks of one scheduled earlier in the same step."""
     return _tight(version, 64, (0, 13, 6, 9), (1, 8, 6, 0), (1, 6, 6, 0), policy="priority")
 
 
 def _outgrows_the_cache(version: str) -> RecordingCase:
-    """One request and a cache that start-up accepted, but for the null block (#47272)."""
+    """Return one request that fits the cache at start-up, but not with a null block (#47272)."""
     return _tight(version, 8, (0, 27, 5, 0), num_gpu_blocks=8)
 
 
 def _drafting(version: str, drafts: int, *rows: tuple[int, int, int]) -> RecordingCase:
-    """Requests as (arrival step, prompt, outputs), whose prompts begin alike and are cached."""
+    """Return requests from (arrival step, prompt, outputs) with a common prefix that is cached."""
     config = VllmConfig(
         variant=version,
         block_size=1,
@@ -83,18 +83,20 @@ def _drafting(version: str, drafts: int, *rows: tuple[int, int, int]) -> Recordi
 
 
 def _hit_alone(version: str) -> RecordingCase:
-    """A prompt that is cached but for its last token, when nobody else runs."""
+    """Return a case with a prompt cached except for its last token, while no other request runs."""
     return _drafting(version, 2, (0, 8, 1), (3, 8, 4))
 
 
 def _hit_at_the_end(version: str) -> RecordingCase:
-    """The same beside others, where places for drafts would reach past ``max_model_len``."""
+    """Return a similar case with more requests; draft slots would exceed ``max_model_len``."""
     return _drafting(version, 4, (0, 27, 1), (1, 3, 20), (3, 27, 2))
 
 
 def _adapter_comes_back(version: str) -> RecordingCase:
-    """One whose draft would reach ``max_model_len`` sits a step out; then its adapter is one too
-    many."""
+    """Return a case where a request returns with an adapter above the limit.
+
+    It is skipped in a step because its draft would reach ``max_model_len``.
+    """
     case = _tight(
         version,
         16,
@@ -110,14 +112,14 @@ def _adapter_comes_back(version: str) -> RecordingCase:
 
 
 def _shorter_hit(version: str) -> RecordingCase:
-    """The same prompt again, which ends with a block, for a window and a drafter with KV."""
+    """Return a repeated prompt that ends with a block, with a window and a drafter with KV."""
     case = _drafting(version, 1, (0, 12, 1), (3, 12, 4))
     groups = {"block_size": 4, "num_gpu_blocks": 41, "kv_cache_groups": (0, 4)}
     return case._replace(config=replace(case.config, speculative_method="eagle", **groups))
 
 
 def _slots_of_a_chunk(version: str) -> RecordingCase:
-    """A block of states is as large as a step, but not without the slots of the draft model."""
+    """Return a case whose block of states fits a step, but not with the draft model's slots."""
     config = VllmConfig(
         variant=version,
         block_size=8,
@@ -136,7 +138,7 @@ def _slots_of_a_chunk(version: str) -> RecordingCase:
 
 
 def _padding_is_cut(version: str) -> RecordingCase:
-    """The end of a block of states cuts the places for drafts of a request that is admitted."""
+    """Return a case where the end of a block of states cuts an admitted request's draft slots."""
     case = _drafting(version, 1, (0, 1, 6), (2, 1, 3))
     config = replace(case.config, kv_cache_groups=(0, "mamba"))
     requests = [{**r, "prompt_segments": [[f"u{r['id']}", 0, 1]]} for r in case.requests]

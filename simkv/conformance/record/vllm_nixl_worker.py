@@ -1,7 +1,7 @@
-"""A worker of vLLM's NIXL connector that moves nothing, beside the connector of the wheel.
+"""A worker for vLLM's NIXL connector that transfers no data.
 
-The connector and its side in the scheduler are the wheel's, unmodified; the replica at the other
-end of the link is not there: each transfer is done when ``ScriptedTransfers`` says so.
+The connector and its scheduler side are the wheel's, unmodified. There is no replica at the other
+end: each transfer finishes when ``ScriptedTransfers`` schedules it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from simkv.conformance.scripted_transfers import ScriptedTransfers
 from simkv.core.recording_format import RecordingLine
 from simkv.schedulers.vllm.config import VllmConfig
 
-#: Where the KV of a prompt is, as the replica that prefilled it has answered.
+#: Location of a prompt's KV, as in the reply of the replica that prefilled it.
 REMOTE_PREFILL_PARAMS = {
     "do_remote_prefill": True,
     "do_remote_decode": False,
@@ -33,7 +33,7 @@ REMOTE_PREFILL_PARAMS = {
 REMOTE_DECODE_PARAMS = {"do_remote_prefill": False, "do_remote_decode": True}
 
 
-#: Modules of the connector, of which each release has some.
+#: Modules of the connector; each release has some of them.
 CONNECTOR_MODULES = (
     ".nixl.connector",
     ".nixl.base_scheduler",
@@ -43,13 +43,13 @@ CONNECTOR_MODULES = (
 
 
 class Platform(ImportStub):
-    """No platform beyond those that the connector knows by itself."""
+    """No platform beyond those built into the connector."""
 
     get_nixl_supported_devices = dict
 
 
 class NixlWorker:
-    """Reports transfers as done. ``given`` is what vLLM is told."""
+    """Reports transfers as finished; ``given`` is its configuration for vLLM."""
 
     works = False  # as a worker that copies to host memory
 
@@ -58,10 +58,10 @@ class NixlWorker:
         self._transfers = ScriptedTransfers(copying["transfers"])
 
     def attach(self, _: Any) -> None:
-        """The scheduler is there; nothing has to be known of it."""
+        """Do nothing: the worker does not use the scheduler."""
 
     def begin(self, _: Any, output: Any, step: int) -> RecordingLine:
-        """Take what a batch wants to be loaded, and what can be read; the fields of its line."""
+        """Start a batch's loads and offer blocks to be read; return the fields of the line."""
         meta = output.kv_connector_metadata
         loads = [(int(i), _blocks(m.local_block_ids)) for i, m in meta.reqs_to_recv.items()]
         sends = sorted(map(int, meta.reqs_to_send))
@@ -69,7 +69,7 @@ class NixlWorker:
         return {"loads": [[*load] for load in loads], "sends": sends}
 
     def report(self, step: int) -> Any:
-        """What is said of transfers with the result of a batch."""
+        """Return the report on transfers that accompanies the result of a batch."""
         loads, sends = self._transfers.done(step)
         return ConfigStub(
             finished_recving=[f"{i:04}" for i in loads],
@@ -80,7 +80,7 @@ class NixlWorker:
 
 
 def sampling_extra_args(request: RecordingLine, block_size: int) -> Any:
-    """What a request says of KV, as a proxy does: ``extra_args`` of its sampling parameters."""
+    """Return a request's sampling ``extra_args`` for KV as a proxy sets them, or None."""
     kv = request.get("kv")
     if kv is None:
         return None
@@ -94,12 +94,12 @@ def sampling_extra_args(request: RecordingLine, block_size: int) -> Any:
 
 
 def _blocks(ids: Any) -> int:
-    """How many blocks: by group since 0.20 or so, else in one list."""
+    """Return the number of blocks; ids are by group since 0.20 or so, before that in one list."""
     return sum(map(len, ids)) if ids and not isinstance(ids[0], int) else len(ids)
 
 
 def _given(config: VllmConfig) -> dict[str, Any]:
-    """What the scheduler's configuration says of the connector."""
+    """Return the configuration of the connector for the scheduler."""
     base = importlib.import_module(CONNECTOR_PACKAGE + ".base")
     names = ("KVConnectorBase_V1", "KVConnectorRole", "SupportsHMA")
     real = {name: getattr(base, name) for name in names if hasattr(base, name)}
@@ -110,7 +110,7 @@ def _given(config: VllmConfig) -> dict[str, Any]:
         last = () if kv_cache_config is None else (kv_cache_config,)
         return kind(config, base.KVConnectorRole.SCHEDULER, *last)
 
-    # The scheduler may have been imported for a case before, when these were hollow.
+    # An earlier case may have imported the scheduler while these were stubs.
     scheduler = importlib.import_module(CORE + "sched.scheduler")
     scheduler.__dict__.update(real, KVConnectorFactory=ConfigStub(create_connector=create))
 
@@ -134,7 +134,7 @@ def _given(config: VllmConfig) -> dict[str, Any]:
 
 
 def _connector() -> Any:
-    """The class of the connector, wherever the release has it."""
+    """Return the connector's class from the release's module."""
     importlib.import_module("vllm.platforms").__dict__["current_platform"] = Platform
     here = [
         m for m in CONNECTOR_MODULES if (spec := find_spec(CONNECTOR_PACKAGE + m)) and spec.origin

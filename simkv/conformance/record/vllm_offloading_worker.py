@@ -1,8 +1,8 @@
-"""A worker of vLLM's offloading connector that copies nothing, beside the connector of the wheel.
+"""A worker for vLLM's offloading connector that copies no data.
 
-The connector's side in the scheduler, its manager and its policies are the wheel's, unmodified.
-Requests that have ended are told to it in the order of their ids, and the blocks of a copy in that
-of the prompt; the wheel has both in sets, whose order no two runs of Python share.
+The connector's scheduler side, its manager and its policies are the wheel's, unmodified. It gets
+ended requests in the order of their ids, and the blocks of a copy in the order of their keys; the
+wheel has both in sets, whose order differs between runs of Python.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from simkv.schedulers.vllm.config import VllmConfig
 
 
 class FakeOffloadingWorker:
-    """Reports each copy as done when ``ScriptedCopies`` says so. ``given`` is what vLLM is told."""
+    """Reports each copy as finished when ``ScriptedCopies`` schedules it.
+
+    ``given`` is its configuration for vLLM.
+    """
 
     def __init__(self, config: VllmConfig, copying: Mapping[str, Sequence[int]]) -> None:
         self.works = config.offloads
@@ -32,12 +35,12 @@ class FakeOffloadingWorker:
         self._loads: dict[int, str] = {}
 
     def attach(self, scheduler: Any) -> None:
-        """This is the scheduler whose worker it is."""
+        """Connect to the scheduler that owns the worker."""
         if self.disk:
             self.disk.attach(scheduler.connector.connector_scheduler.manager)
 
     def begin(self, connector: Any, output: Any, step: int) -> RecordingLine:
-        """Take what a batch wants to be copied; the fields of its line."""
+        """Start the copies that a batch requests; return the fields of its line."""
         if not self.works:
             return {}
         meta = output.kv_connector_metadata
@@ -69,7 +72,7 @@ class FakeOffloadingWorker:
         return line
 
     def report(self, step: int) -> Any:
-        """What is said of copies with the result of a batch."""
+        """Return the report on copies that accompanies the result of a batch."""
         if not self.works:
             return None
         done = self._copies.done(step)
@@ -86,7 +89,7 @@ class FakeOffloadingWorker:
 
 
 def _sides(job: Any) -> Any:
-    """From where a copy goes, and to where; up to 0.24 these are one field."""
+    """Return source and destination of a copy; up to 0.24 they are one field."""
     return getattr(job, "transfer_spec", None) or (job.src_spec, job.dst_spec)
 
 
@@ -95,7 +98,7 @@ def _block(_: Any) -> int:
 
 
 def _given(config: VllmConfig, more: Mapping[str, Any]) -> dict[str, Any]:
-    """What the scheduler's configuration says of the connector."""
+    """Return the configuration of the connector for the scheduler."""
     base = importlib.import_module(CONNECTOR_PACKAGE + ".base")
     real = {n: getattr(base, n) for n in ("KVConnectorBase_V1", "KVConnectorRole", "SupportsHMA")}
     importlib.import_module(CONNECTOR_PACKAGE).__dict__.update(real)
@@ -108,7 +111,7 @@ def _given(config: VllmConfig, more: Mapping[str, Any]) -> dict[str, Any]:
     def create(config: Any, role: Any, kv_cache_config: Any) -> Any:  # noqa: ARG001
         return kind(config, base.KVConnectorRole.SCHEDULER, kv_cache_config)
 
-    # The scheduler may have been imported for a case before, when these were hollow.
+    # An earlier case may have imported the scheduler while these were stubs.
     scheduler = importlib.import_module(CORE + "sched.scheduler")
     scheduler.__dict__.update(real, KVConnectorFactory=ConfigStub(create_connector=create))
     extra = {

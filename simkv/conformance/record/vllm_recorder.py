@@ -1,8 +1,8 @@
-"""Records decisions of the scheduler in a wheel of vLLM, unmodified, on random small workloads.
+"""Record decisions of the unmodified scheduler of a vLLM wheel on small workloads.
 
-What stands in for the rest of vLLM is in ``import_stubs.py``. The model is a fake: a request whose
-last known token is computed emits one, and as many more as it accepts of its drafts. Wheels from
-0.9.0 to 0.33.0 can be driven. Nothing of vLLM is kept but what it decided.
+The stubs for the rest of vLLM are in ``import_stubs.py``. The model is a fake: a request whose last
+known token is computed emits one token, and one for each draft that it accepts. Wheels from 0.9.0
+to 0.33.0 are supported. Only the decisions are kept.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ from simkv.schedulers.vllm.layer_groups import LayerKind
 from simkv.schedulers.vllm.release_rules import VllmRules
 from simkv.schedulers.vllm.versions import VARIANTS, find_rules, find_variant
 
-#: A case in which so many steps deliver nothing never ends: the longest sequence has fewer tokens.
+#: Number of consecutive steps without a delivery after which a case counts as stalled; the longest
+#: sequence has fewer tokens.
 MAX_IDLE_STEPS = 400
 
-#: What requests are made of that have none, where releases ask.
+#: Constructor arguments of text requests, for releases that require them.
 NO_IMAGES = dict.fromkeys(
     f"multi_modal_{what}" for what in ("inputs", "kwargs", "hashes", "placeholders")
 )
 
 
 class Tokens(list[int]):
-    """Sampled tokens of a request; 0.11.1 and 0.11.2 expect an array of numpy."""
+    """Sampled tokens of a request; 0.11.1 and 0.11.2 expect a numpy array."""
 
     def tolist(self) -> list[int]:
         """Return the tokens as a plain list."""
@@ -52,8 +53,8 @@ class Tokens(list[int]):
 
 
 class RecordedBatch(NamedTuple):
-    """A batch: vLLM's ``output``, who emits, and the ``drafts`` that the model might accept; and
-    in which ``step`` it was decided."""
+    """A batch: vLLM's ``output``, the requests that emit, the ``drafts`` that the model might
+    accept, and the ``step`` of the decision."""
 
     output: Any
     emits: list[str]
@@ -62,7 +63,7 @@ class RecordedBatch(NamedTuple):
 
 
 class VllmDriver:
-    """One case: a scheduler of vLLM and a fake model, as many steps as it takes."""
+    """One case: a scheduler of vLLM and a fake model, for as many steps as needed."""
 
     def __init__(
         self,
@@ -83,15 +84,15 @@ class VllmDriver:
         self.pool = self.scheduler.kv_cache_manager.block_pool
         self.left = {r["id"]: r["output_tokens"] for r in requests}
         self.accepts = {r["id"]: r.get("accepts", ()) for r in requests}
-        self.drafted: set[str] = set()  # who has drafts that the model may accept
+        self.drafted: set[str] = set()  # requests with drafts that the model may accept
         self.freed: list[int] = []
         manager = self.scheduler.kv_cache_manager
         manager.free = self._noting(manager.free)
-        if hasattr(manager, "pop_blocks_for_free"):  # they are free when steps under way are done
+        if hasattr(manager, "pop_blocks_for_free"):  # freed after steps in flight
             manager.pop_blocks_for_free = self._noting(manager.pop_blocks_for_free)
 
     def _noting(self, free: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The same, and whose blocks are freed is noted."""
+        """Wrap ``free`` to record the requests whose blocks it frees."""
 
         def noting(request: Any) -> Any:
             self.freed.append(int(request.request_id))
@@ -100,7 +101,7 @@ class VllmDriver:
         return noting
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """One line per ``schedule`` call; a closing one if nothing goes on any more."""
+        """Yield one line per ``schedule`` call, and a closing line if there is no more progress."""
         arriving: dict[int, list[dict[str, Any]]] = {}
         for request in self.requests:
             arriving.setdefault(request["arrival_step"], []).append(request)
@@ -135,7 +136,7 @@ class VllmDriver:
             step += 1
 
     def _waiting(self) -> list[Any]:
-        """Who waits, in the order in which they are looked at."""
+        """Return the waiting requests in the order in which vLLM considers them."""
         waiting = [*self.scheduler.waiting]
         skipped = [*getattr(self.scheduler, "skipped_waiting", ())]  # 0.18 to 0.30
         holding = [*getattr(self.scheduler, "kv_holding_waiting", ())]
@@ -146,9 +147,10 @@ class VllmDriver:
         return [*skipped, *waiting]
 
     def _abort(self, step: int, phase: int) -> list[int]:
-        """Let the clients leave who are to leave now; returns those who were still there.
+        """Abort the requests scheduled for this phase; return those that had not ended.
 
-        One at a time: 0.33.0 frees the blocks of a joint abort in the order of a set.
+        Aborts one at a time, because 0.33.0 frees the blocks of a joint abort in the order of a
+        set.
         """
         ids = [i for at, when, i in self.aborts if (at, when) == (step, phase)]
         there = [i for i in dict.fromkeys(ids) if not self._is_over(f"{i:04}")]
@@ -179,7 +181,7 @@ class VllmDriver:
             for i, n in rows.items()
             if start[i] + n >= lengths[i] + max(_placeholders(live[i]) - 1 - drafts(i), 0)
         ]
-        # One token and its drafts, and it is the newest that was emitted.
+        # One token and its drafts, following the newest emitted token.
         decodes = [
             n - drafts(i) == 1 and start[i] >= live[i].num_prompt_tokens and i in emits
             for i, n in rows.items()
@@ -212,7 +214,7 @@ class VllmDriver:
         return line, RecordedBatch(output, emits, real, step)
 
     def _deliver(self, launched: RecordedBatch, alive: set[int]) -> tuple[int, list[int]]:
-        """Give the batch its tokens. Returns how many counted, and who has ended."""
+        """Deliver the batch's tokens; return the number that counted and the ended requests."""
         output, emits, drafts, step = launched
         ids = list(output.num_scheduled_tokens)
         tokens, had = [], {i: self._outputs(i) for i in emits if int(i) in alive}
@@ -237,12 +239,12 @@ class VllmDriver:
         return counted, [int(i) for i in ids if int(i) in alive and self._is_over(i)]
 
     def _is_over(self, i: str) -> bool:
-        """Whether a request has ended; one whose blocks are still to be read is known."""
+        """Whether a request has ended; vLLM still lists it while its blocks are to be read."""
         request = self.scheduler.requests.get(i)
         return request is None or request.is_finished()
 
     def _emitted(self, i: str, drafts: int) -> list[int]:
-        """The tokens of a request whose newest one and so many drafts were computed."""
+        """Return the tokens of a request whose newest token and ``drafts`` drafts were computed."""
         outputs, accepts = self._outputs(i), self.accepts[int(i)]
         accepted = min(accepts[outputs % len(accepts)], drafts) if drafts and accepts else 0
         tokens = 1 + max(min(accepted, self.left[int(i)] - 1), 0)
@@ -250,7 +252,7 @@ class VllmDriver:
         return [self._number(f"o{int(i)}", outputs + n) for n in range(tokens)]
 
     def _propose(self, ids: list[str], emits: list[str]) -> None:
-        """Drafts for all that were in a step; of n-grams for those that got a token in it."""
+        """Propose drafts for all requests in a step; n-grams need a token from this step."""
         ngrams = self.config.speculative_method == "ngram"
         drafts = [-2] * self.config.num_speculative_tokens
         proposed = [[] if ngrams and i not in emits else drafts[:] for i in ids]
@@ -261,7 +263,7 @@ class VllmDriver:
         return request.num_output_tokens if request else 0
 
     def _blocks(self, i: str) -> list[int]:
-        """The numbers of a request's blocks, group by group, without those that it let go of."""
+        """Return the ids of a request's blocks, group by group, without freed blocks."""
         manager = self.scheduler.kv_cache_manager
         coordinator = getattr(manager, "coordinator", None)  # 0.9.0 has only one kind of layers
         managers = (
@@ -272,11 +274,11 @@ class VllmDriver:
         return [block.block_id for table in tables for block in table if block is not null]
 
     def _number(self, *what: object) -> int:
-        """The same number for the same thing."""
+        """Return the same number for equal arguments."""
         return self.numbers.setdefault(what, len(self.numbers) + 1)
 
     def _hashes(self, request: Any) -> list[bytes]:
-        """Keys of the full blocks of ``request`` that have none yet."""
+        """Return keys of the full blocks of ``request`` that have none yet."""
         size, keys = self.config.block_size, list(request.block_hashes)
         known, ahead = len(keys), self.speculation.hash_lookahead
         lora = request.lora_request.lora_name if request.lora_request else ""
@@ -298,7 +300,7 @@ class VllmDriver:
             min_tokens=0,
             eos_token_id=-1,
             ignore_eos=False,
-            # A proxy asks who prefills for a number of tokens.
+            # A proxy requests a number of tokens from the prefill replica.
             stop_token_ids=() if line.get("kv") == "send" else (last,),
             structured_outputs=None,
             extra_args=sampling_extra_args(line, self.config.block_size),
@@ -333,7 +335,7 @@ class VllmDriver:
         knobs = {
             k: v for k, v in dataclasses.asdict(config).items() if k not in ("name", "variant")
         }
-        # Whatever is not a knob of simkv is off.
+        # Settings that are not knobs of simkv are off.
         off = dict.fromkeys(("max_num_encoder_input_tokens", "encoder_cache_size"), 0)
         rules = find_rules(config.variant)
         if rules.slots_of_budget and config.num_speculative_tokens:
@@ -352,7 +354,7 @@ class VllmDriver:
         kind = interface.KVCacheConfig
         default = accepted_fields(
             kind, prefix_cache_retention_interval=0
-        )  # as vllm/config/cache.py has it
+        )  # as in vllm/config/cache.py
         tensors = (
             [ConfigStub(size=BLOCK_BYTES * config.num_gpu_blocks)] if self.worker.works else []
         )
@@ -407,12 +409,12 @@ class VllmDriver:
 
 
 def _mode(config: VllmConfig) -> str:
-    """What becomes of states, as start-up resolves it."""
+    """Return the mode of state caching as start-up resolves it."""
     return config.states(find_rules(config.variant)) if config.has_states else "none"
 
 
 def _layers(interface: Any, config: VllmConfig, group: LayerKind) -> Any:
-    """What a group of layers keeps: the specification that vLLM has for it."""
+    """Return vLLM's KV cache specification of a group of layers."""
     window, chunk, states, size = group
     kind = interface.SlidingWindowSpec if window else interface.FullAttentionSpec
     kind = interface.MambaSpec if states else kind
@@ -425,7 +427,7 @@ def _layers(interface: Any, config: VllmConfig, group: LayerKind) -> Any:
     size = config.max_model_len if states and mode == "none" else size
     given: dict[str, Any] = {"block_size": size, "sliding_window": window or None}
     given |= {"attention_chunk_size": chunk or None}
-    if states:  # as big as a block of the others
+    if states:  # the same size as a block of the others
         given = {"block_size": size, "mamba_cache_mode": mode, "shapes": (), "dtypes": ()}
         given["num_speculative_blocks"] = config.num_speculative_tokens
         if config.mamba_prefill_checkpoints:
@@ -436,7 +438,7 @@ def _layers(interface: Any, config: VllmConfig, group: LayerKind) -> Any:
 
 
 def _placeholders(request: Any) -> int:
-    """Tokens under way; releases without asynchronous scheduling do not count them."""
+    """Return the tokens in flight; releases without asynchronous scheduling do not count them."""
     return getattr(request, "num_output_placeholders", 0)
 
 
@@ -446,7 +448,7 @@ def record(
     name: str,
     instead: Callable[[type], type] = lambda kind: kind,
 ) -> DecisionTrace:
-    """What the scheduler that is driven decides in a case, or a class ``instead`` of vLLM's."""
+    """Record the decisions of vLLM's scheduler, or of a class ``instead`` of it, in a case."""
     rules = find_rules(case.config.variant)
     knobs = dataclasses.asdict(case.config)
     for knob in ("async_scheduling", "scheduler_reserve_full_isl", "enable_prefix_caching"):
@@ -468,7 +470,7 @@ def record(
     driver = VllmDriver(config, case.requests, case.aborts, instead, case.header_fields)
     try:
         for line in driver.lines():
-            lines.append(line)  # one by one: those before an error count
+            lines.append(line)  # one by one, to keep the lines before an error
     except (TypeError, AssertionError) as error:
         if not _dies(rules, error):
             raise
@@ -478,7 +480,7 @@ def record(
 
 
 def _dies(rules: VllmRules, error: Exception) -> bool:
-    """Whether it is known that schedulers with these rules die of such an error."""
+    """Whether schedulers with these rules are known to raise such an error."""
     if isinstance(error, AssertionError):
         where = extract_tb(error.__traceback__)[-1].line or ""
         if "len(offload_keys) == len(offload_block_ids)" in where:
@@ -490,7 +492,7 @@ def _dies(rules: VllmRules, error: Exception) -> bool:
 
 
 def describe_source(version: str) -> str:
-    """Where the code of a release is, as far as it is known."""
+    """Return the location of a release's code, as far as it is known."""
     try:
         return VARIANTS[find_variant(version)].source
     except ValueError:

@@ -1,4 +1,4 @@
-"""What vLLM's scheduler asks of a configuration with speculative decoding."""
+"""Stub of the speculative decoding configuration that vLLM's scheduler reads."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from simkv.schedulers.vllm.versions import find_rules
 
 
 class Speculation:
-    """``given`` are the properties of ``VllmConfig`` that depend on it, as the engine has them.
+    """Speculative decoding settings; ``given`` are the properties of ``VllmConfig`` that they
+    determine.
 
-    Since 0.33 the hash of a block covers ``hash_lookahead`` tokens behind it.
+    Since 0.33 the hash of a block covers ``hash_lookahead`` tokens after it.
     """
 
     def __init__(self, config: VllmConfig) -> None:

@@ -1,1 +1,1 @@
-"""Look for a better scheduler: knobs, rules of a small language, or code that somebody proposes."""
+"""Search for a better scheduler: knobs, rules of the policy language, or external code."""

@@ -1,8 +1,10 @@
-"""A search from beginning to end: candidates are tried, one wins, and it is judged by other trials.
+"""Run a policy search: evaluate candidates, choose a winner and judge it on held-out trials.
 
-search = Search((Path("forty.yaml"),), ("e2e_ms.mean",), budget=200)
-with bench_for(Path("points.jsonl")) as bench:
-    found = evolve(search, bench)
+Example:
+
+    search = EvolutionRequest((Path("forty.yaml"),), ("e2e_ms.mean",), budget=200)
+    with open_pooled_runner(Path("points.jsonl")) as bench:
+        found = run_evolution(search, bench)
 """
 
 from __future__ import annotations
@@ -37,18 +39,18 @@ from simkv.study.field_changes import NoSuchField, with_field
 from simkv.study.job_runner import JobRunner, ProgressCallback
 from simkv.study.sweep_axes import VARIANTS_AXIS, Axis, parse_axis
 
-#: Tries candidates on a contest.
+#: Evaluates candidates in a tournament.
 _Look = Callable[[ProgressCallback | None], None]
 
 
 @dataclass(frozen=True)
 class EvolutionRequest:
-    """What is looked for: in these scenarios, for these objectives, with so many candidates.
+    """Request for a search in ``scenarios`` for ``objectives`` with ``budget`` candidates.
 
     ``over`` are knobs as for ``--over``; ``propose`` is a command that writes schedulers; without
-    both, rules are searched. ``random`` draws rules only. ``train``, ``final`` and ``test`` are how
-    many seeds (or windows of a trace) are searched by, the best few compete on, and the winner is
-    judged by.
+    both, rules are searched. With ``random``, rules are only sampled. ``train``, ``final`` and
+    ``test`` are the numbers of seeds (or windows of a trace) for the search, the final round and
+    the evaluation of the winner.
     """
 
     scenarios: tuple[Path, ...]
@@ -69,9 +71,10 @@ class EvolutionRequest:
 
 @dataclass(frozen=True)
 class Evolution:
-    """What came of a search. ``what`` was tried, in plural; ``failed`` could not be run.
+    """Result of a search. ``what`` is the kind of candidate, in plural.
 
-    ``winner`` is as it stood in the ``final``, of which there is none without something to draw.
+    ``winner`` has its score from the ``final`` round, which is empty if the workload has no
+    randomness.
     """
 
     name: str
@@ -91,17 +94,17 @@ class Evolution:
 
     @property
     def tried(self) -> int:
-        """Candidates of the search, without what is shipped; those of the final come on top."""
+        """Number of candidates in the search, without the shipped scheduler and the final."""
         return len(self.standings) - 1
 
     @property
     def failed(self) -> int:
-        """Those that could not be run."""
+        """Number of candidates that could not be run."""
         return sum(bool(one.why) for one in self.standings)
 
     @property
     def holds(self) -> bool:
-        """Whether there is a winner and it holds wherever it was judged."""
+        """Whether there is a winner and it holds under all evaluation conditions."""
         return bool(self.winner.candidate.change) and all(one.holds for one in self.judged)
 
 
@@ -111,9 +114,9 @@ def run_evolution(
     folder: Path | None = None,
     advance: ProgressCallback | None = None,
 ) -> Evolution:
-    """Look for something better. ``folder`` keeps studies and proposals.
+    """Search for a better scheduler. ``folder`` stores studies and proposals.
 
-    Raises InputError for what cannot be searched, RunsFailed if what is shipped cannot be run.
+    Raises InputError for an invalid search and RunsFailed if the shipped scheduler cannot be run.
     """
     limits = dict(parse_goodput_limits(search.goodput)) if search.goodput else {}
     goals = parse_goals(search.objectives, limits)
@@ -150,7 +153,7 @@ def run_evolution(
 
 
 def _scenario(path: Path, search: EvolutionRequest) -> tuple[Scenario, Path]:
-    """The variant of a scenario file that is asked for, the first if none is."""
+    """Return the requested variant of a scenario file, by default the first, and its folder."""
     variants = load(path, search.overrides)
     if search.variant is not None and search.variant not in variants:
         raise InputError(
@@ -199,11 +202,11 @@ def _axis(text: str, trial: TrialScenario) -> Axis:
     except NoSuchField as error:
         raise InputError(f"--over {text}: {error}") from error
     except InputError:
-        pass  # one of its values does not go with the others, which the search will find out
+        pass  # one of its values is incompatible with the others; the search will find out
     return axis
 
 
 def _name(search: EvolutionRequest, axes: Sequence[Axis]) -> str:
-    """A study is of one question: these scenarios, knobs and objectives."""
+    """Return the name of a study, which is specific to scenarios, knobs and objectives."""
     asked = (search.scenarios, search.objectives, search.variant, search.overrides, axes)
     return hashlib.sha256(repr((asked, search.train, search.goodput)).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""What a search leaves: a table of all that was tried, the winner as a scenario, the answer."""
+"""Write the results of a search: a table of candidates, the winner as a scenario, and a summary."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from simkv.study.evolve.tournament import SHIPPED, CandidateScore
 
 
 def write_evolution(found: Evolution, folder: Path) -> list[str]:
-    """Write ``candidates.csv``, ``evolve.md`` and ``winner.yaml``; returns their names.
+    """Write ``candidates.csv``, ``evolve.md`` and ``winner.yaml``; return their names.
 
-    The last has what is shipped and the winner as variants, on the first trial; profiles and
-    schedulers that are files are copied beside it.
+    ``winner.yaml`` has the shipped scheduler and the winner as variants of the first trial;
+    profiles and schedulers that are files are copied beside it.
     """
     write_rows(folder / "candidates.csv", candidate_rows(found))
     write_text(folder / "evolve.md", "\n".join(summarize_evolution(found)) + "\n")
@@ -37,9 +37,9 @@ def write_evolution(found: Evolution, folder: Path) -> list[str]:
 
 
 def candidate_rows(found: Evolution) -> list[dict[str, Any]]:
-    """A row per candidate, what is shipped first; ``final`` is the score of those who were there.
+    """Return a row per candidate, the shipped one first; ``final`` is the score in the final round.
 
-    What only the final saw, the winner with less, has its figures from there.
+    Candidates that ran only in the final, such as the pruned winner, have their figures from there.
     """
     final = {one.candidate.key: one for one in found.final}
     tried = final | {one.candidate.key: one for one in found.standings}

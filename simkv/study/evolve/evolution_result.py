@@ -1,4 +1,4 @@
-"""What came of a search, as Python and notebooks have it."""
+"""Result of a policy search for Python and notebooks."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from simkv.study.evolve.evolution_summary import summarize_evolution
 
 @dataclass(frozen=True)
 class EvolutionResult:
-    """What came of a search for a better scheduler; its text is what ``simkv evolve`` says."""
+    """Result of a search for a better scheduler; its text is the output of ``simkv evolve``."""
 
     found: Evolution
 
     @property
     def winner(self) -> dict[str, Any]:
-        """The fields that the winner changes and their values; none if nothing is better."""
+        """Fields that the winner changes, with their values; empty if nothing is better."""
         return dict(self.found.winner.candidate.change)
 
     @property
     def holds(self) -> bool:
-        """Whether the winner is surely better wherever it was judged."""
+        """Whether the winner is significantly better under all evaluation conditions."""
         return self.found.holds
 
     @cached_property
@@ -44,7 +44,7 @@ class EvolutionResult:
         return f"Evolved({self.winner or 'nothing better'}, holds={self.holds})"
 
     def _repr_html_(self) -> str:
-        """The whole answer."""
+        """Return the summary as HTML."""
         return f"<pre>{escape(str(self))}</pre>"
 
     def write(self, folder: str | Path) -> list[Path]:

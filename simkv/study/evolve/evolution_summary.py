@@ -1,4 +1,4 @@
-"""A search in words: what was found, what it does, whether it holds, whom it costs."""
+"""Summarize a policy search: the winner, its effect, its evaluation and the requests it costs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simkv.study.evolve.winner_evaluation import Improvement, RequestClassCost, 
 from simkv.study.sweep_axes import format_assignment
 from simkv.workload.workload_section import build_clients
 
-#: What a rule that is nothing but a number says, by what its seam takes.
+#: Meaning of a constant rule, by the result type of its hook.
 _CONSTANT = {
     "order": "all are equal, so that it goes by arrival",
     "group": "all are alike",
@@ -26,7 +26,7 @@ _CONSTANT = {
 
 
 def summarize_evolution(found: Evolution) -> list[str]:
-    """The whole answer, a line each."""
+    """Return the whole summary, as lines."""
     lines = [_head(found)]
     best = found.winner
     if not best.candidate.change:
@@ -59,7 +59,8 @@ def _winner(found: Evolution) -> list[str]:
 
 
 def _same_for_all(found: Evolution) -> list[str]:
-    """What the rule looks at and is the same for all requests, so that it might be a number."""
+    """Return notes on variables of the rule that are equal for all requests, so that a number would
+    do."""
     sent = [
         request
         for trial in found.ground.train
@@ -78,7 +79,7 @@ def _same_for_all(found: Evolution) -> list[str]:
 
 
 def describe_candidate(one: CandidateScore, seams: Sequence[PolicyHook]) -> list[str]:
-    """What a candidate is."""
+    """Describe a candidate, as lines."""
     lines: list[str] = []
     for path, value in one.candidate.change:
         if path == "engine.rule":
@@ -91,7 +92,7 @@ def describe_candidate(one: CandidateScore, seams: Sequence[PolicyHook]) -> list
 
 
 def describe_policy(rule: str, seams: tuple[PolicyHook, ...]) -> list[str]:
-    """What a rule does, a line for each seam, and what its names mean."""
+    """Describe a rule, a line for each hook, and the meaning of its variables."""
     lines, used = [], dict[str, str]()
     known = {seam.name: seam for seam in seams}
     for name, expression in parse_policy(rule, seams).items():
@@ -137,7 +138,7 @@ def _judged(found: Evolution) -> list[str]:
 
 
 def describe_evaluation(judged: WinnerEvaluation) -> list[str]:
-    """One way of judging."""
+    """Describe the evaluation under one condition."""
     name = judged.condition.changed
     if judged.why:
         return [f"{name}: cannot be run: {judged.why}"]
@@ -160,7 +161,7 @@ def _said(figure: str, value: float | None) -> str:
 
 
 def describe_cost(cost: RequestClassCost) -> str:
-    """What requests of one kind got."""
+    """Describe the effect on the requests of one class."""
     before, after = cost.before_s, cost.after_s
     parts = ["no request served either way"]
     if before is not None and after is not None:

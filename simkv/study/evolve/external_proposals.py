@@ -1,8 +1,8 @@
-"""Schedulers that an outside program writes: text in, a file of Python out, round by round.
+"""Try schedulers written by an external program, one proposal at a time.
 
-The program is started once for each proposal. It is given on stdin what is wanted, what was tried
-and what came of it, and answers on stdout with the whole file of a scheduler of one's own (see
-docs/how-to/custom-scheduler.md), plain or between fences. What it writes is run.
+The program is started once for each proposal. Its stdin describes the goals, the candidates tried
+and their results. Its stdout is the complete file of a custom scheduler (see
+docs/how-to/custom-scheduler.md), plain or fenced. The file is executed.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from simkv.study.evolve.tournament import (
 from simkv.study.evolve.trial_conditions import TrialScenario
 from simkv.study.job_runner import ProgressCallback
 
-#: Seconds that a proposal may take.
+#: Time limit of a proposal in seconds.
 PROPOSAL_TIMEOUT_S = 600.0
-#: What a scheduler that is proposed is called.
+#: Engine name of a proposed scheduler.
 PROPOSED_NAME = "proposed"
-#: So many earlier candidates are told, the best ones.
+#: Maximum number of earlier candidates in the prompt; the best are included.
 MAX_REPORTED_CANDIDATES = 8
-#: What a scheduler of one's own does not take over from the engine.
+#: Knobs that a custom scheduler does not inherit from the engine.
 EXCLUDED_KNOBS = ("name", "file", "rule")
 _FENCED = re.compile(r"^```(?:python)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Proposer:
-    """Asks a ``command``, and keeps what it writes in ``folder``."""
+    """Runs a ``command`` for proposals and stores its files in ``folder``."""
 
     command: str
     folder: Path
 
     def ask(self, told: str, number: int) -> Path:
-        """The file of a proposal. Raises InputError if the command fails or says nothing."""
+        """Return a proposal's file. Raises InputError if the command fails or prints nothing."""
         try:
             answer = subprocess.run(
                 shlex.split(self.command),
@@ -72,7 +72,7 @@ class Proposer:
 def propose(
     contest: Tournament, proposer: Proposer, budget: int, advance: ProgressCallback | None = None
 ) -> None:
-    """Ask for ``budget`` proposals, one after the other, each with what came of those before."""
+    """Request ``budget`` proposals in sequence, each with the results of the earlier ones."""
     last: CandidateScore | None = None
     for number in range(1, budget + 1):
         told = "\n".join(_letter(contest, last, number, budget))
@@ -92,9 +92,9 @@ def propose(
 
 
 def make_code_candidate(file: Path, trial: TrialScenario) -> Candidate | str:
-    """A file of a scheduler as a candidate: it takes over the knobs that it has, too.
+    """Return a scheduler file as a candidate that inherits the engine's knobs it supports.
 
-    Or why it is none.
+    If the file is invalid, return the reason instead.
     """
     try:
         config = build_custom_spec(PROPOSED_NAME, str(file), file.parent).config
@@ -113,7 +113,7 @@ def make_code_candidate(file: Path, trial: TrialScenario) -> Candidate | str:
 
 
 def _broken_law(candidate: Candidate, contest: Tournament) -> str:
-    """The law that a proposal breaks in the first trial; empty if it breaks none."""
+    """Return the law that a proposal breaks in the first trial, or an empty string."""
     trial = contest.trials[0]
     try:
         scenario = candidate.of(trial)
@@ -140,7 +140,7 @@ def _file(candidate: Candidate) -> Path:
 def _letter(
     contest: Tournament, last: CandidateScore | None, number: int, budget: int
 ) -> list[str]:
-    """What the program is told."""
+    """Return the prompt for the program, as lines."""
     lines = [
         f"# Proposal {number} of {budget}",
         "Write one Python file with a scheduler class for simkv (from simkv.custom import",
@@ -180,7 +180,7 @@ def _line(contest: Tournament, one: CandidateScore) -> list[str]:
 
 
 def _why(scenario: Any, folder: Path) -> list[str]:
-    """Verdicts and ledger of a run, a line each."""
+    """Return the verdicts and the wait ledger of a run, as lines."""
     found = run_scenario(scenario, folder, intervals=False)
     seconds = sorted(found.diagnosis.totals.items(), key=lambda one: -one[1])
     ledger = ", ".join(f"{kind} {spent:.4g}" for kind, spent in seconds if spent)

@@ -1,6 +1,6 @@
-"""The final of a search: the best few on trials of their own, by which none of them was chosen.
+"""Final round of a search: the best candidates compete on trials that were not used to select them.
 
-The best of many is the best by luck, too; that does not last on other seeds.
+The best of many candidates is partly best by chance, which does not carry over to other seeds.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from simkv.study.evolve.policy_search import prune_policy
 from simkv.study.evolve.tournament import SHIPPED, CandidateScore, Tournament
 from simkv.study.evolve.trial_conditions import TrialSplit
 
-#: The share of a budget that is kept for the final, and of that the share of the finalists; what is
-#: left is for the winner with less.
+#: Fraction of the budget for the final, and fraction of that for the finalists; the rest is for
+#: pruning the winner.
 FINAL_SHARE, FINALIST_SHARE = 0.1, 0.6
 
 
 def count_final_candidates(budget: int, ground: TrialSplit) -> int:
-    """How many of a budget are tried in the final: none if there are too few."""
+    """Return the number of candidates for the final round; 0 if the budget is too small."""
     seats = int(budget * FINAL_SHARE)
     return seats if ground.final and seats > 1 else 0
 
@@ -25,7 +25,7 @@ def count_final_candidates(budget: int, ground: TrialSplit) -> int:
 def run_final(
     contest: Tournament, ground: TrialSplit, seats: int
 ) -> tuple[CandidateScore, list[CandidateScore]]:
-    """The winner, and how all did who were in the final; without one, the best of the search."""
+    """Return the winner and the scores in the final; without a final, the best of the search."""
     if not seats:
         return prune_policy(contest, contest.front()[0]), []
     final = Tournament(ground.final, contest.goals, contest.limits, contest.bench)
@@ -38,7 +38,7 @@ def run_final(
 
 
 def _best(contest: Tournament) -> list[CandidateScore]:
-    """The best first; of those that did the same in every trial the shortest."""
+    """Return the candidates, best first; among equal results in all trials, only the shortest."""
     found: dict[object, CandidateScore] = {}
     tried = [one for key, one in contest.standings.items() if key != SHIPPED.key and not one.why]
     for one in sorted(tried, key=lambda one: (one.score, one.candidate.parts)):

@@ -1,7 +1,9 @@
-"""What a better scheduler is better at: figures, and how far a run is from what is shipped.
+"""Goals of a search: figures, and the loss of a run relative to the shipped scheduler.
 
-goals = goals_of(["e2e_ms.p99", "jain_index"], {})
-goals[0].loss(9.0, 10.0)  # -0.1: a tenth better than what is shipped
+Example:
+
+    goals = parse_goals(["e2e_ms.p99", "jain_index"], {})
+    goals[0].loss(9.0, 10.0)  # -0.1: 10 % better than the shipped scheduler
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ from simkv.scenario.objectives import (
     UNSERVED_FIGURES,
 )
 
-#: What a run counts for that has no such figure: nobody was served, or it failed.
+#: Loss of a run without the figure: it served no requests, or failed.
 NO_FIGURE = 10.0
 _MORE = ("good", "goodput", "goodput_share")
 
 
 @dataclass(frozen=True)
 class FigureGoal:
-    """A figure, and whether more of it is better."""
+    """A figure, and whether higher values are better."""
 
     figure: str
     more: bool
@@ -34,9 +36,9 @@ class FigureGoal:
         return f"{self.figure}, {'more' if self.more else 'less'} is better"
 
     def loss(self, value: float | None, shipped: float | None) -> float:
-        """How much worse than what is shipped, per what is shipped; negative if better.
+        """Return the loss relative to the shipped value; negative if better.
 
-        If that is 0, in the figure's own unit.
+        If the shipped value is 0, the loss is in the figure's own unit.
         """
         if value is None or shipped is None:
             return 0.0 if value is shipped else NO_FIGURE if value is None else -NO_FIGURE
@@ -45,7 +47,7 @@ class FigureGoal:
 
 
 def parse_goals(asked: Sequence[str], limits: Mapping[str, float]) -> tuple[FigureGoal, ...]:
-    """``FIGURE``, ``FIGURE:min`` or ``FIGURE:max`` as goals. Raises InputError."""
+    """Parse ``FIGURE``, ``FIGURE:min`` or ``FIGURE:max`` into goals. Raises InputError."""
     if not asked:
         raise InputError("--objective: missing; expected a figure, as in 'e2e_ms.p99'")
     found: dict[str, FigureGoal] = {}
@@ -69,5 +71,5 @@ def parse_goals(asked: Sequence[str], limits: Mapping[str, float]) -> tuple[Figu
 
 
 def has_outcome_goal(goals: Sequence[FigureGoal]) -> bool:
-    """Whether the goals say what becomes of requests that are not served."""
+    """Whether the goals account for requests that are not served."""
     return any(goal.figure in UNSERVED_FIGURES for goal in goals)

@@ -1,8 +1,10 @@
-"""Rules drawn by chance, crossed and changed: genetic programming over the small language.
+"""Genetic programming over the policy language: random rules, crossover and mutation.
 
-with Garden(engine.seams, seed=1) as garden:
-    rule = garden.draw()
-    other = garden.changed(rule)
+Example:
+
+    with PolicyGenerator(engine.policy_hooks, seed=1) as generator:
+        rule = generator.draw()
+        other = generator.changed(rule)
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from typing import Any, Self
 from simkv.core.errors import InputError
 from simkv.core.policy_language import HookResult, PolicyHook
 
-#: A rule as a tree for each of some seams.
+#: A rule as expression trees by the name of their hook.
 PolicyTrees = dict[str, Any]
-#: How an operation is written, and how many operands it has.
+#: Format of an operation and its number of operands.
 OPERATIONS = {
     "add": ("({0} + {1})", 2),
     "sub": ("({0} - {1})", 2),
@@ -29,19 +31,20 @@ OPERATIONS = {
     "most": ("max({0}, {1})", 2),
     "choice": ("({2} if {0} < {1} else {3})", 4),
 }
-#: Numbers that an expression may be made of; others come of reckoning with them.
+#: Constants in expressions; other numbers result from arithmetic.
 NUMBERS = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 MAX_TREE_DEPTH = 5
-#: The chance that a test that is drawn asks whether one thing is above or below a number.
+#: Probability that a random test compares a variable with a number.
 THRESHOLD_PROBABILITY = 0.5
-#: The chance that a rule that is drawn says something about a seam.
+#: Probability that a random rule decides at a given hook.
 HOOK_PROBABILITY = 0.4
 
 
 class PolicyGenerator:
-    """Draws, crosses and changes rules over some seams, by one stream of chance.
+    """Samples, crosses and mutates rules for a set of hooks, with one random stream.
 
-    DEAP draws from Python's own generator; in here that is ours, and outside it is as it was.
+    DEAP uses Python's global generator. Within the context it has the state of this stream; outside
+    it is unchanged.
     """
 
     def __init__(self, seams: Sequence[PolicyHook], seed: int) -> None:
@@ -74,12 +77,12 @@ class PolicyGenerator:
         random.setstate(self._others)
 
     def draw(self) -> PolicyTrees:
-        """A rule that was never seen; it says something about at least one seam."""
+        """Return a random rule with an expression for at least one hook."""
         said = [name for name in self._seams if random.random() < HOOK_PROBABILITY]
         return {name: self._tree(name) for name in said or [random.choice(self._seams)]}
 
     def crossover(self, one: PolicyTrees, other: PolicyTrees) -> PolicyTrees:
-        """A child: of each seam the tree of either parent, or one of both."""
+        """Return a child with the tree of either parent, or a crossover of both, for each hook."""
         child: PolicyTrees = {}
         for name in self._seams:
             ours, theirs = one.get(name), other.get(name)
@@ -90,7 +93,7 @@ class PolicyGenerator:
         return child or self.draw()
 
     def changed(self, rule: PolicyTrees) -> PolicyTrees:
-        """The rule with one of its trees changed, with one more, or with one less."""
+        """Return the rule with one tree mutated, added or removed."""
         child = {name: _copy(tree) for name, tree in rule.items()}
         name = random.choice(self._seams)
         if name not in child:
@@ -109,11 +112,11 @@ class PolicyGenerator:
         return child
 
     def chosen(self, among: Sequence[int]) -> int:
-        """Any of some numbers, each with the same chance."""
+        """Return one of the given numbers with equal probability."""
         return random.choice(among)
 
     def chance(self, share: float) -> bool:
-        """Yes in that share of cases."""
+        """Return True with probability ``share``."""
         return random.random() < share
 
     def _tree(self, name: str) -> Any:
@@ -123,7 +126,7 @@ class PolicyGenerator:
         return gp.PrimitiveTree(gp.genHalfAndHalf(pset, min_=0, max_=2))
 
     def _threshold(self, pset: Any) -> Any:
-        """Something that is seen, above or below a number."""
+        """Return a comparison of a variable with a number."""
         leaves = pset.terminals[pset.ret]
         numbers = {f"{number:g}" for number in NUMBERS}
         pair = [
@@ -142,7 +145,7 @@ def _copy(tree: Any) -> Any:
 
 
 def _primitives(gp: Any, seam: PolicyHook) -> Any:
-    """What an expression at this seam may be made of; nothing in it knows of any engine's rule."""
+    """Return the primitives of expressions at this hook; none is specific to an engine's policy."""
     pset = gp.PrimitiveSet(seam.name, 0)
     for name, (form, arity) in OPERATIONS.items():
         pset.addPrimitive(len, arity, name=name)
@@ -156,7 +159,7 @@ def _primitives(gp: Any, seam: PolicyHook) -> Any:
 
 
 def format_policy(trees: PolicyTrees, seams: Sequence[PolicyHook]) -> str:
-    """A rule as a scenario has it, each expression in the simplest form that decides the same."""
+    """Return a rule as text for a scenario, each expression in its simplest equivalent form."""
     sorts = {seam.name: seam.sort for seam in seams}
     return "\n".join(
         f"{name} = {simplify_for_hook(simplify(_text(tree)), sorts[name])}"
@@ -176,12 +179,12 @@ def _text(tree: Sequence[Any]) -> str:
 
 
 def simplify(text: str) -> str:
-    """The expression with sums of numbers done and what changes nothing left out."""
+    """Return the expression with constants folded and neutral operations removed."""
     return ast.unparse(ast.fix_missing_locations(_Simplest().visit(ast.parse(text, mode="eval"))))
 
 
 def simplify_for_hook(text: str, sort: HookResult) -> str:
-    """What of an expression matters to what it is for: an order is the same at twice its values."""
+    """Return the part of an expression that matters at its hook; an order ignores scaling."""
     node = ast.parse(text, mode="eval").body
     value = _value(node)
     if value is not None and sort == "tokens":
@@ -196,7 +199,7 @@ def simplify_for_hook(text: str, sort: HookResult) -> str:
 
 
 def _within(node: ast.expr) -> ast.expr | None:
-    """The expression that this one only moves or stretches; None if it does more."""
+    """Return the operand that this expression only shifts or scales by a constant, or None."""
     if not isinstance(node, ast.BinOp):
         return None
     ours, theirs = _value(node.left), _value(node.right)
@@ -276,12 +279,12 @@ def _done(op: ast.operator, a: float, b: float) -> float:
     return a * b if isinstance(op, ast.Mult) else a / b if b else 0.0
 
 
-#: What counts as a part of a rule.
+#: Syntax nodes that count as a part of a rule.
 COUNTED_NODES = (ast.Name, ast.Constant, ast.BinOp, ast.IfExp, ast.Call, ast.Compare, ast.UnaryOp)
 
 
 def count_parts(rule: str) -> int:
-    """How many parts a rule has: names, numbers, operations."""
+    """Return the number of parts of a rule: names, numbers and operations."""
     expressions = [line.partition("=")[2].strip() for line in rule.splitlines()]
     trees = [ast.parse(text, mode="eval") for text in expressions]
     return sum(isinstance(node, COUNTED_NODES) for tree in trees for node in ast.walk(tree))

@@ -1,4 +1,4 @@
-"""Knobs of the scenario, with Optuna as the sampler; its study is kept, so that it can go on."""
+"""Search knobs of a scenario with Optuna; the study is stored so that a search can be resumed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simkv.study.evolve.tournament import Candidate, Tournament
 from simkv.study.job_runner import ProgressCallback
 from simkv.study.sweep_axes import Axis, KnobValue
 
-#: So many are asked for at a time, to be run side by side.
+#: Number of settings requested at a time, to run in parallel.
 BATCH_SIZE = 8
 
 
@@ -25,9 +25,9 @@ def tune(
     name: str,
     advance: ProgressCallback | None = None,
 ) -> None:
-    """Try ``budget`` settings of the knobs, those of the study ``name`` in ``store`` among them.
+    """Try ``budget`` settings of the knobs, including those of the study ``name`` in ``store``.
 
-    Raises InputError if there is no Optuna.
+    Raises InputError if Optuna is not installed.
     """
     study = _study(contest, seed, store, name)
     optuna = _optuna()
@@ -84,7 +84,7 @@ def _study(contest: Tournament, seed: int, store: Path | None, name: str) -> Any
         study = optuna.create_study(
             storage=storage, study_name=name, directions=ways, load_if_exists=True
         )
-        # A study that goes on must not draw again what it drew at first.
+        # A resumed study must not repeat its first samples.
         seed += len(study.trials)
         study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
     return study

@@ -1,4 +1,4 @@
-"""Rules of the small language, searched by genetic programming, or drawn by chance to compare."""
+"""Search rules of the policy language with genetic programming, or by random sampling."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from simkv.study.evolve.genetic_operators import (
 from simkv.study.evolve.tournament import Candidate, CandidateScore, Tournament
 from simkv.study.job_runner import ProgressCallback
 
-#: So many live on from one generation to the next, and so many are tried in each.
+#: Number of rules that survive a generation, and number of rules tried in each.
 POPULATION = GENERATION_SIZE = 20
-#: So many are drawn before any is crossed or changed.
+#: Number of random rules before the first crossover or mutation.
 INITIAL_POPULATION = 40
-#: Shares of children that are drawn anew, and of the others that have two parents.
+#: Fraction of children that are new random rules, and fraction of the others with two parents.
 RANDOM_SHARE, CROSSOVER_SHARE = 0.1, 0.4
-#: So often somebody new is looked for before the search gives up: the language is exhausted.
+#: Number of consecutive duplicates that ends the search: the language is exhausted.
 MAX_DUPLICATES = 500
 
 
 @dataclass(eq=False)
 class _Plant:
-    """A rule as trees, and DEAP's ``fitness`` of it."""
+    """A rule as trees, with its DEAP ``fitness``."""
 
     trees: PolicyTrees
     text: str
@@ -40,7 +40,7 @@ class _Plant:
 
 
 def make_policy_candidate(text: str) -> Candidate:
-    """A rule as something to try."""
+    """Return a rule as a candidate."""
     return Candidate((("engine.rule", text),), count_parts(text))
 
 
@@ -51,7 +51,7 @@ def evolve_policies(
     seed: int,
     advance: ProgressCallback | None = None,
 ) -> None:
-    """Try ``budget`` rules: at first random ones, then children of the best (NSGA-II)."""
+    """Try ``budget`` rules: first random ones, then children of the best (NSGA-II)."""
     from deap import base, tools
 
     kind = type("Less", (base.Fitness,), {"weights": (-1.0,) * len(contest.goals)})
@@ -72,7 +72,7 @@ def sample_policies(
     seed: int,
     advance: ProgressCallback | None = None,
 ) -> None:
-    """Try ``budget`` rules, each drawn by chance."""
+    """Try ``budget`` random rules."""
     search = _Search(contest, PolicyGenerator(seams, seed), budget, advance)
     while not search.done and search.try_all(search.drawn(GENERATION_SIZE), None):
         pass
@@ -81,7 +81,7 @@ def sample_policies(
 def prune_policy(
     contest: Tournament, winner: CandidateScore, most: int = MAX_DUPLICATES
 ) -> CandidateScore:
-    """The rule without the decisions that it could as well leave to the engine; ``most`` tries."""
+    """Return the rule without decisions that it can leave to the engine, after ``most`` tries."""
     lines = str(dict(winner.candidate.change).get("engine.rule", "")).splitlines()
     for line in lines[:most] if len(lines) > 1 else []:
         most -= 1
@@ -94,7 +94,7 @@ def prune_policy(
 
 @dataclass
 class _Search:
-    """What both have in common: nobody is tried twice, and no more than the budget."""
+    """Common part of both searches: no rule is tried twice, and at most ``budget`` rules are."""
 
     contest: Tournament
     garden: PolicyGenerator
@@ -110,11 +110,11 @@ class _Search:
         return self.tried >= self.budget
 
     def drawn(self, count: int) -> list[_Plant]:
-        """New random rules."""
+        """Return new random rules."""
         return self._new(count, iter(self.garden.draw, None))
 
     def children(self, living: Sequence[_Plant]) -> list[_Plant]:
-        """New rules from those that live, first of which the fittest."""
+        """Return new rules bred from ``living``, with preference for the first of them."""
         return self._new(GENERATION_SIZE, self._born(living))
 
     def _born(self, living: Sequence[_Plant]) -> Iterator[PolicyTrees]:
@@ -146,7 +146,7 @@ class _Search:
         return found
 
     def try_all(self, plants: list[_Plant], kind: Any) -> list[_Plant]:
-        """Try them; each gets its fitness."""
+        """Evaluate rules and set their fitness."""
         standings: list[CandidateScore] = self.contest.add([plant.candidate for plant in plants])
         for plant, standing in zip(plants, standings, strict=True):
             plant.fitness = kind and kind(standing.fitness)

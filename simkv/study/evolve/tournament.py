@@ -1,4 +1,4 @@
-"""Candidates, each tried once on every trial, and how they stand beside what is shipped."""
+"""Evaluate candidates on trials and rank them relative to the shipped scheduler."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ from simkv.study.field_changes import with_field
 from simkv.study.job_runner import JobRunner
 from simkv.study.simulation_job import RunsFailed, SimulationJob, make_job
 
-#: A share of requests not served weighs so many times as a share of a figure.
+#: Weight of the fraction of unserved requests, relative to a fraction of a figure.
 UNSERVED_WEIGHT = 10.0
-#: What each part of a rule counts, as a share of a figure.
+#: Penalty for each part of a rule, as a fraction of a figure.
 PART_PENALTY = 0.0005
-#: So many of the best are run on.
+#: A candidate advances to the next heat if fewer than this number of candidates beat it.
 HEAT_SURVIVORS = 10
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Something to try: fields of the scenario and their values. ``parts`` is how long it is."""
+    """A candidate: scenario fields with their values. ``parts`` is its length."""
 
     change: tuple[tuple[str, Any], ...] = ()
     parts: int = 0
 
     @property
     def key(self) -> str:
-        """By which it is known."""
+        """Key that identifies the candidate."""
         return repr(self.change)
 
     def of(self, trial: TrialScenario) -> Scenario:
-        """The trial's scenario with it. Raises InputError if that refuses it."""
+        """Return the trial's scenario with the candidate. Raises InputError if it is invalid."""
         found = trial.scenario
         for path, value in self.change:
             found = with_field(found, path, value, trial.folder)
         return found
 
 
-#: What is there: nothing is changed.
+#: The shipped scheduler: no changes.
 SHIPPED = Candidate()
 
 
 @dataclass(frozen=True)
 class CandidateScore:
-    """How a candidate did: of each trial that it ran a loss for each goal against what is shipped.
+    """Losses of a candidate against the shipped scheduler, by trial that it ran and by goal.
 
-    ``left_out`` is of each trial the share of requests that it leaves unserved and the shipped one
-    does not. A trial of the ``trials`` that it did not run counts as what is shipped does there.
-    ``why`` says why it could not be run.
+    ``left_out`` is, for each trial, the fraction of requests that it leaves unserved in excess of
+    the shipped scheduler. The remaining ``trials`` count as equal to the shipped scheduler. ``why``
+    is the reason why it could not be run.
     """
 
     candidate: Candidate
@@ -68,42 +68,42 @@ class CandidateScore:
 
     @cached_property
     def loss(self) -> tuple[float, ...]:
-        """For each goal the mean over the trials."""
+        """Mean loss over the trials, for each goal."""
         return tuple(sum(some) / self.trials for some in zip(*self.losses, strict=True))
 
     @cached_property
     def unserved(self) -> float:
-        """The mean of ``left_out`` over the trials."""
+        """Mean of ``left_out`` over the trials."""
         return sum(self.left_out) / self.trials
 
     @cached_property
     def fitness(self) -> tuple[float, ...]:
-        """What it is chosen by, for each goal: loss, unserved and length; less is better."""
+        """Loss plus penalties for unserved requests and length, for each goal; lower is better."""
         more = PART_PENALTY * self.candidate.parts + (
             0.0 if self.has_outcome_goal else UNSERVED_WEIGHT * self.unserved
         )
         return tuple(loss + more for loss in self.loss)
 
     def after(self, trials: int) -> CandidateScore:
-        """How it stood when it had run so many."""
+        """Return the score after the first ``trials`` trials."""
         return replace(self, losses=self.losses[:trials], left_out=self.left_out[:trials])
 
     @property
     def gains(self) -> bool:
-        """Whether anything at all is better than with what is shipped."""
+        """Whether anything is better than with the shipped scheduler."""
         return not self.why and (self.unserved < 0 or any(loss < 0 for loss in self.loss))
 
     @property
     def score(self) -> float:
-        """The mean of the fitness."""
+        """Mean of the fitness over the goals."""
         return sum(self.fitness) / len(self.fitness)
 
 
 @dataclass
 class Tournament:
-    """What has been tried on some trials; ``standings`` are in the order in which it came.
+    """Candidates evaluated on some trials; ``standings`` are in the order of evaluation.
 
-    The first ``firsts`` trials are of a scenario each.
+    Each of the first ``firsts`` trials belongs to a different scenario.
     """
 
     trials: Sequence[TrialScenario]
@@ -115,13 +115,14 @@ class Tournament:
     standings: dict[str, CandidateScore] = field(default_factory=dict)
 
     def job(self, candidate: Candidate, trial: TrialScenario) -> SimulationJob:
-        """What has to be run. Raises InputError if the candidate is none for this trial."""
+        """Return the job of a candidate and trial. Raises InputError if the candidate is invalid
+        there."""
         return make_job(candidate.of(trial), trial.folder, self.limits, endings=self.endings)
 
     def summaries(
         self, candidates: Sequence[Candidate], trials: Sequence[TrialScenario]
     ) -> list[list[dict[str, Any]] | str]:
-        """Of each candidate the summaries of the trials, or why it has none."""
+        """Return the summaries of the trials for each candidate, or the reason for failure."""
         jobs: list[list[SimulationJob] | str] = []
         for candidate in candidates:
             try:
@@ -140,7 +141,7 @@ class Tournament:
         return found
 
     def start(self) -> CandidateScore:
-        """Try what is shipped, by which all others are judged. Raises RunsFailed."""
+        """Evaluate the shipped scheduler, the reference of all others. Raises RunsFailed."""
         (found,) = self.summaries([SHIPPED], self.trials)
         if isinstance(found, str):
             raise RunsFailed(f"what is shipped cannot be run: {found}")
@@ -155,11 +156,11 @@ class Tournament:
     def add(
         self, candidates: Sequence[Candidate], *, thorough: bool = False
     ) -> list[CandidateScore]:
-        """Try candidates; returns how they stand. What was tried before is not tried again.
+        """Evaluate candidates and return their scores; earlier results are reused.
 
-        Unless ``thorough``, it goes in heats: the first trial, the first of each scenario, all. Who
-        gains nothing at all so far, or is not among the ``HEAT_SURVIVORS`` best by the trials that
-        it has run, is run in no more.
+        Unless ``thorough``, there are up to three heats: the first trial, the first of each
+        scenario, all. A candidate does not advance if it gains nothing so far, or if
+        ``HEAT_SURVIVORS`` others beat it on the trials that it ran.
         """
         left = list({one.key: one for one in candidates if one.key not in self.standings}.values())
         every = len(self.trials)
@@ -201,20 +202,20 @@ class Tournament:
         )
 
     def _shipped(self, goal: FigureGoal, trial: int) -> float | None:
-        """What is shipped has in a trial; where it serves nobody, its mean over the others."""
+        """Return the shipped figure in a trial; if it has none, the mean over the other trials."""
         values = [one[goal.figure] for one in self.standings[SHIPPED.key].values]
         known = [value for value in values if value is not None]
         return values[trial] if values[trial] is not None or not known else mean(known)
 
     def front(self) -> list[CandidateScore]:
-        """Those that nobody beats in every goal, the best on the whole first."""
+        """Return the candidates that no other beats in every goal, the best overall first."""
         ran = [one for one in self.standings.values() if not one.why]
         free = [one for one in ran if not any(_beats(other, one) for other in ran)]
         return sorted(free, key=lambda one: (one.score, one.candidate.parts))
 
 
 def _figures(summary: Mapping[str, Any]) -> dict[str, float | None]:
-    """The figures of a run; if nobody was served only those that tell of that."""
+    """Return the figures of a run; without served requests, only those that describe that."""
     found = compute_objective_figures(summary)
     return (
         found
@@ -224,7 +225,7 @@ def _figures(summary: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def make_failed_score(candidate: Candidate, goals: int, trials: int, why: str) -> CandidateScore:
-    """How a candidate stands that cannot be run."""
+    """Return the score of a candidate that cannot be run."""
     return CandidateScore(
         candidate, ((NO_FIGURE,) * goals,) * trials, (1.0,) * trials, trials, why=why
     )

@@ -1,4 +1,4 @@
-"""Where candidates are tried: what they are chosen by, and what is held back for the winner."""
+"""Trials of a search: those used to select candidates, and those held out to judge the winner."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ from simkv.study.field_changes import with_field
 from simkv.study.plan.plan_confidence import find_profile_error
 from simkv.study.random_seeds import find_seed, reseed_scenario, with_form
 
-#: Seeds from the first on are for the final, from the second on for judging; those below for the
-#: search.
+#: First seeds of the final round and of the evaluation; lower seeds are for the search.
 FIRST_FINAL_SEED, FIRST_TEST_SEED = 500, 1000
-#: By so much caches and rates are changed to judge the winner.
+#: Factors on cache sizes and request rates for judging the winner.
 CACHE_FACTORS, RATE_FACTORS = (0.75, 1.25), (0.8, 1.25)
 
 
 @dataclass(frozen=True)
 class TrialScenario:
-    """A scenario under a condition; its files lie beside ``folder``. ``name`` says which."""
+    """A named scenario under a condition; paths of its files are relative to ``folder``."""
 
     name: str
     scenario: Scenario
@@ -37,7 +36,7 @@ class TrialScenario:
 
 @dataclass(frozen=True)
 class EvaluationCondition:
-    """One way in which the winner is judged: what is ``changed``, on several unseen trials."""
+    """A condition for judging the winner: the change, and several held-out trials."""
 
     changed: str
     trials: tuple[TrialScenario, ...]
@@ -45,10 +44,11 @@ class EvaluationCondition:
 
 @dataclass(frozen=True)
 class TrialSplit:
-    """All trials: those to search by, to choose among the best by, and to judge the winner by.
+    """All trials: for the search, for the final round, and for judging the winner.
 
-    The first ``scenarios`` of the search are of a scenario each. ``apart`` is how those to judge by
-    differ; None if there is nothing to draw, and so neither a final nor anything unseen.
+    Each of the first ``scenarios`` search trials belongs to a different scenario. ``apart``
+    describes how the held-out trials differ; None if nothing is random, so that there is no final
+    round and nothing held out.
     """
 
     train: tuple[TrialScenario, ...]
@@ -61,7 +61,7 @@ class TrialSplit:
 def split_trials(
     scenarios: Sequence[tuple[Scenario, Path]], train: int, final: int, test: int
 ) -> TrialSplit:
-    """Each scenario with so many seeds for each of the three; of a trace windows."""
+    """Split each scenario into three sets of trials by seeds, or by windows of a trace."""
     parts = [_split(scenario, folder, train, final, test) for scenario, folder in scenarios]
     words = dict.fromkeys(part.apart for part in parts)
     in_turn = zip_longest(*(part.train for part in parts))
@@ -95,7 +95,7 @@ def _split(scenario: Scenario, folder: Path, train: int, final: int, test: int) 
 
 
 def _windows(scenario: Scenario, folder: Path, count: int) -> list[TrialScenario]:
-    """A trace in so many windows of the same length, each as if nothing had been before it."""
+    """Split a trace into ``count`` windows of equal length, each simulated from an empty state."""
     workload = scenario.workload
     arrivals = [request.arrival for request in workload.loaded.requests(None)]
     end = max(arrivals, default=0.0) * workload.rate_scale
@@ -117,7 +117,7 @@ def _windows(scenario: Scenario, folder: Path, count: int) -> list[TrialScenario
 def build_evaluation_conditions(
     ground: TrialSplit, given_error: float | None
 ) -> tuple[list[EvaluationCondition], list[str]]:
-    """How the winner is judged, and what could not be had."""
+    """Return the conditions for judging the winner, and notes on those that are not possible."""
     found = [EvaluationCondition("as asked", ground.test)]
     changes: list[tuple[str, Callable[[TrialScenario], Scenario]]] = [
         *((f"cache x {x:g}", partial(_sized, by=x)) for x in CACHE_FACTORS),
@@ -145,7 +145,7 @@ def _sized(trial: TrialScenario, by: float) -> Scenario:
 
 
 def _paced(trial: TrialScenario, by: float) -> Scenario:
-    """The same requests so many times as fast; drawn ones are drawn at another rate."""
+    """Return the scenario at ``by`` times its rate; random arrivals are sampled at the new rate."""
     workload = trial.scenario.workload
     changed: dict[str, Any] = {}
     form = workload.arrivals or workload.sessions
@@ -168,7 +168,7 @@ def _paced(trial: TrialScenario, by: float) -> Scenario:
 
 
 def _on(trial: TrialScenario, side: ErrorSide, given: float | None) -> Scenario:
-    """The scenario on one side of its profile's error."""
+    """Return the scenario with its steps at one side of the profile's error."""
     scenario = trial.scenario
     profile = next(costs for _, costs in list_replica_costs(scenario)).load(trial.folder)
     error = find_profile_error(profile, given)

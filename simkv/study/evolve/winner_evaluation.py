@@ -1,4 +1,4 @@
-"""The winner beside what is shipped, on trials that it was not chosen by; and whom it costs."""
+"""Compare the winner with the shipped scheduler on held-out trials, by condition and class."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from simkv.study.evolve.trial_conditions import EvaluationCondition
 from simkv.study.job_runner import JobRunner
 from simkv.workload.workload_section import build_clients
 
-#: How surely the mean gain over all such trials lies in its interval.
+#: Confidence level of the interval of the mean gain.
 CONFIDENCE = 0.95
-#: Requests are told apart by the length of their prompts, in so many parts.
+#: Request classes by prompt length.
 PROMPT_LENGTH_CLASSES = ("short", "middle", "long")
-#: Less than this share of a request's time is no difference.
+#: Minimum relative change of a request's time that counts as a difference.
 MIN_TIME_CHANGE = 0.05
 
 
 @dataclass(frozen=True)
 class Improvement:
-    """How much less a goal is missed than by what is shipped, a share of it: its mean over trials.
+    """Gain in a goal relative to the shipped scheduler: the mean over trials.
 
-    ``low`` to ``high`` holds the mean over all such trials, by Student's t; None of one trial.
+    ``low`` to ``high`` contains the mean over all such trials, by Student's t; None for one trial.
     ``shipped`` and ``won`` are the means of the figure; None if a trial has no such figure.
     """
 
@@ -39,20 +39,21 @@ class Improvement:
 
     @property
     def surely_better(self) -> bool:
-        """Whether even the worse end is a gain."""
+        """Whether even the lower end of the interval is a gain."""
         return self.mean > 0 if self.low is None else self.low > 0
 
     @property
     def surely_worse(self) -> bool:
-        """Whether even the better end is a loss."""
+        """Whether even the upper end of the interval is a loss."""
         return self.mean < 0 if self.high is None else self.high < 0
 
 
 @dataclass(frozen=True)
 class WinnerEvaluation:
-    """One way of judging: the gains of all goals, and ``unserved`` requests, shipped and won.
+    """Evaluation under one condition: the gains of all goals, and ``unserved`` requests before and
+    after.
 
-    ``why`` says why the winner could not be run so.
+    ``why`` is the reason why the winner could not be run.
     """
 
     condition: EvaluationCondition
@@ -62,9 +63,9 @@ class WinnerEvaluation:
 
     @property
     def holds(self) -> bool:
-        """Whether something is surely better, no goal surely worse, and nobody more unserved.
+        """Whether something is surely better, no goal surely worse, and no more requests unserved.
 
-        To serve more of them is better, too, whatever the figures of those who were served before.
+        Serving more requests also counts as better, regardless of the figures of the others.
         """
         before, after = self.unserved
         better = after < before or any(gain.surely_better for gain in self.gains)
@@ -74,8 +75,8 @@ class WinnerEvaluation:
 
 @dataclass(frozen=True)
 class RequestClassCost:
-    """What the requests of one kind got: their number, mean E2E (s) before and after of those that
-    both served, and how many were served by one and not by the other."""
+    """Effect on the requests of one class: their number, the mean E2E (s) before and after of those
+    served both times, and the numbers served only before or only after."""
 
     kind: str
     count: int
@@ -94,7 +95,7 @@ def evaluate_winner(
     limits: Mapping[str, float],
     bench: JobRunner,
 ) -> tuple[list[WinnerEvaluation], list[RequestClassCost]]:
-    """The winner in every way of judging, and what it costs whom as asked."""
+    """Judge the winner under all conditions; return the cost by request class for the first one."""
     found: list[WinnerEvaluation] = []
     costs: list[RequestClassCost] = []
     for stand in stands:
@@ -131,7 +132,7 @@ def _gain(
 
 
 def compute_mean_interval(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Where the mean of all such values lies, by Student's t; nowhere known of a single one."""
+    """Return the interval of the mean by Student's t; None for a single value."""
     if len(values) < 2:
         return None, None
     from scipy.special import stdtrit
@@ -142,13 +143,13 @@ def compute_mean_interval(values: Sequence[float]) -> tuple[float | None, float 
 
 
 def _mean(values: Sequence[Mapping[str, float | None]], name: str) -> float | None:
-    """The mean over trials; None if one of them has no such figure."""
+    """Return the mean over trials; None if one of them has no such figure."""
     known = [value for one in values if (value := one[name]) is not None]
     return mean(known) if known and len(known) == len(values) else None
 
 
 def _costs(contest: Tournament, winner: Candidate) -> list[RequestClassCost]:
-    """By length of the prompt, what became of the requests of all trials."""
+    """Return the effect on the requests of all trials, by prompt length."""
     rows: list[tuple[int, Any, Any]] = []
     shipped, won = contest.summaries([SHIPPED, winner], contest.trials)
     for trial, before, after in zip(contest.trials, shipped, won, strict=True):

@@ -1,6 +1,7 @@
 """Capacity planning: the smallest fleet or cache, or the highest rate, that meets objectives.
 
-``objectives`` say what must hold, ``search`` where to look next, ``board`` what is known of each
-candidate, ``plan`` puts them together; ``uncertain`` says how sure the answer is, ``price`` what it
-costs, ``cliff`` what happens at other rates; ``tables``, ``pictures`` and ``write`` show it.
+``plan_preparation`` checks a request, ``candidate_search`` selects the next candidates,
+``candidate_results`` stores their results and ``capacity_plan`` combines them. ``plan_confidence``
+has the uncertainty of the answer, ``plan_cost`` its cost, ``rate_cliff`` the results at other
+rates; ``plan_summary`` and ``plan_tables`` present the plan.
 """

@@ -1,4 +1,4 @@
-"""What is known of each candidate under each condition, and how more is found out."""
+"""Results of candidates under their conditions, and the runs that are still needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FigureValues = dict[str, float | None]
 
 
 class CandidateResults:
-    """The figures of the candidates of a case that have been tried."""
+    """Figures of the candidates of a case that have been tried."""
 
     def __init__(self, case: PlanCandidates) -> None:
         self.case = case
@@ -23,22 +23,23 @@ class CandidateResults:
         self.values: dict[tuple[int, PlanCondition], FigureValues] = {}
 
     def holds(self, candidate: int, condition: PlanCondition) -> bool | None:
-        """Whether all objectives hold there; None if that is not known."""
+        """Whether all objectives hold there; None if unknown."""
         values = self.values.get((candidate, condition))
         if values is None:
             return None
         return all(objective.holds(values) for objective in self.case.objectives)
 
     def verdict(self, candidate: int, conditions: Sequence[PlanCondition]) -> bool | None:
-        """Whether all objectives hold under all conditions; False as soon as one is known not to.
+        """Whether all objectives hold under all conditions; False if any known one fails.
 
-        None if that is not known.
+        None if unknown.
         """
         found = [self.holds(candidate, condition) for condition in conditions]
         return False if False in found else None if None in found else True
 
     def missing(self, candidate: int, conditions: Sequence[PlanCondition]) -> list[PlanCondition]:
-        """What has to be tried next to know the verdict: before a failure the run without."""
+        """Return the conditions to run next for a verdict; a failure needs the run without it
+        first."""
         if self.verdict(candidate, conditions) is not None:
             return []
         wanted = dict.fromkeys(
@@ -50,16 +51,16 @@ class CandidateResults:
         return [one for one in wanted if (candidate, one) not in self.values]
 
     def add(self, candidate: int, condition: PlanCondition, summary: Summary) -> None:
-        """Note what came of a run."""
+        """Store the result of a run."""
         self.summaries[candidate, condition] = summary
         self.values[candidate, condition] = compute_objective_figures(summary)
 
 
 @dataclass(frozen=True)
 class PlanQuestion:
-    """Which is the first candidate that meets the objectives under all these conditions?
+    """Question for the first candidate that meets the objectives under all these conditions.
 
-    The search begins at ``hint``, if there is one.
+    The search starts at ``hint``, if there is one.
     """
 
     board: CandidateResults
@@ -68,7 +69,7 @@ class PlanQuestion:
 
     @property
     def known(self) -> dict[int, bool]:
-        """The verdict on every candidate that has one."""
+        """Known verdicts by candidate."""
         verdicts = {
             candidate: self.board.verdict(candidate, self.conditions)
             for candidate in range(len(self.board.case.candidates))
@@ -76,7 +77,7 @@ class PlanQuestion:
         return {i: verdict for i, verdict in verdicts.items() if verdict is not None}
 
     def wanted(self, neighbours: int, exhaustive: bool) -> list[tuple[int, PlanCondition]]:
-        """The candidates to try next, and how; nothing if the answer is known."""
+        """Return the next candidates to try and their conditions; empty if the answer is known."""
         known, count = self.known, len(self.board.case.candidates)
         if exhaustive:
             probes = tuple(i for i in range(count) if i not in known)
@@ -96,9 +97,9 @@ def answer_questions(
     exhaustive: bool = False,
     advance: ProgressCallback | None = None,
 ) -> None:
-    """Try candidates until all questions have their answers, those of all questions at a time.
+    """Try candidates until all questions have answers, with the runs of all questions in one batch.
 
-    ``advance`` is told of how many runs how many are done. Raises RunsFailed.
+    ``advance`` gets the number of finished runs and the total. Raises RunsFailed.
     """
     while True:
         rounds = [(q.board, *one) for q in questions for one in q.wanted(neighbours, exhaustive)]
@@ -113,7 +114,7 @@ def run_candidates(
     bench: JobRunner,
     advance: ProgressCallback | None = None,
 ) -> None:
-    """Try candidates under conditions, and note what came of it. Raises RunsFailed."""
+    """Run candidates under conditions and store the results. Raises RunsFailed."""
     jobs = {}
     for board, candidate, condition in wanted:
         calm = board.summaries.get((candidate, condition.without_failure))

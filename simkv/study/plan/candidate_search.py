@@ -1,18 +1,19 @@
-"""Where to look next for the first candidate that meets the objectives.
+"""Search for the first candidate that meets the objectives.
 
-The candidates are numbers 0, 1, 2 … in an order in which later ones should do better: more
-replicas, a larger cache, a lower rate. What has been found out is ``known``: whether each candidate
-that was tried meets the objectives. Nothing here runs anything, and what is tried next depends on
-``known`` alone, so that a search that was interrupted goes on as if it had not been.
+Candidates are numbered 0, 1, 2 … so that later ones should do better: more replicas, a larger
+cache, a lower rate. ``known`` maps each candidate tried to whether it meets the objectives. Nothing
+here runs a simulation, and the next candidates depend on ``known`` alone, so an interrupted search
+resumes with the same steps.
 
     known = {}
     while probes := next_probes(known, 20):
         known |= {probe: meets(probe) for probe in probes}
-    edge(known)
+    find_edge(known)
 
-Schedulers are not monotone: a larger cache may starve somebody whom a smaller one served. So a
-candidate that meets the objectives counts only if its neighbours on the safe side do too, and the
-neighbours on the other side are tried as well; a surprise there doubles how far is looked.
+Schedulers are not monotone: a larger cache may starve a request that a smaller one served.
+Therefore a candidate that meets the objectives counts only if its neighbours on the safe side do,
+too. The neighbours on the other side are tried as well; an exception to monotonicity doubles the
+number of neighbours.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from collections.abc import Mapping
 
 KnownAnswers = Mapping[int, bool]
 
-#: So many candidates on both sides of an answer are tried.
+#: Number of candidates tried on each side of an answer.
 NEIGHBOURS = 2
-#: So many candidates are tried at a time where one would do, for there is more than one core. It
-#: does not follow the number of cores, so that all machines try the same ones.
+#: Number of candidates tried at a time where one would suffice, to use several cores. It does not
+#: depend on the number of cores, so that all machines try the same candidates.
 PROBES_AT_ONCE = 2
-#: If none of those tried meets the objectives, so many more in between are.
+#: Number of further candidates to try in between if none tried so far meets the objectives.
 SCAN_PROBES = 5
 
 
@@ -37,11 +38,12 @@ def next_probes(
     width: int = PROBES_AT_ONCE,
     hint: int | None = None,
 ) -> tuple[int, ...]:
-    """The candidates of ``count`` to try next; none if the search is over.
+    """Return the candidates, out of ``count``, to try next; empty when the search has ended.
 
-    Bracket, bisect, check the neighbours. A bracket's ends need not have been tried: before the
-    first candidate none meets the objectives, after the last one all would. With a ``hint`` it
-    begins there, and goes on in growing strides: from 0 at first 0, then 1 and 3, then 7 and 15.
+    The search brackets, bisects and checks the neighbours. The ends of a bracket may be virtual:
+    the position before the first candidate fails, the one after the last succeeds. With a ``hint``
+    the search starts there and continues in growing strides: for hint 0 with 0, then 1 and 3, then
+    7 and 15.
     """
     if not known:
         if hint is None:
@@ -64,13 +66,14 @@ def next_probes(
 
 
 def _between(low: int, high: int, width: int) -> tuple[int, ...]:
-    """Up to ``width`` places between two others, evenly."""
+    """Return up to ``width`` evenly spaced places between two others."""
     places = [low + (high - low) * step // (width + 1) for step in range(1, width + 1)]
     return tuple(sorted({min(max(place, low + 1), high - 1) for place in places}))
 
 
 def find_edge(known: KnownAnswers, neighbours: int = NEIGHBOURS) -> int | None:
-    """The first candidate that meets the objectives, as does all that is known just above it."""
+    """Return the first candidate that meets the objectives together with its known neighbours
+    above."""
     reach = _reach(known, neighbours)
     bad = [i for i in known if not known[i]]
     for found in sorted(i for i in known if known[i]):
@@ -80,7 +83,7 @@ def find_edge(known: KnownAnswers, neighbours: int = NEIGHBOURS) -> int | None:
 
 
 def find_nonmonotone_candidates(known: KnownAnswers) -> list[int]:
-    """Candidates that do not meet the objectives although an earlier one does."""
+    """Return candidates that fail the objectives although an earlier one meets them."""
     first = min((i for i in known if known[i]), default=None)
     return sorted(i for i in known if first is not None and i > first and not known[i])
 
@@ -94,18 +97,18 @@ def _unknown(known: KnownAnswers, wanted: list[int], most: int) -> tuple[int, ..
 
 
 def _spread(count: int) -> list[int]:
-    """Places evenly between the ends, the upper ones first."""
+    """Return evenly spaced places between the ends, the upper ones first."""
     return [count - 1 - count * step // (SCAN_PROBES + 1) for step in range(1, SCAN_PROBES + 1)]
 
 
 def _upwards(known: KnownAnswers, count: int) -> tuple[int, ...]:
-    """Nothing holds so far, and the end has not been tried: in growing strides towards it."""
+    """Return the next candidates in growing strides upwards: all known candidates fail."""
     highest, stride = max(known), max(known) - min(known) + 1
     steps = {min(highest + stride, count - 1), min(highest + 3 * stride, count - 1)}
     return tuple(sorted(steps - {highest}))
 
 
 def _downwards(known: KnownAnswers) -> tuple[int, ...]:
-    """All that was tried holds, and the end has not been: in growing strides towards it."""
+    """Return the next candidates in growing strides downwards: no known candidate fails."""
     lowest, stride = min(known), max(known) - min(known) + 1
     return tuple(sorted({max(lowest - stride, 0), max(lowest - 3 * stride, 0)}))

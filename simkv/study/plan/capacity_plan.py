@@ -1,8 +1,10 @@
-"""A plan from beginning to end: which candidate is the answer, how sure that is, what binds it.
+"""Make a capacity plan: find the answer, its uncertainty and its binding objectives.
 
-request = PlanRequest(smallest="fleet.replicas=1..20", objectives=["starved<=0"])
-with bench_for(None) as bench:
-    plan = make_plan(prepare(Path("scenario.yaml"), request)[0], bench)
+Example:
+
+    request = PlanRequest(smallest="fleet.replicas=1..20", objectives=["starved<=0"])
+    with open_pooled_runner(None) as bench:
+        plan = make_plan(prepare(Path("scenario.yaml"), request)[0], bench)
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ from simkv.study.plan.rate_cliff import RateResult, cliff
 
 @dataclass(frozen=True)
 class ObjectiveStatus:
-    """How an objective stands at the answer: its worst ``value``, and the ``slack`` to its limit.
+    """An objective at the answer: its worst ``value``, and the ``slack`` to its limit.
 
-    ``slack`` is per limit; ``slack_before`` is that at the next candidate before the answer, which
-    does not meet the objectives: where it is negative, the objective binds; if that is so with a
-    replica failing only, ``by_failure``.
+    ``slack`` is relative to the limit. ``slack_before`` is the slack at the candidate before the
+    answer, which fails the objectives: the objective binds if it is negative, and binds
+    ``by_failure`` if that is so only while a replica fails.
     """
 
     objective: Objective
@@ -42,17 +44,17 @@ class ObjectiveStatus:
 
     @property
     def binds(self) -> bool:
-        """Whether the candidate before fails this objective."""
+        """Whether the previous candidate fails this objective."""
         return self.slack_before is not None and self.slack_before < 0
 
 
 @dataclass(frozen=True)
 class CapacityPlan:
-    """What came of it. Answers are places among the candidates; ``value`` tells what they are.
+    """Result of a plan. Answers are indices of candidates; ``value`` converts them to knob values.
 
-    ``answers`` are those of the single seeds, ``by_error`` those within the profile's error.
-    ``islands`` meet the objectives although a later candidate does not. ``held_back`` is whether
-    the answer holds on the other scenario, and the answer there.
+    ``answers`` are those of the individual seeds, ``by_error`` those within the profile's error.
+    ``isolated_answers`` meet the objectives although a later candidate does not. ``held_back`` is
+    whether the answer holds on the held-out scenario, the answer there, and its results.
     """
 
     prepared: PreparedPlan
@@ -68,12 +70,12 @@ class CapacityPlan:
     held_back: tuple[bool, int | None, CandidateResults] | None
 
     def value(self, candidate: int | None) -> Number | None:
-        """The value of the knob at a candidate's place."""
+        """Return the value of the knob for a candidate's index."""
         return None if candidate is None else self.prepared.case.candidates[candidate]
 
     @property
     def gpus(self) -> int:
-        """GPUs of the answer; 0 without one."""
+        """Number of GPUs of the answer; 0 without an answer."""
         if self.answer is None:
             return 0
         scenario = self.prepared.case.scenario(self.answer)
@@ -81,12 +83,12 @@ class CapacityPlan:
 
     @property
     def by_seed(self) -> AnswerRange:
-        """The least and the greatest answer of a seed."""
+        """The lowest and highest answer of the individual seeds."""
         return find_answer_range(self.answers)
 
     @property
     def binding(self) -> list[ObjectiveStatus]:
-        """The objectives that the candidate before fails, first the one that it misses by most."""
+        """Objectives that the previous candidate fails, the most violated first."""
         found = [held for held in self.objectives if held.binds]
         return sorted(found, key=lambda held: (held.slack_before or 0.0, str(held.objective)))
 
@@ -94,9 +96,9 @@ class CapacityPlan:
 def make_plan(
     prepared: PreparedPlan, bench: JobRunner, advance: ProgressCallback | None = None
 ) -> CapacityPlan:
-    """Find the answer, by running what is not done yet. Raises RunsFailed.
+    """Find the answer with the runs that are not done yet. Raises RunsFailed.
 
-    ``advance`` is told of how many runs that are wanted now how many are done.
+    ``advance`` gets the number of finished runs and the total of the current batch.
     """
     board = CandidateResults(prepared.case)
 
@@ -105,7 +107,7 @@ def make_plan(
             questions, bench, prepared.asked.neighbours, prepared.asked.exhaustive, advance
         )
 
-    # the smallest: from the cheap end in growing strides, so that little that is too large is tried
+    # For the smallest, start at the cheap end in growing strides to avoid oversized candidates.
     first = 0 if prepared.asked.smallest else None
     nominal = PlanQuestion(board, prepared.nominal, first)
     single = [PlanQuestion(board, prepared.of(repeat), first) for repeat in range(prepared.repeats)]
@@ -159,7 +161,7 @@ def make_plan(
 def _held(
     objective: Objective, board: CandidateResults, answer: int | None, prepared: PreparedPlan
 ) -> ObjectiveStatus:
-    """How an objective stands at the answer, or if there is none at the last candidate."""
+    """Return the status of an objective at the answer, or else at the last candidate."""
     last = len(prepared.case.candidates) - 1
     here = last if answer is None else answer
     before = last if answer is None else answer - 1
@@ -180,7 +182,7 @@ def _worst(
     candidate: int,
     conditions: Sequence[PlanCondition],
 ) -> float | None:
-    """The worst value of an objective's figure under those conditions that have been tried."""
+    """Return the worst value of an objective's figure under the conditions that have been tried."""
     found: list[Mapping[str, float | None]] = [
         board.values[candidate, one] for one in conditions if (candidate, one) in board.values
     ]
@@ -188,7 +190,7 @@ def _worst(
 
 
 def _cost(prepared: PreparedPlan, board: CandidateResults, answer: int | None) -> PlanCost | None:
-    """What the answer costs, by the first seed; None without an answer or a price."""
+    """Return the cost of the answer for the first seed; None without an answer or a price."""
     if prepared.price is None or answer is None:
         return None
     summary = board.summaries[answer, PlanCondition()]
@@ -204,7 +206,7 @@ def _cost(prepared: PreparedPlan, board: CandidateResults, answer: int | None) -
 
 
 def count_gpus(scenario: Scenario, per_replica: int | None) -> int:
-    """GPUs of all replicas: ``per_replica``, or as many as the hardware of each says."""
+    """Return the GPUs of all replicas: ``per_replica`` each, by default those of their hardware."""
     groups = scenario.fleet.groups if scenario.fleet else [ReplicaGroup()]
     return sum(
         group.count * (per_replica or costs.gpus)

@@ -1,4 +1,4 @@
-"""What a plan chooses from: the candidates of a scenario, each under several conditions."""
+"""Candidates of a plan: variants of a scenario, each under several conditions."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ Number = int | float
 
 @dataclass(frozen=True)
 class PlanCondition:
-    """How a candidate is tried: with the seed of a ``repeat``, with one replica failing if
-    ``failing``, and on one ``side`` of the profile's error, ``cheaper`` or ``dearer``."""
+    """Condition of a candidate's run: the seed of a ``repeat``, one replica ``failing`` or not, and
+    a ``side`` of the profile's error, ``cheaper`` or ``dearer``."""
 
     side: ErrorSide | None = None
     failing: bool = False
@@ -39,19 +39,18 @@ class PlanCondition:
 
     @property
     def without_failure(self) -> PlanCondition:
-        """The same without a failure."""
+        """The same condition without a failure."""
         return PlanCondition(self.side, False, self.repeat)
 
 
 @dataclass(frozen=True)
 class PlanCandidates:
-    """A scenario's variant at any value of a knob.
+    """A scenario's variant with a knob at each of the ``candidates``.
 
-    ``candidates`` are the values in the order of the search: later ones should do better.
-    ``limits`` (ms) are those of goodput, ``factors`` on steps are those of the profile's error,
-    with ``own_error`` as the profile itself knows it, out of range too.
-    With ``survive`` runs tell when a failure would be worst. ``option`` is by which the knob was
-    given.
+    ``candidates`` are knob values in search order: later ones should do better. ``limits`` (ms) are
+    those of goodput. ``factors`` scale steps by the profile's error; with ``own_error`` the profile
+    applies its own error, including outside its range. With ``survive``, runs record the worst time
+    for a failure. ``option`` is the command option that named the knob.
     """
 
     document: YamlDocument
@@ -68,7 +67,7 @@ class PlanCandidates:
     _scenarios: dict[int, Scenario] = field(default_factory=dict, compare=False, repr=False)
 
     def scenario(self, candidate: int) -> Scenario:
-        """The scenario at a candidate's place. Raises InputError if it is not one."""
+        """Return the scenario of a candidate's index. Raises InputError if it is invalid."""
         if candidate not in self._scenarios:
             given = format_assignment(self.knob, self.candidates[candidate])
             document = YamlDocument(self.document.path, copy(self.document.tree))
@@ -83,14 +82,14 @@ class PlanCandidates:
 
     @property
     def folder(self) -> Path:
-        """Where the scenario's files are."""
+        """Directory of the scenario's files."""
         return self.document.path.parent.resolve()
 
     def job(
         self, candidate: int, condition: PlanCondition, calm: Mapping[str, Any] | None = None
     ) -> SimulationJob:
-        """What has to be run to try a candidate; with a failure it needs what came of the ``calm``
-        run without."""
+        """Return the job that tries a candidate; a condition with a failure needs the summary of
+        the ``calm`` run without it."""
         scenario = self.tried(self.scenario(candidate), condition)
         if condition.failing:
             assert calm is not None
@@ -98,11 +97,11 @@ class PlanCandidates:
         return self.job_of(scenario)
 
     def job_of(self, scenario: Scenario) -> SimulationJob:
-        """What has to be run to know the objectives' figures of a scenario."""
+        """Return the job that computes the objectives' figures of a scenario."""
         return make_job(scenario, self.folder, self.limits, peak=self.survive)
 
     def tried(self, scenario: Scenario, condition: PlanCondition) -> Scenario:
-        """The scenario with the seed of a condition, and its steps as dear."""
+        """Return the scenario with the seed and the step costs of a condition."""
         scenario = reseed_scenario(scenario, condition.repeat)
         if condition.side is None:
             return scenario
@@ -116,9 +115,9 @@ class PlanCandidates:
 
 
 def parse_candidates(text: str, largest: bool) -> tuple[str, tuple[Number, ...]]:
-    """A knob and its candidates, written as for ``--over``, in the order of the search.
+    """Parse a knob and its candidates, written as for ``--over``; return them in search order.
 
-    Raises InputError if that makes no sense, or if the candidates are no numbers.
+    Raises InputError if the text is invalid or the candidates are not numbers.
     """
     option = "--largest" if largest else "--smallest"
     try:
@@ -135,9 +134,9 @@ def parse_candidates(text: str, largest: bool) -> tuple[str, tuple[Number, ...]]
 
 
 def select_variants(path: Path, overrides: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """The variants of a scenario file to plan for; all if none is ``wanted``.
+    """Return the variants of a scenario file to plan for; all if ``wanted`` is empty.
 
-    Raises InputError for a name that is not one.
+    Raises InputError for an unknown name.
     """
     known = variant_names(read_document(path), overrides)
     for name in wanted:

@@ -1,4 +1,4 @@
-"""How sure an answer is: over the chance in the workload, and over the error of the profile."""
+"""Uncertainty of a plan's answer: randomness of the workload and error of the profile."""
 
 from __future__ import annotations
 
@@ -12,41 +12,43 @@ from simkv.costs.scaled_executor import ErrorSide, StepKind, compute_step_scales
 
 @dataclass(frozen=True)
 class AnswerRange:
-    """From ``low`` to ``high``, places in the order of the candidates; None is beyond the last."""
+    """Range of candidate indices from ``low`` to ``high``; None is beyond the last candidate."""
 
     low: int | None
     high: int | None
 
 
 def find_answer_range(answers: Sequence[int | None]) -> AnswerRange:
-    """The least and the greatest of some answers; None, no candidate, is the greatest of all."""
+    """Return the lowest and highest answer; None, no candidate, is above all others."""
     known = [answer for answer in answers if answer is not None]
     low = min(known, default=None)
     return AnswerRange(low, max(known) if len(known) == len(answers) and known else None)
 
 
 def coverage_of_range(repeats: int) -> float:
-    """How surely the answers of independent repeats enclose the median of all answers.
+    """Return the confidence that the range of independent answers contains their median.
 
-    The least and the greatest of n values both lie on one side of the median of their distribution
-    with the chance 2 * 2 ** -n at most, whatever it is (the interval of the sign test).
+    All n values lie on one side of the median of their distribution with probability at most 2 * 2
+    ** -n, for any distribution (the interval of the sign test).
     """
     return 1.0 - 2.0 * 0.5**repeats if repeats > 1 else 0.0
 
 
 def bound_violated_share(repeats: int, confidence: float = 0.95) -> float:
-    """If n of n repeats held, at most this share of all would not, with that confidence.
+    """Return the upper bound on the fraction of seeds that fail if all ``repeats`` held.
 
-    The upper end of the one-sided interval of Clopper and Pearson.
+    This is the upper end of the one-sided Clopper-Pearson interval.
     """
     return float(1.0 - (1.0 - confidence) ** (1.0 / repeats))
 
 
 @dataclass(frozen=True)
 class ProfileError:
-    """The error of a profile: factors on its steps by kind, one way and the other, and a word on
-    where they come from. No factors if no error is known. With ``own`` it is the profile's, and
-    grows out of its range."""
+    """Error of a profile: factors on its steps by side and kind, and a ``note`` on their source.
+
+    ``factors`` is empty if no error is known. With ``own``, the error is the profile's and grows
+    outside its range.
+    """
 
     factors: dict[ErrorSide, dict[StepKind, float]]
     note: str
@@ -54,10 +56,10 @@ class ProfileError:
 
 
 def find_profile_error(profile: CostProfile, given: float | None) -> ProfileError:
-    """What the profile says of its own error, or the relative error that the user has ``given``.
+    """Return the profile's own error, or the relative error ``given`` by the user.
 
-    The profile's is that of the intervals in ``simkv.metrics.fidelity``. All steps are off the same
-    way.
+    The profile's error is that of the intervals in ``simkv.metrics.fidelity``. All steps deviate in
+    the same direction.
     """
     sides: tuple[ErrorSide, ...] = ("cheaper", "dearer")
     if given is not None:

@@ -1,6 +1,6 @@
-"""What a plan costs, from a table of prices that the user gives.
+"""Compute the cost of a plan from a table of prices given by the user.
 
-The table says what an hour of one GPU costs, in YAML or CSV; there is no price in simkv:
+The table has the price of an hour of one GPU, in YAML or CSV; simkv has no prices of its own:
 
     H100: 2.49
     L4: 0.71
@@ -23,10 +23,10 @@ from simkv.scenario.yaml_document import YamlDocument, read_document
 
 @dataclass(frozen=True)
 class PlanCost:
-    """Of a fleet of ``gpus``: per hour, and per million tokens at the rate of the plan's run.
+    """Cost of ``gpus`` GPUs per hour, and per million tokens at the rate of the plan's run.
 
-    In the unit of the price table. Per million output tokens, and per million of prompts and
-    output together; None where nothing was served.
+    In the unit of the price table, per million output tokens and per million prompt and output
+    tokens; None if nothing was served.
     """
 
     gpu: str
@@ -37,7 +37,7 @@ class PlanCost:
 
 
 def read_prices(path: Path) -> dict[str, float]:
-    """Price of an hour of a GPU by its name. Raises InputError with file, line and field."""
+    """Return the price of a GPU hour by GPU name. Raises InputError with file, line and field."""
     if path.suffix.lower() == ".csv":
         return _from_csv(path)
     document = read_document(path)
@@ -54,7 +54,7 @@ def _price(document: YamlDocument, name: Any) -> float:
 
 
 def _from_csv(path: Path) -> dict[str, float]:
-    """Two columns, ``gpu`` and ``price_per_hour``, in any order and among others."""
+    """Read the columns ``gpu`` and ``price_per_hour``, in any order and among others."""
     text = read_text(path, "utf-8-sig")
     rows = csv.DictReader(StringIO(text))
     missing = {"gpu", "price_per_hour"} - set(rows.fieldnames or ())
@@ -80,7 +80,7 @@ def _is_price(value: float) -> bool:
 
 
 def find_price(gpu: str, prices: dict[str, float], path: str) -> float:
-    """The price of a GPU hour, by any name of the GPU. Raises InputError if there is none."""
+    """Return the price of a GPU hour by any name of the GPU. Raises InputError if missing."""
     by_name = {_one_name(name): price for name, price in prices.items()}
     if _one_name(gpu) in by_name:
         return by_name[_one_name(gpu)]
@@ -91,7 +91,7 @@ def find_price(gpu: str, prices: dict[str, float], path: str) -> float:
 
 
 def _one_name(gpu: str) -> str:
-    """A GPU's name in the table of GPUs, or for one that is not there its own in lower case."""
+    """Return a GPU's name in the GPU catalog, or its own name in lower case if it is not there."""
     known = known_gpu(gpu)
     return known.name if known else gpu.casefold()
 
@@ -99,7 +99,7 @@ def _one_name(gpu: str) -> str:
 def compute_cost(
     gpu: str, per_gpu_hour: float, gpus: int, seconds: float, prompt: int, output: int
 ) -> PlanCost:
-    """The cost of so many GPUs that served so many tokens in so many seconds."""
+    """Return the cost of ``gpus`` GPUs that processed the tokens in ``seconds``."""
     per_hour = per_gpu_hour * gpus
     spent = per_hour * seconds / 3600.0
 

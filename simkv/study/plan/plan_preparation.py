@@ -1,4 +1,4 @@
-"""What is asked of a plan, and everything that it needs, checked before anything is run."""
+"""Check a plan request and everything that it needs before any run."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from simkv.study.plan.plan_request import PlanRequest
 from simkv.study.random_seeds import find_seed, make_unseeded_error
 from simkv.study.sweep_axes import format_assignment, grid, parse_axis
 
-#: So many repeats, where the workload is drawn by chance: the least for which the range of their
-#: answers holds the median with 95 % confidence.
+#: Default number of repeats of a random workload: the smallest number whose range of answers
+#: contains the median with 95 % confidence.
 REPEATS = 6
 
 
@@ -34,8 +34,8 @@ REPEATS = 6
 class PreparedPlan:
     """Everything that a plan for one variant needs, checked.
 
-    ``repeats`` is 1 where nothing is drawn by chance. ``price`` is of an hour of one ``gpu``.
-    ``point`` are the values of ``each`` that it is for.
+    ``repeats`` is 1 if nothing is random. ``price`` is that of an hour of one ``gpu``. ``point``
+    are the values of ``each`` for this plan.
     """
 
     name: str
@@ -50,32 +50,32 @@ class PreparedPlan:
 
     @property
     def label(self) -> str:
-        """What tells it from the others: its variant and the values of ``each``."""
+        """Label among several plans: the variant and the values of ``each``."""
         own = [] if self.case.variant == "run" else [self.case.variant]
         return " ".join([*own, self.point] if self.point else own)
 
     @property
     def nominal(self) -> tuple[PlanCondition, ...]:
-        """The conditions that the answer must stand."""
+        """Conditions that the answer must satisfy."""
         return tuple(one for repeat in range(self.repeats) for one in self.of(repeat))
 
     def of(self, repeat: int, side: ErrorSide | None = None) -> tuple[PlanCondition, ...]:
-        """The conditions with one seed, calm and, if asked for, with a failure."""
+        """Return the conditions of one seed: without a failure and, if requested, with one."""
         calm = PlanCondition(side, False, repeat)
         return (calm, replace(calm, failing=True)) if self.asked.survive else (calm,)
 
     def on(self, side: ErrorSide) -> tuple[PlanCondition, ...]:
-        """All conditions on one side of the profile's error."""
+        """Return all conditions on one side of the profile's error."""
         return tuple(one for repeat in range(self.repeats) for one in self.of(repeat, side))
 
 
 def prepare(
     path: Path, request: PlanRequest, left_out: Callable[[str], None] | None = None
 ) -> list[PreparedPlan]:
-    """Check all that is asked for; one plan per variant and combination of ``each``.
+    """Check the request; return one plan per variant and combination of ``each``.
 
-    Raises InputError for what is wrong. A combination that cannot be, as weights that do not fit,
-    is told to ``left_out``, unless all are so.
+    Raises InputError for invalid input. An impossible combination, such as weights that do not fit,
+    is reported to ``left_out``, unless all combinations are impossible.
     """
     asked = request.over(read_plan_section(_overridden(path, request.overrides)), path.parent)
     if bool(asked.smallest) == bool(asked.largest):
@@ -141,7 +141,7 @@ def _prepared(
 
 
 def _overridden(path: Path, overrides: Sequence[str]) -> YamlDocument:
-    """The scenario file with the overrides that apply to all candidates."""
+    """Return the scenario file with the overrides that apply to all candidates."""
     document = read_document(path)
     for override in overrides:
         document.override(override)

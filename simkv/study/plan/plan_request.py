@@ -1,4 +1,4 @@
-"""What may be asked of a plan. The command, ``simkv.plan`` and the section of a file follow it."""
+"""Fields of a plan request, shared by the command, ``simkv.plan`` and the section of a file."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from simkv.study.sweep_axes import format_assignment
 
 
 class PlanRequest(PlanSection):
-    """What is asked for; what is not, or is empty, is taken from the scenario's ``plan`` section.
+    """A plan request; missing or empty fields come from the scenario's ``plan`` section.
 
-    ``held_back`` are overrides that make another scenario of it, on which the answer is checked.
+    ``held_back`` are overrides that define a held-out scenario to check the answer on.
     """
 
     model_config = ConfigDict(strict=False)
@@ -62,7 +62,7 @@ class PlanRequest(PlanSection):
     @field_validator("objectives", "overrides", "variants", "each", "held_back", mode="before")
     @classmethod
     def _several(cls, given: str | Mapping[str, Any] | Iterable[str]) -> tuple[str, ...]:
-        """One text, several, or values by the paths of their fields."""
+        """Convert one text, several texts, or values by field path to a tuple."""
         if isinstance(given, Mapping):
             return tuple(format_assignment(path, value) for path, value in given.items())
         return (given,) if isinstance(given, str) else tuple(given)
@@ -78,7 +78,7 @@ class PlanRequest(PlanSection):
         return str(given)
 
     def over(self, section: PlanSection, folder: Path) -> PlanRequest:
-        """Complete with what ``section`` of a file in ``folder`` says."""
+        """Return the request completed with the ``section`` of a file in ``folder``."""
         asked, said = _given(self), _given(section)
         if asked.keys() & {"smallest", "largest"}:
             said = {name: said[name] for name in said if name not in ("smallest", "largest")}
@@ -93,7 +93,7 @@ def _given(section: PlanSection) -> dict[str, Any]:
 
 
 def parse_plan_request(given: Mapping[str, Any]) -> PlanRequest:
-    """The request with these fields; None is as if not given. Raises InputError, by the option."""
+    """Return the request with these fields; None means not given. Raises InputError by option."""
     fields = {name: value for name, value in given.items() if value is not None}
     try:
         return PlanRequest(**fields)
@@ -105,18 +105,18 @@ def parse_plan_request(given: Mapping[str, Any]) -> PlanRequest:
 
 
 def find_option(name: str) -> str:
-    """The option of a field."""
+    """Return the command option of a field."""
     return find_option_flag(name).name or f"--{name.replace('_', '-')}"
 
 
 def find_option_flag(name: str) -> PlanOption:
-    """What the field says of its option."""
+    """Return the option metadata of a field."""
     found = (one for one in PlanRequest.model_fields[name].metadata if isinstance(one, PlanOption))
     return next(found, PlanOption())
 
 
 def find_bounds(name: str) -> tuple[Any, Any]:
-    """The least and the most that a number may be; None where it has no bound."""
+    """Return the lower and upper bound of a numeric field; None if there is no bound."""
     rules = PlanRequest.model_fields[name].metadata
     least = next((one.ge for one in rules if isinstance(one, Ge)), None)
     return least, next((one.le for one in rules if isinstance(one, Le)), None)

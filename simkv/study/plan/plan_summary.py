@@ -1,4 +1,4 @@
-"""A plan in words, a line each."""
+"""Summarize a plan as lines of text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simkv.study.plan.plan_confidence import AnswerRange, bound_violated_share, 
 
 
 def describe_plan(plan: CapacityPlan) -> list[str]:
-    """The answer, how sure it is, what binds it, what it costs."""
+    """Describe the answer, its uncertainty, its binding objectives and its cost."""
     prepared, case = plan.prepared, plan.prepared.case
     superlative = "largest" if prepared.asked.largest else "smallest"
     name = f"{prepared.name}, {prepared.label}" if prepared.label else prepared.name
@@ -26,7 +26,7 @@ def describe_plan(plan: CapacityPlan) -> list[str]:
 
 
 def _fidelity(plan: CapacityPlan) -> list[str]:
-    """What ``simkv run`` says of the run at the answer, by the first seed: range and error."""
+    """Return the notes and fidelity of ``simkv run`` at the answer, for the first seed."""
     last = len(plan.prepared.case.candidates) - 1
     tried = last if plan.answer is None else plan.answer
     summary = plan.board.summaries.get((tried, PlanCondition()))
@@ -36,7 +36,7 @@ def _fidelity(plan: CapacityPlan) -> list[str]:
 
 
 def compare_plans(plans: Sequence[CapacityPlan]) -> list[str]:
-    """Which of several plans costs least; without prices, which needs the fewest GPUs."""
+    """Rank several plans by cost; without prices, by the number of GPUs."""
     met = [plan for plan in plans if plan.answer is not None]
     if len(plans) < 2 or not plans[0].prepared.point or not met:
         return []
@@ -148,5 +148,5 @@ def _others(plan: CapacityPlan) -> list[str]:
 
 
 def format_value(value: Number | None) -> str:
-    """A value of the knob."""
+    """Format a value of the knob."""
     return "none" if value is None else f"{value:.12g}"

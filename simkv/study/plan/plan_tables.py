@@ -1,4 +1,4 @@
-"""A plan as tables and as plain data."""
+"""Convert a plan to tables and plain data."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from simkv.study.sweep.sweep_table import flatten_figures, make_typed_frame
 
 
 def evaluations(plan: CapacityPlan) -> pd.DataFrame:
-    """A row per run that the search made, in order of the knob.
+    """Return a row per run of the search, in order of the knob.
 
-    ``variant``, the knob, ``repeat``, ``side`` of the profile's error and whether one replica was
-    ``failing``; ``holds`` and ``misses`` (the objectives that do not); the figures of summary.json
-    and those that are worked out from them; ``held_back`` tells runs of the other scenario.
+    Columns: ``variant``, the knob, ``repeat``, ``side`` of the profile's error and whether one
+    replica was ``failing``; ``holds`` and ``misses`` (the violated objectives); the figures of
+    summary.json and those derived from them; ``held_back`` marks runs of the held-out scenario.
     """
     rows = _evaluated(plan.board, held_back=False)
     if plan.held_back:
@@ -32,7 +32,7 @@ def evaluations(plan: CapacityPlan) -> pd.DataFrame:
 
 
 def _labelled(plan: CapacityPlan, row: dict[str, Any]) -> dict[str, Any]:
-    """A row that says for which combination of ``--over`` it is, where there are several."""
+    """Return a row with its combination of ``--over``, if there are several."""
     return {"over": plan.prepared.point, **row} if plan.prepared.point else row
 
 
@@ -60,7 +60,7 @@ def _evaluated(board: CandidateResults, held_back: bool) -> list[dict[str, Any]]
 
 
 def cliff_table(plan: CapacityPlan) -> pd.DataFrame:
-    """A row per run at another rate: ``rate`` (requests per second), the rest as above."""
+    """Return a row per run at another rate: ``rate`` (requests per second), the rest as above."""
     return make_typed_frame([_labelled(plan, _at_rate(plan, point)) for point in plan.points])
 
 
@@ -92,7 +92,7 @@ def _figures(summary: Summary, values: dict[str, float | None] | Any) -> dict[st
 
 
 def to_json(plan: CapacityPlan) -> dict[str, Any]:
-    """The answer and all that is said of it; numbers that are not there are null."""
+    """Return the answer and its details; missing numbers are null."""
     prepared, case = plan.prepared, plan.prepared.case
     by_seed = plan.by_seed
     found: dict[str, Any] = {
