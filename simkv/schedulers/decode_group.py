@@ -120,14 +120,14 @@ class DecodeGroup(Generic[R]):
         return (round_ * (steps // self.block_size + 1))[:steps]
 
     def stopped(self, steps: int) -> list[R]:
-        """Return the members that reach their ``stop_length`` within ``steps`` steps, each once."""
+        """Return members that reach ``stop_length`` by the group's step ``steps`` (once each)."""
         found: list[R] = []
         while (stop := self.next_stop()) is not None and stop <= steps:
             found.append(self.members[heappop(self._stops)[1]])
         return found
 
     def next_stop(self) -> int | None:
-        """Return the number of steps until the first member reaches its ``stop_length``."""
+        """Return the group's step at which the first member reaches ``stop_length``, or None."""
         stops = self._stops
         while stops:
             stop, i, joined = stops[0]

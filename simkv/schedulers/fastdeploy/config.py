@@ -84,25 +84,25 @@ class FastDeployConfig:
     reserve_init: Annotated[int, Ge(0), KnobSource("resource_manager_v1.py")] = 16
     """After a preemption, blocks per running request that an admission must leave free."""
     reserve_decay: Annotated[float, Ge(0), KnobSource("resource_manager_v1.py")] = 0.025
-    """Decrease of this reserve with each call that schedules work."""
+    """Decrease of the block reserve with each call that schedules work."""
     reserve_min: Annotated[int, Ge(0), KnobSource("resource_manager_v1.py")] = 0
-    """Lower bound of the reserve, in blocks per running request."""
+    """Lower bound of the block reserve, in blocks per running request."""
     use_new_token_ratio_reserve: Annotated[
         Literal[0, 1], Env("FD_USE_NEW_TOKEN_RATIO_RESERVE", "#7444")
     ] = 1
-    """1 keeps a share of max_tokens free per running request; 0 uses the fixed reserve."""
+    """1 reserves a share of max_tokens per running request; 0 uses the fixed reserve."""
     init_new_token_ratio: Annotated[float, Ge(0), Le(1), KnobSource("#7038, #7444")] = 0.7
-    """Initial value of this share."""
+    """Initial value of the reserved share."""
     min_new_token_ratio: Annotated[float, Ge(0), Le(1), KnobSource("#7444")] = 0.1
-    """Lower bound of the share."""
+    """Lower bound of the reserved share."""
     new_token_ratio_decay: Annotated[float, Ge(0), KnobSource("#7444")] = 0.001
-    """Decrease of the share with each call that schedules work."""
+    """Decrease of the reserved share with each call that schedules work."""
     clip_max_new_tokens: Annotated[int, Gt(0), KnobSource("#7444")] = 4096
-    """Maximum number of remaining output tokens counted per request."""
+    """Maximum number of remaining output tokens counted per request in the reserve."""
     min_new_token_ratio_factor: Annotated[float, Ge(0), Le(1), KnobSource("#7038, its text")] = 0.3
-    """Lower bound of the share, as a fraction of its initial value."""
+    """Lower bound of the reserved share, as a fraction of its initial value."""
     new_token_ratio_decay_steps: Annotated[int, Gt(0), KnobSource("#7038")] = 600
-    """Number of decode calls in which the share decreases to its lower bound."""
+    """Number of decode calls in which the reserved share decreases to its lower bound."""
     clip_max_new_tokens_estimation: Annotated[int, Gt(0), KnobSource("#7038")] = 4096
     """Maximum number of a request's max_tokens that are reserved."""
     chunked_prefill_size: Annotated[int, Gt(0), KnobSource("#7038")] = 8192

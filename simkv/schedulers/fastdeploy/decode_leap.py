@@ -55,7 +55,7 @@ def _growth(manager: ResourceManager, steps: int) -> Counter[int]:
 
 
 def _agree(manager: ResourceManager, worker: FastDeployWorker) -> bool:
-    """Whether only decodes are in progress and engine and worker have the same state of them."""
+    """Return whether engine and worker have the same state and only decodes are in progress."""
     if not manager.running or manager.pending or manager.active or worker.flags:
         return False
     busy = sum(slot.state != "idle" for slot in worker.slots.values())

@@ -107,7 +107,7 @@ class PreBucketScheduler(MistralrsScheduler):
         return q.length // self.config.block_size + 1
 
     def _can_allocate(self, q: Sequence) -> Literal["ok", "later", "impossible"]:
-        """Whether ``q`` fits; every "later" is counted until ``q`` ends."""
+        """Return whether ``q`` fits; every "later" is counted until ``q`` ends."""
         if self._need(q) > self.pool.num_blocks:
             return "impossible"
         if self._need(q) > self.pool.free:

@@ -71,7 +71,7 @@ UNLIMITED_STEPS = 1 << 62
 
 
 def has_other_modality(q: Sequence, batch: list[Sequence]) -> bool:
-    """Whether exactly one of ``q`` and the first of ``batch`` has images."""
+    """Return whether exactly one of ``q`` and the first of ``batch`` has images."""
     return bool(batch) and batch[0].has_images != q.has_images
 
 
@@ -178,7 +178,7 @@ class MistralrsScheduler:
         return steps
 
     def _counts_failures(self) -> bool:
-        """Whether a step only counts a failed admission of the head of the queue."""
+        """Return whether a step only counts a failed admission of the head of the queue."""
         batch = self._batch
         something = batch or batch.preempted or batch.ignored or batch.lost or batch.aside
         waits = self.waiting and not self.running and self._why == "blocks"
@@ -224,12 +224,12 @@ class MistralrsScheduler:
         raise NotImplementedError
 
     def _order_flips(self) -> bool:
-        """Whether equal arrivals change their order in every step, because a stable sort is
+        """Return whether equal arrivals change their order in every step, because a stable sort is
         reversed."""
         return len({q.prompt.arrival for q in self.running}) < len(self.running)
 
     def _capped(self) -> bool:
-        """Whether too many sequences run for the queue to be considered."""
+        """Return whether too many sequences run for the queue to be considered."""
         raise NotImplementedError
 
     def _meets_others(self) -> int:

@@ -39,8 +39,8 @@ class SglangConfig:
     page_size: Annotated[int, Gt(0), Flag("--page-size")] = 1
     """Tokens per page, the allocation unit of the KV pool."""
     max_running_requests: Annotated[int, Gt(0), Flag("--max-running-requests")] = 2048
-    """Maximum number of requests that hold a row; with `hardware` 2048 to 4096, depending on the
-    pool."""
+    """Maximum number of admitted, unfinished requests (rows); with `hardware` 2048 to 4096,
+    depending on the pool."""
     max_queued_requests: Annotated[Annotated[int, Ge(0)] | None, Flag("--max-queued-requests")] = (
         None
     )
@@ -136,30 +136,30 @@ class SglangConfig:
     """Number of ranks of dp attention; with `fleet` the number of replicas in lockstep, each with
     its share of `max_running_requests` and `chunked_prefill_size`."""
     schedule_conservativeness: Annotated[float, Ge(0), Flag("--schedule-conservativeness")] = 1.0
-    """Factor on the share of remaining tokens that running requests are promised; higher values
-    cause fewer retractions."""
+    """Factor on the promised share of remaining tokens; higher values cause fewer retractions."""
     init_new_token_ratio: Annotated[float, Ge(0), Env("SGLANG_INIT_NEW_TOKEN_RATIO")] = 0.7
-    """Initial share before the factor; after it at most 1."""
+    """Initial share of its remaining tokens that a running request is promised, before
+    `schedule_conservativeness`; capped at 1 after it."""
     min_new_token_ratio_factor: Annotated[
         float, Ge(0), Env("SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR")
     ] = 0.14
-    """Lower bound of the share, as a fraction of its initial value."""
+    """Lower bound of the promised share, as a fraction of its initial value."""
     new_token_ratio_decay_steps: Annotated[
         int, Gt(0), Env("SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS")
     ] = 600
-    """Number of decode steps in which the share decreases to its lower bound."""
+    """Number of decode steps in which the promised share decreases to its lower bound."""
     retract_decode_steps: Annotated[int, Ge(0), Env("SGLANG_RETRACT_DECODE_STEPS")] = 20
-    """Number of decode steps per remaining request that a retraction reserves memory for
-    (approximate)."""
+    """Approximate number of decode steps per remaining request that a retraction reserves memory
+    for."""
     clip_max_new_tokens_estimation: Annotated[
         int, Ge(0), Env("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION")
     ] = 4096
-    """Maximum number of remaining output tokens counted per request."""
+    """Maximum number of remaining output tokens counted per request in memory estimates."""
     in_batch_prefix_caching_check_threshold: Annotated[
         int, Ge(-1), KnobSource("managers/schedule_policy.py")
     ] = 32
-    """Maximum number of cached tokens with which lpm, hrrn and shortest-prefill-first defer a
-    request if another waiting request starts with the same tokens."""
+    """lpm, hrrn and shortest-prefill-first defer a request that has at most this number of cached
+    tokens if another waiting request starts with the same tokens."""
     in_batch_prefix_caching_deprioritize_threshold: Annotated[
         int, Gt(0), KnobSource("managers/schedule_policy.py")
     ] = 32

@@ -43,7 +43,7 @@ class ScheduleBatch:
     prefill_only: bool = False
 
     def keep(self, staying: list[Req]) -> bool:
-        """Reduce the batch to ``staying``; if any row left, clear ``full`` and return True."""
+        """Reduce the batch to ``staying``; if rows are removed, clear ``full`` and return True."""
         left = len(staying) < len(self.rows)
         if left:
             self.rows = staying
@@ -67,7 +67,7 @@ class LoopState:
       ``waiting``.
     - ``admitted``: requests that hold one of the ``max_running_requests`` rows.
     - ``why``: why the head of the queue was not admitted at the last attempt.
-    - ``rejections``: requests rejected because the queue was full.
+    - ``rejections``: requests rejected since the last batch because the queue was full.
     - ``loras``: adapters in use, if LoRA is enabled.
     - ``now``: seconds since the start.
     """

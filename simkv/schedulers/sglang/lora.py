@@ -37,7 +37,7 @@ class SglangLoras:
         self._used = {r.lora for r in running if not r.finished} | {r.lora for r in can}
 
     def admit(self, r: Req) -> bool:
-        """Whether the adapter of ``r`` may be in this batch."""
+        """Return whether the adapter of ``r`` may be in this batch."""
         if self.drainer and not self.drainer.admits(r):
             return False
         return r.lora in self._used or len(self._used) < self.most
@@ -111,7 +111,7 @@ class LoraDrainer:
                 self.draining[first] = lora
 
     def admits(self, r: Req) -> bool:
-        """Whether the adapter of ``r`` is not draining, or ``r`` ends at about the same time."""
+        """Return whether the adapter of ``r`` is not draining, or ``r`` ends about when it does."""
         if r.lora not in self.draining:
             return True
         return r.max_new <= self._rest.get(r.lora, 0) * DRAIN_TOLERANCE

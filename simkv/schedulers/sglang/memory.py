@@ -158,8 +158,10 @@ class SglangMemory:
             raise EngineCrash(f"prefill out of memory: {tokens} tokens asked for", rows)
 
     def fits(self, rows: Sequence[Req]) -> bool:
-        """Whether ``rows`` can decode one token each; evicts cached prefixes for this, even if it
-        fails."""
+        """Return whether ``rows`` can decode one token each.
+
+        Evicts cached prefixes for this, even if it fails.
+        """
         page = self.page_size
         starting_a_page = len(rows) if page == 1 else sum(1 for r in rows if r.kv % page == 0)
         return self.reclaim(page * starting_a_page)

@@ -120,7 +120,7 @@ class PrefillAdder:
         return "reserved" if fits else "blocks"
 
     def _delayed(self) -> bool:
-        """Whether the delayer blocks admission now."""
+        """Return whether the delayer blocks admission now."""
         return self.delayer is not None and not self.delayer.allows(len(self.running))
 
     @property

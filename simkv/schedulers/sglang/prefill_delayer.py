@@ -84,7 +84,7 @@ class PrefillDelayer:
         return True
 
     def _queue_is_short(self, running: int) -> bool:
-        """Whether prompts wait for a longer queue and the maximum delay has not passed."""
+        """Return whether prompts wait for a longer queue and the maximum delay has not passed."""
         config, share = self.config, self.config.prefill_delayer_queue_min_ratio
         if share is None or not running:
             return False

@@ -76,7 +76,7 @@ class PrefillPass:
         return tuple((r.id, r.looked, r.matched) for r in live)
 
     def _looks_at_queue(self) -> bool:
-        """Whether the pass has candidates; a partly computed prompt always is one."""
+        """Return whether the pass has candidates; a partly computed prompt always is one."""
         state, running = self.state, self.state.running
         if state.config.preempts or (not running.rows and state.rules.empty_opens):
             running.full = False
@@ -182,7 +182,7 @@ class PrefillPass:
 
 
 def _asks_logprobs(state: LoopState, batch: ScheduleBatch) -> bool:
-    """Whether any request needs log probabilities; such batches are not mixed."""
+    """Return whether any request needs log probabilities; such batches are not mixed."""
     return any(r.logprobs_from is not None for r in (*batch.rows, *state.running.rows))
 
 

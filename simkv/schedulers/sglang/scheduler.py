@@ -149,7 +149,7 @@ class SglangScheduler:
         return decode_leap.skip(self.state, steps)
 
     def _rest(self) -> int:
-        """Number of further turns that only count down to the next prefill."""
+        """Return the number of further turns that only count down to the next prefill."""
         state, interval = self.state, self.interval
         alone = not (state.running.rows or state.last or state.flights or interval.least)
         return interval.left if alone and state.why == "rule" else 0

@@ -59,7 +59,7 @@ class ReusingKvCache(KvCache):
     # ------------------------------------------------------------------ queries before a step
 
     def waits(self, r: LlmRequest, coming: set[Hashable]) -> bool:
-        """Whether the first block that ``r`` would compute is in ``coming``; if not, add it.
+        """Return whether the first block that ``r`` would compute is in ``coming``; if not, add it.
 
         Source: ``_one_manager_beneficial_to_skip``.
         """

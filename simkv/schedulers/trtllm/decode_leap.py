@@ -10,9 +10,10 @@ from simkv.schedulers.trtllm.memory import KvCache
 
 
 def leap(rows: Sequence[LlmRequest], cache: KvCache, least: int, ahead: int, most: int) -> int:
-    """Return for how many steps ``rows`` decode without an end and with enough blocks.
+    """Return the number of steps in which ``rows`` decode without an end and with enough blocks.
 
-    At least ``least`` blocks must stay free. The loop sees an end ``ahead`` steps before it.
+    At least ``least`` blocks must stay free. The loop sees an end ``ahead`` steps before it
+    happens.
     """
     for r in rows:
         most = min(most, r.new - r.generated - ahead)

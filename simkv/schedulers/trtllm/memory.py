@@ -77,7 +77,7 @@ class KvCache:
         return set()
 
     def waits(self, r: LlmRequest, coming: set[Hashable]) -> bool:  # noqa: ARG002
-        """Whether ``r`` should wait for a block that is ``coming``."""
+        """Return whether ``r`` should wait for a block that is ``coming``."""
         return False
 
     def enter(self, r: LlmRequest) -> int:
