@@ -1,6 +1,6 @@
-"""Tables that fit the terminal: columns that it has no room for are left out, names stay whole.
+"""Tables that fit the terminal: columns without space are omitted, and names are never cut.
 
-Fitting([Column("variant", names, right=False), Column("P99 TTFT (s)", cells, rank=2)])
+AdaptiveTable([Column("variant", names, right=False), Column("P99 TTFT (s)", cells, rank=2)])
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-#: Wider than any table.
+#: Width larger than any table.
 _ENDLESS = 100_000
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column and how dear it is: those of the highest ``rank`` go first, of rank 0 none."""
+    """Column of a table; ``rank`` is the order of omission: the highest first, rank 0 never."""
 
     heading: str
     cells: Sequence[str]
@@ -31,7 +31,7 @@ class Column:
 
     @property
     def broken_heading(self) -> str:
-        """The heading in lines that are no wider than the cells, if its words are not."""
+        """Heading, split into lines no wider than the cells unless a word is wider."""
         widest = max((len(line) for cell in self.cells for line in cell.split("\n")), default=0)
         words = self.heading.split()
         return "\n".join(wrap(self.heading, max([widest, *map(len, words), 1])))
@@ -39,9 +39,10 @@ class Column:
 
 @dataclass(frozen=True)
 class AdaptiveTable:
-    """Columns of equal length as a table; ``bold`` are rows to stand out.
+    """Table with columns of equal length; ``bold`` contains the indices of bold rows.
 
-    What was left out is said below. Where not even the columns of rank 0 fit, they are folded.
+    A line below the table names omitted columns. If even the columns of rank 0 do not fit, their
+    cells are folded.
     """
 
     columns: Sequence[Column]
@@ -65,7 +66,7 @@ class AdaptiveTable:
 
 @dataclass(frozen=True)
 class StackedTable:
-    """Columns of equal length, the first of which is repeated, in as many tables as they need."""
+    """Columns split into as many tables as needed; the ``first`` column is repeated in each."""
 
     first: Column
     columns: Sequence[Column]
@@ -84,9 +85,9 @@ class StackedTable:
 def make_adaptive_table(
     headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, kept: int = 2
 ) -> AdaptiveTable:
-    """Rows under ``headings`` as a table that fits: columns are left out from the last one on.
+    """Return a table of rows under ``headings`` that omits columns from the last if space is short.
 
-    The first ``left`` are flush left, the first ``kept`` always stay.
+    The first ``left`` columns are left-aligned, and the first ``kept`` are never omitted.
     """
     cells = list(zip(*rows, strict=True)) or [()] * len(headings)
     columns = [

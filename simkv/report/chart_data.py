@@ -1,7 +1,8 @@
-"""What the figures of a report are drawn from, as plain columns for the page's JSON.
+"""Data of the figures of a report, as plain columns for the page's JSON.
 
-Times are whole ticks (see ``TickScale``) and columns are ``pack_column``, so that a page is small.
-Every function returns lists and dicts of JSON values, the same for the same run.
+Times are integer ticks (see ``TickScale``) and columns are compressed by ``pack_column``, so that
+pages are small. Every function returns lists and dicts of JSON values, identical for identical
+runs.
 """
 
 from __future__ import annotations
@@ -31,40 +32,40 @@ from simkv.sim.run_record import RunRecord
 
 Floats = npt.NDArray[np.float64]
 
-#: Requests whose blocks are drawn one by one.
+#: Maximum number of requests whose blocks are drawn separately.
 MAX_OWNERS = 8
-#: Bins of a time axis.
+#: Number of bins of a time axis.
 BINS = 240
-#: Points of a cumulative curve.
+#: Maximum number of points of a cumulative curve.
 CURVE_POINTS = 200
-#: Stretches of lanes that a page holds in all, so that its size has a bound.
+#: Maximum number of lane stretches in a page, to limit its size.
 MAX_STRETCHES = 400_000
 
-#: Codes of what a lane can show: the kinds of the ledger, and two that come after a request's end.
+#: States of a lane by code: the kinds of the ledger, and two states after a request's end.
 CODES = [*(kind.value for kind in LedgerKind), "gone", "wasted"]
 
 
 class TickScale:
-    """Seconds as whole numbers of ticks: a millionth of ``span`` (s) or a little less."""
+    """Conversion of seconds to integer ticks of at most a millionth of ``span`` (s)."""
 
     def __init__(self, span: float) -> None:
         self.exponent = math.floor(math.log10(span)) - 6 if span > 0.0 else -6
 
     @property
     def seconds(self) -> float:
-        """Length of a tick."""
+        """Duration of a tick in seconds."""
         return 10.0**self.exponent
 
     def __call__(self, seconds: float | None) -> int | None:
         return None if seconds is None else self.of(seconds)
 
     def of(self, seconds: float) -> int:
-        """Ticks nearest to ``seconds``."""
+        """Return the number of ticks nearest to ``seconds``."""
         return round(seconds * 10.0**-self.exponent)
 
 
 def request_columns(record: RunRecord, ticks: TickScale) -> dict[str, Any]:
-    """A column per property of a request, in order of arrival."""
+    """Return one column per property of a request, in order of arrival."""
     lives = sort_requests_by_arrival(record)
     outcomes = list(Outcome)
     columns: dict[str, list[Any]] = {
@@ -86,9 +87,9 @@ def request_columns(record: RunRecord, ticks: TickScale) -> dict[str, Any]:
 def find_lane_stretches(
     record: RunRecord, ledger: Mapping[int, Sequence[LedgerSegment]]
 ) -> dict[int, list[tuple[int, float]]]:
-    """By request what its lane shows: places in CODES and ends (s), from its arrival on.
+    """Return the states of each request's lane as (index in CODES, end in s), from its arrival.
 
-    After its end come the times at which it was computed for nobody.
+    They include work that the engine did for the request after its end.
     """
     paused = find_pauses(record)
     found = {}
@@ -103,12 +104,11 @@ def find_lane_stretches(
 def lane_columns(
     record: RunRecord, shows: Mapping[int, Sequence[tuple[int, float]]], ticks: TickScale, most: int
 ) -> dict[str, Any]:
-    """The lanes of the requests (see ``find_lane_stretches``), of a sample if there are more than
-    ``most``.
+    """Return the lanes of requests (see ``find_lane_stretches``), sampled to ``most`` stretches.
 
-    ``of`` are places in order of arrival; a lane starts with the arrival, ``kinds`` holds a letter
-    per stretch (``A`` is the first of CODES) and ``lasts`` how long it lasts, lane after lane of
-    ``count`` stretches.
+    ``of`` are indices in order of arrival. A lane starts at the arrival; ``kinds`` has a letter per
+    stretch (``A`` is the first of CODES) and ``lasts`` its duration in ticks. Lanes are
+    concatenated; ``count`` is the number of stretches per lane.
     """
     lives = sort_requests_by_arrival(record)
     total = sum(map(len, shows.values()))
@@ -133,9 +133,10 @@ def lane_columns(
 def preemption_arrows(
     record: RunRecord, found: Diagnosis, ticks: TickScale, most: int
 ) -> list[list[Any]]:
-    """Preemptions: time, places of the victim and of whom it was for (-1: nobody), why, tokens.
+    """Return preemptions as [time, victim, beneficiary, reason, tokens].
 
-    Of more than ``most`` an even sample.
+    Requests are indices in order of arrival; -1 if there is no single beneficiary. More than
+    ``most`` preemptions are sampled evenly.
     """
     place = {life.request.id: index for index, life in enumerate(sort_requests_by_arrival(record))}
     every = found.preemptions
@@ -144,10 +145,10 @@ def preemption_arrows(
 
 
 def block_owners(record: RunRecord, block_size: int, edges: Floats) -> dict[str, Any]:
-    """Mean blocks held per bin of time: the greatest holders one by one, then the rest.
+    """Return the mean blocks held per time bin: the largest holders separately, then the others.
 
-    What is held in all comes from the step log. Where the owners' tables together hold more, they
-    share blocks, and each is drawn smaller by the same factor.
+    The total comes from the step log. If the holders' block tables exceed it, the requests share
+    blocks, and all are scaled down by the same factor.
     """
     held = {
         i: [
@@ -173,7 +174,7 @@ def block_owners(record: RunRecord, block_size: int, edges: Floats) -> dict[str,
 
 
 def _mean(spans: Sequence[tuple[float, float, float]], edges: Floats) -> Floats:
-    """The mean by time of a step function given as (start, end, value), zero elsewhere."""
+    """Return the time-weighted mean per bin of a step function of (start, end, value)."""
     starts, ends, values = (np.asarray(column) for column in zip(*spans, strict=True))
     times = np.column_stack([starts, ends]).ravel()
     areas = np.column_stack([np.zeros(len(starts)), (ends - starts) * values]).ravel()
@@ -183,7 +184,7 @@ def _mean(spans: Sequence[tuple[float, float, float]], edges: Floats) -> Floats:
 
 
 def step_log_columns(record: RunRecord, edges: Floats) -> dict[str, list[Any]]:
-    """Columns of the step log over time: least, mean and greatest value of each per bin."""
+    """Return columns of the step log over time: minimum, mean and maximum per bin."""
     log = record.steps
     columns = {
         "waiting": log.waiting,
@@ -198,18 +199,18 @@ def step_log_columns(record: RunRecord, edges: Floats) -> dict[str, list[Any]]:
 
 
 def _rounded(series: Floats) -> list[float | None]:
-    """Three significant digits are enough for a picture; no value is null."""
+    """Round to three significant digits, enough for a plot; NaN becomes None."""
     return [None if math.isnan(value) else shorten_number(value, 3) for value in series]
 
 
 def shorten_number(value: float, digits: int = 5) -> float:
-    """The number with fewer digits, and without a point if it is whole."""
+    """Return the number with fewer significant digits, as an integer if it is whole."""
     rounded = float(f"{value:.{digits}g}")
     return int(rounded) if rounded == int(rounded) else rounded
 
 
 def pack_column(column: Sequence[Any]) -> Sequence[Any] | dict[str, list[Any]]:
-    """A column as ``{"runs": [value, times, …]}`` where that is shorter."""
+    """Return the column run-length encoded, ``{"runs": [value, count, …]}``, if that is shorter."""
     runs: list[Any] = []
     for value in column:
         if runs and runs[-2] == value:
@@ -220,7 +221,7 @@ def pack_column(column: Sequence[Any]) -> Sequence[Any] | dict[str, list[Any]]:
 
 
 def cumulative_curve(seconds: Iterable[float | None], among: int) -> list[list[float]]:
-    """How many requests of ``among`` were there after how long: [[s, share of all in %], …]."""
+    """Return the cumulative distribution of durations as [[s, percent of ``among``], …]."""
     values = sorted(value for value in seconds if value is not None)
     if not values or not among:
         return []
@@ -229,9 +230,9 @@ def cumulative_curve(seconds: Iterable[float | None], among: int) -> list[list[f
 
 
 def blocker_texts(record: RunRecord, found: Diagnosis) -> dict[str, list[list[Any]]]:
-    """By request, as text: whom it waited behind, as [id, seconds], first the worst.
+    """Return the main blockers as [id, seconds] by request id, largest first.
 
-    Only for those without an answer and those that waited longest, a few in all.
+    Only the requests that failed or waited longest are included.
     """
     return {
         str(life.request.id): [
@@ -243,12 +244,12 @@ def blocker_texts(record: RunRecord, found: Diagnosis) -> dict[str, list[list[An
 
 
 def time_bins(end: float) -> Floats:
-    """Edges of the bins of a page's time axis."""
+    """Return the bin edges of a page's time axis."""
     return np.linspace(0.0, end or 1.0, BINS + 1)
 
 
 def split_fairly(wanted: Sequence[int], most: int) -> list[int]:
-    """How much of ``most`` each gets: what it wants, or where that is too much an equal part."""
+    """Divide ``most``: each entry gets its ``wanted`` amount, or an equal share of the rest."""
     granted = [0] * len(wanted)
     left, open_ = most, sorted(range(len(wanted)), key=lambda i: wanted[i])
     for done, i in enumerate(open_):
@@ -258,5 +259,5 @@ def split_fairly(wanted: Sequence[int], most: int) -> list[int]:
 
 
 def _sake(taken: Preemption, place: Mapping[int, int]) -> int:
-    """The place of whom a preemption was for; -1 if for nobody, or for all others."""
+    """Return the index of the request that a preemption was for; -1 if there is no single one."""
     return -1 if taken.by is None or taken.by == taken.victim else place[taken.by]

@@ -1,4 +1,4 @@
-"""What a run prints: a block per variant as ``vllm bench serve`` prints it, then comparisons."""
+"""Full console report of a run: a block per variant as in ``vllm bench serve``, and comparisons."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _SIDE_BY_SIDE = (
     "jain_index",
     "steps",
 )
-#: Figures whose intervals are printed; all are in ``summary.json``.
+#: Figures with printed intervals; ``summary.json`` has all intervals.
 _WITH_INTERVALS = (
     "finished",
     "starved",
@@ -66,7 +66,7 @@ _SCHEDULING = ("preemptions", "recomputed_tokens", "longest_stall_s")
 def render_results(
     results: dict[str, RunResult], comparisons: Sequence[PublishedComparison]
 ) -> Iterator[RenderableType]:
-    """Everything about a run: lines, and tables."""
+    """Yield the lines and tables of a run and the comparison with published figures."""
     scenario = next(iter(results.values())).scenario
     yield f"{scenario.name}: {scenario.summary}".rstrip(": ")
     if scenario.report:
@@ -95,7 +95,7 @@ def render_full_results(
     comparisons: Sequence[PublishedComparison],
     checks: Sequence[ExpectationCheck],
 ) -> Iterator[RenderableType]:
-    """Everything about a run, and what was expected of it."""
+    """Yield the full report of a run, with its expectations."""
     yield from render_results(results, comparisons)
     if checks:
         yield "\nExpected"
@@ -103,7 +103,7 @@ def render_full_results(
 
 
 def checks_table(checks: Sequence[ExpectationCheck]) -> AdaptiveTable:
-    """Each expectation with ``ok`` or ``missed``, what was found and how far off it was."""
+    """Return a table of expectations: ``ok`` or ``missed``, the value found and its difference."""
     by = ["" if check.missed_by is None else f"{check.missed_by:+.6g}" for check in checks]
     return AdaptiveTable(
         [
@@ -117,7 +117,7 @@ def checks_table(checks: Sequence[ExpectationCheck]) -> AdaptiveTable:
     )
 
 
-#: Sections that not every run has: the key of their figures, the title, and their names.
+#: Optional sections: key of their figures, title, and names.
 _OF_SOME = (
     ("spec_decode", "Speculative Decoding", SPEC_DECODE_METRICS),
     ("kv_tiers", "KV in Host Memory", KV_TIER_METRICS),
@@ -174,12 +174,12 @@ _REPLICA = (
     ("preemptions", "preempted", 10, 0),
     ("hit_rate", "hits %", 8, 1),
 )
-#: The console shows so many replicas; all are in summary.json.
+#: Maximum number of replicas on the console; summary.json has all.
 _MOST_REPLICAS = 16
 
 
 def _fleet(fleet: dict[str, Any]) -> Iterator[str]:
-    """The fleet's own figures, and a line per replica."""
+    """Yield the figures of the fleet, and a line per replica."""
     yield f"{'Fleet':-^{WIDTH}}"
     yield _row("Replicas:", fleet["replicas"])
     yield from _rows({"fleet": fleet}, FLEET_METRICS)
@@ -198,7 +198,7 @@ def _fleet(fleet: dict[str, Any]) -> Iterator[str]:
 
 
 def _label(name: str) -> str:
-    """What a figure is called; as ``vllm bench serve`` says it, E2EL."""
+    """Return the label of a figure, with E2EL as in ``vllm bench serve``."""
     return heading(name).replace("E2E ", "E2EL ")
 
 
@@ -212,7 +212,7 @@ def _row(label: str, value: Any) -> str:
 
 
 def _value(figures: dict[str, Any], name: str) -> str:
-    """A figure; ``>`` if it is a lower bound, ``none`` if the run has no sample of it."""
+    """Return a figure as text: ``>`` marks a lower bound, ``none`` a figure without sample."""
     return ("> " if is_lower_bound(figures, name) else "") + _number(figure(figures, name))
 
 
@@ -245,7 +245,7 @@ def _side_by_side(results: dict[str, RunResult]) -> StackedTable:
 
 
 def _of(result: RunResult, key: str) -> str:
-    """The figure, with a star if it is a latency of some requests only."""
+    """Return a figure as text, with a star if it is a latency of finished requests only."""
     star = " *" if key.partition(".")[0] in LATENCIES and _failed(result) else ""
     return _value(result.summary, key) + star
 
@@ -269,7 +269,7 @@ def _published(comparisons: Sequence[PublishedComparison]) -> AdaptiveTable:
 
 
 def _provenance(scenario: Scenario, results: dict[str, RunResult]) -> Iterator[str]:
-    """What was given, fitted and assumed, and how good each cost profile is."""
+    """Yield the given, fitted and assumed values, and the accuracy of each cost profile."""
     sources = scenario.provenance
     for title, lines in (
         ("Given", sources.given),

@@ -1,7 +1,6 @@
-"""What a run prints when nobody asks for more: the answer, the variants side by side, the rest.
+"""Default console output of a run: the answer, a table of variants, and further lines.
 
-The answer has five lines at most: what happened, to whom, why, what would mend it, and how far to
-trust it.
+The answer has at most five lines: result, affected requests, cause, fix, and confidence.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from simkv.report.settings_table import settings_lines
 from simkv.scenario.run_fields import find_differences
 from simkv.sim.run_record import RunRecord
 
-#: Columns after the name, how it ended and how many finished; the later go first where room lacks.
+#: Columns after name, ending and finished requests; the last are omitted first if space is short.
 _FIGURES = (
     "ttft_all_ms.mean",
     "e2e_all_ms.mean",
@@ -52,7 +51,7 @@ _FIGURES = (
     "output_throughput",
     "e2e_all_ms.p99",
 )
-#: A variant that does work twice ends this much sooner than another if it is worth a line.
+#: Ratio of makespans below which a variant with repeated work is worth mentioning.
 _SOONER = 0.95
 
 
@@ -61,7 +60,7 @@ def render_brief(
     comparisons: Sequence[PublishedComparison],
     checks: Sequence[ExpectationCheck],
 ) -> Iterator[RenderableType]:
-    """The answer in five lines, the table of variants, and a line each of what there is besides."""
+    """Yield the answer, the table of variants, and further lines of the default output."""
     for line in summarize_results(results):
         yield Text(line)
     yield build_variants_table(results)
@@ -76,7 +75,7 @@ def render_brief(
 
 
 def summarize_results(results: Mapping[str, RunResult]) -> list[str]:
-    """What happened, to whom, why, what would mend it, how far to trust it."""
+    """Return the answer: result, affected requests, cause, fix, and confidence."""
     name = narrative.select_variant(results)
     result = results[name]
     lines = [_what(results, name), _whom(result.record), _why(result), _mend(results, name)]
@@ -115,7 +114,7 @@ def _whom(record: RunRecord) -> str:
 def _why(result: RunResult) -> str:
     found = result.diagnosis
     for verdict in found.verdicts:
-        plain = getattr(verdict, "found", verdict)  # on a replica
+        plain = getattr(verdict, "found", verdict)  # unwrap the verdict of a replica
         if isinstance(plain, Starvation):
             behind = f", most behind request {plain.behind[0].id}" if plain.behind else ""
             whose = f"request {plain.requests[0]}"
@@ -135,7 +134,7 @@ def _why(result: RunResult) -> str:
 
 
 def _waits(kinds: Mapping[LedgerKind, float], lived: float, whose: str) -> str:
-    """The two greatest waits in percent of the time of some requests."""
+    """Return the two largest waiting times of some requests, in percent of their total time."""
     worst = sorted(kinds, key=lambda kind: -kinds[kind])[:2]
     parts = [f"{100 * kinds[kind] / lived:.0f} % {KIND_LABELS[kind]}" for kind in worst if lived]
     return f"of the time of {whose}, " + " and ".join(
@@ -161,7 +160,7 @@ def _mend(results: Mapping[str, RunResult], name: str) -> str:
 
 
 def _better(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """Of the figures that are compared the one that gains the most."""
+    """Return the compared figure that improves most, with both values."""
 
     def gain(metric: Metric) -> float:
         before, after = figure(ours, metric.key), figure(theirs, metric.key)
@@ -175,7 +174,7 @@ def _better(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
 
 
 def _trust(results: Mapping[str, RunResult]) -> str:
-    """Of all profiles the error that is known, or that none is."""
+    """Return the known errors of all cost profiles, or that none is known."""
     said: dict[str, str] = {}
     for result in results.values():
         found = result.fidelity
@@ -191,7 +190,7 @@ def _trust(results: Mapping[str, RunResult]) -> str:
 
 
 def build_variants_table(results: Mapping[str, RunResult]) -> AdaptiveTable:
-    """A row per variant. Latencies are over all requests, answered or not."""
+    """Build a table with one row per variant; latencies include requests without an answer."""
     found = list(results.values())
     finished = [f"{r.summary['finished']:,} of {r.summary['requests']:,}" for r in found]
     columns = [
@@ -207,7 +206,7 @@ def build_variants_table(results: Mapping[str, RunResult]) -> AdaptiveTable:
 
 
 def _cell(result: RunResult, key: str, show: Callable[[float], str]) -> str:
-    """A figure of a run; ``>`` if it is a lower bound, ``none`` where there is none."""
+    """Return a figure as text: ``>`` marks a lower bound, ``none`` a missing value."""
     value = figure(result.summary, key)
     if value is None:
         return "none"
@@ -215,7 +214,7 @@ def _cell(result: RunResult, key: str, show: Callable[[float], str]) -> str:
 
 
 def uncertain(results: Mapping[str, RunResult]) -> Iterator[str]:
-    """How many requests might fail in the variants that the answer does not mention."""
+    """Yield how many requests might fail in variants that the answer does not mention."""
     lead = narrative.select_variant(results)
     mentioned = {lead, narrative.find_better_variant(results, lead)}
     for name, result in results.items():
@@ -224,7 +223,7 @@ def uncertain(results: Mapping[str, RunResult]) -> Iterator[str]:
 
 
 def explain_faster_recompute(results: Mapping[str, RunResult]) -> Iterator[str]:
-    """Why a variant that does much work twice ends sooner than one that does not."""
+    """Yield an explanation if a variant that thrashes finishes sooner than one that does not."""
     for name, result in results.items():
         if result.summary["verdict"] != "served" or "thrash" not in narrative.describe_ending(
             result
@@ -248,7 +247,7 @@ def explain_faster_recompute(results: Mapping[str, RunResult]) -> Iterator[str]:
 
 
 def _step(record: RunRecord) -> str:
-    """``3.6 requests and take 0.10 s``, as means over the steps."""
+    """Return mean requests and duration per step, such as ``3.6 requests and take 0.10 s``."""
     log = record.steps
     held = sum(log.prefill_seqs) + sum(log.decode_seqs)
     lasted = fsum(end - start for start, end in zip(log.start, log.end, strict=True))

@@ -1,4 +1,4 @@
-"""A fleet in one picture: a row per replica, and how many requests each had over time."""
+"""Plot of a fleet: the number of requests of each replica over time, one row per replica."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from simkv.report.plot_style import WIDTH, find_end_time, title_and_legend
 from simkv.report.pressure_plot import Floats, bin_column
 from simkv.sim.run_record import RunRecord
 
-#: Bins of time across the picture.
+#: Number of time bins across the plot.
 BINS = 240
-#: The names of more replicas than this would stand on each other.
+#: Maximum number of replica names; more would overlap.
 _MOST_NAMES = 16
 
-#: The records of a fleet's replicas by name.
+#: Records of a fleet's replicas by name.
 ReplicaRecords = Mapping[str, RunRecord]
 
 
 def draw_fleet(fleets: Mapping[str, ReplicaRecords], title: str) -> Figure:
-    """A panel per variant: requests running and waiting by replica and time, in one scale."""
+    """Draw the requests of each replica over time, one panel per variant.
+
+    All panels have the same color scale for the number of running and waiting requests.
+    """
     rows = [max(len(parts), 3) for parts in fleets.values()]
     height = sum(0.75 + 0.16 * min(count, 24) for count in rows)
     figure = Figure(figsize=(WIDTH, 0.9 + height))
@@ -55,7 +58,7 @@ def draw_fleet(fleets: Mapping[str, ReplicaRecords], title: str) -> Figure:
 
 
 def _load(record: RunRecord, edges: Floats) -> Floats:
-    """Requests that ran and waited, as a mean in each bin; NaN where nothing was computed."""
+    """Return the mean of running and waiting requests per bin; NaN if nothing was computed."""
     steps = record.steps
     return (
         bin_column(record, steps.running, edges).mean
@@ -72,7 +75,7 @@ def _name_rows(axes: Axes, names: list[str]) -> None:
 
 
 def find_slowest_replica(parts: ReplicaRecords) -> str:
-    """The replica worth a look: most requests without an answer, then the longest lives."""
+    """Return the replica with the most unserved requests, then the longest mean request time."""
 
     def ill(name: str) -> tuple[int, float]:
         lives = parts[name].requests.values()

@@ -1,6 +1,6 @@
-"""A run as one HTML page: words and tables from here, figures drawn by the page itself.
+"""HTML report of a run: text and tables are rendered here, figures by the page's scripts.
 
-write_html(Path("report.html"), run_file(Path("scenario.yaml")))
+write_html(Path("report.html"), {"run": run_scenario(scenario, folder)})
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from simkv.report.page_data import build_page_data
 from simkv.report.page_text import build_page_text, captions
 from simkv.report.page_theme import style_sheet
 
-#: Names of what reports have in common, where they share it.
+#: File names of the parts that reports may share.
 STYLE, SCRIPT, LIBRARY = "report.css", "report.js", "plotly.min.js"
-#: The page's own scripts, in the order in which they build on each other.
+#: Scripts of the page, in the order of their dependencies.
 SCRIPTS = ("model.js", "theme.js", "lanes.js", "figures.js", "main.js")
 #: Figures with a time axis, which zoom together.
 TIME_AXIS_FIGURES = ("lanes", "blocks", "queues")
@@ -34,7 +34,7 @@ TIME_AXIS_FIGURES = ("lanes", "blocks", "queues")
 
 @dataclass(frozen=True)
 class PageSection:
-    """A part of a page beside what all have: words, a PNG, and tables by title, head and rows."""
+    """Additional section of a page: text, a PNG, and tables as (title, headings, rows)."""
 
     title: str
     words: str
@@ -43,7 +43,7 @@ class PageSection:
 
     @property
     def source(self) -> str:
-        """The picture as the page has it."""
+        """Picture as a data URL."""
         return "data:image/png;base64," + base64.b64encode(self.picture).decode()
 
 
@@ -57,15 +57,15 @@ def write_html(
 ) -> None:
     """Write the report of ``results``, variants by name, to ``path``.
 
-    ``whatif`` are sentences on changes that help, the best first; a ``section`` follows them. What
-    all reports have in common becomes part of the page, or with ``shared`` lies beside it (see
+    ``whatif`` contains sentences about changes that help, best first; ``section`` is placed after
+    them. Parts common to all reports are embedded, or with ``shared`` expected beside the page (see
     ``write_shared``). The same results give the same bytes.
     """
     write_text(path, render_html(results, whatif, shared=shared, section=section))
 
 
 def write_shared(folder: Path) -> list[Path]:
-    """Write what all reports have in common to ``folder``: style, scripts, the plotting library."""
+    """Write the parts common to all reports to ``folder``: style, scripts and plotting library."""
     files = {STYLE: style(), SCRIPT: script(), LIBRARY: library()}
     for name, text in files.items():
         write_text(folder / name, text)
@@ -79,7 +79,7 @@ def render_html(
     shared: bool = False,
     section: PageSection | None = None,
 ) -> str:
-    """The page that ``write_html`` writes."""
+    """Return the text of the page that ``write_html`` writes."""
     pair = narrative.select_pair(results)
     page = build_page_data(results, pair)
     return (
@@ -103,12 +103,12 @@ def render_html(
 
 
 def _json(page: Mapping[str, Any]) -> str:
-    """JSON that may stand in a script element, whatever it says."""
+    """Return JSON that is safe inside a script element."""
     return json.dumps(page, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def environment() -> Environment:
-    """Templates of this package: everything that is not marked as safe is escaped."""
+    """Return the template environment; text that is not marked as safe is escaped."""
     return Environment(
         loader=PackageLoader("simkv.report"),
         autoescape=True,
@@ -119,27 +119,27 @@ def environment() -> Environment:
 
 
 def template(name: str) -> str:
-    """A file of ``templates`` as it is."""
+    """Return the contents of a file in ``templates``."""
     return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
 
 
 def style() -> str:
-    """The style sheet."""
+    """Return the style sheet."""
     return style_sheet() + template("style.css")
 
 
 def script() -> str:
-    """The page's own scripts."""
+    """Return the page's own scripts."""
     return "\n".join(template(name) for name in SCRIPTS)
 
 
 def library() -> str:
-    """The plotting library: the cartesian bundle of plotly.js (MIT, see ``vendor``)."""
+    """Return the plotting library: the cartesian bundle of plotly.js (MIT, see ``vendor``)."""
     return gzip.decompress(_packed()).decode().replace("</script", "<\\/script")
 
 
 def packed_library() -> str:
-    """The same as gzip in base64, a third of its size: pages unpack it themselves."""
+    """Return the library as gzip in base64, a third of its size; pages decompress it."""
     return base64.b64encode(_packed()).decode()
 
 

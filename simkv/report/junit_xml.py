@@ -1,4 +1,4 @@
-"""Expectations as JUnit XML, which continuous integration reads."""
+"""JUnit XML of expectation checks, for continuous integration."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from simkv.metrics.expectation_checks import ExpectationCheck
 
 
 def write_junit(file: Path, scenarios: Mapping[str, Sequence[ExpectationCheck]]) -> None:
-    """Write the checks of ``scenarios``, by name, to ``file``: complete or not at all.
+    """Write the checks of ``scenarios``, by name, to ``file``, completely or not at all.
 
-    A suite per scenario and a case per variant and figure; a missed one fails and says by how much.
+    There is one suite per scenario and one test case per variant and figure; a missed expectation
+    fails with its difference.
     """
     report = JUnitXml("simkv")
     for name, checks in scenarios.items():

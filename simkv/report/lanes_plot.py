@@ -1,4 +1,4 @@
-"""One lane per request over time: who waited, who ran, who starved."""
+"""Plot of one lane per request over time: waiting, running and failed requests."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 
-#: More lanes than this are a smear; then a sample is drawn.
+#: Maximum number of lanes in a plot; more are sampled.
 MAX_LANES = 200
 
-#: What a stretch of a lane can mean: label and colour, in the order of the legend.
+#: States of a lane: label and color, in the order of the legend.
 BARS: dict[str, tuple[str, str]] = {
     "waiting": ("waiting", GREY),
     "prefill": ("prefill", BLUE),
@@ -62,14 +62,14 @@ HATCHED: dict[str, Any] = {"hatch": "////", "edgecolor": "#B0B6C2", "linewidth":
 
 
 class Bar(NamedTuple):
-    """A stretch of a lane, in seconds; ``kind`` is a key of BARS."""
+    """Stretch of a lane, in seconds; ``kind`` is a key of BARS."""
 
     kind: str
     start: float
     end: float
 
 
-#: What a lane calls the kinds of the ledger; all others are waiting.
+#: Lane states of the ledger's kinds; all other kinds are waiting.
 STATES = {
     LedgerKind.PREFILL: "prefill",
     LedgerKind.RECOMPUTE: "prefill",
@@ -79,7 +79,7 @@ STATES = {
 
 
 def build_lane_states(intervals: Iterable[LedgerSegment]) -> list[Bar]:
-    """The life of a request, from the ledger, in the few states that a lane shows."""
+    """Return the time of a request from the ledger, reduced to the states of a lane."""
     lane: list[Bar] = []
     for kind, start, end in intervals:
         state = STATES.get(kind, "waiting")
@@ -96,11 +96,11 @@ def build_bars(
     intervals: Iterable[LedgerSegment],
     paused: Sequence[int] | None = None,
 ) -> list[Bar]:
-    """The lane of one request, with what the engine went on to do for it after its end.
+    """Return the lane of one request, including work that the engine did for it after its end.
 
-    All waiting of a request without an answer was in vain and is called so, but for one that was
-    cut off by the horizon: it might yet have been served. ``intervals`` are its ledger, ``paused``
-    are ``find_pauses(record)``.
+    Waiting of a failed request gets the label of its outcome, except if the horizon cut the request
+    off, because it might still have been served. ``intervals`` is its ledger and ``paused`` is
+    ``find_pauses(record)``.
     """
     vain = life.outcome and life.outcome.wasted_wait_label
     lane = []
@@ -116,15 +116,15 @@ def build_bars(
 
 
 def build_lanes(record: RunRecord, shown: Sequence[RequestRecord]) -> list[list[Bar]]:
-    """The lanes of some requests."""
+    """Return the lanes of some requests."""
     paused, tiles = find_pauses(record), build_ledger(record, [life.request.id for life in shown])
     return [build_bars(record, life, tiles[life.request.id], paused) for life in shown]
 
 
 def sample_lanes(lives: Sequence[RequestRecord], most: int = MAX_LANES) -> list[RequestRecord]:
-    """At most ``most`` of ``lives``, in their order and evenly spread.
+    """Return at most ``most`` of ``lives``, in order and evenly spread.
 
-    Failures get their share of the places, and up to half of them where they are few.
+    Failures get their proportional share, and up to half of the lanes if they are few.
     """
     if len(lives) <= most:
         return list(lives)
@@ -141,7 +141,7 @@ def _evenly(lives: Sequence[RequestRecord], count: int) -> list[RequestRecord]:
 
 
 def draw_lanes(records: Mapping[str, RunRecord], title: str) -> Figure:
-    """One panel per variant, one lane per request in order of arrival, the first on top."""
+    """Draw one panel per variant and one lane per request, in order of arrival from the top."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -177,7 +177,7 @@ def draw_lanes(records: Mapping[str, RunRecord], title: str) -> Figure:
 def _draw(
     axes: Axes, record: RunRecord, shown: Sequence[RequestRecord], end: float, bins: int
 ) -> set[str]:
-    """Draw the lanes of ``shown``; returns the kinds of their bars."""
+    """Draw the lanes of ``shown``; return the kinds of their bars."""
     from matplotlib.colors import to_rgb
 
     edges = np.linspace(0.0, end, bins + 1)
@@ -223,30 +223,30 @@ def _which(record: RunRecord, shown: Sequence[RequestRecord]) -> str:
 def rasterize_lanes(
     record: RunRecord, shown: Sequence[RequestRecord], edges: Floats
 ) -> npt.NDArray[np.intp]:
-    """By lane and bin (``edges`` in s) the place in BARS of what to paint there, or -1."""
+    """Return the index in BARS to paint per lane and bin (``edges`` in s), or -1."""
     return _pixels(np.stack([_shares(lane, edges) for lane in build_lanes(record, shown)]))
 
 
 def _shares(lane: Sequence[Bar], edges: Floats) -> Floats:
-    """The share of each bin that each kind of BARS takes: an array of (kinds, bins)."""
+    """Return the share of each bin by kind of BARS: array of shape (kinds, bins)."""
     shares = np.zeros((len(BARS), len(edges) - 1))
     for index, kind in enumerate(BARS):
         spans = [(bar.start, bar.end) for bar in lane if bar.kind == kind]
         if spans:
             times = np.asarray(spans).ravel()
             lengths = np.diff(times, prepend=times[0])
-            lengths[0::2] = 0.0  # from the end of one bar to the start of the next
+            lengths[0::2] = 0.0  # exclude gaps between bars
             shares[index] = np.diff(np.interp(edges, times, np.cumsum(lengths)))
     shares /= edges[1] - edges[0]
     return shares
 
 
 def _pixels(shares: Floats) -> npt.NDArray[np.intp]:
-    """For every lane and bin the one kind to paint, or -1, from ``shares`` of (lanes, kinds, bins).
+    """Return one kind to paint per lane and bin, or -1.
 
-    Where several kinds share a bin, each is owed its share until it has come up in another bin
-    that it has a part in. So within a few bins each gets its due, and no colour appears that the
-    legend does not have.
+    ``shares`` has the shape (lanes, kinds, bins). If several kinds share a bin, the shares not
+    painted are carried over to later bins in which the kind occurs. Each kind thus gets its share
+    within a few bins, with only the colors of the legend.
     """
     lanes, kinds, bins = shares.shape
     owed = np.zeros((lanes, kinds))

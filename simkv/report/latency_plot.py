@@ -1,4 +1,4 @@
-"""How long each request took, variant beside variant; those without an answer too."""
+"""Plot of the latency of each request, variant beside variant, including failed requests."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from simkv.sim.run_record import RequestRecord, RunRecord
 
 
 class LatencyPoint(NamedTuple):
-    """A request's place in order of arrival and its latencies, in seconds after its arrival.
+    """Index of a request in order of arrival and its latencies, in seconds after its arrival.
 
-    ``first`` is None if no token came. ``last`` is the E2E latency, or for a request without an
-    answer how long that was waited for.
+    ``first`` is None if no token was emitted. ``last`` is the E2E latency, or for a failed request
+    the time that it waited.
     """
 
     place: int
@@ -42,7 +42,7 @@ class LatencyPoint(NamedTuple):
 
 
 def latency_points(record: RunRecord) -> list[LatencyPoint]:
-    """One point per request, in order of arrival; none is left out."""
+    """Return one point per request, in order of arrival; none is omitted."""
     return [
         LatencyPoint(place, ttft(life), _last(record, life), life.outcome)
         for place, life in enumerate(sort_requests_by_arrival(record))
@@ -58,7 +58,7 @@ def _last(record: RunRecord, life: RequestRecord) -> float:
 
 
 def draw_latency(records: Mapping[str, RunRecord], title: str) -> Figure:
-    """One panel per variant: TTFT and E2E of every request, by arrival."""
+    """Draw TTFT and E2E latency of every request by arrival, one panel per variant."""
     columns = columns_for(len(records))
     rows = -(-len(records) // columns)
     figure = Figure(figsize=(WIDTH, 0.9 + rows * (3.4 if rows == 1 else 2.6)))
@@ -93,7 +93,7 @@ def _draw(axes: Axes, found: list[LatencyPoint]) -> None:
     done = [point for point in found if point.outcome is Outcome.FINISHED]
     axes.plot([p.place for p in done], [p.last for p in done], "o", color=BLUE, ms=size)
     started = [(p.place, p.first, p.last) for p in found if p.first is not None]
-    if started:  # an empty curve that is not clipped upsets the layout
+    if started:  # an empty unclipped curve breaks the layout
         places, firsts, lasts = zip(*started, strict=True)
         width = 1.0 if len(found) <= 80 else 0.4
         axes.vlines(places, firsts, lasts, color=SKY, linewidth=width, zorder=1)

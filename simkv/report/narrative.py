@@ -1,4 +1,4 @@
-"""The three questions of a report in plain words: who starved, behind whom, what would fix it."""
+"""Text of a report: affected requests, their blockers, and possible fixes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from simkv.scenario.scenario import Scenario
 from simkv.schedulers.engine_registry import find_engine_spec
 from simkv.sim.run_record import RequestRecord, RunRecord
 
-#: Requests whose blockers are summed up: it takes long, and more would say the same.
+#: Maximum number of requests whose blockers are added up, to limit the time.
 MAX_BLOCKED_REQUESTS = 60
-#: What two variants are compared by. Of all of them less is better.
+#: Figures by which two variants are compared; lower is better for all.
 COMPARED_FIGURES = tuple(
     METRICS[name]
     for name in (
@@ -36,7 +36,7 @@ COMPARED_FIGURES = tuple(
 
 
 def format_outcome_counts(record: RunRecord) -> str:
-    """How the requests ended: ``16 of 40 finished, 24 starved``."""
+    """Return the outcomes of the requests: ``16 of 40 finished, 24 starved``."""
     count = Counter(life.outcome for life in record.requests.values())
     parts = [f"{count[Outcome.FINISHED]:,} of {len(record.requests):,} finished"]
     parts += [f"{count[outcome]:,} {outcome.word}" for outcome in FAILURES if count[outcome]]
@@ -54,7 +54,7 @@ _MIGHT = {
 
 
 def might(result: RunResult) -> str:
-    """How many requests might fail within the error of the costs; empty where that is certain.
+    """Return how many requests might fail within the error of the costs; empty if that is certain.
 
     ``0 to 290 of 300 requests might starve, given the error of the costs``
     """
@@ -73,7 +73,7 @@ def might(result: RunResult) -> str:
 
 
 def describe_ending(result: RunResult) -> str:
-    """How a run ended, and what was wrong although everybody may have been served."""
+    """Return how a run ended, and the first problem even if all requests were served."""
     word = humanize(result.summary["verdict"])
     if word != "served":
         return word
@@ -82,7 +82,7 @@ def describe_ending(result: RunResult) -> str:
 
 
 def describe_affected(result: RunResult) -> list[str]:
-    """Who got no answer and why; if all did, who waited longest."""
+    """Return sentences on failed requests and causes, or on the slowest if all finished."""
     said, sure = _who(result.record), might(result)
     return [*said, f"{sure[0].upper()}{sure[1:]}."] if sure else said
 
@@ -136,9 +136,9 @@ def _fate(outcome: Outcome, failed: Sequence[RequestRecord], record: RunRecord) 
 
 
 def describe_blockers(record: RunRecord, found: Diagnosis) -> list[str]:
-    """Who held what those without an answer (or all, if none) waited for, and what it was.
+    """Return the main blockers of failed requests (or of all, if none failed) and their resources.
 
-    Seconds are those of all of them together.
+    Times in seconds are sums over the affected requests.
     """
     failed = [life for life in record.requests.values() if life.outcome is not Outcome.FINISHED]
     said = []
@@ -161,7 +161,7 @@ def describe_blockers(record: RunRecord, found: Diagnosis) -> list[str]:
 
 
 def _waits(found: Diagnosis, asked: Sequence[RequestRecord]) -> list[str]:
-    """The greatest parts of all their time that they were not served, in percent."""
+    """Return the largest waiting times of these requests, in percent of their total time."""
     sums = total_by_kind(i for life in asked for i in found.ledger.get(life.request.id, ()))
     total = sum(sums.values())
     waits = [(time, kind) for kind, time in sums.items() if kind not in COMPUTE_KINDS]
@@ -173,7 +173,7 @@ def _waits(found: Diagnosis, asked: Sequence[RequestRecord]) -> list[str]:
 
 
 def _preempted(found: Diagnosis) -> str:
-    """How often KV was thrown away, for whose sake, and what that cost."""
+    """Return the number of preemptions, their main beneficiaries and their cost."""
     count = len(found.preemptions)
     text = f"{count:,} preemption{'s' if count > 1 else ''} threw KV away"
     sakes = Counter(p.by for p in found.preemptions if p.by not in (None, p.victim))
@@ -193,7 +193,10 @@ def _preempted(found: Diagnosis) -> str:
 
 
 def describe_main_victim(found: Diagnosis) -> str:
-    """Who lost its KV most often, and to whom above all: ``Request 0 lost its KV to request 1.``"""
+    """Return the most preempted request and its main preemptor.
+
+    ``Request 0 lost its KV to request 1.``
+    """
     victims = Counter(taken.victim for taken in found.preemptions)
     if not victims:
         return ""
@@ -209,7 +212,7 @@ def describe_main_victim(found: Diagnosis) -> str:
 def sort_by_waiting(
     record: RunRecord, found: Diagnosis, most: int = MAX_BLOCKED_REQUESTS
 ) -> list[RequestRecord]:
-    """The requests without an answer, then the others, those that waited longest first."""
+    """Return failed requests, then the others, each group by decreasing waiting time."""
 
     def waited(life: RequestRecord) -> float:
         return sum(i.seconds for i in found.ledger[life.request.id] if i.kind not in COMPUTE_KINDS)
@@ -221,7 +224,7 @@ def sort_by_waiting(
 
 
 def _blockers(record: RunRecord, found: Diagnosis, failed: int) -> list[tuple[int, float]]:
-    """Four that held what the first ``failed`` (or all, if 0) waited for, first the worst."""
+    """Return the four main blockers of the ``failed`` requests (or of all, if 0), largest first."""
     if not failed:
         return [(blocker.id, blocker.seconds) for blocker in found.blockers[:4]]
     sums: dict[int, float] = defaultdict(float)
@@ -232,9 +235,9 @@ def _blockers(record: RunRecord, found: Diagnosis, failed: int) -> list[tuple[in
 
 
 def select_variant(results: Mapping[str, RunResult]) -> str:
-    """The variant that the report is about: the first that did not serve everybody.
+    """Return the variant that the report is about: the first with unserved requests.
 
-    If all did, the first on which there is a verdict.
+    If all requests were served, it is the first with a verdict, otherwise the first.
     """
     unserved = (name for name, result in results.items() if result.summary["verdict"] != "served")
     ill = (name for name, result in results.items() if result.diagnosis.verdicts)
@@ -242,12 +245,12 @@ def select_variant(results: Mapping[str, RunResult]) -> str:
 
 
 def title(results: Mapping[str, RunResult]) -> str:
-    """The names of the scenarios."""
+    """Return the names of the scenarios."""
     return " and ".join(dict.fromkeys(result.scenario.name for result in results.values()))
 
 
 def select_pair(results: Mapping[str, RunResult]) -> list[str]:
-    """The variants that the figures show first: the one to look at, and a better one beside it."""
+    """Return the variants that the figures show first: the main one, and a better one beside it."""
     lead = select_variant(results)
     other = find_better_variant(results, lead) or next(
         (name for name in results if name != lead), None
@@ -256,11 +259,11 @@ def select_pair(results: Mapping[str, RunResult]) -> list[str]:
 
 
 def find_better_variant(results: Mapping[str, RunResult], name: str) -> str | None:
-    """The variant to set beside ``name``: it serves more, or as many and faster.
+    """Return a variant that serves more requests than ``name``, or as many and faster.
 
-    Only one with the same workload and costs can be a remedy. Of several it is the one that serves
-    the most, leaves the fewest without any word, and differs in the fewest fields. None if none is
-    better.
+    Only variants with the same workload and costs qualify. Among several, the one that serves the
+    most is returned, then the one with the fewest requests that waited in vain, then the one with
+    the fewest changed fields. None if there is no better variant.
     """
     ours = results[name].summary
     better = {
@@ -274,14 +277,14 @@ def find_better_variant(results: Mapping[str, RunResult], name: str) -> str | No
         theirs = better[other].summary
         differ = len(find_differences(results[name].scenario, better[other].scenario))
         if _share(theirs) == _share(ours):
-            differ = 0  # nothing is fixed, so it is the figures that count
+            differ = 0  # nothing is fixed: only the figures count
         return -_share(theirs), _hopeless(theirs), differ, -improvement(ours, theirs)
 
     return min(better, key=rank, default=None)
 
 
 def has_same_world(ours: Scenario, theirs: Scenario) -> bool:
-    """Whether two variants have the same workload and costs."""
+    """Return whether two variants have the same workload and costs."""
     return all(getattr(ours, name) == getattr(theirs, name) for name in WORLD_FIELDS)
 
 
@@ -297,15 +300,15 @@ def _share(figures: Mapping[str, Any]) -> float:
 
 
 def _hopeless(figures: Mapping[str, Any]) -> int:
-    """Requests that waited for an answer that never came."""
+    """Return the number of requests that waited for an answer that never came."""
     count: int = figures["stalled"] + figures["lost"] + figures["starved"]
     return count
 
 
 def improvement(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
-    """By how much the figures of COMPARED are smaller: the sum of logarithms of the ratios.
+    """Return the improvement of the COMPARED_FIGURES: the sum of logarithms of their ratios.
 
-    Counts of work weigh a fifth of times, for nobody waits for a count.
+    Counts of work have a fifth of the weight of times, because no request waits for a count.
     """
     total = 0.0
     for metric in COMPARED_FIGURES:
@@ -317,7 +320,7 @@ def improvement(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
 
 
 def describe_fix(results: Mapping[str, RunResult], name: str, other: str | None) -> list[str]:
-    """What variant ``other`` does better than ``name``, what it changes, and what it costs."""
+    """Return sentences on the gains of variant ``other`` over ``name``, its changes and costs."""
     if len(results) == 1:
         return ["No other variant was run."]
     if other is None:
@@ -337,7 +340,7 @@ def describe_fix(results: Mapping[str, RunResult], name: str, other: str | None)
     gains: dict[str, list[str]] = {"Better": [], "Worse": []}
     for metric in COMPARED_FIGURES:
         if a["stalled"] or (more and "." in metric.key):
-            continue  # a run that ended early, or latencies of requests that are not the same
+            continue  # the run ended early, or the latencies are of different requests
         before, after = figure(a, metric.key), figure(b, metric.key)
         if before is None or after is None:
             continue
@@ -348,14 +351,14 @@ def describe_fix(results: Mapping[str, RunResult], name: str, other: str | None)
 
 
 def _rule(scenario: Scenario, differ: Sequence[FieldDifference]) -> str | None:
-    """What the engine's variant is, where that is what changes."""
+    """Return the summary of the engine's variant if that is among the changes."""
     if not any(found.field == "engine.variant" for found in differ):
         return None
     return find_engine_spec(scenario.engine).variant(scenario.engine.variant).summary
 
 
 def format_request_ids(ids: Iterable[int], most: int = 8) -> str:
-    """Ids as runs: ``requests 16 to 39, 41``; of many runs the first ``most``."""
+    """Return ids as ranges: ``requests 16 to 39, 41``; of many ranges the first ``most``."""
     ordered = sorted(ids)
     runs: list[list[int]] = []
     for i in ordered:

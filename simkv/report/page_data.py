@@ -1,4 +1,4 @@
-"""What the figures of a page are drawn from, for all variants: names, colours and columns."""
+"""Data from which a page draws its figures: names, colors and columns of all variants."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CAUSES = {
 
 
 def build_page_data(results: Mapping[str, RunResult], pair: Sequence[str]) -> dict[str, Any]:
-    """What the scripts draw from."""
+    """Return the data for the page's scripts."""
     records = {name: result.record for name, result in results.items()}
     end = find_end_time(records.values()) or 1.0
     ticks = chart_data.TickScale(end)
@@ -119,7 +119,7 @@ def _variant(
 
 
 def _outcome(outcome: Outcome) -> dict[str, str]:
-    """How the page says and marks an outcome."""
+    """Return the label and marker of an outcome."""
     mark = FAILURE_MARKS.get(outcome)
     in_vain = {Outcome.STARVED: "red", Outcome.TIMED_OUT: "brown"}.get(outcome, "purple")
     return {
@@ -132,7 +132,7 @@ def _outcome(outcome: Outcome) -> dict[str, str]:
 
 
 def error_row(row: PublishedComparison, results: Mapping[str, RunResult]) -> dict[str, Any] | None:
-    """A published figure with the error of ours in percent, where it has one."""
+    """Return a published figure with the error of the simulated one in percent, or None."""
     if row.error is None:
         return None
     rms = results[row.variant].profile.fit.rms_s
@@ -150,7 +150,7 @@ def error_row(row: PublishedComparison, results: Mapping[str, RunResult]) -> dic
 
 
 def _per_second(name: str) -> float | None:
-    """How many units of a published figure are a second; None if it is no time."""
+    """Return the units of a published figure per second; None if it is not a time."""
     if metric := METRICS.get(name):
         return metric.per_second
-    return 1.0 if name.endswith("_s") else None  # of one request
+    return 1.0 if name.endswith("_s") else None  # figure of one request

@@ -1,4 +1,4 @@
-"""What a page says in words and tables, as the template takes it."""
+"""Text and tables of a page, as its template uses them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from simkv.report.published_figures import PublishedComparison, compare_publishe
 from simkv.scenario.scenario_writer import to_yaml
 from simkv.sim.run_record import RunRecord
 
-#: Columns of the table of variants; times are in seconds there.
+#: Columns of the table of variants; times are in seconds.
 COLUMNS = (
     "finished",
     "makespan_s",
@@ -55,7 +55,7 @@ CAPTIONS = {
 
 
 def build_page_text(results: Mapping[str, RunResult], pair: Sequence[str]) -> dict[str, Any]:
-    """What the template says and lists."""
+    """Return the text and lists of the template."""
     lead = pair[0]
     result = results[lead]
     other = narrative.find_better_variant(results, lead)
@@ -109,7 +109,7 @@ def build_page_text(results: Mapping[str, RunResult], pair: Sequence[str]) -> di
 
 
 def _by_scenario(results: Mapping[str, RunResult]) -> list[dict[str, RunResult]]:
-    """Results of the same scenario together."""
+    """Group results by scenario."""
     parts: dict[str, dict[str, RunResult]] = {}
     for name, result in results.items():
         parts.setdefault(result.scenario.name, {})[name] = result
@@ -128,7 +128,7 @@ def _about(results: dict[str, RunResult]) -> dict[str, Any]:
 
 
 def badge(result: RunResult) -> dict[str, str]:
-    """The verdict as a word, with a sign and a tone so that colour is not needed."""
+    """Return the verdict as a word, with a sign and a tone so that color is not required."""
     said = narrative.describe_ending(result)
     served = result.summary["verdict"] == "served"
     tone = "good" if said == "served" else "warn" if served else "bad"
@@ -146,7 +146,7 @@ def _cell(result: RunResult, key: str) -> str:
 
 
 def _waste(result: RunResult) -> list[str]:
-    """The recompute tax, what was computed for nobody, and who overtook whom."""
+    """Return sentences on recomputation, work for clients that disconnected, and overtaking."""
     found = result.diagnosis
     waste, said = found.waste, []
 
@@ -175,7 +175,7 @@ def _waste(result: RunResult) -> list[str]:
 
 
 def _accuracy(results: Mapping[str, RunResult]) -> str:
-    """How far the seconds can be trusted, in a sentence per cost profile."""
+    """Return the accuracy of step times, one sentence per cost profile."""
     said = []
     if any(is_lower_bound(result.summary, key) for result in results.values() for key in COLUMNS):
         said.append("“>”: requests that never got so far count as long as they waited.")
@@ -227,7 +227,7 @@ def _published_row(row: PublishedComparison, results: Mapping[str, RunResult]) -
 
 
 def _profiles(results: Mapping[str, RunResult]) -> list[dict[str, Any]]:
-    """Each cost profile: what it rests on, where it has data, and where this run took it."""
+    """Return each cost profile: sources, range of its data, and range in this run."""
     found = []
     for profile in {r.profile.name: r.profile for r in results.values()}.values():
         records = [r.record for r in results.values() if r.profile.name == profile.name]
@@ -253,7 +253,7 @@ def _profiles(results: Mapping[str, RunResult]) -> list[dict[str, Any]]:
 
 
 def _seen(records: Sequence[RunRecord], feature: str) -> tuple[int, int] | None:
-    """The least and greatest value of a feature in the steps that had any."""
+    """Return the minimum and maximum of a feature in the steps where it is not 0."""
     values: set[int] = set()
     for record in records:
         log = record.steps
@@ -266,7 +266,7 @@ def _seen(records: Sequence[RunRecord], feature: str) -> tuple[int, int] | None:
 
 
 def captions(results: Mapping[str, RunResult], page: Mapping[str, Any]) -> dict[str, str]:
-    """What stands under the titles of the figures, with what a sample leaves out."""
+    """Return the captions of the figures, including what samples omit."""
     said = dict(CAPTIONS)
     left_out = [
         f"{name}: {len(variant['lanes']['of']):,} of {len(result.record.requests):,} are drawn"

@@ -1,7 +1,7 @@
-"""Colours of a report's page, for a light and a dark screen, by the name of their CSS variable.
+"""Colors of a report page for light and dark screens, by name of their CSS variable.
 
-The hues are those of the pictures, of M. Okabe and K. Ito and of P. Tol, which the colour-blind can
-tell apart. Greys and inks change with the background.
+The hues are those of the plots, from the color-blind safe palettes of M. Okabe and K. Ito and of P.
+Tol. Greys and text colors depend on the background.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ DARK_THEME: dict[str, str] = LIGHT_THEME | {
 
 
 def style_sheet() -> str:
-    """The variables for both themes; paper is always light."""
+    """Return the variables for both themes; printed pages are always light."""
     light, dark = (
         "\n".join(f"  --{name}: {colour};" for name, colour in theme.items())
         for theme in (LIGHT_THEME, DARK_THEME)

@@ -1,7 +1,7 @@
-"""A run as a trace in the Chrome JSON format, which ui.perfetto.dev opens.
+"""Export of a run to the Chrome JSON trace format, for ui.perfetto.dev.
 
 Format: "Trace Event Format" of the Chromium project (J. Duda, N. Duca and others, 2016); Perfetto
-reads it as its documentation on legacy JSON traces says. Timestamps are microseconds.
+reads it as described in its documentation on legacy JSON traces. Timestamps are in microseconds.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from simkv.report.plot_style import sort_requests_by_arrival
 from simkv.sim.run_record import RequestRecord, RunRecord
 
 Event = dict[str, Any]
-STEPS_THREAD = 1  # the thread of the engine's steps
+STEPS_THREAD = 1  # thread of the engine's steps
 
 
 def write_perfetto(path: Path, records: Mapping[str, RunRecord], title: str) -> None:
     """Write the variants of a scenario to ``path`` as one trace.
 
-    A variant has two processes: its engine, with the steps and counters of blocks and queues, and
-    its requests, a thread each. The same records give the same bytes.
+    A variant has two processes: its engine, with steps and counters of blocks and queues, and its
+    requests, one thread each. The same records give the same bytes.
     """
     head = {"displayTimeUnit": "ms", "otherData": {"scenario": title, "simkv": __version__}}
     with atomic_file(path) as new, new.open("w", encoding="utf-8", newline="\n") as file:
@@ -48,7 +48,7 @@ def write_perfetto(path: Path, records: Mapping[str, RunRecord], title: str) -> 
 
 
 def events(records: Mapping[str, RunRecord]) -> Iterator[Event]:
-    """The events of all variants; arrows are numbered through."""
+    """Yield the events of all variants; arrow ids are unique across variants."""
     arrows = count(1)
     for index, (variant, record) in enumerate(records.items()):
         engine, clients = 2 * index + 1, 2 * index + 2
@@ -83,13 +83,13 @@ def _covers(event: Event, at: float) -> bool:
 
 
 def _step_at(steps: list[Event], at: float) -> Event | None:
-    """The step under way at a time, or the last one before it."""
+    """Return the step in progress at a time, or the last one before it."""
     index = bisect_right(steps, _us(at), key=lambda event: float(event["ts"])) - 1
     return steps[index] if index >= 0 else None
 
 
 def _steps(record: RunRecord, pid: int) -> Iterator[Event]:
-    """The engine's steps; like decode steps in a row are one slice."""
+    """Yield the engine's steps; consecutive identical decode steps form one slice."""
     log = record.steps
     first = 0
     while first < len(log):
@@ -110,7 +110,7 @@ def _steps(record: RunRecord, pid: int) -> Iterator[Event]:
 
 
 def _goes_on(record: RunRecord, row: int) -> bool:
-    """Whether the step after ``row`` is the same again: decodes only, and no pause before it."""
+    """Return whether the step after ``row`` is the same: only decodes, without a pause."""
     log, after = record.steps, row + 1
     return (
         not log.prefill_seqs[row]
@@ -123,7 +123,7 @@ def _goes_on(record: RunRecord, row: int) -> bool:
 
 
 def _counters(record: RunRecord, pid: int) -> Iterator[Event]:
-    """Blocks and queues as each schedule call left them, where they change."""
+    """Yield blocks and queues after each schedule call, if they changed."""
     log = record.steps
     before: dict[str, dict[str, int]] = {}
     for row, start in enumerate(log.start):
@@ -138,7 +138,7 @@ def _counters(record: RunRecord, pid: int) -> Iterator[Event]:
 
 
 def _request(life: RequestRecord, lane: list[Bar], pid: int, tid: int) -> Iterator[Event]:
-    """The thread of a request: its whole life, what it did in it, and what happened to it."""
+    """Yield the thread of a request: its total time, its states, and its events."""
     request = life.request
     yield _name("thread", f"request {request.id}", pid, tid)
     yield {
@@ -174,9 +174,9 @@ def _request(life: RequestRecord, lane: list[Bar], pid: int, tid: int) -> Iterat
 
 
 def _arrow(number: int, source: Event, target: Event, at: float) -> Iterator[Event]:
-    """From the slice that a preemption made room for to that of the request that lost its KV.
+    """Yield an arrow from the slice that a preemption made space for to that of the victim.
 
-    An arrow starts inside its slice and does not run back in time.
+    An arrow starts inside its slice and does not go back in time.
     """
     flow = {"name": "preemption", "cat": "preemption", "id": number}
     last = source["ts"] + source["dur"] - 0.001
@@ -206,7 +206,7 @@ def _name(what: str, name: str, pid: int, tid: int = 0) -> Event:
 
 
 def _ns(seconds: float) -> int:
-    """Whole nanoseconds, so that neighbours meet and slices nest."""
+    """Return integer nanoseconds, so that adjacent slices touch and nest."""
     return round(seconds * 1e9)
 
 

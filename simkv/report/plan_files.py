@@ -1,4 +1,4 @@
-"""A plan's folder: the answer, what was tried, the cliff, and pictures of both."""
+"""Results directory of a plan: the answer, all evaluations, the cliff, and plots."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from simkv.study.sweep.sweep_table import write_table
 
 
 def write_plans(plans: Sequence[CapacityPlan], folder: Path) -> list[Path]:
-    """Write ``plan.json``, the tables and the pictures of the plans for all variants.
+    """Write ``plan.json``, tables and plots of the plans for all variants; return their paths.
 
-    Each file is written completely or not at all. Returns what was written.
+    Each file is written completely or not at all.
     """
     make_folder(folder)
     answer = {"version": __version__, "plans": [to_json(plan) for plan in plans]}

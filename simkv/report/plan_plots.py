@@ -1,4 +1,4 @@
-"""Pictures of a plan: the objectives' figures by the knob, and the cliff of a candidate by rate."""
+"""Plots of a plan: the objectives' figures by candidate, and the cliff by request rate."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from simkv.study.plan.capacity_plan import CapacityPlan
 from simkv.study.plan.plan_summary import format_value
 from simkv.study.plan.plan_tables import cliff_table, evaluations
 
-#: So many objectives get a panel, the binding ones first.
+#: Maximum number of objectives with a panel; binding objectives come first.
 MAX_PANELS = 4
-#: Latencies that the cliff shows if no objective bounds any.
+#: Latencies in the cliff plot if no objective bounds one.
 SHOWN_LATENCIES = ("ttft_ms.p99", "e2e_ms.p99")
-#: From such a ratio of the greatest value to the least an axis is logarithmic.
+#: Minimum ratio of largest to smallest value for a logarithmic axis.
 MIN_LOG_RATIO = 20.0
 
 
 def draw_answer(plan: CapacityPlan, path: Path) -> Path:
-    """A panel per objective: its figure at every candidate tried, its limit, and the answer.
+    """Draw a panel per objective: its figure by candidate, its limit, and the answer.
 
-    Points are seeds, the line joins the worst of them, and the band is what becomes of it
-    within the profile's error.
+    Points are seeds, the line connects the worst of them, and the band is their range within the
+    profile's error.
     """
     frame = evaluations(plan)
     frame = frame[~frame["held_back"]]
@@ -63,9 +63,9 @@ def draw_answer(plan: CapacityPlan, path: Path) -> Path:
 
 
 def draw_cliff(plan: CapacityPlan, path: Path) -> Path | None:
-    """Latency and starvation by rate, for the answer or else the last candidate.
+    """Draw latency and starvation by rate, for the answer or else the last candidate.
 
-    None if its clients have no rate.
+    Return None if the clients have no rate.
     """
     if not plan.points:
         return None
@@ -97,7 +97,7 @@ def draw_cliff(plan: CapacityPlan, path: Path) -> Path | None:
 
 
 def _panels(plan: CapacityPlan) -> list[Objective]:
-    """The objectives to draw: binding ones, then those that were asked for, then the others."""
+    """Return the objectives to draw: binding, then given, then default ones."""
     binding = [held.objective for held in plan.binding]
     asked = sorted(plan.prepared.case.objectives, key=lambda one: one.assumed)
     return list(dict.fromkeys([*binding, *asked]))[:MAX_PANELS]
@@ -108,7 +108,7 @@ def _is_latency(objective: Objective) -> bool:
 
 
 def _curve(axes: Axes, frame: pd.DataFrame, x: str, name: str, objective: Objective | None) -> None:
-    """A figure against ``x``: points of single runs, a line through the worst, a band."""
+    """Draw a figure against ``x``: points of single runs, a line through the worst, and a band."""
     numbers = frame[[x, "side", "failing"]].assign(y=pd.to_numeric(frame[name], errors="coerce"))
     worst = _least if objective and objective.sign == ">=" else _greatest
     calm, failing = numbers[~numbers["failing"]], numbers[numbers["failing"]]
@@ -136,19 +136,19 @@ def _curve(axes: Axes, frame: pd.DataFrame, x: str, name: str, objective: Object
 
 
 def _least(values: pd.Series[float]) -> float:
-    """The least of several runs; NaN if one of them has no sample."""
+    """Return the minimum of several runs; NaN if a run has no sample."""
     return float(values.min(skipna=False))
 
 
 def _greatest(values: pd.Series[float]) -> float:
-    """The greatest of several runs; NaN if one of them has no sample."""
+    """Return the maximum of several runs; NaN if a run has no sample."""
     return float(values.max(skipna=False))
 
 
 def _comparable(frame: pd.DataFrame, x: str, name: str) -> pd.Series[bool]:
-    """By place on the axis, whether all sides of the error say the same of the figure.
+    """Return by x value whether the figure is comparable across both sides of the error.
 
-    Not where other numbers of requests finish and it is over those.
+    A figure over finished requests is not comparable if their number differs.
     """
     calm = frame[~frame["failing"]]
     same = calm.groupby(x)["finished"].nunique() == 1
@@ -157,7 +157,7 @@ def _comparable(frame: pd.DataFrame, x: str, name: str) -> pd.Series[bool]:
 
 
 def _from_nothing(axes: Axes, values: pd.Series[Any]) -> None:
-    """An axis of what cannot be negative begins at 0, and goes to 1 where all is 0."""
+    """Start the axis of a nonnegative figure at 0, and end it at 1 if all values are 0."""
     most = values.max()
     if values.min() >= 0.0 and math.isfinite(most):
         axes.set_ylim(0.0, max(1.08 * axes.dataLim.y1, 1e-9) if most > 0 else 1.0)

@@ -1,4 +1,4 @@
-"""What the pictures share: colours, sizes, and how a figure becomes the same bytes every time."""
+"""Common style of plots: colors, sizes, and reproducible output files."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from simkv.core.atomic_files import atomic_file
 from simkv.core.outcome import Outcome
 from simkv.sim.run_record import RequestRecord, RunRecord
 
-if TYPE_CHECKING:  # a page of HTML has these colours, too, and draws nothing
+if TYPE_CHECKING:  # HTML pages use these colors without drawing
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# From the palettes of M. Okabe and K. Ito and of P. Tol, which the colour-blind can tell apart.
+# Color-blind safe palettes of M. Okabe and K. Ito and of P. Tol.
 BLUE, SKY = "#0072B2", "#56B4E9"
 YELLOW, RED, PURPLE, BROWN = "#F0E442", "#D55E00", "#AA3377", "#8C510A"
 GREY, SLATE, DARK = "#D4D4D4", "#666666", "#222222"
 
 
 class Mark(NamedTuple):
-    """How a request without an answer is marked."""
+    """Marker of a failed request in plots."""
 
     colour: str
     marker: str
@@ -40,7 +40,7 @@ FAILURE_MARKS: dict[Outcome, Mark] = {
     Outcome.CUT_OFF: Mark("#777777", ">"),
 }
 
-WIDTH = 10.0  # inches; 1500 pixels, which stand being shown at half their size
+WIDTH = 10.0  # inches; 1500 pixels, readable at half size
 DPI = 150
 _SETTINGS: dict[Any, Any] = {
     "font.size": 11,
@@ -59,7 +59,7 @@ _SETTINGS: dict[Any, Any] = {
 
 @contextmanager
 def plot_settings() -> Iterator[None]:
-    """Draw with these settings, whatever the user's own; afterwards all is as it was."""
+    """Use these settings within the context, regardless of the user's own."""
     import matplotlib
 
     with matplotlib.rc_context():
@@ -80,21 +80,21 @@ def set_log_scale(axes: Axes, which: str, subs: Sequence[float] = (1.0, 2.0, 5.0
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a PNG that holds nothing but the picture: no version, no date. Raises InputError."""
+    """Write a PNG without version or date in its metadata. Raises InputError."""
     with atomic_file(path) as new:
         figure.savefig(new, format="png", dpi=DPI, metadata={"Software": None})
     return path
 
 
 def sort_requests_by_arrival(record: RunRecord) -> list[RequestRecord]:
-    """The lives in order of arrival, ids breaking ties."""
+    """Return the request records in order of arrival, then id."""
     return sorted(
         record.requests.values(), key=lambda life: (life.request.arrival, life.request.id)
     )
 
 
 def find_end_time(records: Iterable[RunRecord]) -> float:
-    """When everything was over, in seconds: answers, patience and the last step of any record."""
+    """Return the latest end of any request or step of the records, in seconds."""
     ends = [0.0]
     for record in records:
         ends += [life.ended_at for life in record.requests.values() if life.ended_at is not None]
@@ -103,7 +103,7 @@ def find_end_time(records: Iterable[RunRecord]) -> float:
 
 
 def draw_panel_title(axes: Axes, variant: str, record: RunRecord, columns: int) -> None:
-    """The title of a panel: what ran and how many finished; in colour, how many did not."""
+    """Set the title of a panel: variant and finished requests; failed requests in color."""
     count = Counter(life.outcome for life in record.requests.values())
     failed = [outcome for outcome in FAILURE_MARKS if count[outcome]]
     name = textwrap.fill(variant, 96 // columns)
@@ -118,7 +118,7 @@ def draw_panel_title(axes: Axes, variant: str, record: RunRecord, columns: int) 
 
 
 def number_requests(axis_of: Axes, which: str, lives: Sequence[RequestRecord]) -> None:
-    """Label places 0, 1, 2 … of the ``x`` or ``y`` axis with the ids of ``lives``."""
+    """Label indices 0, 1, 2 … of the ``x`` or ``y`` axis with the ids of ``lives``."""
     from matplotlib.ticker import MaxNLocator
 
     axis = axis_of.xaxis if which == "x" else axis_of.yaxis
@@ -130,7 +130,7 @@ def number_requests(axis_of: Axes, which: str, lives: Sequence[RequestRecord]) -
 def mark_failures(
     axes: Axes, failed: Mapping[Outcome, Sequence[tuple[float, float]]], size: float
 ) -> None:
-    """Put the marker of each outcome at its points (x, y) in data coordinates."""
+    """Draw the marker of each outcome at its points (x, y) in data coordinates."""
     for outcome, mark in FAILURE_MARKS.items():
         points = failed.get(outcome)
         if points:
@@ -148,12 +148,12 @@ def mark_failures(
 
 
 def columns_for(panels: int) -> int:
-    """Columns of a grid in which a panel need not be wide."""
+    """Return the number of columns of a grid of narrow panels."""
     return max(panels, 1) if panels <= 3 else 2 if panels == 4 else 3
 
 
 def mark_halt(axes: Axes, record: RunRecord, label: bool = True) -> None:
-    """A line where the engine stopped for good, and what happened there."""
+    """Draw a line where the engine halted, with its cause."""
     stop = record.engine_halt
     if stop is None:
         return
@@ -182,7 +182,7 @@ def mark_halt(axes: Axes, record: RunRecord, label: bool = True) -> None:
 
 
 def failure_legend(seen: Iterable[Outcome | None]) -> list[Artist]:
-    """Legend entries for the failures among ``seen``."""
+    """Return legend entries for the failures among ``seen``."""
     from matplotlib.lines import Line2D
 
     found = set(seen)
@@ -202,13 +202,13 @@ def failure_legend(seen: Iterable[Outcome | None]) -> list[Artist]:
 
 
 def _abreast(handles: Sequence[Artist]) -> int:
-    """How many entries of a legend have room side by side."""
+    """Return the number of legend entries that fit side by side."""
     longest = max((len(str(handle.get_label())) for handle in handles), default=1)
     return int(WIDTH / (0.45 + 0.075 * longest))
 
 
 def title_and_legend(figure: Figure, title: str, handles: Sequence[Artist]) -> None:
-    """The heading of a picture, and under it one legend for all its panels."""
+    """Add the title of a plot, and below it one legend for all panels."""
     figure.legend(
         handles=list(handles),
         title="\n".join(textwrap.wrap(title, 85)),

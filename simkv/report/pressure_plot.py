@@ -1,4 +1,4 @@
-"""What the cache and the queues looked like over time, from the step log."""
+"""Plot of KV cache use and queues over time, from the step log."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Bins of time across the whole picture.
+#: Number of time bins across the plot.
 BINS = 300
 
 Floats = npt.NDArray[np.float64]
 
 
 class BinnedColumn(NamedTuple):
-    """A column of the step log by bins of time: its least, mean and greatest value in each.
+    """Column of the step log by time bin: minimum, time-weighted mean and maximum.
 
-    The mean is by time. Bins in which the engine computed nothing hold NaN.
+    Bins without computation contain NaN.
     """
 
     least: Floats
@@ -45,9 +45,9 @@ class BinnedColumn(NamedTuple):
 
 
 def bin_column(record: RunRecord, column: Sequence[int], edges: Floats) -> BinnedColumn:
-    """Sum up ``column`` between ``edges`` (s, evenly spaced).
+    """Return the statistics of ``column`` between ``edges`` (s, evenly spaced).
 
-    A row holds from its start to the next one's, or to its end where the engine then paused.
+    A row is valid from its start to the start of the next row, or to its end if the engine paused.
     """
     nothing = np.full(len(edges) - 1, np.nan)
     if not len(column):
@@ -65,7 +65,7 @@ def bin_column(record: RunRecord, column: Sequence[int], edges: Floats) -> Binne
     first = np.searchsorted(until, edges[:-1], side="right")
     stop = np.maximum(np.searchsorted(start, edges[1:], side="left"), first + 1)
     ranges = np.column_stack([first, stop]).ravel()
-    padded = np.append(values, [values[-1], values[-1]])  # bins after the last row
+    padded = np.append(values, [values[-1], values[-1]])  # for bins after the last row
     ranges = np.minimum(ranges, len(values) + 1)
     least = np.minimum.reduceat(padded, ranges)[::2]
     most = np.maximum.reduceat(padded, ranges)[::2]
@@ -74,13 +74,13 @@ def bin_column(record: RunRecord, column: Sequence[int], edges: Floats) -> Binne
 
 
 def _between(edges: Floats, corners: Floats, amounts: Floats) -> Floats:
-    """How much of ``amounts``, each spread over one pair of ``corners``, falls into each bin."""
+    """Return how much of ``amounts``, each spread over one pair of ``corners``, is in each bin."""
     sums = np.cumsum(np.column_stack([np.zeros(len(amounts)), amounts]).ravel())
     return np.diff(np.interp(edges, corners, sums))
 
 
 def draw_pressure(records: Mapping[str, RunRecord], title: str) -> Figure:
-    """Per variant the share of KV blocks held, and below it how many ran and waited."""
+    """Draw per variant the fraction of KV blocks held and the running and waiting requests."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch

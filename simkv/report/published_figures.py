@@ -1,4 +1,4 @@
-"""Published figures beside simulated ones, with the error of each."""
+"""Comparison of published figures with simulated ones."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from simkv.metrics.run_result import RunResult
 
 @dataclass(frozen=True)
 class PublishedComparison:
-    """One figure: ``bound`` says that the published one is a lower bound.
+    """One figure, published and simulated; with ``bound`` the published one is a lower bound.
 
-    ``error`` is (simulated - published) / published, or None where that means nothing.
+    ``error`` is (simulated - published) / published, or None if that is not defined.
     """
 
     variant: str
@@ -30,19 +30,19 @@ class PublishedComparison:
 
     @property
     def holds(self) -> bool | None:
-        """Whether a bound holds; None for a plain figure."""
+        """Whether a bound holds; None for an exact figure."""
         if not self.bound:
             return None
         return self.simulated is not None and self.simulated >= self.published
 
     @property
     def told(self) -> str:
-        """The published figure as text."""
+        """Published figure as text."""
         return f"≥ {self.published:g}" if self.bound else f"{self.published:.10g}"
 
     @property
     def verdict(self) -> str:
-        """How the simulated figure compares: its error, or whether the bound holds."""
+        """Result of the comparison: the error, or whether the bound holds."""
         if self.holds is not None:
             return "holds" if self.holds else "does not hold"
         if self.error is not None:
@@ -51,7 +51,7 @@ class PublishedComparison:
 
 
 def compare_published(results: dict[str, RunResult]) -> list[PublishedComparison]:
-    """Every published figure of the scenario with what was simulated for it."""
+    """Return every published figure of the scenario with its simulated value."""
     rows: list[PublishedComparison] = []
     for variant, result in results.items():
         published = result.scenario.published.get(variant)

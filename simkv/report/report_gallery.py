@@ -1,4 +1,4 @@
-"""A folder of reports with an index page; what they have in common lies beside them, once."""
+"""Directory of reports with an index page; common parts are stored once, beside the pages."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from simkv.scenario.packaged_scenarios import PackagedIncident
 from simkv.sim.run_record import RunRecord
 
 INDEX = "index.html"
-#: Lanes and bins of a thumbnail.
+#: Number of lanes and bins of a thumbnail.
 THUMBNAIL_LANES, THUMBNAIL_BINS = 24, 150
 
 
 def check_gallery(folder: Path) -> None:
-    """Raise InputError if ``folder`` is not one that a gallery may be written to."""
+    """Raise InputError if a gallery must not be written to ``folder``."""
     check_folder("--gallery", folder, "gallery", lambda there: (there / LIBRARY).is_file())
 
 
@@ -45,11 +45,10 @@ def write_gallery(
     *,
     whatif: bool = True,
 ) -> list[Path]:
-    """Write a report of each incident and an index to ``folder``; returns the paths.
+    """Write a report of each incident and an index to ``folder``; return the paths.
 
-    Pages of an earlier gallery that are not written again are removed. ``began`` is called with
-    the name of each incident. With ``whatif`` single changes are tried, which takes most of the
-    time.
+    Outdated pages of an earlier gallery are removed. ``began`` is called with the name of each
+    incident. With ``whatif`` single changes are evaluated, which takes most of the time.
     """
     check_gallery(folder)
     make_folder(folder)
@@ -84,7 +83,7 @@ def _index(cards: list[dict[str, Any]]) -> str:
 
 
 def _card(incident: PackagedIncident, results: Mapping[str, RunResult]) -> dict[str, Any]:
-    """What the index shows of an incident: its two variants, and their lanes as a thumbnail."""
+    """Return the index entry of an incident: its two variants, and their lanes as thumbnails."""
     end = find_end_time(result.record for result in results.values()) or 1.0
     return {
         "name": incident.name,
@@ -105,7 +104,7 @@ def _card(incident: PackagedIncident, results: Mapping[str, RunResult]) -> dict[
 
 
 def thumbnail(record: RunRecord, end: float) -> str:
-    """The lanes up to ``end`` (s) as a small SVG, coloured by the page's style sheet."""
+    """Return the lanes up to ``end`` (s) as a small SVG, colored by the page's style sheet."""
     shown = sample_lanes(sort_requests_by_arrival(record), THUMBNAIL_LANES)
     if not shown:
         return ""

@@ -1,6 +1,6 @@
-"""The runs that a report is about, found by folder, scenario file or name, and run again.
+"""Find the runs of a report by directory, scenario file or name, and run them again.
 
-A run is deterministic: the scenario that it left in its folder gives it again.
+Runs are deterministic, so the scenario stored in a results directory reproduces the run.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from simkv.study.whatif.trial_evaluation import Evaluator
 from simkv.study.whatif.whatif import run_whatif
 from simkv.study.worker_pool import cores
 
-#: Single changes that a report names.
+#: Maximum number of single changes in a report.
 MAX_NAMED_CHANGES = 4
-#: Up to so many requests trying them all is a matter of seconds.
+#: Maximum number of requests for which all changes can be tried within seconds.
 MAX_QUICK_REQUESTS = 1_000
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A variant to be run; its profile, if it is a file, lies beside ``folder``."""
+    """Variant to run; the path of its profile is relative to ``folder``."""
 
     scenario: Scenario
     folder: Path
 
 
 def find_runs(runs: Iterable[Path]) -> dict[str, PlannedRun]:
-    """The variants of ``runs`` by name: run folders, scenario files or names of packaged ones.
+    """Return the variants of ``runs`` by name.
 
-    Of several runs the name of each stands before that of its variant. Raises InputError for what
-    is none of these, and if two variants would have the same name.
+    A run is a results directory, a scenario file or the name of a packaged scenario. With several
+    runs, names are prefixed with the run's name. Raises InputError for an unknown run or two
+    variants with the same name.
     """
     files = [(run, find_scenario_file(run)) for run in runs]
     planned: dict[str, PlannedRun] = {}
@@ -55,7 +56,7 @@ def find_runs(runs: Iterable[Path]) -> dict[str, PlannedRun]:
 
 
 def find_scenario_file(run: Path) -> Path:
-    """The scenario file of a run folder, or the one that ``run`` is or names."""
+    """Return the scenario file of a results directory, or the one that ``run`` is or names."""
     if not run.is_dir():
         return find_scenario(run)
     path = run / "scenario.yaml"
@@ -65,7 +66,7 @@ def find_scenario_file(run: Path) -> Path:
 
 
 def find_report_path(runs: Sequence[Path]) -> Path:
-    """Where the report goes if nothing is said: into the run folder, or beside the run folders."""
+    """Return the default path of the report: in the results directory, or under ``runs``."""
     if len(runs) == 1 and runs[0].is_dir():
         return runs[0] / "report.html_page"
     names = [run.resolve().name if run.is_dir() else run.stem for run in runs]
@@ -81,9 +82,9 @@ def run_all(planned: dict[str, PlannedRun], resolved: Callable[[], None]) -> dic
 
 
 def remedies(variant: PlannedRun, tick: Callable[[], None] = lambda: None) -> list[str]:
-    """Single changes that would have helped a variant, the best first, as sentences.
+    """Return sentences on single changes that would have helped a variant, best first.
 
-    ``tick`` is called after each of the runs that this takes, some tens.
+    ``tick`` is called after each of the runs, of which there are some tens.
     """
     with Evaluator(variant.folder, workers=cores(), tick=tick) as evaluator:
         found = run_whatif(variant.scenario, evaluator)

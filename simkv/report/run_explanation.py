@@ -1,4 +1,4 @@
-"""The story of a run, or of one of its requests, in a screenful of plain words."""
+"""Explanation of a run, or of one of its requests, as text for a screen."""
 
 from __future__ import annotations
 
@@ -29,12 +29,15 @@ from simkv.report.narrative import (
 from simkv.sim.run_record import RequestRecord, RunRecord
 
 WIDTH = 100
-#: Lines that the timeline of one request may take.
+#: Maximum number of timeline lines for one request.
 MAX_TIMELINE_LINES = 24
 
 
 def explain_run(name: str, result: RunResult, command: Callable[[int], str]) -> Iterator[str]:
-    """A run, line by line; ``command`` is what explains one of its requests, by id."""
+    """Yield the lines that explain a run.
+
+    ``command`` returns the command line that explains one request, by its id.
+    """
     record, found = result.record, result.diagnosis
     yield from _title(name, result)
     for verdict in found.verdicts:
@@ -76,7 +79,7 @@ def explain_run(name: str, result: RunResult, command: Callable[[int], str]) -> 
 
 
 def explain_run_briefly(name: str, result: RunResult) -> Iterator[str]:
-    """A run among others in a few lines."""
+    """Yield a short explanation of one of several runs."""
     found = result.diagnosis
     yield from _title(name, result)
     for verdict in found.verdicts[:2]:
@@ -90,7 +93,7 @@ def explain_run_briefly(name: str, result: RunResult) -> Iterator[str]:
 
 
 def explain_request(name: str, result: RunResult, request: int) -> Iterator[str]:
-    """One request of a run, line by line: its intervals, and who was to blame for each."""
+    """Yield the lines that explain one request: its intervals and the cause of each."""
     record, found = result.record, result.diagnosis
     life, tiles = record.requests[request], found.ledger[request]
     asked = life.request
@@ -146,7 +149,7 @@ def _title(name: str, result: RunResult) -> Iterator[str]:
 
 
 def _worst(record: RunRecord) -> int | None:
-    """The request that is worth a look: without an answer, or else the slowest."""
+    """Return the slowest failed request, or the slowest request if none failed."""
     lives = record.requests.values()
     failed = [life for life in lives if life.outcome is not Outcome.FINISHED]
     if not lives:
@@ -176,7 +179,7 @@ def _end(life: RequestRecord) -> str:
 
 
 def _bars(sums: Mapping[LedgerKind, float]) -> Iterator[str]:
-    """One line per kind: seconds, share and a bar."""
+    """Yield one line per kind: seconds, share and a bar."""
     total, longest = sum(sums.values()), max(sums.values(), default=0.0)
     for kind, spent in sums.items():
         bar = "█" * round(30 * spent / longest) if longest else ""
@@ -197,7 +200,7 @@ def _by_reason(preemptions: Sequence[Preemption]) -> str:
 
 
 def _text(text: str, lead: str = "", most: int | None = None) -> Iterator[str]:
-    """A paragraph in lines of WIDTH, what follows the first one under it; of long ones ``most``."""
+    """Yield a paragraph in lines of WIDTH, indented below ``lead``; at most ``most`` lines."""
     if not text:
         return
     lines = wrap(text, WIDTH - len(lead)) if len(lead) < 30 else wrap(text, WIDTH)
@@ -209,7 +212,7 @@ def _text(text: str, lead: str = "", most: int | None = None) -> Iterator[str]:
 
 
 def _elide(tiles: Sequence[LedgerSegment]) -> Iterator[LedgerSegment | str]:
-    """The intervals, but of many only the first and the last, and what lies between in one line."""
+    """Yield the intervals; long lists are shortened in the middle to one summary line."""
     if len(tiles) <= MAX_TIMELINE_LINES:
         yield from tiles
         return
@@ -226,7 +229,7 @@ def _skipped(tiles: Sequence[LedgerSegment]) -> str:
 
 
 class _Teller:
-    """Says who or what an interval is due to."""
+    """Finds the cause of an interval: requests or resources."""
 
     def __init__(self, result: RunResult) -> None:
         self.record = result.record
@@ -238,7 +241,7 @@ class _Teller:
                     self._prefilled[run.first].append(i)
 
     def why(self, life: RequestRecord, tile: LedgerSegment) -> str:
-        """Who or what this interval is due to, as far as that is known."""
+        """Return the cause of this interval, if known."""
         match tile.kind:
             case LedgerKind.BLOCKS | LedgerKind.RESERVED | LedgerKind.SLOT | LedgerKind.ADAPTER:
                 return self._holders(life, tile)

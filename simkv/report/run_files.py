@@ -1,4 +1,4 @@
-"""The files that a run leaves: figures, tables and pictures, all of them or none."""
+"""Results directory of a run: figures, tables and plots, written completely or not at all."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from simkv.report.published_figures import PublishedComparison
 from simkv.scenario.run_fields import find_custom_sources
 from simkv.scenario.scenario_writer import to_yaml
 
-#: By this a folder is known as one that simkv wrote and may replace.
+#: File that identifies a directory as a run of simkv, which may be replaced.
 MARKER_FILE = "summary.json"
-#: What simkv writes to such a folder, and so does not keep when it replaces it.
+#: Files that simkv writes to a results directory and replaces there.
 RUN_FILES = (
     MARKER_FILE,
     "requests.csv",
@@ -44,7 +44,7 @@ RUN_FILES = (
 
 
 def check_run_folder(folder: Path) -> None:
-    """Raise InputError if ``folder`` is not one that a run may be written to."""
+    """Raise InputError if a run must not be written to ``folder``."""
     check_folder("--out", folder, "earlier run", _is_run)
     if folder.resolve() == Path.cwd():
         raise InputError(
@@ -53,7 +53,7 @@ def check_run_folder(folder: Path) -> None:
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether simkv wrote what is there."""
+    """Return whether simkv wrote the directory."""
     try:
         summary = json.loads((folder / MARKER_FILE).read_bytes())
     except (OSError, ValueError):
@@ -70,10 +70,10 @@ def write_run(
     steps: bool = False,
     ledger: bool = False,
 ) -> list[str]:
-    """Write a run to ``folder``, in place of an earlier one, complete or not at all.
+    """Write a run to ``folder``, replacing an earlier one, completely or not at all.
 
-    ``draw`` writes the pictures into the folder that it is given; ``steps`` adds ``steps.csv``,
-    ``ledger`` adds ``ledger.csv`` and ``preemptions.csv``. Returns the names of what it wrote.
+    ``draw`` writes plots into the directory that it is given; ``steps`` adds ``steps.csv``,
+    ``ledger`` adds ``ledger.csv`` and ``preemptions.csv``. Return the names of the files.
     """
     with atomic_run_folder(folder) as new:
         _write_all(new, results, comparisons)
@@ -93,10 +93,10 @@ def write_run(
 
 @contextmanager
 def atomic_run_folder(folder: Path) -> Iterator[Path]:
-    """A new folder for a run, which takes the place of ``folder`` at the end, if all went well.
+    """Yield a new directory for a run that replaces ``folder`` at the end if no error occurs.
 
-    What lies in ``folder`` and is not of an earlier run stays there. Raises InputError if
-    ``folder`` is not one that a run may be written to.
+    Files in ``folder`` that are not part of an earlier run are retained. Raises InputError if a run
+    must not be written to ``folder``.
     """
     check_run_folder(folder)
     with atomic_folder(folder, RUN_FILES) as new:
@@ -109,7 +109,7 @@ def _write_rows(
     rows_of: Callable[[str, RunResult], list[dict[str, Any]]],
     columns: Sequence[str] | None = None,
 ) -> None:
-    """A table of all variants' rows; ``columns`` where there may be none."""
+    """Write a table of all variants' rows; ``columns`` are used if there are no rows."""
     rows = [row for name, result in results.items() for row in rows_of(name, result)]
     write_rows(file, rows, columns)
 
@@ -156,7 +156,7 @@ def _write_all(
 
 
 def _write_sources(folder: Path, results: Iterable[RunResult]) -> None:
-    """The schedulers of one's own that decided, byte for byte; those of packages stay there."""
+    """Write the code of custom schedulers to the results directory, byte for byte."""
     kept: dict[str, bytes] = {}
     for result in results:
         for source in find_custom_sources(result.scenario).values():

@@ -1,4 +1,4 @@
-"""The static pictures of a run."""
+"""Static plots of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simkv.report.plot_style import plot_settings, save
 from simkv.report.pressure_plot import draw_pressure
 from simkv.sim.run_record import RunRecord
 
-#: What drawing may cost where nobody asked for pictures, in seconds.
+#: Time limit for rendering plots that were not requested, in seconds.
 TIME_BUDGET_S = 1.0
 
 Records = Mapping[str, RunRecord]
@@ -29,10 +29,10 @@ _DRAW: dict[str, Callable[[Records, str], Figure]] = {
 def write_plots(
     records: Records, title: str, folder: Path, names: Collection[str] = tuple(_DRAW)
 ) -> list[Path]:
-    """Write ``lanes.png``, ``latency.png`` and ``pressure.png`` into ``folder``, which must exist.
+    """Write ``lanes.png``, ``latency.png`` and ``pressure.png`` to ``folder``, which must exist.
 
-    ``records`` are the variants of one scenario by name, in the order of their panels; ``names``
-    are the pictures that are wanted. The same records give the same bytes. Returns the paths.
+    ``records`` are the variants of one scenario by name, in panel order; ``names`` selects plots.
+    The same records give the same bytes. Return the paths.
     """
     with plot_settings():
         return [
@@ -45,10 +45,11 @@ def write_plots(
 def write_run_plots(
     results: Mapping[str, RunResult], title: str, folder: Path, *, everything: bool
 ) -> list[str]:
-    """Write the pictures of a run; returns the files of those that were left out.
+    """Write the plots of a run; return the file names of omitted plots.
 
-    If not ``everything`` is wanted, those are drawn that fit into ``TIME_BUDGET_S`` together.
-    Fleets have ``fleet.png`` besides, and of each the slowest replica stands for all in the others.
+    Unless ``everything`` is set, only plots that render within ``TIME_BUDGET_S`` in total are
+    written. A fleet also has ``fleet.png``, and its slowest replica represents it in the other
+    plots.
     """
     fleets = {name: result.parts for name, result in results.items() if result.fleet}
     records = {}
@@ -68,9 +69,9 @@ def write_run_plots(
 
 
 def _affordable(records: Records, budget: float) -> list[str]:
-    """The pictures, in their order, that take so many seconds together.
+    """Return the plots, in order, that render within ``budget`` seconds in total.
 
-    What each takes is reckoned from what it shows, so that the same run always has the same ones.
+    Render times are estimated from the contents, so that the same run always has the same plots.
     """
     panels = len(records)
     lives = [life for record in records.values() for life in record.requests.values()]

@@ -1,4 +1,4 @@
-"""The settings of engines on known hardware: which were given, and which the launcher chose."""
+"""Lines with the settings of engines on known hardware: given, or chosen by the launcher."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simkv.scenario.scenario import Scenario
 
 
 def settings_lines(results: Mapping[str, RunResult]) -> Iterator[str]:
-    """A line for each engine on known hardware; variants with the same settings share one."""
+    """Yield a line for each engine on known hardware; variants with equal settings share one."""
     by_line: dict[str, list[str]] = {}
     for name, result in results.items():
         for place, settings in result.scenario.origins.sections.items():
@@ -24,7 +24,7 @@ def settings_lines(results: Mapping[str, RunResult]) -> Iterator[str]:
 
 
 def _config(scenario: Scenario, place: FieldPath) -> Any:
-    """The engine's config at a place of the scenario."""
+    """Return the engine's config at a path of the scenario."""
     if place == ("engine",) or scenario.fleet is None:
         return scenario.engine
     group = scenario.fleet.groups[int(place[2])]

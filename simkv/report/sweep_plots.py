@@ -1,4 +1,4 @@
-"""Pictures of a sweep: a figure against a knob, and two figures against each other."""
+"""Plots of a sweep: a figure against a setting, and two figures against each other."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ from simkv.report.plot_style import (
 )
 from simkv.study.sweep_axes import format_assignment
 
-#: Colours of lines, far from each other; further lines have them again, dashed and dotted.
+#: Distinct line colors; further lines reuse them with other strokes.
 COLOURS = (BLUE, RED, "#009E73", PURPLE, DARK)
 STROKES = ("-", "--", ":")
 MARKERS = "osD^vPX"
-#: Nobody could tell more lines than this apart: they are coloured by the knob that matters most.
+#: Maximum number of distinct lines; more are colored by the most important setting.
 MAX_LINES = len(COLOURS) * len(STROKES)
-#: From such a ratio of the greatest value to the least an axis is logarithmic.
+#: Minimum ratio of largest to smallest value for a logarithmic axis.
 MIN_LOG_RATIO = 30.0
-#: So many letters have room side by side under an axis.
+#: Number of characters that fit side by side under an axis.
 _MOST_LETTERS = 80
-#: Points closer than this, in shares of the picture, have one label between them.
+#: Distance below which points share a label, as a fraction of the plot.
 _CLOSE = 0.025
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A ``figure`` (of summary.json) against a ``knob`` (its path, or ``variant``)."""
+    """Plot of a ``figure`` (of summary.json) against a ``knob`` (its path, or ``variant``)."""
 
     figure: str
     knob: str
@@ -62,7 +62,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class ParetoGoal:
-    """A figure, and whether more of it is better."""
+    """Figure, and whether more of it is better."""
 
     figure: str
     more: bool
@@ -73,7 +73,7 @@ class ParetoGoal:
 
 @dataclass(frozen=True)
 class Pareto:
-    """What nothing else beats in all of its ``goals``; the first two are drawn."""
+    """Pareto front over ``goals``; the first two are drawn."""
 
     goals: tuple[ParetoGoal, ...]
 
@@ -87,7 +87,7 @@ def _file(name: str) -> str:
 
 
 def parse_plot(text: str, knobs: Sequence[str]) -> Plot:
-    """``FIGURE:KNOB``. Raises InputError if there is no such figure, or no such knob."""
+    """Parse ``FIGURE:KNOB``. Raises InputError for an unknown figure or setting."""
     figure, colon, knob = text.partition(":")
     _known(figure, f"--plot {text}")
     known = [*knobs, "variant"]
@@ -101,7 +101,7 @@ def parse_plot(text: str, knobs: Sequence[str]) -> Plot:
 
 
 def parse_pareto(text: str) -> Pareto:
-    """``FIGURE:max,FIGURE:min``, two or more. Raises InputError if it is not like that."""
+    """Parse two or more of ``FIGURE:max,FIGURE:min``. Raises InputError for any other text."""
     goals = []
     for part in text.split(","):
         figure, _, better = part.strip().partition(":")
@@ -126,7 +126,7 @@ def _known(figure: str, where: str) -> None:
 
 
 def check_figures(frame: pd.DataFrame, figures: Iterable[str], where: str) -> None:
-    """Raise InputError if a table of runs has not got one of the figures."""
+    """Raise InputError if a table of runs lacks one of the figures."""
     for figure in figures:
         if figure not in frame:
             of = OPTIONAL_METRICS.get(figure)
@@ -137,10 +137,10 @@ def check_figures(frame: pd.DataFrame, figures: Iterable[str], where: str) -> No
 def average_repeats(
     frame: pd.DataFrame, knobs: Sequence[str], figures: Sequence[str]
 ) -> pd.DataFrame:
-    """A row per point and variant, averaged over its repeats.
+    """Return one row per point and variant, averaged over its repeats.
 
-    ``point``, the knobs, ``variant`` and the figures, for each figure ``±figure``, half of the
-    95 % confidence interval of its mean (Student's t; NaN for one repeat), and ``unserved``,
+    Columns: ``point``, the settings, ``variant``, the figures, for each figure ``±figure``, half of
+    the 95 % confidence interval of its mean (Student's t; NaN for one repeat), and ``unserved``,
     whether any request of any repeat did not finish. A figure is NaN if it is empty in a repeat.
     """
     rows = []
@@ -165,9 +165,9 @@ def _half_interval(values: npt.NDArray[np.float64]) -> float:
 
 
 def pareto_front(points: pd.DataFrame, goals: Sequence[ParetoGoal]) -> pd.Series[bool]:
-    """Which rows no other row beats: as good in every goal, and better in one.
+    """Return which rows are Pareto-optimal: no other row is as good in all goals and better in one.
 
-    A row without one of the figures is not among them.
+    Rows that lack a figure are excluded.
     """
     costs = np.column_stack(
         [points[goal.figure].to_numpy(np.float64) * (-1 if goal.more else 1) for goal in goals]
@@ -180,13 +180,13 @@ def pareto_front(points: pd.DataFrame, goals: Sequence[ParetoGoal]) -> pd.Series
 
 
 def write_plot(frame: pd.DataFrame, knobs: Sequence[str], plot: Plot, folder: Path) -> Path:
-    """Draw a figure against a knob into ``folder``, one line per setting of the others."""
+    """Plot a figure against a setting to ``folder``, one line per combination of the others."""
     points = average_repeats(frame, knobs, [plot.figure])
     others = [name for name in (*knobs, "variant") if name != plot.knob]
     others = [name for name in others if len({repr(value) for value in points[name]}) > 1]
     lines = [group for _, group in points.groupby(others, sort=False)] if others else [points]
     sampled = len(lines) > 1 and max(map(len, lines)) == 1
-    if sampled:  # nothing is held still, so there are no lines to draw
+    if sampled:  # each combination has one point, so there are no lines
         others = ["variant"] if "variant" in others else []
         lines = [group for _, group in points.groupby("variant", sort=False)]
     repeats = int(frame["repeat"].max()) + 1
@@ -219,7 +219,7 @@ def write_plot(frame: pd.DataFrame, knobs: Sequence[str], plot: Plot, folder: Pa
 
 
 def _matters_most(points: pd.DataFrame, knobs: Sequence[str], figure: str) -> str:
-    """The knob between whose values the means of a figure lie farthest apart."""
+    """Return the setting whose values differ most in the mean of the figure."""
 
     def apart(knob: str) -> float:
         found = points.groupby(points[knob].map(repr))[figure].mean()
@@ -229,7 +229,7 @@ def _matters_most(points: pd.DataFrame, knobs: Sequence[str], figure: str) -> st
 
 
 def _look(number: int, of: int) -> dict[str, Any]:
-    """A line that is unlike the others; of many it has its place on a scale from dark to light."""
+    """Return the style of a line; with many lines the color is on a scale from dark to light."""
     stroke, hue = divmod(number, len(COLOURS))
     if of > MAX_LINES:
         colour = to_hex(colormaps["viridis"](0.9 * number / (of - 1)))
@@ -239,7 +239,7 @@ def _look(number: int, of: int) -> dict[str, Any]:
 
 
 def _ends(looks: Mapping[str, dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
-    """All of them, or of a scale the ends and some in between."""
+    """Return all entries, or for a color scale seven of them, including both ends."""
     rows = list(looks.items())
     if len(rows) <= MAX_LINES:
         return rows
@@ -258,7 +258,7 @@ def _hollow() -> Line2D:
 
 
 def _places(axes: Axes, values: Sequence[Any]) -> dict[str, float]:
-    """Where on the x axis each value goes: numbers at their place, anything else side by side."""
+    """Return the x position of each value: numbers at their value, others side by side."""
     different = {repr(value): value for value in values}
     numbers = [v for v in different.values() if isinstance(v, int | float | np.number)]
     finite = not any(isinstance(v, bool | np.bool_) or not math.isfinite(v) for v in numbers)
@@ -273,7 +273,7 @@ def _places(axes: Axes, values: Sequence[Any]) -> dict[str, float]:
 
 
 def _logarithmic(axes: Axes, which: str, values: Any) -> None:
-    """Make an axis logarithmic if its values are positive and far apart."""
+    """Make an axis logarithmic if its values are positive and span a large ratio."""
     known = [float(value) for value in values if not math.isnan(value)]
     if known and min(known) > 0 and max(known) / min(known) >= MIN_LOG_RATIO:
         set_log_scale(axes, which)
@@ -303,7 +303,7 @@ def _draw_line(
 def find_front(
     frame: pd.DataFrame, knobs: Sequence[str], pareto: Pareto
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The points of a table, averaged over repeats, and those that nothing beats, in order."""
+    """Return the points averaged over repeats, and the sorted points of the Pareto front."""
     names = [goal.figure for goal in pareto.goals]
     points = average_repeats(frame, knobs, names)
     front = points[pareto_front(points, pareto.goals)]
@@ -313,9 +313,9 @@ def find_front(
 def write_pareto(
     frame: pd.DataFrame, knobs: Sequence[str], pareto: Pareto, folder: Path
 ) -> tuple[Path, pd.DataFrame]:
-    """Draw the points by the first two goals, with the front marked; returns it as a table too.
+    """Plot the points by the first two goals and mark the front; return path and front.
 
-    The table is sorted by the first goal, and its rows are numbered as in the picture.
+    The front is sorted by the first goal, and its rows are numbered as in the plot.
     """
     names = [goal.figure for goal in pareto.goals]
     points, front = find_front(frame, knobs, pareto)
@@ -362,7 +362,7 @@ def _draw_points(
 
 
 def _number(axes: Axes, points: npt.NDArray[np.float64]) -> None:
-    """Number points; those that lie together have one label, as in ``4-8``."""
+    """Number points; close points share one label, such as ``4-8``."""
     axes.figure.draw_without_rendering()  # type: ignore[union-attr]
     shares = axes.transAxes.inverted().transform(axes.transData.transform(points))
     groups: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""The picture of a trace: arrivals, lengths, KV in flight and shared prefixes."""
+"""Plot of a trace: arrivals, lengths, KV in flight and shared prefixes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from simkv.report.plot_style import (
 )
 from simkv.workload.trace_statistics import BinnedAmounts, LengthHistogram, TraceStatistics
 
-#: Points across a panel.
+#: Maximum number of points across a panel.
 POINTS = 300
 
 
 def draw_trace(survey: TraceStatistics, title: str, path: Path) -> Path:
-    """Write the picture as a PNG, the same bytes for the same trace."""
+    """Write the plot as a PNG; the same trace gives the same bytes."""
     with plot_settings():
         figure = Figure(figsize=(WIDTH, 6.4))
         panels = figure.subplots(2, 2)
@@ -103,7 +103,7 @@ def _sharing(axes: Axes, survey: TraceStatistics) -> None:
 
 
 def _bins(course: BinnedAmounts, last: float) -> tuple[np.ndarray, np.ndarray]:
-    """Edges (s) and sums of at most POINTS bins up to ``last``."""
+    """Return edges (s) and sums of at most POINTS bins up to ``last``."""
     count = int(last / course.width) + 1
     step = -(-count // POINTS)
     padded = np.pad(course.values, (0, step))[: -(-count // step) * step]

@@ -1,4 +1,4 @@
-"""The figures of a trace as a table."""
+"""Table of the statistics of a trace."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from rich.table import Table
 
 
 def figures_table(file: str, format: str, figures: dict[str, Any]) -> Table:
-    """What ``TraceStatistics.figures`` tells, one line each, without what the trace does not
-    tell."""
+    """Return a table of ``TraceStatistics.figures``, without values that the trace lacks."""
     table = Table(
         box=box.SIMPLE, show_header=False, title=f"{file} ({format})", title_justify="left"
     )
@@ -20,7 +19,7 @@ def figures_table(file: str, format: str, figures: dict[str, Any]) -> Table:
 
 
 def format_figures(figures: dict[str, Any]) -> list[tuple[str, str]]:
-    """The lines of the table: what, and how much."""
+    """Return the lines of the table as (label, value)."""
     told = [("Requests", f"{figures['requests']:,}")]
     if figures["sessions"]:
         told.append(("Sessions or clients that sent", f"{figures['sessions']:,}"))
@@ -65,7 +64,7 @@ def _arrivals(figures: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _sharing(figures: dict[str, Any]) -> list[tuple[str, str]]:
-    """What a prefix cache without an end would hit."""
+    """Return the hit rate of an unlimited prefix cache."""
     if figures["prefix_hit_rate"] is None:
         return [("Shared prefixes", "not told by this trace")]
     told = [("Shared prefixes", f"{figures['prefix_hit_rate']:.1%} of the prompt tokens, at best")]

@@ -1,4 +1,4 @@
-"""What ``simkv bisect`` and ``simkv whatif`` say: lines and tables, and JSON."""
+"""Output of ``simkv bisect`` and ``simkv whatif``: lines, tables and JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simkv.study.whatif.trial_evaluation import RunFigures
 from simkv.study.whatif.verdict_bisection import Flip, Flips, TriedValue
 from simkv.study.whatif.whatif import Effect, WhatIfResult
 
-#: Figures of ``summary.json`` that the JSON of a run has.
+#: Figures of ``summary.json`` in the JSON of a run.
 JSON_FIGURES = (
     "requests",
     "finished",
@@ -41,7 +41,7 @@ JSON_FIGURES = (
     "e2e_all_ms.mean",
     "e2e_all_ms.p99",
 )
-#: Columns of the tables; times are in seconds there.
+#: Columns of the tables; times are in seconds.
 _COLUMNS = (
     "finished",
     "starved",
@@ -54,7 +54,10 @@ _COLUMNS = (
 
 
 def render_flips(found: Flips, when: RunCondition | None = None) -> Iterator[RenderableType]:
-    """The flips in a sentence each, then every value that was tried; ``when`` is what may flip."""
+    """Yield a sentence per flip, then a table of all evaluated values.
+
+    ``when`` is the condition that may flip (default: the verdict).
+    """
     figure = when.figure if isinstance(when, FigureCondition) else None
     for flip in found.flips:
         yield _flip(found, flip)
@@ -99,7 +102,7 @@ def _sampling(found: Flips) -> str:
 
 
 def render_whatif(found: WhatIfResult, everything: bool = False) -> Iterator[RenderableType]:
-    """The answer in a line, then the changes that help, that hurt, and that change little."""
+    """Yield the answer in one line, then the changes that help, hurt, or change little."""
     best = found.best
     yield f"As it is: {found.base.shown}"
     if found.cause:
@@ -141,7 +144,7 @@ def render_whatif(found: WhatIfResult, everything: bool = False) -> Iterator[Ren
 
 
 def _one_per_field(effects: Iterable[Effect]) -> list[Effect]:
-    """The best value of each field that helps, the first of one that does not; variants all."""
+    """Return the best value of each field that helps, the first of others, and all variants."""
     seen: set[tuple[str, bool]] = set()
     kept = []
     for effect in effects:
@@ -154,7 +157,7 @@ def _one_per_field(effects: Iterable[Effect]) -> list[Effect]:
 
 
 def _fields(changes: Iterable[Change], others: Collection[str]) -> str:
-    """The fields of the changes; of those of ``others``, which do more at another value, which."""
+    """Return the fields of the changes, with the value if the field is also in ``others``."""
 
     def said(change: Change) -> str:
         if change.kind == "variant":
@@ -165,9 +168,9 @@ def _fields(changes: Iterable[Change], others: Collection[str]) -> str:
 
 
 def _columns(rows: Sequence[RunFigures | None], figure: str | None) -> list[Column]:
-    """The figures of some runs; the later go first where there is no room.
+    """Return the figures of runs as columns; the last are omitted first if space is short.
 
-    Endings that no run has are not among them.
+    Endings that no run has are excluded.
     """
     cells = zip(*(_cells(row, figure) for row in rows), strict=True)
     columns = zip(_headings(figure), map(list, cells), strict=True)
@@ -201,7 +204,7 @@ def _word(value: Any) -> str:
 
 
 def flips_json(found: Flips) -> dict[str, Any]:
-    """All that was tried and where it flips, as plain data."""
+    """Return all evaluated values and the flips as plain data."""
     return {
         "path": found.path,
         "values": found.values,
@@ -227,7 +230,7 @@ def _sample_json(sample: TriedValue) -> dict[str, Any]:
 
 
 def whatif_json(found: WhatIfResult) -> dict[str, Any]:
-    """All changes in order of rank, as plain data."""
+    """Return all changes in order of rank as plain data."""
     return {
         "base": figures_json(found.base),
         "cause": found.cause,
@@ -260,7 +263,7 @@ def whatif_json(found: WhatIfResult) -> dict[str, Any]:
 
 
 def figures_json(figures: RunFigures) -> dict[str, Any]:
-    """The verdict and the chief figures of a run."""
+    """Return the verdict and the main figures of a run."""
     return {
         "verdict": figures.verdict,
         "verdict_detail": figures.detail,
