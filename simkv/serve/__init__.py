@@ -1,6 +1,6 @@
-"""The simulated engine behind a socket: any client takes it for the real one.
+"""Serve the simulated engine over HTTP, for any client of the real engine's API.
 
-The loop, the schedulers and the costs are those of a run; ``live`` puts them on the wall clock,
-``app`` speaks HTTP; what came can be run again (``again``), and that is how it is explained
-(``explainer``).
+The engine loop, schedulers and costs are those of a run. ``live_simulation`` maps them to the wall
+clock, ``http_app`` is the HTTP API, ``recorded_workload`` stores received requests so that they can
+be simulated again, and ``live_explainer`` explains them.
 """

@@ -1,4 +1,4 @@
-"""Requests that are refused, in the API's own error object."""
+"""Error responses in the error format of the API."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from starlette.exceptions import HTTPException
 
 from simkv.core.errors import InputError, simplify_pydantic_message
 
-#: What the API calls the kinds of errors.
+#: Error types of the API by status code.
 KINDS = {400: "BadRequestError", 401: "AuthenticationError", 404: "NotFoundError"}
 
 
 class RequestError(Exception):
-    """A request is refused with this status; ``param`` is the field that is wrong.
+    """Error response to a request: status, message and the invalid field (``param``).
 
-    ``kind`` is what the API calls it, where it is not what it calls others of the status.
+    ``kind`` replaces the default error type of the status.
     """
 
     def __init__(self, status: int, message: str, param: str | None = None, kind: str = "") -> None:
@@ -30,7 +30,7 @@ class RequestError(Exception):
 def error_object(
     status: int, message: str, param: str | None = None, kind: str = ""
 ) -> dict[str, Any]:
-    """The body of a response that is an error."""
+    """Build the body of an error response."""
     kind = kind or KINDS.get(status) or HTTPStatus(status).phrase.replace(" ", "") + "Error"
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
@@ -38,12 +38,12 @@ def error_object(
 def error_response(
     status: int, message: str, param: str | None = None, kind: str = ""
 ) -> JSONResponse:
-    """A response that is an error."""
+    """Build an error response."""
     return JSONResponse(error_object(status, message, param, kind), status)
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Let all errors of an application have the API's own form."""
+    """Return all errors of an application in the error format of the API."""
 
     @app.exception_handler(RequestError)
     async def refused(_: Request, error: RequestError) -> JSONResponse:
@@ -51,7 +51,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(InputError)
     async def broken(_: Request, error: InputError) -> JSONResponse:
-        """A scheduler of one's own has broken a law."""
+        """Report a custom scheduler that violates a law."""
         return error_response(503, str(error))
 
     @app.exception_handler(HTTPException)

@@ -1,4 +1,4 @@
-"""Answers on the wire: as a stream of server-sent events, a chunk a token, or in one piece."""
+"""Format replies for HTTP: as server-sent events, one chunk per token, or as one JSON body."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ from simkv.serve.request_handler import (
 
 @dataclass(frozen=True)
 class Dialect:
-    """How one of the two APIs puts things: ``kind`` of the whole and of a chunk, and the choices.
+    """Response format of one of the two generation APIs.
 
-    ``chunk(text)`` are the fields of a choice that carries a piece, ``whole(text)`` those of the
-    one that carries all; ``opening`` are those of a chunk before the first, where there is one.
+    ``kind`` and ``chunk_kind`` are the object types of a whole reply and of a stream chunk.
+    ``chunk(text)`` returns the fields of a choice with part of the text, ``whole(text)`` those of a
+    choice with the complete text. ``opening`` holds the fields of a chunk before the first token,
+    or None.
     """
 
     prefix: str
@@ -56,12 +58,12 @@ CHAT = Dialect(
     lambda text: {"message": {"role": "assistant", "content": text}},
     {"delta": {"role": "assistant", "content": ""}},
 )
-#: Stands for the text of a token in a chunk that is filled in for each of them.
+#: Placeholder for the text of a token in the prepared chunk.
 TEXT_PLACEHOLDER = "\0"
 
 
 class Writer:
-    """Writes the answers of one call in one of the two dialects."""
+    """Writer of the replies to one call in one of the two response formats."""
 
     def __init__(
         self, desk: RequestHandler, call: Generation, body: Body, dialect: Dialect
@@ -87,15 +89,16 @@ class Writer:
         return {"index": index, **fields, "logprobs": None, "finish_reason": reason}
 
     def reason(self, answer: Reply) -> str:
-        """Why an answer is at its end."""
+        """Return the finish reason of a reply."""
         return finish_reason(answer.request, answer.tokens, self.handler.front.longest)
 
     async def events(self, index: int) -> AsyncIterator[bytes]:
-        """The answer to a prompt as events; several that are there already come together."""
+        """Yield the events of one prompt's reply; tokens that are already due are sent together."""
         answer, word = self.call.answers[index], self.handler.front.texts.word
         number, sent = answer.request.id, 0
         form = self._event([self._choice(index, self.dialect.chunk(TEXT_PLACEHOLDER), None)])
-        # The text is the last string of a chunk; the id and the model before it may contain HERE.
+        # The text is the last string of a chunk; the id and model before it may contain the
+        # placeholder.
         before, _, after = form.rpartition(json.dumps(TEXT_PLACEHOLDER)[1:-1].encode())
         while True:
             due = await answer.news(sent)
@@ -126,12 +129,12 @@ class Writer:
             yield f"data: {json.dumps(error_object(status, message))}\n\n".encode()
 
     def closing(self) -> bytes:
-        """What comes after the last token of a stream."""
+        """Return the end of a stream: the usage chunk, if requested, and ``[DONE]``."""
         usage = self._event([], self.call.usage()) if self._usage else b""
         return usage + b"data: [DONE]\n\n"
 
     def whole(self) -> JSONResponse:
-        """All answers in one piece, when they are complete."""
+        """Return all complete replies as one JSON response."""
         bad = [answer for answer in self.call.answers if answer.outcome is not Outcome.FINISHED]
         if bad:
             return error_response(*reply_error(bad[0]))
@@ -145,7 +148,7 @@ class Writer:
 
 
 def reply_error(answer: Reply) -> tuple[int, str]:
-    """Status and words for an answer that did not come to its end."""
+    """Return the status and message of a reply that did not finish."""
     assert answer.outcome is not None
     if answer.refusal:
         return 503, answer.refusal.words
@@ -154,14 +157,14 @@ def reply_error(answer: Reply) -> tuple[int, str]:
 
 
 class ReplyResponse(Response):
-    """The response to a call: it ends when the answers do, or when the client is gone."""
+    """Response to a call. It ends when all replies end or the client disconnects."""
 
     def __init__(self, writer: Writer) -> None:
         self.writer = writer
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Reply, and let the engine know if nobody waits any more."""
+        """Send the response, then end the call, which cancels unfinished requests in the engine."""
         writer = self.writer
         answer = self._stream(send) if writer.body.stream else self._at_once(scope, receive, send)
         writing = asyncio.ensure_future(answer)
@@ -189,7 +192,7 @@ class ReplyResponse(Response):
         await send({"type": "http.response.body", "body": closing, "more_body": False})
 
     async def _events(self) -> AsyncIterator[bytes]:
-        """The events of all answers as they come."""
+        """Yield the events of all replies in order of completion."""
         count = len(self.writer.call.answers)
         if count == 1:
             async for events in self.writer.events(0):
@@ -223,6 +226,6 @@ class ReplyResponse(Response):
 
 
 async def _gone(receive: Receive) -> None:
-    """Wait until the client is gone."""
+    """Wait until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass

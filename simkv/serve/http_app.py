@@ -1,4 +1,4 @@
-"""The HTTP application: what the real server has, and what only a simulated one can say."""
+"""FastAPI application: the endpoints of the real server, and the explanation endpoints of simkv."""
 
 from __future__ import annotations
 
@@ -36,16 +36,19 @@ from simkv.serve.request_bodies import (
 )
 from simkv.serve.request_handler import RequestHandler, id_of
 
-#: Gives the text of a scenario.
+#: Returns the text of a scenario file.
 Describe = Callable[[], Awaitable[str]]
-#: A dead engine's, which has no body.
+#: Response without a body while the engine is dead.
 DEAD: dict[int | str, dict[str, Any]] = {503: {"description": "the engine is dead"}}
 
 
 def application(
     desk: RequestHandler, explainer: Explainer, describe: Describe, metrics: Callable[[], bytes]
 ) -> FastAPI:
-    """The application over a desk. ``describe`` gives the scenario's text, ``metrics`` figures."""
+    """Build the application over a request handler.
+
+    ``describe`` returns the text of the scenario file, ``metrics`` the Prometheus text.
+    """
     app = FastAPI(
         title="simkv",
         version=__version__,
@@ -66,7 +69,7 @@ def _add_generation(app: FastAPI, desk: RequestHandler) -> None:
 
     @app.post("/v1/completions", responses=GENERATION, openapi_extra=body_of("CompletionBody"))
     async def completions(request: Request) -> Response:
-        """Go on with a prompt."""
+        """Complete a prompt."""
         body = await read_body(request, COMPLETION_BODY)
         body.check_stop()
         prompts = [
@@ -79,7 +82,7 @@ def _add_generation(app: FastAPI, desk: RequestHandler) -> None:
 
     @app.post("/v1/chat/completions", responses=GENERATION, openapi_extra=body_of("ChatBody"))
     async def chat(request: Request) -> Response:
-        """Reply a conversation."""
+        """Complete a conversation."""
         body = await read_body(request, CHAT_BODY)
         body.check_stop()
         prompt = texts.chat(_turns(body.messages))
@@ -89,7 +92,7 @@ def _add_generation(app: FastAPI, desk: RequestHandler) -> None:
 
     @app.post("/tokenize", responses=errors(400, 503), openapi_extra=body_of("TokenizeBody"))
     async def tokenize(request: Request) -> dict[str, Any]:
-        """The tokens of a text."""
+        """Tokenize a text or a conversation."""
         body = await read_body(request, TOKENIZE_BODY)
         if (body.prompt is None) == (body.messages is None):
             raise RequestError(400, "one of prompt and messages is needed", "prompt")
@@ -100,7 +103,7 @@ def _add_generation(app: FastAPI, desk: RequestHandler) -> None:
 
     @app.post("/detokenize", responses=errors(400, 503), openapi_extra=body_of("DetokenizeBody"))
     async def detokenize(request: Request) -> dict[str, str]:
-        """The text of some tokens."""
+        """Convert tokens to text."""
         body = await read_body(request, DETOKENIZE_BODY)
         return {"prompt": texts.decode(body.tokens)}
 
@@ -114,7 +117,7 @@ def _add_state(app: FastAPI, desk: RequestHandler, metrics: Callable[[], bytes])
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """The model that is served, and its adapters."""
+        """List the served model and its LoRA adapters."""
         common = {"object": "model", "created": live.started_at, "owned_by": front.engine}
         base = {"id": front.model, "root": front.model, "parent": None}
         cards = [{**common, **base, "max_model_len": front.longest}]
@@ -126,22 +129,22 @@ def _add_state(app: FastAPI, desk: RequestHandler, metrics: Callable[[], bytes])
     @app.get("/health", responses=content() | DEAD, response_class=Response)
     @app.get("/ping", responses=content() | DEAD, response_class=Response)
     async def health() -> Response:
-        """Whether the engine is alive."""
+        """Report whether the engine is alive."""
         return Response(status_code=503 if live.dead else 200)
 
     @app.get("/version")
     async def version() -> dict[str, str]:
-        """Of the engine whose rules decide, and of simkv."""
+        """Return the simulated version and name of the engine, and the version of simkv."""
         return {"version": front.variant, "engine": front.engine, "simkv": __version__}
 
     @app.get("/load")
     async def load() -> dict[str, int]:
-        """Calls under way."""
+        """Return the number of calls in flight."""
         return {"server_load": desk.in_flight}
 
     @app.get("/metrics", responses=content("text/plain"), response_class=Response)
     async def figures() -> Response:
-        """For Prometheus."""
+        """Return metrics in the Prometheus text format."""
         return Response(metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -152,21 +155,21 @@ def _add_explanations(
 
     @app.get("/scenario", responses=content("application/yaml"), response_class=Response)
     async def scenario() -> Response:
-        """What is served and what came so far: a scenario file."""
+        """Return a scenario file with the configuration and the requests received so far."""
         return PlainTextResponse(await describe(), media_type="application/yaml")
 
     said = content("text/plain", "application/json")
 
     @app.get("/explain", responses=said, response_class=Response)
     async def explain(format: str = "text") -> Response:
-        """Why all went as it did so far."""
+        """Explain the run so far."""
         if not live.journal:
             return _said(explain_no_requests(live.now, live.dead), format)
         return _said(await explainer.explain([]), format)
 
     @app.get("/explain/{name:path}", responses=said | errors(404), response_class=Response)
     async def explain_one(name: str, format: str = "text") -> Response:
-        """What a call waited for, by the id of its answer or its number."""
+        """Explain the waiting time of a call, by the id of its reply or by its request number."""
         if not name:
             return await explain(format)
         found = desk.find(name)

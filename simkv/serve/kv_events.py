@@ -1,10 +1,10 @@
-"""What happens in the prefix cache, published as vLLM does: who routes by cached prefixes sees it.
+"""Publish prefix-cache events as vLLM does, for routers that use cached prefixes.
 
     [topic, sequence number (8 bytes, big-endian), msgpack of [time, [event, ...], rank]]
 
-on a PUB socket; a ROUTER socket sends what was missed from a number on. The forms are those of
-vLLM 0.33.0 (``vllm/distributed/kv_events.py``). A block's hash is of its tokens and those before
-it, so equal contents have equal hashes on all replicas.
+Batches go to a PUB socket; a ROUTER socket resends missed batches from a given sequence number. The
+formats are those of vLLM 0.33.0 (``vllm/distributed/kv_events.py``). A block's hash covers its
+tokens and all preceding tokens, so equal contents have equal hashes on all replicas.
 """
 
 from __future__ import annotations
@@ -28,21 +28,24 @@ from simkv.schedulers.engine_registry import ENGINES
 from simkv.serve.live_simulation import LiveSimulation
 from simkv.sim.replica import Replica
 
-#: Batches that are kept for those who missed them.
+#: Number of batches retained for replay.
 REPLAY_BATCHES = 10_000
 LARGEST_PORT = 65535
-#: In place of a sequence number: there are no more.
+#: Sequence number that marks the end of a replay.
 END = (-1).to_bytes(8, "big", signed=True)
 
 
-#: An event as msgpack has it: its ``type`` and fields.
+#: An event for msgpack: its ``type`` and fields.
 KvEvent = dict[str, Any]
 
 
 def block_stored(
     name: int, parent: int | None, tokens: array[int], lora: tuple[int, str] | None
 ) -> KvEvent:
-    """A block can be found from now on, after that of ``parent``, under this adapter."""
+    """Build the event of a block that enters the prefix cache after block ``parent``.
+
+    ``lora`` is the adapter's number and name, or None.
+    """
     return {
         "type": "BlockStored",
         "block_hashes": [name],
@@ -58,18 +61,18 @@ def block_stored(
 
 
 def block_removed(names: list[int]) -> KvEvent:
-    """Blocks cannot be found any more."""
+    """Build the event of blocks that leave the prefix cache."""
     return {"type": "BlockRemoved", "block_hashes": names, "medium": "GPU", "group_idx": 0}
 
 
-#: The tokens of a request, prompt and what it has emitted, up to so many.
+#: Returns the first tokens of a request (prompt, then emitted tokens), up to a given number.
 TokensOf = Callable[[int, int], "array[int]"]
-#: Number and name of the adapter that a request asks for.
+#: Returns the number and name of the adapter that a request uses, or None.
 LoraOf = Callable[[int], tuple[int, str] | None]
 
 
 class CacheWatcher:
-    """Notices which blocks of a pool got or lost their key since it last looked."""
+    """Detects which blocks of a pool gained or lost their key since the last call of ``look``."""
 
     def __init__(
         self, pool: BlockPool, block_size: int, tokens_of: TokensOf, lora_of: LoraOf
@@ -81,10 +84,10 @@ class CacheWatcher:
         self._tables: dict[int, array[int]] = {}
 
     def look(self) -> list[KvEvent]:
-        """What happened since, what was removed first."""
+        """Return the events since the last call, removals first."""
         keys = self._pool.keys()
         changed = np.flatnonzero(keys != self._keys)
-        # A request that has just ended has no table any more; what was its is in the one before.
+        # The table of a request that has just ended exists only in the previous snapshot.
         tables, self._tables = {**self._tables, **self._pool.tables}, dict(self._pool.tables)
         if not len(changed):
             return []
@@ -96,7 +99,7 @@ class CacheWatcher:
     def _stored(
         self, blocks: npt.NDArray[np.int64], tables: dict[int, array[int]]
     ) -> Iterator[KvEvent]:
-        """The blocks that have keys now, each after the one before it."""
+        """Yield the events of newly cached blocks; each block follows its predecessor."""
         fresh = np.zeros(len(self._keys), bool)
         fresh[blocks] = True
         for owner, table in tables.items():
@@ -122,9 +125,10 @@ class CacheWatcher:
 
 
 class BatchPublisher:
-    """Publishes batches of events on a socket; with ``replay`` another one sends them again.
+    """Publisher of event batches on a socket, with a second socket for replays if ``replay`` is
+    given.
 
-    Raises InputError if the sockets cannot be had.
+    Raises InputError if a socket cannot be bound.
     """
 
     def __init__(self, endpoint: str, replay: str | None, rank: int, topic: str = "") -> None:
@@ -139,7 +143,7 @@ class BatchPublisher:
             _bind(self._again, "--kv-replay", _of_rank(replay, rank))
 
     def publish(self, events: list[KvEvent], now: float) -> None:
-        """Send what happened ``now``, if anything did."""
+        """Publish the events of time ``now`` (s), if there are any."""
         if events:
             payload = msgspec.msgpack.encode([now, events, self._rank])
             frames = (self._topic, self._number.to_bytes(8, "big"), payload)
@@ -148,7 +152,7 @@ class BatchPublisher:
             self._number += 1
 
     async def replay(self) -> None:
-        """Answer those who ask for batches from a number on, for ever."""
+        """Answer requests for batches from a given sequence number on, until cancelled."""
         while self._again is not None:
             frames = await self._again.recv_multipart()
             if len(frames) != 3:
@@ -161,19 +165,20 @@ class BatchPublisher:
             await self._again.send_multipart((client, b"", b"", END, b""))
 
     def close(self) -> None:
-        """Nobody is told any more; what is under way is sent."""
+        """Close the sockets; messages in flight are still sent."""
         self._out.close(linger=500)
         if self._again is not None:
             self._again.close(linger=500)
 
 
 class KvEventPublisher:
-    """Publishes what happens in the caches of all replicas, each on addresses of its own.
+    """Publisher of the cache events of all replicas, each on its own addresses.
 
-    ``where`` are the addresses for batches and for what was missed, and the first replica's rank;
-    ``loras`` are the adapters in the order of their numbers, from 1 on; ``published`` is the cache
-    of a scheduler (``EngineSpec.published_cache``).
-    Raises InputError if the engine publishes nothing, or if the first address cannot be had.
+    ``where`` holds the address for batches, the address for replays (or None) and the first
+    replica's rank. ``loras`` lists the adapters in the order of their numbers, from 1 on.
+    ``published`` returns the cache of a scheduler (``EngineSpec.published_cache``).
+
+    Raises InputError if the engine publishes no events or if the first address cannot be bound.
     """
 
     def __init__(
@@ -217,20 +222,20 @@ class KvEventPublisher:
         publisher.publish(watcher.look(), replica.env.now)
 
     async def replay(self) -> None:
-        """Answer those who missed batches, for ever."""
+        """Answer replay requests for all replicas until cancelled."""
         await asyncio.gather(*(publisher.replay() for _, publisher in self._of.values()))
 
     def close(self) -> None:
-        """Nobody is told any more."""
+        """Close the publishers of all replicas."""
         for _, publisher in self._of.values():
             publisher.close()
 
 
 def _bind(socket: zmq.Socket[Any], option: str, address: str) -> None:
-    """Bind to the address of an option. Raises InputError if that is not possible."""
+    """Bind a socket to the address of an option. Raises InputError on failure."""
     port = address.rpartition(":")[2]
     expected = "expected an address such as tcp://*:5557"
-    if port.isdecimal() and int(port[:9]) > LARGEST_PORT:  # ZMQ takes it modulo 65536
+    if port.isdecimal() and int(port[:9]) > LARGEST_PORT:  # ZMQ takes the port modulo 65536
         raise InputError(f"{option} {address}: port above {LARGEST_PORT}; {expected}")
     try:
         socket.bind(address)
@@ -239,6 +244,6 @@ def _bind(socket: zmq.Socket[Any], option: str, address: str) -> None:
 
 
 def _of_rank(endpoint: str, rank: int) -> str:
-    """The address for a replica: ports count up."""
+    """Return the address for a replica: ports count up by rank."""
     base, colon, port = endpoint.rpartition(":")
     return f"{base}{colon}{int(port) + rank}" if rank and port.isdecimal() else endpoint

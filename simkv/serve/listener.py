@@ -1,7 +1,7 @@
-"""A listening socket that turns connections away before the process has no file descriptors left.
+"""A listening socket that rejects connections before the process runs out of file descriptors.
 
-asyncio goes on accepting when there are none (``_accept_connection``, up to the backlog, each time
-with a traceback), and does not come back from it.
+Without file descriptors, asyncio keeps accepting (``_accept_connection``, up to the backlog, with a
+traceback each time) and does not recover.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 
 from simkv.core.errors import InputError
 
-#: Connections that may wait to be accepted.
+#: Maximum number of connections that wait to be accepted.
 BACKLOG = 2048
-#: File descriptors that are kept for all that is no connection.
+#: File descriptors reserved for uses other than connections.
 RESERVED_FILES = 64
 
 
 class CountedConnection(socket.socket):
-    """A connection, and the set of ``others`` in which it is as long as it is open."""
+    """A connection that is a member of the set ``others`` while it is open."""
 
     others: set[CountedConnection]
 
@@ -31,7 +31,7 @@ class CountedConnection(socket.socket):
 
 
 class Listener(socket.socket):
-    """Accepts as many connections as there may be files; who comes then is hung up on."""
+    """Listening socket that accepts connections up to the file limit and closes any others."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -39,13 +39,13 @@ class Listener(socket.socket):
         self._most = max(raise_file_limit() - RESERVED_FILES, 1)
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """The next connection. Raises ConnectionAbortedError where it was turned away."""
+        """Accept the next connection. Raises ConnectionAbortedError if it was rejected."""
         number, address = self._accept()  # type: ignore[attr-defined]
         if len(self._visitors) >= self._most:
             os.close(number)
             raise ConnectionAbortedError(errno.ECONNABORTED, "too many connections")
         visitor = CountedConnection(self.family, self.type, self.proto, fileno=number)
-        # asyncio sets this only where the protocol number is that of TCP; here it is 0. Without it
+        # asyncio sets this option only if the protocol number is TCP's; here it is 0. Otherwise
         # Nagle's algorithm holds a response's body back until the client's delayed ACK (40 ms).
         visitor.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         visitor.others = self._visitors
@@ -54,7 +54,7 @@ class Listener(socket.socket):
 
 
 def raise_file_limit() -> int:
-    """As many files as the process may have open, from now on all that the system allows it."""
+    """Raise the limit of open files to the maximum that the system allows, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard and hard != resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -63,7 +63,7 @@ def raise_file_limit() -> int:
 
 
 def bind(host: str, port: int) -> Listener:
-    """A socket that listens. Raises InputError if that cannot be."""
+    """Return a listening socket. Raises InputError if the address cannot be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         plain = socket.create_server((host, port), family=family, backlog=BACKLOG)

@@ -1,9 +1,8 @@
-"""Why it went as it did, told while it goes on, in a process of its own: the clock has the other.
+"""Explain the run while the server is running, in a separate process that keeps the clock free.
 
-A run of what came makes the decisions that were made, at the times at which they were made, so it
-is where explanations come from. It costs as much as all that came, so there is one at a time, all
-who asked before it began share it, and what it tells of requests that had ended is told again
-without another.
+Explanations come from a simulation of the received requests: it makes the same decisions at the
+same times. Its duration grows with the number of received requests, so one runs at a time. It
+answers all questions asked before it started, and later questions about requests that had ended.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from simkv.serve.error_responses import RequestError
 from simkv.serve.live_simulation import LiveSimulation
 from simkv.serve.recorded_workload import recorded_scenario
 
-#: The process gives way to the server by so much (see ``os.nice``).
+#: Niceness of the explaining process, which yields to the server (see ``os.nice``).
 NICE = 10
-#: It is told of so many requests at a time, for the clock stands still while they are packed.
+#: Maximum number of requests sent to the process at a time; packing them blocks the clock.
 MAX_BATCH = 200
-#: What becomes of requests whatever comes later.
+#: Outcomes that later requests cannot change.
 SETTLED = {Outcome.FINISHED, Outcome.STARVED, Outcome.TIMED_OUT, Outcome.REJECTED}
 
 P = ParamSpec("P")
@@ -46,14 +45,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LiveExplanation:
-    """What is said of a run, or of some of its requests: ``text``, and what it is made of."""
+    """Explanation of a run or of some of its requests: ``text``, and the same
+    content as ``data``.
+    """
 
     text: str
     data: dict[str, Any]
 
 
 def explain_no_requests(until: float, dead: str) -> LiveExplanation:
-    """What is said ``until`` a first request comes (s), of an engine that may be ``dead``."""
+    """Build the explanation for a server without requests until time ``until`` (s).
+
+    ``dead`` is the reason if the engine is dead, else empty.
+    """
     text = "No request has come yet."
     verdicts = []
     if dead:
@@ -63,7 +67,9 @@ def explain_no_requests(until: float, dead: str) -> LiveExplanation:
 
 
 class ExplainedRun:
-    """What came to a scenario, and the last run of it. ``runs`` counts them."""
+    """The requests received by a scenario and their last simulation; ``runs``
+    counts simulations.
+    """
 
     def __init__(self, scenario: Scenario, folder: Path) -> None:
         self._scenario, self._folder = scenario, folder
@@ -74,15 +80,15 @@ class ExplainedRun:
         self.runs = 0
 
     def hear(self, requests: Sequence[Request]) -> None:
-        """These came, or left since they did."""
+        """Add received requests, or update requests whose clients have left since."""
         self._came.update((request.id, request) for request in requests)
         self._news = True
 
     def explain(self, numbers: Sequence[int], asked: float, until: float) -> LiveExplanation:
-        """Why all went as it did, or what requests ``numbers`` waited for.
+        """Explain the whole run, or the waiting time of the requests ``numbers``.
 
-        Somebody ``asked`` then (s); a run that is needed ends ``until`` then, and what came before
-        that was heard.
+        ``asked`` is the time of the question (s). If the last simulation is older and does not
+        settle the question, simulate again until time ``until`` (s).
         """
         result = self._result
         if result is None or (self._until < asked and not self._settled(result, numbers)):
@@ -93,14 +99,14 @@ class ExplainedRun:
         return _of_some(result, numbers) if numbers else _of_all(result)
 
     def _settled(self, result: RunResult, numbers: Sequence[int]) -> bool:
-        """Whether another run would tell the same of these requests, or of all."""
+        """Whether another simulation would give the same result for these requests, or for all."""
         lives = result.record.requests
         if not numbers and self._news:
             return False
         return all(i in lives and lives[i].outcome in SETTLED for i in numbers or lives)
 
     def scenario(self) -> str:
-        """A scenario file of what came."""
+        """Return a scenario file of the received requests."""
         return to_yaml({"run": recorded_scenario(self._scenario, list(self._came.values()))})
 
 
@@ -121,7 +127,7 @@ def _of_some(result: RunResult, numbers: Sequence[int]) -> LiveExplanation:
 
 
 def _waited(result: RunResult, number: int) -> dict[str, Any]:
-    """What one request waited for, and for whom."""
+    """Return a request's waiting intervals and the requests that blocked it."""
     life, found = result.record.requests[number], result.diagnosis
     tiles = found.ledger[number]
     return {
@@ -143,12 +149,12 @@ def _waited(result: RunResult, number: int) -> dict[str, Any]:
     }
 
 
-#: That of the process that explains.
+#: State of the explaining process.
 _kept: ExplainedRun
 
 
 def _begin(scenario: Scenario, folder: Path) -> None:
-    """The process begins. It ends when the server does, however that ends."""
+    """Initialize the explaining process, which exits whenever the server's process ends."""
     global _kept
     _kept = ExplainedRun(scenario, folder)
     os.nice(NICE)
@@ -175,7 +181,7 @@ def _scenario() -> str:
 
 
 class Explainer:
-    """Explains what came to a server; the process is started with the first question."""
+    """Explains the requests of a server in a process that starts with the first question."""
 
     def __init__(self, live: LiveSimulation, scenario: Scenario, folder: Path) -> None:
         self._live, self._made_of = live, (scenario, folder)
@@ -184,9 +190,9 @@ class Explainer:
         self._turn = asyncio.Lock()
 
     async def explain(self, numbers: Sequence[int]) -> LiveExplanation:
-        """Why it went as it did so far, or what requests ``numbers`` waited for.
+        """Explain the run so far, or the waiting time of the requests ``numbers``.
 
-        Raises Refused if the process is killed.
+        Raises RequestError if the process is killed.
         """
         asked = self._live.now
         async with self._turn:
@@ -194,13 +200,15 @@ class Explainer:
             return await self._do(_explain, list(numbers), asked, self._live.now)
 
     async def scenario(self) -> str:
-        """A scenario file of what came so far. Raises Refused if the process is killed."""
+        """Return a scenario file of the requests so far. Raises RequestError if the process is
+        killed.
+        """
         async with self._turn:
             await self._tell()
             return await self._do(_scenario)
 
     async def _tell(self) -> None:
-        """Tell the process all that came by the end of this."""
+        """Send the process all changes, including changes that arrive meanwhile."""
         while news := self._live.changes[self._told : self._told + MAX_BATCH]:
             await self._do(_hear, news)
             self._told += len(news)
@@ -217,10 +225,10 @@ class Explainer:
             raise RequestError(503, "the process that explains was killed; ask again") from None
 
     def close(self) -> None:
-        """Nobody asks any more; who still explains is stopped.
+        """Stop the explaining process and reject further questions.
 
-        Not waiting for the pool's thread would leave it to Python's end, which may find the pipe to
-        it closed by then and print a traceback.
+        The pool's thread has to be joined here: at interpreter exit, its pipe may already be
+        closed, which prints a traceback.
         """
         if self._pool is not None:
             for child in active_children():

@@ -1,11 +1,11 @@
-"""A simulated server on the wall clock: requests come from outside, tokens go out when due.
+"""Run a simulation on the wall clock: requests come from outside, tokens are sent when due.
 
-``simpy.rt.RealtimeEnvironment`` sleeps inside its ``step`` and nothing can wake it, so the
-environment here is the plain one, and a timer of asyncio stands in for the sleep: it is set to the
-next event. What comes from outside first lets everything happen that is due before it, then enters
-at a time of its own, and sets the timer anew. So the world sees the same as in a run of what came,
-however late the process is; only the moments at which clients are told can be late, and ``lag``
-measures by how much. There are no leaps: they change nothing but the work, and every token counts.
+``simpy.rt.RealtimeEnvironment`` sleeps inside its ``step`` and cannot be woken, so this module uses
+the plain environment and an asyncio timer set to the next event. An external event first processes
+all events due before it, then enters at its own time and resets the timer. The simulation therefore
+equals a run of the recorded requests, however late the process is. Only delivery to clients can be
+late; ``lag`` measures by how much. There are no leaps: they would not change results, and every
+token has to be sent.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from simkv.sim.simulation import (
 from simkv.workload.clients import Clients
 from simkv.workload.listed_requests import make_acceptance
 
-#: Nobody leaves sooner after its arrival (s).
+#: Minimum time from a request's arrival to its client's departure (s).
 MIN_LEAVE_DELAY_S = 1e-6
-#: asyncio's timers are late by up to so much (s): for the last bit the loop goes round instead.
+#: Maximum lateness of asyncio's timers (s); shorter waits poll the event loop instead.
 TIMER_LATENESS_S = 0.001
-#: The world goes on for so long at a time (s of ours) before sockets have their turn.
+#: Maximum wall-clock time per slice of simulation (s) before sockets are served again.
 SLICE_S = 0.002
-#: From so many seconds of ours on, being late is worth a warning.
+#: Lag above which a warning is logged (s of wall-clock time).
 WARN_LAG_S = 0.1
 
 
 @dataclass(frozen=True)
 class ClientRequest:
-    """What a client wants: a prompt of so many tokens, and how the answer shall be.
+    """A client's request: prompt length, generation limits and options.
 
-    ``output_tokens`` is how many tokens the model will emit; ``segments`` are given the number of
-    the request, of whose own tokens they tell.
+    ``output_tokens`` is the number of tokens that the model will emit. ``segments`` returns the
+    prompt's segments for a given request number.
     """
 
     prompt_tokens: int
@@ -66,13 +66,13 @@ class ClientRequest:
 
 
 class LiveSimulation:
-    """A scenario's engine, or its fleet, served at ``speed`` times real time.
+    """A scenario's engine or fleet, served at ``speed`` times real time.
 
-    ``journal`` is what came, by the number of the request; who left has a ``timeout``. ``changes``
-    are the same one after the other, once more when one leaves, and only grow. ``replicas``
-    are those that there are or were. Each of ``told`` is called with a replica and the numbers of
-    those whose clients are given a token; ``over`` with every life that ends; ``warn``
-    with a sentence.
+    ``journal`` lists received requests by number; a request whose client left has a ``timeout``.
+    ``changes`` lists the same requests in order of receipt, and again when a client leaves; it only
+    grows. ``replicas`` includes ended replicas. Each callback in ``told`` receives a replica and
+    the numbers of requests that get a token. ``over`` receives each ended request's record;
+    ``warn`` receives a sentence.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class LiveSimulation:
     # The clock.
 
     def start(self) -> None:
-        """The clock starts now, in the loop that runs."""
+        """Start the clock in the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._start = time.monotonic()
         self._began = time.time()
@@ -115,11 +115,11 @@ class LiveSimulation:
 
     @property
     def now(self) -> float:
-        """Simulated seconds since the start; what has happened is before that."""
+        """Simulated seconds since the start, after all processed events."""
         return max(self._elapsed, nextafter(self.env.now, inf))
 
     def wall(self, moment: float) -> float:
-        """What the wall clock shows at a simulated moment (s since 1970)."""
+        """Return the wall-clock time of a simulated moment (s since 1970)."""
         return self._began + moment / self.speed
 
     @property
@@ -127,15 +127,16 @@ class LiveSimulation:
         return (time.monotonic() - self._start) * self.speed
 
     def _tick(self) -> None:
-        """Events are due."""
+        """Process due events and set the timer."""
         with suppress(InputError), self._careful():
             self._go_on()
         self._plan()
 
     @contextmanager
     def _careful(self) -> Iterator[None]:
-        """What should never happen in there ends all answers, and is raised; so does a law that a
-        scheduler of one's own breaks."""
+        """End all replies and re-raise on an unexpected error or if a custom scheduler violates a
+        law.
+        """
         try:
             yield
         except InputError as error:
@@ -146,7 +147,7 @@ class LiveSimulation:
             raise
 
     def _go_on(self) -> None:
-        """Let happen what is due, as long as there is time."""
+        """Process due events for at most one time slice."""
         stop, env = time.monotonic() + SLICE_S, self.env
         while env.peek() <= self._elapsed:
             env.step()
@@ -154,7 +155,7 @@ class LiveSimulation:
                 break
 
     def _note_lag(self, due: float) -> None:
-        """What happens now was due then, by the monotonic clock."""
+        """Record the lag of the current event, which was due at monotonic time ``due``."""
         now = time.monotonic()
         self.lag = now - due
         if self.lag > WARN_LAG_S and now > self._warned + 5.0:
@@ -178,15 +179,15 @@ class LiveSimulation:
     # What clients do.
 
     def submit(self, ask: ClientRequest) -> Reply:
-        """A request comes now."""
+        """Submit a request now."""
         with self._careful():
             self.env.run(until=self.now)
         return self._enter(ask)
 
     def reject_if_full(self, ask: Callable[[], ClientRequest]) -> Reply | None:
-        """A request comes now, but only to be turned away if all of them are.
+        """Submit a request only if every replica would reject it now; else return None.
 
-        That is so where every replica's door is shut: whichever a router chooses says the same.
+        The choice of the router does not matter if the queue limit of every replica is reached.
         """
         with self._careful():
             self.env.run(until=self.now)
@@ -196,7 +197,7 @@ class LiveSimulation:
         ):
             return None
         answer = self._enter(ask())
-        if answer.refusal is None:  # there is no replica to be sent to
+        if answer.refusal is None:  # no replica can take the request
             self.leave(answer)
             return None
         return answer
@@ -223,7 +224,7 @@ class LiveSimulation:
         return answer
 
     def leave(self, answer: Reply) -> None:
-        """The client of a request is gone now, if it still waited."""
+        """Record that the client left, if its request has not ended."""
         request = answer.request
         if request.id not in self.answers:
             return
@@ -238,7 +239,7 @@ class LiveSimulation:
         self._plan()
 
     def cut_off(self) -> None:
-        """Nobody gets any more of an answer."""
+        """Cut off all unfinished replies."""
         for answer in list(self.answers.values()):
             self.leave(answer)
             answer.end(Outcome.CUT_OFF)
@@ -246,7 +247,9 @@ class LiveSimulation:
     # What the engine does.
 
     def _deliver(self, replica: Replica, answers: bool, numbers: Sequence[int]) -> None:
-        """Requests have a token; whether their clients are given it depends on the replica."""
+        """Record new tokens; not every replica delivers them to clients (prefill
+        replicas do not).
+        """
         due = self._start + self.env.now / self.speed
         self._note_lag(due)
         for number, times in groupby(numbers):
@@ -269,7 +272,7 @@ class LiveSimulation:
         self._end_all(stop.why if stop else "the engine died")
 
     def _end_all(self, why: str) -> None:
-        """The engine is dead: all answers end."""
+        """End all replies because the engine is dead."""
         self.dead = why
         self.warn(f"the engine is dead: {why}")
         for answer in list(self.answers.values()):

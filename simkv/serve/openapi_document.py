@@ -1,4 +1,4 @@
-"""The OpenAPI document: what each path answers, errors and streams included."""
+"""The OpenAPI document: the responses of each path, including errors and streams."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from simkv.serve.request_bodies import (
 
 
 class ErrorDetail(BaseModel):
-    """What was wrong: ``param`` is the field, ``code`` the status."""
+    """Details of an error: ``param`` is the invalid field, ``code`` the status."""
 
     message: str
     type: str
@@ -26,7 +26,7 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """What is answered in place of what was asked for."""
+    """Body of an error response."""
 
     error: ErrorDetail = Field()
 
@@ -35,12 +35,12 @@ Responses = dict[int | str, dict[str, Any]]
 
 
 def errors(*statuses: int) -> Responses:
-    """These errors, in the API's own form."""
+    """Declare responses with these statuses in the error format of the API."""
     return {status: {"model": ErrorBody} for status in statuses}
 
 
 def content(*kinds: str) -> Responses:
-    """What comes is of one of these media types; of none where it has no body."""
+    """Declare a successful response with one of these media types; none means no body."""
     return {200: {"description": "as asked for", "content": {kind: {} for kind in kinds}}}
 
 
@@ -56,15 +56,15 @@ def body_of(name: str) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": schema}}}
 
 
-#: What any path may answer: without the key, with a body that does not come or is too large.
+#: Errors of any path: missing key (401), late body (408), too large body (413).
 COMMON_RESPONSES = errors(401, 408, 413)
 GENERATION = content("application/json", "text/event-stream") | errors(400, 404, 503)
-#: What FastAPI would say for itself, and `refusals` says as 400.
+#: Schemas that FastAPI adds; `error_responses` returns these errors as status 400.
 UNUSED = ("HTTPValidationError", "ValidationError")
 
 
 def remove_unused_schemas(app: FastAPI) -> None:
-    """Let the document of an application be without what it never answers."""
+    """Remove responses and schemas that the application never uses from its OpenAPI document."""
     usual = app.openapi
 
     def openapi() -> dict[str, Any]:

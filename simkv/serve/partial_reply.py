@@ -1,4 +1,4 @@
-"""An answer under way: how many tokens of it there are, and whether there will be more."""
+"""State of an unfinished reply: its number of tokens, and whether more will follow."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from simkv.core.scheduler_protocol import Refusal
 
 
 class Reply:
-    """What becomes of a request, for whoever writes it to a socket.
+    """A request's reply, as the response writer reads it.
 
-    ``tokens`` are there, ``due`` is when (by ``time.monotonic``) the oldest of those came that
-    nobody has fetched. With an ``outcome`` there will be no more, and ``reason`` says why if it is
-    not finished, ``refusal`` if it was turned away for a limit. Nothing is kept per token, so a
-    slow reader costs nothing; but of messages with several tokens (accepted drafts), their ends.
+    ``tokens`` is the number of available tokens; ``due`` is the time (``time.monotonic``) of the
+    oldest token that has not been fetched, or None. Once ``outcome`` is set, no tokens follow;
+    ``reason`` says why the request did not finish, and ``refusal`` is set if a queue limit rejected
+    it. Memory does not grow with single tokens, so slow readers are cheap; only the bounds of
+    messages with several tokens (accepted drafts) are stored.
     """
 
     __slots__ = (
@@ -42,18 +43,18 @@ class Reply:
         self._news: asyncio.Future[None] | None = None
         self._source: object = None
         self._again = 0
-        self._ends: deque[int] = deque()  # of messages with several tokens
+        self._ends: deque[int] = deque()  # bounds of messages with several tokens
 
     @property
     def ended(self) -> bool:
-        """Whether there will be no more tokens."""
+        """Whether no more tokens will follow."""
         return self.outcome is not None
 
     def add_tokens(self, due: float, source: object, tokens: int = 1) -> None:
-        """A token is there since ``due``, or several.
+        """Add tokens that are available since ``due``.
 
-        Another ``source`` than that of the tokens before begins anew; what the client already has
-        is not sent to it again.
+        A new ``source`` emits the reply again from its start; tokens that are already counted are
+        skipped.
         """
         if source is not self._source:
             self._source, self._again = source, self.tokens
@@ -71,7 +72,7 @@ class Reply:
         self._wake()
 
     def message(self, first: int) -> int:
-        """The end of the message that begins with token ``first``, and is read now."""
+        """Return the end of the message that begins with token ``first``, and mark it as read."""
         if self._ends and self._ends[0] == first:
             self._ends.popleft()
             return self._ends.popleft()
@@ -80,7 +81,7 @@ class Reply:
     def end(
         self, outcome: Outcome | None, reason: str = "", refusal: Refusal | None = None
     ) -> None:
-        """There will be no more tokens."""
+        """End the reply."""
         self.outcome, self.reason, self.refusal = outcome or Outcome.LOST, reason, refusal
         self._wake()
 
@@ -89,7 +90,7 @@ class Reply:
             self._news.set_result(None)
 
     async def news(self, seen: int) -> float | None:
-        """Wait until there are more than ``seen`` tokens, or the end; returns ``due``."""
+        """Wait for more than ``seen`` tokens or for the end; return ``due`` and reset it."""
         while self.tokens <= seen and not self.ended:
             self._news = asyncio.get_running_loop().create_future()
             await self._news

@@ -1,7 +1,7 @@
-"""Meters for Prometheus, under the names, types, labels and buckets of the engine that is served.
+"""Export Prometheus metrics under the names, types, labels and buckets of the served engine.
 
-What an engine registers is in ``metrics/prometheus_metrics.py``; each row says which measure of
-``meters`` it stands for.
+``metrics/prometheus_metrics.py`` lists the metrics of each engine; each row names the measure of
+``replica_counters`` that it exports.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from simkv.metrics.prometheus_metrics import (
 from simkv.serve.live_simulation import LiveSimulation
 from simkv.serve.replica_counters import BucketHistogram, MeasuredValue, ReplicaCounters
 
-#: Labels that say which replica it is.
+#: Labels that identify the replica.
 REPLICA = ("engine", "dp_rank")
-#: Upper bounds of how late tokens go out (s of ours).
+#: Bucket bounds for the lateness of tokens (s of wall-clock time).
 LAGS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 
 
 class Exposition:
-    """Collects from the meters of all replicas when it is asked to."""
+    """Prometheus collector over the counters of all replicas."""
 
     def __init__(
         self,
@@ -56,15 +56,15 @@ class Exposition:
         )
 
     def text(self) -> bytes:
-        """The whole, in the text format."""
+        """Return all metrics in the Prometheus text format."""
         return bytes(generate_latest(self.registry))
 
     def describe(self) -> list[Metric]:
-        """Nothing, so that registering does not collect."""
+        """Return nothing, so that registering does not collect."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """All that the engine would have, and how fast its clock goes."""
+        """Yield the metrics of the engine, and the speed of the clock."""
         speed = GaugeMetricFamily("simkv:speed", "simulated seconds in one of ours")
         speed.add_metric([], self._live.speed)
         yield speed
@@ -94,7 +94,9 @@ class Exposition:
             yield self._adapters(asked, [meter for _, meter, _ in present])
 
     def _adapters(self, asked: LoraInfo, meters: Sequence[ReplicaCounters]) -> Metric:
-        """Which adapters are asked for: the value is when that was last so, by the wall clock."""
+        """Return the adapters in use; the value is the wall-clock time at which each
+        was last used.
+        """
         family = GaugeMetricFamily(asked.name, "adapters that are asked for", labels=asked.labels)
         told: dict[str, float] = {}
         for meter in meters:
@@ -115,7 +117,7 @@ _FAMILIES: dict[str, Any] = {
 def _values(
     row: EngineMetric, meter: ReplicaCounters, now: Mapping[str, MeasuredValue]
 ) -> Iterator[tuple[list[str], float | BucketHistogram]]:
-    """A metric's values, each with those of its own labels."""
+    """Yield each value of a metric with the values of its extra labels."""
     if row.measure in now:
         yield from _labelled(now[row.measure])
         return
@@ -143,7 +145,7 @@ def _labelled(value: MeasuredValue) -> Iterator[tuple[list[str], float]]:
 
 
 def _sum(one: float | BucketHistogram, other: float | BucketHistogram) -> float | BucketHistogram:
-    """Of two replicas that no label tells apart."""
+    """Add the values of two replicas that have the same labels."""
     if isinstance(one, BucketHistogram) and isinstance(other, BucketHistogram):
         return one.combine(other)
     assert not isinstance(one, BucketHistogram)

@@ -1,7 +1,7 @@
-"""Which tokens of a prompt are those of an earlier one: equal prefixes get equal names.
+"""Find the tokens that a prompt shares with earlier prompts, and name equal prefixes equally.
 
-known = Prefixes()
-known.name(array("q", [1, 2, 3]), "u0")     # []: it is all its own
+known = PromptTree()
+known.name(array("q", [1, 2, 3]), "u0")     # []: no shared prefix
 known.name(array("q", [1, 2, 9]), "u1")     # [Segment("u0", 0, 2), Segment("u1", 0, 1)]
 """
 
@@ -12,12 +12,12 @@ from collections.abc import Iterator
 
 from simkv.core.request import Segment
 
-#: So many tokens are kept; the least recent go first. Several caches of a GPU hold fewer.
+#: Maximum number of stored tokens, more than several GPU caches hold; least recent go first.
 MAX_TOKENS = 8_000_000
 
 
 class PrefixNode:
-    """Tokens that follow those of the nodes above; they are ``stream`` from ``start`` on."""
+    """Tokens that follow those of the node above; they are ``stream`` from ``start`` on."""
 
     __slots__ = ("above", "below", "seen", "start", "stream", "tokens")
 
@@ -30,7 +30,7 @@ class PrefixNode:
 
 
 class PromptTree:
-    """A tree of all that was said, as far as it is kept."""
+    """A prefix tree of all prompts and replies, up to ``most`` tokens."""
 
     def __init__(self, most: int = MAX_TOKENS) -> None:
         self.most = most
@@ -39,9 +39,9 @@ class PromptTree:
         self._clock = 0
 
     def name(self, tokens: array[int], own: str) -> list[Segment]:
-        """The prompt as segments; what was never said before is the stream ``own`` from 0 on.
+        """Return the prompt as segments; tokens not seen before are the stream ``own`` from 0 on.
 
-        There are none if that is all of it.
+        The list is empty if no token was seen before.
         """
         node, found = self._walk(tokens)
         shared = sum(len(one.tokens) for one in found)
@@ -53,7 +53,7 @@ class PromptTree:
         return segments
 
     def answer(self, prompt: array[int], emitted: array[int], own: str) -> None:
-        """What was emitted after a prompt is the stream ``own`` from 0 on, unless it is known."""
+        """Add the tokens emitted after a prompt as the stream ``own`` from 0 on, unless known."""
         tokens = prompt + emitted
         node, found = self._walk(tokens)
         shared = sum(len(one.tokens) for one in found)
@@ -61,7 +61,7 @@ class PromptTree:
             self._add(node, tokens[shared:], own, shared - len(prompt))
 
     def _walk(self, tokens: array[int]) -> tuple[PrefixNode, list[PrefixNode]]:
-        """The longest known prefix: its last node, and all its nodes."""
+        """Return the last node and all nodes of the longest known prefix."""
         self._clock += 1
         node, place, found = self._root, 0, []
         while place < len(tokens) and (child := node.below.get(tokens[place])):
@@ -82,7 +82,7 @@ class PromptTree:
             self._forget()
 
     def _split(self, node: PrefixNode, at: int) -> PrefixNode:
-        """Cut a node in two; returns the upper one."""
+        """Split a node in two and return the upper one."""
         assert node.above is not None
         upper = PrefixNode(node.tokens[:at], node.stream, node.start, node.above)
         upper.seen = node.seen
@@ -92,7 +92,7 @@ class PromptTree:
         return upper
 
     def _forget(self) -> None:
-        """Drop the leaves that were not seen for the longest time, until a tenth is free."""
+        """Drop the least recently used leaves until a tenth of the limit is free."""
         for leaf in sorted(self._leaves(), key=lambda leaf: leaf.seen):
             if self.size <= 0.9 * self.most or leaf.seen == self._clock:
                 return
@@ -110,11 +110,11 @@ class PromptTree:
 
 
 def _common(known: array[int], tokens: array[int], place: int) -> int:
-    """How many of ``known`` are the tokens from ``place`` on."""
+    """Return the length of the common prefix of ``known`` and the tokens from ``place`` on."""
     low, high = 0, min(len(known), len(tokens) - place)
     if known[:high] == tokens[place : place + high]:
         return high
-    while low + 1 < high:  # low are equal, high are not
+    while low + 1 < high:  # the first `low` tokens are equal, the first `high` are not
         middle = (low + high) // 2
         if known[low:middle] == tokens[place + low : place + middle]:
             low = middle

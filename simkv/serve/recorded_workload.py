@@ -1,4 +1,4 @@
-"""What came, as a scenario and as a trace that can be run again."""
+"""Convert received requests to a scenario and to a trace that can be simulated again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from simkv.workload.workload_section import Workload
 def recorded_scenario(
     scenario: Scenario, requests: Sequence[Request], until: float | None = None
 ) -> Scenario:
-    """The scenario with these requests for a workload, cut off at ``until`` (s)."""
+    """Return the scenario with these requests as its workload, cut off at ``until`` (s)."""
     listed = [
         ListedRequest(
             arrival=request.arrival,
@@ -45,7 +45,7 @@ def recorded_scenario(
 
 
 def write_recorded_trace(path: Path, requests: Sequence[Request]) -> None:
-    """Write what came as a trace of ours, complete or not at all. Raises InputError."""
+    """Write received requests as a simkv trace, atomically. Raises InputError."""
     with atomic_file(path) as new:
         source = TraceSource(path, Selection())
         rows = _rows(requests, source)
@@ -71,11 +71,11 @@ def _rows(requests: Sequence[Request], source: TraceSource) -> RequestRows:
 
 
 def _chance(request: Request) -> float:
-    """How many drafts are accepted, as far as a trace can tell; its draws are those of a trace."""
+    """Return the acceptance rate of drafts, or NaN if a trace cannot represent it."""
     rates = request.acceptance.rates if request.acceptance else np.nan
     return np.nan if isinstance(rates, tuple) else rates
 
 
 def _shared(request: Request) -> Iterator[Any]:
-    """The segments of a prompt before its own tokens, which a trace does not name."""
+    """Return the segments of a prompt before its unique tokens, which a trace does not name."""
     return (segment for segment in request.segments if segment.stream != f"u{request.id}")

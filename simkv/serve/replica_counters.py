@@ -1,6 +1,6 @@
-"""What is counted while a replica serves, under names of ours; see ``exposition`` for the engine's.
+"""Count events of a replica while it serves, under simkv's names for measures.
 
-Times are simulated seconds.
+``prometheus_exposition`` maps them to the engine's metric names. Times are simulated seconds.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from simkv.core.outcome import Outcome
 from simkv.sim.replica import Replica
 from simkv.sim.run_record import DraftCounts, RequestRecord
 
-#: What the engine calls it when nobody waits any more.
+#: The engine's finish reason for requests whose client left.
 _REASONS = {Outcome.STARVED: "abort", Outcome.TIMED_OUT: "abort"}
-#: The values of labels, which are there before they are counted.
+#: Label values, which are exported even before their first count.
 LABELS = {
     "ended_by_reason": ("stop", "length", "abort", "error", "repetition"),
     "prompt_by_source": ("local_compute", "local_cache_hit", "external_kv_transfer"),
     "cached_by_source": ("device",),
     "turned_away": ("max_num_queued_reqs", "max_num_queued_tokens"),
 }
-#: A number, or several by the value of a label.
+#: A number, or several numbers by label value.
 MeasuredValue = float | Mapping[str, float]
 
 
 class BucketHistogram:
-    """Values that were seen, by how often they fell into buckets with these upper bounds."""
+    """Histogram of values in buckets with these upper bounds."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
@@ -36,12 +36,12 @@ class BucketHistogram:
         self.total = 0.0
 
     def add(self, value: float) -> None:
-        """A value was seen."""
+        """Add a value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
     def combine(self, other: BucketHistogram) -> BucketHistogram:
-        """Both together."""
+        """Return the sum of two histograms."""
         both = BucketHistogram(self.bounds)
         both.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
         both.total = self.total + other.total
@@ -49,7 +49,7 @@ class BucketHistogram:
 
 
 class RequestCounters:
-    """Counts and spreads of the requests of one kind."""
+    """Counts and histograms of the streamed requests, or of all others."""
 
     def __init__(self, bounds: Mapping[str, Sequence[float]]) -> None:
         self.counts: Counter[str] = Counter()
@@ -57,16 +57,17 @@ class RequestCounters:
         self.spreads = {measure: BucketHistogram(those) for measure, those in bounds.items()}
 
     def see(self, measure: str, value: float) -> None:
-        """A value of what somebody wants to know the spread of."""
+        """Add a value to the histogram of a measure, if there is one."""
         if spread := self.spreads.get(measure):
             spread.add(value)
 
 
 class AdapterUsage:
-    """Which LoRA adapters somebody asks for, as vLLM 0.33.0 tells it, and when that was last so.
+    """LoRA adapters in use and the time of their last use, as vLLM 0.33.0 reports them.
 
-    It hears of a request with its first token (``EngineCoreOutput.events``), and names adapters
-    that anybody runs or waits for under both labels (``LoRARequestStates.update_scheduler_stats``).
+    vLLM counts a request from its first token on (``EngineCoreOutput.events``) and reports the
+    adapters of running or waiting requests under both labels
+    (``LoRARequestStates.update_scheduler_stats``).
     """
 
     def __init__(self) -> None:
@@ -75,7 +76,9 @@ class AdapterUsage:
         self._seen: dict[str, float] = {}
 
     def change(self, name: str | None, by: int, now: float) -> None:
-        """A step came back: one more or one less asks for an adapter, or for none."""
+        """Record the result of a step: ``by`` more requests use the adapter ``name``
+        (None: none).
+        """
         if now != self._at:
             self.told()
         self._at = now
@@ -86,22 +89,23 @@ class AdapterUsage:
 
     @property
     def decoding(self) -> int:
-        """How many adapters have somebody who has a first token and not all."""
+        """Number of adapters with requests between their first and last token."""
         return len(self._under_way)
 
     def told(self) -> dict[str, float]:
-        """By the names that there were together, when a step last came back to them (s)."""
+        """Return the time of the last step (s) by the joined names of adapters in use."""
         if self._at is not None:
             self._seen[",".join(self._under_way)] = self._at
         return self._seen
 
 
 class ReplicaCounters:
-    """Counts for one replica: streamed answers apart from others.
+    """Counters of one replica, separately for streamed and other replies.
 
-    ``bounds`` are those of the buckets of each measure; ``streams`` says whether the answer to a
-    request is streamed, ``reason`` why one of so many tokens ended that finished. ``accepted``
-    counts drafts by their position, ``lora_slots`` is how many adapters may run at once.
+    ``bounds`` holds the bucket bounds of each measure. ``streams`` returns whether the reply to a
+    request is streamed; ``reason`` returns the finish reason of a finished reply with a given
+    number of tokens. ``accepted`` counts accepted drafts by position; ``lora_slots`` is the number
+    of adapters that may run at once.
     """
 
     def __init__(
@@ -125,7 +129,7 @@ class ReplicaCounters:
         self.lora_slots = 0
 
     def told(self, numbers: Iterable[int]) -> None:
-        """The clients of these requests are given a token now."""
+        """Count a token for each entry: the clients of these requests receive them now."""
         now, last = self.replica.env.now, self._last
         self.adapters.change(None, 0, now)
         for number, times in groupby(numbers):
@@ -142,7 +146,7 @@ class ReplicaCounters:
             last[number] = now
 
     def _begin(self, number: int, tally: RequestCounters, now: float) -> None:
-        """The first token of an answer."""
+        """Count the first token of a reply."""
         life = self.replica.record.requests[number]
         self._first[number] = now
         self.adapters.change(life.request.lora, 1, now)
@@ -156,11 +160,11 @@ class ReplicaCounters:
         tally.by_label["prompt_by_source"].update(sources)
 
     def _cached(self, life: RequestRecord) -> int:
-        """Prompt tokens whose KV was there when it began."""
+        """Return the number of prompt tokens found in the cache when the request began."""
         return life.chunks[0].context if life.chunks else 0
 
     def over(self, life: RequestRecord) -> None:
-        """A request has ended."""
+        """Count the end of a request."""
         number, request = life.request.id, life.request
         tally = self.tallies[self._streams(number)]
         first, last = self._first.pop(number, None), self._last.pop(number, None)
@@ -200,7 +204,7 @@ class ReplicaCounters:
             tally.see(measure, value)
 
     def now(self) -> dict[str, MeasuredValue]:
-        """What is so at present, and the counts that steps have added up to."""
+        """Return current values, and add the steps since the last call to the counters."""
         replica, log = self.replica, self.replica.record.steps
         tally = self.tallies[False]
         while self._rows < len(log) and log.end[self._rows] <= replica.env.now:
@@ -228,7 +232,7 @@ class ReplicaCounters:
         }
 
     def _drafts(self) -> dict[str, MeasuredValue]:
-        """What became of drafts."""
+        """Return the counts of draft tokens."""
         counts = self.replica.record.drafting or DraftCounts()
         return {
             "drafts": counts.num_drafts,
@@ -238,7 +242,9 @@ class ReplicaCounters:
         }
 
     def _loras(self) -> dict[str, MeasuredValue]:
-        """Adapters of those who decode, as SGLang 0.5.23 counts them (``lora_pool_slots_used``)."""
+        """Return the adapters of decoding requests, as SGLang 0.5.23 counts
+        ``lora_pool_slots_used``.
+        """
         used, slots = self.adapters.decoding, self.lora_slots
         return {
             "lora_used": used,

@@ -1,4 +1,4 @@
-"""The figures of a server: a meter for each of its replicas, and what Prometheus gets of them."""
+"""The metrics of a server: counters for each replica, and their export to Prometheus."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from simkv.sim.run_record import RequestRecord
 
 
 class ReplicaMetrics:
-    """Lets the meters of all replicas know what happens behind a desk.
+    """Updates the counters of all replicas behind a request handler.
 
-    Meters of a request that went to several replicas count at the last.
+    A request that was sent to several replicas is counted at the last one.
     """
 
     def __init__(self, desk: RequestHandler, config: EngineConfig) -> None:
@@ -35,7 +35,7 @@ class ReplicaMetrics:
         desk.live.over = self._over
 
     def text(self) -> bytes:
-        """All figures in the text format of Prometheus."""
+        """Return all metrics in the Prometheus text format."""
         return self._exposition.text()
 
     def _all(self) -> list[ReplicaCounters]:

@@ -1,9 +1,9 @@
-"""Request bodies: the fields that have an effect here. All other fields are accepted and skipped.
+"""Request bodies: the fields that have an effect here. All other fields are accepted and ignored.
 
 msgspec decodes a body into these types while it parses it: it checks the type of a value before it
 reads its elements, stops at the first invalid one, and stores no field that is not declared. A body
-of invalid elements therefore costs little more than its own bytes. A string with a lone surrogate
-(``"\\ud800"``), which no UTF-8 response could repeat, is not valid JSON to it.
+of invalid elements therefore costs little more than its own bytes. msgspec rejects strings with a
+lone surrogate (``"\\ud800"``), which no UTF-8 response could repeat, as invalid JSON.
 """
 
 from __future__ import annotations
@@ -83,16 +83,16 @@ class Body(Struct, frozen=True, kw_only=True):
 
     @property
     def limit(self) -> int | None:
-        """Most tokens that the client wants."""
+        """Maximum number of tokens that the client requests."""
         return self.max_tokens
 
     @property
     def limit_param(self) -> str:
-        """Name of the field of ``limit``."""
+        """Name of the field that sets ``limit``."""
         return "max_tokens"
 
     def check_stop(self) -> None:
-        """Raise Refused if ``stop`` is invalid; it has no other effect."""
+        """Raise RequestError if ``stop`` is invalid; it has no other effect."""
         if self.stop is not None:
             _decode_list(self.stop, "stop", MOST_STOPS, {'"': _STRINGS}, _TEXT_OR_NONE)
 
@@ -109,7 +109,7 @@ class CompletionBody(Body, frozen=True, kw_only=True):
         return 16 if self.max_tokens is None else self.max_tokens
 
     def prompts(self) -> list[str] | list[list[int]]:
-        """Decode the prompts. Raises Refused if there are too many or one is invalid."""
+        """Decode the prompts. Raises RequestError if there are too many or one is invalid."""
         lists: dict[str, Decoder[Any]] = {'"': _STRINGS, "[": _TOKEN_LISTS}
         found = _decode_list(self.prompt, "prompt", MOST_PROMPTS, lists, _TEXT_OR_TOKENS)
         several = isinstance(found, list) and not isinstance(found[0], int)
@@ -185,7 +185,7 @@ _MISSING = re.compile(r"Object missing required field `(.*)`")
 
 
 async def read_body(request: Request, decoder: Decoder[T]) -> T:
-    """Receive and decode the body of a request. Raises Refused."""
+    """Receive and decode the body of a request. Raises RequestError."""
     try:
         data = await request.body()
     except ClientDisconnect:
@@ -197,7 +197,7 @@ async def read_body(request: Request, decoder: Decoder[T]) -> T:
 
 
 def decode(decoder: Decoder[T], data: bytes, name: str = "") -> T:
-    """Decode a body, or its field ``name``. Raises Refused at the first invalid value."""
+    """Decode a body, or its field ``name``. Raises RequestError at the first invalid value."""
     try:
         return decoder.decode(data)
     except RecursionError:
@@ -212,7 +212,7 @@ def decode(decoder: Decoder[T], data: bytes, name: str = "") -> T:
 
 
 def _invalid(message: str, name: str) -> RequestError:
-    """Refusal with msgspec's message, and the path in it as the API writes paths."""
+    """Build the error from msgspec's message, with the path in the notation of the API."""
     found = _INVALID.fullmatch(message)
     assert found
     said, path = found[1], found[2] or ""
@@ -228,9 +228,8 @@ def _decode_list(
 ) -> Any:
     """Decode a list of at most ``most`` elements with the decoder for its first element.
 
-    Values that begin otherwise have the decoder ``other``. The number of elements is known before
-    any is decoded: each string has two quotes that are not escaped, and each list of token ids one
-    bracket.
+    Other values use the decoder ``other``. Elements are counted before any is decoded: each string
+    has two unescaped quotes, and each list of token ids one bracket.
     """
     data = bytes(raw)
     first = _ELEMENT.match(data)
