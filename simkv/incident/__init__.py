@@ -1,1 +1,1 @@
-"""From what a production server writes to the victim, the cause and the flag that mends it."""
+"""Diagnose a production server from its output: affected requests, cause and suggested flag."""

@@ -1,4 +1,4 @@
-"""What is kept of a log however long it is: so many rows of each kind, and no more memory."""
+"""Tables of bounded size for logs of any length."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import pandas as pd
 
-#: Rows of lines on the server, on steps and on requests that are kept. Lines that come every ten
-#: seconds are eleven days then; a simulation of more requests is nothing that one waits for.
+#: Maximum numbers of rows for server lines, steps and requests. At one server line per ten seconds,
+#: the limit is eleven days; larger simulations would take too long.
 MAX_LINES, MAX_STEPS, MAX_REQUESTS = 100_000, 200_000, 100_000
-#: Largest number that is believed.
+#: Largest number that is accepted.
 LARGEST = 1e15
 
 
@@ -22,10 +22,10 @@ def check_size(name: str, value: object) -> None:
 
 
 class BoundedTable:
-    """Rows of a table as columns: of more than ``most`` the last ones, or ``thinned`` every second,
-    fourth, … from the first to the last.
+    """Table of at most ``most`` rows, stored as columns.
 
-    ``seen`` are all that there were.
+    It stores the last rows or, if ``thinned``, every second, fourth, … row from the first to the
+    last. ``seen`` is the number of rows appended.
     """
 
     def __init__(self, most: int, *, thinned: bool = False) -> None:
@@ -37,7 +37,7 @@ class BoundedTable:
         return len(next(iter(self._columns.values()), ()))
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """A row; all have the same columns."""
+        """Append a row; all rows have the same columns."""
         self.seen += 1
         if (self.seen - 1) % self._every:
             return
@@ -55,14 +55,14 @@ class BoundedTable:
             self._every *= 2 if self.thinned else 1
 
     def frame(self) -> pd.DataFrame | None:
-        """The table; None if there is none."""
+        """Return the table, or None if it is empty."""
         if not self._columns:
             return None
         kept = slice(None) if self.thinned else slice(-self.most, None)
         return pd.DataFrame({name: column[kept] for name, column in self._columns.items()})
 
     def note(self, what: str) -> list[str]:
-        """A sentence if there were more."""
+        """Return a sentence about dropped rows, if there are any."""
         table = self.frame()
         if table is None or len(table) == self.seen:
             return []
@@ -77,7 +77,7 @@ def _column(value: Any) -> Any:
 
 
 class BoundedArrivals:
-    """Requests that were seen to come, by their ids: the last ``most``."""
+    """Arrivals of requests by id: the last ``most``."""
 
     def __init__(self, most: int) -> None:
         self.most, self.seen = most, 0
@@ -87,7 +87,7 @@ class BoundedArrivals:
         return len(self._rows)
 
     def came(self, request: str, t_s: float, max_tokens: int, prompt_tokens: int) -> None:
-        """A request came; lengths are 0 where they are not told."""
+        """Add an arrival; unknown lengths are 0."""
         self.seen += 1
         check_size("max_tokens", max_tokens)
         self._rows[request] = [t_s, max_tokens, prompt_tokens, float("nan")]
@@ -95,12 +95,12 @@ class BoundedArrivals:
             self._rows = dict(list(self._rows.items())[self.most :])
 
     def add_abort(self, request: str, t_s: float) -> None:
-        """Its client left."""
+        """Record that the client of a request left."""
         if row := self._rows.get(request):
             row[3] = t_s - row[0]
 
     def frame(self) -> pd.DataFrame | None:
-        """The table; None if there is none."""
+        """Return the table, or None if it is empty."""
         if not self._rows:
             return None
         rows = [(name, *row) for name, row in list(self._rows.items())[-self.most :]]
@@ -108,7 +108,7 @@ class BoundedArrivals:
         return pd.DataFrame(rows, columns=list(names))
 
     def note(self) -> list[str]:
-        """A sentence if there were more."""
+        """Return a sentence about dropped rows, if there are any."""
         kept = min(len(self), self.most)
         if self.seen <= self.most:
             return []

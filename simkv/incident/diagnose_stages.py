@@ -1,12 +1,12 @@
-"""The four stages, each a function of an incident's folder: read, rebuild, calibrate, explain.
+"""The four stages of a diagnosis, as functions of its directory: read, rebuild, calibrate, explain.
 
     evidence = read_stage([Path("server.log"), Path("spans.json")], folder)
-    rebuild_stage(folder, Asked())
-    calibrate_stage(folder, Asked())
-    print(explain_stage(folder, Asked()).five)
+    rebuild_stage(folder, UserSettings())
+    calibrate_stage(folder, UserSettings())
+    print(explain_stage(folder, UserSettings()).summary_lines)
 
-Each reads the files that the one before has left there (see ``folder``), and leaves those alone
-that are there already: a file that its user has changed stays, one that is deleted is made anew.
+Each stage reads the files of the previous stage (see ``incident_folder``) and does not overwrite
+existing files: a file that the user edited is used, and a deleted file is written again.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from simkv.study.whatif.trial_evaluation import Evaluator
 from simkv.workload.trace_source import TraceSource
 from simkv.workload.workload_section import build_clients
 
-#: What stands in for step costs until they are known.
+#: Profile in use until step costs are fitted.
 PLACEHOLDER_PROFILE = "unit-step"
 STAGES = ("read", "rebuild", "calibrate", "explain")
 ReportProgress = Callable[[int, int], None]
@@ -69,14 +69,14 @@ ReportProgress = Callable[[int, int], None]
 def read_stage(
     inputs: Sequence[Path], folder: Path, advance: Callable[[int], None] | None = None
 ) -> Evidence:
-    """All that the sources tell, joined; stage 1. Raises InputError if one cannot be used."""
+    """Read and join all sources; stage 1. Raises InputError if one cannot be used."""
     evidence = join([read_source(path, advance) for path in inputs])
     files.write_evidence(folder, evidence)
     return evidence
 
 
 def rebuild_stage(folder: Path, asked: UserSettings) -> tuple[RebuiltWorkload, ServerSetup]:
-    """The workload and the server as they were; stage 2."""
+    """Reconstruct the workload and the server's configuration; stage 2."""
     evidence = files.read_evidence(folder)
     setup = infer_setup(evidence, asked)
     source = TraceSource(folder / files.WORKLOAD)
@@ -92,7 +92,7 @@ def rebuild_stage(folder: Path, asked: UserSettings) -> tuple[RebuiltWorkload, S
 
 
 def _seed(folder: Path) -> int:
-    """Which member of an ensemble the workload is, where requests are drawn."""
+    """Return the seed of the ensemble member that the workload is, or 0 without an ensemble."""
     if not (folder / files.ENSEMBLE).is_file():
         return 0
     return int(pd.read_csv(folder / files.ENSEMBLE)["seed"].iloc[0])
@@ -101,7 +101,7 @@ def _seed(folder: Path) -> int:
 def calibrate_stage(
     folder: Path, asked: UserSettings, tell: ReportProgress = lambda _done, _total: None
 ) -> CostProfile:
-    """What steps cost; stage 3."""
+    """Fit the step costs; stage 3."""
     if (folder / files.PROFILE).is_file():
         return load_profile(files.PROFILE, folder)
     rebuilt, setup = rebuild_stage(folder, asked)
@@ -110,7 +110,7 @@ def calibrate_stage(
     evidence = files.read_evidence(folder)
     steps = evidence.steps
     if not logs_iterations(evidence.engine) and evidence.requests is not None:
-        steps = None  # its lines tell the time between two lines, whatever ran in it
+        steps = None  # their lines give the time between lines, not of a step
     if steps is not None:
         steps = with_context(steps, evidence.series, kv_tokens(scenario.engine))
     if is_sampled(evidence):
@@ -144,7 +144,7 @@ def explain_stage(
     tell: Callable[[int, int | None], None] = lambda _done, _expected: None,
     try_flags: bool = True,
 ) -> IncidentAnswer:
-    """Simulate, compare, and say whom it hit, why, and what mends it; stage 4."""
+    """Simulate, compare with the observation, and report victims, cause and fix; stage 4."""
     profile = calibrate_stage(folder, asked)
     rebuilt, setup = rebuild_stage(folder, asked)
     evidence = files.read_evidence(folder)
@@ -188,7 +188,9 @@ def explain_stage(
 
 
 def _worlds(folder: Path, scenario: Scenario, profile: CostProfile) -> list[list[Scenario]]:
-    """Other scenarios that the incident may have been, each in several degrees."""
+    """Return other scenarios that fit the incident, each as alternatives of
+    decreasing deviation.
+    """
     if (folder / files.ENSEMBLE).is_file():
         return [[one] for one in other_members(folder, scenario)]
     return scenarios_within_error(scenario, profile) if profile.fit.held_out else []
@@ -201,7 +203,7 @@ def _write_report(
     likeness: ObservedComparison,
     beside: pd.DataFrame,
 ) -> None:
-    """The report of the simulated incident, with what was observed beside it."""
+    """Write the report of the simulated incident with the observed figures beside it."""
     figures = [
         (line.name, f"{line.observed:.4g}", f"{line.simulated:.4g}", "yes" if line.agrees else "no")
         for line in likeness.lines
@@ -228,7 +230,7 @@ def _scenario(folder: Path) -> tuple[Scenario, list[Request]]:
 
 
 def _same(rebuilt: RebuiltWorkload, requests: Sequence[Request], folder: Path) -> None:
-    """Raise InputError if the workload is no longer that of the evidence."""
+    """Raise InputError if the workload does not match the evidence."""
     if len(requests) != len(rebuilt.observed):
         raise InputError(
             f"{folder / files.WORKLOAD}: has {len(requests)} requests where "

@@ -1,4 +1,4 @@
-"""``diagnosis.md``: the five lines, and what they rest on."""
+"""Write ``diagnosis.md``: the five-line answer and its evidence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simkv.incident.server_setup import ServerSetup
 from simkv.incident.wait_summary import WaitSummary, find_victims
 from simkv.metrics.run_result import RunResult
 
-#: Remedies and victims that are named.
+#: Maximum number of remedies and victims listed.
 MAX_NAMED = 10
 METHOD = (
     "Intervals are of nine chances in ten: requests drawn anew with replacement, in every world "
@@ -28,19 +28,19 @@ METHOD = (
 
 
 def request_label(observed: pd.DataFrame, row: int) -> str:
-    """``request 3 (cmpl-…)``."""
+    """Return a request's label, such as ``request 3 (cmpl-…)``."""
     name = observed.loc[row].get("request")
     return f"request {row} ({name})" if isinstance(name, str) else f"request {row}"
 
 
 def request_labels(observed: pd.DataFrame, rows: Sequence[int], most: int = 3) -> str:
-    """The first few of them, and how many more."""
+    """Return the first few labels and the number of other requests."""
     first = ", ".join(request_label(observed, row) for row in rows[:most])
     return first + (f" and {len(rows) - most} more" if len(rows) > most else "")
 
 
 def victim_lines(observed: pd.DataFrame, result: RunResult, waits: WaitSummary) -> Iterator[str]:
-    """Who waited longest, and for whom."""
+    """Yield the section on the requests that waited longest and the requests that blocked them."""
     if not waits.victims:
         return
     yield "## Victims"
@@ -69,7 +69,7 @@ def victim_lines(observed: pd.DataFrame, result: RunResult, waits: WaitSummary) 
 
 
 def verdict_lines(found: Sequence[Verdict], waits: WaitSummary) -> Iterator[str]:
-    """What went wrong, and seconds by what they were waited for."""
+    """Yield the section on verdicts and on waiting seconds by cause."""
     yield "## Where the time went"
     yield ""
     for verdict in found:
@@ -80,7 +80,7 @@ def verdict_lines(found: Sequence[Verdict], waits: WaitSummary) -> Iterator[str]
 
 
 def remedy_lines(mending: RemedySearch) -> Iterator[str]:
-    """What would have helped, what it costs others, and how far that was looked for."""
+    """Yield the section on helpful changes, their side effects and the extent of the search."""
     yield "## What would have helped"
     yield ""
     if mending.remedies:
@@ -113,7 +113,7 @@ def _worlds(mending: RemedySearch) -> str:
 
 
 def describe_remedy(remedy: Remedy) -> str:
-    """A change, what it gains and what it costs others."""
+    """Return a change with its benefit and its side effects."""
     gained = remedy.gain.told if remedy.gain else _told(remedy)
     cost = _cost(remedy)
     return f"{_change(remedy)} ({gained}{f'; {cost}' if cost else ''})"
@@ -124,7 +124,9 @@ def _change(remedy: Remedy) -> str:
 
 
 def _cost(remedy: Remedy) -> str:
-    """``2 others slower, x1.3 at worst; 1 without an answer``; empty if nobody pays."""
+    """Return e.g. ``2 others slower, x1.3 at worst; 1 without an answer``; empty if
+    there are none.
+    """
     cost = remedy.cost
     parts = [f"{cost.slower} others slower, x{cost.worst:.1f} at worst"] if cost.slower else []
     parts += [f"{cost.failed} others without an answer"] if cost.failed else []
@@ -132,12 +134,12 @@ def _cost(remedy: Remedy) -> str:
 
 
 def _told(remedy: Remedy) -> str:
-    """What becomes of the run, in the words of what-if."""
+    """Return the effect of a change on the run, in the words of what-if."""
     return remedy.effect.sentence.removeprefix(f"{remedy.effect.change}: ")
 
 
 def timeline_lines(beside: pd.DataFrame) -> Iterator[str]:
-    """Observed and simulated over time, as a table."""
+    """Yield the table of observed and simulated values over time."""
     yield "## Over time, observed / simulated"
     yield ""
     yield f"| {' | '.join(HEAD)} |"
@@ -155,7 +157,7 @@ def render_diagnosis(
     notes: Sequence[str],
     rest: Sequence[str],
 ) -> str:
-    """All of it; ``rest`` is what an explanation adds."""
+    """Return the whole document; ``rest`` holds the sections of an explanation."""
     lines = [
         f"# {escape_markdown(evidence.source)}",
         "",

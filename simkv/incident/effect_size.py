@@ -1,12 +1,12 @@
-"""How much a change gains and how sure that is: an interval of its effect.
+"""Effect of a change with its interval.
 
-The effect is told by the figure that it is judged by: requests that are answered, their mean E2E
-(of those that are either way), the longest stall, or preemptions. It is simulated with and without
-the change in several worlds: where the workload is drawn, in the likely members of the ensemble;
-else with every step as much cheaper, and dearer, as the profile is off on steps that it was not
-fitted to, or less, as long as the incident happens there as it was observed. In each the requests
-are drawn anew with replacement (each with what it took in both runs), and the interval reaches from
-the lowest 5th percentile of any world to its highest 95th.
+The effect is measured by one figure: finished requests, their mean E2E (over requests that finish
+in both runs), the longest stall, or preemptions. It is simulated with and without the change in
+several worlds. If the workload is sampled, the worlds are the likely members of the ensemble.
+Otherwise they have all step costs scaled down, or up, by the profile's held-out error, or by less
+until the incident occurs as observed. In each world, requests are resampled with replacement (each
+with its results of both runs). The interval extends from the lowest 5th percentile over all worlds
+to the highest 95th.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from simkv.study.whatif.trial_evaluation import RunFigures
 from simkv.study.whatif.whatif import MIN_LATENCY_CHANGE, MIN_STALL_CHANGE, Effect
 
 Floats = npt.NDArray[np.float64]
-#: Draws of the requests, and chances in percent below and above the interval.
+#: Number of resamplings, and probability below and above the interval in percent.
 RESAMPLES, TAIL_PERCENT = 200, 5.0
 ANSWERED, E2E, STALLED, PREEMPTED = "answered", "mean E2E", "longest stall", "preemptions"
 _FIGURES = {STALLED: "longest_stall_s", PREEMPTED: "preemptions"}
@@ -30,12 +30,12 @@ _FIGURES = {STALLED: "longest_stall_s", PREEMPTED: "preemptions"}
 
 @dataclass(frozen=True)
 class EffectSize:
-    """The effect on ``figure``: ``before`` and ``after`` in the incident as it was simulated, and
-    where their ratio lies (their difference, for requests ``answered``), ``low`` to ``high``, in
-    ``worlds`` worlds.
+    """Effect of a change on ``figure``.
 
-    Both are None where one of the worlds has no such ratio. ``of`` is the least and the greatest
-    number of ``requests`` that a mean is over in a world: those answered with and without the
+    ``before`` and ``after`` are its values in the simulated incident. ``low`` and ``high`` bound
+    their ratio (for finished requests, ``answered``, their difference) over ``worlds`` other
+    worlds; both are None if one world has no such ratio. ``of`` is the smallest and the largest
+    number of ``requests`` that a mean covers in a world: requests that finish with and without the
     change.
     """
 
@@ -50,14 +50,14 @@ class EffectSize:
 
     @property
     def sure(self) -> bool:
-        """Whether nothing in the interval is a loss that what-if would count as one."""
+        """Whether no value in the interval is a loss by the thresholds of what-if."""
         if self.low is None or self.high is None:
             return False
         return self.low >= 0 if self.figure == ANSWERED else self.high < 1 + MIN_LATENCY_CHANGE
 
     @property
     def told(self) -> str:
-        """``mean E2E 41.1 s -> 5.8 s, x0.14, 90 % interval 0.12 to 0.17``."""
+        """For example ``mean E2E 41.1 s -> 5.8 s, x0.14, 90 % interval 0.12 to 0.17``."""
         if self.figure == ANSWERED:
             ends = self._ends("{:+.0f}".format)
             return f"answered {self.before:.0f} -> {self.after:.0f}, {ends}"
@@ -80,8 +80,11 @@ class EffectSize:
 
 @dataclass(frozen=True)
 class SideEffects:
-    """What a change costs others: how many take at least 5 % longer and how many times as long at
-    ``worst``, and how many more get no answer."""
+    """Side effects of a change on other requests.
+
+    ``slower`` requests take at least 5 % longer, by a factor of ``worst`` at most; ``failed`` more
+    requests get no answer.
+    """
 
     slower: int
     worst: float
@@ -89,14 +92,14 @@ class SideEffects:
 
 
 def measure_side_effects(effect: Effect, base: RunFigures) -> SideEffects:
-    """Of those that it makes slower or fail, beside the run without it."""
+    """Return the side effects on the requests that a change slows down or lets fail."""
     before, after = ({e.id: e.e2e_s for e in run.endings} for run in (base, effect.figures))
     ratios = [(after[i] or 0.0) / (before[i] or 1.0) for i in effect.slower]
     return SideEffects(len(ratios), max(ratios, default=1.0), len(effect.newly_failed))
 
 
 def choose_figure(effect: Effect, base: RunFigures) -> str:
-    """The figure that a helpful change is judged by, as what-if does."""
+    """Return the figure that measures a helpful change, as what-if chooses it."""
     if effect.figures["finished"] != base["finished"]:
         return ANSWERED
     if abs(effect.e2e_ratio - 1) >= MIN_LATENCY_CHANGE:
@@ -109,8 +112,10 @@ def choose_figure(effect: Effect, base: RunFigures) -> str:
 def measure_effect(
     effect: Effect, base: RunFigures, worlds: Sequence[tuple[RunFigures, RunFigures]]
 ) -> EffectSize:
-    """The gain of a change; ``worlds`` are runs without it and with it besides those of the
-    incident."""
+    """Measure the effect of a change.
+
+    ``worlds`` are pairs of runs without and with the change, in worlds other than the incident.
+    """
     figure = choose_figure(effect, base)
     runs = [(base, effect.figures), *worlds]
     if figure in _FIGURES:
@@ -136,14 +141,14 @@ def measure_effect(
     if not all(map(len, drawn)):
         return EffectSize(figure, *told, None, None, len(worlds), of, len(pairs[0][0]))
     ends = [np.percentile(one, (TAIL_PERCENT, 100 - TAIL_PERCENT)) for one in drawn]
-    # Draws of few requests that differ much may all lie on one side of what was simulated.
+    # With few, very different requests, all resamplings may lie on one side of the simulated value.
     low = min(estimate, *(float(low) for low, _ in ends))
     high = max(estimate, *(float(high) for _, high in ends))
     return EffectSize(figure, *told, low, high, len(worlds), of, len(pairs[0][0]))
 
 
 def _paired(before: RunFigures, after: RunFigures) -> tuple[Floats, Floats]:
-    """E2E (s) of the requests of two runs, NaN for those without an answer."""
+    """Return E2E (s) of the requests of two runs, NaN for requests without an answer."""
     ends = {ending.id: ending.e2e_s for ending in after.endings}
     both = [(e.e2e_s, ends[e.id]) for e in before.endings if e.id in ends]
     pairs = np.array([[np.nan if e is None else e for e in pair] for pair in both], np.float64)
@@ -151,7 +156,7 @@ def _paired(before: RunFigures, after: RunFigures) -> tuple[Floats, Floats]:
 
 
 def _drawn(before: Floats, after: Floats, figure: str) -> Floats:
-    """The effect by each of ``RESAMPLES`` draws of the requests."""
+    """Return the effect in each of ``RESAMPLES`` resamplings of the requests."""
     luck, count = np.random.default_rng(0), len(before)
     if figure == ANSWERED:
         one, other = np.isfinite(before).astype(float), np.isfinite(after).astype(float)

@@ -1,4 +1,4 @@
-"""The members of an ensemble, calibrated and simulated: which are likely, and how they differ."""
+"""Calibrate and simulate the members of an ensemble, and select the likely ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from simkv.workload.formats.simkv_csv import used_columns, write_file
 from simkv.workload.trace_reader import read_trace
 from simkv.workload.trace_source import TraceSource
 
-#: Members of which the files are kept, beside the first.
+#: Number of members besides the first whose files are written.
 MEMBERS_WRITTEN = 4
 
 
@@ -40,7 +40,7 @@ class EnsembleFigure:
     quantile: float | None = None
 
     def of(self, table: pd.DataFrame) -> float:
-        """The figure of a table of requests, in s."""
+        """Return the figure of a table of requests, in s."""
         values = table[self.column]
         found = values.mean() if self.quantile is None else values.quantile(self.quantile)
         return float(found) / 1e3
@@ -62,10 +62,9 @@ def fit_members(
     steps: pd.DataFrame | None = None,
     tell: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> tuple[pd.DataFrame, dict[int, CostProfile]]:
-    """The likely members, the likeliest first: seed and figures (s); and profiles by seed.
+    """Return the likely members, the likeliest first (seed and figures in s), and profiles by seed.
 
-    ``steps`` are those that the server logged, if it did. Raises InputError if none can be
-    simulated.
+    ``steps`` are the logged steps, if any. Raises InputError if no member can be simulated.
     """
     rows, profiles = [], {}
     for seed in range(MEMBERS):
@@ -92,7 +91,7 @@ def _member(
         rebuilt = rebuild(evidence, source, setup, seed)
         write_rebuilt(path, rebuilt, source)
         requests = read_trace(path).requests()
-    # Which size of an unknown cache fits would be asked of each: the spread has more in it.
+    # Do not fit an unknown cache size for each member: the members differ by more than that.
     told = replace(setup, guessed=False)
     only_lines = is_from_lines(evidence)
     profile, fitted = calibrate_incident(
@@ -116,8 +115,11 @@ def write_members(
     table: pd.DataFrame,
     profiles: dict[int, CostProfile],
 ) -> None:
-    """The workload and the profile of the likely members but the first, which is the incident's
-    own: ``ensemble-SEED.csv`` and ``ensemble-SEED.json``."""
+    """Write workload and profile of the likely members except the first, which is the incident's
+    own.
+
+    The files are ``ensemble-SEED.csv`` and ``ensemble-SEED.json``.
+    """
     for seed in table["seed"].astype(int).tolist()[1 : MEMBERS_WRITTEN + 1]:
         workload, profile = _files(folder, seed)
         source = TraceSource(workload)
@@ -128,7 +130,7 @@ def write_members(
 
 
 def other_members(folder: Path, scenario: Scenario) -> list[Scenario]:
-    """The scenario as the other likely members have it, as far as their files are there."""
+    """Return the scenario of each other likely member whose files exist."""
     table = pd.read_csv(folder / ENSEMBLE)
     first, knob = int(table["memory"].iloc[0]), find_engine_spec(scenario.engine).memory
     found = []
@@ -149,12 +151,12 @@ def _files(folder: Path, seed: int) -> tuple[Path, Path]:
 
 
 def write_rebuilt(path: Path, rebuilt: RebuiltWorkload, source: TraceSource) -> None:
-    """Write the requests as a trace of ours."""
+    """Write the requests as a simkv trace."""
     write_file(path, [rebuilt.rows], used_columns(rebuilt.rows, ["arrival"]), source)
 
 
 def describe_intervals(table: pd.DataFrame) -> list[str]:
-    """The figures and where they lie with nine chances in ten, a line each."""
+    """Return each figure with its 90 % interval, one line per figure."""
     lines = []
     for name, wanted in FIGURES.items():
         if table[name].isna().any():

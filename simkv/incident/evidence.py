@@ -1,6 +1,6 @@
-"""What the sources of an incident tell, each in the same few forms, and all of them joined.
+"""Evidence from the sources of an incident in common tables, and joined.
 
-Times are seconds since 1970 on the source's own clock, or from its first row where it has no wall
+Times are seconds since 1970 on the source's own clock, or since its first row if it has no wall
 clock (``wall`` is false).
 """
 
@@ -13,8 +13,8 @@ from typing import Any
 
 import pandas as pd
 
-#: Columns of ``series``: what a server tells of itself now and then. Rates are tokens per second
-#: since the line before, shares from 0 to 1, ``preemptions`` and counts since the line before.
+#: Columns of ``series``: periodic statistics of a server. Rates are tokens per second since the
+#: previous line, shares are from 0 to 1, ``preemptions`` and counts are since the previous line.
 SERIES_COLUMNS = (
     "t_s",
     "engine",
@@ -26,7 +26,7 @@ SERIES_COLUMNS = (
     "hit_rate",
     "preemptions",
 )
-#: Columns of ``steps``: one row per iteration that a server logs; ``t_s`` is its end.
+#: Columns of ``steps``: one row per logged iteration; ``t_s`` is its end.
 STEP_COLUMNS = (
     "t_s",
     "engine",
@@ -41,7 +41,7 @@ STEP_COLUMNS = (
 
 @dataclass(frozen=True)
 class StatedSetting:
-    """A setting of the engine: its ``value``, and ``source_location`` that is told."""
+    """A setting of the engine: its ``value``, and the source location (``where``)."""
 
     value: Any
     where: str
@@ -49,13 +49,14 @@ class StatedSetting:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one source tells, or several of one incident together.
+    """Evidence from one source, or joined from several sources of one incident.
 
-    ``requests`` as ``read_measured`` gives them, with ``t_s`` for their arrival; ``arrivals`` are
-    requests that were only seen to arrive (``request``, ``t_s``, ``max_tokens``, ``prompt_tokens``,
-    0 where not told). ``engine`` is the engine's name, ``settings`` its own names of what it was
-    started with. ``died`` is the line in which it says that it came to its end. ``notes`` are
-    sentences on what was left out or assumed, ``lacks`` on what the source cannot tell.
+    ``requests`` is a table as returned by ``read_measured``, with arrival times in ``t_s``.
+    ``arrivals`` lists requests of which only the arrival is known (``request``, ``t_s``,
+    ``max_tokens``, ``prompt_tokens``; unknown lengths are 0). ``engine`` is the engine's name,
+    ``settings`` its start options under the engine's names. ``died`` is the log line of the
+    engine's death. ``notes`` are sentences on omissions and assumptions, ``lacks`` on missing
+    information.
     """
 
     source: str
@@ -73,8 +74,10 @@ class Evidence:
 
 
 def sum_over_ranks(series: pd.DataFrame) -> pd.DataFrame:
-    """Running and waiting of all ranks together, and the mean use of their caches, by time; a rank
-    that tells nothing at some time is as it told before."""
+    """Sum running and waiting requests over ranks and average cache usage, by time.
+
+    A rank without a value at some time keeps its previous value.
+    """
     each = series.drop_duplicates(["t_s", "engine"], keep="last")
     found = {
         name: each.pivot(index="t_s", columns="engine", values=name).ffill()
@@ -85,10 +88,10 @@ def sum_over_ranks(series: pd.DataFrame) -> pd.DataFrame:
 
 
 def source_location(path: Path, line: int) -> str:
-    """``server.log:12``."""
+    """Return a source location such as ``server.log:12``."""
     return f"{path.name}:{line}"
 
 
 def tables(parts: Sequence[Evidence], name: str) -> list[pd.DataFrame]:
-    """The tables of this name that the sources have."""
+    """Return the tables of this name that the sources have."""
     return [getattr(part, name) for part in parts if getattr(part, name) is not None]

@@ -1,7 +1,7 @@
-"""The steps of one simulation, and what they would have cost at other prices.
+"""Steps of one simulation with their batches fixed, to compute their seconds at other costs.
 
-Who ran with whom is kept as it was. So the seconds of a request's prefill and decode are sums over
-rows of the step log, and a fit need not simulate again for each price that it tries.
+The seconds of a request's prefill and decode are sums over rows of the step log, so a fit does not
+have to simulate again for each set of costs.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class FixedSchedule:
-    """Per step what it computed, and per request which steps it lived through.
+    """The contents of each step, and the range of steps of each request.
 
-    ``first`` to ``token`` are the rows from when a request was first scheduled to its first token,
-    the row after it to ``last`` those of its decode (-1 where it did not get there); ``came`` is
-    the row in which it arrived, of which the share ``left`` was still to come. Steps of ranks in
-    lock-step last so many times as long as they would alone (``slowed``).
+    Rows ``first`` to ``token`` extend from a request's first scheduling to its first token, the
+    rows after that to ``last`` are its decode (-1 if it did not get there). ``came`` is the row
+    during which it arrived; ``left`` is the share of that row after the arrival. Steps of ranks in
+    lockstep take ``slowed`` times as long as in isolation.
     """
 
     prefill_tokens: Floats
@@ -49,8 +49,10 @@ class FixedSchedule:
     def of(
         made: ScenarioRun, count: int, prices: UnitCosts, shape: ModelTraits | None = None
     ) -> FixedSchedule:
-        """From a run of ``count`` requests, by their ids, that was made at these ``prices`` with a
-        model of this ``shape``."""
+        """Build from a run of ``count`` requests, indexed by id, simulated at the costs ``prices``.
+
+        ``shape`` describes the model.
+        """
         record = made.record
         log = record.steps
         steps = len(log)
@@ -100,20 +102,22 @@ class FixedSchedule:
         return replace(found, slowed=(ends - starts) / alone)
 
     def steps(self, prices: UnitCosts) -> Floats:
-        """Seconds of each step at these prices."""
+        """Return the seconds of each step at these costs."""
         cost = seconds_without_attention(self.prefill_tokens, self.decode_seqs, prices, self.shape)
         beside = np.where(self.prefills, MIXED_DECODE_FACTOR, 1.0) * prices.context * self.context
         return np.asarray((cost + prices.pair * self.pairs + beside) * self.slowed)
 
     def spans(self, prices: UnitCosts) -> tuple[Floats, Floats, Floats]:
-        """Seconds of each request's prefill, decode and time until its first token, waiting
-        included; NaN where it did not get there."""
+        """Return the seconds of each request's prefill, decode and time to first token.
+
+        The last includes waiting. NaN if the request did not get there.
+        """
         cost = self.steps(prices)
         total = np.concatenate([[0.0], np.cumsum(cost)])
         begun, answered = self.first >= 0, (self.first >= 0) & (self.token >= 0)
         prefill = np.where(answered, total[self.token + 1] - total[self.first], np.nan)
         decode = np.where(answered, total[self.last + 1] - total[self.token + 1], np.nan)
         waited = total[self.first] - total[self.came + 1] + self.left * cost[self.came]
-        same = self.came >= self.first  # it came to an idle engine
+        same = self.came >= self.first  # it arrived while the engine was idle
         until = np.where(begun, np.where(same, 0.0, waited), np.nan) + prefill
         return prefill, decode, until

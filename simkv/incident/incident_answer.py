@@ -1,4 +1,4 @@
-"""The answer in plain words: five lines first, then what they rest on, as Markdown."""
+"""Build the answer of a diagnosis: five summary lines, then the evidence as Markdown."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from simkv.metrics.run_result import RunResult
 
 @dataclass(frozen=True)
 class IncidentAnswer:
-    """What is said: ``five`` lines, and the whole text of ``diagnosis.md``.
+    """The answer: ``summary_lines`` (five), and the whole ``text`` of ``diagnosis.md``.
 
-    ``healthy`` if nothing is wrong; ``explained`` is false where the simulation is not the
-    incident's likeness. ``cause`` is the name of the verdict or of the wait, ``remedy`` what comes
-    first of what mends it.
+    ``healthy`` is true if nothing is wrong; ``explained`` is false if the simulation does not
+    reproduce the incident. ``cause`` is the name of the verdict or wait; ``remedy`` is the first
+    suggested fix.
     """
 
     summary_lines: tuple[str, ...]
@@ -62,9 +62,9 @@ def refuse_explanation(
     notes: Sequence[str],
     beside: pd.DataFrame,
 ) -> IncidentAnswer:
-    """The answer where the simulation does not reproduce what was observed: what is missing.
+    """Build the answer for a simulation that does not reproduce the observation.
 
-    ``beside`` is the table over time.
+    It lists missing information. ``beside`` is the table over time.
     """
     missed = "; ".join(
         f"{line.name} {line.simulated:.4g} where {line.observed:.4g} was observed"
@@ -92,7 +92,7 @@ def explain_incident(
     notes: Sequence[str],
     beside: pd.DataFrame,
 ) -> IncidentAnswer:
-    """The answer where it does: whom it hit, why, and what mends it."""
+    """Build the answer for a reproduced incident: affected requests, cause and fix."""
     waits, found = summarize_waits(result), server_verdicts(result)
     healthy = is_healthy(result)
     slow = waits.share < MAX_WAIT_SHARE and not found

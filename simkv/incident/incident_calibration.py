@@ -1,10 +1,11 @@
-"""What steps cost, without a GPU: the prices with which the simulation takes what was measured.
+"""Fit step costs to an incident without a GPU, so that the simulation reproduces the measured
+times.
 
-The scenario is simulated; with its steps kept as they came, the prices are moved until prefill and
-time per token of the requests are as they were seen; with these it is simulated again, and so on.
-Relative errors count alike, and whatever is far off counts less (soft L1); what GPU and model make
-likely is one more observation of each price. One request in four is not fitted to; the errors of
-the profile are those of these. Of all rounds the one counts whose simulation came nearest.
+The scenario is simulated. With its batches fixed, the unit costs are adjusted until prefill and
+time per token of the requests match the observed values. Then it is simulated again with the new
+costs, and so on. The fit minimizes relative errors with a soft L1 loss, so outliers count less;
+values that GPU and model make likely are priors of the costs. One request in four is held out; its
+errors are the errors of the profile. The round whose simulation is closest is used.
 """
 
 from __future__ import annotations
@@ -34,25 +35,25 @@ from simkv.scenario.scenario import Scenario
 from simkv.schedulers.engine_registry import find_engine_spec
 
 Floats = npt.NDArray[np.float64]
-#: The relative error that a request's time has, whatever the prices: more is not asked of a fit.
-#: The second is that of a mean over all requests, which who goes first in a crowd hardly moves.
+#: Relative error that no fit removes: of a single request's time, and of a mean over all requests,
+#: which hardly depends on the order of requests.
 REQUEST_SCATTER, MEAN_SCATTER = 0.05, 0.01
-#: Of so many requests every one left is not fitted to.
+#: One request in this many is held out of the fit.
 HOLDOUT_EVERY = 4
-#: Requests that are fitted to at most, and simulations of them; fewer where requests were drawn
-#: from a log's lines, which say less than more of them could find.
+#: Maximum numbers of fitted requests and of simulations. Fewer simulations suffice for requests
+#: sampled from log lines, which contain less information.
 MAX_FITTED_REQUESTS, ROUNDS, SAMPLED_ROUNDS = 1000, 8, 3
-#: Sizes of the KV cache that are tried too, over the one that was guessed.
+#: Sizes of the KV cache that are also tried, relative to the guessed size.
 CACHE_SIZE_FACTORS = (0.88, 0.94, 1.06)
-#: Requests with fewer output tokens tell little of a decode step.
+#: Requests with fewer output tokens say little about decode steps.
 MIN_OUTPUT_TOKENS = 4
 
 
 @dataclass(frozen=True)
 class ObservedTimes:
-    """What is fitted to: seconds of prefill and per token of each request (NaN where not known).
+    """Targets of the fit: seconds of prefill and per token of each request (NaN if unknown).
 
-    Without a queue time the prefill is all until the first token, its waiting included
+    Without queue times, the prefill is the time to the first token, waiting included
     (``with_queue``).
     """
 
@@ -63,7 +64,7 @@ class ObservedTimes:
 
     @staticmethod
     def of(observed: pd.DataFrame, *, prefills: bool = True) -> ObservedTimes:
-        """From requests as spans or clients tell them; without ``prefills`` these are not known."""
+        """Build from the observed requests; without ``prefills``, prefill times are unknown."""
         with_queue = bool(observed["queue_ms"].isna().all())
         prefill = observed["prefill_ms"]
         if prefill.isna().all():
@@ -76,13 +77,15 @@ class ObservedTimes:
         return ObservedTimes(first, later, whole, with_queue)
 
     def beside(self, simulated: pd.DataFrame) -> tuple[Floats, Floats]:
-        """Logarithms of simulated over measured, of prefills and of decodes, request by request."""
+        """Return log(simulated / measured) of prefills and of decodes, per request."""
         prefill = simulated["ttft_ms" if self.with_queue else "prefill_ms"].to_numpy(np.float64)
         decode = simulated["tpot_ms"].to_numpy(np.float64)
         return _log(prefill / 1e3, self.prefill), _log(decode / 1e3, self.decode)
 
     def means(self, simulated: pd.DataFrame, kept: npt.NDArray[np.bool_]) -> Floats:
-        """The same of the means over some requests: of E2E, and of time per token."""
+        """Return log(simulated / measured) of mean E2E and of mean time per token over some
+        requests.
+        """
         found = []
         for name, seen in (("e2e_ms", self.whole), ("tpot_ms", self.decode)):
             found.append(_mean_log(simulated[name].to_numpy(np.float64) / 1e3, seen, kept))
@@ -90,12 +93,12 @@ class ObservedTimes:
 
 
 def _soft(errors: Floats) -> Floats:
-    """Squares of small errors, twice the size of large ones."""
+    """Return the soft L1 loss: squares of small errors, linear in large ones."""
     return np.asarray(2 * (np.sqrt(1 + (errors / 2) ** 2) - 1) * 2)
 
 
 def _mean_log(made: Floats, seen: Floats, kept: npt.NDArray[np.bool_]) -> float:
-    """The logarithm of one mean over another, of what both have."""
+    """Return the logarithm of the ratio of two means, over requests that have both values."""
     both = kept & np.isfinite(made) & np.isfinite(seen)
     return float(_log(made[both].mean(), seen[both].mean())) if both.any() else 0.0
 
@@ -115,13 +118,13 @@ def calibrate_incident(
     *,
     of_lines: bool = False,
 ) -> tuple[CostProfile, Scenario]:
-    """The profile with which ``scenario`` takes what was ``observed`` of its ``requests``; and the
-    scenario, with the size of its KV cache that fits best where that is not told.
+    """Return the profile that reproduces the observed times, and the scenario.
 
-    The two are of the same requests in the same order; ``steps`` are those that the server logged
-    (see ``from_steps``), if it did. Times of requests that were drawn from a log's lines
-    (``of_lines``) are less than those steps, and do not tell prefills. ``tell`` hears of the
-    simulations done. Raises InputError if nothing can be fitted to.
+    The scenario has the KV cache size that fits best if the size is unknown. ``observed`` and
+    ``requests`` are the same requests in the same order. ``steps`` are the logged steps, if any
+    (see ``fit_unit_costs``). Times of requests sampled from log lines (``of_lines``) are less
+    informative than logged steps and do not include prefill times. ``tell`` reports the number of
+    finished simulations. Raises InputError if there is nothing to fit to.
     """
     budget = getattr(scenario.engine, "max_num_batched_tokens", 0) or 8192
     shape, gpu = _shape(setup, budget), known_gpu(setup.gpu or "")
@@ -152,7 +155,7 @@ def calibrate_incident(
 
 
 def _sizes(scenario: Scenario, observed: pd.DataFrame, setup: ServerSetup) -> list[Scenario]:
-    """The scenario, and where the size of its cache is not told but felt, with others near it."""
+    """Return the scenario and, if an unknown cache size matters, variants with similar sizes."""
     if not setup.guessed or not (observed["queue_ms"] > 1e3 * MIN_QUEUE_S).any():
         return [scenario]
     spec = find_engine_spec(scenario.engine)
@@ -174,7 +177,7 @@ def _shape(setup: ServerSetup, budget: int) -> ModelTraits | None:
 
 
 def _front(observed: pd.DataFrame) -> float:
-    """Seconds before the engine core has a request: what TTFT is more than queue and prefill."""
+    """Return the seconds before a request reaches the engine core: TTFT minus queue and prefill."""
     if "prefill_ms" not in observed:
         return 0.0
     front = (observed["ttft_ms"] - observed["queue_ms"] - observed["prefill_ms"]).median()
@@ -182,7 +185,7 @@ def _front(observed: pd.DataFrame) -> float:
 
 
 def _between(guess: UnitCosts, aims: dict[str, CostPrior]) -> UnitCosts:
-    """Where the fit begins: what is surely known, else what was guessed."""
+    """Return the start of the fit: well-known priors, else the guess."""
     return UnitCosts(
         **{n: aims[n].price if aims[n].sigma < 0.5 else getattr(guess, n) for n in UNIT_COST_NAMES}
     )
@@ -212,7 +215,7 @@ def _of_steps(
     setup: ServerSetup,
     count: int,
 ) -> CostProfile:
-    """The profile of the steps that the server logged, where no request tells of its times."""
+    """Build the profile of logged steps, for requests without known times."""
     held_out = summarize_errors_by_kind(_named(errors[prefills], errors[~prefills]))
     return _draft(prices, shape, 0.0).model_copy(
         update={
@@ -228,7 +231,7 @@ def _of_steps(
 
 
 class _Fitter:
-    """Moves prices until the simulation takes what was measured."""
+    """Adjusts unit costs until the simulation reproduces the measured times."""
 
     def __init__(
         self,
@@ -250,7 +253,7 @@ class _Fitter:
         self.done = 0
 
     def fitted(self, start: UnitCosts, rounds: int) -> tuple[UnitCosts, float]:
-        """The prices of least error, and that error."""
+        """Return the costs with the smallest error, and that error."""
         best, least, prices = start, np.inf, start
         for _ in range(rounds):
             simulated, frozen = self._simulated(prices)
@@ -264,7 +267,7 @@ class _Fitter:
         return best, least
 
     def _missed(self, simulated: pd.DataFrame) -> float:
-        """How far a simulation is from what was measured."""
+        """Return the error of a simulation relative to the measured times."""
         prefill, decode = self.measured.beside(simulated)
         single = np.concatenate([prefill[self.kept], decode[self.kept]])
         single = np.where(np.isfinite(single), single, 3.0)[np.isfinite(self._seen)]
@@ -276,7 +279,7 @@ class _Fitter:
         return np.concatenate([self.measured.prefill[self.kept], self.measured.decode[self.kept]])
 
     def _moved(self, start: UnitCosts, frozen: FixedSchedule) -> UnitCosts:
-        """The prices of least error where who ran with whom stays as it is."""
+        """Return the costs with the smallest error for fixed batches."""
         begin = np.log(np.array(astuple(start)))
         centre = np.array([np.log(self.aims[name].price) for name in UNIT_COST_NAMES])
         sigma = np.array([self.aims[name].sigma for name in UNIT_COST_NAMES])
@@ -310,7 +313,7 @@ class _Fitter:
         return _draft(prices, self.shape, self.front)
 
     def profile(self, prices: UnitCosts, setup: ServerSetup) -> CostProfile:
-        """The profile at these prices, with its errors on requests that were left out."""
+        """Build the profile at these costs, with its errors on the held-out requests."""
         prefill, decode = self.measured.beside(self._simulated(prices)[0])
         left = ~self.kept if not self.kept.all() else self.kept
         held_out = summarize_errors_by_kind(_named(prefill[left], decode[left]))
@@ -344,7 +347,7 @@ def _named(prefill: Floats, decode: Floats) -> Iterator[tuple[str, float]]:
 
 
 def _most_at_once(served: pd.DataFrame) -> float:
-    """Most requests that were in the system together."""
+    """Return the maximum number of requests in the system at the same time."""
     begin = np.sort(served["t_s"].to_numpy(np.float64))
     end = np.sort((served["t_s"] + served["e2e_ms"] / 1e3).to_numpy(np.float64))
     return float(

@@ -1,10 +1,10 @@
-"""An incident's folder: what each stage has found, as files that can be looked into and changed.
+"""The directory of an incident: results of each stage as files that can be read and edited.
 
-Stage 1 writes ``evidence.json`` (settings, notes) and ``requests.csv``, ``arrivals.csv``,
-``observed.csv`` and ``iterations.csv`` as far as there are any; stage 2 ``workload.csv`` and
-``scenario.yaml``; stage 3 ``profile.json``, and where requests are drawn ``ensemble.csv``, the
-figures of those members that are likely (``workload.csv`` is the first of them then, the workloads
-and profiles of the next are ``ensemble-SEED.csv`` and ``ensemble-SEED.json``); stage 4
+Stage 1 writes ``evidence.json`` (settings, notes) and, if available, ``requests.csv``,
+``arrivals.csv``, ``observed.csv`` and ``iterations.csv``. Stage 2 writes ``workload.csv`` and
+``scenario.yaml``. Stage 3 writes ``profile.json``; if requests are sampled, it also writes
+``ensemble.csv`` with the figures of the likely members. Then ``workload.csv`` is the first member,
+and the next ones are in ``ensemble-SEED.csv`` and ``ensemble-SEED.json``. Stage 4 writes
 ``diagnosis.md``, ``compared.csv``, ``observed.png`` and ``report.html``.
 """
 
@@ -32,7 +32,7 @@ TABLES = {
     "series": "observed.csv",
     "steps": "iterations.csv",
 }
-#: What is written there, so that a folder with other things in it is left alone.
+#: Files of an incident directory, other than tables.
 INCIDENT_FILES = (
     EVIDENCE,
     WORKLOAD,
@@ -47,12 +47,12 @@ INCIDENT_FILES = (
 
 
 def is_incident(folder: Path) -> bool:
-    """Whether stage 1 has been there."""
+    """Whether stage 1 has written to this directory."""
     return (folder / EVIDENCE).is_file()
 
 
 def check_incident_folder(folder: Path) -> None:
-    """Raise InputError if ``folder`` cannot be written to, or has other things in it."""
+    """Raise InputError if ``folder`` is not writable or contains unrelated files."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out {folder}: is a file; expected a folder")
     if folder.is_dir() and not is_incident(folder) and any(folder.iterdir()):
@@ -63,7 +63,7 @@ def check_incident_folder(folder: Path) -> None:
 
 
 def write_evidence(folder: Path, evidence: Evidence) -> None:
-    """The files of stage 1; those of all stages before are of another incident and go."""
+    """Write the files of stage 1, and remove the files of an earlier incident."""
     make_folder(folder)
     for name in (*INCIDENT_FILES, *TABLES.values()):
         (folder / name).unlink(missing_ok=True)
@@ -95,7 +95,7 @@ def _plain(value: Any) -> Any:
 
 
 def read_evidence(folder: Path) -> Evidence:
-    """What stage 1 has written, as it is now. Raises InputError if it cannot be read."""
+    """Read the files of stage 1, edits included. Raises InputError if they cannot be read."""
     path = folder / EVIDENCE
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
@@ -123,7 +123,7 @@ def read_evidence(folder: Path) -> Evidence:
 
 
 def write_scenario(folder: Path, setup: ServerSetup, profile: str, notes: tuple[str, ...]) -> None:
-    """``scenario.yaml``, with where each setting is from."""
+    """Write ``scenario.yaml`` with the source of each setting."""
     tree = {
         "name": _name(folder),
         "summary": "Rebuilt from what a server wrote.",

@@ -1,4 +1,4 @@
-"""The incident simulated: what each request took, beside what it was seen to take."""
+"""Simulate the incident and return request times and engine state for comparison."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from simkv.sim.run_record import RunRecord
 from simkv.sim.simulation import ReplicaSpec, ScenarioRun, simulate_scenario
 from simkv.workload.clients import Clients
 
-#: What is told of a request, in ms: until it is first scheduled, from there to its first token, to
-#: its first and last token, and between two.
+#: Times of a request in ms: arrival to first scheduling, first scheduling to first token, arrival
+#: to first and last token, and mean time between tokens.
 LATENCY_COLUMNS = ("queue_ms", "prefill_ms", "ttft_ms", "e2e_ms", "tpot_ms")
 
 
 def simulate_incident(
     scenario: Scenario, profile: CostProfile, requests: Sequence[Request] | None = None
 ) -> ScenarioRun:
-    """A run on engines whose steps cost what ``profile`` says.
+    """Simulate the scenario with the step costs of ``profile``.
 
-    ``requests`` come in place of the scenario's own.
+    ``requests`` replace the scenario's workload.
     """
     spec = ReplicaSpec(scenario.engine, profile, profile.name)
     sent = None if requests is None else Clients(requests)
@@ -35,14 +35,15 @@ def simulate_incident(
 
 
 def rank_records(run: ScenarioRun) -> list[RunRecord]:
-    """The records of each rank, in the order in which that of the run has their steps."""
+    """Return the records of each rank, in the order of their steps in the run's record."""
     return [stint.engine.record for stint in run.lifetimes]
 
 
 def request_times(record: RunRecord, front_s: float = 0.0) -> pd.DataFrame:
-    """A row per request by id, in ms as spans have them; NaN for what it did not reach.
+    """Return one row per request by id, in ms as in spans; NaN for values it did not reach.
 
-    ``front_s`` is what passes before the engine core has a request; TTFT and E2E count it.
+    ``front_s`` is the time before the engine core receives a request; it is included in TTFT and
+    E2E.
     """
     starts = record.steps.start
     rows = {}
@@ -68,8 +69,10 @@ def request_times(record: RunRecord, front_s: float = 0.0) -> pd.DataFrame:
 
 
 def sample_state(parts: Sequence[RunRecord], at: npt.NDArray[np.float64]) -> pd.DataFrame:
-    """Running, waiting and the share of the cache in use at some times (s), as a log tells them, of
-    all ranks together."""
+    """Sample running and waiting requests and cache usage at some times (s), summed over ranks.
+
+    Cache usage is the mean over ranks.
+    """
     found = [_at_times(record, at) for record in parts]
     whole = found[0]
     for other in found[1:]:

@@ -1,13 +1,13 @@
-"""Observed beside simulated over time, as a table of some ten rows."""
+"""Table of observed and simulated values over time, of about ten rows."""
 
 from __future__ import annotations
 
 import numpy as np
 import pandas as pd
 
-#: Rows of the table.
+#: Number of rows of the table.
 ROWS = 12
-#: What is told of each stretch of time: means over it, of requests by their arrival (s).
+#: Means in each time window; requests are assigned by their arrival (s).
 TIMELINE_FIGURES = ("running", "waiting", "usage", "ttft_s", "e2e_s")
 HEAD = ("from (s)", "running", "waiting", "KV cache in use", "TTFT (s)", "E2E (s)")
 
@@ -15,9 +15,12 @@ HEAD = ("from (s)", "running", "waiting", "KV cache in use", "TTFT (s)", "E2E (s
 def timeline(
     moments: pd.DataFrame, observed: pd.DataFrame, simulated: pd.DataFrame
 ) -> pd.DataFrame:
-    """``t_s``, the beginning of a stretch, and ``observed_`` and ``simulated_`` each of
-    ``TIMELINE_FIGURES``; NaN where a stretch has none. ``moments`` as ``compare`` gives them, the
-    requests in ms."""
+    """Build the table of observed and simulated means per time window.
+
+    ``t_s`` is the start of a window; each of ``TIMELINE_FIGURES`` has columns ``observed_`` and
+    ``simulated_``, NaN in empty windows. ``moments`` is the table of ``compare_observed``; requests
+    are in ms.
+    """
     arrivals = (observed["t_s"] - observed["t_s"].iloc[0]).to_numpy(np.float64)
     end = max(float(moments["t_s"].max()), float(arrivals.max()), 1e-3)
     edges = np.linspace(0.0, end, ROWS + 1)[:-1]
@@ -37,7 +40,7 @@ def _means(values: pd.Series[float], row: np.ndarray) -> pd.Series[float]:
 
 
 def timeline_cells(table: pd.DataFrame) -> list[tuple[str, ...]]:
-    """The table as text, ``observed / simulated`` in a cell; its heads are ``HEAD``."""
+    """Return the table as text, ``observed / simulated`` per cell, for the columns ``HEAD``."""
     return [
         (
             f"{row['t_s']:.4g}",

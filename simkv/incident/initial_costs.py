@@ -1,10 +1,10 @@
-"""What steps cost, from what each request took while others were served beside it.
+"""Estimate step costs from the times of requests that were served concurrently.
 
-A request that decodes alone tells the price of a step. In company it tells more: in the seconds of
-its decode the engine computed the tokens of all others too, in proportion to how much of their
-prefill or decode lies in it. So the seconds of each request are a sum of prices times what was
-computed meanwhile, and the prices are those of least relative error (not negative). Who was
-preempted or sat aside spoils its own row only; the simulation that follows sees to that.
+During the decode of a request, the engine also computed tokens of other requests, in proportion to
+the overlap of their prefill or decode with it. The seconds of each request are therefore a sum of
+unit costs times the work in that time; the costs minimize the relative error (non-negative least
+squares). A request that was preempted or skipped distorts only its own row, and the fit by
+simulation corrects that later.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from simkv.costs.sources.single_request_fit import (
 from simkv.incident.step_costs import UnitCosts
 
 Floats = npt.NDArray[np.float64]
-#: Where nothing is known of the GPU: a token of a prefill attends to so many others in the time in
-#: which it is computed, and a decode step reads KV of so many tokens in the time in which it reads
-#: the weights. From A100 to RTX 4090 and models of 7 to 34 thousand million parameters they are 10
-#: to 60 thousand and 130 to 400 thousand. The second figure is the uncertainty, as a logarithm.
+#: Defaults for unknown GPUs: number of query-key pairs computed in the time of one prefill token,
+#: and number of KV tokens read in the time of one reading of the weights. From A100 to RTX 4090 and
+#: for models of 7 to 34 billion parameters, they are 10 to 60 thousand and 130 to 400 thousand. The
+#: second value of each pair is the uncertainty as a logarithm.
 PAIRS_PER_TOKEN, CONTEXT_PER_STEP = (20_000.0, 1.0), (250_000.0, 0.8)
-#: As the uncertainty of what is not known at all, of a sequence's price beside a token's, and of
-#: the power with which weights give way to tokens.
+#: Uncertainties as logarithms: of an unknown cost, of the ratio of a sequence's cost to a token's,
+#: and of the exponent of the transition from weights to tokens.
 UNKNOWN_SIGMA, SEQUENCE_SIGMA, POWER_SIGMA = 3.0, 1.0, 0.7
-#: Rows at most: every request is compared with every other.
+#: Maximum number of rows: every request is compared with every other.
 MAX_ROWS = 1500
 
 
 @dataclass(frozen=True)
 class CostPrior:
-    """A price as it is likely to be, and its uncertainty as a factor's logarithm."""
+    """Likely value of a unit cost, and its uncertainty as the logarithm of a factor."""
 
     price: float
     sigma: float
 
 
 def guess_unit_costs(observed: pd.DataFrame, budget: int) -> UnitCosts:
-    """Prices by which the requests come nearest to what they took.
+    """Estimate the unit costs that best match the times of the requests.
 
-    ``observed`` has t_s, prompt_tokens, output_tokens and ttft_ms, e2e_ms, where known queue_ms and
-    prefill_ms; ``budget`` are the most tokens of a step.
+    ``observed`` has t_s, prompt_tokens, output_tokens, ttft_ms and e2e_ms, and queue_ms and
+    prefill_ms where known. ``budget`` is the maximum number of tokens of a step.
     """
     known = observed.dropna(subset=["ttft_ms", "e2e_ms"]).head(MAX_ROWS)
     spans = _Spans(known)
@@ -67,7 +67,7 @@ def guess_unit_costs(observed: pd.DataFrame, budget: int) -> UnitCosts:
 
 
 def _sound(found: list[float], spans: _Spans) -> UnitCosts:
-    """Without prices of nothing: the fit that follows goes by factors."""
+    """Replace zero costs with small ones, because the next fit multiplies costs by factors."""
     step, prefill_step, token, pair, context = found
     single = np.nanmedian(spans.decode / np.maximum(spans.output - 1, 1))
     if not np.isfinite(single):
@@ -86,7 +86,7 @@ def _sound(found: list[float], spans: _Spans) -> UnitCosts:
 
 
 class _Spans:
-    """When each request was prefilled and decoded, and what it computed in that."""
+    """Times of each request's prefill and decode, and the work computed in them."""
 
     def __init__(self, known: pd.DataFrame) -> None:
         def column(name: str) -> Floats:
@@ -103,7 +103,9 @@ class _Spans:
         self.prompt, self.output = column("prompt_tokens"), column("output_tokens")
 
     def _during(self, start: Floats, end: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-        """Per interval: decoded tokens, KV that they read, prefilled tokens and their pairs."""
+        """Return per interval: decoded tokens, KV tokens they read, prefilled tokens, and their
+        pairs.
+        """
         in_decode = _overlap(start, end, self.first, self.end)
         in_prefill = _overlap(start, end, self.begun, self.first)
         tokens = np.maximum(self.output - 1, 0.0)
@@ -112,20 +114,22 @@ class _Spans:
         return in_decode @ tokens, in_decode @ context, in_prefill @ self.prompt, in_prefill @ pairs
 
     def decodes(self) -> Floats:
-        """Steps, prefill steps, tokens, pairs and KV in each request's decode."""
+        """Return steps, prefill steps, tokens, pairs and KV tokens during each request's decode."""
         decoded, context, prefilled, pairs = self._during(self.first, self.end)
         steps = np.maximum(self.output - 1, 0.0)
         return np.stack([steps, 0 * steps, decoded + prefilled, pairs, context], axis=1)
 
     def prefills(self, budget: int) -> Floats:
-        """The same in each request's prefill, which has a step for every ``budget`` tokens."""
+        """Return the same columns for each prefill, which has one step per ``budget`` tokens."""
         decoded, context, prefilled, pairs = self._during(self.begun, self.first)
         chunks = np.ceil(self.prompt / budget)
         return np.stack([0 * chunks, chunks, decoded + prefilled, pairs, context], axis=1)
 
 
 def _overlap(start: Floats, end: Floats, begin: Floats, stop: Floats) -> Floats:
-    """Share of each interval ``begin`` to ``stop`` (columns) that lies in ``start`` to ``end``."""
+    """Return the share of each interval ``begin`` to ``stop`` (columns) within ``start`` to
+    ``end``.
+    """
     shared = np.minimum(end[:, None], stop[None, :]) - np.maximum(start[:, None], begin[None, :])
     return np.asarray(np.maximum(shared, 0.0) / np.maximum(stop - begin, 1e-9)[None, :])
 
@@ -133,7 +137,7 @@ def _overlap(start: Floats, end: Floats, begin: Floats, stop: Floats) -> Floats:
 def cost_priors(
     guess: UnitCosts, shape: ModelTraits | None, gpu: Gpu | None
 ) -> dict[str, CostPrior]:
-    """Each price as GPU and model make it likely, or else as others are."""
+    """Return the prior of each unit cost, from GPU and model if known."""
     step, token = guess.decode_step, guess.token
     found = {
         "decode_step": CostPrior(step, UNKNOWN_SIGMA),

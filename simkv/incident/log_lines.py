@@ -1,12 +1,11 @@
-"""Lines of a server's log, of any length of file: without colours, with their time.
+"""Read lines of a server's log with their times, without color codes, in a streaming way.
 
-A time is the last of ``09-13 12:00:00`` (vLLM), ``[2026-09-13 12:00:00]`` (SGLang) and what a
-container runtime or systemd puts before a line (ISO 8601); old SGLang has ``[12:00:00 TP0]``. The
-first kind has no year: it is that of the other kind in the same line, else ``YEAR``. Times are
-local ones of whoever wrote them; they are counted as if that were UTC, and ``join`` moves them.
-
-A line may be a JSON object with the message in it, as logging's JSON formatters write it
-(``VLLM_LOGGING_CONFIG_PATH``, ``--logging-config.formatter json``) and container runtimes do.
+Three formats of times are read: ``09-13 12:00:00`` (vLLM), ``[2026-09-13 12:00:00]`` (SGLang) and
+ISO 8601 prefixes of container runtimes and systemd. The last time in a line is used. Old SGLang
+writes ``[12:00:00 TP0]``. vLLM's format has no year; it is taken from another time in the same
+line, else from ``YEAR``. Times are local; they are counted as if they were UTC, and ``join`` shifts
+them. A line may be a JSON object with the message in it, as the JSON formatters of logging
+(``VLLM_LOGGING_CONFIG_PATH``, ``--logging-config.formatter json``) and container runtimes write it.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ from simkv.incident.bounded_table import check_size
 from simkv.incident.evidence import StatedSetting
 from simkv.workload.trace_source import TraceSource
 
-#: Where no line tells the year; a leap year, so that every day of the calendar is in it.
+#: Default year; a leap year, so that every calendar day is valid.
 YEAR = 2024
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _TIME = re.compile(
     r"(?<!\d)(?:(?P<year>20\d\d)[-/])?(?P<month>0[1-9]|1[0-2])[-/](?P<day>0[1-9]|[12]\d|3[01])[ T]"
     r"(?P<clock>[0-2]\d:[0-5]\d:[0-6]\d)(?P<part>[.,]\d{1,9})?(?P<zone>Z|[+-]\d\d:?\d\d)?"
 )
-#: A container's name as compose writes it, and the server's process.
+#: Container name as written by compose, and the server's process.
 _WRITER = re.compile(r"(?:([\w.-]+) +\| )?(?:\((?:APIServer|ApiServer_\d+) (pid=\d+)\))?")
 _CLOCK = re.compile(r"\[(\d\d:\d\d:\d\d)[ \]]")
-#: What JSON formatters call the message and its time.
+#: Keys of the message and its time in JSON formatters.
 _MESSAGE = ("message", "msg", "log")
 _WHEN = ("asctime", "timestamp", "@timestamp", "time", "ts", "created")
-#: A time above this is in milliseconds.
+#: Times above this value are in milliseconds.
 _MILLISECONDS = 1e11
-#: A line longer than this is cut: prompts are logged whole.
+#: Longer lines are cut, because prompts are logged in full.
 MAX_LINE_LENGTH = 1 << 20
 DAY = 86400.0
 HALF_A_YEAR = 183 * DAY
@@ -49,8 +48,11 @@ HALF_A_YEAR = 183 * DAY
 
 @dataclass(frozen=True)
 class LogLine:
-    """Line ``number`` of a log; ``at`` is its time (s), that of the one before where it has
-    none, None before the first."""
+    """A line of a log.
+
+    ``at`` is its time (s). A line without a time has the time of the previous line; None before the
+    first time.
+    """
 
     number: int
     text: str
@@ -58,7 +60,7 @@ class LogLine:
 
 
 def read_log_lines(source: TraceSource, words: re.Pattern[str]) -> Iterator[LogLine]:
-    """The lines that have any of these words, in order; the others are not looked at."""
+    """Yield the lines that match ``words``, in order; other lines are not parsed."""
     at: float | None = None
     year = YEAR
     with source.text() as stream:
@@ -76,7 +78,7 @@ def read_log_lines(source: TraceSource, words: re.Pattern[str]) -> Iterator[LogL
                     year = told[-1] if told else year
                     time = _seconds(year, match)
                     if at is not None and at - time > HALF_A_YEAR and not told:
-                        year += 1  # it went on past New Year
+                        year += 1  # the log continues into the next year
                         time = _seconds(year, match)
                     at = time
                 elif clock := _CLOCK.search(text[:80]):
@@ -85,9 +87,9 @@ def read_log_lines(source: TraceSource, words: re.Pattern[str]) -> Iterator[LogL
 
 
 def read_line(readers: Sequence[Callable[[Any, LogLine], bool]], log: Any, line: LogLine) -> None:
-    """Give a line to the first reader that knows it.
+    """Pass a line to the readers until one recognizes it.
 
-    Raises InputError, by file and line, for values that no server writes.
+    Raises InputError with file and line for values that no server writes.
     """
     try:
         any(reader(log, line) for reader in readers)
@@ -98,7 +100,7 @@ def read_line(readers: Sequence[Callable[[Any, LogLine], bool]], log: Any, line:
 
 
 def check_settings(settings: Mapping[str, StatedSetting]) -> None:
-    """Raise InputError for a number that no server writes among its settings."""
+    """Raise InputError if a setting has a number that no server writes."""
     for name, stated in settings.items():
         try:
             check_size(name, stated.value)
@@ -109,7 +111,7 @@ def check_settings(settings: Mapping[str, StatedSetting]) -> None:
 
 
 def _message(raw: str) -> str | None:
-    """Time and message of a line that is a JSON object with them; None for any other."""
+    """Return time and message of a JSON line; None for any other line."""
     if raw[:1] != "{":
         return None
     try:
@@ -130,20 +132,22 @@ def _message(raw: str) -> str | None:
 
 
 def is_json_log(text: str) -> bool:
-    """Whether a file that begins so has JSON objects with messages for lines."""
+    """Whether the first line of a file's text is a JSON object with a message."""
     return _message(text.lstrip().partition("\n")[0]) is not None
 
 
 class Writers:
-    """Which server wrote the lines of each engine in a log: its container and its process."""
+    """The servers (container and process) that wrote the lines of each engine in a log."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._seen: dict[int, list[str]] = {}
 
     def check(self, line: LogLine, engine: int) -> None:
-        """Raise InputError if a server goes on after another one has written of this engine: they
-        ran at once, and one that was only started anew does not."""
+        """Raise InputError if two servers write lines of the same engine in turn.
+
+        Such servers ran at the same time; a server that was only restarted does not alternate.
+        """
         found = _WRITER.match(line.text)
         name = " ".join(filter(None, found.groups())) if found else ""
         seen = self._seen.setdefault(engine, [])
@@ -157,7 +161,7 @@ class Writers:
 
 
 def _after(before: float | None, time: float) -> float:
-    """A time without a date: on the day of the line before, or after midnight."""
+    """Resolve a time without a date: on the day of the previous line, or after midnight."""
     if before is None:
         return time
     at = before - before % DAY + time % DAY

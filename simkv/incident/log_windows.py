@@ -1,9 +1,8 @@
-"""A server's lines on itself as windows of time: what was computed in each, and what was there at
-its end.
+"""Convert a server's statistics lines to time windows: work per window and state at its end.
 
-vLLM writes a line every 10 s (``VLLM_LOG_STATS_INTERVAL``) with the rates since the line before,
-and none while nothing happens. SGLang writes one per prefill batch, with the requests and tokens in
-it, and one per so many decode batches; these are put into windows of a few seconds.
+vLLM writes a line every 10 s (``VLLM_LOG_STATS_INTERVAL``) with the rates since the previous line,
+and none while idle. SGLang writes one line per prefill batch, with its requests and tokens, and one
+per N decode batches; these lines are grouped into windows of a few seconds.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ import numpy.typing as npt
 import pandas as pd
 
 Floats = npt.NDArray[np.float64]
-#: vLLM's interval where a log has one line (s); and a window of SGLang's lines, at least.
+#: Interval of vLLM if a log has one line (s), and minimum window for SGLang's lines (s).
 VLLM_INTERVAL_S, MIN_WINDOW_S = 10.0, 2.0
-#: Windows into which a record of SGLang's lines is cut at most, and how long such a line holds (s).
+#: Maximum number of windows for SGLang's lines, and how long such a line remains valid (s).
 MAX_WINDOWS, LINE_VALIDITY_S = 2000, 15.0
-#: What iterations do not tell and the lines between them do.
+#: Values missing in iteration lines and taken from the statistics lines between them.
 _BETWEEN = ("waiting", "usage")
 
 
 @dataclass(frozen=True)
 class LogWindows:
-    """Windows in order: each ends at ``end`` (s) and began ``width`` before.
+    """Time windows in order: each ends at ``end`` (s) and has the length ``width`` (s).
 
-    ``prompt`` and ``output`` are tokens computed in it, ``running``, ``waiting`` (requests) and
-    ``held`` (tokens of KV) what was there at its end, NaN where not told; ``firsts`` how many
-    requests were prefilled in it, NaN where only tokens are told.
+    ``prompt`` and ``output`` are the tokens computed in a window. ``running``, ``waiting``
+    (requests) and ``held`` (tokens of KV) are the state at its end, NaN if unknown. ``firsts`` is
+    the number of requests prefilled in it, NaN if only tokens are known.
     """
 
     end: Floats
@@ -44,12 +43,12 @@ class LogWindows:
 
     @property
     def begin(self) -> Floats:
-        """When each began (s)."""
+        """Start of each window (s)."""
         return self.end - self.width
 
 
 def can_build_windows(series: pd.DataFrame | None) -> bool:
-    """Whether lines tell what was computed, so that there are windows."""
+    """Whether the lines report computed tokens, which windows require."""
     if series is None or not len(series):
         return False
     counted = "prompts" in series and series["prompts"].fillna(0).sum() > 0
@@ -57,7 +56,7 @@ def can_build_windows(series: pd.DataFrame | None) -> bool:
 
 
 def build_windows(series: pd.DataFrame, tokens: float) -> LogWindows:
-    """Those of one engine, whose KV cache holds ``tokens`` (NaN if that is not known)."""
+    """Build the windows of one engine; ``tokens`` is its KV cache capacity, NaN if unknown."""
     lines = series.sort_values("t_s", kind="stable")
     if "prompts" in lines and lines["prompts"].notna().any():
         return _of_batches(lines, tokens)
@@ -65,10 +64,11 @@ def build_windows(series: pd.DataFrame, tokens: float) -> LogWindows:
 
 
 def series_from_steps(steps: pd.DataFrame, series: pd.DataFrame, budget: int) -> pd.DataFrame:
-    """A server's lines made of its iterations, of which each tells what it computed; who waits, and
-    where an iteration does not tell it the use of the cache, is as of the stats lines around it.
+    """Build statistics lines from logged iterations.
 
-    A step that is as full as its ``budget`` of tokens has cut its last prompt, which goes on.
+    Waiting requests, and cache usage where an iteration does not report it, are interpolated from
+    the statistics lines around it. A step that fills its ``budget`` of tokens has split its last
+    prompt, which continues in the next step.
     """
     found = []
     for engine, lines in split_by_engine(series).items():
@@ -97,7 +97,10 @@ def series_from_steps(steps: pd.DataFrame, series: pd.DataFrame, budget: int) ->
 
 
 def _again(begun: Floats, at: Floats, lines: pd.DataFrame) -> Floats:
-    """Of the prefills those of preempted requests: they are the next, as many as the lines tell."""
+    """Return the number of prefills per step that belong to preempted requests.
+
+    The prefills around a line with preemptions are taken, up to the reported number.
+    """
     found = np.zeros(len(begun))
     taken = lines[lines["preemptions"] > 0]
     for end, left in zip(taken["t_s"].tolist(), taken["preemptions"].tolist(), strict=True):
@@ -111,7 +114,7 @@ def _again(begun: Floats, at: Floats, lines: pd.DataFrame) -> Floats:
 
 
 def split_by_engine(series: pd.DataFrame) -> Mapping[int, pd.DataFrame]:
-    """The lines of each engine."""
+    """Return the lines of each engine."""
     numbers = series["engine"].unique().tolist()
     return {int(number): series[series["engine"] == number] for number in numbers}
 
@@ -120,7 +123,7 @@ def _of_rates(lines: pd.DataFrame, tokens: float) -> LogWindows:
     end = lines["t_s"].to_numpy(np.float64)
     gaps = np.diff(end)
     every = float(np.median(gaps)) if len(gaps) else VLLM_INTERVAL_S
-    # A line's time is a whole second; after a silence it tells of one interval like any other.
+    # Times in lines are whole seconds; a line after a silence covers one interval like any other.
     width = np.full(len(end), every)
     if len(gaps):
         near = np.abs(gaps - every) <= 0.5 * every
@@ -139,7 +142,7 @@ def _of_rates(lines: pd.DataFrame, tokens: float) -> LogWindows:
 
 
 def _held(usage: Floats, running: Floats, tokens: float) -> Floats:
-    """Tokens in the cache; a usage of 0 throughout, whoever runs, was not measured."""
+    """Return the tokens in the cache; a usage of 0 while requests run counts as not measured."""
     if not (usage[running > 0] > 0).any():
         return np.full(len(usage), np.nan)
     return np.asarray(usage * tokens)
@@ -177,13 +180,15 @@ def _of_batches(lines: pd.DataFrame, tokens: float) -> LogWindows:
 
 
 def _begun_in(prompts: Floats, begun: Floats) -> Floats:
-    """Tokens of prompts by the windows in which these were begun: later chunks count there, too."""
+    """Return prompt tokens by the window in which the prompt began, later chunks included."""
     place = np.maximum.accumulate(np.where(begun > 0, np.arange(len(begun)), 0))
     return np.asarray(np.bincount(place, prompts, len(begun)), np.float64)
 
 
 def _decoded(lines: pd.DataFrame, edges: Floats) -> Floats:
-    """Tokens decoded in each window: a line's rate is over all the time since the one before."""
+    """Return the tokens decoded in each window; a line's rate covers the time since
+    the last line.
+    """
     decodes = lines.dropna(subset=["output_rate"])
     if not len(decodes):
         return np.zeros(len(edges) - 1)

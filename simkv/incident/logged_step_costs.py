@@ -1,8 +1,8 @@
-"""What steps cost, from the lines that a server logs of them.
+"""Fit step costs to the steps that a server logs.
 
-A line tells how many sequences and tokens a step had and how long it took. How much KV its decodes
-read is the share of the cache in use, where the line or one near it tells that; how much of a
-prompt had been computed before is not told, a chunk is taken to be the first of its prompt.
+A line reports the sequences and tokens of a step and its duration. The KV read by its decodes is
+derived from the cache usage, in that line or interpolated from others. The previously computed part
+of a prompt is unknown; each chunk is treated as the first of its prompt.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from simkv.incident.initial_costs import CONTEXT_PER_STEP, PAIRS_PER_TOKEN, Cost
 from simkv.incident.step_costs import UNIT_COST_NAMES, UnitCosts, matrix_product_seconds
 
 Floats = npt.NDArray[np.float64]
-#: Fewer lines are not fitted to; of more than the second number some are drawn.
+#: Minimum number of lines for a fit, and number above which lines are sampled.
 MIN_STEP_LINES, MAX_STEP_LINES = 12, 20_000
-#: The relative error of a step, and how sure the prices are that follow from many of them.
+#: Relative error of a step, and uncertainty of costs fitted to many steps.
 STEP_SCATTER, COST_SIGMA = 0.03, 0.05
 
 
 def with_context(steps: pd.DataFrame, series: pd.DataFrame | None, tokens: float) -> pd.DataFrame:
-    """The steps with ``context``, tokens of KV that the decodes read; ``tokens`` fill the cache."""
+    """Add ``context``, the KV tokens read by decodes; ``tokens`` is the cache capacity."""
     usage = steps["usage"].to_numpy(np.float64)
     if np.isnan(usage).any() and series is not None and series["usage"].notna().any():
         known = series.dropna(subset=["usage"]).sort_values("t_s")
@@ -38,15 +38,18 @@ def with_context(steps: pd.DataFrame, series: pd.DataFrame | None, tokens: float
 
 
 def has_enough_steps(steps: pd.DataFrame | None) -> bool:
-    """Whether there are enough lines to fit to."""
+    """Whether there are enough lines for a fit."""
     return steps is not None and len(steps) >= MIN_STEP_LINES
 
 
 def fit_unit_costs(
     steps: pd.DataFrame, aims: dict[str, CostPrior] | None = None
 ) -> tuple[UnitCosts, Floats, npt.NDArray[np.bool_]]:
-    """Prices, the logarithms of fitted over measured of the steps that were not fitted to (one in
-    four), and which of these prefill."""
+    """Fit unit costs to logged steps.
+
+    Returns the costs, log(fitted / measured) of the held-out steps (one in four), and whether each
+    of these steps contains a prefill.
+    """
     drawn = steps if len(steps) <= MAX_STEP_LINES else steps.sample(MAX_STEP_LINES, random_state=0)
     columns = ("prefill_tokens", "decode_seqs", "context", "seconds")
     prefill, decodes, context, seconds = (drawn[name].to_numpy(np.float64) for name in columns)
@@ -81,7 +84,7 @@ def _start(
     tokens: Floats,
     aims: dict[str, CostPrior] | None,
 ) -> tuple[Floats, Floats, Floats]:
-    """Where the fit begins, what is likely, and how surely (logarithms, in the order of prices)."""
+    """Return start, prior and uncertainty of the fit (logarithms, in the order of unit costs)."""
     pure = seconds[~prefills]
     step = float(np.quantile(pure, 0.1)) if len(pure) else float(np.quantile(seconds, 0.1))
     many = prefills & (tokens > np.quantile(tokens[prefills], 0.5)) if prefills.any() else prefills
@@ -104,7 +107,7 @@ def _start(
 
 
 def costs_as_priors(prices: UnitCosts) -> dict[str, CostPrior]:
-    """The prices as what is likely of a fit to requests."""
+    """Return fitted costs as priors for a fit to requests."""
     return {
         name: CostPrior(price, COST_SIGMA)
         for name, price in zip(UNIT_COST_NAMES, astuple(prices), strict=True)

@@ -1,4 +1,4 @@
-"""Observed beside simulated, and whether the one is the other's likeness."""
+"""Compare observed and simulated figures, and decide whether the simulation reproduces them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from simkv.incident.incident_simulation import sample_state
 from simkv.sim.run_record import RunRecord
 
 Floats = npt.NDArray[np.float64]
-#: Moments at which a record without a log is looked at.
+#: Number of sampled times if there is no log.
 MOMENTS = 200
-#: A mean that is off by more is another incident; so is a queue time that is off by more than
-#: ``QUEUE_TOLERANCE`` of itself and ``QUEUE_E2E_TOLERANCE`` of the E2E.
+#: Tolerances (relative): means; tails and TPOT; queue time, relative to itself or to the mean E2E.
+#: A larger difference means that the incident is not reproduced.
 MEAN_TOLERANCE, TAIL_TOLERANCE, QUEUE_TOLERANCE, QUEUE_E2E_TOLERANCE = 0.15, 0.25, 0.3, 0.1
-#: Requests in the system, on the mean: off by more than this share, and by more than one.
+#: Tolerance of the mean number of running or waiting requests, relative to requests in the system;
+#: a difference of one request is always accepted.
 IN_SYSTEM_TOLERANCE = 0.3
 FIGURES = (("e2e_ms", "E2E"), ("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"), ("queue_ms", "queued"))
 
 
 @dataclass(frozen=True)
 class FigureMatch:
-    """A figure observed and simulated, in s (or requests), and whether they agree."""
+    """An observed and a simulated figure, in s (or requests), and whether they agree."""
 
     name: str
     observed: float
@@ -35,26 +36,29 @@ class FigureMatch:
 
     @property
     def relative_error(self) -> float:
-        """Relative error of the simulated one."""
+        """Relative error of the simulated value."""
         return self.simulated / self.observed - 1 if self.observed else 0.0
 
 
 @dataclass(frozen=True)
 class ObservedComparison:
-    """What agrees and what does not; ``moments`` is the table over time (t_s, and observed_ and
-    simulated_ running, waiting and usage)."""
+    """Comparison of all figures.
+
+    ``moments`` is the table over time: t_s, and running, waiting and usage with the prefixes
+    ``observed_`` and ``simulated_``.
+    """
 
     lines: tuple[FigureMatch, ...]
     moments: pd.DataFrame
 
     @property
     def reproduced(self) -> bool:
-        """Whether all that decides agrees."""
+        """Whether all figures agree."""
         return all(line.agrees for line in self.lines)
 
     @property
     def missed(self) -> list[FigureMatch]:
-        """What does not agree."""
+        """Figures that do not agree."""
         return [line for line in self.lines if not line.agrees]
 
 
@@ -67,8 +71,12 @@ def compare_observed(
     *,
     died: bool = False,
 ) -> ObservedComparison:
-    """``simulated`` and ``observed`` are of the same requests in the same order, in ms; ``origin``
-    is time 0 of the records on the clock of the ``series``. ``died`` if the server said so."""
+    """Compare a simulation with the observation.
+
+    ``simulated`` and ``observed`` are the same requests in the same order, in ms. ``origin`` is
+    time 0 of the records on the clock of ``series``. ``died`` is true if the server reported its
+    death.
+    """
     moments = _moments(parts, observed, series, origin)
     lines = [*_latencies(simulated, observed), *_answers(simulated, observed)]
     stop = next((part.engine_halt for part in parts if part.engine_halt), None)
@@ -79,8 +87,11 @@ def compare_observed(
 
 
 def series_distance(parts: Sequence[RunRecord], series: pd.DataFrame, origin: float) -> float:
-    """How far a run is from a server's lines: the mean difference in running and in waiting, as
-    shares of what was there, and in the use of the cache."""
+    """Return the distance of a run from a server's lines.
+
+    It is the sum of the mean differences in running and in waiting requests, relative to requests
+    in the system, and in cache usage.
+    """
     moments = _moments(parts, pd.DataFrame(), series, origin)
     present = moments[["observed_running", "observed_waiting"]].sum(axis="columns").mean()
     found = 0.0
@@ -120,7 +131,7 @@ def _latencies(simulated: pd.DataFrame, observed: pd.DataFrame) -> list[FigureMa
 
 
 def _answers(simulated: pd.DataFrame, observed: pd.DataFrame) -> list[FigureMatch]:
-    """Requests without an answer, where there are any."""
+    """Compare the number of requests without an answer, if there are any."""
     seen = int((observed["output_tokens"] == 0).sum())
     made = int(simulated["e2e_ms"].isna().sum())
     if not seen and not made:
@@ -148,7 +159,7 @@ def _moments(
     series: pd.DataFrame | None,
     origin: float,
 ) -> pd.DataFrame:
-    """Running, waiting and cache over time by both; by the requests where there is no log."""
+    """Return observed and simulated state over time; without a log, derived from the requests."""
     if series is not None and len(series):
         summed = sum_over_ranks(series)
         at = np.asarray(summed.index.to_numpy(np.float64) - origin)
@@ -180,7 +191,7 @@ def _known(observed: pd.DataFrame, origin: float) -> tuple[Floats, Floats, Float
 
 
 def _count(start: Floats, end: Floats, at: Floats) -> Floats:
-    """How many of some intervals are open at some times."""
+    """Return the number of intervals that are open at each time."""
     good = np.isfinite(start) & np.isfinite(end)
     begun = np.searchsorted(np.sort(start[good]), at, "right")
     return np.asarray(begun - np.searchsorted(np.sort(end[good]), at, "right"), np.float64)

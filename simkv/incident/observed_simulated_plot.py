@@ -1,4 +1,4 @@
-"""Observed beside simulated over time, and request by request."""
+"""Plot observed and simulated values over time and per request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REQUESTS = (("ttft_ms", "TTFT (s)"), ("e2e_ms", "E2E (s)"))
 def write_incident_plot(
     path: Path, moments: pd.DataFrame, observed: pd.DataFrame, simulated: pd.DataFrame
 ) -> None:
-    """Running, waiting and the cache over time, TTFT and E2E of each request by its arrival."""
+    """Plot running and waiting requests and cache usage over time, TTFT and E2E by arrival."""
     with plot_settings():
         figure = Figure(figsize=(WIDTH, 8.8))
         axes = figure.subplots(len(_PANELS) + len(_REQUESTS), 1, sharex=True)

@@ -1,10 +1,10 @@
-"""Metrics of vLLM or SGLang as Prometheus exports them: ``query_range`` JSON, and plain scrapes.
+"""Read metrics of vLLM or SGLang exported by Prometheus: ``query_range`` JSON, or plain scrapes.
 
-JSON is one answer of ``/api/v1/query_range``, a list of them, or one to a line. Plain scrapes are
-what ``/metrics`` gives, one after the other, each sample with its timestamp (ms, as the text format
-has it) or each scrape after a line ``# scraped TIME`` (s since 1970, or ISO 8601). Counters that
-fall were reset: what they show after that is new. Label sets of several engines or models are
-summed. A name is known with and without ``_total``.
+JSON is one answer of ``/api/v1/query_range``, a list of answers, or one answer per line. Plain
+scrapes are concatenated outputs of ``/metrics``, with a timestamp per sample (ms, as in the text
+format) or a line ``# scraped TIME`` (s since 1970, or ISO 8601) before each scrape. A counter that
+falls was reset, and its new value counts as an increase. Label sets of several engines or models
+are summed. Names are recognized with and without ``_total``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from simkv.workload.column_values import MAX_SHOWN_CHARACTERS
 from simkv.workload.trace_source import TraceSource
 
 Floats = npt.NDArray[np.float64]
-#: What is read, and what the engines call it.
+#: Metrics that are read, and their names in the engines.
 GAUGES: dict[str, tuple[str, ...]] = {
     "running": ("vllm:num_requests_running", "sglang:num_running_reqs"),
     "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
@@ -70,7 +70,7 @@ Samples = dict[str, dict[tuple[tuple[str, str], ...], list[tuple[float, float]]]
 
 
 def read_metrics(source: TraceSource) -> Evidence:
-    """All that the metrics tell. Raises InputError if they cannot be read."""
+    """Read the evidence in a metrics file. Raises InputError if it cannot be read."""
     with source.text() as lines:
         text = lines.read()
     samples: Samples = defaultdict(lambda: defaultdict(list))
@@ -165,7 +165,7 @@ def _number(value: Any) -> float:
 
 
 def _named(samples: Samples, names: tuple[str, ...], end: str = "") -> str | None:
-    """The first of some names that is there, with or without ``_total``."""
+    """Return the first of these names that exists, with or without ``_total``."""
     for name in names:
         for whole in (f"{name}{end}", f"{name}{end}_total"):
             if whole in samples:
@@ -174,8 +174,9 @@ def _named(samples: Samples, names: tuple[str, ...], end: str = "") -> str | Non
 
 
 def _increase(values: list[tuple[float, float]], grid: Floats) -> Floats:
-    """How much a counter rose until each time, since the time before; what was there at first is
-    not new."""
+    """Return the increase of a counter at each time since the previous one; the first value is no
+    increase.
+    """
     found = np.zeros(len(grid))
     for (_, before), (at, value) in pairwise(values):
         found[np.searchsorted(grid, at)] += value - before if value >= before else value
@@ -183,7 +184,7 @@ def _increase(values: list[tuple[float, float]], grid: Floats) -> Floats:
 
 
 def _resets(samples: Samples) -> int:
-    """Counters that fell, of those that are read."""
+    """Return the number of counters in use that were reset."""
     names = [_named(samples, names) for names in COUNTERS.values()]
     return sum(
         any(later < earlier for (_, earlier), (_, later) in pairwise(values))
@@ -199,7 +200,7 @@ def _summed(samples: Samples, name: str | None, grid: Floats) -> Floats:
 
 
 def _increments(samples: Samples, grid: Floats) -> dict[str, Any]:
-    """Per time the increases of counters, and of each histogram's count, sum and buckets."""
+    """Return the increases over time of counters and of each histogram's count, sum and buckets."""
     found: dict[str, Any] = {"t_s": grid.tolist()}
     for key, names in COUNTERS.items():
         if name := _named(samples, names):
@@ -242,14 +243,14 @@ def _series(samples: Samples, grid: Floats, rose: dict[str, Any]) -> pd.DataFram
 
 
 def _held(values: list[tuple[float, float]], grid: Floats) -> Floats:
-    """A gauge at each time, as last seen; NaN before."""
+    """Return the last known value of a gauge at each time; NaN before the first."""
     at, seen = np.array(values).T
     place = np.searchsorted(at, grid, "right") - 1
     return np.where(place >= 0, seen[np.maximum(place, 0)], np.nan)
 
 
 def _settings(samples: Samples, source: str) -> dict[str, StatedSetting]:
-    """What the labels of ``cache_config_info`` say, and SGLang's gauges of the same."""
+    """Return the settings in the labels of ``cache_config_info`` and in SGLang's gauges."""
     found = {}
     for name in _INFO:
         for labels in samples.get(name, {}):
@@ -264,7 +265,7 @@ def _settings(samples: Samples, source: str) -> dict[str, StatedSetting]:
 
 
 def is_metrics(text: str) -> bool:
-    """Whether this text is of metrics."""
+    """Whether this text contains metrics of a supported engine."""
     names = ("vllm:num_requests_running", "vllm:e2e_request", "sglang:num_running_reqs")
     return any(name in text for name in names) or (
         '"resultType"' in text and ("vllm:" in text or "sglang:" in text)

@@ -1,9 +1,9 @@
-"""Which flag of the engine would have mended it: what-if over what its operator can really turn.
+"""Search for engine flags that would have prevented the incident: what-if over operator settings.
 
-Single rules of a scheduler cannot be turned, and a setting that is no flag neither: they are not
-tried. What surely helps comes before what may. Of changes that do about as well the one comes first
-that takes back what somebody had set: then a switch, then a number, then another version; a larger
-cache, which costs hardware, comes last.
+Rules of a scheduler and settings without a flag are not tried, because an operator cannot change
+them. Remedies whose benefit is sure rank before uncertain ones. Among remedies with a similar
+benefit, restoring a default ranks first, then a switch, then a number, then another version. A
+larger cache, which needs hardware, ranks last.
 """
 
 from __future__ import annotations
@@ -35,19 +35,22 @@ from simkv.study.whatif.candidate_changes import Change, apply_change
 from simkv.study.whatif.trial_evaluation import Evaluator, RunFigures, make_trial_job
 from simkv.study.whatif.whatif import Effect, evaluate_change, run_whatif
 
-#: Those that come so near to the best in E2E do about as well.
+#: Remedies with a mean E2E within this factor of the best rank as similar.
 NEAR_BEST_RATIO = 1.1
-#: Remedies of which the gain is told.
+#: Number of remedies whose effect size is measured.
 MEASURED_REMEDIES = 10
-#: Shares of its error that a profile is off by in other worlds, until they are like the incident.
+#: Fractions of the profile's error to try, until a world reproduces the incident.
 ERROR_SHARES = (1.0, 0.5, 0.25, 0.1)
 RemedyKind = Literal["flag", "version", "memory"]
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change that helps: the flag as it is ``typed``, or the version to take, what it costs
-    others and what it gains (None where that was not asked)."""
+    """A change that helps.
+
+    ``typed`` is the flag as the operator types it, or the version to install. ``cost`` is the
+    effect on other requests, ``gain`` the effect size (None if not measured).
+    """
 
     effect: Effect
     means: RemedyKind
@@ -58,15 +61,18 @@ class Remedy:
 
     @property
     def sure(self) -> bool:
-        """Whether it is no loss wherever in its interval the truth lies."""
+        """Whether no value in the effect's interval is a loss."""
         return self.gain is None or self.gain.sure
 
 
 @dataclass(frozen=True)
 class RemedySearch:
-    """The run as it was, what would have helped, the best first, and how many changes were
-    ``tried``, to which ``bounds``; ``cut_off`` of them had not served all by then. ``skipped`` are
-    tighter limits than two that served ever fewer."""
+    """Result of the search: the base run, and helpful changes, the best first.
+
+    ``tried`` is the number of changes tried, within ``bounds``. ``cut_off`` is the number of trials
+    that were cut off before all requests finished. ``skipped`` lists limits that were not tried
+    because two looser ones had served ever fewer requests.
+    """
 
     base: RunFigures
     remedies: tuple[Remedy, ...]
@@ -76,7 +82,7 @@ class RemedySearch:
     skipped: tuple[Change, ...]
 
     def of(self, means: RemedyKind) -> list[Remedy]:
-        """The remedies of one kind."""
+        """Return the remedies of one kind."""
         return [remedy for remedy in self.remedies if remedy.means == means]
 
 
@@ -87,10 +93,10 @@ def find_remedies(
     worlds: Sequence[Sequence[Scenario]] = (),
     tell: Callable[[str], None] = lambda _: None,
 ) -> RemedySearch:
-    """Try every flag, and rank those that fix or help.
+    """Try every flag and rank the changes that fix or help.
 
-    ``worlds`` are other scenarios that the incident may have been, each in several degrees; what is
-    gained in them is a part of the interval.
+    ``worlds`` are other scenarios that fit the incident, each as alternatives of decreasing
+    deviation; their effects widen the interval.
     """
     folder = evaluator.folder
     tried = bounds.tried(scenario, folder)
@@ -116,8 +122,10 @@ def find_remedies(
 
 
 def scenarios_within_error(scenario: Scenario, profile: CostProfile) -> list[list[Scenario]]:
-    """The scenario with its steps cheaper, and dearer, by what its profile knows of its error, and
-    each by parts of that."""
+    """Return the scenario with all steps cheaper, and all more expensive, by the profile's error.
+
+    Each is a list of alternatives with decreasing fractions of that error.
+    """
     sides: tuple[ErrorSide, ...] = ("cheaper", "dearer")
     return [
         [_scaled(scenario, compute_profile_scales(profile, side), part) for part in ERROR_SHARES]
@@ -134,7 +142,7 @@ def _scaled(scenario: Scenario, factors: Mapping[StepKind, float], part: float) 
 
 
 def _like(base: RunFigures, other: RunFigures) -> bool:
-    """Whether a run could be the incident, too."""
+    """Whether a run matches the incident within the tolerances."""
     lost = abs(other["finished"] - base["finished"])
     if lost > MEAN_TOLERANCE * base["requests"]:
         return False
@@ -146,8 +154,10 @@ def _like(base: RunFigures, other: RunFigures) -> bool:
 def _possible(
     worlds: Iterable[Sequence[Scenario]], base: RunFigures, evaluator: Evaluator
 ) -> list[Scenario]:
-    """Of each world with several degrees the greatest in which the incident still happens; what
-    was observed rules out the others."""
+    """Return per world the largest deviation that still reproduces the incident.
+
+    Larger deviations contradict the observation.
+    """
     found = []
     for degrees in worlds:
         for one in degrees:
@@ -165,7 +175,7 @@ def _helpful(scenario: Scenario, base: RunFigures, effects: Iterable[Effect]) ->
 
 
 def shortens_answers(effect: Effect, base: RunFigures) -> bool:
-    """Whether a change helps by giving as many requests shorter answers."""
+    """Whether a change helps only by shortening the answers of the same number of requests."""
     fewer = effect.figures["total_output_tokens"] < base["total_output_tokens"]
     return fewer and effect.figures["finished"] == base["finished"]
 
@@ -177,14 +187,14 @@ def _is_cut_off(effect: Effect) -> bool:
 def _on_all(
     whole: Scenario, finalists: Sequence[Remedy], evaluator: Evaluator
 ) -> tuple[RunFigures, list[Effect]]:
-    """The finalists on all of an incident of which they had a part."""
+    """Simulate the finalists on the whole incident; before, they were tried on a part of it."""
     tried = [remedy.effect.change for remedy in finalists]
     base, *figures = evaluator.evaluate_all(_jobs(whole, tried, evaluator))
     return base, [evaluate_change(c, base, f) for c, f in zip(tried, figures, strict=True)]
 
 
 def _jobs(scenario: Scenario, tried: Iterable[Change], evaluator: Evaluator) -> list[SimulationJob]:
-    """The scenario as it is, and with each of the changes."""
+    """Return jobs for the unchanged scenario and for each change."""
     folder = evaluator.folder
     others = [apply_change(scenario, folder, change) for change in tried]
     return [make_trial_job(one, folder) for one in (scenario, *others)]
@@ -206,7 +216,7 @@ def _with_gains(
 
 
 def _to_defaults(scenario: Scenario, folder: Path) -> Iterator[tuple[Change, SimulationJob]]:
-    """Every setting that somebody changed as the engine has it by itself; sizes stay."""
+    """Yield changes that reset a modified setting to the engine's default; sizes are excluded."""
     spec = find_engine_spec(scenario.engine)
     for one in fields(spec.config):
         value = getattr(scenario.engine, one.name)
@@ -221,7 +231,7 @@ def _to_defaults(scenario: Scenario, folder: Path) -> Iterator[tuple[Change, Sim
 
 
 def _remedy(scenario: Scenario, base: RunFigures, effect: Effect) -> Remedy | None:
-    """The change as an operator would make it; None if he cannot."""
+    """Build a remedy from a change; None if an operator cannot make it."""
     change, typed = effect.change, _as_typed(scenario, effect.change)
     if typed is None:
         return None
@@ -235,7 +245,7 @@ def _remedy(scenario: Scenario, base: RunFigures, effect: Effect) -> Remedy | No
 
 
 def _as_typed(scenario: Scenario, change: Change) -> str | None:
-    """A change as an operator types it; None if he cannot."""
+    """Return a change as an operator types it; None if an operator cannot make it."""
     spec = find_engine_spec(scenario.engine)
     if change.kind == "rule":
         return None
@@ -256,8 +266,10 @@ def _typed(flag: str, value: Any, spec: EngineSpec) -> str:
 
 
 def _ranked(remedies: list[Remedy]) -> list[Remedy]:
-    """What surely helps first, then by requests finished and judgement; of those near the best E2E
-    the plainest first."""
+    """Rank remedies: sure ones first, then by finished requests and judgement.
+
+    Of remedies near the best E2E, the simplest ranks first.
+    """
     groups: dict[tuple[bool, float, bool, bool], list[Remedy]] = {}
     for remedy in remedies:
         effect = remedy.effect
@@ -272,13 +284,13 @@ def _ranked(remedies: list[Remedy]) -> list[Remedy]:
 
 
 def _mean_e2e(remedy: Remedy) -> float:
-    """Mean E2E of the finished requests in ms; 0 if none finished."""
+    """Return the mean E2E of finished requests in ms; 0 if none finished."""
     figures = remedy.effect.figures
     return figures["e2e_ms.mean"] if figures["finished"] else 0.0
 
 
 def _by_e2e(remedies: list[Remedy]) -> list[Remedy]:
-    """What comes near to the shortest E2E by plainness, then all others by E2E."""
+    """Rank remedies near the shortest E2E by simplicity, then all others by E2E."""
     shortest = min(_mean_e2e(remedy) for remedy in remedies)
 
     def rank(remedy: Remedy) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
-"""The engine's section of the scenario: what the sources tell, what the user says, what is assumed.
+"""Build the engine's section of the scenario from sources, user settings and assumptions.
 
-A setting has the engine's own name, or that of its flag, which each field of the engine's config
-declares.
+A setting has the engine's own name, or the name of its flag, which each field of the engine's
+config declares.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from simkv.scenario.launch_defaults import target_of_gpu
 from simkv.schedulers.engine_registry import ENGINES, find_engine_spec
 
 Floats = npt.NDArray[np.float64]
-#: Requests that waited longer than this (s) waited for something.
+#: Minimum queue time of a request that waited for resources (s).
 MIN_QUEUE_S = 0.5
 
 
 @dataclass(frozen=True)
 class UserSettings:
-    """What the user says of the server: it goes before what its sources tell.
+    """The user's settings for the server, which override the sources.
 
-    ``overrides`` are fields of the engine by their names.
+    ``overrides`` are fields of the engine's config by name.
     """
 
     engine: str | None = None
@@ -56,12 +56,12 @@ class UserSettings:
 
 @dataclass(frozen=True)
 class ServerSetup:
-    """The engine's section, the ``hardware`` as far as it is known, and where each value is from.
+    """The engine's section, the hardware if known, and the source of each value.
 
-    ``assumed`` says of each setting that nobody told what is taken in its place. ``guessed`` if the
-    size of the KV cache is one of them, or follows from the GPU; ``sized`` if it is told or follows
-    from it. There are so many data-parallel ``ranks``, each such an engine, in ``lockstep`` where
-    the model is a mixture of experts.
+    ``assumed`` lists the assumption for each missing setting. ``guessed`` is true if the KV cache
+    size is assumed or derived from the GPU; ``sized`` is true if it is given, or derived from the
+    GPU. ``ranks`` is the number of data-parallel ranks, each with such an engine; they run in
+    ``lockstep`` if the model is a mixture of experts.
     """
 
     engine: dict[str, Any]
@@ -77,7 +77,7 @@ class ServerSetup:
 
     @property
     def fleet(self) -> dict[str, Any] | None:
-        """The section on data-parallel ranks behind one endpoint, with their engine's balancer."""
+        """The fleet section for data-parallel ranks behind the engine's load balancer, or None."""
         if self.ranks == 1:
             return None
         spec = ENGINES[self.engine["name"]]
@@ -86,7 +86,9 @@ class ServerSetup:
 
 
 def infer_setup(evidence: Evidence, asked: UserSettings) -> ServerSetup:
-    """The server as it was. Raises InputError if its engine is not known or cannot be so."""
+    """Infer the server's setup. Raises InputError if its engine is unknown or the
+    setup is invalid.
+    """
     name = asked.engine or evidence.engine
     if name is None:
         raise InputError(
@@ -101,7 +103,7 @@ def infer_setup(evidence: Evidence, asked: UserSettings) -> ServerSetup:
 
 
 class _Maker:
-    """Puts the section together, field by field."""
+    """Builds the section field by field."""
 
     def __init__(self, spec: EngineSpec, evidence: Evidence, asked: UserSettings) -> None:
         self.spec, self.evidence, self.asked = spec, evidence, asked
@@ -155,7 +157,7 @@ class _Maker:
         return next((known[name].value for name in names if name in known), None)
 
     def _variant(self) -> str:
-        """The version's name among the variants; the nearest where it is not modelled."""
+        """Return the variant of the server's version, or the nearest one if it is not modelled."""
         version = self.asked.version or _text(self._told("version"))
         releases = [name for name in self.spec.variants if re.fullmatch(r"[\d.]+", name)]
         if version is None:
@@ -183,10 +185,10 @@ class _Maker:
         return nearest_one
 
     def _likely(self, releases: Sequence[str]) -> str:
-        """The newest release that has the logged knobs. Where an engine logs all of its options, a
-        missing one speaks for a release without it.
+        """Return the newest release that has the logged settings.
 
-        Of an engine without releases the default variant.
+        If an engine logs all of its options, a missing one suggests a release without it. For an
+        engine without releases, return the default variant.
         """
         if not releases:
             return str(self.spec.config().variant)
@@ -206,7 +208,7 @@ class _Maker:
         return self.evidence.settings[name].where
 
     def _machine(self) -> LaunchTarget | None:
-        """What the engine's launcher saw; None if the GPU is not known."""
+        """Return the machine that the engine's launcher saw; None if the GPU is unknown."""
         gpu = known_gpu(self.gpu or "")
         if gpu is None:
             return None
@@ -216,14 +218,14 @@ class _Maker:
             return target_of_gpu(gpu)
 
     def _take(self, engine: dict[str, Any], chosen: Mapping[str, Any]) -> None:
-        """Settings that the launcher chose."""
+        """Adopt settings chosen by the launcher."""
         gpu = known_gpu(self.gpu or "")
         for name, value in chosen.items():
             engine[name] = value
             self.sources[name] = f"default of {self.spec.name} on {gpu.name if gpu else self.gpu}"
 
     def _fit_version(self, engine: dict[str, Any]) -> None:
-        """Without the knobs that the version does not have."""
+        """Remove settings that the version does not have."""
         lacking = self.spec.lacks.get(self.spec.naming.variant_of(engine["variant"]), ())
         for name in lacking:
             if name in engine and self.sources.get(name) != "as given":
@@ -231,7 +233,9 @@ class _Maker:
                 self.sources.pop(name, None)
 
     def _longest(self, engine: dict[str, Any], machine: LaunchTarget | None) -> None:
-        """Lengths that were served are allowed: the model's, if the cache holds it."""
+        """Choose a maximum length that admits all served requests: the model's, if the cache holds
+        it.
+        """
         requests, longest = self.evidence.requests, self.spec.longest
         if longest is None:
             return
@@ -241,7 +245,7 @@ class _Maker:
         if longest not in engine and machine and self.spec.memory in self.sources:
             try:
                 chosen = self.spec.launch.after(engine, machine)
-            except LaunchError:  # it was started with a shorter one
+            except LaunchError:  # the server was started with a smaller maximum
                 chosen = {}
             if chosen.get(longest, 0) >= most:
                 self._take(engine, chosen)
@@ -253,17 +257,19 @@ class _Maker:
         self._holds_longest(engine, longest)
 
     def _holds_longest(self, engine: dict[str, Any], longest: str) -> None:
-        """A cache whose size is assumed holds the longest sequence."""
+        """Enlarge an assumed cache to hold the longest sequence."""
         memory, block = self.spec.memory, self._block(engine)
         if engine.get(longest) and not self.spec.memory_in_tokens and memory not in self.sources:
             engine[memory] = max(engine[memory], engine[longest] // block + 2)
 
     def _block(self, engine: dict[str, Any]) -> int:
-        """Tokens in a block."""
+        """Return the number of tokens per block."""
         return int(engine.get(self.spec.block) or self._default(self.spec.block))
 
     def _memory(self, engine: dict[str, Any]) -> None:
-        """The size of the KV cache: as told, from hardware, or from what requests held."""
+        """Set the KV cache size: as given, derived from hardware, or estimated from the
+        requests.
+        """
         memory, tokens = self.spec.memory, self._told("kv_tokens")
         block = self._block(engine)
         if engine.get(memory) not in (None, "auto"):
@@ -285,7 +291,7 @@ class _Maker:
             )
 
     def _room(self, engine: dict[str, Any]) -> int:
-        """Blocks that the GPU has room for; 0 if it or the model is not known."""
+        """Return the number of blocks that fit on the GPU; 0 if the GPU or the model is unknown."""
         if not (self.gpu and self.model):
             return 0
         try:
@@ -310,7 +316,7 @@ class _Maker:
         return next(one.default for one in fields(self.spec.config) if one.name == name)
 
     def _tell_defaults(self, engine: dict[str, Any]) -> None:
-        """Settings that decide much and that nobody told."""
+        """Report the defaults assumed for important settings that are missing."""
         decisive = (
             self.spec.seats,
             self.spec.block,
@@ -322,7 +328,9 @@ class _Maker:
                 self.assumed.append(f"{name} is not told: {self._default(name)}, the default")
 
     def _valid(self, engine: dict[str, Any]) -> dict[str, Any]:
-        """The section, checked; a start-up check that the server did not make is left out."""
+        """Return the validated section; disable a start-up check that the server did
+        not perform.
+        """
         try:
             self.spec.config(**engine)
         except ValueError as error:
@@ -341,13 +349,13 @@ class _Maker:
 
 
 def _flags(spec: EngineSpec) -> Iterator[tuple[str, str]]:
-    """What a flag is called in a log of arguments, and its field."""
+    """Yield each flag's name in a log of arguments, and its field."""
     for name, flag in flags(spec.config).items():
         yield flag.strip("-").replace("-", "_"), name
 
 
 def _told_of(series: pd.DataFrame | None) -> int:
-    """How many ranks a log's lines are of; one line may be of several together."""
+    """Return the number of ranks in a log's lines; one line may cover several ranks."""
     if series is None:
         return 1
     return max(series["engine"].nunique(), int(-series["engine"].min()), 1)
@@ -362,16 +370,16 @@ def _numbers(name: str) -> list[int]:
 
 
 def _distance(name: str, version: str) -> list[int]:
-    """How far apart two versions are, the first number first."""
+    """Return the distance of two versions, number by number."""
     numbers = [[int(part) for part in one.split(".")][:3] for one in (name, version)]
     return [abs(a - b) for a, b in zip(*numbers, strict=False)]
 
 
 def _held(requests: pd.DataFrame | None, block: int) -> tuple[int, str]:
-    """Blocks that requests held at most, by when they ran and how long they were; and in words.
+    """Return the peak number of blocks held by requests, estimated from times and lengths, and a
+    reason.
 
-    While somebody waited that is about what there was; if nobody ever did, twice as many are taken
-    to be there.
+    If requests waited, the peak is about the capacity; otherwise, twice the peak is assumed.
     """
     if requests is None or requests["queue_ms"].isna().all():
         return 1 << 16, "more than any request asks for"
@@ -391,12 +399,12 @@ def _held(requests: pd.DataFrame | None, block: int) -> tuple[int, str]:
 
 
 def kv_memory(engine: EngineConfig) -> int:
-    """The knob that says how large the KV cache is, in its own unit."""
+    """Return the engine's KV cache size in the unit of its setting."""
     size: int = getattr(engine, find_engine_spec(engine).memory)
     return size
 
 
 def kv_tokens(engine: EngineConfig) -> int:
-    """Tokens that the KV cache of an engine holds."""
+    """Return the KV cache size of an engine in tokens."""
     spec, size = find_engine_spec(engine), kv_memory(engine)
     return size if spec.memory_in_tokens else size * spec.block_size(engine)

@@ -1,9 +1,9 @@
-"""SGLang's log: its start, a line per prefill batch and per some decode batches, and requests.
+"""Read SGLang's log: start-up lines, batch lines and logged requests.
 
-The forms are those of 0.5.23 (``managers/scheduler_components/metrics_reporter.py``,
-``utils/request_logger.py``; older ones lack some of the fields, which are looked for one by one).
+The formats are those of 0.5.23 (``managers/scheduler_components/metrics_reporter.py``,
+``utils/request_logger.py``). Older versions lack some fields, so each field is searched separately.
 ``--log-requests --log-requests-format json`` writes ``request.received`` and ``request.finished``;
-the second has lengths and times of each request, the first the prompt from level 2 on.
+the second has lengths and times of each request, the first has the prompt from level 2 on.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LINE_PATTERN = re.compile(
     r"Prefill batch|Decode batch|server_args=|max_total_num_tokens=|\"event\": ?\"request\.|"
     r"out of memory|Scheduler hit an exception|Abort request|#tokens: "
 )
-#: What its request logger writes, also into files of their own (``--log-requests-target``).
+#: Marker of the request logger, which may also write separate files (``--log-requests-target``).
 EVENT = '"event": "request.'
 _COUNTS = {
     "running": re.compile(r"#running-req: (\d+)"),
@@ -81,7 +81,7 @@ class _Log:
 
 
 def read(source: TraceSource) -> Evidence:
-    """All that a log tells of the last life of its server, as ``vllm_log.read``."""
+    """Read a log from the server's last start, as ``vllm_log_reader.read`` does."""
     log, starts = _Log(source.path), 0
     for line in read_log_lines(source, LINE_PATTERN):
         if "server_args=" in line.text and (log.series or log.finished):
@@ -155,8 +155,11 @@ def _batch(log: _Log, line: LogLine) -> bool:
 
 
 def _begun(log: _Log, engine: int, found: dict[str, float]) -> tuple[float, float]:
-    """Requests whose prefill begins with this batch, and tokens of prompts in it, also of those
-    that were found in the cache. Where the batch before was cut at its limit, one goes on."""
+    """Return the number of prefills that begin in this batch, and its prompt tokens, cached
+    included.
+
+    If the previous batch was cut at the limit, its last prefill continues in this one.
+    """
     most = log.settings.get("chunked_prefill_size")
     tokens, cached = found["tokens"], float(np.nan_to_num(found["cached"]))
     begun = max(found["new"] - log.cut.get(engine, 0), 0.0)
@@ -167,7 +170,7 @@ def _begun(log: _Log, engine: int, found: dict[str, float]) -> tuple[float, floa
 
 
 def _of_decodes(found: dict[str, float]) -> dict[str, float] | None:
-    """Over the last decode batches: a step makes a token for each of those that run."""
+    """Return a mean step since the last line of decode batches: one token per running request."""
     running, rate = found["running"], found["rate"]
     if not (running > 0 and rate > 0):
         return None
@@ -176,7 +179,9 @@ def _of_decodes(found: dict[str, float]) -> dict[str, float] | None:
 
 
 def _of_prefill(log: _Log, found: dict[str, float]) -> dict[str, float] | None:
-    """A prefill right after another: its throughput counts from the one before."""
+    """Return the step of a prefill directly after another, whose throughput covers
+    just that step.
+    """
     tokens, rate = found["tokens"], found["rate"]
     if not (log.prefilled and tokens > 0 and rate > 0):
         return None
@@ -203,7 +208,7 @@ def _request(log: _Log, line: LogLine) -> bool:
     try:
         told = json.loads(line.text[start:])
     except ValueError:
-        return True  # cut off
+        return True  # incomplete line
     name, asked = str(told.get("rid")), told.get("obj") or {}
     params = asked.get("sampling_params") or {}
     most = params.get("max_new_tokens") if isinstance(params, dict) else None
@@ -272,18 +277,18 @@ def _died(log: _Log, line: LogLine) -> bool:
 _READERS: tuple[Callable[[_Log, LogLine], bool], ...] = (_batch, _request, _start, _died)
 
 
-#: The engine whose log it is, and how it is called in messages.
+#: The engine whose log this module reads, and its name in messages.
 ENGINE, TITLE = "sglang", "SGLang"
 #: Whether ``steps`` are single iterations with their durations.
 LOGS_ITERATIONS = False
 
 
 def computed_only(version: str) -> bool:  # noqa: ARG001
-    """Whether the prompt tokens of this version's lines exclude those found in the cache."""
+    """Whether the prompt tokens in this version's lines exclude cached tokens."""
     return False
 
 
 def known(text: str) -> bool:
-    """Whether lines of this text are SGLang's."""
+    """Whether this text contains lines of SGLang."""
     words = ("Prefill batch", "Decode batch", "server_args=", "sglang", EVENT)
     return any(word in text for word in words) and bool(LINE_PATTERN.search(text))

@@ -1,8 +1,8 @@
-"""Several sources of one incident as one: on request ids where both have them, else on time.
+"""Join several sources of one incident: by request id if possible, else by time.
 
-A log has the local time of its server and a client its own clock. The offset between two sources
-is the one with which as many requests are in the system by the one as run and wait by the other,
-whole quarters of an hour first (time zones), then seconds (skew).
+A log has the local time of its server, a client its own clock. The offset between two sources is
+the one for which the numbers of requests in the system agree best. It is searched in multiples of
+15 minutes first (time zones), then in seconds (skew).
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from simkv.incident.log_lines import HALF_A_YEAR
 
 Floats = npt.NDArray[np.float64]
 QUARTER = 900.0
-#: Hours by which two clocks may be apart because of their time zones.
+#: Maximum difference of two clocks by time zones, in hours.
 MAX_ZONE_HOURS = 14
-#: Offsets of a client without a wall clock that are tried at most.
+#: Maximum number of offsets to try for a client without a wall clock.
 MAX_OFFSETS = 4000
 DAY = 86400.0
 YEAR = 365 * DAY
-#: A skew (s) that is looked for, and one below which nothing is said.
+#: Maximum clock skew that is searched, and minimum skew that is reported (s).
 MAX_SKEW_S, MIN_SKEW_S = 120.0, 2.0
 
 
 def join(parts: Sequence[Evidence]) -> Evidence:
-    """All that the sources tell, on the clock of the requests where there are any.
+    """Join the evidence of all sources, on the clock of the source with the best request data.
 
-    Raises InputError where they are of two engines.
+    Raises InputError if the sources are from two engines.
     """
     engines = {part.engine: part.source for part in parts if part.engine}
     if len(engines) > 1:
@@ -71,7 +71,7 @@ def join(parts: Sequence[Evidence]) -> Evidence:
 
 
 def _within_years(shift: float) -> float:
-    """A shift without the years, and the leap days, that a log does not tell."""
+    """Remove the years, and leap days, that a log without a year leaves open."""
     if abs(shift) <= HALF_A_YEAR:
         return shift
     rest = shift - round(shift / YEAR) * YEAR
@@ -79,7 +79,7 @@ def _within_years(shift: float) -> float:
 
 
 def _main(parts: Sequence[Evidence]) -> Evidence | None:
-    """The source with requests that tells the most of them."""
+    """Return the source with the most information on requests, or None."""
     with_requests = [part for part in parts if part.requests is not None]
     return max(with_requests, key=_worth, default=None)
 
@@ -98,7 +98,7 @@ def _concat(parts: Sequence[Evidence], name: str) -> pd.DataFrame | None:
 
 
 def _settings(parts: Sequence[Evidence], notes: list[str]) -> dict[str, StatedSetting]:
-    """All settings; where two sources differ the first one is believed, and that is said."""
+    """Merge all settings; the first source wins, and conflicts are noted."""
     found: dict[str, StatedSetting] = {}
     for part in parts:
         for name, known in part.settings.items():
@@ -123,7 +123,7 @@ def _moved(part: Evidence, shift: float) -> Evidence:
 
 
 def _requests(parts: Sequence[Evidence], notes: list[str]) -> pd.DataFrame | None:
-    """The requests of the best source, and those of others that it does not have."""
+    """Return the requests of the best source, and failed requests of the others."""
     main = _main(parts)
     if main is None:
         return None
@@ -143,7 +143,7 @@ def _requests(parts: Sequence[Evidence], notes: list[str]) -> pd.DataFrame | Non
 
 
 def _shift(part: Evidence, main: Evidence) -> float:
-    """Seconds by which the times of ``part`` go to be those of ``main``."""
+    """Return the seconds to add to the times of ``part`` to match the clock of ``main``."""
     by_id = _by_id(part, main)
     if by_id is not None:
         return by_id
@@ -158,7 +158,7 @@ def _shift(part: Evidence, main: Evidence) -> float:
 
 
 def _years(at: float, other: float) -> float:
-    """Seconds from the year of a log that does not tell its own to that of another source."""
+    """Return the seconds from the year in a log without years to the year of another source."""
     if abs(at - other) < HALF_A_YEAR:
         return 0.0
     date, year = datetime.fromtimestamp(at, UTC), datetime.fromtimestamp(other, UTC).year
@@ -169,12 +169,12 @@ def _years(at: float, other: float) -> float:
 def _in_year(date: datetime, year: int) -> datetime:
     try:
         return date.replace(year=year)
-    except ValueError:  # the 29th of February
+    except ValueError:  # February 29
         return date.replace(year=year, day=28)
 
 
 def _by_id(part: Evidence, main: Evidence) -> float | None:
-    """The median offset of requests that both name."""
+    """Return the median offset of requests that appear in both sources by id."""
     assert main.requests is not None
     named = part.arrivals if part.arrivals is not None else part.requests
     if named is None or "request" not in named or "request" not in main.requests:
@@ -185,7 +185,7 @@ def _by_id(part: Evidence, main: Evidence) -> float | None:
 
 
 def _present(part: Evidence) -> tuple[Floats, Floats]:
-    """How many requests are in the system at some times, by this source."""
+    """Return times and the number of requests in the system at each of them."""
     if part.series is not None:
         summed = sum_over_ranks(part.series)[["running", "waiting"]]
         return summed.index.to_numpy(np.float64), summed.sum(axis="columns").to_numpy(np.float64)
@@ -197,7 +197,7 @@ def _present(part: Evidence) -> tuple[Floats, Floats]:
 
 
 class _InSystem:
-    """How many requests of a source are in the system at given times."""
+    """Number of requests in the system at given times, from a source with requests."""
 
     def __init__(self, part: Evidence) -> None:
         assert part.requests is not None
@@ -211,7 +211,9 @@ class _InSystem:
 
 
 def _best(at: Floats, present: Floats, other: _InSystem, *, wall: bool) -> float:
-    """The offset of least mean difference; the smallest of equally good ones."""
+    """Return the offset with the smallest mean difference; among equal ones, the
+    smallest offset.
+    """
     if not len(other.starts):
         return 0.0
 
@@ -229,5 +231,5 @@ def _best(at: Floats, present: Floats, other: _InSystem, *, wall: bool) -> float
     around = min(MAX_SKEW_S, step)
     fine = sorted(np.arange(-around, around + 0.5, 0.5), key=abs)
     better = first + float(min(fine, key=lambda more: difference(first + more)))
-    # A skew that explains next to nothing more is none.
+    # A skew that hardly improves the match is ignored.
     return better if difference(better) < 0.9 * difference(first) else first

@@ -1,4 +1,4 @@
-"""Reading a source of whatever kind: known by its content, never by its name."""
+"""Read a source of any kind; its format is detected from the content, not from the name."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from simkv.workload.trace_source import TraceSource
 
 
 class LogReader(Protocol):
-    """A module that knows the log of an ``ENGINE``, which messages call ``TITLE``.
+    """A module that reads the log of an ``ENGINE``; ``TITLE`` is its name in messages.
 
-    ``LOGS_ITERATIONS``: its ``steps`` are single iterations with their durations, not what ran
-    between two lines.
+    ``LOGS_ITERATIONS`` is true if its ``steps`` are single iterations with their durations, not the
+    work between two lines.
     """
 
     ENGINE: str
@@ -31,35 +31,35 @@ class LogReader(Protocol):
     LOGS_ITERATIONS: bool
 
     def known(self, text: str) -> bool:
-        """Whether lines of this text are its own."""
+        """Whether this text contains lines of this engine."""
 
     def read(self, source: TraceSource) -> Evidence:
-        """All that a log tells."""
+        """Read the evidence in a log."""
 
     def computed_only(self, version: str) -> bool:
-        """Whether the prompt tokens of a version's lines exclude those found in the cache."""
+        """Whether the prompt tokens in a version's lines exclude cached tokens."""
 
 
-#: Kinds of text that no trace is; each says whether a piece of text is its own, and reads a file.
+#: Log readers; each detects its format in a text and reads a file.
 LOGS: tuple[LogReader, ...] = (vllm_log_reader, sglang_log_reader)
 
 
 def log_reader(engine: str | None) -> LogReader | None:
-    """The reader of an engine's logs; None if there is none."""
+    """Return the reader of an engine's logs; None if there is none."""
     return next((reader for reader in LOGS if engine == reader.ENGINE), None)
 
 
 def logs_iterations(engine: str | None) -> bool:
-    """Whether the log of an engine has single iterations with their durations."""
+    """Whether an engine logs single iterations with their durations."""
     reader = log_reader(engine)
     return reader is not None and reader.LOGS_ITERATIONS
 
 
 def read_source(path: Path, advance: Callable[[int], None] | None = None) -> Evidence:
-    """What a log, an export or a client's results tell.
+    """Read the evidence in a log, an export or a client's results.
 
-    ``advance`` is told how many bytes have been read. Rows that make no sense are left out and
-    counted. Raises InputError, in one line, if the file cannot be read or is nothing that is known.
+    ``advance`` receives the number of bytes read. Invalid rows are skipped and counted. Raises
+    InputError, in one line, if the file cannot be read or its format is unknown.
     """
     source = TraceSource(path, Selection(skip_bad=True), advance)
     head = read_head(path)
@@ -87,9 +87,9 @@ def read_source(path: Path, advance: Callable[[int], None] | None = None) -> Evi
     return _of_requests(path, form.name, table, source)
 
 
-#: What only the one engine writes of itself, and only the other.
+#: Lines that only vLLM writes, and lines that only SGLang writes.
 _BOTH = (re.compile(r"Avg prompt throughput: "), re.compile(r"(Prefill|Decode) batch[,.] #"))
-#: The first line of a log that begins with its time in brackets, which is no JSON.
+#: The first line of a log that begins with its time in brackets, which is not JSON.
 _STAMPED = re.compile(r"\s*\[(\d{4}-\d\d-\d\d[ T]|\d\d:\d\d:\d\d[ \]])")
 
 
@@ -103,7 +103,7 @@ def _beginning(source: TraceSource) -> str:
 
 
 def _anywhere(path: Path, advance: Callable[[int], None] | None) -> Evidence:
-    """A log of which the first part is another program's."""
+    """Read a log that begins with lines of another program."""
     for reader in LOGS:
         source = TraceSource(path, Selection(skip_bad=True), advance)
         found = reader.read(source)
@@ -116,7 +116,7 @@ def _anywhere(path: Path, advance: Callable[[int], None] | None) -> Evidence:
 
 
 def _of_requests(path: Path, name: str, table: pd.DataFrame, source: TraceSource) -> Evidence:
-    """Requests with what they took."""
+    """Build evidence from a table of requests with latencies."""
     wall = "start_s" in table
     requests = table.assign(t_s=table["start_s"] if wall else table["arrival_s"])
     notes = [f"{path.name}: {line}" for line in source.tally.lines()]

@@ -1,29 +1,31 @@
-"""Workloads that agree with a server's lines on itself, where nothing tells of single requests.
+"""Sample workloads that match a server's statistics lines, without data on single requests.
 
-Tokens of prompts and outputs are told, requests are not. How many there were follows from what the
-running ones held in the cache: a prompt each and what was emitted so far, on the mean
+The lines report tokens of prompts and outputs, but not requests. The number of requests follows
+from the mean number of tokens that a running request holds in the cache, its prompt and the output
+so far,
 
     prompt + output * (1 + cv**2) / 2
 
-if outputs have the mean ``output`` and vary by ``cv``; and of prompt and output the ratio is told.
-So each member takes a ``cv`` (1 is the exponential distribution, of the most entropy at a given
-mean) and draws, window by window:
+for outputs with the mean ``output`` and the coefficient of variation ``cv``; the ratio of prompt to
+output tokens is known. Each ensemble member assumes a ``cv`` (1 is the exponential distribution,
+which has maximum entropy for a given mean) and samples, window by window:
 
-- how many prompts make up its prompt tokens: gamma distributed lengths, numbers as of a Poisson
-  process with the rate of the window, tilted so that they are right in all; their lengths given the
-  sum are Dirichlet shares of it.
-- outputs of gamma distributed lengths. Who gets which is found by scaling them until every window
-  has emitted the tokens that it tells (iterative scaling, the least change in entropy) and then
-  giving the lengths that were drawn out in that order. A token takes the time in which the
-  running ones emitted the window's, by a factor off that is drawn for the member: who ran
-  between two lines is not told.
-- arrivals: as many as were prefilled, and as many more as wait at its end than before, first come
-  first served; at moments with equal chance (a Poisson process, given how many) or a share of them
-  at one. Where nobody waits at its beginning and its end they came when they were prefilled.
+- the number of prompts behind the window's prompt tokens: gamma distributed lengths and a Poisson
+  number with the rate of the window, tilted to match the total; given the sum, the lengths are
+  Dirichlet shares of it.
+- gamma distributed output lengths. Iterative scaling (the least change in entropy) adjusts them
+  until every window emits its reported tokens; the sampled lengths are then assigned in that
+  order. The time per token follows from the tokens that the running requests emitted in the
+  window, times an error factor sampled per member: the number of running requests between two
+  lines is unknown.
+- arrivals: the number of prefilled requests plus the increase of waiting requests, first come,
+  first served. They arrive at uniformly distributed times (a Poisson process, given the number),
+  or a share of them at once. If no request waits at the start and the end of a window, requests
+  arrive when they are prefilled.
 
-SGLang's lines tell how many prompts there were; ``cv`` then follows from the cache. Where a log
-tells of requests that came (``Received request``), these are the arrivals, and how many were
-prefilled is how many of them do not wait.
+SGLang's lines report the number of prompts; then ``cv`` follows from the cache usage. If a log has
+arrivals (``Received request``), these are used, and the number of prefilled requests is the number
+of arrivals that are not waiting.
 """
 
 from __future__ import annotations
@@ -43,19 +45,22 @@ from simkv.incident.workload_ensemble import BURST_SHARES, sample_arrival_shares
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-#: How much outputs vary, member by member, where the lines leave that open; prompts vary by this.
+#: Coefficients of variation of outputs, by member, if the lines leave it open; and of prompts.
 OUTPUT_VARIATIONS, PROMPT_VARIATION = (0.3, 0.6, 1.0), 0.7
-#: A prompt's token takes so small a part of a decode step; see ``guess``.
+#: Time of a prompt token as a fraction of a decode step; see ``initial_costs``.
 PREFILL_TOKEN_COST = 1 / 270
-#: The error that the time per token may have, and turns of the scaling.
+#: Accepted error of the time per token, and number of rounds of the scaling.
 TPOT_ERROR, SCALING_ROUNDS = 0.05, 60
 
 
 @dataclass(frozen=True)
 class KnownEngine:
-    """What else is known of the engine: ``tokens`` that its cache holds (NaN if not), tokens of a
-    ``block``, the ``longest`` request; and ``shared``, the part of all prompts that was found in
-    the cache, which the lines leave out if ``computed_only``."""
+    """Known properties of the engine.
+
+    ``tokens`` is its cache capacity in tokens (NaN if unknown), ``block`` the tokens per block,
+    ``longest`` the maximum request length. ``shared`` is the fraction of prompt tokens found in the
+    cache, which the lines exclude if ``computed_only``.
+    """
 
     tokens: float
     block: int
@@ -66,7 +71,7 @@ class KnownEngine:
 
 @dataclass(frozen=True)
 class _Means:
-    """Requests in all, their mean output, and how outputs vary."""
+    """Number of requests, mean output tokens, and coefficient of variation of outputs."""
 
     count: float
     output: float
@@ -76,11 +81,10 @@ class _Means:
 def sample_from_lines(
     series: pd.DataFrame, known: KnownEngine, seed: int, arrivals: pd.DataFrame | None = None
 ) -> pd.DataFrame:
-    """A member of the ensemble, drawn engine by engine: requests as ``read_measured`` has them, and
-    their ``engine``.
+    """Sample one member of the ensemble, engine by engine: requests as in ``read_measured``.
 
-    ``arrivals`` are those that a log tells, of one engine. Raises InputError if the lines leave
-    open how many requests there were.
+    A column ``engine`` is added. ``arrivals`` are the logged arrivals of a single engine. Raises
+    InputError if the number of requests cannot be determined.
     """
     luck = np.random.default_rng(seed)
     found = []
@@ -89,7 +93,7 @@ def sample_from_lines(
     else:
         arrivals = None
     for engine, lines in split_by_engine(series).items():
-        # One line may be of several engines together.
+        # One line may cover several engines.
         cut = build_windows(lines, known.tokens * max(-engine, 1))
         if cut.prompt.sum() > 0 and cut.output.sum() > 0:
             if arrivals is not None:
@@ -102,7 +106,7 @@ def sample_from_lines(
 
 
 def _begun(cut: LogWindows, came: Floats) -> Floats:
-    """How many of the requests that came were prefilled in each window: all that do not wait."""
+    """Return the number of requests prefilled per window: arrivals that are no longer waiting."""
     there = np.searchsorted(came, cut.end + 0.5, "right") - np.nan_to_num(cut.waiting)
     there = np.where(cut.prompt > 0, np.maximum(there, 0.0), 0.0)
     return np.diff(np.maximum.accumulate(there), prepend=0.0)
@@ -164,13 +168,13 @@ def _drawn(
 
 
 def _told(arrivals: pd.DataFrame, name: str, otherwise: Floats) -> Floats:
-    """Tokens as they were told, where they were."""
+    """Return the reported number of tokens, or ``otherwise`` if it is unknown."""
     tokens = arrivals[name].to_numpy(np.float64)
     return np.where(tokens > 0, tokens, otherwise)
 
 
 def _means(cut: LogWindows, whole: Floats, known: KnownEngine, vary: float) -> _Means:
-    """From the tokens that the running requests held."""
+    """Estimate the means from the tokens that running requests hold."""
     output, told = cut.output.sum(), cut.firsts[np.isfinite(cut.firsts)].sum()
     busy = (cut.running > 0) & np.isfinite(cut.held)
     if not busy.any() and not told:
@@ -192,7 +196,7 @@ def _means(cut: LogWindows, whole: Floats, known: KnownEngine, vary: float) -> _
 
 
 def _counts(cut: LogWindows, whole: Floats, count: float, luck: np.random.Generator) -> Ints:
-    """Requests that are prefilled in each window."""
+    """Sample the number of requests prefilled in each window."""
     if np.isfinite(cut.firsts).all():
         return np.asarray(np.maximum(np.rint(cut.firsts), whole > 0), np.int64)
     mean, shape = whole.sum() / count, PROMPT_VARIATION**-2
@@ -228,7 +232,7 @@ def _counts(cut: LogWindows, whole: Floats, count: float, luck: np.random.Genera
 
 
 def _prompts(whole: Floats, counts: Ints, luck: np.random.Generator) -> Floats:
-    """Lengths with the sums of their windows: gamma distributed ones given their sum."""
+    """Sample gamma distributed lengths, given their sum in each window."""
     shares = luck.gamma(PROMPT_VARIATION**-2, size=int(counts.sum()))
     which = np.repeat(np.arange(len(counts)), counts)
     sums = np.bincount(which, shares, len(counts))
@@ -236,9 +240,11 @@ def _prompts(whole: Floats, counts: Ints, luck: np.random.Generator) -> Floats:
 
 
 def _pace(cut: LogWindows) -> tuple[Floats, float]:
-    """Seconds of a token of a running request, by window: over as many windows around it as it
-    takes for the running ones between two lines, who are not told, to matter little; and by what
-    share that may be off all the same, over the whole record."""
+    """Return seconds per token of a running request by window, and the relative error overall.
+
+    Windows are widened until the unknown number of running requests between two lines matters
+    little.
+    """
     before = np.concatenate([[0.0], cut.running[:-1]])
     silent = np.concatenate([[True], np.diff(cut.end) > 1.5 * cut.width[1:]])
     before = np.where(silent, 0.0, before)
@@ -258,7 +264,7 @@ def _pace(cut: LogWindows) -> tuple[Floats, float]:
         high = np.where(rough, np.minimum(high + 1, len(present)), high)
     found = (spent[high] - spent[low]) / np.maximum(tokens[high] - tokens[low], 1e-9)
     found = np.where(found > 0, found, max(float(spent[-1] / tokens[-1]), 1e-4))
-    # Prefills are part of what running requests take.
+    # Prefills take part of the time of running requests.
     prefills = cut.prompt.sum() * PREFILL_TOKEN_COST * float(np.quantile(found, 0.1))
     own = max(1 - prefills / max(float(spent[-1]), 1e-9), 0.3)
     return np.asarray(found * own), float(np.sqrt(doubt[-1]) / max(float(seen[-1]), 1e-9))
@@ -272,12 +278,12 @@ def _outputs(
     means: _Means,
     luck: np.random.Generator,
 ) -> tuple[Floats, Floats]:
-    """Output tokens of requests with these first tokens, and when the last of them comes.
+    """Sample output tokens of requests with given first-token times, and return their end times.
 
-    Time is counted in tokens of a running request; in it a request is an interval as long as its
-    output, and nobody outlives a window at whose end nobody runs.
+    Time is measured in tokens of a running request, so a request is an interval of the length of
+    its output. Every request ends by the end of a window without running requests.
     """
-    # Behind the last window time goes on at its pace, before each gap at that of what follows.
+    # After the last window, time continues at its pace; before each gap, at the next window's pace.
     times = np.concatenate([[cut.begin[0]], cut.end, [cut.end[-1] + 1e5]])
     clock = np.concatenate([[0.0], np.cumsum(np.diff(times) / np.append(pace, pace[-1]))])
     start = np.interp(first, times, clock)
@@ -300,7 +306,7 @@ def _outputs(
         grown = np.concatenate([[0.0], np.cumsum(ratio * np.diff(edges))])
         over = np.interp(start + wanted, edges, grown) - np.interp(start, edges, grown)
         wanted = wanted * np.exp(np.clip(over / wanted, -1.0, 1.0))
-    # Who should be longer than others is, by as much as lengths that vary so do.
+    # Keep the rank order; take lengths from the gamma sample.
     by_rank = np.empty(len(wanted))
     by_rank[np.argsort(wanted, kind="stable")] = np.sort(lengths)
     wanted = np.clip(by_rank, 1.0, np.maximum(most, 1.0))
@@ -308,7 +314,7 @@ def _outputs(
 
 
 def _emitted(start: Floats, wanted: Floats, edges: Floats) -> Floats:
-    """Tokens emitted until each edge, by all."""
+    """Return the tokens emitted by all requests until each edge."""
 
     def passed(points: Floats) -> Floats:
         points = np.sort(points)
@@ -322,7 +328,7 @@ def _emitted(start: Floats, wanted: Floats, edges: Floats) -> Floats:
 def _arrivals(
     cut: LogWindows, counts: Ints, ready: Floats, at_once: float, luck: np.random.Generator
 ) -> Floats:
-    """When requests came that were first scheduled at ``ready``, in that order."""
+    """Sample arrival times of requests that are first scheduled at ``ready``, in that order."""
     waiting = np.rint(np.nan_to_num(cut.waiting))
     came = np.maximum.accumulate(np.cumsum(counts) + waiting)
     new = np.diff(np.minimum(came, counts.sum()), prepend=0.0).astype(np.int64)

@@ -1,11 +1,11 @@
-"""What steps cost in a few prices, as terms of a profile.
+"""Step costs as a few unit costs, and as terms of a profile.
 
-The form is that of ``costs/sources/single_request_fit.py``: a step of decodes costs a step,
-something per sequence, and the KV that it reads; one that prefills reads the weights too, which
-many tokens hide. Two things are open here that are fixed there, for requests in company tell them:
-what a sequence costs in a step of decodes (there a token of a prefill), and how the weights give
-way to the tokens (there as third powers; 1 is a plain sum, more is nearer to the greater of the
-two).
+The form is that of ``costs/sources/single_request_fit.py``. A decode step costs a constant, an
+amount per sequence, and the KV that it reads. A step with prefills also reads the weights, in
+parallel with the computation of tokens. Two values are fixed there and free here, because
+concurrent requests determine them: the cost of a sequence in a decode step (there, that of a
+prefill token), and the power by which weights and tokens combine (there 3; 1 is a plain sum, larger
+powers approach the maximum of the two).
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ from simkv.costs.sources.single_request_fit import (
 Floats = npt.NDArray[np.float64]
 
 
-#: Powers beyond these are a sum, or the greater of the two, in all but name.
+#: Powers beyond these are practically a sum, or the maximum of the two.
 MIN_POWER, MAX_POWER = 0.5, 30.0
 
 
 @dataclass(frozen=True)
 class UnitCosts:
-    """Seconds of a step of decodes and of one that prefills, per decode, per token that is
-    prefilled, per pair of tokens, and per token of KV that decodes read; and the ``power``."""
+    """Unit costs in seconds, and the exponent ``power``.
+
+    The costs are per decode step, per step with prefills, per decoding sequence, per prefilled
+    token, per query-key pair, and per KV token read by decodes.
+    """
 
     decode_step: float
     prefill_step: float
@@ -50,7 +53,7 @@ UNIT_COST_NAMES = tuple(one.name for one in fields(UnitCosts))
 
 
 def cost_terms(prices: UnitCosts, shape: ModelTraits | None) -> list[CostTerm]:
-    """What a step costs at these prices. Of a mixture of experts, few tokens read few of them."""
+    """Return the cost terms; in a mixture of experts, few tokens read few experts."""
     if shape and shape.expert_share:
         return make_cost_terms(_plain(prices), shape)
     return [
@@ -81,7 +84,7 @@ def _plain(prices: UnitCosts) -> CostCoefficients:
 def seconds_without_attention(
     prefill_tokens: Floats, decodes: Floats, prices: UnitCosts, shape: ModelTraits | None
 ) -> Floats:
-    """Seconds of steps by their tokens, those of attention left out."""
+    """Return seconds of steps by their tokens, without attention."""
     tokens = prefill_tokens + decodes
     if shape and shape.expert_share:
         return compute_non_attention_seconds(tokens, _plain(prices), shape)
@@ -90,13 +93,13 @@ def seconds_without_attention(
 
 
 def _table(prices: UnitCosts) -> list[tuple[float, float]]:
-    """Seconds of steps that prefill by their tokens, without attention."""
+    """Return (tokens, seconds) of steps with prefills, without attention."""
     seconds = matrix_product_seconds(TOKEN_KNOTS, prices)
     return list(zip(TOKEN_KNOTS.tolist(), seconds.tolist(), strict=True))
 
 
 def matrix_product_seconds(tokens: Floats, prices: UnitCosts) -> Floats:
-    """The same for any numbers of tokens."""
+    """Return seconds of steps with prefills for any numbers of tokens, without attention."""
     floor = prices.decode_step + prices.decode_seq
     line = prices.prefill_step + prices.token * tokens
     most = np.maximum(floor, line)

@@ -1,10 +1,10 @@
-"""How far what-if goes: every trial has an end, and a long incident is tried on its worst part.
+"""Bounds of what-if trials: every trial ends, and long incidents are tried on their worst part.
 
-A trial of a setting that makes a server crawl would take the longer to simulate the less it is
-worth. So each ends ``HORIZON_FACTOR`` times as late as the incident did; where that did not serve
-all, after as long as its requests would take one by one. All trials together go through about
-``STEP_BUDGET`` steps: if the incident is too long for that, they have its worst part, and the best
-of them all of it.
+A trial of a setting that slows a server down takes long to simulate and is of little value. Each
+trial therefore ends at ``HORIZON_FACTOR`` times the end of the incident; if not all requests
+finished, at least the time of all requests in isolation is added first. All trials together take
+about ``STEP_BUDGET`` steps: if the incident is too long for that, they simulate its worst part, and
+only the best of them the whole incident.
 """
 
 from __future__ import annotations
@@ -20,32 +20,35 @@ from simkv.metrics.run_result import RunResult
 from simkv.scenario.scenario import Scenario
 from simkv.study.field_changes import with_field
 
-#: Steps of all trials together, and how many trials there are about.
+#: Steps of all trials together, and expected number of trials.
 STEP_BUDGET, EXPECTED_TRIALS = 3_000_000, 60
-#: A trial ends so many times as late as the incident.
+#: End of a trial relative to the end of the incident.
 HORIZON_FACTOR = 2.0
-#: Trials on the whole of an incident that the others had a part of, at most.
+#: Maximum number of changes tried on the whole incident after trials on a part of it.
 FINALISTS = 8
-#: Places at which the worst part of an incident is looked for.
+#: Number of positions searched for the worst part of an incident.
 WINDOW_POSITIONS = 64
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """When trials of an incident end (``horizon``, s), and which part of it they have: ``start``
-    and ``duration`` (s) of its arrivals and how much of all waiting that part has; None is all.
-    ``finalists`` have all of it."""
+    """Limits of trials of an incident.
+
+    Trials end at ``horizon`` (s). ``part`` holds the start and duration (s) of the arrivals tried,
+    and their share of all waiting; None is the whole incident. ``finalists`` is the number of
+    changes tried on all of it.
+    """
 
     horizon: float
     part: tuple[float, float, float] | None = None
     finalists: int = FINALISTS
 
     def whole(self, scenario: Scenario) -> Scenario:
-        """The incident as it is tried on all of it."""
+        """Return the scenario of a trial on the whole incident."""
         return scenario.model_copy(update={"horizon": self.horizon})
 
     def tried(self, scenario: Scenario, folder: Path) -> Scenario:
-        """The incident as every change is tried on it."""
+        """Return the scenario of a trial of any change."""
         if self.part is None:
             return self.whole(scenario)
         start, duration, _ = self.part
@@ -55,7 +58,7 @@ class Bounds:
 
     @property
     def told(self) -> str:
-        """What was cut off, in a sentence."""
+        """The limits in a sentence."""
         said = f"trials ended after {format_seconds(self.horizon)}"
         if self.part is None:
             return said
@@ -72,7 +75,9 @@ class Bounds:
 
 
 def bounds(result: RunResult, waited: dict[int, float], steps: int = STEP_BUDGET) -> Bounds:
-    """Where trials of a run end. ``waited`` are seconds that each request waited."""
+    """Return the limits for trials of a run; ``waited`` is the waiting time of each
+    request in s.
+    """
     record = result.record
     lives = record.requests.values()
     end = max([record.end, *(life.ended_at or 0.0 for life in lives)])

@@ -1,8 +1,8 @@
-"""vLLM's log, of the V0 engine's last releases and of V1 from 0.9 to 0.33.
+"""Read vLLM's log, of the V0 engine's last releases and of V1 from 0.9 to 0.33.
 
-The forms are those of the wheels: ``v1/metrics/loggers.py`` (stats, every 10 s while there is work,
-and from 0.27 on iterations), ``v1/engine/core.py`` (iterations from 0.14 to 0.26, and the
-engine's configuration), ``entrypoints`` (``non-default args``, ``Received request``),
+The formats are those of the released wheels: ``v1/metrics/loggers.py`` (statistics every 10 s while
+there is work, and iterations from 0.27 on), ``v1/engine/core.py`` (iterations from 0.14 to 0.26,
+and the engine's configuration), ``entrypoints`` (``non-default args``, ``Received request``),
 ``v1/core/kv_cache_utils.py`` (size of the KV cache), ``config/scheduler.py`` (token budget).
 """
 
@@ -40,7 +40,7 @@ from simkv.incident.log_lines import (
 from simkv.schedulers.engine_registry import ENGINES
 from simkv.workload.trace_source import TraceSource
 
-#: By these words a line is worth a closer look; most lines of a busy log have none of them.
+#: Lines with these words are parsed; most lines of a busy log have none of them.
 LINE_PATTERN = re.compile(
     r"throughput: |Iteration\(|Received request |Aborted request|args: |LLM engine \(v|version |"
     r"KV cache size|num_gpu_blocks|blocks: |max_num_batched_tokens=|Asynchronous scheduling|"
@@ -52,7 +52,7 @@ _STATS = re.compile(
     r"Running: (?P<running>\d+) reqs, (?:Swapped: (?P<swapped>\d+) reqs, )?"
     r"(?:Waiting|Pending): (?P<waiting>\d+) reqs(?P<rest>.*)"
 )
-#: Of which rank a line is; its process's name is that of the engine core, where that wrote it.
+#: Rank of a line: its prefix, or the name of the engine core process.
 _ENGINE = re.compile(r"Engine (\d+): |\(EngineCore_(?:DP)?(\d+) pid=")
 _AGGREGATED = re.compile(r"(\d+) Engines Aggregated: ")
 _USAGE = re.compile(r"(?<!CPU )KV cache usage: ([\d.]+)%")
@@ -68,7 +68,7 @@ _IDS = re.compile(r"prompt_token_ids: \[([\d, ]*)\]")
 _ABORTED = re.compile(r"Aborted request\(?s?\)? ([^\s.]+)")
 _ARGS = re.compile(r"non-default args: (\{.*\})")
 _PLAIN_ARG = re.compile(r"'(\w+)': ('[^']*'|-?[\d.]+(?:e-?\d+)?|True|False|None)")
-#: A server's start: a line of its own, or beside its logo.
+#: A server's start: a separate line, or beside its logo.
 _BEGINS = re.compile(r"server version |█ +version ")
 _VERSION = re.compile(
     r"(?:server version |█ +version |LLM engine \(v)v?(\d+\.\d+(?:\.\d+)?[\w.+]*)"
@@ -82,7 +82,7 @@ _BUDGET = re.compile(r"max_num_batched_tokens=(\d+)")
 _ASYNC = re.compile(r"Asynchronous scheduling is (enabled|disabled)")
 _DIED = re.compile(r"encountered a fatal error|EngineDeadError|died unexpectedly")
 _CACHE = [re.compile(line) for line in ENGINES["vllm"].cache_lines]
-#: What a configuration calls a flag that has another name.
+#: Flags with another name in the logged configuration.
 _FLAGS = {
     "max_seq_len": "max_model_len",
     "chunked_prefill_enabled": "enable_chunked_prefill",
@@ -91,7 +91,7 @@ _FLAGS = {
 
 @dataclass
 class _Log:
-    """What has been read so far of the engine's present life."""
+    """Values read since the engine's last start."""
 
     path: Path
     settings: dict[str, StatedSetting] = field(default_factory=dict)
@@ -106,10 +106,9 @@ class _Log:
 
 
 def read(source: TraceSource) -> Evidence:
-    """All that a log tells of the last life of its server. Raises InputError if it cannot be read.
+    """Read a log from the server's last start. Raises InputError if it cannot be read.
 
-    A server that was started again in the same log is another one: what came before is left out
-    and counted.
+    Lines before a restart belong to another server; they are left out and the restarts are counted.
     """
     log, notes, starts = _Log(source.path), list[str](), 0
     for line in read_log_lines(source, LINE_PATTERN):
@@ -149,7 +148,7 @@ def read(source: TraceSource) -> Evidence:
 
 
 def _gaps(series: pd.DataFrame | None) -> int:
-    """Times at which lines are missing of an engine that was not idle."""
+    """Return the number of gaps between lines while requests were running."""
     found = 0
     if series is None:
         return found
@@ -249,7 +248,7 @@ def _args(log: _Log, line: LogLine) -> bool:
 
 
 def _literal(text: str) -> Mapping[str, Any]:
-    """A dictionary as Python prints it; what is no plain value in it is left out."""
+    """Parse a printed dictionary; values that are not literals are left out."""
     try:
         found = ast.literal_eval(text)
         if isinstance(found, dict):
@@ -309,7 +308,7 @@ def _died(log: _Log, line: LogLine) -> bool:
     return True
 
 
-#: Each looks at a line and says whether it was its own; the commonest come first.
+#: Each reader returns whether it recognized the line; the most frequent ones come first.
 _READERS: tuple[Callable[[_Log, LogLine], bool], ...] = (
     _step,
     _stats,
@@ -323,19 +322,19 @@ _READERS: tuple[Callable[[_Log, LogLine], bool], ...] = (
 )
 
 
-#: The engine whose log it is, and how it is called in messages.
+#: The engine whose log this module reads, and its name in messages.
 ENGINE, TITLE = "vllm", "vLLM"
 #: Whether ``steps`` are single iterations with their durations.
 LOGS_ITERATIONS = True
 
 
 def computed_only(version: str) -> bool:
-    """Whether the prompt tokens of this version's stats line leave out those found in the cache."""
+    """Whether the prompt tokens in this version's stats line exclude cached tokens."""
     minor = re.match(r"0\.(\d+)", version)
     return minor is not None and int(minor[1]) >= 16
 
 
 def known(text: str) -> bool:
-    """Whether lines of this text are vLLM's."""
+    """Whether this text contains lines of vLLM."""
     words = ("vllm", "vLLM", "Avg prompt throughput: ", "Iteration(", "Received request ")
     return any(word in text for word in words) and bool(LINE_PATTERN.search(text))

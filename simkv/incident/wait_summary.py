@@ -1,4 +1,4 @@
-"""What requests of the simulated incident waited for, and whether that is too much."""
+"""Summarize the waiting of requests in a simulated incident, and decide whether it is healthy."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from simkv.explain.verdicts.verdict import Verdict
 from simkv.explain.wait_ledger import WAIT_KINDS, LedgerKind, total_by_kind
 from simkv.metrics.run_result import RunResult
 
-#: A server is well whose requests wait for less than this share of their time, and of whom the
-#: worst decile waits for less than the second share.
+#: A server is healthy if requests wait for less than this share of their time, and the worst decile
+#: for less than the second share.
 MAX_WAIT_SHARE, MAX_VICTIM_WAIT_SHARE = 0.05, 0.3
-#: Nor is it well if requests take so many times as long as alone, and be it that all of them run.
+#: It is not healthy if requests take this many times as long as in isolation, even without waiting.
 MAX_SLOWDOWN = 2.0
-#: Waits that the operator can do something about: not the moments between steps.
+#: Waits that an operator can influence; the time between steps is excluded.
 BLAMED_KINDS = (WAIT_KINDS | {LedgerKind.HELD_UP, LedgerKind.STALLED, LedgerKind.RECOMPUTE}) - {
     LedgerKind.UNSEEN
 }
@@ -24,8 +24,12 @@ BLAMED_KINDS = (WAIT_KINDS | {LedgerKind.HELD_UP, LedgerKind.STALLED, LedgerKind
 
 @dataclass(frozen=True)
 class WaitSummary:
-    """What the simulated requests waited for: seconds by kind, their share of all time and that of
-    the worst decile, who these are, and the seconds ``lost`` by each request."""
+    """Waiting of the simulated requests.
+
+    ``kinds`` are seconds by kind; ``share`` and ``worst`` are the shares of time spent waiting by
+    all requests and by the worst decile. ``victims`` lists that decile, ``lost`` the seconds per
+    request.
+    """
 
     kinds: dict[LedgerKind, float]
     share: float
@@ -35,7 +39,7 @@ class WaitSummary:
 
 
 def summarize_waits(result: RunResult) -> WaitSummary:
-    """Who waited, how long and for what; ``victims`` are the worst decile, the worst first."""
+    """Summarize waiting by request and kind; ``victims`` are the worst decile, the worst first."""
     lived, lost = {}, {}
     ledger = result.diagnosis.ledger
     for i, tiles in ledger.items():
@@ -51,21 +55,23 @@ def summarize_waits(result: RunResult) -> WaitSummary:
 
 
 def find_victims(observed: pd.DataFrame, simulated: list[int]) -> list[int]:
-    """The worst decile by how long they were seen to queue, the worst first; where nobody tells how
-    long that was, those that waited longest when ``simulated``."""
+    """Return the decile of requests with the longest observed queue times, the longest first.
+
+    Without observed queue times, return the ``simulated`` victims.
+    """
     queued = observed["queue_ms"].nlargest(max(len(observed) // 10, 1))
     return queued[queued > 0].index.tolist() or simulated
 
 
 def is_healthy(result: RunResult) -> bool:
-    """Whether nothing is wrong: no verdict, and next to no waiting."""
+    """Whether there is no verdict and little waiting."""
     waits = summarize_waits(result)
     calm = waits.share < MAX_WAIT_SHARE and waits.worst < MAX_VICTIM_WAIT_SHARE
     return not server_verdicts(result) and calm and slowdown(result) < MAX_SLOWDOWN
 
 
 def slowdown(result: RunResult) -> float:
-    """How many times as long all requests took as they would have taken one by one, alone."""
+    """Return the total time of all requests relative to their total time in isolation."""
     record = result.record
     both = [
         (life.last_token - life.request.arrival, record.isolated_s[i])
@@ -76,5 +82,5 @@ def slowdown(result: RunResult) -> float:
 
 
 def server_verdicts(result: RunResult) -> list[Verdict]:
-    """What went wrong; a request that was too long for its client is no fault of the server."""
+    """Return the verdicts except ``timed out``, which is not the server's fault."""
     return [verdict for verdict in result.diagnosis.verdicts if verdict.name != "timed out"]

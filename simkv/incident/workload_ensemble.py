@@ -1,12 +1,12 @@
-"""Workloads that agree with sums and histograms, where no source tells single requests.
+"""Sample workloads that match sums and histograms, without data on single requests.
 
-Between two scrapes as many requests came as ended, and as many more as are in the system now than
-were before. Sums do not tell when in that time: of some members they came at any moment with equal
-chance (a Poisson process, given how many came), of others a share of them at one moment, for a
-burst queues and a stream does not; what they queued tells which members are likely. Their lengths
-are drawn from the buckets in which they were counted, evenly within each, and moved within their
-buckets until they have the sum that was seen. Who ended then came as long before as it took; in
-that order they are given the arrivals.
+Between two scrapes, the number of arrivals is the number of finished requests plus the increase of
+requests in the system. Arrival times within that interval are unknown: in some members they are
+uniform (a Poisson process, given the number), in others a share of the requests arrives at once,
+because a burst queues and a steady stream does not. The observed queue times decide which members
+are likely. Lengths are sampled uniformly within their buckets, and moved within the buckets until
+they match the reported sum. A request that finished arrived earlier by its E2E latency; requests
+get the arrivals in that order.
 """
 
 from __future__ import annotations
@@ -22,24 +22,27 @@ from simkv.core.errors import InputError
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-#: Members that are drawn, of which the likelier half is kept; in turn so large a share of the
-#: requests between two scrapes comes at one moment.
+#: Number of members, of which the likelier half is kept; and the shares of requests between two
+#: scrapes that arrive at once, which the members use in turn.
 MEMBERS, BURST_SHARES = 12, (0.0, 0.3, 0.6, 1.0)
-#: Members drawn from lines whose runs are so much farther from these than the nearest are kept.
+#: Members sampled from lines are kept up to this multiple of the smallest distance to the lines.
 MAX_DISTANCE_RATIO = 1.5
-#: Of an open last bucket: it ends at so many times where it begins.
+#: Upper bound of the open last bucket, relative to its lower bound.
 OPEN_BUCKET_FACTOR = 2.0
 NEEDED = ("prompt_tokens", "output_tokens")
 
 
 def can_sample(histograms: Mapping[str, Any]) -> bool:
-    """Whether there is enough to draw requests from."""
+    """Whether there is enough data to sample requests."""
     return all(name in histograms for name in NEEDED)
 
 
 def sample_workload(histograms: Mapping[str, Any], series: pd.DataFrame, seed: int) -> pd.DataFrame:
-    """A member of the ensemble: requests as ``read_measured`` has them, with what requests that
-    ended in the same time took on the mean. Raises InputError if nothing ended."""
+    """Sample a member of the ensemble: requests as in ``read_measured``.
+
+    Their latencies are the means of requests that ended in the same interval. Raises InputError if
+    no request ended.
+    """
     luck = np.random.default_rng(seed)
     grid = np.array(histograms["t_s"])
     counts = _counts(histograms)
@@ -77,13 +80,13 @@ def sample_workload(histograms: Mapping[str, Any], series: pd.DataFrame, seed: i
 
 
 def _counts(histograms: Mapping[str, Any]) -> Ints:
-    """Requests that ended until each time."""
+    """Return the number of requests that ended in each interval."""
     found = np.rint(np.array(histograms["output_tokens"]["count"])).astype(np.int64)
     return np.asarray(np.maximum(found, 0))
 
 
 def _means(histograms: Mapping[str, Any], name: str) -> Floats:
-    """Mean seconds by time; where nothing was counted those of the nearest time."""
+    """Return mean seconds by time, interpolated where nothing was counted."""
     one = histograms.get(name)
     if one is None:
         return np.full(len(histograms["t_s"]), np.nan)
@@ -94,16 +97,16 @@ def _means(histograms: Mapping[str, Any], name: str) -> Floats:
 
 
 def _mean_of(values: Floats, which: Ints, size: int) -> Floats:
-    """For each value the mean of those of the same time."""
+    """Return for each value the mean of all values of the same interval."""
     total, count = np.bincount(which, values, size), np.bincount(which, minlength=size)
     return np.asarray((total / np.maximum(count, 1))[which])
 
 
 def _per_token(told: Mapping[str, Floats], first: Floats, outputs: Floats, which: Ints) -> Floats:
-    """Seconds between two tokens of each request that ended: as many as make up its E2E.
+    """Return the seconds between two tokens of each request, so that they add up to its E2E.
 
-    The gaps that were counted in the same time are no measure of it where it is known: they are of
-    those who go on, too, and not of what came before.
+    Counted inter-token latencies are used only if the E2E is unknown: they include requests that
+    continue, and exclude earlier tokens.
     """
     size = len(told["e2e"])
     steps = _mean_of(np.maximum(outputs - 1, 0), which, size)
@@ -113,7 +116,7 @@ def _per_token(told: Mapping[str, Floats], first: Floats, outputs: Floats, which
 
 
 def _lengths(one: Mapping[str, Any], counts: Ints, luck: np.random.Generator) -> Floats:
-    """Tokens of the requests that ended, time by time."""
+    """Sample the tokens of the requests that ended, interval by interval."""
     edges = [edge for edge in one["le"] if edge is not None]
     below = np.array(one["below"][: len(edges)]) if edges else np.zeros((0, len(counts)))
     lows = np.array([1.0, *[edge + 1 for edge in edges]])
@@ -130,7 +133,7 @@ def _lengths(one: Mapping[str, Any], counts: Ints, luck: np.random.Generator) ->
 
 
 def _in_buckets(low: Floats, high: Floats, total: float, luck: np.random.Generator) -> Floats:
-    """Numbers between limits that have a sum, as far as the limits allow."""
+    """Sample values between limits, moved toward a given sum as far as the limits allow."""
     values = low + luck.random(len(low)) * (np.maximum(high, low) - low)
     luck.shuffle(order := np.arange(len(low)))
     values, low, high = values[order], low[order], np.maximum(high, low)[order]
@@ -146,7 +149,7 @@ def _in_buckets(low: Floats, high: Floats, total: float, luck: np.random.Generat
 def _arrivals(
     grid: Floats, counts: Ints, series: pd.DataFrame, at_once: float, luck: np.random.Generator
 ) -> Floats:
-    """When requests came: as many as ended, and as many more as are there than were before."""
+    """Sample arrival times: finished requests plus the increase of requests in the system."""
     summed = series.groupby("t_s")[["running", "waiting"]].sum().sum(axis="columns")
     there = np.rint(np.interp(grid, summed.index, summed.to_numpy(np.float64))).astype(np.int64)
     came = counts + np.diff(there, prepend=there[0])
@@ -162,22 +165,22 @@ def _arrivals(
         for start, end, n in zip(starts, grid, came.tolist(), strict=True)
         if n
     ]
-    # Those that were there before the first scrape came with it.
+    # Requests in the system before the first scrape arrive with it.
     whole = [np.full(max(early, 0), grid[0]), *times]
     return np.sort(np.concatenate(whole))
 
 
 def sample_arrival_shares(count: int, at_once: float, luck: np.random.Generator) -> Floats:
-    """When requests come, as a share of the time between two scrapes."""
+    """Sample arrival times as a share of the time between two scrapes."""
     found = luck.random(count)
     return np.asarray(np.where(luck.random(count) < at_once, luck.random(), found), np.float64)
 
 
 def select_likely_members(figures: pd.DataFrame) -> pd.DataFrame:
-    """The members whose simulations come near to what was observed, the nearest first.
+    """Return the members whose simulations are closest to the observation, the closest first.
 
-    ``figures`` has a row per member with E2E and TTFT means, simulated and observed (s), or how far
-    ``apart`` its run is from the lines of a log.
+    ``figures`` has one row per member with E2E and TTFT means, simulated and observed (s), or the
+    distance of its run from the lines of a log (``apart``).
     """
     if "apart" in figures:
         by_fit = figures.sort_values("apart", kind="stable")
@@ -191,8 +194,11 @@ def select_likely_members(figures: pd.DataFrame) -> pd.DataFrame:
 
 
 def interval(values: Sequence[float], observed: float | None = None) -> tuple[float, float]:
-    """Where a figure lies with nine chances in ten: by how the likely members differ (Student's t),
-    and by how far their mean is from what the sums themselves say, where they do."""
+    """Return the 90 % interval of a figure.
+
+    It combines the spread of the likely members (Student's t) and the difference of their mean from
+    the observed value, if there is one.
+    """
     mean, spread = float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
     off = 0.0 if observed is None or np.isnan(observed) else mean - observed
     half = 1.9 * float(np.hypot(spread, off))

@@ -1,4 +1,4 @@
-"""What stands before the application: keys, sizes, slow bodies, headers of our own."""
+"""ASGI middleware: check API keys, limit size and duration of bodies, add simkv's headers."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from simkv.serve.error_responses import error_response
 
-#: What needs no key: probes and scrapers have none.
+#: Paths that need no key, because probes and scrapers have none.
 PUBLIC_PATHS = ("/health", "/ping", "/version", "/load", "/metrics")
 
 
 @dataclass(frozen=True)
 class BodyLimits:
-    """Most bytes of a body, and the seconds within which all of it has to come."""
+    """Maximum size of a body in bytes, and maximum time to receive it in seconds."""
 
     body: int = 16 * 1024 * 1024
     seconds: float = 30.0
 
 
 class Guard:
-    """Lets through what has the key, and a body within limits that comes in time.
+    """ASGI middleware that admits requests with a valid key and a body within limits.
 
-    Every response says how fast the clock goes; ``refuse`` says why nothing is served any more,
-    if nothing is.
+    Every response gets the header ``x-simkv-speed``. ``refuse`` returns the reason why the server
+    accepts no new calls, or an empty string.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Guard:
         await app(scope, self._counted(receive), send_and_say)
 
     def _refused(self, path: str, method: str, headers: Headers) -> JSONResponse | None:
-        """The answer to what can be refused by its head."""
+        """Return the response to a request that can be rejected by its headers, or None."""
         if self._key and path not in PUBLIC_PATHS and method != "OPTIONS":
             scheme, _, given = headers.get("authorization", "").partition(" ")
             same = hmac.compare_digest(given.strip().encode("utf-8", "replace"), self._key)
@@ -77,7 +77,7 @@ class Guard:
         return None
 
     def _counted(self, receive: Receive) -> Receive:
-        """The same messages, as long as they are not too much nor too late."""
+        """Return ``receive`` with checks of the body's size and duration."""
         limits, taken, whole = self._limits, 0, False
 
         async def counted() -> Message:

@@ -1,4 +1,4 @@
-"""From a checked body to requests of the engine, and what can be said of their answers."""
+"""Convert validated bodies to requests of the engine, and track the calls in flight."""
 
 from __future__ import annotations
 
@@ -24,30 +24,32 @@ from simkv.serve.served_scenario import SampleLength
 from simkv.serve.text_tokenizers import TextTokenizer
 from simkv.workload.workload_base import MAX_TOKEN_COUNT
 
-#: The status and the words with which a request ends that is not served to its end.
+#: Status and message for requests that do not finish.
 ERROR_OUTCOMES = {
     Outcome.REJECTED: (400, "the engine refused the request"),
     Outcome.STALLED: (503, "the engine is dead"),
     Outcome.LOST: (503, "the replica that had the request is gone"),
     Outcome.CUT_OFF: (503, "the server was stopped before the answer was complete"),
 }
-#: Most characters of an unknown model's name that its refusal repeats.
+#: Maximum length of an unknown model's name in the error message, in characters.
 LONGEST_NAME = 256
-#: Most characters of a request id: each chunk of a stream repeats it.
+#: Maximum length of a request id in characters: each chunk of a stream repeats it.
 LONGEST_ID = 16_384
-#: Most bytes of the response header with the id; clients refuse long headers (aiohttp: 8,190).
+#: Maximum size of the response header with the id in bytes; clients reject long headers (aiohttp:
+#: 8,190).
 LONGEST_HEADER = 4096
-#: Characters that a header has unchanged; others are percent-encoded.
+#: Characters that a header passes unchanged; others are percent-encoded.
 _PRINTABLE = bytes(range(ord("!"), ord("~") + 1)).decode()
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What an application knows of the engine that it stands for.
+    """Description of the simulated engine for the HTTP application.
 
-    ``longest`` is the most tokens of prompt and answer together, None where the engine has no such
-    limit; ``lengths`` draws how long answers are that may end by themselves, ``loras`` are the
-    adapters that clients ask for by their names, or with ``lora_by_model`` by ``model:adapter``.
+    ``longest`` is the maximum number of prompt and output tokens together, or None if the engine
+    has no such limit. ``lengths`` samples the output length of requests that may stop by
+    themselves. ``loras`` lists the adapters, which clients select by name or, with
+    ``lora_by_model``, as ``model:adapter``.
     """
 
     engine: str
@@ -62,10 +64,10 @@ class ServedModel:
     lora_by_model: bool = False
 
     def adapter(self, model: str | None) -> str | None:
-        """The LoRA adapter that a client means by a model's name.
+        """Return the LoRA adapter that a model name selects, or None for the base model.
 
-        It is known by its name, with ``lora_by_model`` by ``model:adapter``, too. Raises Refused
-        if nothing has the name.
+        With ``lora_by_model``, ``model:adapter`` selects an adapter, too. Raises RequestError if
+        the name is unknown.
         """
         if not model or model == self.model:
             return None
@@ -77,9 +79,10 @@ class ServedModel:
 
 
 class Generation:
-    """One call of a client: its prompts, and the answers to them.
+    """One call of a client: its prompts and the replies to them.
 
-    It is ``called`` as its client says, and ``name`` is the id of the answer; ``model`` gives it.
+    ``called`` is the request id, given by the client or generated; ``name`` is the id of the
+    response; ``model`` is the model name in it.
     """
 
     def __init__(
@@ -102,16 +105,16 @@ class Generation:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of all prompts."""
+        """Number of tokens of all prompts."""
         return sum(len(prompt) for prompt in self.prompts)
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens of all answers so far."""
+        """Number of tokens of all replies so far."""
         return sum(answer.tokens for answer in self.answers)
 
     def usage(self) -> dict[str, int]:
-        """As the API counts."""
+        """Return the token usage in the format of the API."""
         asked, given = self.prompt_tokens, self.completion_tokens
         return {
             "prompt_tokens": asked,
@@ -122,10 +125,10 @@ class Generation:
 
 @dataclass
 class RequestHandler:
-    """Takes calls: gives their prompts to the engine, and knows them by the names of clients.
+    """Sends the prompts of calls to the engine and finds calls by name.
 
-    ``names`` are the requests of a call by its name; ``late`` is told by how many seconds a token
-    was late when it was written.
+    ``names`` maps a call's name to its requests. ``late`` receives the delay of each written token
+    in seconds.
     """
 
     live: LiveSimulation
@@ -143,10 +146,10 @@ class RequestHandler:
     def begin(
         self, prefix: str, name: str | None, body: Body, prompts: Sequence[array[int]]
     ) -> Generation:
-        """Send the prompts to the engine. Raises Refused where the API would refuse the call.
+        """Send the prompts to the engine. Raises RequestError where the API rejects the call.
 
-        A full queue is told of before whatever is wrong with a prompt, as vLLM does (0.33.0,
-        ``_preflight``). If one of them is turned away before the engine hears of it, so are all.
+        A full queue is reported before an invalid prompt, as in vLLM 0.33.0 (``_preflight``). If
+        the queue limit rejects one prompt, the whole call is rejected.
         """
         lora = self.front.adapter(body.model)
         if self.live.dead:
@@ -179,7 +182,9 @@ class RequestHandler:
         return Generation(prefix, called, model, list(prompts), answers)
 
     def _preflight(self, called: str, body: Body, prompt: array[int], lora: str | None) -> None:
-        """Raise Refused if all are turned away now, whatever they ask; the first prompt counts."""
+        """Raise RequestError if every request would be rejected now; checked with the
+        first prompt.
+        """
 
         def ask() -> ClientRequest:
             try:
@@ -194,7 +199,9 @@ class RequestHandler:
             raise _turned_away(answer.refusal)
 
     def end(self, call: Generation) -> None:
-        """Nobody waits for a call any more."""
+        """End a call: cancel its unfinished requests and store its prompts and replies
+        as prefixes.
+        """
         self.in_flight -= 1
         for prompt, answer in zip(call.prompts, call.answers, strict=True):
             self.live.leave(answer)
@@ -205,17 +212,17 @@ class RequestHandler:
             self._known.answer(prompt, emitted, f"o{number}")
 
     def tokens(self, number: int, count: int) -> array[int]:
-        """The first tokens of a request under way: its prompt, and what it emits after that."""
+        """Return the first ``count`` tokens of a request in flight: its prompt, then its output."""
         prompt = self._prompts.get(number, array("q"))
         emitted = self.front.texts.emitted(number, max(count - len(prompt), 0))
         return (prompt + emitted)[:count]
 
     def sent(self, due: float) -> None:
-        """A token was written that was due then."""
+        """Record the delay of a token that was due at ``due`` and has just been written."""
         self.late(time.monotonic() - due)
 
     def find(self, name: str) -> list[int]:
-        """The requests of a call, by its id, by what its client called it, or by its number."""
+        """Return the requests of a call, by reply id, request id or request number."""
         for prefix in ("", "cmpl-", "chatcmpl-"):
             if name.startswith(prefix) and (known := self.names.get(name.removeprefix(prefix))):
                 return known
@@ -223,7 +230,7 @@ class RequestHandler:
         return [number] if 0 <= number < len(self.live.journal) else []
 
     def _limit(self, body: Body, prompt: int) -> int:
-        """Most tokens of an answer. Raises Refused for what is too long or makes no sense."""
+        """Return the maximum number of output tokens. Raises RequestError for invalid limits."""
         if prompt == 0:
             raise RequestError(400, "The prompt is empty.", "prompt")
         limit, longest = body.limit, self.front.longest
@@ -270,9 +277,9 @@ def _turned_away(refusal: Refusal) -> RequestError:
 
 
 def max_output_tokens(longest: int, prompt: int, wanted: int | None, param: str) -> int:
-    """Tokens that an answer may have where prompt and answer together have a limit.
+    """Return the maximum number of output tokens under a limit on prompt and output together.
 
-    Raises Refused with the words of vLLM 0.33.0 (``vllm/renderers/params.py``).
+    Raises RequestError with the messages of vLLM 0.33.0 (``vllm/renderers/params.py``).
     """
     if wanted is not None and wanted > longest:
         said = f"{param}={wanted} cannot be greater than max_model_len={longest}. "
@@ -288,7 +295,7 @@ def max_output_tokens(longest: int, prompt: int, wanted: int | None, param: str)
 
 
 def id_of(header: str | None) -> str | None:
-    """Request id in the header ``x-request-id``, which is UTF-8 where it can be."""
+    """Return the request id in the header ``x-request-id``, decoded as UTF-8 if possible."""
     if header is None:
         return None
     try:
@@ -298,6 +305,6 @@ def id_of(header: str | None) -> str | None:
 
 
 def finish_reason(request: Request, tokens: int, longest: int | None) -> str:
-    """Why an answer of so many tokens ended."""
+    """Return the finish reason of a finished reply with the given number of tokens."""
     full = longest is not None and request.prompt_tokens + tokens >= longest
     return "length" if full or tokens >= request.max_tokens else "stop"

@@ -1,4 +1,4 @@
-"""Scenarios to be served: the workload may be left out, for the clients bring theirs."""
+"""Load scenarios to be served; the workload may be missing because clients send the requests."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from simkv.scenario.yaml_document import YamlDocument, read_document
 from simkv.schedulers.engine_registry import ENGINES
 from simkv.workload.length_distributions import LengthDistribution, sample_lengths
 
-#: Draws how many tokens the next answer has.
+#: Samples the output length of a request.
 SampleLength = Callable[[np.random.Generator], int]
-#: In place of a workload that is left out; nobody sends it.
+#: Placeholder for a missing workload; it is never sent.
 PLACEHOLDER = {"requests": [{"prompt_tokens": 1, "output_tokens": 1}]}
 
 
 def load_served_scenario(path: Path, overrides: Sequence[str]) -> tuple[Path, dict[str, Scenario]]:
-    """A scenario file, or a packaged one by its name, and its variants.
+    """Load a scenario file, or a packaged scenario by name, with its variants.
 
     Raises InputError as ``simkv run`` does.
     """
@@ -36,9 +36,9 @@ def load_served_scenario(path: Path, overrides: Sequence[str]) -> tuple[Path, di
 
 
 def build_scenario(engine: str, model: str, gpu: str, overrides: Sequence[str]) -> Scenario:
-    """An engine with its defaults for a model on a GPU, and as many blocks as fit.
+    """Build a scenario with engine defaults for a model on a GPU, and the KV cache size that fits.
 
-    Raises InputError if one of the three is not known.
+    Raises InputError if the engine, model or GPU is unknown.
     """
     if engine not in ENGINES:
         raise InputError(
@@ -56,7 +56,7 @@ def build_scenario(engine: str, model: str, gpu: str, overrides: Sequence[str]) 
 
 
 def list_scenarios() -> list[str]:
-    """The packaged scenarios, a line each: name, engine, and what it shows."""
+    """Return one line per packaged scenario: name, engine and summary."""
     lines = []
     for name, path in list_packaged_scenarios().items():
         first = next(iter(load(path).values()))
@@ -66,9 +66,9 @@ def list_scenarios() -> list[str]:
 
 
 def replicas_of(scenario: Scenario) -> list[Scenario]:
-    """Each replica of a fleet as a scenario of its own, for a router outside.
+    """Return each replica of a fleet as a separate scenario, for an external router.
 
-    Raises InputError if they cannot be apart.
+    Raises InputError if the scenario has no fleet or its replicas depend on each other.
     """
     fleet = scenario.fleet
     if fleet is None:
@@ -87,10 +87,10 @@ def replicas_of(scenario: Scenario) -> list[Scenario]:
 
 
 def answer_lengths(scenario: Scenario) -> SampleLength | None:
-    """How long answers are that end by themselves, None if the scenario does not tell.
+    """Return the sampler for the output length of replies that stop by themselves, or None.
 
-    As its section ``serve`` says, or as in its workload, if that draws them or is a trace. Raises
-    InputError if that cannot be read.
+    The lengths come from the section ``serve``, else from the workload if it samples lengths or is
+    a trace. Raises InputError if they cannot be read.
     """
     workload = scenario.workload
     length = scenario.serve.output_tokens if scenario.serve else None

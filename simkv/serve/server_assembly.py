@@ -1,4 +1,4 @@
-"""All of a server put together: from a scenario and options to a process that serves."""
+"""Build a server from a scenario and options, and run it."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 #: Bounds of ``--speed``; timers and clocks have finite values between them.
 SLOWEST, FASTEST = 1e-6, 1e6
-#: Most seconds of ``--grace``.
+#: Maximum of ``--grace`` in seconds.
 LONGEST_GRACE = 1e6
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """How a scenario is served; see ``simkv serve --help``. Raises InputError for bad values."""
+    """Options of ``simkv serve``; see its ``--help``. Raises InputError for invalid values."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -76,9 +76,9 @@ class ServerOptions:
 
 
 class HttpServer:
-    """A scenario that is served on a port. Raises InputError for what cannot be.
+    """A scenario served on a port. Raises InputError for scenarios that cannot be served.
 
-    ``warn`` is told what an operator should know; ``ending`` knows whether the end has come.
+    ``warn`` receives messages for the operator; ``ending`` is set on shutdown.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class HttpServer:
         ending: ShutdownFlag,
     ) -> None:
         self.options = options
-        # The clients are real: they come and go as they like, and nothing ends before them.
+        # Real clients decide when to leave, and the simulation must not end before them.
         self.scenario = scenario.model_copy(update={"timeout": None, "horizon": None})
         replicas = build_replica_specs(self.scenario, folder)
         self.live = LiveSimulation(self.scenario, replicas, options.speed)
@@ -130,13 +130,13 @@ class HttpServer:
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """URL on which the server listens."""
         host, port = self._socket.getsockname()[:2]
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     @property
     def banner(self) -> str:
-        """What is served, where, and how fast."""
+        """Start message: the scenario, its address and the speed."""
         front = self.front
         times = (
             "real time" if self.options.speed == 1 else f"{self.options.speed:g} times real time"
@@ -150,19 +150,21 @@ class HttpServer:
 
     @property
     def site(self) -> ServedApp:
-        """What is served, for a process."""
+        """The application, its simulation and its socket, for the server process."""
         app = application(self.handler, self.explainer, self.describe, self.figures.text)
         guard = Guard(app, self.options.speed, self.options.api_key, refuse=self._ending.why)
         return ServedApp(guard, app, self.live, self._socket, lambda: self.handler.in_flight)
 
     def close(self) -> None:
-        """Nothing is served any more."""
+        """Stop the explaining process and the event publisher."""
         self.explainer.close()
         if self.kv_publisher:
             self.kv_publisher.close()
 
     async def describe(self) -> str:
-        """A scenario file of what is served and what came so far, ready to run again."""
+        """Return a scenario file with the configuration and the requests so far, ready to run
+        again.
+        """
         about = [
             f"Served by simkv serve at --speed {self.options.speed:g}; what clients sent so far.",
             f"Text was counted by {self.front.texts.rule}.",
@@ -176,15 +178,15 @@ class HttpServer:
         return lines + await self.explainer.scenario()
 
     def write(self, path: Path) -> int:
-        """Write what came as a trace; returns how many requests."""
+        """Write the received requests as a trace and return their number."""
         write_recorded_trace(path, self.live.journal)
         return len(self.live.journal)
 
 
 class Deployment:
-    """A scenario on one port, or each replica of its fleet on a port of its own (``apart``).
+    """A scenario on one port, or with ``apart`` each replica of its fleet on a separate port.
 
-    Raises InputError for what cannot be served.
+    Raises InputError for scenarios that cannot be served.
     """
 
     def __init__(
@@ -204,7 +206,10 @@ class Deployment:
             self.servers.append(HttpServer(one, folder, own, warn, self._ending))
 
     def serve(self, ready: Callable[[], None]) -> None:
-        """Serve until a signal comes and what is under way has ended; ``ready`` is called once."""
+        """Serve until a signal arrives and the calls in flight have ended.
+
+        ``ready`` is called once, when clients can connect.
+        """
         beside = [house.kv_publisher.replay() for house in self.servers if house.kv_publisher]
         sites = [house.site for house in self.servers]
         try:
@@ -215,7 +220,7 @@ class Deployment:
 
 
 def _loras(scenario: Scenario, replicas: Sequence[ReplicaSpec]) -> Sequence[str]:
-    """The adapters that are served. Raises InputError if an engine takes none."""
+    """Return the served adapters. Raises InputError if an engine does not support them."""
     for name in scenario.lora.modules:
         check_lora("lora.modules: it names", name, replicas)
     return scenario.lora.modules

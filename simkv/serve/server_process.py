@@ -1,4 +1,4 @@
-"""The server as a process: sockets, signals, and an end at which nothing is lost."""
+"""Run the server as a process: sockets, signals and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from simkv.serve.live_simulation import LiveSimulation
 
-#: Most bytes of a request's head, and the seconds within which it has to be there.
+#: Maximum size of a request's head in bytes, and maximum time to receive it in seconds.
 HEAD_BYTES = 65536
 HEAD_SECONDS = 30.0
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """Closes connections whose head is too large, or does not come."""
+    """HTTP protocol that closes connections whose request head is too large or too slow."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -53,7 +53,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
 
 class SignalFreeServer(uvicorn.Server):
-    """Leaves signals to the process, which may have several servers."""
+    """uvicorn server that leaves signals to the process, which may run several servers."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -62,7 +62,10 @@ class SignalFreeServer(uvicorn.Server):
 
 @dataclass
 class ServedApp:
-    """An application on a socket, and the world behind it; ``bare`` is it without its guard."""
+    """An application with its socket and simulation.
+
+    ``unguarded_app`` is the application without its middleware.
+    """
 
     app: Any
     unguarded_app: Any
@@ -72,13 +75,13 @@ class ServedApp:
 
 
 class ShutdownFlag:
-    """Whether the process has been told to end."""
+    """Whether the process received a shutdown signal."""
 
     def __init__(self) -> None:
         self.told = False
 
     def why(self) -> str:
-        """Why nothing new is served."""
+        """Return the reason why new calls are rejected, or an empty string."""
         return "the server is shutting down" if self.told else ""
 
 
@@ -89,14 +92,15 @@ async def serve_until_shutdown(
     ready: Callable[[], None],
     beside: Sequence[Coroutine[Any, Any, None]] = (),
 ) -> None:
-    """Serve until a signal comes and those that are under way have ended, or ``grace`` (s) later.
+    """Serve until a signal arrives and the calls in flight have ended, or ``grace`` (s) have
+    passed.
 
-    A second signal ends it at once. ``ready`` is called when clients are answered. What runs
-    ``beside`` ends with it.
+    A second signal stops at once. ``ready`` is called when the server accepts clients. The
+    coroutines ``beside`` are cancelled at the end.
     """
     loop = asyncio.get_running_loop()
     gc.collect()
-    gc.freeze()  # what is there now stays, and going through it would hold up the clock
+    gc.freeze()  # exclude existing objects from garbage collection, which would stop the clock
     stop, now = asyncio.Event(), asyncio.Event()
 
     def end() -> None:
@@ -132,7 +136,7 @@ async def serve_until_shutdown(
 
 
 async def warm(app: Any) -> None:
-    """Have a request refused, so that the first real one does not pay for what is made once."""
+    """Send a request that is rejected, so that the first real one does not pay one-time costs."""
     body = b'{"prompt": [1], "model": "\\u0000"}'
     scope = {
         "type": "http",

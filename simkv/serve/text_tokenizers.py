@@ -1,6 +1,6 @@
-"""Text and tokens: how many tokens a text has, and filler text for tokens that are emitted.
+"""Convert between text and tokens, and generate filler text for emitted tokens.
 
-rule = FourBytes()
+rule = FourByteTokenizer()
 rule.encode("Hello, world")      # array('q', [...]), three tokens
 rule.decode(rule.encode("abc"))  # 'abc'
 """
@@ -17,40 +17,40 @@ from simkv.core.errors import InputError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-#: A role and what it said.
+#: The role of a message and its content.
 RoleMessage = tuple[str, str]
 
 
 class TextTokenizer(Protocol):
-    """How texts become tokens; ``rule`` says it in a sentence."""
+    """Conversion between text and tokens; ``rule`` describes it for users."""
 
     rule: str
 
     def encode(self, text: str) -> array[int]:
-        """The tokens of a text."""
+        """Return the tokens of a text."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """A text that has these tokens, where they are of one."""
+        """Return the text of these tokens, as far as they represent text."""
 
     def chat(self, messages: Iterable[RoleMessage]) -> array[int]:
-        """The tokens of a conversation, up to where the assistant is to speak."""
+        """Return the tokens of a conversation, up to the start of the assistant's reply."""
 
     def word(self, request: int, place: int) -> str:
-        """The text of a token that is emitted; printable ASCII without quotes and backslashes."""
+        """Return the text of an emitted token: printable ASCII without quotes and backslashes."""
 
     def emitted(self, request: int, count: int) -> array[int]:
-        """The tokens that ``count`` of those words are."""
+        """Return the tokens of the first ``count`` words that a request emits."""
 
 
-#: Seventy syllables, of which filler words are made.
+#: Seventy syllables for filler words.
 SYLLABLES = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]
 
 
 class FourByteTokenizer:
-    """A token for every four bytes of UTF-8, which is four characters of English.
+    """One token per four bytes of UTF-8, which is four characters of English.
 
-    Parts of a conversation begin with a token of their own, so that what one answer was is found
-    again in the prompt of the next turn.
+    Each part of a conversation starts a new token, so that a reply has the same tokens in the
+    prompt of the next turn.
     """
 
     rule = "a token for every four bytes of UTF-8 (four characters of English)"
@@ -80,9 +80,9 @@ class FourByteTokenizer:
 
 
 class FileTokenizer:
-    """The tokens of a tokenizer file (``tokenizer.json`` of a model)."""
+    """Tokenizer of a file (``tokenizer.json`` of a model)."""
 
-    #: Words of which the first is taken that stays one token when it is said again and again.
+    #: Candidates for the filler word: the first that remains one token when repeated is used.
     _WORDS = (" the", " a", " hello", "a", ".", "0")
 
     def __init__(self, tokenizer: Tokenizer, path: Path) -> None:
@@ -111,7 +111,10 @@ class FileTokenizer:
 
 
 def load_tokenizer(path: Path | None) -> TextTokenizer:
-    """By a tokenizer file, or by the rule. Raises InputError if the file cannot be used."""
+    """Load a tokenizer file; None selects the four-byte rule.
+
+    Raises InputError if the file or the package ``tokenizers`` cannot be used.
+    """
     if path is None:
         return FourByteTokenizer()
     try:
