@@ -1,10 +1,10 @@
 """Bounds of what-if trials: every trial ends, and long incidents are tried on their worst part.
 
 A trial of a setting that slows a server down takes long to simulate and is of little value. Each
-trial therefore ends at ``HORIZON_FACTOR`` times the end of the incident; if not all requests
-finished, at least the time of all requests in isolation is added first. All trials together take
-about ``STEP_BUDGET`` steps: if the incident is too long for that, they simulate its worst part, and
-only the best of them the whole incident.
+trial therefore ends at ``HORIZON_FACTOR`` times the end of the incident. If not all requests
+finished, that end is at least the last arrival plus the time of all requests in isolation. All
+trials together take about ``STEP_BUDGET`` steps: if the incident is too long for that, they
+simulate its worst part, and only the best of them the whole incident.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The workload as it was: arrivals and lengths of each request, where a source has them."""
+"""Reconstruct the workload: arrivals and lengths of each request, from the evidence."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from simkv.schedulers.engine_registry import ENGINES, find_engine_spec
 from simkv.workload.request_columns import NAMED_STREAM, PromptPieces, RequestRows
 from simkv.workload.trace_source import TraceSource
 
-#: A prefix cache that hits less than this is left out.
+#: Prefix-cache hit rates below this are ignored.
 MIN_HIT_RATE = 0.02
-#: A log's times are whole seconds: arrivals by two sources within this (s) are one.
+#: Log times are whole seconds; arrivals in two sources within this time (s) are the same.
 SAME_ARRIVAL_S = 1.5
 
 
 @dataclass(frozen=True)
 class RebuiltWorkload:
-    """Requests in the order of arrival, from time 0 at ``origin`` (s on the clock of the evidence).
+    """Requests in order of arrival; time 0 is ``origin`` (s on the clock of the evidence).
 
-    ``observed`` has a row for each, in the same order, with what it took (NaN where not known).
+    ``observed`` has one row per request in the same order with its latencies (NaN if unknown).
     """
 
     rows: RequestRows
@@ -44,11 +44,11 @@ def rebuild(
     setup: ServerSetup,
     seed: int = 0,
 ) -> RebuiltWorkload:
-    """The requests that the sources tell one by one, or those drawn with ``seed`` to agree with
-    their sums (see ``ensemble``, and ``from_lines`` where a log's lines are all there is).
+    """Return the requests of the sources, or a sample that matches their sums.
 
-    ``source`` names what prompts share: with a prefix cache the hit rate of the log is made a
-    common beginning of all prompts. Raises InputError where nothing tells of requests.
+    Samples use ``seed`` (see ``workload_ensemble``, and ``stats_line_workload`` if only log lines
+    are available). ``source`` names shared prefixes: with a prefix cache, the logged hit rate
+    becomes a common prefix of all prompts. Raises InputError without information on requests.
     """
     caching = setup.engine.get("enable_prefix_caching") is not False
     requests = evidence.requests
@@ -97,21 +97,21 @@ def rebuild(
 
 
 def is_sampled(evidence: Evidence) -> bool:
-    """Whether requests are drawn, for no source tells them one by one."""
+    """Whether requests are sampled because no source has single requests."""
     if evidence.requests is not None or evidence.series is None:
         return False
     return can_sample(evidence.histograms) or is_from_lines(evidence)
 
 
 def is_from_lines(evidence: Evidence) -> bool:
-    """Whether nothing but a log's lines tells of requests, of an engine that answered some."""
+    """Whether log lines are the only information on requests, and the engine did not die."""
     if evidence.requests is not None or can_sample(evidence.histograms) or evidence.died:
         return False
     return can_build_windows(evidence.series)
 
 
 def _known(setup: ServerSetup, shared: float) -> KnownEngine:
-    """What the lines are read with."""
+    """Return the engine properties needed to interpret the lines."""
     config = ENGINES[setup.engine["name"]].config(**setup.engine)
     spec = find_engine_spec(config)
     reader = log_reader(spec.name)
@@ -125,21 +125,21 @@ def _known(setup: ServerSetup, shared: float) -> KnownEngine:
 
 
 def _iterations(evidence: Evidence, setup: ServerSetup) -> pd.DataFrame | None:
-    """Lines made of iterations, where the engine logged them."""
+    """Return lines built from logged iterations, if the engine logged them."""
     steps, series = evidence.steps, evidence.series
     engine = evidence.engine
     if engine is None or not logs_iterations(engine):
         return None
     if steps is None or series is None or not has_enough_steps(steps):
         return None
-    if (series["engine"] < 0).any():  # lines of several ranks together
+    if (series["engine"] < 0).any():  # lines that cover several ranks
         return None
     config = ENGINES[engine].config(**setup.engine)
     return series_from_steps(steps, series, config.max_num_batched_tokens)
 
 
 def _only_arrivals(arrivals: pd.DataFrame | None) -> pd.DataFrame | None:
-    """Requests that came and of which none was answered, if their prompts are known."""
+    """Return requests without any answer, from arrivals whose prompt lengths are known."""
     if arrivals is None or not (arrivals["prompt_tokens"] > 0).all():
         return None
     times = dict.fromkeys(("queue_ms", "prefill_ms", "ttft_ms", "tpot_ms", "e2e_ms"), np.nan)
@@ -149,7 +149,7 @@ def _only_arrivals(arrivals: pd.DataFrame | None) -> pd.DataFrame | None:
 def _with_missing(
     requests: pd.DataFrame, arrivals: pd.DataFrame | None, notes: list[str]
 ) -> pd.DataFrame:
-    """All requests in order, those too that are only known to have come."""
+    """Return all requests in order, including requests known only by their arrival."""
     whole = requests.copy()
     for name, default in (("max_tokens", 0), ("gave_up_s", np.nan), ("prefill_ms", np.nan)):
         if name not in whole:
@@ -170,7 +170,7 @@ def _with_missing(
 
 
 def _unmatched(arrivals: pd.DataFrame, whole: pd.DataFrame) -> pd.DataFrame:
-    """The arrivals that are not one of a client's requests without an answer, which have no ids."""
+    """Return the arrivals that do not match a client's unanswered requests, which have no ids."""
     silent = whole[whole["output_tokens"] == 0]
     left = dict(zip(silent.index.tolist(), silent["t_s"].tolist(), strict=True))
     asked, others = whole["max_tokens"].to_numpy(np.int64).copy(), np.ones(len(arrivals), np.bool_)
@@ -186,7 +186,7 @@ def _unmatched(arrivals: pd.DataFrame, whole: pd.DataFrame) -> pd.DataFrame:
 
 
 def _lengths(whole: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
-    """With ``emits``, what each request would have emitted, and a limit that is not below it."""
+    """Add ``emits``, the number of tokens each request would emit, and raise lower limits to it."""
     answered = whole["output_tokens"] > 0
     middle = whole[answered][["prompt_tokens", "output_tokens"]].median()
     emits = whole["output_tokens"].where(answered, whole["max_tokens"])
@@ -206,9 +206,9 @@ def _lengths(whole: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
 
 
 def _hit_share(series: pd.DataFrame | None) -> float:
-    """Share of prompt tokens found in the prefix cache, before anybody had to wait.
+    """Return the share of prompt tokens found in the prefix cache before any request waited.
 
-    A request that is taken up again finds its own blocks, which is no likeness of prompts.
+    A resumed request finds its own blocks, which does not mean that prompts share prefixes.
     """
     if series is None or "hit_rate" not in series:
         return 0.0
@@ -219,7 +219,9 @@ def _hit_share(series: pd.DataFrame | None) -> float:
 
 
 def _found(whole: pd.DataFrame, source: TraceSource) -> PromptPieces:
-    """One beginning that all have of which tokens were found in the cache, as many as were."""
+    """Return a prefix shared by all requests with cache hits, with the number of cached tokens
+    each.
+    """
     stream = source.streams.number("gcommon")
     cached = whole["cached_tokens"].fillna(0).to_numpy(np.int64).copy()
     prompts = whole["prompt_tokens"].to_numpy(np.int64)
@@ -229,7 +231,9 @@ def _found(whole: pd.DataFrame, source: TraceSource) -> PromptPieces:
 
 
 def _common(rows: RequestRows, share: float, source: TraceSource) -> PromptPieces:
-    """A beginning that all prompts have, of so many tokens that ``share`` of all are in it."""
+    """Return a common prefix of all prompts that covers the given ``share`` of all
+    prompt tokens.
+    """
     stream = source.streams.number("gcommon")
     prompts = rows.prompt_tokens
     low, high = 0, int(prompts.max())

@@ -1,8 +1,9 @@
-"""One judge: simulations against what really happened.
+"""Compare simulations with measured runs.
 
-    compared.py  a figure of a run beside what simulations make of it, and tables of them
-    cases/       what others recorded: times by request of an engine that cannot be run here
-    served/      what simkv's own GPU runner left: every step and decision, judged at three levels
+figure_comparison.py  a figure of a run beside its simulated values, and tables of them
+recorded_runs/        runs recorded by others, with times by request of an engine
+serving_points/       measured serving points of public benchmarks
+gpu_runs/             runs of simkv's own GPU runner, compared at three levels
 
-Nothing here needs torch; lab/ serves what is judged.
+This package does not need torch; ``simkv.gpu`` serves the runs.
 """

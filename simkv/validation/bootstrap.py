@@ -1,7 +1,7 @@
-"""How far an error is from what another sample of runs and steps would have shown: the bootstrap.
+"""Confidence intervals of errors by bootstrap.
 
-Steps that follow each other are alike, so blocks of them are drawn; of a few repeats of a run every
-sample that could be drawn counts.
+Consecutive steps are correlated, so blocks of steps are resampled. For the few repeats of a run,
+all possible samples are enumerated.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import numpy as np
 import numpy.typing as npt
 
 ConfidenceInterval = tuple[float, float]
-#: Samples drawn, the fewest blocks that a sample is made of if there are as many steps, and the
-#: share of samples that lies between the ends.
+#: Number of samples, minimum number of blocks per sample (if there are enough steps), and
+#: confidence level.
 BOOTSTRAP_SAMPLES, MIN_BLOCKS, CONFIDENCE = 200, 4, 0.95
 
 
 def step_error_intervals(
     errors: npt.NDArray[np.float64], seed: int = 0
 ) -> dict[str, ConfidenceInterval]:
-    """Ends of the median and P95 of the absolute errors and of the bias, over blocks of steps.
+    """Return intervals of the median and P95 of the absolute errors and of the bias.
 
-    ``errors`` are relative and in the order of the steps. Blocks go on from the last step to the
-    first (Politis and Romano 1992), so that each step is drawn as often as any other; there are
-    about as many as each is long. Empty for a single step, of which nothing can be told; of few,
-    the ends of P95 lie too low, since nothing above the largest can be drawn.
+    ``errors`` are relative and in the order of the steps. Blocks are circular (Politis and Romano
+    1992), so that every step is sampled equally often; the number of blocks is about their length.
+    Empty for a single step. For few steps the interval of P95 is too low, since no sample exceeds
+    the largest error.
     """
     count = len(errors)
     if count < 2:
@@ -44,11 +44,11 @@ def step_error_intervals(
 
 
 def _below(blocks: int) -> float:
-    """The share of samples to leave out at each end.
+    """Return the share of samples to leave out at each end.
 
-    Less than (1 - SHARE) / 2: samples of so few blocks spread by sqrt((blocks - 1) / blocks) of
-    what their figures do, and Student's t has longer tails than they (the expanded percentile
-    interval of Hesterberg 2015).
+    It is less than (1 - CONFIDENCE) / 2: samples of few blocks spread by only sqrt((blocks - 1) /
+    blocks) of the true spread, and Student's t has longer tails (the expanded percentile interval
+    of Hesterberg 2015).
     """
     from scipy.special import ndtr, stdtrit
 
@@ -62,7 +62,7 @@ def _between(values: npt.NDArray[np.float64], below: float) -> ConfidenceInterva
 
 
 def mean_interval(values: Sequence[float]) -> ConfidenceInterval | None:
-    """Ends of the mean of some repeats; None for a single one, of which nothing can be told."""
+    """Return the interval of the mean of some repeats; None for a single one."""
     count = len(values)
     if count < 2:
         return None
@@ -77,6 +77,6 @@ def mean_interval(values: Sequence[float]) -> ConfidenceInterval | None:
 
 
 def _ways(drawn: Sequence[int]) -> float:
-    """In how many orders these repeats could have been drawn."""
+    """Return the number of orders in which these repeats can be sampled."""
     counts = [drawn.count(one) for one in set(drawn)]
     return factorial(len(drawn)) / prod(map(factorial, counts))

@@ -1,7 +1,7 @@
 """The starvation zoo: the packaged scenarios of public incidents, by name.
 
-for incident in incidents():
-    print(incident.name, [check for check in replay(incident) if not check.ok])
+for incident in find_incidents():
+    print(incident.name, [check for check in replay_incident(incident) if not check.ok])
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from simkv.scenario.packaged_scenarios import PackagedIncident
 def replay_incident(
     incident: PackagedIncident, resolved: Callable[[], None] | None = None
 ) -> list[ExpectationCheck]:
-    """Run all variants of an incident and check what is expected of them.
+    """Run all variants of an incident and check its expectations.
 
     ``resolved`` is called whenever a request ends.
     """

@@ -1,1 +1,1 @@
-"""A run written down as the real server would have: what the readers read, and nothing more."""
+"""Write a simulated run in the formats of a real server's output, for tests of the readers."""

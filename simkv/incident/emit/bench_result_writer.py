@@ -1,4 +1,4 @@
-"""A run as ``vllm bench serve --save-result --save-detailed`` would have it."""
+"""Write a run as ``vllm bench serve --save-result --save-detailed`` does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simkv.sim.run_record import RequestRecord, RunRecord, emitting_rows
 
 
 def bench_result(record: RunRecord) -> str:
-    """The JSON object of a result; start times are those of the client's own clock."""
+    """Return the JSON result; start times are on the client's own clock."""
     lives = sorted(record.requests.values(), key=lambda one: (one.request.arrival, one.request.id))
     answered = [life.outcome is Outcome.FINISHED for life in lives]
     gaps = [_gaps(record, life) if done else [] for life, done in zip(lives, answered, strict=True)]
@@ -40,7 +40,7 @@ def bench_result(record: RunRecord) -> str:
 
 
 def _gaps(record: RunRecord, life: RequestRecord) -> list[float]:
-    """Seconds between the tokens of a request."""
+    """Return the seconds between the tokens of a request."""
     ends = record.steps.end
     at = [ends[row] for first, last in emitting_rows(life) for row in range(first, last + 1)]
     return [later - earlier for earlier, later in pairwise(at)]

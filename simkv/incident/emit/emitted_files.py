@@ -1,4 +1,4 @@
-"""``simkv run --emit``: a run's log, spans, metrics and client's results as files."""
+"""``simkv run --emit``: write a run's log, spans, metrics and client results as files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from simkv.metrics.run_result import RunResult
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.vllm.config import VllmConfig
 
-#: What can be written, and the files.
+#: Kinds of output and their files.
 KINDS = {
     "vllm-log": "vllm.log",
     "vllm-log-requests": "vllm.log",
@@ -29,9 +29,9 @@ KINDS = {
 }
 
 
-#: The release 0.N of vLLM since which the metrics that are written have their names.
+#: First release 0.N of vLLM that uses these metric names.
 MIN_VLLM_MINOR = 11
-#: Those that one engine alone writes; a client's results are of any.
+#: Kinds that only one engine writes; client results are independent of the engine.
 _ENGINES = {
     "vllm-log": "vllm",
     "vllm-log-requests": "vllm",
@@ -42,7 +42,7 @@ _ENGINES = {
 
 
 def parse_kinds(text: str) -> tuple[str, ...]:
-    """The kinds in ``vllm-log,otel``. Raises InputError for one that is not known."""
+    """Parse kinds such as ``vllm-log,otel``. Raises InputError for an unknown kind."""
     kinds = tuple(kind.strip() for kind in text.split(",") if kind.strip())
     for kind in kinds:
         if kind not in KINDS:
@@ -54,11 +54,11 @@ def parse_kinds(text: str) -> tuple[str, ...]:
 
 
 def emit(folder: Path, results: Mapping[str, RunResult], kinds: Sequence[str]) -> list[Path]:
-    """Write each variant's files into a folder of its own in ``folder``; returns them.
+    """Write each variant's files into its own directory in ``folder`` and return their paths.
 
-    The replicas of a fleet are the data-parallel ranks of a server: its log and its metrics tell
-    them apart. Raises InputError for a variant that is not of the engine whose log is asked for, or
-    whose replicas are no ranks of one server.
+    Replicas of a fleet are written as the data-parallel ranks of one server, separate in its log
+    and metrics. Raises InputError if a variant is not of the requested engine, or its replicas
+    cannot be ranks of one server.
     """
     _check(results, kinds)
     written = []
@@ -109,7 +109,7 @@ def _check_metrics(variant: str, engine: Any) -> None:
 
 
 def _once(kinds: Sequence[str]) -> list[str]:
-    """The kinds, one for each file."""
+    """Return the kinds, one per file."""
     return list({KINDS[kind]: kind for kind in kinds}.values())
 
 

@@ -1,4 +1,4 @@
-"""The date on which a simulated run is said to have been."""
+"""The date assigned to a simulated run."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ RUN_EPOCH_S = 1768464000.0
 
 
 def format_time(at: float, form: str) -> str:
-    """Second ``at`` of a run in a form of ``strftime``."""
+    """Format second ``at`` of a run with a ``strftime`` format."""
     return datetime.fromtimestamp(RUN_EPOCH_S + at, UTC).strftime(form)

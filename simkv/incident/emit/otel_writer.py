@@ -1,4 +1,4 @@
-"""A run's finished requests as vLLM's OpenTelemetry spans, OTLP JSON, a line each."""
+"""Write a run's finished requests as vLLM's OpenTelemetry spans in OTLP JSON, one per line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RESOURCE = {
 
 
 def spans(record: RunRecord) -> Iterator[str]:
-    """A line for each request that finished, in the order in which they did."""
+    """Yield one line per finished request, in order of completion."""
     done = [life for life in record.requests.values() if life.outcome is Outcome.FINISHED]
     for life in sorted(done, key=lambda one: (one.last_token or 0.0, one.request.id)):
         scopes = [{"scope": {"name": "vllm.llm_engine"}, "spans": [_span(record, life)]}]
@@ -29,12 +29,12 @@ def spans(record: RunRecord) -> Iterator[str]:
 
 
 def request_name(number: int) -> str:
-    """The id under which vLLM's server knows a request of a client."""
+    """Return the id that vLLM's server gives to a client's request."""
     return f"cmpl-{md5(str(number).encode(), usedforsecurity=False).hexdigest()}-0"
 
 
 def _span(record: RunRecord, life: RequestRecord) -> dict[str, Any]:
-    """``do_tracing`` of vllm/v1/engine/output_processor.py."""
+    """Return a span as ``do_tracing`` of vllm/v1/engine/output_processor.py writes it."""
     request = life.request
     begun = record.steps.start[life.segments[0].first]
     first, last = life.first_token or 0.0, life.last_token or 0.0

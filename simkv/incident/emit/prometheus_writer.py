@@ -1,9 +1,8 @@
-"""What Prometheus would have scraped of a run, as an answer of ``query_range``.
+"""Write a run's metrics as Prometheus would scrape them, as an answer of ``query_range``.
 
-Names, labels and buckets are those that the engine registers (``metrics/prometheus_metrics.py``),
-as far as a run tells what they measure.
-
-vLLM's are those of 0.33; all of them are there since 0.11. SGLang's are those of 0.5.23.
+Names, labels and buckets are those of the engine (``metrics/prometheus_metrics.py``), for the
+measures that a run provides. vLLM's are those of 0.33, all of which exist since 0.11; SGLang's are
+those of 0.5.23.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from simkv.sim.run_record import RequestRecord, RunRecord
 Floats = npt.NDArray[np.float64]
 #: Seconds between two scrapes.
 SCRAPE_INTERVAL_S = 15.0
-#: The longest request (tokens) where nobody says it: buckets of token counts end there.
+#: Default maximum request length (tokens), the largest bucket of token counts.
 DEFAULT_MAX_LENGTH = 131072
-#: Values of labels; others are "0".
+#: Label values; others are "0".
 LABELS = {
     "model_name": "simulated",
     "engine_type": "unified",
     "is_streaming": "true",
     "cache_source": "device",
 }
-#: The columns (ms, tokens) of a table of requests that spreads are of.
+#: Columns (ms, tokens) of the request table for each histogram.
 _SPREADS = {
     "ttft": "ttft_ms",
     "e2e": "e2e_ms",
@@ -50,7 +49,10 @@ _SPREADS = {
 
 
 def query_range(ranks: Sequence[RunRecord], engine: Any, every: float = SCRAPE_INTERVAL_S) -> str:
-    """The metrics of a run, each rank as an engine; ``cache_config_info`` has its blocks."""
+    """Return the metrics of a run with each rank as an engine.
+
+    ``cache_config_info`` reports its blocks.
+    """
     tables = [_told(record) for record in ranks]
     whole = _scrapes(pd.concat(tables), every)
     result = []
@@ -62,7 +64,7 @@ def query_range(ranks: Sequence[RunRecord], engine: Any, every: float = SCRAPE_I
 
 
 def _told(record: RunRecord) -> pd.DataFrame:
-    """The requests of a rank as ``scrape_requests`` has them."""
+    """Return the requests of a rank in the form of ``scrape_requests``."""
     table = request_times(record)
     lives = [life for _, life in sorted(record.requests.items())]
     requests = pd.DataFrame(
@@ -77,13 +79,13 @@ def _told(record: RunRecord) -> pd.DataFrame:
 
 
 def _fate(life: RequestRecord) -> tuple[int, list[float]]:
-    """Tokens of its prompt that were found in the cache, and when it was preempted."""
+    """Return the number of cached prompt tokens, and the times of preemptions."""
     hit = life.chunks[0].context if life.chunks else 0
     return hit, [RUN_EPOCH_S + at for at in life.preempted_at]
 
 
 def scrape_requests(requests: pd.DataFrame, every: float = SCRAPE_INTERVAL_S) -> str:
-    """vLLM's metrics of a table of requests (as ``read_measured`` has them, with t_s)."""
+    """Return vLLM's metrics of a request table (as in ``read_measured``, with t_s)."""
     return _matrix(_metrics(requests, _scrapes(requests, every), "vllm"))
 
 
@@ -96,7 +98,7 @@ def _ends(done: pd.DataFrame) -> Floats:
 
 
 def _scrapes(requests: pd.DataFrame, every: float) -> Floats:
-    """When it is scraped: before the first request came until after the last has ended."""
+    """Return scrape times from before the first arrival until after the last request ended."""
     came, end = requests["t_s"].to_numpy(np.float64), _ends(requests)
     last = np.nanmax(end) if np.isfinite(end).any() else came.max()
     return np.arange(came.min() - every, last + 2 * every, every)
@@ -109,7 +111,7 @@ def _metrics(
     record: RunRecord | None = None,
     config: Any = None,
 ) -> list[dict[str, Any]]:
-    """The metrics at these times; more of them with the ``record`` and the engine's ``config``."""
+    """Return the metrics at these times; ``record`` and the engine's ``config`` add more."""
     done = requests.dropna(subset=["e2e_ms", "ttft_ms"])
     end = _ends(done)
     rows = list_engine_metrics(engine)
@@ -152,7 +154,9 @@ def _gauges(
 def _counters(
     requests: pd.DataFrame, done: pd.DataFrame, end: Floats, at: Floats, engine: str
 ) -> Mapping[str, Floats]:
-    """SGLang counts the tokens of a request when it ends, vLLM as they come."""
+    """Return the counters; SGLang counts a request's tokens at its end, vLLM as
+    they are emitted.
+    """
     prompt = done["prompt_tokens"].to_numpy(np.float64)
     output = done["output_tokens"].to_numpy(np.float64)
     ended = (end[None, :] <= at[:, None]).astype(np.float64)
@@ -176,7 +180,7 @@ def _counters(
 
 
 def _share(first: Floats, end: Floats, at: Floats) -> Floats:
-    """Which share of its tokens after the first each request has had: they come evenly."""
+    """Return the share of each request's tokens after the first, assuming an even rate."""
     share = (at[:, None] - first[None, :]) / np.maximum(end - first, 1e-9)[None, :]
     return np.clip(share, 0.0, 1.0)
 

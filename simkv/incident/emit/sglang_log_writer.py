@@ -1,6 +1,8 @@
-"""A run as SGLang's log (0.5.23): its start, a line per prefill batch and per 40 decode batches,
-and as JSON the requests that came and that were answered, as with ``--log-requests
---log-requests-level 3`` and clients that send token ids.
+"""Write a run as SGLang's log (0.5.23).
+
+It contains the start-up lines, one line per prefill batch and per 40 decode batches, and received
+and finished requests as JSON, as with ``--log-requests --log-requests-level 3`` and clients that
+send token ids.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ DECODE_LOG_INTERVAL, STARTUP_S = 40, 60.0
 
 
 def sglang_log_lines(record: RunRecord, config: SglangConfig) -> Iterator[str]:
-    """The lines of a log, in the order of time."""
+    """Yield the lines of a log in order of time."""
     lines = [*_start(config), *_batches(record), *_requests(record)]
     if record.engine_halt is not None and record.engine_halt.kind == "engine died":
         lines += _death(record)

@@ -1,10 +1,10 @@
-"""A run as vLLM's log of that release: its start, the stats line every 10 s, and what can be
-switched on besides, lines of requests (``--enable-log-requests``) and of iterations
-(``--enable-logging-iteration-details``, from 0.14 on).
+"""Write a run as vLLM's log of its release.
 
-The forms are those of the wheels 0.11 to 0.33 (``v1/metrics/loggers.py``, ``v1/engine/core.py``,
-``entrypoints``); ``tests/incident/test_stats_line_formats.py`` has the wheels write lines of their
-own.
+It contains the start-up lines, a statistics line every 10 s and optionally lines of requests
+(``--enable-log-requests``) and of iterations (``--enable-logging-iteration-details``, from 0.14
+on). The formats are those of the wheels 0.11 to 0.33 (``v1/metrics/loggers.py``,
+``v1/engine/core.py``, ``entrypoints``); ``tests/incident/test_stats_line_formats.py`` compares them
+with lines written by the wheels.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from simkv.incident.vllm_log_reader import computed_only
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.sim.run_record import RunRecord
 
-#: Seconds between two stats lines (``VLLM_LOG_STATS_INTERVAL``), and before the engine is ready.
+#: Seconds between two statistics lines (``VLLM_LOG_STATS_INTERVAL``), and before the engine is
+#: ready.
 STATS_INTERVAL_S, STARTUP_S = 10.0, 60.0
-#: Requests over which the hit rate of the prefix cache is told.
+#: Number of requests that the reported prefix-cache hit rate covers.
 HIT_RATE_REQUESTS = 1000
 #: The process that writes most lines.
 SERVER = "APIServer pid=1"
@@ -33,21 +34,20 @@ SERVER = "APIServer pid=1"
 
 @dataclass(frozen=True)
 class LogOptions:
-    """Lines beside those that every server writes."""
+    """Optional lines of the log."""
 
     requests: bool = False
     iterations: bool = False
 
 
-#: A time of the run, what is said then, and which process says it: the server, or that of a rank.
+#: Time (s), text and process of a line: the server's process, or a rank's.
 LogEntry = tuple[float, str, str]
 
 
 def vllm_log_lines(
     ranks: Sequence[RunRecord], config: VllmConfig, wanted: LogOptions | None = None
 ) -> Iterator[str]:
-    """The lines of the log of a server with an engine, or with several data-parallel ranks, in the
-    order of time."""
+    """Yield the log lines of a server with one engine or several ranks, in order of time."""
     wanted = wanted or LogOptions()
     minor = int(config.variant.split("-")[0].split(".")[1])
     lines = [(at, text, SERVER) for at, text in _start(config, minor, wanted, len(ranks))]
@@ -93,7 +93,7 @@ def _start(
 
 
 def _args(config: VllmConfig, wanted: LogOptions, ranks: int) -> dict[str, Any]:
-    """What the server was started with beyond its defaults, under the names of its flags."""
+    """Return the non-default start options under the names of their flags."""
     found: dict[str, Any] = {"model": "simulated"}
     if ranks > 1:
         found["data_parallel_size"] = ranks
@@ -111,14 +111,13 @@ def _args(config: VllmConfig, wanted: LogOptions, ranks: int) -> dict[str, Any]:
 
 
 def _stats(record: RunRecord, minor: int, rank: int) -> Iterator[LogEntry]:
-    """A line every ``STATS_INTERVAL_S`` seconds, unless this interval and the one before were
-    idle."""
+    """Yield a line every ``STATS_INTERVAL_S`` s unless this and the previous interval were idle."""
     log = record.steps
     prompts, outputs = _prompts(record), _outputs(record)
     recent: deque[tuple[int, int]] = deque(maxlen=HIT_RATE_REQUESTS)
     preempted = sorted(at for life in record.requests.values() for at in life.preempted_at)
     busy_before, end = False, record.end + STATS_INTERVAL_S
-    # A stalled engine goes on telling that requests wait, if anything was computed before.
+    # A stalled engine keeps reporting waiting requests if it has computed anything.
     for tick in range(1, int(end // STATS_INTERVAL_S) + 2):
         low, high = (tick - 1) * STATS_INTERVAL_S, tick * STATS_INTERVAL_S
         part = 1 if computed_only(f"0.{minor}") else 3
@@ -157,8 +156,11 @@ def stats_line(
     preempted: int = 0,
     engine: int = 0,
 ) -> str:
-    """The line on an engine, or on -``engine`` together: tokens per second, requests, and shares of
-    the cache."""
+    """Return the statistics line of an engine, or of -``engine`` engines together.
+
+    ``prompt`` and ``output`` are in tokens per second, ``running`` and ``waiting`` in requests,
+    ``usage`` and ``hits`` are shares from 0 to 1.
+    """
     more = f", Preemptions: {preempted}" if preempted else ""
     whose = f"Engine {engine:03d}" if engine >= 0 else f"{-engine} Engines Aggregated"
     return (
@@ -170,7 +172,7 @@ def stats_line(
 
 
 def _prompts(record: RunRecord) -> list[tuple[float, int, int, int]]:
-    """When each prompt was through, its tokens computed and found in the cache, and all of it."""
+    """Return per finished prompt: end time (s), computed tokens, cached tokens, all tokens."""
     found = []
     for life in record.requests.values():
         if life.first_token is not None:
@@ -181,7 +183,7 @@ def _prompts(record: RunRecord) -> list[tuple[float, int, int, int]]:
 
 
 def _outputs(record: RunRecord) -> list[float]:
-    """When each token was emitted, in order."""
+    """Return the emission times of all tokens, in order."""
     ends = record.steps.end
     found: list[float] = []
     for life in record.requests.values():
@@ -192,7 +194,7 @@ def _outputs(record: RunRecord) -> list[float]:
 
 
 def _requests(record: RunRecord, minor: int) -> Iterator[LogEntry]:
-    """``Received request``, and ``Aborted request`` for those whose clients gave up."""
+    """Yield ``Received request`` lines, and ``Aborted request`` lines of clients that gave up."""
     for life in record.requests.values():
         request, name = life.request, request_name(life.request.id)
         params = f"SamplingParams(n=1, temperature=1.0, max_tokens={request.max_tokens})"

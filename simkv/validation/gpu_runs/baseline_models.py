@@ -1,8 +1,8 @@
-"""Plain cost models to stand beside a profile: what it must beat to be worth its measurements.
+"""Simple cost models for comparison with a profile, which must be better than these.
 
-constant step     every step takes the same: the best constant for the run that judges it
-tokens only       a straight line over the tokens of a step, the best for that run too
-roofline          weights, KV and FLOPs over the device's two ceilings; fitted to nothing
+constant step     the same time for every step: the best constant for the evaluated run
+tokens only       a line over the tokens of a step, also the best for that run
+roofline          weights, KV and FLOPs over the two ceilings of the device; not fitted
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from simkv.costs.step_load import StepLoad
 def baselines(
     steps: Sequence[tuple[StepLoad, float]], profile: CostProfile
 ) -> dict[str, CostProfile]:
-    """The two that are fitted, with the least relative error on ``steps`` (load, seconds)."""
+    """Return the two fitted models with the least relative error on ``steps`` (load, seconds)."""
     seconds = np.array([s for _, s in steps])
     tokens = np.array([load.prefill_tokens + load.decode_seqs for load, _ in steps])
     ones = np.ones(len(seconds))
@@ -54,13 +54,13 @@ def roofline(
     bytes_per_s: float,
     flops_per_s: float,
 ) -> CostProfile:
-    """What a step costs at the ceilings of a device (bytes/s and FLOP/s), with no overhead.
+    """Return the costs of steps at the ceilings of a device (bytes/s and FLOP/s), without overhead.
 
-    Per step the larger of reading the weights and multiplying by them; then the KV of the decodes
-    and the FLOPs of the prefills' attention. Kernels run one after another, so the parts add up.
+    A step takes the larger of reading the weights and multiplying by them, plus the KV reads of
+    decodes and the FLOPs of prefill attention. Kernels run one after another, so the parts add up.
     """
     weights = shape.step_weights * itemsize / bytes_per_s
-    multiplied = shape.step_weights - shape.vocab * shape.hidden  # the head works on rows only
+    multiplied = shape.step_weights - shape.vocab * shape.hidden  # excludes the output head
     per_token = 2 * multiplied / flops_per_s
     knee = max(floor(weights / per_token), 1)
     context = shape.kv_bytes_per_token(itemsize) / bytes_per_s

@@ -1,13 +1,13 @@
-"""Three levels of comparison between a real run and the simulation, so that an error has a place.
+"""Compare a real run with the simulation at three levels, to locate the source of an error.
 
-L0  the simulation, fed the run's own step times, makes the same decisions; the scheduler is the
-    same on both sides, so this tests the plumbing between scheduler, clock, clients and device
-L1  the profile's step times against the measured ones, on the run's own decisions
-L2  a simulation that runs freely with the profile, against the run
+L0  the simulation, given the run's own step times, makes the same decisions; both use the same
+    scheduler, so this tests the connection of scheduler, clock, clients and device
+L1  the profile's step times against the measured ones, for the run's own decisions
+L2  a free simulation with the profile, against the run
 
-Plain cost models stand beside the profile (see baselines.py), and the same scenario served again:
-an error below the difference between two real runs is none. Every error has the ends between which
-it lies for 95 of 100 resampled sets of steps or runs.
+Simple cost models (see baseline_models.py) and repeats of the scenario are compared, too: an error
+below the difference between two real runs is not significant. Every error has a 95 % interval over
+resampled steps or runs.
 """
 
 from __future__ import annotations
@@ -65,12 +65,11 @@ FIGURES = (
 
 @dataclass(frozen=True)
 class Validation:
-    """L0 in ``verdict``; L1 by cost model and kind of step; L2 figure by figure.
+    """Results: L0 in ``verdict``, L1 by cost model and kind of step, L2 by figure.
 
-    ``step_error_intervals`` say, as ``steps``, between what values 95 of 100 resampled errors lie.
-    ``stalls`` are the steps of each run that L1 leaves out. ``same_victims`` is by cost model the
-    share of requests that were preempted in the run or in the simulation that were preempted in
-    both.
+    ``step_ends`` are the 95 % intervals of ``steps``. ``stalls`` are the steps of each run that L1
+    excludes. ``same_victims`` is, per cost model, the share of requests preempted in the run or in
+    the simulation that were preempted in both.
     """
 
     verdict: Agreement
@@ -82,10 +81,10 @@ class Validation:
 
 
 def validate_run(run: GpuRun, profile: CostProfile, again: Sequence[GpuRun] = ()) -> Validation:
-    """Judge ``profile`` by a run; ``again`` are the same served once more, or more often.
+    """Compare ``profile`` with a run and its repeats (``again``).
 
-    All of them count: their steps without stalls, the means of their figures. The plain models are
-    fitted to the steps of the first, and treated as the profile is from there.
+    All of them count: their steps without stalls, and the means of their figures. The simple models
+    are fitted to the steps of the first run, and then used like the profile.
     """
     runs = [run, *again]
     fitted = [(load, seconds) for load, seconds, _ in steady_steps([run])]
@@ -117,7 +116,7 @@ def validate_run(run: GpuRun, profile: CostProfile, again: Sequence[GpuRun] = ()
 
 
 def _roofline(run: GpuRun) -> dict[str, CostProfile]:
-    """The roofline of the device that the run was made on, if its ceilings were written down."""
+    """Return the roofline of the run's device, if its ceilings were recorded."""
     if "ceilings" not in run.about:
         return {}
     found, setup = run.about["ceilings"], run.about["setup"]
@@ -129,9 +128,9 @@ def _roofline(run: GpuRun) -> dict[str, CostProfile]:
 def _ends(
     scenario: Scenario, profile: CostProfile, nominal: RunRecord
 ) -> dict[str, tuple[float, float]]:
-    """Each figure's interval by the profile's error on held-out steps; nothing if it knows none.
+    """Return each figure's interval by the profile's held-out error; empty if that is unknown.
 
-    A figure that the re-runs do not bound has none.
+    Figures that the re-runs do not bound are missing.
     """
     errors = profile.fit.held_out
     if not errors:
@@ -158,7 +157,7 @@ def _ends(
 def simulate_with_profile(
     scenario: Scenario, profile: CostProfile, scale: Mapping[StepKind, float] | None = None
 ) -> RunRecord:
-    """The scenario, simulated with ``profile``, its steps dearer by ``scale`` if that is given."""
+    """Simulate the scenario with ``profile``, its step times multiplied by ``scale`` if given."""
     executor: Executor = SimulatedExecutor(profile)
     if scale:
         executor = ScaledExecutor(executor, scale)
@@ -169,7 +168,9 @@ def simulate_with_profile(
 
 
 def figures_of(record: RunRecord) -> dict[str, float]:
-    """The compared figures of a run, real or simulated; NaN for a latency without a sample."""
+    """Return the compared figures of a run, real or simulated; NaN for a latency
+    without a sample.
+    """
     found: dict[str, Any] = summarize(record)
     found["peak_blocks"] = _peak_blocks(record)
     values = {name: figure(found, name) for name in FIGURES}
@@ -181,7 +182,7 @@ def _peak_blocks(record: RunRecord) -> float:
 
 
 class SteadyStep(NamedTuple):
-    """A step that did not stall: what it did, its seconds, whether it preempted."""
+    """A step that did not stall: its load, its seconds, whether it preempted."""
 
     load: StepLoad
     seconds: float
@@ -189,7 +190,7 @@ class SteadyStep(NamedTuple):
 
 
 def steady_steps(runs: Sequence[GpuRun]) -> list[SteadyStep]:
-    """The steps of all runs without their stalls."""
+    """Return the steps of all runs without their stalls."""
     found = []
     for run in runs:
         stalled = {stall.number for stall in run.stalls}
@@ -205,7 +206,7 @@ def steady_steps(runs: Sequence[GpuRun]) -> list[SteadyStep]:
 def _step_errors(
     steps: Sequence[SteadyStep], cost: Callable[[StepLoad], float]
 ) -> list[tuple[str, float]]:
-    """Relative errors of predicted step times, each under all that the step is."""
+    """Return relative errors of predicted step times, once per kind that the step belongs to."""
     found = []
     for load, seconds, preempting in steps:
         kinds = {classify_step(load): True, "all": True, "preempting": preempting}

@@ -1,4 +1,4 @@
-"""How far the device changed while it was served on: one and the same step, timed between runs."""
+"""Drift of the device between runs, measured by timing one fixed step (the sentinel)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 from simkv.core.errors import InputError
 
-#: What a sentinel precedes that comes after the last run.
+#: Label of the sentinel after the last run.
 AFTER_LAST_RUN = "the end"
-#: A change of the sentinel above which the run beside it is told to be in doubt.
+#: Change of the sentinel above which the adjacent run is reported as doubtful.
 MAX_DRIFT = 0.02
 
 
 class Sentinel(NamedTuple):
-    """Seconds of the step, and the run before which they were measured."""
+    """Time of a sentinel measurement, the run that follows, and the step's duration (s)."""
 
     unix_s: float
     before: str
@@ -25,7 +25,7 @@ class Sentinel(NamedTuple):
 
 
 def note_sentinel(folder: Path, before: str, seconds: float) -> None:
-    """Append one to ``folder/sentinels.csv``."""
+    """Append a measurement to ``folder/sentinels.csv``."""
     path = folder / "sentinels.csv"
     new = not path.exists()
     with path.open("a", newline="", encoding="utf-8") as file:
@@ -36,7 +36,7 @@ def note_sentinel(folder: Path, before: str, seconds: float) -> None:
 
 
 def read_sentinels(folder: Path) -> list[Sentinel]:
-    """All of them in order; none if none was noted. Raises InputError."""
+    """Return all measurements in order; empty if there is no file. Raises InputError."""
     path = folder / "sentinels.csv"
     if not path.exists():
         return []
@@ -49,7 +49,7 @@ def read_sentinels(folder: Path) -> list[Sentinel]:
 
 
 def drift_lines(sentinels: Sequence[Sentinel]) -> Iterator[str]:
-    """What they say, in a sentence or two; nothing if there are not two."""
+    """Yield a sentence or two on the drift; nothing for fewer than two measurements."""
     if len(sentinels) < 2:
         return
     first = sentinels[0].seconds

@@ -1,4 +1,4 @@
-"""Pictures of a validation: step times predicted and measured; figures simulated and real."""
+"""Plots of a validation: step times predicted and measured; figures simulated and real."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from simkv.report.plot_style import (
 from simkv.validation.gpu_runs.run_ranking import JudgedTrial
 
 COLOURS: dict[StepKind, str] = {"decode": BLUE, "prefill": YELLOW, "mixed": RED}
-#: Figures of the second picture.
+#: Figures of the second plot.
 PLOTTED_FIGURES = (
     "makespan_s",
     "output_throughput",
@@ -33,7 +33,7 @@ PLOTTED_FIGURES = (
 
 
 def draw_steps(judged: Sequence[JudgedTrial], profile: CostProfile) -> Figure:
-    """Every step of every case: its measured time against the predicted one, by kind."""
+    """Plot measured against predicted times of all steps in each case, by kind."""
     columns = min(len(judged), 3)
     rows = -(-len(judged) // columns)
     figure = Figure(figsize=(WIDTH, 0.8 + 2.8 * rows))
@@ -69,7 +69,7 @@ def draw_steps(judged: Sequence[JudgedTrial], profile: CostProfile) -> Figure:
 
 
 def draw_figures(judged: Sequence[JudgedTrial]) -> Figure:
-    """Relative error of each figure in each case, and the noise of real runs behind it."""
+    """Plot the relative error of each figure in each case, over the noise of real runs."""
     figure = Figure(figsize=(WIDTH, 1.6 + 1.4 * len(judged)))
     grid = figure.subplots(len(judged), 1, squeeze=False, sharex=True)[:, 0]
     places = range(len(PLOTTED_FIGURES))

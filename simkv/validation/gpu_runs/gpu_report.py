@@ -1,4 +1,4 @@
-"""What came of a validation: all levels of all cases as JSON, as a page of tables, as pictures."""
+"""Results of a validation: all levels of all cases as JSON, Markdown tables and plots."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _page(
     skipped: Sequence[str],
     sentinels: Sequence[Sentinel],
 ) -> Iterator[str]:
-    """The page, in Markdown."""
+    """Yield the lines of the Markdown page."""
     yield f"# {profile.name} judged by real runs"
     yield ""
     yield f"Profile: {profile.model} on {profile.gpu}; {'; '.join(profile.source)}."
@@ -184,7 +184,7 @@ def _between(ends: ConfidenceInterval | None) -> str:
 
 
 def _stall_lines(judged: Sequence[JudgedTrial]) -> Iterator[str]:
-    """What L1 leaves out, and why."""
+    """Yield the lines on steps excluded from L1."""
     found = [
         (one.trial.name, number, stall)
         for one in judged
@@ -215,7 +215,7 @@ def _figure_row(f: FigureComparison, models: Sequence[str]) -> list[str]:
 
 
 def render_run_tables(variant: str, found: Validation) -> Iterator[str]:
-    """The tables of one run as lines of text."""
+    """Yield the tables of one run as lines of text."""
     verdict = found.verdict
     same = _same(verdict, "all the same")
     yield f"{variant}"

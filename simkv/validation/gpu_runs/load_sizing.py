@@ -1,7 +1,4 @@
-"""How long the runs of a validation are and under what load, by simulating with the profile.
-
-Needs no torch.
-"""
+"""Choose length and load of validation runs by simulation. Needs no torch."""
 
 from __future__ import annotations
 
@@ -19,18 +16,19 @@ from simkv.validation.gpu_runs.comparison_levels import simulate_with_profile
 from simkv.workload.workload_section import Workload, build_clients
 
 JsonDict = dict[str, Any]
-#: Preemptions that a run under memory pressure must have, and what is aimed at.
+#: Minimum and target number of preemptions of a run under memory pressure.
 MIN_PREEMPTIONS, TARGET_PREEMPTIONS = 50, 80
-#: A run may take this much longer than predicted before its horizon ends it.
+#: Horizon of a run relative to its predicted duration.
 HORIZON_FACTOR = 3.0
 
 
 @dataclass(frozen=True)
 class WorkloadScale:
-    """Sizes in tokens: means of ``prompt`` and ``output``, of ``long_prompt`` and its
-    ``short_output``, the ``longest`` request, the ``budget`` of a step; rows and blocks.
+    """Workload sizes in tokens.
 
-    Lengths of recorded and of published workloads are divided by ``divisor``.
+    ``prompt`` and ``output`` are means, as are ``long_prompt`` and its ``short_output``.
+    ``longest`` is the maximum request length, ``budget`` the tokens of a step; the rest are rows
+    and blocks. Lengths of recorded and published workloads are divided by ``divisor``.
     """
 
     prompt: int
@@ -47,9 +45,9 @@ class WorkloadScale:
 
 @dataclass(frozen=True)
 class Trial:
-    """A scenario to be served; ``beside`` names the case that it is to be compared with.
+    """A scenario to be served; ``beside`` names the case that it is compared with.
 
-    ``predicted`` are the figures that the profile foresees, as in ``summarize.json``.
+    ``predicted`` are the figures predicted by the profile, as in ``summarize.json``.
     """
 
     name: str
@@ -60,7 +58,7 @@ class Trial:
 
     @property
     def predicted_s(self) -> float:
-        """Seconds that serving it should take."""
+        """Predicted duration in seconds."""
         return float(self.predicted["makespan_s"])
 
 
@@ -81,7 +79,7 @@ class LoadSizer:
         scale: WorkloadScale,
         load: float = 0.7,
     ) -> Scenario:
-        """Poisson arrivals at a share ``load`` of what the engine can serve."""
+        """Return Poisson arrivals at a share ``load`` of the engine's capacity."""
         shape = {
             "prompt_tokens": clip_lengths(prompt, scale.longest // 2),
             "output_tokens": clip_lengths(output, scale.longest // 4),
@@ -91,9 +89,9 @@ class LoadSizer:
     def make_pressure_scenario(
         self, name: str, engine: JsonDict, prompt: JsonDict, output: JsonDict
     ) -> Scenario:
-        """The largest of some pools in which enough requests are preempted.
+        """Return a scenario with the largest pool that causes enough preemptions.
 
-        If there is none, the run is made longer, to four times the seconds at most.
+        If there is none, the run is extended to at most four times the seconds.
         """
         shape = {"prompt_tokens": prompt, "output_tokens": output}
         engine = {**engine, "max_model_len": prompt["high"] + output["high"]}
@@ -113,7 +111,7 @@ class LoadSizer:
         )
 
     def make_spike_scenario(self, name: str, engine: JsonDict, scale: WorkloadScale) -> Scenario:
-        """A packaged trace of spikes, its rate scaled to what the engine can serve."""
+        """Return a packaged trace of spikes with its rate scaled to the engine's capacity."""
         path = packaged_trace("spikes.csv")
         workload = Workload.model_validate({"trace": path.name}, context={"folder": path.parent})
         requests = build_clients(workload, None).requests
@@ -140,7 +138,9 @@ class LoadSizer:
         return of(self.cut(of, count))
 
     def cut(self, of: Callable[[int], Scenario], count: int) -> int:
-        """As many requests, ``count`` at most, as are served in the time that there is."""
+        """Return the number of requests, at most ``count``, that are served in the
+        available time.
+        """
         while count > 6 and self._figures(of(count))["makespan_s"] > 1.3 * self.seconds:
             count = max(3 * count // 4, 6)
         return count
@@ -161,7 +161,9 @@ class LoadSizer:
 
 
 def predict_figures(scenario: Scenario, profile: CostProfile) -> dict[str, Any]:
-    """What ``profile`` predicts, as in ``summarize.json``, and how many requests there are."""
+    """Return the figures predicted by ``profile``, as in ``summarize.json``, and
+    the request count.
+    """
     return {
         **summarize(simulate_with_profile(scenario, profile)),
         "requests": scenario.workload.size,
@@ -169,7 +171,7 @@ def predict_figures(scenario: Scenario, profile: CostProfile) -> dict[str, Any]:
 
 
 def with_prediction(case: Trial, profile: CostProfile) -> Trial:
-    """The case with what ``profile`` predicts, and a horizon that ends it if all goes wrong."""
+    """Return the case with the profile's prediction and a horizon derived from it."""
     predicted = predict_figures(case.scenario, profile)
     horizon = round(HORIZON_FACTOR * predicted["makespan_s"] + 10.0, 3)
     scenario = case.scenario.model_copy(update={"horizon": horizon})
@@ -177,7 +179,7 @@ def with_prediction(case: Trial, profile: CostProfile) -> Trial:
 
 
 def packaged_trace(name: str) -> Path:
-    """A trace that comes with simkv. Raises InputError if it is not there."""
+    """Return the path of a packaged trace. Raises InputError if it is missing."""
     package = Path(__file__).parents[2]
     for folder in (package / "traces", package.parent / "traces"):
         if (folder / name).is_file():
@@ -198,7 +200,9 @@ def with_engine(scenario: Scenario, name: str, **knobs: Any) -> Scenario:
 
 
 def listed_request(r: Request, divisor: int, *, timed: bool = False) -> JsonDict:
-    """A request as a scenario lists it, its lengths divided; with ``timed`` its arrival too."""
+    """Return a request as a scenario lists it with lengths divided; ``timed`` divides its arrival
+    too.
+    """
     row: JsonDict = {
         "arrival": r.arrival / (divisor if timed else 1),
         "prompt_tokens": max(r.prompt_tokens // divisor, 1),

@@ -1,6 +1,6 @@
-"""What a step should about cost by a data sheet: cases are sized by this.
+"""Nominal step costs from a data sheet, used to size validation cases.
 
-A judged profile that chose its own judges could choose what it is good at.
+They are independent of the evaluated profile, which could otherwise select favorable cases.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from simkv.costs.hardware.model_gpu_catalog import known_gpu
 from simkv.costs.hardware.model_shape import MODEL_SHAPES
 from simkv.validation.gpu_runs.baseline_models import roofline
 
-#: Shares of a GPU's bandwidth and 16-bit FLOP/s that steps reach, and the host's seconds a step.
-#: Only loads and lengths of runs hang on them.
+#: Attainable shares of a GPU's bandwidth and 16-bit FLOP/s, and host seconds per step. They affect
+#: only loads and lengths of runs.
 BANDWIDTH_SHARE, FLOPS_SHARE, HOST_S = 0.8, 0.6, 1e-3
-#: Bytes/s, FLOP/s and seconds of a core of no known kind.
+#: Bytes/s, FLOP/s and host seconds of an unknown CPU core.
 CPU_CORE = (1e10, 1e11, 2e-3)
 
 
 def nominal_profile(profile: CostProfile) -> CostProfile:
-    """Costs of the profile's model on its GPU, of which nothing was measured.
+    """Return unmeasured costs of the profile's model on its GPU.
 
-    Raises InputError for a model whose shape is not known.
+    Raises InputError for a model of unknown shape.
     """
     shape = MODEL_SHAPES.get(profile.model)
     if shape is None:

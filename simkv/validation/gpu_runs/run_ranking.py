@@ -1,4 +1,4 @@
-"""Every run of a plan judged, and which of two trials is better."""
+"""Compare all runs of a plan with the profile, and rank pairs of trials."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ RANKED = ("makespan_s", "ttft_ms.p99", "tpot_ms.p99", "e2e_ms.mean")
 
 @dataclass(frozen=True)
 class JudgedTrial:
-    """A trial, its first run, and what came of it."""
+    """A trial, its first run, and the validation results."""
 
     trial: Trial
     run: GpuRun
     found: Validation
 
     def figure(self, name: str) -> FigureComparison:
-        """One of the compared figures."""
+        """Return one of the compared figures."""
         return next(f for f in self.found.figures if f.name == name)
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """A trial (``case``) over the one beside it, by one figure: really, as simulated, and what is
+    """Ratio of a trial (``case``) to the one ``beside`` it in one figure: real, simulated, and
     noise.
 
-    ``right`` is whether the simulation has the order right; None if the real difference is below
+    ``right`` is whether the simulation has the right order; None if the real difference is below
     twice the noise.
     """
 
@@ -54,7 +54,7 @@ class Ranking:
 
 
 def judge_trials(trials: Sequence[Trial], profile: CostProfile, folder: Path) -> list[JudgedTrial]:
-    """Judge ``profile`` by every trial served into ``folder``, by all its repeats."""
+    """Compare ``profile`` with all repeats of every trial served into ``folder``."""
     judged = []
     for trial in trials:
         runs: list[GpuRun] = []
@@ -66,7 +66,7 @@ def judge_trials(trials: Sequence[Trial], profile: CostProfile, folder: Path) ->
 
 
 def rankings(judged: Sequence[JudgedTrial]) -> list[Ranking]:
-    """All pairs of trials that are to be compared."""
+    """Return all pairs of trials that have a trial to compare with."""
     by_name = {one.trial.name: one for one in judged}
     found = []
     for one in judged:

@@ -1,6 +1,6 @@
-"""Steps that took far longer than others of their size: a machine was busy with something else.
+"""Find steps that took far longer than others of their size because the machine was disturbed.
 
-They are listed and left out of the errors of steps; the figures of their run have them.
+They are listed and excluded from the errors of steps, but included in the figures of their run.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-#: A stall takes so many times what steps of its size take at the median, and so much more (s).
+#: A stall takes more than this factor times the median of its size, and this excess (s) above it.
 STALL_FACTOR, STALL_EXCESS_S = 3.0, 5e-3
-#: Steps of a size that it takes to say what is usual.
+#: Minimum number of steps of a size to determine its median.
 MIN_STEPS = 5
 
 
 @dataclass(frozen=True)
 class Stall:
-    """Step ``number`` of a run took ``seconds`` where ``usual_s`` are usual, most of the difference
-    on the ``side`` of the device or of its host."""
+    """Step ``number`` of a run took ``seconds`` instead of the usual ``usual_s``.
+
+    ``side`` is where most of the difference occurred: the device or its host.
+    """
 
     number: int
     seconds: float
@@ -27,7 +29,7 @@ class Stall:
 
 
 def find_stalls(rows: Sequence[Mapping[str, str]]) -> list[Stall]:
-    """The stalls among the steps of ``passes.csv``, by what they were padded to."""
+    """Return the stalls among the steps of ``passes.csv``, grouped by padded size."""
     of_size: dict[str, list[Mapping[str, str]]] = {}
     for row in rows:
         of_size.setdefault(row.get("size", ""), []).append(row)

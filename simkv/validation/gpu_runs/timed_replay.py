@@ -1,7 +1,7 @@
-"""L0: a simulation that is fed a run's recorded times must make the very same decisions.
+"""L0: a simulation with a run's recorded times must make the same decisions. Needs no torch.
 
-Needs no torch. Where it does not, something other than the lengths of the steps decided: a bug in
-the loop, in a scheduler, or in what was recorded.
+A difference has another cause than step durations: a bug in the loop, in a scheduler, or in the
+recording.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ from simkv.workload.workload_section import build_clients
 
 @dataclass(frozen=True)
 class Agreement:
-    """How many ``decisions`` the run made, and the first one (``step``) that a replay makes
-    otherwise, with both sides; ``step`` is None if they are all equal."""
+    """Comparison of the decisions of a run and its replay.
+
+    ``decisions`` is their number in the run; ``step`` is the first one that differs, with both
+    sides, or None if all are equal.
+    """
 
     decisions: int
     step: int | None = None
@@ -54,9 +57,9 @@ class Timed(Protocol):
 def replay_timed(
     scenario: Scenario, steps: Sequence[float], idles: Sequence[float]
 ) -> tuple[RunRecord, Recorder, str]:
-    """Simulate with recorded lengths of steps and idle passes (s).
+    """Simulate with recorded durations of steps and idle passes (s).
 
-    Returns the record, the decisions, and why the replay had to stop early, if it had to.
+    Returns the record, the decisions, and the reason if the replay had to stop early.
     """
     recorder = Recorder(build_scheduler(scenario.engine), scenario.engine)
     executor = RecordedExecutor(steps, idles)
@@ -73,7 +76,7 @@ def replay_timed(
 def compare_decisions(
     recorded: Sequence[RecordingLine], replayed: Sequence[RecordingLine]
 ) -> Agreement:
-    """The first decision that differs between a run and its replay."""
+    """Find the first decision that differs between a run and its replay."""
     count = len(recorded)
     for step in range(max(count, len(replayed))):
         ours = recorded[step] if step < count else None
@@ -85,7 +88,7 @@ def compare_decisions(
 
 
 def check_agreement(scenario: Scenario, passes: Iterable[Timed], recorder: Recorder) -> Agreement:
-    """Whether a simulation that is fed the times of a run decides the same."""
+    """Compare the decisions of a run with a simulation that uses its times."""
     lengths = [(p.kind, p.seconds) for p in passes]
     _, again, _ = replay_timed(scenario, *_split(lengths))
     return compare_decisions(recorder.lines, again.lines)
@@ -93,11 +96,12 @@ def check_agreement(scenario: Scenario, passes: Iterable[Timed], recorder: Recor
 
 @dataclass(frozen=True)
 class GpuRun:
-    """A run on disk, one variant: its steps as (load, seconds), the record that its replay gives,
-    which is that of the run itself if the ``verdict`` is that all decisions are the same.
+    """A run on disk, one variant.
 
-    ``about`` is the folder's ``summary.json``: setup, machine and ceilings among it; ``stalls`` are
-    steps that took far longer than others of their size.
+    ``steps`` are pairs (load, seconds). ``record`` is the record of the replay; it equals the run's
+    own record if the ``verdict`` is that all decisions are the same. ``about`` is the folder's
+    ``summary.json``, including setup, machine and ceilings; ``stalls`` are steps that took far
+    longer than others of their size.
     """
 
     scenario: Scenario
@@ -110,7 +114,7 @@ class GpuRun:
 
 
 def read_runs(folder: Path) -> dict[str, GpuRun]:
-    """What `simkv gpu run` has left in ``folder``, by variant, replayed. Raises InputError."""
+    """Read the output of `simkv gpu run` in ``folder``, by variant, replayed. Raises InputError."""
     try:
         with (folder / "passes.csv").open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
@@ -157,6 +161,6 @@ def _recorded(
 
 
 def _split(passes: Sequence[tuple[str, float]]) -> tuple[list[float], list[float]]:
-    """Lengths of the steps, and of the idle passes."""
+    """Return the durations of steps, and of idle passes."""
     steps = [seconds for kind, seconds in passes if kind != "idle"]
     return steps, [seconds for kind, seconds in passes if kind == "idle"]

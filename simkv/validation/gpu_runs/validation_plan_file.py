@@ -1,4 +1,4 @@
-"""A plan on disk, so that what is predicted is written down before anything is served.
+"""Store a plan on disk, so that predictions are recorded before any run.
 
 ``plan/plan.json`` has the predictions and the profile's hash, ``plan/<case>.yaml`` the scenarios,
 ``plan/profile.json`` the profile.
@@ -20,7 +20,7 @@ from simkv.validation.gpu_runs.load_sizing import Trial
 
 
 def write_plan(folder: Path, cases: Sequence[Trial], profile: CostProfile) -> None:
-    """Write ``cases`` to ``folder/plan``, complete or not at all; there must be none yet."""
+    """Write ``cases`` to ``folder/plan``, atomically; the plan must not exist yet."""
     if (folder / "plan").exists():
         raise InputError(f"{folder / 'plan'}: there is a plan already")
     with atomic_folder(folder / "plan") as new:
@@ -45,9 +45,9 @@ def write_plan(folder: Path, cases: Sequence[Trial], profile: CostProfile) -> No
 
 
 def read_plan(folder: Path, profile: CostProfile) -> list[Trial] | None:
-    """The cases of ``folder/plan``, None if there is no plan.
+    """Return the cases of ``folder/plan``, or None if there is no plan.
 
-    Raises InputError for a plan that was made with another profile, or is damaged.
+    Raises InputError for a plan of another profile or a damaged plan.
     """
     path = folder / "plan" / "plan.json"
     if not path.is_file():
@@ -78,5 +78,5 @@ def _text(profile: CostProfile) -> str:
 
 
 def profile_hash(profile: CostProfile) -> str:
-    """By what a plan knows its profile again."""
+    """Hash by which a plan identifies its profile."""
     return hashlib.sha256(_text(profile).encode()).hexdigest()[:16]

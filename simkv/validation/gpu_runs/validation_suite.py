@@ -1,12 +1,11 @@
-"""The scenarios that a profile is judged by on a real device.
+"""Scenarios that compare a profile with a real device. Needs no torch.
 
-    cases = plan(profile, FULL, seconds=14.0, sized_by=nominal(profile))
+    cases = plan_trials(profile, FULL_SCALE, seconds=14.0, sized_by=nominal_profile(profile))
     [(case.name, case.scenario.workload.size, case.predicted_s) for case in cases]
 
-Rates, lengths of the runs and the pool that is under pressure are chosen by a data sheet
-(sizing.py, nominal.py), before anything is served and without the profile that is judged: so the
-plan and what the profile predicts for it can be written down first, and no profile chooses its
-judges. Needs no torch.
+Rates, run lengths and pool sizes follow from a data sheet (load_sizing.py, nominal_costs.py), not
+from the evaluated profile and before any run. The plan and the profile's predictions can therefore
+be recorded first, and no profile can select favorable cases.
 """
 
 from __future__ import annotations
@@ -36,20 +35,20 @@ FULL_SCALE = WorkloadScale(300, 250, 2000, 64, 8000, 2048, 256, 6000)
 #: The tiny model on a CPU.
 SMALL_SCALE = WorkloadScale(30, 20, 120, 8, 480, 128, 16, 400, divisor=10)
 
-#: Cases that are served again first: their noise stands for that of their kind.
+#: Cases repeated first; their noise represents similar cases.
 REPEATED_FIRST = ("decode-heavy", "memory-pressure")
 
 
 @dataclass(frozen=True)
 class TrialRun:
-    """A case to be served for the ``number``-th time, from 1."""
+    """A case to be served for the ``number``-th time, starting at 1."""
 
     trial: Trial
     number: int
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
+        """Name of its directory."""
         return f"{self.trial.name}-{self.number}"
 
 
@@ -61,10 +60,10 @@ def plan_trials(
     *,
     sized_by: CostProfile,
 ) -> list[Trial]:
-    """All cases, the most telling first, each of about ``seconds`` as ``sized_by`` sees it, with
-    what ``profile`` predicts.
+    """Return all cases, the most informative first, with the predictions of ``profile``.
 
-    Raises InputError where no pool is small enough for the preemptions that are wanted.
+    Each takes about ``seconds`` by the costs of ``sized_by``. Raises InputError if no pool is small
+    enough for the target number of preemptions.
     """
     vllm = _vllm(scale, pipelined=bool(profile.floor))
     sized = LoadSizer(sized_by, seconds, seed)
@@ -103,14 +102,14 @@ def plan_trials(
 
 
 def order_trial_runs(cases: Sequence[Trial], repeats: int) -> list[TrialRun]:
-    """Every case once; then those that tell the noise of real runs, then all others again."""
+    """Return every case once, then repeats: those that determine noise first."""
     again = sorted(cases, key=lambda case: case.name not in REPEATED_FIRST)
     found = [TrialRun(case, 1) for case in cases]
     return found + [TrialRun(case, n) for n in range(2, repeats + 1) for case in again]
 
 
 def _incident(sized: LoadSizer, scale: WorkloadScale, name: str, variant: str) -> list[Trial]:
-    """A packaged incident of mistral.rs before and after its fix, at the scale's block size."""
+    """Return a packaged mistral.rs incident before and after its fix, at the scale's block size."""
     original = load(list_packaged_scenarios()[name])[variant]
     requests = build_clients(original.workload, original.timeout).requests
     engine: Any = original.engine
@@ -131,7 +130,7 @@ def _incident(sized: LoadSizer, scale: WorkloadScale, name: str, variant: str) -
             timeout=original.timeout,
         )
 
-    # Before the fix it takes longest; both must serve the same requests.
+    # The run before the fix takes longest; both must serve the same requests.
     count = sized.cut(of("bucketed"), len(requests))
     before, after = of("bucketed")(count), of("pr2034")(count)
     return [
@@ -141,7 +140,7 @@ def _incident(sized: LoadSizer, scale: WorkloadScale, name: str, variant: str) -
 
 
 def _vllm(scale: WorkloadScale, *, pipelined: bool) -> JsonDict:
-    """The engine of most cases, which overlaps steps if the profile is of one that does."""
+    """Return the engine of most cases; it overlaps steps if the profile's engine does."""
     return {
         "name": "vllm",
         "block_size": scale.block_size,

@@ -1,8 +1,8 @@
 """Recorded runs of real engines, simulated again and compared figure by figure.
 
-``case`` reads a recorded run, ``told`` one of which only statistics are public, ``calibration``
-finds the costs that belong to it, ``simulate`` simulates it, ``score`` compares, ``sensitivity``
-varies what was not recorded; ``paced`` goes through the steps at the pace of the record, ``steps``
-measures what they took above their kernels; ``show``, ``files`` and ``docs`` tell it on the
-console, as CSV files and as a page.
+``recorded_run`` reads a recorded run, ``aggregate_run`` one with public statistics only.
+``run_calibration`` finds its costs, ``run_simulation`` simulates it, ``run_scores`` compares.
+``sensitivity`` varies unrecorded settings. ``paced_replay`` replays the steps at the recorded pace,
+``host_gaps`` measures step time above kernel time. ``score_tables`` and ``score_files`` write the
+results to the console and to CSV files.
 """

@@ -1,4 +1,4 @@
-"""The costs of one run, the load of another: runs of one model and GPU predict each other."""
+"""Simulate the load of one run with the costs of another, for runs with the same model and GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simkv.validation.recorded_runs.run_simulation import engine_of
 
 @dataclass(frozen=True)
 class CrossPrediction:
-    """A run simulated with costs fitted to the requests that were alone in another."""
+    """A run simulated with costs fitted to isolated requests of another run."""
 
     costs_of: str
     score: Score
@@ -22,7 +22,9 @@ class CrossPrediction:
 def cross_predict(
     scores: Sequence[Score], costs: Mapping[str, CostProfile]
 ) -> Iterator[CrossPrediction]:
-    """All pairs of runs, each with requests alone, on one GPU with one model; ``costs`` by case."""
+    """Yield all pairs of runs with isolated requests on one GPU with one model;
+    ``costs`` by case.
+    """
     fitted = [
         s.case
         for s in scores
@@ -44,7 +46,7 @@ def _same(one: RecordedRun, other: RecordedRun) -> bool:
 
 
 def cross_prediction_rows(found: Sequence[CrossPrediction]) -> Iterator[list[str]]:
-    """A row for each pair: errors of the means, and figures in their interval."""
+    """Yield a row per pair: errors of the means, and the number of figures in their interval."""
     for one in found:
         means = [one.score.figure(m, "mean") for m in ("ttft_ms", "tpot_ms", "e2e_ms")]
         held = [bool(f.held) for f in one.score.figures if f.interval and f.real > 1]

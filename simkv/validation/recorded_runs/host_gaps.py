@@ -1,14 +1,13 @@
-"""Host time between kernels, measured from a record: how long steps took above their kernels.
+"""Host time per step, estimated from a record: step time above the time of its kernels.
 
-A recorded run is gone through at its own pace (``replay_paced``). Between two token events the
-record tells how long some known steps took in all, and the profile what their kernels take. What is
-left over is shared out among the kinds of steps by least squares, each kind with so many seconds a
-step:
+A recorded run is replayed at its own pace (``replay_paced``). Between two token events, the record
+gives the total time of known steps, and the profile the time of their kernels. Least squares
+attributes the rest to the kinds of steps:
 
-    recorded - kernels = sum over kinds of steps x what a step of the kind takes more
+    recorded - kernels = sum over kinds of steps x host time of a step of the kind
 
-Intervals that are off by ``MAX_INTERVAL_ERROR`` of their shortest step count for nothing: the
-decisions are not those of the record there, a step is missing or too many.
+Intervals that are off by more than ``MAX_INTERVAL_ERROR`` of their shortest step are excluded:
+there, the decisions differ from the record, and a step is missing or redundant.
 """
 
 from __future__ import annotations
@@ -32,22 +31,25 @@ from simkv.validation.recorded_runs.run_simulation import engine_of
 
 Floats = npt.NDArray[np.float64]
 
-#: An interval may be off by this share of its shortest step.
+#: Maximum error of an interval as a share of its shortest step.
 MAX_INTERVAL_ERROR = 0.5
-#: Longer intervals tell little of a single step.
+#: Longer intervals say little about a single step.
 MAX_INTERVAL_STEPS = 400
-#: Residuals above this (s) count less: steps that the record has and the decisions do not.
+#: Residuals above this (s) have less weight; they come from steps that the decisions lack.
 ROBUST_S = 1e-3
-#: In words are kinds of so many steps at least, and differences of so much (s).
+#: Minimum number of steps of a kind, and minimum difference (s), to be reported in words.
 MIN_REPORTED_STEPS, MIN_REPORTED_S = 10, 1e-4
-#: Decodes of a step are told apart up to these numbers.
+#: Upper bounds of the classes of decode steps by number of sequences.
 DECODE_LIMITS = (8, 32, 128)
 
 
 @dataclass(frozen=True)
 class StepKindTimes:
-    """Steps of one kind in the intervals that count: how many, seconds of kernels a step, and how
-    much longer the record says that one took (s), with the standard error of that."""
+    """Steps of one kind in the included intervals.
+
+    ``kernels`` is their mean kernel time, ``host`` their mean host time with its standard error
+    ``uncertainty`` (s).
+    """
 
     kind: str
     steps: int
@@ -57,14 +59,16 @@ class StepKindTimes:
 
     @property
     def share(self) -> float:
-        """What a step takes more, as a share of its kernels."""
+        """Host time of a step as a share of its kernel time."""
         return self.host / self.kernels
 
 
 @dataclass(frozen=True)
 class HostTimes:
-    """The kinds of steps of a case; ``counted`` of all its ``intervals`` between token events agree
-    with the decisions."""
+    """Host times of a case by kind of step.
+
+    ``counted`` of its ``intervals`` between token events agree with the decisions.
+    """
 
     case: str
     kinds: list[StepKindTimes]
@@ -72,13 +76,13 @@ class HostTimes:
     counted: int
 
     def kind(self, name: str) -> StepKindTimes:
-        """One kind. Raises StopIteration where there are no steps of it."""
+        """Return one kind. Raises StopIteration if there are no steps of it."""
         return next(kind for kind in self.kinds if kind.kind == name)
 
 
 @dataclass(frozen=True)
 class TokenInterval:
-    """The steps between two token events, and the seconds that the record has there."""
+    """The steps between two token events, and the recorded time between them (s)."""
 
     recorded: float
     steps: list[PacedStep]
@@ -93,8 +97,7 @@ class TokenInterval:
 
 
 def host_times(case: RecordedRun, profile: CostProfile) -> HostTimes:
-    """What the steps of a recorded run took above their kernels. Raises InputError where the record
-    does not tell."""
+    """Estimate the host times of a recorded run. Raises InputError if data is missing."""
     config, _ = engine_of(case)
     steps = replay_paced(case, without_host(profile), config)
     largest = max(profile.graph_sizes or graph_sizes(config.max_num_seqs))
@@ -104,7 +107,7 @@ def host_times(case: RecordedRun, profile: CostProfile) -> HostTimes:
 
 
 def intervals(steps: Sequence[PacedStep]) -> Iterator[TokenInterval]:
-    """The stretches between token events in which the engine was never idle."""
+    """Yield the intervals between token events in which the engine was never idle."""
     since: float | None = None
     passed: list[PacedStep] = []
     for step in steps:
@@ -119,9 +122,9 @@ def intervals(steps: Sequence[PacedStep]) -> Iterator[TokenInterval]:
 
 
 def fit_host_times(every: Sequence[TokenInterval], largest: int) -> tuple[list[StepKindTimes], int]:
-    """Seconds that a step of each kind takes more than its kernels, and how many intervals agree.
+    """Estimate the host time of each kind of step, and count the intervals that agree.
 
-    ``largest`` is that of the CUDA graphs (tokens).
+    ``largest`` is the size of the largest CUDA graph (tokens).
     """
     names = sorted({kind_of(step.load, largest) for step in chain(*(i.steps for i in every))})
     if not names:
@@ -132,7 +135,7 @@ def fit_host_times(every: Sequence[TokenInterval], largest: int) -> tuple[list[S
     over = np.array([i.recorded - i.kernels for i in every])
     allowed = MAX_INTERVAL_ERROR * np.array([i.shortest for i in every])
     found = np.zeros(len(names))
-    for _ in range(2):  # the second time with what the first has found taken off
+    for _ in range(2):  # the second pass selects intervals with the first estimate subtracted
         kept = np.abs(over - counts @ found) < allowed
         found, uncertainty = _fitted(counts[kept], over[kept])
     kinds = []
@@ -148,7 +151,7 @@ def fit_host_times(every: Sequence[TokenInterval], largest: int) -> tuple[list[S
 
 
 def _fitted(counts: Floats, over: Floats) -> tuple[Floats, Floats]:
-    """Seconds by kind of least squares, far ones counting less, and their standard errors."""
+    """Fit seconds by kind with robust least squares; returns them and their standard errors."""
     weights = 1 / np.sqrt(np.maximum(counts.sum(1), 1))
 
     def missed(seconds: Floats) -> Floats:
@@ -165,7 +168,9 @@ def _fitted(counts: Floats, over: Floats) -> tuple[Floats, Floats]:
 
 
 def kind_of(load: StepLoad, largest: int) -> str:
-    """In words what a step does: decodes by their number, prefills by whether in a CUDA graph."""
+    """Return the kind of a step: decodes by their number, prefills by whether they use a CUDA
+    graph.
+    """
     if load.prefill_seqs:
         what = "mixed" if load.decode_seqs else "prefill"
         tokens = load.prefill_tokens + load.decode_seqs
@@ -181,7 +186,7 @@ def kind_of(load: StepLoad, largest: int) -> str:
 
 
 def step_rows(found: Sequence[HostTimes]) -> pd.DataFrame:
-    """A row for each case and kind of steps, times in ms."""
+    """Return a row per case and kind of step, times in ms."""
     return pd.DataFrame(
         [
             {
@@ -205,7 +210,7 @@ HOST_TIME_COLUMNS = ("case", "kind of step", "steps", "kernels (ms)", "above the
 
 
 def step_cells(found: Sequence[HostTimes]) -> Iterator[list[str]]:
-    """The rows of a table for readers."""
+    """Yield formatted table rows."""
     for one in found:
         for kind in one.kinds:
             yield [
@@ -219,7 +224,7 @@ def step_cells(found: Sequence[HostTimes]) -> Iterator[list[str]]:
 
 
 def describe_host_times(one: HostTimes) -> str:
-    """In words, the kinds of a case that differ from their kernels beyond doubt."""
+    """Describe the kinds of steps with a significant host time."""
     enough = [kind for kind in one.kinds if kind.steps >= MIN_REPORTED_STEPS]
     sure = [kind for kind in enough if abs(kind.host) > max(3 * kind.uncertainty, MIN_REPORTED_S)]
     told = [

@@ -1,4 +1,4 @@
-"""How often a measured figure lies in the interval given for it, and how wide those are."""
+"""Coverage of intervals: the share of measured figures inside them, and their widths."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from simkv.validation.recorded_runs.run_scores import Score
 
 #: Figures below this (ms or s) have no error in per cent, and are not counted.
 MIN_FIGURE = 1.0
-#: What intervals are meant to hold, of 100 figures.
+#: Nominal coverage of the intervals in per cent.
 STATED_COVERAGE = 90
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """Of ``figures`` that have an interval, so many are ``held``; half of its width is ``half`` of
-    the predicted figure in the median (None if there is none). ``refused_runs`` have no
-    interval."""
+    """Coverage of intervals.
+
+    ``held`` of the ``figures`` with an interval lie in it. ``half`` is the median half-width
+    relative to the predicted figure (None if there is none). ``refused`` is the number of figures
+    without an interval.
+    """
 
     figures: int
     held: int
@@ -29,12 +32,12 @@ class Coverage:
 
 
 def is_in_range(s: Score) -> bool:
-    """Whether a case stays in the range of its profile but for a share of ``MAX_UNKNOWN_SHARE``."""
+    """Whether a case leaves its profile's range for at most ``MAX_UNKNOWN_SHARE`` of the time."""
     return s.replayed.outside <= MAX_UNKNOWN_SHARE
 
 
 def coverage(scores: Sequence[Score]) -> Coverage:
-    """Of all validated figures of these cases."""
+    """Return the coverage over all validated figures of these cases."""
     figures = [f for s in scores for f in s.figures if f.real > MIN_FIGURE]
     given = [f for f in figures if f.interval]
     return Coverage(
@@ -51,7 +54,7 @@ def _half(f: FigureComparison) -> float:
 
 
 def coverage_rows(scores: Sequence[Score]) -> Iterator[list[str]]:
-    """Rows of a table: in range, out of range, and case by case."""
+    """Yield table rows: in range, out of range, and case by case."""
     parts = {
         "in range": [s for s in scores if is_in_range(s)],
         "out of range": [s for s in scores if not is_in_range(s)],
@@ -65,7 +68,7 @@ def coverage_rows(scores: Sequence[Score]) -> Iterator[list[str]]:
 
 
 def refused_runs(scores: Sequence[Score]) -> list[str]:
-    """Cases whose figures have no interval, each with the reason."""
+    """Return cases whose figures have no interval, each with the reason."""
     return [
         f"{s.case.name}: {100 * s.replayed.unknown:.0f} % of the busy time where nothing is known"
         if s.replayed.unknown > MAX_UNKNOWN_SHARE

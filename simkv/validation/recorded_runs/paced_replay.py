@@ -1,9 +1,9 @@
-"""A recorded run gone through again step by step, each at the pace of the record.
+"""Replay a recorded run step by step at the pace of the record.
 
-The engine's rules decide the batches. A request is shown to them at the schedule call that the
-record says first took it, and a step that gives a request its first or its last token ends when the
-record says that token came. So between two such events the record tells how long known batches
-really took, and the profile what their kernels take.
+The engine's rules decide the batches. A request becomes visible at the schedule call that first
+took it according to the record. A step that emits a request's first or last token ends at the
+recorded time of that token. Between two such events, the record therefore gives the time of known
+batches, and the profile the time of their kernels.
 """
 
 from __future__ import annotations
@@ -30,17 +30,19 @@ from simkv.validation.recorded_runs.recorded_run import RecordedRun
 from simkv.validation.recorded_runs.run_simulation import requests_of
 from simkv.workload.clients import Clients
 
-#: Tokens of one step came within this share of it, or its rows are not those of the record.
+#: Maximum spread of the tokens of one step, relative to it; otherwise the batches differ from the
+#: record.
 MAX_TOKEN_SPREAD = 0.3
-#: A request is handed to the engine so much (s) before the record has it there, and kept back until
-#: the decision that took it: the engine looks for new ones between two steps only.
+#: A request is submitted this much (s) before its recorded arrival and held back until the recorded
+#: decision, because the engine looks for new requests between two steps only.
 EARLY_ARRIVAL_S = 0.1
 
 
 @dataclass(frozen=True)
 class RequestEvents:
-    """When requests came to the engine core, were first scheduled, and had their first and their
-    last token: seconds by id."""
+    """Times of requests in s, by id: arrival at the engine core, first scheduling, first and last
+    token.
+    """
 
     came: dict[int, float]
     scheduled: dict[int, float]
@@ -52,8 +54,8 @@ class RequestEvents:
 class PacedStep:
     """A step of known ``load`` that takes ``kernels`` s by the profile.
 
-    ``came`` is when the record has tokens of it (s), None if it has none; ``sure`` is False where
-    the record does not have them at one time. ``after_idle``: nothing ran before it.
+    ``came`` is the recorded time of its tokens (s), or None. ``sure`` is false if the record has
+    them at different times. ``after_idle`` means that nothing ran before it.
     """
 
     load: StepLoad
@@ -64,7 +66,7 @@ class PacedStep:
 
 
 def read_events(case: RecordedRun, requests: list[Request]) -> RequestEvents:
-    """What the record says of the engine's clock. Raises InputError where it does not."""
+    """Return the recorded times on the engine's clock. Raises InputError if some are missing."""
     rows = case.requests
     missing = [name for name in ("queue_ms", "ttft_ms", "e2e_ms") if rows[name].isna().any()]
     if missing:
@@ -91,10 +93,10 @@ def read_events(case: RecordedRun, requests: list[Request]) -> RequestEvents:
 
 
 def replay_paced(case: RecordedRun, profile: CostProfile, config: VllmConfig) -> list[PacedStep]:
-    """All steps of a recorded run, at its pace.
+    """Return all steps of a recorded run, replayed at its pace.
 
-    Raises InputError for a run of several ranks, of which nobody recorded who served whom, and for
-    one whose requests have no times on the engine's clock.
+    Raises InputError for a run of several ranks (the record lacks the rank of each request), and
+    for a run without times on the engine's clock.
     """
     ranks = case.facts.engine.data_parallel
     if ranks > 1:
@@ -112,7 +114,7 @@ def replay_paced(case: RecordedRun, profile: CostProfile, config: VllmConfig) ->
 
 
 class PacedEngine(Engine):
-    """An engine whose steps take as long as the record says where it says so."""
+    """An engine whose steps take the recorded time where it is known."""
 
     def __init__(
         self, env: simpy.Environment, scheduler: object, profile: CostProfile, events: RequestEvents
@@ -126,13 +128,15 @@ class PacedEngine(Engine):
         self._decided = sorted(events.scheduled.values())
 
     def submit(self, request: Request) -> None:
-        """A request comes; the engine looks for it when the record says that it did."""
+        """Submit a request; the engine looks for it at its recorded scheduling time."""
         super().submit(request)
         due = self.env.timeout(max(self._events.scheduled[request.id] - self.env.now, 0.0))
         due.callbacks.append(lambda _: self.notify())
 
     def schedule(self) -> Batch | None:
-        """Decide, without those that the record has not scheduled by now, half a step allowed."""
+        """Decide with the requests scheduled so far in the record, with a tolerance of
+        half a step.
+        """
         until = self.env.now + (self._lasted / 2 if self._busy() else 1e-9)
         coming = [self._events.scheduled[m.id] for m in self.inbox if isinstance(m, Request)]
         now = sum(1 for _ in takewhile(lambda time: time <= until, coming))
@@ -144,7 +148,7 @@ class PacedEngine(Engine):
     def launch(
         self, batch: Batch, load: StepLoad, start: float, seconds: float | None = None
     ) -> float:
-        """Put a batch on the GPU until the record says that it was done, if it says so."""
+        """Run a batch until its recorded end, if that is known."""
         if not batch:
             return super().launch(batch, load, start, seconds)
         kernels = self.executor.run(load)
@@ -158,14 +162,14 @@ class PacedEngine(Engine):
         return self._free
 
     def _near(self, end: float, within: float) -> float:
-        """The time at which the record has the next decision, if that is near an end of a step."""
+        """Return the time of the recorded decision close to the end of a step, else that end."""
         place = bisect_left(self._decided, end - within)
         near = self._decided[place : place + 8]
         best = min(near, key=lambda time: abs(time - end), default=end)
         return best if abs(best - end) < within else end
 
     def _tokens(self, batch: Batch) -> Iterator[float]:
-        """When the record has the first and last tokens that a batch gives."""
+        """Yield the recorded times of the first and last tokens that a batch emits."""
         row = len(self.record.steps)
         for i in batch.emits:
             if i not in self._begun:

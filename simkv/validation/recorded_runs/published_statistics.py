@@ -1,7 +1,8 @@
-"""Cases of which only statistics are public: what is told of all requests together.
+"""Cases with public statistics only, without times of single requests.
 
-``measured`` in case.json has them, ``{"ttft_ms": {"mean": 812.5, "p99": 2040.0}}``. What was sent
-is a ``requests.csv`` without times, or drawn as ``arrivals`` says, which is that of a scenario.
+``measured`` in case.json has the statistics, such as ``{"ttft_ms": {"mean": 812.5, "p99":
+2040.0}}``. The requests come from a ``requests.csv`` without times, or are sampled from
+``arrivals``, a section as in a scenario.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from simkv.workload.generated_requests import Arrivals
 
 METRICS = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms")
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
-#: Other names of a statistic, and those that are not compared.
+#: Aliases of statistics, and statistics that are not compared.
 _ALSO = {"median": "p50"}
 _LEFT_OUT = ("min", "max", "std", "p75", "p25")
 
 
 def read_statistics(measured: Mapping[str, Any], path: Path) -> dict[str, float]:
-    """The statistics by the name of their figure (``ttft_ms.p99``).
+    """Return the statistics by the name of their figure (``ttft_ms.p99``).
 
-    Raises InputError with file and field for what is none, or if there is none.
+    Raises InputError with file and field for an invalid statistic, or if there is none.
     """
     found = {}
     for metric, statistics in measured.items():
@@ -63,7 +64,7 @@ def read_statistics(measured: Mapping[str, Any], path: Path) -> dict[str, float]
 
 
 def sample_requests(arrivals: Arrivals) -> pd.DataFrame:
-    """The requests that are drawn, as rows of a ``requests.csv`` without times."""
+    """Return the sampled requests as rows of a ``requests.csv`` without times."""
     sent = sorted(arrivals.requests(None), key=lambda request: request.arrival)
     return pd.DataFrame(
         {

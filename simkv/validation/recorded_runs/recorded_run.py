@@ -1,10 +1,10 @@
-"""A recorded run: its engine, its requests, and what each of them took.
+"""A recorded run: its engine, its requests and their measured times.
 
-A folder with ``case.json`` (engine, model, GPU, where it comes from), ``requests.csv`` (a row per
-request in order of arrival, times in ms; or LLMServingSim's ``requests.jsonl``, or aiperf's
-``profile_export.jsonl``) and, where prompts share beginnings, their blocks; see
-``workload.formats.case``. What was not recorded is null. Where only statistics are public, they are
-in case.json; see ``read_statistics``.
+A folder with ``case.json`` (engine, model, GPU, origin), ``requests.csv`` (a row per request in
+order of arrival, times in ms; or LLMServingSim's ``requests.jsonl``, or aiperf's
+``profile_export.jsonl``) and, where prompts share prefixes, their blocks; see
+``workload.formats.case``. Unrecorded values are null. If only statistics are public, they are in
+case.json; see ``read_statistics``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from simkv.validation.recorded_runs.published_statistics import (
 from simkv.workload.formats.measured_latencies import read_measured_latencies
 from simkv.workload.generated_requests import Arrivals
 
-#: Requests of this stage calibrate; they are never scored.
+#: Requests of this stage are used for calibration and never scored.
 CALIBRATION_STAGE = "sync"
 _SENT = ("arrival_s", "prompt_tokens", "output_tokens")
 _NEEDED: dict[str, ColumnKind] = {
@@ -43,7 +43,7 @@ _NEEDED: dict[str, ColumnKind] = {
     "ttft_ms": "number",
     "e2e_ms": "number",
 }
-#: Requests as a benchmark writes them, where there is no requests.csv.
+#: Benchmark outputs read if there is no requests.csv.
 BENCHMARK_FILES = ("requests.jsonl", "profile_export.jsonl")
 
 
@@ -53,7 +53,7 @@ class _Facts(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_not_recorded(cls, data: Any) -> Any:
-        """A null is as good as no field where that is allowed."""
+        """Treat null as a missing field where the field is optional."""
         if not isinstance(data, dict):
             return data
         fields = cls.model_fields
@@ -65,7 +65,7 @@ class _Facts(BaseModel):
 
 
 class ModelDimensions(_Facts):
-    """Dimensions of the model that decide its costs."""
+    """Dimensions of the model that determine its costs."""
 
     layers: int = Field(gt=0)
     q_heads: int = Field(gt=0)
@@ -77,7 +77,7 @@ class ModelDimensions(_Facts):
 
 
 class LinkFacts(_Facts):
-    """What was measured between the GPUs of the host."""
+    """Measured latency and bandwidth between the GPUs of the host."""
 
     latency_us: float = Field(ge=0)
     bandwidth_gb_s: float = Field(gt=0)
@@ -106,7 +106,7 @@ class EngineFacts(_Facts):
 
     @property
     def host_link(self) -> HostLink | None:
-        """What joins the GPUs, if that was recorded. Raises InputError for an unknown name."""
+        """Link between the GPUs, or None if not recorded. Raises InputError for an unknown name."""
         if self.link is None or isinstance(self.link, str):
             return find_link(self.link) if self.link else None
         latency, bandwidth = 1e-6 * self.link.latency_us, 1e9 * self.link.bandwidth_gb_s
@@ -116,22 +116,22 @@ class EngineFacts(_Facts):
 
     @property
     def gpus(self) -> int:
-        """GPUs that exchange anything in a step."""
+        """Number of GPUs that communicate in a step."""
         return max(self.tensor_parallel, self.expert_ranks)
 
     @property
     def caches(self) -> bool:
-        """Whether there is a prefix cache, as there is unless it was turned off."""
+        """Whether there is a prefix cache; true unless it was turned off."""
         return self.enable_prefix_caching is not False
 
     @property
     def expert_ranks(self) -> int:
-        """GPUs that share the experts of a mixture."""
+        """Number of GPUs that share the experts of a mixture."""
         return self.tensor_parallel * self.data_parallel if self.expert_parallel else 1
 
 
 class Origin(_Facts):
-    """The simulator of the project that the record is from, and its errors (per cent)."""
+    """The simulator of the project that published the record, and its errors (per cent)."""
 
     simulator: str = "origin"
     published: dict[str, Any] = {}
@@ -139,11 +139,11 @@ class Origin(_Facts):
 
 
 class RunFacts(_Facts):
-    """``case.json``.
+    """Contents of ``case.json``.
 
-    ``max_concurrency`` is that of clients in a closed loop: a request was sent when another had
-    its answer, so the recorded arrivals tell the order only. None: they arrived when they did.
-    ``measured`` are statistics, and ``arrivals`` says what was sent, where no requests are public.
+    ``max_concurrency`` is the limit of closed-loop clients: a request was sent when another
+    finished, so recorded arrivals give the order only. None means open-loop arrivals. If no
+    requests are public, ``measured`` has statistics and ``arrivals`` describes the sent requests.
     """
 
     name: str
@@ -162,12 +162,12 @@ class RunFacts(_Facts):
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A recorded run; ``requests`` (from the file ``table``) has a row per request, in order, with
-    its measured times (ms).
+    """A recorded run.
 
-    ``from_queue``: TTFT and E2E count from when the engine core had the request, not from its
-    arrival. ``scored`` says row by row what counts: rows that calibrate do not. ``read_statistics``
-    are the statistics (ms) by figure where no times of requests are known, else it is empty.
+    ``requests`` (from the file ``table``) has a row per request, in order, with its measured times
+    (ms). If ``from_queue``, TTFT and E2E count from the receipt by the engine core, not from the
+    arrival. ``scored`` marks the rows to compare; calibration rows are excluded. ``told`` has the
+    statistics (ms) by figure if no times of requests are known, else it is empty.
     """
 
     folder: Path
@@ -180,17 +180,17 @@ class RecordedRun:
 
     @property
     def name(self) -> str:
-        """As the record calls itself."""
+        """Name of the run in its record."""
         return self.facts.name
 
     @property
     def has_isolated_requests(self) -> bool:
-        """Whether some requests had the engine to themselves, to calibrate on."""
+        """Whether some requests ran in isolation, for calibration."""
         return not bool(self.scored.all())
 
     @property
     def has_prefixes(self) -> bool:
-        """Whether the record says which prompts begin alike."""
+        """Whether the record contains shared prefixes."""
         if not self.table.name.startswith("requests.csv"):
             return False
         there = any((self.folder / f"prefix_blocks.jsonl{end}").is_file() for end in ("", ".gz"))
@@ -198,7 +198,7 @@ class RecordedRun:
 
     @property
     def makespan_s(self) -> float | None:
-        """Seconds from the first arrival to the last token; None if nobody knows."""
+        """Seconds from the first arrival to the last token; None if unknown."""
         if self.facts.makespan_s is not None or self.told:
             return self.facts.makespan_s
         ends = self.requests["arrival_s"] + self.requests["e2e_ms"] / 1e3
@@ -206,7 +206,7 @@ class RecordedRun:
 
 
 def read_recorded_run(folder: Path) -> RecordedRun:
-    """Read a recorded run. Raises InputError with file and field if it is none."""
+    """Read a recorded run. Raises InputError with file and field if it is invalid."""
     path = folder / "case.json"
     try:
         facts = RunFacts.model_validate(json.loads(path.read_text(encoding="utf-8-sig")))
@@ -241,9 +241,11 @@ def read_recorded_run(folder: Path) -> RecordedRun:
 
 
 def _requests(folder: Path, facts: RunFacts) -> tuple[Path, pd.DataFrame]:
-    """The file of a case's requests, and its rows in order of arrival: ``requests.csv``, or what a
-    benchmark wrote of each request and ``workload.traces`` can read; without either they are drawn,
-    and the file is case.json."""
+    """Return the file of a case's requests, and its rows in order of arrival.
+
+    The file is ``requests.csv``, or a benchmark's output that ``workload.traces`` can read. Without
+    either, requests are sampled and the file is case.json.
+    """
     raw = [
         folder / name for name in (*BENCHMARK_FILES, *(f"{name}.gz" for name in BENCHMARK_FILES))
     ]
@@ -268,7 +270,7 @@ def _filled(name: str) -> RowPredicate:
 
 
 def find_recorded_runs(folder: Path) -> list[Path]:
-    """Folders of recorded cases below ``folder``, by name; itself if it is one."""
+    """Return the folders of recorded cases in ``folder`` by name, or ``folder`` if it is a case."""
     if (folder / "case.json").is_file():
         return [folder]
     found = sorted(path.parent for path in folder.glob("*/case.json"))

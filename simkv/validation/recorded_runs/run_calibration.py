@@ -1,12 +1,11 @@
-"""The costs that belong to a recorded run, by one rule for all.
+"""Select the costs of a recorded run, by the same rule for all runs.
 
-1. A profile that is given.
-2. A bundle of LLMServingSim's kernel tables for the case's model and GPU: one that ``case.json``
-   names under ``calibration``, or one in a folder ``calibration`` beside the case, or in a folder
-   that is given.
-3. The case's own requests that were alone (stage ``sync``), which are not scored then.
+1. A given profile.
+2. A bundle of LLMServingSim's kernel tables for the case's model and GPU: named in ``case.json``
+   under ``calibration``, or in a folder ``calibration`` beside the case, or in a given folder.
+3. The case's own isolated requests (stage ``sync``), which are then not scored.
 
-Nothing else of the record is looked at, so what calibrates never validates.
+No other part of the record is used, so calibration data is never used for validation.
 """
 
 from __future__ import annotations
@@ -34,8 +33,10 @@ from simkv.validation.recorded_runs.recorded_run import RecordedRun
 def calibrate_run(
     case: RecordedRun, given: Path | None = None, tables: Path | None = None
 ) -> CostProfile:
-    """The cost profile of a case: the ``given`` one, or by the rule, bundles looked for in
-    ``tables`` too. Raises InputError if there is nothing to make one of."""
+    """Return the cost profile of a case: ``given``, or selected by the rule.
+
+    Bundles are also searched in ``tables``. Raises InputError if there is no source of costs.
+    """
     if given is not None:
         return load_profile(given.name, given.parent)
     setup, dims = case.facts.engine, case.facts.model_dims
@@ -92,12 +93,12 @@ def _link(case: RecordedRun) -> HostLink | None:
 
 
 def find_bundle(case: RecordedRun, tables: Path | None = None) -> Path | None:
-    """The folder of LLMServingSim's tables for a case's model and GPU, if there is one."""
+    """Return the folder of LLMServingSim's tables for a case's model and GPU, or None."""
     return next((folder for folder in _bundles(case, tables) if _belongs(folder, case)), None)
 
 
 def _bundles(case: RecordedRun, tables: Path | None) -> list[Path]:
-    """All bundles near a case, or in ``tables``."""
+    """Return all bundles near a case and in ``tables``."""
     given = [] if tables is None else [tables, *sorted(tables.glob("*"))]
     roots = [case.folder, *case.folder.resolve().parents[:2]]
     named = [root / name for root in roots for name in case.facts.calibration]
@@ -114,7 +115,7 @@ def _belongs(folder: Path, case: RecordedRun) -> bool:
 
 
 def is_same_model(one: str, other: str) -> bool:
-    """Whether two names mean the same weights or, of our data, the same shape."""
+    """Whether two names mean the same weights or, if known to simkv, the same shape."""
     first, second = known_model(one), known_model(other)
     if first is not None and second is not None:
         return first.name == second.name
@@ -122,7 +123,7 @@ def is_same_model(one: str, other: str) -> bool:
 
 
 def _same_gpu(one: str, other: str) -> bool:
-    """Whether two ways to name a GPU mean the same: one of our data, or the same figures in it."""
+    """Whether two GPU names mean the same GPU: by simkv's data, or by the figures in the names."""
     first, second = known_gpu(one), known_gpu(other)
     if first is not None and second is not None:
         return first.name == second.name

@@ -1,4 +1,4 @@
-"""Measured against predicted, figure by figure and request by request."""
+"""Compare measured and predicted values by figure and by request."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from simkv.validation.recorded_runs.recorded_run import Origin, RecordedRun
 from simkv.validation.recorded_runs.run_simulation import SimulatedRun, simulate_run
 
 Floats = npt.NDArray[np.float64]
-#: As the originating projects call metrics and statistics.
+#: Names of metrics and statistics in the originating projects.
 _ORIGIN_METRICS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "Latency"}
 _ORIGIN = {"mean": "Mean", "p50": "Median", "p90": "P90", "p95": "P95", "p99": "P99"}
 
 
 @dataclass(frozen=True)
 class RequestErrors:
-    """Errors request by request: mean and median of the absolute ones.
+    """Errors per request: mean and median of the absolute errors, in per cent and in ms.
 
-    In per cent, and in ms; per cent are None for times that may be zero (queueing).
+    Errors in per cent are None for times that may be zero (queueing).
     """
 
     metric: str
@@ -41,11 +41,11 @@ class RequestErrors:
 
 @dataclass(frozen=True)
 class Score:
-    """A recorded run against its simulation, all scored requests and ``stages`` of them.
+    """Comparison of a recorded run with its simulation, for all scored requests and by stage.
 
     Figures are statistics of a metric (ms), the makespan (s), and preemptions. ``published`` are
-    the errors (per cent) that the originating simulator publishes, by the figure's name.
-    ``fitted_to_itself``: the costs are from requests that were alone in this run.
+    the errors (per cent) published by the originating simulator, by figure. ``fitted_to_itself``
+    means that the costs come from isolated requests of the same run.
     """
 
     case: RecordedRun
@@ -58,15 +58,15 @@ class Score:
     fitted_to_itself: bool = False
 
     def has(self, metric: str) -> bool:
-        """Whether a metric was compared: recorded for some request, and not empty for all."""
+        """Whether a metric was compared: at least one request has a recorded value."""
         return any(f.metric == metric for f in self.figures)
 
     def figure(self, metric: str, statistic: str) -> FigureComparison:
-        """One figure. Raises StopIteration if it was not compared."""
+        """Return one figure. Raises StopIteration if it was not compared."""
         return next(f for f in self.figures if f.name == f"{metric}.{statistic}")
 
     def errors(self, metric: str, *statistics: str) -> list[str]:
-        """Errors in per cent with their sign; empty for what was not compared."""
+        """Return signed errors in per cent; empty for figures that were not compared."""
         known = {f.name: f.error_pct for f in self.figures}
         names = [f"{metric}.{statistic}" for statistic in statistics]
         return [f"{known[name]:+.2f}" if name in known else "" for name in names]
@@ -75,9 +75,9 @@ class Score:
 def simulate_and_score(
     case: RecordedRun, profile: CostProfile, config: VllmConfig, notes: list[str]
 ) -> Score:
-    """Simulate a case and compare it, each figure with the interval that the profile's error gives.
+    """Simulate a case and compare it, with an interval per figure from the profile's error.
 
-    There are none where the profile does not know its error on more than ``MAX_UNKNOWN_SHARE`` of
+    There are no intervals if the profile's error is unknown for more than ``MAX_UNKNOWN_SHARE`` of
     the run.
     """
     replayed = simulate_run(case, profile, config, notes)
@@ -99,13 +99,13 @@ def simulate_and_score(
 
 
 def _ends(values: Sequence[float | None]) -> tuple[float, float] | None:
-    """The range of a figure; None where a run has no sample of it."""
+    """Return the range of a figure; None if a run has no sample of it."""
     known = [value for value in values if value is not None]
     return (min(known), max(known)) if len(known) == len(values) else None
 
 
 def score(case: RecordedRun, replayed: SimulatedRun, profile: str) -> Score:
-    """Compare a simulation with the record, over the requests that are scored."""
+    """Compare a simulation with the record, over the scored requests."""
     kept = case.scored.to_numpy()
     figures = _figures_told(case, replayed) if case.told else _figures(case, replayed, kept)
     if case.makespan_s is not None:
@@ -133,7 +133,7 @@ def _figure(name: str, measured: float, predicted: float) -> FigureComparison:
 def _figures(
     case: RecordedRun, replayed: SimulatedRun, kept: npt.NDArray[np.bool_]
 ) -> list[FigureComparison]:
-    """All statistics of all metrics that were recorded for some of the ``kept`` requests."""
+    """Return all statistics of all metrics recorded for some of the ``kept`` requests."""
     found = []
     for metric in METRICS:
         both = _both(case, replayed, metric, kept)
@@ -144,7 +144,7 @@ def _figures(
 
 
 def _figures_told(case: RecordedRun, replayed: SimulatedRun) -> list[FigureComparison]:
-    """The statistics that are public, against those of all simulated requests."""
+    """Return the public statistics with those of all simulated requests."""
     found = []
     for metric in METRICS:
         times = replayed.requests[metric].dropna().to_numpy(dtype=np.float64)
@@ -188,7 +188,7 @@ def _per_request(
 
 
 def _published(origin: Origin) -> dict[str, float]:
-    """Errors that the originating simulator publishes, by the names that figures have here."""
+    """Return the errors published by the originating simulator, by simkv's figure names."""
     named = {
         f"{metric}.{statistic}": _number(origin.published.get(f"{theirs} {_ORIGIN[statistic]}"))
         for metric, theirs in _ORIGIN_METRICS.items()

@@ -1,6 +1,6 @@
-"""Simulate a recorded run from its requests' arrivals and lengths and its engine's configuration.
+"""Simulate a recorded run from its arrivals, lengths and engine configuration.
 
-A knob that was not recorded has the version's default, and the result says so.
+Unrecorded settings have the version's defaults, and the result lists them.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from simkv.validation.recorded_runs.recorded_run import RecordedRun
 from simkv.workload.clients import Clients
 from simkv.workload.trace_reader import read_trace
 
-#: How often vLLM's balancer of data-parallel ranks hears of their queues (s).
+#: Interval at which vLLM's balancer of data-parallel ranks receives their queue lengths (s).
 BALANCER_S = 0.1
 
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """A simulated run: times (ms) per request, in the record's order, and how it went.
+    """A simulated run: times (ms) per request in the record's order, and totals.
 
-    ``outside`` is the share of the busy time outside the profile's range, ``unknown`` that in a
-    feature of which no error is known there.
+    ``outside`` is the share of busy time outside the profile's range; ``unknown`` is the share
+    where the profile's error is unknown.
     """
 
     requests: pd.DataFrame
@@ -74,9 +74,9 @@ def simulate_run(
     notes: list[str],
     changed: Callable[[Executor], Executor] | None = None,
 ) -> SimulatedRun:
-    """Simulate ``case`` on an engine of this ``config``; ``notes`` go with the result.
+    """Simulate ``case`` on an engine with this ``config``; ``notes`` are added to the result.
 
-    Its executor may be ``changed``. Raises InputError if the engine would refuse its requests.
+    ``changed`` may wrap the executor. Raises InputError if the engine would reject a request.
     """
     executors: list[SimulatedExecutor] = []
     sent = [replace(r, arrival=r.arrival + profile.front_s) for r in requests_of(case)]
@@ -87,7 +87,7 @@ def simulate_run(
         return Engine(env, build_scheduler(config), executor, rank=rank)
 
     if case.facts.max_concurrency is not None:
-        # All are there from the start and wait in the client for their turn.
+        # All requests arrive at the start and wait in the client for their turn.
         start = min(request.arrival for request in sent)
         sent = [replace(request, arrival=start) for request in sent]
     clients = Clients(sent, max_concurrency=case.facts.max_concurrency)
@@ -110,9 +110,9 @@ def simulate_run(
 
 
 def _server(case: RecordedRun, make: ReplicaFactory) -> SimulatedServer:
-    """One engine, or the data-parallel ranks behind vLLM's own balancer.
+    """Return one engine, or data-parallel ranks behind vLLM's own balancer.
 
-    The ranks of a mixture of experts step together.
+    The ranks of a mixture of experts run in lockstep.
     """
     env, ranks = simpy.Environment(), case.facts.engine.data_parallel
     if ranks == 1:
@@ -126,9 +126,9 @@ def _server(case: RecordedRun, make: ReplicaFactory) -> SimulatedServer:
 
 
 def engine_of(case: RecordedRun, **changed: Any) -> tuple[VllmConfig, list[str]]:
-    """The engine of a case, with fields ``changed``, and what had to be assumed for it.
+    """Return the engine of a case with fields ``changed``, and notes on assumptions.
 
-    Raises InputError for an engine that is not vLLM, and for what its rules refuse.
+    Raises InputError for an engine other than vLLM, and for an invalid configuration.
     """
     setup = case.facts.engine
     if setup.engine.casefold() != "vllm":
@@ -178,7 +178,7 @@ def engine_of(case: RecordedRun, **changed: Any) -> tuple[VllmConfig, list[str]]
 
 
 def _not_recorded(case: RecordedRun) -> list[str]:
-    """What nobody can know of a case without its having been recorded."""
+    """Return notes on unrecorded facts of a case."""
     setup, notes = case.facts.engine, []
     if setup.gpus > 1 and setup.link is None:
         notes.append("link was not recorded: what GPUs exchange is as measured on one host")
@@ -195,9 +195,9 @@ def _not_recorded(case: RecordedRun) -> list[str]:
 
 
 def _variant(version: str) -> tuple[Any, list[str]]:
-    """The newest known version that is not newer than ``version``, the oldest if all are.
+    """Return the newest known version that is not newer than ``version``, else the oldest.
 
-    Raises ValueError for what is no version.
+    Raises ValueError for an invalid version.
     """
     version = version.strip().removeprefix("v")
     if not re.match(r"\d+\.\d+", version):
@@ -217,7 +217,9 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _blocks(case: RecordedRun) -> tuple[int, list[str]]:
-    """The recorded number of blocks, or vLLM's own reckoning where model and GPU are known."""
+    """Return the recorded number of blocks, or an estimate by vLLM's rules if model and GPU are
+    known.
+    """
     setup = case.facts.engine
     if setup.num_gpu_blocks is not None:
         return setup.num_gpu_blocks, []
@@ -249,7 +251,7 @@ def _blocks(case: RecordedRun) -> tuple[int, list[str]]:
 
 
 def requests_of(case: RecordedRun) -> list[Request]:
-    """The requests as sent, in the order of the record."""
+    """Return the requests as sent, in the order of the record."""
     if case.table.name == "case.json" and case.facts.arrivals is not None:
         sent = case.facts.arrivals.requests(None)
         return sorted(sent, key=lambda request: request.arrival)
@@ -264,7 +266,7 @@ def requests_of(case: RecordedRun) -> list[Request]:
 
 
 def _check(case: RecordedRun, lives: list[RequestRecord]) -> None:
-    """Every recorded request was served, so every simulated one must be."""
+    """Check that every request finished in the simulation, as in the record."""
     for life in lives:
         if life.outcome is not Outcome.FINISHED:
             raise InputError(

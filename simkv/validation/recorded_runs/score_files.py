@@ -1,4 +1,4 @@
-"""The scores as CSV files: our own figures, requests, and the showdown's error records."""
+"""Write scores as CSV files: figures, requests, and error records of the simulator showdown."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def write_scores(
     sensitivity: dict[str, list[SensitivityScore]],
     above: Sequence[HostTimes] = (),
 ) -> list[str]:
-    """Write all tables to ``folder`` (which exists); returns the files' names."""
+    """Write all tables to ``folder`` (which exists) and return the file names."""
     tables = {
         "figures.csv": figure_rows(scores),
         "requests.csv": pd.concat([request_rows(s) for s in scores], ignore_index=True),
@@ -66,7 +66,7 @@ def write_scores(
 
 
 def figure_rows(scores: Sequence[Score]) -> pd.DataFrame:
-    """A row per case and figure; ``stage`` is empty for all scored requests."""
+    """Return a row per case and figure; ``stage`` is empty for all scored requests."""
     rows: list[dict[str, Any]] = []
     for s in scores:
         for stage, figures in {"": s.figures, **s.stages}.items():
@@ -108,7 +108,7 @@ def _figure(f: FigureComparison, published: float | None) -> dict[str, Any]:
 
 
 def request_rows(s: Score) -> pd.DataFrame:
-    """A row per request with its measured and predicted times (ms)."""
+    """Return a row per request with its measured and predicted times (ms)."""
     there = s.case.requests
     table = pd.DataFrame(
         {
@@ -127,7 +127,9 @@ def request_rows(s: Score) -> pd.DataFrame:
 
 
 def showdown_rows(scores: Sequence[Score]) -> pd.DataFrame:
-    """The error records of the simulator showdown; ``stage_index`` is -1 for all requests."""
+    """Return the error records of the simulator showdown; ``stage_index`` is -1 for
+    all requests.
+    """
     rows: list[dict[str, Any]] = []
     for s in scores:
         facts, setup = s.case.facts, s.case.facts.engine
@@ -164,7 +166,7 @@ def showdown_rows(scores: Sequence[Score]) -> pd.DataFrame:
 
 
 def sensitivity_rows(sensitivity: dict[str, list[SensitivityScore]]) -> pd.DataFrame:
-    """A row per case, change and figure: the error (%) with that one thing changed."""
+    """Return a row per case, change and figure: the error (%) with one setting changed."""
     rows = [
         {"case": name, "change": found.change, **_figure(f, None)}
         for name, all_of in sensitivity.items()

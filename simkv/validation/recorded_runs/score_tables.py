@@ -1,4 +1,4 @@
-"""The scores as tables on the console."""
+"""Show scores as tables on the console."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TITLES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E", "queue_ms": "qu
 
 
 def render_run(found: Score, changed: Sequence[SensitivityScore]) -> Iterator[RenderableType]:
-    """One case: measured, predicted, error, and the error of the simulator it comes from."""
+    """Yield one case: measured, predicted, error, and the error of the originating simulator."""
     yield ""
     yield Text.assemble((found.case.name, "bold"), f": {found.case.facts.model}")
     yield f"costs: {found.profile}"
@@ -88,8 +88,10 @@ def _pair(s: Score, metric: str) -> str:
 def render_all_runs(
     scores: Sequence[Score], crossed: Sequence[CrossPrediction] = ()
 ) -> Iterator[RenderableType]:
-    """All cases in one table of errors, the originating simulator's below; figures in their
-    interval; and runs with the costs of others."""
+    """Yield one table of all errors, interval coverage, and cross predictions.
+
+    Errors of the originating simulators are below simkv's.
+    """
     yield Text("\nAll cases: error in per cent", "bold")
     head = ("case", "simulator", "metric", *STATISTICS, "per request")
     yield make_adaptive_table(head, (row for s in scores for row in case_rows(s)), left=3, kept=4)
@@ -105,7 +107,7 @@ def render_all_runs(
 
 
 def case_rows(s: Score) -> list[list[str]]:
-    """A row per metric with our errors, and one with those of the simulator it comes from."""
+    """Return a row per metric with simkv's errors, and one with the originating simulator's."""
     rows = []
     origin = s.case.facts.origin_simulator.simulator
     for metric in ("ttft_ms", "tpot_ms", "e2e_ms"):
@@ -126,7 +128,7 @@ def case_rows(s: Score) -> list[list[str]]:
 def render_host_times(
     above: Sequence[HostTimes], untold: Sequence[str]
 ) -> Iterator[RenderableType]:
-    """What steps took above their kernels, by case and kind of step, as a table and in words."""
+    """Yield the host times by case and kind of step, as a table and in words."""
     yield Text("\nAbove the kernels, by kind of step", "bold")
     yield make_adaptive_table(HOST_TIME_COLUMNS, step_cells(above), left=2)
     yield from map(describe_host_times, above)

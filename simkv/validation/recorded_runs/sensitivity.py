@@ -1,4 +1,4 @@
-"""What the result would be if what was not recorded, or cannot be known, were otherwise."""
+"""Vary settings that were not recorded or cannot be known, and compare the results."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from simkv.validation.recorded_runs.recorded_run import RecordedRun
 from simkv.validation.recorded_runs.run_scores import Score, score
 from simkv.validation.recorded_runs.run_simulation import engine_of, simulate_run
 
-#: Host time per step (s) that kernel tables do not have.
+#: Host time per step (s) that kernel tables do not contain.
 HOST_TIMES_S = (2e-4, 5e-4)
-#: Hosts of one GPU differ by as much in what their GPUs exchange.
+#: Factor by which communication times of hosts with the same GPU differ.
 COLLECTIVES_SLOWDOWN = 2.0
 
 
 @dataclass(frozen=True)
 class SensitivityScore:
-    """One thing changed, and how the case then scores."""
+    """A changed setting, and the score with it."""
 
     change: str
     score: Score
 
 
 def score_sensitivity(case: RecordedRun, profile: CostProfile) -> list[SensitivityScore]:
-    """The case simulated again with one thing changed at a time."""
+    """Simulate the case again with one setting changed at a time."""
     found = []
     for change, fields, costs in _changes(case, profile):
         config, notes = engine_of(case, **fields)

@@ -1,5 +1,6 @@
-"""Measured serving points of public benchmarks, replayed and judged: ``simkv validate silicon``.
+"""Replay measured serving points of public benchmarks and score: ``simkv validate silicon``.
 
-``rows`` reads them, ``recipe`` says how each was run, ``replay`` runs it, ``predict`` makes the
-predictions of a file, ``score`` compares them by group, ``page`` writes that down.
+``measured_rows`` reads the points, ``launch_recipe`` describes how each was run,
+``closed_loop_replay`` simulates it, ``point_prediction`` writes the predictions of a file,
+``point_scores`` compares them by group, ``point_tables`` formats the results.
 """

@@ -1,8 +1,8 @@
-"""The prompts and answers of the benchmark's client, token for token.
+"""Sample the prompt and output lengths of the benchmark's client, token for token.
 
 ``benchmark_serving.py`` of InferenceMAX (github.com/kimbochen/bench_serving, since 2026-01-21 in
-SemiAnalysisAI/InferenceX) seeds numpy's global generator with 0 and draws all prompts' lengths,
-then all answers', evenly from ``int(0.8 L)`` to ``L``.
+SemiAnalysisAI/InferenceX) seeds numpy's global generator with 0 and samples the lengths of all
+prompts, then of all outputs, uniformly from ``int(0.8 L)`` to ``L``.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from functools import lru_cache
 import numpy as np
 
 SEED = 0
-#: Between which shares of the stated length lengths lie (random-range-ratio 0.8).
+#: Range of lengths relative to the stated length (random-range-ratio 0.8).
 INFERENCEMAX_RANGE = (0.8, 1.0)
-#: The same where nobody wrote down how lengths vary, and where all are as stated.
+#: The range if the variation is unknown, and if all lengths are as stated.
 APPROXIMATE_RANGE = (0.985, 1.015)
 EXACT_RANGE = (1.0, 1.0)
 
@@ -23,7 +23,7 @@ EXACT_RANGE = (1.0, 1.0)
 def sample_lengths(
     prompts: int, isl: int, osl: int, shares: tuple[float, float] = INFERENCEMAX_RANGE
 ) -> tuple[tuple[int, int], ...]:
-    """Tokens of each prompt and of its answer."""
+    """Return prompt and output tokens of each request."""
     generator = np.random.RandomState(SEED)
     columns = []
     for length in (isl, osl):
