@@ -1,4 +1,4 @@
-"""What is drawn by chance in a scenario, and the same scenario with other seeds."""
+"""Find the random parts of a scenario and derive scenarios with other seeds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simkv.workload.workload_section import Workload
 
 
 def find_seed(workload: Workload) -> int | None:
-    """The seed of what a workload draws by chance; None if it draws nothing."""
+    """Return the seed of a workload; None if nothing in it is random."""
     form = workload.arrivals or workload.sessions
     if form is not None:
         return form.seed
@@ -21,9 +21,9 @@ def find_seed(workload: Workload) -> int | None:
 
 
 def reseed_scenario(scenario: Scenario, repeat: int) -> Scenario:
-    """The scenario with a seed of its own for each ``repeat``, derived from its own seed.
+    """Return the scenario with a separate seed for each ``repeat``, derived from its own seed.
 
-    Repeat 0 is the scenario itself, and so is every other if nothing is drawn by chance.
+    Repeat 0 is the scenario itself, and so is every other repeat if nothing is random.
     """
     workload = scenario.workload
     seed = find_seed(workload)
@@ -35,9 +35,9 @@ def reseed_scenario(scenario: Scenario, repeat: int) -> Scenario:
 
 
 def with_form(workload: Workload, **fields: Any) -> dict[str, Any]:
-    """The form of a workload that draws its requests with other ``fields``; nothing without one.
+    """Return the random section of a workload with changed ``fields``; empty if it has none.
 
-    It is built anew, for a copy would keep what has been drawn before.
+    The section is built from its fields because a copy would keep the sampled requests.
     """
     for name in ("arrivals", "sessions"):
         form = getattr(workload, name)
@@ -48,7 +48,7 @@ def with_form(workload: Workload, **fields: Any) -> dict[str, Any]:
 
 
 def make_unseeded_error(repeats: int) -> InputError:
-    """What is wrong with several ``repeats`` of what is not drawn by chance."""
+    """Return the error for several ``repeats`` of a workload that is not random."""
     return InputError(
         f"--repeats {repeats}: nothing in this workload is drawn by chance, so that all repeats "
         "would be the same; expected 1"

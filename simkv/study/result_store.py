@@ -1,4 +1,4 @@
-"""What has been run: a file of JSON lines that only ever grows, one line per finished job."""
+"""Store job results in an append-only file of JSON lines, one line per finished job."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from simkv.study.simulation_job import Summary
 
 
 class ResultFile:
-    """The summaries of the jobs that are ``done``, by digest, and the file that keeps them.
+    """Summaries of the finished jobs (``done``) by digest, and the file that stores them.
 
-    The file is made when there is something to add; without a ``path`` there is none. A line that
-    was torn by a crash, wherever it is, does not count. Raises InputError if the file cannot be
-    read or written. Use it as a context manager, so that the file is closed.
+    The file is created with the first result; without a ``path`` there is none. Lines torn by a
+    crash are ignored. Raises InputError if the file cannot be read or written. Use it as a context
+    manager, which closes the file.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -32,7 +32,7 @@ class ResultFile:
             self._file = -1
 
     def add(self, digest: str, summary: Summary) -> None:
-        """Note what came of a job, in one write of one line, and as it will be read."""
+        """Store a job's summary in one write of one line, and in ``done`` as it will be read."""
         line = json.dumps({"digest": digest, "summary": summary}, allow_nan=False).encode() + b"\n"
         if self._path is not None:
             with translate_disk_errors(self._path, "written"):
@@ -43,12 +43,12 @@ class ResultFile:
         if self._file < 0:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-            # A line that was torn stays, but nothing is added to it.
+            # A torn line stays in the file, but nothing is appended to it.
             if os.lseek(self._file, 0, os.SEEK_END):
                 os.lseek(self._file, -1, os.SEEK_END)
                 if os.read(self._file, 1) != b"\n":
                     line = b"\n" + line
-        while line:  # as a rule in one go; a signal may split it, and then the rest follows
+        while line:  # usually one write; a signal may split it
             line = line[os.write(self._file, line) :]
 
 

@@ -1,8 +1,8 @@
-"""A name for all that decides how a run comes out, and for nothing else.
+"""Compute a digest of everything that affects the result of a run, and of nothing else.
 
-That is the scenario's fields that take part in it, the contents of its profiles, its trace and its
-own schedulers, and the sources of simkv that a run goes through. Rooms below those (reports, the
-command line) may change without an effect on any run.
+It covers the scenario's fields that take part in a run, the contents of its profiles, its trace and
+its custom schedulers, and the source code that a run uses. Other packages (reports, the command
+line) can change without an effect on the digest.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from simkv.scenario.scenario_costs import ReplicaCosts, list_replica_costs
 from simkv.workload.workload_section import Workload
 
 PACKAGE = Path(__file__).parent.parent
-#: The rooms that a run goes through. They import none of the others.
+#: Packages that a run uses. They import none of the others.
 RUN_PACKAGES = ("core", "schedulers", "costs", "workload", "scenario", "sim", "explain", "metrics")
-#: What of this room a run goes through, with all that it imports.
+#: Module of this package that a run uses, with all its imports.
 ENTRY = "simkv.study.simulation_job"
 PROFILES = PACKAGED.relative_to(PACKAGE)
 
 
 def compute_digest(scenario: Scenario, folder: Path, **more: Any) -> str:
-    """A name for a run of ``scenario``, whose files lie beside ``folder``, and what ``more`` of it.
+    """Return the digest of a run of ``scenario``, with paths relative to ``folder``, and of
+    ``more``.
 
-    Defaults are filled in. Raises InputError if a profile or the trace cannot be used.
+    Defaults are filled in. Raises InputError if a profile or the trace is unusable.
     """
     whole = {
         "code": hash_code(),
@@ -49,7 +50,7 @@ def compute_digest(scenario: Scenario, folder: Path, **more: Any) -> str:
 
 @lru_cache(maxsize=1)
 def hash_code() -> str:
-    """A hash of the sources of all that takes part in a run."""
+    """Return a hash of the source code that takes part in a run."""
     digest = hashlib.sha256()
     for path in list_source_files(PACKAGE):
         digest.update(f"{path.relative_to(PACKAGE).as_posix()}\n".encode() + path.read_bytes())
@@ -57,9 +58,9 @@ def hash_code() -> str:
 
 
 def list_source_files(package: Path) -> list[Path]:
-    """The modules and data of ``package`` that a run goes through.
+    """Return the modules and data of ``package`` that a run uses.
 
-    Profiles are not among them: a run depends on those alone that its scenario names.
+    Profiles are excluded: a run depends only on those that its scenario names.
     """
     in_rooms = {
         path
@@ -71,7 +72,7 @@ def list_source_files(package: Path) -> list[Path]:
 
 
 def _used(package: Path, module: str) -> set[Path]:
-    """The file of a module of this room, and those of the room's modules that it needs."""
+    """Return the file of a module of this package, and of the package's modules that it imports."""
     found, left = set[Path](), [module]
     while left:
         path = package.parent.joinpath(*left.pop().split(".")).with_suffix(".py")
@@ -82,7 +83,7 @@ def _used(package: Path, module: str) -> set[Path]:
 
 
 def _imports(path: Path) -> Iterator[str]:
-    """What a file imports, wherever in it; of ``from a import b`` both ``a`` and ``a.b``."""
+    """Yield all imports of a file; for ``from a import b`` both ``a`` and ``a.b``."""
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -92,14 +93,14 @@ def _imports(path: Path) -> Iterator[str]:
 
 
 def _costs(costs: ReplicaCosts, folder: Path) -> str:
-    """A hash of a profile: its file, or what was made of tables and constants for hardware."""
+    """Return a hash of a profile: its file, or the profile composed for the hardware."""
     if costs.profile is not None:
         return _contents(profile_path(costs.profile, folder))
     return _made(_Same(costs.load(folder)))
 
 
 class _Same:
-    """A profile that was made, as a key: composed once it is one object."""
+    """A composed profile as a cache key, compared by identity."""
 
     def __init__(self, profile: CostProfile) -> None:
         self.profile = profile
@@ -117,7 +118,7 @@ def _made(same: _Same) -> str:
 
 
 def _trace(workload: Workload) -> str | None:
-    """A hash of the trace file, if the workload takes one."""
+    """Return a hash of the trace file, if the workload has one."""
     return None if workload.trace is None else _contents(workload.loaded.path)
 
 

@@ -1,6 +1,6 @@
-"""A job: one run of a scenario with nothing left to choose, known by a digest of all it is.
+"""A job: one fully specified run of a scenario, identified by a digest.
 
-Two jobs with the same digest come out the same, so that what is done need not be done again.
+Two jobs with the same digest have the same result, so finished jobs need not be repeated.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from simkv.scenario.scenario import Scenario
 from simkv.schedulers.engine_registry import find_engine_spec
 from simkv.study.run_digest import compute_digest
 
-#: The figures of a run as in ``summary.json``, and what else its job tells.
+#: The figures of a run as in ``summary.json``, and the additional results of its job.
 Summary = dict[str, Any]
 
 
 class RunsFailed(Exception):
-    """Some runs could not be made; what the others gave is kept."""
+    """Some runs failed; the results of the others are stored."""
 
 
 @dataclass(frozen=True)
 class SimulationJob:
-    """A scenario to run; its files lie beside ``folder``.
+    """A scenario to run; paths of its files are relative to ``folder``.
 
-    ``rules`` are those to go by instead of the variant's (see EngineSpec). Its summary tells the
-    goodput too if there are ``limits`` (ms, by ``ttft``, ``tpot`` or ``e2el``, in that order), with
-    ``find_peak_load`` when the most requests were in flight, and with ``endings`` of each request,
-    by id, its id, outcome and seconds from arrival to the last token (None if it did not finish).
+    ``rules`` replace the rules of the variant (see EngineSpec). The summary includes goodput if
+    there are ``limits`` (ms, by ``ttft``, ``tpot`` or ``e2el``, in that order); with ``peak`` the
+    time with the most requests in flight; and with ``endings`` the id, outcome and seconds from
+    arrival to the last token of each request (None if it did not finish), by id.
     """
 
     scenario: Scenario
@@ -47,7 +47,7 @@ class SimulationJob:
     digest: str = ""
 
     def compute_digest(self) -> str:
-        """The digest that it should have. Raises InputError if its files cannot be used."""
+        """Compute the job's digest. Raises InputError if its files are unusable."""
         return compute_digest(
             self.scenario,
             self.folder,
@@ -60,7 +60,7 @@ class SimulationJob:
 
 @dataclass(frozen=True)
 class JobResult:
-    """What came of a job: its summary, or None and an ``error``."""
+    """Result of a job: its summary, or None and an ``error``."""
 
     digest: str
     summary: Summary | None
@@ -70,19 +70,19 @@ class JobResult:
 def make_job(
     scenario: Scenario, folder: Path, limits: Mapping[str, float] | None = None, **more: Any
 ) -> SimulationJob:
-    """The job of running ``scenario``, ``more`` as in Job.
+    """Return the job of running ``scenario``; ``more`` are fields of SimulationJob.
 
-    Raises InputError if its files cannot be used.
+    Raises InputError if its files are unusable.
     """
     job = SimulationJob(scenario, folder, tuple(sorted((limits or {}).items())), **more)
     return replace(job, digest=job.compute_digest())
 
 
 def run_job(job: SimulationJob) -> JobResult:
-    """Run a job, here or in another process; an error is a part of what comes back.
+    """Run a job, in this or another process; errors are part of the result.
 
-    It is an error if this process has not the same simkv, profile and trace as the one that made
-    the job, for then the result would be another one's.
+    It is an error if this process has a different simkv, profile or trace than the one that created
+    the job, because the result would differ.
     """
     try:
         if job.compute_digest() != job.digest:

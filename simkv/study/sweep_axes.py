@@ -1,7 +1,9 @@
-"""Knobs: which values a field of a scenario is to take, as ``--over`` says it.
+"""Parse the knobs of sweeps and their values, as in ``--over``.
 
-axes = [parse_axis("engine.num_gpu_blocks=256..1024:256"), parse_axis("workload.arrivals.seed=1,2")]
-grid(axes)  # 4 * 2 points
+Example:
+
+    blocks = parse_axis("engine.num_gpu_blocks=256..1024:256")
+    grid([blocks, parse_axis("workload.arrivals.seed=1,2")])  # 4 * 2 points
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from ruamel.yaml import YAML
 
 from simkv.core.errors import InputError
 
-#: More points than this are refused: a typo, or a job for several sweeps.
+#: Maximum number of points; more are probably a typo, or need several sweeps.
 MAX_POINTS = 100_000
-#: The axis that picks variants of the scenario instead of setting a field.
+#: The axis that selects variants of the scenario instead of setting a field.
 VARIANTS_AXIS = "variants"
 
 KnobValue = str | int | float | bool | None
@@ -35,9 +37,9 @@ _FORMS = "LOW..HIGH:STEP, LOW..HIGH:n=COUNT or LOW..HIGH:log=COUNT"
 
 @dataclass(frozen=True)
 class ValueRange:
-    """All values from ``low`` to ``high``, to draw samples from or to search in.
+    """Range of values from ``low`` to ``high``, for sampling or searching.
 
-    If ``whole``, whole numbers only; if ``log``, evenly by their logarithm.
+    Integers only if ``whole``; evenly spaced by logarithm if ``log``.
     """
 
     low: float
@@ -47,11 +49,11 @@ class ValueRange:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Both ends, as whole numbers if they are."""
+        """Both ends, as integers if ``whole``."""
         return (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
 
     def at(self, share: float) -> float:
-        """The value that ``share`` (from 0, below 1) of all values are below."""
+        """Return the value at the fraction ``share`` (0 <= share < 1) of the range."""
         low, high = self.low, self.high + self.whole
         value = low * (high / low) ** share if self.log else low + (high - low) * share
         return min(math.floor(value), int(self.high)) if self.whole else _tidy(value)
@@ -59,7 +61,7 @@ class ValueRange:
 
 @dataclass(frozen=True)
 class Axis:
-    """A knob, by its path as in ``--set``, and the ``values`` it takes.
+    """A knob, by its path as in ``--set``, and its ``values``.
 
     A ``span`` instead of values is for samples and searches only.
     """
@@ -69,17 +71,17 @@ class Axis:
     span: ValueRange | None = None
 
     def at(self, share: float) -> KnobValue:
-        """The value for a sample: ``share`` (from 0, below 1) along the axis."""
+        """Return the value at the fraction ``share`` (0 <= share < 1) of the axis."""
         return self.span.at(share) if self.span else self.values[int(share * len(self.values))]
 
 
 def parse_axis(text: str) -> Axis:
-    """``path=values``: a list ``a,b,c`` of YAML scalars, or a range of numbers.
+    """Parse ``path=values``: a list ``a,b,c`` of YAML scalars, or a range of numbers.
 
-    A range is ``LOW..HIGH`` (for samples, or whole numbers one by one), ``LOW..HIGH:log`` (for
-    samples), ``LOW..HIGH:STEP``, ``LOW..HIGH:n=COUNT`` or ``LOW..HIGH:log=COUNT``, both ends
-    included. Where both ends are written as whole numbers, n, log and samples give whole numbers.
-    Raises InputError if it makes no sense.
+    A range is ``LOW..HIGH`` (for samples, or all integers), ``LOW..HIGH:log`` (for samples),
+    ``LOW..HIGH:STEP``, ``LOW..HIGH:n=COUNT`` or ``LOW..HIGH:log=COUNT``, both ends included. If
+    both ends are written as integers, n, log and samples give integers. Raises InputError for
+    invalid text.
     """
     path, equals, values = text.partition("=")
     path, values = path.strip(), values.strip()
@@ -91,9 +93,9 @@ def parse_axis(text: str) -> Axis:
 
 
 def make_axis(path: str, values: float | str | Iterable[Any]) -> Axis:
-    """An axis from Python: a value, several, or a text as on the command line.
+    """Build an axis from Python: a value, several values, or text as on the command line.
 
-    Raises InputError if there is no value, one twice, or one that is no YAML scalar.
+    Raises InputError if there is no value, a duplicate, or a value that is not a YAML scalar.
     """
     if isinstance(values, str):
         return parse_axis(f"{path}={values}")
@@ -106,7 +108,7 @@ def make_axis(path: str, values: float | str | Iterable[Any]) -> Axis:
 
 
 def _checked(axis: Axis, text: str) -> Axis:
-    # 1, 1.0 and true are equal to Python and different in YAML.
+    # 1, 1.0 and true are equal in Python but not in YAML.
     if len({format_assignment("", value) for value in axis.values}) < len(axis.values):
         raise InputError(f"--over {text}: the same value twice")
     if not axis.values and not axis.span:
@@ -119,7 +121,7 @@ def _checked(axis: Axis, text: str) -> Axis:
 def _scalars(values: str, text: str) -> tuple[KnobValue, ...]:
     try:
         found = YAML(typ="safe", pure=True).load(f"[{values}]")
-    except Exception as error:  # the reader trips over odd input in many ways
+    except Exception as error:  # the parser raises many types of errors
         raise InputError(f"--over {text}: the values are not YAML") from error
     if not all(isinstance(value, KnobValue) for value in found):
         raise InputError(f"--over {text}: expected a list a,b,c of scalars, or {_FORMS}")
@@ -153,7 +155,7 @@ def _range(path: str, text: str, first: str, last: str, form: str | None) -> Axi
 def _between(
     low: Decimal, high: Decimal, count: int, log: bool, whole: bool, text: str
 ) -> list[float]:
-    """``count`` values from ``low`` to ``high``, evenly or evenly by their logarithm."""
+    """Return ``count`` values from ``low`` to ``high``, evenly spaced or by logarithm."""
     if not 2 <= count <= MAX_POINTS:
         raise InputError(f"--over {text}: expected a count from 2 to {MAX_POINTS:,}")
     shares = [Decimal(step) / (count - 1) for step in range(count)]
@@ -175,12 +177,12 @@ def _between(
 
 
 def _tidy(value: float) -> float:
-    """Without the noise in the last digits, so that the value is the same on any machine."""
+    """Return the value rounded to 12 digits, so that it is the same on any machine."""
     return float(f"{value:.12g}")
 
 
 def format_assignment(path: str, value: Any) -> str:
-    """``path=value`` as ``--set`` reads it."""
+    """Format ``path=value`` as ``--set`` reads it."""
     if isinstance(value, float) and not math.isfinite(value):
         shown = ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
     else:
@@ -191,9 +193,9 @@ def format_assignment(path: str, value: Any) -> str:
 
 
 def grid(axes: Sequence[Axis]) -> list[KnobSettings]:
-    """All combinations of the values; the last axis changes fastest.
+    """Return all combinations of the values; the last axis changes fastest.
 
-    Raises InputError if an axis has a span too fine for that, or if the points are too many.
+    Raises InputError if an axis has a span without discrete values, or for too many points.
     """
     whole = [_one_by_one(axis) for axis in axes]
     count = math.prod(len(axis.values) for axis in whole)

@@ -1,7 +1,7 @@
-"""Where jobs run: in this process, on all cores of this machine, or on a Ray cluster.
+"""Executors for jobs: this process, all cores of this machine, or a Ray cluster.
 
-Each function takes a function of one argument and its arguments, and yields what it returns in the
-order in which that is done. A worker that dies takes nothing with it: what it did is done again.
+Each executor takes a function of one argument and its arguments, and yields the results in order of
+completion. If a worker dies, its unfinished work is repeated.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from simkv.study.simulation_job import RunsFailed
 Item = TypeVar("Item")
 Product = TypeVar("Product")
 
-#: So many times in a row workers may die before anything gets done.
+#: Maximum number of consecutive worker failures without a result.
 MAX_FAILED_ROUNDS = 3
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -46,10 +46,10 @@ def open_executor(
     jobs: int | None = None,
     address: str | None = None,
 ) -> Iterator[Callable[..., Iterator[Any]]]:
-    """A function as ``WorkerPool.run`` or ``run_on_ray``, whose workers stay from one call to the
-    next.
+    """Yield a function like ``WorkerPool.run`` or ``run_on_ray`` whose workers persist between
+    calls.
 
-    Raises InputError if there is no Ray, or no cluster at ``address``.
+    Raises InputError if Ray is not installed, or there is no cluster at ``address``.
     """
     if address is not None and executor != "ray":
         raise InputError(f"--ray-address {address}: is for --executor ray")
@@ -62,9 +62,9 @@ def open_executor(
 
 
 class WorkerPool:
-    """Processes of this machine, started when they are first needed; one job at a time needs none.
+    """Processes on this machine, started on first use; with one job at a time there are none.
 
-    Use it as a context manager, so that its processes end with it.
+    Use it as a context manager, which ends its processes.
     """
 
     def __init__(self, jobs: int) -> None:
@@ -80,13 +80,13 @@ class WorkerPool:
 
     @property
     def started(self) -> bool:
-        """Whether there are processes already."""
+        """Whether processes have been started."""
         return self._pool is not None
 
     def run(self, function: Callable[[Item], Product], items: Sequence[Item]) -> Iterator[Product]:
-        """What the function makes of the items, as it comes.
+        """Yield the function's results for the items as they arrive.
 
-        Raises RunsFailed if workers die (for want of memory, as a rule) and nothing gets done.
+        Raises RunsFailed if workers die repeatedly (usually out of memory) without a result.
         """
         if self._jobs <= 1:
             yield from map(function, items)
@@ -131,7 +131,7 @@ class WorkerPool:
     def _close(self, kill: bool) -> None:
         if self._pool is None:
             return
-        if kill:  # an interrupt does not wait for runs that take minutes
+        if kill:  # an interrupt does not wait for long runs
             for child in set(active_children()) - self._others:
                 child.kill()
         self._pool.shutdown(cancel_futures=True)
@@ -139,9 +139,9 @@ class WorkerPool:
 
 
 def _check_script() -> None:
-    """A process that is started runs the script again, which must not start processes then.
+    """Check that the script can be imported by worker processes, which run it again.
 
-    Raises InputError if it would.
+    Raises InputError if it would start processes again.
     """
     main = sys.modules["__main__"]
     script = getattr(main, "__file__", None)
@@ -156,7 +156,7 @@ def _check_script() -> None:
 
 
 def _end_with_parent() -> None:
-    """In a worker: leave Ctrl-C to the parent, and do not outlive it, however it ends."""
+    """In a worker: ignore Ctrl-C, which the parent handles, and exit when the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
     assert parent is not None
@@ -174,14 +174,14 @@ def run_on_ray(
     address: str | None = None,
     jobs: int | None = None,
 ) -> Iterator[Product]:
-    """Run on the Ray cluster at ``address`` (or RAY_ADDRESS), else on one of this machine.
+    """Run on the Ray cluster at ``address`` (or RAY_ADDRESS), else on a new one on this machine.
 
-    The latter has ``jobs`` workers. Every node needs the same simkv, and scenarios' traces and
-    profiles at the same place. Raises InputError if there is no Ray or no such cluster, RunsFailed
-    if workers die again and again at the same work.
+    A new one has ``jobs`` workers. Every node needs the same simkv, and the scenarios' traces and
+    profiles at the same paths. Raises InputError if Ray or the cluster is missing, and RunsFailed
+    if workers die repeatedly on the same work.
     """
     with _session(address, jobs) as ray:
-        # Ray itself runs a task again whose worker or node is lost.
+        # Ray retries a task if its worker or node is lost.
         remote = ray.remote(function).options(max_retries=MAX_FAILED_ROUNDS, num_cpus=1)
         at_once = 4 * max(int(ray.cluster_resources().get("CPU", 1)), 1)
         waiting = list(reversed(items))
@@ -200,7 +200,7 @@ def run_on_ray(
 
 @contextmanager
 def _session(address: str | None, jobs: int | None) -> Iterator[Any]:
-    """The module ``ray``, connected to a cluster; disconnected afterwards unless it was before."""
+    """Yield the module ``ray``, connected to a cluster; restore the connection state after."""
     try:
         import ray
     except ImportError as error:
@@ -219,7 +219,7 @@ def _connect(address: str, jobs: int | None) -> None:
     """Connect to a cluster, or start one here. Raises InputError if there is none."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     try:
-        if colon:  # Ray itself would try for minutes
+        if colon:  # Ray itself would retry for minutes
             socket.create_connection((host, int(port)), timeout=10).close()
         import ray
 

@@ -1,4 +1,4 @@
-"""The same fleet at other rates: where latency and starvation begin to run away."""
+"""Simulate the planned fleet at other rates, to find where latency and starvation escalate."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from simkv.study.random_seeds import with_form
 from simkv.study.simulation_job import RunsFailed, Summary
 from simkv.workload.workload_section import Workload, build_clients
 
-#: Rates as multiples of the scenario's own that are tried one by one until an objective is missed.
+#: Multiples of the scenario's rate, tried in order until an objective fails.
 RATE_FACTORS_UP = (1.25, 1.6, 2.5, 4.0, 6.4)
-#: Those that are tried one by one, if it is missed at once, until none is.
+#: Multiples tried in order, if an objective fails at once, until all objectives hold.
 RATE_FACTORS_DOWN = (0.8, 0.5)
 
 
 @dataclass(frozen=True)
 class RateResult:
-    """A run at another rate: ``factor`` times the scenario's own, ``rate`` requests per second."""
+    """A run at another rate: ``factor`` times the scenario's, ``rate`` in requests per second."""
 
     factor: float
     rate: float
@@ -36,9 +36,9 @@ class RateResult:
 
 
 def scale_rate(scenario: Scenario, factor: float) -> Scenario | None:
-    """The scenario with ``factor`` times as many requests per second, the same ones.
+    """Return the scenario with the same requests at ``factor`` times the rate.
 
-    None if its clients have no rate of their own: a burst, a list, or all at once.
+    None if its clients have no rate: a burst, a list, or all requests at once.
     """
     workload = scenario.workload
     changed = _faster(workload, factor)
@@ -63,9 +63,9 @@ def _faster(workload: Workload, factor: float) -> dict[str, Any] | None:
 
 
 def compute_rate(scenario: Scenario) -> float:
-    """Requests per second, as given or else from the first to the last.
+    """Return the rate in requests per second, as configured or else from first to last arrival.
 
-    Without those that wait for an answer.
+    Requests that wait for an answer are not counted.
     """
     workload = scenario.workload
     for asked in (workload.request_rate, getattr(workload.arrivals, "request_rate", None)):
@@ -84,10 +84,11 @@ def cliff(
     bench: JobRunner,
     advance: ProgressCallback | None = None,
 ) -> list[RateResult]:
-    """Try a candidate at other rates; nothing if its clients have none. Raises RunsFailed.
+    """Run a candidate at other rates; empty if its clients have no rate. Raises RunsFailed.
 
-    Upwards until an objective is missed, or where that is so at once downwards until none is; each
-    side of the profile's error by itself, but none beyond where the profile misses it.
+    Goes up until an objective fails; if one fails at once, goes down until all hold. Each side of
+    the profile's error is tried separately, but not at rates above the first failure of the profile
+    itself.
     """
     base = case.scenario(candidate)
     if scale_rate(base, 1.0) is None:

@@ -1,4 +1,4 @@
-"""A fleet that loses one replica when that hurts most."""
+"""Add the worst-case failure of one replica to a fleet."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from simkv.scenario.scenario import Scenario
 
 
 def with_failure(scenario: Scenario, peak: Mapping[str, Any]) -> Scenario:
-    """The scenario with one replica failing for good at the ``peak`` of a run without.
+    """Return the scenario with one replica failing permanently at the ``peak`` of a run without.
 
-    That is when the most requests are in flight, and the replica that has the most of them. What
-    becomes of them is said by the fleet's ``on_failure``.
+    The peak is the time with the most requests in flight, and the replica is the one with the most
+    of them. The fleet's ``on_failure`` determines how they continue.
     """
     fleet = scenario.fleet
     assert fleet is not None

@@ -1,6 +1,5 @@
-"""Sweeps: one scenario at many settings of its knobs, in one table.
+"""Parameter sweeps: one scenario at many settings of its knobs, in one table.
 
-``design`` says which points, ``point`` what one of them is and how it is run, ``workers`` where
-(all cores, or a Ray cluster), ``store`` what has been done, ``table`` and ``plots`` what came out;
-``sweep`` puts them together.
+``random_sampling`` and ``simkv.study.sweep_axes`` define the points, ``sweep`` builds and runs
+them, and ``sweep_table`` tabulates the results.
 """

@@ -1,7 +1,9 @@
-"""Points drawn by chance instead of a grid.
+"""Sample the points of a sweep at random instead of on a grid.
 
-axes = [parse_axis("engine.num_gpu_blocks=256..1024"), parse_axis("timeout=1.0..60.0:log")]
-draw(axes, Sample("lhs", 100), seed=0)  # 100 points that are spread evenly over each knob
+Example:
+
+    axes = [parse_axis("engine.num_gpu_blocks=256..1024"), parse_axis("timeout=1.0..60.0:log")]
+    sample_points(axes, SampleSpec("lhs", 100), seed=0)  # 100 points, evenly spread on each axis
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ from simkv.study.sweep_axes import MAX_POINTS, Axis, KnobSettings
 
 @dataclass(frozen=True)
 class SampleSpec:
-    """How many points are drawn, at random or as a Latin hypercube (``lhs``)."""
+    """Number of sampled points; ``lhs`` is a Latin hypercube, ``random`` independent points."""
 
     kind: Literal["random", "lhs"]
     size: int
 
 
 def parse_sample(text: str) -> SampleSpec:
-    """``random:N`` or ``lhs:N``. Raises InputError if it is neither."""
+    """Parse ``random:N`` or ``lhs:N``. Raises InputError for any other text."""
     kind, _, size = text.partition(":")
     if kind not in ("random", "lhs") or not size.isdecimal() or not 0 < int(size) <= MAX_POINTS:
         raise InputError(f"--sample {text}: expected random:N or lhs:N, N from 1 to {MAX_POINTS:,}")
@@ -34,9 +36,9 @@ def parse_sample(text: str) -> SampleSpec:
 
 
 def sample_points(axes: Sequence[Axis], sample: SampleSpec, seed: int) -> list[KnobSettings]:
-    """Points drawn from the axes, independent of each other or as a Latin hypercube.
+    """Sample points from the axes, independently or as a Latin hypercube.
 
-    From n points of a Latin hypercube exactly one lies in each n-th part of every axis.
+    Of n points of a Latin hypercube exactly one lies in each n-th part of every axis.
     """
     shares = _shares(len(axes), sample, seed)
     return [
@@ -51,6 +53,6 @@ def _shares(dimensions: int, sample: SampleSpec, seed: int) -> npt.NDArray[np.fl
         return random.random((sample.size, dimensions))
     from scipy.stats.qmc import LatinHypercube
 
-    # In floating point the upper end of a cell may round to 1.
+    # The upper end of a cell may round to 1 in floating point.
     drawn: npt.NDArray[np.float64] = LatinHypercube(dimensions, rng=random).random(sample.size)
     return np.minimum(drawn, np.nextafter(1.0, 0.0))

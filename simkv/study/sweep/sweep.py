@@ -1,8 +1,10 @@
-"""A sweep from beginning to end: all points are checked, those not done are run, a table is made.
+"""Build and run a sweep: check all points and run those that are not done.
 
-sweep = sweep_of(Path("scenario.yaml"), [parse_axis("engine.num_gpu_blocks=256,512")])
-with bench_for(Path("points.jsonl")) as bench:
-    frame = table(sweep, finish(sweep, bench))
+Example:
+
+    sweep = build_sweep(Path("scenario.yaml"), [parse_axis("engine.num_gpu_blocks=256,512")])
+    with open_pooled_runner(Path("points.jsonl")) as bench:
+        frame = build_sweep_table(sweep, run_sweep(sweep, bench))
 """
 
 from __future__ import annotations
@@ -36,15 +38,15 @@ from simkv.study.sweep_axes import (
     grid,
 )
 
-#: So many errors are shown; a mistake in one place may show at every point.
+#: Maximum number of errors in a message; one mistake may cause an error at every point.
 MAX_SHOWN_ERRORS = 50
 
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One row of the table: the number of its point, knobs, variant, which repeat, and the job.
+    """A row of the table: the number of its point, knobs, variant, repeat and job.
 
-    ``own`` are those of the knobs that the variant sets itself, as it does.
+    ``own`` are the knobs that the variant sets itself, with its values.
     """
 
     point: int
@@ -56,15 +58,15 @@ class SweepRun:
 
     @property
     def seed(self) -> int | None:
-        """The seed of its workload, if that draws anything by chance."""
+        """Seed of the workload; None if nothing in it is random."""
         return find_seed(self.job.scenario.workload)
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """All runs of a sweep, in the order of the table. ``knobs`` are the paths of the axes.
+    """The runs of a sweep, in the order of the table. ``knobs`` are the paths of the axes.
 
-    ``notes`` say which of what is set does not reach a variant.
+    ``notes`` report settings that do not apply to a variant.
     """
 
     name: str
@@ -74,7 +76,7 @@ class Sweep:
 
     @property
     def idle_knobs(self) -> list[str]:
-        """Knobs that change nothing, whatever the others are, as far as the sweep can tell."""
+        """Knobs without effect at any setting of the others, as far as the sweep shows."""
         return [knob for knob in self.knobs if self._is_idle(knob)]
 
     def _is_idle(self, knob: str) -> bool:
@@ -95,11 +97,11 @@ def build_sweep(
     seed: int = 0,
     repeats: int = 1,
 ) -> Sweep:
-    """Every run of a sweep over ``axes``, checked as far as that goes without running it.
+    """Build and check all runs of a sweep over ``axes`` without running them.
 
     ``overrides`` apply to all points, before the axes. Without a ``sample`` all combinations are
-    run. Every point is run with each variant, or with those of the axis ``variants``; ``repeats``
-    times where its workload is drawn by chance. Raises one InputError with all that is wrong.
+    included. Every point is run with each variant, or with those of the axis ``variants``, and
+    ``repeats`` times if its workload is random. Raises one InputError with all errors.
     """
     document = read_document(path)
 
@@ -147,7 +149,7 @@ def build_sweep(
 
 
 def _own(document: YamlDocument, paths: Sequence[str]) -> dict[str, KnobSettings]:
-    """By variant, the knobs at ``paths`` that it sets itself."""
+    """Return, by variant, the knobs at ``paths`` that it sets itself."""
     own: dict[str, KnobSettings] = {}
     for path in paths:
         for variant, value in find_overriding_variants(document, path).items():
@@ -156,7 +158,7 @@ def _own(document: YamlDocument, paths: Sequence[str]) -> dict[str, KnobSettings
 
 
 def _variants(known: Sequence[str], axes: Sequence[Axis]) -> list[str]:
-    """The variants to run. Raises InputError for a name that is not one."""
+    """Return the variants to run. Raises InputError for an unknown name."""
     wanted = [str(value) for axis in axes if axis.path == VARIANTS_AXIS for value in axis.values]
     for name in wanted:
         if name not in known:
@@ -176,7 +178,7 @@ def _check_paths(axes: Sequence[Axis]) -> None:
 
 
 def _report(errors: Mapping[str, Sequence[KnobSettings]], points: int) -> None:
-    """Raise InputError with every error once, and at how many points it is."""
+    """Raise InputError with each distinct error and the number of its points."""
     if not errors:
         return
     lines = [
@@ -195,9 +197,9 @@ def _shown(knobs: KnobSettings) -> str:
 def run_sweep(
     sweep: Sweep, bench: JobRunner, advance: ProgressCallback | None = None
 ) -> dict[str, Summary]:
-    """Run what has not been done yet; returns the summary of every job of the sweep by digest.
+    """Run the jobs that are not done; return the summary of every job of the sweep by digest.
 
-    Settings that come to the same are run once. Raises RunsFailed at the end if some could not be.
+    Equal settings are run once. Raises RunsFailed at the end if some runs failed.
     """
     failed = bench.run([run.job for run in sweep.runs], advance)
     if failed:
@@ -206,7 +208,7 @@ def run_sweep(
 
 
 def _failures(sweep: Sweep, failed: Mapping[str, Exception]) -> str:
-    """The first point of every different error, and how many have it."""
+    """Return a line for each distinct error with its first point and the number of runs."""
     by_error: dict[str, list[SweepRun]] = {}
     for run in sweep.runs:
         if run.job.digest in failed:

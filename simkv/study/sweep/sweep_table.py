@@ -1,4 +1,4 @@
-"""The table of a sweep: a row per run, with its knobs and all figures."""
+"""Build the table of a sweep: a row per run, with its knobs and all figures."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from simkv.study.sweep.sweep import Sweep
 
 
 def build_sweep_table(sweep: Sweep, summaries: Mapping[str, Summary]) -> pd.DataFrame:
-    """``point``, the knobs, ``variant``, ``repeat`` and ``seed``, then the figures of summary.json.
+    """Return ``point``, the knobs, ``variant``, ``repeat``, ``seed`` and the figures of
+    summary.json.
 
-    Figures in groups are named with dots, as in ``e2e_ms.p99``. A latency of which there is no
-    sample, because nothing finished, is empty: 0 would be the best of all. A knob that a variant
-    sets itself is as the variant has it.
+    Grouped figures have dotted names, such as ``e2e_ms.p99``. A latency without a sample, because
+    nothing finished, is empty: 0 would be the best value. A knob that a variant sets itself has the
+    variant's value.
     """
     rows = [
         {
@@ -39,19 +40,19 @@ def build_sweep_table(sweep: Sweep, summaries: Mapping[str, Summary]) -> pd.Data
 
 
 def make_typed_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Rows as a table in which whole numbers stay whole, where others are missing too."""
+    """Return rows as a table whose integer columns stay integers, even with missing values."""
     frame = pd.DataFrame(list(rows), dtype=object)
     return pd.DataFrame({name: _typed(frame[name]) for name in frame})
 
 
 def list_knobs(frame: pd.DataFrame) -> list[str]:
-    """The knobs of a sweep, by its table."""
+    """Return the knobs of a sweep from its table."""
     names = [str(name) for name in frame]
     return names[names.index("point") + 1 : names.index("variant")]
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by names with dots; a list of words as lines of one text."""
+    """Return nested values by dotted names; a list of strings becomes the lines of one text."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict):
@@ -65,7 +66,7 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flatten_figures(summary: Summary) -> dict[str, Any]:
-    """The figures of a variant by names with dots; a list of words as lines of one text.
+    """Return the figures of a variant by dotted names; a list of strings becomes one text.
 
     A figure without a sample is None.
     """
@@ -74,7 +75,7 @@ def flatten_figures(summary: Summary) -> dict[str, Any]:
 
 
 def _typed(column: pd.Series[Any]) -> pd.Series[Any]:
-    """A column of numbers as numbers; one of mixed kinds stays as it is."""
+    """Convert a column of numbers to a numeric type; columns of mixed types are unchanged."""
     kinds = {type(value) for value in column if value is not None}
     if kinds == {int}:
         whole: pd.Series[Any] = column.astype("Int64" if column.isna().any() else "int64")
@@ -85,8 +86,7 @@ def _typed(column: pd.Series[Any]) -> pd.Series[Any]:
 
 
 def write_table(frame: pd.DataFrame, folder: Path, name: str = "table") -> list[Path]:
-    """Write ``build_sweep_table.csv``, and ``build_sweep_table.parquet`` if pyarrow is there;
-    returns what was written."""
+    """Write ``name.csv``, and ``name.parquet`` if pyarrow is installed; return the paths."""
     paths = [folder / f"{name}.csv"]
     write_bytes(paths[0], frame.to_csv(index=False, lineterminator="\n").encode())
     if find_spec("pyarrow"):
@@ -97,7 +97,7 @@ def write_table(frame: pd.DataFrame, folder: Path, name: str = "table") -> list[
 
 
 def _of_one_kind(column: pd.Series[Any]) -> pd.Series[Any]:
-    """Parquet has no columns of mixed kinds: their values become words."""
+    """Convert a column of mixed types to text, because Parquet does not support it."""
     if column.dtype != object or len({type(v) for v in column if v is not None}) <= 1:
         return column
     return column.map(lambda value: None if value is None else str(value))

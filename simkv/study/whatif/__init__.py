@@ -1,5 +1,5 @@
-"""What if things had been otherwise: the smallest workload, the flip of a verdict, the best change.
+"""What-if analysis: the smallest failing workload, verdict flips, and the best single change.
 
-All of it runs scenarios again and again in this process and compares what comes out:
-``shrink`` takes requests away, ``flips`` moves one knob, ``whatif`` changes one thing at a time.
+All of it runs many variations of a scenario and compares the results: ``workload_shrinking``
+removes requests, ``verdict_bisection`` varies one knob, ``whatif`` tries one change at a time.
 """

@@ -1,4 +1,4 @@
-"""The changes that a what-if tries: one rule, one knob, or another variant, at a time."""
+"""Generate the changes that a what-if tries: one rule, knob or variant at a time."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from simkv.study.whatif.trial_evaluation import make_trial_job
 from simkv.workload.workload_section import build_clients
 
 ChangeKind = Literal["rule", "knob", "variant", "memory"]
-#: What is tried in place of a knob that is at 0, off or without a limit.
+#: Values to try for a knob that is 0, off or without a limit.
 LIMIT_CANDIDATES = (1, 4, 16, 64, 256)
 SHARE_CANDIDATES = (0.01, 0.1, 0.5)
 
 
 @dataclass(frozen=True)
 class Change:
-    """One change: ``field`` has the value ``after`` and not ``before``.
+    """A single change of ``field`` from ``before`` to ``after``.
 
-    A ``rule`` is one field of the variant's rules (see ``EngineSpec``), a ``knob`` one of the
-    engine's config, and ``memory`` the knob that makes the cache larger or smaller, which is no
-    change of the engine.
+    A ``rule`` is a field of the variant's rules (see ``EngineSpec``), a ``knob`` a field of the
+    engine's config, and ``memory`` the knob for the cache size, which is not a change of the
+    engine.
     """
 
     kind: ChangeKind
@@ -42,7 +42,7 @@ class Change:
 
     @property
     def limits(self) -> bool:
-        """Whether it is one of several limits on what has none, or is off."""
+        """Whether it is one of several limits for a knob without a limit, or that is off."""
         among = type(self.after) is int and self.after in LIMIT_CANDIDATES
         return among and not self.before and self.kind != "rule"
 
@@ -54,9 +54,9 @@ class Change:
 def generate_changes(
     scenario: Scenario, folder: Path, wanted: Callable[[Change], bool] = lambda _: True
 ) -> Iterator[tuple[Change, SimulationJob | InputError]]:
-    """Every change that is ``wanted`` with its job, or with why the engine refuses it.
+    """Yield every ``wanted`` change with its job, or with the engine's reason for rejecting it.
 
-    Nothing but the engine is changed, for what it is given is no remedy. Files lie beside
+    Only the engine is changed, because the workload is not a remedy. Paths are relative to
     ``folder``.
     """
     for change, rules in _rules(scenario.engine):
@@ -70,14 +70,17 @@ def generate_changes(
 
 
 def apply_change(scenario: Scenario, folder: Path, change: Change) -> Scenario:
-    """The scenario with a change that is no rule. Raises InputError if the engine refuses it."""
+    """Return the scenario with a change other than a rule.
+
+    Raises InputError if the engine rejects it.
+    """
     values = {change.field: change.after}
     values |= _same_memory(scenario.engine, change.field, change.after)
     return with_knobs(scenario, folder, **values)
 
 
 def _knob_changes(scenario: Scenario) -> Iterator[Change]:
-    """Other variants, then other knobs."""
+    """Yield changes of the variant, then of the knobs."""
     engine = scenario.engine
     spec = find_engine_spec(engine)
     for name in spec.distinct_variants:
@@ -93,22 +96,24 @@ def _knob_changes(scenario: Scenario) -> Iterator[Change]:
 
 
 def _too_long(scenario: Scenario) -> list[Request]:
-    """The requests whose prompts are beyond a limit of the engine."""
+    """Return the requests whose prompts exceed a limit of the engine."""
     engine, spec = scenario.engine, find_engine_spec(scenario.engine)
     requests = build_clients(scenario.workload, None).requests
     return [one for one in requests if spec.too_long(engine, one.prompt_tokens)]
 
 
 def length_cause(scenario: Scenario) -> str | None:
-    """The limit that the longest prompt is beyond (``prompt 20,000 > max_model_len 8,192``)."""
+    """Return the limit exceeded by the longest prompt (``prompt 20,000 > max_model_len 8,192``)."""
     prompts = [request.prompt_tokens for request in _too_long(scenario)]
     engine = scenario.engine
     return find_engine_spec(engine).too_long(engine, max(prompts)) if prompts else None
 
 
 def _admitting(scenario: Scenario) -> Iterator[int]:
-    """The limit on sequences that admits requests which are too long and leaves them their output,
-    as far as the model and the KV cache allow."""
+    """Yield the sequence limit that admits the requests that are too long, with their output.
+
+    The model and the KV cache bound it.
+    """
     engine, spec = scenario.engine, find_engine_spec(scenario.engine)
     hold = spec.launch.longest
     if hold is None or spec.longest is None:
@@ -128,7 +133,7 @@ def _admitting(scenario: Scenario) -> Iterator[int]:
 
 
 def _rules(engine: EngineConfig) -> Iterator[tuple[Change, Any]]:
-    """Single rules, as far as the variant goes by them."""
+    """Yield changes of single rules that the variant uses."""
     variant, spec = engine.variant, find_engine_spec(engine)
     if variant not in spec.rules:
         return
@@ -143,10 +148,10 @@ def _rules(engine: EngineConfig) -> Iterator[tuple[Change, Any]]:
 
 
 def _given(scenario: Scenario) -> Iterator[str | None]:
-    """Knobs that the workload has decided.
+    """Yield the knobs that the workload determines.
 
-    Requests that ask for adapters cannot go without, and drafts are not begun where it does not say
-    that any would be accepted.
+    Requests with adapters need adapter support, and drafts are not enabled unless the workload
+    states an acceptance rate.
     """
     spec, workload = find_engine_spec(scenario.engine), scenario.workload
     yield spec.lora
@@ -158,7 +163,7 @@ def _given(scenario: Scenario) -> Iterator[str | None]:
 def _knobs(
     engine: EngineConfig, kept: Collection[str | None]
 ) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """The knobs of an engine but the ``kept``, each with sensible other values than it has."""
+    """Yield the knobs of an engine except ``kept``, each with reasonable other values."""
     hints = get_type_hints(type(engine))
     for knob in fields(engine):
         if knob.name not in kept:
@@ -167,7 +172,7 @@ def _knobs(
 
 
 def _others(kind: Any, value: Any) -> tuple[Any, ...]:
-    """Toggle it, halve and double it, or switch it on or off."""
+    """Return other values: toggled, halved, doubled, or switched on or off."""
     if get_origin(kind) is Literal:
         return get_args(kind)
     if kind is bool or bool in get_args(kind):
@@ -179,12 +184,12 @@ def _others(kind: Any, value: Any) -> tuple[Any, ...]:
     if value == 0:
         return SHARE_CANDIDATES
     halved = max(value // 2, 1) if isinstance(value, int) else value / 2
-    doubled = 1.0 if 0.5 < value < 1 else value * 2  # a share ends at 1
+    doubled = 1.0 if 0.5 < value < 1 else value * 2  # the maximum of a fraction is 1
     return (halved, doubled, *((None,) if type(None) in get_args(kind) else ()))
 
 
 def _same_memory(engine: EngineConfig, knob: str, value: int) -> dict[str, int]:
-    """For another size of a block, as many as hold as many tokens."""
+    """For another block size, return the number of blocks with the same capacity in tokens."""
     spec = find_engine_spec(engine)
     if knob != spec.block or spec.memory_in_tokens:
         return {}

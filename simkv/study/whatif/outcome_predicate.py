@@ -1,8 +1,10 @@
-"""What a run has to show: a verdict, or a bound on a figure.
+"""Conditions on the result of a run: a verdict, or a bound on a figure.
 
-condition("starved")         # the verdict
-condition("stalled")         # livelock, deadlock or a dead engine
-condition("preemptions>=1")
+Example:
+
+    parse_condition("starved")         # the verdict
+    parse_condition("stalled")         # livelock, deadlock or a dead engine
+    parse_condition("preemptions>=1")
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from simkv.scenario.expectations import VerdictName
 from simkv.study.whatif.trial_evaluation import RunFigures
 
 VERDICTS: tuple[str, ...] = get_args(VerdictName)
-#: The verdicts that are also called ``stalled``: nothing will ever move again.
+#: Verdicts also called ``stalled``: no further progress is possible.
 STALLED = ("livelock", "deadlock", "engine died")
 Sign = Literal[">=", "<=", "="]
 
@@ -35,24 +37,24 @@ class VerdictCondition:
         return figures.verdict in self.words
 
     def told(self, figures: RunFigures) -> str:
-        """The run in the words of the condition."""
+        """Return the run's verdict and the requests affected."""
         return figures.shown
 
     @property
     def outcome(self) -> str:
-        """How the requests end that it is about."""
+        """Outcome of the requests that the condition is about."""
         if self.words == ("served",):
             return "finished"
         return "stalled" if set(self.words) <= set(STALLED) else self.words[0]
 
     def expectation(self, figures: RunFigures) -> dict[str, Any]:
-        """As ``expect`` of a scenario file says it, of a run that shows it."""
+        """Return the ``expect`` section of a scenario file for a run that meets the condition."""
         return {"verdict": figures.verdict}
 
 
 @dataclass(frozen=True)
 class FigureCondition:
-    """A figure of the run is at least, at most or equal to a number; never if it is missing."""
+    """A figure of the run is at least, at most or equal to a number; never met if it is missing."""
 
     text: str
     figure: str
@@ -68,13 +70,13 @@ class FigureCondition:
         return self.sign != "=" and (found > self.number) == (self.sign == ">=")
 
     def told(self, figures: RunFigures) -> str:
-        """The run in the words of the condition."""
+        """Return the run's value of the figure, and its verdict."""
         found = figures[self.figure]
         shown = "none" if isnan(found) else f"{found:.10g}"
         return f"{self.figure} {shown} ({figures.verdict})"
 
     def expectation(self, _: RunFigures) -> dict[str, Any]:
-        """As ``expect`` of a scenario file says it."""
+        """Return the ``expect`` section of a scenario file."""
         name = {">=": "ge", "<=": "le", "=": "eq"}[self.sign]
         number = int(self.number) if self.number == int(self.number) else self.number
         return {self.figure: {name: number}}
@@ -84,7 +86,7 @@ RunCondition = VerdictCondition | FigureCondition
 
 
 def parse_condition(text: str, option: str = "--keep") -> RunCondition:
-    """The condition that ``text`` names. Raises InputError, which mentions ``option``."""
+    """Parse a condition. Raises InputError, which mentions ``option``."""
     if bound := re.fullmatch(r"\s*([A-Za-z0-9_.]+)\s*(>=|<=|=)=?\s*([-+0-9.eE]+)\s*", text):
         return _bound(text.strip(), bound[1], bound[2], bound[3], option)
     word = re.sub(r"[\s_-]+", " ", text.strip().lower())

@@ -1,4 +1,4 @@
-"""A shrunk scenario as a new file, ready for a bug report."""
+"""Write a shrunk scenario as a new file, suitable for a bug report."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from simkv.workload.workload_section import build_clients
 def write_shrunk(
     shrunk: ShrunkScenario, wanted: RunCondition, command: str, folder: Path, out: Path | None
 ) -> str:
-    """Write the scenario to ``out`` if given, complete or not at all; returns its text.
+    """Write the scenario to ``out`` if given, complete or not at all; return its text.
 
-    ``command`` is what it was made by. A profile that is a file, beside ``folder``, is named
-    relative to ``out``. The file has been loaded and run again before it is there.
-    Raises InputError if it cannot be written.
+    ``command`` is the command that created it. A profile file, given relative to ``folder``, is
+    named relative to ``out``. The new file is loaded and run for verification before it is moved
+    into place. Raises InputError if it cannot be written.
     """
     lines = [f"simkv run {'FILE' if out is None else out.name}", *header(shrunk, wanted, command)]
     comment = "".join(f"# {' '.join(line.split())}\n" for line in lines)
@@ -61,7 +61,7 @@ def _yaml(tree: dict[str, Any]) -> str:
 
 
 def header(shrunk: ShrunkScenario, wanted: RunCondition, command: str) -> list[str]:
-    """What was done and what is left, a sentence a line."""
+    """Return the comment on the changes and the result, as lines."""
     now, before = len(shrunk.numbers), len(shrunk.before.endings)
     drawn = shrunk.original.workload.arrivals
     lines = [
@@ -94,7 +94,7 @@ def header(shrunk: ShrunkScenario, wanted: RunCondition, command: str) -> list[s
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """``0 to 3, 7`` for 0, 1, 2, 3, 7."""
+    """Format 0, 1, 2, 3, 7 as ``0 to 3, 7``."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -109,12 +109,12 @@ def _word(value: Any) -> str:
 
 
 def _beside(path: str, out: Path | None) -> str:
-    """How a file is named: relative to ``out``, or from the root where that is not known."""
+    """Return a path relative to ``out``, or unchanged if there is no ``out``."""
     return path if out is None else Path(os.path.relpath(path, out.parent.resolve())).as_posix()
 
 
 def _tree(shrunk: ShrunkScenario, wanted: RunCondition, profile: str | None) -> dict[str, Any]:
-    """The file as plain data, without what is at its default."""
+    """Return the file as plain data, without values at their defaults."""
     scenario = shrunk.scenario
     run = run_fields(scenario, defaults=False)
     rows = run.pop("workload")["requests"]

@@ -1,8 +1,10 @@
-"""Try scenarios by the hundred: each once, and in several processes where that pays.
+"""Evaluate many scenarios, each once, and in several processes if that is faster.
 
-with Evaluator(folder, workers=4) as evaluator:
-    figures = evaluator.evaluate(evaluator.job(scenario))
-    print(figures.verdict, figures["preemptions"])
+Example:
+
+    with Evaluator(folder, workers=4) as evaluator:
+        figures = evaluator.evaluate(evaluator.job(scenario))
+        print(figures.verdict, figures["preemptions"])
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from simkv.study.worker_pool import WorkerPool
 
 
 class RequestEnding(NamedTuple):
-    """How one request ended: its outcome, and seconds from arrival to its last token if served."""
+    """Ending of a request: its outcome, and seconds from arrival to last token if it finished."""
 
     id: int
     outcome: str
@@ -39,10 +41,11 @@ class RequestEnding(NamedTuple):
 
 @dataclass(frozen=True)
 class RunFigures:
-    """What came of one run: the verdict, why, the numbers of ``summary.json``, all endings by id.
+    """Result of a run: the verdict, its detail, the figures of ``summary.json``, endings by id.
 
-    ``figures["e2e_ms.median"]`` is one number; the names are those of ``core.figures.FIGURES``. A
-    latency without a sample is missing: None in ``values``, NaN where it is computed with.
+    ``figures["e2e_ms.median"]`` is one number; the names are those of
+    ``core.figures.FIGURE_NAMES``. A latency without a sample is missing: None in ``values``, NaN in
+    computations.
     """
 
     verdict: str
@@ -56,17 +59,17 @@ class RunFigures:
 
     @property
     def shown(self) -> str:
-        """The verdict and whom it concerns, as in ``starved (24 of 40: requests 16, …)``."""
+        """The verdict and the affected requests, as in ``starved (24 of 40: requests 16, …)``."""
         return self.verdict if self.verdict == "served" else f"{self.verdict} ({self.detail})"
 
 
 def make_trial_job(scenario: Scenario, folder: Path, rules: Any = None) -> SimulationJob:
-    """The job of running a scenario of which all endings are told; see ``make_job``."""
+    """Return the job of running a scenario with all endings in its summary; see ``make_job``."""
     return make_job(scenario, folder, endings=True, rules=rules)
 
 
 def evaluate_job(job: SimulationJob) -> RunFigures:
-    """Run a job once. Raises InputError if its files cannot be used."""
+    """Run a job once. Raises InputError if its files are unusable."""
     done = run_job(job)
     if done.error:
         raise done.error
@@ -75,7 +78,7 @@ def evaluate_job(job: SimulationJob) -> RunFigures:
 
 
 def parse_run_figures(summary: Summary) -> RunFigures:
-    """What a summary with endings tells."""
+    """Return the figures in a summary with endings."""
     return RunFigures(
         summary["verdict"],
         summary["verdict_detail"],
@@ -85,16 +88,16 @@ def parse_run_figures(summary: Summary) -> RunFigures:
 
 
 class TooManyRuns(InputError):
-    """The limit on runs is reached."""
+    """The limit on the number of runs is reached."""
 
 
 class _Memory:
-    """The figures of the jobs that are ``done``, by digest; the oldest are forgotten.
+    """Figures of finished jobs (``done``) by digest; the oldest are dropped.
 
-    ``tick`` is called whenever there are new ones.
+    ``tick`` is called for each new entry.
     """
 
-    #: Endings that are kept in mind, of all runs together (about 100 bytes each).
+    #: Maximum number of stored endings of all runs (about 100 bytes each).
     MOST = 5_000_000
 
     def __init__(self, tick: Callable[[], None]) -> None:
@@ -110,18 +113,17 @@ class _Memory:
 
 
 class Evaluator:
-    """Evaluates jobs, each once. Its answers do not depend on ``workers``, only the time does.
+    """Evaluates jobs, each once. ``workers`` affects only the duration, not the results.
 
-    Profiles given as files are looked for beside ``folder``. Other processes are started when the
-    work at hand would take longer than ``POOL_PAYS`` seconds. ``runs`` counts the jobs that were
-    asked for; at the first one beyond ``most_runs`` it raises TooManyRuns. ``tick`` is called after
-    every run.
+    Paths of profiles are relative to ``folder``. Other processes are started if the pending work
+    would take longer than ``POOL_PAYS`` seconds. ``runs`` counts distinct jobs; the first one
+    beyond ``most_runs`` raises TooManyRuns. ``tick`` is called after every run.
 
-    Use it as a context manager, so that its processes end with it.
+    Use it as a context manager, which ends its processes.
     """
 
     POOL_PAYS = 3.0
-    #: Seconds that a run takes at least which is worth sending to another process.
+    #: Minimum duration in seconds of runs that are sent to other processes.
     POOL_LEAST = 0.02
 
     def __init__(
@@ -151,20 +153,20 @@ class Evaluator:
 
     @property
     def runs(self) -> int:
-        """How many different jobs were asked for."""
+        """Number of distinct jobs requested."""
         return len(self._asked)
 
     @property
     def expected(self) -> int | None:
-        """How many jobs there will have been when those now at hand are done, if that is known."""
+        """Number of jobs after the current batch, if known."""
         return len(self._asked | self._ahead) if self._ahead else None
 
     def job(self, scenario: Scenario, rules: Any = None) -> SimulationJob:
-        """The job of running a scenario. Raises InputError if its files cannot be used."""
+        """Return the job of running a scenario. Raises InputError if its files are unusable."""
         return make_trial_job(scenario, self.folder, rules)
 
     def evaluate(self, job: SimulationJob) -> RunFigures:
-        """The figures of one job."""
+        """Return the figures of one job."""
         if job.digest not in self._asked and self.runs == self._most:
             raise TooManyRuns(f"{self._most} runs are not enough for this")
         self._asked.add(job.digest)
@@ -173,12 +175,12 @@ class Evaluator:
         return self._memory.done[job.digest]
 
     def evaluate_all(self, jobs: Iterable[SimulationJob]) -> list[RunFigures]:
-        """The figures of all jobs, in order."""
+        """Return the figures of all jobs, in order."""
         jobs = list(jobs)
         self._ahead = {job.digest for job in jobs}
         new = {job.digest: job for job in jobs if job.digest not in self._memory.done}
         if len(new) > 1:
-            self.evaluate(new.pop(next(iter(new))))  # which tells how long the others will take
+            self.evaluate(new.pop(next(iter(new))))  # its duration predicts the others'
             if self._pays(len(new)):
                 self._run(list(new.values()))
         found = [self.evaluate(job) for job in jobs]
@@ -186,9 +188,9 @@ class Evaluator:
         return found
 
     def stream(self, jobs: Iterable[SimulationJob]) -> Iterator[RunFigures]:
-        """The figures of one job after the other, for as long as the caller takes them.
+        """Yield the figures of each job in order, until the caller stops.
 
-        Other processes look ahead, which changes nothing but the time.
+        Other processes run ahead, which affects only the duration.
         """
         left = iter(jobs)
         while group := list(islice(left, self._workers)):
@@ -199,14 +201,14 @@ class Evaluator:
                 yield self.evaluate(job)
 
     def _pays(self, jobs: int, *, likely_more: bool = False) -> bool:
-        """Whether other processes would be faster, by how long the last runs took."""
+        """Whether other processes would be faster, estimated from the last runs' duration."""
         if self._workers < 2 or jobs < 2 or self._seconds < self.POOL_LEAST:
             return False
         expected = jobs * (10 if likely_more else 1)
         return self._pool.started or expected * self._seconds > self.POOL_PAYS
 
     def _run(self, jobs: Sequence[SimulationJob], execute: JobExecutor | None = None) -> None:
-        """Run jobs, by default in other processes. Raises what one of them fails with."""
+        """Run jobs, by default in other processes. Raises the error of a failed job."""
         start, at_once = perf_counter(), 1 if execute else min(self._workers, len(jobs))
         failed = self._bench.run(jobs, execute=execute)
         self._seconds = (perf_counter() - start) * at_once / len(jobs)

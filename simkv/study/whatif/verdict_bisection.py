@@ -1,7 +1,7 @@
-"""Where does the verdict flip? One workload over the range of a knob, or across variants.
+"""Find where the verdict flips over the range of a knob, or across variants.
 
-The answer need not be monotone. So a grid is sampled first, and then every interval whose ends
-differ is halved until they are neighbours. What lies between two samples that agree is not known.
+The verdict need not be monotone. Therefore a grid is sampled first, and every interval whose ends
+differ is bisected down to neighbouring values. Flips between two equal samples are not detected.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from simkv.study.whatif.outcome_predicate import RunCondition
 from simkv.study.whatif.trial_evaluation import Evaluator, RunFigures, TooManyRuns
 
 REFUSED = "not allowed"
-#: From this ratio of the ends on, a grid is even in the logarithm.
+#: Minimum ratio of the ends for a logarithmic grid.
 MIN_LOG_RATIO = 16
-#: A range of fractions is cut into so many steps, unless told otherwise.
+#: Default number of steps of a range of fractions.
 DEFAULT_STEPS = 1000
-#: A range may not have more values than this.
+#: Maximum number of values in a range.
 MAX_VALUES = 10_000_000
 
 
@@ -48,7 +48,7 @@ class SteppedRange:
         return value if isinstance(value, int) else round(value, 10)
 
     def grid(self, samples: int) -> list[int]:
-        """About ``samples`` indexes from the first to the last value, both among them."""
+        """Return about ``samples`` indices, including those of the first and the last value."""
         last, parts = self.last, max(samples - 1, 1)
         if self.low > 0 and self.high >= MIN_LOG_RATIO * self.low:
             ratio = self.high / self.low
@@ -61,9 +61,9 @@ class SteppedRange:
 
 @dataclass(frozen=True)
 class TriedValue:
-    """One value that was tried: its figures, or why the scenario refuses it.
+    """A value that was tried: its figures, or the reason why the scenario rejects it.
 
-    ``state`` is what may flip: the verdict, or whether a condition holds.
+    ``state`` is the property that may flip: the verdict, or whether a condition holds.
     """
 
     value: Any
@@ -74,7 +74,7 @@ class TriedValue:
 
 @dataclass(frozen=True)
 class Flip:
-    """Two neighbouring values that do not agree."""
+    """Two neighbouring values with different states."""
 
     low: TriedValue
     high: TriedValue
@@ -82,10 +82,10 @@ class Flip:
 
 @dataclass(frozen=True)
 class Flips:
-    """All that was tried, in order, and where it flips.
+    """The values that were tried, in order, and the flips among them.
 
-    ``values`` is how many values there are, of which ``sampled`` were tried at first. ``complete``
-    is false if the limit on runs came before every flip was between neighbours.
+    ``values`` is the number of values and ``sampled`` the number tried at first. ``complete`` is
+    false if the limit on runs was reached before every flip was narrowed down to neighbours.
     """
 
     path: str
@@ -100,7 +100,7 @@ class Flips:
 def parse_bisect_values(
     text: str, step: float | None = None
 ) -> tuple[str, SteppedRange | Sequence[Any]]:
-    """``path=low..high`` or ``path=a,b,c``. Raises InputError if it is neither."""
+    """Parse ``path=low..high`` or ``path=a,b,c``. Raises InputError for any other text."""
     axis = parse_axis(text)
     if axis.span is None:
         return axis.path, axis.values
@@ -127,10 +127,10 @@ def find_flips(
     samples: int = 17,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Flips:
-    """Where the verdict, or ``when``, flips over the values of the field at ``path``.
+    """Find the flips of the verdict, or of ``when``, over the values of the field at ``path``.
 
-    Of a range some ``samples`` are tried first and every flip is then narrowed down to neighbours;
-    of a list every value is tried. Raises InputError if there is no such field.
+    For a range, ``samples`` values are tried first and every flip is narrowed down to neighbours;
+    for a list, every value is tried. Raises InputError if there is no such field.
     """
     try_ = partial(_try, scenario, path, evaluator, when)
     if not isinstance(values, SteppedRange):
@@ -158,7 +158,8 @@ def find_flips(
 def find_variant_flips(
     scenario: Scenario, evaluator: Evaluator, when: RunCondition | None = None
 ) -> Flips:
-    """The same workload and knobs under all variants that differ, in their order."""
+    """Find the flips across all distinct variants, in their order, with the same workload and
+    knobs."""
     names = find_engine_spec(scenario.engine).distinct_variants
     return find_flips(scenario, "engine.variant", names, evaluator, when)
 
@@ -170,7 +171,7 @@ def _try(
     when: RunCondition | None,
     values: Sequence[Any],
 ) -> list[TriedValue]:
-    """Run the scenario with each value that it takes, until the limit on runs comes."""
+    """Run the scenario with each valid value, up to the limit on runs."""
     jobs: list[SimulationJob | InputError] = []
     for value in values:
         try:
@@ -189,7 +190,7 @@ def _try(
                 figures = next(found)
                 samples.append(TriedValue(value, _state(figures, when), figures))
     except TooManyRuns:
-        pass  # the caller sees that some are missing
+        pass  # the caller detects missing samples
     return samples
 
 

@@ -1,10 +1,12 @@
-"""Which single change would have helped, whom, and whom would it have hurt?
+"""Find the single change that would help, with the requests it helps and hurts.
 
-answer = whatif(scenario, Evaluator(folder))
-print(answer.best.sentence)
+Example:
 
-Every rule, knob and variant is changed by itself; the changes are ranked by how many requests they
-let finish, then by how long those wait that finish either way.
+    answer = run_whatif(scenario, Evaluator(folder))
+    print(answer.best.sentence)
+
+Every rule, knob and variant is changed separately. The changes are ranked by the number of requests
+that finish, then by the latency of the requests that finish with and without the change.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ from simkv.study.whatif.candidate_changes import Change, generate_changes, lengt
 from simkv.study.whatif.trial_evaluation import Evaluator, RequestEnding, RunFigures
 
 Judgement = Literal["fixes", "helps", "changes little", "changes nothing", "hurts"]
-#: A latency that is at least this share shorter or longer makes a difference.
+#: Minimum relative change of a latency that counts as a difference.
 MIN_LATENCY_CHANGE = 0.05
 #: The same for the longest stall and for preemptions.
 MIN_STALL_CHANGE = 0.2
-#: Of changes that do about as well, the plainer comes first.
+#: Among changes with similar results, the simpler kind comes first.
 KIND_PREFERENCE = ("rule", "knob", "variant", "memory")
 TIE_RATIO = 1.25
 JUDGEMENT_ORDER: tuple[Judgement, ...] = (
@@ -41,12 +43,12 @@ JUDGEMENT_ORDER: tuple[Judgement, ...] = (
 
 @dataclass(frozen=True)
 class Effect:
-    """What one change does to the run.
+    """Effect of a change on the run.
 
-    ``newly_finished`` and ``newly_failed`` are request ids; ``faster`` and ``slower`` are of those
-    that finish either way and take at least 5 % less or more. ``e2e_ratio`` is the mean E2E of all
-    that finish either way, over what it was (1 if there are none). ``sentence`` says it in plain
-    words.
+    ``newly_finished`` and ``newly_failed`` are request ids. ``faster`` and ``slower`` are ids of
+    requests that finish both times and take at least 5 % less or more. ``e2e_ratio`` is the mean
+    E2E of requests that finish both times, relative to before (1 if there are none). ``sentence``
+    describes the effect.
     """
 
     change: Change
@@ -62,11 +64,11 @@ class Effect:
 
 @dataclass(frozen=True)
 class WhatIfResult:
-    """All changes that were tried, the best first; ``by`` names the figure if one was asked for.
+    """The changes that were tried, the best first; ``by`` is the requested figure, or None.
 
-    ``refused`` are changes that the engine does not allow, and why; ``skipped`` are tighter limits
-    than two that served ever fewer. ``cause`` is the limit that the longest prompt is beyond, None
-    if no prompt is too long. ``best`` is the first effect that fixes or helps, or None.
+    ``refused`` are changes that the engine rejects, with the reason. ``skipped`` are tighter limits
+    after two that each served fewer requests. ``cause`` is the limit that the longest prompt
+    exceeds, or None. ``best`` is the first effect that fixes or helps, or None.
     """
 
     base: RunFigures
@@ -83,7 +85,7 @@ class WhatIfResult:
         return next(helpful, None)
 
     def judged(self, *judgements: Judgement) -> list[Effect]:
-        """The effects of these judgements, in order."""
+        """Return the effects with these judgements, in order."""
         return [effect for effect in self.effects if effect.judgement in judgements]
 
 
@@ -95,8 +97,10 @@ def run_whatif(
     also: Iterable[tuple[Change, SimulationJob]] = (),
     wanted: Callable[[Change], bool] = lambda _: True,
 ) -> WhatIfResult:
-    """Try every single change that is ``wanted`` and those ``also``, and rank them; ``by`` a figure
-    of ``summary.json``, or by requests finished and E2E."""
+    """Try every ``wanted`` single change and those in ``also``, and rank them.
+
+    Ranks ``by`` a figure of ``summary.json``, or by finished requests and E2E.
+    """
     base = evaluator.evaluate(evaluator.job(scenario))
     tried: list[tuple[Change, SimulationJob]] = []
     refused: list[tuple[Change, str]] = []
@@ -124,9 +128,9 @@ def run_whatif(
 def _by_turns(
     tried: list[tuple[Change, SimulationJob]], base: RunFigures, evaluator: Evaluator
 ) -> dict[Change, RunFigures]:
-    """What came of the changes: the values of one limit one after the other, the mildest first.
+    """Return the figures by change; values of one limit are tried in turn, the mildest first.
 
-    Tighter ones are left out after two that each served fewer than what came before.
+    Tighter ones are skipped after two that each served fewer requests than the one before.
     """
     found: dict[Change, RunFigures] = {}
     limits: dict[str, list[tuple[Change, SimulationJob]]] = {}
@@ -134,7 +138,7 @@ def _by_turns(
     for change, job in tried:
         (limits.setdefault(change.field, []) if change.limits else turn).append((change, job))
     while turn or any(limits.values()):
-        turn += [row.pop() for row in limits.values() if row]  # they begin with the tightest
+        turn += [row.pop() for row in limits.values() if row]  # each row begins with the tightest
         jobs = [job for _, job in turn]
         found.update(zip((c for c, _ in turn), evaluator.evaluate_all(jobs), strict=True))
         for field, row in limits.items():
@@ -149,7 +153,7 @@ def _by_turns(
 
 
 def _ever_fewer(figures: list[RunFigures]) -> bool:
-    """Whether each of three runs served fewer than the one before."""
+    """Whether each of three runs served fewer requests than the one before."""
     served = [run["finished"] for run in figures]
     return len(served) == 3 and served[0] > served[1] > served[2]
 
@@ -157,7 +161,7 @@ def _ever_fewer(figures: list[RunFigures]) -> bool:
 def evaluate_change(
     change: Change, base: RunFigures, figures: RunFigures, by: str | None = None
 ) -> Effect:
-    """What a change does, by the ``figures`` without it and with it."""
+    """Return the effect of a change from the figures without it (``base``) and with it."""
     before = {ending.id: ending for ending in base.endings}
     after = {ending.id: ending for ending in figures.endings}
     both = [(before[i], after[i]) for i in sorted(before.keys() & after.keys())]
@@ -179,7 +183,7 @@ def evaluate_change(
 
 
 def _mean_ratio(both: list[tuple[RequestEnding, RequestEnding]]) -> float:
-    """Mean E2E after over mean E2E before, of the requests that finish either way."""
+    """Return mean E2E after over mean E2E before, of the requests that finish both times."""
     pairs = [(a.e2e_s, b.e2e_s) for a, b in both if a.e2e_s is not None and b.e2e_s is not None]
     before, after = sum(a for a, _ in pairs), sum(b for _, b in pairs)
     return after / before if before else 1.0
@@ -196,11 +200,11 @@ def _judge(base: RunFigures, figures: RunFigures, ratio: float, by: str | None) 
         return "fixes"
     if figures["finished"] != base["finished"]:
         return "helps" if figures["finished"] > base["finished"] else "hurts"
-    if moved:  # those that finish are faster, perhaps, for others were turned away
+    if moved:  # others may be faster only because these were rejected
         return "changes little"
     by_latency = _compare(ratio, 1.0)
     if by_latency != "changes little" or base["finished"] < base["requests"]:
-        return by_latency  # where some fail, fewer preemptions may only mean an earlier death
+        return by_latency  # with failures, fewer preemptions may only mean an earlier end
     by_stall = _compare(figures["longest_stall_s"], base["longest_stall_s"], share=MIN_STALL_CHANGE)
     if by_stall != "changes little":
         return by_stall
@@ -208,7 +212,7 @@ def _judge(base: RunFigures, figures: RunFigures, ratio: float, by: str | None) 
 
 
 def _fail_otherwise(base: RunFigures, figures: RunFigures) -> bool:
-    """Whether no more finish, and some of those that do not fail in another way than they did."""
+    """Whether no more requests finish, and some fail with a different outcome."""
     if figures["finished"] > base["finished"]:
         return False
     return any(figures[name] > base[name] for name in FAILURES)
@@ -217,7 +221,7 @@ def _fail_otherwise(base: RunFigures, figures: RunFigures) -> bool:
 def _compare(
     after: float, before: float, *, share: float = MIN_LATENCY_CHANGE, more_is_better: bool = False
 ) -> Judgement:
-    if isnan(after) or isnan(before):  # no request has it: that is worse than any value
+    if isnan(after) or isnan(before):  # no request has the figure: worse than any value
         return _compare(isnan(after), isnan(before))
     if abs(after - before) < share * abs(before) or after == before:
         return "changes little"
@@ -225,7 +229,7 @@ def _compare(
 
 
 def _ranked(effects: list[Effect], by: str | None) -> list[Effect]:
-    """The best first: by the figure, or by requests finished, judgement and E2E."""
+    """Return the effects, best first: by the figure, or by finished requests, judgement and E2E."""
     if by is not None:
         sign = -1 if METRICS[by].more_is_better else 1
         return sorted(effects, key=lambda e: (*_last(sign * e.figures[by]), _plainness(e)))
@@ -238,14 +242,15 @@ def _ranked(effects: list[Effect], by: str | None) -> list[Effect]:
 
 
 def _last(value: float) -> tuple[bool, float]:
-    """A key by which missing values come last."""
+    """Return a sort key that puts missing values last."""
     return isnan(value), 0.0 if isnan(value) else value
 
 
 def _by_latency(effects: list[Effect]) -> list[Effect]:
-    """Of those that come near the shortest E2E the plainest change first, then all others.
+    """Rank effects near the shortest E2E by simplicity of the change, then all others by E2E.
 
-    Of equally plain ones that with the shorter stall (by classes of 20 %), then fewer preemptions.
+    Among equally simple changes, the shorter stall (in classes of 20 %) comes first, then fewer
+    preemptions.
     """
     shortest = min(_last(effect.figures["e2e_ms.mean"])[1] for effect in effects)
 
@@ -278,7 +283,7 @@ def _told(
     slower: tuple[int, ...],
     by: str | None,
 ) -> str:
-    """What becomes of the run: ``24 starved -> 0``, or the latencies that change."""
+    """Describe the effect on the run: ``24 starved -> 0``, or the latencies that change."""
     if figures == base:
         return "changes nothing"
     parts = [f"{by} {_shown(base[by])} -> {_shown(figures[by])}"] if by is not None else []

@@ -1,4 +1,4 @@
-"""A candidate for the smallest workload, and the ways to make its rows plainer."""
+"""A candidate for the smallest workload, and simplifications of its rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simkv.workload.workload_section import Workload
 
 @dataclass(frozen=True)
 class WorkloadDraft:
-    """A candidate: rows with the numbers that they had, and a scenario that says all else."""
+    """A candidate: rows with their original numbers, and a scenario with all other fields."""
 
     scenario: Scenario
     numbers: tuple[int, ...]
@@ -22,12 +22,12 @@ class WorkloadDraft:
 
     @property
     def listed_scenario(self) -> Scenario:
-        """The scenario with these rows for its workload."""
+        """The scenario with these rows as its workload."""
         workload = Workload(requests=renumber_rows(self.rows, self.numbers))
         return self.scenario.model_copy(update={"workload": workload})
 
     def without(self, start: int, end: int) -> WorkloadDraft:
-        """Less the rows from ``start`` to ``end`` (exclusive)."""
+        """Return the draft without the rows from ``start`` to ``end`` (exclusive)."""
         return replace(
             self,
             numbers=self.numbers[:start] + self.numbers[end:],
@@ -37,7 +37,7 @@ class WorkloadDraft:
     def with_rows(
         self, change: Callable[[ListedRequest], ListedRequest], only: Collection[int] | None = None
     ) -> WorkloadDraft:
-        """With ``change`` applied to all rows, or to the ``only`` ones of these indexes."""
+        """Return the draft with ``change`` applied to all rows, or to ``only`` these indices."""
         rows = (
             change(row) if only is None or index in only else row
             for index, row in enumerate(self.rows)
@@ -46,17 +46,20 @@ class WorkloadDraft:
 
 
 def halve_fields(names: Iterable[str]) -> Callable[[ListedRequest], ListedRequest]:
-    """The fields of these names half as large, rounded up."""
+    """Return a change that halves the fields with these names, rounded up."""
     return lambda row: change_row(row, **{name: -(-getattr(row, name) // 2) for name in names})
 
 
 def set_fields(values: dict[str, Any]) -> Callable[[ListedRequest], ListedRequest]:
-    """Fields by name with these values."""
+    """Return a change that sets fields by name."""
     return lambda row: change_row(row, **values)
 
 
 def round_arrivals(digits: int | None) -> Callable[[ListedRequest], ListedRequest]:
-    """Arrivals with so many digits behind the point, or 0; never a longer or later number."""
+    """Return a change that rounds arrivals down to ``digits`` decimals, or to 0 if it is None.
+
+    An arrival never becomes a later time or a longer number.
+    """
 
     def change(row: ListedRequest) -> ListedRequest:
         arrival = 0.0 if digits is None else int(row.arrival * 10**digits) / 10**digits

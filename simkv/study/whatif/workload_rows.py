@@ -1,4 +1,4 @@
-"""Requests of a workload as listed rows, and rows changed without breaking what they share."""
+"""List the requests of a workload as rows, and change rows without breaking shared prefixes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simkv.sim.run_record import RequestRecord
 from simkv.workload.listed_requests import ListedRequest, acceptance_fields
 from simkv.workload.workload_section import build_clients
 
-#: Nothing shared with any other prompt.
+#: Fields of a prompt that shares nothing with any other.
 NOTHING_SHARED: dict[str, Any] = {
     "prefix_group": None,
     "prefix_tokens": 0,
@@ -26,10 +26,10 @@ NOTHING_SHARED: dict[str, Any] = {
 
 
 def list_requests(scenario: Scenario, folder: Path) -> dict[int, ListedRequest]:
-    """The requests as rows by id; listed in a workload they come as they do in the scenario.
+    """Return the requests as rows by id; listed in a workload, they arrive as in the scenario.
 
-    Where arrivals depend on how requests are served they are those of a run, without the requests
-    whose turn did not come.
+    If arrivals depend on how requests are served, they are taken from a run, without the requests
+    that were not sent by its end.
     """
     workload, timeout = scenario.workload, scenario.timeout
     if workload.requests is not None and workload.max_concurrency is None:
@@ -43,7 +43,7 @@ def list_requests(scenario: Scenario, folder: Path) -> dict[int, ListedRequest]:
 
 
 def _was_sent(life: RequestRecord) -> bool:
-    """Whether the request reached the engine before the run was over."""
+    """Whether the request reached the engine before the run ended."""
     return life.outcome is not Outcome.CUT_OFF or life.seen is not None
 
 
@@ -66,7 +66,7 @@ def _row(r: Request, timeout: float | None) -> ListedRequest:
 
 
 def _shared(r: Request) -> dict[str, Any]:
-    """What the prompt shares, in the shortest words."""
+    """Return the fields for the prompt's shared prefix, in their shortest form."""
     match r.segments:
         case ():
             return {}
@@ -78,7 +78,7 @@ def _shared(r: Request) -> dict[str, Any]:
 
 
 def change_row(row: ListedRequest, **fields: Any) -> ListedRequest:
-    """The row with other fields; a shorter prompt is the beginning of the former one."""
+    """Return the row with other fields; a shorter prompt is a prefix of the original one."""
     data = {name: getattr(row, name) for name in ListedRequest.model_fields} | fields
     prompt = data["prompt_tokens"]
     if data["hash_ids"] is not None:
@@ -99,7 +99,7 @@ def _beginning(segments: Sequence[tuple[str, int, int]], tokens: int) -> list[tu
 
 
 def renumber_rows(rows: Sequence[ListedRequest], numbers: Sequence[int]) -> list[ListedRequest]:
-    """Rows as they were numbered by ``numbers``, numbered from 0: streams keep their meaning."""
+    """Renumber rows from 0 instead of by ``numbers``; streams keep their meaning."""
     new = {str(number): str(index) for index, number in enumerate(numbers)}
 
     def stream(name: str) -> str:

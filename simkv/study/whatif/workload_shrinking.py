@@ -1,15 +1,15 @@
-"""The smallest workload that still shows a verdict: delta debugging of a scenario.
+"""Shrink a workload while it still shows a verdict: delta debugging of a scenario.
 
-First requests are taken away, in ever smaller chunks, until none can go (A. Zeller and
-R. Hildebrandt, IEEE TSE 28, 2002, in sweeps). Then what is left is made plainer: a smaller engine,
-shorter prompts and outputs, rounder arrivals. This may make more requests needless, so it all goes
-round until nothing changes.
+First requests are removed in ever smaller chunks until none can be removed (A. Zeller and R.
+Hildebrandt, IEEE TSE 28, 2002, in sweeps). Then the rest is simplified: a smaller engine, shorter
+prompts and outputs, rounder arrivals. This may make more requests unnecessary, so both steps repeat
+until nothing changes.
 
-A plainer case must not show the verdict for another reason. So it has to befall one of the requests
-that it befell before, and a request that is alone in the engine must not come to show it. Of the
-engine's knobs only its sizes are made smaller, and only if the verdict is gone when they are large:
-with another policy, or in a cache that was large enough before and is not now, the same verdict
-would have another cause.
+A simpler case must not show the verdict for a different reason. Therefore the verdict must affect
+one of the requests that it affected before, and a request in isolation must not show it. Of the
+engine's knobs, only sizes are reduced, and only if the verdict disappears with a large size: with
+another policy, or in a cache that was large enough before and is not now, the same verdict would
+have a different cause.
 """
 
 from __future__ import annotations
@@ -37,21 +37,22 @@ from simkv.study.whatif.workload_draft import (
 from simkv.study.whatif.workload_rows import NOTHING_SHARED, change_row, list_requests
 from simkv.workload.listed_requests import ListedRequest
 
-#: So many times as large is large; the first that the engine allows.
+#: Factors for the test with a large size; the first that the engine allows is used.
 KNOB_FACTORS = (256, 16, 4, 2)
-#: Rows are looked at one by one only if they are not more than this.
+#: Maximum number of rows for row-by-row steps.
 ONE_BY_ONE = 100
 
 
 @dataclass(frozen=True)
 class ShrunkScenario:
-    """What is left of a scenario, and what was there before.
+    """A shrunk scenario, and the original.
 
-    ``scenario`` is ``original`` with a listed workload; ``numbers`` are the ids that its requests
-    had. ``enough_as_it_was`` of them were enough when engine and lengths were as before; ``knobs``
-    (name, before, after) were changed after that. ``sound_alone``: each request, if it came alone,
-    would be served and not show it, before and after. ``minimal``: without any single request the
-    verdict is gone; false if the limit on runs came first.
+    ``scenario`` is ``original`` with a listed workload; ``numbers`` are the original ids of its
+    requests. ``count_before_simplifying`` is the number of requests that sufficed with the original
+    engine and lengths; ``knobs`` (name, before, after) were changed after that.
+    ``served_in_isolation``: each request, alone, would be served and not show the verdict, before
+    and after. ``minimal``: without any single request the verdict disappears; false if the limit on
+    runs was reached first.
     """
 
     original: Scenario
@@ -74,11 +75,11 @@ def shrink(
     knobs: bool = True,
     tell: Callable[[str], None] = lambda _: None,
 ) -> ShrunkScenario:
-    """The smallest scenario that can be found in which ``wanted`` is still shown.
+    """Return the smallest scenario found that still shows ``wanted``.
 
-    With ``knobs`` the engine is made smaller too, where a large one would not show it. Costs,
-    timeouts and the variant stay. ``tell`` gets a line of progress.
-    Raises InputError if the scenario does not show it.
+    With ``knobs`` the engine is reduced too, if a large one would not show it. Costs, timeouts and
+    the variant stay. ``tell`` receives progress lines. Raises InputError if the scenario does not
+    show it.
     """
     rows = list_requests(scenario, evaluator.folder)
     draft = WorkloadDraft(scenario, tuple(rows), tuple(rows.values()))
@@ -87,7 +88,7 @@ def shrink(
         raise InputError(
             f"{scenario.name} does not show {wanted.text!r}: it is {wanted.told(before)}"
         )
-    if isinstance(wanted, VerdictCondition):  # one of several words: the one that it is
+    if isinstance(wanted, VerdictCondition):  # narrow several words to the actual verdict
         wanted = replace(wanted, words=(before.verdict,))
     search = _Search(draft, wanted, evaluator, tell, _victims(wanted, draft, before))
     minimal = True
@@ -115,7 +116,7 @@ def shrink(
 
 
 def _victims(wanted: RunCondition, draft: WorkloadDraft, figures: RunFigures) -> frozenset[int]:
-    """The requests that a verdict is about, by the numbers that they had at first."""
+    """Return the original numbers of the requests that a verdict affects."""
     if not isinstance(wanted, VerdictCondition):
         return frozenset()
     endings = zip(draft.numbers, figures.endings, strict=True)
@@ -123,14 +124,14 @@ def _victims(wanted: RunCondition, draft: WorkloadDraft, figures: RunFigures) ->
 
 
 def _knob_changes(before: Scenario, after: Scenario) -> tuple[tuple[str, Any, Any], ...]:
-    """Knobs of the engine, and fields of the scenario beside it, that are not the same."""
+    """Return the changed knobs of the engine and the changed fields of the scenario beside it."""
     found = find_differences(before, after, [name for name in RUN_FIELDS if name != "workload"])
     return tuple((one.field.removeprefix("engine."), one.before, one.after) for one in found)
 
 
 @dataclass
 class _Search:
-    """The best draft so far, and the ways to make it smaller."""
+    """The best draft so far, and the steps that reduce it."""
 
     draft: WorkloadDraft
     wanted: RunCondition
@@ -151,7 +152,7 @@ class _Search:
         return self.evaluator.job(draft.listed_scenario)
 
     def served_in_isolation(self, draft: WorkloadDraft) -> bool:
-        """Whether each request, if it came alone, would be served and not show what is wanted."""
+        """Whether each request, in isolation, would be served and not show ``wanted``."""
         lone = {
             repr(row): row
             for row in (change_row(row, arrival=0.0, **NOTHING_SHARED) for row in draft.rows)
@@ -163,9 +164,10 @@ class _Search:
         )
 
     def fewest_requests(self) -> None:
-        """Take requests away until the verdict is gone without any single one of them.
+        """Remove requests until the verdict disappears without any single one of them.
 
-        What goes first are those without which it befalls the same requests.
+        Requests are removed first if the verdict then still affects a request that it affected
+        before.
         """
         size = len(self.draft.rows)
         while True:
@@ -179,7 +181,8 @@ class _Search:
             self.victims = _victims(self.wanted, self.draft, self.figures)
 
     def _sweep(self, size: int) -> bool:
-        """Try to take away every chunk of ``size`` requests, last first; whether any went."""
+        """Try to remove every chunk of ``size`` requests, last first; return whether any was
+        removed."""
         before = len(self.draft.rows)
         end = before
         while end > 0:
@@ -201,9 +204,9 @@ class _Search:
     def _first_that_shows(
         self, drafts: Iterable[WorkloadDraft], *, same_victims: bool = True
     ) -> int | None:
-        """Index of the first draft that shows what is wanted, or None.
+        """Return the index of the first draft that shows ``wanted``, or None.
 
-        With ``same_victims`` it has to befall a request that it befell before.
+        With ``same_victims`` it must affect a request that it affected before.
         """
         here, ahead = tee(drafts)
         runs = self.evaluator.stream(map(self.job, ahead))
@@ -218,7 +221,7 @@ class _Search:
         return not self.victims or bool(self.victims & _victims(self.wanted, draft, figures))
 
     def plainest(self, knobs: bool) -> None:
-        """Make everything plainer, round by round, until nothing changes."""
+        """Simplify the engine and the rows in rounds until nothing changes."""
         while True:
             before = self.draft
             if knobs:
@@ -230,10 +233,11 @@ class _Search:
                 return
 
     def _unless_others(self, steps: Callable[[], Iterable[Callable[[], object]]]) -> None:
-        """Take all steps but those after which, with one request less, it would befall others.
+        """Take all steps, except any that lets the removal of a request shift the verdict to
+        others.
 
-        That costs a run for every request, so it is asked once, after all steps, and step by step
-        only where it is so.
+        This costs a run for every request, so it is checked once after all steps, and step by step
+        only if that check fails.
         """
         before = self.draft
         for step in steps():
@@ -248,7 +252,8 @@ class _Search:
                 self.draft = before
 
     def _others_instead(self, before: WorkloadDraft) -> bool:
-        """Whether, since ``before``, with one request less it befalls others only."""
+        """Whether, since ``before``, removing one request shifts the verdict to other requests
+        only."""
         if self.draft == before or not self.victims or len(self.draft.rows) > ONE_BY_ONE:
             return False
         for draft in self._one_less():
@@ -258,14 +263,14 @@ class _Search:
         return False
 
     def knobs_as_they_were(self, original: Scenario) -> None:
-        """Give back the sizes that are not needed after all for what is left."""
+        """Restore sizes whose reduction is not needed for the remaining requests."""
         sizes = find_engine_spec(original.engine).sizes
         former = [partial(self._try_size, name, getattr(original.engine, name)) for name in sizes]
         self._unless_others(lambda: former)
         self.fewest_requests()
 
     def _try(self, draft: WorkloadDraft) -> bool:
-        """Go on from ``draft`` if it shows what is wanted and each of its requests is servable."""
+        """Continue from ``draft`` if it shows ``wanted`` and each of its requests can be served."""
         if draft == self.draft:
             return False
         self.tell(f"{len(self.draft.rows)} requests, making them plainer")
@@ -285,7 +290,7 @@ class _Search:
             self._try(self.draft.with_rows(change, [index]))
 
     def _least(self, high: int, make: Callable[[int], WorkloadDraft | None], low: int = 1) -> None:
-        """Bisect for the smallest value whose draft will do; a small one if not monotone."""
+        """Bisect for the smallest value with an accepted draft; a small one if not monotone."""
         value = low
         while low < high:
             draft = make(value)
@@ -302,7 +307,7 @@ class _Search:
             return None
 
     def _with_size(self, knob: str, value: int) -> WorkloadDraft | None:
-        """With another size; a smaller cache takes the limit on a request's length down too."""
+        """Return the draft with another size; a smaller cache also reduces the length limit."""
         draft = self._with_knobs(**{knob: value})
         engine = self.draft.scenario.engine
         spec = find_engine_spec(engine)
@@ -315,7 +320,7 @@ class _Search:
         return self.draft.with_rows(lambda row: change_row(row, **{name: value}), indexes)
 
     def _engine_steps(self) -> Iterator[Callable[[], object]]:
-        """What makes the engine plainer."""
+        """Yield the steps that simplify the engine."""
         for name, plain in (("engine_ready", 0.0), ("horizon", None), ("pipeline", None)):
             scenario = self.draft.scenario.model_copy(update={name: plain})
             yield partial(self._try, replace(self.draft, scenario=scenario))
@@ -334,13 +339,13 @@ class _Search:
         return draft is not None and self._try(draft)
 
     def _needs_it_small(self, knob: str, size: int) -> bool:
-        """Whether the verdict is gone when this is large; not if it cannot be."""
+        """Whether the verdict disappears with a large size; False if no large size is possible."""
         larger = (self._with_size(knob, size * factor) for factor in KNOB_FACTORS)
         draft = next((draft for draft in larger if draft is not None), None)
         return draft is not None and self._first_that_shows([draft]) is None
 
     def _halve_with_memory(self, memory: str) -> None:
-        """Half the lengths in half the memory, as long as that will do."""
+        """Halve lengths together with the memory as long as the verdict remains."""
         both = ("prompt_tokens", "output_tokens")
         for names in (both, both[:1], both[1:]):
             while True:
@@ -350,7 +355,7 @@ class _Search:
                     break
 
     def _row_steps(self) -> Iterator[Callable[[], object]]:
-        """What makes the requests plainer: all together first, then row by row."""
+        """Yield the steps that simplify the requests: all together first, then row by row."""
         one_by_one = len(self.draft.rows) <= ONE_BY_ONE
         for name in ("prompt_tokens", "output_tokens"):
             groups: dict[int, list[int]] = {}
@@ -385,7 +390,7 @@ class _Search:
             self._shorter_alone(name, index, getattr(row, name))
 
     def _shorter_alone(self, name: str, index: int, length: int) -> None:
-        """One row; if it cannot lose a quarter it stays as it is."""
+        """Shorten one row; if it cannot lose a quarter, it stays unchanged."""
         make = partial(self._with_length, name, [index])
         quarter_less = length * 3 // 4
         if not self._try(make(1)) and 1 < quarter_less < length and self._try(make(quarter_less)):
