@@ -1,4 +1,4 @@
-"""Commands: parse, call, print. A module for each, or for each few that belong together."""
+"""Command line interface: one module per command or group of related commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simkv.cli.usage_errors import Commands, print_usage_error
 from simkv.core.errors import InputError
 from simkv.core.version import __version__, is_compiled
 
-#: Commands by heading of the help, in its order, with the module of each.
+#: Commands by heading of the help, in order, with the module of each.
 HEADINGS = {
     "Run and explain": {
         "run": "run",
@@ -55,10 +55,10 @@ HEADINGS = {
 }
 #: Module of each command, in the order of the help.
 COMMANDS = {name: module for group in HEADINGS.values() for name, module in group.items()}
-#: Those that are groups of commands; a module has one, its ``app``.
+#: Commands that are groups; the module of a group has one ``app``.
 GROUPS = {"trace", "gpu", "validate", "profile"}
 
-#: Set by a shell that asks how to complete a command line.
+#: Environment variable set by a shell that requests completions.
 _ASKED_TO_COMPLETE = "_SIMKV_COMPLETE"
 _ABOUT = (
     "Flight simulator for LLM-serving schedulers: which requests waited, for how long, and why."
@@ -67,7 +67,7 @@ _ABOUT = (
 
 @cache
 def build_app(word: str = "") -> typer.Typer:
-    """The command that ``word`` names, whose module alone is imported, or else all of them."""
+    """Build the app with only the module of the command ``word``, or with all commands."""
     app = typer.Typer(
         no_args_is_help=True,
         cls=Commands,
@@ -98,7 +98,7 @@ def __getattr__(name: str) -> Any:
 
 
 def main() -> None:
-    """Parse and run a command: bad input ends in one line and exit code 2, an interrupt in 130."""
+    """Parse and run a command; exit with code 2 on bad input and 130 on an interrupt."""
     try:
         words, notice = use_new_names(_words())
         word = next(iter(words), "")
@@ -119,17 +119,17 @@ def main() -> None:
         print_error("out of memory; use a smaller input or workload")
         sys.exit(2)
     except Exception as error:
-        if not hasattr(error, "format_message"):  # by which click's errors are known
+        if not hasattr(error, "format_message"):  # identifies click's errors
             raise
         print_usage_error(error)
         sys.exit(2)
-    if code == INTERRUPTED:  # typer turns an interrupt into this
+    if code == INTERRUPTED:  # typer's exit code for an interrupt
         print_error("interrupted; nothing was written")
     sys.exit(code)
 
 
 def _words() -> list[str]:
-    """The words after the program's name, also while a shell asks how to complete them."""
+    """Return the words after the program's name, also when a shell requests completions."""
     typed = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS")
     return typed.split()[1:] if typed and _ASKED_TO_COMPLETE in os.environ else sys.argv[1:]
 

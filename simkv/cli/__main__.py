@@ -1,4 +1,4 @@
-"""``python -m simkv.cli``."""
+"""Entry point of ``python -m simkv.cli``."""
 
 from simkv.cli import main
 

@@ -134,7 +134,7 @@ def blocks(
     _reckon(spec, _said(given), _said({**knobs, "variant": variant}))
 
 
-#: Settings with a line of their own.
+#: Settings that are printed on separate lines.
 _PRINTED = ("kv_cache_groups", "mamba_prefill_checkpoints")
 
 

@@ -1,4 +1,4 @@
-"""``simkv check-scheduler`` and ``export-scheduler``: a scheduler of one's own, judged and used."""
+"""``simkv check-scheduler`` and ``export-scheduler``: check and export custom schedulers."""
 
 from __future__ import annotations
 

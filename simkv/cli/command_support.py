@@ -1,4 +1,4 @@
-"""What several commands share: options, the console and the progress bar."""
+"""Helpers shared by commands: options, console and progress bar."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ INTERRUPTED = 130
 
 
 class Interrupted(SystemExit):
-    """An interrupt after which what is done is ``kept`` in a file."""
+    """Interrupt after which finished work is stored in a file; ``kept`` is the message."""
 
     def __init__(self, store: Path) -> None:
         super().__init__(INTERRUPTED)
@@ -51,7 +51,7 @@ class Interrupted(SystemExit):
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Where commands print: as wide as the terminal, or 160 columns in a pipe."""
+    """Return the console of a command: as wide as the terminal, or 160 columns in a pipe."""
     from rich.console import Console
 
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
@@ -60,7 +60,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def show(*parts: RenderableType, on: Console | None = None) -> None:
-    """Print lines as they are (no markup, no wrapping, no colours for numbers), and tables."""
+    """Print lines verbatim (no markup, wrapping or number colors), and tables."""
     from rich.text import Text
 
     out = on or console()
@@ -72,12 +72,12 @@ def show(*parts: RenderableType, on: Console | None = None) -> None:
 
 
 def print_error(what: object) -> None:
-    """Print to standard error, each line under the name of the program."""
+    """Print to standard error, each line prefixed with the program's name."""
     print(f"simkv: {what}".replace("\n", "\nsimkv: "), file=sys.stderr)
 
 
 def warn_overruled(scenario: Path, assignments: Sequence[str]) -> None:
-    """Say on standard error which of the ``--set`` does not reach a variant of a scenario file."""
+    """Print a note on standard error for each ``--set`` that has no effect on some variant."""
     if assignments:
         from simkv.scenario.variant_precedence import override_notes
         from simkv.scenario.yaml_document import read_document
@@ -87,7 +87,7 @@ def warn_overruled(scenario: Path, assignments: Sequence[str]) -> None:
 
 
 class AdvanceBar(Protocol):
-    """Moves a bar: by one, or to ``done`` of ``total``; ``now`` is what it says from now on."""
+    """Advances a progress bar by one, or to ``done`` of ``total``; ``now`` replaces its label."""
 
     def __call__(
         self, done: int | None = None, total: int | None = None, now: str | None = None
@@ -98,9 +98,9 @@ class AdvanceBar(Protocol):
 def progress(
     what: str, total: int | None = None, *, file: Path | None = None
 ) -> Iterator[AdvanceBar]:
-    """On a terminal a bar with the time that is left; nothing in a pipe.
+    """Yield a progress bar on a terminal; in a pipe nothing is shown.
 
-    Of a ``file`` it shows the bytes that have been read.
+    With ``file`` the bar shows the bytes that have been read.
     """
     where = console(stderr=True)
     if file and file.is_file():

@@ -1,4 +1,4 @@
-"""``simkv conform`` and what is known of engines: recorded decisions, policies, the schema."""
+"""``simkv conform``, ``policies`` and ``schema``."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def conform(
 
 
 def _trace_report(result: TraceResult) -> str:
-    """``FILE: ok …``, or the first step that differs, both sides."""
+    """Return ``FILE: ok …``, or the first step that differs with both decisions."""
     engine = f"{result.engine} {result.variant}"
     trust = f"; {result.assumed}" if result.assumed else ""
     found = result.difference

@@ -1,4 +1,4 @@
-"""``simkv shrink``, ``simkv bisect`` and ``simkv whatif``: what if things had been otherwise?"""
+"""``simkv shrink``, ``simkv bisect`` and ``simkv whatif``: runs of changed scenarios."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def _title(scenario: Scenario, variant: str) -> str:
 def _evaluator(
     path: Path, jobs: int | None, most_runs: int | None = None
 ) -> Iterator[tuple[Evaluator, Callable[[str], None]]]:
-    """An evaluator, and what tells its progress: a bar on a terminal, nothing in a pipe."""
+    """Yield an evaluator and a function that labels its progress bar, if there is a terminal."""
     from simkv.study.whatif.trial_evaluation import Evaluator
     from simkv.study.worker_pool import cores
 

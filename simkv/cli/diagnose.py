@@ -1,4 +1,4 @@
-"""``simkv diagnose``: from what a production server wrote to the victim, the cause and the flag."""
+"""``simkv diagnose``: find affected requests, cause and fix from the logs of a server."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _size(path: Path) -> int:
 
 
 def _overrides(assignments: list[str]) -> dict[str, Any]:
-    """``engine.NAME=VALUE`` by name."""
+    """Return assignments ``engine.NAME=VALUE`` as values by name."""
     found: dict[str, Any] = {}
     for text in assignments:
         path, sign, value = text.partition("=")

@@ -1,4 +1,4 @@
-"""``simkv evolve``: parse, call, print."""
+"""``simkv evolve``: search for a better scheduler."""
 
 from __future__ import annotations
 

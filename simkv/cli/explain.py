@@ -1,4 +1,4 @@
-"""``simkv explain``: the story of a run or of one request."""
+"""``simkv explain``: explain a run or one request."""
 
 from __future__ import annotations
 

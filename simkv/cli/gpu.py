@@ -1,4 +1,4 @@
-"""``simkv gpu``: run scenarios on a device, calibrate and validate profiles there."""
+"""``simkv gpu``: run scenarios on a device, and calibrate and validate cost profiles there."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def bench(
     if fa3:
         try:
             shown(compare_attention(FlashAttention3(fa3), *about, repeats=repeats))
-        except (InputError, RuntimeError, TypeError) as error:  # all else has been measured
+        except (InputError, RuntimeError, TypeError) as error:  # all other results are complete
             print_error(error)
             raise typer.Exit(2) from error
 
@@ -234,8 +234,7 @@ app.command()(validate)
 
 
 def _report(name: str, run: ExecutionRecord, different: int | None) -> str:
-    """The main figures of a run, and the first decision that a simulation fed its times makes
-    otherwise."""
+    """Return the main figures of a run and the first decision that differs in its timed replay."""
     found = run.summary
     ttft, tpot = found["ttft_ms"], found["tpot_ms"]
     decisions = f"{len(run.recorder.lines)} decisions"

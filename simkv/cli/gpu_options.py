@@ -1,4 +1,4 @@
-"""Options of the commands of ``simkv gpu``, and the checked setup of a device."""
+"""Options of the ``simkv gpu`` commands, and the validated setup of a device."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ RunFolder = Annotated[Path, typer.Argument(help="A directory written by `simkv g
 
 
 def parse_duration(text: str) -> float:
-    """A span of time such as 90s, 8m or 1h, in seconds. Raises InputError."""
+    """Parse a duration such as 90s, 8m or 1h to seconds. Raises InputError."""
     units = {"s": 1.0, "m": 60.0, "h": 3600.0}
     try:
         seconds = float(text[:-1]) * units[text[-1:]]
@@ -65,7 +65,7 @@ def device_setup(
     seed: int,
     clock: str = "wall",
 ) -> GpuSetup:
-    """Checked options. Raises InputError for what there is not."""
+    """Return the device setup for validated options. Raises InputError for unavailable ones."""
     if find_spec("torch") is None:
         raise InputError("torch is not installed; install simkv with the extra: simkv[gpu]")
     from simkv.costs.hardware.model_shape import MODEL_SHAPES
@@ -99,7 +99,7 @@ def device_setup(
 
 
 def _use_clock(clock: str, kind: str, threads: int) -> None:
-    """Take the clock for all that is timed. Raises InputError for one that would tell nothing."""
+    """Set the clock for all measurements. Raises InputError if it does not fit the device."""
     from simkv.gpu import timer
 
     clocks: dict[str, timer.ClockName] = {"wall": "wall", "cpu": "cpu"}

@@ -1,4 +1,4 @@
-"""``simkv gpu validate``: judge a cost profile by runs on a device."""
+"""``simkv gpu validate``: validate a cost profile against runs on a device."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from simkv.costs.cost_profile import CostProfile
     from simkv.validation.gpu_runs.load_sizing import Trial
 
-#: Share of the time for planning and serving; the rest is for comparing.
+#: Share of the time for planning and serving; the rest is for comparisons.
 SERVING = 0.85
-#: Cases of a plan; two of them may take four times as long, and there is a start.
+#: Number of cases by which the time is divided: two cases may take four times as long, plus setup.
 CASES = 15
-#: Options that are for a recorded run, and thus not for serving.
+#: Options that apply only to recorded runs.
 FOR_RECORDED = {"repeat_run": "--repeat-run", "out": "--out"}
-#: Arguments that are for either.
+#: Arguments that apply to both.
 FOR_BOTH = {"folder", "profile", "_trusted"}
 
 

@@ -1,4 +1,4 @@
-"""What the commands share that do many runs: where these run, and the folder that keeps them."""
+"""Options of commands that run many jobs: executor, and the directory that stores results."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ Address = Annotated[
         help="Address of the Ray cluster (default: RAY_ADDRESS, or a cluster started here).",
     ),
 ]
-#: By this a folder is known as one that keeps runs.
+#: File that identifies a directory with stored runs.
 STORE = "points.jsonl"
 
 
 def check_store(folder: Path, kind: str) -> None:
-    """Raise InputError if the folder holds something else than such a ``kind`` of work."""
+    """Raise InputError if the directory contains anything but ``kind`` of results."""
     check_folder("--out", folder, kind, lambda there: (there / STORE).is_file())
 
 
@@ -52,7 +52,10 @@ def open_job_runner(
     what: str = "runs",
     total: int | None = None,
 ) -> Iterator[tuple[JobRunner, AdvanceBar]]:
-    """A bench that keeps what is done in the folder, and a bar; ends the command if runs fail."""
+    """Yield a job runner that stores results in the directory, and a progress bar.
+
+    Exits if runs fail or on an interrupt.
+    """
     from simkv.study.job_runner import open_pooled_runner
     from simkv.study.simulation_job import RunsFailed
 

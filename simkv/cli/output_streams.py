@@ -1,7 +1,7 @@
-"""Standard output that is full, closed or cannot write all characters: never a traceback.
+"""Standard output that is full, closed or cannot encode all characters, without a traceback.
 
-A reader that goes away (``| head -1``) changes nothing: the rest is thrown away, and the command
-ends as it would have. A full disk is one line and exit code 2.
+If a reader closes the pipe (``| head -1``), the remaining output is discarded and the exit code
+does not change. A full disk is reported in one line, with exit code 2.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 
 class TolerantFile(io.FileIO):
-    """A file that throws away what cannot be written, and keeps the first reason."""
+    """File that discards data that cannot be written, and stores the first error."""
 
     error: OSError | None = None
 
     def write(self, data: Any, /) -> int:
-        """Write, or note why not and say that all was written."""
+        """Write the data, or store the error; report all bytes as written."""
         if self.error is None:
             try:
                 return super().write(data) or 0
@@ -27,7 +27,7 @@ class TolerantFile(io.FileIO):
 
 
 def tolerate_write_errors() -> None:
-    """Let standard output and standard error be patient, and replace what they cannot encode."""
+    """Replace standard output and error by streams that tolerate write and encoding errors."""
     for name in ("stdout", "stderr"):
         stream: Any = getattr(sys, name)
         if stream is None or stream is not getattr(sys, f"__{name}__"):
@@ -42,7 +42,7 @@ def tolerate_write_errors() -> None:
 
 
 def close_streams(code: object) -> object:
-    """Flush; returns the exit code, which is 2 after a line if standard output was not taken."""
+    """Flush standard output; return the exit code, or 2 with a message if writing failed."""
     raw: Any = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     sys.stdout.flush()
     error = raw.error if isinstance(raw, TolerantFile) else None

@@ -1,4 +1,4 @@
-"""``simkv plan``: parse, call, print."""
+"""``simkv plan``: find the smallest deployment that meets the objectives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from simkv.cli.job_options import (
 )
 from simkv.core.errors import InputError
 
-#: A word of ``--goodput ttft:500 tpot:50``, which may follow the option as in that tool.
+#: Word such as ``ttft:500`` in ``--goodput ttft:500 tpot:50``, which may follow the option.
 _GOOD = re.compile(r"[a-z0-9]+:\S*")
 
 
@@ -86,9 +86,9 @@ _OWN = inspect.signature(plan, eval_str=True)
 
 
 def select_options(*, all_of_them: bool) -> None:
-    """Tell typer the options of ``plan``: its own, or with the fields of PlanRequest among them.
+    """Set the options of ``plan``: its own, or also the fields of PlanRequest.
 
-    The latter have to be imported, which takes longer than all else that a command needs to start.
+    The fields must be imported, which takes longer than the rest of the start of a command.
     """
     first, *own = (one for one in _OWN.parameters.values() if one.kind is not one.VAR_KEYWORD)
     fields = _fields() if all_of_them else []
@@ -110,7 +110,7 @@ def _fields() -> list[inspect.Parameter]:
             (one for one in (bool, int, float, str) if field.annotation in (one, one | None)), None
         )
         kind: Any = plain or list[str]
-        # What is not given must be told from its default, for then the file is asked.
+        # None marks options that were not given, so that the scenario file's value applies.
         asks_file = plain is None or name in PlanSection.model_fields
         least, most = find_bounds(name)
         option = typer.Option(
@@ -135,7 +135,7 @@ select_options(all_of_them=False)
 
 
 def _words(words: list[str], goodput: list[str]) -> tuple[str, tuple[str, ...]]:
-    """The scenario and the limits among the words: ``--goodput ttft:500 tpot:50 scenario.yaml``."""
+    """Return the scenario and the limits among words such as ``ttft:500 tpot:50 chat.yaml``."""
     limits = [word for text in goodput for word in text.split()]
     files = [word for word in words if not (goodput and _GOOD.fullmatch(word))]
     limits += [word for word in words if word not in files]

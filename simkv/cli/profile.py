@@ -151,7 +151,7 @@ def single_request(
 
 
 def _write(out: Path, profile: CostProfile) -> None:
-    """Write a profile, as a whole or not at all, and say how good it is."""
+    """Write a profile, completely or not at all, and print its accuracy."""
     write_text(out, profile.model_dump_json(exclude_none=True) + "\n")
     print(f"{out}: {profile.name}")
     for feature, (low, high) in profile.range.items():

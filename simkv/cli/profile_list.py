@@ -9,7 +9,7 @@ import typer
 from simkv.cli.command_support import show
 from simkv.core.errors import InputError
 
-#: More rows than this are counted, not shown.
+#: Maximum number of rows that are shown; others are counted.
 MOST = 40
 
 

@@ -1,4 +1,4 @@
-"""``simkv record`` and ``follow``: what a release's scheduler decides, and by which rules."""
+"""``simkv record`` and ``follow``: record a release's decisions and determine its rules."""
 
 from __future__ import annotations
 

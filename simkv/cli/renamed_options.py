@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-#: Version that no longer accepts the old names.
+#: First version that rejects the old names.
 REMOVED_IN = "0.4"
 
-#: Old command: new command.
+#: New command by old command.
 COMMANDS = {
     "calibrate": "gpu calibrate",
     "gpu serve": "gpu run",
@@ -22,8 +22,7 @@ COMMANDS = {
 _RAY = {"--address": "--ray-address"}
 _JOBS = {"--workers": "--jobs"}
 
-#: Command under its new name: its options, old name: new name. Those of a group are for all of its
-#: commands.
+#: Old and new options by command (new name); options of a group apply to all of its commands.
 OPTIONS = {
     "bisect": _JOBS,
     "diagnose": {**_JOBS, "--flags": "--try-flags", "--no-flags": "--no-try-flags"},

@@ -1,4 +1,4 @@
-"""``simkv report``: a run explained on one page, and the gallery of the zoo."""
+"""``simkv report``: write the HTML report of runs, or the gallery of packaged incidents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``simkv run``: a scenario's variants side by side."""
+"""``simkv run``: run the variants of a scenario and compare them."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def run(
     parts = list((render_full_results if full else render_brief)(results, comparisons, checks))
     try:
         written = write_run(folder, results, comparisons, draw, steps=steps, ledger=ledger)
-    except (InputError, OSError):  # a full disk is no reason to keep the figures back
+    except (InputError, OSError):  # on a full disk, print the results before the error
         show(*parts)
         raise
     show(*parts)
@@ -140,7 +140,7 @@ def run(
 
 
 def _kinds(text: str | None) -> tuple[str, ...]:
-    """What ``--emit`` asks for."""
+    """Parse the kinds of files that ``--emit`` requests."""
     if text is None:
         return ()
     from simkv.incident.emit.emitted_files import parse_kinds
@@ -149,7 +149,7 @@ def _kinds(text: str | None) -> tuple[str, ...]:
 
 
 def _emit(folder: Path, results: dict[str, RunResult], kinds: tuple[str, ...]) -> None:
-    """Write these kinds of files, and say so."""
+    """Write files of these kinds and print their names."""
     if kinds:
         from simkv.incident.emit.emitted_files import emit
 

@@ -1,4 +1,4 @@
-"""``simkv serve``: parse, call, print."""
+"""``simkv serve``: serve a simulated engine over HTTP."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from simkv.core.errors import InputError, spelling_hint
 if TYPE_CHECKING:
     from simkv.scenario.scenario import Scenario
 
-#: What the server is made of, and the extra does not come without.
+#: Packages of the ``serve`` extra that the server requires.
 NEEDS = ("fastapi", "uvicorn", "httptools", "msgspec", "prometheus_client")
 
 
@@ -115,7 +115,7 @@ def serve(
             f"simkv serve: {', '.join(lacking)} cannot be found; install what it needs with: "
             "pip install 'simkv[serve]'"
         )
-    if os.environ.get("SIMKV_API_KEY") == "":  # which click takes for a variable that is not set
+    if os.environ.get("SIMKV_API_KEY") == "":  # click ignores empty variables
         raise InputError("SIMKV_API_KEY: is empty; expected a key, or no such variable")
     if record:
         check_file("--record", record)
@@ -146,7 +146,7 @@ def _chosen(
     variant: str | None,
     overrides: list[str],
 ) -> tuple[Scenario, Path]:
-    """What is to be served, and the folder beside which its files lie."""
+    """Return the scenario to serve, and the directory to which its file names are relative."""
     from simkv.serve.served_scenario import build_scenario, load_served_scenario
 
     if (path is None) == (engine is None):

@@ -1,4 +1,4 @@
-"""``simkv sweep``: parse, call, print."""
+"""``simkv sweep``: run a scenario over ranges of its settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from simkv.report.sweep_plots import Pareto, Plot
     from simkv.study.sweep.sweep import Sweep
 
-#: Columns of the table that are printed, and of how many rows.
+#: Columns of the printed table, and its maximum number of rows.
 SHOWN = ("verdict", "finished", "output_throughput", "ttft_ms.p99", "e2e_ms.p99", "preemptions")
 MOST_ROWS = 40
 
@@ -146,7 +146,7 @@ def _write(
     folder: Path,
     asked: dict[str, Any],
 ) -> None:
-    """Write tables and pictures, and print a short form of them."""
+    """Write tables and plots, and print a summary."""
     from simkv.report.sweep_plots import write_pareto, write_plot
     from simkv.study.sweep.sweep_table import write_table
 
@@ -172,7 +172,7 @@ def _write(
 
 
 def _short(frame: pd.DataFrame, numbered: bool = False) -> Any:
-    """The first rows as a table for the terminal."""
+    """Return the first rows as a table for the terminal."""
     import pandas as pd
 
     from simkv.report.adaptive_table import AdaptiveTable, Column

@@ -211,7 +211,7 @@ def _selection(
 
 
 def _part(text: str) -> int | float:
-    """A sample's size: a number of requests if it is a whole number, else a fraction."""
+    """Return the sample size: a number of requests if it is an integer, otherwise a fraction."""
     try:
         return int(text)
     except ValueError:

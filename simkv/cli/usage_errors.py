@@ -1,4 +1,4 @@
-"""Groups of commands: help under headings, and one plain line for an unknown command or option."""
+"""Command groups with help under headings and one-line usage errors."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from simkv.core.errors import InputError, simplify_pydantic_message, spelling_hi
 
 
 class Commands(TyperGroup):
-    """Group of commands with help under headings and one line for an unknown command."""
+    """Group of commands with help under headings and one-line errors for unknown commands."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
-        """Write a section per heading, as typer's panels are, without rich."""
+        """Write one section per heading, like typer's panels, without rich."""
         shown = {name: one for name, one in self.commands.items() if not one.hidden}
         width = max(map(len, shown), default=0)
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -29,7 +29,7 @@ class Commands(TyperGroup):
                 formatter.write_dl(rows)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """As in click; raises InputError for an unknown command."""
+        """Resolve a command as click does; raise InputError for an unknown command."""
         if args[0] not in self.commands and not args[0].startswith("-"):
             raise InputError(
                 f"{args[0]}: there is no such command{spelling_hint(args[0], self.commands)}; "
@@ -39,7 +39,7 @@ class Commands(TyperGroup):
 
 
 def print_usage_error(error: Any) -> None:
-    """Say on standard error what click found wrong with a call; the help if nothing was asked."""
+    """Print click's usage error to standard error, or the help if no command was given."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
     else:
@@ -47,7 +47,7 @@ def print_usage_error(error: Any) -> None:
 
 
 def describe_usage_error(error: Any) -> str:
-    """What click found wrong with a call, without its boxes: ``run --foo: there is no …``."""
+    """Return click's usage error as one line: ``run --foo: there is no …``."""
     context = error.ctx
     if context is None:
         return str(error.format_message())

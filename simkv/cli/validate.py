@@ -1,4 +1,4 @@
-"""``simkv validate``: simulations compared with measurements.
+"""``simkv validate``: compare simulations with measurements.
 
 simkv validate CASE...                recorded runs of real engines, simulated and compared
 simkv validate silicon ROWS.csv       published serving points, replayed and compared
@@ -14,12 +14,12 @@ from typer.core import TyperGroup
 from simkv.cli.validate_case import validate_case
 from simkv.cli.validate_silicon import validate_silicon
 
-#: The command that is meant where none is named.
+#: Command used if none is given.
 DEFAULT = "case"
 
 
 class DefaultCommand(TyperGroup):
-    """A group in which ``simkv validate X`` is ``simkv validate case X`` if X is no command."""
+    """Command group in which ``simkv validate X`` is short for ``simkv validate case X``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         known = args and (args[0] in self.commands or args[0] in ("--help", "-h"))

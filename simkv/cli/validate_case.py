@@ -1,4 +1,4 @@
-"""``simkv validate CASE``: recorded runs of real engines, simulated and compared."""
+"""``simkv validate CASE``: simulate recorded runs of real engines and compare the figures."""
 
 from __future__ import annotations
 
@@ -96,8 +96,7 @@ def _check_options(out: Path | None, kernel_tables: Path | None) -> None:
 
 @dataclass
 class JudgedCases:
-    """Cases that were simulated, their costs and what they would be otherwise, by name; and why
-    others were not."""
+    """Scores of the simulated cases, their costs and sensitivities by name, and other errors."""
 
     scores: list[Score] = field(default_factory=list)
     costs: dict[str, CostProfile] = field(default_factory=dict)
@@ -108,7 +107,10 @@ class JudgedCases:
 def judge_cases(
     folders: list[Path], profile: Path | None, kernel_tables: Path | None, *, varied: bool
 ) -> JudgedCases:
-    """All cases that can be used. Raises InputError if the only one, or none, can be."""
+    """Simulate and score all usable cases.
+
+    Raises InputError if the only case is unusable; with several cases errors are collected.
+    """
     from simkv.validation.recorded_runs.recorded_run import read_recorded_run
     from simkv.validation.recorded_runs.run_calibration import calibrate_run
     from simkv.validation.recorded_runs.run_scores import simulate_and_score
@@ -136,7 +138,7 @@ def judge_cases(
 
 
 def measure_host_times(found: JudgedCases) -> tuple[list[HostTimes], list[str]]:
-    """What the steps of the cases took above their kernels, and why some do not tell."""
+    """Measure the time of steps beyond their kernels; also return why some cases have none."""
     from simkv.validation.recorded_runs.host_gaps import host_times
 
     told, untold = [], []

@@ -1,4 +1,4 @@
-"""``simkv validate silicon``: parse, call, print."""
+"""``simkv validate silicon``: compare predictions with published serving points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``simkv zoo``: the packaged incidents, replayed."""
+"""``simkv zoo``: replay the packaged incidents."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from simkv.sim.run_record import RequestRecord, RunRecord
 
 #: Maximum number of requests whose blockers are added up, to limit the time.
 MAX_BLOCKED_REQUESTS = 60
-#: Figures by which two variants are compared; lower is better for all.
+#: Figures for comparing two variants; lower is better for all.
 COMPARED_FIGURES = tuple(
     METRICS[name]
     for name in (
@@ -261,9 +261,9 @@ def select_pair(results: Mapping[str, RunResult]) -> list[str]:
 def find_better_variant(results: Mapping[str, RunResult], name: str) -> str | None:
     """Return a variant that serves more requests than ``name``, or as many and faster.
 
-    Only variants with the same workload and costs qualify. Among several, the one that serves the
-    most is returned, then the one with the fewest requests that waited in vain, then the one with
-    the fewest changed fields. None if there is no better variant.
+    Only variants with the same workload and costs qualify. Among several, the criteria are, in
+    order: most requests served, fewest requests that waited in vain, fewest changed fields. None if
+    there is no better variant.
     """
     ours = results[name].summary
     better = {

@@ -174,7 +174,7 @@ def _request(life: RequestRecord, lane: list[Bar], pid: int, tid: int) -> Iterat
 
 
 def _arrow(number: int, source: Event, target: Event, at: float) -> Iterator[Event]:
-    """Yield an arrow from the slice that a preemption made space for to that of the victim.
+    """Yield an arrow from the slice that benefits from a preemption to the victim's slice.
 
     An arrow starts inside its slice and does not go back in time.
     """

@@ -11,7 +11,7 @@ from simkv.metrics.run_result import RunResult
 
 @dataclass(frozen=True)
 class PublishedComparison:
-    """One figure, published and simulated; with ``bound`` the published one is a lower bound.
+    """Published and simulated value of a figure; with ``bound`` the published one is a lower bound.
 
     ``error`` is (simulated - published) / published, or None if that is not defined.
     """

@@ -56,7 +56,7 @@ def find_runs(runs: Iterable[Path]) -> dict[str, PlannedRun]:
 
 
 def find_scenario_file(run: Path) -> Path:
-    """Return the scenario file of a results directory, or the one that ``run`` is or names."""
+    """Return the scenario file of a results directory, file or packaged name."""
     if not run.is_dir():
         return find_scenario(run)
     path = run / "scenario.yaml"
@@ -84,7 +84,7 @@ def run_all(planned: dict[str, PlannedRun], resolved: Callable[[], None]) -> dic
 def remedies(variant: PlannedRun, tick: Callable[[], None] = lambda: None) -> list[str]:
     """Return sentences on single changes that would have helped a variant, best first.
 
-    ``tick`` is called after each of the runs, of which there are some tens.
+    ``tick`` is called after each of some tens of runs.
     """
     with Evaluator(variant.folder, workers=cores(), tick=tick) as evaluator:
         found = run_whatif(variant.scenario, evaluator)

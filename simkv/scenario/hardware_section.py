@@ -51,7 +51,7 @@ class HardwareSection(Section):
     pp: Gpus = 1
     """Pipeline parallel size; only 1 is modelled."""
     weights: FormatName | None = None
-    """Weight format (default: that of the published model)."""
+    """Weight format (default: as published)."""
     attention: FormatName | None = None
     """Weight format of attention, if different."""
     experts: FormatName | None = None

@@ -251,7 +251,7 @@ def _launched(
     folder: Path,
     place: FieldLocator,
 ) -> dict[str, Any]:
-    """Return the section with missing settings replaced by those of the engine's launcher."""
+    """Return the section with missing settings filled in as the engine's launcher does."""
     launch = spec.launch
     asked = [knob for knob in (spec.memory, *launch.fields) if engine.get(knob) == AUTO]
     given = {knob: value for knob, value in engine.items() if knob not in asked}
@@ -280,7 +280,7 @@ def _launched(
 def launch_defaults(
     spec: EngineSpec, given: Mapping[str, Any], hardware: Hardware, auto: list[str] | None = None
 ) -> dict[str, Any]:
-    """Return the settings with which ``spec`` starts on ``hardware``, given the user's settings.
+    """Return the settings of ``spec`` when it starts on ``hardware`` with the user's settings.
 
     ``auto`` lists settings that the engine fits to its memory. Raises LaunchError if the weights
     leave no memory or the engine refuses to start.
@@ -335,7 +335,7 @@ def _fits_all(spec: EngineSpec, engine: Mapping[str, Any]) -> int:
 
 
 def _size(spec: EngineSpec, engine: dict[str, Any], hardware: Hardware) -> dict[str, Any]:
-    """Return the size of the KV cache, or one that fits any sequence if the section is invalid.
+    """Return the size of the KV cache; if the section is invalid, it fits any sequence.
 
     The result includes the layer groups for which the blocks were counted, unless they are given,
     and the tokens per block if the model determines them.

@@ -17,7 +17,7 @@ from simkv.core.errors import InputError, spelling_hint
 from simkv.core.figure_registry import FIGURE_NAMES, figure
 from simkv.core.outcome import Outcome
 
-#: Figures derived from those of summary.json, with descriptions.
+#: Figures derived from the summary.json figures, with descriptions.
 DERIVED = {
     "unserved": "requests that did not finish, whatever the reason",
     "preemption_rate": "preemptions per request",

@@ -13,7 +13,7 @@ from simkv.scenario.field_roles import FieldRole, find_field_names
 from simkv.scenario.scenario import Scenario
 
 #: Fields that only describe a scenario, fields of the engine's environment, and all fields that
-#: determine a run, those of the operator first.
+#: determine a run (operator's choices first).
 ABOUT_FIELDS = find_field_names(Scenario, FieldRole.ABOUT)
 WORLD_FIELDS = find_field_names(Scenario, FieldRole.WORLD)
 RUN_FIELDS = (*find_field_names(Scenario, FieldRole.ENGINE), *WORLD_FIELDS)
@@ -68,7 +68,7 @@ class FieldDifference:
 def find_differences(
     before: Scenario, after: Scenario, fields: Iterable[str] = RUN_FIELDS
 ) -> list[FieldDifference]:
-    """Return the differences of two scenarios in ``fields`` (default: those that determine a run).
+    """Return the differences of two scenarios in ``fields`` (default: all run fields).
 
     For a section that only one scenario has, its values that differ from the defaults are listed.
     Settings chosen by the launcher in both scenarios are omitted, because they follow from others.

@@ -128,7 +128,7 @@ class OffloadSection(Section):
     """
 
     bytes_per_token: Annotated[float, Field(gt=0)] = 131072.0
-    """KV bytes per token over all layers on one GPU (with `hardware`: those of its model)."""
+    """KV bytes per token over all layers on one GPU (with `hardware`: from its model)."""
     host_gb_s: Annotated[float, Field(gt=0)] = 20.0
     """Bandwidth between GPU and host memory, per direction (GB/s)."""
     latency_us: Annotated[float, Field(ge=0)] = 50.0
@@ -152,7 +152,7 @@ class DrafterSection(Section):
 
 
 class Scenario(Section):
-    """One experiment: a workload, an engine with its settings, and the costs of its steps.
+    """Experiment: a workload, an engine with its settings, and the costs of its steps.
 
     ``timeout`` (s) is the time that a client waits for its last token, ``horizon`` (s) ends the
     run, and ``engine_ready`` (s) is the time at which the engine first reads its queue. Step costs
@@ -185,7 +185,7 @@ class Scenario(Section):
     drafter: WorldField[DrafterSection] = DrafterSection()
     """Time of the drafter in engines with speculative decoding."""
     timeout: WorldField[PositiveSeconds | None] = None
-    """Time after which a client gives up (s); if omitted, it waits without limit."""
+    """Client timeout (s); if omitted, the client waits without limit."""
     horizon: WorldField[PositiveSeconds | None] = None
     """Time at which the run is cut off (s); if omitted, it ends when no work is left."""
     engine_ready: WorldField[Time] = 0.0
@@ -227,7 +227,7 @@ class Scenario(Section):
     @model_validator(mode="before")
     @classmethod
     def _complete_groups(cls, data: Any) -> Any:
-        """Merge the scenario's engine and hardware into those of replica groups."""
+        """Fill in the engine and hardware of replica groups from the scenario's sections."""
         fleet = data.get("fleet") if isinstance(data, dict) else None
         if not isinstance(fleet, dict) or not isinstance(fleet.get("replicas"), list):
             return data

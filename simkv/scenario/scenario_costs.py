@@ -57,8 +57,8 @@ class ReplicaCosts:
 def _on_one_node(section: HardwareSection) -> Hardware:
     """Return the hardware; raise InputError if GPUs communicate over an unknown interconnect.
 
-    Data-parallel ranks of a dense model share nothing; those of a mixture-of-experts model share
-    its experts.
+    Data-parallel ranks of a dense model share nothing; ranks of a mixture-of-experts model
+    share its experts.
     """
     made = build_hardware(section)
     together = made.gpus if made.architecture.experts else made.tp

@@ -108,7 +108,7 @@ def _tree(scenario: Scenario) -> dict[str, Any]:
 
 
 def _cover(base: Any, given: Any, full: Any) -> Any:
-    """Return ``given`` with those of its defaults that ``base`` would otherwise replace."""
+    """Return ``given`` plus its defaults for fields that ``base`` would otherwise set."""
     if not isinstance(base, dict) or not isinstance(given, dict):
         return given
     gone = find_other_form_fields(given)

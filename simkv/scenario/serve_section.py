@@ -7,7 +7,7 @@ from simkv.workload.length_distributions import LengthDistribution
 
 
 class ServeSection(Section):
-    """Lengths of answers to real clients, who do not specify them; ignored by runs."""
+    """Lengths of answers to real clients; ignored by runs."""
 
     output_tokens: LengthDistribution | None = None
     """Distribution of output tokens per answer (default: as in the workload)."""

@@ -63,7 +63,7 @@ class CustomRequest:
     """Request as a scheduler sees it.
 
     ``computed`` of its tokens have KV, and ``emitted`` tokens have been sent. ``preemptions``
-    and ``waited`` count its preemptions and the decisions after which it was in the queue.
+    counts its preemptions, and ``waited`` the decisions that left it in the queue.
     """
 
     prompt: Prompt

@@ -30,7 +30,7 @@ MAX_COUNTED_PREEMPTIONS = 64
 
 @dataclass(frozen=True)
 class CustomVllmConfig(VllmConfig):
-    """vLLM's settings; a subclass adds those of its policy. ``policy`` must stay ``fcfs``."""
+    """vLLM's settings; a subclass adds its policy's settings. ``policy`` must stay ``fcfs``."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for settings that vLLM or a custom policy does not support."""
