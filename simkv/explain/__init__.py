@@ -1,1 +1,1 @@
-"""Why it went so: the wait ledger, who blocked whom, verdicts."""
+"""Explanation of a run: the wait ledger, attribution of waiting to blockers, and verdicts."""

@@ -1,4 +1,4 @@
-"""Who held what others waited for, who was taken from, who was overtaken, and what was wasted."""
+"""Attribution of waiting: blockers, preemptions, overtakes and wasted GPU time."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class BlockHolding(NamedTuple):
 
 
 class Blocker(NamedTuple):
-    """A request that held what others waited for.
+    """A request that held a resource for which other requests waited.
 
-    ``seconds`` is its share of their waiting (see ``WaitAttribution``); ``block_seconds`` is what
-    it held of the cache while they waited.
+    ``seconds`` is its share of their waiting time (see ``WaitAttribution``). ``block_seconds`` is
+    the number of blocks it held while they waited, integrated over time.
     """
 
     id: int
@@ -49,10 +49,12 @@ class Blocker(NamedTuple):
 
 
 class Preemption(NamedTuple):
-    """At ``at`` (s) the KV of ``victim`` was taken, for the sake of ``by`` (None: of all others).
+    """The KV of ``victim`` was taken away at ``at`` (s) in favor of ``by`` (None: all other
+    requests).
 
-    ``why`` is ``blocks`` (there were too few), ``bucket`` (of another length than those that run)
-    or ``patience`` (the head of the queue had waited too long). ``tokens`` of KV were lost.
+    ``why`` is ``blocks`` (too few blocks), ``bucket`` (the victim's length differs from the bucket
+    that runs) or ``patience`` (the head of the queue had waited too long). ``tokens`` is the number
+    of tokens of KV lost.
     """
 
     at: float
@@ -63,10 +65,10 @@ class Preemption(NamedTuple):
 
 
 class Overtake(NamedTuple):
-    """``others`` arrived after ``victim`` and were served before it, ``by`` first of all.
+    """Overtaking of ``victim`` by ``others`` requests that arrived later and started before it.
 
-    ``seconds`` lie between the starts of these two. A victim that was never served is taken as
-    served at its end.
+    ``by`` is the first of these; ``seconds`` is the time between the start of ``by`` and the start
+    of ``victim``. A victim that never started counts as started at its end.
     """
 
     victim: int
@@ -76,10 +78,11 @@ class Overtake(NamedTuple):
 
 
 class WastedTime(NamedTuple):
-    """GPU seconds that served nobody, each step's time shared out by tokens.
+    """GPU time without benefit, in seconds; each step's time is divided among its tokens.
 
-    ``gone``: for clients that had their outcome; ``dropped``: tokens computed and thrown away;
-    ``recompute``: tokens that had been computed before. ``busy`` is the time of all steps.
+    ``gone``: for requests that had already ended. ``dropped``: for tokens that were computed and
+    discarded. ``recompute``: for tokens that had been computed before. ``busy`` is the time of all
+    steps.
     """
 
     gone: float
@@ -89,18 +92,18 @@ class WastedTime(NamedTuple):
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Total wasted GPU time in seconds."""
         return self.gone + self.dropped + self.recompute
 
 
 def find_block_holdings(
     record: RunRecord, life: RequestRecord, block_size: int
 ) -> list[BlockHolding]:
-    """The blocks that a request held over time, from the tokens of KV that it had.
+    """Return the blocks that a request held over time, computed from its tokens of KV.
 
-    In order, without overlaps; neighbours that touch differ. Prefixes that it shared count in
-    full, blocks that the engine had handed out ahead of use do not. A request that is stalled or
-    cut off keeps its blocks to the end of the run.
+    The holdings are in order and do not overlap, and adjacent ones differ. Shared prefixes count in
+    full; blocks that the engine allocated ahead of use do not count. A request that is stalled or
+    cut off holds its blocks to the end of the run.
     """
     changes = _changes(record, life, block_size, list(compute_runs(life)))
     return [BlockHolding(*holding) for holding in _held(changes, record.end)]
@@ -109,7 +112,10 @@ def find_block_holdings(
 def _changes(
     record: RunRecord, life: RequestRecord, block_size: int, computed: Sequence[ComputeRun]
 ) -> list[tuple[float, int]]:
-    """The times from which a request has so many blocks, in order; ``computed`` are its runs."""
+    """Return the times at which the number of blocks changes, with the new number, in order.
+
+    ``computed`` are the runs of the request.
+    """
     decided = record.steps.decided
     found: list[tuple[float, int]] = []
     before = None
@@ -131,7 +137,7 @@ def _changes(
 
 
 def _held(changes: Iterable[tuple[float, int]], end: float) -> Iterator[tuple[float, float, int]]:
-    """From when to when so many blocks were held; ``end`` is that of the run."""
+    """Yield (start, end, blocks) for each holding; ``end`` is the end of the run (s)."""
     since, held = 0.0, 0
     for at, blocks in chain(changes, [(end, 0)]):
         if blocks == held:
@@ -142,8 +148,9 @@ def _held(changes: Iterable[tuple[float, int]], end: float) -> Iterator[tuple[fl
         since, held = until, blocks
 
 
-#: What is waited for: blocks, a slot, one for an adapter, the steps in which others compute, or,
-#: behind the head of the queue, what that waits for.
+#: Ledger kinds by the resource that the request waits for: blocks, a slot, an adapter slot, or
+#: steps in which others compute. Requests behind the head of the queue wait for the head's
+#: resource.
 _BLOCKS = frozenset({LedgerKind.BLOCKS, LedgerKind.RESERVED})
 _SLOT = frozenset({LedgerKind.SLOT})
 _ADAPTER = frozenset({LedgerKind.ADAPTER})
@@ -153,13 +160,16 @@ _PREEMPTED = frozenset({LedgerKind.PREEMPTED})
 
 
 class WaitAttribution:
-    """All waiting over time, to be shared out among those who hold what is waited for.
+    """Attribution of waiting time to the requests that hold the resource waited for.
 
-    Whoever waits for blocks waits for those who hold them, each in proportion to the blocks that it
-    holds; so with slots, of which each has one, with the slots of LoRA adapters, which all who ask
-    for one keep, and with the steps of the engine, by the tokens that are computed in them. Behind
-    the head of the queue everybody waits for what that waits for. One that was preempted waits for
-    blocks, unless the head waits for a slot.
+    - Waiting for blocks is divided among the holders in proportion to their blocks.
+    - Waiting for a slot is divided equally among the holders of slots.
+    - Waiting for an adapter slot is divided equally among requests with an adapter that hold
+      blocks.
+    - Waiting for steps is divided in proportion to the tokens computed in them.
+
+    Requests behind the head of the queue wait for the same resource as the head. A preempted
+    request waits for blocks, unless the head waits for a slot or an adapter slot.
     """
 
     def __init__(
@@ -181,7 +191,8 @@ class WaitAttribution:
         whys = np.array(["", *(held.why if held else "" for _, held in record.heads)])
         edges = [np.array(column) for c in (held, computed) for column in (c.start, c.end)]
         times: Floats = np.sort(np.concatenate([*edges, heads, np.ravel(waits)]))
-        self._times = times[np.diff(times, prepend=-np.inf) > 0]  # numpy's unique imports much
+        # np.unique is not used because it imports many modules
+        self._times = times[np.diff(times, prepend=-np.inf) > 0]
         self._seconds = np.diff(self._times)
         self._blocks = _Shares(held, self._times)
         self._slots = _Shares(held._replace(amount=array("q", [1]) * len(held.id)), self._times)
@@ -194,19 +205,21 @@ class WaitAttribution:
         self._head_wants_adapter = why == "adapter"
 
     def on(self, request: int) -> list[Blocker]:
-        """Who held what ``request`` waited for, first the worst."""
+        """Return the requests that blocked ``request``, worst first."""
         return self._share(self._ledger.get(request, []), request)
 
     def on_all(self, requests: Iterable[int]) -> list[Blocker]:
-        """Who held what these requests together waited for, themselves included."""
+        """Return the requests that blocked any of these requests, which may include the same
+        requests.
+        """
         return self._share([tile for i in requests for tile in self._ledger.get(i, [])], None)
 
     def block_holders(self, at: float) -> dict[int, int]:
-        """Blocks by request just before a time (s)."""
+        """Return the number of blocks by request just before a time (s)."""
         return self._blocks.at(int(np.searchsorted(self._times, at)))
 
     def _share(self, tiles: Sequence[LedgerSegment], own: int | None) -> list[Blocker]:
-        """Share out the waiting of these intervals among all but ``own``."""
+        """Divide the waiting time of these intervals among all requests except ``own``."""
         behind, preempted = self._count(tiles, _HEAD), self._count(tiles, _PREEMPTED)
         wants_blocks, wants_slot = self._head_wants_blocks, self._head_wants_slot
         wants_adapter = self._head_wants_adapter
@@ -235,7 +248,7 @@ class WaitAttribution:
         return sorted(blockers, key=lambda blocker: (-round(blocker.seconds, 9), blocker.id))
 
     def _count(self, tiles: Sequence[LedgerSegment], kinds: frozenset[LedgerKind]) -> Floats:
-        """How many of the intervals of these kinds there are, over time."""
+        """Return the number of simultaneous intervals of these kinds, over time."""
         chosen = [(tile.start, tile.end) for tile in tiles if tile.kind in kinds]
         if not chosen:
             return np.zeros(len(self._seconds))
@@ -244,7 +257,7 @@ class WaitAttribution:
 
 
 class _Columns(NamedTuple):
-    """From ``start`` to ``end`` (s) request ``id`` has ``amount`` of something; a row each."""
+    """Rows: request ``id`` has ``amount`` of a resource from ``start`` to ``end`` (s)."""
 
     id: array[int]
     start: array[float]
@@ -264,9 +277,9 @@ def _columns() -> _Columns:
 
 
 class _Shares:
-    """What requests have of something over time.
+    """Resource held by requests over time.
 
-    ``times`` are all times at which anything changes.
+    ``times`` are all times at which an amount changes.
     """
 
     def __init__(self, rows: _Columns, times: Floats) -> None:
@@ -278,7 +291,7 @@ class _Shares:
         self._all = _over_time(self._size, self._start, self._end, self._amount)
 
     def of(self, seconds: Floats, own: int | None) -> list[tuple[int, float]]:
-        """``seconds`` shared out in proportion to what each has, but for what ``own`` has."""
+        """Divide ``seconds`` among all requests except ``own``, in proportion to their amounts."""
         total = self._all
         mine = self._ids[self._place] == own
         if mine.any():
@@ -287,21 +300,23 @@ class _Shares:
         return self.sums(np.divide(seconds, total, out=np.zeros_like(seconds), where=total > 0.5))
 
     def sums(self, weight: Floats) -> list[tuple[int, float]]:
-        """What each has, summed with a weight over time."""
+        """Return the amount of each request, integrated over time with a weight."""
         upto = np.concatenate([[0.0], np.cumsum(weight)])
         amount = self._amount * (upto[self._end] - upto[self._start])
         sums = np.bincount(self._place, amount, len(self._ids))
         return list(zip(self._ids.tolist(), sums.tolist(), strict=True))
 
     def at(self, place: int) -> dict[int, int]:
-        """What each has just before the time at a place."""
+        """Return the amount of each request just before the time at an index."""
         here = (self._start < place) & (self._end >= place)
         amount = self._amount[here].astype(int)
         return dict(zip(self._ids[self._place[here]].tolist(), amount.tolist(), strict=True))
 
 
 def _over_time(size: int, start: Ints, end: Ints, amount: Floats) -> Floats:
-    """The sum of all amounts between each two of ``size`` times, each from start to end."""
+    """Return the total amount in each interval between ``size`` times; rows last from start to
+    end.
+    """
     change = np.zeros(size)
     np.add.at(change, start, amount)
     np.subtract.at(change, end, amount)
@@ -309,7 +324,7 @@ def _over_time(size: int, start: Ints, end: Ints, amount: Floats) -> Floats:
 
 
 def find_preemptions(record: RunRecord) -> list[Preemption]:
-    """Every time that computed KV was taken away, in order."""
+    """Return all losses of computed KV, in order of time."""
     found = []
     for i, life in record.requests.items():
         if not life.preempted_at:
@@ -328,7 +343,7 @@ def find_preemptions(record: RunRecord) -> list[Preemption]:
 
 
 def find_overtakes(record: RunRecord) -> list[Overtake]:
-    """All requests that were overtaken, first the one that had to look on for longest."""
+    """Return all overtaken requests, longest overtaking first."""
     starts = record.steps.start
     later: list[tuple[float, int]] = []
     found: list[Overtake] = []
@@ -348,7 +363,7 @@ def find_overtakes(record: RunRecord) -> list[Overtake]:
 
 
 def compute_wasted_time(record: RunRecord) -> WastedTime:
-    """GPU seconds that served nobody. What counts as ``gone`` counts as nothing else."""
+    """Return the wasted GPU seconds of a run. Time that counts as ``gone`` counts nowhere else."""
     log = record.steps
     tokens = [a + b for a, b in zip(log.prefill_tokens, log.decode_seqs, strict=True)]
     rows = zip(log.start, log.end, tokens, strict=True)
@@ -356,7 +371,7 @@ def compute_wasted_time(record: RunRecord) -> WastedTime:
     upto = list(accumulate(per_token, initial=0.0))
     gone, dropped, again = [], [], []
     for life in record.requests.values():
-        # The rows that began after the request's end.
+        # Rows that began after the end of the request.
         end = inf if life.ended_at is None else life.ended_at
         after = bisect_left(log.start, end - NEGLIGIBLE)
         for run in compute_runs(life):

@@ -1,9 +1,9 @@
-"""Why a run went as it did: the ledger, who blocked whom, what was wasted, and the verdicts.
+"""The diagnosis of a run: the wait ledger, blockers, wasted GPU time and verdicts.
 
-    found = diagnose(result.record, spec_of(engine).block_size(engine))
-    print(found.verdicts[0].text)
+   found = diagnose_run(result.record, find_engine_spec(engine).block_size(engine))
+   print(found.verdicts[0].text)
 
-or ``result.diagnosis``, which is the same, worked out when first asked for.
+``result.diagnosis`` returns the same, computed on first access.
 """
 
 from __future__ import annotations
@@ -49,19 +49,18 @@ __all__ = [
     "preemption_rows",
 ]
 
-#: Blockers that the figures name.
+#: Number of blockers that the figures include.
 MAX_LISTED = 10
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All that is known about why a run went as it did.
+    """The diagnosis of a run.
 
-    ``total_by_kind`` are the seconds of all requests by kind. ``blockers`` are the requests to whom
-    others' waiting is due, first the worst. ``recompute_tokens`` and
-    ``compute_wasted_time.recompute`` (s) are the recompute tax. ``find_overtakes`` counts pairs;
-    ``worst_overtakes`` has one entry for each overtaken request, first the one that looked on for
-    longest. ``find_verdicts`` come gravest first.
+    ``totals`` are the seconds of all requests by kind. ``blockers`` are the requests that others
+    waited for, worst first. ``recompute_tokens`` and ``waste.recompute`` (s) are the recompute tax.
+    ``overtakes`` counts pairs of requests; ``worst_overtakes`` has one entry per overtaken request,
+    longest first. ``verdicts`` are ordered by severity, most severe first.
     """
 
     ledger: dict[int, list[LedgerSegment]]
@@ -76,7 +75,9 @@ class Diagnosis:
     pressure: WaitAttribution = field(repr=False, compare=False)
 
     def figures(self) -> dict[str, Any]:
-        """The sums of it as plain JSON: seconds by kind, blockers, the recompute tax, waste."""
+        """Return summary figures as plain JSON: seconds by kind, blockers, recompute tax and
+        waste.
+        """
         return {
             "time_s": {str(kind): seconds for kind, seconds in self.totals.items()},
             "blockers": [blocker._asdict() for blocker in self.blockers[:MAX_LISTED]],
@@ -87,13 +88,14 @@ class Diagnosis:
         }
 
     def blockers_of(self, request: int) -> list[Blocker]:
-        """Who held what ``request`` waited for, first the worst."""
+        """Return the requests that blocked ``request``, worst first."""
         return self.pressure.on(request)
 
 
 def ledger_rows(variant: str, found: Diagnosis) -> list[dict[str, Any]]:
-    """One row per interval of every request's life, as in ``build_ledger.csv``; times in
-    seconds."""
+    """Return the rows of ``ledger.csv``: one per interval of each request, with times in
+    seconds.
+    """
     return [
         {"variant": variant, "id": i, "kind": str(kind), "start_s": start, "end_s": end}
         for i, intervals in sorted(found.ledger.items())
@@ -102,8 +104,9 @@ def ledger_rows(variant: str, found: Diagnosis) -> list[dict[str, Any]]:
 
 
 def preemption_rows(variant: str, found: Diagnosis) -> list[dict[str, Any]]:
-    """One row per preemption, as in ``find_preemptions.csv``: whose KV was taken when, for whom,
-    why."""
+    """Return the rows of ``preemptions.csv``: one per preemption, with time (s), cause and lost
+    tokens.
+    """
     return [
         {
             "variant": variant,
@@ -118,7 +121,7 @@ def preemption_rows(variant: str, found: Diagnosis) -> list[dict[str, Any]]:
 
 
 def diagnose_run(record: RunRecord, block_size: int) -> Diagnosis:
-    """Work out why a run went as it did; ``block_size`` in tokens."""
+    """Diagnose a run; ``block_size`` is in tokens."""
     intervals = build_ledger(record)
     pressure = WaitAttribution(record, intervals, block_size)
     taken = find_preemptions(record)

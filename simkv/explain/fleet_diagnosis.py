@@ -1,4 +1,4 @@
-"""Why a fleet's run went as it did: the diagnoses of its replicas, put together."""
+"""The diagnosis of a fleet's run, combined from the diagnoses of its replicas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ReplicaVerdict(Verdict):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """That of the verdict."""
+        """Name of the verdict."""
         return self.found.name
 
     @property
@@ -36,7 +36,7 @@ class ReplicaVerdict(Verdict):
 
 
 class _Pressures(WaitAttribution):
-    """The waiting on all replicas: whoever waits, waits for those on the same one."""
+    """Attribution of waiting in a fleet: a request waits only for requests on the same replica."""
 
     def __init__(self, parts: Sequence[WaitAttribution]) -> None:
         self._parts = parts
@@ -57,9 +57,9 @@ class _Pressures(WaitAttribution):
 
 
 def diagnose_fleet(fleet: Fleet, record: RunRecord, block_sizes: Sequence[int]) -> Diagnosis:
-    """Work out why a fleet's run, of which ``record`` is the whole, went as it did.
+    """Diagnose the run of a fleet; ``record`` is the merged record.
 
-    ``block_sizes`` are in tokens, by replica. Replicas that nothing was sent to are left out.
+    ``block_sizes`` are in tokens, by replica. Replicas without requests are omitted.
     """
     stints = [stint for stint in fleet.lifetimes if stint.engine.record.requests]
     found = [diagnose_run(stint.engine.record, block_sizes[stint.replica]) for stint in stints]
@@ -93,7 +93,7 @@ def diagnose_fleet(fleet: Fleet, record: RunRecord, block_sizes: Sequence[int]) 
 
 
 def _one(ledgers: Sequence[Sequence[LedgerSegment]], life: RequestRecord) -> list[LedgerSegment]:
-    """A request's intervals on one replica after the other; each ledger begins at its arrival."""
+    """Join a request's intervals on successive replicas; each ledger begins at its arrival."""
     tiles: list[LedgerSegment] = []
     since = life.request.arrival
     for ledger in ledgers:

@@ -1,9 +1,10 @@
-"""Clients that gave up: who was kept from being served, and who had too little patience.
+"""Classification of requests whose clients gave up: starved or timed out.
 
-A client that gives up has *starved* if its request waited (was queued, deferred, preempted, held up
-or never looked at) and alone on the same engine and profile would have ended within its timeout.
-Else it has *timed out*, and ``RunRecord.shortfalls`` say how much it lacked, and how far others had
-thrown it back. Alone runs are made only for requests whose clients gave up, one per shape.
+A request has *starved* if it waited (was queued, deferred, preempted, held up or never seen by the
+scheduler) and would have finished within its timeout in isolation, on the same engine and profile.
+Otherwise it has *timed out*; ``RunRecord.shortfalls`` then state how much time it lacked and how
+far other requests delayed it. Isolated runs are made only for requests whose clients gave up, one
+per shape.
 """
 
 from __future__ import annotations
@@ -37,23 +38,23 @@ from simkv.sim.simulation import (
 )
 from simkv.workload.clients import Clients
 
-#: What counts as having waited. Whoever was not looked at until the end has waited, too.
+#: Kinds that count as waiting. A request that the scheduler never saw has waited, too.
 WAITED_KINDS = WAIT_KINDS - {LedgerKind.UNSEEN} | {LedgerKind.HELD_UP}
-#: An alone run is cut off after so many timeouts.
+#: An isolated run is cut off after this multiple of the timeout.
 MAX_TIMEOUT_MULTIPLE = 10.0
-#: Of more shapes than this, those whose time alone by the profile is farthest from their timeout
-#: are judged by that time.
+#: Maximum number of isolated runs. Beyond it, shapes whose estimated isolated duration is farthest
+#: from their timeout are classified by the estimate.
 MAX_ISOLATED_RUNS = 100
-#: When a request comes alone (s) that came to an engine which had been there before it.
+#: Arrival (s) in isolation of a request that arrived when the engine was ready.
 LATE_ARRIVAL_S = 1.0
 
 
 class IsolatedRequest(NamedTuple):
-    """All that a request's time alone depends on.
+    """The shape of a request: all inputs that determine its duration in isolation.
 
-    ``request`` has no id, and comes at 0 or, if the engine had looked for requests before, at
-    ``LATE_ARRIVAL_S``; ``ready`` (s) is how long after its arrival the engine looks at its queue,
-    and ``replica`` is one of those on which it would take equally long.
+    ``request`` has no id. It arrives at 0, or at ``LATE_ARRIVAL_S`` if the engine was ready before
+    its arrival. ``ready`` is the time from its arrival until the engine is ready (s). ``replica``
+    is the index of a replica on which it takes equally long.
     """
 
     request: Request
@@ -62,14 +63,13 @@ class IsolatedRequest(NamedTuple):
 
     @property
     def timeout(self) -> float:
-        """How long its client waits, in seconds."""
+        """Timeout of its client in seconds."""
         return self.request.timeout or inf
 
 
 @dataclass(frozen=True)
 class IsolatedRuns:
-    """What alone runs are made of: as for ``simulate_scenario``; they leave ``scheduler`` as it
-    is."""
+    """The inputs of isolated runs, as for ``simulate_scenario``; ``scheduler`` is not modified."""
 
     scenario: Scenario
     replicas: Sequence[ReplicaSpec]
@@ -78,7 +78,7 @@ class IsolatedRuns:
     changed: ExecutorChange | None = None
 
     def shape(self, run: ScenarioRun, request: Request) -> IsolatedRequest:
-        """The shape of a request of a run of this scenario, on the replica that had it last."""
+        """Return the shape of a request in a run of this scenario, on its last replica."""
         replica = 0
         if run.fleet and not self._split and (places := run.fleet.sent.get(request.id)):
             spec = self.replicas[run.fleet.lifetimes[places[-1]].replica]
@@ -93,9 +93,10 @@ class IsolatedRuns:
         return self.scenario.fleet is not None and self.scenario.fleet.disaggregated
 
     def alone(self, shape: IsolatedRequest) -> RunRecord:
-        """The record of a run of this one request, with an endless patience up to FARTHEST.
+        """Return the record of an isolated run, without a timeout and cut off at the maximum
+        multiple.
 
-        On one replica, which is there all the time; or on the whole fleet where some replicas
+        The run uses one replica that is always available, or the whole fleet if some replicas
         prefill and others decode.
         """
         horizon = shape.request.arrival + MAX_TIMEOUT_MULTIPLE * shape.timeout
@@ -119,7 +120,9 @@ class IsolatedRuns:
         return [build_executor(self.scenario, spec, self.changed) for spec in self.replicas]
 
     def estimate_seconds(self, shape: IsolatedRequest) -> float:
-        """About how long the request takes alone (s): a prefill, and decodes at their mean."""
+        """Return an estimate of the isolated duration (s): a prefill plus decodes at their mean
+        duration.
+        """
         executor = self._executors[shape.replica]
         prompt, decodes = shape.request.prompt_tokens, shape.request.output_tokens - 1
         prefill = executor.run(StepLoad(1, prompt, 0, 0, 0, count_attention_pairs(prompt, 0), 1))
@@ -128,7 +131,7 @@ class IsolatedRuns:
 
 
 def classify_timeouts(run: ScenarioRun, world: IsolatedRuns) -> None:
-    """Tell among the requests that starved those that timed out, in all records of a run."""
+    """Separate timed-out requests from starved ones, in all records of a run."""
     record = run.record
     by_shape: dict[IsolatedRequest, list[RequestRecord]] = {}
     for life in record.requests.values():
@@ -152,7 +155,7 @@ def classify_timeouts(run: ScenarioRun, world: IsolatedRuns) -> None:
 
 
 def _waited(run: ScenarioRun, lives: Sequence[RequestRecord]) -> Iterator[int]:
-    """Those of the requests that waited."""
+    """Yield the ids of the given requests that waited."""
     ids = {life.request.id for life in lives}
     for stint in run.lifetimes:
         here = stint.engine.record
@@ -160,11 +163,11 @@ def _waited(run: ScenarioRun, lives: Sequence[RequestRecord]) -> Iterator[int]:
             if here.requests[i].seen is None or any(tile.kind in WAITED_KINDS for tile in tiles):
                 yield i
     known = {i for stint in run.lifetimes for i in stint.engine.record.requests}
-    yield from ids - known  # they stood before the door
+    yield from ids - known  # they waited for any replica to start
 
 
 def _end(solo: RunRecord) -> float | None:
-    """When the one request of a run finished, in seconds after its arrival."""
+    """Return the E2E latency of the only request in seconds, or None if it did not finish."""
     life = solo.requests[0]
     if life.outcome is not Outcome.FINISHED or life.last_token is None:
         return None
@@ -183,8 +186,9 @@ def _shortfall(
 
 
 def _rows(life: RequestRecord) -> Iterator[tuple[int, int, int]]:
-    """Rows of the step log in which a request computed, with the tokens that had KV before and
-    after."""
+    """Yield each row in which a request computed, with its tokens of KV before and after the
+    row.
+    """
     for run in compute_runs(life):
         context = run.context
         for row in range(run.first, run.last + 1):
@@ -193,7 +197,7 @@ def _rows(life: RequestRecord) -> Iterator[tuple[int, int, int]]:
 
 
 def _reached(record: RunRecord, life: RequestRecord, until: float) -> float:
-    """How many tokens had KV at ``until`` (s), or ever had; a step under way counts in part."""
+    """Return the most tokens of KV up to ``until`` (s); a step in progress counts in part."""
     log, most = record.steps, 0.0
     for row, before, after in _rows(life):
         if log.start[row] >= until:
@@ -204,7 +208,7 @@ def _reached(record: RunRecord, life: RequestRecord, until: float) -> float:
 
 
 def _reached_at(record: RunRecord, life: RequestRecord, tokens: float) -> float | None:
-    """How long after its arrival so many tokens had KV (s); None if that was never so."""
+    """Return the time from arrival until ``tokens`` tokens had KV (s), or None."""
     log = record.steps
     for row, before, after in _rows(life):
         if after >= tokens:
@@ -215,7 +219,7 @@ def _reached_at(record: RunRecord, life: RequestRecord, tokens: float) -> float 
 
 
 def _time_out(run: ScenarioRun, life: RequestRecord, lacked: Shortfall | None) -> None:
-    """The request timed out, in every record that has it."""
+    """Record that the request timed out, in every record that contains it."""
     i = life.request.id
     reason = "the client gave up" + (
         f": {describe_shortfall(lacked, life.request)}" if lacked else ""
@@ -229,7 +233,7 @@ def _time_out(run: ScenarioRun, life: RequestRecord, lacked: Shortfall | None) -
 
 
 def describe_shortfall(lacked: Shortfall, request: Request) -> str:
-    """What a request lacked, in a sentence without its subject."""
+    """Return the shortfall of a request as a sentence without its subject."""
     timeout = request.timeout or 0.0
     if lacked.alone is None:
         return (

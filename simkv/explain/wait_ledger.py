@@ -1,11 +1,11 @@
-"""The wait ledger: every second of a request's life under one name, from arrival to end.
+"""The wait ledger: intervals that classify each second of a request, from arrival to end.
 
-    for interval in ledger(record)[7]:
-        print(interval.start, interval.end, WORDS[interval.kind])
+   for interval in build_ledger(record)[7]:
+       print(interval.start, interval.end, KIND_LABELS[interval.kind])
 
-The times of steps come from the step log; why somebody waits comes from the scheduler, which says
-with each decision why it passed over the head of its queue (``Batch.held``) and who sits aside
-(``Batch.aside``).
+The times of steps come from the step log. The reasons for waiting come from the scheduler, which
+reports with each decision why it did not schedule the head of its queue (``Batch.held``) and which
+requests it skipped (``Batch.aside``).
 """
 
 from __future__ import annotations
@@ -20,36 +20,37 @@ from typing import NamedTuple
 
 from simkv.sim.run_record import RequestRecord, RunRecord
 
-#: Times closer together than this (s) are one moment: sums of the same durations in another order.
+#: Times that differ by less than this (s) are equal: they are sums of the same durations in another
+#: order.
 NEGLIGIBLE = 1e-7
 
 
 class LedgerKind(StrEnum):
-    """What a request does or waits for: exactly one of these at any moment of its life."""
+    """The state of a request at a moment: the work done for it, or the reason for its wait."""
 
-    UNSEEN = "unseen"  # the scheduler has not been told of it: a step was under way
+    UNSEEN = "unseen"  # not yet passed to the scheduler, because a step was in progress
     BLOCKS = "blocks"  # too few blocks are free
-    RESERVED = "reserved"  # blocks are free, but promised to others
-    SLOT = "slot"  # as many run as may
-    ADAPTER = "adapter"  # as many LoRA adapters run as may
-    KV = "kv"  # its KV is on its way from host memory, or about to be
-    DISK = "disk"  # its KV is on its way from disk to there, or it may be on disk
-    REMOTE = "remote"  # its KV is on its way from another replica
-    BUDGET = "budget"  # the tokens of the step are used up
+    RESERVED = "reserved"  # blocks are free, but reserved for other requests
+    SLOT = "slot"  # the maximum number of requests runs
+    ADAPTER = "adapter"  # the maximum number of LoRA adapters runs
+    KV = "kv"  # its KV is being copied from host memory, or soon will be
+    DISK = "disk"  # its KV is being read from disk to host memory, or looked up on disk
+    REMOTE = "remote"  # its KV is being sent by another replica
+    BUDGET = "budget"  # the token budget of the step is spent
     RULE = "rule"  # another rule of the engine, such as an interval between prefills
-    BEHIND = "behind"  # in the queue, but not its head
-    QUEUED = "queued"  # for a reason that the scheduler does not say
-    DEFERRED = "deferred"  # in a bucket (of length, of modality) that does not run now
+    BEHIND = "behind"  # in the queue behind its head
+    QUEUED = "queued"  # for a reason that the scheduler does not report
+    DEFERRED = "deferred"  # in a bucket (of length or modality) that does not run now
     PREFILL = "prefill"
-    RECOMPUTE = "recompute"  # prefill mostly of tokens that had been computed before
+    RECOMPUTE = "recompute"  # prefill, mostly of tokens that had been computed before
     DECODE = "decode"
-    HELD_UP = "held_up"  # has its KV and sits out steps in which others prefill
-    PREEMPTED = "preempted"  # its computed KV was taken away and it does not run again yet
-    IN_FLIGHT = "in_flight"  # decided but not begun, computed but not delivered, between steps
-    STALLED = "stalled"  # the engine has died, or its state repeats for ever
+    HELD_UP = "held_up"  # has its KV, but is not part of steps in which others prefill
+    PREEMPTED = "preempted"  # its computed KV was taken away and it has not resumed yet
+    IN_FLIGHT = "in_flight"  # decided but not started, computed but not delivered, or between steps
+    STALLED = "stalled"  # the engine has died, or its state repeats forever
 
 
-#: The kinds in plain words.
+#: Labels of the kinds in plain words.
 KIND_LABELS: dict[LedgerKind, str] = {
     LedgerKind.UNSEEN: "not yet looked at",
     LedgerKind.BLOCKS: "queued for blocks",
@@ -73,7 +74,7 @@ KIND_LABELS: dict[LedgerKind, str] = {
     LedgerKind.STALLED: "stalled for good",
 }
 
-#: Kinds in which a request waits to be taken in, or to be taken in again.
+#: Kinds in which a request waits to be admitted or readmitted.
 WAIT_KINDS = frozenset(
     {
         LedgerKind.UNSEEN,
@@ -97,7 +98,7 @@ COMPUTE_KINDS = frozenset({LedgerKind.PREFILL, LedgerKind.RECOMPUTE, LedgerKind.
 
 
 class LedgerSegment(NamedTuple):
-    """A request is in ``kind`` from ``start`` to ``end``, in seconds from the start of the run."""
+    """An interval of a request in one ``kind``; times in seconds from the start of the run."""
 
     kind: LedgerKind
     start: float
@@ -105,20 +106,20 @@ class LedgerSegment(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long it lasts."""
+        """Duration in seconds."""
         return self.end - self.start
 
 
-#: The tiles of every request's life, by id.
+#: Ledger segments of each request, by id.
 Ledger = Mapping[int, Sequence[LedgerSegment]]
 
 
 class ComputeRun(NamedTuple):
-    """Rows ``first`` to ``last`` of the step log in which a request computed, in one go.
+    """Consecutive rows ``first`` to ``last`` of the step log in which a request computed.
 
-    In each of them it computed ``tokens`` tokens, in the first on top of ``context`` ones with KV.
-    ``again`` of all these tokens had been computed before. A prefill has one row. Of decodes with
-    drafts only the sure token counts: what is computed in the place of a rejected one is new.
+    It computed ``tokens`` tokens in each row, in the first row after ``context`` tokens with KV.
+    ``recomputed`` of all these tokens had been computed before. A prefill has one row. For decodes
+    with drafts only the regular token counts; tokens computed in place of rejected drafts are new.
     """
 
     kind: LedgerKind
@@ -130,7 +131,7 @@ class ComputeRun(NamedTuple):
 
 
 def compute_runs(life: RequestRecord) -> Iterator[ComputeRun]:
-    """All that was computed for a request, in order; decodes of consecutive rows are one run."""
+    """Yield all computations for a request, in order; decodes in consecutive rows form one run."""
     chunks = {chunk.row: chunk for chunk in life.chunks}
     context = known = 0
     for segment in life.segments:
@@ -156,10 +157,10 @@ def compute_runs(life: RequestRecord) -> Iterator[ComputeRun]:
 
 
 def kv_lost_at(life: RequestRecord, before: int, after: int | None) -> float:
-    """When the KV was taken away (s) between two rows in which ``life`` computed, or infinity.
+    """Return when the KV was taken away (s) between two rows of computation, or infinity.
 
-    ``before`` is the last row of a run and ``after`` the first of the next, if there is one. A call
-    may preempt a request and then run it again.
+    ``before`` is the last row of a run and ``after`` the first row of the next one, or None. One
+    schedule call may preempt a request and run it again.
     """
     index = bisect_right(life.preempted_rows, before)
     if index == len(life.preempted_rows):
@@ -172,12 +173,12 @@ def kv_lost_at(life: RequestRecord, before: int, after: int | None) -> float:
 def build_ledger(
     record: RunRecord, among: Iterable[int] | None = None
 ) -> dict[int, list[LedgerSegment]]:
-    """Every request's life in intervals, by id; or only those of some requests.
+    """Return the ledger of all requests, or of the requests in ``among``, by id.
 
-    They tile it: the first starts at the arrival, each next one where the one before ends, the last
-    ends with the request (``RequestRecord.ended_at``), and neighbours differ in kind. So they sum
-    exactly to its E2E, or for a request that did not finish to the time until its outcome. A
-    request that would have arrived after the end of the run has none.
+    The segments of a request are contiguous: the first starts at its arrival, the last ends with
+    the request (``RequestRecord.ended_at``), and adjacent segments differ in kind. They add up
+    exactly to its E2E latency, or for an unfinished request to the time until its outcome. A
+    request that would have arrived after the end of the run has no segments.
     """
     engine = _Engine(record)
     lives = record.requests
@@ -188,9 +189,9 @@ def build_ledger(
 def find_wasted_segments(
     record: RunRecord, life: RequestRecord, paused: Sequence[int] | None = None
 ) -> list[LedgerSegment]:
-    """What the engine went on to compute for a request after its end, when nobody waited for it.
+    """Return the computation for a request after its end, when its client no longer waited.
 
-    Whoever asks for many requests gives ``find_pauses(record)`` with each.
+    For many requests, pass ``find_pauses(record)`` as ``paused``.
     """
     log, found = record.steps, list[LedgerSegment]()
     finish = record.end if life.ended_at is None else life.ended_at
@@ -206,13 +207,13 @@ def find_wasted_segments(
 
 
 def find_pauses(record: RunRecord) -> list[int]:
-    """Rows of the step log after which the engine computed nothing for a while."""
+    """Return the rows of the step log that precede an idle period of the engine."""
     following = zip(record.steps.end, islice(record.steps.start, 1, None), strict=False)
     return [row for row, (end, start) in enumerate(following) if start - end > NEGLIGIBLE]
 
 
 def _cut(computed: Iterable[ComputeRun], paused: Sequence[int]) -> Iterator[ComputeRun]:
-    """The runs, cut wherever the engine paused inside one."""
+    """Yield the runs, split wherever the engine paused inside a run."""
     for run in computed:
         first = run.first
         for row in paused[bisect_left(paused, first) : bisect_left(paused, run.last)]:
@@ -222,7 +223,9 @@ def _cut(computed: Iterable[ComputeRun], paused: Sequence[int]) -> Iterator[Comp
 
 
 def total_by_kind(intervals: Iterable[LedgerSegment]) -> dict[LedgerKind, float]:
-    """Seconds in each kind, in the order of ``LedgerKind``, without those that did not occur."""
+    """Return the seconds per kind, in the order of ``LedgerKind``, without kinds that do not
+    occur.
+    """
     seconds: dict[LedgerKind, list[float]] = {}
     for interval in intervals:
         seconds.setdefault(interval.kind, []).append(interval.seconds)
@@ -230,7 +233,9 @@ def total_by_kind(intervals: Iterable[LedgerSegment]) -> dict[LedgerKind, float]
 
 
 def _tile(life: RequestRecord, spans: Iterable[LedgerSegment]) -> list[LedgerSegment]:
-    """The spans without slivers, cut at the end of the request, neighbours of one kind as one."""
+    """Drop negligible spans, clip at the end of the request and merge adjacent spans of one
+    kind.
+    """
     finish = inf if life.ended_at is None else life.ended_at
     tiles: list[LedgerSegment] = []
     reached = life.request.arrival
@@ -251,7 +256,7 @@ def _tile(life: RequestRecord, spans: Iterable[LedgerSegment]) -> list[LedgerSeg
 
 
 def _spans(life: RequestRecord, engine: _Engine) -> Iterator[LedgerSegment]:
-    """What the request did or waited for, from its arrival and without an end."""
+    """Yield the activity or wait reason of a request from its arrival, without an end."""
     log = engine.log
     before: ComputeRun | None = None
     reached = life.request.arrival
@@ -266,7 +271,7 @@ def _spans(life: RequestRecord, engine: _Engine) -> Iterator[LedgerSegment]:
         before = after
 
 
-#: What may lie in a gap: the intervals of a life between two times.
+#: Returns the intervals of a request between two times.
 Layer = Callable[[float, float], Iterable[LedgerSegment]]
 
 
@@ -277,7 +282,7 @@ def _layers(
     before: ComputeRun | None,
     after: ComputeRun | None,
 ) -> list[Layer]:
-    """All that a gap between two runs is made of; what comes first covers the rest."""
+    """Return the layers that fill a gap between two runs; earlier layers cover later ones."""
     decided = engine.log.decided[after.first] if after else inf
     layers = [_stretch(LedgerKind.STALLED, engine.stopped, inf)]
     chosen = _stretch(LedgerKind.IN_FLIGHT, decided, inf)
@@ -293,7 +298,9 @@ def _layers(
 
 
 def _paint(start: float, end: float, layers: Sequence[Layer]) -> Iterator[LedgerSegment]:
-    """The topmost layer from ``start`` to ``end``, and between its intervals those below it."""
+    """Yield the intervals of the top layer from ``start`` to ``end``, and lower layers in its
+    gaps.
+    """
     for piece in layers[0](start, end):
         left, right = max(piece.start, start), min(piece.end, end)
         if left > start:
@@ -312,7 +319,7 @@ def _stretch(kind: LedgerKind, start: float, end: float) -> Layer:
 
 
 def _among(intervals: Sequence[LedgerSegment]) -> Layer:
-    """A layer of intervals that are in order and do not overlap."""
+    """Return a layer of ordered intervals that do not overlap."""
 
     def within(start: float, end: float) -> Iterator[LedgerSegment]:
         first = bisect_right(intervals, start, key=attrgetter("end"))
@@ -325,7 +332,7 @@ def _among(intervals: Sequence[LedgerSegment]) -> Layer:
 
 
 def _aside(life: RequestRecord) -> list[LedgerSegment]:
-    """When the request sat aside, by the scheduler's own word."""
+    """Return the intervals in which the scheduler reported the request as skipped."""
     ends = [at for at, _ in life.aside[1:]] + [inf]
     return [
         LedgerSegment(LedgerKind(why), start, end)
@@ -335,11 +342,11 @@ def _aside(life: RequestRecord) -> list[LedgerSegment]:
 
 
 class _Engine:
-    """What the lives of all requests are read from.
+    """Data of the run that the ledgers of all requests share.
 
-    ``at_head`` maps a request to the intervals in which it stood at the head of the queue; in those
-    of ``queue`` somebody did, so that all others stood behind. At ``stopped`` (s) the engine stood
-    still for good.
+    ``at_head`` maps a request to the intervals in which it was the head of the queue. ``queue`` has
+    the intervals in which any request was the head, so that others waited behind it. The engine
+    halted at ``stopped`` (s; infinity: never).
     """
 
     def __init__(self, record: RunRecord) -> None:
@@ -358,12 +365,12 @@ class _Engine:
             else:
                 self.queue.append(LedgerSegment(LedgerKind.BEHIND, start, end))
         self.pauses = find_pauses(record)
-        # Rows after which steps with a prefill begin or end.
+        # Last rows before a change between steps with a prefill and steps without one.
         turns = zip(log.prefill_seqs, log.prefill_seqs[1:], strict=False)
         self._turns = [row for row, (a, b) in enumerate(turns) if (a > 0) != (b > 0)]
 
     def prefills(self, start: float, end: float) -> Iterator[LedgerSegment]:
-        """When steps with a prefill ran between ``start`` and ``end``."""
+        """Yield the intervals between ``start`` and ``end`` in which steps with a prefill ran."""
         log, turns = self.log, self._turns
         row = bisect_right(log.end, start)
         stop = bisect_left(log.start, end)

@@ -1,4 +1,4 @@
-"""All verdicts on a run."""
+"""Collection of the verdicts on a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def find_verdicts(
     overtakes: Sequence[Overtake],
     block_size: int,
 ) -> tuple[Verdict, ...]:
-    """All verdicts on a run, the gravest first; none where all went well."""
+    """Return all verdicts on a run, most severe first; empty if no problem was found."""
     found = (
         find_engine_halt(record, block_size),
         find_unservable(record, block_size),

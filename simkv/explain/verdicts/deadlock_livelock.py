@@ -1,4 +1,4 @@
-"""The engine stopped for good: it goes round, waits for ever, or has died."""
+"""Verdicts: the engine stopped for good because of a livelock, a deadlock or a crash."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from simkv.explain.verdicts.verdict import (
 from simkv.explain.wait_ledger import KIND_LABELS, LedgerKind, compute_runs
 from simkv.sim.run_record import EngineHalt, RequestRecord, RunRecord
 
-#: Decisions of a livelock that are kept as its proof.
+#: Maximum number of a livelock's decisions that are listed as evidence.
 MAX_LISTED_DECISIONS = 32
 
 
 class Decision(NamedTuple):
-    """One decision of a cycle, at ``at`` (s): who prefills, who decodes and who is preempted."""
+    """A decision of a cycle at ``at`` (s): ids of requests that prefill, decode and are
+    preempted.
+    """
 
     at: float
     prefill: tuple[int, ...]
@@ -38,10 +40,10 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True)
 class LivelockVerdict(Verdict):
-    """The engine works for ever and nobody gets a token: its state of ``since`` comes again.
+    """The engine works forever without emitting tokens: its state of time ``since`` repeats.
 
-    One round is ``decisions`` long and takes ``seconds``; ``cycle`` are the first of them. There
-    are none where the circle is inside of one ``schedule`` call.
+    One cycle has ``decisions`` decisions and takes ``seconds``; ``cycle`` lists the first of them.
+    It is empty if the loop is inside a single ``schedule`` call.
     """
 
     name = "livelock"
@@ -66,10 +68,10 @@ class LivelockVerdict(Verdict):
 
 @dataclass(frozen=True)
 class Deadlock(Verdict):
-    """Nothing can ever run. ``holds`` and ``lacks`` are blocks by request, ``free`` are left.
+    """No request can ever run. ``holds`` and ``lacks`` are blocks by request, ``free`` are left.
 
-    A request lacks what it needs beside its own to go on by one token. ``head`` is the first in the
-    queue, which waits for ``kind``.
+    A request lacks the blocks that it needs, beyond the blocks it holds, to compute one more token.
+    ``head`` is the first request in the queue, which waits for ``kind``.
     """
 
     name = "deadlock"
@@ -107,7 +109,7 @@ class EngineDied(Verdict):
 
 
 def find_engine_halt(record: RunRecord, block_size: int) -> Verdict | None:
-    """Why the engine stopped for good, if anybody is stuck in it."""
+    """Return why the engine stopped for good, or None if no request is stalled."""
     stop = record.engine_halt
     if stop is None or not (stalled := requests_with_outcome(record, Outcome.STALLED)):
         return None
@@ -120,7 +122,7 @@ def find_engine_halt(record: RunRecord, block_size: int) -> Verdict | None:
 
 
 def _livelock(record: RunRecord, stop: EngineHalt) -> LivelockVerdict:
-    """The decisions since the state that came again, and whom they were about."""
+    """Return the verdict with the decisions since the repeated state."""
     log = record.steps
     begin = stop.since if stop.cycle_start is None else stop.cycle_start
     first, last = bisect_left(log.decided, begin), bisect_left(log.decided, stop.since) - 1
@@ -145,7 +147,7 @@ def _livelock(record: RunRecord, stop: EngineHalt) -> LivelockVerdict:
 def _deadlock(
     record: RunRecord, stop: EngineHalt, stalled: Sequence[RequestRecord], block_size: int
 ) -> Deadlock:
-    """Who holds the most blocks, and who is first in the queue."""
+    """Return the verdict; it shows the largest block holders and the head of the queue."""
     stuck = tuple(life.request.id for life in stalled)
     holds = {i: blocks for i, blocks in stop.held.items() if blocks}
     head = record.heads[-1][1] if record.heads else None
@@ -158,5 +160,5 @@ def _deadlock(
 
 
 def _lacks(life: RequestRecord, held: int, block_size: int) -> int:
-    """Blocks that a request lacks to compute one token more than it has delivered."""
+    """Return the blocks that a request lacks to compute one token beyond its delivered ones."""
     return max(blocks_for(life.request.prompt_tokens + life.tokens, block_size) - held, 0)

@@ -1,4 +1,4 @@
-"""A head of the queue that keeps back those who would fit."""
+"""Verdict: the head of the queue blocks requests that would fit."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from simkv.explain.verdicts.verdict import Verdict
 from simkv.explain.wait_ledger import Ledger, LedgerKind
 from simkv.sim.run_record import RunRecord, emitting_rows
 
-#: For this share of the run the head kept back one with enough blocks.
+#: Minimum share of the run during which the head must block a request that would fit.
 MIN_BLOCKED_SHARE = 0.05
 
 
 @dataclass(frozen=True)
 class HeadOfLineBlocking(Verdict):
-    """For ``seconds`` the head of the queue lacked blocks of which others behind it had enough.
+    """For ``seconds`` the head of the queue lacked blocks while a request behind it would have
+    fitted.
 
-    The worst head ``needs`` more blocks than the ``free`` ones; the other of the two requests needs
-    ``other_needs`` and stood behind it for ``longest`` s.
+    The worst head ``needs`` more blocks than the ``free`` ones. The second request in ``requests``
+    needs ``other_needs`` blocks and waited behind it for ``longest`` s.
     """
 
     name = "head-of-line blocking"
@@ -43,7 +44,7 @@ class HeadOfLineBlocking(Verdict):
 
 
 class _Behind(NamedTuple):
-    """One that stands behind the head of the queue: its blocks, and from when to when."""
+    """A request behind the head of the queue: the blocks it needs, and from when to when (s)."""
 
     needs: int
     id: int
@@ -54,7 +55,9 @@ class _Behind(NamedTuple):
 def find_head_of_line_blocking(
     record: RunRecord, ledger: Ledger, block_size: int
 ) -> HeadOfLineBlocking | None:
-    """While the head waits for blocks: would the smallest of those behind it have fitted?"""
+    """Check, while the head waits for blocks, whether the smallest request behind it would have
+    fitted.
+    """
     queue = sorted(
         (
             _Behind(blocks_for(life.request.prompt_tokens + 1, block_size), i, tile.start, tile.end)
@@ -80,7 +83,7 @@ def find_head_of_line_blocking(
         other = waiting[0]
         needs = blocks_for(_known(record, head, start) + 1, block_size)
         blocked = min(end, other.end) - max(start, other.start)
-        if blocked <= 0.0 or needs <= free:  # it is kept back by a reserve
+        if blocked <= 0.0 or needs <= free:  # it is blocked by a reserve
             continue
         seconds += blocked
         if blocked > longest:
@@ -92,7 +95,7 @@ def find_head_of_line_blocking(
 
 
 def _heads_without_blocks(record: RunRecord) -> Iterator[tuple[int, float, float]]:
-    """Who stood at the head of the queue for want of blocks, from when to when."""
+    """Yield (request, start, end) for each head of the queue that lacked blocks."""
     end = record.engine_halt.since if record.engine_halt else record.end
     following = [at for at, _ in record.heads[1:]] + [end]
     for (start, held), until in zip(record.heads, following, strict=False):
@@ -101,7 +104,7 @@ def _heads_without_blocks(record: RunRecord) -> Iterator[tuple[int, float, float
 
 
 def _least_free(record: RunRecord, start: float, end: float) -> int:
-    """The fewest blocks that were free after any decision between two times."""
+    """Return the minimum of free blocks after any decision between two times."""
     log = record.steps
     first, last = bisect_left(log.decided, start), bisect_left(log.decided, end)
     if first == last:
@@ -110,7 +113,7 @@ def _least_free(record: RunRecord, start: float, end: float) -> int:
 
 
 def _known(record: RunRecord, request: int, at: float) -> int:
-    """Tokens of a request that are known at a time: its prompt and what it has emitted."""
+    """Return the tokens of a request known at a time: its prompt and the tokens it has emitted."""
     life, ends = record.requests[request], record.steps.end
     emitted = sum(
         (count := bisect_right(ends, at, first, last + 1) - first)
@@ -121,7 +124,7 @@ def _known(record: RunRecord, request: int, at: float) -> int:
 
 
 def _length(record: RunRecord) -> float:
-    """Seconds from the first arrival to the last outcome."""
+    """Return the seconds from the first arrival to the last outcome."""
     lives = record.requests.values()
     last = max((life.ended_at or 0.0 for life in lives), default=0.0)
     return last - min((life.request.arrival for life in lives), default=0.0)

@@ -1,4 +1,4 @@
-"""Requests that went before more urgent ones."""
+"""Verdict: requests went ahead of more urgent ones."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ from simkv.sim.run_record import RunRecord
 
 @dataclass(frozen=True)
 class PriorityInversion(Verdict):
-    """``count`` times a request went ahead while a more urgent one waited.
+    """A request went ahead ``count`` times while a more urgent one waited.
 
-    It was taken in, or another was preempted for its sake.
-
-    Of the two requests that show it the first waited ``seconds`` more from ``at`` (s) on.
+    It was admitted, or another request was preempted in its favor. Of the two requests in
+    ``requests``, the first one waited ``seconds`` more from ``at`` (s) on.
     """
 
     name = "priority inversion"
@@ -45,7 +44,7 @@ class PriorityInversion(Verdict):
 
 
 class _Wait(NamedTuple):
-    """A request waits to be taken in, or in again."""
+    """A request waits to be admitted or readmitted."""
 
     priority: int
     start: float
@@ -56,7 +55,7 @@ class _Wait(NamedTuple):
 def find_priority_inversion(
     record: RunRecord, ledger: Ledger, preemptions: Sequence[Preemption]
 ) -> PriorityInversion | None:
-    """Whenever somebody is taken in or favoured: the most urgent of those who wait."""
+    """Compare each admitted or favored request with the most urgent waiting request."""
     priority = {i: life.request.priority for i, life in record.requests.items()}
     if len(set(priority.values())) < 2:
         return None
@@ -92,7 +91,7 @@ def find_priority_inversion(
 
 
 def _waits(ledger: Ledger, priority: Mapping[int, int]) -> Iterator[_Wait]:
-    """All stretches of waiting that the scheduler knew of."""
+    """Yield all periods of waiting that the scheduler knew of."""
     for i, tiles in ledger.items():
         for waits, stretch in groupby(
             tiles, key=lambda tile: tile.kind in WAIT_KINDS - {LedgerKind.UNSEEN}

@@ -1,4 +1,4 @@
-"""Clients that gave up, and what for."""
+"""Verdict: clients gave up because their requests waited too long."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from simkv.sim.run_record import RunRecord
 
 @dataclass(frozen=True)
 class Starvation(Verdict):
-    """Clients gave up. The worst ``waited`` so many of the seconds that it ``lived``.
+    """Clients gave up. The worst request ``waited`` for part of its ``lived`` seconds.
 
-    ``kinds`` are these seconds by what it waited for; ``behind`` are those who held that, the worst
-    first, and ``overtaken`` says by whom, if it was.
+    ``kinds`` are the seconds of waiting by reason. ``behind`` are the requests that blocked it,
+    worst first. ``overtaken`` is its overtaking by others, if any.
     """
 
     name = "starvation"
@@ -60,7 +60,9 @@ class Starvation(Verdict):
 def find_starvation(
     record: RunRecord, ledger: Ledger, pressure: WaitAttribution, overtakes: Sequence[Overtake]
 ) -> Starvation | None:
-    """The worst is the one that waited longest, of those with the fewest tokens."""
+    """Return the verdict; the worst request is the one with the longest wait, then the fewest
+    tokens.
+    """
     ids = tuple(life.request.id for life in requests_with_outcome(record, Outcome.STARVED))
     if not ids:
         return None

@@ -1,4 +1,4 @@
-"""Work that was done again and again."""
+"""Verdict: work is repeated because of preemptions."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from simkv.explain.verdicts.verdict import Verdict, times_phrase
 from simkv.explain.wait_ledger import compute_runs
 from simkv.sim.run_record import RunRecord
 
-#: This much work was repeated, over the work that was kept, and somebody's twice.
+#: Minimum ratio of repeated to kept tokens; in addition, a request must be preempted twice.
 MIN_REPEATED_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class Thrashing(Verdict):
-    """``repeated`` tokens were computed again for ``kept`` ones, after ``preemptions``.
+    """``repeated`` tokens were computed again, compared with ``kept`` ones, after ``preemptions``.
 
-    The victim had the most computed again, ``worst`` tokens, after ``times`` preemptions. The other
-    request gained most of these, or held the most blocks when the victim itself lacked them.
-    ``reasons`` counts all preemptions by their cause.
+    The victim had the most tokens computed again: ``worst`` tokens, after ``times`` preemptions.
+    The second request in ``requests`` gained the most from these, or held the most blocks if the
+    victim itself lacked them. ``reasons`` counts all preemptions by their cause.
     """
 
     name = "thrash"
@@ -57,7 +57,7 @@ _CAUSES = {
 def find_thrashing(
     record: RunRecord, pressure: WaitAttribution, preemptions: Sequence[Preemption]
 ) -> Thrashing | None:
-    """Whoever had the most computed again, and who gained by it."""
+    """Return the verdict, or None; the worst request had the most tokens computed again."""
     lives = record.requests
     repeated = sum(life.recomputed_tokens for life in lives.values())
     if not repeated:

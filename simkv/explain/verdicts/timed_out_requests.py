@@ -1,4 +1,4 @@
-"""Clients that gave up on requests that were too long for their timeout."""
+"""Verdict: clients gave up on requests that are too long for their timeout."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from simkv.sim.run_record import RunRecord
 
 @dataclass(frozen=True)
 class TimedOutRequests(Verdict):
-    """Clients gave up, and would have alone, too, or never waited.
+    """Clients gave up, and would have in isolation as well, or their requests never waited.
 
-    The worst takes ``alone`` so many seconds (None: more than ten times its ``timeout``). When its
-    client left it ``lacked`` so many of them, and others had thrown it back by ``company`` (s).
+    The worst request takes ``alone`` seconds in isolation (None: more than ten times its
+    ``timeout``). When its client left, it ``lacked`` that number of seconds, and others had delayed
+    it by ``company`` (s).
     """
 
     name = "timed_out"
@@ -38,7 +39,9 @@ class TimedOutRequests(Verdict):
 
 
 def find_timed_out(record: RunRecord) -> TimedOutRequests | None:
-    """The worst is the one that lacked the most, of those of which that is known."""
+    """Return the verdict; the worst request lacked the most time, among requests with a known
+    shortfall.
+    """
     lives = requests_with_outcome(record, Outcome.TIMED_OUT)
     ids = tuple(life.request.id for life in lives)
     known = [i for i in ids if i in record.shortfalls]

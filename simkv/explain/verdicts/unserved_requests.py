@@ -1,4 +1,4 @@
-"""Requests that the cache cannot hold, that the engine forgot, or to which it said no."""
+"""Verdicts: requests that do not fit into the cache, were lost or were rejected."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simkv.sim.run_record import RequestRecord, RunRecord
 
 @dataclass(frozen=True)
 class UnservableRequests(Verdict):
-    """Requests that the whole cache cannot hold; the worst of them ``needs`` the most blocks."""
+    """Requests that exceed the whole cache; the worst of them ``needs`` the most blocks."""
 
     name = "unservable"
     needs: int
@@ -36,7 +36,7 @@ class UnservableRequests(Verdict):
 
 @dataclass(frozen=True)
 class LostRequests(Verdict):
-    """The engine forgot these requests: they are in no queue and never ended."""
+    """Requests that the engine lost: they are in no queue and never ended."""
 
     name = "lost"
     all: tuple[int, ...]
@@ -49,7 +49,7 @@ class LostRequests(Verdict):
 
 @dataclass(frozen=True)
 class RejectedRequests(Verdict):
-    """The engine said no to these requests."""
+    """Requests that the engine rejected."""
 
     name = "rejected"
     all: tuple[int, ...]
@@ -61,7 +61,7 @@ class RejectedRequests(Verdict):
 
 
 def find_unservable(record: RunRecord, block_size: int) -> UnservableRequests | None:
-    """Requests that would not fit alone."""
+    """Find requests that do not fit into the cache even in isolation."""
     needs = {
         i: blocks_for(life.request.prompt_tokens + life.request.output_tokens - 1, block_size)
         for i, life in record.requests.items()
@@ -75,21 +75,21 @@ def find_unservable(record: RunRecord, block_size: int) -> UnservableRequests | 
 
 
 def find_lost(record: RunRecord) -> LostRequests | None:
-    """Requests that ended as lost."""
+    """Find requests with the outcome lost."""
     lives = requests_with_outcome(record, Outcome.LOST)
     ids = tuple(life.request.id for life in lives)
     return LostRequests(ids[:1], ids, lives[0].reason) if ids else None
 
 
 def find_rejected(record: RunRecord) -> RejectedRequests | None:
-    """Requests that ended as rejected."""
+    """Find requests with the outcome rejected."""
     lives = requests_with_outcome(record, Outcome.REJECTED)
     ids = tuple(life.request.id for life in lives)
     return RejectedRequests(ids[:1], ids, rejection(lives)) if ids else None
 
 
 def rejection(lives: Sequence[RequestRecord]) -> str:
-    """Why these requests were rejected: the reason of the longest prompt of each limit."""
+    """Return why requests were rejected: for each limit, the reason of the longest prompt."""
     longest: dict[str, RequestRecord] = {}
     for life in lives:
         limit = life.refusal.knob if life.refusal else ""

@@ -1,4 +1,4 @@
-"""What every verdict is, and the words that verdicts are told in."""
+"""The base class of verdicts, and phrases for their texts."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from simkv.sim.run_record import RequestRecord, RunRecord
 
 @dataclass(frozen=True)
 class Verdict:
-    """Something that went wrong. ``requests`` are the fewest that show it."""
+    """A problem in a run. ``requests`` is the smallest set of requests that shows it."""
 
     name: ClassVar[str]
     requests: tuple[int, ...]
 
     @property
     def text(self) -> str:
-        """What happened, in a sentence or two."""
+        """Description of the problem in one or two sentences."""
         raise NotImplementedError
 
     def to_json(self) -> dict[str, Any]:
-        """The verdict as it stands in ``summary.json``: name, text and all of the evidence."""
+        """Return the verdict as in ``summary.json``: name, text and all evidence."""
         evidence = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
         return {"verdict": self.name, "text": self.text, **evidence}
 
 
 def _plain(value: Any) -> Any:
-    """Evidence as JSON has it; a named tuple is an object."""
+    """Return evidence as JSON values; a named tuple becomes an object."""
     if isinstance(value, tuple):
         named = getattr(value, "_asdict", None)
         return _plain(named()) if named else [_plain(item) for item in value]
@@ -39,22 +39,22 @@ def _plain(value: Any) -> Any:
 
 
 def requests_with_outcome(record: RunRecord, outcome: Outcome) -> list[RequestRecord]:
-    """The lives that ended so."""
+    """Return the records of requests with this outcome."""
     return [life for life in record.requests.values() if life.outcome is outcome]
 
 
 def name_requests(ids: Sequence[int], most: int = 8) -> str:
-    """``request 3``, ``requests 3, 5 and 9 more``."""
+    """Return ``request 3`` or ``requests 3, 5 and 9 more``."""
     first = ", ".join(map(str, ids[:most]))
     more = f" and {len(ids) - most} more" if len(ids) > most else ""
     return f"request{'s' if len(ids) > 1 else ''} {first}{more}"
 
 
 def times_phrase(count: int) -> str:
-    """``once``, ``3 times``."""
+    """Return ``once`` or ``3 times``."""
     return "once" if count == 1 else f"{count} times"
 
 
 def count_phrase(ids: Sequence[int]) -> str:
-    """``one request``, ``3 requests``."""
+    """Return ``one request`` or ``3 requests``."""
     return "one request" if len(ids) == 1 else f"{len(ids)} requests"
