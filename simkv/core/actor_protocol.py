@@ -32,9 +32,7 @@ class WorkerCrash(RuntimeError):
 
 @dataclass(slots=True)
 class MessageEffects:
-    """Effects of one message: ids that received a token, were acknowledged, and ended, in slot
-    order.
-    """
+    """Ids that received a token, were acknowledged or ended by a message, in slot order."""
 
     delivered: list[int] = field(default_factory=list)
     acked: list[int] = field(default_factory=list)
@@ -57,9 +55,7 @@ class ManagerThread(Protocol):
         """Make one decision; return the planned tasks."""
 
     def held(self) -> Held | None:
-        """Return the head of ``waiting``, and why the last ``schedule`` call did not schedule
-        it.
-        """
+        """Return the head of ``waiting`` and why the last ``schedule`` call skipped it."""
 
     def put(self, tasks: Iterable[Any]) -> Any:
         """Serialise the tasks of a decision into a parcel with ``tasks``."""

@@ -98,9 +98,7 @@ def _keep(folder: Path, new: Path, own: Sequence[str]) -> None:
 
 
 def _replace(folder: Path, new: Path, old: Path) -> None:
-    """Replace with two renames on one file system; ``folder`` is restored if the second rename
-    fails.
-    """
+    """Replace ``folder`` with two renames on one file system; restore it on failure."""
     if folder.exists():
         folder.rename(old)
     try:
@@ -112,8 +110,9 @@ def _replace(folder: Path, new: Path, old: Path) -> None:
 
 
 def check_file(option: str, file: Path) -> None:
-    """Raise InputError if ``file`` cannot be written: it is a directory, or its directory is
-    missing or read-only.
+    """Raise InputError if ``file`` cannot be written.
+
+    It must not be a directory, and its directory must exist and be writable.
     """
     what = ""
     with translate_disk_errors(f"{option} {file}", "written"):

@@ -46,9 +46,7 @@ class TokenContent:
         return tuple(pieces)
 
     def segment_at(self, position: int) -> tuple[str, int, int]:
-        """Return the rest of the segment that contains token ``position``, starting at that
-        token.
-        """
+        """Return the segment that contains token ``position``, from that token on."""
         starts = self._starts
         index = -1 if position >= starts[-1] else bisect_right(starts, position) - 1
         stream, start, end = self._segments[index]
@@ -94,9 +92,7 @@ class BlockKeys:
         self._heads: list[tuple[str, int] | None] = [None]
 
     def extend(self, keys: list[int] | array[int], content: TokenContent, tokens: int) -> None:
-        """Append to ``keys`` until it has a key for every full block of the first ``tokens``
-        tokens.
-        """
+        """Extend ``keys`` to name every full block of the first ``tokens`` tokens."""
         size = self.block_size
         position, end = len(keys) * size, tokens // size * size
         if self.ahead:
@@ -120,9 +116,7 @@ class BlockKeys:
             position = len(keys) * size
 
     def _following(self, parent: int, stream: str, start: int) -> int:
-        """Return the key of the block after ``parent`` that begins at token ``start`` of
-        ``stream``.
-        """
+        """Return the key of the block after ``parent``, which begins at ``start`` of ``stream``."""
         run, place = divmod(parent + 1, KEYS_PER_RUN)
         if place and self._heads[run] == (stream, start - place * self.block_size):
             return parent + 1

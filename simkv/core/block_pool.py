@@ -99,9 +99,7 @@ class BlockPool:
         return blocks
 
     def share(self, owner: int, blocks: Sequence[int]) -> None:
-        """Append cached ``blocks`` to the table of ``owner`` and increment their reference
-        counts.
-        """
+        """Append cached ``blocks`` to the table of ``owner``; increment their reference counts."""
         shared, references = np.array(blocks, dtype=np.intc), ints_view(self._references)
         self._free.remove(shared[references[shared] == 0])
         references[shared] += 1
@@ -124,9 +122,7 @@ class BlockPool:
         self._let_go(head[::-1], keyless_first=keyless_first)
 
     def release_at(self, owner: int, places: Sequence[int], *, keyless_first: bool = False) -> None:
-        """Drop the blocks at these indices of a table, in this order, with the rules of
-        ``release``.
-        """
+        """Drop the blocks at these indices of a table, in this order, as in ``release``."""
         table = self.tables[owner]
         blocks = np.array([table[place] for place in places], dtype=np.intc)
         for place in sorted(places, reverse=True):
@@ -139,9 +135,7 @@ class BlockPool:
         table.append(table.pop(place))
 
     def abandon(self, owner: int) -> None:
-        """Drop the table of ``owner`` without freeing its blocks: they leak, as in a buggy
-        engine.
-        """
+        """Drop the table of ``owner`` without freeing its blocks, as a buggy engine does."""
         self.tables.pop(owner, None)
 
     def register(self, block: int, key: int) -> None:
@@ -194,8 +188,9 @@ class BlockPool:
         return tuple(self._free)
 
     def fingerprint(self) -> Hashable:
-        """Return the state that determines future allocations: the free count, or everything if
-        blocks are cached.
+        """Return the state that determines future allocations.
+
+        This is the free count, or the whole state if blocks are cached.
         """
         if not self.cached:
             return self._free.length
@@ -204,10 +199,11 @@ class BlockPool:
         return (tuple(self._free), self._key_of.tobytes(), shared, tables)
 
     def check(self) -> None:
-        """Assert the invariants of the pool: free + held = total, reference counts match tables, no
-        overlap.
+        """Assert the invariants of the pool.
 
-        Leaked blocks (``abandon``) violate them, as in the engine that leaks them.
+        Free and held blocks add up to the total, reference counts match the tables, no table has a
+        block twice, and no block is both free and held. Leaked blocks (``abandon``) violate this, as in the engine that leaks
+        them.
         """
         counts = [0] * (self.num_blocks + 1)
         for table in self.tables.values():

@@ -15,9 +15,7 @@ _VARIABLE = "PYTHONSAFEPATH"
 
 @contextmanager
 def safe_module_path() -> Iterator[None]:
-    """Exclude the current directory from the module path of Python processes started in the
-    context.
-    """
+    """Exclude the current directory from the module path of new Python processes."""
     before = os.environ.get(_VARIABLE)
     os.environ[_VARIABLE] = "1"
     try:

@@ -12,8 +12,7 @@ SAMPLES_PER_CHUNK = 32
 
 @dataclass(frozen=True, slots=True)
 class DraftAcceptance:
-    """The number of draft tokens that the model accepts, sampled for each output position of a
-    request.
+    """Number of accepted draft tokens of a request, sampled for each output position.
 
     A float in ``rates`` is the probability that a draft is accepted if the drafts before it were. A
     tuple has the share of accepted drafts for each draft position, in non-increasing order; drafts

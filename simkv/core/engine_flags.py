@@ -1,5 +1,4 @@
-"""The source of each engine setting (flag, environment variable or other), declared in its
-annotation.
+"""The source of each engine setting: a flag, an environment variable or other, as an annotation.
 
 class VllmConfig:
    block_size: Annotated[int, Gt(0), Flag("--block-size")] = 16

@@ -266,9 +266,7 @@ class EngineSpec:
         return self._number(config, self.drafts)
 
     def lora_capacity(self, config: EngineConfig) -> int:
-        """Return the number of LoRA adapters that run at once; 0 if the engine does not report
-        their use.
-        """
+        """Return the number of concurrent LoRA adapters; 0 if the engine does not report them."""
         return self._number(config, self.lora_slots)
 
     def tokens_per_chunk(self, config: EngineConfig) -> int:

@@ -20,9 +20,7 @@ from functools import cache
 
 
 def read_field_docs(one: type[object]) -> dict[str, str]:
-    """Return the text under each field of a class, by field, with the fields of base classes
-    first.
-    """
+    """Return the text under each field of a class, by field; base classes come first."""
     found: dict[str, str] = {}
     for base in reversed(one.__mro__):
         if base.__module__.startswith("simkv."):

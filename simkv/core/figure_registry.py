@@ -63,9 +63,7 @@ class Metric:
         return value if self.unit != "ms" else value / 1000.0
 
     def said(self, value: float) -> str:
-        """Return the value for use in a sentence: ``0.42 s``, ``16 ms``, ``1,234 tok/s``,
-        ``12``.
-        """
+        """Return the value as text: ``0.42 s``, ``16 ms``, ``1,234 tok/s``, ``12``."""
         if self.per_second:
             return format_seconds(self.to_seconds(value))
         return f"{format_number(value)} {self.unit}".rstrip()
@@ -76,9 +74,7 @@ def _heading(label: str, unit: str) -> str:
 
 
 def _over_all(group: str, event: str) -> tuple[Metric, ...]:
-    """Return the figures of a latency over all requests; a request without the ``event`` is
-    censored.
-    """
+    """Return the figures of a latency over all requests; those without ``event`` are censored."""
     short, key = LATENCIES[group][0], OVER_ALL[group]
     population = (
         f"over all requests that were sent and not rejected; one without {event} counts as long "
@@ -199,9 +195,7 @@ def figure(figures: Mapping[str, Any], name: str) -> Any:
 
 
 def is_lower_bound(figures: Mapping[str, Any], name: str) -> bool:
-    """Whether the real value may be higher, because some requests were not observed to their
-    end.
-    """
+    """Whether the real value may be higher: some requests were not observed to their end."""
     group, _, statistic = name.partition(".")
     return group in OVER_ALL.values() and statistic in figures[group]["at_least"]
 

@@ -13,9 +13,7 @@ Ints = npt.NDArray[np.intc]
 
 
 def ints_view(column: array[int]) -> Ints:
-    """Return a view of a column of ints (``array("i")``), which must not grow while the view is
-    used.
-    """
+    """Return a view of a column of ints (``array("i")``); the column must not grow while in use."""
     return np.frombuffer(column, dtype=np.intc)
 
 
@@ -57,9 +55,7 @@ class FreeQueue:
         return block
 
     def take(self, count: int) -> Ints:
-        """Remove and return the first ``count`` blocks. The queue must have at least that
-        number.
-        """
+        """Remove and return the first ``count`` blocks, which the queue must contain."""
         line, place, span = ints_view(self._line), ints_view(self._place), 2 * count
         while True:
             part = line[self._head : min(self._head + span, self._tail)]

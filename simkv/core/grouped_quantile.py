@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 
 def quantile(values: Sequence[float], ends: Sequence[int], share: float) -> float:
-    """Return the ``share`` quantile (0..1) of sorted ``values``, whose cumulative counts are
-    ``ends``.
+    """Return the ``share`` quantile (0..1) of sorted ``values`` with cumulative counts ``ends``.
 
     Interpolates linearly between samples, like numpy's default: the median of 1, 1, 4 (values 1 and
     4, ends 2 and 3) is 1.

@@ -48,10 +48,9 @@ HookResult = Literal["order", "group", "test", "tokens"]
 
 @dataclass(frozen=True)
 class PolicyHook:
-    """A decision that a custom policy may replace: its name, the meaning of its value, a
-    description.
+    """A decision that a custom policy may replace.
 
-    ``own`` describes the engine's own rule.
+    ``sort`` is the meaning of the expression's value; ``own`` describes the engine's own rule.
     """
 
     name: str
@@ -123,9 +122,7 @@ def parse_policy(text: str | None, seams: tuple[PolicyHook, ...]) -> CustomPolic
 
 
 def parse_expression(text: str, names: Sequence[str], where: str) -> PolicyExpression:
-    """Parse an expression over these variables. Raises ValueError; its message starts with
-    ``where``.
-    """
+    """Parse an expression over these variables. Raises ValueError that starts with ``where``."""
     try:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -146,9 +143,7 @@ def _over(a: float, b: float) -> float:
 
 
 def _checked(node: ast.expr, names: Sequence[str], used: set[str], where: str) -> ast.expr:
-    """Return the node with names as attributes of the view, numbers as floats and safe
-    divisions.
-    """
+    """Return the node with names as view attributes, numbers as floats and safe divisions."""
 
     def inner(one: ast.expr) -> ast.expr:
         return _checked(one, names, used, where)

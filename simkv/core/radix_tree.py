@@ -54,8 +54,7 @@ class RadixTree:
         self._leaves: list[tuple[int, int, RadixNode]] = []
 
     def match(self, content: TokenContent, tokens: int) -> tuple[int, RadixNode]:
-        """Return the longest cached prefix of the first ``tokens`` tokens: its length and its end
-        node.
+        """Return length and end node of the longest cached prefix of the first ``tokens`` tokens.
 
         Refreshes the recency of the path, and splits the last node if only a part of it matches.
         """
@@ -135,9 +134,7 @@ class RadixTree:
         """Hook for subclasses: called when a leaf has left the tree."""
 
     def fingerprint(self) -> Hashable:
-        """Return all state that determines future behavior; of clock readings only their order
-        counts.
-        """
+        """Return all state that determines future behavior; clock readings count by their order."""
         nodes = sorted(self.nodes(), key=lambda node: node.recency)
         return tuple((self._name(node), node.start, node.locks) for node in nodes)
 
@@ -196,8 +193,8 @@ class RadixTree:
         return upper
 
     def _shared(self, node: RadixNode, content: TokenContent, end: int) -> int:
-        """Return the number of leading tokens of ``node``, in whole pages, that ``content`` shares
-        before ``end``.
+        """Return how many leading tokens of ``node``, in whole pages, ``content`` has before
+        ``end``.
         """
         end = min(end, node.end)
         assert node.content is not None

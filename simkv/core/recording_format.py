@@ -38,8 +38,7 @@ def no_extra_fields(_: Any) -> RecordingLine:
 
 @dataclass(frozen=True)
 class TickFormat:
-    """The recording format of threads that run side by side: one line per tick of the engine's
-    thread.
+    """The recording format of parallel threads: one line per tick of the engine's thread.
 
     ``queues`` reads their shared state, ``task`` converts a task when it is put, and ``token`` a
     token when it is sent.

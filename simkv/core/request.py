@@ -1,6 +1,4 @@
-"""The request of a client: the prompt that schedulers see, and the output that only the model
-knows.
-"""
+"""Client requests: the prompt that schedulers see, and the output that only the model knows."""
 
 from __future__ import annotations
 

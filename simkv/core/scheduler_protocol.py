@@ -78,9 +78,7 @@ class Held(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """Why a request is rejected: the exceeded limit (``knob``) and the engine's message
-    (``words``).
-    """
+    """Why a request is rejected: the exceeded limit (``knob``) and the engine's message."""
 
     knob: str
     words: str

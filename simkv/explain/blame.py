@@ -49,8 +49,7 @@ class Blocker(NamedTuple):
 
 
 class Preemption(NamedTuple):
-    """The KV of ``victim`` was taken away at ``at`` (s) in favor of ``by`` (None: all other
-    requests).
+    """At ``at`` (s) the KV of ``victim`` was taken away in favor of ``by`` (None: all others).
 
     ``why`` is ``blocks`` (too few blocks), ``bucket`` (the victim's length differs from the bucket
     that runs) or ``patience`` (the head of the queue had waited too long). ``tokens`` is the number
@@ -209,9 +208,7 @@ class WaitAttribution:
         return self._share(self._ledger.get(request, []), request)
 
     def on_all(self, requests: Iterable[int]) -> list[Blocker]:
-        """Return the requests that blocked any of these requests, which may include the same
-        requests.
-        """
+        """Return the requests that blocked any of these requests, possibly including themselves."""
         return self._share([tile for i in requests for tile in self._ledger.get(i, [])], None)
 
     def block_holders(self, at: float) -> dict[int, int]:
@@ -314,9 +311,7 @@ class _Shares:
 
 
 def _over_time(size: int, start: Ints, end: Ints, amount: Floats) -> Floats:
-    """Return the total amount in each interval between ``size`` times; rows last from start to
-    end.
-    """
+    """Return the total amount between consecutive times; each row lasts from start to end."""
     change = np.zeros(size)
     np.add.at(change, start, amount)
     np.subtract.at(change, end, amount)

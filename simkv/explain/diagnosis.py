@@ -75,9 +75,7 @@ class Diagnosis:
     pressure: WaitAttribution = field(repr=False, compare=False)
 
     def figures(self) -> dict[str, Any]:
-        """Return summary figures as plain JSON: seconds by kind, blockers, recompute tax and
-        waste.
-        """
+        """Return the figures as plain JSON: seconds by kind, blockers, recompute tax and waste."""
         return {
             "time_s": {str(kind): seconds for kind, seconds in self.totals.items()},
             "blockers": [blocker._asdict() for blocker in self.blockers[:MAX_LISTED]],
@@ -93,9 +91,7 @@ class Diagnosis:
 
 
 def ledger_rows(variant: str, found: Diagnosis) -> list[dict[str, Any]]:
-    """Return the rows of ``ledger.csv``: one per interval of each request, with times in
-    seconds.
-    """
+    """Return the rows of ``ledger.csv``: one per interval of a request, times in seconds."""
     return [
         {"variant": variant, "id": i, "kind": str(kind), "start_s": start, "end_s": end}
         for i, intervals in sorted(found.ledger.items())
@@ -104,8 +100,10 @@ def ledger_rows(variant: str, found: Diagnosis) -> list[dict[str, Any]]:
 
 
 def preemption_rows(variant: str, found: Diagnosis) -> list[dict[str, Any]]:
-    """Return the rows of ``preemptions.csv``: one per preemption, with time (s), cause and lost
-    tokens.
+    """Return the rows of ``preemptions.csv``, one per preemption.
+
+    A row has the time (s), the victim, the request in whose favor it was preempted, the reason and
+    the lost tokens.
     """
     return [
         {

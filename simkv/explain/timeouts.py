@@ -93,8 +93,7 @@ class IsolatedRuns:
         return self.scenario.fleet is not None and self.scenario.fleet.disaggregated
 
     def alone(self, shape: IsolatedRequest) -> RunRecord:
-        """Return the record of an isolated run, without a timeout and cut off at the maximum
-        multiple.
+        """Return the record of an isolated run without a timeout, up to the maximum horizon.
 
         The run uses one replica that is always available, or the whole fleet if some replicas
         prefill and others decode.
@@ -120,9 +119,7 @@ class IsolatedRuns:
         return [build_executor(self.scenario, spec, self.changed) for spec in self.replicas]
 
     def estimate_seconds(self, shape: IsolatedRequest) -> float:
-        """Return an estimate of the isolated duration (s): a prefill plus decodes at their mean
-        duration.
-        """
+        """Return an estimate of the isolated duration (s): a prefill plus average decodes."""
         executor = self._executors[shape.replica]
         prompt, decodes = shape.request.prompt_tokens, shape.request.output_tokens - 1
         prefill = executor.run(StepLoad(1, prompt, 0, 0, 0, count_attention_pairs(prompt, 0), 1))
@@ -186,9 +183,7 @@ def _shortfall(
 
 
 def _rows(life: RequestRecord) -> Iterator[tuple[int, int, int]]:
-    """Yield each row in which a request computed, with its tokens of KV before and after the
-    row.
-    """
+    """Yield each row of computation, with the tokens of KV before and after it."""
     for run in compute_runs(life):
         context = run.context
         for row in range(run.first, run.last + 1):

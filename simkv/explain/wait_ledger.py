@@ -223,9 +223,7 @@ def _cut(computed: Iterable[ComputeRun], paused: Sequence[int]) -> Iterator[Comp
 
 
 def total_by_kind(intervals: Iterable[LedgerSegment]) -> dict[LedgerKind, float]:
-    """Return the seconds per kind, in the order of ``LedgerKind``, without kinds that do not
-    occur.
-    """
+    """Return the seconds of each kind that occurs, in the order of ``LedgerKind``."""
     seconds: dict[LedgerKind, list[float]] = {}
     for interval in intervals:
         seconds.setdefault(interval.kind, []).append(interval.seconds)
@@ -233,9 +231,7 @@ def total_by_kind(intervals: Iterable[LedgerSegment]) -> dict[LedgerKind, float]
 
 
 def _tile(life: RequestRecord, spans: Iterable[LedgerSegment]) -> list[LedgerSegment]:
-    """Drop negligible spans, clip at the end of the request and merge adjacent spans of one
-    kind.
-    """
+    """Drop negligible spans, clip at the end of the request and merge equal neighbors."""
     finish = inf if life.ended_at is None else life.ended_at
     tiles: list[LedgerSegment] = []
     reached = life.request.arrival
@@ -298,9 +294,7 @@ def _layers(
 
 
 def _paint(start: float, end: float, layers: Sequence[Layer]) -> Iterator[LedgerSegment]:
-    """Yield the intervals of the top layer from ``start`` to ``end``, and lower layers in its
-    gaps.
-    """
+    """Yield the top layer's intervals from ``start`` to ``end``, and lower layers in its gaps."""
     for piece in layers[0](start, end):
         left, right = max(piece.start, start), min(piece.end, end)
         if left > start:

@@ -1,3 +1,1 @@
-"""Simulation of scenarios: the engine loop, the clock, run records, the async pipeline and
-fleets.
-"""
+"""Simulation of scenarios: engine loop, clock, run records, async pipeline and fleets."""

@@ -106,9 +106,7 @@ class AsyncPipeline(Replica):
                 yield self.timeout_at(self.env.now + pacing.schedule_interval)
 
     def _work(self) -> SimProcess:
-        """SimPy process of the worker: take tasks at a step border, run a step, send its
-        message.
-        """
+        """SimPy process: the worker takes tasks at step borders, runs steps, sends messages."""
         while True:
             tasks: list[Any] = []
             if self.tasks.items or not self.worker.work():
@@ -164,9 +162,7 @@ class AsyncPipeline(Replica):
         yield from self._poll(interval, self.sleep())
 
     def _poll(self, interval: float, event: simpy.Event) -> SimProcess:
-        """Sleep in intervals of ``interval`` seconds, at least one, until ``event`` has
-        occurred.
-        """
+        """Sleep for ``interval`` seconds, once or more, until ``event`` has occurred."""
         start = self.env.now
         yield event
         naps = max(1, ceil((self.env.now - start) / interval))
@@ -193,9 +189,7 @@ class AsyncPipeline(Replica):
         return self.manager.put(planned)
 
     def step(self) -> Message | None:
-        """Return the message that the worker sends after its next step; None if there is nothing to
-        run.
-        """
+        """Return the message that the worker sends after its next step, or None without work."""
         lives = self.record.requests
         return self.worker.step(lambda i, k: k >= lives[i].request.output_tokens)
 
@@ -276,9 +270,7 @@ class AsyncPipeline(Replica):
     # Detection of halts.
 
     def _at_rest(self) -> bool:
-        """Whether there is no step, message or task in progress, so that only the engine can
-        act.
-        """
+        """Whether no step, message or task is in progress, so that only the engine can act."""
         idle = not self.tasks.items and not self.worker.work()
         return idle and self._sent == self._heard
 
@@ -295,8 +287,9 @@ class AsyncPipeline(Replica):
         return True
 
     def _check_progress(self) -> None:
-        """Halt if no client received a token in more steps than computing all tokens one by one
-        takes.
+        """Halt after too many steps without a token for any client.
+
+        The limit is 1000 steps plus one step per token of the live requests.
         """
         self._barren_steps += 1
         alive = self.manager.alive()
@@ -327,9 +320,7 @@ class AsyncPipeline(Replica):
 
 
 def _disagreement(seq: Any, slot: Any) -> str:
-    """Return why a request makes no progress, although the engine's view ``seq`` is that it
-    decodes.
-    """
+    """Return why a request makes no progress although the engine (``seq``) expects it to decode."""
     if slot.state == "chunk stopped":
         tokens = "one token" if slot.length == slot.end + 1 else f"{slot.length - slot.end} tokens"
         return (

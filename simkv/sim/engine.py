@@ -307,8 +307,9 @@ class Engine(Replica):
         return NO_ROW
 
     def leapable_steps(self, batch: Batch) -> int:
-        """Return the number of further steps equal to the one just launched; 0 unless all are
-        decodes.
+        """Return the number of further steps equal to the one just launched.
+
+        It is 0 unless the step consists of decodes only.
         """
         oldest, newest = self.in_flight[0], self.in_flight[-1]
         if not self.leaping or batch.kind != "decode" or not is_same_decision(oldest, newest):
@@ -468,9 +469,7 @@ class Engine(Replica):
         return bisect_left(moments, now)
 
     def _stand_still(self, since: float) -> None:
-        """Record a deadlock or livelock: the state of time ``since`` repeats without external
-        events.
-        """
+        """Record a deadlock or livelock: the state at ``since`` (s) repeats by itself."""
         if self.record.engine_halt is None:
             stuck = [*self.scheduler.running_ids(), *self.scheduler.waiting_ids()]
             decided = self.record.steps.decided

@@ -86,8 +86,6 @@ class CopyEngine:
 def attach_copy_engine(
     replica: Replica, link: OffloadLink, disk: OffloadLink | None = None
 ) -> None:
-    """Let a replica copy KV over ``link`` and to and from ``disk``, and count this in its
-    record.
-    """
+    """Attach a copy engine to a replica, with its link and disk, and count copies in its record."""
     replica.copies = CopyEngine(replica.env, replica, link, disk)
     replica.record.copied = KvCopyCounts() if disk is None else KvCopyCounts(0, 0, 0, 0)

@@ -44,8 +44,6 @@ class QueueLimit:
 
 
 def build_queue_limit(config: EngineConfig) -> QueueLimit | None:
-    """Return the admission control of a server with this config, or None if it admits all
-    requests.
-    """
+    """Return the admission control of a server, or None if it admits all requests."""
     admission = find_engine_spec(config).admission(config)
     return QueueLimit(admission) if admission else None

@@ -33,9 +33,7 @@ class Copier(Protocol):
     """Performs the KV copies that batches list, beside the steps (``KvCopies``)."""
 
     def before(self, moves: KvCopies, start: float) -> float:
-        """Start the copies due before a step at ``start`` (s); return when the step can begin
-        (s).
-        """
+        """Start the copies before a step at ``start`` (s); return when the step can begin (s)."""
 
     def after(self, moves: KvCopies, end: float) -> None:
         """Start copies after a step that ends at ``end`` (s)."""
@@ -172,9 +170,7 @@ class Replica(ABC):
     # Interface for subclasses and the fleet.
 
     def timeout_at(self, time: float, after: int = 0) -> ExactTimeout:
-        """Return an event at ``time`` (s) for this replica: after external events, in order of
-        ranks.
-        """
+        """Return an event at ``time`` (s) that follows external events, in order of ranks."""
         return ExactTimeout(self.env, time, self.rank + after)
 
     def sleep(self) -> simpy.Event:

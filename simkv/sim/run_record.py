@@ -193,10 +193,10 @@ class DraftCounts:
 
 @dataclass(slots=True)
 class KvCopyCounts:
-    """Numbers of tokens whose KV was copied between host memory and GPU, and between disk and host
-    memory.
+    """Numbers of tokens whose KV was copied.
 
-    The disk counts are None without a disk.
+    ``loaded`` and ``stored`` count copies between host memory and GPU, ``read`` and ``written``
+    copies between disk and host memory (None without a disk).
     """
 
     loaded_tokens: int = 0
@@ -344,9 +344,7 @@ class RunRecord:
             life.computed += steps
 
     def leave(self, i: int, last: int) -> int:
-        """Record that request ``i`` decoded in a group up to row ``last``; return the number of
-        steps.
-        """
+        """Record that request ``i`` decoded in a group up to row ``last``; return its steps."""
         first = self._decoding_since.pop(i)
         steps = last - first + 1
         if steps > 0:
@@ -364,9 +362,7 @@ class RunRecord:
         return self._decoding_since.get(i)
 
     def close(self, last: int) -> None:
-        """Close open segments at the end of the run and compute the tokens that clients
-        received.
-        """
+        """Close open segments at the end of the run and compute the tokens delivered to clients."""
         for i in list(self._decoding_since):
             self.leave(i, last)
         for life in self.requests.values():

@@ -21,9 +21,7 @@ class RowSegment(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A request computes ``tokens`` tokens in ``row``, after ``context`` tokens that already have
-    KV.
-    """
+    """A request computes ``tokens`` tokens in ``row``, after ``context`` tokens with KV."""
 
     row: int
     tokens: int
@@ -81,8 +79,9 @@ def read_chunks(chunks: array[int]) -> list[Chunk]:
 
 
 def shift_rows(numbers: array[int], rows: int, places: Iterable[int]) -> array[int]:
-    """Return the numbers for a log with ``rows`` rows in front; ``places`` are the row entries of
-    three.
+    """Return the numbers with all row entries increased by ``rows``.
+
+    ``places`` are the indices of row entries in each group of three.
     """
     found = numbers[:]
     for place in places:

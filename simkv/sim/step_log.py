@@ -1,6 +1,4 @@
-"""The step log: one row per step, compressed into runs of rows that differ only in times and
-blocks.
-"""
+"""The step log: one row per step; steps that differ only in times and blocks form runs."""
 
 from __future__ import annotations
 
@@ -94,9 +92,7 @@ class StepLog:
         self.free_blocks.append(queues.free_blocks)
 
     def repeat(self, ends: array[float], free_blocks: list[int], lag: int) -> None:
-        """Append rows like the newest one, each decided when the row ``lag`` rows before it
-        ended.
-        """
+        """Append rows like the newest one, each decided when the row ``lag`` before it ended."""
         self._lag[-1] = lag
         self.end.extend(ends)
         self.free_blocks.fromlist(free_blocks)
@@ -149,9 +145,7 @@ class StepLog:
         return self._counts("running", self._running)
 
     def _counts(self, name: str, by_run: array[int], *, once: bool = False) -> array[int]:
-        """Return a count column: the first row's value for the whole run, or, with ``once``, in
-        that row only.
-        """
+        """Return a count column, which repeats the first row's value in its run unless ``once``."""
         found: array[int] = self._unfolded.setdefault(name, array(by_run.typecode))
         if (done := len(found)) < len(self.end):
             run, lengths = self._missing(done)
@@ -177,9 +171,7 @@ class StepLog:
         return found
 
     def _missing(self, done: int) -> tuple[int, Any]:
-        """Return the run that contains row ``done`` and the number of rows of each run from there
-        on.
-        """
+        """Return the run that contains row ``done`` and the remaining rows of each run."""
         run = bisect_right(self._first, done) - 1
         borders = np.append(np.array(self._first[run:]), len(self))
         return run, np.diff(np.maximum(borders, done))

@@ -23,9 +23,7 @@ MAX_LISTED_DECISIONS = 32
 
 
 class Decision(NamedTuple):
-    """A decision of a cycle at ``at`` (s): ids of requests that prefill, decode and are
-    preempted.
-    """
+    """A decision at ``at`` (s): the ids of requests that prefill, decode and are preempted."""
 
     at: float
     prefill: tuple[int, ...]

@@ -19,8 +19,7 @@ MIN_BLOCKED_SHARE = 0.05
 
 @dataclass(frozen=True)
 class HeadOfLineBlocking(Verdict):
-    """For ``seconds`` the head of the queue lacked blocks while a request behind it would have
-    fitted.
+    """For ``seconds`` the head of the queue lacked blocks that were enough for requests behind it.
 
     The worst head ``needs`` more blocks than the ``free`` ones. The second request in ``requests``
     needs ``other_needs`` blocks and waited behind it for ``longest`` s.
@@ -55,9 +54,7 @@ class _Behind(NamedTuple):
 def find_head_of_line_blocking(
     record: RunRecord, ledger: Ledger, block_size: int
 ) -> HeadOfLineBlocking | None:
-    """Check, while the head waits for blocks, whether the smallest request behind it would have
-    fitted.
-    """
+    """Check, while the head waits for blocks, whether the smallest request behind it fits."""
     queue = sorted(
         (
             _Behind(blocks_for(life.request.prompt_tokens + 1, block_size), i, tile.start, tile.end)

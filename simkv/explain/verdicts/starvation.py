@@ -60,8 +60,9 @@ class Starvation(Verdict):
 def find_starvation(
     record: RunRecord, ledger: Ledger, pressure: WaitAttribution, overtakes: Sequence[Overtake]
 ) -> Starvation | None:
-    """Return the verdict; the worst request is the one with the longest wait, then the fewest
-    tokens.
+    """Return the verdict, or None; the worst request waited longest.
+
+    Among equal waits, it is the request with the fewest tokens.
     """
     ids = tuple(life.request.id for life in requests_with_outcome(record, Outcome.STARVED))
     if not ids:

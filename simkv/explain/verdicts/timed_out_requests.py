@@ -39,9 +39,7 @@ class TimedOutRequests(Verdict):
 
 
 def find_timed_out(record: RunRecord) -> TimedOutRequests | None:
-    """Return the verdict; the worst request lacked the most time, among requests with a known
-    shortfall.
-    """
+    """Return the verdict, or None; the worst request has the largest known shortfall."""
     lives = requests_with_outcome(record, Outcome.TIMED_OUT)
     ids = tuple(life.request.id for life in lives)
     known = [i for i in ids if i in record.shortfalls]

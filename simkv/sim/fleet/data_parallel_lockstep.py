@@ -90,9 +90,7 @@ class DataParallelLockstep:
     def _launch(
         self, decided: Sequence[tuple[Engine, Batch]], loads: Sequence[StepLoad], start: float
     ) -> float:
-        """Put the batches on the GPUs, all at ``start``; return when the GPUs are free again
-        (s).
-        """
+        """Put the batches on the GPUs, all at ``start``; return when the GPUs are free (s)."""
         both = list(zip(decided, loads, strict=True))
         seconds = max((e.executor.run(load) for (e, batch), load in both if batch), default=0.0)
         for (engine, batch), load in both:
@@ -102,9 +100,7 @@ class DataParallelLockstep:
     def _plan_leap(
         self, decided: Sequence[tuple[Engine, Batch]], loads: Sequence[StepLoad]
     ) -> Leap | None:
-        """Start a leap of all engines over their common steps; return one engine's leap, or
-        None.
-        """
+        """Start a leap of all engines over their common steps; return one of the leaps, or None."""
         steps = MAX_LEAP_STEPS
         ends = {(e.in_flight[0].end, e.in_flight[-1].end) for e, _ in decided}
         for engine, batch in decided:

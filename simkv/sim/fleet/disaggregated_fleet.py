@@ -97,9 +97,7 @@ class DisaggregatedFleet(Fleet):
         super()._over(stint, life)
 
     def _release_unless_fetched(self, i: int) -> None:
-        """Free the KV of an ended request on the prefill replica, unless a transfer is in
-        progress.
-        """
+        """Free the KV of an ended request on its prefill replica, unless it is being sent."""
         handover = self.handovers[i]
         if handover.asked is None:
             handover.arrived_at = self.env.now

@@ -196,9 +196,7 @@ class Fleet:
             self.router.forget(stint.replica)
 
     def _scale(self) -> bool:
-        """Adjust the number of replicas; return whether no further check is needed until an event
-        occurs.
-        """
+        """Adjust the number of replicas; return whether checks can pause until the next event."""
         there, coming = len(self._serving), len(self._coming)
         signals = [
             LoadSignal(s.replica, s.in_flight, s.engine.num_waiting, s.engine.num_running)

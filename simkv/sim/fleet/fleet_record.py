@@ -126,9 +126,7 @@ def _one(lives: Sequence[RequestRecord]) -> RequestRecord:
 
 
 def _counted(life: RequestRecord, others: Sequence[RequestRecord]) -> RequestRecord:
-    """Return the record with the preemptions and recomputed tokens of ``others`` added, in row
-    order.
-    """
+    """Add the preemptions and recomputed tokens of ``others`` to a record, in row order."""
     lives = [*others, life]
     columns = ((x.preempted_rows, x.preempted_at, x.causes) for x in lives)
     taken = [one for rows, at, causes in columns for one in zip(rows, at, causes, strict=True)]

@@ -36,9 +36,7 @@ class TransferLinks:
         self._free_at: dict[int, float] = {}
 
     def send(self, source: int, tokens: int, now: float) -> float:
-        """Start a transfer of ``tokens`` of KV from ``source`` at ``now`` (s); return when it
-        arrives (s).
-        """
+        """Start a transfer of ``tokens`` of KV at ``now`` (s); return its arrival time (s)."""
         link = -1 if self.rule.shared_link else source
         start = max(now, self._free_at.get(link, 0.0))
         end = start + tokens * self.rule.bytes_per_token / self.rule.bandwidth

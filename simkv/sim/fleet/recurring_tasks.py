@@ -11,9 +11,7 @@ from simkv.sim.clock import ExactTimeout, SimProcess
 
 
 class RecurringTasks:
-    """Periodic tasks that do not keep a simulation alive: they pause when no other events are
-    left.
-    """
+    """Periodic tasks that do not keep a simulation alive: without other events they pause."""
 
     def __init__(self, env: simpy.Environment) -> None:
         self.env = env
@@ -27,8 +25,7 @@ class RecurringTasks:
         self._asleep.clear()
 
     def every(self, interval: float, work: Callable[[], bool]) -> SimProcess:
-        """Do ``work`` now and at all multiples of ``interval`` (s), before other events of that
-        time.
+        """Do ``work`` now and, before other events, at all multiples of ``interval`` (s).
 
         ``work`` returns whether repeating it has no effect until an external event; then it pauses
         until one occurs.

@@ -1,5 +1,6 @@
-"""Routers, which choose the replica for a request. Pure: no clock, no events, no knowledge of
-outcomes.
+"""Routers choose the replica for a request.
+
+They are pure: they have no clock, no events and no knowledge of outcomes.
 
 Their models:
 
@@ -70,9 +71,7 @@ class Router(Protocol):
     counts_own_sends: bool
 
     def choose(self, prompt: Prompt, signals: Sequence[LoadSignal]) -> int:
-        """Return the replica for ``prompt``, from ``signals`` (at least one, in ascending
-        order).
-        """
+        """Return the replica for ``prompt``; ``signals`` are in ascending order and not empty."""
 
     def forget(self, replica: int) -> None:
         """Forget the cache content of a replica that lost its cache."""
@@ -247,9 +246,7 @@ def build_router(config: RouterConfig, session: SessionLookup) -> Router:
 
 
 def _known(keys: Sequence[int], sent: Set[int]) -> int:
-    """Return how many of the first ``keys`` were sent; a key is never sent without its
-    predecessors.
-    """
+    """Return the number of leading ``keys`` that were sent; no key is sent without these."""
     return bisect_left(keys, 1, key=lambda key: key not in sent)
 
 
