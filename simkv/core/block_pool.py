@@ -202,8 +202,8 @@ class BlockPool:
         """Assert the invariants of the pool.
 
         Free and held blocks add up to the total, reference counts match the tables, no table has a
-        block twice, and no block is both free and held. Leaked blocks (``abandon``) violate this, as in the engine that leaks
-        them.
+        block twice, and no block is both free and held. Leaked blocks (``abandon``) violate this,
+        as in the engine that leaks them.
         """
         counts = [0] * (self.num_blocks + 1)
         for table in self.tables.values():
