@@ -1,7 +1,7 @@
-"""What a step costs: seconds for a ``StepLoad``, with a range, an error and a source.
+"""Step costs: the duration of a ``StepLoad`` in seconds, with a range, an error and a source.
 
-``profile`` is that as typed JSON, ``simulated`` the executor that asks it; ``attention`` evaluates
-a table of attention times, ``error`` and ``erring`` say how wrong a cost is and let it be. Profiles
-come from ``sources`` and from simkv's own measurements (lab/); ``hardware`` is what is known of
-GPUs and models.
+``cost_profile`` defines the typed JSON profile, ``simulated_executor`` the executor that uses it.
+``attention_table`` and ``attention_grid`` evaluate attention times; ``step_errors`` and
+``scaled_executor`` compute and apply errors of step times. Profiles come from ``sources``,
+``operators`` and simkv's own measurements (``simkv.gpu``); ``hardware`` describes GPUs and models.
 """

@@ -1,9 +1,10 @@
-"""Attention times of a whole model by themselves: of the prefills of a step, and of its decodes.
+"""Attention times of a whole model, separately for the prefills and the decodes of a step.
 
-Prefills are looked up by their tokens and by how many tokens one of them attends to on the mean
-(pairs over tokens): one prompt, several short ones and a chunk on top of KV are points of the same
-plane, and between its points the work, tokens times mean, is met exactly. Decodes are looked up by
-their number and the mean of what they read. Both cost in a mixed step what they cost alone.
+Prefills are looked up by their tokens and by the mean number of attended tokens (pairs over
+tokens). One prompt, several short prompts and a chunk on top of KV are points of the same plane,
+and interpolation between its points keeps the work (tokens times mean) exact. Decodes are looked up
+by their number and their mean context. In a mixed step, prefills and decodes cost the same as in
+separate steps.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ GridSeconds = list[list[Annotated[float, Field(ge=0)]]]
 
 
 class AttentionGrid(FrozenModel):
-    """Times (s) over all layers.
+    """Attention times (s) over all layers.
 
-    ``prefill_s`` by ``prefill_tokens``, then by ``prefill_mean`` (tokens that one attends to);
-    ``decode_s`` by ``decode_seqs``, then by ``decode_context`` (tokens that one reads).
+    ``prefill_s`` is indexed by ``prefill_tokens``, then by ``prefill_mean`` (mean attended tokens);
+    ``decode_s`` by ``decode_seqs``, then by ``decode_context`` (context tokens per decode).
     """
 
     prefill_tokens: GridAxis
@@ -53,7 +54,7 @@ class AttentionGrid(FrozenModel):
 
 
 class GridCost:
-    """A grid as a function from a step's load to seconds."""
+    """Function from a step's load to seconds, based on a grid."""
 
     def __init__(self, grid: AttentionGrid) -> None:
         self._grid = grid
@@ -70,7 +71,8 @@ class GridCost:
         return seconds
 
     def ahead(self, load: StepLoad, steps: int) -> list[float]:
-        """Seconds of each of the next ``steps`` steps of these decodes, each a token longer."""
+        """Return the seconds of the next ``steps`` decode steps, each with one more token per
+        request."""
         xs, ys = self._grid.decode_context, self._line(load.decode_seqs)
         mean = load.decode_context / load.decode_seqs
         found: list[float] = []
@@ -99,7 +101,7 @@ class GridCost:
         return lerp(first, interpolate(grid.prefill_mean, grid.prefill_s[high], mean), share)
 
     def _line(self, seqs: int) -> Sequence[float]:
-        """Times by context of that many decodes."""
+        """Return decode times by context for the given number of sequences."""
         line = self._lines.get(seqs)
         if line is None:
             low, high, share = bracket(self._grid.decode_seqs, seqs)

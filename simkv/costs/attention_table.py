@@ -1,16 +1,17 @@
 """Attention times of a whole model, looked up in a table of measured batches.
 
-A measured batch is one prefill of so many tokens on top of so much KV, together with so many
-decodes that all read equally much KV. A step of an engine is looked up as the batch like it:
+A measured batch is one prefill of a given length on top of a given KV length, together with a
+number of decodes of equal context. A step is looked up as an equivalent batch:
 
-- decodes at the mean of their KV, which is what they read in all;
-- several prefills as one of as many tokens, on top of as much KV as gives the same number of pairs
-  of a token and a token that it attends to. Where even no KV gives more pairs (several short
-  prompts), what that prefill costs above the shortest one measured counts in proportion.
+- decodes at their mean context, which keeps the total KV read;
+- several prefills as one prefill with the same number of tokens, on top of a KV length that gives
+  the same number of attention pairs. If even no KV gives more pairs (several short prompts), the
+  cost above that of the shortest measured prefill is scaled in proportion to the pairs.
 
-Between points all four axes are linear. Interpolating in logarithms, as a doubling grid suggests,
-costs 9 to 14 % on these tables by measurement of their authors (LLMServingSim, commit 5daddb2).
-Where no mixed batches were measured, the prefills and the decodes of one cost what both cost alone.
+Interpolation is linear on all four axes. Logarithmic interpolation, as a doubling grid suggests,
+has errors of 9 to 14 % on these tables according to their authors (LLMServingSim, commit 5daddb2).
+Without measured mixed batches, the prefills and decodes of a mixed step cost the same as in
+separate steps.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class AttentionRow(FrozenModel):
-    """Times (s) by the KV that each decode reads, for prefills on top of ``prefill_context``."""
+    """Times (s) by context of each decode, for prefills on top of ``prefill_context``."""
 
     prefill_context: Count
     decode_context: list[Count] = Field(min_length=1)
@@ -46,7 +47,7 @@ class AttentionRow(FrozenModel):
 
 
 class AttentionSlice(FrozenModel):
-    """All measured batches of so many prefill tokens and so many decodes."""
+    """Measured batches with the same number of prefill tokens and decodes."""
 
     prefill_tokens: Count
     decode_seqs: Count
@@ -61,16 +62,17 @@ class AttentionSlice(FrozenModel):
 
 
 class SkewCorrection(FrozenModel):
-    """What decodes of unequal length cost more than equal ones, as LLMServingSim corrects it.
+    """Additional cost of decodes of unequal length, as LLMServingSim corrects it.
 
-    The time moves from that at the mean KV towards that at the longest by a share: the one of the
-    bucket, by prefill tokens (the nearest that was measured, in doublings), decodes, how far the
-    mean is from the shortest to the longest (0..1), the longest, and the prefill's KV; ``default``
-    where there is no bucket. An edge belongs to the bucket that it ends.
+    The time moves from the value at the mean context towards the value at the longest context by a
+    share. The share is looked up in buckets of prefill tokens (nearest measured value, in
+    doublings), number of decodes, position of the mean between shortest and longest (0..1), longest
+    context, and KV of the prefill; ``default`` applies without a bucket. An upper edge belongs to
+    its bucket.
 
-    LLMServingSim itself asks for the prefill tokens exactly, which next to no step of an engine
-    has, so that beside prefills its default stands for what was measured: 0.05 for 0.3 at 16
-    decodes and -0.01 at 128 (RTX PRO 6000, Llama-3.1-8B).
+    LLMServingSim itself requires an exact match of the prefill tokens, which almost no engine step
+    has. Beside prefills it therefore uses its default instead of the measured shares: 0.05 instead
+    of 0.3 at 16 decodes, and -0.01 at 128 (RTX PRO 6000, Llama-3.1-8B).
     """
 
     default: float
@@ -78,12 +80,12 @@ class SkewCorrection(FrozenModel):
     rate: list[float]
     longest: list[float]
     prefill_context: list[float]
-    #: prefill tokens, then the number of the bucket on each axis, then the share.
+    #: prefill tokens, then the bucket number on each axis, then the share.
     shares: list[tuple[int, int, int, int, int, float]]
 
 
 class AttentionTable(FrozenModel):
-    """Measured attention times (s) of a step over all layers, and the correction for skew."""
+    """Measured attention times (s) of a step over all layers, and the skew correction."""
 
     slices: list[AttentionSlice] = Field(min_length=1)
     skew: SkewCorrection | None = None
@@ -99,13 +101,13 @@ class AttentionTable(FrozenModel):
 
 
 class AttentionCost:
-    """A table as a function from a step's load to seconds."""
+    """Function from a step's load to seconds, based on a table."""
 
     def __init__(self, table: AttentionTable) -> None:
         self._slices = {(s.prefill_tokens, s.decode_seqs): s for s in table.slices}
         self._contexts = {k: [r.prefill_context for r in s.rows] for k, s in self._slices.items()}
         self._decodes = {p: sorted(n for q, n in self._slices if q == p) for p, _ in self._slices}
-        #: Prefills that were measured alone, and beside decodes (then 0 tokens count as one too).
+        #: Prefill lengths measured alone, and beside decodes (which include 0 tokens).
         self._alone = sorted(p for p, n in self._slices if not n)
         self._beside = sorted({p for p, n in self._slices if n})
         self._mixed = len(self._beside) > 1
@@ -115,7 +117,7 @@ class AttentionCost:
 
     @property
     def needs_decode_range(self) -> bool:
-        """Whether the shortest and the longest decode of a step count."""
+        """Whether the shortest and the longest decode context affect the cost."""
         return self._skew is not None
 
     def __call__(self, load: StepLoad) -> float:
@@ -131,18 +133,18 @@ class AttentionCost:
         return time + share * max(self._batch(load, load.longest) - time, 0.0) if share else time
 
     def decodes(self, seqs: int, context: float) -> float:
-        """Seconds of ``seqs`` decodes alone that read ``context`` tokens each."""
+        """Return the seconds of ``seqs`` decodes without prefills, each with ``context`` tokens."""
         line = self._lines.get(seqs)
         if line is None:
             line = self._lines[seqs] = self._line(seqs)
         return interpolate(*line, context)
 
     def _batch(self, load: StepLoad, context: float) -> float:
-        """Seconds if each decode read ``context`` tokens."""
+        """Return the seconds if each decode had ``context`` tokens."""
         tokens, seqs = load.prefill_tokens, load.decode_seqs
         if not tokens:
             return self.decodes(seqs, context) if seqs else 0.0
-        own = tokens * (tokens + 1) / 2  # pairs of a prompt that is all of these tokens
+        own = tokens * (tokens + 1) / 2  # pairs of a single prompt of all these tokens
         before = (load.prefill_pairs - own) / tokens
         if before >= 0:
             return self._measured(tokens, before, seqs, context)
@@ -151,7 +153,7 @@ class AttentionCost:
         return least + max(whole - least, 0.0) * load.prefill_pairs / own
 
     def _measured(self, tokens: int, before: float, seqs: int, context: float) -> float:
-        """Between the slices around: by the decodes, then by the prefill tokens."""
+        """Interpolate between slices, by decodes and then by prefill tokens."""
         prefills = self._beside if seqs else self._alone
         low, high, share = bracket(prefills, tokens)
         first = self._by_decodes(prefills[low], before, seqs, context)
@@ -160,7 +162,7 @@ class AttentionCost:
         return lerp(first, self._by_decodes(prefills[high], before, seqs, context), share)
 
     def _by_decodes(self, tokens: int, before: float, seqs: int, context: float) -> float:
-        """Between the slices of the same prefill; beyond the last its line goes on."""
+        """Interpolate between slices of the same prefill; extrapolate beyond the last."""
         known = self._decodes[tokens]
         low, high, share = bracket(known, seqs)
         first = self._in_slice((tokens, known[low]), before, context)
@@ -179,7 +181,7 @@ class AttentionCost:
         )
 
     def _line(self, seqs: int) -> tuple[Sequence[float], Sequence[float]]:
-        """Times by context of that many decodes alone."""
+        """Return times by context for the given number of decodes without prefills."""
         known = self._decodes[0]
         low, high, share = bracket(known, seqs)
         rows = [self._slices[0, known[index]].rows[0] for index in (low, high)]
@@ -189,7 +191,7 @@ class AttentionCost:
 
 
 class _SkewShares:
-    """The buckets of a correction for skew."""
+    """Bucket lookup for the skew correction."""
 
     def __init__(self, skew: SkewCorrection) -> None:
         self._skew = skew
@@ -197,7 +199,7 @@ class _SkewShares:
         self._prefills = sorted({key[0] for key in self._shares if key[0]})
 
     def __call__(self, load: StepLoad, mean: float) -> float:
-        """How far a step lies from equal decodes to all being as long as the longest."""
+        """Return the share between equal decodes (0) and all decodes at the longest context (1)."""
         skew, tokens = self._skew, load.prefill_tokens
         before = max(load.prefill_pairs - tokens * (tokens + 1) / 2, 0.0) / max(tokens, 1)
         rate = (mean - load.shortest) / (load.longest - load.shortest)
@@ -211,12 +213,12 @@ class _SkewShares:
         return self._shares.get(key, skew.default)
 
     def _nearest(self, tokens: int) -> int:
-        """The measured prefill tokens that are nearest to these; none stay none."""
+        """Return the nearest measured number of prefill tokens; 0 stays 0."""
         if not tokens or not self._prefills:
             return tokens
         return min(self._prefills, key=lambda measured: abs(log2(measured / tokens)))
 
 
 def _bucket(ends: Sequence[float], value: float) -> int:
-    """Number of the bucket by the upper ends of all, the last for what is beyond."""
+    """Return the bucket number from the upper edges; the last bucket includes larger values."""
     return min(bisect_left(ends, value), len(ends) - 1)

@@ -1,4 +1,4 @@
-"""Cost profiles: what a step of a named engine on a named GPU costs, as typed JSON."""
+"""Cost profiles: step costs of a named engine on a named GPU, as typed JSON."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ Feature = Literal[
     "decode_tail",
     "mixed_decode_seqs",
 ]
-#: Features that were removed in 0.3: no engine that is modelled swaps KV in a step.
+#: Features removed in 0.3: no simulated engine swaps KV during a step.
 _SWAPS = ("swap_out_blocks", "swap_in_blocks")
 StepFilter = Literal["prefill", "decode", "mixed", "pure decode", "any"]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 def _without_swaps(data: Any) -> Any:
-    """Drop the costs of swapping, which profiles measured with simkv 0.2 have."""
+    """Remove swapping costs from profiles measured with simkv 0.2."""
     if not isinstance(data, dict) or not isinstance(data.get("terms"), list):
         return data
     terms = [
@@ -64,7 +64,7 @@ def _without_swaps(data: Any) -> Any:
 
 
 class LinearPiece(FrozenModel):
-    """``base + slope * feature`` seconds for values of the feature up to ``up_to`` (inclusive)."""
+    """Linear cost ``base + slope * feature`` (s) for feature values up to ``up_to`` (inclusive)."""
 
     up_to: int | None = None
     base: float
@@ -72,17 +72,18 @@ class LinearPiece(FrozenModel):
 
 
 class CostTerm(FrozenModel):
-    """One summand of a step's cost, in seconds.
+    """A term of a step's cost, in seconds.
 
-    It is a function of one ``feature`` of the step (a count: sequences, tokens, tokens of context,
-    or ``steps``, which is 1; ``slots`` are the tokens as padded for CUDA graphs, ``group_tokens``
-    those of all engines in lock-step, ``emits`` the sequences that have a token sampled,
-    ``prefill_mean`` how many tokens one of a prefill attends to at the mean, ``decode_mean`` the
-    mean context of the decodes, ``decode_tail`` by how much the longest is above it,
-    ``mixed_decode_seqs`` the decodes beside prefills), given as ``seconds`` per unit, as linear
-    ``pieces``, or as a ``table`` of measured ``[value, seconds]`` points with straight lines
-    between them. ``when`` restricts it to steps that prefill anything, that decode anything, that
-    do both (``mixed``) or that do nothing but decode (``pure decode``).
+    The term is a function of one ``feature`` of the step: a count of sequences, tokens or context
+    tokens, or ``steps``, which is 1. Further features: ``slots`` (tokens padded for CUDA graphs),
+    ``group_tokens`` (tokens of all engines in lock-step), ``emits`` (sequences with a sampled
+    token), ``prefill_mean`` (mean attended tokens per prefill token), ``decode_mean`` (mean context
+    of decodes), ``decode_tail`` (longest context minus mean), ``mixed_decode_seqs`` (decodes beside
+    prefills).
+
+    The function is given as ``seconds`` per unit, as linear ``pieces``, or as a ``table`` of
+    measured ``[value, seconds]`` points with linear interpolation. ``when`` restricts the term to
+    steps with prefills, with decodes, with both (``mixed``) or with decodes only (``pure decode``).
     """
 
     name: str
@@ -108,9 +109,9 @@ class CostTerm(FrozenModel):
 
 
 class StepError(FrozenModel):
-    """Relative errors over ``points`` steps that were not fitted to: 0.01 is one per cent.
+    """Relative errors over ``points`` held-out steps; 0.01 is one per cent.
 
-    ``median`` and ``p95`` are of the absolute error, ``bias`` is the mean with its sign.
+    ``median`` and ``p95`` are of the absolute error, ``bias`` is the signed mean.
     """
 
     points: int
@@ -120,19 +121,22 @@ class StepError(FrozenModel):
 
     @property
     def lasting(self) -> float:
-        """What is left of it in the mean of many steps: errors of single steps that were measured
-        by themselves cancel out, their bias does not, and is known as well as they scatter."""
+        """Error of the mean of many steps.
+
+        Errors of individually measured steps cancel out except for their bias, which is uncertain
+        by their scatter.
+        """
         if not self.points:
             return self.p95
         return min(self.p95, abs(self.bias) + self.p95 / sqrt(self.points))
 
 
 class FitQuality(FrozenModel):
-    """How good the terms are where they were fitted: ``rms_s`` over ``points`` figures.
+    """Quality of the fitted terms: ``rms_s`` over ``points`` measurements.
 
-    ``held_out`` are the errors on steps that were not fitted to, by kind of step. ``beyond`` is by
-    feature how much the error of a step grows with each doubling out of the range, as seen on ends
-    of the data that were left out.
+    ``held_out`` are errors on steps excluded from the fit, by kind of step. ``beyond`` is the
+    growth of the step error per doubling outside the range, by feature, measured on excluded ends
+    of the data.
     """
 
     points: int
@@ -143,17 +147,19 @@ class FitQuality(FrozenModel):
 
 
 class CostProfile(FrozenModel):
-    """What a step costs, on what, how that is known, and where it holds.
+    """Step costs of an engine, model and GPU, with their basis, range and sources.
 
-    The time is the sum of the ``terms`` and, where there is one, of the ``attention`` table or of
-    the ``grid``. ``floor`` is what the host needs to launch a step while the GPU runs: the step
-    takes as long as the sum of these terms at least.
-    ``graph_sizes`` are the numbers of tokens for which the engine has captured CUDA graphs: a step
-    is padded to the next one (``slots``), beyond the largest none is.
-    ``range`` gives, by feature, the smallest and largest value per step that the data cover.
-    ``idle_pass_s`` is the time of a scheduler pass that finds nothing to run. ``front_s`` is what
-    passes before the engine core has a request that was sent (API server, tokens, queues);
-    ``simkv validate`` adds it, the clients of a scenario speak to the core directly.
+    The step time is the sum of the ``terms``, plus the ``attention`` table or the ``grid`` if
+    present. ``floor`` is the host time to launch a step while the GPU runs: a step takes at least
+    the sum of these terms.
+
+    ``graph_sizes`` are the token counts of captured CUDA graphs: a step is padded to the next size
+    (``slots``); larger steps are not padded.
+
+    ``range`` is the smallest and largest value per step covered by the data, by feature.
+    ``idle_pass_s`` is the time of a scheduler pass with nothing to run. ``front_s`` is the time
+    before the engine core receives a request (API server, tokenization, queues); ``simkv validate``
+    adds it, while the clients of a scenario send requests to the core directly.
     """
 
     format: Literal[1] = 1
@@ -202,7 +208,7 @@ class CostProfile(FrozenModel):
 
 
 class StepCost:
-    """A profile as a function from a step's load to seconds."""
+    """Function from a step's load to seconds, based on a profile."""
 
     def __init__(self, profile: CostProfile) -> None:
         if profile.grid:
@@ -236,9 +242,9 @@ class StepCost:
         return max(seconds, self._host(load)) if self._floor else seconds
 
     def ahead(self, load: StepLoad, steps: int) -> list[float] | None:
-        """Seconds of the next ``steps`` steps of these decodes, each a token longer, at once.
+        """Return the seconds of the next ``steps`` decode steps at once, each one token longer.
 
-        None for a profile of which only one step after the other can be told.
+        None if the profile allows only step-by-step evaluation.
         """
         if not (self._by_batch_only and isinstance(self._attention, GridCost)):
             return None
@@ -247,7 +253,7 @@ class StepCost:
         return [max(base + more, least) for more in self._attention.ahead(load, steps)]
 
     def _host(self, load: StepLoad) -> float:
-        """What the host needs to launch a step, in seconds."""
+        """Return the host time to launch a step, in seconds."""
         if load.prefill_seqs:
             return sum_terms(self._floor, load, self._graph_sizes)
         found = self._floors.get(load.decode_seqs)
@@ -268,9 +274,9 @@ class StepCost:
         return self._sum(load) + self._attention(load)
 
     def linear_decode_cost(self, seqs: int) -> tuple[float, float]:
-        """Seconds of a step that decodes ``seqs`` sequences, and per token of their context.
+        """Return seconds of a step that decodes ``seqs`` sequences, and per token of their context.
 
-        Only for a profile that is ``linear`` in the context; each of them has a token sampled.
+        Only for a profile that is ``linear`` in the context; every sequence has a token sampled.
         """
         base = self._by_batch.get(seqs)
         if base is None:
@@ -279,13 +285,13 @@ class StepCost:
 
     @property
     def needs_decode_range(self) -> bool:
-        """Whether it has to know the shortest and the longest decode of a step."""
+        """Whether the shortest and the longest decode of a step are needed."""
         by_table = isinstance(self._attention, AttentionCost) and self._attention.needs_decode_range
         return self._by_tail or by_table
 
     @property
     def linear(self) -> bool:
-        """Whether the cost of a step of decodes is a straight line over their context."""
+        """Whether the cost of a decode step is linear in the context."""
         return self._linear
 
     def _sum(self, load: StepLoad) -> float:
@@ -293,9 +299,9 @@ class StepCost:
 
 
 def merge_tables(terms: Sequence[CostTerm]) -> list[CostTerm]:
-    """Tables of one feature and ``when`` as one, with the points of all, which is as exact.
+    """Merge tables with the same feature and ``when`` into one, without loss of accuracy.
 
-    A profile composed of operators has many, and a step asks for each that it is left with.
+    Composed profiles have many tables, and every remaining table is evaluated in each step.
     """
     groups: dict[object, list[CostTerm]] = {}
     for number, term in enumerate(terms):
@@ -334,12 +340,12 @@ PACKAGED = Path(__file__).parent / "profiles"
 
 
 def packaged_profiles() -> list[str]:
-    """Names of the profiles that come with simkv."""
+    """Return the names of the profiles packaged with simkv."""
     return sorted(path.stem for path in PACKAGED.glob("*.json"))
 
 
 def profile_path(name: str, beside: Path | None = None) -> Path:
-    """Where a packaged profile is, or one in a JSON file (relative to the folder ``beside``).
+    """Return the path of a packaged profile, or of a JSON file (relative to ``beside``).
 
     Raises InputError if there is no such profile.
     """
@@ -358,7 +364,7 @@ def profile_path(name: str, beside: Path | None = None) -> Path:
 
 
 def load_profile(name: str, beside: Path | None = None) -> CostProfile:
-    """The profile at ``profile_path``. Raises InputError if there is none or it is not valid."""
+    """Load the profile at ``profile_path``. Raises InputError if it is missing or invalid."""
     path = profile_path(name, beside)
     try:
         return CostProfile.model_validate_json(read_text(path))

@@ -1,4 +1,4 @@
-"""What a step costs by terms, each a function of one feature of its load: numbers only."""
+"""Step costs as a sum of terms, each a function of one feature of the load."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FeatureFunction = Callable[[float], float]
 
 
 class TermFunction:
-    """A term as a function: ``form`` of ``feature``, in the steps that ``when`` says."""
+    """Term as a function: ``form`` of ``feature``, in the steps selected by ``when``."""
 
     def __init__(self, feature: str, when: str, form: FeatureFunction) -> None:
         self.feature = feature
@@ -25,7 +25,7 @@ class TermFunction:
 def sum_terms(
     summands: Sequence[TermFunction], load: StepLoad, graph_sizes: Sequence[int]
 ) -> float:
-    """Seconds of a step with this load."""
+    """Return the seconds of a step with this load."""
     prefills, decodes = load.prefill_seqs > 0, load.decode_seqs > 0
     seconds = 0.0
     for summand in summands:
@@ -36,14 +36,14 @@ def sum_terms(
         if summand.pure and prefills:
             continue
         seconds += summand.form(compute_feature(load, summand.feature, graph_sizes))
-    return max(seconds, 0.0)  # far outside the range a falling line may get below
+    return max(seconds, 0.0)  # a falling line can become negative far outside the range
 
 
 def compute_feature(load: StepLoad, feature: str, graph_sizes: Sequence[int] = ()) -> float:
-    """Value of a feature of one step; ``slots`` depend on the sizes of the CUDA graphs.
+    """Return the value of a feature of one step; ``slots`` depend on the CUDA graph sizes.
 
-    Engines in lock-step that all run a CUDA graph are padded to the largest of theirs, their
-    ``group_tokens`` too; where one is over the largest graph, none runs one (vLLM 0.19.0,
+    If all engines in lock-step run a CUDA graph, they and their ``group_tokens`` are padded to the
+    largest of their sizes; if one exceeds the largest graph, none runs a graph (vLLM 0.19.0,
     ``_synchronize_dp_ranks`` in ``vllm/v1/worker/dp_utils.py``).
     """
     if feature == "steps":
@@ -70,7 +70,7 @@ def compute_feature(load: StepLoad, feature: str, graph_sizes: Sequence[int] = (
 
 
 def _padded(tokens: int, most: int, graph_sizes: Sequence[int]) -> int:
-    """Tokens as padded to a CUDA graph, or to that of the engine of ``most`` in lock-step."""
+    """Return tokens padded to a CUDA graph, or to that of the largest engine in lock-step."""
     if not graph_sizes or tokens > graph_sizes[-1]:
         return tokens
     wanted = max(tokens, most) if most <= graph_sizes[-1] else tokens
@@ -78,12 +78,12 @@ def _padded(tokens: int, most: int, graph_sizes: Sequence[int]) -> int:
 
 
 def make_linear(slope: float) -> FeatureFunction:
-    """So much for each."""
+    """Return a function with a constant cost per unit."""
     return lambda x: slope * x
 
 
 def make_piecewise_linear(pieces: Sequence[tuple[float, float, float]]) -> FeatureFunction:
-    """Straight lines (up to, base, slope) in order; the last goes on."""
+    """Return a piecewise linear function of pieces (up to, base, slope); the last is unbounded."""
 
     def form(x: float) -> float:
         _, base, slope = next(piece for piece in pieces if x <= piece[0])
@@ -93,12 +93,12 @@ def make_piecewise_linear(pieces: Sequence[tuple[float, float, float]]) -> Featu
 
 
 def make_interpolated(xs: Sequence[float], ys: Sequence[float]) -> FeatureFunction:
-    """Straight lines between points, and beyond them, not below 0."""
+    """Return linear interpolation between points, with extrapolation, never below 0."""
     return lambda x: max(extrapolate(xs, ys, x), 0.0)
 
 
 def memoize(form: FeatureFunction) -> FeatureFunction:
-    """The same, that keeps what it has said: steps of so many tokens come again and again."""
+    """Return a cached version of ``form``, because token counts repeat often."""
     said: dict[float, float] = {}
 
     def keeping(x: float) -> float:

@@ -1,4 +1,4 @@
-"""What costs and facts are made of: checked, unchangeable data without unknown fields."""
+"""Base of models for costs and hardware data: validated, immutable, without unknown fields."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pydantic import BaseModel, ConfigDict
 
 
 class FrozenModel(BaseModel):
-    """Data as read from JSON: no field that is not known, no number that is not finite."""
+    """Immutable data read from JSON; unknown fields and non-finite numbers are rejected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
-#: Largest number in a profile: sums of products of larger ones are infinite.
+#: Largest number in a profile; sums of products of larger numbers overflow.
 LARGEST = 1e15
 
 
 def check_numbers(data: Any, where: str = "") -> None:
-    """Raise ValueError, by field, for a number beyond ``LARGEST`` in data as read from JSON."""
+    """Raise ValueError, with the field, for a number beyond ``LARGEST`` in JSON data."""
     if isinstance(data, dict | list):
         for key, value in data.items() if isinstance(data, dict) else enumerate(data):
             check_numbers(value, f"{where}.{key}" if where else str(key))

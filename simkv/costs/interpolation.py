@@ -1,4 +1,4 @@
-"""Straight lines between measured points."""
+"""Linear interpolation between measured points."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 
 def bracket(points: Sequence[float], x: float) -> tuple[int, int, float]:
-    """Indices of the points around ``x``, and how far ``x`` is from the first to the second (0..1).
+    """Return the indices of the points around ``x``, and its relative position between them.
 
-    Below the first point it is the first point; above the last the last line goes on, so the share
-    is larger than 1. ``points`` rise strictly.
+    The position is 0 at the first and 1 at the second point. Values below the first point map to
+    it; above the last point the position exceeds 1 (extrapolation). ``points`` increase strictly.
     """
     if len(points) == 1 or x <= points[0]:
         return 0, 0, 0.0
@@ -20,21 +20,23 @@ def bracket(points: Sequence[float], x: float) -> tuple[int, int, float]:
 
 
 def lerp(left: float, right: float, share: float) -> float:
-    """The value ``share`` of the way from ``left`` to ``right``."""
+    """Return the value at fraction ``share`` between ``left`` and ``right``."""
     return left + share * (right - left)
 
 
 def interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
-    """The value at ``x`` of the lines through the points; flat below the first."""
+    """Return the interpolated value at ``x``: constant below the first point, linear above the
+    last."""
     left, right, share = bracket(xs, x)
     return lerp(ys[left], ys[right], share)
 
 
 def extrapolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
-    """The same, but the lines go on at both ends; a single point counts everywhere.
+    """Return the interpolated value at ``x`` with linear extrapolation at both ends.
 
-    Below it is the nearest line. Above it is that of the last octave, from half of the last point
-    on: products of matrices grow in steps, and between two points of one step nothing grows.
+    A single point applies everywhere. Below the range, the nearest line continues. Above it, the
+    slope is that of the last octave, from half of the last point on: times of matrix products grow
+    in steps and are constant between two points of one step.
     """
     if len(xs) == 1:
         return ys[0]

@@ -1,16 +1,19 @@
-"""How long copies of KV between two kinds of memory take."""
+"""Duration of KV copies between two kinds of memory."""
 
 from __future__ import annotations
 
 
 class OffloadLink:
-    """One copy after the other each way, beside the steps and each other: between GPU and host
-    memory as vLLM 0.33.0 has it (``SingleDirectionOffloadingHandler`` in
-    ``vllm/v1/kv_offload/cpu/gpu_worker.py``), between that and a disk as many threads share it.
+    """Link that copies KV in both directions, concurrently with steps.
 
-    ``bandwidth`` is in bytes per second towards the GPU, ``back`` the other way, the same if left
-    out; ``latency`` (s) comes with each copy. None was calibrated, nor that steps become slower
-    while copies share the GPU's memory with them.
+    Copies in one direction run one after another, and the directions are independent: between GPU
+    and host memory as in vLLM 0.33.0 (``SingleDirectionOffloadingHandler`` in
+    ``vllm/v1/kv_offload/cpu/gpu_worker.py``), between host memory and disk as shared by many
+    threads.
+
+    ``bandwidth`` is in bytes per second towards the GPU, ``back`` in the other direction (default:
+    the same); ``latency`` (s) applies to each copy. The values are not calibrated, and the slowdown
+    of steps by copies is not modeled.
     """
 
     def __init__(
@@ -22,11 +25,13 @@ class OffloadLink:
         self._loaded = self._stored = 0.0
 
     def load(self, tokens: int, start: float) -> float:
-        """When the KV of so many tokens is nearer to the GPU that sets out at ``start`` (s)."""
+        """Return the completion time (s) of a copy of ``tokens`` towards the GPU, begun at
+        ``start``."""
         self._loaded = max(self._loaded, start) + (self.latency + tokens * self._load)
         return self._loaded
 
     def store(self, tokens: int, start: float) -> float:
-        """When the KV of so many tokens is farther from it that sets out at ``start`` (s)."""
+        """Return the completion time (s) of a copy of ``tokens`` off the GPU, begun at ``start``.
+        """
         self._stored = max(self._stored, start) + (self.latency + tokens * self._store)
         return self._stored

@@ -1,4 +1,4 @@
-"""What costs there are: packaged profiles, and models and GPUs of which some can be composed."""
+"""Search packaged profiles, and models and GPUs with composed profiles."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from simkv.costs.operators.roofline import estimate_errors
 from simkv.schedulers.engine_registry import DEFAULT
 
 DATA_SHEET_BASIS = "estimated from the data sheet"
-#: GPUs of a replica that are tried for whether the weights fit.
+#: GPU counts to try for whether the weights fit.
 GPU_COUNTS = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True)
 class KnownCost:
-    """Costs that there are: a packaged profile by its ``name``, or a model on a GPU (no name).
+    """Available step costs: a packaged profile by ``name``, or a model on a GPU (no name).
 
-    ``find_min_gpus`` is the least number of GPUs that hold the model as it is published, None if
-    unknown. ``error`` is what is known of steps that nothing was fitted to.
+    ``fits`` is the minimum number of GPUs that hold the model in its published format, None if
+    unknown. ``error`` describes the error on steps excluded from fits.
     """
 
     name: str
@@ -49,7 +49,7 @@ class KnownCost:
 
 
 def find_known_costs(words: Sequence[str] = ()) -> list[KnownCost]:
-    """All costs whose names have all the ``words`` in them, whatever case and in any order."""
+    """Return all costs whose names contain all ``words``, in any case and order."""
     wanted = [_squeezed(word) for word in words]
     found: list[KnownCost] = []
     for name in packaged_profiles():
@@ -70,7 +70,7 @@ def find_known_costs(words: Sequence[str] = ()) -> list[KnownCost]:
 
 
 def find_cost_basis(gpu: Gpu) -> str:
-    """What costs on this GPU would rest on, with the tables that are installed."""
+    """Return the basis of costs on this GPU, given the installed tables."""
     tables = find_installed_tables()
     measured = tables and gpu.system and _measured(tables, gpu.system)
     return "composed of measured operators" if measured else DATA_SHEET_BASIS
@@ -83,14 +83,14 @@ def _measured(tables: Path, system: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def find_min_gpus(model: Architecture, gpu: Gpu) -> int | None:
-    """The least of 1, 2, 4, 8 and 16 GPUs that hold the model and 8,192 tokens of KV."""
+    """Return the minimum of 1, 2, 4, 8 and 16 GPUs for the model and 8,192 tokens of KV."""
     setting = ExecutionSettings(
         DEFAULT.name, DEFAULT.config().variant, 8192, 256, memory_share=0.92
     )
     for tp in GPU_COUNTS:
         try:
             room = compute_kv_capacity(make_hardware(gpu, model, tp=tp), setting)
-        except InputError:  # heads that so many GPUs cannot share
+        except InputError:  # heads not divisible by this number of GPUs
             continue
         if room.num_gpu_blocks * setting.block_size >= 8192:
             return tp
@@ -98,7 +98,7 @@ def find_min_gpus(model: Architecture, gpu: Gpu) -> int | None:
 
 
 def _combined(wanted: Sequence[str]) -> Iterator[KnownCost]:
-    """Hardware whose composed profile comes with simkv."""
+    """Yield hardware whose composed profile is packaged with simkv."""
     for one in combinations():
         hardware = one.hardware
         if one.path is None:
@@ -112,7 +112,7 @@ def _combined(wanted: Sequence[str]) -> Iterator[KnownCost]:
 
 
 def _error(model: Architecture, gpu: Gpu, basis: str) -> str:
-    """Of the model as it is published, whatever the number of GPUs."""
+    """Return the error for the published model, for any number of GPUs."""
     estimate = estimate_errors() if basis == DATA_SHEET_BASIS else None
     return describe_spread(make_hardware(gpu, model), PACKAGED_SETTING, estimate) or "not known"
 
@@ -130,7 +130,7 @@ def _has(wanted: Sequence[str], *texts: str) -> bool:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """A text as a whole and its words, so that ``llama 70b`` and ``llama-3.1-70b`` are found."""
+    """Yield a text and its words, so that ``llama 70b`` matches ``llama-3.1-70b``."""
     yield text
     yield from text.split()
 

@@ -1,9 +1,9 @@
-"""How far off a profile may be in a run, and how much less sure it is out of its range.
+"""Uncertainty of a profile over a whole run, and its growth outside the profile's range.
 
-A figure of a run is made of many steps. Where a profile's errors are those of single steps that
-were measured on its device (basis ``measured``), they cancel out but for their bias; where they are
-those of other devices or configurations, all steps are off alike. Both have the spread of runs and
-hosts, and out of range what the profile was off by on ends of its data, per doubling.
+A figure of a run depends on many steps. If the errors were measured on single steps on the same
+device (basis ``measured``), they cancel out except for their bias; if they come from other devices
+or configurations, all steps have the same error. Variation between runs and hosts is added to both,
+and outside the range the error per doubling seen on excluded ends of the data.
 """
 
 from __future__ import annotations
@@ -22,18 +22,21 @@ from simkv.costs.scaled_executor import (
 )
 from simkv.costs.step_load import Executor, StepLoad
 
-#: One run on one host was measured: others differ by 2 to 4 per cent (held-back runs on the GPUs of
-#: the public ones, the same settings), as a share of each step.
+#: Relative variation of step times between runs and hosts, because one run on one host was
+#: measured: repeated runs on the GPUs of the public runs with the same settings differ by 2 to 4
+#: per cent.
 RUN_VARIATION = 0.03
-#: More of the busy time than this outside, where nothing is known, and no interval is given: those
-#: that are given claim 95 of 100 steps.
+#: Maximum share of busy time outside the range without a known error; above it, no interval is
+#: given, because intervals claim to cover 95 of 100 steps.
 MAX_UNKNOWN_SHARE = 0.05
 
 
 class OutOfRangeMargin:
-    """The extra relative error of a step: 0 inside the range, and per doubling outside as much as
-    the profile was off by on ends of its data that were left out (``FitQuality.beyond``). Axes that
-    are left at once add up as independent errors do."""
+    """Additional relative error of a step outside the range of its profile.
+
+    The error is 0 inside the range and grows per doubling outside by the error seen on excluded
+    ends of the data (``FitQuality.beyond``). Several exceeded axes add up as independent errors.
+    """
 
     def __init__(self, profile: CostProfile) -> None:
         self._ends = [
@@ -55,15 +58,15 @@ class OutOfRangeMargin:
 
 
 def compute_profile_scales(profile: CostProfile, side: ErrorSide) -> dict[StepKind, float]:
-    """Factors on steps in range, if all are off by what the profile knows of its error."""
+    """Return scale factors of steps in range if all are off by the profile's error."""
     lasting = profile.basis == "measured"
     return compute_step_scales(profile.fit.held_out, side, RUN_VARIATION, lasting=lasting)
 
 
 def make_scaled_executor(profile: CostProfile, side: ErrorSide) -> Callable[[Executor], Executor]:
-    """Makes an executor's steps cheaper, or dearer, by what the profile knows of its error.
+    """Return a function that makes an executor's steps faster or slower by the profile's error.
 
-    Raises InputError if it knows none.
+    Raises InputError if the profile has no error estimate.
     """
     if not profile.fit.held_out:
         raise InputError(f"profile {profile.name} ({profile.basis}) knows no error of its own")
@@ -72,13 +75,13 @@ def make_scaled_executor(profile: CostProfile, side: ErrorSide) -> Callable[[Exe
 
 
 def doublings(value: float, low: float, high: float) -> float:
-    """How often a value must be halved or doubled to be in a range; infinite for an empty range."""
+    """Return the number of doublings from a value to a range; infinite for an empty range."""
     if value > high:
         return log2(value / high) if high > 0 else inf
     return log2(low / value) if value < low else 0.0
 
 
 def unknown_share(profile: CostProfile, outside: Mapping[Feature, float], busy: float) -> float:
-    """The share of the busy time (s) ``outside`` in a feature of which no error is known there."""
+    """Return the share of busy time (s) ``outside`` the range in features without known error."""
     unknown = [s for feature, s in outside.items() if feature not in profile.fit.beyond]
     return max(unknown, default=0.0) / busy if busy else 0.0

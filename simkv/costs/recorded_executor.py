@@ -1,4 +1,4 @@
-"""The executor that takes as long as a run before it did."""
+"""Executor that replays recorded step times."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from simkv.costs.step_load import StepLoad
 
 
 class RecordedExecutor:
-    """Steps and idle passes of recorded lengths (s), in the recorded order.
+    """Steps and idle passes of recorded durations (s), in the recorded order.
 
-    Raises RuntimeError when it is asked for more than were recorded: then this run has parted from
-    that one.
+    Raises RuntimeError if more are requested than were recorded, because the run then differs from
+    the recorded one.
     """
 
     def __init__(self, steps: Iterable[float], idles: Iterable[float]) -> None:

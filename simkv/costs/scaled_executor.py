@@ -1,4 +1,4 @@
-"""Steps dearer or cheaper than a profile says, by what they do."""
+"""Executor that scales step times by kind of step."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ ErrorSide = Literal["cheaper", "dearer"]
 StepKind = Literal["decode", "prefill", "mixed"]
 
 
-#: A step cannot be cheaper than by this share, however wrong the profile is.
+#: Maximum relative error by which a step can be slower than the profile.
 MAX_ERROR = 0.9
 
 
 def compute_step_scales(
     errors: Mapping[str, StepError], side: ErrorSide, runs: float = 0.0, *, lasting: bool = False
 ) -> dict[StepKind, float]:
-    """Factors on the cost of a step by its kind: 95 of 100 real steps lie within both sides.
+    """Return scale factors by kind of step so that 95 of 100 real steps lie between both sides.
 
-    ``runs`` is how far other runs on other hosts are from the one that was measured. With
-    ``lasting`` the mean of many steps lies within both sides.
+    ``runs`` is the relative variation between runs and hosts. With ``lasting``, the mean of many
+    steps lies between both sides.
 
-    An error is the predicted time over the real one, less 1. A kind of step that was not measured
-    takes the error of all, or the largest that there is.
+    An error is predicted time over real time, minus 1. Kinds of steps that were not measured use
+    the error of all steps, or the largest error.
     """
     worst = max(errors.values(), key=lambda error: error.p95)
     found: dict[StepKind, float] = {}
@@ -52,16 +52,16 @@ def _factor(error: float, side: ErrorSide) -> float:
 
 
 def classify_step(load: StepLoad) -> StepKind:
-    """What a step does, from its load."""
+    """Return the kind of a step from its load."""
     if not load.prefill_seqs:
         return "decode"
     return "mixed" if load.decode_seqs else "prefill"
 
 
 class ScaledExecutor:
-    """An executor whose steps are cheaper or dearer than the one inside says, by kind of step.
+    """Executor that scales the step times of an inner executor by kind of step.
 
-    ``wider`` gives what a step's error has on top of that of its kind, outside of the range.
+    ``wider`` returns the additional relative error of a step outside the range.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The executor that looks a step's duration up in a cost profile."""
+"""Executor that takes step durations from a cost profile."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from simkv.costs.cost_profile import CostProfile, Feature, StepCost
 from simkv.costs.cost_terms import compute_feature
 from simkv.costs.step_load import Floats, StepLoad, count_attention_pairs
 
-#: Fewer steps than this are faster one by one than with numpy.
+#: Below this number of steps, a loop is faster than numpy.
 MIN_VECTOR_STEPS = 16
 
 
 def advance_load(load: StepLoad, steps: int) -> StepLoad:
-    """The load of the same decodes ``steps`` steps on: each has read as many tokens more."""
+    """Return the load of the same decodes after ``steps`` steps, each one token longer per step."""
     context = load.decode_context + steps * load.decode_seqs
     shortest, longest = load.shortest, load.longest
     if longest:
@@ -25,19 +25,19 @@ def advance_load(load: StepLoad, steps: int) -> StepLoad:
 
 
 class SimulatedExecutor:
-    """Takes as long as the profile says, and keeps count of what lay outside its range.
+    """Executor with step times from a profile; it records use outside the profile's range.
 
     ``outside`` maps a feature to the seconds of steps in which it left the range, and ``extremes``
-    to the smallest and largest value seen; ``busy`` is the sum of all steps, in seconds, and
-    ``outside_s`` of those that left the range in any feature.
+    to the smallest and largest value seen; ``busy`` is the sum of all steps in seconds, and
+    ``outside_s`` the sum of those with any feature out of range.
 
-    A LoRA adapter that is not there costs ``loading`` seconds before the step: to the GPU, and if
-    it is not in host memory from disk before that, one after the other in the engine's thread
-    (vLLM 0.33.0, ``_apply_adapters`` in ``vllm/lora/worker_manager.py``).
+    Loading a missing LoRA adapter takes ``loading`` seconds before the step: to the GPU, and before
+    that from disk if it is not in host memory, one after another in the engine's thread (vLLM
+    0.33.0, ``_apply_adapters`` in ``vllm/lora/worker_manager.py``).
 
-    A draft that is verified costs what one more decode without KV to read costs: its rows of the
-    products, and a token sampled. A pass of the drafter takes the share ``drafting`` of a step in
-    which the model decodes as many sequences. Neither was calibrated.
+    Verification of a draft token costs as much as a decode without context: one more row in the
+    products and a sampled token. A drafter pass takes the share ``drafting`` of a step in which the
+    model decodes the same sequences. Neither is calibrated.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class SimulatedExecutor:
         return seconds
 
     def _draft(self, load: StepLoad) -> float:
-        """Seconds of the drafter after a step with this load."""
+        """Return the seconds of the drafter after a step with this load."""
         step = StepLoad(0, 0, 0, load.emits, load.decode_context, 0, load.emits)
         return load.draft_passes * self._drafting * self._cost(step)
 
@@ -105,7 +105,8 @@ class SimulatedExecutor:
         left = False
         for feature, (low, high) in self._range:
             value = compute_feature(load, feature)
-            # A step without any prefill (or decode) is not outside the range of prefills.
+            # A step without prefills (or decodes) is not outside the range of prefills (or
+            # decodes).
             if value and not low <= value <= high:
                 left = True
                 self.outside[feature] = self.outside.get(feature, 0.0) + seconds
@@ -115,9 +116,9 @@ class SimulatedExecutor:
             self.outside_s += seconds
 
     def alone(self, prompt_tokens: int, output_tokens: int) -> float:
-        """Seconds from first to last token's end of a request that has the GPU to itself.
+        """Return the seconds of a request in isolation, from its start to its last token.
 
-        One prefill, then decodes at batch 1, taken at their mean context.
+        One prefill, then decodes at batch size 1, evaluated at their mean context.
         """
         first = self._cost(
             StepLoad(1, prompt_tokens, 0, 0, 0, count_attention_pairs(prompt_tokens, 0), 1)

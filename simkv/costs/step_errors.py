@@ -1,4 +1,4 @@
-"""How wrong a cost is: relative errors of step times, summed up by kind of step."""
+"""Relative errors of step times, summarized by kind of step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AttentionPoint = tuple[int, int, int, int]
 
 
 def add_error_estimates(profile: CostProfile) -> CostProfile:
-    """The profile with the errors of its attention table on points and ends left out of it."""
+    """Return the profile with errors of its attention table at held-out points and ends."""
     table = profile.attention
     assert table is not None
     rest = StepCost(profile.model_copy(update={"attention": None}))
@@ -37,11 +37,11 @@ def add_error_estimates(profile: CostProfile) -> CostProfile:
 def compute_held_out_errors(
     table: AttentionTable, rest: Callable[[StepLoad], float]
 ) -> dict[str, StepError]:
-    """Errors of step times by kind of step, each measured point predicted from its neighbours.
+    """Return errors of step times by kind of step, each measured point predicted from neighbors.
 
-    A point is left out and read off the line between the two beside it, along each axis on which
-    it has two; ``rest`` is what a step costs besides attention (s). As that line spans two
-    intervals, the error inside one is smaller. Empty where no point has two neighbours.
+    A point is excluded and interpolated between its two neighbors, along each axis that has both;
+    ``rest`` is the cost of a step without attention (s). The interpolation spans two intervals, so
+    the error within one interval is smaller. The result is empty if no point has two neighbors.
     """
     measured = _measured(table)
 
@@ -54,7 +54,7 @@ def compute_held_out_errors(
     return summarize_errors_by_kind(named())
 
 
-#: The features of a step that the axes of a table are.
+#: Features of a step that correspond to each axis of a table.
 _AXES: tuple[tuple[Feature, ...], ...] = (
     ("prefill_tokens",),
     ("prefill_context",),
@@ -66,9 +66,9 @@ _AXES: tuple[tuple[Feature, ...], ...] = (
 def compute_extrapolation_errors(
     table: AttentionTable, rest: Callable[[StepLoad], float]
 ) -> dict[Feature, float]:
-    """By feature, the error of a step per doubling out of range: 90 of 100 are off by less.
+    """Return, by feature, the 90th percentile of the step error per doubling out of range.
 
-    The last point of each line along an axis is read off the two before it, going on.
+    The last point of each line along an axis is extrapolated from the two points before it.
     """
     measured = _measured(table)
     found: dict[Feature, float] = {}
@@ -97,7 +97,7 @@ def _measured(table: AttentionTable) -> dict[AttentionPoint, float]:
 
 
 def _axis(measured: Iterable[AttentionPoint], axis: int) -> dict[tuple[int, ...], list[int]]:
-    """The values on one axis, rising, by those on the others."""
+    """Return the sorted values on one axis, grouped by the values on the other axes."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for point in measured:
         groups.setdefault((*point[:axis], *point[axis + 1 :]), []).append(point[axis])
@@ -105,7 +105,7 @@ def _axis(measured: Iterable[AttentionPoint], axis: int) -> dict[tuple[int, ...]
 
 
 def summarize_errors_by_kind(errors: Iterable[tuple[str, float]]) -> dict[str, StepError]:
-    """Sum up relative errors (0.01 is one per cent), each given with the kind that it counts to."""
+    """Summarize (kind, relative error) pairs by kind; 0.01 is one per cent."""
     kinds: dict[str, list[float]] = {}
     for kind, error in errors:
         kinds.setdefault(kind, []).append(error)
@@ -123,12 +123,12 @@ def _summed(errors: list[float]) -> StepError:
 
 
 def _lines(measured: dict[AttentionPoint, float]) -> Iterator[tuple[AttentionPoint, float]]:
-    """Points with their values on the lines between neighbours, axis by axis."""
+    """Yield points with values interpolated between their neighbors, axis by axis."""
     for axis in range(4):
         for key, values in _axis(measured, axis).items():
             for low, x, high in zip(values, values[1:], values[2:], strict=False):
                 a, b, c = (_at(key, axis, value) for value in (low, x, high))
-                # Nothing is between none and one: another kernel runs then.
+                # Counts of zero and one run different kernels, so no interpolation between them.
                 if low or axis in (1, 3):
                     yield b, lerp(measured[a], measured[c], (x - low) / (high - low))
 

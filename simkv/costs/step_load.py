@@ -1,4 +1,4 @@
-"""Executors say how long a step takes; the scheduler cannot tell them apart."""
+"""Load of a step, and the executor protocol that returns its duration."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ Floats = npt.NDArray[np.float64]
 
 
 class StepLoad(NamedTuple):
-    """What a step makes the GPU do.
+    """Work of the GPU in a step.
 
     ``prefill_seqs`` sequences compute ``prefill_tokens`` tokens on top of ``prefill_context``
     tokens of earlier KV; ``decode_seqs`` sequences compute one token each and read
-    ``decode_context`` tokens of KV in all. ``prefill_pairs`` counts, over the prefills, the pairs
-    of a token and a token that it attends to. ``emits`` sequences have a token sampled.
-    ``shortest`` and ``longest`` are the KV that single decodes read; they are only filled in for an
-    executor that asks for them (``compute_step_load``), else 0. ``group_ranks`` engines in
-    lock-step compute ``group_tokens`` in all and ``group_most`` at most, 0 stands for an engine by
-    itself. Before the step starts, ``lora_copies`` adapters are copied to the GPU, ``lora_reads``
-    of them read from disk. Decodes verify ``draft_tokens`` beside their own tokens, and the drafter
-    runs ``draft_passes`` times after the step.
+    ``decode_context`` tokens of KV in total. ``prefill_pairs`` counts the pairs of a prefill token
+    and a token that it attends to. ``emits`` sequences have a token sampled. ``shortest`` and
+    ``longest`` are the KV lengths of single decodes, set only for an executor that needs them
+    (``compute_step_load``), else 0. ``group_ranks`` engines in lock-step compute ``group_tokens``
+    in total and at most ``group_most`` each; 0 means a single engine. Before the step,
+    ``lora_copies`` adapters are copied to the GPU, ``lora_reads`` of them read from disk. Decodes
+    verify ``draft_tokens`` in addition to their own tokens, and the drafter runs ``draft_passes``
+    times after the step.
     """
 
     prefill_seqs: int
@@ -47,15 +47,15 @@ class StepLoad(NamedTuple):
 
 
 def count_attention_pairs(tokens: int, context: int) -> int:
-    """Pairs of a token and a token that it attends to (itself included) in a prefill."""
+    """Return the pairs of a token and a token that it attends to (or itself) in a prefill."""
     return tokens * context + tokens * (tokens + 1) // 2
 
 
 def compute_step_load(batch: Batch, *, spread: bool = False) -> StepLoad:
-    """Sum up the newest batch; in a mixed one a row of a single token on top of KV is a decode.
+    """Return the load of a batch; in a mixed batch, a row of one token on top of KV is a decode.
 
-    Drafts do not count as tokens of their row. With ``spread`` the shortest and the longest decode
-    are looked for, row by row.
+    Draft tokens do not count as tokens of their row. With ``spread``, the shortest and the longest
+    decode are determined, row by row.
     """
     load = _computed(batch)
     if batch.drafted:
@@ -94,12 +94,12 @@ def _computed(batch: Batch) -> StepLoad:
 
 
 def _own(batch: Batch, i: int, tokens: int) -> int:
-    """Tokens of a row without its drafts."""
+    """Return the tokens of a row without its draft tokens."""
     return tokens - batch.drafted.tokens.get(i, 0) if batch.drafted else tokens
 
 
 def _with_drafts(load: StepLoad, batch: Batch, drafted: DraftedTokens) -> StepLoad:
-    """With the drafts that decodes verify; those beside a prompt are among its tokens."""
+    """Add the draft tokens that decodes verify; those of prefill rows are already counted."""
     prefill = {
         i
         for (i, tokens), context in zip(batch.scheduled, batch.context, strict=True)
@@ -110,33 +110,33 @@ def _with_drafts(load: StepLoad, batch: Batch, drafted: DraftedTokens) -> StepLo
 
 
 class Executor(Protocol):
-    """Runs a batch, for real or on paper; see ``SpreadExecutor``."""
+    """Protocol that runs a batch, simulated or real (see ``SpreadExecutor``)."""
 
     def run(self, load: StepLoad) -> float:
-        """Seconds that a step with this load takes."""
+        """Return the seconds of a step with this load."""
 
     def forecast_steps(self, load: StepLoad, steps: int) -> Sequence[float] | Floats:
-        """Seconds of each of the ``steps`` steps that would follow a step of nothing but decodes.
+        """Return the seconds of each of the ``steps`` steps after a step of decodes only.
 
-        Nothing counts as run until ``ran`` says how many of them were. An executor that cannot
-        know returns none, and is asked step by step.
+        Steps count as run only when reported to ``ran``. An executor that cannot forecast returns
+        an empty sequence and is called step by step.
         """
 
     def ran(self, load: StepLoad, seconds: Sequence[float]) -> None:
-        """The first steps foreseen for ``load`` were run and took ``seconds``."""
+        """Record that the first forecast steps for ``load`` were run and took ``seconds``."""
 
     def idle(self) -> float:
-        """Seconds that a pass takes in which the scheduler finds nothing to run."""
+        """Return the seconds of a scheduler pass with nothing to run."""
 
 
 class SpreadExecutor(Executor, Protocol):
-    """An executor that may ask for the shortest and longest decode of each step."""
+    """Executor that may need the shortest and longest decode of each step."""
 
     needs_decode_range: bool
 
 
 def wants_spread(executor: Executor) -> bool:
-    """Whether an executor asks for the shortest and longest decode; asked once per engine."""
+    """Return whether an executor needs the shortest and longest decode; checked once per engine."""
     return (
         hasattr(executor, "needs_decode_range")
         and cast(SpreadExecutor, executor).needs_decode_range

@@ -42,10 +42,10 @@ class CensoredLatency:
     censored: Sequence[float]
 
     def at_least(self, statistic: str) -> float | None:
-        """Return the statistic if censored latencies equal the waiting times; None without
-        requests.
+        """Return the statistic if censored latencies equal the waiting times.
 
-        Percentiles are linear between samples (``simkv.core.grouped_quantile``).
+        None without requests. Percentiles are linear between samples
+        (``simkv.core.grouped_quantile``).
         """
         values = sorted([*self.known, *self.censored])
         if not values:

@@ -1,8 +1,8 @@
 """Intervals of a run's figures, from the run and its re-runs at the profile's error bounds.
 
-A re-run bounds a figure only if its value is comparable with the value in the run. Latencies of finished
-requests are comparable if the same requests finish; a latency of all requests has no upper bound if
-some requests are never answered. An unbounded end is None, never 0, and has a reason.
+A re-run bounds a figure only if its value is comparable with the value in the run. Latencies of
+finished requests are comparable if the same requests finish; a latency of all requests has no upper
+bound if some requests are never answered. An unbounded end is None, never 0, and has a reason.
 """
 
 from __future__ import annotations
