@@ -25,13 +25,11 @@ class OffloadLink:
         self._loaded = self._stored = 0.0
 
     def load(self, tokens: int, start: float) -> float:
-        """Return the completion time (s) of a copy of ``tokens`` towards the GPU, begun at
-        ``start``."""
+        """Return the end time (s) of a copy of ``tokens`` to the GPU, begun at ``start``."""
         self._loaded = max(self._loaded, start) + (self.latency + tokens * self._load)
         return self._loaded
 
     def store(self, tokens: int, start: float) -> float:
-        """Return the completion time (s) of a copy of ``tokens`` off the GPU, begun at ``start``.
-        """
+        """Return the end time (s) of a copy of ``tokens`` off the GPU, begun at ``start``."""
         self._stored = max(self._stored, start) + (self.latency + tokens * self._store)
         return self._stored

@@ -1,1 +1,1 @@
-"""Models and GPUs as data, and how much KV fits."""
+"""Data on models and GPUs, and the KV capacity that follows from them."""

@@ -1,6 +1,6 @@
-"""What a model's layers are: the shapes that decide its weights, its KV and its kernels.
+"""Shapes of a model's layers, which determine its weights, KV and kernels.
 
-Read from the ``config.json`` of the Hugging Face hub by ``architecture_of`` in ``hf_config.py``.
+``parse_architecture`` in ``hf_config.py`` reads them from a Hugging Face ``config.json``.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from simkv.costs.hardware.number_formats import FormatName, KvFormatName
 
 @dataclass(frozen=True)
 class Gqa:
-    """``heads`` query heads share ``kv_heads`` of ``head_dim``; a token sees ``window`` (0: all).
+    """Grouped-query attention: ``heads`` query heads share ``kv_heads`` heads of ``head_dim``.
 
-    ``chunked``: of these it sees what follows the last multiple of ``window``, as in Llama 4.
-    ``output_gate``: queries come with as many gates for the output, as in Qwen3.5.
+    A token attends to ``window`` tokens (0: all); with ``chunked``, only to those after the last
+    multiple of ``window``, as in Llama 4. ``output_gate``: the query projection also produces as
+    many output gates, as in Qwen3.5.
     """
 
     heads: int
@@ -26,16 +27,16 @@ class Gqa:
     chunked: bool = False
 
     def weights(self, hidden: int) -> int:
-        """Parameters of the projections; biases and norms are left out (below 0.1 %)."""
+        """Return the parameters of the projections, without biases and norms (below 0.1 %)."""
         queries = self.heads * (2 if self.output_gate else 1)
         return hidden * self.head_dim * (queries + 2 * self.kv_heads + self.heads)
 
 
 @dataclass(frozen=True)
 class Indexer:
-    """Sparse attention as in DeepSeek-V3.2: every query reads the ``topk`` best of all tokens.
+    """Sparse attention as in DeepSeek-V3.2: every query attends to the ``topk`` best tokens.
 
-    They are found by ``heads`` of ``head_dim`` over one key of ``head_dim`` a token.
+    ``heads`` of ``head_dim`` select them, with one key of ``head_dim`` per token.
     """
 
     heads: int
@@ -45,9 +46,9 @@ class Indexer:
 
 @dataclass(frozen=True)
 class Mla:
-    """Multi-head latent attention: a token's KV is ``kv_lora_rank + qk_rope_head_dim`` numbers.
+    """Multi-head latent attention; KV per token is ``kv_lora_rank + qk_rope_head_dim`` numbers.
 
-    Without ``q_lora_rank`` (0) queries are projected straight.
+    Without ``q_lora_rank`` (0), queries are projected directly.
     """
 
     heads: int
@@ -60,15 +61,15 @@ class Mla:
 
     @property
     def latent_width(self) -> int:
-        """Numbers of KV of one token."""
+        """KV numbers per token."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
     def weights(self, hidden: int) -> int:
-        """Parameters of the projections, the indexer's included."""
+        """Return the parameters of the projections, including those of the indexer."""
         return self.shared_weights(hidden) + self.split_weights(hidden)
 
     def shared_weights(self, hidden: int) -> int:
-        """Those that each GPU of a tensor-parallel group holds whole: to latents, for the index."""
+        """Return parameters replicated on tensor-parallel GPUs: latent and index projections."""
         down = hidden * (self.q_lora_rank + self.latent_width)
         if not self.sparse:
             return down
@@ -76,7 +77,7 @@ class Mla:
         return down + queries + hidden * (self.sparse.head_dim + self.sparse.heads)
 
     def split_weights(self, hidden: int) -> int:
-        """Those that such GPUs share by heads."""
+        """Return parameters that are split by heads across tensor-parallel GPUs."""
         queries = (self.q_lora_rank or hidden) * (self.qk_nope_head_dim + self.qk_rope_head_dim)
         keys_values = self.kv_lora_rank * (self.qk_nope_head_dim + self.v_head_dim)
         return self.heads * (queries + keys_values + self.v_head_dim * hidden)
@@ -84,11 +85,11 @@ class Mla:
 
 @dataclass(frozen=True)
 class GatedDeltaNet:
-    """Gated delta net: a state of fixed size for each sequence in place of KV.
+    """Gated delta net: a state of fixed size per sequence in place of KV.
 
     ``conv`` is the width of the short convolution over keys, queries and values. With a
-    ``gate_rank`` the output's gate and a decay for each channel are projected through so many
-    numbers (Kimi Delta Attention); else the gate is projected straight and heads have a decay.
+    ``gate_rank``, the output gate and a decay per channel have low-rank projections of that rank
+    (Kimi Delta Attention); without, the gate is projected directly and each head has one decay.
     """
 
     k_heads: int
@@ -100,40 +101,42 @@ class GatedDeltaNet:
 
     @property
     def gates(self) -> int:
-        """Columns of the projections from the hidden size to gate, decay and beta a head."""
+        """Projection columns from the hidden size to gate, decay and beta of the heads."""
         gate = self.v_heads * self.v_dim + self.v_heads
         return (2 * self.gate_rank or gate) + self.v_heads
 
     @property
     def channels(self) -> int:
-        """Channels that the convolution sees: queries, keys and values."""
+        """Channels of the convolution: queries, keys and values."""
         return 2 * self.k_heads * self.k_dim + self.v_heads * self.v_dim
 
     def weights(self, hidden: int) -> int:
-        """Parameters: q, k, v, the output's gate, beta and decay, convolution, output."""
+        """Return the parameters: q, k, v, output gate, beta and decay, convolution, output."""
         values = self.v_heads * self.v_dim
         wide = hidden * (self.channels + self.gates) + 2 * self.gate_rank * values
         return wide + self.conv * self.channels + values * hidden
 
     def state_bytes(self, tp: int) -> float:
-        """Bytes of a sequence's state on each of ``tp`` GPUs: in 32 bits, what the convolution saw
-        last in 16."""
+        """Return the bytes of a sequence's state on each of ``tp`` GPUs.
+
+        The state has 32 bits per number, the convolution's latest inputs have 16.
+        """
         memory = 4 * self.v_heads * self.k_dim * self.v_dim
         return (memory + 2 * (self.conv - 1) * self.channels) / tp
 
     @property
     def heads(self) -> int:
-        """What GPUs share."""
+        """Heads, which are split across GPUs."""
         return self.v_heads
 
 
 @dataclass(frozen=True)
 class Mamba:
-    """A selective state space: of each of ``inner`` channels ``state`` numbers of ``number_bytes``.
+    """Selective state space: ``state`` numbers of ``number_bytes`` for each of ``inner`` channels.
 
-    Mamba-2 has them in ``heads``, of which each of ``groups`` shares its input and output
-    matrices; Mamba-1 has none, and projects its time steps through ``rank`` numbers. ``conv`` is
-    the width of the short convolution.
+    Mamba-2 has ``mamba2_heads``, and the heads of each of ``groups`` share input and output
+    matrices. Mamba-1 has no heads and projects its time steps with rank ``rank``. ``conv`` is the
+    width of the short convolution.
     """
 
     inner: int
@@ -146,16 +149,16 @@ class Mamba:
 
     @property
     def heads(self) -> int:
-        """What GPUs share."""
+        """Heads or channels, which are split across GPUs."""
         return self.mamba2_heads or self.inner
 
     def channels(self, tp: int = 1) -> int:
-        """Channels that the convolution sees; groups that ``tp`` GPUs cannot share are copied."""
+        """Return the channels of the convolution; groups not divisible by ``tp`` are replicated."""
         copies = self.groups and -self.groups % tp
         return self.inner + 2 * (self.groups + copies) * self.state
 
     def weights(self, hidden: int) -> int:
-        """Parameters: inputs with their gate, time steps, the convolution, output."""
+        """Return the parameters: inputs with their gate, time steps, convolution, output."""
         channels = self.channels()
         ends = hidden * (self.inner + channels) + self.inner * hidden + self.conv * channels
         if self.mamba2_heads:
@@ -163,32 +166,34 @@ class Mamba:
         return ends + self.inner * (2 * self.rank + 3 * self.state)
 
     def state_bytes(self, tp: int) -> float:
-        """Bytes of a sequence's state on each of ``tp`` GPUs; what the convolution saw last has 16
-        bits a number."""
+        """Return the bytes of a sequence's state on each of ``tp`` GPUs.
+
+        The convolution's latest inputs have 16 bits per number.
+        """
         seen = 2 * (self.conv - 1) * self.channels(tp)
         return (self.number_bytes * self.inner * self.state + seen) / tp
 
 
-#: Attention in whose place there is a state of fixed size for each sequence.
+#: Layers with a state of fixed size per sequence in place of KV.
 Recurrent = GatedDeltaNet | Mamba
 Attention = Gqa | Mla | GatedDeltaNet | Mamba
 
 
 @dataclass(frozen=True)
 class DenseMlp:
-    """An MLP of so many channels (0: none): gate, up and down, or without the gate."""
+    """MLP with ``intermediate`` channels (0: no MLP): gate, up and down, or without the gate."""
 
     intermediate: int
     gated: bool = True
 
     def weights(self, hidden: int) -> int:
-        """Parameters."""
+        """Return the number of parameters."""
         return (3 if self.gated else 2) * hidden * self.intermediate
 
 
 @dataclass(frozen=True)
 class MoeMlp:
-    """``experts`` MLPs, of which a token takes ``per_token``, and a shared one for all."""
+    """Mixture of ``experts`` with ``per_token`` active per token, and an optional shared expert."""
 
     experts: int
     per_token: int
@@ -197,15 +202,15 @@ class MoeMlp:
     gated: bool = True
 
     def expert_weights(self, hidden: int) -> int:
-        """Parameters of all experts, without the shared one."""
+        """Return the parameters of all experts, without the shared expert."""
         return self.experts * DenseMlp(self.intermediate, self.gated).weights(hidden)
 
     def shared_weights(self, hidden: int) -> int:
-        """Parameters of the shared expert."""
+        """Return the parameters of the shared expert."""
         return DenseMlp(self.shared_intermediate, self.gated).weights(hidden)
 
     def weights(self, hidden: int) -> int:
-        """Parameters of the experts, the shared one and the router."""
+        """Return the parameters of the experts, the shared expert and the router."""
         router = hidden * self.experts
         return self.expert_weights(hidden) + self.shared_weights(hidden) + router
 
@@ -215,7 +220,7 @@ Mlp = DenseMlp | MoeMlp
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """``count`` layers of one kind, wherever in the model they stand."""
+    """``count`` layers of one kind, at any position in the model."""
 
     count: int
     attention: Attention
@@ -224,7 +229,7 @@ class LayerSpec:
 
 @dataclass(frozen=True)
 class PublishedFormats:
-    """The number formats of the published weights; None is as ``weights``."""
+    """Number formats of the published weights; None means the format of ``weights``."""
 
     weights: FormatName = "bf16"
     attention: FormatName | None = None
@@ -234,8 +239,10 @@ class PublishedFormats:
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """``rope_scaling`` of a ``config.json``: its ``rope_type``, ``factor`` and the positions that
-    the model was first trained for (None: not given)."""
+    """``rope_scaling`` of a ``config.json``: ``rope_type``, ``factor`` and original length.
+
+    ``original`` is the number of positions before scaling (None: not given).
+    """
 
     kind: str
     factor: float = 1.0
@@ -244,10 +251,10 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A decoder: ``layers`` by kind, of width ``hidden``; ``tied``: the head is the embedding.
+    """Decoder with ``layers`` by kind and width ``hidden``; ``tied``: the head is the embedding.
 
     ``max_model_len`` is ``max_position_embeddings``, which engines scale by ``rope`` if given.
-    ``model_type`` is that of the whole ``config.json``.
+    ``model_type`` is taken from the top level of ``config.json``.
     """
 
     name: str
@@ -263,17 +270,17 @@ class Architecture:
 
     @property
     def depth(self) -> int:
-        """Layers in all."""
+        """Total number of layers."""
         return sum(layers.count for layers in self.layers)
 
     @property
     def embeddings(self) -> int:
-        """Parameters of the embedding and, where it is not tied, of the head."""
+        """Parameters of the embedding and, unless tied, of the head."""
         return self.vocab * self.hidden * (1 if self.tied else 2)
 
     @property
     def parameters(self) -> int:
-        """All weights; biases and the norms inside attention are left out (below 0.1 %)."""
+        """Total parameters, without biases and norms inside attention (below 0.1 %)."""
         norms = (2 * self.depth + 1) * self.hidden
         return (
             norms
@@ -286,5 +293,5 @@ class Architecture:
 
     @property
     def experts(self) -> int:
-        """Experts of a layer that has any; 0 of a dense model."""
+        """Number of experts per layer; 0 for a dense model."""
         return max((p.mlp.experts for p in self.layers if isinstance(p.mlp, MoeMlp)), default=0)

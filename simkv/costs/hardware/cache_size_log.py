@@ -1,4 +1,4 @@
-"""How many KV blocks or tokens an engine found room for, read from its log."""
+"""Read the number of KV blocks or tokens from an engine's log."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from simkv.schedulers.engine_registry import ENGINES
 
 @dataclass(frozen=True)
 class LoggedCacheSize:
-    """What the log says: ``blocks`` or ``tokens`` (None where it does not), and in which line.
+    """KV cache size in a log: ``blocks`` or ``tokens`` (None if not logged), and the line.
 
-    ``block_size`` is the log's own where it tells one.
+    ``block_size`` is set if the log contains it.
     """
 
     engine: str
@@ -27,17 +27,17 @@ class LoggedCacheSize:
     block_size: int | None = None
 
 
-#: Engine, and a line that tells it.
+#: Engines, and patterns of their log lines about the cache size.
 _LINES = [
     (name, re.compile(line)) for name, engine in ENGINES.items() for line in engine.cache_lines
 ]
 
 
 def read_cache_size(log: Path, block_size: int | None = None) -> LoggedCacheSize:
-    """The last size of the KV cache that a log tells.
+    """Return the last KV cache size in a log.
 
-    With ``block_size``, or the log's own, the count that is not told is worked out. Raises
-    InputError if the file cannot be read or no known engine tells its cache in it.
+    With ``block_size``, or one in the log, the missing count is computed. Raises InputError if the
+    file cannot be read or contains no cache size of a known engine.
     """
     found: LoggedCacheSize | None = None
     with open_bytes(log, pipes=True) as raw:

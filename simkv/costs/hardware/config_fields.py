@@ -1,4 +1,4 @@
-"""The fields of a ``config.json``, and what is said of those that are wrong."""
+"""Access to the fields of a ``config.json``, with errors for invalid values."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from simkv.core.errors import InputError
 
 
 class ConfigFields:
-    """The fields that tell a decoder's layers, and ``where`` they are from."""
+    """Fields of a ``config.json`` that describe a decoder's layers, and their source ``where``."""
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
         self.config = config
         self.where = where
 
     def field_error(self, field: str, why: str) -> InputError:
-        """What to raise for a field."""
+        """Return an error about a field."""
         return InputError(f"{self.where}: {field}: {why}")
 
     def number(self, *fields: str, default: int | None = None, least: int = 1) -> int:
-        """The first of these fields that is there, as a whole number."""
+        """Return the first of these fields that is present, as an integer."""
         for field in fields:
             value = self.config.get(field)
             if value is None:

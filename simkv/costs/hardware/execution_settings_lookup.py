@@ -1,4 +1,4 @@
-"""The part of an engine's configuration that decides seconds and KV."""
+"""Settings of an engine's configuration that determine step times and KV capacity."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ __all__ = ["ExecutionSettings", "GraphMode", "find_execution_settings"]
 
 
 def find_execution_settings(config: EngineConfig) -> ExecutionSettings:
-    """The setting of any engine's configuration, as the engine's folder has it."""
+    """Return the execution settings of a configuration, as its engine's package defines them."""
     return find_engine_spec(config).setting(config)

@@ -1,7 +1,7 @@
-"""Architectures from the ``config.json`` of the Hugging Face hub.
+"""Read architectures from a Hugging Face ``config.json``.
 
-What is read is what decides shapes. A model type that is not known, or a field that changes the
-layers in a way that is not modelled, is refused by its name.
+Only fields that determine shapes are read. An unknown model type, or a field that changes the
+layers in an unsupported way, is rejected by name.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from simkv.costs.hardware.config_fields import ConfigFields
 from simkv.costs.hardware.hybrid_models import HYBRIDS
 from simkv.costs.hardware.number_formats import FormatName
 
-#: Model types by how their layers attend.
+#: Model types by kind of attention.
 _GQA = (
     *("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "phi3"),
     *("gpt_oss", "minimax_m2", "glm4_moe", "gemma2", "gemma3_text"),
 )
 _MLA = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa")
 _DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-#: Model types with a vision tower, whose decoder is in ``text_config``; the tower is left out.
+#: Multimodal model types with the decoder in ``text_config``; the vision tower is left out.
 _WRAPPED = (
     "qwen3_5",
     "qwen3_5_moe",
@@ -57,12 +57,12 @@ _OF_WRAPPED = {
     "llama4": "llama4_text",
 }
 
-#: Fields with the longest sequence, and vLLM's length where none of them is there
+#: Fields with the maximum length, and vLLM's default if all are missing
 #: (``vllm/config/model.py:_get_and_verify_max_len``).
 LENGTHS = ("max_position_embeddings", "max_seq_len", "model_max_length")
 NO_LENGTH = 2048
 
-#: ConfigFields that change the layers in ways that are not modelled, unless they have this value.
+#: Fields that change the layers in unsupported ways unless they have this value.
 _NOT_MODELLED: dict[str, Any] = {
     "attention_chunk_size": None,
     "num_kv_shared_layers": 0,
@@ -73,7 +73,7 @@ _NOT_MODELLED: dict[str, Any] = {
     "attention_k_eq_v": False,
     "num_global_key_value_heads": None,
 }
-#: Those that are modelled in the model types that have them.
+#: Fields of this list that are supported for certain model types.
 _OWN = {
     "llama4_text": ("attention_chunk_size",),
     "gemma4_text": ("attention_k_eq_v", "num_global_key_value_heads"),
@@ -81,9 +81,9 @@ _OWN = {
 
 
 def parse_architecture(config: Mapping[str, Any] | Path, name: str | None = None) -> Architecture:
-    """The architecture that a ``config.json`` tells, given as the file or what is in it.
+    """Parse a ``config.json``, given as its path or its content.
 
-    Raises InputError, by file and field, for one that cannot be read or is not understood.
+    Raises InputError, with file and field, if it cannot be read or is unsupported.
     """
     if isinstance(config, Path):
         try:
@@ -97,7 +97,7 @@ def parse_architecture(config: Mapping[str, Any] | Path, name: str | None = None
 
 
 class _Reader(ConfigFields):
-    """A configuration and where it is from, for what is wrong in it."""
+    """Parser of one configuration; errors name its source."""
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
         super().__init__(config, where)
@@ -146,7 +146,7 @@ class _Reader(ConfigFields):
         )
 
     def rope(self) -> RopeScaling | None:
-        """How positions are scaled; None where the config does not say."""
+        """Return the scaling of rotary positions, or None if not specified."""
         scaling = self.config.get("rope_scaling") or self.config.get("rope_parameters")
         if not isinstance(scaling, dict):
             return None
@@ -171,7 +171,7 @@ class _Reader(ConfigFields):
         return [known[kind] for kind in types]
 
     def pattern(self, depth: int) -> list[str]:
-        """The types of the layers where ``layer_types`` does not tell."""
+        """Return the layer types if ``layer_types`` is missing."""
         if self.kind in _DELTA:
             every = self.number("full_attention_interval", default=4)
             whole, others = "full_attention", "linear_attention"
@@ -240,7 +240,7 @@ class _Reader(ConfigFields):
         return MoeMlp(experts, self.number("num_experts_per_tok"), width, shared)
 
     def published(self) -> PublishedFormats:
-        """The formats of the weights, as ``quantization_config`` has them."""
+        """Return the weight formats from ``quantization_config``."""
         told = self.whole.get("quantization_config") or self.config.get("quantization_config")
         if not told:
             return PublishedFormats()

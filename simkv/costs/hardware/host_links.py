@@ -1,8 +1,7 @@
-"""What joins the GPUs of a host: cards of one kind are joined in more than one way.
+"""Links between the GPUs of a host; hosts with the same GPUs may have different links.
 
-``links.json`` has links by interconnect and peer-to-peer setting, each with its source. Where
-peer-to-peer is off (another driver, a board or a virtual machine that does not let it), all bytes
-go through the host's memory.
+``links.json`` has links by interconnect and peer-to-peer setting, each with its source. Without
+peer-to-peer access (other driver, board or virtual machine), all bytes go through host memory.
 """
 
 from __future__ import annotations
@@ -18,13 +17,15 @@ from pydantic import Field, TypeAdapter
 from simkv.core.errors import InputError, spelling_hint
 from simkv.costs.frozen_model import FrozenModel
 
-#: Sizes (bytes) at which times over a link are written down.
+#: Message sizes (bytes) of tabulated link times.
 SIZES = tuple(2**n for n in range(12, 27))
 
 
 class HostLink(FrozenModel):
-    """``latency`` (s) of the smallest all-reduce and ``bandwidth`` (bytes/s) of one GPU each way,
-    as a host's all-reduce shows them."""
+    """``latency`` (s) of the smallest all-reduce and ``bandwidth`` (bytes/s) per GPU and direction.
+
+    Both are measured with a host's all-reduce.
+    """
 
     name: str
     interconnect: str = "measured"
@@ -35,28 +36,31 @@ class HostLink(FrozenModel):
 
     @property
     def said(self) -> str:
-        """The link in words."""
+        """Description of the link."""
         return (
             f"{self.name}, {1e6 * self.latency:g} us and {self.bandwidth / 1e9:g} GB/s "
             f"({self.source})"
         )
 
     def times(self, collective: str, ranks: int) -> list[tuple[int, float]]:
-        """``[bytes, seconds]`` of a ring: an all-reduce sends everything round twice. Bytes are
-        those of the whole message of an all-reduce, of one GPU's part of the others."""
+        """Return ``[bytes, seconds]`` of a ring collective.
+
+        An all-reduce sends everything twice around the ring. Bytes are the whole message for an
+        all-reduce, and one GPU's part for other collectives.
+        """
         trips = 2 * (ranks - 1) / ranks if collective == "all_reduce" else float(ranks - 1)
         return [(size, self.latency + trips * size / self.bandwidth) for size in SIZES]
 
 
 @lru_cache(maxsize=1)
 def links() -> tuple[HostLink, ...]:
-    """All links that are known."""
+    """Return all known links."""
     text = (Path(__file__).parent / "links.json").read_text(encoding="utf-8")
     return tuple(TypeAdapter(list[HostLink]).validate_python(json.loads(text)))
 
 
 def find_link(name: str) -> HostLink:
-    """A link by its name. Raises InputError if it is not known."""
+    """Return a link by name. Raises InputError if unknown."""
     names = [link.name for link in links()]
     for link in links():
         if link.name.casefold() == name.casefold():
@@ -69,9 +73,9 @@ def find_link(name: str) -> HostLink:
 
 
 def parse_link(text: str) -> HostLink:
-    """A link by its name, or by its latency (us) and bandwidth (GB/s) as ``20,16``.
+    """Return a link by name, or by latency (us) and bandwidth (GB/s) as ``20,16``.
 
-    Raises InputError for what is neither.
+    Raises InputError for other text.
     """
     figures = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*,\s*(\d+(?:\.\d+)?)\s*", text)
     if figures is None or not float(figures[2]):

@@ -1,11 +1,10 @@
-"""Layers of models that mix attention with Mamba, with chunks, or with attention of other heads.
+"""Layers of hybrid models: attention mixed with Mamba, chunked attention or other head shapes.
 
-Which layer is what, Jamba tells by periods, Granite 4 and Nemotron-H by lists of names or a pattern
-of letters, Bamba and Kimi Linear by the numbers of layers; Falcon-H1 has both in each. Llama 4 has
-a flag for each layer: those with rotary positions attend within chunks. Gemma 4 has fewer and wider
-heads in layers without a window. Shapes of
-states are those of ``get_mamba_state_shape_from_config`` in vLLM 0.33.0
-(``vllm/model_executor/models``).
+Layer kinds are given by periods in Jamba, by lists of names or a letter pattern in Granite 4 and
+Nemotron-H, and by layer numbers in Bamba and Kimi Linear; every layer of Falcon-H1 has both kinds.
+Llama 4 has a flag per layer: layers with rotary positions attend within chunks. Gemma 4 has fewer
+and wider heads in layers without a window. State shapes are those of
+``get_mamba_state_shape_from_config`` in vLLM 0.33.0 (``vllm/model_executor/models``).
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from simkv.costs.hardware.architecture import (
 from simkv.costs.hardware.config_fields import ConfigFields
 
 LayerParts = tuple[Attention, Mlp]
-#: What the letters of Nemotron-H's pattern are called in its list of names.
+#: Names of the letters in Nemotron-H's layer pattern.
 LAYER_TYPE_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 NUMBER_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def _jamba(fields: ConfigFields) -> list[LayerParts]:
-    """Mamba-1; every so many layers there is one with attention, or with experts."""
+    """Return layers of Jamba: Mamba-1, with periodic attention layers and expert layers."""
     hidden, layers = fields.number("hidden_size"), list[LayerParts]()
     inner = fields.number("mamba_expand") * hidden
     rank = fields.config.get("mamba_dt_rank", "auto")
@@ -56,7 +55,7 @@ def _jamba(fields: ConfigFields) -> list[LayerParts]:
 
 
 def _granite(fields: ConfigFields) -> list[LayerParts]:
-    """Mamba-2; all layers have experts, or none has."""
+    """Return layers of Granite 4: Mamba-2 and attention, all with experts or all without."""
     mlp: Mlp = DenseMlp(fields.number("shared_intermediate_size"))
     if experts := fields.number("num_local_experts", default=0, least=0):
         width, shared = fields.number("intermediate_size"), mlp.intermediate
@@ -67,7 +66,7 @@ def _granite(fields: ConfigFields) -> list[LayerParts]:
 
 
 def _bamba(fields: ConfigFields) -> list[LayerParts]:
-    """Mamba-2; the layers that attend are told by their numbers."""
+    """Return layers of Bamba: Mamba-2, with attention at the listed layer numbers."""
     attending = fields.config.get("attn_layer_indices") or []
     mamba, attention = _mamba2(fields), _attention(fields)
     mlp = DenseMlp(fields.number("intermediate_size"))
@@ -76,16 +75,16 @@ def _bamba(fields: ConfigFields) -> list[LayerParts]:
 
 
 def _falcon(fields: ConfigFields) -> list[LayerParts]:
-    """Mamba-2 and attention beside each other in every layer, before one MLP."""
+    """Return layers of Falcon-H1: Mamba-2 and attention in every layer, before one MLP."""
     mlp = DenseMlp(fields.number("intermediate_size"))
     one: list[LayerParts] = [(_mamba2(fields), DenseMlp(0)), (_attention(fields), mlp)]
     return one * fields.number("num_hidden_layers")
 
 
 def _nemotron(fields: ConfigFields) -> list[LayerParts]:
-    """Mamba-2, attention and MLPs without gates as layers of their own.
+    """Return layers of Nemotron-H: Mamba-2, attention and ungated MLPs as separate layers.
 
-    An MLP here is the second half of the layer before it.
+    An MLP layer is modeled as the second half of the layer before it.
     """
     if fields.config.get("moe_latent_size"):
         raise fields.field_error(
@@ -127,7 +126,7 @@ def _nemotron(fields: ConfigFields) -> list[LayerParts]:
 
 
 def _llama4(fields: ConfigFields) -> list[LayerParts]:
-    """Attention within chunks, of some layers to everything; every so many layers has experts."""
+    """Return layers of Llama 4: chunked or full attention, with periodic expert layers."""
     depth, width = fields.number("num_hidden_layers"), fields.number("intermediate_size")
     attention = _attention(fields)
     chunk = fields.number("attention_chunk_size", default=8192)
@@ -151,8 +150,10 @@ def _llama4(fields: ConfigFields) -> list[LayerParts]:
 
 
 def _gemma4(fields: ConfigFields) -> list[LayerParts]:
-    """Layers with a window, and those without in which heads are wider; vLLM holds V beside K where
-    both are one (``attention_k_eq_v``). Experts are beside the MLP."""
+    """Return layers of Gemma 4: window attention, and full attention with wider heads.
+
+    With ``attention_k_eq_v``, vLLM still stores V in addition to K. Experts are added to the MLP.
+    """
     depth = fields.number("num_hidden_layers")
     window = replace(_attention(fields), window=fields.number("sliding_window"))
     whole = replace(window, window=0, head_dim=fields.number("global_head_dim", default=512))
@@ -172,7 +173,7 @@ def _gemma4(fields: ConfigFields) -> list[LayerParts]:
 
 
 def _kimi_linear(fields: ConfigFields) -> list[LayerParts]:
-    """Kimi Delta Attention; layers with latent attention are told by their numbers, from 1 on."""
+    """Return layers of Kimi Linear: Kimi Delta Attention, latent attention by number (from 1)."""
     told = fields.config.get("linear_attn_config")
     if not isinstance(told, dict) or not isinstance(told.get("full_attn_layers"), list):
         raise fields.field_error(
@@ -237,7 +238,7 @@ def _mamba2(fields: ConfigFields) -> Mamba:
 
 
 def _names(fields: ConfigFields, field: str, names: object, known: Collection[str]) -> list[str]:
-    """What each layer is called."""
+    """Return the validated name of each layer."""
     depth = fields.number("num_hidden_layers")
     if not isinstance(names, list) or len(names) != depth:
         raise fields.field_error(field, f"expected {depth} of {', '.join(known)}, one a layer")
@@ -249,7 +250,7 @@ def _names(fields: ConfigFields, field: str, names: object, known: Collection[st
     return names
 
 
-#: Model types by how their layers are told.
+#: Layer parsers by model type.
 HYBRIDS: Mapping[str, Callable[[ConfigFields], list[LayerParts]]] = {
     "jamba": _jamba,
     "nemotron_h": _nemotron,

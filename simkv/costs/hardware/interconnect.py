@@ -1,4 +1,4 @@
-"""What joins the GPUs of a replica."""
+"""Interconnect between the GPUs of a replica."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Interconnect:
-    """What joins the GPUs of a node: ``bandwidth`` in bytes/s each way, ``latency`` in s.
+    """Interconnect of a node's GPUs: ``bandwidth`` in bytes/s per direction, ``latency`` in s.
 
-    ``measured``: both are figures of a host, of one message, as its all-reduce shows them; else
-    they are those of a data sheet (latency 0).
+    Kind ``measured``: both values come from the all-reduce of a host, for single messages. Other
+    kinds have data-sheet values (latency 0).
     """
 
     kind: Literal["NVLink", "PCIe", "measured"]
@@ -20,5 +20,5 @@ class Interconnect:
 
     @property
     def measured(self) -> bool:
-        """Whether the figures are those of a host."""
+        """Whether the values were measured on a host."""
         return self.kind == "measured"

@@ -1,22 +1,22 @@
-"""How many KV blocks fit on a GPU, as its engine finds it: what its share of memory leaves over.
+"""Number of KV blocks that an engine allocates on a GPU from the memory left over.
 
-vLLM runs the largest batch once and takes what then remains of ``gpu_memory_utilization``. Its peak
-is estimated from the shapes that it holds, in bytes; the constants are read off the start-up logs
-of tests/costs/hardware/recorded_blocks.csv:
+vLLM runs the largest batch once and uses the rest of ``gpu_memory_utilization``. The peak of that
+run is estimated from tensor shapes, in bytes; the constants are read from the start-up logs in
+tests/costs/hardware/recorded_blocks.csv:
 
 - the MLP: per token of ``max_num_batched_tokens`` three vectors of the MLP's width (gate, up and
-  their product) and five of the hidden size, 2 bytes a number;
-- or the sampler: per sequence of ``max_num_seqs`` and word of the vocabulary 37 bytes up to 0.16
+  their product) and five of the hidden size, 2 bytes per number;
+- or the sampler: per sequence of ``max_num_seqs`` and vocabulary entry 37 bytes up to 0.16
   (logits in 16 and 32 bits, sorted with their indices, probabilities, running sum), 14 from 0.17
   on, which does not sort; and three vectors of the hidden size per token;
-- whichever is larger; and of a mixture the buffers of its experts, which stay: per token and
-  expert that it takes three of the expert's width and one of the hidden size (not with mxfp4);
-- outside of torch 0.13 GiB, 0.25 from 0.18 on, and 2 GiB where GPUs talk to each other;
-- from 0.20 on CUDA graphs, too (1 GB).
+- the larger of both; and for a mixture of experts persistent buffers: per token and selected
+  expert three vectors of the expert's width and one of the hidden size (not with mxfp4);
+- outside torch 0.13 GiB, 0.25 from 0.18 on, and 2 GiB if GPUs communicate;
+- from 0.20 on also CUDA graphs (1 GB).
 
-SGLang takes ``mem_fraction_static`` of what is free before the weights are loaded. Left out, it
-reserves memory for the largest chunk, the graphs and collectives (``server_args.py``, from 0.5.20
-on ``arg_groups/memory_hook.py``).
+SGLang uses ``mem_fraction_static`` of the memory that is free before weights are loaded. By default
+it reserves memory for the largest chunk, the graphs and collectives (``server_args.py``, from
+0.5.20 on ``arg_groups/memory_hook.py``).
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from simkv.schedulers.engine_registry import ENGINES
 
 GIB = 1 << 30
 MIB = 1 << 20
-#: Bytes per sequence and word of the vocabulary at the peak of vLLM's sampler, from a release on.
+#: Peak bytes of vLLM's sampler per sequence and vocabulary entry, by first release.
 SAMPLER_BYTES = {(0, 0): 37, (0, 17): 14}
-#: GiB that CUDA and its libraries take beside the tensors of torch, from a release on.
+#: GiB used by CUDA and its libraries outside torch, by first release.
 NON_TORCH_GIB = {(0, 0): 0.13, (0, 18): 0.25}
-#: GiB more where GPUs talk to each other.
+#: Additional GiB if GPUs communicate.
 COLLECTIVES_GIB = 1.9
-#: Bytes that the CUDA graphs take, and the release from which on they are left free.
+#: Bytes of CUDA graphs, and the first release that reserves memory for them.
 CUDA_GRAPH_BYTES, CUDA_GRAPH_BYTES_SINCE = 1_000_000_000, (0, 20)
-#: Tokens in the smallest block that attention's kernels take, of which blocks that hold a state are
-#: multiples; and of those for latent attention from a release on (``vllm/platforms/interface.py``).
+#: Tokens in the smallest block of attention kernels; blocks with a state are multiples of it. For
+#: latent attention the sizes depend on the release (``vllm/platforms/interface.py``).
 KERNEL_BLOCK = 16
 LATENT_BLOCKS = {(0, 0): 64, (0, 27): 128}
-#: Bytes of a GPU that a process of SGLang has in use before it loads weights.
+#: Bytes of GPU memory that an SGLang process uses before it loads weights.
 SGLANG_CONTEXT = 0.5 * GIB
-#: Decodes in SGLang's largest CUDA graph by default: MiB of a GPU below which they hold, on fewer
-#: than four GPUs and on more (``server_args.py``).
+#: Decodes in SGLang's largest CUDA graph by default: upper limit of GPU memory in MiB, size on
+#: fewer than four GPUs, size on four or more (``server_args.py``).
 SGLANG_GRAPHS = (
     (20 * 1024, 8, 8),
     (35 * 1024, 24, 80),
@@ -64,20 +64,20 @@ SGLANG_GRAPHS = (
     (160 * 1024, 256, 512),
     (float("inf"), 512, 512),
 )
-#: The release from which on GPUs of 20 to 35 GiB have larger graphs, and that from which on graphs
-#: of prefills are reserved for (of those that were read: 0.5.15, 0.5.20, 0.5.22, 0.5.23).
+#: First release with larger graphs on GPUs of 20 to 35 GiB, and first release that reserves memory
+#: for prefill graphs (releases checked: 0.5.15, 0.5.20, 0.5.22, 0.5.23).
 SGLANG_RAISED, RAISED = (0, 5, 20), (35 * 1024, 48, 160)
 SGLANG_PREFILL_GRAPHS = (0, 5, 15)
-#: MiB that a graph of a prefill takes outside of torch, and all of them with latent attention.
+#: MiB outside torch per prefill graph, and for all prefill graphs with latent attention.
 PREFILL_GRAPH, LATENT_PREFILL_GRAPHS = 8, 1536
 
 
 @dataclass(frozen=True)
 class KvCapacity:
-    """What a GPU's share of memory is spent on, in bytes, and the blocks that are left.
+    """Use of a GPU's share of memory, in bytes, and the remaining KV blocks.
 
-    ``block_bytes`` are those of one block of ``block_size`` tokens, over all layers that keep KV or
-    a group of them.
+    ``block_bytes`` is the size of one block of ``block_size`` tokens, over all layers with KV or
+    over one group of them.
     """
 
     hardware: Hardware
@@ -90,17 +90,17 @@ class KvCapacity:
 
     @property
     def rest(self) -> int:
-        """Bytes for KV; 0 or less if not even the weights fit."""
+        """Bytes for KV; 0 or less if the weights do not fit."""
         return self.usable - self.weights - self.activations - self.outside
 
     @property
     def num_gpu_blocks(self) -> int:
-        """Whole blocks; 0 if not even the weights fit."""
+        """Number of whole blocks; 0 if the weights do not fit."""
         return max(self.rest // self.block_bytes, 0)
 
     @property
     def refusal(self) -> str:
-        """Why there is no room."""
+        """Explanation why no KV block fits."""
         gpus = f"{self.hardware.gpus} x {self.hardware.gpu.name}"
         return (
             f"{self.hardware.architecture.name} does not fit on {gpus}: of "
@@ -110,9 +110,9 @@ class KvCapacity:
 
 
 def compute_kv_capacity(hardware: Hardware, setting: ExecutionSettings) -> KvCapacity:
-    """The blocks of ``setting.block_size`` tokens that the engine would find on each GPU.
+    """Return the number and size of KV blocks that the engine would allocate on each GPU.
 
-    How it finds them is ``EngineSpec.sizing``; an unknown engine measures as the newest vLLM does.
+    The method is ``EngineSpec.sizing``; an unknown engine is treated as the newest vLLM.
     """
     sizing = _sizing(setting)
     weights, size = weight_bytes(hardware), block_size(hardware, setting)
@@ -157,10 +157,10 @@ def _since(table: Mapping[tuple[int, int], float], release: tuple[int, ...]) -> 
 
 
 def _static_share(hardware: Hardware, setting: ExecutionSettings) -> float:
-    """``mem_fraction_static`` as SGLang 0.5 derives it (``_handle_gpu_memory_settings``).
+    """Return ``mem_fraction_static`` as SGLang 0.5 computes it (``_handle_gpu_memory_settings``).
 
-    Its chunk is the server's, of which each rank of dp attention takes a share; its tensor
-    parallelism counts all GPUs.
+    Its chunk size is that of the server, of which each rank of dp attention gets a share; its
+    tensor parallelism counts all GPUs.
     """
     memory = hardware.gpu.memory_bytes / MIB
     release = tuple(int(part) for part in re.findall(r"\d+", setting.release)[:3])
@@ -183,7 +183,7 @@ def _static_share(hardware: Hardware, setting: ExecutionSettings) -> float:
 
 
 def _prefill_graphs(most: int) -> list[int]:
-    """Tokens of the graphs of prefills (``generate_prefill_cuda_graph_batch_sizes``)."""
+    """Return the token counts of prefill graphs (``generate_prefill_cuda_graph_batch_sizes``)."""
     sizes = (
         *range(4, 33, 4),
         *range(48, 257, 16),
@@ -196,7 +196,7 @@ def _prefill_graphs(most: int) -> list[int]:
 
 
 def block_bytes(hardware: Hardware, setting: ExecutionSettings) -> int:
-    """Bytes of one block as vLLM counts them: of all layers, or of a group (``kv_groups``)."""
+    """Return the bytes of a block as in vLLM: of all layers, or of one group (``kv_groups``)."""
     kept = [part for part in hardware.architecture.layers if kv_bytes(part.attention, hardware)]
     if len(kv_groups(hardware)) < 2 or not _keeps_states(hardware, setting):
         per_token = sum(part.count * kv_bytes(part.attention, hardware) for part in kept)
@@ -207,7 +207,7 @@ def block_bytes(hardware: Hardware, setting: ExecutionSettings) -> int:
 
 
 def block_size(hardware: Hardware, setting: ExecutionSettings) -> int:
-    """Tokens in a block: as set, or as many more as it takes to hold a state.
+    """Return the tokens per block: the configured size, or more if a state needs more.
 
     vLLM logs "Setting attention block size to 528 tokens to ensure that attention page size is >=
     mamba page size" (``vllm/platforms/interface.py`` of 0.33).
@@ -224,12 +224,12 @@ def block_size(hardware: Hardware, setting: ExecutionSettings) -> int:
 
 
 def kv_groups(hardware: Hardware, block_size: int = 16) -> list[int | str]:
-    """The window in tokens (0: all) of each group of layers that takes blocks of its own.
+    """Return the window in tokens (0: all) of each layer group with its own blocks.
 
-    Layers with a window, layers without, those that attend within chunks (``chunked-8192``) and
-    those with a state (``mamba``) take blocks from one pool, in groups of equally many layers; a
-    block is of one group. Blocks of layers with fewer bytes a token are as many times larger as
-    makes all pages alike (``0/32``); where none does, their pages are padded
+    Layers with a window, layers without, layers with chunked attention (``chunked-8192``) and
+    layers with a state (``mamba``) share one pool, in groups of equal size; a block belongs to one
+    group. Layers with fewer bytes per token get proportionally larger blocks so that all pages have
+    equal size (``0/32``); if no such size exists, their pages are padded
     (``vllm/v1/core/kv_cache_planning.py`` of 0.33).
     """
     counts = _by_kind(hardware)
@@ -246,14 +246,14 @@ def kv_groups(hardware: Hardware, block_size: int = 16) -> list[int | str]:
 
 
 def can_checkpoint_states(hardware: Hardware) -> bool:
-    """Whether all kernels of its states can write one from within a chunk: those of Mamba-2."""
+    """Return whether all state kernels can save a state inside a chunk (Mamba-2 only)."""
     kinds = [part.attention for part in hardware.architecture.layers]
     states = [kind for kind in kinds if isinstance(kind, Recurrent)]
     return bool(states) and all(isinstance(s, Mamba) and s.mamba2_heads > 0 for s in states)
 
 
 def _keeps_states(hardware: Hardware, setting: ExecutionSettings) -> bool:
-    """Whether states, if there are any, are in blocks like KV."""
+    """Return whether states, if any, are stored in blocks like KV."""
     states = any(isinstance(part.attention, Recurrent) for part in hardware.architecture.layers)
     engine = ENGINES.get(setting.engine)
     since = engine.states_in_blocks_since if engine else None
@@ -261,7 +261,7 @@ def _keeps_states(hardware: Hardware, setting: ExecutionSettings) -> bool:
 
 
 def _by_kind(hardware: Hardware) -> dict[tuple[int | str, float], int]:
-    """Layers by what they see (``mamba`` for a state) and the bytes of a token, 0 for a state."""
+    """Return layer counts by window (``mamba`` for a state) and bytes per token (0 for a state)."""
     counts: dict[tuple[int | str, float], int] = {}
     for part in hardware.architecture.layers:
         per_token = kv_bytes(part.attention, hardware)
@@ -280,13 +280,13 @@ def _seen(attention: Attention) -> int | str:
 
 
 def _group_size(counts: Collection[int]) -> int:
-    """Layers in a group: the fewest of a kind, or the most where these are not many more."""
+    """Return the layers per group: the smallest count, or the largest if it is not much larger."""
     least, most = min(counts), max(counts)
     return most if most < 1.5 * least else least
 
 
 def _activations(hardware: Hardware, setting: ExecutionSettings, per_word: float) -> int:
-    """Bytes at the peak of vLLM's largest step."""
+    """Return the peak bytes of vLLM's largest step."""
     model, tokens = hardware.architecture, setting.max_num_batched_tokens
     dense = [part.mlp.intermediate for part in model.layers if isinstance(part.mlp, DenseMlp)]
     width = max(dense, default=0) // hardware.tp

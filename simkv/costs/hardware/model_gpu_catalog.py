@@ -1,8 +1,8 @@
-"""Models and GPUs as data: what decides how much KV fits, and how fast it can be read.
+"""Catalog of models and GPUs: data that determine KV capacity and memory speed.
 
 ``models.json`` and ``gpus.json`` hold published configurations (the model hub's ``config.json``,
-data sheets). A name is found whatever its case and whatever stands between its words, with or
-without the organisation: ``Llama-3.1-70B``, ``llama 3.1 70b`` and ``llama_3.1_70b`` are one.
+data sheets). Names match in any case, with any separators, and with or without the organization:
+``Llama-3.1-70B``, ``llama 3.1 70b`` and ``llama_3.1_70b`` are equal.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class _Named(FrozenModel):
 
 
 class _Entry(_Named):
-    """A model as ``models.json`` has it: the fields of its ``config.json`` that decide shapes."""
+    """Entry of ``models.json``: the fields of a ``config.json`` that determine shapes."""
 
     config: dict[str, Any]
     source: str
 
 
 class Model(_Named):
-    """A plain decoder: ``heads`` query heads share ``kv_heads`` of ``head_dim``; a gated MLP.
+    """Plain decoder: ``heads`` query heads share ``kv_heads`` of ``head_dim``; gated MLP.
 
-    With ``experts`` every layer has so many MLPs of ``intermediate``, of which a token takes
-    ``experts_per_token``. ``tied``: the output head is the embedding. ``itemsize`` is in bytes.
-    Those whose layers are not all alike have an ``Architecture`` only.
+    With ``experts``, every layer has that number of MLPs of width ``intermediate``, with
+    ``experts_per_token`` active. ``tied``: the output head is the embedding. ``itemsize`` is in
+    bytes. Models with different kinds of layers have an ``Architecture`` only.
     """
 
     layers: Positive
@@ -68,7 +68,7 @@ class Model(_Named):
 
     @property
     def parameters(self) -> int:
-        """All weights, embedding and head included; biases are left out (below 0.1 %)."""
+        """Total parameters including embedding and head, without biases (below 0.1 %)."""
         attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
         router = self.hidden * self.experts
         embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
@@ -77,11 +77,11 @@ class Model(_Named):
 
     @property
     def mlp_parameters(self) -> int:
-        """Weights of the MLPs, of all experts if there are any."""
+        """Parameters of the MLPs, including all experts."""
         return self.layers * 3 * self.hidden * self.intermediate * max(self.experts, 1)
 
     def weight_bytes(self, tensor_parallel: int = 1, expert_ranks: int = 1) -> int:
-        """Bytes of weights on each of the GPUs that share the model, or its experts."""
+        """Return the bytes of weights per GPU for the given tensor and expert parallelism."""
         experts = self.mlp_parameters // expert_ranks if self.experts else self.mlp_parameters
         others = (self.parameters - self.mlp_parameters) // tensor_parallel
         if expert_ranks == 1 or not self.experts:
@@ -90,24 +90,26 @@ class Model(_Named):
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values of one token over all layers."""
+        """Bytes of keys and values per token over all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.itemsize
 
     @property
     def flops_per_pair(self) -> int:
-        """Operations of attention for one pair of a token and a token that it attends to."""
+        """Attention operations per pair of a token and a token that it attends to."""
         return 4 * self.layers * self.heads * self.head_dim
 
 
 class Gpu(_Named):
-    """A card: ``memory_bytes`` as CUDA reports them, ``bandwidth`` (bytes/s), 16-bit ``flops``.
+    """GPU: ``memory_bytes`` as reported by CUDA, ``bandwidth`` (bytes/s), 16-bit ``flops``.
 
-    ``flops_fp8`` and ``flops_fp4`` are those of smaller numbers, None where the card has none.
-    ``nvlink`` and ``pcie`` are bytes/s each way of one card, as data sheets have them; ``system``
-    is what published points and operator tables call it. ``gpus_per_node`` are as many as that
-    joins: of GB200 and GB300 those of a rack. ``capability`` is CUDA's, None of cards without CUDA.
-    ``collectives`` have, by name and number of cards, measured ``[bytes, seconds]``: bytes that go
-    into an all-reduce, that a card gives to an all-gather, that it gets of a reduce-scatter.
+    ``flops_fp8`` and ``flops_fp4`` are the rates for smaller formats, None if unsupported.
+    ``nvlink`` and ``pcie`` are bytes/s in each direction per GPU, from data sheets; ``system`` is
+    the name in published points and operator tables. ``gpus_per_node`` is the number of GPUs that
+    the interconnect joins; for GB200 and GB300 it is that of a rack. ``capability`` is the CUDA
+    capability, None without CUDA.
+
+    ``collectives`` has measured ``[bytes, seconds]`` by name and number of GPUs: input bytes of an
+    all-reduce, bytes sent per GPU of an all-gather, bytes received per GPU of a reduce-scatter.
     """
 
     memory_bytes: Positive
@@ -127,14 +129,14 @@ class Gpu(_Named):
         return hash(self.name)
 
     def peak_flops(self, bits: int) -> float:
-        """Operations per second on numbers of so many bits, or of the next size that it has."""
+        """Return operations per second for ``bits``-bit numbers, or for the next supported size."""
         rates = {16: self.flops, 8: self.flops_fp8, 4: self.flops_fp4}
         return next(rate for size in (4, 8, 16) if size >= bits and (rate := rates[size]))
 
     def interconnect(self, kind: str | None = None) -> Interconnect:
-        """NVLink or PCIe as the data sheet has them; None is NVLink where there is one.
+        """Return NVLink or PCIe with data-sheet rates; None selects NVLink if available.
 
-        Raises InputError for a kind that the card does not have.
+        Raises InputError for an unsupported kind.
         """
         if kind == "NVLink" and not self.nvlink:
             raise InputError(f"interconnect: {self.name} has no NVLink; expected PCIe")
@@ -151,7 +153,7 @@ def _entries() -> tuple[_Entry, ...]:
 
 @lru_cache(maxsize=1)
 def architectures() -> tuple[Architecture, ...]:
-    """All models, as layers."""
+    """Return all models as architectures."""
     return tuple(
         replace(parse_architecture(entry.config, entry.name), source=entry.source)
         for entry in _entries()
@@ -160,13 +162,13 @@ def architectures() -> tuple[Architecture, ...]:
 
 @lru_cache(maxsize=1)
 def models() -> tuple[Model, ...]:
-    """All models whose layers are all alike and attend to everything."""
+    """Return all models with identical layers and full attention."""
     plain = (_plain(*pair) for pair in zip(_entries(), architectures(), strict=True))
     return tuple(model for model in plain if model)
 
 
 def _plain(entry: _Entry, known: Architecture) -> Model | None:
-    """An architecture as a plain decoder, or None if it is not one."""
+    """Return an architecture as a plain decoder, or None if it is not one."""
     part, attention = known.layers[0], known.layers[0].attention
     if len(known.layers) > 1 or not isinstance(attention, Gqa) or attention.window:
         return None
@@ -194,12 +196,12 @@ def _plain(entry: _Entry, known: Architecture) -> Model | None:
 
 @lru_cache(maxsize=1)
 def gpus() -> tuple[Gpu, ...]:
-    """All GPUs."""
+    """Return all GPUs."""
     data = json.loads((_HERE / "gpus.json").read_text(encoding="utf-8"))
     return tuple(TypeAdapter(list[Gpu]).validate_python(data))
 
 
-#: Ends of names of quantised models, and the format of their weights.
+#: Suffixes of quantized model names, and their weight formats.
 _ENDINGS: dict[str, FormatName] = {
     "fp8": "fp8",
     "fp8dynamic": "fp8",
@@ -212,12 +214,12 @@ _ENDINGS: dict[str, FormatName] = {
 
 
 def other_names(model: str) -> list[str]:
-    """What else a packaged model is called."""
+    """Return alternative names of a packaged model."""
     return next((entry.also for entry in _entries() if entry.name == model), [])
 
 
 def find_model(name: str) -> Model:
-    """A plain model by its name. Raises InputError if unknown or not plain."""
+    """Return a plain model by name. Raises InputError if unknown or not plain."""
     wanted = _squeezed(name)
     for model in models():
         if wanted in _all_names(model):
@@ -231,10 +233,10 @@ def find_model(name: str) -> Model:
 
 
 def find_architecture(name: str) -> Architecture:
-    """A model by its name, with or without the organisation. Raises InputError if unknown.
+    """Return a model by name, with or without the organization. Raises InputError if unknown.
 
-    The name of a quantised one (``Llama-3.1-70B-Instruct-FP8``, ``-NVFP4``, ``-AWQ``) is that of
-    the model with such weights.
+    The name of a quantized model (``Llama-3.1-70B-Instruct-FP8``, ``-NVFP4``, ``-AWQ``) gives the
+    model with quantized weights.
     """
     wanted = _squeezed(name)
     for entry, known in zip(_entries(), architectures(), strict=True):
@@ -251,9 +253,9 @@ def find_architecture(name: str) -> Architecture:
 
 
 def find_gpu(name: str) -> Gpu:
-    """A GPU by its name, or by a longer name that contains all words of one (``NVIDIA H100 80GB``).
+    """Return a GPU by name, or by a longer name with all of its words (``NVIDIA H100 80GB``).
 
-    Of several the one with most words in common is taken. Raises InputError if none fits.
+    The match with most words in common wins. Raises InputError if none matches.
     """
     for gpu in gpus():
         if _squeezed(name) in {_squeezed(known) for known in (gpu.name, *gpu.also)}:
@@ -271,7 +273,7 @@ def find_gpu(name: str) -> Gpu:
 
 
 def known_model(name: str) -> Model | None:
-    """The model of that name, if there are data on it."""
+    """Return the model of that name, or None if unknown."""
     try:
         return find_model(name)
     except InputError:
@@ -279,7 +281,7 @@ def known_model(name: str) -> Model | None:
 
 
 def known_gpu(name: str) -> Gpu | None:
-    """The GPU of that name, if there are data on it."""
+    """Return the GPU of that name, or None if unknown."""
     try:
         return find_gpu(name)
     except InputError:
@@ -287,14 +289,14 @@ def known_gpu(name: str) -> Gpu | None:
 
 
 def _all_names(item: _Named) -> set[str]:
-    """A model's names as ``_squeezed`` has them, with and without what is often left out."""
+    """Return the normalized names of a model, with and without optional parts."""
     names = {_squeezed(known) for known in (item.name, *item.also)}
     shorter = {re.sub(r"^meta(?=llama)|(?:instruct|chat)?(?:hf)?$", "", name) for name in names}
     return names | shorter
 
 
 def _squeezed(name: str) -> str:
-    """A name's letters and digits, without the organisation or the maker."""
+    """Return the letters and digits of a name, without organization or manufacturer."""
     return re.sub(r"[^a-z0-9]", "", _plain_words(name.rsplit("/", 1)[-1]))
 
 

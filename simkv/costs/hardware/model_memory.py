@@ -1,4 +1,4 @@
-"""Bytes that a model takes on each of its GPUs: weights, and the KV of a token."""
+"""Memory of a model on each of its GPUs: weights, and KV per token."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from simkv.costs.hardware.architecture import (
 from simkv.costs.hardware.number_formats import find_number_format
 from simkv.costs.hardware.replica_hardware import Hardware
 
-#: Bytes of a number of KV; nvfp4 with an 8-bit scale for each 16.
+#: Bytes per KV number; nvfp4 includes an 8-bit scale for each 16 numbers.
 KV_BYTES = {"bf16": 2.0, "fp8": 1.0, "nvfp4": 0.5 + 1 / 16}
-#: Bytes of the sparse indexer's key of a token and layer beside its numbers: a 32-bit scale
+#: Additional bytes of the sparse indexer's key per token and layer: a 32-bit scale
 #: (vllm/v1/attention/backends/mla/indexer.py).
 INDEX_SCALE_BYTES = 4
-#: Bytes of a token's latent in a layer with fp8 KV and sparse attention: 512 numbers of 8 bits,
-#: four 32-bit scales and 64 rotary numbers of 16 bits (vLLM's ``fp8_ds_mla``).
+#: Bytes of a token's latent per layer with fp8 KV and sparse attention: 512 8-bit numbers, four
+#: 32-bit scales and 64 16-bit rotary numbers (vLLM's ``fp8_ds_mla``).
 SPARSE_FP8_TOKEN_BYTES = 656
 
 
 def weight_bytes(hardware: Hardware) -> int:
-    """Bytes of weights on each GPU. Embedding, head, router and norms are in 16 bits."""
+    """Return the bytes of weights per GPU. Embedding, head, router and norms have 16 bits."""
     model = hardware.architecture
     norms = 2 * (2 * model.depth + 1) * model.hidden
     layers = sum(part.count * _layer(part, hardware) for part in model.layers)
@@ -46,7 +46,7 @@ def _layer(part: LayerSpec, hardware: Hardware) -> float:
 
 
 def _attention(attention: Attention, hardware: Hardware, hidden: int) -> float:
-    """Parameters of a layer's attention on one GPU; KV heads fewer than GPUs are copied."""
+    """Return a layer's attention parameters per GPU; KV heads are replicated if fewer than GPUs."""
     if isinstance(attention, Mla):
         split = attention.split_weights(hidden) / hardware.tp
         return attention.shared_weights(hidden) + split
@@ -58,9 +58,9 @@ def _attention(attention: Attention, hardware: Hardware, hidden: int) -> float:
 
 
 def kv_bytes(attention: Attention, hardware: Hardware) -> float:
-    """Bytes of one token's KV in one layer on one GPU; a state of fixed size counts none.
+    """Return the KV bytes per token, layer and GPU; 0 for a state of fixed size.
 
-    KV heads are shared by the GPUs of a tensor-parallel group, a latent is whole on each.
+    KV heads are split across the GPUs of a tensor-parallel group; a latent is replicated.
     """
     number = KV_BYTES[hardware.kv]
     if isinstance(attention, Recurrent):
@@ -75,5 +75,5 @@ def kv_bytes(attention: Attention, hardware: Hardware) -> float:
 
 
 def state_bytes(attention: Attention, hardware: Hardware) -> float:
-    """Bytes of one sequence's state in one layer on one GPU, where it has one."""
+    """Return the bytes of a sequence's state per layer and GPU; 0 without a state."""
     return attention.state_bytes(hardware.tp) if isinstance(attention, Recurrent) else 0.0

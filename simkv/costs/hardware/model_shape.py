@@ -1,4 +1,4 @@
-"""Shapes of decoder-only transformers: what decides the cost of a step, without the weights."""
+"""Shapes of decoder-only transformers, which determine step costs, without the weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from simkv.costs.hardware.model_gpu_catalog import find_model
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A Llama-like decoder: RMSNorm, rotary positions, grouped-query attention, SiLU-gated MLP.
+    """Llama-like decoder: RMSNorm, rotary positions, grouped-query attention, SiLU-gated MLP.
 
     ``heads`` query heads share ``kv_heads`` key-value heads of ``head_dim``. ``tied``: the output
     head is the embedding. ``qkv_bias``: the three projections have biases, as in Qwen2.
@@ -40,7 +40,7 @@ class ModelShape:
 
     @property
     def step_weights(self) -> int:
-        """Parameters that every step reads: all but the embedding, and the output head."""
+        """Parameters read by every step: all except the embedding, plus the output head."""
         attention = self.hidden * self.qkv_width + self.heads * self.head_dim * self.hidden
         mlp = 3 * self.hidden * self.intermediate
         norms = 2 * self.hidden
@@ -49,14 +49,14 @@ class ModelShape:
         return self.layers * (attention + mlp + norms + biases) + self.hidden + head
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
-        """Bytes of keys and values per token over all layers."""
+        """Return the bytes of keys and values per token over all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * itemsize
 
 
 def _published(
     name: str, hub: str, rope_theta: float, norm_eps: float, *, qkv_bias: bool = False
 ) -> ModelShape:
-    """The shape of a model of the catalog, with what that leaves open."""
+    """Return the shape of a catalog model, with fields that the catalog lacks."""
     m = find_model(hub)
     sizes = (m.layers, m.hidden, m.heads, m.kv_heads, m.head_dim, m.intermediate, m.vocab)
     return ModelShape(name, *sizes, rope_theta, norm_eps, qkv_bias, m.tied)

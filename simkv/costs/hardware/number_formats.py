@@ -1,4 +1,4 @@
-"""Number formats of weights and KV, with what a number of each takes."""
+"""Number formats of weights and KV, with their sizes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ KvFormatName = Literal["bf16", "fp8", "nvfp4"]
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """A number format: ``bytes`` of a weight with its share of the scales.
+    """Number format: ``bytes`` per weight, including its share of the scales.
 
-    ``bits`` are those of the number itself, and ``activations`` of what it is multiplied with on
-    tensor cores of its own: 4-bit integers are multiplied as 16-bit numbers.
+    ``bits`` is the size of the number itself, ``activations`` the size of its operands on tensor
+    cores: 4-bit integers are multiplied as 16-bit numbers.
     """
 
     name: FormatName
@@ -26,9 +26,9 @@ class NumberFormat:
     about: str
 
 
-#: Bytes: 128x128 blocks have a scale of 32 bits (DeepSeek-V3, section 3.3), nvfp4 one of 8 bits
-#: for 16 numbers and mxfp4 for 32 (OCP microscaling formats 1.0), AWQ and GPTQ a 16-bit scale and
-#: a 4-bit zero for 128, compressed-tensors as in Kimi-K2 a 16-bit scale for 32.
+#: Scales: one of 32 bits per 128x128 block (DeepSeek-V3, section 3.3); for nvfp4 one of 8 bits per
+#: 16 numbers and for mxfp4 per 32 (OCP microscaling formats 1.0); for AWQ and GPTQ one of 16 bits
+#: and a 4-bit zero per 128; for compressed-tensors as in Kimi-K2 one of 16 bits per 32.
 NUMBER_FORMATS: dict[str, NumberFormat] = {
     f.name: f
     for f in (
@@ -45,7 +45,7 @@ KV_FORMATS: tuple[str, ...] = get_args(KvFormatName)
 
 
 def find_number_format(name: str) -> NumberFormat:
-    """A format by its name. Raises InputError if unknown."""
+    """Return a format by name. Raises InputError if unknown."""
     if name in NUMBER_FORMATS:
         return NUMBER_FORMATS[name]
     raise InputError(

@@ -1,4 +1,4 @@
-"""What a replica stands on: GPUs, a model, how they share it, and the formats of its numbers."""
+"""Hardware of a replica: GPUs, model, parallelism and number formats."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from simkv.costs.hardware.number_formats import FormatName, KvFormatName
 
 @dataclass(frozen=True)
 class Hardware:
-    """One replica: ``tp x dp`` GPUs that hold ``architecture`` between them.
+    """Hardware of one replica: ``tp x dp`` GPUs that hold ``architecture``.
 
-    ``tp`` GPUs share every attention layer, ``dp`` such groups attend to requests of their own
-    (each with its share of the batch), and the experts are shared by ``ep`` GPUs as whole experts
-    (1: each is cut by all ``tp x dp`` GPUs, or by those that ``ep`` leaves). ``weights`` are the
-    projections of attention and dense MLPs; ``attention`` and ``experts`` are those alone.
-    Embedding, head, router and norms stay in 16 bits.
+    ``tp`` GPUs split every attention layer; ``dp`` such groups process separate requests (each has
+    its share of the batch). Experts are distributed over ``ep`` GPUs as whole experts (1: each
+    expert is split across all ``tp x dp`` GPUs; otherwise across ``tp x dp / ep``). ``weights`` is
+    the format of attention projections and dense MLPs; ``attention`` and ``experts`` apply to these
+    parts only. Embedding, head, router and norms stay in 16 bits.
     """
 
     gpu: Gpu
@@ -36,12 +36,12 @@ class Hardware:
 
     @property
     def gpus(self) -> int:
-        """GPUs of one replica."""
+        """Number of GPUs in the replica."""
         return self.tp * self.dp
 
     @property
     def expert_tp(self) -> int:
-        """GPUs that cut one expert between them."""
+        """Number of GPUs that split one expert."""
         return self.gpus // self.ep
 
 
@@ -59,10 +59,11 @@ def make_hardware(
     interconnect: Interconnect | None = None,
     gpus_per_node: int | None = None,
 ) -> Hardware:
-    """Hardware with what was not said filled in, and checked.
+    """Build validated hardware, with defaults for missing values.
 
-    With ``weights`` given, ``attention`` and ``experts`` are as it; without, all are those of the
-    published model. Raises InputError, by field, for GPUs that cannot share the model.
+    If ``weights`` is given, it is also the default of ``attention`` and ``experts``; otherwise all
+    have the formats of the published model. Raises InputError, with the field, for GPUs that cannot
+    share the model.
     """
     published = architecture.published
     if weights is None:
