@@ -81,25 +81,25 @@ class RunOutcome:
 
     @cached_property
     def requests(self) -> pd.DataFrame:
-        """One row per request and variant, as in ``requests.csv``."""
+        """Requests, one row per request and variant, as in ``requests.csv``."""
         rows = [result.request_rows(name) for name, result in self.results.items()]
         return pd.DataFrame([row for some in rows for row in some])
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """One row per step and variant, as in ``steps.csv``."""
+        """Steps, one row per step and variant, as in ``steps.csv``."""
         rows = [result.step_rows(name) for name, result in self.results.items()]
         return pd.DataFrame([row for some in rows for row in some])
 
     @cached_property
     def ledger(self) -> pd.DataFrame:
-        """One row per variant, request and interval of its time, as in ``ledger.csv``."""
+        """Wait ledger, one row per interval of a request and variant, as in ``ledger.csv``."""
         rows = [ledger_rows(name, result.diagnosis) for name, result in self.results.items()]
         return pd.DataFrame([row for some in rows for row in some])
 
     @cached_property
     def preemptions(self) -> pd.DataFrame:
-        """One row per preemption and variant, as in ``preemptions.csv``."""
+        """Preemptions, one row per preemption and variant, as in ``preemptions.csv``."""
         rows = [preemption_rows(name, result.diagnosis) for name, result in self.results.items()]
         return pd.DataFrame([row for some in rows for row in some])
 
@@ -261,12 +261,12 @@ class Plans:
 
     @cached_property
     def evaluations(self) -> pd.DataFrame:
-        """One row per run of the search, as in ``evaluations.csv``."""
+        """Evaluated candidates, one row per run of the search, as in ``evaluations.csv``."""
         return pd.concat([evaluations(plan) for plan in self.plans.values()], ignore_index=True)
 
     @cached_property
     def cliff(self) -> pd.DataFrame:
-        """One row per run at another request rate, as in ``cliff.csv``."""
+        """Runs around the cliff, one row per run at another request rate, as in ``cliff.csv``."""
         return pd.concat([cliff_table(plan) for plan in self.plans.values()], ignore_index=True)
 
     def __str__(self) -> str:

@@ -43,7 +43,7 @@ INTERRUPTED = 130
 
 
 class Interrupted(SystemExit):
-    """Interrupt after which finished work is stored in a file; ``kept`` is the message."""
+    """Interrupt of a command that stores finished work in a file; ``kept`` is the message."""
 
     def __init__(self, store: Path) -> None:
         super().__init__(INTERRUPTED)

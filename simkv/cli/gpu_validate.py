@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 #: Share of the time for planning and serving; the rest is for comparisons.
 SERVING = 0.85
-#: Number of cases by which the time is divided: two cases may take four times as long, plus setup.
+#: Duration of a plan in units of one case: two of its cases may take four units each, and setup
+#: takes time as well.
 CASES = 15
 #: Options that apply only to recorded runs.
 FOR_RECORDED = {"repeat_run": "--repeat-run", "out": "--out"}

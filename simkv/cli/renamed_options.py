@@ -77,6 +77,6 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _starts(words: Sequence[str], command: str) -> bool:
-    """Return whether the words begin with those of a command."""
+    """Return whether the words start with the words of a command."""
     named = command.split()
     return list(words[: len(named)]) == named

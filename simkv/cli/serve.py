@@ -146,7 +146,7 @@ def _chosen(
     variant: str | None,
     overrides: list[str],
 ) -> tuple[Scenario, Path]:
-    """Return the scenario to serve, and the directory to which its file names are relative."""
+    """Return the scenario to serve, and the base directory of its relative file names."""
     from simkv.serve.served_scenario import build_scenario, load_served_scenario
 
     if (path is None) == (engine is None):

@@ -1,7 +1,7 @@
 """Colors of a report page for light and dark screens, by name of their CSS variable.
 
-The hues are the same as in the plots, from the color-blind safe palettes of M. Okabe and K. Ito and of P.
-Tol. Greys and text colors depend on the background.
+The hues are the same as in the plots, from the color-blind safe palettes of M. Okabe and K. Ito and
+of P. Tol. Greys and text colors depend on the background.
 """
 
 from __future__ import annotations

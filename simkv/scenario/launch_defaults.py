@@ -1,4 +1,4 @@
-"""Engine settings derived from hardware: missing ones, ``auto``, and host memory in GiB.
+"""Engine settings derived from hardware: missing settings, ``auto``, and host memory in GiB.
 
 engine: {name: vllm, max_num_seqs: 64, kv_offloading_size: 64}
 hardware: {gpu: H100-SXM, model: llama-3.1-8b}

@@ -148,7 +148,7 @@ class DrafterSection(Section):
     """
 
     share: Annotated[float, Field(ge=0, le=1)] = 0.05
-    """Duration of a drafter pass, as a fraction of a model step that decodes the same sequences."""
+    """Drafter pass duration as a fraction of the model's decode step at the same batch size."""
 
 
 class Scenario(Section):

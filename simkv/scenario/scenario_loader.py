@@ -56,7 +56,7 @@ def resolve_variants(
 
 
 def variant_names(document: YamlDocument, overrides: Sequence[str] = ()) -> list[str]:
-    """Return the names of the variants of a file whose engine may be incomplete without a search.
+    """Return the variant names of a file, even if its engine starts only with values of a search.
 
     Raises InputError for all other errors.
     """

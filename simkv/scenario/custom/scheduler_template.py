@@ -209,7 +209,7 @@ class CustomScheduler:
         raise NotImplementedError("skip(self, steps) is to be written where leap says more than 1")
 
     def waiting_ids(self) -> list[int]:
-        """Return the ids of waiting requests, first in the queue first."""
+        """Return the ids of waiting requests, in queue order."""
         return [r.id for r in self.waiting]
 
     def running_ids(self) -> list[int]:
