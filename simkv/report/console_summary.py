@@ -223,7 +223,7 @@ def uncertain(results: Mapping[str, RunResult]) -> Iterator[str]:
 
 
 def explain_faster_recompute(results: Mapping[str, RunResult]) -> Iterator[str]:
-    """Yield an explanation if a thrashing variant finishes sooner than a variant served normally."""
+    """Yield an explanation if a thrashing variant finishes sooner than a variant without it."""
     for name, result in results.items():
         if result.summary["verdict"] != "served" or "thrash" not in narrative.describe_ending(
             result
