@@ -58,7 +58,7 @@ class ManagerThread(Protocol):
         """Return the head of ``waiting`` and why the last ``schedule`` call skipped it."""
 
     def put(self, tasks: Iterable[Any]) -> Any:
-        """Serialise the tasks of a decision into a parcel with ``tasks``."""
+        """Serialize the tasks of a decision into a parcel with ``tasks``."""
 
     def alive(self) -> list[Any]:
         """Return the requests that have not ended."""

@@ -135,7 +135,7 @@ class BlockPool:
         table.append(table.pop(place))
 
     def abandon(self, owner: int) -> None:
-        """Drop the table of ``owner`` without freeing its blocks, as a buggy engine does."""
+        """Drop the table of ``owner`` but leak its blocks, as a buggy engine does."""
         self.tables.pop(owner, None)
 
     def register(self, block: int, key: int) -> None:

@@ -45,7 +45,7 @@ MAX_TIMEOUT_MULTIPLE = 10.0
 #: Maximum number of isolated runs. Beyond it, shapes whose estimated isolated duration is farthest
 #: from their timeout are classified by the estimate.
 MAX_ISOLATED_RUNS = 100
-#: Arrival (s) in isolation of a request that arrived when the engine was ready.
+#: Arrival (s) in isolation of a request that arrived after the engine was ready.
 LATE_ARRIVAL_S = 1.0
 
 

@@ -184,7 +184,7 @@ class AsyncPipeline(Replica):
         return planned
 
     def put(self, planned: list[Any]) -> Any:
-        """Serialise the tasks of a decision."""
+        """Serialize the tasks of a decision."""
         self.changed = True
         return self.manager.put(planned)
 

@@ -307,7 +307,7 @@ class Engine(Replica):
         return NO_ROW
 
     def leapable_steps(self, batch: Batch) -> int:
-        """Return the number of further steps equal to the one just launched.
+        """Return how many times the step just launched would repeat.
 
         It is 0 unless the step consists of decodes only.
         """
@@ -322,7 +322,7 @@ class Engine(Replica):
         return 0 if most < 1 else self.scheduler.leap(int(most) + 1) - 1
 
     def _plan_leap(self, batch: Batch, load: StepLoad) -> Leap | None:
-        """Start a leap over steps equal to the one just launched, if their durations are known."""
+        """Start a leap over repetitions of the last step, if their durations are known."""
         steps = self.leapable_steps(batch)
         foreseen = self.executor.forecast_steps(load, steps) if steps else ()
         return self.start_leap(load, foreseen) if len(foreseen) else None
@@ -376,7 +376,7 @@ class Engine(Replica):
             self.in_flight.append(InFlight(batch, row, end, frozenset(lasts.get(row, ()))))
 
     def _plan_rest(self) -> IdleStretch:
-        """Start a stretch of idle passes equal to the last one, plus one pass."""
+        """Start a stretch of idle passes that repeat the last one, plus one pass."""
         passes = 1
         most = self._watch.quiet(self._idle_passes) if self.leaping else 0
         if most and not any(flight.batch for flight in self.in_flight):

@@ -195,8 +195,9 @@ class DraftCounts:
 class KvCopyCounts:
     """Numbers of tokens whose KV was copied.
 
-    ``loaded`` and ``stored`` count copies between host memory and GPU, ``read`` and ``written``
-    copies between disk and host memory (None without a disk).
+    ``loaded_tokens`` were copied from host memory to the GPU, ``stored_tokens`` back.
+    ``read_tokens`` were copied from disk to host memory, ``written_tokens`` back; both are None
+    without a disk.
     """
 
     loaded_tokens: int = 0
@@ -344,7 +345,7 @@ class RunRecord:
             life.computed += steps
 
     def leave(self, i: int, last: int) -> int:
-        """Record that request ``i`` decoded in a group up to row ``last``; return its steps."""
+        """Remove ``i`` from the decode group after row ``last``; return its step count there."""
         first = self._decoding_since.pop(i)
         steps = last - first + 1
         if steps > 0:
@@ -406,7 +407,7 @@ def emitting_rows(life: RequestRecord) -> Iterator[tuple[int, int]]:
 
 
 def _drop(life: RequestRecord) -> None:
-    """Remove rows whose token the engine discarded from the emitting segments."""
+    """Exclude rows whose token the engine discarded from the emitting segments."""
     gone = set(life.dropped)
     kept: list[RowSegment] = []
     for segment in life.segments:

@@ -20,7 +20,7 @@ from simkv.sim.run_record import RunRecord
 
 @dataclass(frozen=True)
 class Starvation(Verdict):
-    """Clients gave up. The worst request ``waited`` for part of its ``lived`` seconds.
+    """Clients gave up. The worst request spent ``waited`` of its ``lived`` seconds waiting.
 
     ``kinds`` are the seconds of waiting by reason. ``behind`` are the requests that blocked it,
     worst first. ``overtaken`` is its overtaking by others, if any.

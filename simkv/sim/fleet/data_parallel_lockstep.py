@@ -6,7 +6,7 @@ every layer (vLLM 0.19.0, ``DPEngineCoreProc.run_busy_loop`` in ``vllm/v1/engine
 
 A rank without work runs dummy passes while another rank works. Its next request waits for the end
 of the pass; then all ranks decide again. A dummy pass is never the slowest. Two effects are
-not modelled: the up to 31 dummy passes after the last request, and the padding of all ranks to the
+not modeled: the up to 31 dummy passes after the last request, and the padding of all ranks to the
 same number of tokens with CUDA graphs.
 """
 

@@ -246,7 +246,7 @@ def build_router(config: RouterConfig, session: SessionLookup) -> Router:
 
 
 def _known(keys: Sequence[int], sent: Set[int]) -> int:
-    """Return the number of leading ``keys`` that were sent; no key is sent without these."""
+    """Return how many leading ``keys`` were sent; a key is sent only with all earlier ones."""
     return bisect_left(keys, 1, key=lambda key: key not in sent)
 
 
