@@ -1,7 +1,7 @@
 """Step costs composed of the times of single operators.
 
-``tables`` reads measured operator tables and ``roofline`` estimates from a data sheet; both answer
-to ``OperatorTimes`` (``operator_times.py``). ``compose`` puts them together to an ordinary profile
-for a model, its formats and its parallelism; ``choice`` finds the best that there is. ``constants``
-are what a calibration may change, neutral until then.
+``operator_tables`` reads measured operator tables and ``roofline`` estimates times from a data
+sheet; both provide ``OperatorTimes`` (``operator_times.py``). ``composition`` combines them into a
+profile for a model, its formats and its parallelism; ``profile_resolution`` selects the best
+available profile. ``calibration_rules`` has the constants of calibrations, neutral by default.
 """

@@ -1,4 +1,4 @@
-"""A composed profile with the constants of a calibration in it."""
+"""Apply the constants of a calibration to a composed profile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simkv.costs.cost_profile import (
 from simkv.costs.operators.calibration_rules import CostConstants
 from simkv.costs.operators.piecewise_curve import round_to_four_digits
 
-#: What a constant may scale by itself, by the name of the term; others only by the kind of step.
+#: Constants that scale individual terms, by term name; other terms are scaled by kind of step.
 TERM_CONSTANTS: dict[str, Literal["products", "experts", "collectives"]] = {
     "products of attention": "products",
     "products of the MLP": "products",
@@ -31,7 +31,7 @@ TERM_CONSTANTS: dict[str, Literal["products", "experts", "collectives"]] = {
 
 
 def apply_constants(profile: CostProfile, constants: CostConstants) -> CostProfile:
-    """``profile`` as changed by ``constants``; itself where they change nothing."""
+    """Return ``profile`` changed by ``constants``; the same object if they are neutral."""
     if constants == CostConstants():
         return profile
     terms = [scaled for term in profile.terms for scaled in _scaled(term, constants)]
@@ -57,8 +57,8 @@ def _grid(grid: AttentionGrid, constants: CostConstants) -> AttentionGrid:
 
 
 def _scaled(term: CostTerm, constants: CostConstants) -> Iterable[CostTerm]:
-    """One term, or one for each kind of step where they are scaled by themselves."""
-    if term.table is None:  # what the host takes is no operator
+    """Return the scaled term, or one for each kind of step if their factors differ."""
+    if term.table is None:  # host time is not an operator
         return [term]
     kind = TERM_CONSTANTS.get(term.name)
     own = getattr(constants, kind) if kind else 1.0
@@ -87,7 +87,7 @@ def _kinds(when: StepFilter, constants: CostConstants) -> list[tuple[StepFilter,
 
 
 def _added(constants: CostConstants) -> list[CostTerm]:
-    """The seconds of a calibration."""
+    """Return the terms for the added seconds of a calibration."""
     given: list[tuple[Feature, StepFilter, float]] = [
         ("steps", "prefill", constants.prefill_step_s),
         ("steps", "any", constants.step_s),

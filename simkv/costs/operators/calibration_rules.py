@@ -1,9 +1,9 @@
-"""What a calibration may change of composed costs: a few factors and seconds for a kind of run.
+"""Calibration of composed costs: factors and added seconds for kinds of configurations.
 
 ``constants.json`` holds rules in order, each for some systems, an engine, a range of its releases,
-the format of the experts or a kind (``error_spreads.py``), with the ``source`` of its figures;
-without a rule that fits, nothing is changed. The factors of all that fit are multiplied, their
-seconds added up.
+the format of the experts or a kind (``error_spreads.py``), with the ``source`` of its values.
+Factors of all matching rules are multiplied and their seconds added; without a matching rule, costs
+are unchanged.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from simkv.costs.hardware.replica_hardware import Hardware
 from simkv.costs.operators.error_spreads import classify_configuration
 from simkv.costs.operators.operator_tables import version_key
 
-#: Fields of a ``Kind`` that a rule may name.
+#: Fields of a ``Configuration`` that a rule may match.
 KindField = Literal["backend", "family", "gpu", "model", "attention", "experts", "weights", "mlp"]
 Factor = Annotated[float, Field(gt=0)]
 CONSTANTS_PATH = Path(__file__).with_name("constants.json")
 
 
 class CostConstants(FrozenModel):
-    """Factors on times of operators, and on all of a step with prefills or without; and seconds.
+    """Factors on operator times and on steps with or without prefills, and added seconds.
 
-    ``prefill`` and ``decode`` are of whole steps, ``prefill_step_s`` is added to a step with
-    prefills, ``step_s`` to every step, ``seq_s`` for each of its sequences; ``front_s`` passes
-    before the engine core has a request.
+    ``prefill`` and ``decode`` scale whole steps. ``prefill_step_s`` is added to a step with
+    prefills, ``step_s`` to every step, ``seq_s`` for each sequence in it; ``front_s`` is the time
+    before the engine core receives a request.
     """
 
     products: Factor = 1.0
@@ -48,7 +48,7 @@ class CostConstants(FrozenModel):
     front_s: float = 0.0
 
     def joined(self, other: CostConstants) -> CostConstants:
-        """Both changes after one another."""
+        """Return the combination of both changes."""
         mine, theirs = self.model_dump(), other.model_dump()
         return CostConstants(
             **{
@@ -59,7 +59,7 @@ class CostConstants(FrozenModel):
 
 
 class ConstantsRule(FrozenModel):
-    """Constants, and for whom: each of what is given must fit."""
+    """Constants, and the conditions under which they apply; all given conditions must match."""
 
     systems: list[str] | None = None
     engine: str | None = None
@@ -70,7 +70,7 @@ class ConstantsRule(FrozenModel):
     source: str
 
     def fits(self, hardware: Hardware, setting: ExecutionSettings) -> bool:
-        """Whether it is for these."""
+        """Return whether the rule applies to this hardware and setting."""
         experts = hardware.experts if hardware.architecture.experts else "none"
         first, end = self.releases or ("0", "9999")
         own = classify_configuration(hardware, setting)
@@ -85,13 +85,13 @@ class ConstantsRule(FrozenModel):
 
 @lru_cache(maxsize=1)
 def rules() -> tuple[ConstantsRule, ...]:
-    """The rules of ``constants.json``."""
+    """Return the rules of ``constants.json``."""
     data = json.loads(CONSTANTS_PATH.read_text(encoding="utf-8"))
     return tuple(TypeAdapter(list[ConstantsRule]).validate_python(data))
 
 
 def find_constants(hardware: Hardware, setting: ExecutionSettings) -> CostConstants:
-    """What the rules change for a run; neutral where none fits."""
+    """Return the combined constants of all matching rules; neutral if none matches."""
     found = CostConstants()
     for rule in rules():
         if rule.fits(hardware, setting):

@@ -1,8 +1,8 @@
-"""Composed profiles that come with simkv, for those who have not installed the operator tables.
+"""Packaged composed profiles, for users without the operator tables.
 
-``load_composed_profile.json`` says of which hardware; ``make profiles`` writes them from the
-package's tables alone, for vLLM's defaults, thinned to ``TOLERANCE``. Hardware of which there are
-no tables needs no file: its profile is estimated from the data sheet when it is asked for.
+``packaged.json`` lists their hardware; ``make profiles`` writes them from the package's tables
+alone, for vLLM's defaults, thinned to ``TOLERANCE``. Hardware without tables needs no file: its
+profile is estimated from the data sheet on request.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from simkv.costs.operators.step_parts.host_time import find_host_terms
 from simkv.schedulers.engine_registry import DEFAULT
 
 PROFILES_DIR = Path(__file__).with_name("profiles")
-#: How far a thinned table may be from the whole one, as a share.
+#: Maximum relative error of a thinned table.
 TOLERANCE = 0.01
-#: What the profiles are composed for; another setting brings its own CUDA graphs and host time.
+#: Setting of the packaged profiles; other settings replace the CUDA graphs and host time.
 PACKAGED_SETTING = ExecutionSettings(
     DEFAULT.name,
     "0.24.0",
@@ -37,7 +37,7 @@ PACKAGED_SETTING = ExecutionSettings(
 
 @dataclass(frozen=True)
 class PackagedCombination:
-    """Hardware that there is a packaged answer for; ``path`` None: from the data sheet."""
+    """Hardware with a packaged profile; ``path`` None means an estimate from the data sheet."""
 
     hardware: Hardware
     path: Path | None
@@ -45,7 +45,7 @@ class PackagedCombination:
 
 @lru_cache(maxsize=1)
 def combinations() -> tuple[PackagedCombination, ...]:
-    """All popular combinations, in the order of ``load_composed_profile.json``."""
+    """Return all packaged combinations, in the order of ``packaged.json``."""
     found = []
     for row in json.loads(Path(__file__).with_name("packaged.json").read_text(encoding="utf-8")):
         hardware = parse_packaged_hardware(row)
@@ -55,13 +55,13 @@ def combinations() -> tuple[PackagedCombination, ...]:
 
 
 def parse_packaged_hardware(row: dict[str, Any]) -> Hardware:
-    """A row of ``load_composed_profile.json``."""
+    """Parse a row of ``packaged.json``."""
     rest = {name: value for name, value in row.items() if name not in ("gpu", "model")}
     return make_hardware(find_gpu(row["gpu"]), find_architecture(row["model"]), **rest)
 
 
 def composed_profile_path(hardware: Hardware) -> Path:
-    """Where the profile of exactly that hardware would be."""
+    """Return the path of the profile of this hardware, which may not exist."""
     formats = [hardware.weights, hardware.attention, hardware.experts, f"kv {hardware.kv}"]
     split = [f"tp{hardware.tp}", f"ep{hardware.ep}", f"dp{hardware.dp}"]
     words = [hardware.gpu.name, hardware.architecture.name.rsplit("/", 1)[-1], *split, *formats]
@@ -70,7 +70,7 @@ def composed_profile_path(hardware: Hardware) -> Path:
 
 
 def load_composed_profile(hardware: Hardware, setting: ExecutionSettings) -> CostProfile | None:
-    """The packaged profile for an engine's CUDA graphs and host; None if there is none."""
+    """Return the packaged profile with an engine's CUDA graphs and host time, or None."""
     path = composed_profile_path(hardware)
     if not path.is_file() or hardware.interconnect != hardware.gpu.interconnect():
         return None
@@ -91,7 +91,7 @@ def load_composed_profile(hardware: Hardware, setting: ExecutionSettings) -> Cos
 
 
 def thin_profile(profile: CostProfile) -> CostProfile:
-    """The same with fewer points: those that lines between the others meet to ``TOLERANCE``."""
+    """Return the profile with fewer points; interpolation stays within ``TOLERANCE``."""
     terms = [
         term.model_copy(update={"table": _thin(term.table)}) if term.table else term
         for term in profile.terms
@@ -100,7 +100,7 @@ def thin_profile(profile: CostProfile) -> CostProfile:
 
 
 def _thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """As long as all between two points lie near the line, the points between are left out."""
+    """Remove points while interpolation between the kept points stays within ``TOLERANCE``."""
     kept = [points[0]]
     start = 0
     while start < len(points) - 1:
@@ -121,7 +121,7 @@ def _near(points: list[tuple[float, float]], start: int, end: int) -> bool:
 
 
 def format_profile(profile: CostProfile) -> str:
-    """A profile as it is packaged: JSON without blanks, whole numbers without a point."""
+    """Format a profile as packaged: JSON without blanks, integers without a decimal point."""
     data = profile.model_dump(mode="json", exclude_none=True)
     return json.dumps(_short(data), separators=(",", ":")) + "\n"
 

@@ -1,8 +1,8 @@
-"""A profile from the times of single operators: what a step of this model on these GPUs costs.
+"""Compose a cost profile of a model on given GPUs from the times of single operators.
 
-A step is the sum of its kernels: products, experts, collectives and small kernels by its tokens as
-padded for CUDA graphs, attention by the grid of ``costs/attention_grid.py``, head and sampler by
-the sequences that have a token sampled, and what the host takes on top (``host_time.py``).
+A step is the sum of its kernels: products, experts, collectives and small kernels by tokens padded
+for CUDA graphs, attention by the grid of ``costs/attention_grid.py``, head and sampler by the
+sequences with a sampled token, plus host time (``step_parts/host_time.py``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from simkv.costs.operators.step_parts.mixture_of_experts import moe_parts
 from simkv.costs.operators.step_parts.small_kernels import sampler_parts, small_kernel_parts
 from simkv.costs.operators.step_parts.step_part import StepPart
 
-#: A pass of the scheduler that finds nothing to run; its size decides nothing but must not be 0.
+#: Seconds of a scheduler pass with nothing to run; any positive value works.
 IDLE_PASS_S = 1e-4
 
 
@@ -48,7 +48,7 @@ def compose(
     *,
     measured: bool = True,
 ) -> CostProfile:
-    """The profile; its error is not known here (``fit`` says so), its range is the tables'."""
+    """Compose the profile; its range is that of the tables, its error is unknown (see ``fit``)."""
     parts = _parts(operators, hardware, setting)
     grid = attention_grid(operators, hardware)
     beside = find_host_terms(hardware, setting)
@@ -80,13 +80,13 @@ def compose(
 
 
 def build_profile_name(hardware: Hardware) -> str:
-    """What a profile of it is called."""
+    """Return the name of a profile of this hardware."""
     said = f"{hardware.architecture.name} on {hardware.gpus} x {hardware.gpu.name}"
     return f"{said}: {describe_layout(hardware)}"
 
 
 def describe_layout(hardware: Hardware) -> str:
-    """Parallelism and number formats."""
+    """Return a description of parallelism and number formats."""
     said = [f"tp {hardware.tp}"]
     said += [f"dp {hardware.dp}"] if hardware.dp > 1 else []
     said += [f"ep {hardware.ep}"] if hardware.ep > 1 else []
@@ -115,7 +115,7 @@ def _parts(
 
 
 def _terms(parts: Iterable[StepPart]) -> list[CostTerm]:
-    """Parts of one name as one term."""
+    """Return one term for the parts of each name."""
     groups: dict[tuple[str, Feature, StepFilter], list[StepPart]] = {}
     for part in parts:
         groups.setdefault((part.name, part.feature, part.when), []).append(part)

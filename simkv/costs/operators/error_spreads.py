@@ -1,9 +1,9 @@
-"""How far composed costs are off, by kind of configuration, as measured serving points showed.
+"""Errors of composed costs by kind of configuration, from measured serving points.
 
-``spreads.json`` is written by ``make calibrate-silicon``; there are no points in it. A spread
-are the quantiles of measured over predicted latencies of configurations that the constants were not
-fitted to: of the same model on the same GPU (``groups``), or, for pairs that were never seen, of
-pairs of a kind each of which was left out as a whole (``unseen``).
+``spreads.json`` is written by ``make calibrate-silicon`` and contains no measured points. A spread
+consists of quantiles of measured over predicted latencies of configurations excluded from the fit
+of the constants: either of the same model on the same GPU (``groups``), or, for new pairs of model
+and GPU, of pairs of a kind, each of which was excluded completely (``unseen``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from simkv.costs.hardware.architecture import GatedDeltaNet, Mamba, Mla
 from simkv.costs.hardware.replica_hardware import Hardware
 
 SPREADS_PATH = Path(__file__).with_name("spreads.json")
-#: GPU families by a word in the name of the card.
+#: GPU families by a word in the GPU's name.
 GPU_FAMILIES = {
     "blackwell": ("B200", "B300", "GB200", "GB300"),
     "blackwell workstation": ("PRO", "5090"),
@@ -34,7 +34,7 @@ GPU_FAMILIES = {
 
 
 MLP_LABELS = {"dense": "dense models", "moe": "mixtures of experts"}
-#: What configurations of a level have in common, in the order of ``Configuration.levels``.
+#: Descriptions of the levels of similarity, in the order of ``Configuration.levels``.
 LEVEL_LABELS = (
     "this model on this GPU in these formats",
     "other models with such attention and formats on this GPU",
@@ -43,17 +43,17 @@ LEVEL_LABELS = (
     "{mlp} on other GPUs",
     "other kinds of models on other GPUs",
 )
-#: What each release beyond those that were measured adds to the ends of an interval, as a share,
-#: and from how many on it adds no more. Assumed.
+#: Relative widening of an interval per release beyond the measured ones, and the maximum number of
+#: such releases. Both are assumed.
 WIDENING_PER_RELEASE, MAX_WIDENED_RELEASES = 0.02, 10
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """What kind of configuration something is.
+    """Kind of a configuration, used to look up error spreads.
 
-    ``attention`` is gqa, mla, dsa (MLA over the best tokens), gdn or ssm; ``experts`` the format of
-    the experts, none for a dense model; ``weights`` that of the rest.
+    ``attention`` is gqa, mla, dsa (MLA over the best tokens), gdn or ssm; ``experts`` is the format
+    of the experts ("none" for a dense model); ``weights`` is the format of other weights.
     """
 
     backend: str
@@ -66,15 +66,15 @@ class Configuration:
 
     @property
     def mlp(self) -> str:
-        """Whether the model is dense or a mixture of experts."""
+        """``dense``, or ``moe`` for a mixture of experts."""
         return "dense" if self.experts == "none" else "moe"
 
     def describe_level(self, level: str) -> str:
-        """What the configurations of one of the levels have in common with this one."""
+        """Return a description of the configurations at a level of similarity."""
         return LEVEL_LABELS[self.levels().index(level)].format(mlp=MLP_LABELS[self.mlp], own=self)
 
     def levels(self) -> tuple[str, ...]:
-        """Names of itself and of ever wider kinds, the nearest first."""
+        """Return the names of levels of similarity, from this configuration to wider kinds."""
         return (
             f"{self.backend}, {self.model} on {self.gpu}, {self.weights} {self.experts}",
             f"{self.backend}, {self.gpu}, {self.attention} {self.experts} {self.weights}",
@@ -86,7 +86,7 @@ class Configuration:
 
 
 def classify_configuration(hardware: Hardware, setting: ExecutionSettings) -> Configuration:
-    """What kind of configuration a replica is."""
+    """Return the kind of a replica's configuration."""
     model, gpu = hardware.architecture, hardware.gpu.name
     kinds = [part.attention for part in model.layers]
     attention = "gqa"
@@ -105,9 +105,9 @@ def classify_configuration(hardware: Hardware, setting: ExecutionSettings) -> Co
 
 
 def release_number(release: str) -> int:
-    """Minor releases since 0.0 (vLLM), or patch releases (SGLang, whose minor ones are rare).
+    """Return the minor releases since 0.0 (vLLM), or the patch releases (SGLang).
 
-    0 of what has no number.
+    Minor releases of SGLang are rare. The result is 0 for a release without a number.
     """
     found = re.fullmatch(r"(\d+)\.(\d+)(?:\.(\d+))?(?:\.?post\d+)?", release)
     if not found:
@@ -117,17 +117,17 @@ def release_number(release: str) -> int:
 
 
 def find_gpu_family(gpu: str) -> str:
-    """The family of a card, by its name."""
+    """Return the family of a GPU by its name."""
     words = set(gpu.split())
     return next((name for name, own in GPU_FAMILIES.items() if words & set(own)), "unknown")
 
 
 @dataclass(frozen=True)
 class ErrorSpread:
-    """Logarithms of measured over predicted between which 90 of 100 lie, of ``points`` left out.
+    """Interval of log(measured / predicted) with 90 of 100 of ``points`` held-out points.
 
-    ``median`` are those of the absolute relative errors of TTFT and TPOT, ``bias`` their means with
-    the sign. ``releases`` are the first and the last of the engine that were measured.
+    ``median`` are the medians of the absolute relative errors of TTFT and TPOT, ``bias`` the signed
+    means. ``releases`` are the first and the last measured release of the engine.
     """
 
     ttft: tuple[float, float]
@@ -138,27 +138,27 @@ class ErrorSpread:
     releases: tuple[str, str] = ("", "")
 
     def beyond(self, release: str) -> int:
-        """How many releases lie between one and those that were measured, as far as is known."""
+        """Return the number of releases between a release and the measured ones; 0 if unknown."""
         ends = [found for name in self.releases if (found := release_number(name))]
         own = release_number(release)
         return max(ends[0] - own, own - ends[-1], 0) if own and ends else 0
 
     def wider(self, by: float) -> ErrorSpread:
-        """With ends that are further out by so much."""
+        """Return the spread with both ends moved outwards by ``by``."""
         ttft, tpot = ((low - by, high + by) for low, high in (self.ttft, self.tpot))
         return replace(self, ttft=ttft, tpot=tpot)
 
 
 @dataclass(frozen=True)
 class ErrorSpreads:
-    """All spreads by the names of levels, and what they were learnt from."""
+    """Error spreads by the names of levels, and their provenance."""
 
     groups: Mapping[str, ErrorSpread]
     unseen: Mapping[str, ErrorSpread]
     provenance: Mapping[str, Any]
 
     def of(self, kind: Configuration) -> tuple[ErrorSpread, str] | None:
-        """The spread of the nearest kind, and which it is; None where nothing is near."""
+        """Return the spread of the nearest kind and its level, or None."""
         own, *wider = kind.levels()
         if own in self.groups:
             return self.groups[own], own
@@ -168,7 +168,7 @@ class ErrorSpreads:
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """As in the file."""
+        """Return the data as stored in the file."""
         return {
             "provenance": dict(self.provenance),
             "groups": {name: asdict(spread) for name, spread in self.groups.items()},
@@ -177,7 +177,7 @@ class ErrorSpreads:
 
 
 def read_spreads(path: Path = SPREADS_PATH) -> ErrorSpreads:
-    """What is known, from its file; nothing where there is none."""
+    """Read spreads from a file; empty if it does not exist."""
     if not path.is_file():
         return ErrorSpreads({}, {}, {})
     data = json.loads(path.read_text(encoding="utf-8"))
@@ -194,18 +194,18 @@ def read_spreads(path: Path = SPREADS_PATH) -> ErrorSpreads:
 
 @lru_cache(maxsize=1)
 def packaged_spreads() -> ErrorSpreads:
-    """Those that come with simkv."""
+    """Return the spreads packaged with simkv."""
     return read_spreads()
 
 
 def add_spread_error(
     profile: CostProfile, hardware: Hardware, setting: ExecutionSettings
 ) -> CostProfile:
-    """A composed profile with the spread of its kind as the error of its steps.
+    """Return a composed profile with the spread of its kind as step error.
 
-    Itself where nothing near was measured as a whole. That of TTFT stands for steps that prefill,
-    that of TPOT for those of nothing but decodes. What an estimate is off from operator tables
-    comes on top, for the spread is of what was composed of such.
+    The profile is unchanged if no similar configuration was measured. The spread of TTFT applies to
+    steps with prefills, that of TPOT to decode steps. The error of a data-sheet estimate against
+    operator tables is added, because spreads refer to profiles composed from tables.
     """
     kind = classify_configuration(hardware, setting)
     found = packaged_spreads().of(kind)
@@ -231,9 +231,10 @@ def add_spread_error(
 def describe_spread(
     hardware: Hardware, setting: ExecutionSettings, estimate: Mapping[str, StepError] | None = None
 ) -> str:
-    """The error of steps on some hardware in a few words, and whose it is; empty if not known.
+    """Return a short description of the step error on some hardware; empty if unknown.
 
-    ``estimate`` is what an estimate is off from operator tables, where there are none.
+    ``estimate`` is the error of a data-sheet estimate against operator tables, for hardware without
+    tables.
     """
     kind = classify_configuration(hardware, setting)
     found = packaged_spreads().of(kind)
@@ -271,7 +272,7 @@ def _errors(spread: ErrorSpread) -> dict[str, StepError]:
 def _with_estimate(
     errors: Mapping[str, StepError], estimate: Mapping[str, StepError]
 ) -> dict[str, StepError]:
-    """Both by kind of step, as if they had nothing to do with each other."""
+    """Combine both errors by kind of step, as independent errors."""
     return {
         step: error.model_copy(
             update={

@@ -1,19 +1,19 @@
 """Measured operator tables as published: Parquet files by system, family, backend and version.
 
 ``ROOT/<system>/<family>/<backend>/<version>/<table>_perf.parquet``, times in milliseconds, as in
-the package aiconfigurator-core (Apache-2.0), which is read as data; tables of one's own in the same
-form may stand in front. A row of an earlier root replaces those of the same key behind it.
+the package aiconfigurator-core (Apache-2.0), which is read as data. Custom tables in the same form
+may precede it: a row of an earlier root replaces rows of the same key in later roots.
 
-Rows are cleaned by one rule (``clean_rows``):
+Rows are cleaned as follows (``clean_rows``):
 
-1. a row faster than the GPU's peak allows (``SLACK`` on top) is no measurement and is left out;
-2. of the backend's versions that have the shape, the first from the engine's release on counts,
-   else the last before it (kernels change: experts of 0.24 take half of the time of 0.19); of
-   several rows of it, by kernel, the fastest;
-3. where a product, or sparse attention, takes more than ``HOST_BOUND`` times the fastest of the
-   same shape in any other table, the host was timed and not the GPU, and that row counts; experts
-   and all-reduces that do so in the median over their points give way as a whole;
-4. no batch costs more than a larger one: it could be padded (``never_falling``).
+1. A row faster than the GPU's peak allows (with tolerance ``SLACK``) is invalid and is removed.
+2. Among the backend's versions that have the shape, the first one at or after the engine's
+   release is used, otherwise the last one before it (kernels change: experts of 0.24 take half
+   of the time of 0.19). Among its rows for different kernels, the fastest is used.
+3. If a product or sparse attention takes more than ``HOST_BOUND`` times the fastest row of the
+   same shape in any other table, the measurement is host-bound, and the fastest row replaces it.
+   Tables of experts and all-reduces whose median exceeds this ratio are replaced completely.
+4. No batch costs more than a larger one, because it could be padded (``make_nondecreasing``).
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from simkv.core.errors import InputError
 if TYPE_CHECKING:
     import pandas as pd
 
-#: The package whose tables are used where it is installed (``pip install 'simkv[hardware]'``).
+#: Package with the tables, used if installed (``pip install 'simkv[hardware]'``).
 TABLES_PACKAGE = "aiconfigurator_core"
-#: Clocks run a little above those of the data sheet's peak.
+#: Tolerance for clocks slightly above those of the data sheet's peak.
 SLACK = 1.1
-#: The same product in two engines is seldom more than a third apart where the GPU is timed: over
-#: the fp8_block products of H100 to B300 the host-bound ones are 2 to 15 times slower.
+#: Ratio above which a measurement is host-bound. Times of a product in two engines rarely differ by
+#: more than a third if the GPU is measured: among the fp8_block products of H100 to B300,
+#: host-bound ones are 2 to 15 times slower.
 HOST_BOUND = 2.0
 BACKENDS = ("vllm", "sglang")
 
@@ -43,7 +44,7 @@ RowFilter = Mapping[str, object]
 
 
 def find_installed_tables() -> Path | None:
-    """The tables of the installed package; None without it. Nothing of it is imported."""
+    """Return the tables of the installed package, without importing it; None if not installed."""
     spec = importlib.util.find_spec(TABLES_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -53,23 +54,23 @@ def find_installed_tables() -> Path | None:
 
 @dataclass(frozen=True)
 class TableStore:
-    """The tables of a GPU (``system``) for a release of a backend, and those of others."""
+    """Tables of a GPU (``system``) for a release of a backend, and of other backends."""
 
     roots: tuple[Path, ...]
     system: str
     backend: str
     release: str
-    #: The files that rows came from.
+    #: Files that rows were read from.
     seen: set[Path] = field(default_factory=set, compare=False)
 
     def has(self, table: str) -> bool:
-        """Whether the backend has that table."""
+        """Return whether the backend has the table."""
         return bool(self._files(table, self.backend))
 
     def rows(self, table: str, where: RowFilter, *, anyone: bool = False) -> pd.DataFrame | None:
-        """Rows of all versions of the backend, or of the others (``anyone``); None without any.
+        """Return rows of all versions of the backend, or of other backends (``anyone``), or None.
 
-        Column ``rank`` is 0 for the version that counts first, and rises.
+        Column ``rank`` is 0 for the preferred version and increases.
         """
         import pandas as pd
 
@@ -80,13 +81,13 @@ class TableStore:
             if parts := self._parts(root, table, backends, where):
                 return pd.concat(parts, ignore_index=True)
             if anyone and self._parts(root, table, [self.backend], where):
-                return None  # what stands in front is judged by nothing behind it
+                return None  # later roots must not override this one
         return None
 
     def _parts(
         self, root: Path, table: str, backends: Sequence[str], where: RowFilter
     ) -> list[pd.DataFrame]:
-        """The rows of each file of a root that has any."""
+        """Return the rows of each file of a root that has matching rows."""
         parts = []
         for backend in backends:
             for path in self._files(table, backend, root):
@@ -100,12 +101,13 @@ class TableStore:
         return parts
 
     def values(self, table: str, column: str, where: RowFilter) -> list[Any]:
-        """The values that a column has, in order."""
+        """Return the distinct values of a column in order."""
         found = self.rows(table, where)
         return [] if found is None else sorted(found[column].unique().tolist())
 
     def _rank(self, version: str) -> float:
-        """The releases from the engine's on come first, in order; then those before, backwards."""
+        """Return the rank of a version: from the engine's release upwards, then older ones
+        backwards."""
         own, wanted = version_key(version), version_key(self.release)
         distance = sum(1e-3**i * (a - b) for i, (a, b) in enumerate(zip(own, wanted, strict=True)))
         return distance if distance >= 0 else 1e6 - distance
@@ -117,14 +119,14 @@ class TableStore:
 
 
 def version_key(version: str) -> tuple[int, int, int, int]:
-    """``v0.5.6.post2`` as four numbers that are in order."""
+    """Return ``v0.5.6.post2`` as a sortable tuple of four numbers."""
     numbers = [int("".join(c for c in part if c.isdigit()) or 0) for part in version.split(".")]
     first, second, third, fourth = (*numbers, 0, 0, 0, 0)[:4]
     return first, second, third, fourth
 
 
 def select_first_ranked(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the version that counts first among those that have any here (rule 2)."""
+    """Return the rows of the preferred version among those with rows here (rule 2)."""
     first: pd.DataFrame = rows[rows["rank"] == rows["rank"].min()]
     return first
 
@@ -135,9 +137,9 @@ def clean_rows(
     keys: Sequence[str],
     fastest: Callable[[pd.DataFrame], pd.Series[float]] | None = None,
 ) -> dict[Any, float]:
-    """Seconds by the values of ``keys``, by rules 1 to 3 of this file, 3 with ``others``.
+    """Return seconds by the values of ``keys``, by rules 1 to 3 of this module (3 with ``others``).
 
-    ``fastest`` gives the milliseconds that the peak allows each row.
+    ``fastest`` gives the minimum milliseconds of each row at peak rate.
     """
     found, elsewhere = (
         {} if rows is None else _least(_possible(rows, fastest), keys) for rows in (own, others)
@@ -165,7 +167,7 @@ def _matches(column: pd.Series[Any], wanted: object) -> pd.Series[bool]:
 
 @lru_cache(maxsize=24)
 def _read(path: Path) -> pd.DataFrame:
-    """A table with its texts as categories, which is five times faster to read."""
+    """Read a table with strings as categories, which is five times faster."""
     try:
         import pyarrow.parquet as pq
         from pyarrow.lib import ArrowException
@@ -180,5 +182,5 @@ def _read(path: Path) -> pd.DataFrame:
     if "latency" not in frame:
         raise InputError(f"{path}: there is no column 'latency' (milliseconds)")
     if "head_dim" in frame and "window_size" not in frame:
-        frame["window_size"] = 0  # older tables know no windows
+        frame["window_size"] = 0  # older tables have no window column
     return frame

@@ -1,6 +1,6 @@
-"""What a source of operator times answers, in seconds; two of them are ``Tables`` and ``Roofline``.
+"""Protocol of operator times in seconds, provided by ``MeasuredOperators`` and ``Roofline``.
 
-Shapes are those of one GPU: heads, widths and experts as its share. Curves are over tokens.
+Shapes are per GPU: heads, widths and experts are its share. Curves are functions of tokens.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Literal, Protocol
 from simkv.costs.hardware.architecture import Gqa, Mla
 from simkv.costs.operators.piecewise_curve import Curve
 
-#: Seconds by how many sequences, and how many tokens each has.
+#: Seconds by number of sequences and tokens per sequence.
 Lookup = Callable[[float, float], float]
 Collective = Literal["all_gather", "reduce_scatter", "alltoall", "all_reduce"]
 
 
 @dataclass(frozen=True)
 class MoeShape:
-    """The routed experts of a layer as ``tp`` x ``ep`` GPUs share them; of the whole layer."""
+    """Routed experts of a whole layer, distributed over ``tp`` x ``ep`` GPUs."""
 
     hidden: int
     intermediate: int
@@ -31,7 +31,7 @@ class MoeShape:
 
 @dataclass(frozen=True)
 class DeltaNetShape:
-    """A gated delta net's share of one GPU."""
+    """One GPU's share of a gated delta net."""
 
     hidden: int
     k_heads: int
@@ -42,40 +42,40 @@ class DeltaNetShape:
 
 
 class OperatorTimes(Protocol):
-    """Times of operators on one GPU. ``notes`` say what was not measured as it was asked for."""
+    """Times of operators on one GPU; ``notes`` lists substitutes for missing measurements."""
 
     notes: dict[str, None]
     points: int
 
     def gemm(self, form: str, n: int, k: int) -> Curve:
-        """Tokens x k by k x n."""
+        """Return the time of a product of (tokens, k) and (k, n)."""
 
     def prefill(self, attention: Gqa, kv: str) -> Lookup:
-        """Attention of so many prompts of so many tokens each; one layer."""
+        """Return the time of attention of prompts, by number and length; one layer."""
 
     def decode(self, attention: Gqa, kv: str) -> Lookup:
-        """Attention of so many sequences that read so many tokens each; one layer."""
+        """Return the time of attention of decodes, by number and context; one layer."""
 
     def mla_prefill(self, attention: Mla, hidden: int, form: str, kv: str) -> Lookup:
-        """MLA of prompts, or its sparse kind, with its projections; one layer."""
+        """Return the time of MLA of prompts, with projections if sparse; one layer."""
 
     def mla_decode(self, attention: Mla, hidden: int, form: str, kv: str) -> Lookup:
-        """MLA of decodes, or its sparse kind, with its projections; one layer."""
+        """Return the time of MLA of decodes, with projections if sparse; one layer."""
 
     def absorbed(self, attention: Mla) -> Curve:
-        """Both absorbed projections of an MLA's decodes, by tokens."""
+        """Return the time of both absorbed projections of MLA decodes, by tokens."""
 
     def experts(self, shape: MoeShape, form: str) -> Curve:
-        """The routed experts of a layer, by the tokens of all GPUs that share them."""
+        """Return the time of a layer's routed experts, by the tokens of all their GPUs."""
 
     def delta(self, shape: DeltaNetShape, phase: Literal["context", "generation"]) -> Curve:
-        """Convolution and recurrence of a gated delta net, by tokens."""
+        """Return the time of a gated delta net's convolution and recurrence, by tokens."""
 
     def all_reduce(self, gpus: int, numbers: int, *, graph: bool) -> Curve:
-        """All-reduce of ``numbers`` 16-bit numbers a token."""
+        """Return the time of an all-reduce of ``numbers`` 16-bit numbers per token."""
 
     def collective(self, name: Collective, gpus: int, numbers: int) -> Curve:
-        """Another collective over ``numbers`` 16-bit numbers a token, all GPUs' together."""
+        """Return the time of a collective over ``numbers`` 16-bit numbers per token of all GPUs."""
 
     def elementwise(self, nbytes: float) -> Curve:
-        """A kernel that moves so many bytes a token."""
+        """Return the time of a kernel that moves ``nbytes`` bytes per token."""

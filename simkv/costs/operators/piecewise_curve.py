@@ -1,4 +1,4 @@
-"""A time as a straight-lined function of one number, and the arithmetic of such functions."""
+"""Piecewise linear functions of one variable, and their arithmetic."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simkv.costs.interpolation import interpolate
 
 @dataclass(frozen=True)
 class Curve:
-    """Seconds ``ys`` at strictly rising ``xs``: lines between, flat below, the last line beyond."""
+    """Seconds ``ys`` at increasing ``xs``: linear between, constant below, linear beyond."""
 
     xs: tuple[float, ...]
     ys: tuple[float, ...]
@@ -19,33 +19,33 @@ class Curve:
         return interpolate(self.xs, self.ys, x)
 
     def times(self, factor: float) -> Curve:
-        """So many of it."""
+        """Return the curve scaled by ``factor``."""
         return Curve(self.xs, tuple(factor * y for y in self.ys))
 
     def of(self, per_x: float) -> Curve:
-        """The same as a function of something of which each unit is ``per_x`` of its own."""
+        """Return the curve as a function of a variable with ``per_x`` units of x each."""
         return Curve(tuple(x / per_x for x in self.xs), self.ys)
 
     def at_least(self, seconds: float) -> Curve:
-        """Nowhere below so many seconds."""
+        """Return the curve with a minimum of ``seconds``."""
         return Curve(self.xs, tuple(max(y, seconds) for y in self.ys))
 
 
 def make_curve(points: Mapping[float, float]) -> Curve:
-    """The curve through points, in any order."""
+    """Return the curve through unordered points."""
     xs = sorted(points)
     return Curve(tuple(float(x) for x in xs), tuple(float(points[x]) for x in xs))
 
 
 def sum_curves(curves: Iterable[Curve]) -> Curve:
-    """The sum, exact at every point of any of them."""
+    """Return the sum of curves, exact at every point of each."""
     parts = list(curves)
     xs = tuple(sorted({x for part in parts for x in part.xs}))
     return Curve(xs, tuple(sum(part(x) for part in parts) for x in xs))
 
 
 def make_nondecreasing(points: Mapping[float, float]) -> dict[float, float]:
-    """Each point as the least of itself and all further on: a batch can be padded to a larger."""
+    """Return points where each is the minimum of itself and all larger x (padding is possible)."""
     found: dict[float, float] = {}
     least = float("inf")
     for x in sorted(points, reverse=True):
@@ -55,10 +55,10 @@ def make_nondecreasing(points: Mapping[float, float]) -> dict[float, float]:
 
 
 def sample_function(function: Callable[[float], float], xs: Iterable[float]) -> Curve:
-    """The function at so many points."""
+    """Return the curve through samples of a function."""
     return make_curve({x: function(x) for x in xs})
 
 
 def round_to_four_digits(values: Iterable[float]) -> list[float]:
-    """Four figures each: tables are no more exact."""
+    """Round values to four significant digits, the accuracy of the tables."""
     return [float(f"{value:.4g}") for value in values]

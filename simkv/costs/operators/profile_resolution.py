@@ -1,6 +1,6 @@
-"""The best that is known of what a step costs on some hardware.
+"""Select the best available cost profile for some hardware.
 
-In order: operator tables in folders of the user's, those of the installed package, a packaged
+In order: operator tables in the user's directories, those of the installed package, a packaged
 profile of exactly this GPU, model, parallelism and formats, and the data sheet.
 """
 
@@ -29,10 +29,10 @@ from simkv.costs.operators.roofline import Efficiency, Roofline, estimate_errors
 def resolve_profile(
     hardware: Hardware, setting: ExecutionSettings, tables: Sequence[Path] = ()
 ) -> CostProfile:
-    """The profile of an engine on some hardware; ``tables`` are folders to look into first.
+    """Return the profile of an engine on some hardware; ``tables`` are searched first.
 
-    Composed once for each hardware and setting. Raises InputError for a folder that there is not,
-    or in which nothing is of that GPU.
+    The profile is composed once per hardware and setting. Raises InputError for a missing
+    directory, or one without tables of the GPU.
     """
     system = find_system(hardware.gpu)
     for folder in tables:
@@ -45,7 +45,7 @@ def resolve_profile(
 
 
 def find_system(gpu: Gpu) -> str:
-    """The folder that operator tables of a GPU are in; its name in small letters if it is new."""
+    """Return the directory name of a GPU's operator tables; by default its name in lower case."""
     return gpu.system or re.sub(r"[^a-z0-9]+", "_", gpu.name.lower())
 
 
@@ -55,7 +55,7 @@ def compose_from_tables(
     tables: Sequence[Path] = (),
     constants: CostConstants | None = None,
 ) -> CostProfile | None:
-    """The profile from operator tables; None where no table has products of this GPU."""
+    """Compose the profile from operator tables; None if no table has products of this GPU."""
     package = find_installed_tables()
     roots = (*tables, *([package] if package else []))
     backend = setting.engine if setting.engine in BACKENDS else BACKENDS[0]
@@ -85,9 +85,9 @@ def estimate_from_data_sheet(
     constants: CostConstants | None = None,
     shares: Efficiency | None = None,
 ) -> CostProfile:
-    """The profile from the GPU's data sheet, with ``shares`` of it that operators reach.
+    """Estimate the profile from the GPU's data sheet and the ``shares`` that operators reach.
 
-    Its error is that of the same estimate on measured GPUs, against their own tables.
+    Its error is that of the same estimate for measured GPUs, against their own tables.
     """
     operators = Roofline(hardware.gpu, hardware.interconnect, shares)
     changed = find_constants(hardware, setting) if constants is None else constants
@@ -103,7 +103,7 @@ def estimate_from_data_sheet(
 
 
 class _Key:
-    """Hardware and setting as a key of a cache: they are equal if they say the same."""
+    """Cache key of hardware and setting, compared by their representation."""
 
     def __init__(
         self, hardware: Hardware, setting: ExecutionSettings, tables: tuple[Path, ...]

@@ -1,8 +1,7 @@
 """Operator times estimated from a GPU's data sheet.
 
-An operator takes a constant, and the longer of its operations at a share of the peak and its bytes
-at a share of the bandwidth. The shares are those seen on measured GPUs (``efficiency.json``, taken
-by ``efficiency.py``).
+An operator takes a constant plus the larger of two times: operations at a share of the peak rate,
+and bytes at a share of the bandwidth. The shares are those of measured GPUs (``efficiency.json``).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from simkv.costs.operators.operator_times import (
 )
 from simkv.costs.operators.piecewise_curve import Curve, make_curve
 
-#: Tokens at which a curve has points.
+#: Token counts of curve points.
 CURVE_TOKENS = (
     *(1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768),
     *(1024, 1536, 2048, 3072, 4096, 8192, 16384, 32768),
@@ -36,7 +35,7 @@ CURVE_TOKENS = (
 
 
 class Efficiency(FrozenModel):
-    """Shares of the data sheet's rates that operators reach, and what they take besides (s)."""
+    """Shares of the data sheet's rates that operators reach, and their constants (s)."""
 
     gemm_flops: float
     gemm_bytes: float
@@ -58,7 +57,7 @@ class Efficiency(FrozenModel):
 
 
 class EfficiencyFile(FrozenModel):
-    """``efficiency.json``: the shares, and how wrong estimates by them are, by kind of step."""
+    """Content of ``efficiency.json``: shares, and estimation errors by kind of step."""
 
     shares: Efficiency
     left_out: dict[str, StepError]
@@ -72,17 +71,17 @@ def _seen() -> EfficiencyFile:
 
 
 def efficiency() -> Efficiency:
-    """The shares seen on all measured GPUs."""
+    """Return the shares of all measured GPUs."""
     return _seen().shares
 
 
 def estimate_errors() -> dict[str, StepError]:
-    """How wrong estimates of measured GPUs are, each with the shares of the others."""
+    """Return the errors of estimates of measured GPUs, each with the shares of the others."""
     return _seen().left_out
 
 
 class Roofline:
-    """Operators of a GPU that was not measured, or of a shape that was not."""
+    """Estimated operators of a GPU or shape without measurements."""
 
     def __init__(self, gpu: Gpu, link: Interconnect, shares: Efficiency | None = None) -> None:
         self.gpu = gpu
@@ -140,13 +139,13 @@ class Roofline:
         )
 
     def _sparse_products(self, attention: Mla, hidden: int, form: str) -> Curve:
-        """Projections, which the times of the sparse kind have in them."""
+        """Return the projections, which times of sparse attention include."""
         if not attention.sparse:
             return Curve((1.0,), (0.0,))
         return self.gemm(form, attention.weights(hidden) // hidden, hidden)
 
     def absorbed(self, attention: Mla) -> Curve:
-        """Both absorbed projections of decodes by tokens."""
+        """Return the time of both absorbed projections of decodes, by tokens."""
         width = attention.qk_nope_head_dim + attention.v_head_dim
         nbytes = 2 * attention.heads * width * attention.kv_lora_rank
         flops = self.gpu.flops * self.shares.gemm_flops
@@ -171,7 +170,7 @@ class Roofline:
     def delta(self, shape: DeltaNetShape, phase: Literal["context", "generation"]) -> Curve:
         state = 4 * shape.v_heads * shape.k_dim * shape.v_dim
         rate = self.gpu.bandwidth * self.shares.elementwise_bytes
-        # A decode reads and writes its state; a prompt does so once for each chunk of 64 tokens.
+        # A decode reads and writes its state; a prompt does so once per chunk of 64 tokens.
         per_token = 2 * state / (1 if phase == "generation" else 64)
         return _curve(lambda m: 2 * self.shares.elementwise_s + m * per_token / rate)
 

@@ -1,4 +1,4 @@
-"""Profiles from what others measured: a module for each source, and how their tables are read.
+"""Cost profiles from measurements of other projects, one module per source, and table readers.
 
-``sync`` fits one to the rows of requests that were alone on an engine.
+``single_request_fit`` fits a profile to requests that ran in isolation on an engine.
 """

@@ -1,10 +1,11 @@
-"""Profiles from the operator tables of NVIDIA's aiconfigurator.
+"""Cost profiles from the operator tables of NVIDIA's aiconfigurator.
 
-A folder with ``context_attention_perf.parquet``, ``generation_attention_perf.parquet`` and
-``gemm_perf.parquet`` (times in ms; github.com/ai-dynamo/aiconfigurator, systems/data). Attention is
-looked up by the heads of one GPU in bfloat16, matrix products by interpolating linearly over their
-two sides. Decode tables stop at 8 KV heads: more are read as 8 with as many times the KV, which is
-as many bytes. Nothing is in it of norms, activations, rotary positions, collectives and the host.
+The input is a directory with ``context_attention_perf.parquet``,
+``generation_attention_perf.parquet`` and ``gemm_perf.parquet`` (times in ms;
+github.com/ai-dynamo/aiconfigurator, systems/data). Attention is looked up by the heads per GPU in
+bfloat16; matrix products are interpolated linearly over both dimensions. Decode tables end at 8 KV
+heads: more heads are looked up as 8 with proportionally more KV, which is the same number of bytes.
+The tables do not include norms, activations, rotary positions, collectives and host time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ DTYPE = "bfloat16"
 
 
 def aiconfigurator_profile(folder: Path, model: Model, tp: int = 1) -> CostProfile:
-    """The profile of ``model`` on ``tp`` GPUs. Raises InputError if the tables do not fit it."""
+    """Build the profile of ``model`` on ``tp`` GPUs. Raises InputError for unsuitable tables."""
     check_dense(model)
     prefills = _prefills(folder, model, tp)
     decodes, most = _decodes(folder, model, tp)
@@ -53,8 +54,10 @@ def _device(folder: Path) -> str:
 
 
 def _heads(folder: Path, name: str, model: Model, heads: int, kv_heads: int) -> pd.DataFrame:
-    """The rows of an attention table for so many heads on one GPU, of the model's size and over
-    all of the context; of several kernels the fastest."""
+    """Return the rows of an attention table for the given heads per GPU.
+
+    Rows have the model's head size and no window; for several kernels the fastest one is kept.
+    """
     path = folder / f"{name}_perf.parquet"
     numbers = ("batch_size", "isl", "num_heads", "num_key_value_heads", "step")
     frame = read_table(
@@ -77,7 +80,7 @@ def _heads(folder: Path, name: str, model: Model, heads: int, kv_heads: int) -> 
 
 
 def _alike(frame: pd.DataFrame, head_dim: int) -> pd.Series[bool]:
-    """Rows of that size of a head and of no window; tables that do not tell have no others."""
+    """Return a mask of rows with this head size and no window, as far as the columns exist."""
     kept = pd.Series(True, index=frame.index)
     for column, wanted in (("head_dim", head_dim), ("window_size", 0)):
         if column in frame:
@@ -99,7 +102,7 @@ def _prefills(folder: Path, model: Model, tp: int) -> pd.DataFrame:
 
 
 def _decodes(folder: Path, model: Model, tp: int) -> tuple[pd.DataFrame, int]:
-    """Times of decodes, and the KV heads of one GPU where they are more than the table has."""
+    """Return decode times, and the KV heads per GPU if they exceed the table's maximum (else 0)."""
     heads, kv_heads = model.heads // tp, max(model.kv_heads // tp, 1)
     path = folder / "generation_attention_perf.parquet"
     most = int(read_table(path, {"num_key_value_heads": "whole"})["num_key_value_heads"].max())
@@ -116,7 +119,7 @@ def _decodes(folder: Path, model: Model, tp: int) -> tuple[pd.DataFrame, int]:
 
 
 def _products(folder: Path, model: Model, tp: int) -> tuple[list[CostTerm], list[float]]:
-    """Terms of the matrix products, and the numbers of tokens that were measured."""
+    """Return the terms of the matrix products, and the measured numbers of tokens."""
     path = folder / "gemm_perf.parquet"
     columns = dict.fromkeys(("m", "n", "k"), "whole")
     frame = read_table(path, {**columns, "latency": "number", "gemm_dtype": "text"})  # type: ignore[dict-item]
@@ -141,7 +144,7 @@ def _products(folder: Path, model: Model, tp: int) -> tuple[list[CostTerm], list
 
 
 def _product(part: pd.DataFrame, n: int, k: int) -> float:
-    """Time (ms) of a product with so many columns and so much depth, between the measured ones."""
+    """Return the time (ms) of a product of ``n`` columns and depth ``k`` by interpolation."""
     depths, times = [], []
     for depth, rows in part.groupby("k"):
         rows = rows.sort_values("n")

@@ -1,26 +1,26 @@
-"""Profiles from the kernel tables that LLMServingSim's profiler writes.
+"""Cost profiles from the kernel tables of LLMServingSim's profiler.
 
-A bundle (``meta.yaml`` and ``tp<N>/*.csv``, plain or gzip'd) holds times in us of one layer's
-kernels: by the tokens of a step (``dense``), by the sequences that sample (``per_sequence``), of
-attention by four axes (see ``costs.attention``), and what unequal lengths of decodes add
-(``skew_fit``). A step is the sum over all layers (github.com/casys-kaist/LLMServingSim, commit
-5daddb2, serving/core/trace_generator.py). As there, the correction for skew counts where the
-bundle says that it is enabled, and a bucket that was not profiled takes the bundle's default.
+A bundle (``meta.yaml`` and ``tp<N>/*.csv``, plain or gzip-compressed) has times in us of one
+layer's kernels: by tokens of a step (``dense``), by sampled sequences (``per_sequence``), for
+attention on four axes (see ``costs.attention_table``), and the additional time for decodes of
+unequal length (``skew_fit``). A step is the sum over all layers
+(github.com/casys-kaist/LLMServingSim, commit 5daddb2, serving/core/trace_generator.py). As in
+LLMServingSim, the skew correction applies only if the bundle enables it, and a bucket without
+measurement uses the bundle's default.
 
-Only kernels are in it: no host time, no gaps between kernels. Where the engine's CUDA graphs are
-known, ``sources/host.py`` adds what a step takes that is launched without one.
+The tables contain kernels only: no host time, no gaps between kernels. If the engine's CUDA graphs
+are known, ``sources/launch_overhead.py`` adds the host time of steps without a graph.
 
-With tensor parallelism two all-reduces per layer are added. With expert parallelism the ranks give
-each other their tokens before the experts (an all-gather of hidden states, and one each of the ids
-and of the weights of the experts that were chosen, 4 bytes a number: vLLM's all-gather and
-reduce-scatter) and get the sums after them (a reduce-scatter). All are from ``hardware/gpus.json``,
-as measured on the GPU, or over the link of a host that is given: GPUs of one kind are joined in
-more than one way.
+Tensor parallelism adds two all-reduces per layer. With expert parallelism, the ranks exchange their
+tokens before the experts (an all-gather of hidden states, and one each of the ids and weights of
+the chosen experts, 4 bytes per number: vLLM's all-gather and reduce-scatter) and receive the sums
+after them (a reduce-scatter). Collective times come from ``hardware/gpus.json``, as measured on the
+GPU, or from a given host link, because hosts with the same GPUs may have different links.
 
 A mixture of experts (``moe.csv``, by tokens and activated experts: the whole block with the
-router's product, but not the choice of experts, which the profiler makes itself) is taken to choose
-its experts evenly. The ranks of an expert-parallel group pool their tokens: each computes its share
-of the experts for its share of the choices.
+router's product, but without expert selection, which the profiler does itself) is assumed to select
+experts uniformly. The ranks of an expert-parallel group pool their tokens: each computes its share
+of the experts for the tokens routed to them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from simkv.costs.sources.measurement_files import (
 )
 from simkv.costs.step_errors import add_error_estimates
 
-#: Kernels that run once in a step, and how often in a layer the others do.
+#: Kernels that run once per step, and the number of runs per layer of the others.
 KERNELS_PER_STEP = ("embedding", "final_layernorm")
 KERNELS_PER_LAYER = {
     "layernorm": 2,
@@ -70,20 +70,21 @@ KERNELS_PER_LAYER = {
     "down_proj": 1,
 }
 SAMPLING = ("lm_head", "sampler")
-#: Without these a bundle is refused: a step would be cheaper than it is. Models differ in the rest.
+#: Kernels without which a bundle is rejected, because steps would be too fast; models differ in the
+#: other kernels.
 REQUIRED_KERNELS = ("embedding", "final_layernorm", "layernorm", "qkv_proj", "rotary_emb", "o_proj")
-#: And these, where the layers have no experts in their place.
+#: Kernels also required for layers without experts.
 DENSE_MLP = ("gate_up_proj", "act_fn", "down_proj")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """The model's shape as far as the tables leave it open, and how it is spread over GPUs.
+    """Model shape, as far as the tables lack it, and its distribution over GPUs.
 
     ``hidden`` is needed for collectives, ``experts`` and ``experts_per_token`` for a mixture of
-    experts, of which each of ``expert_ranks`` GPUs has an equal part. ``link`` is what joins the
-    GPUs on the host, None is that of the host on which the GPU's collectives were measured.
+    experts, of which each of ``expert_ranks`` GPUs has an equal part. ``link`` is the host link of
+    the GPUs; None means the host on which the GPU's collectives were measured.
     """
 
     layers: int
@@ -101,10 +102,10 @@ _AXES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 def bundle_profile(
     folder: Path, layout: Sharding, graph_sizes: list[int] | None = None
 ) -> CostProfile:
-    """The profile of a model of this ``layout`` from a bundle's tables.
+    """Build the profile of a model with this ``layout`` from a bundle's tables.
 
-    ``graph_sizes`` are the engine's CUDA graph sizes (``costs.graphs``), None for no padding.
-    Raises InputError if the bundle cannot be used.
+    ``graph_sizes`` are the engine's CUDA graph sizes, None for no padding. Raises InputError if the
+    bundle cannot be used.
     """
     layers, tp = layout.layers, layout.tp
     meta = read_settings(folder / "meta.yaml")
@@ -153,7 +154,7 @@ def bundle_profile(
 
 
 def bundle_model(folder: Path) -> str:
-    """The model that a bundle of LLMServingSim was measured with; empty if it does not say."""
+    """Return the model of an LLMServingSim bundle; empty if not given."""
     return str(read_settings(folder / "meta.yaml").get("model", ""))
 
 
@@ -170,7 +171,7 @@ def _dense(tables: Path, layout: Sharding) -> list[CostTerm]:
 
 
 def _collectives(gpu: str, layout: Sharding) -> tuple[list[CostTerm], str]:
-    """What the GPUs of a layout exchange in all layers, and in words whether it is in the sum."""
+    """Return the terms of a layout's collectives, and a note on their source or absence."""
     wanted = _wanted(layout)
     known = known_gpu(gpu)
     measured = known.collectives if known else {}
@@ -189,7 +190,7 @@ def _collectives(gpu: str, layout: Sharding) -> tuple[list[CostTerm], str]:
 
 
 def _wanted(layout: Sharding) -> list[tuple[str, int, int, int]]:
-    """Collectives: name, GPUs, how often in a layer, and bytes for each token (0: not known)."""
+    """Return collectives: name, GPUs, number per layer, and bytes per token (0: unknown)."""
     hidden, chosen = 2 * (layout.hidden or 0), 4 * layout.experts_per_token
     found = [("all_reduce", layout.tp, 2, hidden)] if layout.tp > 1 else []
     if layout.expert_ranks > 1:
@@ -202,7 +203,7 @@ def _wanted(layout: Sharding) -> list[tuple[str, int, int, int]]:
 
 
 def scale_collectives(profile: CostProfile, times: float) -> CostProfile | None:
-    """The profile with its collectives so many times as long; None if it has none."""
+    """Return the profile with collective times scaled by ``times``; None if it has none."""
     named = [term.name.partition(" ")[0] in COLLECTIVES for term in profile.terms]
     if not any(named):
         return None
@@ -218,7 +219,7 @@ def _longer(term: CostTerm, times: float) -> CostTerm:
 
 
 def _experts(tables: Path, layout: Sharding) -> list[CostTerm]:
-    """The mixture of experts in all layers, by the tokens that the ranks compute together."""
+    """Return the term of the experts of all layers, by the tokens pooled over the ranks."""
     if not layout.experts:
         if any((tables / f"moe.csv{end}").is_file() for end in ("", ".gz")):
             raise InputError(
@@ -268,7 +269,7 @@ def _check_whole(path: Path, frame: pd.DataFrame, needed: Sequence[str]) -> None
 def _terms(
     path: Path, frame: pd.DataFrame, column: str, feature: Feature, counts: Mapping[str, int]
 ) -> list[CostTerm]:
-    """One term for each kernel, which runs ``counts`` times in a step."""
+    """Return one term for each kernel, which runs ``counts`` times per step."""
     terms = []
     for layer, rows in frame.groupby("layer"):
         if layer not in counts:
@@ -308,7 +309,7 @@ def _slices(tables: Path, layers: int) -> list[AttentionSlice]:
 
 
 def _skew(folder: Path, meta: Mapping[str, Any], tp: int) -> SkewCorrection | None:
-    """The bundle's correction for decodes of unequal length, if it is enabled."""
+    """Return the bundle's correction for decodes of unequal length, if enabled."""
     fit = meta.get("skew_fit") or {}
     if not fit.get("enabled"):
         return None

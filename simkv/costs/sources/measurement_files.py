@@ -1,4 +1,4 @@
-"""Tables and settings of measurements as they are published: CSV, Parquet, YAML."""
+"""Read published measurement tables (CSV, Parquet) and settings (YAML)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RowPredicate = Callable[[pd.DataFrame], "pd.Series[bool]"]
 
 
 def find_table(folder: Path, stem: str) -> Path:
-    """``stem.csv`` or ``stem.csv.gz`` in ``folder``. Raises InputError if there is neither."""
+    """Return ``stem.csv`` or ``stem.csv.gz`` in ``folder``. Raises InputError without either."""
     names = [f"{stem}.csv", f"{stem}.csv.gz"]
     for name in names:
         if (folder / name).is_file():
@@ -30,10 +30,10 @@ def find_table(folder: Path, stem: str) -> Path:
 def read_table(
     path: Path, columns: Mapping[str, ColumnKind], rows: RowPredicate | None = None
 ) -> pd.DataFrame:
-    """The wanted columns of a CSV (also gzip'd) or Parquet file, checked.
+    """Read validated columns of a CSV (also gzip-compressed) or Parquet file.
 
-    Only ``rows`` of the file, if given; they keep their numbers. Numbers are finite and not
-    negative. Raises InputError with file, line and column otherwise.
+    ``rows`` selects rows, which keep their numbers. Numbers must be finite and not negative. Raises
+    InputError with file, line and column otherwise.
     """
     check_input(path, most=MAX_TABLE_BYTES)
     try:
@@ -77,14 +77,14 @@ def _checked(path: Path, column: pd.Series[Any], kind: ColumnKind) -> pd.Series[
 
 
 def check_prefills_and_decodes(path: Path, prefills: object, decodes: object) -> None:
-    """Raise InputError if a table of attention has no row of the one or of the other."""
+    """Raise InputError if an attention table lacks rows of isolated prefills or decodes."""
     for some, what in ((prefills, "a prefill"), (decodes, "decodes")):
         if not some:
             raise InputError(f"{path}: there is no row of {what} alone; both kinds are needed")
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """A YAML file of settings. Raises InputError if it is none."""
+    """Read a YAML file of settings. Raises InputError if it is invalid."""
     try:
         found = YAML(typ="safe", pure=True).load(read_text(path))
     except (YAMLError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Profiles from times of operators by themselves: of attention, and of the rest of a step."""
+"""Cost profiles from separately measured operators: attention, and the rest of a step."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ from simkv.costs.step_errors import add_error_estimates
 
 
 def build_attention_table(prefills: pd.DataFrame, decodes: pd.DataFrame) -> AttentionTable:
-    """A table from columns ``tokens``, ``before``, ``seconds`` and ``seqs``, ``context``,
-    ``seconds``; of several measurements of one point the median counts."""
+    """Build a table from the columns of ``prefills`` and ``decodes``.
+
+    ``prefills`` has ``tokens``, ``before``, ``seconds``; ``decodes`` has ``seqs``, ``context``,
+    ``seconds``. The median is used for repeated measurements of a point.
+    """
     slices = []
     for _, part in prefills.groupby("tokens"):
         at = part.groupby("before")["seconds"].median()
@@ -40,7 +43,7 @@ def build_attention_table(prefills: pd.DataFrame, decodes: pd.DataFrame) -> Atte
 
 
 def check_dense(model: Model) -> None:
-    """Raise InputError for a mixture of experts, of which such tables know nothing."""
+    """Raise InputError for a mixture of experts, which these tables do not cover."""
     if model.experts:
         raise InputError(f"{model.name}: a mixture of experts; these tables are of dense models")
 
@@ -55,8 +58,10 @@ def operators_profile(
     decodes: pd.DataFrame,
     source: list[str],
 ) -> CostProfile:
-    """The profile of what runs by itself: ``terms`` measured at ``sizes`` tokens, and attention as
-    in ``build_attention_table``. What was not measured the ``source`` should say.
+    """Build a profile from ``terms`` measured at ``sizes`` tokens, and attention times.
+
+    Attention columns are those of ``build_attention_table``. ``source`` should name everything that
+    was not measured.
     """
     ranges: dict[Feature, tuple[float, float]] = {
         "tokens": (min(sizes), max(sizes)),

@@ -1,4 +1,4 @@
-"""Requests that had the engine to themselves, and what is known of the model they ran on."""
+"""Requests measured in isolation on an engine, and traits of their model."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from simkv.costs.sources.measurement_files import read_table
 
 Floats = npt.NDArray[np.float64]
 
-#: Fewer requests than this are not fitted to.
+#: Minimum number of requests for a fit.
 MIN_REQUESTS = 8
-#: Outputs of fewer tokens tell little of a decode step.
+#: Minimum output tokens for a usable estimate of a decode step.
 MIN_OUTPUT_TOKENS = 8
 
 
 @dataclass(frozen=True)
 class ModelTraits:
-    """What the fit knows of the model: bytes of KV per token and FLOP per pair, over all layers.
+    """Model traits used by the fit: KV bytes per token and FLOP per pair, over all layers.
 
-    ``max_num_batched_tokens`` and ``block_size`` are the engine's. ``flops_per_token`` are those of
-    a token that is computed (0 if not known). Of a mixture of experts ``in_experts`` is the share
-    of the weights that experts are, ``chosen`` the share of the experts that a token takes.
+    ``max_num_batched_tokens`` and ``block_size`` are the engine's. ``flops_per_token`` are the
+    operations per computed token (0 if unknown). For a mixture of experts, ``expert_share`` is the
+    share of expert weights in all weights, and ``chosen`` the share of experts that a token uses.
     """
 
     kv_bytes_per_token: int
@@ -42,7 +42,7 @@ class ModelTraits:
 def compute_model_traits(
     model: Model, max_num_batched_tokens: int, block_size: int = 16, tensor_parallel: int = 1
 ) -> ModelTraits:
-    """What is known of a model of the catalog, on each of the GPUs that share it."""
+    """Return the traits of a catalog model on each of its GPUs."""
     chosen = model.experts_per_token / model.experts if model.experts else 1.0
     embeddings = model.vocab * model.hidden * (1 if model.tied else 2)
     computed = model.parameters - embeddings - (1 - chosen) * model.mlp_parameters
@@ -59,10 +59,10 @@ def compute_model_traits(
 
 @dataclass(frozen=True)
 class IsolatedRequests:
-    """Requests that were alone, one entry each: tokens, and times in seconds.
+    """Requests in isolation, one entry each: tokens, and times in seconds.
 
-    ``hits`` are leading tokens found in the prefix cache, ``front`` the time before the engine
-    core had the request; ``decode`` is the mean of a decode step, NaN for a single token.
+    ``hits`` are leading tokens found in the prefix cache, ``front`` the time before the engine core
+    received the request; ``decode`` is the mean time of a decode step, NaN for a single token.
     """
 
     prompt: Floats
@@ -79,12 +79,12 @@ class IsolatedRequests:
 def read_isolated_requests(
     path: Path, stage: str = "sync", block_size: int = 16, *, caching: bool = True
 ) -> IsolatedRequests:
-    """The rows of a ``stage`` of a request table, without the run's first, which is cold.
+    """Read the rows of a ``stage`` of a request table, without the run's first (cold) request.
 
-    Columns: prompt_tokens, output_tokens, prefill_ms, ttft_ms, e2e_ms, queue_ms, and if there
-    arrival_s (else the file's first row is the cold one), stage (else all rows count) and
-    shared_prefix_tokens, found in the cache where there is ``caching``. Raises InputError if they
-    are missing, too few, or of no use.
+    Columns: prompt_tokens, output_tokens, prefill_ms, ttft_ms, e2e_ms, queue_ms; optional arrival_s
+    (without it the file's first row is the cold one), stage (without it all rows are used) and
+    shared_prefix_tokens, which are cache hits with ``caching``. Raises InputError if columns are
+    missing, or if there are too few or unusable rows.
     """
     columns = ("prompt_tokens", "output_tokens", "queue_ms", "prefill_ms", "ttft_ms", "e2e_ms")
 
@@ -107,7 +107,7 @@ def read_isolated_requests(
     whole = pd.read_csv(path).loc[rows.index]
     if caching and "shared_prefix_tokens" in whole:
         shared = pd.to_numeric(whole["shared_prefix_tokens"], errors="coerce").fillna(0).to_numpy()
-    # The last token of a prompt is computed in any case.
+    # The last prompt token is always computed.
     hits = np.minimum(shared, values["prompt_tokens"] - 1) // block_size * block_size
     return IsolatedRequests(
         prompt=values["prompt_tokens"],
@@ -120,7 +120,7 @@ def read_isolated_requests(
 
 
 def _check(path: Path, rows: pd.DataFrame) -> None:
-    """Raise InputError for times that no request takes, or if nothing tells of decodes."""
+    """Raise InputError for impossible times, or without enough decodes for a fit."""
     long = rows["output_tokens"] >= MIN_OUTPUT_TOKENS
     wrong = {
         "prompt_tokens: should be above 0": rows["prompt_tokens"] <= 0,

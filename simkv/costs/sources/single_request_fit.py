@@ -1,41 +1,42 @@
-"""A profile fitted to requests that had the engine to themselves.
+"""Cost profile fitted to requests that ran in isolation on an engine.
 
-One request at a time shows what a prefill of so many tokens takes and what a step of one decode
-takes by its KV. A step of nothing but decodes is taken to cost
+Isolated requests show the duration of a prefill by its tokens, and of a step of one decode by its
+KV. The model of a step with decodes only is
 
     decode step + token x tokens + context x KV read by decodes
 
-and one that prefills
+and of a step with prefills
 
-    weights, then tokens (below) + pair x pairs + BESIDE x context x KV read by decodes
+    weights, then tokens (below) + pair x pairs + MIXED_DECODE_FACTOR x context x KV read by decodes
 
-with pairs of a token and a token that it attends to. A token costs the same whatever it is
-computed for, so the same price holds in a prefill, beside one, and in a batch of decodes, which
-single requests cannot show. Errors are relative and count alike.
+where pairs counts the pairs of a token and a token that it attends to. A token costs the same in a
+prefill, beside a prefill, and in a batch of decodes, which isolated requests cannot show. Errors
+are relative and have equal weight.
 
-**Weights, then tokens.** A step reads the weights, however few tokens it computes: that takes
-what a decode of one takes (without its KV). Many tokens take prefill step + token x tokens, in
-which the weights are hidden. In between one gives way to the other as the third root of the sum of
-third powers: a chunk of 64 tokens on an H100 took 27.5 ms where a decode takes 26 and the line says
-14.6, and in the kernel tables that simkv reads powers of 2 to 4 are nearest. So a profile holds at
-another budget of tokens than it was fitted at. Of a mixture of experts a few tokens read a part of
-the weights, by how many experts they activate, and tokens cost on top of them.
+**Weights, then tokens.** Every step reads the weights, which takes as long as one decode without
+its KV. Many tokens take prefill step + token x tokens, which hides the weights. The transition
+between both is the cube root of the sum of cubes: a chunk of 64 tokens on an H100 took 27.5 ms,
+where a decode takes 26 ms and the line gives 14.6 ms; in the kernel tables that simkv reads, powers
+of 2 to 4 fit best. The profile is therefore valid for other token budgets than that of the fit. In
+a mixture of experts, a few tokens read a part of the weights, depending on the number of activated
+experts, and the cost of tokens is added.
 
-The prices of a token, of a pair and of KV are hard to tell from a handful of rows of like length,
-or of chunks of one size. Where model and GPU are known, the fit is told what their shapes make
-likely, each as one more observation: KV is read at ``BANDWIDTH_SHARE`` of the GPU's bandwidth,
-attention in a prefill reaches ``ATTENTION_FLOPS_SHARE`` of its operations per second, products of
-matrices ``PRODUCT_FLOPS_SHARE``. The first two are what vLLM's attention reaches in
-aiconfigurator's table of an H100 (vLLM 0.14): 2.9 to 3.05 TB/s of 3.35 from 130,000 tokens on, 390
-to 515 TFLOP/s of 989 at prompts of 2,000 to 4,000 tokens and 64 heads. The third is what steps of
-1,000 to 2,000 tokens reach without attention, the embedding and the head left out: 0.77 (A100,
-Vidur; RTX PRO 6000, LLMServingSim), 0.85 (H100, aiconfigurator), 0.96 (RTX 4090, whose data sheet
-is modest). What a step costs beside weights and tokens is ``PREFILL_STEP_RATIO`` of a decode step:
-0.1 to 0.3 there. The second figure of each pair is the relative uncertainty.
+The costs of a token, of a pair and of KV are hard to separate with a few rows of similar length, or
+chunks of one size. If model and GPU are known, the fit therefore has one additional observation for
+each likely value: KV is read at ``BANDWIDTH_SHARE`` of the GPU's bandwidth, prefill attention
+reaches ``ATTENTION_FLOPS_SHARE`` of its operations per second, and matrix products reach
+``PRODUCT_FLOPS_SHARE``. The first two are values of vLLM's attention in aiconfigurator's table of
+an H100 (vLLM 0.14): 2.9 to 3.05 TB/s of 3.35 from 130,000 tokens on, 390 to 515 TFLOP/s of 989 at
+prompts of 2,000 to 4,000 tokens and 64 heads. The third is the value of steps of 1,000 to 2,000
+tokens without attention, embedding and head: 0.77 (A100, Vidur; RTX PRO 6000, LLMServingSim), 0.85
+(H100, aiconfigurator), 0.96 (RTX 4090, whose data sheet is conservative). The fixed cost of a step,
+besides weights and tokens, is ``PREFILL_STEP_RATIO`` of a decode step: 0.1 to 0.3 there. The second
+number of each pair is the relative uncertainty.
 
-Attention of decodes beside a prefill takes ``MIXED_DECODE_FACTOR`` times what it does alone: 1.5
-and 2.1 in LLMServingSim's tables of two GPUs (medians over points with 8 or more decodes). It is
-not sure, eight in ten of those points are from 1.0 to 3.6, and one request at a time cannot tell.
+Attention of decodes beside a prefill takes ``MIXED_DECODE_FACTOR`` times as long as without: 1.5
+and 2.1 in LLMServingSim's tables of two GPUs (medians over points with 8 or more decodes). This
+factor is uncertain: eight in ten of those points are from 1.0 to 3.6, and isolated requests cannot
+show it.
 """
 
 from __future__ import annotations
@@ -68,19 +69,19 @@ ATTENTION_FLOPS_SHARE = (0.45, 0.15)
 PRODUCT_FLOPS_SHARE = (0.8, 0.12)
 PREFILL_STEP_RATIO = (0.2, 1.0)
 MIXED_DECODE_FACTOR = 1.8
-#: How one gives way to the other: ``(a**POWER + b**POWER) ** (1 / POWER)``.
+#: Exponent of the transition: ``(a**POWER + b**POWER) ** (1 / POWER)``.
 POWER = 3.0
-#: The relative error of a step of decodes per doubling of their number, where one was measured: the
-#: mean error over that of the doublings at 2 to 64 decodes, on the devices of ``simkv validate
-#: budgets``, mixtures of experts aside. It was 0.2 to 1.9 %, and 90 of 100 are below this.
+#: Relative error of a decode step per doubling of the batch size: the mean error over the mean
+#: number of doublings, at 2 to 64 decodes, on the devices of ``simkv validate budgets``, without
+#: mixtures of experts. It was 0.2 to 1.9 %, and 90 of 100 are below this value.
 BATCH_DOUBLING_ERROR = 0.019
-#: Tokens of a step at which the curve of weights and tokens is written down.
+#: Token counts at which the curve of weights and tokens is tabulated.
 TOKEN_KNOTS = np.unique(np.round(2.0 ** (np.arange(113) / 8)))
 
 
 @dataclass(frozen=True)
 class CostCoefficients:
-    """Seconds of a step that prefills, of one that only decodes, and per unit."""
+    """Fitted seconds of a prefill step and a decode step, and per token, pair and context token."""
 
     prefill_step: float
     decode_step: float
@@ -92,7 +93,7 @@ class CostCoefficients:
 def fit_cost_coefficients(
     alone: IsolatedRequests, shape: ModelTraits, gpu: Gpu | None
 ) -> CostCoefficients:
-    """The prices at which the requests would take what they took, as nearly as may be."""
+    """Fit the coefficients to the measured times of isolated requests."""
     decodes, times = _decodes(alone)
     likely = {}
     if gpu:
@@ -119,13 +120,13 @@ def fit_cost_coefficients(
 def compute_non_attention_seconds(
     tokens: Floats, prices: CostCoefficients, shape: ModelTraits
 ) -> Floats:
-    """Seconds of all but attention in steps that prefill, by their tokens."""
+    """Return the seconds of steps with prefills without attention, by tokens."""
     floor = prices.decode_step + prices.token
     return _products(tokens, floor, prices.prefill_step, prices.token, shape)
 
 
 def _products(tokens: Floats, one: float, step: float, token: float, shape: ModelTraits) -> Floats:
-    """The same, ``one`` being what a decode takes without its KV."""
+    """Return these seconds, given ``one``: the time of a decode without its KV."""
     if shape.expert_share:
         return _weights(tokens, one, step, shape) + token * (tokens - 1)
     line = step + token * tokens
@@ -135,8 +136,10 @@ def _products(tokens: Floats, one: float, step: float, token: float, shape: Mode
 
 
 def _weights(tokens: Floats, one: float, step: float, shape: ModelTraits) -> Floats:
-    """Seconds to read the weights that so many tokens want; all of them take ``step``, if that is
-    more than the weights of ``one`` token make them take."""
+    """Return the seconds to read the weights needed by this number of tokens.
+
+    All weights take ``step``, or longer if the weights of ``one`` token imply it.
+    """
     if not shape.expert_share:
         return np.full(len(tokens), one)
     activated = 1 - (1 - shape.chosen) ** tokens
@@ -145,7 +148,7 @@ def _weights(tokens: Floats, one: float, step: float, shape: ModelTraits) -> Flo
 
 
 def make_cost_terms(prices: CostCoefficients, shape: ModelTraits) -> list[CostTerm]:
-    """What a step costs at these prices, as terms of a profile."""
+    """Return the terms of a profile with these coefficients."""
     one = prices.decode_step + prices.token
     decodes = _weights(TOKEN_KNOTS, one, prices.prefill_step, shape) + prices.token * (
         TOKEN_KNOTS - 1
@@ -183,10 +186,10 @@ def fit_single_request_profile(
     model: str,
     on: str,
 ) -> CostProfile:
-    """The profile of an engine from requests that were alone on it.
+    """Fit an engine's profile to isolated requests.
 
-    Its errors are those of each request's prefill and mean decode step when the fit did without
-    that request.
+    Its errors are those of each request's prefill and mean decode step in a fit without that
+    request.
     """
     prices = fit_cost_coefficients(alone, shape, gpu)
     decodes, _ = _decodes(alone)
@@ -218,7 +221,7 @@ def fit_single_request_profile(
 
 
 def _left_out(alone: IsolatedRequests, shape: ModelTraits, gpu: Gpu | None) -> dict[str, StepError]:
-    """Errors of each request's prefill and decode steps when the fit did without it."""
+    """Return errors of each request's prefill and decode steps in a fit without that request."""
 
     def named() -> Iterator[tuple[str, float]]:
         for index in range(len(alone)):
@@ -236,10 +239,10 @@ def _left_out(alone: IsolatedRequests, shape: ModelTraits, gpu: Gpu | None) -> d
 
 
 def _beyond(alone: IsolatedRequests, shape: ModelTraits, gpu: Gpu | None) -> dict[Feature, float]:
-    """By feature, the error of a step per doubling out of range, on ends that were left out.
+    """Return, by feature, the error of a step per doubling out of range, from excluded ends.
 
-    The longest and the shortest third are left out in turn, and told by the rest. Of batches of
-    decodes one request at a time knows nothing: ``BATCH_DOUBLING_ERROR`` stands for them.
+    The longest and the shortest third are excluded in turn and predicted from the rest. Isolated
+    requests contain no batches of decodes: ``BATCH_DOUBLING_ERROR`` is used for them.
     """
     found: dict[Feature, float] = {"decode_seqs": BATCH_DOUBLING_ERROR}
     computed = alone.prompt - alone.hits
@@ -253,10 +256,10 @@ def _beyond(alone: IsolatedRequests, shape: ModelTraits, gpu: Gpu | None) -> dic
 def _ends(
     alone: IsolatedRequests, sizes: Floats, shape: ModelTraits, gpu: Gpu | None, *, decodes: bool
 ) -> Iterator[float]:
-    """The mean error per doubling of requests beyond the sizes that were fitted to, at both ends.
+    """Yield the mean error per doubling of requests beyond the fitted sizes, at both ends.
 
-    Of all together: a request that is hardly beyond them tells of its own scatter, not of how the
-    error grows.
+    The mean is over all such requests, because a request just beyond the fitted sizes shows its own
+    scatter rather than the growth of the error.
     """
     low, high = np.quantile(sizes, (1 / 3, 2 / 3))
     for keep, edge in ((sizes <= high, high), (sizes >= low, low)):
@@ -283,7 +286,7 @@ def _kept(alone: IsolatedRequests, rows: npt.NDArray[np.bool_]) -> IsolatedReque
 
 
 def _predicted(alone: IsolatedRequests, shape: ModelTraits, p: CostCoefficients) -> Floats:
-    """Seconds of each request's prefill, in chunks of the budget."""
+    """Return the seconds of each request's prefill, in chunks of the token budget."""
     return _chunked(alone, shape, p.decode_step + p.token, p.prefill_step, p.token, p.pair)
 
 
@@ -301,7 +304,7 @@ def _chunked(
 def _curved(
     alone: IsolatedRequests, shape: ModelTraits, one: float, aims: dict[int, tuple[float, float]]
 ) -> tuple[float, float, float]:
-    """Prices of a step, a token and a pair of least relative error, as ``_solve`` finds them."""
+    """Return the costs of a step, a token and a pair with least relative error (see ``_solve``)."""
     scale = np.array([one, one / 300, one / 1e6])
     for column, (value, _) in aims.items():
         scale[column] = value
@@ -326,20 +329,21 @@ def _curved(
 
 
 def _decodes(alone: IsolatedRequests) -> tuple[Floats, Floats]:
-    """Per request that decodes for a while: 1 and the mean KV of a step; and the step's time."""
+    """Return rows (1, mean KV of a step) and step times of requests with enough decodes."""
     kept = alone.output >= MIN_OUTPUT_TOKENS
     return np.stack([np.ones(len(alone)), _decoded(alone)], 1)[kept], alone.decode[kept]
 
 
 def _decoded(alone: IsolatedRequests) -> Floats:
-    """Per request, the mean KV that its decodes read."""
+    """Return the mean KV read by the decodes of each request."""
     return alone.prompt + (alone.output - 1) / 2
 
 
 def _solve(rows: Floats, times: Floats, likely: dict[int, tuple[float, float]]) -> Sequence[float]:
-    """Prices (not negative) of least relative error; ``likely`` are (value, uncertainty) by column.
+    """Return non-negative coefficients of least relative error.
 
-    What is likely counts against the rows as much as its uncertainty against their scatter.
+    ``likely`` are additional observations (value, uncertainty) by column, weighted by the ratio of
+    the rows' scatter to their uncertainty.
     """
     scaled = rows / times[:, None]
     prices, _ = nnls(scaled, np.ones(len(times)))

@@ -1,9 +1,9 @@
-"""Profiles from the operator tables that Vidur's profiler writes.
+"""Cost profiles from the operator tables of Vidur's profiler.
 
-``mlp.csv`` has the times (ms) of everything but attention by tokens and tensor parallelism,
+``mlp.csv`` has the times (ms) of all operators except attention by tokens and tensor parallelism,
 ``attention.csv`` those of decodes (batch by KV) and of one prefill (chunk by KV), each plain or
-gzip'd, medians over repetitions (github.com/microsoft/vidur, data/profiling/compute). There are no
-mixed batches in it, no output head, no collectives and no host time.
+gzip-compressed, medians over repetitions (github.com/microsoft/vidur, data/profiling/compute). The
+tables do not include mixed batches, output head, collectives and host time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from simkv.costs.hardware.model_gpu_catalog import Model
 from simkv.costs.sources.measurement_files import ColumnKind, check_prefills_and_decodes, read_table
 from simkv.costs.sources.operator_profile import check_dense, operators_profile
 
-#: Operators and how often they run in a layer; ``emb`` runs once in a step.
+#: Operators and their runs per layer; ``emb`` runs once per step.
 OPERATORS_PER_LAYER = {
     "input_layernorm": 1,
     "attn_pre_proj": 1,
@@ -34,7 +34,7 @@ _DEGREE = "num_tensor_parallel_workers"
 
 
 def vidur_profile(mlp: Path, attention: Path, model: Model, gpu: str, tp: int = 1) -> CostProfile:
-    """The profile of ``model`` on ``tp`` GPUs. Raises InputError if the tables do not fit it."""
+    """Build the profile of ``model`` on ``tp`` GPUs. Raises InputError for unsuitable tables."""
     check_dense(model)
     terms, sizes = _terms(mlp, model, tp)
     prefills, decodes = _attention(attention, model, tp)

@@ -1,1 +1,1 @@
-"""Lookups in the measured tables, an operator family a file; None where a table is missing."""
+"""Lookups in measured tables, one module per operator family; None if a table is missing."""

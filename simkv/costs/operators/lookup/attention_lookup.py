@@ -1,4 +1,4 @@
-"""Attention from ``context_attention_perf`` and ``generation_attention_perf``."""
+"""Attention times from ``context_attention_perf`` and ``generation_attention_perf``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from simkv.costs.operators.lookup.batch_length_plane import BatchLengthPlane
 from simkv.costs.operators.operator_tables import TableStore, clean_rows, select_first_ranked
 from simkv.costs.operators.operator_times import Lookup
 
-#: Bytes of KV from which a decode cannot come from the second-level cache of any GPU here.
+#: KV bytes above which a decode cannot be served from the L2 cache of any GPU here.
 MIN_UNCACHED_BYTES = 128e6
 _SHAPE = ["num_heads", "num_key_value_heads", "head_dim", "window_size"]
 
 
 def prompt_pairs(length: float, window: int = 0) -> float:
-    """Pairs of a token and one that it attends to in a prompt."""
+    """Return the pairs of a token and a token that it attends to in a prompt."""
     if window and length > window:
         return window * (window + 1) / 2 + window * (length - window)
     return length * (length + 1) / 2
@@ -25,7 +25,7 @@ def prompt_pairs(length: float, window: int = 0) -> float:
 def lookup_prefill(
     store: TableStore, shape: Gqa, kv: str, flops: float
 ) -> tuple[Lookup, str] | None:
-    """Prompts by batch and length, and what was not as asked for (empty: nothing)."""
+    """Return prompt times by batch and length, and a note on substitutes (or empty)."""
     found = _nearest(store, "context_attention", shape, kv)
     if found is None:
         return None
@@ -44,7 +44,7 @@ def lookup_prefill(
 def lookup_decode(
     store: TableStore, shape: Gqa, kv: str, bandwidth: float
 ) -> tuple[Lookup, str] | None:
-    """Decodes by batch and context, and what was not as asked for (empty: nothing)."""
+    """Return decode times by batch and context, and a note on substitutes (or empty)."""
     found = _nearest(store, "generation_attention", shape, kv)
     if found is None:
         return None
@@ -67,7 +67,7 @@ def lookup_decode(
 def _nearest(
     store: TableStore, table: str, shape: Gqa, kv: str
 ) -> tuple[Gqa, dict[str, object]] | None:
-    """The measured shape most like it, and how to find its rows."""
+    """Return the most similar measured shape, and the filter for its rows."""
     for dtype in ("bfloat16",) if kv == "bf16" else ("fp8", "bfloat16"):
         rows = store.rows(table, {"kv_cache_dtype": dtype})
         if rows is None:
@@ -87,7 +87,7 @@ def _whole(key: Iterable[object]) -> tuple[int, int, int, int]:
 
 
 def _distance(a: Gqa, b: Gqa) -> float:
-    """How unlike two shapes are: a window above all, then the width of a head, then the heads."""
+    """Return the distance of two shapes: window first, then head width, then number of heads."""
     window = 0.0 if a.window == b.window else 10 + abs(log((a.window or 1e6) / (b.window or 1e6)))
     width = 3 * abs(log(a.head_dim / b.head_dim))
     return window + width + abs(log(a.heads / b.heads)) + 2 * abs(log(a.kv_heads / b.kv_heads))

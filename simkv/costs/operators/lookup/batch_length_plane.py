@@ -1,4 +1,4 @@
-"""Times by batch and length, between the measured points and beyond them."""
+"""Times by batch size and length, interpolated and extrapolated from measured points."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from simkv.costs.operators.piecewise_curve import Curve, make_curve, make_nondec
 
 
 class BatchLengthPlane:
-    """Seconds of ``batch`` sequences of ``length`` tokens each, from points ``{(batch, length)}``.
+    """Seconds of ``batch`` sequences of ``length`` tokens, from points ``{(batch, length)}``.
 
-    Lines along both axes. Beyond the largest batch the time grows with the batch, beyond the
-    longest measured with ``work(length)`` (tokens of a decode, pairs of a prompt). No point costs
-    more than a larger one.
+    Interpolation is linear on both axes. Beyond the largest batch the time grows with the batch,
+    beyond the longest measured length with ``work(length)`` (tokens of a decode, pairs of a
+    prompt). No point costs more than a larger one.
     """
 
     def __init__(

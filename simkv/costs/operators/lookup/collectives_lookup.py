@@ -1,4 +1,4 @@
-"""Collectives from ``custom_allreduce_perf`` and ``nccl_perf``, by 16-bit numbers."""
+"""Times of collectives from ``custom_allreduce_perf`` and ``nccl_perf``, by 16-bit numbers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from simkv.costs.operators.piecewise_curve import Curve, make_curve, make_nondec
 
 
 def lookup_all_reduce(store: TableStore, gpus: int, *, graph: bool) -> Curve | None:
-    """Seconds by 16-bit numbers, inside a CUDA graph or launched by itself.
+    """Return seconds by 16-bit numbers, in a CUDA graph or launched separately.
 
-    A table that is slow as a whole was measured on a host whose links are (L40S: two thirds of
-    the versions have four GPUs at a fifth of the bandwidth of two).
+    A table that is slow as a whole was measured on a host with slow links (L40S: two thirds of the
+    versions have four GPUs at a fifth of the bandwidth of two).
     """
     own = _curves(store, gpus, graph=graph, anyone=False)
     if not own:
@@ -20,8 +20,10 @@ def lookup_all_reduce(store: TableStore, gpus: int, *, graph: bool) -> Curve | N
 
 
 def _curves(store: TableStore, gpus: int, *, graph: bool, anyone: bool) -> list[Curve]:
-    """A curve of each version, those first that count first; of launches without graphs only if
-    there are no others, and the other way round."""
+    """Return a curve for each version in order of preference.
+
+    Launches without graphs are used only if no launches with graphs exist, and vice versa.
+    """
     rows = store.rows("custom_allreduce", {"num_gpus": gpus}, anyone=anyone)
     if rows is None:
         return []
@@ -37,7 +39,7 @@ def _curves(store: TableStore, gpus: int, *, graph: bool, anyone: bool) -> list[
 
 
 def lookup_nccl(store: TableStore, name: str, gpus: int) -> Curve | None:
-    """Seconds of a collective of NCCL by 16-bit numbers."""
+    """Return seconds of an NCCL collective by 16-bit numbers."""
     rows = store.rows("nccl", {"op_name": name, "num_gpus": gpus, "nccl_dtype": "half"})
     if rows is None:
         return None

@@ -1,4 +1,4 @@
-"""Gated delta nets from ``gdn_perf``: the convolution and the recurrence of a layer."""
+"""Times of gated delta nets from ``gdn_perf``: convolution and recurrence of a layer."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from simkv.costs.operators.piecewise_curve import (
 def lookup_delta_net(
     store: TableStore, shape: DeltaNetShape, phase: str
 ) -> tuple[Curve, str] | None:
-    """Seconds by tokens (one prompt, or decodes), and what was not as asked for.
+    """Return seconds by tokens (one prompt, or decodes), and a note on substitutes.
 
-    The kernels of a phase are added up, each the fastest of its kind at that many tokens.
+    The kernels of a phase are summed, each the fastest of its kind at that number of tokens.
     """
     rows = store.rows("gdn", {"phase": phase})
     if rows is None:

@@ -1,4 +1,4 @@
-"""Kernels that only move bytes, from ``scale_matrix_perf``: they read 16 bits and write 8."""
+"""Times of memory-bound kernels from ``scale_matrix_perf``, which read 16 bits and write 8."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from simkv.costs.operators.piecewise_curve import Curve, make_curve, make_nondec
 
 
 def lookup_elementwise(store: TableStore) -> Curve | None:
-    """Seconds by bytes that a kernel moves."""
+    """Return seconds by bytes that a kernel moves."""
     parts = [store.rows("scale_matrix", {}, anyone=anyone) for anyone in (False, True)]
     found: dict[float, float] = {}
     for rows in parts:
@@ -20,7 +20,7 @@ def lookup_elementwise(store: TableStore) -> Curve | None:
 
 
 def _thin(curve: Curve) -> Curve:
-    """Every point that is a fifth further on than the last one kept."""
+    """Keep points that are at least a fifth larger than the last one."""
     kept = {curve.xs[0]: curve.ys[0], curve.xs[-1]: curve.ys[-1]}
     last = curve.xs[0]
     for x, y in zip(curve.xs, curve.ys, strict=True):

@@ -1,4 +1,4 @@
-"""Routed experts of a layer from ``moe_perf``."""
+"""Times of a layer's routed experts from ``moe_perf``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simkv.costs.operators.piecewise_curve import Curve, make_curve, make_nondec
 if TYPE_CHECKING:
     import pandas as pd
 
-#: What the tables call a number format, the one that is like it next.
+#: Table names of each number format, with the most similar format next.
 DTYPES = {
     "bf16": ("bfloat16",),
     "fp8": ("fp8", "fp8_block"),
@@ -28,15 +28,18 @@ _SHAPE = ["hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "mo
 
 
 def name_expert_distribution(experts: int) -> str:
-    """How unevenly tokens fall on experts: a power law, flatter for many (as aiconfigurator's
-    model files have it: 1.01 for the kind of DeepSeek-V3, 1.2 for others)."""
+    """Return the name of the distribution of tokens over experts.
+
+    It is a power law, flatter for many experts, as in aiconfigurator's model files: 1.01 for models
+    like DeepSeek-V3, 1.2 for others.
+    """
     return "power_law_1.01" if experts >= 256 else "power_law_1.2"
 
 
 def lookup_experts(
     store: TableStore, shape: MoeShape, form: str, flops: float
 ) -> tuple[Curve, str] | None:
-    """Seconds by tokens, and what was not as asked for (empty: nothing)."""
+    """Return seconds by tokens, and a note on substitutes (or empty)."""
     for anyone in (False, True):
         for dtype in DTYPES.get(form, ()):
             where = {"moe_dtype": dtype, "distribution": name_expert_distribution(shape.experts)}
@@ -65,7 +68,7 @@ def _curve(rows: pd.DataFrame, others: pd.DataFrame | None, near: MoeShape, flop
 
 
 def _by_rank(rows: pd.DataFrame, near: MoeShape, flops: float) -> list[Curve]:
-    """A curve for each version that has the shape, those first that count first."""
+    """Return a curve for each version that has the shape, in order of preference."""
     mine = rows[(rows[_SHAPE] == [*astuple(near)]).all(axis=1)]
     # The busiest GPU of a skewed distribution has more than its share, never less.
     each = 6.0 * near.hidden * near.intermediate * near.per_token / (near.tp * near.ep)
@@ -93,12 +96,12 @@ def _note(shape: MoeShape, near: MoeShape, form: str, dtype: str, anyone: bool) 
 
 
 def _share(shape: MoeShape) -> float:
-    """Weights of the experts of one GPU."""
+    """Return the expert weights per GPU."""
     return shape.hidden * shape.intermediate * shape.experts / (shape.tp * shape.ep)
 
 
 def _distance(a: MoeShape, b: MoeShape) -> float:
-    """How unlike two shapes are."""
+    """Return the distance of two shapes."""
     return (
         abs(log(a.hidden / b.hidden))
         + abs(log(a.intermediate / b.intermediate))

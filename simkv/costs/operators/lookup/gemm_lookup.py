@@ -1,4 +1,4 @@
-"""Matrix products from ``gemm_perf``."""
+"""Times of matrix products from ``gemm_perf``."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from simkv.costs.interpolation import bracket, lerp
 from simkv.costs.operators.operator_tables import TableStore, clean_rows, select_first_ranked
 from simkv.costs.operators.piecewise_curve import Curve, make_curve, make_nondecreasing
 
-#: What the tables call a number format.
+#: Table names of number formats.
 DTYPES = {"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
 
 
 def lookup_gemm(store: TableStore, form: str, n: int, k: int, flops: float) -> Curve | None:
-    """Seconds by tokens; None if nothing of that format was measured.
+    """Return seconds by tokens; None if the format was not measured.
 
-    Between the measured n and k the time is read off the plane a + bn + ck + dnk, which meets work
-    and bytes exactly; beyond them it goes on. ``flops`` is the peak for that format.
+    Between measured n and k the time is interpolated with a + bn + ck + dnk, which is exact for
+    operations and bytes; beyond them it is extrapolated. ``flops`` is the peak rate of the format.
     """
     dtype = DTYPES.get(form)
     grid = store.values("gemm", "n", {"gemm_dtype": dtype}) if dtype else []

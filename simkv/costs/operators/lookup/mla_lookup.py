@@ -1,9 +1,9 @@
-"""MLA and its sparse kind: the core without projections, from the tables of SGLang's kernels.
+"""Times of MLA and sparse MLA; the MLA core without projections is that of SGLang's kernels.
 
-vLLM's tables are of the whole module and were timed with the host in them (95 us at one sequence,
-where its products and its core take 45); so the core is read from ``context_mla`` and
-``generation_mla`` for any engine, and the projections from the products. Of the sparse kind only
-modules with projections were measured.
+vLLM's tables cover the whole module and include host time (95 us at one sequence, of which its
+products and its core take 45 us). The core is therefore read from ``context_mla`` and
+``generation_mla`` for any engine, and the projections from the products. Sparse attention was
+measured only as modules with projections.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def lookup_mla_core(store: TableStore, shape: Mla, kv: str, *, context: bool) -> Lookup | None:
-    """Prompts, or decodes, by batch and length; None if not measured."""
+    """Return prompt or decode times by batch and length; None if not measured."""
     table = "context_mla" if context else "generation_mla"
     for dtype in ("bfloat16",) if kv == "bf16" else ("fp8", "bfloat16"):
         where = {"kv_cache_dtype": dtype}
@@ -36,14 +36,14 @@ def lookup_mla_core(store: TableStore, shape: Mla, kv: str, *, context: bool) ->
         rows = select_first_ranked(rows[rows["num_heads"] == heads])
         rows = rows.assign(length=rows["isl"] + rows["step"])
         points = clean_rows(rows, None, ("batch_size", "length"))
-        # Many heads read one latent: a decode's time is hardly a matter of their number.
+        # Many heads read one latent: the time of a decode hardly depends on their number.
         scale = shape.heads / heads if context else 1.0
         return BatchLengthPlane(points, prompt_pairs if context else float, scale)
     return None
 
 
 def lookup_absorbed_projections(store: TableStore, heads: int) -> Curve | None:
-    """Both absorbed projections of decodes, by tokens; those of bf16 where they are faster."""
+    """Return the time of both absorbed projections of decodes, by tokens."""
     found: list[Curve] = []
     for name in ("mla_gen_pre", "mla_gen_post"):
         rows = store.rows("mla_bmm", {"op_name": name})
@@ -63,7 +63,7 @@ def lookup_absorbed_projections(store: TableStore, heads: int) -> Curve | None:
 def lookup_sparse_mla(
     store: TableStore, shape: Mla, hidden: int, form: str, kv: str, *, context: bool
 ) -> tuple[Lookup, str] | None:
-    """A layer's sparse attention with its projections, by batch and length."""
+    """Return sparse attention times of a layer with projections, by batch and length."""
     assert shape.sparse
     table = "dsa_context_module" if context else "dsa_generation_module"
     dtypes = {"bf16": ("bfloat16",)}.get(kv, ("fp8", "bfloat16"))
@@ -91,7 +91,7 @@ def lookup_sparse_mla(
 def _like(
     rows: pd.DataFrame, wanted: int, hidden: int, *, context: bool
 ) -> tuple[int, pd.DataFrame]:
-    """The measured number of heads nearest to ``wanted``, and its rows, by ``length``."""
+    """Return the measured number of heads nearest to ``wanted``, and its rows with ``length``."""
     glm = rows["architecture"].astype(str).str.contains("Glm")
     rows = rows[glm if hidden != 7168 and glm.any() else ~glm]
     heads = min(rows["num_heads"].unique().tolist(), key=lambda h: (abs(h - wanted), h))

@@ -1,4 +1,4 @@
-"""Operators as measured on a GPU, and estimated where one was not."""
+"""Operator times measured on a GPU, with estimates for missing ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class MeasuredOperators:
-    """The operators of ``store``, and of ``sheet`` where it has none, which ``notes`` then say."""
+    """Operators from ``store``, otherwise from ``sheet``; ``notes`` list the latter."""
 
     def __init__(self, store: TableStore, sheet: Roofline) -> None:
         self._store = store
@@ -89,7 +89,7 @@ class MeasuredOperators:
         )
 
     def absorbed(self, shape: Mla) -> Curve:
-        """Both absorbed projections of decodes by tokens."""
+        """Return the time of both absorbed projections of decodes, by tokens."""
         found = self._ask(mla_lookup.lookup_absorbed_projections, shape.heads)
         return self._or(found, "absorbed projections", lambda: self._sheet.absorbed(shape))
 
@@ -129,7 +129,7 @@ class MeasuredOperators:
         )
 
     def versions(self) -> list[str]:
-        """The backends and versions of the tables that were read, in order."""
+        """Return the backends and versions of the tables that were read, in order."""
         return sorted({f"{path.parts[-3]} {path.parts[-2]}" for path in self._seen})
 
     def _ask(self, lookup: Callable[..., T], *args: Any, **named: Any) -> T:
@@ -139,7 +139,7 @@ class MeasuredOperators:
 
     @property
     def _own_link(self) -> bool:
-        """Whether the GPUs are joined as those that were measured."""
+        """Whether the interconnect is that of the measured GPUs."""
         return self._sheet.link == self._sheet.gpu.interconnect()
 
     def _or(self, found: T | None, what: str, estimate: Callable[[], T]) -> T:
@@ -159,7 +159,7 @@ class MeasuredOperators:
 def _looked_up(
     store: TableStore, lookup: Callable[..., Any], args: tuple[Any, ...], named: tuple[Any, ...]
 ) -> tuple[Any, frozenset[Path]]:
-    """What a lookup finds, and in which files; tables are large and many settings share them."""
+    """Return the result of a lookup and the files read; cached because tables are large."""
     own = TableStore(store.roots, store.system, store.backend, store.release)
     try:
         return lookup(own, *args, **dict(named)), frozenset(own.seen)
@@ -169,10 +169,10 @@ def _looked_up(
 
 
 def _weight_only(wide: Curve, ratio: float) -> Curve:
-    """A product whose weights have ``ratio`` of the bytes and are widened as they are read.
+    """Return the time of a product with ``ratio`` of the weight bytes, dequantized on reading.
 
-    As long as reading the weights takes at the least, and as the 16-bit product where computing
-    takes longer.
+    It takes at least the time to read the weights, and as long as the 16-bit product if
+    compute-bound.
     """
     read = wide.ys[0]
     return Curve(

@@ -1,4 +1,4 @@
-"""Which of several tables of one shape is to be believed as a whole (rule 3 of ``tables.py``)."""
+"""Choice between tables of one shape (rule 3 of ``operator_tables.py``)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from simkv.costs.operators.piecewise_curve import Curve
 
 
 def select_plausible_curve(own: Sequence[Curve], others: Sequence[Curve]) -> Curve:
-    """The first of ``own``, which are in the order in which they count, not slow as a whole.
+    """Return the first curve of ``own``, in order of preference, that is not slow as a whole.
 
-    In the median over its points it takes at most ``HOST_BOUND`` times the fastest of all. Without
-    one, the fastest.
+    A curve qualifies if the median over its points is at most ``HOST_BOUND`` times the fastest of
+    all curves. Without one, the fastest curve is returned.
     """
     every = [*own, *others]
     for curve in own:

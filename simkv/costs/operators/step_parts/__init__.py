@@ -1,1 +1,1 @@
-"""The parts of a step, a kind of layer or of work a file: each gives ``Part``s to ``compose``."""
+"""Parts of a step, one module per kind of layer or work, for ``compose``."""

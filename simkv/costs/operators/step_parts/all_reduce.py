@@ -1,4 +1,4 @@
-"""All-reduces of tensor parallelism, inside CUDA graphs and launched one by one."""
+"""All-reduces of tensor parallelism, in CUDA graphs and launched separately."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from simkv.costs.operators.step_parts.step_part import StepPart
 def all_reduce_parts(
     operators: OperatorTimes, hardware: Hardware, setting: ExecutionSettings
 ) -> list[StepPart]:
-    """After attention and after the MLP of every layer; and the logits of the head."""
+    """Return all-reduces after attention and MLP of every layer, and the all-gather of logits."""
     if hardware.tp == 1:
         return []
     model = hardware.architecture
-    # With several groups the experts' results go back by another collective.
+    # With several groups, another collective returns the experts' results.
     count = sum(
         layers.count * (2 if hardware.dp == 1 or isinstance(layers.mlp, DenseMlp) else 1)
         for layers in model.layers
@@ -41,7 +41,7 @@ def all_reduce_parts(
 
 
 def _joined(inside: Curve, outside: Curve, largest: int) -> Curve:
-    """One curve up to ``largest`` tokens, the other from the next token on."""
+    """Return ``inside`` up to ``largest`` tokens, and ``outside`` from the next token on."""
     below = [x for x in inside.xs if x < largest] + [largest]
     above = [largest + 1] + [x for x in outside.xs if x > largest + 1]
     xs = (*below, *above)

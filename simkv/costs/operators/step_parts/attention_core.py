@@ -1,4 +1,4 @@
-"""The core of attention over all layers: planes of prefills and decodes, and recurrences."""
+"""Core of attention over all layers: grids of prefills and decodes, and recurrences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from simkv.costs.operators.piecewise_curve import round_to_four_digits
 from simkv.costs.operators.step_parts.step_part import StepPart
 
 PREFILL_TOKENS = (1, 16, 64, 128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384, 32768)
-#: Tokens that one of a prefill attends to on the mean: half of these lengths.
+#: Prompt lengths; the mean number of attended tokens is half of these.
 PREFILL_LENGTHS = (
     1,
     15,
@@ -38,7 +38,7 @@ PREFILL_LENGTHS = (
     262143,
 )
 DECODE_SEQS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
-#: Tokens after which the scan of a prompt writes a state down (``chunk_size`` of Mamba-2).
+#: Tokens after which a prompt's scan stores a state (``chunk_size`` of Mamba-2).
 SCAN_CHUNK_TOKENS = 256
 DECODE_CONTEXTS = (
     1,
@@ -59,7 +59,7 @@ DECODE_CONTEXTS = (
 
 
 def attention_grid(operators: OperatorTimes, hardware: Hardware) -> AttentionGrid | None:
-    """The grid of all layers that attend to KV; None for a model without."""
+    """Return the grid of all layers with KV; None for a model without such layers."""
     kinds: dict[Gqa | Mla, int] = {}
     for part in hardware.architecture.layers:
         if not isinstance(part.attention, Recurrent):
@@ -93,7 +93,7 @@ def attention_grid(operators: OperatorTimes, hardware: Hardware) -> AttentionGri
 
 
 def recurrence_parts(operators: OperatorTimes, hardware: Hardware) -> list[StepPart]:
-    """What reads a state and no KV, and what MLA adds to decodes."""
+    """Return the parts of layers with a state, and the absorbed projections of MLA decodes."""
     model, tp = hardware.architecture, hardware.tp
     parts = []
     for layers in model.layers:
@@ -116,9 +116,9 @@ def recurrence_parts(operators: OperatorTimes, hardware: Hardware) -> list[StepP
 
 
 def _state_space(operators: OperatorTimes, kind: Mamba, tp: int, layers: int) -> list[StepPart]:
-    """Convolution and scan, by the bytes that they move: no kernel of Mamba was measured.
+    """Return convolution and scan by the bytes that they move, because Mamba was not measured.
 
-    A decode reads and writes its state, a prompt does so once a chunk.
+    A decode reads and writes its state; a prompt does so once per chunk.
     """
     operators.notes["convolution and scan of Mamba: estimated from the bytes that they move"] = None
     state, seen = 2 * kind.state_bytes(tp), 4.0 * kind.channels(tp) / tp
@@ -147,7 +147,7 @@ def _gqa_share(kind: Gqa, tp: int) -> Gqa:
 
 
 def _prefill(operators: OperatorTimes, hardware: Hardware, kind: Gqa | Mla) -> tuple[Lookup, int]:
-    """Of one layer, and how many tokens one attends to at the most (0: all)."""
+    """Return the lookup of one layer, and the maximum number of attended tokens (0: all)."""
     if isinstance(kind, Gqa):
         if kind.chunked:
             operators.notes["attention within chunks: that of windows as long, which is more"] = (
@@ -167,9 +167,10 @@ def _decode(operators: OperatorTimes, hardware: Hardware, kind: Gqa | Mla) -> Lo
 
 
 def _prompt(look: Lookup, window: int, tokens: float, mean: float) -> float:
-    """A prefill of ``tokens`` that attend to ``mean`` each: prompts of twice that, or a chunk.
+    """Return the time of ``tokens`` that attend to ``mean`` tokens each: prompts, or a chunk.
 
-    A chunk on top of KV costs what a prompt with as many pairs costs.
+    Prompts have a length of twice the mean. A chunk on top of KV costs as much as a prompt with the
+    same number of pairs.
     """
     length = 2 * mean - 1
     if length <= tokens:
@@ -181,12 +182,12 @@ def _prompt(look: Lookup, window: int, tokens: float, mean: float) -> float:
 
 
 def _length_of(pairs: float) -> float:
-    """The length of a prompt with so many pairs."""
+    """Return the length of a prompt with this number of pairs."""
     return float(((8 * pairs + 1) ** 0.5 - 1) / 2)
 
 
 def _never_falling(plane: list[list[float]]) -> list[list[float]]:
-    """No point above one with more work, as more work would do it too."""
+    """Limit each point to the minimum of all points with more work."""
     for row in plane:
         for i in range(len(row) - 2, -1, -1):
             row[i] = min(row[i], row[i + 1])

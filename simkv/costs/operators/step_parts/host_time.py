@@ -1,6 +1,6 @@
-"""What the host takes for a step: beside the GPU where it schedules ahead, else before it.
+"""Host time of a step: concurrent with the GPU if scheduled ahead, otherwise before the step.
 
-``find_host_terms.json`` has the seconds, each with its source.
+``host.json`` has the seconds, each with its source.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ HOST_TIMES_PATH = Path(__file__).parents[1] / "host.json"
 
 
 class HostTime(FrozenModel):
-    """Seconds of an engine's host: a step, a sequence of it, a layer that is launched by hand.
+    """Host seconds of an engine: per step, per sequence, and per layer launched without a graph.
 
-    Without ``asynchronous`` they are of either way to schedule. Launching a layer of experts by
-    hand goes on beside the GPU: no step of such takes less (``mixture_layer_s``).
+    Without ``asynchronous``, they apply to both scheduling modes. Launches of mixture-of-experts
+    layers overlap with the GPU and are a lower bound of the step time (``mixture_layer_s``).
     """
 
     engine: str
@@ -38,13 +38,13 @@ class HostTime(FrozenModel):
 
 @lru_cache(maxsize=1)
 def host_times() -> tuple[HostTime, ...]:
-    """All that is known."""
+    """Return all known host times."""
     data = json.loads(HOST_TIMES_PATH.read_text(encoding="utf-8"))
     return tuple(TypeAdapter(list[HostTime]).validate_python(data))
 
 
 class HostTerms(NamedTuple):
-    """Terms that come on top of the GPU's time, those that no step takes less than, and sources."""
+    """Terms added to the GPU's time, terms that are a lower bound of the step time, and sources."""
 
     on_top: list[CostTerm]
     floor: list[CostTerm]
@@ -52,7 +52,7 @@ class HostTerms(NamedTuple):
 
 
 def find_host_terms(hardware: Hardware, setting: ExecutionSettings) -> HostTerms:
-    """What is known of an engine's host."""
+    """Return the known host terms of an engine."""
     found = HostTerms([], [], [])
     eager = setting.graph_mode in ("eager", "full decode only")
     for known in host_times():

@@ -1,7 +1,7 @@
 """Matrix products of a layer: projections of attention and MLPs, and the head.
 
-Widths are those of one GPU: by tensor parallelism, KV heads at least one, latent projections whole
-(DeepSeek-V2, arXiv 2405.04434; engines replicate them).
+Widths are per GPU: split by tensor parallelism, with at least one KV head and replicated latent
+projections (DeepSeek-V2, arXiv 2405.04434; engines replicate them).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Product = tuple[int, int]
 
 
 def product_curve(operators: OperatorTimes, hardware: Hardware, form: str, shape: Product) -> Curve:
-    """Seconds by tokens; never less than it takes to read the weights once."""
+    """Return seconds by tokens, at least the time to read the weights once."""
     n, k = shape
     nbytes = find_number_format(form).bytes * n * k
     return operators.gemm(form, n, k).at_least(nbytes / hardware.gpu.bandwidth)
@@ -35,7 +35,7 @@ def product_curve(operators: OperatorTimes, hardware: Hardware, form: str, shape
 def projection_parts(
     operators: OperatorTimes, hardware: Hardware, attention: Attention
 ) -> list[StepPart]:
-    """Those of an attention of any kind, without those that its core has in it."""
+    """Return the projections of any kind of attention, except those included in its core."""
     hidden, tp = hardware.architecture.hidden, hardware.tp
     shapes: list[tuple[Product, Feature]] = []
     if isinstance(attention, Gqa):
@@ -94,7 +94,7 @@ def _state_space(attention: Mamba, hidden: int, tp: int) -> list[tuple[Product, 
 def mlp_parts(
     operators: OperatorTimes, hardware: Hardware, one: DenseMlp, name: str
 ) -> list[StepPart]:
-    """Gate, where it has one, up and down of a dense MLP or of a shared expert."""
+    """Return the products of a dense MLP or shared expert: gate (if any), up and down."""
     hidden, width = hardware.architecture.hidden, one.intermediate // hardware.tp
     shapes = (((2 if one.gated else 1) * width, hidden), (hidden, width)) if width else ()
     return [
@@ -104,7 +104,7 @@ def mlp_parts(
 
 
 def head_parts(operators: OperatorTimes, hardware: Hardware) -> list[StepPart]:
-    """The output head in 16 bits, of each sequence that has a token sampled."""
+    """Return the output head in 16 bits, for each sequence with a sampled token."""
     model = hardware.architecture
     shape = (-(-model.vocab // hardware.tp), model.hidden)
     return [StepPart("head", "emits", product_curve(operators, hardware, "bf16", shape))]

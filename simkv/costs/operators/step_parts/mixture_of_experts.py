@@ -1,4 +1,4 @@
-"""A mixture of experts: router, routed experts, a shared one, and what data parallelism sends."""
+"""Mixture of experts: router, routed experts, shared expert, and exchange of tokens."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from simkv.costs.operators.step_parts.step_part import StepPart
 
 
 def moe_parts(operators: OperatorTimes, hardware: Hardware, moe: MoeMlp) -> list[StepPart]:
-    """One layer. With ``dp`` groups the experts see the tokens of all of them."""
+    """Return the parts of one layer; experts process the tokens of all ``dp`` groups."""
     hidden = hardware.architecture.hidden
     feature: Feature = "group_tokens" if hardware.dp > 1 else "slots"
     shape = MoeShape(
         hidden,
-        # Without a gate an expert has two thirds of the products.
+        # Without a gate, an expert has two thirds of the products.
         moe.intermediate if moe.gated else moe.intermediate * 2 // 3,
         moe.per_token,
         moe.experts,

@@ -1,10 +1,10 @@
-"""Kernels that only move bytes: norms, activations, rotary positions, KV writes, the sampler.
+"""Memory-bound kernels: norms, activations, rotary positions, KV writes, the sampler.
 
-Numbers have 2 bytes; engines fuse the quantising of the next product's input into norms and
+Numbers have 2 bytes; engines fuse quantization of the next product's input into norms and
 activations. An RMS norm with its residual reads two vectors and writes two; the gated activation
-reads two and writes one; rotary positions read and write queries and keys; the KV write reads keys
-and values and writes them. The sampler turns logits into 32 bits (6 bytes a word) and reads them
-(4); sampling with top-k or top-p, which sorts them, is not in it.
+reads two and writes one; rotary positions read and write queries and keys; the KV write reads and
+writes keys and values. The sampler converts logits to 32 bits (6 bytes per vocabulary entry) and
+reads them (4); sorting for top-k or top-p sampling is not included.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from simkv.costs.operators.step_parts.step_part import StepPart
 def small_kernel_parts(
     operators: OperatorTimes, hardware: Hardware, layers: LayerSpec
 ) -> list[StepPart]:
-    """Those of one layer."""
+    """Return the small kernels of one layer."""
     hidden, tp = hardware.architecture.hidden, hardware.tp
     mlp, attention = layers.mlp, layers.attention
     width = mlp.intermediate if isinstance(mlp, DenseMlp) else mlp.shared_intermediate
@@ -51,7 +51,7 @@ def small_kernel_parts(
 
 
 def sampler_parts(operators: OperatorTimes, hardware: Hardware) -> list[StepPart]:
-    """Greedy or by temperature."""
+    """Return the kernels of greedy or temperature sampling."""
     vocab = hardware.architecture.vocab
     return [
         StepPart("sampler", "emits", operators.elementwise(nbytes * vocab)) for nbytes in (6.0, 4.0)

@@ -1,4 +1,4 @@
-"""One summand of a step before it becomes a term of a profile."""
+"""Part of a step before it becomes a term of a profile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simkv.costs.operators.piecewise_curve import Curve
 
 @dataclass(frozen=True)
 class StepPart:
-    """Seconds by a feature of the step; parts of one name, feature and ``when`` are one term."""
+    """Seconds by a step feature; parts with equal name, feature and ``when`` form one term."""
 
     name: str
     feature: Feature
