@@ -1,1 +1,1 @@
-"""vLLM (v1): its rules, and its releases as data."""
+"""Port of vLLM's V1 scheduler, with its releases as data."""

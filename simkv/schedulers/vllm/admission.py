@@ -1,8 +1,8 @@
-"""What vLLM's API server turns away before the scheduler hears of it, with HTTP 503.
+"""Requests that vLLM's API server rejects before the scheduler, with HTTP 503.
 
 Source: the wheels 0.29.0 to 0.33.0, ``AsyncLLM.check_admission`` (``vllm/v1/engine/async_llm.py``)
-and ``vllm/exceptions.py``. A prompt counts whole until its first token, however much of it is
-computed or was cached. One server counts all data-parallel ranks that it feeds.
+and ``vllm/exceptions.py``. All tokens of a prompt count until its first output token, including
+computed and cached ones. One server counts all data-parallel ranks that it serves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BACKLOG = Refusal(
 
 
 def too_long(config: VllmConfig, prompt_tokens: int) -> str | None:
-    """Why the API server answers 400: a prompt leaves no token of ``max_model_len``
+    """Return the reason for HTTP 400 if a prompt leaves no token of ``max_model_len``, else None
     (``_validate_input`` of ``vllm/entrypoints/openai``)."""
     most = config.max_model_len
     if prompt_tokens < most:
@@ -34,7 +34,7 @@ def too_long(config: VllmConfig, prompt_tokens: int) -> str | None:
 
 
 def build_admission_check(config: VllmConfig) -> AdmissionCheck | None:
-    """What the knobs of a server turn away; None if nothing."""
+    """Build the check for the queue limits of a server; None if no limit is set."""
     most, most_tokens = config.max_num_queued_reqs, config.max_num_queued_tokens
     if most is None and most_tokens is None:
         return None

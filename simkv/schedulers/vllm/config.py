@@ -1,4 +1,4 @@
-"""The knobs of vLLM."""
+"""Configuration of the simulated vLLM engine."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from simkv.schedulers.vllm.release_rules import VllmRules
 from simkv.schedulers.vllm.releases import RELEASES
 from simkv.schedulers.vllm.versions import ReleaseNames, find_rules
 
-#: Knobs that no decision depends on: what steps cost and how many blocks there are does.
+#: Knobs that affect step costs and the number of blocks, but no scheduling decision.
 COST_KNOBS = ("gpu_memory_utilization", "cudagraph_mode", "max_cudagraph_capture_size")
 
-#: What a group of layers is called (groups.py).
+#: Name of a group of layers (see ``layer_groups.py``).
 LayerGroup = Annotated[int, Ge(0)] | str
-#: More drafts in a step are refused as typos.
+#: Upper limit of ``num_speculative_tokens``; larger values are rejected as typos.
 MAX_DRAFTS = 1000
 
 CudagraphMode = Literal["FULL_AND_PIECEWISE", "FULL", "FULL_DECODE_ONLY", "PIECEWISE", "NONE"]
 
 
 class AsTuple:
-    """Lets a tuple be written as a list, which is what files have: for pydantic, which asks."""
+    """Pydantic annotation that accepts a list, as files contain it, for a tuple field."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
         def taken(value: object) -> object:
@@ -46,152 +46,154 @@ class AsTuple:
 
 @dataclass(frozen=True)
 class VllmConfig:
-    """Knobs of the engine, under its own names and with its defaults.
+    """Engine settings of vLLM, with vLLM's names and defaults.
 
-    Those that depend on GPU and model (``launcher_defaults.py``) are for scenarios without
-    hardware: of ``vllm serve`` on a GPU with less than 70 GiB. Knobs that a version does not have
-    cannot be set with it.
+    Defaults that depend on the GPU and the model (``launcher_defaults.py``) apply to scenarios
+    without hardware. They are the values of ``vllm serve`` on a GPU with less than 70 GiB. A knob
+    that the selected version does not have cannot be set.
 
-    Raises ValueError where vLLM refuses to start.
+    Raises ValueError if vLLM would refuse to start.
     """
 
     name: Literal["vllm"] = "vllm"
     variant: Annotated[
         str, ReleaseNames(), KnobSource("`simkv policies` says where each is from")
     ] = "0.33.0"
-    """Whose rules decide: a release of vLLM (0.27, 0.27.0 and 0.27.1 go by the same), or one with a
-    named change."""
+    """vLLM release to simulate, or a release with a named change. A minor or patch release can
+    stand for its recorded equivalent (0.27, 0.27.0 and 0.27.1 have the same rules)."""
     block_size: Annotated[int, Gt(0), Le(MAX_BLOCK_SIZE), Flag("--block-size")] = 16
-    """Tokens in a block of KV."""
+    """Tokens per KV block."""
     num_gpu_blocks: Annotated[int, Gt(1), Le(MAX_BLOCKS), Flag("--num-gpu-blocks-override")] = 1024
-    """Blocks of KV, the null block among them; with `hardware` what its memory leaves, else 1024, a
-    default of ours."""
+    """Number of KV blocks, including the null block; with `hardware` derived from GPU memory, else
+    1024 (simkv's default)."""
     max_num_seqs: Annotated[int, Gt(0), Flag("--max-num-seqs")] = 256
-    """Most requests that run at a time; with `hardware` what vllm serve chooses for the GPU, else
-    256."""
+    """Maximum number of running requests; with `hardware` the default of vllm serve for the GPU,
+    else 256."""
     max_num_batched_tokens: Annotated[int, Gt(0), Flag("--max-num-batched-tokens")] = 2048
-    """Most tokens computed in a step; with `hardware` what vllm serve chooses for the GPU, else
-    2048."""
+    """Maximum number of tokens per step; with `hardware` the default of vllm serve for the GPU,
+    else 2048."""
     max_num_scheduled_tokens: Annotated[
         Annotated[int, Gt(0)] | None, Flag("--max-num-scheduled-tokens")
     ] = None
-    """If set, a step is filled with at most so many tokens; since 0.28 max_num_batched_tokens
-    limits it too, before it does not."""
+    """Token budget of a step, if set. Since 0.28 max_num_batched_tokens limits the step as well;
+    before, this value replaces it."""
     max_num_active_seqs: Annotated[Annotated[int, Gt(0)] | None, Flag("--max-num-active-seqs")] = (
         None
     )
-    """If set, no request is admitted while so many run, in place of max_num_seqs."""
+    """Number of running requests at which no further request is admitted, if set; replaces
+    max_num_seqs."""
     max_num_queued_reqs: Annotated[Annotated[int, Ge(0)] | None, Flag("--max-num-queued-reqs")] = (
         None
     )
-    """If set, a request that comes while so many wait or run is answered with 503; each replica of
-    a `fleet` counts its own, ranks in lock-step all together."""
+    """Waiting and running requests at which new requests are rejected with HTTP 503, if set. Each
+    replica of a `fleet` counts its own requests; ranks in lockstep count together."""
     max_num_queued_tokens: Annotated[
         Annotated[int, Ge(0)] | None, Flag("--max-num-queued-tokens")
     ] = None
-    """If set, a request that comes while the prompts of those without a first token have so many
-    tokens or more is answered with 503."""
+    """Prompt tokens of requests without a first token at which new requests are rejected with HTTP
+    503, if set."""
     max_model_len: Annotated[int, Gt(1), Flag("--max-model-len")] = 8192
-    """Longest sequence, prompt and output together, in tokens; with `hardware` the model's, else
-    8192, a default of ours."""
+    """Maximum sequence length (prompt and output) in tokens; with `hardware` the model's, else 8192
+    (simkv's default)."""
     policy: Annotated[Literal["fcfs", "priority"], Flag("--scheduling-policy")] = "fcfs"
-    """Order of the waiting queue: by arrival, or by the priority that requests bring (smaller
-    goes first)."""
+    """Order of the waiting queue: by arrival, or by request priority (smaller is first)."""
     enable_chunked_prefill: Annotated[bool, Flag("--enable-chunked-prefill")] = True
-    """Whether a prompt may be computed in pieces; else it waits until it fits into one step."""
+    """Whether a prompt can be computed in several steps; if false, it waits until it fits into
+    one."""
     enable_prefix_caching: Annotated[bool | None, Flag("--enable-prefix-caching")] = None
-    """Whether blocks of equal prompts are shared; left out, they are."""
+    """Whether requests share KV blocks of equal prompt prefixes; on by default, except for models
+    with states (mamba) before 0.26."""
     long_prefill_token_threshold: Annotated[int, Ge(0), Flag("--long-prefill-token-threshold")] = 0
-    """Most prompt tokens that one request gets in a step; 0 is no limit."""
+    """Maximum number of prompt tokens per request and step; 0 means no limit."""
     long_prefill_token_threshold_adaptive: Annotated[
         bool, Flag("--long-prefill-token-threshold-adaptive")
     ] = False
-    """Whether that limit is raised to an equal share of the batch."""
+    """Whether long_prefill_token_threshold is raised to an equal share of the batch."""
     scheduler_reserve_full_isl: Annotated[
         bool | None, Flag("--scheduler-reserve-full-isl", "#37307")
     ] = None
-    """Whether a request is admitted only if its whole sequence fits, not just its first chunk;
-    left out, as the variant has it (on since 0.19)."""
+    """Whether the whole sequence must fit at admission, not only the first chunk; default of the
+    variant (on since 0.19)."""
     watermark: Annotated[float, Ge(0), Lt(1), Flag("--watermark")] = 0.0
-    """Share of all blocks that an admission must leave free, unless nothing runs."""
+    """Share of all blocks that must stay free at admission, unless no request is running."""
     prefill_schedule_interval: Annotated[int, Gt(0), Flag("--prefill-schedule-interval")] = 1
-    """While others decode, prompts are computed in every n-th step only."""
+    """Compute prompts only in every n-th step while requests decode."""
     async_scheduling: Annotated[bool | None, Flag("--async-scheduling")] = None
-    """Whether a step is scheduled before the tokens of the one before it are known; left out,
-    as the variant has it (off before 0.14)."""
+    """Whether a step is scheduled before the tokens of the previous step are known; default of the
+    variant (on since 0.14)."""
     enable_lora: Annotated[bool, Flag("--enable-lora")] = False
-    """Whether requests may ask for LoRA adapters."""
+    """Whether requests can use LoRA adapters."""
     max_loras: Annotated[int, Gt(0), Flag("--max-loras")] = 1
-    """Most adapters that run beside each other, the model without one not counted."""
+    """Maximum number of LoRA adapters in a step, not counting the base model."""
     max_cpu_loras: Annotated[Annotated[int, Gt(0)] | None, Flag("--max-cpu-loras")] = None
-    """Adapters that have room in host memory; left out, max_loras."""
+    """Number of LoRA adapters that host memory holds; default max_loras."""
     num_speculative_tokens: Annotated[int, Ge(0), Le(MAX_DRAFTS), Flag("--speculative-config")] = 0
-    """Tokens that are drafted for a request and verified in its next step; 0 is no speculative
-    decoding. The workload says how many are accepted."""
+    """Draft tokens proposed per request and verified in its next step; 0 turns speculative decoding
+    off. The workload defines how many are accepted."""
     speculative_method: Annotated[
         Literal["eagle", "ngram", "draft_model"], Flag("--speculative-config", '"method"')
     ] = "eagle"
-    """Who drafts: heads on the model (eagle3 and mtp of one module go by the same), the prompt, or
-    a model of its own."""
+    """Source of draft tokens: heads on the model (`eagle`, also for eagle3 and for mtp with one
+    module), the prompt (`ngram`), or a draft model."""
     num_cpu_blocks: Annotated[
         int, Ge(0), Le(MAX_BLOCKS), Flag("--kv-offloading-size", "in GiB")
     ] = 0
-    """Blocks in host memory: prompts' KV is copied there and loaded again instead of
-    computed."""
+    """Number of KV blocks in host memory. KV of prompts is copied there and loaded again instead of
+    being recomputed."""
     eviction_policy: Annotated[
         Literal["lru", "arc"], Flag("--kv-transfer-config", "kv_connector_extra_config")
     ] = "lru"
-    """Which of these make room for others: those used longest ago, or by ARC, which tells those
-    used more than once apart."""
+    """Eviction policy for host memory: least recently used, or ARC, which separates blocks used
+    once from blocks used repeatedly."""
     secondary_tiers: Annotated[
         tuple[Literal["fs"], ...],
         AsTuple(),
         Flag("--kv-transfer-config", "kv_connector_extra_config, spec_name TieringOffloadingSpec"),
     ] = ()
-    """Where KV goes on to from host memory, and comes back to it from: `fs`, files on a disk."""
+    """Storage tiers behind host memory that KV is written to and read from: `fs` for files on a
+    disk."""
     kv_connector: Annotated[Literal["NixlConnector"] | None, Flag("--kv-transfer-config")] = None
-    """How KV goes from a replica that prefills to one that decodes; left out NixlConnector where
-    the fleet has such."""
+    """Connector that transfers KV from prefill replicas to decode replicas; default NixlConnector
+    in fleets that have such replicas."""
     kv_role: Annotated[
         Literal["kv_producer", "kv_consumer", "kv_both"] | None, Flag("--kv-transfer-config")
     ] = None
-    """What a replica is to the connector: who may load KV gives blocks back later; left out as its
-    role in the fleet says."""
+    """Role of the replica for the KV connector; replicas that can load KV free blocks later.
+    Default: from the replica's role in the fleet."""
     kv_cache_groups: Annotated[
         tuple[LayerGroup, ...],
         AsTuple(),
         KnobSource("vLLM groups layers by the model's config.json"),
     ] = (0,)
-    """For each group of layers with blocks of its own the tokens of their sliding window, 0 for
-    layers that attend to everything, `chunked-8192` for those that attend to what follows the last
-    multiple of 8192 (Llama 4), `mamba` for those with a state (Mamba, linear attention). `0/32` has
-    blocks of 32 tokens where block_size is 16, as where layers have other bytes a token (Gemma 4);
-    `simkv blocks` says those of a model."""
+    """One entry for each group of layers with its own blocks: the sliding window in tokens, 0 for
+    full attention, `chunked-8192` for attention to tokens since the last multiple of 8192 (Llama
+    4), `mamba` for layers with a state (Mamba, linear attention). A suffix sets the block size:
+    `0/32` has blocks of 32 tokens while block_size is 16, for layers with a different KV size per
+    token (Gemma 4). `simkv blocks` prints the groups of a model."""
     mamba_cache_mode: Annotated[Literal["align", "all"] | None, Flag("--mamba-cache-mode")] = None
-    """Of which states the prefix cache can start: those at the ends of chunks, which then end where
-    blocks do (align, as is if left out), or of every block (all, in 0.21 to 0.31, which take it by
-    themselves up to 0.28 for models that can)."""
+    """States that the prefix cache stores: at the ends of chunks, which are aligned to blocks
+    (align, the default here), or of every block (all, in 0.21 to 0.31; up to 0.28 vLLM selects it
+    for models that support it)."""
     mamba_prefill_checkpoints: Annotated[bool, KnobSource("vLLM asks the model's layers")] = False
-    """Whether kernels write the state at the end of a block from within a chunk, too, so that the
-    last chunk of a prompt goes past it: Mamba2's since 0.32, gated delta nets' of FlashInfer since
-    0.33."""
+    """Whether kernels also write the state at a block end inside a chunk, so that the last chunk of
+    a prompt can extend past it: Mamba2 since 0.32, gated delta nets with FlashInfer since 0.33."""
     gpu_memory_utilization: Annotated[
         Annotated[float, Gt(0), Le(1)] | None, Flag("--gpu-memory-utilization")
     ] = None
-    """Share of the GPU's memory that vLLM takes, from which with `hardware` the blocks follow; left
-    out 0.92, up to 0.19 0.9. No decision depends on it."""
+    """Share of GPU memory that vLLM uses; with `hardware` it determines the number of blocks.
+    Default 0.92, up to 0.19 0.9. Affects no scheduling decision."""
     cudagraph_mode: Annotated[CudagraphMode | None, Flag("--compilation-config")] = None
-    """Which steps are replayed from CUDA graphs, as far as costs ask; left out as the version has
-    it. No decision depends on it."""
+    """Steps that are replayed from CUDA graphs, for the cost model; default of the version. Affects
+    no scheduling decision."""
     max_cudagraph_capture_size: Annotated[
         Annotated[int, Gt(0)] | None, Flag("--max-cudagraph-capture-size")
     ] = None
-    """Most tokens of a step that is a CUDA graph; left out twice the sequences, at most 512. No
-    decision depends on it."""
+    """Maximum number of tokens of a step that runs as a CUDA graph; default twice max_num_seqs, at
+    most 512. Affects no scheduling decision."""
     rule: Annotated[str | None, KnobSource("ours; docs/how-to/evolve.md")] = None
-    """Decisions that expressions take in place of the variant, `SEAM = EXPRESSION` a line."""
+    """Expressions that replace decisions of the variant, one `HOOK = EXPRESSION` per line."""
     startup_check: Annotated[bool, KnobSource("vllm-project/vllm#39734")] = True
-    """Whether a max_model_len that the cache cannot hold is refused; vLLM let it pass with
+    """Whether a max_model_len that the KV cache cannot hold is rejected; vLLM accepted it with
     num_gpu_blocks_override until #41069 and #47272."""
 
     def __post_init__(self) -> None:
@@ -345,7 +347,7 @@ class VllmConfig:
             )
 
     def in_role(self, role: str) -> VllmConfig:
-        """The same for a replica that does half of the work, ``prefill`` or ``decode``."""
+        """Return the config of a replica with one role in a fleet, ``prefill`` or ``decode``."""
         kv_role = {"prefill": "kv_producer", "decode": "kv_consumer"}[role]
         if self.kv_role not in (None, "kv_both", kv_role):
             raise ValueError(
@@ -362,22 +364,21 @@ class VllmConfig:
 
     @property
     def draft_slots(self) -> int:
-        """Tokens of a step that the drafter takes for each request."""
+        """Tokens of a step that the drafter uses for each request."""
         return int(self.num_speculative_tokens > 0 and self.speculative_method == "draft_model")
 
     def most_scheduled(self, rules: VllmRules) -> int:
         """Return ``max_num_scheduled_tokens`` as start-up resolves it.
 
-        By default it is ``max_num_batched_tokens``, less the slots that a draft model may take
-        where releases with these rules take them off beforehand
-        (``VllmConfig._set_max_num_scheduled_tokens`` of vLLM).
+        The default is ``max_num_batched_tokens``. Releases with ``slots_of_budget`` subtract the
+        slots that a draft model may use (``VllmConfig._set_max_num_scheduled_tokens`` of vLLM).
         """
         slots = self.draft_slots * self.max_num_seqs if rules.slots_of_budget else 0
         return self.max_num_scheduled_tokens or self.max_num_batched_tokens - slots
 
     @property
     def depth(self) -> int:
-        """Batches under way at a time."""
+        """Number of batches in flight."""
         given, rules = self.async_scheduling, find_rules(self.variant)
         if given is None:
             given = rules.async_scheduling
@@ -387,33 +388,34 @@ class VllmConfig:
 
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
-        """What the groups of layers are."""
+        """Kinds of the layer groups."""
         return tuple(parse_layer_group(group, self.block_size) for group in self.kv_cache_groups)
 
     @property
     def has_states(self) -> bool:
-        """Whether some layers have a state in place of KV."""
+        """Whether some layers have a state instead of KV."""
         return STATES in self.kv_cache_groups
 
     def caches(self, rules: VllmRules) -> bool:
-        """Whether blocks are shared, as releases with these rules have it if it is left out."""
+        """Return whether prefix caching is on, with the default of ``rules`` if it is not set."""
         if self.enable_prefix_caching is not None:
             return self.enable_prefix_caching
         return rules.caches_states if self.has_states else rules.enable_prefix_caching
 
     def drops_block(self, rules: VllmRules) -> bool:
-        """Whether a hit is a block shorter than what is found, as EAGLE's KV asks for."""
+        """Return whether a hit is one block shorter than the cached prefix, as EAGLE's KV
+        requires."""
         eagle = self.num_speculative_tokens > 0 and self.speculative_method == "eagle"
         return eagle and not rules.keys_cover_next
 
     def states(self, rules: VllmRules) -> Literal["none", "align", "all"]:
-        """Which states of layers in groups called mamba are kept for others."""
+        """Return which states of ``mamba`` groups the prefix cache stores."""
         return (self.mamba_cache_mode or "align") if self.caches(rules) else "none"
 
     def most_blocks(self, kind: LayerKind, length: int | None = None) -> int:
-        """Blocks that a sequence of ``length`` tokens has at most in a group of layers.
+        """Return the maximum number of blocks of a sequence in a layer group.
 
-        ``length`` is ``max_model_len`` if left out.
+        ``length`` is in tokens and defaults to ``max_model_len``.
         """
         tokens, rules, size = (
             length or self.max_model_len,

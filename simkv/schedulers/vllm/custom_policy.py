@@ -1,4 +1,4 @@
-"""vLLM with some of its decisions taken by a rule; the others are its variant's."""
+"""vLLM scheduler with decisions replaced by expressions of a custom policy."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from simkv.schedulers.vllm.schedule_step import ScheduleStep
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 
 QueuePosition = tuple[float, float, int]
-#: Whoever was preempted so often goes round in a circle; beyond it is all one.
+#: Maximum of preemption counts in fingerprints, so that a livelock is detected.
 MAX_COUNTED_PREEMPTIONS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """The engine as an expression sees it; see ``simkv.core.policy_language`` for the names."""
+    """The engine as seen by an expression; ``simkv.core.policy_language`` defines the names."""
 
     of: VllmExpressionScheduler
 
@@ -41,7 +41,7 @@ class EngineView:
 
 @dataclass(frozen=True, slots=True)
 class RequestView(EngineView):
-    """The same with a request."""
+    """The engine and one request, as seen by an expression."""
 
     r: RequestState
 
@@ -75,9 +75,9 @@ class RequestView(EngineView):
 
 
 class VllmExpressionScheduler(VllmScheduler):
-    """Decides as its variant but where its rule does; equals go by arrival."""
+    """Scheduler of a variant with the decisions of a custom policy; ties are broken by arrival."""
 
-    # Where VllmScheduler is compiled, a copy has what this class adds, too.
+    # If VllmScheduler is compiled, copies must include the attributes of this class.
     __mypyc_attrs__ = (*getattr(VllmScheduler, "__mypyc_attrs__", ()), "__dict__")
 
     def __init__(
@@ -92,11 +92,11 @@ class VllmExpressionScheduler(VllmScheduler):
             self.waiting = PolicyQueue(self._place(order))
 
     def length(self, r: RequestState) -> int:
-        """Tokens of a request, prompt and output."""
+        """Return the tokens of a request, prompt and output."""
         return self.decoding.length(r) if r in self.decoding else r.length
 
     def held(self, r: RequestState) -> int:
-        """Blocks of a request."""
+        """Return the number of blocks of a request."""
         return self.memory.held(self._computed(r)) if r.id in self.running else 0
 
     def add(self, prompt: Prompt) -> None:
@@ -105,7 +105,8 @@ class VllmExpressionScheduler(VllmScheduler):
         super().add(prompt)
 
     def leap(self, most: int) -> int:
-        """As the variant, while nothing that the rule looks at changes from step to step."""
+        """Return the variant's leap, or 1 if values that the policy reads change from step to
+        step."""
         admit, chunk = self.rule.get("admit"), self.rule.get("chunk")
         if self._held_back and admit and admit.moves:
             return 1
@@ -160,9 +161,9 @@ class VllmExpressionScheduler(VllmScheduler):
 
 
 class PolicyQueue(PriorityQueue):
-    """Waiting requests by their place in the order of a rule, as it was when last looked at."""
+    """Waiting requests in the order of a policy, as evaluated at the last sort."""
 
-    # Where PriorityQueue is compiled, a copy has what this class adds, too.
+    # If PriorityQueue is compiled, copies must include the attributes of this class.
     __mypyc_attrs__ = (*getattr(PriorityQueue, "__mypyc_attrs__", ()), "__dict__")
 
     def __init__(self, place: Callable[[RequestState], QueuePosition]) -> None:
@@ -171,7 +172,7 @@ class PolicyQueue(PriorityQueue):
         self._places: dict[int, QueuePosition] = {}
 
     def sort(self) -> None:
-        """Look at all of them again."""
+        """Evaluate the policy for all requests again."""
         self._places = {}
         self._requests.sort(key=self._urgency)
 

@@ -1,4 +1,4 @@
-"""The decisions of vLLM that a rule may take (see ``simkv.core.policy_language``)."""
+"""Decisions of vLLM that a custom policy can replace (see ``simkv.core.policy_language``)."""
 
 from __future__ import annotations
 

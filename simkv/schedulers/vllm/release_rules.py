@@ -1,4 +1,4 @@
-"""The rules that set the releases of vLLM's V1 scheduler apart."""
+"""Rules that differ between the releases of vLLM's V1 scheduler."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 
 class FixedKnob(NamedTuple):
-    """The only value of a knob that a release can be given, and why; ``{version}`` is filled in."""
+    """The only value of a knob that a release accepts, and the reason; ``{version}`` is filled
+    in."""
 
     value: object
     why: str
@@ -19,90 +20,126 @@ class VllmRules:
     """The rules that differ between releases; the defaults are those of the first, 0.9.
 
     Defaults of knobs: ``async_scheduling``, ``enable_prefix_caching`` and
-    ``scheduler_reserve_full_isl`` (the whole sequence must fit at admission, #37307; before, its
-    first chunk). ``fixed`` are the knobs that a release does not have, or that are not modelled for
-    it.
+    ``scheduler_reserve_full_isl`` (the whole sequence must fit at admission, #37307; before, only
+    its first chunk). ``fixed`` lists the knobs that a release does not have, or that are not
+    modelled for it.
 
-    ``keyless_first``: freed blocks without a key of the prefix cache are taken again before all
-    others (#42656); else all queue up behind, the tail of a request before its head.
-    ``threshold_spares_lone``: ``long_prefill_token_threshold`` does not cap who is alone.
-    ``two_budgets``: ``max_num_batched_tokens`` limits a step beside ``max_num_scheduled_tokens``;
-    else that replaces it, also where it is larger.
-    ``skip_blocked``: one without blocks does not stop those that wait behind it.
+    Steps:
 
-    At start-up: ``spares_null_block`` asks whether a sequence of ``max_model_len`` fits beside the
-    null block; else a cache is accepted that such a sequence outgrows by one block.
-    ``checks_threshold`` refuses a ``long_prefill_token_threshold`` above ``max_model_len``.
+    - ``keyless_first``: freed blocks without a prefix-cache key are reused before all others
+      (#42656); else all freed blocks queue at the end, the tail of a request before its head.
+    - ``threshold_spares_lone``: ``long_prefill_token_threshold`` does not apply to the only
+      request.
+    - ``two_budgets``: ``max_num_batched_tokens`` limits a step in addition to
+      ``max_num_scheduled_tokens``; else the latter replaces it, even if larger.
+    - ``skip_blocked``: a waiting request without blocks does not block later ones.
 
-    Under priority: ``goes_on`` with those behind a running request that has preempted itself;
-    else they sit the step out (#26765). ``finds_next`` when a victim before the current request
-    had not been scheduled; else the one behind the current request is passed over (issue #49097).
-    ``drops_victims`` from the step in which they had been scheduled; else they stay in its batch,
-    keep their share of the budget, count those tokens as computed though their blocks are gone,
-    and let somebody be passed over. With ``counts_victims`` the engine then dies of an assertion if
-    it has scheduled more requests than still run. ``breaks_ties`` of priority and arrival by the id
-    of the request; else the engine dies when it compares two such requests.
+    Start-up:
 
-    With LoRA: adapters of all running requests count against ``max_loras`` if ``counts_all_loras``;
-    else not those of requests that sit the step out. Who is passed over for it keeps its place
-    under fcfs; but ``turns_skipped`` puts the last of them first, and ``skipped_apart`` has them in
-    a queue of their own, which is looked at before that of the others and of the preempted.
+    - ``spares_null_block``: a sequence of ``max_model_len`` must fit beside the null block; else a
+      cache that is one block too small is accepted.
+    - ``checks_threshold``: a ``long_prefill_token_threshold`` above ``max_model_len`` is rejected.
 
-    With windows (windows.py): ``keyless_windows``: whatever ``keyless_first`` says, their freed
-    blocks without a key are taken again first. ``frees_processed``: tokens under way count as not
-    computed when blocks are given back. ``keeps_boundaries``: the cache keeps of a window only
-    where a hit could end. Where blocks are of several sizes, it keeps (``keeps_aligned``) only what
-    a hit needs that ends at a multiple of all; else all blocks.
+    Priority:
 
-    With states (states.py, split.py), which by default the prefix cache ``caches_states`` of:
-    ``frees_gaps``: all states behind go, else those behind a gap stay to the end.
-    ``starts_at_junctions``: a first chunk ends where the hit of another group ended;
-    ``keeps_junctions``: any does.
-    ``wide_states``: chunks of the last block end at a block, too, and where a block is larger than
-    a chunk may be, they end anywhere; else start-up refuses that. ``leaves_last``: of a prompt that
-    ends with a block, the state is kept a block before. ``marks_again``: the state at the end of a
-    prompt counts as of this step in each step of a request that has it, so that others wait for it.
+    - ``goes_on``: after a running request preempts itself, the step continues with the next one;
+      else the later running requests are skipped in this step (#26765).
+    - ``finds_next``: preempting an earlier request that was not scheduled does not skip a request;
+      else the one after the current request is skipped (issue #49097).
+    - ``drops_victims``: a victim is removed from the step in which it was scheduled. Else it stays
+      in the batch, keeps its share of the budget, counts its tokens as computed although its blocks
+      are freed, and causes another request to be skipped.
+    - ``counts_victims``: the engine then fails an assertion if it scheduled more requests than are
+      still running.
+    - ``breaks_ties``: requests of equal priority and arrival are ordered by id; else the engine
+      crashes when it compares them.
 
-    With drafts (drafts.py, lookahead.py): ``draft_methods`` that the release has, of which
-    ``async_drafts`` may be scheduled asynchronously. Slots of a draft model come out of the budget
-    for ``max_num_seqs`` once (``slots_of_budget``), or for each request in a step
-    (``slots_by_request``). A request with one token to compute is let in with as many places as the
-    others have (``pads_drafts``), if it is a hit also beside nobody (``pads_hits``); where these
-    reach past ``max_model_len`` or the end of a block cuts them, it is admitted without them
-    (``pads_with_room``); else it waits for the former, and the latter count though they are not
-    computed. It gets
-    lookahead slots at once (``lookahead_at_admission``), or from its second step on.
-    ``drafts_for_chunks``: drafts follow on an unfinished prompt, too, and are thrown away.
-    ``keeps_drafts`` of the preempted. ``caches_accepted`` tokens at once, also when synchronous.
-    ``keys_cover_next``: of EAGLE the key of a block covers the token behind it; else a hit is a
-    block shorter than it could be. Of groups with windows the cache then keeps what such hits need
-    of the prompt again and of a longer one (``keeps_replays``), else of the former without the
-    block less; the last block is looked up, too (``peeks_at_last``). ``drafts_in_states``: they
-    are modelled where some layers keep states.
+    LoRA:
 
-    With host memory (connector.py, eviction.py): ``holds_apart``: those who wait for their KV are
-    in a queue of their own, which is looked at first. ``spares_computing``: asynchronous, whoever
-    has a step under way cannot be preempted. ``offers_again``: after a preemption all blocks of a
-    prompt are offered anew; else only what was not yet, or where a release forgets how far that was
-    (not ``keeps_stored``), what follows on its first chunk. ``stores_at_end``: what is not stored
-    yet of a prompt is offered when its request is over; ``keeps_ended``: also when its last copy is
-    done before that; ``counts_left``: of one whose client has left no more than is computed, else
-    all, and where it has no blocks the engine dies. ``uses_at_end``: uses by a request count once,
-    when it is over; else all its blocks are touched whenever it asks, and when it stores.
-    ``ranks_requests``: under LRU the blocks of a request have the rank of its first use while it is
-    there; else that of their being written. ``evicts_either``: under ARC blocks used once make room
-    where there are no others.
+    - ``counts_all_loras``: the adapters of all running requests count against ``max_loras``; else
+      not those of requests skipped in this step.
+    - A request skipped for ``max_loras`` keeps its position under fcfs. With ``turns_skipped`` the
+      skipped requests return in reverse order. With ``skipped_apart`` they wait in a separate
+      queue, which is tried before all other and preempted requests.
 
-    With KV of other replicas (transfer.py), for which the first two hold, too: ``reserves_loads``:
-    a load begins only if it leaves the blocks that prompts in the making need. ``caches_loaded``:
-    the block that the last token of a prompt fills is cached with the others. ``keeps_for_loads``:
-    what a load fills whose client has left is free when it is done, else at once.
-    ``frees_when_done``: blocks that a step under way writes to are not free before its end where KV
-    may be loaded into them. ``drops_under_way``: where KV may be sent, tokens under way of a victim
-    are thrown away.
+    Windows (``window_memory.py``):
 
-    Asynchronous: ``sees_the_end`` of a request whose last token by ``max_tokens`` is under way;
-    else it computes one token more, which is thrown away.
+    - ``keyless_windows``: freed blocks of windows without a key are reused first, regardless of
+      ``keyless_first``.
+    - ``frees_processed``: tokens in flight count as not computed when blocks are freed.
+    - ``keeps_boundaries``: the cache stores blocks of a window only where a hit could end.
+    - ``keeps_aligned``: with several block sizes, the cache stores only blocks for hits that end at
+      a common multiple; else all blocks.
+
+    States (``state_memory.py``, ``state_chunking.py``):
+
+    - ``caches_states``: the prefix cache is on by default for models with states.
+    - ``frees_gaps``: all older states are freed; else states behind a gap stay until the end.
+    - ``starts_at_junctions``: a first chunk ends where the hit of another group ended.
+    - ``keeps_junctions``: any chunk ends there.
+    - ``wide_states``: chunks of the last block also end at a block end, and chunks end anywhere if
+      a block is larger than the chunk limit; else start-up rejects such a block size.
+    - ``leaves_last``: for a prompt that ends with a block, the state one block earlier is stored.
+    - ``marks_again``: the state at the end of a prompt is re-marked as new in every step of a
+      request that has it, which delays requests that could reuse it.
+
+    Drafts (``speculative_decoding.py``, ``draft_memory.py``):
+
+    - ``draft_methods``: the methods of the release; ``async_drafts``: those allowed with
+      asynchronous scheduling.
+    - ``slots_of_budget``: slots of a draft model reduce the budget once, for ``max_num_seqs``
+      requests. ``slots_by_request``: they reduce it for each request in a step.
+    - ``pads_drafts``: a request with one token to compute is admitted with as many draft slots as
+      running requests have; ``pads_hits``: also as the only request, if it is a hit.
+    - ``pads_with_room``: it is admitted without these slots if they exceed ``max_model_len`` or if
+      the end of a block cuts them. Else it waits in the first case; in the second the slots count
+      although they are not computed.
+    - ``lookahead_at_admission``: a request gets lookahead slots at once; else from its second step
+      on.
+    - ``drafts_for_chunks``: unfinished prompts also get drafts, which are discarded.
+    - ``keeps_drafts``: preempted requests keep their drafts.
+    - ``caches_accepted``: accepted tokens are cached at once, also with synchronous scheduling.
+    - ``keys_cover_next``: with EAGLE, the key of a block covers the next token; else a hit is one
+      block shorter than the cached prefix.
+    - ``keeps_replays``: for window groups, the cache then stores the blocks that such hits of the
+      same prompt and of a longer one need; else those of the same prompt without the shortening.
+    - ``peeks_at_last``: the last block is looked up as well.
+    - ``drafts_in_states``: drafts are modelled for models with states.
+
+    Host memory (``offloading_connector.py``, ``host_eviction.py``):
+
+    - ``holds_apart``: requests that wait for their KV are in a separate queue, which is tried
+      first.
+    - ``spares_computing``: with asynchronous scheduling, requests with a step in flight cannot be
+      preempted.
+    - ``offers_again``: after a preemption all blocks of a prompt are offered again; else only those
+      not yet offered. Without ``keeps_stored`` a release forgets that position; it offers the
+      blocks that follow the first chunk.
+    - ``stores_at_end``: blocks of a prompt that are not stored yet are offered when its request
+      ends; ``keeps_ended``: also if its last copy completes earlier.
+    - ``counts_left``: after a client disconnect at most the computed tokens are offered; else the
+      whole prompt, and the engine crashes if the request has no blocks.
+    - ``uses_at_end``: uses by a request count once, when it ends; else all its blocks are touched
+      at each lookup and each store.
+    - ``ranks_requests``: under LRU, blocks of a request have the rank of its first use while it is
+      in the engine; else the rank of their write.
+    - ``evicts_either``: under ARC, blocks used once are evicted if there are no others.
+
+    KV from other replicas (``transfer_scheduler.py``), which also uses ``holds_apart`` and
+    ``spares_computing``:
+
+    - ``reserves_loads``: a load starts only if it leaves enough blocks for the unfinished prompts.
+    - ``caches_loaded``: the block that the last prompt token fills is cached as well.
+    - ``keeps_for_loads``: after a client disconnect, blocks of a load are freed when it completes;
+      else at once.
+    - ``frees_when_done``: if KV can be loaded, blocks that a step in flight writes to are freed
+      when it ends.
+    - ``drops_under_way``: if KV can be sent, tokens in flight of a victim are discarded.
+
+    Asynchronous scheduling:
+
+    - ``sees_the_end``: a request whose last token by ``max_tokens`` is in flight is skipped; else
+      it computes one more token, which is discarded.
     """
 
     # Defaults of knobs
@@ -168,7 +205,7 @@ class VllmRules:
     uses_at_end: bool = False
     ranks_requests: bool = False
     evicts_either: bool = False
-    # KV from another replica
+    # KV from other replicas
     reserves_loads: bool = False
     caches_loaded: bool = False
     keeps_for_loads: bool = False
@@ -178,7 +215,8 @@ class VllmRules:
     sees_the_end: bool = False
 
     def refuse(self, version: str, config: object) -> None:
-        """Raise ValueError if ``config`` sets a knob that ``version`` cannot be given."""
+        """Raise ValueError if ``config`` sets a knob to a value that ``version`` does not
+        accept."""
         for knob, fixed in self.fixed.items():
             if getattr(config, knob) not in (fixed.value, None):
                 raise ValueError(f"{knob}: {fixed.why.format(version=version)}")

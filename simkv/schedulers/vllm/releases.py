@@ -1,12 +1,13 @@
-"""What sets the releases of vLLM's V1 scheduler apart, as data: what each one brought.
+"""Changes of the V1 scheduler in each release of vLLM, as data.
 
-Read from the wheels on PyPI, 0.11.0 to 0.33.0: ``vllm/v1/core/sched/scheduler.py`` and
+Source: the wheels on PyPI, 0.11.0 to 0.33.0: ``vllm/v1/core/sched/scheduler.py`` and
 ``async_scheduler.py``, ``vllm/v1/core/kv_cache_manager.py``, ``block_pool.py`` and
 ``single_type_kv_cache_manager.py``, ``vllm/config/scheduler.py`` and ``vllm/engine/arg_utils.py``.
-What is not named here is the same in all of them: running requests first and in order, one token
-budget for both loops, nobody admitted in a step that preempted, the last one preempted under fcfs
-and put back at the very front, at least one token computed again after a hit, of equal blocks the
-one registered first is hit.
+
+All releases share the remaining rules: running requests are scheduled first, in order. Both loops
+use one token budget. No request is admitted in a step with a preemption. Under fcfs the last
+request is preempted and returns to the front of the queue. At least one token is recomputed after a
+hit. Of equal blocks, a hit uses the one registered first.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from simkv.schedulers.vllm.release_rules import FixedKnob
 
 @dataclass(frozen=True)
 class Release:
-    """A minor release: the ``commit`` of its wheel, and what it ``brought``, in words.
+    """A minor release: the ``commit`` of its wheel, and a description of its changes (``brought``).
 
-    ``rules`` hold from it on. ``knobs`` can be set from it on, with the value that those before it
-    have in their place; those ``without`` can only be set before. ``patch`` is the patch release
-    that was read and recorded.
+    ``rules`` apply from this release on. ``knobs`` can be set from this release on; their values
+    are those that earlier releases use. Knobs in ``without`` can be set only before this release.
+    ``patch`` is the recorded patch release.
     """
 
     commit: str
@@ -35,7 +36,7 @@ class Release:
     patch: int = 0
 
 
-#: By the number after ``0.``, oldest first.
+#: Releases by minor version number, oldest first.
 RELEASES: Mapping[int, Release] = {
     9: Release(
         "v0.9.2",
@@ -226,8 +227,7 @@ RELEASES: Mapping[int, Release] = {
     ),
 }
 
-#: Patch releases that decide by other rules than the variant of their minor release, as changes of
-#: these.
+#: Patch releases whose rules differ from the variant of their minor release, as changes to it.
 PATCHED: Mapping[str, Release] = {
     "0.9.1": Release(
         "v0.9.1",
@@ -248,7 +248,7 @@ PATCHED: Mapping[str, Release] = {
     ),
 }
 
-#: Recorded patch releases, and the variant whose rules all their random cases came out equal by.
+#: Recorded patch releases, and the variant that reproduces all their random cases.
 RECORDED_PATCHES: Mapping[str, str] = {
     **dict.fromkeys(("0.9.0", "0.9.0.1", "0.9.1"), "0.9.1"),
     **dict.fromkeys(("0.10.0", "0.10.1", "0.10.1.1"), "0.10.1.1"),

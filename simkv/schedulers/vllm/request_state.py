@@ -1,4 +1,4 @@
-"""What vLLM keeps of a request, and its waiting queues."""
+"""State of a request in vLLM's scheduler, and the waiting queues."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ from simkv.schedulers.vllm.release_rules import VllmRules
 class RequestState(DecodingRequest):
     """A request in the engine; all counts are in tokens.
 
-    ``length`` is prompt plus delivered tokens, never lost; the request ends at ``stop_length``.
-    ``computed`` have KV or will have it when the steps under way are done. ``chunk``: when last
-    scheduled, some tokens were left without KV.
+    ``length`` is prompt plus delivered tokens and never decreases; the request ends at
+    ``stop_length``. ``computed`` tokens have KV, or will have it after the steps in flight.
+    ``chunk``: after its last scheduling, some of its tokens had no KV.
 
-    Under way: ``placeholders`` are tokens to be delivered, ``in_flight`` tokens being computed,
-    ``stale`` those of them whose blocks were taken back.
+    In flight: ``placeholders`` are tokens to be delivered, ``in_flight`` tokens being computed,
+    ``stale`` those among them whose blocks were freed.
 
-    Prefix cache: ``keys`` name the leading full blocks as far as they were needed, the first
-    ``registered`` blocks of the table carry theirs.
+    Prefix cache: ``keys`` identify the leading full blocks, as far as needed; the first
+    ``registered`` blocks of the table are in the cache.
 
-    With groups of layers (windows.py): of each table so many blocks are ``gone`` at its head; at
-    the ``junction`` (tokens) the longest hit of a single group ended.
+    With layer groups (``window_memory.py``): ``gone`` is the number of blocks freed at the head of
+    each table. At ``junction`` (tokens) the longest hit of a single group ended.
 
-    With drafts (drafts.py): so many ``drafts`` are proposed for its next step, which are ``junk``
-    if the model cannot accept any. ``fresh``: it is admitted by the step that is being decided,
-    ``padded`` with places for drafts.
+    With drafts (``speculative_decoding.py``): ``drafts`` is the number of draft tokens for the next
+    step. The model rejects all of them if ``discards_drafts``. ``fresh``: the current step admits
+    the request. ``count_padded_tokens``: its first step is padded with slots for drafts.
 
-    ``order`` is its place in ``running``; ``joined`` belongs to the decode group. ``deferred``: it
-    was passed over for what only others' steps can change, and has not run since.
+    ``order`` is its position in ``running``; ``joined`` is the decode group's step at which it
+    joined. ``deferred``: it was skipped for a reason that only other requests' steps can change,
+    and has not run since.
     """
 
     def __init__(self, prompt: Prompt, stop_length: int, content: TokenContent | None) -> None:
@@ -58,10 +59,11 @@ class RequestState(DecodingRequest):
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class FcfsQueue:
-    """Waiting requests as they came; one put back goes to the very front.
+    """Waiting requests in arrival order; a preempted request returns to the front.
 
-    Those set aside are out of the queue until they all come back, to where they stood: but
-    ``turned`` the last one first, and if they are kept ``apart``, ahead of all that are put back.
+    Requests that are set aside leave the queue until ``restore_aside`` puts them back at the front.
+    Their order is retained, or reversed if ``turned``. If ``apart``, they form a separate queue
+    ahead of all other requests, including preempted ones.
     """
 
     def __init__(self, *, turned: bool = False, apart: bool = False) -> None:
@@ -107,10 +109,10 @@ class FcfsQueue:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class PriorityQueue:
-    """Waiting requests by (priority, arrival, id), smallest first, wherever they come from."""
+    """Waiting requests sorted by (priority, arrival, id), smallest first."""
 
     def __init__(self) -> None:
-        self._requests: list[RequestState] = []  # the head is last, where a list pops fast
+        self._requests: list[RequestState] = []  # reversed: a list pops fast at its end
         self._aside: list[RequestState] = []
 
     def __len__(self) -> int:
@@ -147,10 +149,10 @@ class PriorityQueue:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class HeapQueue(PriorityQueue):
-    """Waiting requests by (priority, arrival) in a heap, as vLLM has them up to 0.11.
+    """Waiting requests by (priority, arrival) in a heap, as in vLLM up to 0.11.
 
-    Two with the same priority and arrival cannot be compared: as soon as the heap does, the engine
-    dies of a TypeError, and ``tied`` says so.
+    Two requests of equal priority and arrival cannot be compared. When the heap compares them, the
+    engine crashes with a TypeError; ``tied`` records this.
     """
 
     def __init__(self) -> None:
@@ -178,7 +180,7 @@ class HeapQueue(PriorityQueue):
 
 
 def build_queue(policy: str, rules: VllmRules) -> FcfsQueue | PriorityQueue:
-    """The waiting queue of a policy, as a release has it."""
+    """Build the waiting queue of a policy with the rules of a release."""
     if policy == "fcfs":
         return FcfsQueue(turned=rules.turns_skipped, apart=rules.skipped_apart)
     return PriorityQueue() if rules.breaks_ties else HeapQueue()

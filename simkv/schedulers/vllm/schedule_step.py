@@ -1,4 +1,4 @@
-"""What one ``schedule`` call of vLLM gives, and how it is written down."""
+"""State of one ``schedule`` call of vLLM while it builds a batch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from simkv.schedulers.vllm.speculative_decoding import SpeculativeDecoding
 
 
 class ScheduleStep:
-    """One ``schedule`` call: its constants, the ``budget`` left, and what it has given so far.
+    """One ``schedule`` call: its constants, the ``budget`` left, and the tokens scheduled so far.
 
-    ``threshold`` caps the tokens per request (0: no cap), ``hold`` keeps prefills out. ``prefill``
-    notes whether any got in. ``blocks`` are those that running requests got in this step. ``why``
-    the head of the queue was passed over goes into the ``batch``. When waiting requests are looked
-    at, ``ran`` says whether any running one got tokens, ``chunks`` whether of a prompt.
+    ``threshold`` limits the tokens per request (0: no limit) and ``hold`` excludes prefills.
+    ``prefill`` records whether a prefill was scheduled. ``blocks`` are the new blocks of running
+    requests. ``why`` is the reason that the head of the queue was skipped and goes into the
+    ``batch``. ``ran`` and ``chunks`` are set at the start of admission: whether a running request
+    got tokens, and whether any of them belong to a prompt.
 
-    Where a drafter needs ``slots`` of its own for each request, these count against ``inputs``,
-    which limit a step beside its tokens.
+    If a drafter needs ``slots`` for each request, they count against ``inputs``, a second limit of
+    the step.
     """
 
     def __init__(self, tokens: int, threshold: int, hold: bool, inputs: int, slots: int) -> None:
@@ -34,11 +35,11 @@ class ScheduleStep:
         self.batch = Batch()
 
     def spend(self, tokens: int, requests: int = 1) -> None:
-        """``requests`` get so many tokens in all."""
+        """Take ``tokens`` tokens for ``requests`` requests from the budget."""
         self.restore(-tokens, -requests)
 
     def restore(self, tokens: int, requests: int = 1) -> None:
-        """``requests`` do not get the so many tokens that they had got."""
+        """Return ``tokens`` tokens of ``requests`` requests to the budget."""
         self._left += tokens
         self.budget = self._left
         if self._slots:
@@ -46,15 +47,17 @@ class ScheduleStep:
             self.budget = max(min(self._left, self._inputs - self._slots), 0)
 
     def begin_admission(self) -> None:
-        """Running requests have their tokens, waiting ones come next."""
+        """Begin the admission phase, after the running requests were scheduled."""
         self.ran, self.chunks = bool(self.tokens), self.prefill
 
     def skip_request(self, why: WaitReason) -> None:
-        """A waiting request is not admitted; the first one is the head of the queue."""
+        """Record why a waiting request is not admitted; the first call is for the head of the
+        queue."""
         self.why = self.why or why
 
     def dispatch(self, group: Sized, drafts: SpeculativeDecoding | None) -> None:
-        """Count what was given as computed, and write the rows of all but the ``group`` down."""
+        """Count scheduled tokens as computed and write the batch rows of requests outside
+        ``group``."""
         batch, decodes = self.batch, len(group)
         if drafts and self.tokens:
             drafts.begin(batch)
@@ -66,7 +69,7 @@ class ScheduleStep:
             r.computed += n
             r.in_flight += n
             r.chunk = r.computed < r.length + r.placeholders
-            decodes += emitted and not r.chunk  # after a preemption older ones are prefill
+            decodes += emitted and not r.chunk  # recomputed outputs count as prefill
             if not r.chunk:
                 r.placeholders += 1 + drafted
                 batch.emits.append(r.id)

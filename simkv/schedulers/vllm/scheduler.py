@@ -1,17 +1,16 @@
 """vLLM's V1 scheduler, for a text-only model on one engine.
 
-There is no prefill phase and no decode phase: each request has tokens without KV to catch up on,
-and a step gives the running requests, then the waiting ones, as many as the token budget allows.
-A running request that cannot grow takes the blocks of the last one (of the least urgent one under
-priority), which keeps its tokens and computes them all again.
+There is no prefill phase and no decode phase: each request has tokens whose KV is not computed yet.
+A step distributes its token budget to the running requests first, then to the waiting ones. If a
+running request cannot get a block, the scheduler preempts the last running request (under priority
+the least urgent one). The victim keeps its tokens and recomputes their KV.
 
-The asynchronous scheduler differs in one thing only: it decides a step before the last one's
-tokens are known. ``RequestState`` counts what is under way, so one set of rules serves both.
+The asynchronous scheduler differs in one point: it schedules a step before the tokens of the
+previous step are known. ``RequestState`` counts tokens in flight, so one set of rules serves both.
 
-The code reads as 0.33.0; where other versions differ it asks ``VllmRules``. Here is who gets how
-many tokens, who loses its blocks and who is let in; everything else is asked for: blocks and what
-is cached of ``VllmMemory``, the order of those who wait of the queues, those that decode of
-``VllmDecodeGroup``.
+The code follows 0.33.0; ``VllmRules`` holds the differences of other versions. This module decides
+token counts, preemptions and admissions. ``VllmMemory`` owns blocks and the prefix cache, the
+queues own the order of waiting requests, and ``VllmDecodeGroup`` owns decoding requests.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ from simkv.schedulers.vllm.schedule_step import ScheduleStep
 from simkv.schedulers.vllm.scheduler_base import VllmSchedulerBase
 from simkv.schedulers.vllm.size_bucketed_queue import SizeBucketedQueue
 
-#: What becomes of a waiting request that is looked at: it runs, or its KV comes; those behind it
-#: have their chance first; or nobody behind it is looked at.
+#: Result for a waiting request: it is admitted or starts to load KV; it is skipped and later
+#: requests are tried; or the admission phase stops.
 AdmissionStep = Literal["is taken", "steps aside", "stops"]
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class VllmScheduler(VllmSchedulerBase):
-    """Rules of ``vllm.v1.core.sched``: running requests first, then admissions, one budget."""
+    """Rules of ``vllm.v1.core.sched``: running requests first, then admissions, with one budget."""
 
     def schedule(self) -> Batch:
-        """One call of the engine's ``schedule``."""
+        """Schedule one step, as one call of the engine's ``schedule``."""
         slots = self.drafts.slots if self.drafts else 0
         inputs = self.config.max_num_batched_tokens
         step = ScheduleStep(self._max_tokens, self._threshold(), self._hold(), inputs, slots)
@@ -58,13 +57,14 @@ class VllmScheduler(VllmSchedulerBase):
         return self._dispatch(step)
 
     def _sat_out(self, step: ScheduleStep) -> list[str | None]:
-        """The adapters of running requests without a token in this step, if they do not count."""
+        """Return the adapters of running requests that this step skips, unless they count as in
+        use."""
         if self.rules.counts_all_loras or not self.config.enable_lora:
             return []
         return [r.prompt.lora for r in self.catching_up.values() if r not in step.tokens]
 
     def _threshold(self) -> int:
-        """Tokens that one request may get in this step; 0 for no limit."""
+        """Return the maximum number of tokens per request in this step; 0 for no limit."""
         threshold = self.config.long_prefill_token_threshold
         requests = len(self.running) + len(self.waiting)
         if threshold == 0 or (requests == 1 and self.rules.threshold_spares_lone):
@@ -74,15 +74,17 @@ class VllmScheduler(VllmSchedulerBase):
         return threshold
 
     def _hold(self) -> bool:
-        """Whether it is too early for prefills and somebody decodes."""
+        """Return whether requests decode and the prefill interval excludes prefills from this
+        step."""
         return self.interval.too_early() and (
             len(self.decoding) > 0 or not all(r.chunk for r in self.catching_up.values())
         )
 
     def _sort_out_decodes(self) -> None:
-        """Who has only its next token to compute joins the group; who got its last one leaves."""
+        """Move requests into the decode group at their first decode, and out of it after their
+        last."""
         if self.drafts:
-            return  # nobody knows how many tokens a request will get
+            return  # the number of accepted tokens is unknown
         for r in self.decoding.stopped(self.decoding.scheduled):
             self._leave(r)
         for r in list(self.catching_up.values()):
@@ -91,11 +93,11 @@ class VllmScheduler(VllmSchedulerBase):
                 self.decoding.enter(r)
 
     def _continue_running(self, step: ScheduleStep) -> None:
-        """Give every running request its tokens, in order, preempting where blocks are short."""
+        """Schedule the running requests in order and preempt where blocks run out."""
         rows = self._running_to_visit(step)
         for r in sorted(rows, key=attrgetter("order")):
             if r.id not in self.running or r.id in step.batch.aside:
-                continue  # preempted in favour of one before it, or passed over
+                continue  # preempted by an earlier request, or skipped
             decodes = r in self.decoding
             n = 1 if decodes else self._next_tokens(r, step)
             if n == 0:
@@ -135,14 +137,14 @@ class VllmScheduler(VllmSchedulerBase):
                 self._pass_over_after(r, len(self.running), step)
 
     def _running_to_visit(self, step: ScheduleStep) -> list[RequestState]:
-        """Those to look at one by one; all others have got their token, out of the budget too."""
+        """Return the requests to schedule one by one; the budget already covers all others."""
         group, memory = self.decoding, self.memory
         others = list(self.catching_up.values())
         if not group and memory.tables is not None:
             return others
         wanted = [self._next_tokens(r, step) for r in others]
         if len(group) + sum(wanted) > step.budget and not self._decodes_come_first(step):
-            # Whoever is late in the order goes without: look at each.
+            # The budget does not cover the last requests: schedule each request by itself.
             for r in list(group.members.values()):
                 self._leave(r)
             others = list(self.catching_up.values())
@@ -158,27 +160,27 @@ class VllmScheduler(VllmSchedulerBase):
         return [*group.members_to_update(), *others]
 
     def _pass_over_after(self, r: RequestState, count: int, step: ScheduleStep) -> None:
-        """Let up to ``count`` running requests behind ``r`` sit this step out."""
+        """Skip up to ``count`` running requests after ``r`` in this step."""
         behind = [other for other in self.running.values() if other.order > r.order]
         for other in behind[:count]:
             self._pass_over(other, step)
 
     def _pass_over(self, r: RequestState, step: ScheduleStep) -> None:
-        """Let ``r``, which runs, sit this step out."""
+        """Skip the running request ``r`` in this step."""
         if r in self.decoding:
             self._leave(r)
             step.restore(1)
         step.batch.aside[r.id] = "rule"
 
     def _decodes_come_first(self, step: ScheduleStep) -> bool:
-        """Whether the budget reaches for all members of the group, as the others come last."""
+        """Return whether the budget covers the decode group and all other requests run after it."""
         if len(self.decoding) > step.budget:
             return False
         last = reversed(self.running)
         return all(next(last) in self.catching_up for _ in range(len(self.catching_up)))
 
     def _next_tokens(self, r: RequestState, step: ScheduleStep) -> int:
-        """Tokens of a running request to compute now; 0 lets it sit out the step."""
+        """Return the number of tokens to compute for a running request; 0 skips it in this step."""
         if step.hold and r.chunk:
             return 0
         if self.drafts:
@@ -196,22 +198,23 @@ class VllmScheduler(VllmSchedulerBase):
         return r.placeholders > 0 and r.length + r.placeholders >= r.stop_length
 
     def _sees_the_end(self, r: RequestState) -> bool:
-        """Whether ``r`` gets no more tokens when its last one is under way."""
+        """Return whether ``r`` gets no more tokens while its last one is in flight."""
         at_most = r.length + r.placeholders >= self.config.max_model_len
         return self.rules.sees_the_end or at_most
 
     def _victim(self) -> RequestState:
-        """The running request to preempt."""
+        """Return the running request to preempt."""
         if self.config.policy == "fcfs":
             return self.running[next(reversed(self.running))]
         return max(self.running.values(), key=lambda r: (r.prompt.priority, r.prompt.arrival))
 
     def _gives_way(self, victim: RequestState) -> bool:  # noqa: ARG002
-        """Whether the blocks of ``victim`` can be taken back now; else nobody's are."""
+        """Return whether ``victim`` can be preempted now; if not, no request is."""
         return True
 
     def _preempt(self, r: RequestState, by: RequestState, step: ScheduleStep) -> None:
-        """Take all blocks of ``r`` and its place in the step; its tokens under way go stale."""
+        """Free all blocks of ``r`` and remove it from the step; its tokens in flight become
+        stale."""
         had = step.tokens.pop(r, 0)
         if r in self.decoding:
             self._leave(r)
@@ -236,13 +239,14 @@ class VllmScheduler(VllmSchedulerBase):
         step.skip_request("blocks")
 
     def _keep(self, r: RequestState) -> int:  # noqa: ARG002
-        """Tokens of a victim whose KV is not lost."""
+        """Return the number of tokens of a victim whose KV is retained."""
         return 0
 
     def _admit_waiting(self, step: ScheduleStep) -> None:
-        """Start waiting requests in order; the first that cannot be admitted stops the rest.
+        """Admit waiting requests in order until one cannot be admitted.
 
-        With ``skip-blocked`` one without blocks only steps aside, and is tried first next time.
+        With ``skip_blocked``, a request without blocks is only set aside and is tried first in the
+        next step.
         """
         self._waiting_settled = True
         step.begin_admission()
@@ -264,17 +268,17 @@ class VllmScheduler(VllmSchedulerBase):
             and self.waiting
             and len(self.running) < self._max_running
         ):
-            self._waiting_settled = False  # blocks may come back though nobody ends
-        # Who has stepped aside for want of blocks may be kept out by the interval next time.
-        turns = len(aside) > 1 and self.rules.turns_skipped  # their order, in each step anew
-        # That one wants an adapter is told only while there are blocks for it.
+            self._waiting_settled = False  # running requests may free blocks
+        # The interval may exclude a request next time that was set aside for lack of blocks.
+        turns = len(aside) > 1 and self.rules.turns_skipped  # reverses their order in each step
+        # The wait for an adapter is reported only while the request has blocks.
         told = self.rules.skip_blocked and bool(step.batch.aside)
         if stale or turns or told or (aside and self._holds) or self._may_be_hit_soon():
             self._waiting_settled = False
 
     def _consider(self, r: RequestState, step: ScheduleStep) -> AdmissionStep:
-        """Take a waiting request in if it may and fits, and grant it its first tokens."""
-        if r.stale:  # its old step is still under way: the next one gets the chance
+        """Admit a waiting request if it is allowed and fits, and schedule its first tokens."""
+        if r.stale:  # its old step is still in flight: try the next request
             r.deferred = True
             step.skip_request("rule")
             return "steps aside"
@@ -327,7 +331,8 @@ class VllmScheduler(VllmSchedulerBase):
         return "is taken"
 
     def _next_waiting(self, step: ScheduleStep) -> RequestState | None:
-        """Whom to try next; None if all who are left need more blocks than are free."""
+        """Return the waiting request to try next; None if all others need more blocks than are
+        free."""
         if not isinstance(self.waiting, SizeBucketedQueue):
             return self.waiting.head()
         room = self.memory.room(running=len(self.running) > 0)
@@ -339,11 +344,12 @@ class VllmScheduler(VllmSchedulerBase):
         return r
 
     def _load(self, r: RequestState, step: ScheduleStep) -> AdmissionStep | None:  # noqa: ARG002
-        """What becomes of ``r`` if its KV comes from elsewhere; None if none does."""
+        """Return the result for ``r`` if its KV is loaded from elsewhere; None if it is not."""
         return None
 
     def _may_be_hit_soon(self) -> bool:
-        """Whether blocks that decodes are about to fill could become hits of one to be tried."""
+        """Return whether blocks that decodes fill soon could become cache hits of a waiting
+        request."""
         if not self.waiting or not self.memory.cache:
             return False
         if self.rules.skip_blocked:
@@ -351,14 +357,16 @@ class VllmScheduler(VllmSchedulerBase):
         return any(s.stream.startswith("o") for s in self.waiting.head().prompt.segments)
 
     def _fits(self, r: RequestState, hits: CacheHits, end: int) -> bool:
-        """Whether ``r`` may be admitted with ``hits`` to compute its tokens up to ``end``."""
+        """Return whether ``r`` can be admitted with ``hits`` to compute its tokens up to
+        ``end``."""
         return self.memory.fits(r, hits, end, running=len(self.running) > 0)
 
     def _grant(self, r: RequestState, n: int, blocks: int, step: ScheduleStep) -> None:
-        """Let ``r`` compute ``n`` tokens in this step, with ``blocks`` new blocks.
+        """Schedule ``n`` tokens of ``r`` in this step, with ``blocks`` new blocks.
 
-        The blocks that they will fill are registered already: they can be hit in this very step,
-        and stay even if a preemption drops ``r`` from it and they are never computed.
+        The blocks that the tokens fill are registered in the prefix cache at once, so requests in
+        the same step can hit them. They stay registered even if a preemption drops ``r`` from the
+        step and they are never computed.
         """
         self.memory.take(r, blocks, r.computed + n)
         self.memory.register(r, min(r.computed + n, r.length))
@@ -366,7 +374,7 @@ class VllmScheduler(VllmSchedulerBase):
         step.spend(n)
 
     def _dispatch(self, step: ScheduleStep) -> Batch:
-        """Count the step's tokens as computed and write down the batch."""
+        """Count the step's tokens as computed and complete the batch."""
         group = self.decoding
         batch = step.batch
         batch.ignored = self._refused

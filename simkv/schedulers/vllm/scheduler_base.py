@@ -1,6 +1,6 @@
-"""What vLLM's scheduler knows of its requests between two steps, and what of it can be seen.
+"""State of vLLM's scheduler between steps, and its public properties.
 
-Here is all that has to be kept in order, and no rule of who gets what: that is ``scheduler.py``.
+The scheduling rules are in ``scheduler.py``.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from simkv.schedulers.vllm.vllm_decode_group import VllmDecodeGroup
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class VllmSchedulerBase:
-    """Requests in the engine: those ``waiting``, and those ``running`` in the order of admission.
+    """Requests in the engine: ``waiting``, and ``running`` in the order of admission.
 
-    Of those that run, ``decoding`` are in lockstep and ``catching_up`` are the others: in prefill,
-    or waiting for their last token.
+    Running requests are either ``decoding`` in lockstep or ``catching_up``: in prefill, or waiting
+    for their last token.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class VllmSchedulerBase:
         self.names = SharedTokenIndex(config.block_size, shared=self.memory.cache is not None)
         self.waiting: FcfsQueue | PriorityQueue | SizeBucketedQueue | RemoteKvQueue
         self.waiting = build_queue(config.policy, rules)
-        # Nothing but blocks may stop those that are passed over without a look.
+        # The bucketed queue skips requests unseen, so only a lack of blocks may block them.
         self._holds = config.prefill_schedule_interval > 1
         if rules.skip_blocked and config.enable_chunked_prefill and not self._holds:
             self.waiting = SizeBucketedQueue(self._least, priority=config.policy == "priority")
@@ -71,13 +71,14 @@ class VllmSchedulerBase:
         self._refused: list[int] = []
         self._tokens_delivered = 0
         self._newest = Batch()
-        # Whether the waiting would be passed over again if nothing but decodes happened.
+        # Whether a step with decodes only would admit no waiting request.
         self._waiting_settled = False
 
     def add(self, prompt: Prompt) -> None:
-        """Queue a request; a prompt of ``max_model_len`` or more is refused, as by the API server.
+        """Queue a request; reject a prompt of ``max_model_len`` or more tokens, as the API server
+        does.
 
-        The next batch names it as ignored.
+        The next batch lists a rejected request as ignored.
         """
         if prompt.prompt_tokens >= self.config.max_model_len:
             self._refused.append(prompt.id)
@@ -90,10 +91,10 @@ class VllmSchedulerBase:
         self.waiting.add(r)
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
-        """Give the batch's requests their tokens; free those that end, by the model's word or ours.
+        """Deliver the batch's tokens and free requests that ended, by a stop token or by length.
 
-        A token that was under way when its request was preempted still counts; one whose request
-        has ended or was aborted since is dropped.
+        A token in flight at the preemption of its request still counts. A token of a request that
+        has ended or was aborted is dropped.
         """
         group, late, live = self.decoding, self.decoding.arrive(), self._live
         stopped: list[RequestState] = []
@@ -103,7 +104,7 @@ class VllmSchedulerBase:
             stopped = group.stopped(group.delivered)
         completion = Completion([], [])
         if not (stopped or ended or late or batch.scheduled):
-            return completion  # tokens for the group only
+            return completion  # only the decode group gets tokens
         rows, emits = dict(batch.scheduled), set(batch.emits)
         for r in late:
             rows[r.id] = 1
@@ -125,7 +126,10 @@ class VllmSchedulerBase:
         return completion
 
     def _deliver(self, r: RequestState, n: int, batch: Batch, *, emit: bool) -> bool:
-        """Its ``n`` tokens in the oldest batch are computed. Returns whether it has their KV."""
+        """Deliver the results of ``n`` computed tokens of ``r`` in the oldest batch.
+
+        Returns whether their KV is still in its blocks.
+        """
         stale = r.stale > 0
         r.in_flight -= n
         if stale:
@@ -142,25 +146,25 @@ class VllmSchedulerBase:
             self._remove(self._live[request_id])
 
     def leap(self, most: int) -> int:
-        """Steps of nothing but decodes: until blocks run out or a request is at its end."""
+        """Return the number of decode-only steps until blocks run out or a request ends."""
         if self.catching_up or not self.decoding or not self._waiting_settled:
             return 1
         return self.decoding.leap(most)
 
     def skip(self, steps: int) -> list[int]:
-        """Let the group decode: blocks for those at a border, one step after the other."""
+        """Run ``steps`` decode-only steps and return the number of free blocks after each."""
         self.interval.skipped(steps, waiting=self._left_behind())
         self._tokens_delivered += steps
         return self.decoding.skip(steps)
 
     @property
     def pool(self) -> BlockPool | BlockCounter:
-        """The pool of its blocks."""
+        """The block pool."""
         return self.memory.pool
 
     @property
     def cache(self) -> BlockPool | None:
-        """The pool, if blocks of equal prompts are shared and a request has one table of them."""
+        """The block pool if prefix caching is on and a request has one block table, else None."""
         return None if self.memory.frees_while_running else self.memory.cache
 
     @property
@@ -191,11 +195,11 @@ class VllmSchedulerBase:
         }
 
     def fingerprint(self) -> Hashable:
-        """State between two steps, not counting what only arrivals and aborts can change.
+        """Return the state between two steps, except for changes by arrivals and aborts.
 
-        Who waits follows from who runs, and in which order too: running and then waiting is
-        always one sequence under fcfs (unless one may skip another), and waiting is sorted under
-        priority.
+        The running requests determine the waiting ones. Under fcfs running and then waiting
+        requests form one sequence (unless requests can be skipped), and under priority the waiting
+        queue is sorted.
         """
         running = tuple(
             (r.id, self._computed(r), r.placeholders, r.in_flight, r.drafts)
@@ -209,15 +213,15 @@ class VllmSchedulerBase:
         return (self._tokens_delivered, running, tuple(waiting), paced, blocks)
 
     def _left_behind(self) -> bool:
-        """Whether somebody waits who was not passed over for what only others' ends can change."""
+        """Return whether a waiting request is not ``deferred``, if a prefill interval is set."""
         return self._holds and any(not r.deferred for r in self.waiting)
 
     def _release(self, r: RequestState, unused: int = 0) -> None:
-        """Take the blocks of ``r`` back, ``unused`` ones too; it is in no group."""
+        """Free the blocks of ``r``, including ``unused`` ones; it is in no group."""
         self.memory.release(r, unused)
 
     def _leave(self, r: RequestState) -> None:
-        """Take ``r`` out of the group; tokens under way will reach it by itself."""
+        """Remove ``r`` from the decode group; its tokens in flight are delivered individually."""
         self.decoding.part(r)
         self.catching_up[r.id] = r
 
@@ -225,15 +229,15 @@ class VllmSchedulerBase:
         return self.decoding.computed(r) if r in self.decoding else r.computed
 
     def _least(self, r: RequestState) -> int:
-        """Blocks without which a waiting request is not admitted."""
+        """Return the minimum number of free blocks to admit a waiting request."""
         return self.names.least(r)
 
     def _all_rows(self) -> list[BatchRow]:
-        """The rows of the newest batch, those of the decode group too, in the engine's order."""
+        """Return the rows of the newest batch in the engine's order, including the decode group."""
         batch, group, running = self._newest, self.decoding, list(self.running.values())
         given = zip(batch.scheduled, batch.context, strict=True)
         rows = {i: BatchRow(i, n, context) for (i, n), context in given}
-        if not self.rules.drops_victims:  # some may be in the batch that run no more
+        if not self.rules.drops_victims:  # preempted requests may still be in the batch
             stayed = [r for i in rows if i not in self.running and (r := self._live.get(i))]
             running = sorted(running + stayed, key=attrgetter("order"))
         return [
@@ -243,7 +247,7 @@ class VllmSchedulerBase:
         ]
 
     def _remove(self, r: RequestState) -> None:
-        """Take a request out of the engine, wherever it is."""
+        """Remove a request from the engine, whether it waits or runs."""
         del self._live[r.id]
         if r.id not in self.running:
             self.waiting.remove(r)

@@ -1,4 +1,4 @@
-"""What vLLM is to the rest of simkv."""
+"""vLLM's entry in the engine registry."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 def build(
     config: VllmConfig, rules: VllmRules | None = None, *, tables: bool = False
 ) -> VllmScheduler:
-    """The scheduler of ``config.variant``, or of other ``rules`` than its.
+    """Build the scheduler of ``config.variant``, or one with the given ``rules``.
 
-    With ``tables`` it hands out real blocks in any case.
+    With ``tables`` it always uses real block tables.
     """
     if config.offloads:
         from simkv.schedulers.vllm.offload_scheduler import VllmOffloadScheduler
@@ -51,7 +51,7 @@ def build(
         from simkv.schedulers.vllm.custom_policy import VllmExpressionScheduler
 
         return VllmExpressionScheduler(config, rules, tables=tables)
-    from simkv.schedulers.vllm.scheduler import VllmScheduler  # where this engine runs
+    from simkv.schedulers.vllm.scheduler import VllmScheduler  # imported only when it runs
 
     return VllmScheduler(config, rules, tables=tables)
 
@@ -80,7 +80,7 @@ def _with_tables(config: VllmConfig) -> TabledScheduler:
     return TabledScheduler(scheduler, scheduler.memory.tables.tables)
 
 
-#: How often the balancer of data-parallel ranks hears of their queues (s).
+#: Interval (s) at which data-parallel ranks report their queues to the load balancer.
 BALANCER_S = 0.1
 
 VLLM = EngineSpec(

@@ -1,4 +1,4 @@
-"""Which rules go by which name: releases of vLLM, and changes that nobody has released."""
+"""Variants of vLLM by name: releases, and unreleased changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simkv.schedulers.vllm.releases import (
     UNAVAILABLE_REASONS,
 )
 
-#: What nobody has seen together with a change that nobody has released.
+#: Knobs that are not modelled together with an unreleased change.
 _NOT_WITH = {
     "kv_cache_groups": FixedKnob(
         (0,),
@@ -39,12 +39,12 @@ def _minor(name: str) -> int:
 
 
 def _number(name: str) -> tuple[int, ...]:
-    """Parts of a version, which compare as releases follow each other."""
+    """Return the parts of a version as a tuple that sorts in release order."""
     return tuple(map(int, name.split(".")))
 
 
 def _rules(name: str) -> VllmRules:
-    """All that the releases up to this one brought."""
+    """Return the rules of a release, collected from all releases up to it."""
     if name in PATCHED:
         return replace(_rules(MINORS[f"0.{_minor(name)}"]), **PATCHED[name].rules)
     minor = _minor(name)
@@ -67,12 +67,12 @@ MINORS = {
     f"0.{minor}": f"0.{minor}.{RELEASES[minor].patch}" for minor in sorted(RELEASES, reverse=True)
 }
 _NEWEST = max(RELEASES)
-#: All variants that are releases, newest first: of each minor release, and patch releases that
-#: decide by rules of their own.
+#: Variants that are releases, newest first: one for each minor release, and patch releases whose
+#: rules differ from it.
 RELEASED = sorted({*MINORS.values(), *PATCHED}, key=_number, reverse=True)
 _LATEST = _rules(MINORS[f"0.{_NEWEST}"])
 
-#: The rules of each variant: of releases, and of changes that nobody has released.
+#: The rules of each variant: releases and unreleased changes.
 RULES: Mapping[str, VllmRules] = {
     "0.33.0": _LATEST,
     "0.33.0-skip-blocked": replace(
@@ -91,7 +91,7 @@ RULES: Mapping[str, VllmRules] = {
 
 
 def _release(name: str) -> Variant:
-    """Describe a release: its source, what it brought, and patch releases that equal it."""
+    """Describe a release: its source, its changes, and the patch releases with the same rules."""
     minor = _minor(name)
     since = max(number for number in RELEASES if number <= minor and RELEASES[number].brought)
     what = f"since 0.{since}: {RELEASES[since].brought}"
@@ -119,9 +119,10 @@ VARIANTS: Mapping[str, Variant] = {
 def find_variant(name: str) -> str:
     """Return the variant whose rules a release has.
 
-    A minor release (0.27) stands for its variant (0.27.0). A patch release that was recorded has
-    the variant in ``RECORDED_PATCHES``; any other has that of the newest recorded one before it.
-    Raises ValueError if there is none.
+    A minor release (0.27) stands for its variant (0.27.0). A recorded patch release has the variant
+    in ``RECORDED_PATCHES``; any other has the variant of the newest recorded patch before it.
+
+    Raises ValueError for an unknown name.
     """
     if name in RULES:
         return name
@@ -146,12 +147,12 @@ def find_variant(name: str) -> str:
 
 
 def find_rules(name: str) -> VllmRules:
-    """The rules of the variant that goes by ``name``."""
+    """Return the rules of a variant or release."""
     return RULES[find_variant(name)]
 
 
 class ReleaseNames:
-    """What a ``variant`` may be called: for pydantic, which asks, and for editors."""
+    """Pydantic annotation that validates a ``variant`` and lists its values in the JSON schema."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
         def known(name: str) -> str:
@@ -169,13 +170,14 @@ class ReleaseNames:
 
 
 def find_equivalent_release(name: str) -> str:
-    """The release that brought the rules of this one; a variant that is none is like no other."""
+    """Return the earliest release with the rules of ``name``; an unreleased change returns
+    itself."""
     rules = find_rules(name)
     return [variant for variant, others in RULES.items() if others == rules][-1]
 
 
 def unrecorded_note(name: str) -> str | None:
-    """What has to be taken on trust of a patch release that nobody recorded; None if nothing."""
+    """Return a note on which rules an unrecorded patch release uses; None if it was recorded."""
     variant = find_variant(name)
     if name.count(".") < 2 or name in (variant, *RECORDED_PATCHES):
         return None
