@@ -1,4 +1,4 @@
-"""What of vLLM's knobs decides how long its steps take and how much KV it has."""
+"""Settings of vLLM that determine step durations and KV cache size."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from simkv.core.execution_settings import ExecutionSettings, GraphMode
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.versions import find_rules
 
-#: Never more tokens than this in a graph by default (vLLM 0.9 to 0.33, vllm/config).
+#: Default maximum number of tokens in a CUDA graph (vLLM 0.9 to 0.33, vllm/config).
 MAX_GRAPH_SIZE = 512
 
 _MODES: dict[str, GraphMode] = {
@@ -19,11 +19,11 @@ _MODES: dict[str, GraphMode] = {
 
 
 def graph_sizes(max_num_seqs: int, most: int | None = None) -> list[int]:
-    """Sizes (tokens) by default: 1, 2, 4, multiples of 8 below 256, multiples of 16 from there on.
+    """Return the default CUDA graph sizes (tokens): 1, 2, 4, multiples of 8 below 256, then of 16.
 
-    They reach ``most`` (``max_cudagraph_capture_size``), by default twice ``max_num_seqs`` and not
-    beyond 512. As resolved by vLLM 0.19.0 for ``max_num_seqs`` 256 (``cudagraph_capture_sizes`` in
-    the record of a run).
+    The largest is at most ``most`` (``max_cudagraph_capture_size``), by default twice
+    ``max_num_seqs`` and at most 512. Source: vLLM 0.19.0 with ``max_num_seqs`` 256
+    (``cudagraph_capture_sizes`` in the record of a run).
     """
     limit = min(2 * max_num_seqs, MAX_GRAPH_SIZE) if most is None else most
     sizes = [1, 2, 4, *range(8, 256, 8), *range(256, limit + 1, 16)]
@@ -31,9 +31,9 @@ def graph_sizes(max_num_seqs: int, most: int | None = None) -> list[int]:
 
 
 def derive_settings(config: VllmConfig) -> ExecutionSettings:
-    """The setting, with what is left out as the version has it.
+    """Return the execution settings, with defaults of the version.
 
-    Graphs are piecewise up to 0.10 and full for decodes from 0.11.0 on, ``gpu_memory_utilization``
+    Graphs are piecewise up to 0.10 and full for decodes from 0.11.0 on. ``gpu_memory_utilization``
     is 0.9 up to 0.19 and 0.92 from 0.20.0 on (vllm/config of the wheels).
     """
     release = config.variant.partition("-")[0]

@@ -1,4 +1,4 @@
-"""What a group of layers in ``kv_cache_groups`` is called, and what that says."""
+"""Parser for the entries of ``kv_cache_groups``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ STATES, CHUNKED = "mamba", "chunked-"
 
 
 class LayerKind(NamedTuple):
-    """What layers of a group see: the tokens of a ``window``, those behind the last multiple of
-    ``chunk``, or with both 0 everything; or they keep ``states``. Blocks are of ``block_size``
-    tokens."""
+    """Attention of the layers in a group: to a ``window`` of tokens, to tokens since the last
+    multiple of ``chunk``, or with both 0 to all tokens; or layers with ``states``. ``block_size``
+    is in tokens."""
 
     window: int
     chunk: int
@@ -19,9 +19,9 @@ class LayerKind(NamedTuple):
 
 
 def parse_layer_group(group: int | str, block_size: int) -> LayerKind:
-    """What a group is that is called so, where ``block_size`` is not told.
+    """Parse an entry of ``kv_cache_groups``; ``block_size`` is the default without a suffix.
 
-    Raises ValueError for what is no name of a group.
+    Raises ValueError for an invalid entry.
     """
     name, told, size = str(group).partition("/")
     chunked = name.startswith(CHUNKED)

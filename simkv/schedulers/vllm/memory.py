@@ -1,8 +1,7 @@
-"""The blocks of vLLM's requests: how many one needs, which it has, what others left in the cache.
+"""KV blocks of vLLM's requests: required, held and cached blocks.
 
-It is to the scheduler what ``vllm/v1/core/kv_cache_manager.py`` is to vLLM's: the scheduler says
-who is to have how many tokens, and asks here whether there is room. All counts are in blocks
-unless they are called tokens.
+The counterpart of ``vllm/v1/core/kv_cache_manager.py``: the scheduler decides token counts and asks
+this module whether there are enough blocks. All counts are in blocks unless named tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ from simkv.schedulers.vllm.request_state import RequestState
 
 
 class CacheHits(NamedTuple):
-    """Cached blocks that a request can start from, by group of layers, and where they end."""
+    """Cached blocks that a request can reuse, by layer group, and the number of ``tokens`` they
+    cover."""
 
     tokens: int
     groups: list[array[int]]
@@ -34,13 +34,13 @@ NO_HITS = CacheHits(0, [NO_BLOCKS])
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class VllmMemory:
-    """One kind of blocks for all layers, as a model has it whose layers attend to everything.
+    """Block memory of a model whose layers all attend to all tokens.
 
-    ``whole``: a request is admitted only if its whole sequence fits; else its first chunk must.
-    An admission leaves ``watermark`` blocks free. ``cache`` is the pool if blocks are shared,
-    ``tables`` if they have numbers at all; else they are only counted. ``recycles``: running
-    requests give blocks back. ``aheads``: so many steps before its blocks are full, something else
-    than a token may become of a request that decodes.
+    ``whole``: the whole sequence of a request must fit at admission; else its first chunk. An
+    admission leaves ``watermark`` blocks free. ``cache`` is the pool if prefix caching is on.
+    ``tables`` is the pool if blocks have ids; else they are only counted. ``frees_while_running``:
+    running requests free blocks. ``aheads`` lists the numbers of tokens before a block is full at
+    which a step does more to a decoding request than add a token.
     """
 
     def __init__(self, config: VllmConfig, rules: VllmRules, *, tables: bool) -> None:
@@ -58,39 +58,43 @@ class VllmMemory:
         self._keys = BlockKeys(config.block_size)
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
 
     def content(self, prompt: Prompt) -> TokenContent | None:
-        """What identifies the tokens of a prompt, where blocks are shared."""
+        """Return the identity of a prompt's tokens if prefix caching is on, else None."""
         return TokenContent(prompt) if self.cache else None
 
     def held(self, tokens: int) -> int:
-        """Blocks of a running request with so many computed tokens: just those that they need."""
+        """Return the blocks that a running request with this number of computed tokens holds."""
         return blocks_for(tokens, self.block_size)
 
     def blocks_held_by(self, r: RequestState, computed: int) -> int:  # noqa: ARG002
-        """Blocks of ``r`` that runs, with so many computed tokens."""
+        """Return the blocks of the running request ``r`` with this number of computed tokens."""
         return self.held(computed)
 
     def missing(self, hits: CacheHits, end: int) -> int:
-        """Blocks for the tokens up to ``end`` of a request that starts from ``hits``."""
+        """Return the blocks to allocate for the tokens up to ``end`` of a request that reuses
+        ``hits``."""
         return blocks_for(end, self.block_size) - len(hits.groups[0])
 
     def blocks_to_grow(self, computed: int, n: int) -> int:
-        """Blocks more for ``n`` tokens behind ``computed`` ones."""
+        """Return the additional blocks for ``n`` tokens after ``computed`` ones."""
         size = self.block_size
         return blocks_for(computed + n, size) - blocks_for(computed, size)
 
     def beyond(self, r: RequestState, start: int, n: int) -> int:  # noqa: ARG002
-        """Blocks beyond those that ``n`` tokens of ``r`` behind ``start`` fill; it is to run."""
+        """Return the blocks of ``r`` in addition to those that ``n`` tokens after ``start``
+        fill."""
         return 0
 
     def room(self, *, running: bool) -> int:
-        """Free blocks that an admission may take, while others are ``running`` or not."""
+        """Return the free blocks available to an admission; the watermark applies if requests
+        run."""
         return self.pool.free - (self.watermark if running else 0)
 
     def hits(self, r: RequestState) -> CacheHits:
-        """What ``r`` can start from; at least its last token is left to compute."""
+        """Return the cached blocks that ``r`` can reuse; at least its last token stays to be
+        computed."""
         if not self.cache or r.content is None or r.computed:
             return NO_HITS
         blocks = (r.length - 1) // self.block_size
@@ -99,58 +103,61 @@ class VllmMemory:
         return CacheHits(len(found) * self.block_size, [found])
 
     def name(self, r: RequestState, tokens: int) -> None:
-        """Give the blocks of the first ``tokens`` tokens of ``r`` their keys, as far as full."""
+        """Compute the keys of the full blocks in the first ``tokens`` tokens of ``r``."""
         if r.content is not None:
             self._keys.extend(r.keys, r.content, tokens)
 
     def fits(self, r: RequestState, hits: CacheHits, end: int, *, running: bool) -> bool:
-        """Whether ``r`` may be admitted with ``hits`` to compute its tokens up to ``end``."""
+        """Return whether ``r`` can be admitted with ``hits`` to compute its tokens up to
+        ``end``."""
         end = r.length if self.whole else end
         revived = self.cache.count_unreferenced(hits.groups[0]) if self.cache else 0
         return self.missing(hits, end) + revived <= self.room(running=running)
 
     def has_unready_hits(self, r: RequestState, hits: CacheHits) -> bool:  # noqa: ARG002
-        """Whether ``hits`` are of this very step: nobody can start from them before the next."""
+        """Return whether ``hits`` are written in this step and therefore usable only from the
+        next."""
         return False
 
     def share(self, r: RequestState, hits: CacheHits) -> None:
-        """Let ``r``, which has no blocks, start from ``hits``."""
+        """Add ``hits`` to the empty block table of ``r``."""
         if self.cache:
             self.cache.share(r.id, hits.groups[0])
         r.registered = len(hits.groups[0])
 
     def free_unneeded(self, r: RequestState, computed: int, in_flight: int) -> None:
-        """Give back what ``r``, which runs, needs no more; nothing where all layers see all."""
+        """Free blocks that the running request ``r`` no longer needs; none with full attention."""
 
     def take(self, r: RequestState, count: int, end: int) -> None:  # noqa: ARG002
-        """``count`` blocks more for ``r``, for its tokens up to ``end``; they are free."""
+        """Allocate ``count`` free blocks for the tokens of ``r`` up to ``end``."""
         if count:
             self.pool.take(r.id, count)
 
     def register(self, r: RequestState, tokens: int) -> None:
-        """Enter the blocks filled by the first ``tokens`` tokens of ``r`` into the prefix cache."""
+        """Register the blocks filled by the first ``tokens`` tokens of ``r`` in the prefix
+        cache."""
         full = tokens // self.block_size
         if not self.cache or r.content is None or full <= r.registered:
             return
         self.name(r, tokens)
         table, known = self.cache.tables[r.id], r.registered
-        if full == known + 1:  # as a decode does
+        if full == known + 1:  # the usual case of a decode
             self.cache.register(table[known], r.keys[known])
         else:
             self.cache.register_all(table[known:full], r.keys[known:full])
         r.registered = full
 
     def release(self, r: RequestState, unused: int = 0) -> None:
-        """Take the blocks of ``r`` back, ``unused`` ones too; it is in no group."""
+        """Free the blocks of ``r``, including ``unused`` ones; it is in no group."""
         if isinstance(self.pool, BlockPool):
             self.pool.release(r.id, keyless_first=self._keyless_first)
         else:
             self.pool.return_blocks(self.held(r.computed) + unused)
 
     def blocks_of(self, request_id: int) -> list[int]:
-        """The numbers of the blocks that a request holds now, where they have any."""
+        """Return the ids of the blocks that a request holds, if blocks have ids."""
         return self.tables.tables.get(request_id, NO_BLOCKS).tolist() if self.tables else []
 
     def fingerprint(self) -> Hashable:
-        """What decides later allocations."""
+        """Return the state that determines later allocations."""
         return self.pool.fingerprint()

@@ -1,4 +1,4 @@
-"""Which kind of memory a model has."""
+"""Selection of the block memory for a configuration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simkv.schedulers.vllm.window_memory import WindowMemory
 
 
 def build_memory(config: VllmConfig, rules: VllmRules, *, tables: bool) -> VllmMemory:
-    """The memory that a model with these groups of layers, and this drafter, has."""
+    """Build the block memory for the configured layer groups, drafter and offloading."""
     if config.num_speculative_tokens:
         return DraftMemory(config, rules)
     if config.offloads:

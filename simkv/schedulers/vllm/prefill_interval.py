@@ -1,4 +1,4 @@
-"""vLLM's ``prefill_schedule_interval``: while others decode, prompts wait for their step."""
+"""vLLM's ``prefill_schedule_interval``: limit prefills to every n-th step while requests decode."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from mypy_extensions import mypyc_attr
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class PrefillInterval:
-    """Counts the non-empty steps since one with prefill, up to ``steps``.
+    """Counter of non-empty steps since the last step with a prefill, up to ``steps``.
 
-    ``backlog``: an admission phase has left requests behind, which allows prefills in the next step
-    too.
+    ``backlog``: the last admission phase left requests behind, so the next step may contain
+    prefills.
     """
 
     def __init__(self, steps: int) -> None:
@@ -21,25 +21,25 @@ class PrefillInterval:
         self._backlog = False
 
     def too_early(self) -> bool:
-        """Whether it is too early for prefills in this step, if somebody decodes."""
+        """Return whether this step must not contain prefills if requests decode."""
         return not self._backlog and self._since + 1 < self.steps
 
     def admitted(self, *, left_behind: bool) -> None:
-        """An admission phase that let prefills in is over."""
+        """Record the end of an admission phase that allowed prefills."""
         self._backlog = left_behind
 
     def note_step(self, *, empty: bool, prefill: bool) -> None:
-        """A step is decided."""
+        """Record a scheduled step."""
         self._since += not empty
         if prefill:
             self._since = 0
 
     def skipped(self, steps: int, *, waiting: bool) -> None:
-        """So many steps of nothing but decodes are decided."""
+        """Record ``steps`` scheduled steps with decodes only."""
         self._since += steps
         if self._backlog or self._since >= self.steps:
-            self._backlog = waiting  # not all of these steps held prefills back
+            self._backlog = waiting  # some of these steps allowed prefills
 
     def fingerprint(self) -> Hashable:
-        """What decides later steps."""
+        """Return the state that determines later steps."""
         return min(self._since, self.steps), self._backlog

@@ -1,7 +1,7 @@
 """Recordings of vLLM: one line per ``schedule`` call.
 
-An iteration schedules a step and then, once ``pipeline_depth`` batches are under way, delivers the
-oldest.
+An iteration schedules a step and then delivers the oldest batch if ``pipeline_depth`` batches are
+in flight.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from simkv.schedulers.vllm.scheduler import VllmScheduler
     from simkv.schedulers.vllm.transfer_scheduler import VllmTransferScheduler
 
-#: Knobs that came later than most recordings, as those have them.
+#: Values of knobs that are missing in older recordings.
 LATER_KNOBS = {
     "enable_lora": False,
     "max_loras": 1,
@@ -44,14 +44,14 @@ LATER_KNOBS = {
 
 
 def _config(header: RecordingLine) -> VllmConfig:
-    """Knobs as recorded; the recorder drove the scheduler alone, past the check at start-up."""
+    """Return the recorded knobs; the recorder ran the scheduler without the start-up check."""
     ours = {"name", "variant", "rule", "startup_check", *COST_KNOBS}
     knobs = {knob.name for knob in fields(VllmConfig)} - ours
     recorded = header["config"]
     variant = recorded.get("variant", header["variant"])
-    if variant.startswith("v1-"):  # says how 0.33.0 was set up, and its one group in words
+    if variant.startswith("v1-"):  # named setups of 0.33.0, with one layer group
         variant, recorded = "0.33.0", {**recorded, "kv_cache_groups": [0]}
-    # Not known to the engine itself, or to the recorder when the recording was made.
+    # Defaults for knobs that the engine or an older recorder did not have.
     recorded = {"num_cpu_blocks": 0, **LATER_KNOBS, **recorded}
     given = {knob: recorded[knob] for knob in knobs}
     for knob in ("kv_cache_groups", "secondary_tiers"):
@@ -115,7 +115,7 @@ def _decide(scheduler: VllmScheduler) -> tuple[Batch, RecordingLine]:
 
 
 def _copies(config: VllmConfig, moves: KvCopies) -> RecordingLine:
-    """What a batch wants to be copied, in blocks; of a load also how many came from a disk."""
+    """Return the copies of a batch in blocks; for each load also the number of blocks from disk."""
     size = config.block_size
 
     def blocks(copies: list[KvCopy]) -> list[list[int]]:

@@ -90,7 +90,7 @@ class VllmRules:
     - ``slots_of_budget``: slots of a draft model reduce the budget once, for ``max_num_seqs``
       requests. ``slots_by_request``: they reduce it for each request in a step.
     - ``pads_drafts``: a request with one token to compute is admitted with as many draft slots as
-      running requests have; ``pads_hits``: also as the only request, if it is a hit.
+      running requests have; ``pads_hits``: if it is a hit, also when no running request got tokens.
     - ``pads_with_room``: it is admitted without these slots if they exceed ``max_model_len`` or if
       the end of a block cuts them. Else it waits in the first case; in the second the slots count
       although they are not computed.
