@@ -1,10 +1,9 @@
-"""A batch as the device sees it: flat integer arrays of a fixed size, and block tables kept there.
+"""A batch as the device sees it: flat integer arrays of a fixed size, and stored block tables.
 
 Token slots hold the decodes first, one token each, then the tokens of the prefills one after the
-other, then padding. Row slots hold the decodes, padding, the prefills, padding. What is padded
-belongs to the scratch seat, whose block table names nothing but the null block, and has length 0.
-
-A *seat* is a request's row in the device's token store and block tables.
+other, then padding. Row slots hold the decodes, padding, the prefills, padding. Padding belongs to
+the scratch seat, whose block table contains only the null block, and has length 0. A *seat* is a
+request's row in the device's token store and block tables.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ class StepSize(NamedTuple):
 
 
 class StepInputs(NamedTuple):
-    """The arrays of a step; numpy on the host, tensors on the device, all int32.
+    """Arrays of a step; numpy on the host, tensors on the device, all int32.
 
-    Per token slot its ``seat`` and ``position``; per row slot its ``row_seat``, its ``length``
-    (tokens of KV when the step is done, 0 for padding), and where its next token goes:
+    Per token slot: its ``seat`` and ``position``. Per row slot: its ``row_seat``, its ``length``
+    (tokens of KV after the step, 0 for padding), and the destination of its next token,
     ``out_seat`` (the scratch seat if it emits none) and ``out_position``. ``start`` has the first
     token slot of each prefill, and the end of the last.
     """
@@ -48,12 +47,12 @@ class StepInputs(NamedTuple):
 
 
 def input_views(buffer: Any, size: StepSize) -> StepInputs:
-    """Views of the fields of a step of this size in a flat buffer (numpy or torch)."""
+    """Return views of the fields of a step of this size in a flat buffer (numpy or torch)."""
     return StepInputs(*(buffer[a:b] for a, b in pairwise(_offsets(size))))
 
 
 def packed_length(size: StepSize) -> int:
-    """Integers that a step of this size takes in the buffer."""
+    """Return the number of integers of a step of this size in the buffer."""
     return _offsets(size)[-1]
 
 
@@ -64,7 +63,7 @@ def _offsets(size: StepSize) -> list[int]:
 
 
 def split_rows(rows: Sequence[BatchRow]) -> tuple[list[BatchRow], list[BatchRow]]:
-    """Rows of one token, which go to the decode kernel, and all others."""
+    """Return rows with one token, which go to the decode kernel, and all others."""
     decodes = [row for row in rows if row.tokens == 1]
     prefills = [row for row in rows if row.tokens > 1]
     return decodes, prefills
@@ -116,7 +115,7 @@ def _fill_rows(fields: StepInputs, rows: slice, seat: Ints, length: Ints, out: I
 def _columns(
     rows: Sequence[BatchRow], emits: Collection[int], seats: Mapping[int, int], scratch: int
 ) -> tuple[Ints, Ints, Ints, Ints]:
-    """Seat, tokens, context and output seat of each row."""
+    """Return seat, tokens, context and output seat of each row."""
     seat = np.array([seats[row.id] for row in rows], dtype=np.int32)
     tokens = np.array([row.tokens for row in rows], dtype=np.int32)
     context = np.array([row.context for row in rows], dtype=np.int32)
@@ -125,10 +124,10 @@ def _columns(
 
 
 class TableDelta(NamedTuple):
-    """What changes in the device's block tables: ``blocks`` to be written at flat ``places``.
+    """Changes of the device's block tables: ``blocks`` to be written at flat ``places``.
 
-    ``unbacked`` counts tokens of the step for which the scheduler has handed out no block. As in
-    the engines, they run into the null block: their KV is void.
+    ``unbacked`` counts tokens of the step for which the scheduler has allocated no block. As in the
+    engines, they are written to the null block, and their KV is void.
     """
 
     places: list[int]
@@ -137,10 +136,10 @@ class TableDelta(NamedTuple):
 
 
 class TableTracker:
-    """Knows what the device's tables hold, and so what has to be sent.
+    """Tracks the contents of the device's tables, to send only the changes.
 
-    The scheduler's tables are columns that only grow while they are the same object; another object
-    (after a preemption, or where a cached prefix took the place of own blocks) is sent as a whole.
+    The scheduler's tables only grow while they are the same object. A different object (after a
+    preemption, or when a cached prefix replaced own blocks) is sent as a whole.
     """
 
     def __init__(self, block_size: int, width: int) -> None:
@@ -154,7 +153,7 @@ class TableTracker:
         tables: Mapping[int, Sequence[int]],
         seats: Mapping[int, int],
     ) -> TableDelta:
-        """What must be sent before ``rows`` can run."""
+        """Return the changes to send before ``rows`` can run."""
         places: list[int] = []
         blocks: list[int] = []
         unbacked = 0
@@ -179,5 +178,5 @@ class TableTracker:
         return TableDelta(places, blocks, unbacked)
 
     def forget(self, request_id: int) -> None:
-        """The request has ended."""
+        """Forget a request that has ended."""
         self._sent.pop(request_id, None)

@@ -1,12 +1,12 @@
-"""Runs batches on the device: prepare the inputs, launch, wait.
+"""Run batches on the device: prepare the inputs, launch, wait.
 
-    runner = Runner(MODELS["tiny"], RunnerConfig(num_blocks=64, block_size=16), "cpu")
+    runner = Runner(MODEL_SHAPES["tiny"], RunnerConfig(num_blocks=64, block_size=16), "cpu")
     runner.admit(prompt)
     flight = runner.launch(rows, emits, tables)
     done = runner.wait(flight)          # done.tokens = {id: token}, done.timing
 
-Several flights may be under way; they run in the order of their launch, each reading the tokens
-that the one before it sampled.
+Several steps may be in flight; they run in the order of their launch, and each reads the tokens
+sampled by the previous one.
 """
 
 from __future__ import annotations
@@ -45,10 +45,9 @@ from simkv.gpu.transformer import Transformer, random_weights
 class RunnerConfig:
     """Sizes that are fixed before the first step.
 
-    ``num_blocks`` of ``block_size`` tokens; ``seats`` requests of at most ``max_len`` tokens each,
-    prompt and output together, in the whole life of the runner; ``max_decodes`` rows that decode
-    in one step. ``graph_tokens`` is the
-    largest step that may be captured, 0 captures none.
+    ``num_blocks`` blocks of ``block_size`` tokens; ``seats`` requests of at most ``max_len`` tokens
+    each (prompt and output) during the lifetime of the runner; ``max_decodes`` decode rows per
+    step. ``graph_tokens`` is the largest step to capture as a graph; 0 captures none.
     """
 
     num_blocks: int
@@ -62,7 +61,7 @@ class RunnerConfig:
 
 
 def covering_config(configs: Iterable[RunnerConfig]) -> RunnerConfig:
-    """A config that is large enough for each of ``configs``, which differ in sizes only."""
+    """Return a config that is large enough for all ``configs``, which differ in sizes only."""
     found, *others = configs
     for other in others:
         if found.block_size != other.block_size:
@@ -74,14 +73,13 @@ def covering_config(configs: Iterable[RunnerConfig]) -> RunnerConfig:
 
 
 class Timing(NamedTuple):
-    """What a step cost, in seconds, and how it was run.
+    """Times of a step in seconds, and how it was run.
 
-    ``gpu_s`` is the device's time from the first copy of the inputs to the last of the outputs
-    (on a CPU: the time inside the model). ``prepare_s``, ``launch_s`` and ``wait_s`` are the
-    host's. ``size`` is what the step was padded to; ``graph``: it was a captured one.
-
-    ``unbacked`` tokens had no block; ``premature`` ones were sampled before all tokens known of
-    their request had KV. Both only happen where an engine's rules are wrong.
+    ``gpu_s`` is the device's time from the first copy of the inputs to the last of the outputs (on
+    a CPU: the time inside the model). ``prepare_s``, ``launch_s`` and ``wait_s`` are host times.
+    ``size`` is the padded size; ``graph`` is true for a captured step. ``unbacked`` tokens had no
+    block; ``premature`` tokens were sampled before all known tokens of their request had KV. Both
+    only happen if an engine's rules are wrong.
     """
 
     size: StepSize
@@ -96,7 +94,7 @@ class Timing(NamedTuple):
 
 
 class StepDone(NamedTuple):
-    """A finished step: the token that each emitting request got."""
+    """A finished step: the token of each emitting request."""
 
     tokens: dict[int, int]
     timing: Timing
@@ -104,7 +102,7 @@ class StepDone(NamedTuple):
 
 @dataclass(slots=True)
 class InFlightStep:
-    """A step under way."""
+    """A step in flight."""
 
     size: StepSize
     graph: bool
@@ -119,9 +117,9 @@ class InFlightStep:
 
 
 class Runner:
-    """A model, its KV pool and everything on the device that is kept from step to step.
+    """A model, its KV pool and all device state that persists between steps.
 
-    ``dtype`` is by default bfloat16 on a GPU and float32 on a CPU.
+    ``dtype`` defaults to bfloat16 on a GPU and float32 on a CPU.
     """
 
     def __init__(
@@ -148,7 +146,7 @@ class Runner:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all requests; weights, cache and graphs stay."""
+        """Forget all requests; weights, cache and graphs remain."""
         self._seats: dict[int, int] = {}
         self._prompt_tokens: dict[int, int] = {}
         self._reach: dict[int, int] = {}
@@ -172,9 +170,10 @@ class Runner:
         emits: Collection[int],
         tables: Mapping[int, Sequence[int]],
     ) -> InFlightStep:
-        """Enqueue a step; ``tables`` name each request's blocks in order, ``emits`` who samples.
+        """Enqueue a step; ``tables`` lists each request's blocks, ``emits`` the requests that
+        sample.
 
-        Everything is read before this returns. Raises RuntimeError for a row that is longer than
+        All arguments are read before this returns. Raises RuntimeError for a row longer than
         ``max_len``.
         """
         begin = read_timer()
@@ -211,7 +210,7 @@ class Runner:
         )
 
     def enqueue(self, packed: torch.Tensor, size: StepSize) -> torch.Tensor:
-        """Enqueue a step of packed inputs; the tokens sampled are valid until the next one."""
+        """Enqueue a step of packed inputs; the sampled tokens are valid until the next step."""
         if size in self.graphs.sizes:
             return self.graphs.run(packed, size)
         moved = packed.to(self.device, non_blocking=True)
@@ -238,14 +237,14 @@ class Runner:
         return StepDone(tokens, timing)
 
     def warm_up(self, seconds: float) -> None:
-        """Run steps that do nothing for so long, each kind at least once.
+        """Run empty steps for the given time, each kind at least once.
 
-        So no kernel is compiled and no library set up while a clock runs.
+        Compilation of kernels and setup of libraries then happen before any measurement.
         """
         most = self.config.max_decodes
         counts = [(1, 0, 1), (most, 0, most), (0, 1, 512), (1, 1, 512), (1, PREFILL_ROWS + 1, 4096)]
         sizes = [step_size(*count, most) for count in counts]
-        if self.on_gpu and not self.graphs.sizes:  # else each was built when it was captured
+        if self.on_gpu and not self.graphs.sizes:  # otherwise built at capture
             sizes += graph_sizes(most, GRAPH_TOKENS)
         end = read_timer() + seconds
         while True:
@@ -257,18 +256,20 @@ class Runner:
                 return
 
     def retire(self, request_id: int) -> None:
-        """The request has ended; what it emitted stays readable."""
+        """Release a request that has ended; its output remains readable."""
         self._watch.forget(request_id)
 
     def tokens(self, request_id: int, count: int) -> list[int]:
-        """The first ``count`` tokens of a request, prompt and output, as the device has them."""
+        """Return the first ``count`` tokens of a request, prompt and output, as stored on the
+        device.
+        """
         found: list[int] = self.model.tokens[self._seats[request_id], :count].tolist()
         return found
 
     def _check(self, rows: Sequence[BatchRow], emits: Collection[int]) -> int:
-        """Refuse rows that are too long; count those that emit too early.
+        """Raise RuntimeError for rows that are too long; count tokens that are emitted too early.
 
-        A token whose step an engine has thrown away is computed again and is not too early.
+        A token whose step the engine discarded is computed again and does not count as too early.
         """
         premature = 0
         for row in rows:
@@ -284,7 +285,7 @@ class Runner:
         return premature
 
     def _host(self, count: int) -> torch.Tensor:
-        """Host memory for a copy; torch keeps a pinned piece until its copies have been made."""
+        """Allocate host memory for a copy; torch keeps pinned memory until its copies are done."""
         return torch.empty(count, dtype=torch.int32, pin_memory=self.on_gpu)
 
     def _write_tables(self, places: list[int], blocks: list[int]) -> None:
@@ -295,7 +296,7 @@ class Runner:
         self.model.tables.view(-1)[moved[0]] = moved[1]
 
     def _quote(self, prompt: Prompt, row: torch.Tensor) -> None:
-        """Parts of a prompt that another request has emitted (stream ``o<id>``) are copied."""
+        """Copy parts of a prompt that another request has emitted (stream ``o<id>``)."""
         at = 0
         for segment in prompt.segments:
             length = segment.end - segment.start
@@ -332,6 +333,6 @@ class _DeviceClock:
         self._end.record()
 
     def seconds(self) -> float:
-        """Waits for the end."""
+        """Wait for the end of the step and return its duration."""
         self._end.synchronize()
         return float(self._begin.elapsed_time(self._end)) / 1000.0

@@ -1,9 +1,9 @@
-"""The short real runs of a campaign: one to fit what serving adds, the others to judge it.
+"""Short real runs of a campaign: one to fit the overhead of serving, the others to evaluate it.
 
-They differ in load, in the lengths of prompts and in the tokens of a step, so that the error that
-is told is that of sizes which nothing was fitted to. Each begins with all that it may have at a
-time, so steps are full; then one request comes for one that ends, in chunks as long as prompts are;
-in the end only decodes are left, fewer and fewer. So none depends on how fast the device is.
+They differ in load, prompt lengths and step tokens, so that the reported error is for sizes that
+were not fitted. Each starts with its maximum number of requests, so steps are full. Then a new
+request replaces each finished one, with chunks as long as prompts. At the end only decodes remain,
+fewer and fewer. Thus no run depends on the speed of the device.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from simkv.gpu.scenario_execution import check_fits, execute_scenario, runner_co
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.engine_registry import DEFAULT
 
-#: What the name of a run with a pipelined scheduler ends in.
+#: Suffix of the names of runs with a pipelined scheduler.
 OVERLAPPED = "-overlapped"
 
 
 @dataclass(frozen=True)
 class CalibrationLoad:
-    """What one run serves: requests in flight at most, tokens of a prompt on average, tokens of a
-    step at most."""
+    """Load of one run: maximum requests in flight, mean prompt tokens, maximum tokens of a step."""
 
     name: str
     in_flight: int
@@ -33,10 +32,10 @@ class CalibrationLoad:
     budget: int
 
     def scenario(self, limits: Limits, *, pipelined: bool = False) -> Scenario:
-        """Twice as many requests as may be in flight, as a scenario within ``limits``.
+        """Return a scenario with twice the requests in flight, within ``limits``.
 
-        With ``pipelined`` the scheduler decides a step ahead. None ends before all have their
-        prompts in, so that as many decode as may.
+        With ``pipelined``, the scheduler decides a step ahead. No request ends before all prompts
+        are computed, so that the maximum number of requests decodes together.
         """
         longest = limits.context // 2
         shortest_output = max(16, self.in_flight * self.prompt // self.budget)
@@ -76,14 +75,17 @@ class CalibrationLoad:
 
 
 def fit_load(limits: Limits) -> CalibrationLoad:
-    """The run on which is fitted what serving adds: one decode to all, steps of middle size."""
+    """Return the load that the serving overhead is fitted to: all decode counts, mid-size steps."""
     budget = max(limits.decodes, min(limits.tokens // 4, 2048))
     return CalibrationLoad("fitted", limits.decodes, limits.context // 16, budget)
 
 
 def evaluation_loads(limits: Limits) -> list[CalibrationLoad]:
-    """The runs on which it is judged: few requests with long prompts in steps as large as may be,
-    and many with short ones in small steps."""
+    """Return the loads for evaluation.
+
+    One has few requests with long prompts in the largest steps, the other many requests with short
+    prompts in small steps.
+    """
     few = max(limits.decodes // 8, 8)
     small = max(limits.decodes, limits.tokens // 16)
     return [
@@ -95,12 +97,12 @@ def evaluation_loads(limits: Limits) -> list[CalibrationLoad]:
 
 
 def run_calibration_loads(setup: GpuSetup, limits: Limits) -> Iterator[tuple[str, ExecutionRecord]]:
-    """All of them by name on one runner, each as it ends, that which is fitted to first.
+    """Run all loads on one runner, and yield each record with its name, the fitting load first.
 
-    Where steps overlap, the runs that judge once more, with a pipelined scheduler. Raises
-    InputError if model and cache do not fit the device.
+    If steps overlap, the evaluation loads run again with a pipelined scheduler. Raises InputError
+    if model and cache do not fit on the device.
     """
-    setup = replace(setup, warm_up=min(setup.warm_up, 2.0))  # it has just been busy
+    setup = replace(setup, warm_up=min(setup.warm_up, 2.0))  # the device is already warm
     works = [fit_load(limits), *evaluation_loads(limits)]
     scenarios = [work.scenario(limits) for work in works]
     if setup.overlap:

@@ -1,9 +1,8 @@
-"""The measurement campaign: what the parts of a step cost on this device, point by point.
+"""Measurement campaign: the cost of the parts of a step on this device, point by point.
 
-Points come in order of use, each twice, in an independently shuffled order within small batches;
-a sentinel before each of these shows drift. A graph serves both of a point's turns. Every
-measurement is appended to a CSV file at once, and a campaign that is started again goes on where it
-stopped.
+Points are ordered by usefulness and measured twice, in shuffled order within small batches. A
+sentinel before each batch shows drift. A graph serves both measurements of a point. Every
+measurement is appended to a CSV file at once, and a restarted campaign resumes there.
 """
 
 from __future__ import annotations
@@ -21,16 +20,15 @@ from simkv.core.errors import InputError
 from simkv.gpu.campaign_plan import Probe, sentinel
 from simkv.gpu.microbenchmark import Microbenchmark
 
-#: Points between two sentinels.
+#: Number of points between two sentinels.
 POINTS_PER_SENTINEL = 20
 
 
 class Measurement(NamedTuple):
-    """One measurement: seconds at the median and the tenth and ninetieth percentile of repeats, and
-    at most.
+    """One measurement: median, 10th and 90th percentile and maximum of its repeats, in seconds.
 
-    ``longest`` is the longest context of a decode, ``size`` what the step was padded to, ``at_s``
-    the time since the campaign began.
+    ``longest`` is the longest context of a decode, ``size`` the padded size, ``at_s`` the time
+    since the campaign began.
     """
 
     key: str
@@ -65,7 +63,7 @@ def measure(
 ) -> list[Measurement]:
     """Measure ``points`` until all are done or the time is over; append to the CSV at ``path``.
 
-    What is in the file already is not measured again. Returns all that is in it at the end.
+    Measurements already in the file are not repeated. Returns the whole contents of the file.
     """
     begin = perf_counter()
     _mend(path)
@@ -113,13 +111,13 @@ def _append(path: Path, sample: Measurement) -> None:
 
 
 def _mend(path: Path) -> None:
-    """Drop a last line that was cut short."""
+    """Drop an incomplete last line."""
     if path.exists() and not (text := path.read_bytes()).endswith(b"\n"):
         path.write_bytes(text[: text.rfind(b"\n") + 1])
 
 
 def read_samples(path: Path) -> list[Measurement]:
-    """All measurements of a file; none if there is no file. Raises InputError."""
+    """Return all measurements of a file; empty if there is no file. Raises InputError."""
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
@@ -134,9 +132,9 @@ def read_samples(path: Path) -> list[Measurement]:
 
 
 def check_same(path: Path, about: dict[str, Any]) -> None:
-    """Write what a campaign is about beside its measurements, or compare with what is there.
+    """Write the description of a campaign, or compare it with the existing one.
 
-    Raises InputError if the measurements there were made of something else.
+    Raises InputError if the existing measurements have a different setup.
     """
     if not path.exists():
         path.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")

@@ -1,9 +1,9 @@
-"""What a campaign measures: the points, the most useful first.
+"""The points that a campaign measures, the most useful first.
 
-A step is taken apart by leaving parts of the real model out, all layers running: ``rest`` is the
-step without attention, ``decode`` and ``prefill`` are the attention of these rows alone, ``mixed
-decode`` that of decodes in a step padded for prefills, which is split otherwise. Whole steps
-(``step``) like those of serving are measured too; half of them is held out of every fit.
+A step is decomposed by omitting parts of the real model while all layers run: ``rest`` is the step
+without attention, ``decode`` and ``prefill`` are the attention of these rows in isolation, ``mixed
+decode`` is the attention of decodes in a step padded for prefills, which is split differently.
+Whole steps (``step``) as in serving are measured, too; half of them are held out of every fit.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ ProbePart = Literal["rest", "decode", "mixed decode", "prefill", "step"]
 
 @dataclass(frozen=True)
 class Limits:
-    """How far a campaign goes: rows that decode, tokens in a step, tokens of context per row, and
-    tokens of KV in all."""
+    """Limits of a campaign: decode rows, tokens of a step, context tokens of a row, total KV
+    tokens.
+    """
 
     decodes: int = 256
     tokens: int = 8192
@@ -33,12 +34,12 @@ class Limits:
     block_size: int = 16
 
 
-#: For the tests, and for a look at the tiny model on a CPU.
+#: For tests, and for the tiny model on a CPU.
 SMALL_LIMITS = Limits(decodes=16, tokens=256, context=256, kv_tokens=2048)
 
 
 class Probe(NamedTuple):
-    """Something to measure: contexts of the rows that decode, and (tokens, context) of prefills."""
+    """A point to measure: contexts of the decode rows, and (tokens, context) of prefills."""
 
     part: ProbePart
     decodes: tuple[int, ...] = ()
@@ -46,7 +47,7 @@ class Probe(NamedTuple):
 
     @property
     def key(self) -> str:
-        """A name by which a measurement is found again."""
+        """Name that identifies a measurement."""
         rows = len(self.decodes)
         decodes = f"{rows}x{self.decodes[0]}" if rows else ""
         if len(set(self.decodes)) > 1:
@@ -57,7 +58,7 @@ class Probe(NamedTuple):
 
     @property
     def load(self) -> StepLoad:
-        """What the simulator would say of such a step, and its longest decode."""
+        """Load of the step as in the simulator, with its longest decode."""
         return StepLoad(
             len(self.prefills),
             sum(tokens for tokens, _ in self.prefills),
@@ -70,7 +71,7 @@ class Probe(NamedTuple):
 
 
 def plan_campaign(limits: Limits, seed: int = 0) -> list[Probe]:
-    """All points, the most useful first: each kind coarse before fine, the kinds in turn."""
+    """Return all points, the most useful first: kinds in turn, each from coarse to fine."""
     random = np.random.default_rng(seed)
     kinds = [
         _rest(limits),
@@ -86,13 +87,13 @@ def plan_campaign(limits: Limits, seed: int = 0) -> list[Probe]:
 
 
 def sentinel(limits: Limits) -> Probe:
-    """What is measured again and again to see the device drift."""
+    """Return the point that is measured repeatedly to detect drift of the device."""
     context = min(512, limits.context // 2)
     return Probe("step", (context,) * min(64, limits.decodes, limits.kv_tokens // (2 * context)))
 
 
 def _rest(limits: Limits) -> list[Probe]:
-    """Every size that has a graph; and some of those without, for the straight lines up there."""
+    """Return every size that has a graph, and some larger ones for the linear range above."""
     sizes = graph_sizes(limits.decodes, limits.tokens)
     decodes = [Probe("rest", (0,) * size.decodes) for size in sizes if not size.prefills]
     prefills = [
@@ -102,14 +103,14 @@ def _rest(limits: Limits) -> list[Probe]:
     ]
     large = [Probe("rest", (), ((t, 0),)) for t in (4096, 8192, 6144, 16384) if t <= limits.tokens]
     mixed = [Probe("rest", (0,), ((max(point.prefills[0][0] - 1, 2), 0),)) for point in prefills]
-    coarse = [*large[:2], *_coarse_first(decodes), *large[2:]]  # between those lie lines only
+    coarse = [*large[:2], *_coarse_first(decodes), *large[2:]]  # linear in between
     return [p for two in _in_turn(coarse, _coarse_first(prefills)) for p in two] + _coarse_first(
         mixed
     )[:6]
 
 
 def _decode(limits: Limits, random: np.random.Generator) -> list[Probe]:
-    """Rows crossed with contexts, and skewed lengths at the same mean."""
+    """Return rows crossed with contexts, and skewed lengths with the same mean."""
     rows = [n for n in (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 512) if n <= limits.decodes]
     contexts = [c for c in (64, 512, 2048, 8192, 256, 1024, 4096) if c <= limits.context]
     even = [Probe("decode", (c,) * n) for c in contexts for n in _coarse_first(rows)]
@@ -122,7 +123,7 @@ def _decode(limits: Limits, random: np.random.Generator) -> list[Probe]:
 
 
 def _mixed_decode(limits: Limits, random: np.random.Generator) -> list[Probe]:
-    """The same beside the shortest prefill that there is."""
+    """Return decode points beside the shortest possible prefill."""
     rows = _coarse_first([n for n in (1, 4, 16, 64, 128, 256) if n <= limits.decodes])
     contexts = [c for c in (512, 4096, 2048, 128) if c <= limits.context]
     least = ((2, 0),)
@@ -138,7 +139,7 @@ def _mixed_decode(limits: Limits, random: np.random.Generator) -> list[Probe]:
 
 
 def _prefill(limits: Limits) -> list[Probe]:
-    """One prompt after some context, several equal ones, and pairs of unequal ones."""
+    """Return prefills of one prompt after some context, of several equal and of unequal prompts."""
     tokens = [t for t in (512, 2048, 128, 4096, 1024, 256, 64, 16) if t <= limits.tokens]
     contexts = [c for c in (0, 2048, 512, 8192, 128) if c <= limits.context]
     single = [Probe("prefill", (), ((t, c),)) for c in contexts for t in tokens]
@@ -154,7 +155,7 @@ def _prefill(limits: Limits) -> list[Probe]:
 
 
 def _steps(limits: Limits, random: np.random.Generator) -> list[Probe]:
-    """Whole steps like those of serving, every other one mixed; some of one prefill alone."""
+    """Return whole steps as in serving, every other one mixed; some with prefills only."""
     points = []
     for index in range(60):
         rows = int(np.exp(random.uniform(0, np.log(limits.decodes))))
@@ -178,7 +179,7 @@ def _lognormal(
 
 
 def _coarse_first(points: Sequence[Any]) -> list[Any]:
-    """The ends, the middle, the quarters, and so on."""
+    """Return the points in the order ends, middle, quarters, and so on."""
     order = {0: None, len(points) - 1: None}
     step = len(points)
     while step > 1:

@@ -1,4 +1,4 @@
-"""The model's own operations in vectorised torch: the engine of the tests, on any device.
+"""Model operations in vectorized torch: the implementation for tests, on any device.
 
 Shapes: T token slots, H query heads, K key-value heads, D head dimension. ``keys`` and ``values``
 are one layer of the pool, [block, token, K, D]; ``tables`` are [seat, block number in sequence].
@@ -16,7 +16,7 @@ from simkv.gpu.batch_inputs import StepInputs, StepSize
 def add_norm(
     residual: torch.Tensor | None, x: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``residual + x`` and its RMSNorm, [T, hidden] both."""
+    """Return ``residual + x`` and its RMSNorm, both [T, hidden]."""
     residual = x if residual is None else residual + x
     wide = residual.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
@@ -24,7 +24,7 @@ def add_norm(
 
 
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
-    """SiLU of the first half of the columns times the second half."""
+    """Return SiLU of the first half of the columns times the second half."""
     gate, up = x.chunk(2, dim=-1)
     return functional.silu(gate) * up
 
@@ -38,7 +38,7 @@ def rotate_and_store(
     keys: torch.Tensor,
     values: torch.Tensor,
 ) -> torch.Tensor:
-    """Turn queries and keys by their positions, store keys and values in their slots.
+    """Rotate queries and keys by their positions, and store keys and values in their slots.
 
     ``qkv`` is [T, (H + 2 K) D], ``cosine`` and ``sine`` [positions, D / 2]. Returns the queries,
     [T, H, D].
@@ -67,9 +67,9 @@ def attend(
     values: torch.Tensor,
     tables: torch.Tensor,
 ) -> torch.Tensor:
-    """Causal attention of every token over the KV of its own sequence; [T, H, D].
+    """Return causal attention of every token over the KV of its own sequence, [T, H, D].
 
-    Padding slots hold anything.
+    Padding slots have undefined values.
     """
     out = torch.zeros_like(q)
     row = fields.length[: size.decodes].nonzero()[:, 0]
@@ -93,10 +93,10 @@ def _decode(
     keys: torch.Tensor,
     values: torch.Tensor,
 ) -> torch.Tensor:
-    """One query per row, [rows, H, D]."""
+    """Return the attention of one query per row, [rows, H, D]."""
     block_size = keys.shape[1]
     index = torch.arange(-(-max(int(length.max()), 1) // block_size), device=q.device)
-    # What lies beyond a row's length may be anything: no such block, or not a number.
+    # Values beyond a row's length are undefined: missing blocks or NaN.
     blocks = torch.where(index * block_size < length[:, None], tables[:, : len(index)], 0)
     k, v = (x[blocks].flatten(1, 2) for x in (keys, values))
     seen = torch.arange(k.shape[1], device=q.device) < length[:, None]
@@ -113,7 +113,9 @@ def _decode(
 def _prefill(
     q: torch.Tensor, length: int, table: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
-    """The last tokens of one sequence of ``length`` tokens, [tokens, H, D]."""
+    """Return the attention of the last tokens of a sequence of ``length`` tokens,
+    [tokens, H, D].
+    """
     blocks = table[: -(-length // keys.shape[1])]
     k, v = (x[blocks].flatten(0, 1)[:length].transpose(0, 1) for x in (keys, values))
     at = torch.arange(length - len(q), length, device=q.device)

@@ -1,7 +1,7 @@
 """Steps of fixed sizes over one static input buffer, captured as CUDA graphs.
 
-On a CPU nothing can be captured and ``run`` calls the model on the same static buffer instead, so
-the padded path is the one that the tests run.
+A CPU cannot capture graphs; there ``run`` calls the model on the same static buffer, so the tests
+cover the padded path.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from simkv.gpu.transformer import Transformer
 
 
 class StepGraphs:
-    """One graph for each of ``sizes``; all of them read the same buffer and share memory."""
+    """One graph for each of ``sizes``; all read the same buffer and share memory."""
 
     def __init__(self, model: Transformer, sizes: Collection[StepSize]) -> None:
         self.model = model
@@ -35,7 +35,7 @@ class StepGraphs:
             self._capture_all(sorted(sizes, reverse=True))
 
     def run(self, packed: torch.Tensor, size: StepSize) -> torch.Tensor:
-        """Run a step of this size; the result is valid until the next one is enqueued."""
+        """Run a step of this size; the result is valid until the next step is enqueued."""
         self.buffer[: len(packed)].copy_(packed, non_blocking=True)
         if size in self._graphs:
             graph, sampled = self._graphs[size]
@@ -44,7 +44,7 @@ class StepGraphs:
         return self.model.step(input_views(self.buffer, size), size)
 
     def _capture_all(self, sizes: list[StepSize]) -> None:
-        """Largest first, so that the others fit into the memory of the first."""
+        """Capture graphs, the largest first, so that the others fit into its memory."""
         memory: Any = None
         stream = torch.cuda.Stream()
         for size in sizes:
@@ -58,11 +58,11 @@ class StepGraphs:
 def capture(
     run: Callable[[], torch.Tensor], stream: Any, memory: Any = None
 ) -> tuple[Any, torch.Tensor]:
-    """A CUDA graph of ``run`` and the tensor that it leaves its result in.
+    """Capture ``run`` as a CUDA graph; return the graph and the tensor with its result.
 
-    It runs once before, so that kernels are compiled and algorithms picked. ``memory`` is the pool
-    of an earlier graph that is never replayed at the same time; such graphs are captured on the
-    same ``stream``, since memory that one stream has freed is not given to another.
+    ``run`` is called once before, so that kernels are compiled and algorithms selected. ``memory``
+    is the pool of an earlier graph that is never replayed at the same time. Such graphs are
+    captured on the same ``stream``, since memory freed by one stream is not reused by another.
     """
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -76,7 +76,7 @@ def capture(
 
 
 def padding(size: StepSize, scratch: int) -> torch.Tensor:
-    """The packed inputs of a step of this size that has nothing to do."""
+    """Return the packed inputs of an empty step of this size."""
     packed = np.zeros(packed_length(size), dtype=np.int32)
     fill(input_views(packed, size), [], [], (), {}, scratch)
     return torch.from_numpy(packed)

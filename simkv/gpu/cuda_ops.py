@@ -1,8 +1,8 @@
-"""The operations of ``cpu_ops`` as launches of our own Triton kernels.
+"""The operations of ``cpu_ops`` as launches of simkv's Triton kernels.
 
-Grids and tile sizes depend on the size of the step alone, never on what is in it. There is no
-autotuning: it would make runs differ, and cannot happen inside a graph; see tiles.py. In a grid the
-key-value head comes first, so that programs that run together read the same blocks.
+Grids and tile sizes depend only on the size of the step, never on its contents. There is no
+autotuning: runs would differ, and it is impossible inside a graph (see triton_tile_configs.py). The
+key-value head is the first grid dimension, so that concurrent programs read the same blocks.
 """
 
 from __future__ import annotations
@@ -18,21 +18,24 @@ from simkv.gpu import triton_kernels
 from simkv.gpu.batch_inputs import StepInputs, StepSize
 from simkv.gpu.triton_tile_configs import AttentionKernel, Tiles, choose_tiles
 
-#: Programs of a decode launch that keep an H200 busy: four for each of its 132 multiprocessors.
+#: Programs of a decode launch that occupy an H200: four per each of its 132 multiprocessors.
 BUSY_PROGRAMS = 528
-#: Most splits of one row; also of a row in a mixed step, whose slots are mostly padding.
+#: Maximum number of splits of a row; and assumed rows of a mixed step, whose slots are mostly
+#: padding.
 MOST_SPLITS = 64
 MIXED_ROWS = 32
 
 
 def tiles_of(kernel: AttentionKernel, q: torch.Tensor) -> Tiles:
-    """How a kernel is built for these queries, on the device that they are on."""
+    """Return the tile configuration of a kernel for these queries, on their device."""
     device = _name(q.device) if q.is_cuda else ""
     return choose_tiles(kernel, q.shape[2], q.element_size(), arch=architecture(), device=device)
 
 
 def architecture() -> int:
-    """That of the device, as 90; also where nobody is, as in Triton's interpreter."""
+    """Return the device's architecture, such as 90; also 90 without a device (Triton's
+    interpreter).
+    """
     try:
         return int(driver.active.get_current_target().arch)
     except RuntimeError:
@@ -45,21 +48,21 @@ def _name(device: torch.device) -> str:
 
 
 def splits_for(size: StepSize, kv_heads: int) -> int:
-    """Programs per row and key-value head, a power of two."""
+    """Return the number of programs per row and key-value head, a power of two."""
     rows = min(size.decodes, MIXED_ROWS) if size.prefills else size.decodes
     wanted = -(-BUSY_PROGRAMS // (rows * kv_heads))
     return min(power_of_two(wanted), MOST_SPLITS)
 
 
 def power_of_two(x: int) -> int:
-    """The smallest power of two that is not less than ``x``."""
+    """Return the smallest power of two that is not less than ``x``."""
     return 1 << (x - 1).bit_length()
 
 
 def add_norm(
     residual: torch.Tensor | None, x: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As in ``cpu_ops``, but ``residual`` is changed in place (and is ``x`` where it is None)."""
+    """Same as in ``cpu_ops``, but ``residual`` is changed in place (and is ``x`` if None)."""
     x = x.contiguous()
     normed = torch.empty_like(x)
     width = x.shape[1]
@@ -78,7 +81,7 @@ def add_norm(
 
 
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
-    """As in ``cpu_ops``."""
+    """Same as in ``cpu_ops``."""
     width = x.shape[1] // 2
     out = x.new_empty(len(x), width)
     tile = min(power_of_two(width), 1024)
@@ -95,7 +98,7 @@ def rotate_and_store(
     keys: torch.Tensor,
     values: torch.Tensor,
 ) -> torch.Tensor:
-    """As in ``cpu_ops``."""
+    """Same as in ``cpu_ops``."""
     block_size, kv_heads, dim = keys.shape[1:]
     heads = qkv.shape[1] // dim - 2 * kv_heads
     q = qkv.new_empty(len(qkv), heads, dim)
@@ -128,7 +131,9 @@ def attend(
     values: torch.Tensor,
     tables: torch.Tensor,
 ) -> torch.Tensor:
-    """As in ``cpu_ops``: decodes and prefills in a launch each (vllm-project/vllm#29020)."""
+    """Same as in ``cpu_ops``; one launch for decodes, one for prefills
+    (vllm-project/vllm#29020).
+    """
     out = torch.empty_like(q)
     if size.decodes:
         _decode(q, out, fields, size, keys, values, tables)

@@ -1,11 +1,11 @@
-"""What a device says of itself while it is measured: one background log, a line a second.
+"""Log the state of a device during measurements, one line per second in the background.
 
-    with clocks_logged(Path("clocks.csv"), "cuda"):
+    with log_clocks(Path("clocks.csv"), "cuda"):
         ...
 
-On a GPU its clocks, power and temperature, by one ``nvidia-smi`` that runs all the while: to start
-it again and again would leave the device idle each time. On a CPU the load of the machine and the
-clock of its cores.
+On a GPU: clocks, power and temperature, from one permanent ``nvidia-smi`` process, because starting
+it repeatedly would leave the device idle each time. On a CPU: the load of the machine and the clock
+of its cores.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ EVERY_S = 1.0
 
 @contextmanager
 def log_clocks(path: Path, device: str) -> Iterator[None]:
-    """Append to ``path`` as long as the block runs: ``unix_s`` and the fields, a line a second.
+    """Append to ``path`` while the block runs: ``unix_s`` and the fields, one line per second.
 
-    Nothing is written where the device does not tell.
+    Nothing is written if the device does not report these values.
     """
     on_gpu = torch.device(device).type == "cuda"
     begin = _of_gpu if on_gpu else _of_cpu
@@ -100,7 +100,7 @@ def _of_cpu(write: Callable[[str], None], device: str) -> Callable[[], None]:  #
 
 
 def _megahertz() -> float:
-    """Mean clock of the cores as Linux tells it; 0 where nobody does."""
+    """Return the mean clock of the cores according to Linux in MHz; 0 if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

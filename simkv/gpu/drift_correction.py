@@ -1,4 +1,4 @@
-"""A campaign's measurements as a device would have given them that does not change meanwhile."""
+"""Correct a campaign's measurements for drift of the device."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ import numpy as np
 
 from simkv.gpu.campaign import Measurement
 
-#: A change of the sentinel counts if it is so many times its own scatter.
+#: Ratio to its own scatter above which a change of the sentinel counts.
 SIGNIFICANT_DRIFT = 3.0
-#: A repeat stalled if it took so many times the median of its point, and so much more (s).
+#: A repeat stalled if it took this factor times the median of its point, and this excess (s).
 STALL_FACTOR, STALL_EXCESS_S = 3.0, 5e-3
 
 
 def measure_drift(samples: Sequence[Measurement]) -> float:
-    """The change of the sentinel from its first measurement to its last, on the straight line
-    through all; 0 where it is not beyond their scatter, or there are fewer than four."""
+    """Return the relative change of the sentinel over the campaign, by a linear fit.
+
+    0 if the change is within the scatter, or there are fewer than four measurements.
+    """
     line = _line(samples)
     return 0.0 if line is None else line[1] / line[0] - 1.0
 
 
 def correct_drift(samples: Sequence[Measurement]) -> list[Measurement]:
-    """All of them as if measured at the end of the campaign, when the device is as in service."""
+    """Return the measurements scaled to the end of the campaign, when the device is
+    as in service.
+    """
     line = _line(samples)
     if line is None:
         return list(samples)
@@ -43,14 +47,14 @@ def correct_drift(samples: Sequence[Measurement]) -> list[Measurement]:
 
 
 def count_stalled(samples: Sequence[Measurement]) -> int:
-    """Points of which a repeat stalled; the median of the others is what counts."""
+    """Return the number of points with a stalled repeat; their median is used."""
     return sum(
         s.most_s > max(STALL_FACTOR * s.median_s, s.median_s + STALL_EXCESS_S) for s in samples
     )
 
 
 def _line(samples: Sequence[Measurement]) -> tuple[float, float] | None:
-    """The sentinel's seconds at its first and its last time, by the line through all of them."""
+    """Return the sentinel's seconds at its first and its last time, by a linear fit."""
     seen = [s for s in samples if s.key.startswith("sentinel")]
     if len(seen) < 4:
         return None
@@ -64,6 +68,6 @@ def _line(samples: Sequence[Measurement]) -> tuple[float, float] | None:
 
 
 def _span(samples: Sequence[Measurement]) -> tuple[float, float]:
-    """When the first sentinel was measured and when the last."""
+    """Return the times of the first and the last sentinel."""
     at = [s.at_s for s in samples if s.key.startswith("sentinel")]
     return min(at), max(at)

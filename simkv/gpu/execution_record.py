@@ -1,4 +1,4 @@
-"""What a served scenario was and did, and how it is written down."""
+"""Setup and record of a served scenario, and its output files."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from simkv.sim.run_record import RunRecord
 
 @dataclass(frozen=True)
 class GpuSetup:
-    """What to serve with: a model's shape, a device, and how its cache lies in memory.
+    """Setup of a run: a model's shape, a device, and the memory layout of its cache.
 
-    ``graph_tokens`` is the largest step that may become a CUDA graph (0: none); ``warm_up`` are
-    the seconds of steps before the clock starts, which bring a GPU to its working clocks. With
-    ``overlap`` a pipelined scheduler's next step is prepared while the device runs the last.
+    ``graph_tokens`` is the largest step that may become a CUDA graph (0: none). ``warm_up`` is the
+    duration of steps before the clock starts (s), which bring a GPU to its working clocks. With
+    ``overlap``, a pipelined scheduler's next step is prepared while the device runs the last one.
     """
 
     shape: ModelShape
@@ -41,19 +41,19 @@ class GpuSetup:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a number: bfloat16 on a GPU, float32 on a CPU."""
+        """Bytes per number: 2 for bfloat16 on a GPU, 4 for float32 on a CPU."""
         return 2 if self.device.startswith("cuda") else 4
 
 
-#: Why requests were left over in a run that ended in the middle.
+#: Reason for unfinished requests in a run that ended early.
 CUT_SHORT = "the horizon came first"
 
 
 @dataclass(frozen=True)
 class ExecutionRecord:
-    """What a run was and did. ``requests`` in the order of their arrival.
+    """Record of a run, with ``requests`` in the order of their arrival.
 
-    ``at_work``: the engine neither slept nor was dead when it ended.
+    ``at_work``: the engine was neither asleep nor dead at the end.
     """
 
     scenario: Scenario
@@ -66,29 +66,30 @@ class ExecutionRecord:
 
     @property
     def stopped(self) -> str:
-        """Why requests were left over, if any were, in the words of a decision trace."""
+        """Reason for unfinished requests, if there are any, as written in a decision trace."""
         if stop := self.record.engine_halt:
             return f"no progress: {stop.why}"
         return CUT_SHORT if self.cut_short else "no progress: the engine fell asleep"
 
     @property
     def cut_short(self) -> bool:
-        """Whether the horizon came first: to a client's request, or to one whose client had gone.
+        """Whether the horizon ended the run before a request, or its engine work, was finished.
 
-        An engine that does not heed that (FastDeploy) works on for it, though it has its outcome.
+        An engine that ignores disconnected clients (FastDeploy) continues to work on their
+        requests.
         """
         return bool(self.summary["cut_off"]) or (self.at_work and bool(self.leftover))
 
     @property
     def leftover(self) -> set[int]:
-        """The requests that had not ended in the engine."""
+        """Requests that had not ended in the engine."""
         return self.recorder.until_all_ended()[1]
 
 
 def figures(record: RunRecord, passes: list[Pass]) -> dict[str, Any]:
-    """The figures of ``summarize.json``, and how the time was spent."""
+    """Return the figures of ``summarize.json``, and shares of the time."""
     found = summarize(record)
-    del found["jain_index"]  # needs the time of each request alone on the device
+    del found["jain_index"]  # requires the time of each request in isolation
     steps = [p for p in passes if p.timing]
     timings = [p.timing for p in steps if p.timing]
     wall = sum(p.seconds for p in steps)
@@ -101,11 +102,11 @@ def figures(record: RunRecord, passes: list[Pass]) -> dict[str, Any]:
 
 
 def write_executions(folder: Path, runs: dict[str, ExecutionRecord], setup: GpuSetup) -> list[str]:
-    """Write runs (by variant) to ``folder``, complete or not at all.
+    """Write runs (by variant) to ``folder``, atomically.
 
-    ``summarize.json``, ``requests.csv``, ``passes.csv`` (a line per iteration of the engine's
-    loop), ``scenario.yaml``, and per variant a decision trace ``decisions-<variant>.jsonl.gz``.
-    Returns the names of what it wrote.
+    The files are ``summarize.json``, ``requests.csv``, ``passes.csv`` (a line per iteration of the
+    engine's loop), ``scenario.yaml``, and per variant a decision trace
+    ``decisions-<variant>.jsonl.gz``. Returns the names of the files.
     """
     import pandas as pd
 
@@ -137,7 +138,9 @@ def _summary(run: ExecutionRecord) -> dict[str, Any]:
 
 
 def pass_rows(variant: str, run: ExecutionRecord) -> list[dict[str, Any]]:
-    """One row per iteration of the engine's loop, times in seconds; see ``Pass`` and ``Timing``."""
+    """Return one row per iteration of the engine's loop, in seconds; see ``Pass``
+    and ``Timing``.
+    """
     rows = []
     for p in run.passes:
         row: dict[str, Any] = {"variant": variant, **p._asdict(), **p.load._asdict()}

@@ -1,8 +1,8 @@
-"""FlashAttention 3 out of a wheel of vLLM, to stand beside our own kernels. Never needed.
+"""FlashAttention 3 from a vLLM wheel, as an optional baseline for simkv's kernels.
 
-vLLM's wheels hold ``vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so``, which loads into the torch that the
-wheel was built for (vLLM 0.20 to 0.26: torch 2.11). Its operator is called by the names of its
-arguments, which torch knows, so that a version with an argument more or less will do.
+vLLM's wheels contain ``vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so``, which loads into the torch
+version it was built for (vLLM 0.20 to 0.26: torch 2.11). Its operator is called by argument names
+from torch, so that versions with other arguments work.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class FlashAttention3:
         values: torch.Tensor,
         tables: torch.Tensor,
     ) -> torch.Tensor:
-        """As in ``cpu_ops``, for steps of decodes alone or of one prefill alone."""
+        """Same as in ``cpu_ops``, for steps with decodes only or with one prefill only."""
         rows = size.decodes if size.decodes else 1
         start = torch.arange(rows + 1, dtype=torch.int32, device=q.device)
         if not size.decodes:
@@ -69,7 +69,7 @@ class FlashAttention3:
 
 
 def _value(argument: Any, given: dict[str, Any]) -> Any:
-    """What to pass: what is given, or the argument's own default, or nothing of its type."""
+    """Return the given value of an argument, its default, or an empty value of its type."""
     if argument.name in given:
         return given[argument.name]
     if argument.has_default_value():

@@ -1,4 +1,4 @@
-"""From a device to a cost profile: measure, see what the host adds, fit, write."""
+"""Calibrate a device: measure, determine the host's overhead, fit and write a cost profile."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ def calibrate(
     repeats: int = 20,
     progress: Callable[[], None] = lambda: None,
 ) -> tuple[CostProfile, list[Measurement]]:
-    """Measure within ``budget_s`` seconds, the start of the model included, and fit.
+    """Measure within ``budget_s`` seconds, including the start of the model, and fit.
 
-    Goes on with an earlier campaign. After the budget come only three short runs: one shows what
-    serving adds, the others how wrong the profile is. Leaves in ``folder`` the raw measurements
-    (``samples.csv``), what they were made on (``campaign.json``), what the device said of itself
-    all the while (``clocks.csv``), every pass of the real runs (``passes.csv``), and the profile
-    (``profile.json``); where steps overlap, that of pipelined engines, too
-    (``profile-overlapped.json``). Raises InputError if the folder holds a
-    campaign of something else, or too little was measured for a fit.
+    Resumes an earlier campaign. After the budget there are only three short runs: one determines
+    the overhead of serving, the others the error of the profile. Writes to ``folder`` the raw
+    measurements (``samples.csv``), the setup (``campaign.json``), the state of the device
+    (``clocks.csv``), every pass of the real runs (``passes.csv``) and the profile
+    (``profile.json``); if steps overlap, also the profile of pipelined engines
+    (``profile-overlapped.json``). Raises InputError if the folder holds a campaign with another
+    setup, or there are too few measurements for a fit.
     """
     begin = perf_counter()
     about = machine_info(setup.device)
@@ -130,7 +130,7 @@ def _write(profile: CostProfile, path: Path) -> None:
 
 
 def _served(setup: GpuSetup, limits: Limits, path: Path) -> list[ExecutionRecord]:
-    """The real runs, all their passes written to ``path`` as each of them ends."""
+    """Return the real runs; all their passes are written to ``path`` as each run ends."""
     runs, rows = [], []
     for name, run in run_calibration_loads(setup, limits):
         runs.append(run)
@@ -140,7 +140,7 @@ def _served(setup: GpuSetup, limits: Limits, path: Path) -> list[ExecutionRecord
 
 
 def real_steps(passes: Sequence[Pass]) -> list[RealStep]:
-    """The steps among the passes of a run, without the idle ones."""
+    """Return the steps among the passes of a run, without idle passes."""
     return [
         RealStep(p.load._replace(longest=p.longest_context), p.seconds, p.timing.gpu_s)
         for p in passes
@@ -149,8 +149,10 @@ def real_steps(passes: Sequence[Pass]) -> list[RealStep]:
 
 
 def fit_host(passes: Sequence[Pass]) -> HostCosts:
-    """Steps less their device time: a constant, a slope over the sequences that decode, and more
-    for steps with prefills."""
+    """Fit the host time of steps, their time minus the device time.
+
+    It has a constant, a slope over decoding sequences, and an extra for steps with prefills.
+    """
     steps = [(p.load, p.seconds - p.timing.gpu_s) for p in passes if p.timing]
     rest = np.array([seconds for _, seconds in steps])
     rows = np.array([[1.0, load.decode_seqs, bool(load.prefill_seqs)] for load, _ in steps])
@@ -163,7 +165,7 @@ def fit_host(passes: Sequence[Pass]) -> HostCosts:
 def achieved_rates(
     samples: Sequence[Measurement], shape: ModelShape, itemsize: int
 ) -> dict[str, Any]:
-    """What the attention kernels reach at their largest points: GB/s and TFLOP/s."""
+    """Return the rates of the attention kernels at their largest points, in GB/s and TFLOP/s."""
     parts = points_by_part(samples)
     found: dict[str, Any] = {}
     if decodes := parts.get("decode"):

@@ -1,33 +1,33 @@
-"""The sizes that steps are padded to: one CUDA graph for each, one entry in the cost table."""
+"""Padded sizes of steps: one CUDA graph and one entry in the cost table for each."""
 
 from __future__ import annotations
 
 from simkv.gpu.batch_inputs import StepSize
 
-#: Prefills per step for which graphs are captured; a step with more runs eagerly.
+#: Prefills per step for which graphs are captured; a step with more prefills runs eagerly.
 PREFILL_ROWS = 16
 #: Largest token count with a captured graph; beyond it the GPU is far slower than Python.
 GRAPH_TOKENS = 2816
 
 
 def decode_bucket(count: int) -> int:
-    """Row slots for ``count`` decodes: 1, 2, 4, 8, then multiples of 16."""
+    """Return row slots for ``count`` decodes: 1, 2, 4, 8, then multiples of 16."""
     if count <= 8:
         return next(size for size in (1, 2, 4, 8) if count <= size)
     return -(-count // 16) * 16
 
 
 def token_bucket(count: int) -> int:
-    """Token slots for a step with prefills: multiples of 32 up to 256, of 128 above."""
+    """Return token slots for a step with prefills: multiples of 32 up to 256, of 128 above."""
     unit = 32 if count <= 256 else 128
     return -(-count // unit) * unit
 
 
 def step_size(decodes: int, prefills: int, tokens: int, most_decodes: int) -> StepSize:
-    """Slots for a step of so many decode rows, prefill rows and ``tokens`` in all.
+    """Return the slots of a step with the given decode rows, prefill rows and total ``tokens``.
 
-    With prefills there is one size per token bucket, with room for ``most_decodes`` rows (or as
-    many as there are token slots), so that few graphs serve all mixtures.
+    With prefills there is one size per token bucket, with space for ``most_decodes`` rows (or one
+    per token slot, if that is less), so that few graphs serve all mixtures.
     """
     if not prefills:
         rows = decode_bucket(decodes)
@@ -38,7 +38,7 @@ def step_size(decodes: int, prefills: int, tokens: int, most_decodes: int) -> St
 
 
 def graph_sizes(most_decodes: int, most_tokens: int) -> list[StepSize]:
-    """All sizes worth capturing, largest first so that they share one memory pool well."""
+    """Return all sizes to capture, the largest first so that they share one memory pool well."""
     decodes = {step_size(n, 0, n, most_decodes) for n in range(1, most_decodes + 1)}
     tokens = range(2, min(most_tokens, GRAPH_TOKENS) + 1)
     prefills = {step_size(0, 1, n, most_decodes) for n in tokens}

@@ -1,12 +1,13 @@
-"""How near the kernels come to the device's ceilings: the first look at a new GPU.
+"""Compare kernels with the device's ceilings: a first check of a new GPU.
 
-    for row in bench(MODELS["llama-3-8b"], SIZES, "cuda"):
+    for row in bench(MODEL_SHAPES["llama-3-8b"], SIZES, "cuda"):
         print(row.what, row.value, row.unit, row.ceiling)
-    tiles = fastest(tried(MODELS["llama-3-8b"], SIZES, "cuda"), head_dim=128)
-    rows = list(beside(Anchor(path), MODELS["llama-3-8b"], SIZES, "cuda"))
+    tiles = fastest(time_tiles(MODEL_SHAPES["llama-3-8b"], SIZES, "cuda"), head_dim=128)
+    fa3 = FlashAttention3(path)
+    rows = list(compare_attention(fa3, MODEL_SHAPES["llama-3-8b"], SIZES, "cuda"))
 
 Attention runs through all layers of the model, so keys and values come from the device's memory and
-not from its cache. Bytes and FLOPs are counted by hand: each byte of KV once, four FLOPs per head,
+not from its cache. Bytes and FLOPs are computed: each byte of KV once, four FLOPs per head,
 dimension and pair of tokens.
 """
 
@@ -39,7 +40,7 @@ SMALL_SIZES = Limits(decodes=8, tokens=128, context=128, kv_tokens=4096)
 
 
 class Reading(NamedTuple):
-    """A measurement; ``ceiling`` is what the device reaches at most, None where there is none."""
+    """A measurement; ``ceiling`` is the device's maximum, or None."""
 
     what: str
     value: float
@@ -60,9 +61,9 @@ def bench(
     repeats: int = 20,
     warm_up: float = 0.0,
 ) -> Iterator[Reading]:
-    """Ceilings, attention in both layouts of the pool, a step of one row.
+    """Yield the ceilings, attention in both layouts of the pool, and steps.
 
-    ``warm_up`` seconds of steps bring the device to its clocks before anything is timed.
+    ``warm_up`` seconds of steps bring the device to its working clocks before any timing.
     """
     Microbenchmark(shape, sizes, device).runner.warm_up(warm_up)
     _release(device)
@@ -79,7 +80,7 @@ def bench(
 def _of_layout(
     made: Microbenchmark, layout: Layout, top: Ceilings, repeats: int
 ) -> Iterator[Reading]:
-    """Attention over a pool of this layout; with blocks that are one piece, whole steps too."""
+    """Yield attention over a pool of this layout; for the block layout, whole steps, too."""
     shape, sizes = made.model.shape, made.limits
     itemsize = made.runner.pool.data.element_size()
     for rows in (1, sizes.decodes):
@@ -97,7 +98,7 @@ def _of_layout(
 
 
 def _release(device: str) -> None:
-    """Let the memory go of what nobody holds any more."""
+    """Release memory that is no longer referenced."""
     gc.collect()
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()
@@ -106,7 +107,7 @@ def _release(device: str) -> None:
 def _steps(
     made: Microbenchmark, shape: ModelShape, itemsize: int, repeats: int, bytes_per_s: float
 ) -> Iterator[Reading]:
-    """Whole steps with hardly any KV: how much a step costs beyond reading the weights."""
+    """Yield whole steps with hardly any KV, relative to the time of reading the weights."""
     floor = 1e3 * shape.step_weights * itemsize / bytes_per_s
     for rows in (1, made.limits.decodes):
         taken = 1e3 * median(made.time(Probe("step", (16,) * rows), repeats))
@@ -116,9 +117,9 @@ def _steps(
 def time_tiles(
     shape: ModelShape, sizes: Limits, device: str, *, repeats: int = 20
 ) -> Iterator[tuple[AttentionKernel, Tiles, Reading]]:
-    """Attention with each of the tiles that are worth trying on this device; see tiles.py.
+    """Time attention with each candidate tile configuration; see triton_tile_configs.py.
 
-    Nothing on a CPU, whose operations have no tiles.
+    Yields nothing on a CPU, whose operations have no tiles.
     """
     made = Microbenchmark(shape, sizes, device)
     if not made.on_gpu:
@@ -144,7 +145,9 @@ def time_tiles(
 def fastest(
     readings: Iterable[tuple[AttentionKernel, Tiles, Reading]], head_dim: int
 ) -> dict[str, Tiles]:
-    """What ``tiles.json`` says of a device: by kernel and head size the tiles of the best rate."""
+    """Return the content of ``tiles.json`` for a device: the fastest tiles by
+    kernel and head size.
+    """
     best: dict[str, tuple[float, Tiles]] = {}
     for kernel, tiles, reading in readings:
         name = f"{kernel} {head_dim}"
@@ -156,7 +159,7 @@ def fastest(
 def compare_attention(
     anchor: FlashAttention3, shape: ModelShape, sizes: Limits, device: str, *, repeats: int = 20
 ) -> Iterator[Reading]:
-    """The same attention by another library: its rate, and how far its numbers are from ours."""
+    """Compare with attention of another library: its rate, and its numerical difference."""
     made = Microbenchmark(shape, sizes, device)
     itemsize = made.runner.pool.data.element_size()
     ours, made.model.ops = made.model.ops, WithAttention(made.model.ops, anchor.attend)

@@ -1,10 +1,9 @@
 """The KV cache: one preallocated tensor of blocks on the device.
 
-    pool = KVPool(MODELS["tiny"], num_blocks=64, block_size=16, device="cpu", dtype=torch.float32)
+    pool = KVPool(MODEL_SHAPES["tiny"], 64, 16, "cpu", torch.float32)
     keys, values = pool.layer(0)        # views [blocks, block_size, kv_heads, head_dim]
 
-Blocks are numbered as simkv's block pools number them: from 1, with 0 as the null block, where
-padding goes.
+Blocks are numbered as in simkv's block pools: from 1, with 0 as the null block for padding.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ class KVPool:
     """Keys and values of ``num_blocks`` blocks of ``block_size`` tokens, and of the null block.
 
     With the ``block`` layout the tensor is [block, layer, 2, token, kv head, head dim], so that a
-    block is one contiguous piece; with ``layer`` it is
-    [layer, 2, block, token, kv head, head dim]. Its contents start undefined, the null block zero.
+    block is contiguous; with ``layer`` it is [layer, 2, block, token, kv head, head dim]. Its
+    contents are initially undefined, except for the null block, which is zero.
     """
 
     def __init__(
@@ -45,12 +44,12 @@ class KVPool:
             else (shape.layers, 2, num_blocks + 1, *block)
         )
         self.data = torch.empty(size, device=device, dtype=dtype)
-        #: The same tensor with the block as its first dimension, whatever the layout.
+        #: The same tensor with the block as its first dimension, in any layout.
         self.blocks = self.data if layout == "block" else self.data.permute(2, 0, 1, 3, 4, 5)
         self.blocks[0].zero_()
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a layer, as views [block, token, kv head, head dim]."""
+        """Return keys and values of a layer, as views [block, token, kv head, head dim]."""
         return self.blocks[:, index, 0], self.blocks[:, index, 1]
 
     @property

@@ -1,4 +1,4 @@
-"""What a run was made on: device, driver, versions, clocks, and the two ceilings of a device."""
+"""Data on the machine of a run: device, driver, versions, clocks, and the device's ceilings."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ import torch
 
 from simkv.gpu.timer import current_clock, read_timer
 
-#: What is asked of a GPU about itself.
+#: Fields queried with ``nvidia-smi``.
 SMI_FIELDS = "driver_version,clocks.sm,clocks.mem,power.draw,temperature.gpu"
 
 
 class Ceilings(NamedTuple):
-    """Bytes per second of a large copy (read and written), FLOP/s of a large matrix product, and
-    bytes per second from the host to the device (of pinned memory; on a CPU a plain copy)."""
+    """Measured maximum rates of a device.
+
+    Bytes per second of a large copy (read and written), FLOP/s of a large matrix product, and bytes
+    per second from the host to the device (from pinned memory; on a CPU a plain copy).
+    """
 
     bytes_per_s: float
     flops_per_s: float
@@ -28,7 +31,7 @@ class Ceilings(NamedTuple):
 
 
 def machine_info(device: str) -> dict[str, Any]:
-    """Device, driver, clocks, versions and date, as far as they can be known."""
+    """Return device, driver, clocks, versions and date, as far as known."""
     found = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
@@ -54,8 +57,10 @@ def machine_info(device: str) -> dict[str, Any]:
 
 @lru_cache(maxsize=4)
 def nvidia_smi(device: str) -> str:
-    """Driver, clocks, power and temperature when first asked, in one line; empty if the tool does
-    not answer. What they are later is in the log of ``clocks``."""
+    """Return driver, clocks, power and temperature at the first call, in one line.
+
+    Empty if the tool does not answer. Later values are in the log of ``device_clocks``.
+    """
     command = ["nvidia-smi", f"--query-gpu={SMI_FIELDS}", "--format=csv,noheader"]
     command += gpu_id_option(device)
     try:
@@ -66,14 +71,16 @@ def nvidia_smi(device: str) -> str:
 
 
 def gpu_id_option(device: str) -> list[str]:
-    """The option by which ``nvidia-smi`` speaks of this GPU alone, whatever number it gives it."""
+    """Return the ``nvidia-smi`` option that selects this GPU by its UUID."""
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     return [f"--id=GPU-{str(uuid).removeprefix('GPU-')}"] if uuid else []
 
 
 @lru_cache(maxsize=4)
 def ceilings(device: str) -> Ceilings:
-    """The device's ceilings, measured on random numbers once per process; under a second."""
+    """Measure the device's ceilings on random numbers, once per process; takes less
+    than a second.
+    """
     on_gpu = torch.device(device).type == "cuda"
     dtype = torch.bfloat16 if on_gpu else torch.float32
     count, side = (1 << 30, 8192) if on_gpu else (1 << 23, 512)
@@ -93,20 +100,20 @@ def ceilings(device: str) -> Ceilings:
 
 
 def median_seconds(run: Callable[[], Any], device: str) -> float:
-    """Median seconds of ``run`` on the device."""
+    """Return the median seconds of ``run`` on the device."""
     return median(time_repeats(run, 10, on_gpu=torch.device(device).type == "cuda"))
 
 
-#: Repeats after which one looks whether more are needed, seconds of repeats that are enough, and
-#: the standard error of a median, as a share of it, that is.
+#: Repeats before the first check, total seconds that suffice, and relative standard error of the
+#: median that suffices.
 MIN_REPEATS, SUFFICIENT_S, SUFFICIENT_ERROR = 5, 0.05, 0.002
 
 
 def time_repeats(run: Callable[[], Any], most: int, *, on_gpu: bool) -> list[float]:
-    """Seconds of each of ``most`` runs at most, by the device's own events where it has any.
+    """Return the seconds of at most ``most`` runs, by the device's own events where available.
 
-    Fewer where they took long enough, or differ by so little that more would tell nothing. One
-    more, the first, is thrown away.
+    There are fewer runs if they took long enough or differ little. An additional first run is
+    discarded.
     """
     run()
     timed = _device_times if on_gpu else _host_times
@@ -117,7 +124,7 @@ def time_repeats(run: Callable[[], Any], most: int, *, on_gpu: bool) -> list[flo
 
 
 def _settled(found: list[float]) -> bool:
-    """Whether more repeats would add nothing; 1.25 is what a median's error is to a mean's."""
+    """Whether more repeats are useless; a median's error is 1.25 times a mean's."""
     error = 1.25 * stdev(found) / len(found) ** 0.5
     return sum(found) >= SUFFICIENT_S or error <= SUFFICIENT_ERROR * median(found)
 

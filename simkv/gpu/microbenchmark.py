@@ -1,4 +1,4 @@
-"""A model with its cache full of random numbers, and a way to time any part of a step on it."""
+"""A model with a cache full of random numbers, to time any part of a step."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ from simkv.gpu.machine_info import time_repeats
 
 
 class CapturedProbe(NamedTuple):
-    """A point ready to be timed again: its graph, its block tables laid by ``lay``, and the
-    tensors that the graph reads and writes and does not own."""
+    """A point ready to be timed again.
+
+    It has a graph, a function that writes its block tables, and the tensors that the graph uses but
+    does not own.
+    """
 
     graph: Any
     write_tables: Callable[[], None]
@@ -37,9 +40,9 @@ class CapturedProbe(NamedTuple):
 
 
 class Microbenchmark:
-    """A model with its cache full of random numbers, and a way to time a point on it.
+    """A model with a cache full of random numbers, to time points on it.
 
-    What has been captured is kept until ``forget``, for it takes longer than to run it.
+    Captured graphs are stored until ``forget``, because capturing takes longer than running.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class Microbenchmark:
         )
         self.runner = Runner(shape, config, device)
         self.model = self.runner.model
-        # Never zeros: a device can be faster on them.
+        # Zeros are avoided, because a device can be faster on them.
         for block in self.runner.pool.blocks.split(256):
             block.normal_()
         vocab = (self.model.seats + 1, self.model.max_len)
@@ -68,11 +71,11 @@ class Microbenchmark:
         self.forget()
 
     def forget(self) -> None:
-        """Capture points anew from here on; the memory of those before is free."""
+        """Discard captured graphs and free their memory."""
         self._captured: dict[Probe, CapturedProbe] = {}
 
     def time(self, point: Probe, repeats: int) -> list[float]:
-        """Seconds of each of ``repeats`` runs at most; one more, the first, is thrown away."""
+        """Return the seconds of at most ``repeats`` runs; an additional first run is discarded."""
         if not self.on_gpu:
             run, lay = self._run(point)
             lay()
@@ -84,7 +87,9 @@ class Microbenchmark:
         return time_repeats(found.graph.replay, repeats, on_gpu=True)
 
     def _capture(self, point: Probe) -> CapturedProbe:
-        """All graphs in the memory of the first, for none is replayed beside another."""
+        """Capture a graph in the memory of the first one; no two graphs are replayed at the same
+        time.
+        """
         run, lay = self._run(point)
         lay()
         others = next(iter(self._captured.values()), None)
@@ -92,7 +97,9 @@ class Microbenchmark:
         return CapturedProbe(graph, lay, (run, result))
 
     def difference(self, point: Probe, ops: Any, others: Any) -> float:
-        """Relative difference of attention by ``ops`` and by ``others`` in the first layer."""
+        """Return the relative difference of attention by ``ops`` and ``others`` in the
+        first layer.
+        """
         size = self.size(point)
         fields, lay = self._fields(point, size)
         lay()
@@ -106,14 +113,14 @@ class Microbenchmark:
         return float((a - b).norm() / a.norm())
 
     def size(self, point: Probe) -> StepSize:
-        """What a step like this is padded to."""
+        """Return the padded size of a step like this."""
         tokens = len(point.decodes) + sum(t for t, _ in point.prefills)
         return step_size(
             len(point.decodes), len(point.prefills), tokens, self.runner.config.max_decodes
         )
 
     def _run(self, point: Probe) -> tuple[Callable[[], Any], Callable[[], None]]:
-        """What is timed, and what has to be done before."""
+        """Return the function to time, and the function to call before it."""
         size = self.size(point)
         fields, lay = self._fields(point, size)
         if point.part == "step":
@@ -129,7 +136,9 @@ class Microbenchmark:
         )
 
     def _fields(self, point: Probe, size: StepSize) -> tuple[StepInputs, Callable[[], None]]:
-        """Inputs of a point, and what lays its block tables: its rows are in random blocks."""
+        """Return the inputs of a point, and a function that writes its block tables (random
+        blocks).
+        """
         decodes = [BatchRow(i, 1, context) for i, context in enumerate(point.decodes)]
         prefills = [
             BatchRow(i, tokens, context)
@@ -169,11 +178,11 @@ def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
 
 
 def _nothing() -> None:
-    """Nothing has to be done before."""
+    """Do nothing: no preparation is needed."""
 
 
 class WithAttention:
-    """The model's operations, of which ``attend`` is another."""
+    """The model's operations with another ``attend``."""
 
     def __init__(self, ops: Any, attend: Callable[..., torch.Tensor]) -> None:
         self._ops = ops

@@ -1,14 +1,14 @@
-"""From the measurements of a campaign to a cost profile, and its error on steps it never saw.
+"""Fit a cost profile to a campaign's measurements, with its error on held-out steps.
 
     step = rest[tokens] + decode attention + prefill attention (+ a constant in mixed steps)
-         all by one factor, + what a whole step costs beyond its parts, alone and in service + host
+           all scaled, + cost of a whole step beyond its parts, in isolation and in service + host
 
-``rest`` is a table over the sizes that steps are padded to, since matrix products cost by tiles;
-a size that was not measured lies on the straight line between its neighbours.
-Attention is a straight line over what it reads: for decodes tokens of context, rows, and by how
-much the longest is above the mean, for which the device waits while it is otherwise idle; for
-prefills pairs of tokens. These are fitted to relative errors, with no negative coefficient; what a
-whole step differs by from its parts has a sign, since the parts measured alone may be too dear.
+``rest`` is a table over the padded sizes of steps, since matrix products cost by tiles; unmeasured
+sizes are interpolated linearly. Attention is linear in what it reads. For decodes, these are tokens
+of context, rows, and the excess of the longest context over the mean, during which the device is
+otherwise idle. For prefills, these are pairs of tokens. The coefficients are fitted to relative
+errors and non-negative. The difference between a whole step and its parts is signed, since parts
+measured in isolation may take longer.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ FITTED = ("rest", "decode", "mixed decode", "prefill")
 
 
 class HostCosts(NamedTuple):
-    """The host's share of a step, in seconds: fixed, per sequence that decodes, and more if there
-    are prefills; and that of an idle pass."""
+    """Host time in seconds: per step, per decoding sequence, per idle pass, and
+    extra for prefills.
+    """
 
     step_s: float
     sequence_s: float
@@ -63,7 +64,7 @@ class HostCosts(NamedTuple):
 
 
 class RealStep(NamedTuple):
-    """A step of a real run: what it did, its whole time and the device's part of it (s)."""
+    """A step of a real run: its load, its total time and the device's part of it (s)."""
 
     load: StepLoad
     seconds: float
@@ -72,7 +73,7 @@ class RealStep(NamedTuple):
 
 @dataclass(frozen=True)
 class MedianPass:
-    """A point with the median of all its passes, in seconds."""
+    """A point with the median of all its measurements, in seconds."""
 
     sample: Measurement
     seconds: float
@@ -97,7 +98,7 @@ class MedianPass:
 
 
 def points_by_part(samples: Sequence[Measurement]) -> dict[str, list[MedianPass]]:
-    """The points of a campaign by part, each once."""
+    """Return the points of a campaign by part, each once."""
     groups: dict[str, list[Measurement]] = {}
     for sample in samples:
         if not sample.key.startswith("sentinel"):
@@ -120,14 +121,12 @@ def fit_profile(
     gpu: str,
     source: list[str],
 ) -> CostProfile:
-    """The profile that the samples give.
+    """Fit a profile to the samples.
 
-    Raises ValueError if a part was not measured at all, or a step would cost no time.
-
-    ``real`` are steps of a short real run: from them, what a step on the device takes beyond its
-    parts measured alone (caches are cold). ``judged`` are steps of other runs, of other load and
-    other sizes, which tell the profile's error. Without them it is told by whole steps of the
-    campaign, and is that of the device alone.
+    ``real`` are steps of a short real run, which give the time of a step beyond its parts measured
+    in isolation (caches are cold). ``judged`` are steps of other runs, with other loads and sizes,
+    which give the profile's error. Without them, whole steps of the campaign give the error, of the
+    device only. Raises ValueError if a part was not measured at all, or a step would cost no time.
     """
     parts = points_by_part(correct_drift(samples))
     for part in ("rest", "decode", "prefill"):
@@ -211,7 +210,7 @@ def fit_profile(
 
 
 def _checked(profile: CostProfile) -> CostProfile:
-    """The same, as it will be read back: a constant below zero must leave a step some time."""
+    """Validate a profile; with negative constants a step must still take some time."""
     try:
         return CostProfile.model_validate(profile.model_dump())
     except ValidationError as error:
@@ -219,7 +218,7 @@ def _checked(profile: CostProfile) -> CostProfile:
 
 
 def _in_service(cost: Callable[[StepLoad], float], real: Sequence[RealStep]) -> list[CostTerm]:
-    """What steps of a real run take on the device beyond those measured alone, by kind."""
+    """Return by kind the device time of real steps beyond that of steps measured in isolation."""
     terms = []
     for when, prefills in KINDS:
         beyond = [
@@ -233,17 +232,20 @@ def _in_service(cost: Callable[[StepLoad], float], real: Sequence[RealStep]) -> 
 
 
 def halves(steps: Sequence[MedianPass]) -> tuple[list[MedianPass], list[MedianPass]]:
-    """Every other step of each kind, and the rest."""
+    """Return every other step of each kind, and the rest."""
     ordered = sorted(steps, key=lambda step: (classify_step(step.load), step.sample.key))
     return ordered[::2], ordered[1::2]
 
 
-#: What the attention of decodes hangs on.
+#: Features that determine the attention cost of decodes.
 DECODE_FEATURES: list[Feature] = ["decode_context", "decode_seqs", "decode_mean", "decode_tail"]
 
 
 def _of_decodes(alone: Sequence[MedianPass], beside: Sequence[MedianPass]) -> list[CostTerm]:
-    """Attention of decodes, alone and beside prefills; as if alone if only that was measured."""
+    """Return the attention of decodes, in isolation and beside prefills.
+
+    Without enough measurements beside prefills, those in isolation are used for both.
+    """
     if len(beside) <= len(DECODE_FEATURES):
         return _lines("decode attention", "decode", alone, DECODE_FEATURES)
     return [
@@ -255,7 +257,7 @@ def _of_decodes(alone: Sequence[MedianPass], beside: Sequence[MedianPass]) -> li
 def relative_step_errors(
     cost: Callable[[StepLoad], float], steps: Sequence[tuple[StepLoad, float]]
 ) -> dict[str, StepError]:
-    """Relative errors of predicted against measured steps, by kind of step and over all."""
+    """Return relative errors of predicted against measured steps, by kind of step and over all."""
     return summarize_errors_by_kind(
         (kind, cost(load) / seconds - 1.0)
         for load, seconds in steps
@@ -271,10 +273,10 @@ def _rms(
 
 
 def _stairs(points: Sequence[MedianPass], padded: Callable[[int], int]) -> list[LinearPiece]:
-    """A step function over all sizes that ``padded`` gives, straight lines between measured ones.
+    """Return a step function over the padded sizes, interpolated between measured ones.
 
-    Few sizes above the largest CUDA graph are measured, and a short campaign leaves out some below
-    it; steps are padded there, too. Beyond the largest, in proportion to it.
+    Few sizes above the largest CUDA graph are measured, and a short campaign omits some below it,
+    but steps are padded there, too. Beyond the largest size, the cost is proportional.
     """
     by_size = {p.slots: p.seconds for p in points}
     measured = sorted(by_size)
@@ -289,7 +291,7 @@ def _stairs(points: Sequence[MedianPass], padded: Callable[[int], int]) -> list[
 def _lines(
     name: str, when: StepFilter, points: Sequence[MedianPass], features: Sequence[Feature]
 ) -> list[CostTerm]:
-    """A constant and a slope for each feature, none negative, by least relative squares."""
+    """Fit a constant and a slope per feature, non-negative, by least relative squares."""
     columns: list[Feature] = ["steps", *features]
     found = fit_nonnegative([[_value(p.load, f) for f in columns] for p in points], points)
     return [
@@ -299,7 +301,7 @@ def _lines(
 
 
 def fit_nonnegative(rows: Sequence[Sequence[float]], points: Sequence[MedianPass]) -> Floats:
-    """Coefficients >= 0 that make ``rows @ x`` relatively closest to the measured seconds."""
+    """Return coefficients >= 0 that minimize the relative error of ``rows @ x`` to the seconds."""
     seconds = np.array([p.seconds for p in points])
     matrix = np.array(rows, dtype=np.float64) / seconds[:, None]
     scale = np.abs(matrix).max(axis=0)
@@ -313,7 +315,7 @@ def _value(load: StepLoad, feature: Feature) -> float:
 
 
 def _mixed_extra(both: Sequence[MedianPass], prefilling: Sequence[MedianPass]) -> float:
-    """What the same token slots cost more with rows that decode among them, or less."""
+    """Return the median extra cost of token slots if decode rows are among them (signed)."""
     alone = {p.slots: p.seconds for p in prefilling}
     extra = [p.seconds - alone[p.slots] for p in both if p.slots in alone]
     return median(extra) if extra else 0.0

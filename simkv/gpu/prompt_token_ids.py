@@ -1,4 +1,4 @@
-"""Token ids of prompts: random, but equal where a workload says that tokens are equal."""
+"""Token ids of prompts: random, but equal where a workload shares tokens."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from simkv.core.request import Prompt
 
 
 def prompt_ids(prompt: Prompt, vocab: int) -> npt.NDArray[np.int32]:
-    """Token ids of a prompt: random, but equal where the tokens are (stream and offset)."""
+    """Return token ids of a prompt: random, but equal for equal streams and offsets."""
     segments = prompt.segments or ((f"u{prompt.id}", 0, prompt.prompt_tokens),)
     pieces = [_stream_ids(stream, start, end, vocab) for stream, start, end in segments]
     return np.concatenate(pieces)
 
 
 def _stream_ids(stream: str, start: int, end: int, vocab: int) -> npt.NDArray[np.int32]:
-    """Tokens ``start`` to ``end`` of a stream, by the mixing function of SplitMix64."""
+    """Return tokens ``start`` to ``end`` of a stream, by the mixing function of SplitMix64."""
     seed = int.from_bytes(hashlib.blake2b(stream.encode(), digest_size=8).digest(), "little")
     x = np.arange(start + 1, end + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     x += np.uint64(seed)

@@ -1,4 +1,4 @@
-"""Serve a scenario for real: its workload by the wall clock, its scheduler, steps on a device."""
+"""Serve a scenario on a real device: workload by the wall clock, its scheduler, measured steps."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from simkv.sim.client_loop import run_clients
 from simkv.sim.engine import Engine
 from simkv.workload.workload_section import build_clients
 
-#: Tokens that a pipelined engine may compute past a request's last one, with room to spare.
+#: Tokens that a pipelined engine may compute past a request's last one, with a margin.
 OVERSHOOT = 8
-#: Rows that the largest decode graph has, unless fewer can run.
+#: Maximum rows of the largest decode graph.
 MOST_DECODES = 512
 
 
 class ScenarioExecution:
-    """Everything that serves one scenario; ``run_clients`` does it, once.
+    """Execution of one scenario; ``serve`` runs it, once.
 
-    A ``runner`` that is large enough can serve one scenario after another; without one it is made.
-    Raises InputError if the model and the cache do not fit the device, or the runner is too small.
+    A large enough ``runner`` can serve several scenarios; without one it is created. Raises
+    InputError if model and cache do not fit on the device, or the runner is too small.
     """
 
     def __init__(self, scenario: Scenario, setup: GpuSetup, runner: Runner | None = None) -> None:
@@ -95,9 +95,9 @@ class ScenarioExecution:
 def execute_scenario(
     scenario: Scenario, setup: GpuSetup, runner: Runner, advance: Callable[[], None] | None = None
 ) -> ExecutionRecord:
-    """Serve a scenario; once more if a kernel was built while the clock ran, for it is there then.
+    """Serve a scenario; repeat it once if a kernel was built while the clock ran.
 
-    A step waits for seconds while one is built. Raises InputError if there is one again.
+    A step waits for seconds while a kernel is built. Raises InputError if that happens again.
     """
     for _ in range(2):
         run = ScenarioExecution(scenario, setup, runner).serve(advance)
@@ -110,13 +110,15 @@ def execute_scenario(
 
 
 def kernel_builds() -> int:
-    """How many Triton kernels have been built so far; 0 where none is used."""
+    """Return the number of Triton kernels built so far; 0 if none is used."""
     kernels = sys.modules.get("simkv.gpu.triton_kernels")
     return kernels.count_builds() if kernels else 0
 
 
 def runner_config(scenario: Scenario, setup: GpuSetup) -> RunnerConfig:
-    """What a runner needs to serve a scenario. Raises InputError for one that cannot be served."""
+    """Return the runner's configuration for a scenario. Raises InputError if it
+    cannot be served.
+    """
     if scenario.pipeline:
         raise InputError("pipeline: only the lockstep engine runs for real; use pipeline: null")
     if scenario.fleet is not None:
@@ -137,7 +139,7 @@ def runner_config(scenario: Scenario, setup: GpuSetup) -> RunnerConfig:
 
 
 def check_fits(setup: GpuSetup, config: RunnerConfig) -> None:
-    """Raise InputError if weights, KV pool and token store are more than the device has free."""
+    """Raise InputError if weights, KV pool and token store exceed the device's free memory."""
     on_gpu = torch.device(setup.device).type == "cuda"
     shape, itemsize = setup.shape, setup.itemsize
     weights = (shape.step_weights + (0 if shape.tied else shape.vocab * shape.hidden)) * itemsize
@@ -155,7 +157,7 @@ def check_fits(setup: GpuSetup, config: RunnerConfig) -> None:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Keep Python's collector from stopping a step."""
+    """Disable Python's garbage collector inside the context, because it would stop a step."""
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -1,4 +1,4 @@
-"""One and the same step, timed again and again between other work: has the device changed?"""
+"""Time one fixed step between other work, to detect changes of the device."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from simkv.gpu.batch_runner import Runner
 from simkv.gpu.graph_buckets import step_size
 from simkv.gpu.machine_info import time_repeats
 
-#: Its decodes and their context, or as much as the runner has.
+#: Number of decodes and their context, or the runner's maximum.
 ROWS, CONTEXT = 64, 512
 REPEATS = 20
 
 
 def time_sentinel(runner: Runner) -> float:
-    """Median seconds of it on the device. Only while nothing is served: it writes to the pool."""
+    """Return the step's median seconds on the device. It writes to the pool: call
+    only when idle.
+    """
     config = runner.config
     context = min(CONTEXT, config.max_len - 2)
     rows = [BatchRow(i, 1, context) for i in range(min(ROWS, config.max_decodes, config.seats))]

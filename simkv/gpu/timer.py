@@ -1,11 +1,11 @@
-"""What time it is: by the wall, or by the work of this thread.
+"""Read the time: wall clock, or CPU time of this thread.
 
-    use("cpu")
-    begin = ticks()
+    use_clock("cpu")
+    begin = read_timer()
 
-A machine that others use takes a thread off its core in the middle of a step; the CPU time of the
-thread leaves that out. It knows no waiting, so whoever would wait jumps (``executor.WallClock``).
-Steps on a GPU are waited for: there only the wall will do.
+On a shared machine, a thread may lose its core in the middle of a step; its CPU time excludes that.
+CPU time does not advance while waiting, so ``torch_executor.WallClock`` jumps instead. GPU steps
+require waiting, so they need the wall clock.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _chosen: list[ClockName] = ["wall"]
 
 
 def use_clock(clock: ClockName) -> None:
-    """Take this clock from now on, in the whole process."""
+    """Use this clock from now on, in the whole process."""
     _chosen[0] = clock
 
 
 def current_clock() -> ClockName:
-    """The one that is in use."""
+    """Return the current clock."""
     return _chosen[0]
 
 
 def read_timer() -> float:
-    """Seconds since some moment."""
+    """Return seconds since an arbitrary time."""
     return _CLOCKS[_chosen[0]]()

@@ -1,11 +1,11 @@
-"""How the attention kernels are built for a device.
+"""Build parameters of the attention kernels for a device.
 
-    chosen("decode", 128, 2, arch=90, device="NVIDIA H100 80GB HBM3")
+    choose_tiles("decode", 128, 2, arch=90, device="NVIDIA H100 80GB HBM3")
 
-By architecture, from what compiles without spills and fits into its shared memory (see
-tests/gpu/compile_kernels.py); the first of each is taken. ``gpu bench`` tries all that there are on
-a real device and writes which was the fastest: put into ``tiles.json`` beside this file, that is
-taken on this device from there on. Nothing is tuned while a step runs or is captured.
+Candidates by architecture compile without spills and fit into its shared memory (see
+tests/gpu/compile_kernels.py); the first one is the default. ``gpu bench`` tries all candidates on a
+real device and reports the fastest; an entry in ``tiles.json`` beside this file then replaces the
+default on that device. Nothing is tuned while a step runs or is captured.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Literal, NamedTuple
 
 AttentionKernel = Literal["decode", "prefill"]
 MEASURED_TILES_FILE = Path(__file__).with_name("tiles.json")
-#: Bytes of shared memory that a program can have, by architecture.
+#: Bytes of shared memory available to a program, by architecture.
 SHARED_MEMORY_BYTES = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
 
 
 class Tiles(NamedTuple):
-    """How a kernel is built: KV tokens per tile, rows per tile, warps, stages.
+    """Build parameters of a kernel: KV tokens per tile, rows per tile, warps, stages.
 
-    ``rows`` is for decodes the least height of a matrix operand, for prefills queries times heads
-    of the group.
+    ``rows`` is the minimum height of a matrix operand for decodes, and queries times heads of the
+    group for prefills.
     """
 
     tile: int
@@ -36,17 +36,17 @@ class Tiles(NamedTuple):
     stages: int
 
 
-#: Three stages leave a single buffer for the next tile; five are the first that have two.
+#: Three stages leave a single buffer for the next tile; five stages leave two.
 DECODES = (Tiles(32, 16, 4, 5), Tiles(64, 16, 4, 5), Tiles(64, 16, 4, 3))
 PREFILLS_LARGE = (Tiles(64, 128, 8, 5), Tiles(64, 128, 8, 3), Tiles(32, 128, 8, 3))
-#: With Triton 3.6 five stages spill there if blocks have one token.
+#: With Triton 3.6, five stages spill on Ampere if blocks have one token.
 PREFILLS_AMPERE = (Tiles(64, 128, 8, 4), Tiles(64, 128, 8, 3), Tiles(32, 128, 8, 3))
 PREFILLS_SMALL = (Tiles(64, 128, 8, 3), Tiles(32, 128, 8, 3), Tiles(32, 64, 4, 3))
-#: On a large Blackwell tiles of 64 tokens spill with heads of 64 dimensions, others with more; with
-#: Triton 3.6 four warps do, too, if blocks have one token.
+#: On large Blackwell GPUs, tiles of 64 tokens spill with heads of 64 dimensions, others with larger
+#: heads. With Triton 3.6, four warps spill, too, if blocks have one token.
 PREFILLS_BLACKWELL = (Tiles(64, 128, 8, 5), Tiles(64, 128, 8, 3))
 PREFILLS_BLACKWELL_64 = (Tiles(32, 128, 8, 5), Tiles(32, 128, 8, 3))
-#: Float32, for checks alone: twice the bytes, so smaller tiles or more warps.
+#: Float32, for checks only: twice the bytes, so smaller tiles or more warps.
 FLOAT32_TILES = {"decode": Tiles(64, 16, 4, 3), "prefill": Tiles(16, 32, 8, 2)}
 #: Heads of less than 64 dimensions, which only the tiny model has.
 SMALL_HEAD_TILES = {"decode": Tiles(32, 16, 4, 3), "prefill": Tiles(32, 64, 4, 2)}
@@ -55,7 +55,7 @@ _tried: dict[AttentionKernel, Tiles] = {}
 
 
 def candidates(kernel: AttentionKernel, head_dim: int, itemsize: int, arch: int) -> Sequence[Tiles]:
-    """What is worth trying, the first of which is taken unless another was measured faster."""
+    """Return the candidates; the first is used unless another was measured as faster."""
     if head_dim < 64:
         return (SMALL_HEAD_TILES[kernel],)
     if itemsize > 2:
@@ -72,7 +72,7 @@ def candidates(kernel: AttentionKernel, head_dim: int, itemsize: int, arch: int)
 def choose_tiles(
     kernel: AttentionKernel, head_dim: int, itemsize: int, *, arch: int, device: str = ""
 ) -> Tiles:
-    """What the kernel is built with on a device of this name."""
+    """Return the tiles of a kernel on a device of this name."""
     if kernel in _tried:
         return _tried[kernel]
     found = candidates(kernel, head_dim, itemsize, arch)
@@ -83,7 +83,7 @@ def choose_tiles(
 
 @contextmanager
 def override_tiles(kernel: AttentionKernel, tiles: Tiles) -> Iterator[None]:
-    """Build this kernel with ``tiles`` for a while, whatever else is known."""
+    """Build this kernel with ``tiles`` inside the context, regardless of other settings."""
     _tried[kernel] = tiles
     try:
         yield
@@ -92,14 +92,16 @@ def override_tiles(kernel: AttentionKernel, tiles: Tiles) -> Iterator[None]:
 
 
 def shared_memory(arch: int) -> int:
-    """Bytes of shared memory of a program: those of the latest known architecture up to this."""
+    """Return a program's shared memory in bytes, by the latest known architecture
+    up to ``arch``.
+    """
     known = [number for number in SHARED_MEMORY_BYTES if number <= arch]
     return SHARED_MEMORY_BYTES[max(known, default=min(SHARED_MEMORY_BYTES))]
 
 
 @lru_cache(maxsize=1)
 def measured_tiles() -> Mapping[str, Mapping[str, Sequence[int]]]:
-    """By the name of a device and ``<kernel> <head_dim>``, what was the fastest there."""
+    """Return the fastest measured tiles, by device name and ``<kernel> <head_dim>``."""
     found: dict[str, dict[str, list[int]]] = json.loads(
         MEASURED_TILES_FILE.read_text(encoding="utf-8")
     )

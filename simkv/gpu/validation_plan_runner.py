@@ -1,11 +1,10 @@
-"""Serves the cases of a plan one after another on one runner, within a time.
+"""Serve the cases of a plan one after another on one runner, within a time limit.
 
-    served = serve_cases(cases, setup, folder, deadline)
+    skipped = execute_plan(cases, setup, folder, deadline)
 
-Every case leaves a folder ``runs/<case>-<n>`` as `simkv gpu run` does, complete or not at all;
-what is there already is not served again, so an interrupted validation goes on. Before, between
-and after them one and the same step is timed (``sentinels.csv``), and the device tells of itself
-all the while (``clocks.csv``).
+Every case writes a folder ``runs/<case>-<n>`` as `simkv gpu run` does, atomically. Existing runs
+are not repeated, so an interrupted validation resumes. Between all runs, one fixed step is timed
+(``sentinels.csv``), and the device's state is logged (``clocks.csv``).
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from simkv.validation.gpu_runs.device_drift import AFTER_LAST_RUN, note_sentinel
 from simkv.validation.gpu_runs.load_sizing import Trial
 from simkv.validation.gpu_runs.validation_suite import order_trial_runs
 
-#: A run is begun only if so many times its predicted length is left.
+#: A run starts only if this factor times its predicted duration is left.
 TIME_MARGIN = 1.3
 
 
 def print_nothing(line: str) -> None:
-    """Where nobody listens."""
+    """Discard a line; the default without an output."""
 
 
 def execute_plan(
@@ -45,9 +44,9 @@ def execute_plan(
     say: Callable[[str], None] = print_nothing,
     advance: Callable[[], None] = lambda: None,
 ) -> list[str]:
-    """Serve all ``order_trial_runs`` for which ``deadline()``, the seconds left, suffices.
+    """Serve all ``order_trial_runs`` for which ``deadline()``, the remaining seconds, suffices.
 
-    Returns the names of those that were not served for want of time.
+    Returns the names of runs skipped for lack of time.
     """
     begin = perf_counter()
     wanted = order_trial_runs(cases, repeats)
@@ -60,7 +59,7 @@ def execute_plan(
         runner = Runner(setup.shape, config, setup.device)
         runner.warm_up(setup.warm_up)
         say(f"weights, {len(runner.graphs.sizes)} graphs, warm-up: {perf_counter() - begin:.1f} s")
-        # Enough to bring the clocks up again after a pause for writing.
+        # Long enough to raise the clocks again after a pause for writing.
         setup = replace(setup, warm_up=min(setup.warm_up, 1.0))
         skipped = []
         for turn in left:
@@ -78,9 +77,9 @@ def execute_plan(
 
 
 def check_device(profile: CostProfile, setup: GpuSetup, *, other_gpu: bool) -> None:
-    """Raise InputError if the device is not the one that ``profile`` is of, unless that is meant.
+    """Raise InputError if ``profile`` is for another device, unless ``other_gpu`` allows it.
 
-    An H200 in the place of an H100 would be measured as the profile's error.
+    An H200 instead of an H100 would otherwise appear as the profile's error.
     """
     found = machine_info(setup.device)["device"]
     if found != profile.gpu and not other_gpu:

@@ -1,8 +1,7 @@
-"""A measured point run again: its clients in a closed loop on its engine's scheduler.
+"""Replay a measured point: closed-loop clients on the scheduler of its engine.
 
-The client sends ``concurrency`` requests at once and the next whenever one has its answer. What
-the engine did to warm up leaves nothing behind where no prefix is cached, and is run only where one
-is (``warm_up``).
+The client sends ``concurrency`` requests at once, and the next one whenever a request finishes. The
+engine's warm-up has no effect unless prefixes are cached, and is only simulated then (``warm_up``).
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from simkv.workload.clients import Clients
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """What the clients of a point do: ``prompts`` requests, so many at a time.
+    """Load of a point: ``prompts`` requests, ``concurrency`` at a time.
 
-    Lengths are drawn between ``shares`` of the stated ones. Of every ``fresh`` prompts one is new,
-    the others are in the prefix cache. ``warm_up`` equal requests come before, and are not counted.
-    The engine looks at its queue after ``cold_s``.
+    Lengths are sampled between ``shares`` of the stated lengths. One in ``fresh`` prompts is new;
+    the others are in the prefix cache. ``warm_up`` equal requests come first and are not counted.
+    The engine looks at its queue after ``cold_s`` seconds.
     """
 
     isl: int
@@ -49,12 +48,12 @@ class ClosedLoop:
     cold_s: float = 0.0
 
     def warm_up_requests(self) -> list[Request]:
-        """The requests before the counted ones: one prompt again and again."""
+        """Return the requests before the counted ones, all with the same prompt."""
         prompt = int(self.isl * self.shares[1])
         return [_request(number, prompt, self.osl, "cached") for number in range(self.warm_up)]
 
     def counted(self, first: int) -> list[Request]:
-        """The requests that count; their ids begin with ``first``."""
+        """Return the counted requests; their ids start at ``first``."""
         lengths = sample_lengths(self.prompts, self.isl, self.osl, self.shares)
         return [
             _request(first + i, prompt, output, "cached" if i % self.fresh else "")
@@ -63,7 +62,9 @@ class ClosedLoop:
 
 
 def _request(number: int, prompt: int, output: int, stream: str) -> Request:
-    """One that comes at once and does not stop early; ``stream`` is what its prompt begins with."""
+    """Return a request that arrives at once and does not stop early; ``stream``
+    starts its prompt.
+    """
     return Request(
         id=number,
         prompt_tokens=prompt,
@@ -76,9 +77,10 @@ def _request(number: int, prompt: int, output: int, stream: str) -> Request:
 
 @dataclass(frozen=True)
 class PointReplay:
-    """Mean latencies of the requests of a run; or ``why`` there are none.
+    """Mean latencies of the requests of a run, or the reason (``why``) if there are none.
 
-    ``moved`` are the slopes of both, in ms for a unit of each constant (``slopes.MOVED``).
+    ``moved`` are the derivatives of both by the fitted constants, in ms per unit
+    (``FITTED_CONSTANTS``).
     """
 
     latency: Latency | None
@@ -90,9 +92,9 @@ class PointReplay:
 def replay_point(
     engine: Any, profile: CostProfile, load: ClosedLoop, ranks: int = 1, *, leaping: bool = True
 ) -> PointReplay:
-    """Serve ``load`` with the engine of that config, whose steps cost what ``profile`` says.
+    """Serve ``load`` with the engine of that config and the step costs of ``profile``.
 
-    ``ranks`` such engines step together, each with the requests that come to it (data parallel).
+    ``ranks`` such engines run in lockstep, each with the requests routed to it (data parallel).
     """
     env = simpy.Environment()
 
@@ -108,7 +110,7 @@ def replay_point(
         server = Fleet(env, [make] * ranks, build_router(rules.router, lambda p: p.id), rules)
     before = load.warm_up_requests()
     counted = load.counted(len(before))
-    # The counted ones come when the last of the warm-up has its answer.
+    # The counted requests arrive when the last warm-up request finishes.
     after = {r.id: (before[-1].id, 0.0) for r in counted} if before else {}
     record = run_clients(server, Clients([*before, *counted], after, load.concurrency), None)
     lives = [record.requests[r.id] for r in counted if r.id in record.requests]

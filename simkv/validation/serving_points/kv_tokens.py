@@ -1,4 +1,4 @@
-"""Tokens of KV that a replica has, from the memory that its engine may take."""
+"""KV cache capacity in tokens of a replica, from the memory available to its engine."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from simkv.costs.hardware.replica_hardware import Hardware
 
 
 def kv_tokens(hardware: Hardware, setting: ExecutionSettings) -> int:
-    """Tokens of KV of each GPU; 0 if not even the weights fit.
+    """Return the KV tokens of each GPU; 0 if the weights do not fit.
 
-    SGLang's share of the memory is for weights and KV alone, vLLM's for the largest step too.
+    SGLang's share of the memory is for weights and KV only, vLLM's also for the largest step.
     """
     room = compute_kv_capacity(hardware, setting)
     rest = room.usable - room.weights

@@ -1,7 +1,7 @@
-"""By how much constants of a cost model move the latencies of a run, from the run alone.
+"""Derivatives of a run's latencies by constants of its cost model, from that run alone.
 
-As long as the engine makes the same steps, each request waits for the same of them, and its
-latencies are sums of what those cost. So one run tells how all constants move them.
+While the engine makes the same steps, each request waits for the same steps, and its latencies are
+sums of their costs. One run therefore gives the effect of all constants.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Floats = npt.NDArray[np.float64]
 
 
 def slopes(logs: Sequence[StepLog], lives: Sequence[RequestRecord], profile: CostProfile) -> Floats:
-    """Milliseconds for each unit of each constant: two rows, mean TTFT and mean TPOT.
+    """Return milliseconds per unit of each constant in two rows: mean TTFT and mean TPOT.
 
-    Several ``logs`` are of engines that step together.
+    Several ``logs`` belong to engines in lockstep.
     """
     found = np.empty((2, len(FITTED_CONSTANTS)))
     steps = _joined(logs)
@@ -43,7 +43,7 @@ def slopes(logs: Sequence[StepLog], lives: Sequence[RequestRecord], profile: Cos
 
 
 def _joined(logs: Sequence[StepLog]) -> dict[str, Floats]:
-    """Columns of the steps; one that several engines made together is one, the largest of them."""
+    """Return the columns of the steps; a step of engines in lockstep has their maximum."""
     names = ("start", "end", "prefill_seqs", "decode_seqs")
     columns = {n: np.concatenate([np.array(getattr(log, n), float) for log in logs]) for n in names}
     if len(logs) == 1:
@@ -56,7 +56,7 @@ def _joined(logs: Sequence[StepLog]) -> dict[str, Floats]:
 
 
 def _parts(steps: Mapping[str, Floats], profile: CostProfile) -> list[Floats]:
-    """What each constant but the last adds to each step, for a unit of it."""
+    """Return the contribution of each constant except the last to each step, per unit."""
     prefills, decodes = steps["prefill_seqs"], steps["decode_seqs"]
     prefilling = prefills > 0
     ones = np.ones(len(prefills))
@@ -64,11 +64,11 @@ def _parts(steps: Mapping[str, Floats], profile: CostProfile) -> list[Floats]:
     operators = steps["end"] - steps["start"]
     least = sum(term.seconds or 0.0 for term in profile.floor or () if term.when == "prefill")
     launched = prefilling & (operators <= least * (1 + 1e-9))
-    for term in profile.terms:  # the host's, which no factor scales
+    for term in profile.terms:  # the host's terms, which no factor scales
         if term.seconds and term.feature in units:
             where = {"prefill": prefilling, "pure decode": ~prefilling}.get(term.when, ones)
             operators = operators - term.seconds * units[term.feature] * where
-    operators = operators * ~launched  # no factor makes a step shorter that the host holds up
+    operators = operators * ~launched  # no factor shortens host-bound steps
     return [
         operators * prefilling,
         operators * ~prefilling,

@@ -1,4 +1,4 @@
-"""How a point was run: formats of numbers, engine flags, clients; and what had to be assumed.
+"""How a point was run: number formats, engine flags, clients and assumptions.
 
 From the scripts of SemiAnalysisAI/InferenceX (Apache-2.0) at the dates of the points:
 benchmarks/70b_fp8_{h200_slurm,b200_docker}.sh and 70b-tmpl.yml at ac1998a50; single_node/
@@ -7,9 +7,9 @@ qwen3.5_fp8_b200.sh at 165968ea7; dsr1_fp8_b200.sh at 16ffb6581; dsr1_fp8_h200.s
 qwen3.5_fp8_h200.sh at 2116fc435, qwen3.5_bf16_b200.sh at 29d69fa54; glm5_fp8_{b200,h200}.sh at
 4eca3fe00 and 0c82808de; kimik2.5_{int4_h200,fp4_b200}.sh at 34bc7c409 and 04107b3d5;
 qwen3.5_fp4_b200.sh at 088fe6634, glm5_fp4_b200.sh at 405c601e9, qwen3.5_{fp8,fp4}_b300.sh at
-563248391. Recipes change between runs, and which one a point had is not recorded.
+563248391. Recipes change between runs, and the recipe of a point is not recorded.
 
-How NVIDIA ran its own points is written down nowhere; they are taken to be of aiconfigurator's
+NVIDIA does not document how it ran its own points; they are assumed to follow aiconfigurator's
 generator (rule_plugin/benchmark and backend_templates/benchmark of the package aiconfigurator
 0.12.0, Apache-2.0).
 """
@@ -29,35 +29,35 @@ from simkv.validation.serving_points.client_lengths import (
 )
 from simkv.validation.serving_points.measured_rows import MeasuredRow
 
-#: From this day on the client warms up with twice its concurrency; before, with one request.
+#: Since this day, the client warms up with twice its concurrency; before, with one request.
 WARM_UP_SINCE = date(2026, 1, 21)
 INFERENCEMAX_PROTOCOL = "InferenceMAX"
-#: Seconds that SGLang stood still on Blackwell in the first step of more tokens than one request's
-#: prefill, where nothing but one request had warmed it up: ten times what the TTFTs of such points
-#: are above the others', since a tenth of the requests waits for it. Medians of public points.
+#: Halt of SGLang on Blackwell (s) in the first step with more tokens than the prefill of one
+#: request, after a warm-up with a single request. It is ten times the excess TTFT of such points,
+#: since a tenth of the requests waits for it. Medians of public points.
 COLD_START_S, COLD_START_FP4_S = 14.0, 73.0
-#: The same of a first step of no more tokens than that, as far as it was seen (fp4).
+#: The same for a first step of no more tokens than that, where observed (fp4).
 COLD_START_SMALL_S = 3.0
-#: Release from which the longer one holds.
+#: Date of the release from which the longer halt applies.
 COLD_START_SINCE = date(2025, 11, 10)
-#: Of so many prompts of NVIDIA's own vLLM runs one is taken to be new.
+#: One in this many prompts of NVIDIA's own vLLM runs is assumed to be new.
 UNCACHED_EVERY = 5
-#: Its generator lets a step have so many tokens more than a prompt.
+#: Tokens by which its generator lets a step exceed a prompt.
 NVIDIA_EXTRA_TOKENS = 1500
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a point was served with.
+    """Configuration that a point was served with.
 
-    Formats as in Hardware. vLLM: ``max_num_batched_tokens`` and ``max_num_seqs`` (None: what the
-    release takes on that GPU). SGLang: ``chunked_prefill_size`` and ``max_prefill_tokens``,
+    Formats as in Hardware. vLLM: ``max_num_batched_tokens`` and ``max_num_seqs`` (None: the
+    release's default on that GPU). SGLang: ``chunked_prefill_size`` and ``max_prefill_tokens``,
     ``recv_interval``, whether running requests decode beside prefills (``mixed``) and prefixes are
-    cached (``radix``). ``memory_share`` of a GPU's memory is the engine's (None: as SGLang derives
-    it). ``ep`` is that of the run where the row says another. The client sends ``rounds`` times its
-    concurrency of prompts, of lengths between ``shares`` of the stated. Of
-    every ``fresh`` prompts one is not in the prefix cache. ``assumed``: sentences on what
-    nobody wrote down.
+    cached (``radix``). ``memory_share`` is the engine's share of GPU memory (None: as SGLang
+    derives it). ``ep`` is the actual value where the row has a different one. The client sends
+    ``rounds`` times its concurrency of prompts, with lengths between ``shares`` of the stated ones.
+    One in ``fresh`` prompts is not in the prefix cache. ``assumed`` lists sentences on undocumented
+    facts.
     """
 
     weights: FormatName
@@ -85,12 +85,12 @@ class Recipe:
 
 
 def is_blackwell(row: MeasuredRow) -> bool:
-    """Whether the GPU is of that family; the others here are of Hopper."""
+    """Whether the GPU is a Blackwell GPU; the others here are Hopper GPUs."""
     return row.system.lower().startswith(("b200", "b300", "gb200", "gb300"))
 
 
 def recipe_of(row: MeasuredRow) -> Recipe:
-    """How ``row`` was run. Raises InputError for a model or precision without a recipe."""
+    """Return the recipe of ``row``. Raises InputError for a model or precision without a recipe."""
     name = row.model.lower().rsplit("/", 1)[-1]
     for key, find in _RECIPES.items():
         if key in name:
@@ -102,7 +102,7 @@ def recipe_of(row: MeasuredRow) -> Recipe:
 
 
 def _nvidia(row: MeasuredRow, recipe: Recipe) -> Recipe:
-    """NVIDIA's own runs, as its generator of deployments and benchmarks has them."""
+    """Adapt a recipe to NVIDIA's own runs, as its deployment and benchmark generator has them."""
     how = "10 x concurrency prompts in a closed loop, all lengths as stated"
     if row.backend == "vllm" and recipe.fresh > 1:
         how = "10 x concurrency prompts in a closed loop, lengths within 1.5 % of those stated"
@@ -114,14 +114,14 @@ def _nvidia(row: MeasuredRow, recipe: Recipe) -> Recipe:
         how += f", steps of at most {NVIDIA_EXTRA_TOKENS} tokens more than a prompt"
     else:
         recipe = replace(recipe, shares=EXACT_RANGE, memory_share=None)
-        if row.version != "0.5.1":  # whose times have none of that
+        if row.version != "0.5.1":  # the times of 0.5.1 show neither
             recipe = replace(recipe, mixed=True, max_prefill_tokens=row.isl + NVIDIA_EXTRA_TOKENS)
             how += ", decodes beside prefills"
     return replace(recipe, assumed=(*recipe.assumed, f"how it was run: {how}"))
 
 
 def count_warm_up_requests(row: MeasuredRow) -> int:
-    """Requests before the counted ones."""
+    """Return the number of requests before the counted ones."""
     if row.protocol != INFERENCEMAX_PROTOCOL:
         return 0
     if row.warmup.startswith("1 ") or (row.measured_on and row.measured_on < WARM_UP_SINCE):
@@ -130,7 +130,7 @@ def count_warm_up_requests(row: MeasuredRow) -> int:
 
 
 def cold_start_s(row: MeasuredRow, recipe: Recipe) -> float:
-    """Seconds that the engine stands still when the first requests come, as points showed."""
+    """Return the halt of the engine at the first requests (s), as observed in points."""
     chunk = recipe.chunked_prefill_size
     if row.backend != "sglang" or not row.warmup.startswith("1 ") or not is_blackwell(row):
         return 0.0
@@ -141,7 +141,7 @@ def cold_start_s(row: MeasuredRow, recipe: Recipe) -> float:
 
 
 def _fp(row: MeasuredRow, **known: FormatName) -> FormatName:
-    """The format that a precision stands for in the recipes of a model."""
+    """Return the format that a precision stands for in the recipes of a model."""
     if row.precision not in known:
         raise InputError(
             f"line {row.line}: precision: no recipe for {row.model} in {row.precision or 'what?'!r}"
@@ -151,14 +151,16 @@ def _fp(row: MeasuredRow, **known: FormatName) -> FormatName:
 
 
 def _dense(row: MeasuredRow) -> Recipe:
-    """Llama and Qwen3: vLLM 0.10.2 in InferenceMAX, engines' defaults in NVIDIA's runs."""
+    """Return the recipe of Llama and Qwen3: vLLM 0.10.2 in InferenceMAX, defaults
+    in NVIDIA's runs.
+    """
     if not row.precision and "fp8" not in row.model.lower():
         return Recipe("bf16", assumed=("weights and KV in 16 bits: the source does not say",))
     block = "qwen3" in row.model.lower()
     row = replace(row, precision=row.precision or "fp8")
     weights = _fp(row, fp8="fp8_block" if block else "fp8", fp4="nvfp4", bf16="bf16")
     if row.protocol != INFERENCEMAX_PROTOCOL and row.backend == "vllm":
-        # What is measured is more tokens a second than the GPU can prefill.
+        # The measured rate exceeds the number of tokens per second that the GPU can prefill.
         why = (
             f"of {UNCACHED_EVERY} prompts {UNCACHED_EVERY - 1} are in vLLM's prefix cache, which "
             "is on by default"
@@ -195,7 +197,7 @@ def _minimax(row: MeasuredRow) -> Recipe:
     if weights == "nvfp4":
         found = replace(found, attention="bf16")
     if not is_blackwell(row):
-        # The script asks for expert parallel whenever EP_SIZE is 1 or more, which it always is.
+        # The script enables expert parallelism whenever EP_SIZE is 1 or more, which is always true.
         return replace(found, ep=row.tp * row.dp)
     if row.measured_on and row.measured_on >= date(2026, 4, 1):
         return replace(
@@ -216,13 +218,15 @@ def _kimi(row: MeasuredRow) -> Recipe:
         "bf16",
         experts=weights,
         max_num_seqs=row.concurrency,
-        # The script for B200 says 0.90, in which the weights of some of these points do not fit.
+        # The script for B200 sets 0.90, but the weights of some of these points do not fit in that.
         memory_share=0.95,
     )
 
 
 def _deepseek(row: MeasuredRow) -> Recipe:
-    """SGLang; fp4 is nvidia/DeepSeek-R1-0528-FP4-V2, whose attention is not in 4 bits."""
+    """Return the SGLang recipe; fp4 is nvidia/DeepSeek-R1-0528-FP4-V2 with
+    attention not in 4 bits.
+    """
     weights = _fp(row, fp8="fp8_block", fp4="nvfp4")
     found = Recipe(
         weights,
@@ -303,7 +307,7 @@ def _glm5(row: MeasuredRow) -> Recipe:
 
 
 def _recv_interval(row: MeasuredRow) -> int:
-    """Decode steps between two looks at what came in."""
+    """Return the number of decode steps between two polls for new requests."""
     return 30 if row.concurrency >= 16 else 10
 
 

@@ -1,9 +1,9 @@
-"""Measured points as rows of a CSV file: what was served how, and what came of it.
+"""Measured points as rows of a CSV file: configurations and their results.
 
-Columns that are needed: id, backend, backend_version, model, system, precision, isl, osl,
-concurrency, tp, dp, ep. Optional ones: measurement, engine_found, precision_note, parallel_note,
-measured_on, image, source, protocol, warmup, suspect; ttft_ms and tpot_ms (both or neither), and
-for each tool that stands beside, such as ``aic``, its ``aic_ttft_ms`` and ``aic_tpot_ms``.
+Required columns: id, backend, backend_version, model, system, precision, isl, osl, concurrency, tp,
+dp, ep. Optional columns: measurement, engine_found, precision_note, parallel_note, measured_on,
+image, source, protocol, warmup, suspect; ttft_ms and tpot_ms (both or neither), and for each tool
+to compare with, such as ``aic``, its ``aic_ttft_ms`` and ``aic_tpot_ms``.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ REQUIRED_COLUMNS = (
     *("isl", "osl", "concurrency", "tp", "dp", "ep"),
 )
 BACKENDS = ("vllm", "sglang")
-#: Tools whose predictions may stand in the file, by the beginning of their columns.
+#: Column prefixes of other tools whose predictions may be in the file.
 OTHER_TOOLS = ("aic", "aicfix", "aichyb")
-#: A longer prompt or answer, or more at once, is taken for a typo.
+#: Larger lengths or concurrencies are rejected as typos.
 MAX_NUMBER = 1_000_000
 
 
@@ -41,10 +41,10 @@ class Latency(NamedTuple):
 
 @dataclass(frozen=True)
 class MeasuredRow:
-    """A point. ``line`` is where it stands; lengths are in tokens.
+    """A point. ``line`` is its line in the file; lengths are in tokens.
 
-    ``version`` is that of the engine as digits and dots, as far as the row tells it.
-    ``measurement`` names what was measured: rows that share it are one measurement listed again.
+    ``version`` is the engine's version as digits and dots, if the row has it. ``measurement`` names
+    the measurement: rows with the same name are one measurement listed repeatedly.
     """
 
     line: int
@@ -79,7 +79,7 @@ class MeasuredRow:
 
     @property
     def configuration(self) -> tuple[str | int, ...]:
-        """What was asked for, without the version: the unit that is held back as a whole."""
+        """Requested configuration without the version; held out as a whole."""
         return (
             *(self.backend, self.model, self.system, self.precision),
             *(self.tp, self.dp, self.ep, self.isl, self.osl, self.concurrency),
@@ -87,7 +87,7 @@ class MeasuredRow:
 
 
 def read_rows(path: Path) -> list[MeasuredRow]:
-    """The points of a CSV file. Raises InputError, by line and field, if it cannot be used."""
+    """Read the points of a CSV file. Raises InputError with line and field for invalid input."""
     reader = csv.DictReader(StringIO(read_text(path, "utf-8-sig"), newline=""), strict=True)
     try:
         _check_columns(path, list(reader.fieldnames or []))
@@ -121,7 +121,7 @@ def _check_columns(path: Path, found: list[str]) -> None:
 
 
 class _Fields:
-    """The fields of one line, read with errors that name them."""
+    """Fields of one line, read with error messages that name them."""
 
     def __init__(self, path: Path, line: int, record: Mapping[str | None, str | None]) -> None:
         self._where = f"{path}: line {line}"
@@ -213,6 +213,6 @@ class _Fields:
 
 
 def _digits(text: str) -> str:
-    """A version without what follows its numbers: ``0.5.9`` of ``0.5.9.post1``, else nothing."""
+    """Return the digits of a version: ``0.5.9`` for ``0.5.9.post1``, empty if there are none."""
     found = re.match(r"v?(\d+(?:\.\d+)+)", text)
     return found.group(1) if found else ""

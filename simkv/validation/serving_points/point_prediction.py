@@ -1,4 +1,4 @@
-"""Predictions for the rows of a file: each distinct configuration is simulated once."""
+"""Predict the rows of a file; each distinct configuration is simulated once."""
 
 from __future__ import annotations
 
@@ -27,14 +27,17 @@ from simkv.validation.serving_points.closed_loop_replay import PointReplay, repl
 from simkv.validation.serving_points.measured_rows import Latency, MeasuredRow
 from simkv.validation.serving_points.serving_point import ServingPoint, point_of
 
-#: Milliseconds that every TTFT has on top of the engine's: tokenising the prompt, HTTP and
-#: detokenising, from before the POST to the first chunk, as the client counts. Assumed.
+#: Milliseconds added to every engine TTFT: tokenization of the prompt, HTTP and detokenization,
+#: from before the POST to the first chunk, as the client measures. Assumed.
 CLIENT_MS = 8.0
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is said of a row; ``latency`` and ``low`` to ``high`` in ms, or None and ``why``."""
+    """Prediction of a row: ``latency`` and its interval ``low`` to ``high`` in ms, or None.
+
+    ``why`` is the reason if there is no prediction, else notes.
+    """
 
     row: MeasuredRow
     latency: Latency | None
@@ -45,24 +48,24 @@ class Prediction:
 
 @dataclass(frozen=True)
 class PointJob:
-    """A point to replay; ``constants`` None are those that come with simkv."""
+    """A point to replay; ``constants`` None selects simkv's own."""
 
     point: ServingPoint
     constants: CostConstants | None = None
 
     @property
     def key(self) -> str:
-        """Jobs with one key come out the same."""
+        """Key of the job; jobs with the same key have the same result."""
         return f"{self.point.key} {self.constants}"
 
 
 def points_of(rows: Sequence[MeasuredRow]) -> list[ServingPoint | str]:
-    """What stands for each row, or why nothing does."""
+    """Return the point to simulate for each row, or the reason why there is none."""
     found: list[ServingPoint | str] = []
     for row in rows:
         try:
             found.append(point_of(row))
-        except (InputError, ValueError) as error:  # the latter of an engine that refuses its knobs
+        except (InputError, ValueError) as error:  # ValueError: the engine rejects its settings
             found.append(str(error))
     return found
 
@@ -75,7 +78,7 @@ def predict(
     jobs: int | None = None,
     advance: Callable[[], object] = lambda: None,
 ) -> list[Prediction]:
-    """One for each row, in their order; ``constants`` in place of those that come with simkv."""
+    """Return a prediction for each row, in order; ``constants`` replaces simkv's own."""
     points = points_of(rows)
     wanted = [None if isinstance(p, str) else PointJob(p, constants(p.kind)) for p in points]
     found = run_all([job for job in wanted if job], jobs=jobs, advance=advance)
@@ -93,8 +96,8 @@ def run_all(
     jobs: int | None = None,
     advance: Callable[[], object] = lambda: None,
 ) -> dict[str, PointReplay]:
-    """What came of each job, by its key; equal ones run once."""
-    # Those with the same costs go to one worker, the longest first.
+    """Return the result of each job by its key; equal jobs run once."""
+    # Jobs with the same costs go to one worker, the longest first.
     parts: dict[str, list[PointJob]] = {}
     for job in {job.key: job for job in wanted}.values():
         parts.setdefault(job.point.costs_key, []).append(job)
@@ -109,7 +112,7 @@ def run_all(
 
 
 def _work(job: PointJob) -> float:
-    """Roughly how long a job takes."""
+    """Return the approximate relative duration of a job."""
     load = job.point.load
     return load.prompts * (200 + load.osl / 8)
 
@@ -128,7 +131,7 @@ def _run_part(part: Sequence[PointJob]) -> list[tuple[str, PointReplay]]:
 def _costs(
     hardware: Hardware, setting: ExecutionSettings, constants: CostConstants | None
 ) -> CostProfile | str:
-    """What steps cost, or why that is not known."""
+    """Return the step costs, or the reason why they are unknown."""
     try:
         if constants is None:
             return resolve_profile(hardware, setting)

@@ -1,6 +1,6 @@
-"""Predictions beside what was measured, by group, and beside other tools on the same rows.
+"""Score predictions against measurements by group, beside other tools on the same rows.
 
-Every measurement counts once, however often it is listed. Shares of 1, not per cent.
+Every measurement counts once, however often it is listed. Values are shares of 1, not per cent.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ LATENCY_NAMES = ("ttft", "tpot")
 
 @dataclass(frozen=True)
 class LatencyErrors:
-    """How one latency of a group is predicted.
+    """Errors of one latency in a group.
 
-    ``mape`` is over what was answered, ``strict`` with a refusal counted as 1; ``bias`` is the
-    median with its sign. ``coverage`` is the share of the intervals that hold, ``width`` the
-    median of half their width over the prediction; None without intervals. ``anchors`` have the
+    ``mape`` is the mean over answered rows, ``strict`` counts a refusal as 1; ``bias`` is the
+    signed median. ``coverage`` is the share of intervals that contain the measurement, ``width``
+    the median half-width relative to the prediction; None without intervals. ``anchors`` has
     ``mape`` and ``strict`` of each tool on the same rows.
     """
 
@@ -40,7 +40,7 @@ class LatencyErrors:
 
 @dataclass(frozen=True)
 class GroupScore:
-    """A group's figures: ``rows`` of ``measurements`` measurements, a share ``answered``."""
+    """Scores of a group: ``rows`` of ``measurements`` measurements, a share ``answered``."""
 
     name: str
     rows: int
@@ -55,7 +55,7 @@ def is_trusted(prediction: Prediction) -> bool:
 
 
 def score_groups(predictions: Sequence[Prediction]) -> dict[str, list[GroupScore]]:
-    """Scores by kind of grouping; rows with labels that are suspect stand apart."""
+    """Return scores by kind of grouping; rows with suspect labels are separate."""
     measured = [p for p in predictions if p.row.measured]
     trusted = [p for p in measured if is_trusted(p)]
     groupings: dict[str, Callable[[Prediction], str]] = {
@@ -74,7 +74,7 @@ def score_groups(predictions: Sequence[Prediction]) -> dict[str, list[GroupScore
 
 
 def class_of(row: MeasuredRow) -> str:
-    """The class of a row that targets are set for."""
+    """Return the class of a row, as used for targets."""
     if row.backend == "sglang":
         return "SGLang"
     try:
@@ -93,7 +93,7 @@ def _grouped(
 
 
 def score_group(name: str, predictions: Sequence[Prediction]) -> GroupScore:
-    """The figures of some predictions, all of rows that were measured."""
+    """Return the scores of some predictions, all of measured rows."""
     weights = weigh([p.row for p in predictions])
     answered = np.array([p.latency is not None for p in predictions])
     return GroupScore(
@@ -106,7 +106,7 @@ def score_group(name: str, predictions: Sequence[Prediction]) -> GroupScore:
 
 
 def weigh(rows: Sequence[MeasuredRow]) -> np.ndarray:
-    """Weights with which every measurement counts once."""
+    """Return weights that count every measurement once."""
     times: dict[str, int] = {}
     for row in rows:
         times[row.measurement] = times.get(row.measurement, 0) + 1
@@ -142,7 +142,7 @@ def _value(latency: Latency | None, index: int) -> float:
 
 
 def _mape(signed: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
-    """Mean absolute error of what was answered, and with a refusal counted as 1."""
+    """Return the mean absolute error over answered rows, and with refusals counted as 1."""
     there = ~np.isnan(signed)
     if not there.any():
         return math.nan, 1.0
@@ -152,7 +152,7 @@ def _mape(signed: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
 
 
 def weighted_quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:
-    """The value below which that share of the weight lies; NaN values do not count."""
+    """Return a weighted quantile; NaN values are ignored."""
     there = ~np.isnan(values)
     if not there.any():
         return math.nan
@@ -164,7 +164,7 @@ def weighted_quantile(values: np.ndarray, weights: np.ndarray, share: float) -> 
 
 @dataclass(frozen=True)
 class Noise:
-    """How much two measurements of one configuration differ: medians over ``pairs``."""
+    """Difference between two measurements of one configuration: medians over ``pairs``."""
 
     name: str
     pairs: int
@@ -173,7 +173,7 @@ class Noise:
 
 
 def noise(rows: Iterable[MeasuredRow]) -> list[Noise]:
-    """By backend, of the same release and of different ones."""
+    """Return the noise by backend, within one release and between releases."""
     once = {row.measurement: row for row in rows if row.measured and not row.suspect}
     groups: dict[tuple[str | int, ...], list[MeasuredRow]] = {}
     for row in once.values():

@@ -24,7 +24,7 @@ HEAD = (
 
 
 def score_rows(scores: Sequence[GroupScore]) -> Iterator[list[str]]:
-    """Two rows for each group: TTFT and TPOT; all but the counts in per cent."""
+    """Yield two rows per group, TTFT and TPOT; all values except the counts in per cent."""
     for s in scores:
         for name in LATENCY_NAMES:
             first = name == LATENCY_NAMES[0]
@@ -40,29 +40,29 @@ def _cells(e: LatencyErrors) -> list[str]:
 
 
 def percent(value: float | None) -> str:
-    """A share in per cent, one digit; "-" if unknown."""
+    """Format a share in per cent with one digit; "-" if unknown."""
     return "-" if value is None or value != value else f"{100 * value:.1f}"
 
 
 def signed(value: float) -> str:
-    """The same with its sign."""
+    """Format a share in signed per cent with one digit; "-" if unknown."""
     return "-" if value != value else f"{100 * value:+.1f}"
 
 
 def score_table(title: str, scores: Sequence[GroupScore]) -> Group:
-    """A group of scores for the console; the latency stands beside the group there."""
+    """Return a group of scores for the console, with the latency next to the group."""
     moved = [0, 4, 5, 7, 8, 9, 1, 2, 3, 6, *range(10, len(HEAD))]
     rows = ([row[i] for i in moved] for row in score_rows(scores))
     return titled(title, make_adaptive_table([HEAD[i] for i in moved], rows, left=2, kept=3))
 
 
 def titled(title: str, table: AdaptiveTable) -> Group:
-    """A table under its title."""
+    """Return a table with its title."""
     return Group(Text(title, "italic"), table)
 
 
 def noise_lines(found: Sequence[Noise]) -> Iterator[str]:
-    """What two measurements of one configuration differ by."""
+    """Yield a sentence per group on the noise between measurements."""
     for n in found:
         yield (
             f"{n.name}: {n.pairs} pairs of one configuration differ by a median of "

@@ -1,4 +1,4 @@
-"""Predictions as a file."""
+"""Write predictions to a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLUMNS = (
 
 
 def write_points(folder: Path, predictions: Sequence[Prediction]) -> Path:
-    """Write ``points.csv``, a row for each prediction and nothing that was measured."""
+    """Write ``points.csv`` with a row per prediction and no measured values."""
     with atomic_folder(folder, (POINTS,)) as new, (new / POINTS).open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)

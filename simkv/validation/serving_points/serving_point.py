@@ -1,4 +1,4 @@
-"""From a row to what is simulated: hardware, engine with its scheduler's rules, clients."""
+"""Build the simulation of a row: hardware, engine with its scheduler's rules, clients."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from simkv.validation.serving_points.kv_tokens import kv_tokens
 from simkv.validation.serving_points.launch_recipe import Recipe, cold_start_s, recipe_of
 from simkv.validation.serving_points.measured_rows import MeasuredRow
 
-#: ``vllm serve`` takes these where nothing is said, on a GPU of 70 GiB and more.
+#: Defaults of ``vllm serve`` on a GPU with at least 70 GiB.
 VLLM_TOKENS, VLLM_SEQS = 8192, 1024
 SGLANG_SEQS = 2048
-#: Room beyond the longest request that the scripts leave (tokens).
+#: Tokens that the scripts leave beyond the longest request.
 SPARE_LENGTH = 200
 
 
 @dataclass(frozen=True)
 class ServingPoint:
-    """What stands for a row.
+    """Simulation setup of a row.
 
-    ``releases`` is how many releases lie between the rules that run and those of the row; ``notes``
-    are the assumptions and what is not as the row says.
+    ``releases`` is the number of releases between the simulated rules and the row's version.
+    ``notes`` are assumptions and deviations from the row.
     """
 
     hardware: Hardware
@@ -47,22 +47,22 @@ class ServingPoint:
 
     @property
     def kind(self) -> Configuration:
-        """What kind of configuration it is; constants and intervals go by it."""
+        """Kind of configuration, which selects constants and intervals."""
         return classify_configuration(self.hardware, self.setting)
 
     @property
     def key(self) -> str:
-        """Points with one key come out the same."""
+        """Key of the point; points with the same key have the same result."""
         return repr((self.costs_key, self.engine, self.load))
 
     @property
     def costs_key(self) -> str:
-        """Points with one such key have the same step costs."""
+        """Key of the step costs; points with the same key have the same step costs."""
         return repr((self.hardware, self.setting))
 
 
 def point_of(row: MeasuredRow) -> ServingPoint:
-    """What is simulated for ``row``. Raises InputError if that is not known."""
+    """Return the point to simulate for ``row``. Raises InputError if something is unknown."""
     recipe = recipe_of(row)
     architecture, gpu = find_architecture(row.model), find_gpu(row.system)
     hardware = make_hardware(
@@ -97,7 +97,7 @@ def point_of(row: MeasuredRow) -> ServingPoint:
         engine = _vllm(recipe, variant, setting, tokens, longest)
     else:
         engine = _sglang(recipe, variant, setting, tokens)
-    # A warm-up leaves nothing behind where no prefix is cached: ``warm_up_of`` says what there was.
+    # Without a prefix cache, a warm-up has no lasting effect; see ``count_warm_up_requests``.
     load = ClosedLoop(
         row.isl,
         row.osl,
@@ -112,9 +112,10 @@ def point_of(row: MeasuredRow) -> ServingPoint:
 
 
 def nearest_variant(backend: str, version: str) -> tuple[str, int]:
-    """The released rules nearest to a version, and how many minor releases lie between.
+    """Return the released rules nearest to a version, and the number of minor releases between.
 
-    Of two equally near the older. Without a version the oldest, as far away as there are releases.
+    Of two equally near releases, the older is taken. Without a version, return the oldest with the
+    total number of releases as the distance.
     """
     released = {
         name: found for name in ENGINES[backend].variants if (found := release_number(name))
@@ -131,7 +132,7 @@ def nearest_variant(backend: str, version: str) -> tuple[str, int]:
 def _setting(row: MeasuredRow, recipe: Recipe) -> ExecutionSettings:
     vllm = row.backend == "vllm"
     seqs = recipe.max_num_seqs or (VLLM_SEQS if vllm else SGLANG_SEQS)
-    # Which limit a point had is not recorded where the script's is below its concurrency.
+    # If the script's limit is below the point's concurrency, the actual limit is not recorded.
     seqs = max(seqs, row.concurrency)
     tokens = (recipe.max_num_batched_tokens or VLLM_TOKENS) if vllm else recipe.chunked_prefill_size
     return ExecutionSettings(
@@ -148,12 +149,12 @@ def _setting(row: MeasuredRow, recipe: Recipe) -> ExecutionSettings:
 
 
 def _async(row: MeasuredRow) -> bool:
-    """SGLang overlaps since 0.4, vLLM by default since 0.14."""
+    """Whether the engine overlaps steps: SGLang since 0.4, vLLM by default since 0.14."""
     return row.backend == "sglang" or release_number(row.version) >= 14
 
 
 def graph_sizes(largest: int) -> tuple[int, ...]:
-    """Batch sizes with a CUDA graph: 1, 2, 4, then by 8, above 256 by 16."""
+    """Return the batch sizes with a CUDA graph: 1, 2, 4, then by 8, above 256 by 16."""
     sizes = (1, 2, 4, *range(8, 257, 8), *range(272, 1 << 14, 16))
     return tuple(size for size in sizes if size <= largest)
 
