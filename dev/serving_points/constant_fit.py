@@ -1,7 +1,7 @@
 """Fit cost constants by kind of configuration and evaluate them on held-out points.
 
-The constants of a kind are regularized towards those of the wider kind that contains it, so that
-few points change them little (``Level``). Each ladder of levels in ``LADDERS`` is evaluated on
+The constants of a kind are regularized towards the constants of the wider kind that contains it, so
+that few points change them little (``Level``). Each ladder of levels in ``LADDERS`` is evaluated on
 held-out points in two ways: by folds of configurations (new points of known pairs of model and GPU)
 and by whole pairs (unseen pairs). The ladder with the fewest constants whose summed error is close
 to the best is chosen.
@@ -255,7 +255,7 @@ def spread_of(logs: Iterable[Floats]) -> ErrorSpread:
     """Return the quantiles that contain a further exchangeable residual with 90 % probability."""
     rows = np.sort(np.array(list(logs)), axis=0)
     count = len(rows)
-    # Of n exchangeable values and one more, the new one lies below the k-th with k / (n + 1).
+    # Given n exchangeable values, a new one lies below the k-th with probability k / (n + 1).
     below = max(int(0.05 * (count + 1)) - 1, 0)
     low, high = rows[below], rows[count - 1 - below]
     ttft, tpot = (

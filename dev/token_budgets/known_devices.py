@@ -45,8 +45,8 @@ class Device:
 class Planted:
     """A device given by its own costs in seconds.
 
-    Per step (``host``), for reading all weights, and per token, attention pair, token of KV read
-    and sampled sequence. Tokens are computed in multiples of ``tile``.
+    The costs are per step (``host``), for reading all weights, and per token, attention pair, token
+    of KV read and sampled sequence. Tokens are computed in multiples of ``tile``.
     """
 
     host: float

@@ -192,7 +192,7 @@ def _name(file: Path) -> str:
 
 
 def _drawn() -> SearchStrategy[dict[str, Any]]:
-    """Sample up to eight short requests and a small cache, which is enough to break every law."""
+    """Sample up to eight short requests and a small cache, enough for every kind of violation."""
     from hypothesis import strategies as st
 
     request = st.fixed_dictionaries(

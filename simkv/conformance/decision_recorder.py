@@ -31,8 +31,8 @@ class Recorder:
     ``lines`` has one line per ``schedule`` call with the fields common to all engines, read at the
     time at which this engine's recordings read them. ``added`` maps each request to the call before
     which it arrived. ``aborts`` are (call, phase, request id): phase 1 is before the call, phase 2
-    between the call and its completion. ``ending`` is the reason why the engine died, or None. The
-    engine must not leap.
+    between the call and the delivery after it. ``ending`` is the reason why the engine died, or None.
+    The engine must not leap.
 
     With ``whole``, lines also have the fields specific to this engine.
     """
@@ -153,8 +153,10 @@ def ended_requests(line: RecordingLine) -> set[int]:
 
 
 def decision_hashes(lines: Iterable[RecordingLine]) -> list[str]:
-    """Return for each line a hash of it and all lines before it; it differs from the first
-    difference of two runs on."""
+    """Return for each line a hash of it and all lines before it.
+
+    The hashes of two runs differ from their first different line on.
+    """
     chain = hashlib.sha256()
     hashes = []
     for line in lines:

@@ -64,7 +64,7 @@ def _since(word: Any, now: int) -> Any:
 
 @dataclass(frozen=True)
 class DecisionTrace:
-    """One recorded case: ``header`` (engine, variant, config, requests) and its step lines.
+    """A recorded case: ``header`` (engine, variant, config, requests) and its step lines.
 
     ``truncated`` is the closing line of a case that the engine could not finish, or ``None``.
     """

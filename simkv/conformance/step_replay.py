@@ -74,7 +74,7 @@ def replay_steps(
 def closing_line(ending: str, why: str, proved: int | None = None) -> RecordingLine:
     """Return the last line of a replay that cannot finish.
 
-    ``proved`` is the step by which it is certain that the replay repeats a cycle.
+    ``proved`` is the step that proves that the replay repeats a cycle.
     """
     return {"truncated": True, "ending": ending, "why": why, "proved": proved}
 
@@ -204,7 +204,7 @@ class RemainingOutput:
         return {i for i in (*batch.emits, *members) if self._left[i] == 1 + _more(batch, i)}
 
     def count(self, batch: Batch, completion: Completion, members: Iterable[int] = ()) -> None:
-        """Count the delivered tokens, including those of all ``members``."""
+        """Count the delivered tokens, including one for each of ``members``."""
         for i in (*completion.delivered, *members):
             self._left[i] -= 1 + _more(batch, i)
             self._given[i] += 1 + _more(batch, i)
@@ -218,7 +218,7 @@ def _more(batch: Batch, i: int) -> int:
 class StallDetector:
     """Detects that a scheduler's state repeats without external events.
 
-    ``proved`` is the step after which that was certain.
+    ``proved`` is the step that proves it, or None.
     """
 
     def __init__(self) -> None:

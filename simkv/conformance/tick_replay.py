@@ -69,7 +69,7 @@ TICK_MARGIN_S = 0.125
 
 
 def one_step_per_tick(lag: int, gap: bool) -> Pacing:
-    """Return delays with which each of the three threads takes one turn per tick, as recorded.
+    """Return delays that give each of the three threads one turn per tick, as recorded.
 
     A step takes one second. A tick takes half a second more if there is a ``gap``, which is then
     the time from decision to put. A message of tick t is received before the decision of t + 1 +

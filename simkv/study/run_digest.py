@@ -60,7 +60,7 @@ def hash_code() -> str:
 def list_source_files(package: Path) -> list[Path]:
     """Return the modules and data of ``package`` that a run uses.
 
-    Profiles are excluded: a run depends only on those that its scenario names.
+    Profiles are excluded: a run depends only on the profiles that its scenario names.
     """
     in_rooms = {
         path

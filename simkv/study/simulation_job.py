@@ -81,8 +81,8 @@ def make_job(
 def run_job(job: SimulationJob) -> JobResult:
     """Run a job, in this or another process; errors are part of the result.
 
-    It is an error if this process has a different simkv, profile or trace than the one that created
-    the job, because the result would differ.
+    It is an error if this process has a different simkv, profile or trace than the creator of the
+    job, because the result would differ.
     """
     try:
         if job.compute_digest() != job.digest:

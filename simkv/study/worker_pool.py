@@ -46,8 +46,7 @@ def open_executor(
     jobs: int | None = None,
     address: str | None = None,
 ) -> Iterator[Callable[..., Iterator[Any]]]:
-    """Yield a function like ``WorkerPool.run`` or ``run_on_ray`` whose workers persist between
-    calls.
+    """Yield a function like ``WorkerPool.run`` or ``run_on_ray`` with workers shared by all calls.
 
     Raises InputError if Ray is not installed, or there is no cluster at ``address``.
     """
@@ -200,7 +199,7 @@ def run_on_ray(
 
 @contextmanager
 def _session(address: str | None, jobs: int | None) -> Iterator[Any]:
-    """Yield the module ``ray``, connected to a cluster; restore the connection state after."""
+    """Yield the module ``ray``, connected to a cluster; disconnect afterwards if connected here."""
     try:
         import ray
     except ImportError as error:

@@ -35,8 +35,8 @@ class EngineDriver:
     ``case_names(version, count)`` are names of random cases and ``handmade_names(version)`` of
     handmade ones. ``base_release(version)`` is the release whose rules (``rules_of``) a version is
     compared with; ``rules_of`` returns None if versions do not differ in rules. ``seen`` are the
-    rules that recordings can show, and ``knobs`` those that recordings are kept for. ``form``
-    describes the cases.
+    rules that recordings can show. For each of ``knobs``, recordings that show it are kept.
+    ``form`` describes the cases.
     """
 
     title: str

@@ -45,9 +45,9 @@ class FollowResult:
     """Result of following a release through ``cases`` cases with ``steps`` steps in total.
 
     ``like`` are the releases whose rules reproduce all its decisions. If there are none,
-    ``changed`` are the combinations that do, each as its changes to the newest release. If there
-    are none of those either, ``unexplained`` is a case that shows it. ``broken`` is the error if
-    the release cannot be driven.
+    ``changed`` are the combinations that do, each as its changes to the newest release. If no
+    combination does either, ``unexplained`` is a counterexample. ``broken`` is the error if the
+    release cannot be driven.
     """
 
     cases: int
@@ -122,11 +122,11 @@ def _unmade(trace: DecisionTrace, rules: Mapping[str, Any]) -> bool:
 def _all_through(
     traces: Mapping[str, DecisionTrace], rules: Mapping[str, Any], *, mixed: bool = False
 ) -> tuple[dict[str, Any], str]:
-    """Return the ``rules`` that reproduce all ``traces``, and the trace that excluded the last of
-    them.
+    """Return the ``rules`` that reproduce all ``traces``, and the trace that excluded the last
+    rule.
 
     The name of the trace is empty if rules remain. With ``mixed``, rules are combinations over one
-    release, and those that agree in everything a trace can show are compared once.
+    release; combinations that agree in everything a trace can show are compared once.
     """
     left = dict(rules)
     for name, trace in traces.items():

@@ -90,7 +90,7 @@ RELEASED_RULES: Mapping[str, Mapping[str, Any]] = {
     "sglang": {name: sglang_versions.RULES[name] for name in sglang_versions.RELEASES},
 }
 
-#: Maximum number of rules that may differ from those of the newest release.
+#: Maximum number of rules that may differ from the newest release.
 MAX_CHANGED_RULES = 4
 
 #: The knob that a release needs to show a rule.

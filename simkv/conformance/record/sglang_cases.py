@@ -268,7 +268,7 @@ def _delayed(draw: random.Random, config: SglangConfig) -> SglangConfig:
 
 
 def _first_together(draw: random.Random, requests: list[RecordingLine]) -> list[RecordingLine]:
-    """Let several requests arrive together, and the others one by one while those run."""
+    """Set arrivals: several requests together, then the others one by one while those run."""
     step = 0
     for i, request in enumerate(requests):
         step += 0 if i < 3 else draw.choice([0, 1, 1, 2, 3])

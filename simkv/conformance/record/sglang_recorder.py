@@ -1,10 +1,10 @@
 """Drive the unmodified scheduler of an SGLang wheel through small workloads, step by step.
 
 Each step makes the calls of the wheel's event loops: receive, choose the next batch, run it (with a
-fake model) and process the results, with overlap those of the previous batch. The scheduler is set
-up in ``sglang_scheduler_setup.py``, its requests are built in ``sglang_request_factory.py``, and
-the stubs for the rest of SGLang are in ``sglang_stubs.py``. Wheels of 0.5.15, 0.5.20, 0.5.22 and
-0.5.23 are supported. Only the decisions are kept.
+fake model) and process the results (with overlap, the previous batch's results). The scheduler is
+set up in ``sglang_scheduler_setup.py``, its requests are built in ``sglang_request_factory.py``,
+and the stubs for the rest of SGLang are in ``sglang_stubs.py``. Wheels of 0.5.15, 0.5.20, 0.5.22
+and 0.5.23 are supported. Only the decisions are kept.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from simkv.core.recording_format import RecordingLine
 from simkv.schedulers.sglang.recording import RECORDING
 from simkv.schedulers.sglang.versions import VARIANTS
 
-#: Number of consecutive steps without a launch after which a case counts as stalled.
+#: Maximum number of consecutive steps without a launch; then the case counts as stalled.
 MAX_IDLE_STEPS = 50
 
 
@@ -59,7 +59,7 @@ def record(case: RecordingCase, version: str, name: str) -> DecisionTrace:
 
 
 class SglangDriver:
-    """One case: SGLang's scheduler and a fake model, for as many steps as needed."""
+    """A case with SGLang's scheduler and a fake model, run for as many steps as needed."""
 
     def __init__(self, case: RecordingCase) -> None:
         self.config, self.requests, self.aborts = case.config, case.requests, case.aborts
@@ -139,7 +139,7 @@ class SglangDriver:
         return lost
 
     def _leave(self, phase: int, alive: set[int]) -> list[int]:
-        """Let clients leave in this phase; return the requests that were present."""
+        """Process the aborts of this phase; return the requests that were present."""
         ids = [i for at, when, i in self.aborts if (at, when) == (self.step, phase)]
         came = {r["id"] for r in self.requests if r["arrival_step"] < self.step + phase}
         there = [i for i in dict.fromkeys(ids) if i in alive & came]

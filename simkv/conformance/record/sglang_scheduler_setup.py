@@ -26,7 +26,7 @@ from simkv.schedulers.sglang.config import SglangConfig
 
 
 class OrderedPreemption:
-    """A prefill adder that preempts in the order of ids; the engine's order is that of a set."""
+    """A prefill adder that preempts in the order of ids; the engine uses an unordered set."""
 
     def preempt_to_schedule(self: Any, *given: Any) -> bool:
         before = len(self.preempt_list)

@@ -98,7 +98,7 @@ class CaptureHiddenMode(enum.IntEnum):
 
 
 class DisaggregationMode(enum.Enum):
-    """One server prefills and decodes."""
+    """A single server prefills and decodes."""
 
     NULL = "null"
     PREFILL = "prefill"

@@ -106,7 +106,7 @@ def _some_requests(draw: random.Random, most: int) -> list[RecordingLine]:
 
 
 def _share(draw: random.Random, requests: list[RecordingLine], most: int) -> None:
-    """Let prompts share a prefix, or continue an earlier prompt and its output."""
+    """Give prompts a common prefix, or make them continue an earlier prompt and its output."""
     for i, r in enumerate(requests):
         before = draw.choice(requests[:i]) if i and draw.random() < 0.4 else None
         if before:
@@ -124,7 +124,7 @@ def _share(draw: random.Random, requests: list[RecordingLine], most: int) -> Non
 
 
 def _lengthen(draw: random.Random, requests: list[RecordingLine]) -> None:
-    """Let requests arrive together, with outputs that grow until the pool is full."""
+    """Make requests arrive together, with outputs that grow until the pool is full."""
     for r in requests:
         r["output_tokens"] = draw.randint(4, 24)
         r["max_tokens"] = r["output_tokens"] + draw.choice([0, 0, 9])
@@ -142,7 +142,7 @@ def _first(pieces: list[list[Any]], tokens: int) -> list[list[Any]]:
 
 
 def _leaving(draw: random.Random, requests: list[RecordingLine]) -> list[tuple[int, int, int]]:
-    """Return aborts of some clients, in random order of their requests."""
+    """Return aborts of some clients, at random steps after their arrival."""
     some = draw.sample(requests, draw.randint(1, max(1, len(requests) // 2)))
     return sorted(
         (r["arrival_step"] + draw.randint(1, 25), draw.randint(0, 2), r["id"]) for r in some

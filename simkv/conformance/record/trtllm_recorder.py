@@ -28,7 +28,7 @@ from simkv.core.recording_format import RecordingLine
 from simkv.schedulers.trtllm.config import VARIANTS, TrtllmConfig
 from simkv.schedulers.trtllm.recording import RECORDING
 
-#: Number of consecutive idle steps after which a case counts as stalled.
+#: Maximum number of consecutive idle steps; then the case counts as stalled.
 MAX_IDLE_STEPS = 100
 
 
@@ -58,7 +58,7 @@ def record(case: RecordingCase, _: str, name: str) -> DecisionTrace:
 
 
 class TrtllmDriver:
-    """One case: the scheduler, stubs and a fake model, for as many steps as needed."""
+    """A case with the scheduler, stubs and a fake model, run for as many steps as needed."""
 
     def __init__(self, case: RecordingCase) -> None:
         self.config, self.requests, self.aborts = case.config, case.requests, case.aborts
@@ -113,7 +113,7 @@ class TrtllmDriver:
         return LlmRequestStub(request["id"], prompt, most, request["output_tokens"], tokens)
 
     def _leave(self, step: int, phase: int, alive: set[int]) -> list[int]:
-        """Let clients leave in this phase; return the requests that were present."""
+        """Process the aborts of this phase; return the requests that were present."""
         ids = [i for at, when, i in self.aborts if (at, when) == (step, phase)]
         came = {r["id"] for r in self.requests if r["arrival_step"] < step + (phase > 0)}
         there = [i for i in dict.fromkeys(ids) if i in alive & came - self.left_early]

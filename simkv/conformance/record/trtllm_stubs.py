@@ -48,7 +48,7 @@ class LlmRequestState(enum.Enum):
 
 
 class CapacitySchedulerPolicy(enum.Enum):
-    """As in ``llm_args.py``."""
+    """Capacity policies, as in ``llm_args.py``."""
 
     MAX_UTILIZATION = 0
     GUARANTEED_NO_EVICT = 1

@@ -23,8 +23,7 @@ SMALL = 0.25
 
 
 def _random(version: str, seed: int) -> RecordingCase:
-    """Return a random small case with a tight pool and short requests, some of which share a
-    prefix."""
+    """Return a random small case: a tight pool and short requests, some with a common prefix."""
     draw, variant = random.Random(f"{version} {seed}"), base_release(version)
     fixed = find_rules(variant).fixed
     block_size, usable = draw.choice([1, 2, 4, 4, 8]), draw.randint(6, 40)
@@ -120,7 +119,7 @@ def case_names(version: str, count: int) -> list[str]:
 
 
 def handmade_names(version: str) -> list[str]:
-    """Return the names of ``HANDMADE_CASES`` with which the release starts up."""
+    """Return the names of the ``HANDMADE_CASES`` whose config the release accepts."""
     rules = find_rules(base_release(version))
     return [name for name, made in HANDMADE_CASES.items() if made.starts(rules)]
 
@@ -197,7 +196,7 @@ def _sizes(case: RecordingCase, draw: random.Random) -> RecordingCase:
 
 
 def _chunked(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """Return the case with groups of layers, at least one of which attends within chunks."""
+    """Return the case with groups of layers, at least one of them with chunked attention."""
     case = _windows(case, draw)
     chunk = f"{CHUNKED}{case.config.block_size * draw.randint(1, 6)}"
     window = draw.randint(2, 6 * case.config.block_size)
@@ -376,9 +375,8 @@ def make_case(version: str, name: str) -> RecordingCase:
     """Return the case of this name: a handmade case, or a kind and a number.
 
     - ``rand-``: plain; ``gone-``: with aborts; ``lora-``: with adapters.
-    - ``win-``: with groups of layers; ``mamba-``: with states among them; ``chunk-``: with layers
-      that
-      attend within chunks; ``size-``: with blocks of several sizes.
+    - ``win-``: with groups of layers; ``mamba-``: with states among them.
+    - ``chunk-``: with layers that attend within chunks; ``size-``: with blocks of several sizes.
     - ``spec-``: with drafts; ``winspec-``, ``mambaspec-`` and so on with groups of layers, too.
     - ``tier-``: with blocks in host memory; ``disk-``: with a disk behind it.
     - ``pdsend-``, ``pdload-``: on a replica that only prefills or only decodes.

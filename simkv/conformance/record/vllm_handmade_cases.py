@@ -45,7 +45,7 @@ def _tight(
 
 
 def _victim_sat_out(version: str) -> RecordingCase:
-    """Return a case whose victim's last token is in flight when preempted (issue #49097)."""
+    """Return a case whose victim has its last token in flight when preempted (issue #49097)."""
     rows = (0, 15, 2, 9), (1, 8, 6, 0), (1, 5, 6, 0)
     return _tight(version, 64, *rows, policy="priority", async_scheduling=True)
 

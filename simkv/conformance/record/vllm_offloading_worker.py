@@ -1,7 +1,7 @@
 """A worker for vLLM's offloading connector that copies no data.
 
 The connector's scheduler side, its manager and its policies are the wheel's, unmodified. It gets
-ended requests in the order of their ids, and the blocks of a copy in the order of their keys; the
+ended requests in the order of their ids, and the blocks of a copy in the order of the prompt; the
 wheel has both in sets, whose order differs between runs of Python.
 """
 

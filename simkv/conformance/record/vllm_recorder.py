@@ -34,8 +34,8 @@ from simkv.schedulers.vllm.layer_groups import LayerKind
 from simkv.schedulers.vllm.release_rules import VllmRules
 from simkv.schedulers.vllm.versions import VARIANTS, find_rules, find_variant
 
-#: Number of consecutive steps without a delivery after which a case counts as stalled; the longest
-#: sequence has fewer tokens.
+#: Maximum number of consecutive steps without a delivery; then the case counts as stalled. The
+#: longest sequence has fewer tokens.
 MAX_IDLE_STEPS = 400
 
 #: Constructor arguments of text requests, for releases that require them.
@@ -63,7 +63,7 @@ class RecordedBatch(NamedTuple):
 
 
 class VllmDriver:
-    """One case: a scheduler of vLLM and a fake model, for as many steps as needed."""
+    """A case with a scheduler of vLLM and a fake model, run for as many steps as needed."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class VllmDriver:
         return [*skipped, *waiting]
 
     def _abort(self, step: int, phase: int) -> list[int]:
-        """Abort the requests scheduled for this phase; return those that had not ended.
+        """Abort the requests of this phase; return the ids of the requests that had not ended.
 
         Aborts one at a time, because 0.33.0 frees the blocks of a joint abort in the order of a
         set.

@@ -29,7 +29,7 @@ class EvolutionResult:
 
     @property
     def holds(self) -> bool:
-        """Whether the winner is significantly better under all evaluation conditions."""
+        """Whether the winner is surely better under all evaluation conditions."""
         return self.found.holds
 
     @cached_property

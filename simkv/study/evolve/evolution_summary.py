@@ -59,8 +59,10 @@ def _winner(found: Evolution) -> list[str]:
 
 
 def _same_for_all(found: Evolution) -> list[str]:
-    """Return notes on variables of the rule that are equal for all requests, so that a number would
-    do."""
+    """Return notes on variables of the rule that have the same value for all requests.
+
+    A number could replace such a variable.
+    """
     sent = [
         request
         for trial in found.ground.train

@@ -25,7 +25,8 @@ def tune(
     name: str,
     advance: ProgressCallback | None = None,
 ) -> None:
-    """Try ``budget`` settings of the knobs, including those of the study ``name`` in ``store``.
+    """Try ``budget`` settings of the knobs, including earlier ones of the study ``name`` in
+    ``store``.
 
     Raises InputError if Optuna is not installed.
     """

@@ -81,7 +81,7 @@ def sample_policies(
 def prune_policy(
     contest: Tournament, winner: CandidateScore, most: int = MAX_DUPLICATES
 ) -> CandidateScore:
-    """Return the rule without decisions that it can leave to the engine, after ``most`` tries."""
+    """Return the rule without decisions that the engine makes as well, after ``most`` tries."""
     lines = str(dict(winner.candidate.change).get("engine.rule", "")).splitlines()
     for line in lines[:most] if len(lines) > 1 else []:
         most -= 1

@@ -115,8 +115,7 @@ class Tournament:
     standings: dict[str, CandidateScore] = field(default_factory=dict)
 
     def job(self, candidate: Candidate, trial: TrialScenario) -> SimulationJob:
-        """Return the job of a candidate and trial. Raises InputError if the candidate is invalid
-        there."""
+        """Return the job of a candidate and trial. Raises InputError if they do not fit."""
         return make_job(candidate.of(trial), trial.folder, self.limits, endings=self.endings)
 
     def summaries(
@@ -215,7 +214,7 @@ class Tournament:
 
 
 def _figures(summary: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the figures of a run; without served requests, only those that describe that."""
+    """Return the figures of a run; if it served nothing, only those about unserved requests."""
     found = compute_objective_figures(summary)
     return (
         found

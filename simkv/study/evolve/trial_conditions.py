@@ -1,4 +1,4 @@
-"""Trials of a search: those used to select candidates, and those held out to judge the winner."""
+"""Trials of a search: for selecting candidates, and held-out trials for judging the winner."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class EvaluationCondition:
 
 @dataclass(frozen=True)
 class TrialSplit:
-    """All trials: for the search, for the final round, and for judging the winner.
+    """Trials for the search, for the final round, and for judging the winner.
 
     Each of the first ``scenarios`` search trials belongs to a different scenario. ``apart``
     describes how the held-out trials differ; None if nothing is random, so that there is no final
@@ -117,7 +117,7 @@ def _windows(scenario: Scenario, folder: Path, count: int) -> list[TrialScenario
 def build_evaluation_conditions(
     ground: TrialSplit, given_error: float | None
 ) -> tuple[list[EvaluationCondition], list[str]]:
-    """Return the conditions for judging the winner, and notes on those that are not possible."""
+    """Return the conditions for judging the winner, and notes on conditions that are impossible."""
     found = [EvaluationCondition("as asked", ground.test)]
     changes: list[tuple[str, Callable[[TrialScenario], Scenario]]] = [
         *((f"cache x {x:g}", partial(_sized, by=x)) for x in CACHE_FACTORS),

@@ -38,8 +38,8 @@ class CandidateResults:
         return False if False in found else None if None in found else True
 
     def missing(self, candidate: int, conditions: Sequence[PlanCondition]) -> list[PlanCondition]:
-        """Return the conditions to run next for a verdict; a failure needs the run without it
-        first."""
+        """Return the conditions to run next for a verdict; the run without a failure
+        comes first."""
         if self.verdict(candidate, conditions) is not None:
             return []
         wanted = dict.fromkeys(

@@ -72,8 +72,7 @@ def _between(low: int, high: int, width: int) -> tuple[int, ...]:
 
 
 def find_edge(known: KnownAnswers, neighbours: int = NEIGHBOURS) -> int | None:
-    """Return the first candidate that meets the objectives together with its known neighbours
-    above."""
+    """Return the first candidate that meets the objectives, as do its known upper neighbours."""
     reach = _reach(known, neighbours)
     bad = [i for i in known if not known[i]]
     for found in sorted(i for i in known if known[i]):

@@ -52,9 +52,10 @@ class ObjectiveStatus:
 class CapacityPlan:
     """Result of a plan. Answers are indices of candidates; ``value`` converts them to knob values.
 
-    ``answers`` are those of the individual seeds, ``by_error`` those within the profile's error.
-    ``isolated_answers`` meet the objectives although a later candidate does not. ``held_back`` is
-    whether the answer holds on the held-out scenario, the answer there, and its results.
+    ``answers`` are the answers of the individual seeds, ``by_error`` is their range within the
+    profile's error. ``isolated_answers`` meet the objectives although a later candidate does not.
+    ``held_back`` is whether the answer holds on the held-out scenario, the answer there, and its
+    results.
     """
 
     prepared: PreparedPlan
@@ -206,7 +207,7 @@ def _cost(prepared: PreparedPlan, board: CandidateResults, answer: int | None) -
 
 
 def count_gpus(scenario: Scenario, per_replica: int | None) -> int:
-    """Return the GPUs of all replicas: ``per_replica`` each, by default those of their hardware."""
+    """Return the GPUs of all replicas: ``per_replica`` each, or by default as in their hardware."""
     groups = scenario.fleet.groups if scenario.fleet else [ReplicaGroup()]
     return sum(
         group.count * (per_replica or costs.gpus)

@@ -39,7 +39,7 @@ class PlanCondition:
 
     @property
     def without_failure(self) -> PlanCondition:
-        """The same condition without a failure."""
+        """Condition without a failure, otherwise equal."""
         return PlanCondition(self.side, False, self.repeat)
 
 
@@ -48,9 +48,9 @@ class PlanCandidates:
     """A scenario's variant with a knob at each of the ``candidates``.
 
     ``candidates`` are knob values in search order: later ones should do better. ``limits`` (ms) are
-    those of goodput. ``factors`` scale steps by the profile's error; with ``own_error`` the profile
-    applies its own error, including outside its range. With ``survive``, runs record the worst time
-    for a failure. ``option`` is the command option that named the knob.
+    the goodput limits. ``factors`` scale steps by the profile's error; with ``own_error`` the
+    profile applies its own error, including outside its range. With ``survive``, runs record the
+    worst time for a failure. ``option`` is the command option that named the knob.
     """
 
     document: YamlDocument

@@ -28,8 +28,8 @@ def find_answer_range(answers: Sequence[int | None]) -> AnswerRange:
 def coverage_of_range(repeats: int) -> float:
     """Return the confidence that the range of independent answers contains their median.
 
-    All n values lie on one side of the median of their distribution with probability at most 2 * 2
-    ** -n, for any distribution (the interval of the sign test).
+    For any distribution, all n values lie on one side of its median with probability at most
+    2**(1-n) (the interval of the sign test).
     """
     return 1.0 - 2.0 * 0.5**repeats if repeats > 1 else 0.0
 
@@ -58,8 +58,8 @@ class ProfileError:
 def find_profile_error(profile: CostProfile, given: float | None) -> ProfileError:
     """Return the profile's own error, or the relative error ``given`` by the user.
 
-    The profile's error is that of the intervals in ``simkv.metrics.fidelity``. All steps deviate in
-    the same direction.
+    The profile's error is the same as for the intervals in ``simkv.metrics.fidelity``. All steps
+    deviate in the same direction.
     """
     sides: tuple[ErrorSide, ...] = ("cheaper", "dearer")
     if given is not None:

@@ -34,8 +34,8 @@ REPEATS = 6
 class PreparedPlan:
     """Everything that a plan for one variant needs, checked.
 
-    ``repeats`` is 1 if nothing is random. ``price`` is that of an hour of one ``gpu``. ``point``
-    are the values of ``each`` for this plan.
+    ``repeats`` is 1 if nothing is random. ``price`` is the price of an hour of one ``gpu``.
+    ``point`` are the values of ``each`` for this plan.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Build and run a sweep: check all points and run those that are not done.
+"""Build and run a sweep: check all points and run the missing ones.
 
 Example:
 
@@ -100,8 +100,9 @@ def build_sweep(
     """Build and check all runs of a sweep over ``axes`` without running them.
 
     ``overrides`` apply to all points, before the axes. Without a ``sample`` all combinations are
-    included. Every point is run with each variant, or with those of the axis ``variants``, and
-    ``repeats`` times if its workload is random. Raises one InputError with all errors.
+    included. Every point is run with each variant (only the listed ones if there is an axis
+    ``variants``), and ``repeats`` times if its workload is random. Raises one InputError with all
+    errors.
     """
     document = read_document(path)
 

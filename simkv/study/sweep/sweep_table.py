@@ -17,12 +17,11 @@ from simkv.study.sweep.sweep import Sweep
 
 
 def build_sweep_table(sweep: Sweep, summaries: Mapping[str, Summary]) -> pd.DataFrame:
-    """Return ``point``, the knobs, ``variant``, ``repeat``, ``seed`` and the figures of
-    summary.json.
+    """Return a row per run: ``point``, knobs, ``variant``, ``repeat``, ``seed`` and all figures.
 
-    Grouped figures have dotted names, such as ``e2e_ms.p99``. A latency without a sample, because
-    nothing finished, is empty: 0 would be the best value. A knob that a variant sets itself has the
-    variant's value.
+    The figures are those in summary.json; grouped figures have dotted names, such as
+    ``e2e_ms.p99``. A latency without a sample, because nothing finished, is empty: 0 would be the
+    best value. A knob that a variant sets itself has the variant's value.
     """
     rows = [
         {

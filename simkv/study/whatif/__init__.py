@@ -1,5 +1,5 @@
-"""What-if analysis: the smallest failing workload, verdict flips, and the best single change.
+"""Analyze variations of a scenario: the smallest failing workload, verdict flips, the best change.
 
-All of it runs many variations of a scenario and compares the results: ``workload_shrinking``
-removes requests, ``verdict_bisection`` varies one knob, ``whatif`` tries one change at a time.
+Each analysis runs many variations and compares the results: ``workload_shrinking`` removes
+requests, ``verdict_bisection`` varies one knob, ``whatif`` tries one change at a time.
 """

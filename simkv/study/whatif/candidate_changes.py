@@ -42,7 +42,7 @@ class Change:
 
     @property
     def limits(self) -> bool:
-        """Whether it is one of several limits for a knob without a limit, or that is off."""
+        """Whether it is one of several limits tried for a knob that is off or has no limit."""
         among = type(self.after) is int and self.after in LIMIT_CANDIDATES
         return among and not self.before and self.kind != "rule"
 

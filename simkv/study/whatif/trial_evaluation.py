@@ -43,9 +43,8 @@ class RequestEnding(NamedTuple):
 class RunFigures:
     """Result of a run: the verdict, its detail, the figures of ``summary.json``, endings by id.
 
-    ``figures["e2e_ms.median"]`` is one number; the names are those of
-    ``core.figures.FIGURE_NAMES``. A latency without a sample is missing: None in ``values``, NaN in
-    computations.
+    ``figures["e2e_ms.median"]`` is one number; ``core.figure_registry.FIGURE_NAMES`` lists the
+    names. A latency without a sample is missing: None in ``values``, NaN in computations.
     """
 
     verdict: str

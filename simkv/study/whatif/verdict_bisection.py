@@ -48,7 +48,7 @@ class SteppedRange:
         return value if isinstance(value, int) else round(value, 10)
 
     def grid(self, samples: int) -> list[int]:
-        """Return about ``samples`` indices, including those of the first and the last value."""
+        """Return about ``samples`` indices, including the first and the last index."""
         last, parts = self.last, max(samples - 1, 1)
         if self.low > 0 and self.high >= MIN_LOG_RATIO * self.low:
             ratio = self.high / self.low
@@ -158,8 +158,7 @@ def find_flips(
 def find_variant_flips(
     scenario: Scenario, evaluator: Evaluator, when: RunCondition | None = None
 ) -> Flips:
-    """Find the flips across all distinct variants, in their order, with the same workload and
-    knobs."""
+    """Find the flips across all distinct variants, in order, with the same workload and knobs."""
     names = find_engine_spec(scenario.engine).distinct_variants
     return find_flips(scenario, "engine.variant", names, evaluator, when)
 

@@ -6,10 +6,10 @@ prompts and outputs, rounder arrivals. This may make more requests unnecessary, 
 until nothing changes.
 
 A simpler case must not show the verdict for a different reason. Therefore the verdict must affect
-one of the requests that it affected before, and a request in isolation must not show it. Of the
-engine's knobs, only sizes are reduced, and only if the verdict disappears with a large size: with
-another policy, or in a cache that was large enough before and is not now, the same verdict would
-have a different cause.
+one of the requests that it affected before, and a request in isolation must not show it. The only
+knobs of the engine that are reduced are sizes, and only if the verdict disappears with a large
+size: with another policy, or in a cache that was large enough before and is not now, the same
+verdict would have a different cause.
 """
 
 from __future__ import annotations
@@ -181,8 +181,7 @@ class _Search:
             self.victims = _victims(self.wanted, self.draft, self.figures)
 
     def _sweep(self, size: int) -> bool:
-        """Try to remove every chunk of ``size`` requests, last first; return whether any was
-        removed."""
+        """Try to remove every chunk of ``size`` requests, last first; return whether any went."""
         before = len(self.draft.rows)
         end = before
         while end > 0:
@@ -233,8 +232,7 @@ class _Search:
                 return
 
     def _unless_others(self, steps: Callable[[], Iterable[Callable[[], object]]]) -> None:
-        """Take all steps, except any that lets the removal of a request shift the verdict to
-        others.
+        """Take all steps, except steps where removing a request would shift the verdict to others.
 
         This costs a run for every request, so it is checked once after all steps, and step by step
         only if that check fails.
@@ -252,8 +250,7 @@ class _Search:
                 self.draft = before
 
     def _others_instead(self, before: WorkloadDraft) -> bool:
-        """Whether, since ``before``, removing one request shifts the verdict to other requests
-        only."""
+        """Whether, since ``before``, removing one request shifts the verdict to others only."""
         if self.draft == before or not self.victims or len(self.draft.rows) > ONE_BY_ONE:
             return False
         for draft in self._one_less():
