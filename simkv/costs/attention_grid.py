@@ -3,7 +3,7 @@
 Prefills are looked up by their tokens and by the mean number of attended tokens (pairs over
 tokens). One prompt, several short prompts and a chunk on top of KV are points of the same plane,
 and interpolation between its points keeps the work (tokens times mean) exact. Decodes are looked up
-by their number and their mean context. In a mixed step, prefills and decodes cost the same as in
+by their number and their mean context. In a mixed step, prefills and decodes cost as much as in
 separate steps.
 """
 

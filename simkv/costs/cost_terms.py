@@ -70,7 +70,7 @@ def compute_feature(load: StepLoad, feature: str, graph_sizes: Sequence[int] = (
 
 
 def _padded(tokens: int, most: int, graph_sizes: Sequence[int]) -> int:
-    """Return tokens padded to a CUDA graph, or to that of the largest engine in lock-step."""
+    """Return tokens padded to a CUDA graph, or to the largest graph of engines in lock-step."""
     if not graph_sizes or tokens > graph_sizes[-1]:
         return tokens
     wanted = max(tokens, most) if most <= graph_sizes[-1] else tokens

@@ -35,8 +35,8 @@ def extrapolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
     """Return the interpolated value at ``x`` with linear extrapolation at both ends.
 
     A single point applies everywhere. Below the range, the nearest line continues. Above it, the
-    slope is that of the last octave, from half of the last point on: times of matrix products grow
-    in steps and are constant between two points of one step.
+    slope is the mean slope from half of the last x on, the last octave: times of matrix products
+    grow in steps and are constant between two points of one step.
     """
     if len(xs) == 1:
         return ys[0]

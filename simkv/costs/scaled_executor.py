@@ -23,7 +23,7 @@ ErrorSide = Literal["cheaper", "dearer"]
 StepKind = Literal["decode", "prefill", "mixed"]
 
 
-#: Maximum relative error by which a step can be slower than the profile.
+#: Maximum share by which a predicted step time can be below the real one.
 MAX_ERROR = 0.9
 
 

@@ -99,7 +99,7 @@ def _own(batch: Batch, i: int, tokens: int) -> int:
 
 
 def _with_drafts(load: StepLoad, batch: Batch, drafted: DraftedTokens) -> StepLoad:
-    """Add the draft tokens that decodes verify; those of prefill rows are already counted."""
+    """Add the draft tokens that decodes verify; prefill tokens already include theirs."""
     prefill = {
         i
         for (i, tokens), context in zip(batch.scheduled, batch.context, strict=True)

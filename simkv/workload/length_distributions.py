@@ -118,7 +118,7 @@ class Zipf(StrictModel):
 class Empirical(StrictModel):
     """Lengths sampled from a ``trace``, all of its requests equally likely.
 
-    ``of`` selects the lengths; by default those of the field with the same name.
+    ``of`` selects the lengths; by default the lengths of the field with the same name.
     """
 
     distribution: Literal["empirical"]

@@ -37,8 +37,8 @@ class TraceReader:
         print(reader.tally.lines())
 
     ``progress`` is called with the number of bytes read; ``columns`` maps simkv's column names to
-    those of a custom log. Raises InputError if the file does not exist or its format is unknown;
-    iteration raises it for invalid content.
+    the names in a custom log. Raises InputError if the file does not exist or its format is
+    unknown; iteration raises it for invalid content.
     """
 
     def __init__(

@@ -65,7 +65,7 @@ class Mla:
         return self.kv_lora_rank + self.qk_rope_head_dim
 
     def weights(self, hidden: int) -> int:
-        """Return the parameters of the projections, including those of the indexer."""
+        """Return the parameters of the projections, including the indexer."""
         return self.shared_weights(hidden) + self.split_weights(hidden)
 
     def shared_weights(self, hidden: int) -> int:

@@ -3,8 +3,8 @@
 Layer kinds are given by periods in Jamba, by lists of names or a letter pattern in Granite 4 and
 Nemotron-H, and by layer numbers in Bamba and Kimi Linear; every layer of Falcon-H1 has both kinds.
 Llama 4 has a flag per layer: layers with rotary positions attend within chunks. Gemma 4 has fewer
-and wider heads in layers without a window. State shapes are those of
-``get_mamba_state_shape_from_config`` in vLLM 0.33.0 (``vllm/model_executor/models``).
+and wider heads in layers without a window. State shapes follow
+``get_mamba_state_shape_from_config`` of vLLM 0.33.0 (``vllm/model_executor/models``).
 """
 
 from __future__ import annotations

@@ -159,8 +159,8 @@ def _since(table: Mapping[tuple[int, int], float], release: tuple[int, ...]) -> 
 def _static_share(hardware: Hardware, setting: ExecutionSettings) -> float:
     """Return ``mem_fraction_static`` as SGLang 0.5 computes it (``_handle_gpu_memory_settings``).
 
-    Its chunk size is that of the server, of which each rank of dp attention gets a share; its
-    tensor parallelism counts all GPUs.
+    SGLang computes it with the server's chunk size, although each rank of dp attention gets only a
+    share, and with a tensor parallelism that counts all GPUs.
     """
     memory = hardware.gpu.memory_bytes / MIB
     release = tuple(int(part) for part in re.findall(r"\d+", setting.release)[:3])

@@ -105,8 +105,8 @@ class Gpu(_Named):
     ``flops_fp8`` and ``flops_fp4`` are the rates for smaller formats, None if unsupported.
     ``nvlink`` and ``pcie`` are bytes/s in each direction per GPU, from data sheets; ``system`` is
     the name in published points and operator tables. ``gpus_per_node`` is the number of GPUs that
-    the interconnect joins; for GB200 and GB300 it is that of a rack. ``capability`` is the CUDA
-    capability, None without CUDA.
+    the interconnect joins; for GB200 and GB300 it is the number in a rack. ``capability`` is the
+    CUDA capability, None without CUDA.
 
     ``collectives`` has measured ``[bytes, seconds]`` by name and number of GPUs: input bytes of an
     all-reduce, bytes sent per GPU of an all-gather, bytes received per GPU of a reduce-scatter.

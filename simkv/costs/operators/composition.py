@@ -48,7 +48,7 @@ def compose(
     *,
     measured: bool = True,
 ) -> CostProfile:
-    """Compose the profile; its range is that of the tables, its error is unknown (see ``fit``)."""
+    """Compose the profile, with the range of the tables and an unknown error (see ``fit``)."""
     parts = _parts(operators, hardware, setting)
     grid = attention_grid(operators, hardware)
     beside = find_host_terms(hardware, setting)

@@ -2,8 +2,8 @@
 
 ``spreads.json`` is written by ``make calibrate-silicon`` and contains no measured points. A spread
 consists of quantiles of measured over predicted latencies of configurations excluded from the fit
-of the constants: either of the same model on the same GPU (``groups``), or, for new pairs of model
-and GPU, of pairs of a kind, each of which was excluded completely (``unseen``).
+of the constants: ``groups`` has spreads for the same model on the same GPU. ``unseen`` has spreads
+for new pairs of model and GPU, by kind; each pair was excluded from the fit completely.
 """
 
 from __future__ import annotations
@@ -203,8 +203,8 @@ def add_spread_error(
 ) -> CostProfile:
     """Return a composed profile with the spread of its kind as step error.
 
-    The profile is unchanged if no similar configuration was measured. The spread of TTFT applies to
-    steps with prefills, that of TPOT to decode steps. The error of a data-sheet estimate against
+    The profile is unchanged if no similar configuration was measured. The TTFT spread applies to
+    steps with prefills, the TPOT spread to decode steps. The error of a data-sheet estimate against
     operator tables is added, because spreads refer to profiles composed from tables.
     """
     kind = classify_configuration(hardware, setting)

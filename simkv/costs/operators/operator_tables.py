@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 #: Package with the tables, used if installed (``pip install 'simkv[hardware]'``).
 TABLES_PACKAGE = "aiconfigurator_core"
-#: Tolerance for clocks slightly above those of the data sheet's peak.
+#: Tolerance for clocks slightly above the data sheet's peak clock.
 SLACK = 1.1
 #: Ratio above which a measurement is host-bound. Times of a product in two engines rarely differ by
 #: more than a third if the GPU is measured: among the fp8_block products of H100 to B300,

@@ -31,7 +31,7 @@ class MoeShape:
 
 @dataclass(frozen=True)
 class DeltaNetShape:
-    """One GPU's share of a gated delta net."""
+    """Share of a gated delta net on a single GPU."""
 
     hidden: int
     k_heads: int

@@ -1,7 +1,7 @@
 """Select the best available cost profile for some hardware.
 
-In order: operator tables in the user's directories, those of the installed package, a packaged
-profile of exactly this GPU, model, parallelism and formats, and the data sheet.
+In order: operator tables in the user's directories, operator tables of the installed package, a
+packaged profile of exactly this GPU, model, parallelism and formats, and the data sheet.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def estimate_from_data_sheet(
 ) -> CostProfile:
     """Estimate the profile from the GPU's data sheet and the ``shares`` that operators reach.
 
-    Its error is that of the same estimate for measured GPUs, against their own tables.
+    Its error is the error of such estimates for measured GPUs against their tables.
     """
     operators = Roofline(hardware.gpu, hardware.interconnect, shares)
     changed = find_constants(hardware, setting) if constants is None else constants

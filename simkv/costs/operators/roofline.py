@@ -1,7 +1,7 @@
 """Operator times estimated from a GPU's data sheet.
 
 An operator takes a constant plus the larger of two times: operations at a share of the peak rate,
-and bytes at a share of the bandwidth. The shares are those of measured GPUs (``efficiency.json``).
+and bytes at a share of the bandwidth. ``efficiency.json`` has the shares seen on measured GPUs.
 """
 
 from __future__ import annotations

@@ -83,8 +83,8 @@ class Sharding:
     """Model shape, as far as the tables lack it, and its distribution over GPUs.
 
     ``hidden`` is needed for collectives, ``experts`` and ``experts_per_token`` for a mixture of
-    experts, of which each of ``expert_ranks`` GPUs has an equal part. ``link`` is the host link of
-    the GPUs; None means the host on which the GPU's collectives were measured.
+    experts, which is split equally across ``expert_ranks`` GPUs. ``link`` is the host link of the
+    GPUs; None means the host on which the GPU's collectives were measured.
     """
 
     layers: int

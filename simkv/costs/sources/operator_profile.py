@@ -60,8 +60,8 @@ def operators_profile(
 ) -> CostProfile:
     """Build a profile from ``terms`` measured at ``sizes`` tokens, and attention times.
 
-    Attention columns are those of ``build_attention_table``. ``source`` should name everything that
-    was not measured.
+    Attention columns are described in ``build_attention_table``. ``source`` should name everything
+    that was not measured.
     """
     ranges: dict[Feature, tuple[float, float]] = {
         "tokens": (min(sizes), max(sizes)),

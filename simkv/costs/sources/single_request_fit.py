@@ -17,9 +17,9 @@ are relative and have equal weight.
 its KV. Many tokens take prefill step + token x tokens, which hides the weights. The transition
 between both is the cube root of the sum of cubes: a chunk of 64 tokens on an H100 took 27.5 ms,
 where a decode takes 26 ms and the line gives 14.6 ms; in the kernel tables that simkv reads, powers
-of 2 to 4 fit best. The profile is therefore valid for other token budgets than that of the fit. In
-a mixture of experts, a few tokens read a part of the weights, depending on the number of activated
-experts, and the cost of tokens is added.
+of 2 to 4 fit best. The profile is therefore also valid for token budgets other than the fitted one.
+In a mixture of experts, a few tokens read a part of the weights, depending on the number of
+activated experts, and the cost of tokens is added.
 
 The costs of a token, of a pair and of KV are hard to separate with a few rows of similar length, or
 chunks of one size. If model and GPU are known, the fit therefore has one additional observation for
@@ -188,8 +188,7 @@ def fit_single_request_profile(
 ) -> CostProfile:
     """Fit an engine's profile to isolated requests.
 
-    Its errors are those of each request's prefill and mean decode step in a fit without that
-    request.
+    Its errors are leave-one-out errors of each request's prefill and mean decode step.
     """
     prices = fit_cost_coefficients(alone, shape, gpu)
     decodes, _ = _decodes(alone)
@@ -221,7 +220,7 @@ def fit_single_request_profile(
 
 
 def _left_out(alone: IsolatedRequests, shape: ModelTraits, gpu: Gpu | None) -> dict[str, StepError]:
-    """Return errors of each request's prefill and decode steps in a fit without that request."""
+    """Return leave-one-out errors of each request's prefill and decode steps."""
 
     def named() -> Iterator[tuple[str, float]]:
         for index in range(len(alone)):

@@ -1,9 +1,10 @@
 """Cost profiles from the operator tables of Vidur's profiler.
 
-``mlp.csv`` has the times (ms) of all operators except attention by tokens and tensor parallelism,
-``attention.csv`` those of decodes (batch by KV) and of one prefill (chunk by KV), each plain or
-gzip-compressed, medians over repetitions (github.com/microsoft/vidur, data/profiling/compute). The
-tables do not include mixed batches, output head, collectives and host time.
+``mlp.csv`` has the times (ms) of all operators except attention by tokens and tensor parallelism;
+``attention.csv`` has the times of decodes (batch by KV) and of one prefill (chunk by KV), each
+plain or gzip-compressed, medians over repetitions (github.com/microsoft/vidur,
+data/profiling/compute). The tables do not include mixed batches, output head, collectives and host
+time.
 """
 
 from __future__ import annotations

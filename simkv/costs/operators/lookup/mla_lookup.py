@@ -1,9 +1,9 @@
-"""Times of MLA and sparse MLA; the MLA core without projections is that of SGLang's kernels.
+"""Times of MLA and sparse MLA; the MLA core without projections uses SGLang's tables.
 
-vLLM's tables cover the whole module and include host time (95 us at one sequence, of which its
-products and its core take 45 us). The core is therefore read from ``context_mla`` and
-``generation_mla`` for any engine, and the projections from the products. Sparse attention was
-measured only as modules with projections.
+vLLM's tables cover the whole module and include host time (95 us at one sequence, but only 45 us
+for products and core). The core is therefore read from ``context_mla`` and ``generation_mla`` for
+any engine, and the projections from the products. Sparse attention was measured only as modules
+with projections.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class MeasuredOperators:
 
     @property
     def _own_link(self) -> bool:
-        """Whether the interconnect is that of the measured GPUs."""
+        """Whether the interconnect equals that between the measured GPUs."""
         return self._sheet.link == self._sheet.gpu.interconnect()
 
     def _or(self, found: T | None, what: str, estimate: Callable[[], T]) -> T:

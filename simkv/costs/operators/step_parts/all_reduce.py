@@ -1,4 +1,4 @@
-"""All-reduces of tensor parallelism, in CUDA graphs and launched separately."""
+"""Tensor-parallel all-reduces, in CUDA graphs and launched separately."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ PREFILL_LENGTHS = (
     262143,
 )
 DECODE_SEQS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
-#: Tokens after which a prompt's scan stores a state (``chunk_size`` of Mamba-2).
+#: Interval in tokens between states stored by a prompt's scan (``chunk_size`` of Mamba-2).
 SCAN_CHUNK_TOKENS = 256
 DECODE_CONTEXTS = (
     1,
