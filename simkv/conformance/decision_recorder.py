@@ -31,8 +31,8 @@ class Recorder:
     ``lines`` has one line per ``schedule`` call with the fields common to all engines, read at the
     time at which this engine's recordings read them. ``added`` maps each request to the call before
     which it arrived. ``aborts`` are (call, phase, request id): phase 1 is before the call, phase 2
-    between the call and the delivery after it. ``ending`` is the reason why the engine died, or None.
-    The engine must not leap.
+    between the call and the delivery after it. ``ending`` is the reason why the engine died,
+    or None. The engine must not leap.
 
     With ``whole``, lines also have the fields specific to this engine.
     """
