@@ -1,19 +1,19 @@
-"""What ``vllm serve`` chooses for settings that were not given, by release, GPU and model.
+"""Defaults that ``vllm serve`` derives from the release, the GPU and the model.
 
-Read from the wheels 0.9.0 to 0.33.0. ``vllm serve`` asks for the defaults of
-``UsageContext.OPENAI_API_SERVER``; those of the class ``LLM`` are others.
+Source: the wheels 0.9.0 to 0.33.0. ``vllm serve`` uses the defaults of
+``UsageContext.OPENAI_API_SERVER``; the class ``LLM`` has different ones.
 
 - ``max_num_batched_tokens``, ``max_num_seqs``: ``vllm/engine/arg_utils.py``, in
   ``EngineArgs._set_default_args_v1`` (0.9 and 0.10), ``_set_default_args`` (0.11), and from 0.12 on
   ``get_batch_defaults`` and ``_set_default_max_num_seqs_and_batched_tokens_args``.
 - ``max_model_len``: ``_get_and_verify_max_len`` of ``vllm/config.py`` (0.9 and 0.10.0) and
-  ``vllm/config/model.py``; whether the cache holds it, ``check_enough_kv_cache_memory`` and, for
+  ``vllm/config/model.py``; whether the cache holds it: ``check_enough_kv_cache_memory`` and, for
   ``auto``, ``_auto_fit_max_model_len`` of ``vllm/v1/core/kv_cache_utils.py``.
 - ``block_size``: ``CudaPlatform.check_and_update_config`` (``vllm/platforms/cuda.py``, up to 0.17)
   and from 0.18 on ``Platform.update_block_size_for_backend`` (``vllm/platforms/interface.py``).
 
-``use_batched_dp_moe`` (256 tokens, from 0.20 on) needs another all-to-all backend than the default,
-and the performance mode ``throughput`` a flag: neither is modelled.
+Not modelled: ``use_batched_dp_moe`` (256 tokens, from 0.20 on), which needs a non-default
+all-to-all backend, and the performance mode ``throughput``, which needs a flag.
 """
 
 from __future__ import annotations
@@ -35,43 +35,44 @@ from simkv.schedulers.vllm.versions import find_rules, find_variant
 Version = tuple[int, ...]
 AUTO = "auto"
 
-#: Tokens of a step and sequences by the GiB of a GPU from which on they hold, largest first, and
-#: the release that brought the row.
+#: Minimum GiB of a GPU, its defaults for tokens per step and for sequences, and the release that
+#: introduced the row; largest GPU first.
 LARGE: tuple[tuple[int, int, int, Version], ...] = (
     (160, 16384, 1024, (0, 28)),
     (70, 8192, 1024, (0, 9)),
 )
 OTHERS = 2048, 256
-#: The release from which on a GB10, whose memory is large, has the values of small GPUs.
+#: The first release that uses the values of small GPUs for a GB10, despite its large memory.
 GB10_SMALL, GB10 = (0, 33), (12, 1)
-#: From these patch releases on ``max_num_seqs`` is at most ``max_num_batched_tokens``, and that at
-#: most what ``max_num_seqs`` sequences of ``max_model_len`` have.
+#: The first patch releases that cap ``max_num_seqs`` at ``max_num_batched_tokens``, and the latter
+#: at ``max_num_seqs * max_model_len``.
 SEQS_CAPPED, TOKENS_CAPPED = (0, 10, 1), (0, 11, 1)
-#: Tokens of the largest item of a multimodal model that computes it in one step, and the release
-#: from which on a step holds it: a video of 32 frames of 78 tokens
+#: Tokens of the largest item of multimodal models that compute it in one step, and the first
+#: release whose token budget holds it: a video of 32 frames of 78 tokens
 #: (``get_mm_max_tokens_per_item`` in ``vllm/model_executor/models/gemma4_mm.py``).
 ITEM_TOKENS, ITEM_SINCE = {"gemma4": 32 * 78}, (0, 22)
-#: Types of RoPE that leave ``max_position_embeddings`` as it is; from a release on also YaRN, which
-#: multiplied the original length by its factor before.
+#: RoPE types that do not change ``max_position_embeddings``, and the first release that includes
+#: YaRN; earlier releases multiply the original length by its factor.
 UNSCALED = ("su", "longrope", "llama3", "default")
 YARN, YARN_UNSCALED = ("yarn", "deepseek_yarn", "deepseek_llama_scaling"), (0, 30)
-#: The release from which on a LongRoPE model has the length that it was trained for.
+#: The first release that uses the original training length for LongRoPE models.
 LONGROPE_ORIGINAL = (0, 11, 1)
-#: The release that brought ``--max-model-len auto``.
+#: The release that introduced ``--max-model-len auto``.
 FITS_ITSELF = (0, 14)
-#: Tokens in a block for latent attention by the major compute capability of the GPU: what holds
-#: from a release on. Hopper: FlashMLA, then FlashAttention; Blackwell: CUTLASS, then FlashInfer.
+#: Tokens per block for latent attention by the GPU's major compute capability, each from a release
+#: on. Hopper: FlashMLA, then FlashAttention; Blackwell: CUTLASS, then FlashInfer.
 LATENT_BLOCKS: Mapping[int, tuple[tuple[Version, int], ...]] = {
     9: (((0, 18), 16), ((0, 9), 64)),
     10: (((0, 18), 32), ((0, 15), 64), ((0, 10), 128)),
 }
-#: Tokens in a block where an indexer selects tokens, and on Hopper of an fp8 cache (FlashMLA).
+#: Tokens per block with sparse attention (an indexer selects tokens), and on Hopper for latent
+#: attention with an fp8 cache (FlashMLA).
 SPARSE_BLOCK = HOPPER_FP8_BLOCK = 64
 DEFAULT_BLOCK = 16
 
 
 def release_of(given: Mapping[str, Any]) -> Version:
-    """The release of a ``variant``: its patch where it has one, else the one that was recorded."""
+    """Return the release of a ``variant``: its own patch number, or the recorded patch."""
     name = str(given.get("variant", VllmConfig.variant))
     plain = name.partition("-")[0]
     full = plain if plain.count(".") > 1 else find_variant(name)
@@ -79,7 +80,7 @@ def release_of(given: Mapping[str, Any]) -> Version:
 
 
 def before(given: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
-    """Tokens and sequences of a step, and tokens in a block."""
+    """Return the defaults for tokens and sequences per step and for tokens per block."""
     release = release_of(given)
     chosen: dict[str, Any] = {}
     if "block_size" not in given:
@@ -102,7 +103,7 @@ def before(given: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
 def _batch(machine: LaunchTarget, release: Version) -> tuple[int, int]:
     gb10 = machine.capability == GB10 and release >= GB10_SMALL
     for gib, tokens, seqs, since in LARGE:
-        # Above the largest size the name of the GPU does not matter (get_batch_defaults).
+        # From 160 GiB on the GPU's name does not matter (get_batch_defaults).
         excluded = gib < 160 and ("a100" in machine.gpu.lower() or gb10)
         if machine.gib >= gib and release >= since and not excluded:
             return tokens, seqs
@@ -123,7 +124,7 @@ def _tokens(
 
 
 def model_length(model: ModelFacts, release: Version) -> int:
-    """``max_model_len`` as the model's config.json has it."""
+    """Return ``max_model_len`` as derived from the model's config.json."""
     kind = model.rope_type
     if kind == "longrope" and release >= LONGROPE_ORIGINAL and model.rope_original:
         return model.rope_original
@@ -149,9 +150,9 @@ def _block_size(machine: LaunchTarget, release: Version) -> int:
 
 
 def after(section: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
-    """The model's length, or with ``auto`` as much of it as the cache holds.
+    """Return the model's length, or with ``auto`` the part of it that the KV cache holds.
 
-    Raises LaunchError where vLLM refuses to start since the cache holds less.
+    Raises LaunchError if vLLM refuses to start because the cache is too small.
     """
     asked = section.get("max_model_len")
     if machine.model is None or asked not in (None, AUTO):
@@ -174,9 +175,9 @@ def after(section: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
 
 
 def longest(section: Mapping[str, Any], most: int) -> int:
-    """The longest sequence that the cache of ``section`` holds, ``most`` tokens at most.
+    """Return the longest sequence that the cache of ``section`` holds, at most ``most`` tokens.
 
-    Sections that are wrong in other ways hold everything: the check of the section reports them.
+    Returns ``most`` for sections with other errors, which the check of the section reports.
     """
     known = {field.name for field in fields(VllmConfig)}
     plain = {name: value for name, value in section.items() if name in known}

@@ -1,7 +1,7 @@
-"""LoRA adapters: how many may run beside each other, and which of them have to be loaded.
+"""LoRA adapters of vLLM: the limit per step, and adapter loads.
 
-The rules are those of ``Scheduler.schedule`` (vllm/v1/core/sched/scheduler.py) and of
-``LRUCacheWorkerLoRAManager`` (vllm/lora/worker_manager.py), 0.9.2 to 0.33.0.
+Source: ``Scheduler.schedule`` (vllm/v1/core/sched/scheduler.py) and ``LRUCacheWorkerLoRAManager``
+(vllm/lora/worker_manager.py), 0.9.2 to 0.33.0.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from collections.abc import Iterable
 
 
 class VllmLoras:
-    """The adapters of running requests, and those that are on the GPU and in host memory.
+    """The adapters of running requests, and those on the GPU and in host memory.
 
-    At most ``most`` run at a time and as many have room on the GPU; ``kept`` have room in host
-    memory. The least recently used one makes room; who leaves the host leaves the GPU too.
+    At most ``most`` adapters run at a time, and the GPU holds the same number. Host memory holds
+    ``kept`` adapters. The least recently used one is evicted; an adapter evicted from host memory
+    leaves the GPU too.
     """
 
     def __init__(self, most: int, kept: int) -> None:
@@ -25,8 +26,8 @@ class VllmLoras:
         self._slots, self._host = Lru(most), Lru(kept)
 
     def begin(self, sat_out: Iterable[str | None]) -> None:
-        """Those who run have their tokens of this step; adapters of those that ``sat_out`` do not
-        count in it."""
+        """Begin the admission phase; adapters of skipped requests (``sat_out``) do not count in
+        it."""
         if self._running:
             out = Counter(lora for lora in sat_out if lora is not None)
             self._used = set(self._running - out)
@@ -36,30 +37,34 @@ class VllmLoras:
 
     @property
     def exceeds_limit(self) -> bool:
-        """Whether one that sat out while another came is back: vLLM asserts that none is."""
+        """Whether more than ``most`` adapters run, after a skipped one returned; vLLM asserts that
+        it does not happen."""
         return len(self._used) > self.most
 
     def admit(self, lora: str | None) -> bool:
-        """Whether a request with this adapter may be taken into this step."""
+        """Return whether this step can admit a request with this adapter."""
         return lora is None or lora in self._used or len(self._used) < self.most
 
     def enter(self, lora: str | None) -> None:
-        """A request with this adapter runs from now on."""
+        """Record that a request with this adapter starts to run."""
         if lora is not None:
             self._running[lora] += 1
             self._used.add(lora)
             self._taken.append(lora)
 
     def leave(self, lora: str | None) -> None:
-        """A request with this adapter runs no more."""
+        """Record that a request with this adapter stops running."""
         if lora is not None:
             self._running[lora] -= 1
             if not self._running[lora]:
                 del self._running[lora]
 
     def load(self) -> tuple[int, int]:
-        """How many adapters have to be copied to the GPU for those whom this step took in, and how
-        many of these read into host memory before. They are there from now on."""
+        """Load the adapters of the requests admitted in this step.
+
+        Returns the number of adapters copied to the GPU, and the number of these that were first
+        read into host memory.
+        """
         if not self._taken:
             return 0, 0
         for lora in self._running:
@@ -77,7 +82,7 @@ class VllmLoras:
 
 
 class Lru:
-    """Names in the order of their last use, at most ``most`` of them."""
+    """Names in the order of their last use, at most ``most``."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -87,12 +92,12 @@ class Lru:
         return name in self._names
 
     def touch(self, name: str) -> None:
-        """It is used, if it is there."""
+        """Mark a name as used if it is present."""
         if name in self._names:
             self._names.move_to_end(name)
 
     def add(self, name: str) -> str | None:
-        """It is there from now on; returns who had to make room, if anybody."""
+        """Add a name; returns the evicted name, if any."""
         oldest = None
         if len(self._names) >= self._most:
             oldest, _ = self._names.popitem(last=False)
@@ -100,5 +105,5 @@ class Lru:
         return oldest
 
     def drop(self, name: str | None) -> None:
-        """It is there no more."""
+        """Remove a name if it is present."""
         self._names.pop(name or "", None)

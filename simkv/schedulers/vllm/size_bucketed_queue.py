@@ -1,4 +1,4 @@
-"""A waiting queue in which nobody is looked at who cannot fit, for rules that pass such over."""
+"""Waiting queue that skips requests that cannot fit, for rules that try later requests."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from simkv.core.request import Prompt
 from simkv.core.scheduler_protocol import blocks_for
 from simkv.schedulers.vllm.request_state import RequestState
 
-#: Where a request stands in the queue, smallest first; its last item is the request's id.
+#: Position of a request in the queue, smallest first; the last item is the request's id.
 QueuePosition = tuple[float, ...]
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class SizeBucketedQueue:
-    """Waiting requests on a shelf for each number of blocks that they need at ``least``.
+    """Waiting requests in buckets by the number of blocks (``least``) that they need at minimum.
 
-    A shelf is in the queue's order: that of ``FcfsQueue``, or with ``priority`` of
-    ``PriorityQueue``. So ``first`` costs a look at each shelf, however many wait.
+    A bucket has the order of ``FcfsQueue``, or with ``priority`` of ``PriorityQueue``. The cost of
+    ``first`` therefore depends on the number of buckets, not of requests.
     """
 
     def __init__(self, least: Callable[[RequestState], int], *, priority: bool) -> None:
@@ -43,7 +43,7 @@ class SizeBucketedQueue:
         return self._stands[int(min(shelf[0] for shelf in self._shelves.values())[-1])][2]
 
     def first(self, room: float) -> RequestState | None:
-        """The first that may do with ``room`` blocks."""
+        """Return the first request that may fit into ``room`` blocks, or None."""
         heads = [shelf[0] for least, shelf in self._shelves.items() if least <= room]
         return self._stands[int(min(heads)[-1])][2] if heads else None
 
@@ -85,9 +85,10 @@ class SizeBucketedQueue:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class SharedTokenIndex:
-    """Whose tokens prompts name beside their own: what could become hits of those that wait.
+    """Streams of other requests that prompts reference, which can become hits of waiting requests.
 
-    ``others`` and ``outputs`` say whether any prompt has named another's prompt or output.
+    ``others`` and ``outputs`` are true if any prompt references another request's prompt or any
+    output.
     """
 
     def __init__(self, block_size: int, *, shared: bool) -> None:
@@ -95,7 +96,7 @@ class SharedTokenIndex:
         self.others = self.outputs = False
 
     def see(self, prompt: Prompt) -> None:
-        """Note whom a new prompt names beside itself and a common prefix."""
+        """Record the streams that a new prompt references, except its own and common prefixes."""
         if not self._shared:
             return
         streams = {segment.stream for segment in prompt.segments}
@@ -104,10 +105,10 @@ class SharedTokenIndex:
         self.others |= any(stream[0] in "uo" for stream in others)
 
     def least(self, r: RequestState) -> int:
-        """Blocks without which a waiting request is not admitted, whatever others have cached.
+        """Return the minimum number of free blocks to admit a waiting request, whatever is cached.
 
-        They are those of its own prompt, unless others name its tokens (``others``). One whose old
-        step is under way is looked at in any case.
+        These are the blocks of its own prompt, unless others reference its tokens (``others``). The
+        result is 0 for a request whose old step is in flight: it is always tried.
         """
         if r.stale:
             return 0

@@ -1,11 +1,11 @@
-"""Speculative decoding: tokens that a drafter proposes and the model verifies in one step.
+"""Speculative decoding: a drafter proposes tokens and the model verifies them in one step.
 
-A request that decodes computes its next token and its drafts; of these the model accepts the first
-so many, and the rest is taken back. A synchronous scheduler knows the drafts when it decides; the
-asynchronous one keeps places for ``num_speculative_tokens`` of them, and learns a step later how
-many tokens came.
+A decoding request computes its next token and its drafts. The model accepts a prefix of the drafts;
+the scheduler takes back the rest. A synchronous scheduler knows the drafts when it schedules. The
+asynchronous one reserves ``num_speculative_tokens`` placeholders, and gets the number of accepted
+tokens one step later.
 
-The rules are those of ``Scheduler`` and ``AsyncScheduler`` (vllm/v1/core/sched), 0.12.0 to 0.33.0.
+Source: ``Scheduler`` and ``AsyncScheduler`` (vllm/v1/core/sched), 0.12.0 to 0.33.0.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from simkv.schedulers.vllm.request_state import RequestState
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class SpeculativeDecoding:
-    """How many tokens a request with drafts computes, and what comes back of them.
+    """Token counts of requests with drafts, and the result of verification.
 
-    ``most`` drafts are proposed for a request at a time. ``slots`` of a step's tokens are kept for
-    the drafter, for each request. ``late``: what was accepted is not cached until the next step of
-    the request.
+    ``most`` is the number of drafts per request and step. ``slots`` is the number of tokens of a
+    step reserved for the drafter per request. ``late``: accepted tokens are cached only in the next
+    step of the request.
     """
 
     def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
@@ -34,28 +34,31 @@ class SpeculativeDecoding:
         self._passes = 0 if config.speculative_method == "ngram" else self.most
         self._rules = rules
         self._longest = config.max_model_len
-        # A drafter in lock-step with the model proposes for unfinished prompts too, n-grams never:
-        # theirs are none, and take the place of what was there.
+        # A synchronous draft model also proposes drafts for unfinished prompts. The n-gram drafter
+        # proposes none and clears earlier drafts.
         ngrams, alone = config.speculative_method == "ngram", config.depth == 1
         self._for_chunks = rules.drafts_for_chunks and alone and not ngrams
         self._stay = not (alone and ngrams)
 
     def begin(self, batch: Batch) -> None:
-        """A batch is written down."""
+        """Add an empty record of drafts to the batch."""
         batch.drafted = DraftedTokens(self._passes)
 
     def wanted(self, r: RequestState) -> int:
-        """Tokens that a running request has left to compute, as far as they have positions."""
+        """Return the tokens that a running request has left to compute, within
+        ``max_model_len``."""
         prompt = r.prompt
-        sure = r.computed + 2 - r.placeholders  # its length if every draft under way is rejected
+        sure = r.computed + 2 - r.placeholders  # length if all drafts in flight are rejected
         if r.placeholders > 0 and sure >= prompt.prompt_tokens + prompt.max_tokens:
             return 0
         wanted = r.length + r.placeholders + r.drafts - r.computed
         return min(wanted, self._longest - r.computed - 1)
 
     def count_padded_tokens(self, start: int, ran: bool, chunks: bool, budget: int) -> int:
-        """Tokens for a waiting request that has one to compute behind ``start``: as many as those
-        have that ``ran`` in this step, but not beside ``chunks``. 0: it is not let in.
+        """Return the tokens for a waiting request with one token to compute after ``start``.
+
+        The request is padded to the token count of requests that ``ran`` in this step, unless the
+        step contains ``chunks`` of prompts. Returns 0 if it cannot be admitted.
         """
         rules = self._rules
         alike = rules.pads_drafts and not chunks and (ran or (rules.pads_hits and start > 0))
@@ -67,8 +70,9 @@ class SpeculativeDecoding:
         return n if n <= budget else 0
 
     def verified(self, r: RequestState, n: int, batch: Batch) -> int:
-        """Of the ``n`` tokens that ``r`` gets, those that are drafts; notes them in the batch."""
-        # vLLM counts all of them, also where the end of a block cuts the step short.
+        """Return the number of drafts among the ``n`` tokens of ``r``, and record it in the
+        batch."""
+        # vLLM counts all drafts, even if the end of a block shortens the step.
         drafted = self.most if r.count_padded_tokens else n + r.computed - r.length - r.placeholders
         r.count_padded_tokens = False
         if drafted <= 0:
@@ -80,22 +84,23 @@ class SpeculativeDecoding:
         return drafted
 
     def propose(self, r: RequestState) -> None:
-        """The drafts of ``r`` for its next step, now that it has its tokens in this one."""
+        """Set the drafts of ``r`` for its next step, after this step was scheduled."""
         fresh, r.fresh = r.fresh, False
         if not r.chunk or self._for_chunks:
             r.drafts, r.discards_drafts = self.most, r.chunk
         elif fresh and r.drafts and self._stay:
-            r.discards_drafts = True  # from before it was preempted
+            r.discards_drafts = True  # drafts from before its preemption
         else:
             r.drafts = 0
 
     def preempted(self, r: RequestState, had: int) -> None:
-        """``r`` has lost its blocks, and the ``had`` tokens that this step had given it."""
+        """Update the drafts of ``r`` after its preemption took ``had`` tokens from this step."""
         if had or not self._rules.keeps_drafts:
             r.drafts = 0
 
     def deliver(self, r: RequestState, batch: Batch, *, stale: bool) -> int:
-        """The tokens that ``r`` got in a batch that has run; takes back what was rejected."""
+        """Return the number of tokens that ``r`` got in a completed batch; take back rejected
+        drafts."""
         drafted = batch.drafted
         if drafted is None or r.id not in drafted.tokens:
             return 1

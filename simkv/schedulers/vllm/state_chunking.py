@@ -1,8 +1,8 @@
-"""Where chunks of prompts end, so that there are states that the prefix cache can keep.
+"""Chunk ends of prompts for models with states, aligned so that the prefix cache can store states.
 
-A state is written where a chunk ends, and can be found where a block ends. So vLLM lets chunks end
-with blocks: ``Scheduler._mamba_block_aligned_split`` of 0.21.0 to 0.33.0, for groups of one block
-size and without drafts.
+A state is written at the end of a chunk and can be found at the end of a block, so vLLM aligns
+chunks to blocks. Source: ``Scheduler._mamba_block_aligned_split`` of 0.21.0 to 0.33.0, for groups
+of one block size and without drafts.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from simkv.schedulers.vllm.request_state import RequestState
 
 
 def has_inner_state(start: int, end: int, proof: int, size: int) -> bool:
-    """Whether a chunk of tokens has the end of a block in it whose state its kernel writes too.
+    """Return whether the kernel also writes the state at a block end inside a chunk (tokens).
 
-    It is the last one before the token ``proof``, and at least a block behind the ``start``.
+    That block end is the last one before the token ``proof`` and at least one block after
+    ``start``.
     """
     last = (proof - 1) // size * size
     reaches = blocks_for(end, size) > start // size + 1
@@ -27,7 +28,7 @@ def has_inner_state(start: int, end: int, proof: int, size: int) -> bool:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class StateChunking:
-    """Cuts chunks at the ends of blocks of ``size`` tokens; all counts are in tokens."""
+    """Cut chunks at the ends of blocks of ``size`` tokens; all counts are in tokens."""
 
     def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
         self.size = config.block_size
@@ -40,16 +41,16 @@ class StateChunking:
         self._within = config.mamba_prefill_checkpoints
 
     def clip(self, r: RequestState, start: int, n: int, *, waits: bool) -> int:
-        """How many of ``n`` tokens behind ``start`` to compute; 0 where none would reach an end.
+        """Return the part of ``n`` tokens after ``start`` to compute; 0 if it reaches no block end.
 
-        ``waits``: they are the first of ``r``, whose hit is known.
+        ``waits``: these are the first tokens of ``r``, and its hit is known.
         """
         prefill = max(r.prompt.prompt_tokens, r.length - 1)
         if start >= prefill:
             return n
         size, end = self.size, start + n
-        last = (r.length - self._left) // size * size  # the last end whose state can be found
-        if self._drops:  # a block before the last that the others have
+        last = (r.length - self._left) // size * size  # the last block end with a reusable state
+        if self._drops:  # one block before the last one of the other groups
             last = r.length // size * size - size
         if end < (prefill if self._wide else last):
             aligned = end // size * size

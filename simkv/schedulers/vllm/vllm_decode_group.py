@@ -1,4 +1,4 @@
-"""Those of vLLM's running requests that decode in lockstep, and the steps that are leapt over."""
+"""Running requests of vLLM that decode in lockstep, and the steps skipped by a leap."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from simkv.schedulers.vllm.request_state import RequestState
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class VllmDecodeGroup(DecodeGroup[RequestState]):
-    """The decode group, with the blocks that it takes and what a batch is to say of it.
+    """The decode group with its block allocations and its changes per batch.
 
-    All that the rules do to a member in a step is to give it one token, and a block if its blocks
-    are full. ``joined`` and ``left`` are since the last batch.
+    In each step a member gets one token, and a block if its blocks are full. ``joined`` and
+    ``left`` list the changes since the last batch.
     """
 
     def __init__(self, memory: VllmMemory) -> None:
         super().__init__(memory.block_size)
         self._memory = memory
         self.joined: list[int] = []
-        self._newest: list[int] = []  # who had joined in the batch before
+        self._newest: list[int] = []  # requests that joined in the previous batch
         self.left: list[int] = []
-        # Per batch under way: requests that were in the group and have left it since.
+        # For each batch in flight: requests of the group that have left it since.
         self._under_way: deque[list[RequestState]] = deque()
 
     def enter(self, r: RequestState) -> None:
-        """Take ``r`` in, which has only its next token to compute."""
+        """Add ``r``, which has only its next token to compute."""
         self.join(r)
         self.joined.append(r.id)
 
     def part(self, r: RequestState) -> None:
-        """Let ``r`` go; tokens under way will reach it by itself."""
+        """Remove ``r``; its tokens in flight are delivered individually."""
         under_way = self.leave(r)
         for late in list(self._under_way)[len(self._under_way) - under_way :]:
             late.append(r)
@@ -46,12 +46,12 @@ class VllmDecodeGroup(DecodeGroup[RequestState]):
             self.left.append(r.id)
 
     def drop(self, r: RequestState) -> None:
-        """Let ``r`` go, which has ended."""
+        """Remove ``r``, which has ended."""
         self.leave(r)
         self.left.append(r.id)
 
     def depart(self) -> tuple[list[int], list[int]]:
-        """A batch goes out with all members. Returns who has joined and who has left."""
+        """Send a batch with all members. Returns the requests that joined and those that left."""
         changes = self.joined, self.left
         self._newest = self.joined
         self.joined, self.left = [], []
@@ -61,11 +61,11 @@ class VllmDecodeGroup(DecodeGroup[RequestState]):
         return changes
 
     def arrive(self) -> list[RequestState]:
-        """The oldest batch is back. Returns who has left the group since it went out."""
+        """Receive the oldest batch. Returns the requests that left the group after it was sent."""
         return self._under_way.popleft()
 
     def members_to_update(self) -> list[RequestState]:
-        """Members of which more may become in this step than a token in blocks that they have."""
+        """Return the members that need more in this step than one token in an existing block."""
         found = self.full_block_members()
         for ahead in self._memory.aheads[1:]:
             if soon := self.full_block_members(ahead):
@@ -73,13 +73,13 @@ class VllmDecodeGroup(DecodeGroup[RequestState]):
         rows = list(found.values())
         if (
             self._memory.frees_while_running
-        ):  # of the newest, tokens of a prompt may have been under way
+        ):  # prompt tokens of the newest members may have been in flight
             new = (i for i in (*self.joined, *self._newest) if i in self.members and i not in found)
             rows += [self.members[i] for i in dict.fromkeys(new)]
         return rows
 
     def grow(self, r: RequestState, blocks: int) -> None:
-        """The next token of a member, in new ``blocks`` if there are any."""
+        """Add the next token of a member, with ``blocks`` new blocks."""
         computed = self.computed(r)
         if self._memory.frees_while_running:
             self._memory.free_unneeded(r, computed, self.in_flight(r))
@@ -89,19 +89,19 @@ class VllmDecodeGroup(DecodeGroup[RequestState]):
             self._memory.register(r, min(computed + 1, self.length(r)))
 
     def grow_all(self) -> None:
-        """The next token of every member; the blocks for it are there."""
+        """Add the next token of every member; enough blocks are free."""
         if self._memory.tables is None:
             self._memory.pool.take(-1, len(self.full_block_members()))
             return
         members, rows = self.members_to_update(), self.full_block_members()
-        if len(members) > 1:  # which block goes to whom shows in the cache, so their order counts
+        if len(members) > 1:  # the order of block allocation affects the cache
             members.sort(key=attrgetter("order"))
         each = self._memory.blocks_to_grow(0, 1)
         for r in members:
             self.grow(r, each if r.id in rows else 0)
 
     def leap(self, most: int) -> int:
-        """For how many steps at most all can go on: until blocks run out or one is at its end."""
+        """Return the number of steps, at most ``most``, until blocks run out or a member ends."""
         if self._memory.frees_while_running and self._newest:
             return 1
         stop = self.next_stop()
@@ -114,7 +114,8 @@ class VllmDecodeGroup(DecodeGroup[RequestState]):
         return 1 + sum(1 for _ in takewhile(lambda blocks: blocks * each <= free, taken))
 
     def skip(self, steps: int) -> list[int]:
-        """So many steps, one after the other. Returns the free blocks after each."""
+        """Run ``steps`` steps, one after the other. Returns the number of free blocks after
+        each."""
         memory, before = self._memory, self._memory.pool.free
         free: list[int] = []
         if memory.tables is None:
