@@ -1,10 +1,10 @@
-"""Blocks of vLLM's requests where drafts are verified: held for tokens that may be rejected.
+"""Block memory for speculative decoding, with blocks for drafts that may be rejected.
 
-A drafter with KV of its own also has ``num_lookahead_tokens`` slots behind the tokens of a step.
-Blocks stay with a request when drafts are rejected, so it may hold more than its tokens need.
+A drafter with its own KV also has ``num_lookahead_tokens`` slots after the tokens of a step. A
+request retains its blocks when drafts are rejected, so it may hold more than its tokens need.
 
-EAGLE's KV at a position depends on the next token: a hit is a block shorter than what is found
-(``use_eagle``), or since 0.33 the key of a block covers the token behind it.
+EAGLE's KV at a position depends on the next token. A hit is therefore one block shorter than the
+cached prefix (``use_eagle``); since 0.33 the key of a block covers the next token instead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from simkv.schedulers.vllm.window_memory import has_limited_attention, longest_r
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class DraftMemory(StateMemory):
-    """Tables of all groups, the drafter's layers in one of them; their lengths are all alike."""
+    """Block tables of all groups; the drafter's layers belong to one of them."""
 
     def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
         super().__init__(config, rules)
@@ -44,9 +44,11 @@ class DraftMemory(StateMemory):
         self.frees_while_running = config.kv_cache_groups != (0,)
 
     def beyond(self, r: RequestState, start: int, n: int) -> int:
-        """What ``r``, which runs, lacks for lookahead slots and states after drafts too, less what
-        it holds for drafts that were rejected; beyond the blocks that ``n`` tokens behind ``start``
-        fill."""
+        """Return the blocks of ``r`` in addition to those that ``n`` tokens after ``start`` fill.
+
+        These are blocks for lookahead slots and for states after drafts, less the blocks that it
+        still holds for rejected drafts.
+        """
         end, table = start + n, self._tables[r.id]
         within = int(super().beyond(r, start, n) > 0)
         states, end = table.lacks(self._states_to(end), within), self._with_slots(r, end)
@@ -58,11 +60,13 @@ class DraftMemory(StateMemory):
         return needed
 
     def missing(self, hits: CacheHits, end: int) -> int:
-        """Blocks for the tokens up to ``end`` of a request that starts from ``hits``."""
+        """Return the blocks to allocate for the tokens up to ``end`` of a request that reuses
+        ``hits``."""
         return self._admitting(hits, end, min(end + self._at_first, self._longest), 0)
 
     def fits(self, r: RequestState, hits: CacheHits, end: int, *, running: bool) -> bool:
-        """Whether ``r`` may be admitted with ``hits`` to compute its tokens up to ``end``."""
+        """Return whether ``r`` can be admitted with ``hits`` to compute its tokens up to
+        ``end``."""
         if self.has_unready_hits(r, hits):
             return False
         start, whole = hits.tokens, 0
@@ -76,14 +80,15 @@ class DraftMemory(StateMemory):
         return needed + revived <= self.room(running=running)
 
     def register(self, r: RequestState, tokens: int) -> None:
-        """Enter the blocks filled by the first ``tokens`` tokens of ``r`` into the prefix cache."""
+        """Register the blocks filled by the first ``tokens`` tokens of ``r`` in the prefix
+        cache."""
         super().register(r, tokens)
         if self._ahead and self._unit > self.block_size and self.cache and r.content is not None:
             self._register_tails(r, tokens // self._unit * self._unit)
 
     def _agreed(self, found: list[array[int]], tokens: int) -> tuple[int, int]:
-        # Each kind is looked up a block further at first, and lets go of a block; once more when
-        # another kind has shortened the hit since. States are found where they are.
+        # Each kind is first looked up one block further, and its hit is shortened by one block;
+        # again after another kind shortens the hit. Hits of states are not shortened.
         if not self._drops:
             return super()._agreed(found, tokens)
         kinds, size = self._kinds, self.block_size
@@ -116,8 +121,10 @@ class DraftMemory(StateMemory):
     def _less_one(
         self, kind: LayerKind, groups: list[array[int]], most: int, *, drops: bool
     ) -> int:
-        """Tokens of the longest hit of a kind in so many blocks, less a block that is needed too
-        where it ``drops`` one."""
+        """Return the tokens of the longest hit of a kind in ``most`` blocks.
+
+        With ``drops``, the hit is one block shorter than the cached blocks, which it still needs.
+        """
         reach = window_blocks(kind)
         blocks = longest_run(groups, most, reach + drops if reach else 0, 1)
         return max(blocks - drops, 0) * self.block_size
@@ -135,7 +142,7 @@ class DraftMemory(StateMemory):
         return [(end - window_blocks(kind), end + behind) for end in ends]
 
     def _register_tails(self, r: RequestState, tokens: int) -> None:
-        """Enter the block in which a prompt ends whose key waits for a token, by what is known."""
+        """Register the larger block in which a prompt ends under the key of its last known part."""
         size = self.block_size
         end = self._keyed(r, r.prompt.prompt_tokens - 1) // size * size
         for g, owner in enumerate(self._owners(r.id)):
@@ -147,7 +154,7 @@ class DraftMemory(StateMemory):
     def _register_of(self, r: RequestState, g: int, owner: int, blocks: range) -> None:
         table = self._pool.tables[owner]
         if self._sizes[g] > self.block_size and not self.layers[g].window and blocks:
-            self._pool.forget(table[blocks.start])  # was entered by its beginning
+            self._pool.forget(table[blocks.start])  # was registered under the key of a part
         super()._register_of(r, g, owner, blocks)
 
     def _keyed(self, r: RequestState, tokens: int) -> int:
@@ -160,7 +167,8 @@ class DraftMemory(StateMemory):
     def _admitting(
         self, hits: CacheHits, end: int, slots: int, within: int, *, whole: bool = False
     ) -> int:
-        """Blocks in all groups for tokens up to ``end`` and their ``slots``, behind ``hits``."""
+        """Return the blocks in all groups for tokens up to ``end`` and their ``slots``, after
+        ``hits``."""
         hit = hits.tokens // self.block_size
         needed = StateTable(hit, self._spare).lacks(self._states_to(end), within)
         needed *= sum(self._single)

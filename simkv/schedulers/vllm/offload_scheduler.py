@@ -1,14 +1,14 @@
-"""vLLM's V1 scheduler with KV in host memory: what was computed once is loaded, not computed again.
+"""vLLM's V1 scheduler with KV offloading: computed KV is loaded from host memory for reuse.
 
-Rules of vllm-project/vllm, ``vllm/v1/core/sched/scheduler.py`` with the offloading connector
-(connector.py), of the releases that have ``num_cpu_blocks`` (releases.py): a waiting request asks
-what of it is in host memory behind what the prefix cache has. If anything is, it gets blocks for
-that and no step: it stands aside as ``WAITING_FOR_REMOTE_KVS`` with those who hold blocks, who are
-looked at before all others. When the copies are there it goes on as any request does that is to be
-admitted.
+Source: vllm-project/vllm, ``vllm/v1/core/sched/scheduler.py`` with the offloading connector
+(``offloading_connector.py``), for releases that have ``num_cpu_blocks`` (``releases.py``). A
+waiting request looks up its blocks in host memory that follow its prefix-cache hits. If there are
+any, it gets blocks for them but no tokens. It waits as ``WAITING_FOR_REMOTE_KVS`` with other
+requests that hold blocks, which are tried first. When the copies are complete, it can be admitted
+like any other request.
 
-Asynchronous: blocks that a step under way writes to are not free before it is done, and whoever
-has such cannot be preempted.
+With asynchronous scheduling, blocks that a step in flight writes to are freed when it ends, and
+requests with such blocks cannot be preempted.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from simkv.schedulers.vllm.scheduler import AdmissionStep, VllmScheduler
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class VllmOffloadScheduler(VllmScheduler):
-    """``num_cpu_blocks`` blocks in host memory; see ``KvCopies`` for what a batch says of copies.
+    """Scheduler with ``num_cpu_blocks`` blocks in host memory; ``KvCopies`` lists a batch's copies.
 
-    ``loading`` requests wait for their copies, which for those of ``arrived`` are there. The
-    ``ready`` have KV and blocks, of which so many were in the prefix cache, and do not run yet.
-    Clients of the ``gone`` left while copies were under way. The ``unfinished`` load KV or compute
-    a prompt. ``freed`` are those whose blocks a step under way still writes to, with the number of
-    steps that have to be done.
+    ``_loading`` requests wait for their copies, which are complete for requests in ``_arrived``.
+    ``_ready`` requests have KV and blocks, with the number of cached ones, and do not run yet.
+    Clients of ``_gone`` requests disconnected during the copies. ``_unfinished`` requests load KV
+    or compute a prompt. ``_freed`` are requests whose blocks a step in flight still writes to, with
+    the number of steps to complete first.
     """
 
     def __init__(
@@ -71,17 +71,17 @@ class VllmOffloadScheduler(VllmScheduler):
         self._freed: deque[tuple[int, RequestState]] = deque()
         self._begun = self._over = 0  # steps that compute
         self._reported: list[int] = []
-        self._moving = 0  # batches under way that copy, after which less may be in host memory
+        self._moving = 0  # batches in flight with copies, which may evict blocks from host memory
         self._ending = self._news = False
 
-    # What comes from outside.
+    # Events.
 
     def moved(self, jobs: Sequence[int]) -> None:
-        """These copies are done; it takes effect with the batch that is completed next."""
+        """Record completed copies; they take effect with the next completed batch."""
         self._reported += [job for job in jobs if job in self.connector.jobs]
 
     def finish_disk_transfers(self, jobs: Sequence[int], looks: Sequence[int]) -> None:
-        """These transfers of the disk are done; it takes effect with the next decision."""
+        """Record completed disk transfers and lookups; they take effect in the next step."""
         if self.connector.disk:
             self.connector.disk.done(jobs)
             self.connector.disk.looked(looks)
@@ -120,7 +120,7 @@ class VllmOffloadScheduler(VllmScheduler):
         self._over += steps
         return super().skip(steps)
 
-    # What a step asks.
+    # Scheduling.
 
     def schedule(self) -> Batch:
         self._news = False
@@ -132,7 +132,8 @@ class VllmOffloadScheduler(VllmScheduler):
         return super()._consider(r, step)
 
     def _arrives(self, r: RequestState) -> bool:
-        """Whether all that ``r`` loads is there; if so it is like any other that has blocks."""
+        """Return whether the copies of ``r`` are complete, and if so make ``r`` ready for
+        admission."""
         if r.id not in self._arrived:
             return False
         del self._loading[r.id]
@@ -149,7 +150,7 @@ class VllmOffloadScheduler(VllmScheduler):
         here = len(hits.groups[0])
         found = self.connector.matched(r, here)
         if here and (found is None or self.connector.disk):
-            self._waiting_settled = False  # a decode may take a hit away: then it asks for more
+            self._waiting_settled = False  # a decode may evict a hit, which requires a larger load
         if found is None:
             return self._stands_aside(r, step, self.connector.behind)
         if not found:
@@ -174,14 +175,15 @@ class VllmOffloadScheduler(VllmScheduler):
         return "steps aside"
 
     def _promised(self) -> int:
-        """Blocks that requests whose KV is on its way or in the making need to be whole."""
+        """Return the blocks still needed by all requests that load KV or compute prompts."""
         return sum(
             max(blocks_for(r.length, self.memory.block_size) - len(self.noted.table(r)), 0)
             for r in self._unfinished.values()
         )
 
     def _leaves(self, hits: CacheHits, tokens: int, reserved: int) -> bool:
-        """Whether ``reserved`` blocks stay free when ``r`` has those for its first ``tokens``."""
+        """Return whether ``reserved`` blocks stay free after allocation of the first ``tokens``
+        tokens."""
         cache = self.memory.cache
         revived = cache.count_unreferenced(hits.groups[0]) if cache else 0
         room = self.memory.room(running=len(self.running) > 0) - reserved
@@ -260,7 +262,7 @@ class VllmOffloadScheduler(VllmScheduler):
         return batch
 
     def _first_held(self, step: ScheduleStep) -> Held:
-        """Who stops those behind it: not one that waits for copies, while there are others."""
+        """Return the first blocked request, preferably one that does not wait for copies."""
         for r in self.waiting:
             if step.batch.aside.get(r.id) not in ("kv", "disk"):
                 full: WaitReason = "slot" if step.budget > 0 else "budget"
@@ -268,18 +270,18 @@ class VllmOffloadScheduler(VllmScheduler):
         head = self.waiting.head().id
         return Held(head, step.batch.aside[head])
 
-    # What can be seen.
+    # State.
 
     @property
     def awaits_kv(self) -> bool:
-        """Whether copies are under way, so that a standstill will end by itself."""
+        """Whether copies are in flight, which will end a halt."""
         disk = self.connector.disk
         under_way = self.connector.jobs or (disk and (disk.jobs or disk.looks))
         return bool(under_way) and not self._news
 
     @property
     def has_pending_copies(self) -> bool:
-        """Whether something is to be copied that no batch has named yet."""
+        """Whether there are copies to start that no batch contains yet."""
         return self.connector.disk is not None and self.connector.disk.has_pending_copies
 
     def blocks_held(self) -> Mapping[int, int]:

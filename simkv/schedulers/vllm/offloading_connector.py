@@ -1,9 +1,10 @@
-"""vLLM's offloading connector, its side in the scheduler: copies of KV to host memory and back.
+"""Scheduler side of vLLM's offloading connector: KV copies to and from host memory.
 
-Rules of ``OffloadingConnectorScheduler`` (vllm/distributed/kv_transfer/kv_connector/v1/offloading/
-scheduler.py) with its defaults: blocks of prompts only, one by one, for one group of layers
-and one worker. The scheduler asks what is there (``matched``) and says what it has done; each step
-ends in copies to begin (``moves``) and later in those that are done (``done``).
+Source: ``OffloadingConnectorScheduler``
+(vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py) with its defaults: only
+blocks of prompts, one by one, for one group of layers and one worker. The scheduler looks up blocks
+(``matched``) and reports its actions. Each step starts copies (``moves``); ``done`` records their
+completion.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from simkv.schedulers.vllm.memory import VllmMemory
 from simkv.schedulers.vllm.release_rules import VllmRules
 from simkv.schedulers.vllm.request_state import RequestState
 
-#: What a release dies of, in its next step, that stores whatever a client leaves behind.
+#: Crash, in the next step, of releases that store the whole prompt after a client disconnect.
 ABORT_CRASH = "AssertionError: a client left whose prompt has no blocks yet"
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class CopyJob:
-    """A job under way: the ``keys`` of what is copied, from ``blocks`` of the GPU if ``stores``."""
+    """A copy in flight: the ``keys`` of its blocks, and the GPU ``blocks`` it reads if it
+    ``stores``."""
 
     def __init__(self, owner: int, keys: Sequence[int], blocks: Sequence[int], *, stores: bool):
         self.owner = owner
@@ -37,12 +39,11 @@ class CopyJob:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class RequestOffloadState:
-    """What the connector knows of a request: ``stored`` blocks of its prompt need no thought more.
+    """State of a request in the connector: the first ``stored`` blocks of its prompt are settled.
 
-    ``left`` are the blocks that it had when it stopped running, until it asks again.
-
-    ``named`` of its blocks were full when it was last looked at. ``jobs`` are under way for it.
-    ``over``: it has ended and all its copies are begun.
+    ``left`` are the blocks that it held when it stopped running, until its next lookup. ``named``
+    is the number of its full blocks at the last update. ``jobs`` are its copies in flight.
+    ``over``: it has ended and all its copies have started.
     """
 
     def __init__(self, r: RequestState) -> None:
@@ -56,11 +57,11 @@ class RequestOffloadState:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class OffloadingConnector:
-    """Jobs, numbered in order, and whose blocks they copy.
+    """Copies, numbered in order, and the blocks they use.
 
-    A block of an ended request from which a copy is under way (``fences``) may be taken by others,
-    but the step in which it is waits for the copy. ``behind`` is what the last one waits for that
-    has to ask again; there may be a ``disk`` behind host memory.
+    A block of an ended request that is still being copied (``_fences``) can be reallocated, but the
+    step that reuses it waits for the copy. ``behind`` is the reason that the last lookup must be
+    repeated. ``disk`` is the optional disk tier.
     """
 
     def __init__(
@@ -88,14 +89,15 @@ class OffloadingConnector:
         self.died: str | None = None
 
     def enter(self, r: RequestState) -> None:
-        """A request is new."""
+        """Add a new request."""
         self._shares[r.id] = RequestOffloadState(r)
 
     def matched(self, r: RequestState, here: int) -> int | None:
-        """Blocks in host memory that follow on the first ``here`` of ``r``; None: ask again later.
+        """Return the blocks in host memory after the first ``here`` of ``r``; None: look up again
+        later.
 
-        That is so while it has copies under way, or one of the blocks is being written or read, or
-        may be on disk.
+        The result is None while the request has copies in flight, or one of the blocks is being
+        written or read, or may be on disk.
         """
         share = self._shares[r.id]
         self.behind = "kv"
@@ -123,7 +125,7 @@ class OffloadingConnector:
         return None if wait else found
 
     def load(self, r: RequestState, first: int, end: int) -> None:
-        """Blocks ``first`` to ``end`` of ``r`` are copied from host memory; they are there."""
+        """Copy blocks ``first`` to ``end`` of ``r`` from host memory, where they are present."""
         share, keys = self._shares[r.id], r.keys[first:end]
         self.store.read(keys, first, share.uses)
         share.stored = end
@@ -134,23 +136,23 @@ class OffloadingConnector:
         self._loads.append(load)
 
     def runs(self, r: RequestState) -> None:
-        """``r`` computes tokens: those of its prompt are to be stored."""
+        """Record that ``r`` computes tokens, so that blocks of its prompt are stored."""
         prompt = r.prompt.prompt_tokens
         again = not self._rules.keeps_stored and r.computed < prompt
         if again or self._shares[r.id].stored < prompt // self._size:
             self._owing[r.id] = r
 
     def stops(self, r: RequestState, table: array[int]) -> None:
-        """``r`` runs no more; it had the blocks of ``table``."""
+        """Record that ``r`` no longer runs; ``table`` lists the blocks that it held."""
         self._owing.pop(r.id, None)
         self._shares[r.id].left = table[:]
 
     def ends(
         self, r: RequestState, length: int, computed: int | None, table: array[int] | None
     ) -> None:
-        """``r`` is over, of some length; it runs with the blocks of ``table`` if that is one.
+        """Record the end of ``r`` at ``length`` tokens; ``table`` lists its blocks if it runs.
 
-        If its client has left, so many tokens are ``computed``.
+        After a client disconnect, ``computed`` is the number of computed tokens; else None.
         """
         self._owing.pop(r.id, None)
         share, tokens = self._shares[r.id], r.prompt.prompt_tokens
@@ -169,10 +171,10 @@ class OffloadingConnector:
         taken: Collection[int],
         preempted: Iterable[int],
     ) -> KvCopies | None:
-        """The copies that begin with a step, and those that it has to wait for.
+        """Return the copies that start with a step, and those that it waits for.
 
-        Running requests of some length are ``given`` tokens, in their order; blocks were ``taken``
-        by somebody.
+        ``given`` lists running requests with their lengths and scheduled tokens, in order.
+        ``taken`` are the blocks allocated in this step.
         """
         flush = {job for i in preempted for job in self._shares[i].jobs}
         if self._fences:
@@ -205,15 +207,15 @@ class OffloadingConnector:
 
     @property
     def fenced(self) -> bool:
-        """Whether a block that a step takes may make it wait for a copy."""
+        """Whether a step that allocates blocks may have to wait for a copy."""
         return bool(self._fences)
 
     def owing(self) -> list[RequestState]:
-        """Running requests whose prompts are not all stored."""
+        """Return the running requests whose prompts are not fully stored."""
         return list(self._owing.values())
 
     def done(self, jobs: Iterable[int]) -> list[int]:
-        """These copies are done. Returns the requests that were waiting for one."""
+        """Record completed copies. Returns the requests that waited for one."""
         arrived = []
         for number in jobs:
             job = self.jobs.pop(number)
@@ -238,7 +240,8 @@ class OffloadingConnector:
         return arrived
 
     def fingerprint(self) -> Hashable:
-        """What decides later steps; jobs by their place, for their numbers only grow."""
+        """Return the state that determines later steps; jobs by position, since numbers only
+        grow."""
         stored = tuple((i, share.stored, len(share.jobs)) for i, share in self._shares.items())
         jobs = tuple((job.owner, job.stores, len(job.keys)) for job in self.jobs.values())
         on_disk = self.disk.fingerprint() if self.disk else None
@@ -247,7 +250,8 @@ class OffloadingConnector:
     def _offer(
         self, r: RequestState, end: int, table: array[int], stores: list[KvCopy]
     ) -> int | None:
-        """Store the blocks of ``r`` up to token ``end`` as far as they are not; a job if any."""
+        """Store the blocks of ``r`` up to token ``end`` that are not stored; return the job, if
+        any."""
         share, last = self._shares[r.id], end // self._size
         first = share.stored
         if last <= first:
@@ -260,7 +264,7 @@ class OffloadingConnector:
         keys = r.keys[first:last]
         absent = self.store.write(keys, first, share.uses)
         if absent is None:
-            return None  # for want of room: again in its next step
+            return None  # no free block: retried in its next step
         share.stored = last
         if last == r.prompt.prompt_tokens // self._size:
             self._owing.pop(r.id, None)
@@ -273,7 +277,7 @@ class OffloadingConnector:
         return stores[-1].job
 
     def _touch(self, share: RequestOffloadState) -> None:
-        """All blocks of a request that are known by a key count as used now."""
+        """Mark all named blocks of a request as used now."""
         if not self._rules.uses_at_end:
             r = share.r
             self._memory.name(r, share.named * self._size)

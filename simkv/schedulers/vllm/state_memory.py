@@ -1,17 +1,19 @@
-"""Blocks of models some of whose layers keep a state: Mamba, linear attention (``mamba`` groups).
+"""Block memory of models in which some layers have a state (``mamba`` groups).
 
-A state is of all tokens so far and fills one block, whatever their number. ``MambaManager`` of
-``single_type_kv_cache_manager.py`` in ``vllm/v1/core``, 0.21.0 to 0.33.0, keeps them in three ways
-(``mamba_cache_mode``):
+Mamba and linear attention layers have a state of all previous tokens. It fills one block, whatever
+their number. ``MambaManager`` of ``single_type_kv_cache_manager.py`` in ``vllm/v1/core``, 0.21.0 to
+0.33.0, stores states in three ways (``mamba_cache_mode``):
 
-- Without a prefix cache a request has one block in such a group from its admission to its end.
-- ``align``: a chunk writes its state into a new block, at the place of its last token in the table;
-  the places between are empty. The state before it is given back when the step is done, and kept in
-  the cache if it is at the end of a block. Nobody starts in a step from a state of this very step.
-- ``all``: a state is written for each block. To the blocks that is a window of two tokens.
+- Without a prefix cache, a request holds one block in such a group from admission to end.
+- ``align``: a chunk writes its state into a new block at the position of its last token in the
+  table; positions in between are empty. The previous state is freed after the step, and stays in
+  the cache if it is at the end of a block. No request starts from a state in the step that writes
+  it.
+- ``all``: a state is written for each block. For block allocation this equals a window of two
+  tokens.
 
-Where drafts are verified, a request has a ``spare`` block for each of them behind the newest state:
-one of the states after a draft is the one to go on from. They move along at the end of the table.
+With drafts, a request has one ``spare`` block per draft after the newest state, since verification
+continues from the state after one of the drafts. Spare blocks move along at the end of the table.
 """
 
 from __future__ import annotations
@@ -32,10 +34,10 @@ from simkv.schedulers.vllm.window_memory import WindowMemory
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class StateTable:
-    """The ``places`` of a request's blocks in each table of ``length``, as all groups have them.
+    """Occupied ``places`` in each state table of a request, which has ``length`` positions.
 
-    In ``older`` is the state from which the newest one was computed; -1 if it began with none.
-    ``begun``: it has all of its ``spare`` blocks.
+    ``older`` is the position of the state from which the newest one was computed; -1 if there was
+    none. ``begun``: all ``spare`` blocks are allocated.
     """
 
     def __init__(self, hit: int, spare: int = 0) -> None:
@@ -46,18 +48,21 @@ class StateTable:
         self.begun = False
 
     def lacks(self, blocks: int, within: int) -> int:
-        """Blocks more for a newest state at the last of so many places, and so many ``within``.
+        """Return the blocks to allocate for a newest state at position ``blocks`` - 1 and
+        ``within`` more.
 
-        Below 0 where rejected drafts had more, which vLLM takes off what other groups lack.
+        The result is negative if rejected drafts left extra blocks; vLLM subtracts these from the
+        needs of other groups.
         """
         most = 1 + within + (0 if self.begun else self.spare)
         return min(blocks + self.spare - self.length, most)
 
     def reach(self, blocks: int, within: int) -> tuple[list[int], int]:
-        """Let the newest state be at the last of so many places, with so many ``within`` before it.
+        """Extend the table to a newest state at position ``blocks`` - 1, with ``within`` states
+        before it.
 
-        Returns which places of blocks, one after the other, move behind all others, and how many
-        new blocks follow these.
+        Returns the indices of blocks that move to the end, in order, and the number of new blocks
+        after them.
         """
         before, wanted, begun = self.length, blocks + self.spare, self.begun
         self.begun = True
@@ -80,15 +85,17 @@ class StateTable:
         return moved, new
 
     def writes_within(self, blocks: int) -> bool:
-        """Whether a state within a chunk that ends in the last of so many blocks has a place."""
+        """Return whether a chunk that ends in block ``blocks`` - 1 has a position for an inner
+        state."""
         place = blocks - 2
         scratch = self.begun and place >= self.length - self.spare
         return place >= self.length or scratch or place not in self.places
 
     def behind(self, blocks: int, *, gaps: bool) -> list[list[int]]:
-        """Places to let go of when the newest token is in the last of ``blocks``, in two turns.
+        """Return the positions to free when the newest token is in the last of ``blocks``, as two
+        lists.
 
-        Unless it can pass ``gaps``, the first turn ends at one.
+        The first list ends at the first gap, unless ``gaps`` is true.
         """
         end = min(blocks - 1, self.length)
         first = [place for place in reversed(self.places) if place < end]
@@ -101,10 +108,10 @@ class StateTable:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class StateMemory(WindowMemory):
-    """Tables of several groups, some of which have states: in ``_single`` one at a time.
+    """Block tables of several groups; those in ``_single`` have one state at a time.
 
-    ``_tables`` are by request; ``_fresh`` are the keys of states that this step registered. Those
-    ``_within`` their next chunk write a state more.
+    ``_tables`` are by request. ``_fresh`` holds the keys of states registered in this step. The
+    next chunk of the requests in ``_within`` writes an additional state.
     """
 
     def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
@@ -121,16 +128,16 @@ class StateMemory(WindowMemory):
         self._within: set[int] = set()
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._fresh.clear()
 
     def blocks_to_grow(self, computed: int, n: int) -> int:
-        """Blocks more for ``n`` tokens behind ``computed`` ones."""
+        """Return the additional blocks for ``n`` tokens after ``computed`` ones."""
         needed = super().blocks_to_grow(computed, n)
         return needed - sum(self._single) if needed and self._mode == "none" else needed
 
     def beyond(self, r: RequestState, start: int, n: int) -> int:
-        """Blocks for states within the last chunk of a prompt."""
+        """Return the blocks for states inside the last chunk of a prompt."""
         end, prefill = start + n, max(r.prompt.prompt_tokens, r.length - 1)
         self._within.discard(r.id)
         if (
@@ -146,21 +153,23 @@ class StateMemory(WindowMemory):
         return sum(self._single)
 
     def fits(self, r: RequestState, hits: CacheHits, end: int, *, running: bool) -> bool:
-        """Whether ``r`` may be admitted with ``hits`` to compute its tokens up to ``end``."""
+        """Return whether ``r`` can be admitted with ``hits`` to compute its tokens up to
+        ``end``."""
         return not self.has_unready_hits(r, hits) and super().fits(r, hits, end, running=running)
 
     def has_unready_hits(self, r: RequestState, hits: CacheHits) -> bool:
-        """Whether ``hits`` are of this very step: nobody can start from them before the next."""
+        """Return whether ``hits`` are written in this step and therefore usable only from the
+        next."""
         last = hits.tokens // self.block_size - 1
         return last >= 0 and r.keys[last] in self._fresh
 
     def share(self, r: RequestState, hits: CacheHits) -> None:
-        """Let ``r``, which has no blocks, start from ``hits``."""
+        """Add ``hits`` to the empty block tables of ``r``."""
         super().share(r, hits)
         self._tables[r.id] = StateTable(hits.tokens // self.block_size, self._spare)
 
     def free_unneeded(self, r: RequestState, computed: int, in_flight: int) -> None:
-        """Give back what no window reaches into any more, and older states, group by group."""
+        """Free blocks that have left the windows, and older states, group by group."""
         tokens = computed - in_flight if self._processed else computed
         table, turns = self._tables[r.id], list[list[int]]()
         if self._mode == "align":
@@ -173,7 +182,7 @@ class StateMemory(WindowMemory):
         table.places = [p for p in table.places if not any(p in places for places in turns)]
 
     def take(self, r: RequestState, count: int, end: int) -> None:  # noqa: ARG002
-        """Blocks for the tokens of ``r`` up to ``end``, group by group; they are free."""
+        """Allocate free blocks for the tokens of ``r`` up to ``end``, group by group."""
         states, end = self._states_to(end), self._with_slots(r, end)
         within = int(r.id in self._within)
         self._within.discard(r.id)
@@ -188,7 +197,8 @@ class StateMemory(WindowMemory):
                 self._pool.take(owner, new)
 
     def register(self, r: RequestState, tokens: int) -> None:
-        """Enter the blocks filled by the first ``tokens`` tokens of ``r`` into the prefix cache."""
+        """Register the blocks filled by the first ``tokens`` tokens of ``r`` in the prefix
+        cache."""
         super().register(r, tokens)
         if self._marks_again and self._mode == "align":
             place = (r.prompt.prompt_tokens - 1) // self.block_size - 1
@@ -197,17 +207,17 @@ class StateMemory(WindowMemory):
                 self._fresh.add(r.keys[place])
 
     def release(self, r: RequestState, unused: int = 0) -> None:
-        """Take the blocks of ``r`` back, group by group."""
+        """Free the blocks of ``r``, group by group."""
         super().release(r, unused)
         self._tables.pop(r.id, None)
 
     def fingerprint(self) -> Hashable:
-        """What decides later allocations."""
+        """Return the state that determines later allocations."""
         tables = ((i, tuple(t.places), t.length, t.older) for i, t in self._tables.items())
         return super().fingerprint(), tuple(tables)
 
     def _states_to(self, end: int) -> int:
-        """Places up to that of the state after the token ``end``."""
+        """Return the number of table positions up to the state after the token ``end``."""
         return 1 if self._mode == "none" else blocks_for(end, self.block_size)
 
     def _in_all(self, start: int, end: int) -> int:
@@ -222,7 +232,8 @@ class StateMemory(WindowMemory):
         )
 
     def _drop(self, owner: int, held: list[int], turns: list[list[int]]) -> None:
-        """Give back the blocks at some of the places that a table has blocks at."""
+        """Free the blocks of an owner at the positions in ``turns``; ``held`` lists all its
+        positions."""
         left = held.copy()
         for places, keyless in zip(
             turns, (self._keyless_behind, self._keyless_first), strict=False

@@ -1,20 +1,20 @@
-"""vLLM's V1 scheduler with a KV connector: a prefill replica keeps blocks, a decode replica loads.
+"""vLLM's V1 scheduler with a KV connector: prefill replicas send KV, decode replicas load it.
 
-Rules of vllm-project/vllm 0.33.0, ``vllm/v1/core/sched/scheduler.py`` with the scheduler's side of
-the NIXL connector, which reads from the other side (``vllm/distributed/kv_transfer/kv_connector/v1/
-nixl/pull_scheduler.py``); where other releases differ, ``VllmRules`` says:
+Source: vllm-project/vllm 0.33.0, ``vllm/v1/core/sched/scheduler.py`` with the scheduler's side of
+the NIXL connector, which reads from the other replica
+(``vllm/distributed/kv_transfer/kv_connector/v1/nixl/pull_scheduler.py``). ``VllmRules`` holds the
+differences of other releases.
 
-- Prefill: a request that has ended keeps its blocks until they have been read
-  (``request_finished`` returns ``delay_free_blocks``; ``finished_sending`` frees them). One that
-  was aborted does not.
-- Decode: the KV of the whole prompt is fetched, less what the prefix cache has. The request is
-  taken when there are blocks for that; then it stands aside as ``WAITING_FOR_REMOTE_KVS`` until all
-  is there, and its last token is computed here, from which its first output follows. Should it be
-  preempted later, it computes all of it here.
+- Prefill: a finished request retains its blocks until they have been read (``request_finished``
+  returns ``delay_free_blocks``; ``finished_sending`` frees them). An aborted request does not.
+- Decode: the replica loads the KV of the whole prompt, except for prefix-cache hits. A request
+  starts to load when there are enough free blocks. It waits as ``WAITING_FOR_REMOTE_KVS`` until the
+  load completes. Then the replica computes the last prompt token, which yields the first output.
+  After a preemption it recomputes everything itself.
 
-Asynchronous, where KV may be loaded: blocks that a step under way writes to are not free before it
-is done, and whoever has such cannot be preempted. Where it may be sent: the tokens of a victim that
-are under way are thrown away, and it need not wait for them.
+With asynchronous scheduling, if KV can be loaded: blocks that a step in flight writes to are freed
+when it ends, and requests with such blocks cannot be preempted. If KV can be sent: tokens in flight
+of a victim are discarded, and the victim does not wait for them.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from simkv.schedulers.vllm.scheduler import AdmissionStep, VllmScheduler
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class VllmTransferScheduler(VllmScheduler):
-    """``keep`` and ``sent`` are for the side that sends KV, ``fetch`` and ``loaded`` for the other.
+    """Scheduler of replicas that send KV (``keep``, ``sent``) or load it (``fetch``, ``loaded``).
 
-    The blocks of ``sends`` can be read since the newest step. ``loading`` requests wait with blocks
-    for their KV, which for those of ``arrived`` is there; the ``ready`` have looked and do not run
-    yet, of whose blocks so many are cached. Clients of the ``gone`` left while KV was on its way.
-    The ``unfinished`` load KV or compute a prompt. ``freed`` are those whose blocks a step under
-    way still writes to, with the number of steps that have to be done, ``dropped`` those of whose
-    tokens under way so many are thrown away.
+    Blocks of the requests in ``sends`` can be read since the newest step. ``_loading`` requests
+    hold blocks and wait for their KV; it is complete for requests in ``_arrived``. ``_ready``
+    requests have KV, with the number of cached blocks, and do not run yet. Clients of ``_gone``
+    requests disconnected during the load. ``_unfinished`` requests load KV or compute a prompt.
+    ``_freed`` are requests whose blocks a step in flight still writes to, with the number of steps
+    to complete first. ``_dropped`` is the number of tokens in flight to discard, by request.
     """
 
     def __init__(
@@ -84,14 +84,14 @@ class VllmTransferScheduler(VllmScheduler):
         self._freed: deque[tuple[int, RequestState]] = deque()
         self._begun = self._over = 0  # steps that compute
 
-    # The side that sends.
+    # Sending KV.
 
     def keep(self, request_id: int) -> None:
-        """When this request ends, which is about to be added, its blocks stay until ``sent``."""
+        """Retain the blocks of a request, added next, after its end until ``sent`` is called."""
         self._keeps.add(request_id)
 
     def sent(self, request_id: int) -> None:
-        """The blocks of a request that has ended have been read, or nobody wants them."""
+        """Free the blocks of a finished request: they were read, or no replica needs them."""
         self._keeps.discard(request_id)
         if r := self._kept.pop(request_id, None):
             super()._release(r)
@@ -109,14 +109,14 @@ class VllmTransferScheduler(VllmScheduler):
         self._ending = False
         return completion
 
-    # The side that loads.
+    # Loading KV.
 
     def fetch(self, request_id: int) -> None:
-        """The KV of this request, which is about to be added, is to come from elsewhere."""
+        """Load the KV of a request, added next, from another replica."""
         self._elsewhere.add(request_id)
 
     def loaded(self, request_id: int) -> None:
-        """The KV of a request is there."""
+        """Record that the KV of a request is complete."""
         if request_id in self._loading:
             self._arrived.add(request_id)
         elif r := self._gone.pop(request_id, None):
@@ -128,7 +128,8 @@ class VllmTransferScheduler(VllmScheduler):
         return super()._consider(r, step)
 
     def _arrives(self, r: RequestState) -> bool:
-        """Whether all that ``r`` loads is there; if so it is like any other that has blocks."""
+        """Return whether the load of ``r`` is complete, and if so make ``r`` ready for
+        admission."""
         if r.id not in self._arrived:
             return False
         del self._loading[r.id]
@@ -163,7 +164,8 @@ class VllmTransferScheduler(VllmScheduler):
         return "steps aside"
 
     def _leaves_reserved(self, hits: CacheHits, tokens: int) -> bool:
-        """Whether all whose KV is on its way or in the making can be whole beside such a load."""
+        """Return whether a load leaves enough blocks for all requests that load KV or compute
+        prompts."""
         if not self.rules.reserves_loads:
             return True
         size, cache = self.memory.block_size, self.memory.cache
@@ -176,7 +178,7 @@ class VllmTransferScheduler(VllmScheduler):
         return self.memory.missing(hits, tokens) + revived <= room
 
     def _table(self, r: RequestState) -> array[int]:
-        """The numbers of the blocks of ``r``."""
+        """Return the ids of the blocks of ``r``."""
         assert self.memory.tables is not None
         return self.memory.tables.tables.get(r.id, NO_BLOCKS)
 
@@ -188,7 +190,7 @@ class VllmTransferScheduler(VllmScheduler):
         return wanted <= self.memory.room(running=len(self.running) > 0)
 
     def _least(self, r: RequestState) -> int:  # noqa: ARG002
-        return 0  # one whose KV is there has blocks
+        return 0  # a request with loaded KV has blocks
 
     def _grant(self, r: RequestState, n: int, blocks: int, step: ScheduleStep) -> None:
         registered = self._ready.pop(r.id, None)
@@ -199,7 +201,7 @@ class VllmTransferScheduler(VllmScheduler):
             self._unfinished[r.id] = r
         super()._grant(r, n, blocks, step)
 
-    # What becomes of blocks.
+    # Preemption and release of blocks.
 
     def _gives_way(self, victim: RequestState) -> bool:
         if not (self._fences and self.rules.spares_computing):
@@ -225,7 +227,7 @@ class VllmTransferScheduler(VllmScheduler):
 
     def _sort_out_decodes(self) -> None:
         if not self._drops or self.pipeline_depth == 1:
-            super()._sort_out_decodes()  # else a token of any of them may be thrown away
+            super()._sort_out_decodes()  # else any token may be discarded
 
     def _release(self, r: RequestState, unused: int = 0) -> None:
         self._unfinished.pop(r.id, None)
@@ -240,7 +242,7 @@ class VllmTransferScheduler(VllmScheduler):
     def _remove(self, r: RequestState) -> None:
         if r.id in self._elsewhere:
             self._elsewhere.discard(r.id)
-            self._loads.append((r.id, 0))  # so that the other side knows
+            self._loads.append((r.id, 0))  # notifies the sending replica
         loading = self._loading.pop(r.id, None)
         ready = self._ready.pop(r.id, None)
         self._unfinished.pop(r.id, None)
@@ -265,7 +267,7 @@ class VllmTransferScheduler(VllmScheduler):
         return batch
 
     def _first_held(self, step: ScheduleStep) -> Held:
-        """Who stops those behind it: not one that waits for KV, while there are others."""
+        """Return the first blocked request, preferably one that does not wait for KV."""
         for r in self.waiting:
             if step.batch.aside.get(r.id) != "remote":
                 full: WaitReason = "slot" if step.budget > 0 else "budget"
@@ -280,11 +282,11 @@ class VllmTransferScheduler(VllmScheduler):
         self._over += steps
         return super().skip(steps)
 
-    # What can be seen of both.
+    # State.
 
     @property
     def awaits_kv(self) -> bool:
-        """Whether KV is on its way, so that a standstill will end by itself."""
+        """Whether a KV transfer is in flight, which will end a halt."""
         return bool(self._kept or self._gone or self._loading.keys() - self._arrived)
 
     def blocks_held(self) -> Mapping[int, int]:

@@ -1,24 +1,25 @@
-"""Blocks of models whose layers do not all attend to everything: groups with windows or chunks.
+"""Block memory of models with layer groups, some with sliding windows or chunked attention.
 
-vLLM puts layers of a kind into groups of equally many layers (``kv_cache_groups``). A request has
-a table for each group, all out of one pool, and a block is ``block_size`` tokens of one group. In
-a group with a window, blocks that have left it are given back while the request runs.
+vLLM divides layers into groups of equal size, each of one kind (``kv_cache_groups``). A request has
+one block table per group, all from one pool; a block holds ``block_size`` tokens of one group.
+Blocks that have left the window of a group are freed while the request runs.
 
-Rules of ``single_type_kv_cache_manager.py`` and ``kv_cache_coordinator.py`` in
-``vllm/v1/core``, 0.21.0 to 0.33.0:
+Source: ``single_type_kv_cache_manager.py`` and ``kv_cache_coordinator.py`` in ``vllm/v1/core``,
+0.21.0 to 0.33.0:
 
-- A hit needs all blocks up to its end in groups without a window, and in the others those that the
-  window before the next token reaches into.
-- Layers with chunks attend to what follows the last multiple of so many tokens: a hit there needs
-  the blocks behind the last such multiple that others allow, and nothing before it.
-- A running request lets go of what is behind its windows before it asks for more.
-- Where the whole sequence must fit at admission, a group with a window counts at most the blocks
-  that it ever has at a time.
-- Blocks of groups may be of several sizes (Gemma 4). Keys are of blocks of ``block_size``, the
-  smallest; a larger block has that of its last part. Hits end, and blocks are entered into the
-  cache, at multiples of all sizes.
-- Groups with windows keep all full blocks in the cache, or only what the same prompt could start
-  from, or one that parts from it where the hit of another group ended (``keeps_boundaries``).
+- A hit needs all blocks up to its end in groups without a window. In groups with a window it needs
+  the blocks in the window before the next token.
+- Layers with chunked attention see the tokens since the last multiple of the chunk size. A hit
+  needs the blocks after the last such multiple that the other groups allow, and none before it.
+- A running request frees the blocks behind its windows before it allocates new ones.
+- If the whole sequence must fit at admission, a group with a window counts at most the maximum
+  number of blocks that it holds at a time.
+- Groups can have different block sizes (Gemma 4). Keys belong to blocks of ``block_size``, the
+  smallest; a larger block has the key of its last part. Hits end, and blocks are registered, at
+  common multiples of all sizes.
+- The cache stores all full blocks of groups with windows. With ``keeps_boundaries`` it stores only
+  those that a hit can use: of the same prompt, or of one that diverges where the hit of another
+  group ended.
 """
 
 from __future__ import annotations
@@ -41,18 +42,18 @@ from simkv.schedulers.vllm.request_state import RequestState
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class WindowMemory(VllmMemory):
-    """Tables of several groups, each of a kind in ``layers``. ``_paged`` counts those that need
-    blocks for every token, by their tokens in a block. A hit ends at a multiple of ``_unit``.
+    """Block tables of several groups, whose kinds are in ``layers``.
 
-    The table of a request in group ``g`` is the pool's of owner ``_owner(id, g)``, and its keys in
-    the cache are the request's, times the number of groups, plus ``g``. A table lacks the blocks
-    that are ``gone`` at its head.
+    ``_paged`` counts the groups that need blocks for every token, by block size in tokens. A hit
+    ends at a multiple of ``_unit`` tokens. The table of a request in group ``g`` has the owner
+    ``_owners(id)[g]`` in the pool. Its cache keys are those of the request times the number of
+    groups, plus ``g``. A table lacks the ``gone`` blocks at its head.
     """
 
     def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
         super().__init__(config, rules, tables=True)
         self.frees_while_running = True
-        # Of states that are kept, the one before the next token is needed, and that is written.
+        # A cached group of states needs two: the state before the next token and the new one.
         kept = 2 if self.cache else 0
         self.layers = [k._replace(window=kept) if k.states else k for k in config.layer_kinds]
         self._kinds = sorted(dict.fromkeys(self.layers), key=has_limited_attention)
@@ -62,30 +63,32 @@ class WindowMemory(VllmMemory):
         self._fills = self._unit if rules.keeps_aligned else size
         self._most = [config.most_blocks(kind) for kind in config.layer_kinds]
         self._processed = rules.frees_processed
-        self._peek = 0  # tokens behind the longest possible hit that are looked up, too
+        self._peek = 0  # tokens after the longest possible hit that are also looked up
         self._keyless_behind = rules.keyless_first or rules.keyless_windows
         self._boundaries = rules.keeps_boundaries
-        # What leaves a window leaves it so many tokens before a block is full; one step later
-        # where tokens under way count as not computed.
+        # Numbers of tokens before a block is full at which a block leaves a window; one step later
+        # if tokens in flight count as not computed.
         windows = [kind.window for kind in self.layers if kind.window]
         phases = {(ahead - window) % size for window in windows for ahead in (0, 1)}
         phases |= {size - 1} if any(kind.chunk for kind in self.layers) else set()
         self.aheads = tuple(dict.fromkeys((*self.aheads, *sorted(phases))))
 
     def blocks_held_by(self, r: RequestState, computed: int) -> int:  # noqa: ARG002
-        """Blocks of ``r`` that runs, in all groups."""
+        """Return the blocks of the running request ``r`` in all groups."""
         return sum(self._pool.held(owner) for owner in self._owners(r.id))
 
     def missing(self, hits: CacheHits, end: int) -> int:
-        """Blocks for the tokens up to ``end`` of a request that starts from ``hits``."""
+        """Return the blocks to allocate for the tokens up to ``end`` of a request that reuses
+        ``hits``."""
         return self._in_all(hits.tokens, end)
 
     def blocks_to_grow(self, computed: int, n: int) -> int:
-        """Blocks more for ``n`` tokens behind ``computed`` ones."""
+        """Return the additional blocks for ``n`` tokens after ``computed`` ones."""
         return self._in_all(computed, computed + n)
 
     def hits(self, r: RequestState) -> CacheHits:
-        """What ``r`` can start from: each kind of groups shortens what those before it allow."""
+        """Return the cached blocks that ``r`` can reuse, for the longest hit common to all
+        groups."""
         if not self.cache or r.content is None or r.computed:
             return NO_HITS._replace(groups=[array("i") for _ in self.layers])
         tokens = r.length - 1 + self._peek
@@ -102,7 +105,8 @@ class WindowMemory(VllmMemory):
         return CacheHits(tokens, groups)
 
     def fits(self, r: RequestState, hits: CacheHits, end: int, *, running: bool) -> bool:
-        """Whether ``r`` may be admitted with ``hits`` to compute its tokens up to ``end``."""
+        """Return whether ``r`` can be admitted with ``hits`` to compute its tokens up to
+        ``end``."""
         revived = sum(self._pool.count_unreferenced(blocks) for blocks in hits.groups)
         start, whole = hits.tokens, 0
         if self.whole:
@@ -112,26 +116,27 @@ class WindowMemory(VllmMemory):
         return needed + revived <= self.room(running=running)
 
     def share(self, r: RequestState, hits: CacheHits) -> None:
-        """Let ``r``, which has no blocks, start from ``hits``."""
+        """Add ``hits`` to the empty block tables of ``r``."""
         r.registered = hits.tokens // self.block_size
         r.gone = [self._behind(g, hits.tokens) for g in range(len(self.layers))]
         for owner, blocks in zip(self._owners(r.id), hits.groups, strict=True):
             self._pool.share(owner, blocks)
 
     def free_unneeded(self, r: RequestState, computed: int, in_flight: int) -> None:
-        """Give back what no window reaches into any more, group by group."""
+        """Free the blocks that have left the windows, group by group."""
         tokens = computed - in_flight if self._processed else computed
         for g, owner in enumerate(self._owners(r.id)):
             self._let_go_of(r, g, owner, tokens)
 
     def take(self, r: RequestState, count: int, end: int) -> None:  # noqa: ARG002
-        """Blocks for the tokens of ``r`` up to ``end``, group by group; they are free."""
+        """Allocate free blocks for the tokens of ``r`` up to ``end``, group by group."""
         end = self._with_slots(r, end)
         for g, owner in enumerate(self._owners(r.id)):
             self._take_for(r, g, owner, blocks_for(end, self._sizes[g]))
 
     def register(self, r: RequestState, tokens: int) -> None:
-        """Enter the blocks filled by the first ``tokens`` tokens of ``r`` into the prefix cache."""
+        """Register the blocks filled by the first ``tokens`` tokens of ``r`` in the prefix
+        cache."""
         size = self.block_size
         full = self._keyed(r, tokens // self._fills * self._fills) // size
         if not self.cache or r.content is None or full <= r.registered:
@@ -144,18 +149,18 @@ class WindowMemory(VllmMemory):
         r.registered = full
 
     def release(self, r: RequestState, unused: int = 0) -> None:  # noqa: ARG002
-        """Take the blocks of ``r`` back, group by group."""
+        """Free the blocks of ``r``, group by group."""
         for kind, owner in zip(self.layers, self._owners(r.id), strict=True):
             window = self._keyless_behind and kind.window > 0 and not kind.states
             self._pool.release(owner, keyless_first=self._keyless_first or window)
 
     def blocks_of(self, request_id: int) -> list[int]:
-        """The numbers of the blocks that a request holds now, group by group."""
+        """Return the ids of the blocks that a request holds, group by group."""
         tables = (self._pool.tables.get(owner, ()) for owner in self._owners(request_id))
         return [block for table in tables for block in table]
 
     def fingerprint(self) -> Hashable:
-        """What decides later allocations."""
+        """Return the state that determines later allocations."""
         return super().fingerprint(), tuple(self._pool.holdings().items())
 
     @property
@@ -164,30 +169,35 @@ class WindowMemory(VllmMemory):
         return self.tables
 
     def _keyed(self, r: RequestState, tokens: int) -> int:  # noqa: ARG002
-        """Of the first ``tokens`` of ``r`` those for which blocks have keys, if they are full."""
+        """Return the number of leading tokens of ``r``, at most ``tokens``, whose full blocks have
+        keys."""
         return tokens
 
     def _with_slots(self, r: RequestState, end: int) -> int:  # noqa: ARG002
-        """Tokens that tables of ``r`` have blocks for, which computes its tokens up to ``end``."""
+        """Return the number of tokens to allocate for when ``r`` computes its tokens up to
+        ``end``."""
         return end
 
     def _in_all(self, start: int, end: int) -> int:
-        """Blocks more in all groups together for tokens up to ``end``, behind ``start`` ones."""
+        """Return the additional blocks in all groups for the tokens from ``start`` to ``end``."""
         return sum(
             count * max(blocks_for(end, size) - blocks_for(start, size), 0)
             for size, count in self._paged.items()
         )
 
     def _in_whole(self, start: int, end: int) -> int:
-        """Blocks that a sequence up to ``end`` has at most at a time, without those of a hit."""
+        """Return the maximum number of blocks of a sequence up to ``end``, excluding its hit."""
         return sum(
             max(min(blocks_for(end, size), most) - start // size, 0)
             for size, most in zip(self._sizes, self._most, strict=True)
         )
 
     def _agreed(self, found: list[array[int]], tokens: int) -> tuple[int, int]:
-        """Tokens of the longest hit of at most so many that is one in all groups, of whose blocks
-        these were found; and those of the longest that some of them had."""
+        """Return the tokens of the longest hit common to all groups, and of the longest in some
+        groups.
+
+        ``found`` holds the cached blocks by group; both results are at most ``tokens``.
+        """
         longest, before = 0, -1
         while tokens != before:
             before = tokens
@@ -197,11 +207,11 @@ class WindowMemory(VllmMemory):
         return tokens, longest
 
     def _alike(self, kind: LayerKind, found: list[array[int]]) -> list[array[int]]:
-        """What was found of the groups of a kind."""
+        """Return the entries of ``found`` for groups of a kind."""
         return [there for there, other in zip(found, self.layers, strict=True) if other == kind]
 
     def _hit_of(self, kind: LayerKind, groups: list[array[int]], tokens: int) -> int:
-        """Tokens of the longest hit of at most so many in groups of a kind."""
+        """Return the tokens, at most ``tokens``, of the longest hit in the groups of a kind."""
         size = kind.block_size
         if kind.chunk:
             return _behind_last(groups, tokens // size, kind.chunk // size) * size
@@ -215,11 +225,11 @@ class WindowMemory(VllmMemory):
             gone[g] += count
 
     def _take_for(self, r: RequestState, g: int, owner: int, blocks: int) -> None:
-        """Let the table of a group reach to so many blocks."""
+        """Extend the block table of a group to ``blocks`` entries."""
         self._pool.take(owner, max(blocks - r.gone[g] - self._pool.held(owner), 0))
 
     def _register_of(self, r: RequestState, g: int, owner: int, blocks: range) -> None:
-        """Enter those of these blocks that the table of a group has."""
+        """Register the given blocks of a group's table, except those already freed."""
         gone, table = r.gone[g], self._pool.tables[owner]
         start, end = max(blocks.start, gone), blocks.stop
         if start < end:
@@ -227,7 +237,7 @@ class WindowMemory(VllmMemory):
             self._pool.register_all(table[start - gone : end - gone], keys)
 
     def _owners(self, request_id: int) -> range:
-        """By group the owner of the request's table."""
+        """Return the pool owners of the request's tables, by group."""
         groups = len(self.layers)
         return range(request_id * groups, (request_id + 1) * groups)
 
@@ -237,16 +247,17 @@ class WindowMemory(VllmMemory):
         return array("q", [key * groups + g for key in keys])
 
     def _behind(self, g: int, tokens: int) -> int:
-        """Blocks that the window or chunk of a group has left behind before the token after
-        ``tokens``."""
+        """Return the number of blocks before the window or chunk of the token after ``tokens``."""
         kind = self.layers[g]
         if kind.chunk:
             return tokens // kind.chunk * (kind.chunk // kind.block_size)
         return max(tokens - kind.window + 1, 0) // kind.block_size if kind.window else 0
 
     def _worth(self, r: RequestState, g: int, known: int, full: int) -> list[tuple[int, int]]:
-        """Ranges of blocks of a group that could serve a hit, which end behind ``known`` ones while
-        ``full`` are filled."""
+        """Return ranges of blocks in a group that are worth caching.
+
+        Ranges end after block ``known``; ``full`` blocks are filled.
+        """
         kind, unit = self.layers[g], self._unit
         reach, step = window_blocks(kind), self._fills // kind.block_size
         if self._boundaries and kind.window:
@@ -260,20 +271,21 @@ class WindowMemory(VllmMemory):
 
 
 def has_limited_attention(kind: LayerKind) -> bool:
-    """Whether layers do not see everything; those that do come first when hits are looked for."""
+    """Return whether layers see only some tokens; hits are determined for all other layers
+    first."""
     return kind.window > 0 or kind.chunk > 0
 
 
 def window_blocks(kind: LayerKind) -> int:
-    """Blocks that the window before the next token of a block reaches into."""
+    """Return the number of blocks in the window before the first token of a block."""
     return blocks_for(kind.window - 1, kind.block_size) if kind.window else 0
 
 
 def longest_run(groups: list[array[int]], most: int, reach: int, unit: int) -> int:
-    """Blocks of the longest hit of at most ``most``: the last ``reach`` of them are in all groups.
+    """Return the blocks of the longest hit: its last ``reach`` blocks are cached in all groups.
 
-    A shorter run at the very beginning is a hit, too, and with ``reach`` 0 nothing else is. It ends
-    at a multiple of ``unit`` blocks.
+    The hit has at most ``most`` blocks and ends at a multiple of ``unit`` blocks. A shorter run at
+    the start is also a hit; with ``reach`` 0 only a run from the start is.
     """
     there = [all(blocks) for blocks in zip(*(group[:most] for group in groups), strict=True)]
     run = 0
@@ -285,7 +297,8 @@ def longest_run(groups: list[array[int]], most: int, reach: int, unit: int) -> i
 
 
 def _behind_last(groups: list[array[int]], most: int, chunk: int) -> int:
-    """Blocks of the longest hit of at most ``most``, from the last multiple of ``chunk`` on."""
+    """Return the blocks of the longest hit, at most ``most``, after the last multiple of
+    ``chunk``."""
     blocks = most // chunk * chunk
     while blocks < most and all(group[blocks] for group in groups):
         blocks += 1
