@@ -71,8 +71,7 @@ class GridCost:
         return seconds
 
     def ahead(self, load: StepLoad, steps: int) -> list[float]:
-        """Return the seconds of the next ``steps`` decode steps, each with one more token per
-        request."""
+        """Return the seconds of the next ``steps`` decode steps; each adds a token of context."""
         xs, ys = self._grid.decode_context, self._line(load.decode_seqs)
         mean = load.decode_context / load.decode_seqs
         found: list[float] = []

@@ -25,8 +25,7 @@ def lerp(left: float, right: float, share: float) -> float:
 
 
 def interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
-    """Return the interpolated value at ``x``: constant below the first point, linear above the
-    last."""
+    """Return the value at ``x``: constant below the first point, linear elsewhere."""
     left, right, share = bracket(xs, x)
     return lerp(ys[left], ys[right], share)
 

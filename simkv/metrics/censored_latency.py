@@ -42,7 +42,7 @@ class CensoredLatency:
     censored: Sequence[float]
 
     def at_least(self, statistic: str) -> float | None:
-        """Return the statistic if censored latencies equal the waiting times.
+        """Return the statistic with waiting times as the censored latencies, a lower bound.
 
         None without requests. Percentiles are linear between samples
         (``simkv.core.grouped_quantile``).
@@ -55,7 +55,7 @@ class CensoredLatency:
         return quantile(values, range(1, len(values) + 1), _SHARES[statistic])
 
     def at_most(self, statistic: str) -> float | None:
-        """Return the statistic if censored latencies never end; None if it is infinite."""
+        """Return the statistic with infinite censored latencies; None if it is infinite."""
         if not self.censored:
             return self.at_least(statistic)
         count = len(self.known) + len(self.censored)

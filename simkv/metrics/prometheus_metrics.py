@@ -85,6 +85,6 @@ def lora_info(config: EngineConfig) -> LoraInfo | None:
 
 
 def bucket_bounds(rows: Sequence[EngineMetric], longest: int) -> dict[str, Sequence[float]]:
-    """Return the buckets of each measure; token counts end at the longest request (1, 2, 5)."""
+    """Return bucket bounds by measure; token counts use 1, 2, 5, 10, ... up to ``longest``."""
     steps = [m * 10**e for e in range(12) for m in (1, 2, 5) if m * 10**e <= longest]
     return {row.measure: row.buckets or steps for row in rows if row.kind == "histogram"}

@@ -209,7 +209,7 @@ class UniformTime(StrictModel):
 
 
 class LogNormalTime(StrictModel):
-    """Log-normal times with the given ``mean`` (s); ``sigma`` refers to the logarithm."""
+    """Log-normal times with a ``mean`` (s); ``sigma`` is the deviation of the logarithm."""
 
     distribution: Literal["lognormal"]
     mean: Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -109,14 +109,13 @@ def acceptance_fields(request: Request) -> dict[str, Any]:
 
 
 def shared_prefix(group: str, tokens: int, number: int, prompt: int) -> tuple[Segment, ...]:
-    """Return a prompt that begins with ``tokens`` shared tokens of its group."""
+    """Return the segments of a prompt that begins with ``tokens`` shared tokens of its group."""
     shared = min(tokens, prompt)
     return Segment(f"g{group}", 0, shared), Segment(f"u{number}", 0, prompt - shared)
 
 
 def hashed_prompt(hash_ids: Sequence[int], block: int, prompt: int) -> tuple[Segment, ...]:
-    """Return a prompt of ``prompt`` tokens whose ``block``-token blocks have the given
-    ``hash_ids``."""
+    """Return the segments of a prompt in blocks of ``block`` tokens with ``hash_ids``."""
     return tuple(
         Segment(f"h{name}", 0, min(block, prompt - index * block))
         for index, name in enumerate(hash_ids)

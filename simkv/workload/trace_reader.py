@@ -169,8 +169,7 @@ class Trace:
         return not len(self.rows) or not np.isnan(self.rows.arrival[0])
 
     def after(self) -> dict[int, tuple[int, float]]:
-        """Return the dependency of each request with a think time on the previous one of its
-        session."""
+        """Return the preceding request and the think time (s) of each dependent request."""
         after: dict[int, tuple[int, float]] = {}
         if self.rows.session is None or self.rows.think_time is None:
             return after

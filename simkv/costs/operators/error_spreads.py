@@ -124,7 +124,7 @@ def find_gpu_family(gpu: str) -> str:
 
 @dataclass(frozen=True)
 class ErrorSpread:
-    """Interval of log(measured / predicted) with 90 of 100 of ``points`` held-out points.
+    """Intervals of log(measured / predicted) that hold 90 % of ``points`` held-out points.
 
     ``median`` are the medians of the absolute relative errors of TTFT and TPOT, ``bias`` the signed
     means. ``releases`` are the first and the last measured release of the engine.

@@ -106,8 +106,7 @@ class TableStore:
         return [] if found is None else sorted(found[column].unique().tolist())
 
     def _rank(self, version: str) -> float:
-        """Return the rank of a version: from the engine's release upwards, then older ones
-        backwards."""
+        """Return the rank of a version: the engine's release, newer ones, then older ones."""
         own, wanted = version_key(version), version_key(self.release)
         distance = sum(1e-3**i * (a - b) for i, (a, b) in enumerate(zip(own, wanted, strict=True)))
         return distance if distance >= 0 else 1e6 - distance

@@ -65,8 +65,7 @@ def read_measured_latencies(path: Path, source: TraceSource | None = None) -> pd
 
 
 def _records(source: TraceSource, path: Path) -> list[tuple[int, dict[str, object]]]:
-    """Return all objects of a JSON lines file with their lines, as ``RequestRows.number`` counts
-    them."""
+    """Return (line, object) of a JSON lines file, indexed as by ``RequestRows.number``."""
     with source.text(path) as lines:
         texts = list(enumerate(lines, start=1))
     return [(line, json.loads(text)) for line, text in texts if text.strip()]
