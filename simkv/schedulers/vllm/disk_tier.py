@@ -1,9 +1,9 @@
-"""vLLM's blocks of KV on disk, behind host memory: what is looked for, read and written.
+"""vLLM's KV blocks on disk, behind host memory: lookups, reads and writes.
 
-Rules of ``TieringOffloadingManager`` (vllm/v1/kv_offload/tiering/manager.py, 0.33.0) with one tier
-of files (``tiering/fs/manager.py``, ``tiering/async_lookup.py``), by their defaults: all that comes
-to host memory from the GPU is written on, nothing on disk ever makes room. What is read goes to
-host memory first, and to the GPU from there.
+Source: ``TieringOffloadingManager`` (vllm/v1/kv_offload/tiering/manager.py, 0.33.0) with one tier
+of files (``tiering/fs/manager.py``, ``tiering/async_lookup.py``) and its defaults. All blocks
+copied from the GPU to host memory are also written to disk, and nothing is evicted from disk. Reads
+go to host memory first, and from there to the GPU.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from simkv.core.scheduler_protocol import DiskTransfers, KvCopy
 from simkv.schedulers.vllm.host_block_store import HostBlockStore
 from simkv.schedulers.vllm.host_eviction import BlockUses
 
-#: A block is not on disk, or has no room in host memory; it is being read; or nobody knows yet.
+#: The block is not on disk or does not fit in host memory; is being read; or is not looked up yet.
 LookupResult = Literal["absent", "coming", "unknown"]
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class DiskJob:
-    """A transfer under way between disk and host memory: a file for each of ``keys``."""
+    """A transfer in flight between disk and host memory, with one file for each of ``keys``."""
 
     def __init__(self, owner: int, keys: Sequence[int], *, writes: bool) -> None:
         self.owner, self.keys, self.writes = owner, keys, writes
@@ -31,8 +31,10 @@ class DiskJob:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class DiskLookup:
-    """Whether a block is on disk, None until that was looked up; it holds for all who ask, until
-    the last of the ``askers`` is over, whatever is written meanwhile."""
+    """Whether a block is on disk; ``answer`` is None until the lookup completes.
+
+    The answer is valid for all ``requesters`` until the last one ends, regardless of later writes.
+    """
 
     def __init__(self) -> None:
         self.answer: bool | None = None
@@ -41,10 +43,10 @@ class DiskLookup:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class DiskTier:
-    """``files`` are the blocks on disk; ``jobs`` and ``looks`` are under way, by their numbers.
+    """Blocks on disk (``files``), with transfers (``jobs``) and lookups (``looks``) in flight.
 
-    ``coming`` are blocks that are being read, or will be from the end of the step on;
-    ``promoted[i]`` are those that were read for request ``i``.
+    ``coming`` are blocks that are being read, or will be from the end of the step. ``promoted[i]``
+    are blocks read for request ``i``.
     """
 
     def __init__(self, store: HostBlockStore, block_size: int) -> None:
@@ -63,11 +65,11 @@ class DiskTier:
 
     @property
     def has_pending_copies(self) -> bool:
-        """Whether something is to be written that no batch has named."""
+        """Whether there are writes that no batch contains yet."""
         return bool(self._writes)
 
     def find(self, key: int, place: int, asker: int, uses: BlockUses) -> LookupResult:
-        """Look for a block that is not in host memory; if it is on disk, it is read."""
+        """Look up a block that is not in host memory; if it is on disk, start to read it."""
         verdict = self._verdicts.get(key)
         if verdict is None:
             verdict = self._verdicts[key] = DiskLookup()
@@ -84,12 +86,13 @@ class DiskTier:
         return "coming"
 
     def write(self, owner: int, keys: Sequence[int]) -> None:
-        """Blocks that have come to host memory are to be written; until then they stay there."""
+        """Write blocks that were copied to host memory; they stay there until the write
+        completes."""
         self._store.pin(keys)
         self._writes.append(self._begin(DiskJob(owner, keys, writes=True)))
 
     def moves(self) -> DiskTransfers | None:
-        """What begins with a step."""
+        """Return the transfers and the lookup that start with a step."""
         reads = [
             self._begin(DiskJob(owner, keys, writes=False)) for owner, keys in self._wanted.items()
         ]
@@ -102,7 +105,7 @@ class DiskTier:
         return DiskTransfers(reads, writes, look) if reads or writes or look else None
 
     def done(self, jobs: Iterable[int]) -> None:
-        """These transfers are done."""
+        """Record completed transfers."""
         for number in jobs:
             job = self.jobs.pop(number)
             if job.writes:
@@ -113,27 +116,28 @@ class DiskTier:
                 self._store.complete_write(job.keys)
 
     def looked(self, looks: Iterable[int]) -> None:
-        """It is known now of what was to be looked up with these numbers."""
+        """Record completed lookups."""
         for number in looks:
             for key in self.looks.pop(number):
                 self._verdicts[key].answer = key in self.files
                 self._drop(key)
 
     def forget(self, asker: int) -> None:
-        """A request is over, and nothing of it comes to host memory any more."""
+        """Forget a request that has ended and has no store to host memory in flight."""
         self.promoted.pop(asker, None)
         for key in self._asked.pop(asker, ()):
             self._verdicts[key].requesters.discard(asker)
             self._drop(key)
 
     def fingerprint(self) -> Hashable:
-        """What decides later steps; jobs by their place, for their numbers only grow."""
+        """Return the state that determines later steps; jobs by position, since numbers only
+        grow."""
         jobs = tuple((job.owner, job.writes, *job.keys) for job in self.jobs.values())
         verdicts = tuple((key, v.answer, len(v.requesters)) for key, v in self._verdicts.items())
         return len(self.files), jobs, tuple(map(len, self.looks.values())), verdicts
 
     def _drop(self, key: int) -> None:
-        """Forget what nobody asks any more, unless it is being looked up."""
+        """Forget a completed lookup that no request uses."""
         verdict = self._verdicts[key]
         if not verdict.requesters and verdict.answer is not None:
             del self._verdicts[key]

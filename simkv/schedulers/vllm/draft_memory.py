@@ -44,7 +44,8 @@ class DraftMemory(StateMemory):
         self.frees_while_running = config.kv_cache_groups != (0,)
 
     def beyond(self, r: RequestState, start: int, n: int) -> int:
-        """Return the blocks of ``r`` in addition to those that ``n`` tokens after ``start`` fill.
+        """Return the additional blocks of ``r`` beyond the blocks that ``n`` tokens after ``start``
+        fill.
 
         These are blocks for lookahead slots and for states after drafts, less the blocks that it
         still holds for rejected drafts.

@@ -1,7 +1,7 @@
-"""vLLM's blocks of KV in host memory: which are there, and which make room for others.
+"""vLLM's KV blocks in host memory: contents and eviction.
 
-Rules of ``CPUOffloadingManager`` (vllm/v1/kv_offload/cpu/manager.py). A block is named by its key
-of the prefix cache.
+Source: ``CPUOffloadingManager`` (vllm/v1/kv_offload/cpu/manager.py). A block is identified by its
+prefix-cache key.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from simkv.schedulers.vllm.release_rules import VllmRules
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class HostBlockStore:
-    """``capacity`` blocks in host memory, and by the key of each who reads it.
+    """``capacity`` blocks in host memory, with a reference count for each key.
 
-    ``refs`` counts the copies under way from a block to the GPU or to disk; one that is being
-    written has ``BEING_WRITTEN``.
+    ``refs`` counts the copies in flight from a block to the GPU or to disk; it is ``BEING_WRITTEN``
+    while the block is written.
     """
 
     def __init__(self, capacity: int, policy: str, rules: VllmRules) -> None:
@@ -29,27 +29,29 @@ class HostBlockStore:
         self._order = build_eviction_policy(policy, self.refs, capacity, rules)
 
     def read(self, keys: Sequence[int], first: int, uses: BlockUses) -> None:
-        """Blocks from the ``first`` of a prompt on, which are there, are copied to the GPU."""
+        """Start copies to the GPU of blocks that are present, from block ``first`` of a prompt
+        on."""
         self.pin(keys)
         self._note(keys, {key: first + i for i, key in enumerate(keys)}, uses)
         uses.reused.update(key for key in keys if key not in uses.inserted)
 
     def pin(self, keys: Iterable[int]) -> None:
-        """These are copied from here, which is no use of them: they stay until that is done."""
+        """Protect blocks from eviction while they are copied; this does not count as a use."""
         for key in keys:
             self._idle -= self.refs[key] == 0
             self.refs[key] += 1
 
     def complete_read(self, keys: Iterable[int]) -> None:
-        """The copies are done."""
+        """Record completed copies from these blocks."""
         for key in keys:
             self.refs[key] -= 1
             self._free(key)
 
     def write(self, keys: Sequence[int], first: int, uses: BlockUses) -> list[int] | None:
-        """Which blocks of a prompt from its ``first`` on are to be copied here: those that are not.
+        """Allocate the absent blocks of a prompt, from its block ``first`` on, and return their
+        keys.
 
-        They have room from now on. None, if they cannot have it.
+        Returns None if there is not enough room.
         """
         absent = [key for key in keys if key not in self.refs]
         there = [key for key in keys if self.refs.get(key, BEING_WRITTEN) != BEING_WRITTEN]
@@ -69,21 +71,21 @@ class HostBlockStore:
         return absent
 
     def complete_write(self, keys: Iterable[int]) -> None:
-        """The copies are done."""
+        """Record completed copies to these blocks."""
         for key in keys:
             self.refs[key] = 0
             self._free(key)
 
     def touch(self, keys: Sequence[int]) -> None:
-        """A request asks for, or has stored, blocks of these: all that it has keys of."""
+        """Record that a request looked up or stored blocks; ``keys`` are all keys that it has."""
         self._order.touch(keys)
 
     def over(self, uses: BlockUses) -> None:
-        """A request is over: its uses count now."""
+        """Count the uses of a request that has ended."""
         self._order.over(sorted(uses.seen, key=uses.seen.__getitem__), uses)
 
     def fingerprint(self) -> Hashable:
-        """What decides what is there later."""
+        """Return the state that determines later contents."""
         return tuple(self.refs.items()), self._order.fingerprint()
 
     def _note(self, keys: Iterable[int], places: dict[int, int], uses: BlockUses) -> None:

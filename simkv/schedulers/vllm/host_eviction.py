@@ -1,8 +1,8 @@
-"""Which blocks of KV in host memory make room for others, by vLLM's policies.
+"""Eviction policies of vLLM for KV blocks in host memory.
 
-Rules of vllm/v1/kv_offload/cpu/policies/lru.py and ``arc.py``. A request's uses of a block count
-once, when the request is over; up to a release (``uses_at_end``) all blocks of a request are
-touched whenever it asks what is there, and when it has stored some.
+Source: vllm/v1/kv_offload/cpu/policies/lru.py and ``arc.py``. With ``uses_at_end``, a request's
+uses of a block count once, when the request ends. In earlier releases all blocks of a request are
+touched at each lookup, and when it has stored blocks.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from mypy_extensions import mypyc_attr
 
 from simkv.schedulers.vllm.release_rules import VllmRules
 
-#: A block that is being written: nobody can read it yet.
+#: Reference count of a block that is being written and cannot be read yet.
 BEING_WRITTEN = -1
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class BlockUses:
-    """What a request has to do with blocks in host memory, by key.
+    """A request's uses of blocks in host memory, by key.
 
-    ``seen`` are those that it has read, written or offered, with their places in its prompt; of
-    these it has ``inserted`` some, ``reused`` others that were there, and ``missed`` some that were
-    not. ``rank`` is its place in an order of uses, 0 until it has one.
+    ``seen`` maps blocks that it has read, written or offered to their positions in its prompt. Of
+    these it has ``inserted`` new blocks and ``reused`` existing ones; ``missed`` were absent.
+    ``rank`` is its position in the order of uses, 0 until it has one.
     """
 
     def __init__(self) -> None:
@@ -39,51 +39,52 @@ class BlockUses:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class EvictionPolicy:
-    """Hears of all that happens to blocks, of which ``refs`` says whether they are being copied."""
+    """Base class that receives all events of blocks; ``refs`` counts the copies of each block."""
 
     def __init__(self, refs: dict[int, int]) -> None:
         self._refs = refs
 
     def insert(self, key: int, place: int, uses: BlockUses) -> None:
-        """A block is about to be written."""
+        """Record that a block is about to be written."""
 
     def missed(self, keys: Sequence[int]) -> None:
-        """These are not there, and are asked for the first time by a request."""
+        """Record blocks that are absent at the first lookup by a request."""
 
     def used(self, keys: Iterable[int], uses: BlockUses) -> None:
-        """A request uses these for the first time."""
+        """Record the first use of these blocks by a request."""
 
     def touch(self, keys: Sequence[int]) -> None:
-        """A request has to do with these, in the order of its tokens."""
+        """Record a lookup or store of these blocks by a request, in the order of its tokens."""
 
     def idle(self, key: int) -> None:
-        """A block may have to make room now, unless it is being copied."""
+        """Record that a block can be evicted, unless it is being copied."""
 
     def over(self, keys: Sequence[int], uses: BlockUses) -> None:
-        """A request that had to do with ``keys``, in the order of its prompt, is over."""
+        """Record the end of a request that used ``keys``, in the order of its prompt."""
 
     def evict(self, count: int, spared: Collection[int]) -> list[int] | None:
-        """``count`` blocks that make room, in order; None, and nothing happens, if they do not."""
+        """Evict ``count`` blocks and return them in order; None, without a change, if
+        impossible."""
         raise NotImplementedError
 
     def fingerprint(self) -> Hashable:
-        """What decides who makes room next."""
+        """Return the state that determines the next evictions."""
         raise NotImplementedError
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class LruPolicy(EvictionPolicy):
-    """Who was used longest ago goes first; of the blocks of one request its last one.
+    """Evict the least recently used block first, and within one request its last block.
 
-    While a request is there its blocks have the rank of its first use, or where rules do not rank
-    requests (``by_request``) that of their being written; when it is over each gets a new one.
+    While a request is in the engine, its blocks have the rank of its first use, or unless
+    ``by_request`` the rank of their write. When it ends, each gets a new rank.
     """
 
     def __init__(self, refs: dict[int, int], *, by_request: bool) -> None:
         super().__init__(refs)
         self._by_request = by_request
         self._ranks: dict[int, tuple[int, int]] = {}
-        self._heap: list[tuple[tuple[int, int], int]] = []  # with entries that hold no more
+        self._heap: list[tuple[tuple[int, int], int]] = []  # includes outdated entries
         self._newest = 0
 
     def insert(self, key: int, place: int, uses: BlockUses) -> None:
@@ -138,7 +139,7 @@ class LruPolicy(EvictionPolicy):
         return list(chosen)
 
     def fingerprint(self) -> Hashable:
-        """What decides who makes room next: the order, not the ranks."""
+        """Return the eviction order, without the ranks."""
         return tuple(sorted(self._ranks, key=self._ranks.__getitem__))
 
     def _rank(self, uses: BlockUses) -> int:
@@ -150,11 +151,11 @@ class LruPolicy(EvictionPolicy):
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class ArcPolicy(EvictionPolicy):
-    """Blocks used once (``recent``) and more often (``frequent``), each in the order of uses.
+    """Blocks used once (``_recent``) and more often (``_frequent``), each in the order of use.
 
-    The ``ghosts`` of those that made room say which of the two was too small: ``target`` is how
-    many blocks used once are to stay. Where there are no others, these make room nevertheless, if
-    ``either`` may.
+    ``_ghosts`` are evicted blocks; a miss on one shows which of the two lists was too small.
+    ``_target`` is the number of recent blocks to retain. If there are no frequent blocks, recent
+    ones are evicted nevertheless if ``_either``.
     """
 
     def __init__(self, refs: dict[int, int], capacity: int, *, either: bool) -> None:
@@ -226,11 +227,11 @@ class ArcPolicy(EvictionPolicy):
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class TouchLruPolicy(EvictionPolicy):
-    """Who was copied or touched longest ago goes first; a copy counts when it is done."""
+    """Evict the least recently copied or touched block first; a copy counts when it completes."""
 
     def __init__(self, refs: dict[int, int]) -> None:
         super().__init__(refs)
-        self._order: OrderedDict[int, None] = OrderedDict()  # with some that are being copied
+        self._order: OrderedDict[int, None] = OrderedDict()  # includes blocks that are being copied
 
     def touch(self, keys: Sequence[int]) -> None:
         for key in reversed(keys):
@@ -257,10 +258,10 @@ class TouchLruPolicy(EvictionPolicy):
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class TouchArcPolicy(ArcPolicy):
-    """A block that is touched is used more than once, unless it is being written."""
+    """ARC in which each touch is a further use, unless the block is being written."""
 
     def missed(self, keys: Sequence[int]) -> None:
-        """Nothing: it is a touch from which ghosts teach."""
+        """Do nothing: ghosts are updated by touches."""
 
     def touch(self, keys: Sequence[int]) -> None:
         for key in reversed(keys):
@@ -275,13 +276,13 @@ class TouchArcPolicy(ArcPolicy):
                 super().missed([key])
 
     def over(self, keys: Sequence[int], uses: BlockUses) -> None:
-        """Nothing: all uses have counted."""
+        """Do nothing: all uses are counted by touches."""
 
 
 def build_eviction_policy(
     policy: str, refs: dict[int, int], capacity: int, rules: VllmRules
 ) -> EvictionPolicy:
-    """The order of a policy, as a release has it."""
+    """Build an eviction policy with the rules of a release."""
     if policy == "arc":
         arc = ArcPolicy if rules.uses_at_end else TouchArcPolicy
         return arc(refs, capacity, either=rules.evicts_either)

@@ -83,7 +83,7 @@ class VllmMemory:
         return blocks_for(computed + n, size) - blocks_for(computed, size)
 
     def beyond(self, r: RequestState, start: int, n: int) -> int:  # noqa: ARG002
-        """Return the blocks of ``r`` in addition to those that ``n`` tokens after ``start``
+        """Return the additional blocks of ``r`` beyond the blocks that ``n`` tokens after ``start``
         fill."""
         return 0
 

@@ -262,7 +262,8 @@ class VllmOffloadScheduler(VllmScheduler):
         return batch
 
     def _first_held(self, step: ScheduleStep) -> Held:
-        """Return the first blocked request, preferably one that does not wait for copies."""
+        """Return the first blocked request that does not wait for copies, else the head of the
+        queue."""
         for r in self.waiting:
             if step.batch.aside.get(r.id) not in ("kv", "disk"):
                 full: WaitReason = "slot" if step.budget > 0 else "budget"

@@ -171,7 +171,7 @@ class OffloadingConnector:
         taken: Collection[int],
         preempted: Iterable[int],
     ) -> KvCopies | None:
-        """Return the copies that start with a step, and those that it waits for.
+        """Return the copies that start with a step, and the copies that it waits for.
 
         ``given`` lists running requests with their lengths and scheduled tokens, in order.
         ``taken`` are the blocks allocated in this step.

@@ -17,7 +17,7 @@ class FixedKnob(NamedTuple):
 
 @dataclass(frozen=True)
 class VllmRules:
-    """The rules that differ between releases; the defaults are those of the first, 0.9.
+    """Rules that differ between releases; the defaults belong to the first, 0.9.
 
     Defaults of knobs: ``async_scheduling``, ``enable_prefix_caching`` and
     ``scheduler_reserve_full_isl`` (the whole sequence must fit at admission, #37307; before, only

@@ -23,9 +23,9 @@ from simkv.schedulers.vllm.release_rules import FixedKnob
 class Release:
     """A minor release: the ``commit`` of its wheel, and a description of its changes (``brought``).
 
-    ``rules`` apply from this release on. ``knobs`` can be set from this release on; their values
-    are those that earlier releases use. Knobs in ``without`` can be set only before this release.
-    ``patch`` is the recorded patch release.
+    ``rules`` apply from this release on. ``knobs`` can be set from this release on, with the values
+    that earlier releases use. Knobs in ``without`` can be set only before this release. ``patch``
+    is the recorded patch release.
     """
 
     commit: str

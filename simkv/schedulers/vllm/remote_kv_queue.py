@@ -1,4 +1,4 @@
-"""What vLLM's scheduler keeps of requests that have blocks and do not run: KV is on its way."""
+"""Waiting queue and block memory for requests that hold blocks while their KV is loaded."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from simkv.schedulers.vllm.request_state import (
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class RemoteKvQueue:
-    """Those who wait with blocks, and behind them the others, each in the order of the policy.
+    """Waiting requests that hold blocks, then all others, each in the order of the policy.
 
-    Up to a release (``holds_apart``) there is one queue for both.
+    Without ``holds_apart`` both are in one queue.
     """
 
     def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
@@ -49,7 +49,7 @@ class RemoteKvQueue:
         self._rest.put_back(r)
 
     def hold(self, r: RequestState) -> None:
-        """``r`` has blocks from now on; it is set aside."""
+        """Set ``r`` aside, which holds blocks from now on."""
         if not self._apart:
             self._rest.set_aside(r)
             return
@@ -74,7 +74,7 @@ class RemoteKvQueue:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class TakenBlocksMemory(VllmMemory):
-    """Keeps in mind which blocks were ``taken`` or shared in a step."""
+    """Block memory that records the blocks allocated or shared (``taken``) in a step."""
 
     def __init__(self, config: VllmConfig, rules: VllmRules, *, tables: bool) -> None:
         super().__init__(config, rules, tables=tables)
@@ -93,6 +93,6 @@ class TakenBlocksMemory(VllmMemory):
         self.taken.update(self.table(r))
 
     def table(self, r: RequestState) -> array[int]:
-        """The numbers of the blocks of ``r``."""
+        """Return the ids of the blocks of ``r``."""
         assert self.tables is not None
         return self.tables.tables.get(r.id, NO_BLOCKS)

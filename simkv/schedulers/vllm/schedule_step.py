@@ -10,7 +10,8 @@ from simkv.schedulers.vllm.speculative_decoding import SpeculativeDecoding
 
 
 class ScheduleStep:
-    """One ``schedule`` call: its constants, the ``budget`` left, and the tokens scheduled so far.
+    """State of one ``schedule`` call: constants, the ``budget`` left, and the tokens scheduled so
+    far.
 
     ``threshold`` limits the tokens per request (0: no limit) and ``hold`` excludes prefills.
     ``prefill`` records whether a prefill was scheduled. ``blocks`` are the new blocks of running

@@ -36,8 +36,8 @@ from simkv.schedulers.vllm.window_memory import WindowMemory
 class StateTable:
     """Occupied ``places`` in each state table of a request, which has ``length`` positions.
 
-    ``older`` is the position of the state from which the newest one was computed; -1 if there was
-    none. ``begun``: all ``spare`` blocks are allocated.
+    ``older`` is the position of the state before the newest one; -1 if there was none. ``begun``:
+    all ``spare`` blocks are allocated.
     """
 
     def __init__(self, hit: int, spare: int = 0) -> None:

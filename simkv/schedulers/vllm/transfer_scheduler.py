@@ -267,7 +267,8 @@ class VllmTransferScheduler(VllmScheduler):
         return batch
 
     def _first_held(self, step: ScheduleStep) -> Held:
-        """Return the first blocked request, preferably one that does not wait for KV."""
+        """Return the first blocked request that does not wait for KV, else the head of the
+        queue."""
         for r in self.waiting:
             if step.batch.aside.get(r.id) != "remote":
                 full: WaitReason = "slot" if step.budget > 0 else "budget"

@@ -51,7 +51,8 @@ class VllmDecodeGroup(DecodeGroup[RequestState]):
         self.left.append(r.id)
 
     def depart(self) -> tuple[list[int], list[int]]:
-        """Send a batch with all members. Returns the requests that joined and those that left."""
+        """Send a batch with all members. Returns the ids of requests that joined and of requests
+        that left."""
         changes = self.joined, self.left
         self._newest = self.joined
         self.joined, self.left = [], []

@@ -18,8 +18,8 @@ Source: ``single_type_kv_cache_manager.py`` and ``kv_cache_coordinator.py`` in `
   smallest; a larger block has the key of its last part. Hits end, and blocks are registered, at
   common multiples of all sizes.
 - The cache stores all full blocks of groups with windows. With ``keeps_boundaries`` it stores only
-  those that a hit can use: of the same prompt, or of one that diverges where the hit of another
-  group ended.
+  blocks that can serve a hit of the same prompt, or of a prompt that diverges where the hit of
+  another group ended.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class WindowMemory(VllmMemory):
 
     ``_paged`` counts the groups that need blocks for every token, by block size in tokens. A hit
     ends at a multiple of ``_unit`` tokens. The table of a request in group ``g`` has the owner
-    ``_owners(id)[g]`` in the pool. Its cache keys are those of the request times the number of
+    ``_owners(id)[g]`` in the pool. Its cache keys are the request's keys times the number of
     groups, plus ``g``. A table lacks the ``gone`` blocks at its head.
     """
 
