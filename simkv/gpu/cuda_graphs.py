@@ -23,7 +23,7 @@ from simkv.gpu.transformer import Transformer
 
 
 class StepGraphs:
-    """One graph for each of ``sizes``; all read the same buffer and share memory."""
+    """A graph for each of ``sizes``; all read the same buffer and share memory."""
 
     def __init__(self, model: Transformer, sizes: Collection[StepSize]) -> None:
         self.model = model

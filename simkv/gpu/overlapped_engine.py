@@ -17,7 +17,7 @@ from simkv.sim.engine import Engine
 class OverlappedEngine(Engine):
     """The engine's loop if the end of a step is only known when it occurs.
 
-    Its decisions are those of the simulated loop: the next one follows when the oldest step has
+    It makes the same decisions as the simulated loop: the next one follows when the oldest step has
     ended.
     """
 

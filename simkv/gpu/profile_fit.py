@@ -218,7 +218,7 @@ def _checked(profile: CostProfile) -> CostProfile:
 
 
 def _in_service(cost: Callable[[StepLoad], float], real: Sequence[RealStep]) -> list[CostTerm]:
-    """Return by kind the device time of real steps beyond that of steps measured in isolation."""
+    """Return by kind the extra device time of real steps over steps measured in isolation."""
     terms = []
     for when, prefills in KINDS:
         beyond = [

@@ -1,15 +1,15 @@
-"""The seam: simkv's engine loop, with the wall for a clock and a device for an executor.
+"""Run simkv's engine loop with the wall clock and a device as executor.
 
     clock = WallClock()
     executor = TorchExecutor(runner, tables, clock)
     engine = Engine(clock, executor.watch(scheduler), executor, leaping=False)
 
 The loop, the schedulers, the record and the figures are those of the simulation. A step lasts from
-the decision that launched it (or from the end of the step before it) until its tokens are on the
-host, so the host's work is in it. A request that arrives meanwhile is seen by the next decision;
-one that arrives while the engine sleeps wakes it, and the step that follows counts from the
-arrival. So the recorded lengths of steps and idle passes are all that decided what was decided,
-and a simulation that is fed them must decide the same.
+its decision (or the end of the previous step, if later) until its tokens are on the host, so it
+includes the host's work. A request that arrives meanwhile is seen by the next decision. A request
+that arrives while the engine sleeps wakes it, and the next step counts from the arrival. Decisions
+thus depend only on the recorded durations of steps and idle passes: a simulation with these
+durations must make the same decisions.
 """
 
 from __future__ import annotations
@@ -34,16 +34,15 @@ from simkv.costs.step_load import StepLoad
 from simkv.gpu.batch_runner import InFlightStep, Runner, Timing
 from simkv.gpu.timer import current_clock, read_timer
 
-#: The operating system may oversleep by about this much (s); the rest is waited for awake.
+#: Maximum oversleep of the operating system (s); the rest of a wait is spent awake.
 SPIN = 0.0005
 
 
 class WallClock(simpy.Environment):
-    """SimPy time that is the time since ``start``; events wait until it has come.
+    """SimPy environment in real time: events wait until their time since ``start``.
 
-    By the CPU time of the thread (``read_timer``) they do not wait, and the time jumps to them.
-
-    With ``hurry`` set it waits no more, as nobody would notice: the clients have their answers.
+    With the thread's CPU time (``read_timer``), the time jumps to the events instead of waiting. If
+    ``skip_waiting`` is set, events do not wait, because all clients have their results.
     """
 
     def __init__(self) -> None:
@@ -52,17 +51,17 @@ class WallClock(simpy.Environment):
         self.start()
 
     def start(self) -> None:
-        """Now is 0."""
+        """Restart the clock at 0."""
         self._origin = read_timer()
 
     def wall(self) -> float:
-        """Seconds since ``start``; never before SimPy's time, unless in a hurry."""
+        """Return seconds since ``start``, at least SimPy's time unless waiting is skipped."""
         return read_timer() - self._origin
 
     def step(self) -> None:
         due = self.peek()
         while not self.skip_waiting and due < float("inf") and (ahead := due - self.wall()) > 0:
-            if current_clock() == "cpu":  # of which none passes while one sleeps
+            if current_clock() == "cpu":  # CPU time does not advance while sleeping
                 self._origin -= ahead
             elif ahead > SPIN:
                 sleep(ahead - SPIN)
@@ -70,12 +69,12 @@ class WallClock(simpy.Environment):
 
 
 class Pass(NamedTuple):
-    """One iteration of the engine's loop; times in seconds.
+    """An iteration of the engine's loop; times in seconds.
 
-    ``seconds`` is what the engine was told, ``start`` when that began. An idle pass launched
+    ``seconds`` is the duration reported to the engine, ``start`` its begin. An idle pass launched
     nothing. ``schedule_s`` is the time inside the scheduler's ``schedule``. ``longest_context`` is
-    the longest context of a decode, ``longest_prefill`` the most tokens of KV that a prefill ends
-    with.
+    the longest context of a decode, ``longest_prefill`` the maximum KV tokens at the end of a
+    prefill.
     """
 
     kind: BatchKind
@@ -90,7 +89,7 @@ class Pass(NamedTuple):
 
 
 class EnqueuedStep(NamedTuple):
-    """A step that the device has been given, and what there was to know of it then."""
+    """A step enqueued on the device, with its data at that time."""
 
     flight: InFlightStep
     batch: Batch
@@ -100,11 +99,11 @@ class EnqueuedStep(NamedTuple):
 
 
 class TorchExecutor:
-    """Runs what its scheduler decides on a device and measures it; ``passes`` is the log.
+    """Runs a scheduler's decisions on a device and measures them; ``passes`` is the log.
 
-    A step is over when ``run`` returns, so the next decision does not overlap with it: each step's
-    host time adds to its device time, and both are in the log. Who would overlap them (``overlap``)
-    gives steps to the device by ``enqueue`` and waits for the oldest by ``finish``.
+    A step has ended when ``run`` returns, so the next decision does not overlap with it: each
+    step's host time adds to its device time, and both are in the log. An overlapping engine
+    (``overlapped_engine``) uses ``enqueue`` to launch steps and ``finish`` to wait for the oldest.
     """
 
     def __init__(self, runner: Runner, tables: BlockTables, clock: WallClock) -> None:
@@ -119,20 +118,20 @@ class TorchExecutor:
         self._under_way: deque[EnqueuedStep] = deque()
 
     def watch(self, scheduler: Scheduler) -> Scheduler:
-        """The same scheduler, for the engine; its requests and decisions come by here."""
+        """Wrap the scheduler for the engine, so that its requests and decisions are seen here."""
         return cast(Scheduler, _Shown(scheduler, self))
 
     def decided(self, batch: Batch, seconds: float) -> None:
-        """The scheduler decided; the next ``run`` or ``idle`` is about this batch."""
+        """Record a decision; the next ``run`` or ``idle`` refers to this batch."""
         self._batch, self._rows, self._schedule_s = batch, batch.rows(), seconds
 
     def run(self, load: StepLoad) -> float:
-        """Run the batch; returns the seconds since its decision or the end of the step before."""
+        """Run the batch; return the seconds since its decision or the end of the previous step."""
         self.enqueue(load)
         return self.finish(float(self.clock.now))[1]
 
     def enqueue(self, load: StepLoad) -> None:
-        """Give the device the batch that was decided last, behind those that it has."""
+        """Enqueue the last decided batch on the device."""
         rows, batch = self._rows, self._batch
         listed = {i for i, _ in batch.scheduled}
         emits = {*batch.emits, *(row.id for row in rows if row.id not in listed)}
@@ -141,11 +140,11 @@ class TorchExecutor:
 
     @property
     def in_flight(self) -> int:
-        """Steps that the device has been given and that nobody has waited for."""
+        """Number of enqueued steps that have not been finished."""
         return len(self._under_way)
 
     def finish(self, decided: float) -> tuple[float, float]:
-        """Wait for the oldest step, ``decided`` at that time; returns its start and its seconds."""
+        """Wait for the oldest step, ``decided`` at that time; return its start and its seconds."""
         flight, batch, rows, load, schedule_s = self._under_way.popleft()
         done = self.runner.wait(flight)
         start = max(decided, self._busy_until)
@@ -168,14 +167,14 @@ class TorchExecutor:
         return start, seconds
 
     def forecast_steps(self, load: StepLoad, steps: int) -> list[float]:  # noqa: ARG002
-        """Nothing: what a step costs is known when it has run."""
+        """Return an empty list: the duration of a step is unknown before it has run."""
         return []
 
     def ran(self, load: StepLoad, seconds: Sequence[float]) -> None:  # noqa: ARG002
         raise AssertionError("nothing was foreseen")
 
     def idle(self) -> float:
-        """Seconds that the scheduler took to find nothing to run."""
+        """Return the seconds that the scheduler took to find nothing to run."""
         start = float(self.clock.now)
         seconds = max(self.clock.wall() - start, 1e-6)
         nothing = StepLoad(0, 0, 0, 0, 0)
@@ -184,7 +183,7 @@ class TorchExecutor:
 
 
 class _Shown:
-    """A scheduler whose requests and decisions are shown to the executor first."""
+    """A scheduler that passes its requests and decisions to the executor first."""
 
     def __init__(self, inner: Scheduler, executor: TorchExecutor) -> None:
         self._inner = inner

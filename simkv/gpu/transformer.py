@@ -16,7 +16,7 @@ from simkv.gpu.kv_pool import KVPool
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """Weights of one layer; matrices are [out, in], as ``linear`` takes them."""
+    """Weights of one layer; matrices are [out, in], as ``linear`` expects them."""
 
     norm: torch.Tensor
     qkv: torch.Tensor
@@ -29,7 +29,7 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class Weights:
-    """All weights of a model; ``head`` may be the embedding itself."""
+    """Weights of a model; ``head`` may be the embedding itself."""
 
     embedding: torch.Tensor
     layers: list[LayerWeights]
@@ -40,10 +40,10 @@ class Weights:
 def random_weights(
     shape: ModelShape, device: torch.device | str, dtype: torch.dtype, seed: int = 0
 ) -> Weights:
-    """Random normal weights, drawn on the device; the same for the same seed and device kind.
+    """Return random normal weights, sampled on the device; equal for equal seed and device kind.
 
-    Scaled by the square root of the inputs, so that activations stay near 1 in every layer and
-    the next token depends on all tokens before it.
+    They are scaled by the square root of the inputs, so that activations stay near 1 in every layer
+    and the next token depends on all previous tokens.
     """
     random = torch.Generator(device).manual_seed(seed)
 
@@ -74,19 +74,19 @@ def random_weights(
 def rotary_tables(
     shape: ModelShape, positions: int, device: torch.device | str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines, [positions, head_dim / 2] in float32."""
+    """Return cosines and sines, [positions, head_dim / 2] in float32."""
     half = torch.arange(0, shape.head_dim, 2, dtype=torch.float64) / shape.head_dim
     angles = torch.arange(positions, dtype=torch.float64)[:, None] * shape.rope_theta**-half
     return angles.cos().float().to(device), angles.sin().float().to(device)
 
 
 class Transformer:
-    """Weights and the state on the device that a step reads and writes.
+    """Weights and the device state that a step reads and writes.
 
-    ``tokens`` [seat, position] are the prompts and what was sampled; ``tables`` [seat, index] the
-    block tables. Both have one seat more than asked for: the scratch seat of the padding. A step
-    reads its token ids from ``tokens`` and writes the sampled ones there, so the next step needs
-    nothing from the host but which rows run.
+    ``tokens`` [seat, position] are the prompts and sampled tokens; ``tables`` [seat, index] are the
+    block tables. Both have one additional seat, the scratch seat for padding. A step reads its
+    token ids from ``tokens`` and writes the sampled ones there, so the next step needs only its
+    rows from the host.
     """
 
     def __init__(
@@ -111,8 +111,8 @@ class Transformer:
     def step(self, fields: StepInputs, size: StepSize) -> torch.Tensor:
         """Run one step and sample greedily: one token per row slot, [rows] int32.
 
-        What a row emits is also written to ``tokens``. Nothing here depends on values on the host,
-        so a CUDA graph can be made of it.
+        Emitted tokens are also written to ``tokens``. Nothing depends on host values, so a step can
+        be captured as a CUDA graph.
         """
         x, residual = self.layers(fields, size)
         decodes = torch.arange(size.decodes, device=x.device)
@@ -122,7 +122,7 @@ class Transformer:
         return sampled
 
     def layers(self, fields: StepInputs, size: StepSize) -> tuple[torch.Tensor, torch.Tensor]:
-        """All layers: the last one's output and the residual stream, [T, hidden] both."""
+        """Run all layers; return the last output and the residual stream, both [T, hidden]."""
         ops, weights, shape = self.ops, self.weights, self.shape
         seat, position, block_size = fields.seat, fields.position, self.pool.block_size
         slot = self.tables[seat, position // block_size].long() * block_size
@@ -142,6 +142,6 @@ class Transformer:
         return x, residual
 
     def logits(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Scores of the next token, [rows, vocab], from the rows' last tokens."""
+        """Return the scores of the next token, [rows, vocab], from the rows' last tokens."""
         _, x = self.ops.add_norm(residual, x, self.weights.norm, self.shape.norm_eps)
         return functional.linear(x, self.weights.head)

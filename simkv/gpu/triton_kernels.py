@@ -1,13 +1,11 @@
 """Triton kernels: paged attention for decodes and prefills, and three small fusions.
 
-All sizes that a kernel loops over are read on the device and all grids are fixed by the size of
-the step, so that each launch can stand in a CUDA graph. One program works for the whole group of
-query heads that share a key-value head; ``PADDED`` is that group rounded up to what a tile needs.
-
-A kernel is built once for each size of a model: ``UNSPECIALIZED`` are the arguments whose alignment
-or value depends on the step, and that must not make another build of it in the middle of a run.
-
-Softmax runs in base 2: ``scale`` already contains the factor log2(e).
+Loop sizes are read on the device, and grids depend only on the size of the step, so that each
+launch can be part of a CUDA graph. One program handles the whole group of query heads that share a
+key-value head; ``PADDED`` is the size of that group rounded up for a tile. A kernel is built once
+per model size: ``UNSPECIALIZED`` lists arguments whose alignment or value depends on the step, and
+which must not cause another build during a run. Softmax uses base 2: ``scale`` already contains the
+factor log2(e).
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-#: Views into the packed inputs of a step, at offsets that its size decides.
+#: Views into the packed inputs of a step, at offsets that depend on its size.
 UNSPECIALIZED = ("row_seat", "length", "start", "position", "slot")
 
 
@@ -32,10 +30,10 @@ def _jit(kernel: Any) -> Any:
 def _tile(keys, values, q, table, t, there, seen, best, total, acc, scale,
           block_stride, token_stride, d,
           BLOCK_SIZE: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    """Fold the KV of tokens ``t`` into the running softmax of the rows of ``q``.
+    """Add the KV of tokens ``t`` to the running softmax of the rows of ``q``.
 
-    With MASKED, ``there`` [tokens] says which of them exist and ``seen`` [rows, tokens] who may
-    look at which; without, everybody may look at all.
+    With MASKED, ``there`` [tokens] marks the existing tokens and ``seen`` [rows, tokens] the tokens
+    visible to each row; without it, all are visible.
     """
     if MASKED:
         block = tl.load(table + t // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
@@ -63,10 +61,11 @@ def decode(q, out, partial, logsum, keys, values, tables, row_seat, length, scal
            block_stride, token_stride, table_stride,
            HEADS: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr, D: tl.constexpr,
            BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
-    """One split of one row and key-value head; grid (kv heads, rows, SPLITS).
+    """Process one split of one row and key-value head; grid (kv heads, rows, SPLITS).
 
-    With one split it writes ``out`` [T, H, D]; else ``partial`` [rows, H, SPLITS, D], normalised,
-    and ``logsum`` [rows, H, SPLITS], the base-2 logarithm of the softmax's sum, for ``reduce``.
+    With one split, write ``out`` [T, H, D]. Otherwise write ``partial`` [rows, H, SPLITS, D],
+    normalized, and ``logsum`` [rows, H, SPLITS], the base-2 logarithm of the softmax's sum, for
+    ``reduce``.
     """
     kv_head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     n = tl.load(length + row)
@@ -109,9 +108,9 @@ def decode(q, out, partial, logsum, keys, values, tables, row_seat, length, scal
 @_jit
 def reduce(partial, logsum, out, length,
            HEADS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
-    """Put the splits of ``decode`` together; grid (rows, H).
+    """Combine the splits of ``decode``; grid (rows, H).
 
-    Padding rows store nothing: their places belong to the tokens of prefills.
+    Padding rows store nothing: their slots belong to the tokens of prefills.
     """
     row, head = tl.program_id(0), tl.program_id(1)
     if tl.load(length + row) == 0:
@@ -131,15 +130,16 @@ def prefill(q, out, keys, values, tables, row_seat, length, start, rows, scale,
             block_stride, token_stride, table_stride,
             HEADS: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr, D: tl.constexpr,
             BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, QUERIES: tl.constexpr):  # fmt: skip
-    """QUERIES tokens of one sequence for one key-value head; grid (kv heads, T // QUERIES + rows).
+    """Process QUERIES tokens of a sequence and key-value head; grid (kv heads, T // QUERIES +
+    rows).
 
-    ``row_seat`` and ``length`` are those of the prefill rows, ``start`` their token slots.
+    ``row_seat`` and ``length`` are those of the prefill rows, ``start`` their first token slots.
     """
     kv_head, program = tl.program_id(0), tl.program_id(1)
     origin = tl.load(start)
     row = 0
     high = rows
-    while row + 1 < high:  # the last row whose first program is not after this one
+    while row + 1 < high:  # find the last row whose first program is not after this one
         middle = (row + high) // 2
         if (tl.load(start + middle) - origin) // QUERIES + middle <= program:
             row = middle
@@ -165,7 +165,7 @@ def prefill(q, out, keys, values, tables, row_seat, length, start, rows, scale,
     total = tl.zeros([QUERIES * PADDED], tl.float32)
     acc = tl.zeros([QUERIES * PADDED, D], tl.float32)
     position = n - count + i
-    everybody = (n - count + token + 1) // TILE * TILE  # whole tiles that all queries may see
+    everybody = (n - count + token + 1) // TILE * TILE  # end of whole tiles that all queries see
     for first in range(0, everybody, TILE):
         t = first + tl.arange(0, TILE)
         best, total, acc = _tile(
@@ -185,7 +185,9 @@ def prefill(q, out, keys, values, tables, row_seat, length, start, rows, scale,
 @_jit
 def add_norm(residual, x, weight, normed, width, eps,
              ADD: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
-    """``residual += x`` (with ADD off ``residual`` is ``x``) and its RMSNorm; grid (T,)."""
+    """Add ``x`` to ``residual`` (with ADD off, ``residual`` is ``x``) and store its RMSNorm; grid
+    (T,).
+    """
     at = tl.program_id(0).to(tl.int64) * width
     column = tl.arange(0, WIDTH)
     inside = column < width
@@ -204,9 +206,9 @@ def rotate_and_store(qkv, q, position, slot, cosine, sine, keys, values,
                      block_stride, token_stride,
                      HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
                      BLOCK_SIZE: tl.constexpr, ALL: tl.constexpr):  # fmt: skip
-    """Turn the queries and keys of a token, store its keys and values; grid (T,).
+    """Rotate the queries and keys of a token, and store its keys and values; grid (T,).
 
-    ALL is the number of its heads, all three kinds, rounded up to a power of two.
+    ALL is the number of its heads of all three kinds, rounded up to a power of two.
     """
     token = tl.program_id(0)
     half = tl.arange(0, D // 2)
@@ -237,7 +239,7 @@ def rotate_and_store(qkv, q, position, slot, cosine, sine, keys, values,
 
 @_jit
 def silu_mul(x, out, width, WIDTH: tl.constexpr):
-    """SiLU of the first half of a row times the second half; grid (T, width / WIDTH)."""
+    """Compute SiLU of the first half of a row times the second half; grid (T, width / WIDTH)."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = column < width
@@ -248,6 +250,6 @@ def silu_mul(x, out, width, WIDTH: tl.constexpr):
 
 
 def count_builds() -> int:
-    """How many times a kernel has been built in this process, for all devices."""
+    """Return the number of kernel builds in this process, for all devices."""
     launched = (decode, reduce, prefill, add_norm, rotate_and_store, silu_mul)
     return sum(len(cache[0]) for kernel in launched for cache in kernel.device_caches.values())

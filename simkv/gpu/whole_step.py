@@ -1,4 +1,4 @@
-"""What whole steps cost beyond the parts that were measured alone."""
+"""Cost of whole steps beyond their parts, which were measured in isolation."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from simkv.costs.cost_profile import (
 from simkv.costs.step_load import StepLoad
 
 Floats = npt.NDArray[np.float64]
-#: The kinds of steps whose constants are told apart, and whether they have prefills.
+#: The kinds of steps with separate constants, and whether they contain prefills.
 KINDS: tuple[tuple[StepFilter, bool], ...] = (("pure decode", False), ("prefill", True))
 
 
 def fit_whole_steps(
     profile: CostProfile, steps: Sequence[tuple[StepLoad, float]]
 ) -> list[CostTerm]:
-    """The terms made those of whole ``steps`` (load, seconds): by kind a factor and a constant.
+    """Scale the terms to match whole ``steps`` (load, seconds): a factor and a constant per kind.
 
-    Parts measured alone run at other clocks and overlap with nothing, which is a share of the step.
+    Parts measured in isolation run at other clocks and without overlap, which changes a share of
+    the step.
     """
     cost = StepCost(device_profile(profile))
     terms = profile.terms
@@ -42,16 +43,17 @@ def fit_whole_steps(
     return terms
 
 
-#: How firmly whole steps are held to be the sum of their parts, in steps that say otherwise.
+#: Weight of the prior that whole steps are the sum of their parts, relative to a step.
 SUM_OF_PARTS = 0.3
-#: Rounds of weighing differences, and the one of a step that weighs as much as that hold.
+#: Rounds of reweighting, and the difference at which a step weighs as much as that prior.
 ROUNDS, SATURATION_ERROR = 20, 1e-2
 
 
 def _share(parts: Floats, seconds: Floats) -> float:
-    """The factor on the sum of their parts, by least relative differences beside a constant.
+    """Fit the factor on the sum of parts by least relative differences, beside a constant.
 
-    Of the differences, not of their squares, since parts that the terms cannot say weigh less so.
+    Absolute instead of squared differences give less weight to steps that the terms cannot
+    describe.
     """
     rows = np.stack((parts, np.ones(len(parts))), axis=1) / seconds[:, None]
     rows = np.vstack((rows, [SUM_OF_PARTS, 0.0]))
@@ -65,7 +67,7 @@ def _share(parts: Floats, seconds: Floats) -> float:
     return float(share)
 
 
-#: When a term counts that counts in steps of a kind, and what is left of one that counts in both.
+#: Conditions of a term that apply to each kind of step.
 SPLIT_CONDITIONS: dict[StepFilter, tuple[StepFilter, ...]] = {
     "pure decode": ("pure decode",),
     "prefill": ("prefill", "mixed"),
@@ -73,7 +75,7 @@ SPLIT_CONDITIONS: dict[StepFilter, tuple[StepFilter, ...]] = {
 
 
 def _scaled_when(term: CostTerm, when: StepFilter, share: float) -> list[CostTerm]:
-    """The term times ``share`` in steps of a kind; as two terms if it counts in the others, too."""
+    """Scale a term by ``share`` in steps of a kind; split it if it applies to other kinds, too."""
     if is_host_term(term) or term.when == "any":
         return [term]
     if term.when == "decode":
@@ -97,16 +99,16 @@ def _scaled(term: CostTerm, share: float) -> CostTerm:
 
 
 def constant_term(name: str, seconds: float, when: StepFilter) -> CostTerm:
-    """So many seconds a step, which may be less than none."""
+    """Return a term of constant seconds per step, which may be negative."""
     return CostTerm(name=name, feature="steps", when=when, pieces=[LinearPiece(base=seconds)])
 
 
 def device_profile(profile: CostProfile) -> CostProfile:
-    """The profile without the host's terms, which the campaign's steps do not have."""
+    """Return the profile without the host's terms, which the campaign's steps do not have."""
     terms = [term for term in profile.terms if not is_host_term(term)]
     return profile.model_copy(update={"terms": terms})
 
 
 def is_host_term(term: CostTerm) -> bool:
-    """Whether the term is of the host's work."""
+    """Whether the term is for the host's work."""
     return term.name.startswith("host")

@@ -38,7 +38,7 @@ Floats = npt.NDArray[np.float64]
 #: Relative error that no fit removes: of a single request's time, and of a mean over all requests,
 #: which hardly depends on the order of requests.
 REQUEST_SCATTER, MEAN_SCATTER = 0.05, 0.01
-#: One request in this many is held out of the fit.
+#: Every N-th request is held out of the fit.
 HOLDOUT_EVERY = 4
 #: Maximum numbers of fitted requests and of simulations. Fewer simulations suffice for requests
 #: sampled from log lines, which contain less information.

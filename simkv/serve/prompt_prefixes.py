@@ -17,7 +17,7 @@ MAX_TOKENS = 8_000_000
 
 
 class PrefixNode:
-    """Tokens that follow those of the node above; they are ``stream`` from ``start`` on."""
+    """Tokens after the tokens of the node above; they are ``stream`` from ``start`` on."""
 
     __slots__ = ("above", "below", "seen", "start", "stream", "tokens")
 

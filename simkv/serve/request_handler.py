@@ -79,7 +79,7 @@ class ServedModel:
 
 
 class Generation:
-    """One call of a client: its prompts and the replies to them.
+    """A call of a client: its prompts and the replies to them.
 
     ``called`` is the request id, given by the client or generated; ``name`` is the id of the
     response; ``model`` is the model name in it.

@@ -47,7 +47,7 @@ SYLLABLES = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]
 
 
 class FourByteTokenizer:
-    """One token per four bytes of UTF-8, which is four characters of English.
+    """Tokenizer with one token per four bytes of UTF-8, which is four characters of English.
 
     Each part of a conversation starts a new token, so that a reply has the same tokens in the
     prompt of the next turn.

@@ -78,5 +78,5 @@ def _text(profile: CostProfile) -> str:
 
 
 def profile_hash(profile: CostProfile) -> str:
-    """Hash by which a plan identifies its profile."""
+    """Return the hash that identifies the profile of a plan."""
     return hashlib.sha256(_text(profile).encode()).hexdigest()[:16]

@@ -102,7 +102,7 @@ def plan_trials(
 
 
 def order_trial_runs(cases: Sequence[Trial], repeats: int) -> list[TrialRun]:
-    """Return every case once, then repeats: those that determine noise first."""
+    """Return every case once, then the repeats, ``REPEATED_FIRST`` first."""
     again = sorted(cases, key=lambda case: case.name not in REPEATED_FIRST)
     found = [TrialRun(case, 1) for case in cases]
     return found + [TrialRun(case, n) for n in range(2, repeats + 1) for case in again]

@@ -144,7 +144,7 @@ def _figures(
 
 
 def _figures_told(case: RecordedRun, replayed: SimulatedRun) -> list[FigureComparison]:
-    """Return the public statistics with those of all simulated requests."""
+    """Return the public statistics beside the statistics of all simulated requests."""
     found = []
     for metric in METRICS:
         times = replayed.requests[metric].dropna().to_numpy(dtype=np.float64)

@@ -15,7 +15,7 @@ from simkv.validation.recorded_runs.run_simulation import engine_of, simulate_ru
 
 #: Host time per step (s) that kernel tables do not contain.
 HOST_TIMES_S = (2e-4, 5e-4)
-#: Factor by which communication times of hosts with the same GPU differ.
+#: Ratio of the communication times of two hosts with the same GPU.
 COLLECTIVES_SLOWDOWN = 2.0
 
 

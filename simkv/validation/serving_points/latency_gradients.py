@@ -15,7 +15,7 @@ from simkv.costs.cost_profile import CostProfile
 from simkv.sim.run_record import RequestRecord
 from simkv.sim.step_log import StepLog
 
-#: Constants of ``costs/operators/calibration_rules.py``, in the order of the slopes.
+#: Constants of ``costs/operators/calibration_rules.py``, in the order of the derivatives.
 FITTED_CONSTANTS = ("prefill", "decode", "prefill_step_s", "step_s", "seq_s", "front_s")
 Floats = npt.NDArray[np.float64]
 

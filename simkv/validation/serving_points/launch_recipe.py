@@ -1,4 +1,4 @@
-"""How a point was run: number formats, engine flags, clients and assumptions.
+"""Launch configuration of a point: number formats, engine flags, clients and assumptions.
 
 From the scripts of SemiAnalysisAI/InferenceX (Apache-2.0) at the dates of the points:
 benchmarks/70b_fp8_{h200_slurm,b200_docker}.sh and 70b-tmpl.yml at ac1998a50; single_node/
@@ -38,11 +38,11 @@ INFERENCEMAX_PROTOCOL = "InferenceMAX"
 COLD_START_S, COLD_START_FP4_S = 14.0, 73.0
 #: The same for a first step of no more tokens than that, where observed (fp4).
 COLD_START_SMALL_S = 3.0
-#: Date of the release from which the longer halt applies.
+#: Date of the first release with the longer halt.
 COLD_START_SINCE = date(2025, 11, 10)
-#: One in this many prompts of NVIDIA's own vLLM runs is assumed to be new.
+#: Every N-th prompt of NVIDIA's own vLLM runs is assumed to be new.
 UNCACHED_EVERY = 5
-#: Tokens by which its generator lets a step exceed a prompt.
+#: Tokens that NVIDIA's generator allows in a step beyond a prompt.
 NVIDIA_EXTRA_TOKENS = 1500
 
 
