@@ -170,8 +170,7 @@ class Runner:
         emits: Collection[int],
         tables: Mapping[int, Sequence[int]],
     ) -> InFlightStep:
-        """Enqueue a step; ``tables`` lists each request's blocks, ``emits`` the requests that
-        sample.
+        """Enqueue a step; ``tables`` has each request's blocks, ``emits`` the sampling requests.
 
         All arguments are read before this returns. Raises RuntimeError for a row longer than
         ``max_len``.
@@ -260,9 +259,7 @@ class Runner:
         self._watch.forget(request_id)
 
     def tokens(self, request_id: int, count: int) -> list[int]:
-        """Return the first ``count`` tokens of a request, prompt and output, as stored on the
-        device.
-        """
+        """Return the first ``count`` tokens of a request (prompt, output) from the device."""
         found: list[int] = self.model.tokens[self._seats[request_id], :count].tolist()
         return found
 

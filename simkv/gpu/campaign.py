@@ -25,7 +25,7 @@ POINTS_PER_SENTINEL = 20
 
 
 class Measurement(NamedTuple):
-    """Measurement of a point: median, 10th and 90th percentile and maximum of its repeats, in seconds.
+    """Measurement of a point: median, 10th and 90th percentile and maximum of repeats (s).
 
     ``longest`` is the longest context of a decode, ``size`` the padded size, ``at_s`` the time
     since the campaign began.

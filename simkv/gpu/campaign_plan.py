@@ -23,9 +23,7 @@ ProbePart = Literal["rest", "decode", "mixed decode", "prefill", "step"]
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a campaign: decode rows, tokens of a step, context tokens of a row, total KV
-    tokens.
-    """
+    """Limits of a campaign: decode rows, step tokens, context tokens per row, total KV tokens."""
 
     decodes: int = 256
     tokens: int = 8192

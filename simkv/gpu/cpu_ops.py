@@ -113,9 +113,7 @@ def _decode(
 def _prefill(
     q: torch.Tensor, length: int, table: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
-    """Return the attention of the last tokens of a sequence of ``length`` tokens,
-    [tokens, H, D].
-    """
+    """Return attention of the last tokens of a ``length``-token sequence, [tokens, H, D]."""
     blocks = table[: -(-length // keys.shape[1])]
     k, v = (x[blocks].flatten(0, 1)[:length].transpose(0, 1) for x in (keys, values))
     at = torch.arange(length - len(q), length, device=q.device)

@@ -33,9 +33,7 @@ def tiles_of(kernel: AttentionKernel, q: torch.Tensor) -> Tiles:
 
 
 def architecture() -> int:
-    """Return the device's architecture, such as 90; also 90 without a device (Triton's
-    interpreter).
-    """
+    """Return the device's architecture, such as 90; also 90 in Triton's interpreter."""
     try:
         return int(driver.active.get_current_target().arch)
     except RuntimeError:
@@ -131,9 +129,7 @@ def attend(
     values: torch.Tensor,
     tables: torch.Tensor,
 ) -> torch.Tensor:
-    """Same as in ``cpu_ops``; one launch for decodes, one for prefills
-    (vllm-project/vllm#29020).
-    """
+    """Same as in ``cpu_ops``; decodes and prefills in two launches (vllm-project/vllm#29020)."""
     out = torch.empty_like(q)
     if size.decodes:
         _decode(q, out, fields, size, keys, values, tables)

@@ -24,9 +24,7 @@ def measure_drift(samples: Sequence[Measurement]) -> float:
 
 
 def correct_drift(samples: Sequence[Measurement]) -> list[Measurement]:
-    """Return the measurements scaled to the end of the campaign, when the device is
-    as in service.
-    """
+    """Return the measurements scaled to the end of the campaign, as the device is in service."""
     line = _line(samples)
     if line is None:
         return list(samples)

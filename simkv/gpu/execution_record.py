@@ -138,9 +138,7 @@ def _summary(run: ExecutionRecord) -> dict[str, Any]:
 
 
 def pass_rows(variant: str, run: ExecutionRecord) -> list[dict[str, Any]]:
-    """Return one row per iteration of the engine's loop, in seconds; see ``Pass``
-    and ``Timing``.
-    """
+    """Return a row per iteration of the engine's loop (times in s); see ``Pass`` and ``Timing``."""
     rows = []
     for p in run.passes:
         row: dict[str, Any] = {"variant": variant, **p._asdict(), **p.load._asdict()}

@@ -145,9 +145,7 @@ def time_tiles(
 def fastest(
     readings: Iterable[tuple[AttentionKernel, Tiles, Reading]], head_dim: int
 ) -> dict[str, Tiles]:
-    """Return the content of ``tiles.json`` for a device: the fastest tiles by
-    kernel and head size.
-    """
+    """Return the ``tiles.json`` entry of a device: fastest tiles by kernel and head size."""
     best: dict[str, tuple[float, Tiles]] = {}
     for kernel, tiles, reading in readings:
         name = f"{kernel} {head_dim}"

@@ -78,9 +78,7 @@ def gpu_id_option(device: str) -> list[str]:
 
 @lru_cache(maxsize=4)
 def ceilings(device: str) -> Ceilings:
-    """Measure the device's ceilings on random numbers, once per process; takes less
-    than a second.
-    """
+    """Measure the device's ceilings on random numbers, once per process, in less than a second."""
     on_gpu = torch.device(device).type == "cuda"
     dtype = torch.bfloat16 if on_gpu else torch.float32
     count, side = (1 << 30, 8192) if on_gpu else (1 << 23, 512)

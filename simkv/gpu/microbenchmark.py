@@ -87,9 +87,7 @@ class Microbenchmark:
         return time_repeats(found.graph.replay, repeats, on_gpu=True)
 
     def _capture(self, point: Probe) -> CapturedProbe:
-        """Capture a graph in the memory of the first one; no two graphs are replayed at the same
-        time.
-        """
+        """Capture a graph in the memory of the first one, since none are replayed concurrently."""
         run, lay = self._run(point)
         lay()
         others = next(iter(self._captured.values()), None)
@@ -97,9 +95,7 @@ class Microbenchmark:
         return CapturedProbe(graph, lay, (run, result))
 
     def difference(self, point: Probe, ops: Any, others: Any) -> float:
-        """Return the relative difference of attention by ``ops`` and ``others`` in the
-        first layer.
-        """
+        """Return the relative difference of first-layer attention by ``ops`` and ``others``."""
         size = self.size(point)
         fields, lay = self._fields(point, size)
         lay()
@@ -136,9 +132,7 @@ class Microbenchmark:
         )
 
     def _fields(self, point: Probe, size: StepSize) -> tuple[StepInputs, Callable[[], None]]:
-        """Return the inputs of a point, and a function that writes its block tables (random
-        blocks).
-        """
+        """Return the inputs of a point, and a function that writes its (random) block tables."""
         decodes = [BatchRow(i, 1, context) for i, context in enumerate(point.decodes)]
         prefills = [
             BatchRow(i, tokens, context)

@@ -67,9 +67,7 @@ class OverlappedEngine(Engine):
 
 
 def overlap_profile(profile: CostProfile) -> CostProfile:
-    """Return the profile of an overlapped engine, whose steps take the maximum of
-    device and host.
-    """
+    """Return the profile of an overlapped engine: a step takes the maximum of device and host."""
     host = [term for term in profile.terms if is_host_term(term)]
     name = f"{profile.name}-overlapped"
     return device_profile(profile).model_copy(update={"name": name, "floor": host})

@@ -53,9 +53,7 @@ FITTED = ("rest", "decode", "mixed decode", "prefill")
 
 
 class HostCosts(NamedTuple):
-    """Host time in seconds: per step, per decoding sequence, per idle pass, and
-    extra for prefills.
-    """
+    """Host time (s): per step, per decoding sequence, per idle pass, and extra for prefills."""
 
     step_s: float
     sequence_s: float

@@ -116,8 +116,9 @@ def kernel_builds() -> int:
 
 
 def runner_config(scenario: Scenario, setup: GpuSetup) -> RunnerConfig:
-    """Return the runner's configuration for a scenario. Raises InputError if it
-    cannot be served.
+    """Return the runner's configuration for a scenario.
+
+    Raises InputError if it cannot be served.
     """
     if scenario.pipeline:
         raise InputError("pipeline: only the lockstep engine runs for real; use pipeline: null")

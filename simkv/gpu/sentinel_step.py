@@ -20,8 +20,9 @@ REPEATS = 20
 
 
 def time_sentinel(runner: Runner) -> float:
-    """Return the step's median seconds on the device. It writes to the pool: call
-    only when idle.
+    """Return the step's median seconds on the device.
+
+    It writes to the pool, so the runner must be idle.
     """
     config = runner.config
     context = min(CONTEXT, config.max_len - 2)

@@ -130,8 +130,7 @@ def prefill(q, out, keys, values, tables, row_seat, length, start, rows, scale,
             block_stride, token_stride, table_stride,
             HEADS: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr, D: tl.constexpr,
             BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, QUERIES: tl.constexpr):  # fmt: skip
-    """Process QUERIES tokens of a sequence and key-value head; grid (kv heads, T // QUERIES +
-    rows).
+    """Process QUERIES tokens of a sequence and KV head; grid (kv heads, T // QUERIES + rows).
 
     ``row_seat`` and ``length`` are those of the prefill rows, ``start`` their first token slots.
     """
@@ -185,9 +184,7 @@ def prefill(q, out, keys, values, tables, row_seat, length, start, rows, scale,
 @_jit
 def add_norm(residual, x, weight, normed, width, eps,
              ADD: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
-    """Add ``x`` to ``residual`` (with ADD off, ``residual`` is ``x``) and store its RMSNorm; grid
-    (T,).
-    """
+    """Set ``residual += x`` (ADD off: ``residual`` is ``x``) and store its RMSNorm; grid (T,)."""
     at = tl.program_id(0).to(tl.int64) * width
     column = tl.arange(0, WIDTH)
     inside = column < width

@@ -92,9 +92,7 @@ def override_tiles(kernel: AttentionKernel, tiles: Tiles) -> Iterator[None]:
 
 
 def shared_memory(arch: int) -> int:
-    """Return a program's shared memory in bytes, by the latest known architecture
-    up to ``arch``.
-    """
+    """Return the shared memory in bytes for the latest known architecture up to ``arch``."""
     known = [number for number in SHARED_MEMORY_BYTES if number <= arch]
     return SHARED_MEMORY_BYTES[max(known, default=min(SHARED_MEMORY_BYTES))]
 

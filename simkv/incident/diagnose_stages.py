@@ -188,9 +188,7 @@ def explain_stage(
 
 
 def _worlds(folder: Path, scenario: Scenario, profile: CostProfile) -> list[list[Scenario]]:
-    """Return other scenarios that fit the incident, each as alternatives of
-    decreasing deviation.
-    """
+    """Return other scenarios that fit the incident, each as a list of decreasing deviations."""
     if (folder / files.ENSEMBLE).is_file():
         return [[one] for one in other_members(folder, scenario)]
     return scenarios_within_error(scenario, profile) if profile.fit.held_out else []

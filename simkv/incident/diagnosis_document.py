@@ -124,9 +124,7 @@ def _change(remedy: Remedy) -> str:
 
 
 def _cost(remedy: Remedy) -> str:
-    """Return e.g. ``2 others slower, x1.3 at worst; 1 without an answer``; empty if
-    there are none.
-    """
+    """Return ``2 others slower, x1.3 at worst; 1 without an answer`` or parts of it."""
     cost = remedy.cost
     parts = [f"{cost.slower} others slower, x{cost.worst:.1f} at worst"] if cost.slower else []
     parts += [f"{cost.failed} others without an answer"] if cost.failed else []

@@ -115,8 +115,7 @@ def write_members(
     table: pd.DataFrame,
     profiles: dict[int, CostProfile],
 ) -> None:
-    """Write workload and profile of the likely members except the first, which is the incident's
-    own.
+    """Write workload and profile of the likely members except the first, which is the incident's.
 
     The files are ``ensemble-SEED.csv`` and ``ensemble-SEED.json``.
     """

@@ -1,5 +1,4 @@
-"""Fit step costs to an incident without a GPU, so that the simulation reproduces the measured
-times.
+"""Fit step costs without a GPU, so that the simulation reproduces an incident's measured times.
 
 The scenario is simulated. With its batches fixed, the unit costs are adjusted until prefill and
 time per token of the requests match the observed values. Then it is simulated again with the new
@@ -83,9 +82,7 @@ class ObservedTimes:
         return _log(prefill / 1e3, self.prefill), _log(decode / 1e3, self.decode)
 
     def means(self, simulated: pd.DataFrame, kept: npt.NDArray[np.bool_]) -> Floats:
-        """Return log(simulated / measured) of mean E2E and of mean time per token over some
-        requests.
-        """
+        """Return log(simulated / measured) of mean E2E and mean time per token of some requests."""
         found = []
         for name, seen in (("e2e_ms", self.whole), ("tpot_ms", self.decode)):
             found.append(_mean_log(simulated[name].to_numpy(np.float64) / 1e3, seen, kept))

@@ -103,9 +103,7 @@ class _Spans:
         self.prompt, self.output = column("prompt_tokens"), column("output_tokens")
 
     def _during(self, start: Floats, end: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-        """Return per interval: decoded tokens, KV tokens they read, prefilled tokens, and their
-        pairs.
-        """
+        """Return decoded tokens, KV tokens read, prefilled tokens and their pairs per interval."""
         in_decode = _overlap(start, end, self.first, self.end)
         in_prefill = _overlap(start, end, self.begun, self.first)
         tokens = np.maximum(self.output - 1, 0.0)
@@ -127,9 +125,7 @@ class _Spans:
 
 
 def _overlap(start: Floats, end: Floats, begin: Floats, stop: Floats) -> Floats:
-    """Return the share of each interval ``begin`` to ``stop`` (columns) within ``start`` to
-    ``end``.
-    """
+    """Return the share of each interval ``begin`` to ``stop`` (columns) in ``start`` to ``end``."""
     shared = np.minimum(end[:, None], stop[None, :]) - np.maximum(start[:, None], begin[None, :])
     return np.asarray(np.maximum(shared, 0.0) / np.maximum(stop - begin, 1e-9)[None, :])
 

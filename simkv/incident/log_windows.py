@@ -186,9 +186,7 @@ def _begun_in(prompts: Floats, begun: Floats) -> Floats:
 
 
 def _decoded(lines: pd.DataFrame, edges: Floats) -> Floats:
-    """Return the tokens decoded in each window; a line's rate covers the time since
-    the last line.
-    """
+    """Return tokens decoded per window; a line's rate covers the time since the last line."""
     decodes = lines.dropna(subset=["output_rate"])
     if not len(decodes):
         return np.zeros(len(edges) - 1)

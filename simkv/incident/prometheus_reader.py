@@ -174,9 +174,7 @@ def _named(samples: Samples, names: tuple[str, ...], end: str = "") -> str | Non
 
 
 def _increase(values: list[tuple[float, float]], grid: Floats) -> Floats:
-    """Return the increase of a counter at each time since the previous one; the first value is no
-    increase.
-    """
+    """Return the increases of a counter since the previous time; the first value counts as 0."""
     found = np.zeros(len(grid))
     for (_, before), (at, value) in pairwise(values):
         found[np.searchsorted(grid, at)] += value - before if value >= before else value

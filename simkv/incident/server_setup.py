@@ -86,9 +86,7 @@ class ServerSetup:
 
 
 def infer_setup(evidence: Evidence, asked: UserSettings) -> ServerSetup:
-    """Infer the server's setup. Raises InputError if its engine is unknown or the
-    setup is invalid.
-    """
+    """Infer the server's setup. Raises InputError if its engine is unknown or it is invalid."""
     name = asked.engine or evidence.engine
     if name is None:
         raise InputError(
@@ -233,9 +231,7 @@ class _Maker:
                 self.sources.pop(name, None)
 
     def _longest(self, engine: dict[str, Any], machine: LaunchTarget | None) -> None:
-        """Choose a maximum length that admits all served requests: the model's, if the cache holds
-        it.
-        """
+        """Choose a maximum length for all served requests: the model's, if the cache holds it."""
         requests, longest = self.evidence.requests, self.spec.longest
         if longest is None:
             return
@@ -267,9 +263,7 @@ class _Maker:
         return int(engine.get(self.spec.block) or self._default(self.spec.block))
 
     def _memory(self, engine: dict[str, Any]) -> None:
-        """Set the KV cache size: as given, derived from hardware, or estimated from the
-        requests.
-        """
+        """Set the KV cache size: given, derived from hardware, or estimated from the requests."""
         memory, tokens = self.spec.memory, self._told("kv_tokens")
         block = self._block(engine)
         if engine.get(memory) not in (None, "auto"):
@@ -328,9 +322,7 @@ class _Maker:
                 self.assumed.append(f"{name} is not told: {self._default(name)}, the default")
 
     def _valid(self, engine: dict[str, Any]) -> dict[str, Any]:
-        """Return the validated section; disable a start-up check that the server did
-        not perform.
-        """
+        """Return the validated section, without a start-up check that the server did not make."""
         try:
             self.spec.config(**engine)
         except ValueError as error:
@@ -376,8 +368,7 @@ def _distance(name: str, version: str) -> list[int]:
 
 
 def _held(requests: pd.DataFrame | None, block: int) -> tuple[int, str]:
-    """Return the peak number of blocks held by requests, estimated from times and lengths, and a
-    reason.
+    """Return the estimated peak number of blocks held by requests, and the reason in words.
 
     If requests waited, the peak is about the capacity; otherwise, twice the peak is assumed.
     """

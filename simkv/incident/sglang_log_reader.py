@@ -155,8 +155,7 @@ def _batch(log: _Log, line: LogLine) -> bool:
 
 
 def _begun(log: _Log, engine: int, found: dict[str, float]) -> tuple[float, float]:
-    """Return the number of prefills that begin in this batch, and its prompt tokens, cached
-    included.
+    """Return the prefills that begin in this batch, and its prompt tokens (with cached ones).
 
     If the previous batch was cut at the limit, its last prefill continues in this one.
     """
@@ -179,9 +178,7 @@ def _of_decodes(found: dict[str, float]) -> dict[str, float] | None:
 
 
 def _of_prefill(log: _Log, found: dict[str, float]) -> dict[str, float] | None:
-    """Return the step of a prefill directly after another, whose throughput covers
-    just that step.
-    """
+    """Return the step of a prefill directly after another; its throughput covers just that step."""
     tokens, rate = found["tokens"], found["rate"]
     if not (log.prefilled and tokens > 0 and rate > 0):
         return None

@@ -211,9 +211,7 @@ class _InSystem:
 
 
 def _best(at: Floats, present: Floats, other: _InSystem, *, wall: bool) -> float:
-    """Return the offset with the smallest mean difference; among equal ones, the
-    smallest offset.
-    """
+    """Return the offset with the smallest mean difference; of equal ones the smallest."""
     if not len(other.starts):
         return 0.0
 

@@ -75,9 +75,7 @@ class Bounds:
 
 
 def bounds(result: RunResult, waited: dict[int, float], steps: int = STEP_BUDGET) -> Bounds:
-    """Return the limits for trials of a run; ``waited`` is the waiting time of each
-    request in s.
-    """
+    """Return the limits for trials of a run; ``waited`` is the waiting time per request in s."""
     record = result.record
     lives = record.requests.values()
     end = max([record.end, *(life.ended_at or 0.0 for life in lives)])

@@ -219,9 +219,7 @@ def _hit_share(series: pd.DataFrame | None) -> float:
 
 
 def _found(whole: pd.DataFrame, source: TraceSource) -> PromptPieces:
-    """Return a prefix shared by all requests with cache hits, with the number of cached tokens
-    each.
-    """
+    """Return a prefix shared by all requests with cache hits, in each as long as its hits."""
     stream = source.streams.number("gcommon")
     cached = whole["cached_tokens"].fillna(0).to_numpy(np.int64).copy()
     prompts = whole["prompt_tokens"].to_numpy(np.int64)
@@ -231,9 +229,7 @@ def _found(whole: pd.DataFrame, source: TraceSource) -> PromptPieces:
 
 
 def _common(rows: RequestRows, share: float, source: TraceSource) -> PromptPieces:
-    """Return a common prefix of all prompts that covers the given ``share`` of all
-    prompt tokens.
-    """
+    """Return a common prefix of all prompts with a given ``share`` of all prompt tokens."""
     stream = source.streams.number("gcommon")
     prompts = rows.prompt_tokens
     low, high = 0, int(prompts.max())

@@ -125,8 +125,7 @@ class CacheWatcher:
 
 
 class BatchPublisher:
-    """Publisher of event batches on a socket, with a second socket for replays if ``replay`` is
-    given.
+    """Publisher of event batches on a socket, and of replays on a second one if ``replay`` is set.
 
     Raises InputError if a socket cannot be bound.
     """

@@ -45,9 +45,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LiveExplanation:
-    """Explanation of a run or of some of its requests: ``text``, and the same
-    content as ``data``.
-    """
+    """Explanation of a run or of some requests as ``text``, with the same content as ``data``."""
 
     text: str
     data: dict[str, Any]
@@ -67,9 +65,7 @@ def explain_no_requests(until: float, dead: str) -> LiveExplanation:
 
 
 class ExplainedRun:
-    """The requests received by a scenario and their last simulation; ``runs``
-    counts simulations.
-    """
+    """Received requests and their last simulation; ``runs`` counts the simulations."""
 
     def __init__(self, scenario: Scenario, folder: Path) -> None:
         self._scenario, self._folder = scenario, folder
@@ -200,8 +196,9 @@ class Explainer:
             return await self._do(_explain, list(numbers), asked, self._live.now)
 
     async def scenario(self) -> str:
-        """Return a scenario file of the requests so far. Raises RequestError if the process is
-        killed.
+        """Return a scenario file of the requests so far.
+
+        Raises RequestError if the process is killed.
         """
         async with self._turn:
             await self._tell()

@@ -134,9 +134,7 @@ class LiveSimulation:
 
     @contextmanager
     def _careful(self) -> Iterator[None]:
-        """End all replies and re-raise on an unexpected error or if a custom scheduler violates a
-        law.
-        """
+        """End all replies on an error, including laws broken by custom schedulers."""
         try:
             yield
         except InputError as error:
@@ -247,9 +245,7 @@ class LiveSimulation:
     # What the engine does.
 
     def _deliver(self, replica: Replica, answers: bool, numbers: Sequence[int]) -> None:
-        """Record new tokens; not every replica delivers them to clients (prefill
-        replicas do not).
-        """
+        """Record new tokens, and deliver them to clients unless this is a prefill replica."""
         due = self._start + self.env.now / self.speed
         self._note_lag(due)
         for number, times in groupby(numbers):

@@ -94,9 +94,7 @@ class Exposition:
             yield self._adapters(asked, [meter for _, meter, _ in present])
 
     def _adapters(self, asked: LoraInfo, meters: Sequence[ReplicaCounters]) -> Metric:
-        """Return the adapters in use; the value is the wall-clock time at which each
-        was last used.
-        """
+        """Return the adapters in use, with the wall-clock time of their last use as value."""
         family = GaugeMetricFamily(asked.name, "adapters that are asked for", labels=asked.labels)
         told: dict[str, float] = {}
         for meter in meters:

@@ -76,9 +76,7 @@ class AdapterUsage:
         self._seen: dict[str, float] = {}
 
     def change(self, name: str | None, by: int, now: float) -> None:
-        """Record the result of a step: ``by`` more requests use the adapter ``name``
-        (None: none).
-        """
+        """Record a step's result: ``by`` more requests use the adapter ``name`` (None: none)."""
         if now != self._at:
             self.told()
         self._at = now
@@ -242,9 +240,7 @@ class ReplicaCounters:
         }
 
     def _loras(self) -> dict[str, MeasuredValue]:
-        """Return the adapters of decoding requests, as SGLang 0.5.23 counts
-        ``lora_pool_slots_used``.
-        """
+        """Return the adapter counts of SGLang 0.5.23 (``lora_pool_slots_used``)."""
         used, slots = self.adapters.decoding, self.lora_slots
         return {
             "lora_used": used,

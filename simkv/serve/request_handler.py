@@ -182,9 +182,7 @@ class RequestHandler:
         return Generation(prefix, called, model, list(prompts), answers)
 
     def _preflight(self, called: str, body: Body, prompt: array[int], lora: str | None) -> None:
-        """Raise RequestError if every request would be rejected now; checked with the
-        first prompt.
-        """
+        """Raise RequestError if every request would be rejected; tested on the first prompt."""
 
         def ask() -> ClientRequest:
             try:
@@ -199,9 +197,7 @@ class RequestHandler:
             raise _turned_away(answer.refusal)
 
     def end(self, call: Generation) -> None:
-        """End a call: cancel its unfinished requests and store its prompts and replies
-        as prefixes.
-        """
+        """End a call: cancel unfinished requests, store prompts and replies as prefixes."""
         self.in_flight -= 1
         for prompt, answer in zip(call.prompts, call.answers, strict=True):
             self.live.leave(answer)

@@ -162,9 +162,7 @@ class HttpServer:
             self.kv_publisher.close()
 
     async def describe(self) -> str:
-        """Return a scenario file with the configuration and the requests so far, ready to run
-        again.
-        """
+        """Return a scenario file with the configuration and all requests so far, ready to run."""
         about = [
             f"Served by simkv serve at --speed {self.options.speed:g}; what clients sent so far.",
             f"Text was counted by {self.front.texts.rule}.",

@@ -92,8 +92,7 @@ async def serve_until_shutdown(
     ready: Callable[[], None],
     beside: Sequence[Coroutine[Any, Any, None]] = (),
 ) -> None:
-    """Serve until a signal arrives and the calls in flight have ended, or ``grace`` (s) have
-    passed.
+    """Serve until a signal, then until calls in flight have ended or ``grace`` (s) has passed.
 
     A second signal stops at once. ``ready`` is called when the server accepts clients. The
     coroutines ``beside`` are cancelled at the end.

@@ -89,9 +89,7 @@ def format_error(error: float | None) -> str:
 def markdown(
     head: Sequence[str], rows: Iterable[Sequence[str]], texts: int | None = None
 ) -> Iterator[str]:
-    """Yield lines of a Markdown table; columns after the first ``texts`` are
-    right-aligned numbers.
-    """
+    """Yield lines of a Markdown table; columns after the first ``texts`` are right-aligned."""
     rules = ["---" if texts is None or i < texts else "---:" for i in range(len(head))]
     for row in (head, rules, *rows):
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"

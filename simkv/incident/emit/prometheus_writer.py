@@ -154,9 +154,7 @@ def _gauges(
 def _counters(
     requests: pd.DataFrame, done: pd.DataFrame, end: Floats, at: Floats, engine: str
 ) -> Mapping[str, Floats]:
-    """Return the counters; SGLang counts a request's tokens at its end, vLLM as
-    they are emitted.
-    """
+    """Return the counters: SGLang counts tokens when a request ends, vLLM when they are emitted."""
     prompt = done["prompt_tokens"].to_numpy(np.float64)
     output = done["output_tokens"].to_numpy(np.float64)
     ended = (end[None, :] <= at[:, None]).astype(np.float64)

@@ -168,9 +168,7 @@ def simulate_with_profile(
 
 
 def figures_of(record: RunRecord) -> dict[str, float]:
-    """Return the compared figures of a run, real or simulated; NaN for a latency
-    without a sample.
-    """
+    """Return the compared figures of a run; NaN for a latency without a sample."""
     found: dict[str, Any] = summarize(record)
     found["peak_blocks"] = _peak_blocks(record)
     values = {name: figure(found, name) for name in FIGURES}

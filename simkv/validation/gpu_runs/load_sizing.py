@@ -138,9 +138,7 @@ class LoadSizer:
         return of(self.cut(of, count))
 
     def cut(self, of: Callable[[int], Scenario], count: int) -> int:
-        """Return the number of requests, at most ``count``, that are served in the
-        available time.
-        """
+        """Return the number of requests, at most ``count``, that fit into the available time."""
         while count > 6 and self._figures(of(count))["makespan_s"] > 1.3 * self.seconds:
             count = max(3 * count // 4, 6)
         return count
@@ -161,9 +159,7 @@ class LoadSizer:
 
 
 def predict_figures(scenario: Scenario, profile: CostProfile) -> dict[str, Any]:
-    """Return the figures predicted by ``profile``, as in ``summarize.json``, and
-    the request count.
-    """
+    """Return the request count and the figures of ``summarize.json`` predicted by ``profile``."""
     return {
         **summarize(simulate_with_profile(scenario, profile)),
         "requests": scenario.workload.size,
@@ -200,9 +196,7 @@ def with_engine(scenario: Scenario, name: str, **knobs: Any) -> Scenario:
 
 
 def listed_request(r: Request, divisor: int, *, timed: bool = False) -> JsonDict:
-    """Return a request as a scenario lists it with lengths divided; ``timed`` divides its arrival
-    too.
-    """
+    """Return a request for a scenario with lengths (if ``timed``, also arrival) divided."""
     row: JsonDict = {
         "arrival": r.arrival / (divisor if timed else 1),
         "prompt_tokens": max(r.prompt_tokens // divisor, 1),

@@ -32,8 +32,7 @@ class JudgedTrial:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Ratio of a trial (``case``) to the one ``beside`` it in one figure: real, simulated, and
-    noise.
+    """Ratio of a figure of a trial (``case``) to the trial ``beside`` it: real and simulated.
 
     ``right`` is whether the simulation has the right order; None if the real difference is below
     twice the noise.

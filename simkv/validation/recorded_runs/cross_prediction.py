@@ -22,9 +22,7 @@ class CrossPrediction:
 def cross_predict(
     scores: Sequence[Score], costs: Mapping[str, CostProfile]
 ) -> Iterator[CrossPrediction]:
-    """Yield all pairs of runs with isolated requests on one GPU with one model;
-    ``costs`` by case.
-    """
+    """Yield all pairs of runs with isolated requests, equal GPU and model; ``costs`` by case."""
     fitted = [
         s.case
         for s in scores

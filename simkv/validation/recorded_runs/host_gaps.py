@@ -168,9 +168,7 @@ def _fitted(counts: Floats, over: Floats) -> tuple[Floats, Floats]:
 
 
 def kind_of(load: StepLoad, largest: int) -> str:
-    """Return the kind of a step: decodes by their number, prefills by whether they use a CUDA
-    graph.
-    """
+    """Return the kind of a step: decodes by number, prefills by use of a CUDA graph."""
     if load.prefill_seqs:
         what = "mixed" if load.decode_seqs else "prefill"
         tokens = load.prefill_tokens + load.decode_seqs

@@ -40,9 +40,7 @@ EARLY_ARRIVAL_S = 0.1
 
 @dataclass(frozen=True)
 class RequestEvents:
-    """Times of requests in s, by id: arrival at the engine core, first scheduling, first and last
-    token.
-    """
+    """Times of requests (s) by id: arrival at the core, scheduling, first and last token."""
 
     came: dict[int, float]
     scheduled: dict[int, float]
@@ -134,9 +132,7 @@ class PacedEngine(Engine):
         due.callbacks.append(lambda _: self.notify())
 
     def schedule(self) -> Batch | None:
-        """Decide with the requests scheduled so far in the record, with a tolerance of
-        half a step.
-        """
+        """Decide with the requests that the record has scheduled, within half a step."""
         until = self.env.now + (self._lasted / 2 if self._busy() else 1e-9)
         coming = [self._events.scheduled[m.id] for m in self.inbox if isinstance(m, Request)]
         now = sum(1 for _ in takewhile(lambda time: time <= until, coming))

@@ -217,9 +217,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _blocks(case: RecordedRun) -> tuple[int, list[str]]:
-    """Return the recorded number of blocks, or an estimate by vLLM's rules if model and GPU are
-    known.
-    """
+    """Return the recorded number of blocks, or vLLM's estimate if model and GPU are known."""
     setup = case.facts.engine
     if setup.num_gpu_blocks is not None:
         return setup.num_gpu_blocks, []

@@ -127,9 +127,7 @@ def request_rows(s: Score) -> pd.DataFrame:
 
 
 def showdown_rows(scores: Sequence[Score]) -> pd.DataFrame:
-    """Return the error records of the simulator showdown; ``stage_index`` is -1 for
-    all requests.
-    """
+    """Return error records of the simulator showdown; ``stage_index`` -1 means all requests."""
     rows: list[dict[str, Any]] = []
     for s in scores:
         facts, setup = s.case.facts, s.case.facts.engine

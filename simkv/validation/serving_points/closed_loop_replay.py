@@ -62,9 +62,7 @@ class ClosedLoop:
 
 
 def _request(number: int, prompt: int, output: int, stream: str) -> Request:
-    """Return a request that arrives at once and does not stop early; ``stream``
-    starts its prompt.
-    """
+    """Return a request that arrives at once; ``stream`` is the beginning of its prompt."""
     return Request(
         id=number,
         prompt_tokens=prompt,

@@ -151,9 +151,7 @@ def _fp(row: MeasuredRow, **known: FormatName) -> FormatName:
 
 
 def _dense(row: MeasuredRow) -> Recipe:
-    """Return the recipe of Llama and Qwen3: vLLM 0.10.2 in InferenceMAX, defaults
-    in NVIDIA's runs.
-    """
+    """Return the recipe of Llama and Qwen3: vLLM 0.10.2 (InferenceMAX) or defaults (NVIDIA)."""
     if not row.precision and "fp8" not in row.model.lower():
         return Recipe("bf16", assumed=("weights and KV in 16 bits: the source does not say",))
     block = "qwen3" in row.model.lower()
@@ -224,9 +222,7 @@ def _kimi(row: MeasuredRow) -> Recipe:
 
 
 def _deepseek(row: MeasuredRow) -> Recipe:
-    """Return the SGLang recipe; fp4 is nvidia/DeepSeek-R1-0528-FP4-V2 with
-    attention not in 4 bits.
-    """
+    """Return the SGLang recipe; fp4 is nvidia/DeepSeek-R1-0528-FP4-V2, attention in 16 bits."""
     weights = _fp(row, fp8="fp8_block", fp4="nvfp4")
     found = Recipe(
         weights,
