@@ -85,13 +85,14 @@ class VllmConfig:
     max_num_queued_reqs: Annotated[Annotated[int, Ge(0)] | None, Flag("--max-num-queued-reqs")] = (
         None
     )
-    """Waiting and running requests at which new requests are rejected with HTTP 503, if set. Each
-    replica of a `fleet` counts its own requests; ranks in lockstep count together."""
+    """Limit on waiting plus running requests, if set; at the limit new requests are rejected with
+    HTTP 503. Each replica of a `fleet` counts its own requests; ranks in lockstep count
+    together."""
     max_num_queued_tokens: Annotated[
         Annotated[int, Ge(0)] | None, Flag("--max-num-queued-tokens")
     ] = None
-    """Prompt tokens of requests without a first token at which new requests are rejected with HTTP
-    503, if set."""
+    """Limit on the prompt tokens of all requests without a first token, if set; at or above it new
+    requests are rejected with HTTP 503."""
     max_model_len: Annotated[int, Gt(1), Flag("--max-model-len")] = 8192
     """Maximum sequence length (prompt and output) in tokens; with `hardware` the model's, else 8192
     (simkv's default)."""
@@ -112,14 +113,14 @@ class VllmConfig:
     scheduler_reserve_full_isl: Annotated[
         bool | None, Flag("--scheduler-reserve-full-isl", "#37307")
     ] = None
-    """Whether the whole sequence must fit at admission, not only the first chunk; default of the
+    """Whether the whole sequence must fit at admission, not only the first chunk; default: as the
     variant (on since 0.19)."""
     watermark: Annotated[float, Ge(0), Lt(1), Flag("--watermark")] = 0.0
     """Share of all blocks that must stay free at admission, unless no request is running."""
     prefill_schedule_interval: Annotated[int, Gt(0), Flag("--prefill-schedule-interval")] = 1
     """Compute prompts only in every n-th step while requests decode."""
     async_scheduling: Annotated[bool | None, Flag("--async-scheduling")] = None
-    """Whether a step is scheduled before the tokens of the previous step are known; default of the
+    """Whether a step is scheduled before the tokens of the previous step are known; default: as the
     variant (on since 0.14)."""
     enable_lora: Annotated[bool, Flag("--enable-lora")] = False
     """Whether requests can use LoRA adapters."""
@@ -183,8 +184,8 @@ class VllmConfig:
     """Share of GPU memory that vLLM uses; with `hardware` it determines the number of blocks.
     Default 0.92, up to 0.19 0.9. Affects no scheduling decision."""
     cudagraph_mode: Annotated[CudagraphMode | None, Flag("--compilation-config")] = None
-    """Steps that are replayed from CUDA graphs, for the cost model; default of the version. Affects
-    no scheduling decision."""
+    """Steps that are replayed from CUDA graphs, for the cost model; default: as the version.
+    Affects no scheduling decision."""
     max_cudagraph_capture_size: Annotated[
         Annotated[int, Gt(0)] | None, Flag("--max-cudagraph-capture-size")
     ] = None

@@ -16,7 +16,7 @@ from simkv.schedulers.vllm.schedule_step import ScheduleStep
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 
 QueuePosition = tuple[float, float, int]
-#: Maximum of preemption counts in fingerprints, so that a livelock is detected.
+#: Cap on preemption counts in fingerprints; a request preempted this often is in a livelock.
 MAX_COUNTED_PREEMPTIONS = 64
 
 

@@ -37,8 +37,10 @@ class VllmLoras:
 
     @property
     def exceeds_limit(self) -> bool:
-        """Whether more than ``most`` adapters run, after a skipped one returned; vLLM asserts that
-        it does not happen."""
+        """Whether more than ``most`` adapters run after a skipped request returns.
+
+        vLLM asserts that this does not happen.
+        """
         return len(self._used) > self.most
 
     def admit(self, lora: str | None) -> bool:

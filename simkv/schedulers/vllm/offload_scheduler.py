@@ -275,7 +275,7 @@ class VllmOffloadScheduler(VllmScheduler):
 
     @property
     def awaits_kv(self) -> bool:
-        """Whether copies are in flight, which will end a halt."""
+        """Whether copies are in flight, so that a halt is temporary."""
         disk = self.connector.disk
         under_way = self.connector.jobs or (disk and (disk.jobs or disk.looks))
         return bool(under_way) and not self._news

@@ -264,7 +264,7 @@ RECORDED_PATCHES: Mapping[str, str] = {
     "0.27.1": "0.27.0",
 }
 
-#: Why a knob cannot be set before the release that brought it.
+#: Reason why a knob cannot be set before the release that introduced it.
 NOT_YET_AVAILABLE = "came with vLLM {since}, {{version}} does not have it; leave it out"
 UNAVAILABLE_REASONS = {
     "enable_chunked_prefill": "vLLM {{version}} always chunks prefills on a GPU, it can be off "

@@ -57,8 +57,10 @@ class VllmScheduler(VllmSchedulerBase):
         return self._dispatch(step)
 
     def _sat_out(self, step: ScheduleStep) -> list[str | None]:
-        """Return the adapters of running requests that this step skips, unless they count as in
-        use."""
+        """Return the adapters of running requests that are skipped in this step.
+
+        The list is empty if they count against ``max_loras`` anyway.
+        """
         if self.rules.counts_all_loras or not self.config.enable_lora:
             return []
         return [r.prompt.lora for r in self.catching_up.values() if r not in step.tokens]
@@ -198,7 +200,7 @@ class VllmScheduler(VllmSchedulerBase):
         return r.placeholders > 0 and r.length + r.placeholders >= r.stop_length
 
     def _sees_the_end(self, r: RequestState) -> bool:
-        """Return whether ``r`` gets no more tokens while its last one is in flight."""
+        """Return whether ``r`` is not scheduled again once its last token is in flight."""
         at_most = r.length + r.placeholders >= self.config.max_model_len
         return self.rules.sees_the_end or at_most
 
@@ -271,7 +273,7 @@ class VllmScheduler(VllmSchedulerBase):
             self._waiting_settled = False  # running requests may free blocks
         # The interval may exclude a request next time that was set aside for lack of blocks.
         turns = len(aside) > 1 and self.rules.turns_skipped  # reverses their order in each step
-        # The wait for an adapter is reported only while the request has blocks.
+        # The wait for an adapter is reported only while enough blocks are free for the request.
         told = self.rules.skip_blocked and bool(step.batch.aside)
         if stale or turns or told or (aside and self._holds) or self._may_be_hit_soon():
             self._waiting_settled = False

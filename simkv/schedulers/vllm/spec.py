@@ -51,7 +51,7 @@ def build(
         from simkv.schedulers.vllm.custom_policy import VllmExpressionScheduler
 
         return VllmExpressionScheduler(config, rules, tables=tables)
-    from simkv.schedulers.vllm.scheduler import VllmScheduler  # imported only when it runs
+    from simkv.schedulers.vllm.scheduler import VllmScheduler  # imported only if this engine runs
 
     return VllmScheduler(config, rules, tables=tables)
 

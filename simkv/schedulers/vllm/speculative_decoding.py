@@ -94,7 +94,10 @@ class SpeculativeDecoding:
             r.drafts = 0
 
     def preempted(self, r: RequestState, had: int) -> None:
-        """Update the drafts of ``r`` after its preemption took ``had`` tokens from this step."""
+        """Discard the drafts of the preempted ``r`` if this step scheduled tokens of it (``had``).
+
+        Releases without ``keeps_drafts`` always discard them.
+        """
         if had or not self._rules.keeps_drafts:
             r.drafts = 0
 

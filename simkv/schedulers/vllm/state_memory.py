@@ -48,11 +48,10 @@ class StateTable:
         self.begun = False
 
     def lacks(self, blocks: int, within: int) -> int:
-        """Return the blocks to allocate for a newest state at position ``blocks`` - 1 and
-        ``within`` more.
+        """Return the number of blocks to allocate for a newest state at position ``blocks`` - 1.
 
-        The result is negative if rejected drafts left extra blocks; vLLM subtracts these from the
-        needs of other groups.
+        ``within`` adds blocks for states inside the chunk. The result is negative if rejected
+        drafts left extra blocks; vLLM subtracts these from the needs of other groups.
         """
         most = 1 + within + (0 if self.begun else self.spare)
         return min(blocks + self.spare - self.length, most)

@@ -87,7 +87,8 @@ class VllmTransferScheduler(VllmScheduler):
     # Sending KV.
 
     def keep(self, request_id: int) -> None:
-        """Retain the blocks of a request, added next, after its end until ``sent`` is called."""
+        """Retain the blocks of this request after its end, until ``sent``; call before adding
+        it."""
         self._keeps.add(request_id)
 
     def sent(self, request_id: int) -> None:
@@ -112,7 +113,7 @@ class VllmTransferScheduler(VllmScheduler):
     # Loading KV.
 
     def fetch(self, request_id: int) -> None:
-        """Load the KV of a request, added next, from another replica."""
+        """Load the KV of this request from another replica; call before adding it."""
         self._elsewhere.add(request_id)
 
     def loaded(self, request_id: int) -> None:
@@ -287,7 +288,7 @@ class VllmTransferScheduler(VllmScheduler):
 
     @property
     def awaits_kv(self) -> bool:
-        """Whether a KV transfer is in flight, which will end a halt."""
+        """Whether a KV transfer is in flight, so that a halt is temporary."""
         return bool(self._kept or self._gone or self._loading.keys() - self._arrived)
 
     def blocks_held(self) -> Mapping[int, int]:

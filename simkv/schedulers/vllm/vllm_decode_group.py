@@ -15,7 +15,7 @@ from simkv.schedulers.vllm.request_state import RequestState
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class VllmDecodeGroup(DecodeGroup[RequestState]):
-    """The decode group with its block allocations and its changes per batch.
+    """Decode group with its block allocations and its changes per batch.
 
     In each step a member gets one token, and a block if its blocks are full. ``joined`` and
     ``left`` list the changes since the last batch.
