@@ -60,7 +60,7 @@ def power_of_two(x: int) -> int:
 def add_norm(
     residual: torch.Tensor | None, x: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Same as in ``cpu_ops``, but ``residual`` is changed in place (and is ``x`` if None)."""
+    """Compute ``cpu_ops.add_norm``, but ``residual`` is changed in place (and is ``x`` if None)."""
     x = x.contiguous()
     normed = torch.empty_like(x)
     width = x.shape[1]
@@ -79,7 +79,7 @@ def add_norm(
 
 
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
-    """Same as in ``cpu_ops``."""
+    """Compute ``cpu_ops.silu_mul``."""
     width = x.shape[1] // 2
     out = x.new_empty(len(x), width)
     tile = min(power_of_two(width), 1024)
@@ -96,7 +96,7 @@ def rotate_and_store(
     keys: torch.Tensor,
     values: torch.Tensor,
 ) -> torch.Tensor:
-    """Same as in ``cpu_ops``."""
+    """Compute ``cpu_ops.rotate_and_store``."""
     block_size, kv_heads, dim = keys.shape[1:]
     heads = qkv.shape[1] // dim - 2 * kv_heads
     q = qkv.new_empty(len(qkv), heads, dim)
@@ -129,7 +129,7 @@ def attend(
     values: torch.Tensor,
     tables: torch.Tensor,
 ) -> torch.Tensor:
-    """Same as in ``cpu_ops``; decodes and prefills in two launches (vllm-project/vllm#29020)."""
+    """Compute ``cpu_ops.attend``; decodes and prefills in two launches (vllm-project/vllm#29020)."""
     out = torch.empty_like(q)
     if size.decodes:
         _decode(q, out, fields, size, keys, values, tables)

@@ -38,7 +38,7 @@ class FlashAttention3:
         values: torch.Tensor,
         tables: torch.Tensor,
     ) -> torch.Tensor:
-        """Same as in ``cpu_ops``, for steps with decodes only or with one prefill only."""
+        """Compute ``cpu_ops.attend``, for steps with decodes only or with one prefill only."""
         rows = size.decodes if size.decodes else 1
         start = torch.arange(rows + 1, dtype=torch.int32, device=q.device)
         if not size.decodes:

@@ -122,7 +122,7 @@ def time_repeats(run: Callable[[], Any], most: int, *, on_gpu: bool) -> list[flo
 
 
 def _settled(found: list[float]) -> bool:
-    """Whether more repeats are useless; a median's error is 1.25 times a mean's."""
+    """Return whether more repeats are useless; a median's error is 1.25 times a mean's."""
     error = 1.25 * stdev(found) / len(found) ** 0.5
     return sum(found) >= SUFFICIENT_S or error <= SUFFICIENT_ERROR * median(found)
 

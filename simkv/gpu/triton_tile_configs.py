@@ -36,7 +36,7 @@ class Tiles(NamedTuple):
     stages: int
 
 
-#: Three stages leave a single buffer for the next tile; five stages leave two.
+#: Three stages leave a single buffer for the next tile; two buffers need at least five.
 DECODES = (Tiles(32, 16, 4, 5), Tiles(64, 16, 4, 5), Tiles(64, 16, 4, 3))
 PREFILLS_LARGE = (Tiles(64, 128, 8, 5), Tiles(64, 128, 8, 3), Tiles(32, 128, 8, 3))
 #: With Triton 3.6, five stages spill on Ampere if blocks have one token.

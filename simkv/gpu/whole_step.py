@@ -110,5 +110,5 @@ def device_profile(profile: CostProfile) -> CostProfile:
 
 
 def is_host_term(term: CostTerm) -> bool:
-    """Whether the term is for the host's work."""
+    """Return whether the term is for the host's work."""
     return term.name.startswith("host")

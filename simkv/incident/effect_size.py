@@ -92,7 +92,7 @@ class SideEffects:
 
 
 def measure_side_effects(effect: Effect, base: RunFigures) -> SideEffects:
-    """Return the side effects on the requests that a change slows down or lets fail."""
+    """Return the side effects on the requests that a change makes slower or fail."""
     before, after = ({e.id: e.e2e_s for e in run.endings} for run in (base, effect.figures))
     ratios = [(after[i] or 0.0) / (before[i] or 1.0) for i in effect.slower]
     return SideEffects(len(ratios), max(ratios, default=1.0), len(effect.newly_failed))

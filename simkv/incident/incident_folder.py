@@ -47,7 +47,7 @@ INCIDENT_FILES = (
 
 
 def is_incident(folder: Path) -> bool:
-    """Whether stage 1 has written to this directory."""
+    """Return whether stage 1 has written to this directory."""
     return (folder / EVIDENCE).is_file()
 
 

@@ -132,7 +132,7 @@ def _message(raw: str) -> str | None:
 
 
 def is_json_log(text: str) -> bool:
-    """Whether the first line of a file's text is a JSON object with a message."""
+    """Return whether the first line of a file's text is a JSON object with a message."""
     return _message(text.lstrip().partition("\n")[0]) is not None
 
 

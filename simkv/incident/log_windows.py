@@ -48,7 +48,7 @@ class LogWindows:
 
 
 def can_build_windows(series: pd.DataFrame | None) -> bool:
-    """Whether the lines report computed tokens, which windows require."""
+    """Return whether the lines report computed tokens, which windows require."""
     if series is None or not len(series):
         return False
     counted = "prompts" in series and series["prompts"].fillna(0).sum() > 0

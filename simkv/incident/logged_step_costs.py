@@ -38,7 +38,7 @@ def with_context(steps: pd.DataFrame, series: pd.DataFrame | None, tokens: float
 
 
 def has_enough_steps(steps: pd.DataFrame | None) -> bool:
-    """Whether there are enough lines for a fit."""
+    """Return whether there are enough lines for a fit."""
     return steps is not None and len(steps) >= MIN_STEP_LINES
 
 

@@ -263,7 +263,7 @@ def _settings(samples: Samples, source: str) -> dict[str, StatedSetting]:
 
 
 def is_metrics(text: str) -> bool:
-    """Whether this text contains metrics of a supported engine."""
+    """Return whether this text contains metrics of a supported engine."""
     names = ("vllm:num_requests_running", "vllm:e2e_request", "sglang:num_running_reqs")
     return any(name in text for name in names) or (
         '"resultType"' in text and ("vllm:" in text or "sglang:" in text)

@@ -142,7 +142,7 @@ def _scaled(scenario: Scenario, factors: Mapping[StepKind, float], part: float) 
 
 
 def _like(base: RunFigures, other: RunFigures) -> bool:
-    """Whether a run matches the incident within the tolerances."""
+    """Return whether a run matches the incident within the tolerances."""
     lost = abs(other["finished"] - base["finished"])
     if lost > MEAN_TOLERANCE * base["requests"]:
         return False
@@ -175,7 +175,7 @@ def _helpful(scenario: Scenario, base: RunFigures, effects: Iterable[Effect]) ->
 
 
 def shortens_answers(effect: Effect, base: RunFigures) -> bool:
-    """Whether a change helps only by shortening the answers of the same number of requests."""
+    """Return whether a change only helps by shortening the answers of as many requests."""
     fewer = effect.figures["total_output_tokens"] < base["total_output_tokens"]
     return fewer and effect.figures["finished"] == base["finished"]
 

@@ -281,11 +281,11 @@ LOGS_ITERATIONS = False
 
 
 def computed_only(version: str) -> bool:  # noqa: ARG001
-    """Whether the prompt tokens in this version's lines exclude cached tokens."""
+    """Return whether the prompt tokens in this version's lines exclude cached tokens."""
     return False
 
 
 def known(text: str) -> bool:
-    """Whether this text contains lines of SGLang."""
+    """Return whether this text contains lines of SGLang."""
     words = ("Prefill batch", "Decode batch", "server_args=", "sglang", EVENT)
     return any(word in text for word in words) and bool(LINE_PATTERN.search(text))

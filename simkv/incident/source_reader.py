@@ -31,13 +31,13 @@ class LogReader(Protocol):
     LOGS_ITERATIONS: bool
 
     def known(self, text: str) -> bool:
-        """Whether this text contains lines of this engine."""
+        """Return whether this text contains lines of this engine."""
 
     def read(self, source: TraceSource) -> Evidence:
         """Read the evidence in a log."""
 
     def computed_only(self, version: str) -> bool:
-        """Whether the prompt tokens in a version's lines exclude cached tokens."""
+        """Return whether the prompt tokens in a version's lines exclude cached tokens."""
 
 
 #: Log readers; each detects its format in a text and reads a file.
@@ -50,7 +50,7 @@ def log_reader(engine: str | None) -> LogReader | None:
 
 
 def logs_iterations(engine: str | None) -> bool:
-    """Whether an engine logs single iterations with their durations."""
+    """Return whether an engine logs single iterations with their durations."""
     reader = log_reader(engine)
     return reader is not None and reader.LOGS_ITERATIONS
 

@@ -329,12 +329,12 @@ LOGS_ITERATIONS = True
 
 
 def computed_only(version: str) -> bool:
-    """Whether the prompt tokens in this version's stats line exclude cached tokens."""
+    """Return whether the prompt tokens in this version's stats line exclude cached tokens."""
     minor = re.match(r"0\.(\d+)", version)
     return minor is not None and int(minor[1]) >= 16
 
 
 def known(text: str) -> bool:
-    """Whether this text contains lines of vLLM."""
+    """Return whether this text contains lines of vLLM."""
     words = ("vllm", "vLLM", "Avg prompt throughput: ", "Iteration(", "Received request ")
     return any(word in text for word in words) and bool(LINE_PATTERN.search(text))

@@ -64,7 +64,7 @@ def find_victims(observed: pd.DataFrame, simulated: list[int]) -> list[int]:
 
 
 def is_healthy(result: RunResult) -> bool:
-    """Whether there is no verdict and little waiting."""
+    """Return whether there is no verdict and little waiting."""
     waits = summarize_waits(result)
     calm = waits.share < MAX_WAIT_SHARE and waits.worst < MAX_VICTIM_WAIT_SHARE
     return not server_verdicts(result) and calm and slowdown(result) < MAX_SLOWDOWN

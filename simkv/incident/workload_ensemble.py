@@ -33,7 +33,7 @@ NEEDED = ("prompt_tokens", "output_tokens")
 
 
 def can_sample(histograms: Mapping[str, Any]) -> bool:
-    """Whether there is enough data to sample requests."""
+    """Return whether there is enough data to sample requests."""
     return all(name in histograms for name in NEEDED)
 
 

@@ -97,14 +97,14 @@ def rebuild(
 
 
 def is_sampled(evidence: Evidence) -> bool:
-    """Whether requests are sampled because no source has single requests."""
+    """Return whether requests are sampled because no source has single requests."""
     if evidence.requests is not None or evidence.series is None:
         return False
     return can_sample(evidence.histograms) or is_from_lines(evidence)
 
 
 def is_from_lines(evidence: Evidence) -> bool:
-    """Whether log lines are the only information on requests, and the engine did not die."""
+    """Return whether log lines are the only information on requests, and the engine did not die."""
     if evidence.requests is not None or can_sample(evidence.histograms) or evidence.died:
         return False
     return can_build_windows(evidence.series)

@@ -103,7 +103,7 @@ class LiveSimulation:
         self.replicas.append(replica)
         return replica
 
-    # The clock.
+    # Clock.
 
     def start(self) -> None:
         """Start the clock in the running event loop."""
@@ -174,7 +174,7 @@ class LiveSimulation:
         else:
             self._timer = self._loop.call_later(wait - TIMER_LATENESS_S, self._tick)
 
-    # What clients do.
+    # Client actions.
 
     def submit(self, ask: ClientRequest) -> Reply:
         """Submit a request now."""
@@ -242,7 +242,7 @@ class LiveSimulation:
             self.leave(answer)
             answer.end(Outcome.CUT_OFF)
 
-    # What the engine does.
+    # Engine events.
 
     def _deliver(self, replica: Replica, answers: bool, numbers: Sequence[int]) -> None:
         """Record new tokens, and deliver them to clients unless this is a prefill replica."""

@@ -51,7 +51,7 @@ _, BODIES = schema_components(
 
 
 def body_of(name: str) -> dict[str, Any]:
-    """Request body of an operation, by the name of its schema."""
+    """Return the request body of an operation, by the name of its schema."""
     schema = {"schema": {"$ref": _REFERENCE.format(name=name)}}
     return {"requestBody": {"required": True, "content": {"application/json": schema}}}
 

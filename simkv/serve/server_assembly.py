@@ -67,7 +67,7 @@ class ServerOptions:
         for name, value in (("host", self.host), ("served-model-name", self.model)):
             if value is not None and not (value.strip() and value.isprintable()):
                 raise InputError(f"--{name} {value!r}: expected a name of printable characters")
-        # A header cannot carry other keys: no client could send them.
+        # An HTTP header cannot contain other characters, so no client could send such a key.
         if self.api_key is not None and not re.fullmatch("[!-~]+", self.api_key):
             raise InputError(
                 "--api-key: is empty or has other characters than printable ASCII without spaces; "

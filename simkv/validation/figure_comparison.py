@@ -56,11 +56,11 @@ class FigureComparison:
         return float("inf") if difference is None else difference
 
     def error(self, model: str = JUDGED_MODEL) -> float | None:
-        """Relative error of a model; None if only the real value is 0."""
+        """Return the relative error of a model; None if only the real value is 0."""
         return relative_error(self.simulated[model], self.real)
 
     def error_interval(self, model: str = JUDGED_MODEL) -> tuple[float, float] | None:
-        """95 % interval of the model's error over resampled repeats; None for a single run."""
+        """Return the 95 % interval of the model's error over resampled repeats; None for a single run."""
         ends = mean_interval(self.repeats)
         if ends is None or not ends[0]:
             return None
@@ -75,7 +75,7 @@ class FigureComparison:
 
 
 def relative_error(found: float, real: float) -> float | None:
-    """Relative error; 0 if both values are 0, None if only the real one is."""
+    """Return the relative error; 0 if both values are 0, None if only the real one is."""
     if real == 0.0:
         return 0.0 if found == 0.0 else None
     return found / real - 1.0

@@ -32,7 +32,7 @@ class Coverage:
 
 
 def is_in_range(s: Score) -> bool:
-    """Whether a case leaves its profile's range for at most ``MAX_UNKNOWN_SHARE`` of the time."""
+    """Return whether at most ``MAX_UNKNOWN_SHARE`` of the time is outside the profile's range."""
     return s.replayed.outside <= MAX_UNKNOWN_SHARE
 
 

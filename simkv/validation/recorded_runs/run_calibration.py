@@ -115,7 +115,7 @@ def _belongs(folder: Path, case: RecordedRun) -> bool:
 
 
 def is_same_model(one: str, other: str) -> bool:
-    """Whether two names mean the same weights or, if known to simkv, the same shape."""
+    """Return whether two names mean the same weights or, if known to simkv, the same shape."""
     first, second = known_model(one), known_model(other)
     if first is not None and second is not None:
         return first.name == second.name
@@ -123,7 +123,7 @@ def is_same_model(one: str, other: str) -> bool:
 
 
 def _same_gpu(one: str, other: str) -> bool:
-    """Whether two GPU names mean the same GPU: by simkv's data, or by the figures in the names."""
+    """Return whether two names mean the same GPU, by simkv's data or the numbers in the names."""
     first, second = known_gpu(one), known_gpu(other)
     if first is not None and second is not None:
         return first.name == second.name

@@ -58,7 +58,7 @@ class Score:
     fitted_to_itself: bool = False
 
     def has(self, metric: str) -> bool:
-        """Whether a metric was compared: at least one request has a recorded value."""
+        """Return whether a metric was compared: at least one request has a recorded value."""
         return any(f.metric == metric for f in self.figures)
 
     def figure(self, metric: str, statistic: str) -> FigureComparison:

@@ -85,7 +85,7 @@ class Recipe:
 
 
 def is_blackwell(row: MeasuredRow) -> bool:
-    """Whether the GPU is a Blackwell GPU; the others here are Hopper GPUs."""
+    """Return whether the GPU is a Blackwell GPU; the others here are Hopper GPUs."""
     return row.system.lower().startswith(("b200", "b300", "gb200", "gb300"))
 
 

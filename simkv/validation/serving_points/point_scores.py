@@ -50,7 +50,7 @@ class GroupScore:
 
 
 def is_trusted(prediction: Prediction) -> bool:
-    """Whether the row's labels are trusted."""
+    """Return whether the row's labels are trusted."""
     return not prediction.row.suspect
 
 

@@ -149,7 +149,7 @@ def _setting(row: MeasuredRow, recipe: Recipe) -> ExecutionSettings:
 
 
 def _async(row: MeasuredRow) -> bool:
-    """Whether the engine overlaps steps: SGLang since 0.4, vLLM by default since 0.14."""
+    """Return whether the engine overlaps steps: SGLang since 0.4, vLLM by default since 0.14."""
     return row.backend == "sglang" or release_number(row.version) >= 14
 
 
