@@ -129,7 +129,7 @@ def attend(
     values: torch.Tensor,
     tables: torch.Tensor,
 ) -> torch.Tensor:
-    """Compute ``cpu_ops.attend``; decodes and prefills in two launches (vllm-project/vllm#29020)."""
+    """Compute ``cpu_ops.attend``; separate decodes and prefills (vllm-project/vllm#29020)."""
     out = torch.empty_like(q)
     if size.decodes:
         _decode(q, out, fields, size, keys, values, tables)

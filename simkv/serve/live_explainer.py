@@ -95,7 +95,7 @@ class ExplainedRun:
         return _of_some(result, numbers) if numbers else _of_all(result)
 
     def _settled(self, result: RunResult, numbers: Sequence[int]) -> bool:
-        """Return whether another simulation gives the same result for these requests, or for all."""
+        """Return whether a new simulation has the same result for these requests, or for all."""
         lives = result.record.requests
         if not numbers and self._news:
             return False

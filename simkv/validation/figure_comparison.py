@@ -60,7 +60,7 @@ class FigureComparison:
         return relative_error(self.simulated[model], self.real)
 
     def error_interval(self, model: str = JUDGED_MODEL) -> tuple[float, float] | None:
-        """Return the 95 % interval of the model's error over resampled repeats; None for a single run."""
+        """Return the 95 % interval of a model's error over resampled repeats; None for one run."""
         ends = mean_interval(self.repeats)
         if ends is None or not ends[0]:
             return None
