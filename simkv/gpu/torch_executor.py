@@ -4,12 +4,12 @@
     executor = TorchExecutor(runner, tables, clock)
     engine = Engine(clock, executor.watch(scheduler), executor, leaping=False)
 
-The loop, the schedulers, the record and the figures are those of the simulation. A step lasts from
-its decision (or the end of the previous step, if later) until its tokens are on the host, so it
-includes the host's work. A request that arrives meanwhile is seen by the next decision. A request
-that arrives while the engine sleeps wakes it, and the next step counts from the arrival. Decisions
-thus depend only on the recorded durations of steps and idle passes: a simulation with these
-durations must make the same decisions.
+The loop, the schedulers, the record and the figures are the same as in the simulation. A step lasts
+from its decision (or the end of the previous step, if later) until its tokens are on the host, so
+it includes the host's work. A request that arrives meanwhile is seen by the next decision. A
+request that arrives while the engine sleeps wakes it, and the next step counts from the arrival.
+Decisions thus depend only on the recorded durations of steps and idle passes: a simulation with
+these durations must make the same decisions.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def prefill(q, out, keys, values, tables, row_seat, length, start, rows, scale,
             BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, QUERIES: tl.constexpr):  # fmt: skip
     """Process QUERIES tokens of a sequence and KV head; grid (kv heads, T // QUERIES + rows).
 
-    ``row_seat`` and ``length`` are those of the prefill rows, ``start`` their first token slots.
+    ``row_seat`` and ``length`` belong to the prefill rows, ``start`` their first token slots.
     """
     kv_head, program = tl.program_id(0), tl.program_id(1)
     origin = tl.load(start)

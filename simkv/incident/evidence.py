@@ -52,11 +52,10 @@ class Evidence:
     """Evidence from one source, or joined from several sources of one incident.
 
     ``requests`` is a table as returned by ``read_measured``, with arrival times in ``t_s``.
-    ``arrivals`` lists requests of which only the arrival is known (``request``, ``t_s``,
-    ``max_tokens``, ``prompt_tokens``; unknown lengths are 0). ``engine`` is the engine's name,
-    ``settings`` its start options under the engine's names. ``died`` is the log line of the
-    engine's death. ``notes`` are sentences on omissions and assumptions, ``lacks`` on missing
-    information.
+    ``arrivals`` lists requests with known arrival only (``request``, ``t_s``, ``max_tokens``,
+    ``prompt_tokens``; unknown lengths are 0). ``engine`` is the engine's name, ``settings`` its
+    start options under the engine's names. ``died`` is the log line of the engine's death.
+    ``notes`` are sentences on omissions and assumptions, ``lacks`` on missing information.
     """
 
     source: str

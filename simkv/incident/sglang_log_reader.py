@@ -1,6 +1,6 @@
 """Read SGLang's log: start-up lines, batch lines and logged requests.
 
-The formats are those of 0.5.23 (``managers/scheduler_components/metrics_reporter.py``,
+The formats match 0.5.23 (``managers/scheduler_components/metrics_reporter.py``,
 ``utils/request_logger.py``). Older versions lack some fields, so each field is searched separately.
 ``--log-requests --log-requests-format json`` writes ``request.received`` and ``request.finished``;
 the second has lengths and times of each request, the first has the prompt from level 2 on.

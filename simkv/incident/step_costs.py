@@ -1,11 +1,11 @@
 """Step costs as a few unit costs, and as terms of a profile.
 
-The form is that of ``costs/sources/single_request_fit.py``. A decode step costs a constant, an
-amount per sequence, and the KV that it reads. A step with prefills also reads the weights, in
-parallel with the computation of tokens. Two values are fixed there and free here, because
-concurrent requests determine them: the cost of a sequence in a decode step (there, that of a
-prefill token), and the power by which weights and tokens combine (there 3; 1 is a plain sum, larger
-powers approach the maximum of the two).
+The form matches ``costs/sources/single_request_fit.py``. A decode step costs a constant, an amount
+per sequence, and the KV that it reads. A step with prefills also reads the weights, in parallel
+with the computation of tokens. Two values are fixed there and free here, because concurrent
+requests determine them: the cost of a sequence in a decode step (there, the cost of a prefill
+token), and the power that combines weights and tokens (there 3; 1 is a plain sum, larger powers
+approach the maximum of the two).
 """
 
 from __future__ import annotations

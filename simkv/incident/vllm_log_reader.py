@@ -1,8 +1,8 @@
 """Read vLLM's log, of the V0 engine's last releases and of V1 from 0.9 to 0.33.
 
-The formats are those of the released wheels: ``v1/metrics/loggers.py`` (statistics every 10 s while
-there is work, and iterations from 0.27 on), ``v1/engine/core.py`` (iterations from 0.14 to 0.26,
-and the engine's configuration), ``entrypoints`` (``non-default args``, ``Received request``),
+The formats match the released wheels: ``v1/metrics/loggers.py`` (statistics every 10 s while there
+is work, and iterations from 0.27 on), ``v1/engine/core.py`` (iterations from 0.14 to 0.26, and the
+engine's configuration), ``entrypoints`` (``non-default args``, ``Received request``),
 ``v1/core/kv_cache_utils.py`` (size of the KV cache), ``config/scheduler.py`` (token budget).
 """
 

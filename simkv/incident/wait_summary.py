@@ -14,7 +14,7 @@ from simkv.metrics.run_result import RunResult
 #: A server is healthy if requests wait for less than this share of their time, and the worst decile
 #: for less than the second share.
 MAX_WAIT_SHARE, MAX_VICTIM_WAIT_SHARE = 0.05, 0.3
-#: It is not healthy if requests take this many times as long as in isolation, even without waiting.
+#: Slowdown relative to isolated requests above which a server is unhealthy even without waits.
 MAX_SLOWDOWN = 2.0
 #: Waits that an operator can influence; the time between steps is excluded.
 BLAMED_KINDS = (WAIT_KINDS | {LedgerKind.HELD_UP, LedgerKind.STALLED, LedgerKind.RECOMPUTE}) - {

@@ -22,7 +22,7 @@ from simkv.core.errors import InputError
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-#: Number of members, of which the likelier half is kept; and the shares of requests between two
+#: Number of members (the likelier half is kept), and the shares of requests between two
 #: scrapes that arrive at once, which the members use in turn.
 MEMBERS, BURST_SHARES = 12, (0.0, 0.3, 0.6, 1.0)
 #: Members sampled from lines are kept up to this multiple of the smallest distance to the lines.

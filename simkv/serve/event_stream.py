@@ -30,9 +30,9 @@ class Dialect:
     """Response format of one of the two generation APIs.
 
     ``kind`` and ``chunk_kind`` are the object types of a whole reply and of a stream chunk.
-    ``chunk(text)`` returns the fields of a choice with part of the text, ``whole(text)`` those of a
-    choice with the complete text. ``opening`` holds the fields of a chunk before the first token,
-    or None.
+    ``chunk(text)`` returns the fields of a choice with part of the text, ``whole(text)`` the fields
+    of a choice with the complete text. ``opening`` holds the fields of a chunk before the first
+    token, or None.
     """
 
     prefix: str

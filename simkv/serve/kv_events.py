@@ -3,8 +3,8 @@
     [topic, sequence number (8 bytes, big-endian), msgpack of [time, [event, ...], rank]]
 
 Batches go to a PUB socket; a ROUTER socket resends missed batches from a given sequence number. The
-formats are those of vLLM 0.33.0 (``vllm/distributed/kv_events.py``). A block's hash covers its
-tokens and all preceding tokens, so equal contents have equal hashes on all replicas.
+formats match vLLM 0.33.0 (``vllm/distributed/kv_events.py``). A block's hash covers its tokens and
+all preceding tokens, so equal contents have equal hashes on all replicas.
 """
 
 from __future__ import annotations

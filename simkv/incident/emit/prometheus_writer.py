@@ -1,8 +1,7 @@
 """Write a run's metrics as Prometheus would scrape them, as an answer of ``query_range``.
 
-Names, labels and buckets are those of the engine (``metrics/prometheus_metrics.py``), for the
-measures that a run provides. vLLM's are those of 0.33, all of which exist since 0.11; SGLang's are
-those of 0.5.23.
+Names, labels and buckets match the engine (``metrics/prometheus_metrics.py``), for the measures
+that a run provides. For vLLM, they match 0.33 and exist since 0.11; for SGLang, they match 0.5.23.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 It contains the start-up lines, a statistics line every 10 s and optionally lines of requests
 (``--enable-log-requests``) and of iterations (``--enable-logging-iteration-details``, from 0.14
-on). The formats are those of the wheels 0.11 to 0.33 (``v1/metrics/loggers.py``,
-``v1/engine/core.py``, ``entrypoints``); ``tests/incident/test_stats_line_formats.py`` compares them
-with lines written by the wheels.
+on). The formats match the wheels 0.11 to 0.33 (``v1/metrics/loggers.py``, ``v1/engine/core.py``,
+``entrypoints``); ``tests/incident/test_stats_line_formats.py`` compares them with lines written by
+the wheels.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ from simkv.workload.workload_section import build_clients
 class Agreement:
     """Comparison of the decisions of a run and its replay.
 
-    ``decisions`` is their number in the run; ``step`` is the first one that differs, with both
-    sides, or None if all are equal.
+    ``decisions`` is their number in the run; ``step`` is the first different one, with both sides,
+    or None if all are equal.
     """
 
     decisions: int
