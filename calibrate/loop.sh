@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The whole loop on a CPU: measure what steps of the torch engine cost, fit a profile, predict ten
+# The whole loop on a CPU: measure what steps of the torch engine cost, fit a profile, predict nine
 # cases, serve them, judge the profile by them. About five minutes on a core of one's own.
 #
 #     calibrate/loop.sh OUT            needs simkv[gpu]; OUT/validation.md is what comes of it

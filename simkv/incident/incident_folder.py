@@ -23,7 +23,7 @@ from simkv.incident.evidence import Evidence, StatedSetting
 from simkv.incident.server_setup import ServerSetup
 
 EVIDENCE, WORKLOAD, SCENARIO = "evidence.json", "workload.csv", "scenario.yaml"
-PROFILE, DIAGNOSIS, REPORT = "profile.json", "diagnosis.md", "report.html_page"
+PROFILE, DIAGNOSIS, REPORT = "profile.json", "diagnosis.md", "report.html"
 PICTURE, COMPARED, ENSEMBLE = "observed.png", "compared.csv", "ensemble.csv"
 #: The tables of an Evidence, and their files.
 TABLES = {

@@ -68,7 +68,7 @@ def find_scenario_file(run: Path) -> Path:
 def find_report_path(runs: Sequence[Path]) -> Path:
     """Return the default path of the report: in the results directory, or under ``runs``."""
     if len(runs) == 1 and runs[0].is_dir():
-        return runs[0] / "report.html_page"
+        return runs[0] / "report.html"
     names = [run.resolve().name if run.is_dir() else run.stem for run in runs]
     return Path("runs") / f"{'-'.join(names)[:100]}.html"
 

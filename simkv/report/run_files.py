@@ -39,7 +39,7 @@ RUN_FILES = (
     "latency.png",
     "pressure.png",
     "fleet.png",
-    "report.html_page",
+    "report.html",
 )
 
 

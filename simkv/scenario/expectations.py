@@ -124,7 +124,7 @@ def _with_bounds(base: type[Section], figures: Mapping[str, str]) -> Any:
     return create_model(base.__name__.lstrip("_"), __base__=base, __doc__=base.__doc__, **fields)
 
 
-class _OfRequest(Section):
+class _RequestExpectations(Section):
     """Expected results of one request: its ``outcome``, and bounds on its row of requests.csv."""
 
     outcome: Annotated[OutcomeName, BeforeValidator(_bare_word)] | None = None
@@ -132,9 +132,9 @@ class _OfRequest(Section):
 
 
 if TYPE_CHECKING:
-    RequestExpectations = _OfRequest
+    RequestExpectations = _RequestExpectations
 else:
-    RequestExpectations = _with_bounds(_OfRequest, REQUEST_FIGURES)
+    RequestExpectations = _with_bounds(_RequestExpectations, REQUEST_FIGURES)
 
 
 class _Expectations(Section):

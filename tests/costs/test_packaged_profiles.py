@@ -76,7 +76,7 @@ def test_costs_of_another_release_are_told_and_of_any_engine_are_not(tmp_path: P
     path = tmp_path / "s.yaml"
     text = (
         "name: s\nworkload: {burst: {num_prompts: 2, prompt_tokens: 30, output_tokens: 5}}\n"
-        "engine: {name: vllm, variant: 0.19.0, num_gpu_blocks: 1000}\n"
+        "engine: {name: vllm, variant: 0.19.0, num_gpu_blocks: 1000, max_model_len: 8192}\n"
     )
     path.write_text(text + "hardware: {gpu: H100, model: llama-3.1-8b}\n")
     (spec,) = run_scenario(load(path)["run"], tmp_path).specs

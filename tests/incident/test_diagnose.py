@@ -83,7 +83,7 @@ def test_every_stage_leaves_files(incident: tuple[RunResult, IncidentAnswer, Pat
         "diagnosis.md",
         "compared.csv",
         "observed.png",
-        "report.html_page",
+        "report.html",
     }
 
 
@@ -91,7 +91,7 @@ def test_the_report_shows_what_was_observed(
     incident: tuple[RunResult, IncidentAnswer, Path],
 ) -> None:
     _, found, folder = incident
-    page = (folder / "report.html_page").read_text()
+    page = (folder / "report.html").read_text()
     picture = base64.b64encode((folder / "observed.png").read_bytes()).decode()
     assert f'<img src="data:image/png;base64,{picture}"' in page
     assert "Observed beside simulated" in page
@@ -144,7 +144,7 @@ def test_what_does_not_fit_is_not_explained(tmp_path: Path) -> None:
     )
     assert not found.explained
     assert found.summary_lines[0].startswith("No explanation")
-    assert not (tmp_path / "out" / "report.html_page").exists()
+    assert not (tmp_path / "out" / "report.html").exists()
 
 
 def test_who_is_slow_without_waiting_is_not_well(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from simkv.metrics.scenario_runner import run_scenario
 from simkv.report.plot_style import plot_settings, set_log_scale
 from simkv.report.run_explanation import explain_run
 from simkv.scenario.scenario_loader import load
-from simkv.validation.serving_points import page
+from dev.serving_points import points_page
 
 HOSTILE = "<script>alert(1)</script>|[x](javascript:1)`$\\frac{[/red]\n# x"
 
@@ -59,7 +59,7 @@ def test_logarithmic_axes_have_plain_numbers() -> None:
 def test_the_picture_of_measured_points_has_plain_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     with plot_settings():
         axes = Figure().subplots()
-        page._panel(axes, [], [], 0)
+        points_page._panel(axes, [], [], 0)
         axes.plot([5, 200], [5, 200])
         axes.figure.canvas.draw()
         assert not any("$" in one.get_text() for one in axes.get_xticklabels())

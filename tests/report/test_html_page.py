@@ -387,7 +387,7 @@ def test_runs_are_found_by_folder_file_and_name(
         "mine/before",
         "starving/before",
     ]
-    assert find_report_path([run]) == run / "report.html_page"
+    assert find_report_path([run]) == run / "report.html"
     assert find_report_path([Path("mistralrs-six")]) == Path("runs/mistralrs-six.html")
     with pytest.raises(InputError, match="holds no scenario"):
         find_scenario_file(tmp_path)
@@ -407,7 +407,7 @@ def test_the_command_writes_the_same_report_from_folder_and_file(
     a, b = ((tmp_path / name).read_text(encoding="utf-8") for name in ("a.html", "b.html"))
     assert data_of(a) == data_of(b)
     done = runner.invoke(app, ["report", "--no-whatif", "mine"])
-    assert (tmp_path / "mine" / "report.html_page").is_file()
+    assert (tmp_path / "mine" / "report.html").is_file()
 
 
 def test_a_gallery_has_one_library_and_an_index(folder: Path, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def shown(result: RunResult, key: str, value: str) -> bool:
     said = {
         metric.said(found),
         f"{found:.2f}" if isinstance(found, float) else str(found),
-        simkv.core.figures.number(metric.to_seconds(found)),
+        simkv.core.figure_registry.format_number(metric.to_seconds(found)),
     }
     return value in {bound + one for one in said}
 

@@ -208,7 +208,7 @@ def test_a_run_takes_the_place_of_an_earlier_one(
 ) -> None:
     folder = write(tmp_path / "out", results, steps=True)
     (folder / "lanes.png").write_text("old")
-    (folder / "report.html_page").write_text("old")
+    (folder / "report.html").write_text("old")
     write(folder, {"a": results["a"]})
     assert sorted(path.name for path in folder.iterdir()) == [
         "my.json",

@@ -197,7 +197,7 @@ BROKEN: list[tuple[str, str]] = [
     ),
     (
         changed("num_prompts: 4", "num_prompts: " + "9" * 400),
-        "s.yaml:3: workload.burst.num_prompts: should be less than or equal to 10000000; found 999",
+        "s.yaml:3: num_prompts: should be a whole number of at most 18 digits; found one of about 401",
     ),
     (
         changed("variant: bucketed", "num_gpu_blocks: 1000000000"),

@@ -45,7 +45,7 @@ def changes(path: Path) -> bool:
             "cli/command_support.py",
             "report/html_page.py",
             "gpu/__init__.py",
-            "proof/__init__.py",
+            "conformance/__init__.py",
         ),
         *(
             "api.py",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from traces.make import write_requests
+from traces.generate_traces import write_requests
 
 from simkv.core.errors import InputError
 from simkv.core.request import Request, Segment
