@@ -9,13 +9,19 @@ from itertools import count
 from pathlib import Path
 
 import numpy as np
-from simkv.workload.rows import OWN, Names, Pieces, Rows, piece_of
-from simkv.workload.source import Source
-from simkv.workload.traces.own import used_columns, write_file
-from simkv.workload.traces.parquet import write_parquet
-from simkv.workload.workload import Workload, clients
 
 from simkv.core.request import Request
+from simkv.workload.formats.simkv_csv import used_columns, write_file
+from simkv.workload.formats.simkv_parquet import write_parquet
+from simkv.workload.request_columns import (
+    PROMPT_STREAM,
+    NameTable,
+    PromptPieces,
+    RequestRows,
+    piece_from_segment,
+)
+from simkv.workload.trace_source import TraceSource
+from simkv.workload.workload_section import Workload, build_clients
 
 HERE = Path(__file__).parent
 
@@ -51,8 +57,8 @@ WORKLOADS = {
 
 
 def rows_of(
-    requests: Sequence[Request], after: Mapping[int, tuple[int, float]], streams: Names
-) -> Rows:
+    requests: Sequence[Request], after: Mapping[int, tuple[int, float]], streams: NameTable
+) -> RequestRows:
     """Requests as columns, so that they can be written; ``after`` as in ``Clients``.
 
     They must be numbered 0, 1, 2, ... in their order, as a trace's rows are.
@@ -64,13 +70,17 @@ def rows_of(
         before = after.get(request.id)
         sessions.append(next(fresh) if before is None else sessions[before[0]])
     pieces = [
-        [piece_of(segment, streams) for segment in request.segments if segment.end > segment.start]
+        [
+            piece_from_segment(segment, streams)
+            for segment in request.segments
+            if segment.end > segment.start
+        ]
         for request in requests
     ]
     for request, row in zip(requests, pieces, strict=True):
-        if row and row[-1][:3] == (OWN, request.id, 0):
+        if row and row[-1][:3] == (PROMPT_STREAM, request.id, 0):
             row.pop()  # what is left of a prompt is its own anyway
-    return Rows(
+    return RequestRows(
         arrival=np.array([r.arrival for r in requests], np.float64),
         prompt_tokens=np.array([r.prompt_tokens for r in requests], np.int64),
         output_tokens=np.array([r.output_tokens for r in requests], np.int64),
@@ -84,7 +94,7 @@ def rows_of(
         session=np.array(sessions, np.int64) if after else None,
         think_time=np.array(thinks) if after else None,
         number=np.arange(len(requests)),
-        pieces=Pieces.of(pieces),
+        pieces=PromptPieces.of(pieces),
     )
 
 
@@ -92,7 +102,7 @@ def write_requests(
     path: Path, requests: Sequence[Request], after: Mapping[int, tuple[int, float]]
 ) -> int:
     """Write requests as a trace in simkv's own form; returns their number."""
-    source = Source(path)
+    source = TraceSource(path)
     rows = rows_of(requests, after, source.streams)
     for session in range(int(rows.session.max()) + 1 if rows.session is not None else 0):
         source.sessions.number(f"s{session}")
@@ -103,7 +113,7 @@ def write_requests(
 def main() -> None:
     """Write all of them."""
     for name, form in WORKLOADS.items():
-        drawn = clients(Workload.model_validate(form), None)
+        drawn = build_clients(Workload.model_validate(form), None)
         count = write_requests(HERE / name, drawn.requests, drawn.after)
         print(f"{name}: {count} requests")
 

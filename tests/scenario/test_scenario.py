@@ -487,4 +487,4 @@ def test_the_schema_knows_every_engine_and_says_what_its_fields_mean() -> None:
     text = json.dumps(json_schema())
     for engine in ENGINES:
         assert f'"{engine}"' in text
-    assert "Knobs of the engine" in text
+    assert "Options of the engine" in text

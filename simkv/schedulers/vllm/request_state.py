@@ -36,7 +36,7 @@ class RequestState(DecodingRequest):
 
     With drafts (``speculative_decoding.py``): ``drafts`` is the number of draft tokens for the next
     step. The model rejects all of them if ``discards_drafts``. ``fresh``: the current step admits
-    the request. ``count_padded_tokens``: its first step is padded with slots for drafts.
+    the request. ``is_padded``: its first step is padded with slots for drafts.
 
     ``order`` is its position in ``running``; ``joined`` is the decode group's step at which it
     joined. ``deferred``: it was skipped for a reason that only other requests' steps can change,
@@ -54,7 +54,7 @@ class RequestState(DecodingRequest):
         self.gone: list[int] = []
         self.junction = 0
         self.drafts = 0
-        self.discards_drafts = self.fresh = self.count_padded_tokens = False
+        self.discards_drafts = self.fresh = self.is_padded = False
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)

@@ -311,12 +311,12 @@ class VllmScheduler(VllmSchedulerBase):
                 step.skip_request("budget")
                 return "stops"
             n = step.budget
-        wanted, r.count_padded_tokens = n, n > r.length - start
+        wanted, r.is_padded = n, n > r.length - start
         if self.split and not (n := self.split.clip(r, start, n, waits=True)):
             step.skip_request("budget")
             return "stops"
-        if r.count_padded_tokens and n < wanted and self.rules.pads_with_room:
-            n, r.count_padded_tokens = 1, False
+        if r.is_padded and n < wanted and self.rules.pads_with_room:
+            n, r.is_padded = 1, False
         if not self._fits(r, hits, start + n):
             step.skip_request("rule" if self.memory.has_unready_hits(r, hits) else "blocks")
             return "steps aside" if self.rules.skip_blocked else "stops"

@@ -73,8 +73,8 @@ class SpeculativeDecoding:
         """Return the number of drafts among the ``n`` tokens of ``r``, and record it in the
         batch."""
         # vLLM counts all drafts, even if the end of a block shortens the step.
-        drafted = self.most if r.count_padded_tokens else n + r.computed - r.length - r.placeholders
-        r.count_padded_tokens = False
+        drafted = self.most if r.is_padded else n + r.computed - r.length - r.placeholders
+        r.is_padded = False
         if drafted <= 0:
             return 0
         assert batch.drafted is not None
