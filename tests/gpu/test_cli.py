@@ -117,6 +117,7 @@ def test_replay_of_something_else(tmp_path):
 
 def test_the_rest_of_simkv_does_without_torch():
     served = "simkv.validation.gpu_runs"
-    modules = f"simkv, simkv.cli.gpu, simkv.validation.zoo, {served}.gpu_report, {served}.validation_suite"
+    modules = f"simkv, simkv.cli.gpu, simkv.validation.zoo, {served}.gpu_report, "
+    modules += f"{served}.validation_suite"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 from typer.testing import CliRunner
 
+from dev.serving_points import points_page
 from simkv.cli import app
 from simkv.cli.command_support import console, show
 from simkv.core.markdown_text import escape_markdown
@@ -19,7 +20,6 @@ from simkv.metrics.scenario_runner import run_scenario
 from simkv.report.plot_style import plot_settings, set_log_scale
 from simkv.report.run_explanation import explain_run
 from simkv.scenario.scenario_loader import load
-from dev.serving_points import points_page
 
 HOSTILE = "<script>alert(1)</script>|[x](javascript:1)`$\\frac{[/red]\n# x"
 

@@ -197,7 +197,8 @@ BROKEN: list[tuple[str, str]] = [
     ),
     (
         changed("num_prompts: 4", "num_prompts: " + "9" * 400),
-        "s.yaml:3: num_prompts: should be a whole number of at most 18 digits; found one of about 401",
+        "s.yaml:3: num_prompts: should be a whole number of at most 18 digits; found one of about "
+        "401",
     ),
     (
         changed("variant: bucketed", "num_gpu_blocks: 1000000000"),

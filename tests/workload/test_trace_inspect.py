@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from traces.generate_traces import write_requests
 
 from simkv.core.block_keys import TokenContent
 from simkv.core.errors import InputError
@@ -32,6 +31,7 @@ from simkv.workload.trace_statistics import (
 )
 from simkv.workload.workload_section import Workload, build_clients
 from tests.core.shared_prefixes import common_prefix
+from traces.generate_traces import write_requests
 
 LENGTHS = st.lists(st.integers(1, 10**6), min_size=1, max_size=60)
 

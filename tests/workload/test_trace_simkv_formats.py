@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from traces.generate_traces import write_requests
 
 from simkv.core.errors import InputError
 from simkv.core.request import Request, Segment
 from simkv.workload.trace_conversion import convert_trace
 from simkv.workload.trace_reader import Selection, TraceReader, read_trace
 from simkv.workload.workload_section import Workload, build_clients
+from traces.generate_traces import write_requests
 
 NAMES = st.one_of(
     st.sampled_from(["h0", "h12", "u0", "o0", "system", "g a,b:c%", "ü-1", "h007", "o"]),
