@@ -36,7 +36,7 @@ from simkv.study.evolve.final_round import count_final_candidates, run_final
 from simkv.study.evolve.fitness import parse_goals
 from simkv.study.evolve.policy_search import evolve_policies, sample_policies
 from simkv.study.evolve.tournament import Candidate, CandidateScore, Tournament
-from simkv.study.evolve.trial_conditions import TrialScenario, TrialSplit, split_trials
+from simkv.study.evolve.trial_split import TrialScenario, TrialSplit, split_trials
 from simkv.study.job_runner import JobRunner, open_pooled_runner
 
 HERE = Path(__file__).parent

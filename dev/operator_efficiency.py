@@ -15,10 +15,10 @@ import pandas as pd
 
 from simkv.costs.cost_profile import CostProfile, StepCost, StepError
 from simkv.costs.hardware.model_gpu_catalog import Gpu
+from simkv.costs.held_out_errors import summarize_errors_by_kind
 from simkv.costs.operators.operator_tables import SLACK, TableStore
 from simkv.costs.operators.roofline import Efficiency
 from simkv.costs.scaled_executor import classify_step
-from simkv.costs.step_errors import summarize_errors_by_kind
 from simkv.costs.step_load import StepLoad, count_attention_pairs
 
 #: Thresholds of large shapes: matrix sides, tokens, prompt length in tokens, and bytes of KV.

@@ -4,7 +4,7 @@
     run_clients(Engine(env, recorder, executor, leaping=False), requests, horizon)
     write_decision_trace(path, recorder, requests)
 
-``step_replay`` does the reverse: it reads a header and builds the scheduler.
+``per_decision_replay`` does the reverse: it reads a header and builds the scheduler.
 """
 
 from __future__ import annotations

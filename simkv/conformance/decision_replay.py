@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from simkv.conformance import step_replay, tick_replay
+from simkv.conformance import per_decision_replay, tick_replay
 from simkv.conformance.decision_trace import (
     RECORDER_LIMIT,
     DecisionTrace,
@@ -101,7 +101,7 @@ def replay_decisions(
     """
     if engine.recording.ticks and "delays" in header:
         return tick_replay.replay_ticks(engine, header, at_least)
-    return step_replay.replay_steps(engine, header, at_least)
+    return per_decision_replay.replay_steps(engine, header, at_least)
 
 
 def compare(

@@ -9,7 +9,7 @@ from typing import Any
 
 import simpy
 
-from simkv.conformance.step_replay import arrivals_by_step, closing_line
+from simkv.conformance.per_decision_replay import arrivals_by_step, closing_line
 from simkv.core.actor_protocol import Message, MessageEffects, Threads
 from simkv.core.engine_spec import EngineSpec
 from simkv.core.recording_format import RecordingFormat, RecordingLine, TickFormat
@@ -17,7 +17,7 @@ from simkv.core.request import Request
 from simkv.costs.cost_profile import load_profile
 from simkv.costs.simulated_executor import SimulatedExecutor
 from simkv.scenario.thread_pacing import Pacing
-from simkv.sim.async_pipeline import AsyncPipeline
+from simkv.sim.actor_pipeline import AsyncPipeline
 from simkv.sim.clock import SimProcess
 
 

@@ -1,6 +1,6 @@
 """Protocols for engines whose scheduler, worker and token processor are separate threads.
 
-The engine's package implements the three; ``sim/async_pipeline.py`` runs them side by side. Tasks,
+The engine's package implements the three; ``sim/actor_pipeline.py`` runs them side by side. Tasks,
 parcels of tasks and work items are opaque objects of the engine.
 """
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from simkv.core.errors import InputError
 from simkv.core.execution_settings import ExecutionSettings
 from simkv.costs.cost_profile import load_profile, packaged_profiles
-from simkv.costs.hardware.architecture import Architecture
 from simkv.costs.hardware.kv_capacity import compute_kv_capacity
+from simkv.costs.hardware.model_architecture import Architecture
 from simkv.costs.hardware.model_gpu_catalog import (
     Gpu,
     architectures,

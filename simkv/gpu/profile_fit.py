@@ -34,8 +34,8 @@ from simkv.costs.cost_profile import (
     StepFilter,
 )
 from simkv.costs.cost_terms import compute_feature
+from simkv.costs.held_out_errors import summarize_errors_by_kind
 from simkv.costs.scaled_executor import classify_step
-from simkv.costs.step_errors import summarize_errors_by_kind
 from simkv.costs.step_load import StepLoad
 from simkv.gpu.campaign import Measurement
 from simkv.gpu.drift_correction import correct_drift

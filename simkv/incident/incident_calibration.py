@@ -21,9 +21,9 @@ from simkv.core.errors import InputError
 from simkv.core.request import Request
 from simkv.costs.cost_profile import CostProfile, FitQuality
 from simkv.costs.hardware.model_gpu_catalog import known_gpu, known_model
+from simkv.costs.held_out_errors import summarize_errors_by_kind
 from simkv.costs.sources.single_request import ModelTraits, compute_model_traits
 from simkv.costs.sources.single_request_fit import BATCH_DOUBLING_ERROR
-from simkv.costs.step_errors import summarize_errors_by_kind
 from simkv.incident.fixed_schedule import FixedSchedule
 from simkv.incident.incident_simulation import request_times, simulate_incident
 from simkv.incident.initial_costs import CostPrior, cost_priors, guess_unit_costs

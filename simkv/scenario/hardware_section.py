@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator
 
 from simkv.core.errors import InputError
-from simkv.costs.hardware.architecture import Architecture
 from simkv.costs.hardware.hf_config import parse_architecture
 from simkv.costs.hardware.interconnect import Interconnect
+from simkv.costs.hardware.model_architecture import Architecture
 from simkv.costs.hardware.model_gpu_catalog import find_architecture, find_gpu
 from simkv.costs.hardware.number_formats import FormatName, KvFormatName
 from simkv.costs.hardware.replica_hardware import Hardware, make_hardware

@@ -23,7 +23,6 @@ from simkv.core.errors import InputError
 from simkv.core.execution_settings import ExecutionSettings
 from simkv.core.launcher_rules import LaunchError, LaunchTarget, ModelFacts
 from simkv.core.scheduler_protocol import MAX_BLOCKS
-from simkv.costs.hardware.architecture import Architecture, Mla
 from simkv.costs.hardware.execution_settings_lookup import find_execution_settings
 from simkv.costs.hardware.kv_capacity import (
     KvCapacity,
@@ -31,6 +30,7 @@ from simkv.costs.hardware.kv_capacity import (
     compute_kv_capacity,
     kv_groups,
 )
+from simkv.costs.hardware.model_architecture import Architecture, Mla
 from simkv.costs.hardware.model_gpu_catalog import Gpu
 from simkv.costs.hardware.replica_hardware import Hardware
 from simkv.scenario.engine_section import AnyEngine

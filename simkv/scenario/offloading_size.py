@@ -17,8 +17,8 @@ from typing import Any
 from simkv.core.engine_spec import EngineSpec
 from simkv.core.errors import InputError
 from simkv.core.scheduler_protocol import MAX_BLOCKS
-from simkv.costs.hardware.architecture import Mla
 from simkv.costs.hardware.kv_capacity import KvCapacity
+from simkv.costs.hardware.model_architecture import Mla
 
 SIZE, BACKEND = "kv_offloading_size", "kv_offloading_backend"
 GIB = 1 << 30

@@ -26,7 +26,7 @@ from simkv.core.block_pool import BlockPool
 from simkv.core.errors import InputError
 from simkv.schedulers.engine_registry import ENGINES
 from simkv.serve.live_simulation import LiveSimulation
-from simkv.sim.replica import Replica
+from simkv.sim.replica_base import Replica
 
 #: Number of batches retained for replay.
 REPLAY_BATCHES = 10_000

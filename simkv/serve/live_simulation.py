@@ -27,7 +27,7 @@ from simkv.core.request import Request, Segment
 from simkv.scenario.scenario import Scenario
 from simkv.serve.partial_reply import Reply
 from simkv.sim.fleet.fleet import Fleet
-from simkv.sim.replica import Replica
+from simkv.sim.replica_base import Replica
 from simkv.sim.run_record import RequestRecord
 from simkv.sim.simulation import (
     ReplicaSpec,

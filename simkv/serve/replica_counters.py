@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 
 from simkv.core.outcome import Outcome
-from simkv.sim.replica import Replica
+from simkv.sim.replica_base import Replica
 from simkv.sim.run_record import DraftCounts, RequestRecord
 
 #: The engine's finish reason for requests whose client left.

@@ -11,7 +11,7 @@ from simkv.serve.prometheus_exposition import Exposition
 from simkv.serve.replica_counters import ReplicaCounters
 from simkv.serve.request_handler import RequestHandler, finish_reason
 from simkv.sim.fleet.fleet import Fleet
-from simkv.sim.replica import Replica
+from simkv.sim.replica_base import Replica
 from simkv.sim.run_record import RequestRecord
 
 

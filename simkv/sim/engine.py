@@ -36,7 +36,7 @@ from simkv.sim.leaping import (
     is_same_decision,
     step_ends,
 )
-from simkv.sim.replica import Replica
+from simkv.sim.replica_base import Replica
 from simkv.sim.run_record import EngineHalt, RequestRecord
 from simkv.sim.step_log import QueueState
 

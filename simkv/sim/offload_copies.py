@@ -11,7 +11,7 @@ import simpy
 from simkv.core.scheduler_protocol import DiskTransfers, KvCopies, OffloadingScheduler
 from simkv.costs.offload_link import OffloadLink
 from simkv.sim.clock import ExactTimeout
-from simkv.sim.replica import Replica
+from simkv.sim.replica_base import Replica
 from simkv.sim.run_record import KvCopyCounts
 
 

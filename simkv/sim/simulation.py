@@ -31,7 +31,7 @@ from simkv.sim.fleet.replica_lifetime import ReplicaLifetime
 from simkv.sim.fleet.routers import SessionLookup, build_router
 from simkv.sim.offload_copies import attach_copy_engine
 from simkv.sim.queue_limit import build_queue_limit
-from simkv.sim.replica import Replica
+from simkv.sim.replica_base import Replica
 from simkv.sim.run_record import RunRecord
 from simkv.workload.clients import Clients
 from simkv.workload.workload_section import build_clients
@@ -153,7 +153,7 @@ def build_replica(
     ready, pacing = scenario.engine_ready, scenario.pipeline
     if pacing:
         from simkv.core.actor_protocol import Threads
-        from simkv.sim.async_pipeline import AsyncPipeline
+        from simkv.sim.actor_pipeline import AsyncPipeline
 
         if isinstance(chosen, Threads):
             return AsyncPipeline(env, chosen, executor, pacing, ready, rank=rank)

@@ -31,7 +31,7 @@ UNUSED = (
     "rich.progress",
     "simkv.costs.operators",
     "simkv.workload.formats",
-    "simkv.sim.async_pipeline",
+    "simkv.sim.actor_pipeline",
     "simkv.schedulers.fastdeploy.scheduler",
     "simkv.schedulers.mistralrs.scheduler",
     "simkv.schedulers.sglang.scheduler",

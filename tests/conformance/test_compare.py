@@ -12,7 +12,7 @@ import pytest
 
 from simkv.conformance.decision_replay import ENDED, check_trace, compare
 from simkv.conformance.decision_trace import DecisionTrace, TraceError
-from simkv.conformance.step_replay import RemainingOutput, StallDetector, arrivals_by_step
+from simkv.conformance.per_decision_replay import RemainingOutput, StallDetector, arrivals_by_step
 from simkv.core.scheduler_protocol import Batch, Completion
 from tests.conformance.test_committed_recordings import FILES
 

@@ -114,7 +114,7 @@ class Listening:
 
 
 def test_a_text_stands_under_its_field() -> None:
-    assert read_field_docs(ENGINES["vllm"].config)["block_size"] == "Tokens in a block of KV."
+    assert read_field_docs(ENGINES["vllm"].config)["block_size"] == "Tokens per KV block."
 
 
 def test_fields_of_a_base_keep_their_texts() -> None:

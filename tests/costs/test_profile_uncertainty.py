@@ -9,10 +9,10 @@ import pytest
 
 from simkv.costs.attention_table import AttentionRow, AttentionSlice, AttentionTable
 from simkv.costs.cost_profile import CostProfile, StepError
+from simkv.costs.held_out_errors import compute_extrapolation_errors
 from simkv.costs.profile_uncertainty import OutOfRangeMargin, doublings, unknown_share
 from simkv.costs.scaled_executor import ScaledExecutor, compute_step_scales
 from simkv.costs.simulated_executor import SimulatedExecutor
-from simkv.costs.step_errors import compute_extrapolation_errors
 from simkv.costs.step_load import StepLoad
 
 

@@ -12,7 +12,7 @@ from simkv.conformance.record.recording_case import CaseSchema, RecordingCase, f
 from simkv.conformance.record.vllm_handmade_cases import HANDMADE_CASES
 from simkv.core.recording_format import RecordingLine
 from simkv.schedulers.vllm.config import VllmConfig
-from simkv.schedulers.vllm.layer_groups import CHUNKED
+from simkv.schedulers.vllm.layer_group_parser import CHUNKED
 from simkv.schedulers.vllm.versions import MINORS, find_rules, find_variant
 
 #: The number of the first random case.

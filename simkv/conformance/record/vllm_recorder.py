@@ -30,7 +30,7 @@ from simkv.conformance.record.vllm_nixl_worker import NixlWorker, sampling_extra
 from simkv.conformance.record.vllm_offloading_worker import FakeOffloadingWorker
 from simkv.conformance.record.vllm_speculation import Speculation
 from simkv.schedulers.vllm.config import VllmConfig
-from simkv.schedulers.vllm.layer_groups import LayerKind
+from simkv.schedulers.vllm.layer_group_parser import LayerKind
 from simkv.schedulers.vllm.release_rules import VllmRules
 from simkv.schedulers.vllm.versions import VARIANTS, find_rules, find_variant
 

@@ -14,7 +14,9 @@ from typing import Any
 
 from simkv.core.errors import InputError, spelling_hint
 from simkv.core.input_files import read_bytes
-from simkv.costs.hardware.architecture import (
+from simkv.costs.hardware.config_fields import ConfigFields
+from simkv.costs.hardware.hybrid_models import HYBRIDS
+from simkv.costs.hardware.model_architecture import (
     Architecture,
     Attention,
     DenseMlp,
@@ -28,8 +30,6 @@ from simkv.costs.hardware.architecture import (
     PublishedFormats,
     RopeScaling,
 )
-from simkv.costs.hardware.config_fields import ConfigFields
-from simkv.costs.hardware.hybrid_models import HYBRIDS
 from simkv.costs.hardware.number_formats import FormatName
 
 #: Model types by kind of attention.

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from simkv.costs.hardware.architecture import (
+from simkv.costs.hardware.config_fields import ConfigFields
+from simkv.costs.hardware.model_architecture import (
     Attention,
     DenseMlp,
     GatedDeltaNet,
@@ -22,7 +23,6 @@ from simkv.costs.hardware.architecture import (
     Mlp,
     MoeMlp,
 )
-from simkv.costs.hardware.config_fields import ConfigFields
 
 LayerParts = tuple[Attention, Mlp]
 #: Names of the letters in Nemotron-H's layer pattern.

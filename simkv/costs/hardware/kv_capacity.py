@@ -26,7 +26,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from simkv.core.engine_spec import KvSizing
-from simkv.costs.hardware.architecture import (
+from simkv.costs.hardware.execution_settings_lookup import ExecutionSettings
+from simkv.costs.hardware.model_architecture import (
     Attention,
     DenseMlp,
     Mamba,
@@ -34,7 +35,6 @@ from simkv.costs.hardware.architecture import (
     MoeMlp,
     Recurrent,
 )
-from simkv.costs.hardware.execution_settings_lookup import ExecutionSettings
 from simkv.costs.hardware.model_memory import kv_bytes, state_bytes, weight_bytes
 from simkv.costs.hardware.replica_hardware import Hardware
 from simkv.schedulers.engine_registry import ENGINES

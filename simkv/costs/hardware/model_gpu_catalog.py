@@ -19,14 +19,14 @@ from pydantic import Field, TypeAdapter
 
 from simkv.core.errors import InputError, spelling_hint
 from simkv.costs.frozen_model import FrozenModel
-from simkv.costs.hardware.architecture import (
+from simkv.costs.hardware.hf_config import parse_architecture
+from simkv.costs.hardware.interconnect import Interconnect
+from simkv.costs.hardware.model_architecture import (
     Architecture,
     Gqa,
     MoeMlp,
     PublishedFormats,
 )
-from simkv.costs.hardware.hf_config import parse_architecture
-from simkv.costs.hardware.interconnect import Interconnect
 from simkv.costs.hardware.number_formats import FormatName
 
 Positive = Annotated[int, Field(gt=0)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simkv.costs.hardware.architecture import (
+from simkv.costs.hardware.model_architecture import (
     Attention,
     Gqa,
     LayerSpec,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simkv.core.errors import InputError
-from simkv.costs.hardware.architecture import Architecture
 from simkv.costs.hardware.interconnect import Interconnect
+from simkv.costs.hardware.model_architecture import Architecture
 from simkv.costs.hardware.model_gpu_catalog import Gpu
 from simkv.costs.hardware.number_formats import FormatName, KvFormatName
 

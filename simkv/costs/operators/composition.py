@@ -2,7 +2,7 @@
 
 A step is the sum of its kernels: products, experts, collectives and small kernels by tokens padded
 for CUDA graphs, attention by the grid of ``costs/attention_grid.py``, head and sampler by the
-sequences with a sampled token, plus host time (``step_parts/host_time.py``).
+sequences with a sampled token, plus host time (``host_time.py``).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from simkv.costs.cost_profile import (
     FitQuality,
     StepFilter,
 )
-from simkv.costs.hardware.architecture import DenseMlp
 from simkv.costs.hardware.execution_settings_lookup import ExecutionSettings
+from simkv.costs.hardware.model_architecture import DenseMlp
 from simkv.costs.hardware.replica_hardware import Hardware
 from simkv.costs.operators.operator_times import OperatorTimes
 from simkv.costs.operators.piecewise_curve import round_to_four_digits, sum_curves

@@ -19,7 +19,7 @@ from typing import Any
 
 from simkv.core.execution_settings import ExecutionSettings
 from simkv.costs.cost_profile import CostProfile, StepError
-from simkv.costs.hardware.architecture import GatedDeltaNet, Mamba, Mla
+from simkv.costs.hardware.model_architecture import GatedDeltaNet, Mamba, Mla
 from simkv.costs.hardware.replica_hardware import Hardware
 
 SPREADS_PATH = Path(__file__).with_name("spreads.json")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from simkv.costs.hardware.architecture import Gqa, Mla
+from simkv.costs.hardware.model_architecture import Gqa, Mla
 from simkv.costs.operators.piecewise_curve import Curve
 
 #: Seconds by number of sequences and tokens per sequence.

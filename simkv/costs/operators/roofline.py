@@ -14,8 +14,8 @@ from typing import Literal
 
 from simkv.costs.cost_profile import StepError
 from simkv.costs.frozen_model import FrozenModel
-from simkv.costs.hardware.architecture import Gqa, Mla
 from simkv.costs.hardware.interconnect import Interconnect
+from simkv.costs.hardware.model_architecture import Gqa, Mla
 from simkv.costs.hardware.model_gpu_catalog import Gpu
 from simkv.costs.hardware.number_formats import find_number_format
 from simkv.costs.operators.lookup.attention_lookup import prompt_pairs

@@ -47,6 +47,7 @@ from simkv.costs.cost_profile import (
 )
 from simkv.costs.hardware.host_links import HostLink
 from simkv.costs.hardware.model_gpu_catalog import known_gpu
+from simkv.costs.held_out_errors import add_error_estimates
 from simkv.costs.interpolation import interpolate
 from simkv.costs.sources.launch_overhead import launch_time, make_launch_term
 from simkv.costs.sources.measurement_files import (
@@ -55,7 +56,6 @@ from simkv.costs.sources.measurement_files import (
     read_settings,
     read_table,
 )
-from simkv.costs.step_errors import add_error_estimates
 
 #: Kernels that run once per step, and the number of runs per layer of the others.
 KERNELS_PER_STEP = ("embedding", "final_layernorm")

@@ -15,7 +15,7 @@ from simkv.costs.cost_profile import (
     FitQuality,
 )
 from simkv.costs.hardware.model_gpu_catalog import Model
-from simkv.costs.step_errors import add_error_estimates
+from simkv.costs.held_out_errors import add_error_estimates
 
 
 def build_attention_table(prefills: pd.DataFrame, decodes: pd.DataFrame) -> AttentionTable:

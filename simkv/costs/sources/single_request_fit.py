@@ -56,13 +56,13 @@ from simkv.costs.cost_profile import (
     StepError,
 )
 from simkv.costs.hardware.model_gpu_catalog import Gpu
+from simkv.costs.held_out_errors import summarize_errors_by_kind
 from simkv.costs.sources.single_request import (
     MIN_OUTPUT_TOKENS,
     Floats,
     IsolatedRequests,
     ModelTraits,
 )
-from simkv.costs.step_errors import summarize_errors_by_kind
 
 BANDWIDTH_SHARE = (0.87, 0.07)
 ATTENTION_FLOPS_SHARE = (0.45, 0.15)

@@ -11,7 +11,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from simkv.core.engine_flags import Flag, KnobSource
 from simkv.core.policy_language import parse_policy
 from simkv.core.scheduler_protocol import MAX_BLOCK_SIZE, MAX_BLOCKS, blocks_for
-from simkv.schedulers.vllm.layer_groups import (
+from simkv.schedulers.vllm.layer_group_parser import (
     CHUNKED,
     STATES,
     LayerKind,
@@ -25,7 +25,7 @@ from simkv.schedulers.vllm.versions import ReleaseNames, find_rules
 #: Knobs that affect step costs and the number of blocks, but no scheduling decision.
 COST_KNOBS = ("gpu_memory_utilization", "cudagraph_mode", "max_cudagraph_capture_size")
 
-#: Name of a group of layers (see ``layer_groups.py``).
+#: Name of a group of layers (see ``layer_group_parser.py``).
 LayerGroup = Annotated[int, Ge(0)] | str
 #: Upper limit of ``num_speculative_tokens``; larger values are rejected as typos.
 MAX_DRAFTS = 1000

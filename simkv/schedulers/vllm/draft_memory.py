@@ -16,7 +16,7 @@ from mypy_extensions import mypyc_attr
 from simkv.core.block_keys import BlockKeys
 from simkv.core.scheduler_protocol import blocks_for
 from simkv.schedulers.vllm.config import VllmConfig
-from simkv.schedulers.vllm.layer_groups import LayerKind
+from simkv.schedulers.vllm.layer_group_parser import LayerKind
 from simkv.schedulers.vllm.memory import CacheHits
 from simkv.schedulers.vllm.release_rules import VllmRules
 from simkv.schedulers.vllm.request_state import RequestState

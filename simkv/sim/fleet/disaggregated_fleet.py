@@ -19,7 +19,7 @@ from simkv.sim.fleet.kv_transfers import Handover, TransferLinks, prefill_reques
 from simkv.sim.fleet.load_signals import LoadBoard
 from simkv.sim.fleet.replica_lifetime import ReplicaLifetime
 from simkv.sim.fleet.routers import Router
-from simkv.sim.replica import Replica
+from simkv.sim.replica_base import Replica
 from simkv.sim.run_record import RequestRecord, RunRecord
 
 

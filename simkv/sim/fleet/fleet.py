@@ -20,7 +20,7 @@ from simkv.sim.fleet.load_signals import LoadBoard
 from simkv.sim.fleet.recurring_tasks import RecurringTasks
 from simkv.sim.fleet.replica_lifetime import ReplicaLifetime
 from simkv.sim.fleet.routers import LoadSignal, Router
-from simkv.sim.replica import Replica
+from simkv.sim.replica_base import Replica
 from simkv.sim.run_record import EngineHalt, RequestRecord, RunRecord
 
 #: Records of a request, each with the index of the run record that contains it, by request.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from simkv.sim.fleet.replica_lifetime import ReplicaLifetime
 from simkv.sim.fleet.routers import LoadSignal, Router
-from simkv.sim.replica import Replica
+from simkv.sim.replica_base import Replica
 
 
 @dataclass(slots=True)

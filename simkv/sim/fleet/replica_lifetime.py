@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simkv.sim.fleet.routers import LoadSignal
-from simkv.sim.replica import Replica
+from simkv.sim.replica_base import Replica
 
 #: Signal of a replica that no router has read yet.
 NEVER_SEEN = LoadSignal(-1, 0)

@@ -28,7 +28,7 @@ from simkv.study.evolve.fitness import FigureGoal, has_outcome_goal, parse_goals
 from simkv.study.evolve.knob_search import tune
 from simkv.study.evolve.policy_search import evolve_policies, sample_policies
 from simkv.study.evolve.tournament import CandidateScore, Tournament
-from simkv.study.evolve.trial_conditions import (
+from simkv.study.evolve.trial_split import (
     TrialScenario,
     TrialSplit,
     build_evaluation_conditions,

@@ -25,7 +25,7 @@ from simkv.study.evolve.tournament import (
     Tournament,
     make_failed_score,
 )
-from simkv.study.evolve.trial_conditions import TrialScenario
+from simkv.study.evolve.trial_split import TrialScenario
 from simkv.study.job_runner import ProgressCallback
 
 #: Time limit of a proposal in seconds.

@@ -9,7 +9,7 @@ from math import ceil
 
 from simkv.study.evolve.policy_search import prune_policy
 from simkv.study.evolve.tournament import SHIPPED, CandidateScore, Tournament
-from simkv.study.evolve.trial_conditions import TrialSplit
+from simkv.study.evolve.trial_split import TrialSplit
 
 #: Fraction of the budget for the final, and fraction of that for the finalists; the rest is for
 #: pruning the winner.

@@ -12,7 +12,7 @@ from simkv.core.errors import InputError
 from simkv.scenario.objectives import UNSERVED_FIGURES, compute_objective_figures
 from simkv.scenario.scenario import Scenario
 from simkv.study.evolve.fitness import NO_FIGURE, FigureGoal, has_outcome_goal
-from simkv.study.evolve.trial_conditions import TrialScenario
+from simkv.study.evolve.trial_split import TrialScenario
 from simkv.study.field_changes import with_field
 from simkv.study.job_runner import JobRunner
 from simkv.study.simulation_job import RunsFailed, SimulationJob, make_job

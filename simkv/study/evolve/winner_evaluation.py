@@ -10,7 +10,7 @@ from typing import Any
 
 from simkv.study.evolve.fitness import FigureGoal
 from simkv.study.evolve.tournament import SHIPPED, Candidate, Tournament
-from simkv.study.evolve.trial_conditions import EvaluationCondition
+from simkv.study.evolve.trial_split import EvaluationCondition
 from simkv.study.job_runner import JobRunner
 from simkv.workload.workload_section import build_clients
 

@@ -24,6 +24,7 @@ import simpy
 from simkv.core.figure_registry import figure
 from simkv.costs.cost_profile import CostProfile, StepCost, StepError
 from simkv.costs.hardware.model_shape import ModelShape
+from simkv.costs.held_out_errors import summarize_errors_by_kind
 from simkv.costs.scaled_executor import (
     ErrorSide,
     ScaledExecutor,
@@ -32,7 +33,6 @@ from simkv.costs.scaled_executor import (
     compute_step_scales,
 )
 from simkv.costs.simulated_executor import SimulatedExecutor
-from simkv.costs.step_errors import summarize_errors_by_kind
 from simkv.costs.step_load import Executor, StepLoad
 from simkv.metrics.intervals import MeasuredRun, compute_interval
 from simkv.metrics.run_metrics import summarize

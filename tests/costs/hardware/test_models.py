@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from simkv.core.errors import InputError
-from simkv.costs.hardware.architecture import Mamba
 from simkv.costs.hardware.cache_size_log import read_cache_size
 from simkv.costs.hardware.execution_settings_lookup import find_execution_settings
 from simkv.costs.hardware.kv_capacity import (
@@ -18,6 +17,7 @@ from simkv.costs.hardware.kv_capacity import (
     compute_kv_capacity,
     kv_groups,
 )
+from simkv.costs.hardware.model_architecture import Mamba
 from simkv.costs.hardware.model_gpu_catalog import (
     find_architecture,
     find_gpu,

@@ -21,7 +21,7 @@ from simkv.study.evolve.evolution_summary import describe_policy, summarize_evol
 from simkv.study.evolve.fitness import FigureGoal, parse_goals
 from simkv.study.evolve.policy_search import make_policy_candidate, prune_policy
 from simkv.study.evolve.tournament import Tournament
-from simkv.study.evolve.trial_conditions import (
+from simkv.study.evolve.trial_split import (
     EvaluationCondition,
     TrialScenario,
     build_evaluation_conditions,

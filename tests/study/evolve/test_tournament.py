@@ -19,7 +19,7 @@ from simkv.study.evolve.tournament import (
     Candidate,
     Tournament,
 )
-from simkv.study.evolve.trial_conditions import EvaluationCondition, TrialScenario, TrialSplit
+from simkv.study.evolve.trial_split import EvaluationCondition, TrialScenario, TrialSplit
 from simkv.study.evolve.winner_evaluation import evaluate_winner
 
 GOAL = FigureGoal("ttft_ms.mean", more=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import log
 
-from simkv.costs.hardware.architecture import Gqa
+from simkv.costs.hardware.model_architecture import Gqa
 from simkv.costs.operators.lookup.batch_length_plane import BatchLengthPlane
 from simkv.costs.operators.operator_tables import TableStore, clean_rows, select_first_ranked
 from simkv.costs.operators.operator_times import Lookup

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from simkv.costs.hardware.architecture import Mla
+from simkv.costs.hardware.model_architecture import Mla
 from simkv.costs.operators.lookup.attention_lookup import prompt_pairs
 from simkv.costs.operators.lookup.batch_length_plane import BatchLengthPlane
 from simkv.costs.operators.operator_tables import TableStore, clean_rows, select_first_ranked

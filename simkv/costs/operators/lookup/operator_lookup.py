@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from simkv.core.errors import InputError
-from simkv.costs.hardware.architecture import Gqa, Mla
+from simkv.costs.hardware.model_architecture import Gqa, Mla
 from simkv.costs.hardware.number_formats import find_number_format
 from simkv.costs.operators.lookup import attention_lookup, collectives_lookup, mla_lookup
 from simkv.costs.operators.lookup.delta_net_lookup import lookup_delta_net

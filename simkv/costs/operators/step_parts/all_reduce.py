@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from simkv.costs.hardware.architecture import DenseMlp
 from simkv.costs.hardware.execution_settings_lookup import ExecutionSettings
+from simkv.costs.hardware.model_architecture import DenseMlp
 from simkv.costs.hardware.replica_hardware import Hardware
 from simkv.costs.operators.operator_times import OperatorTimes
 from simkv.costs.operators.piecewise_curve import Curve

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simkv.costs.attention_grid import AttentionGrid
-from simkv.costs.hardware.architecture import (
+from simkv.costs.hardware.model_architecture import (
     GatedDeltaNet,
     Gqa,
     Mamba,

@@ -7,7 +7,7 @@ projections (DeepSeek-V2, arXiv 2405.04434; engines replicate them).
 from __future__ import annotations
 
 from simkv.costs.cost_profile import Feature
-from simkv.costs.hardware.architecture import (
+from simkv.costs.hardware.model_architecture import (
     Attention,
     DenseMlp,
     GatedDeltaNet,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simkv.costs.cost_profile import Feature
-from simkv.costs.hardware.architecture import DenseMlp, MoeMlp
+from simkv.costs.hardware.model_architecture import DenseMlp, MoeMlp
 from simkv.costs.hardware.replica_hardware import Hardware
 from simkv.costs.operators.operator_times import MoeShape, OperatorTimes
 from simkv.costs.operators.step_parts.matrix_products import mlp_parts, product_curve

@@ -9,7 +9,7 @@ reads them (4); sorting for top-k or top-p sampling is not included.
 
 from __future__ import annotations
 
-from simkv.costs.hardware.architecture import (
+from simkv.costs.hardware.model_architecture import (
     DenseMlp,
     GatedDeltaNet,
     Gqa,

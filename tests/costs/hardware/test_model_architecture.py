@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from simkv.core.errors import InputError
-from simkv.costs.hardware.architecture import (
+from simkv.costs.hardware.hf_config import parse_architecture
+from simkv.costs.hardware.model_architecture import (
     DenseMlp,
     GatedDeltaNet,
     Gqa,
@@ -20,7 +21,6 @@ from simkv.costs.hardware.architecture import (
     Mla,
     MoeMlp,
 )
-from simkv.costs.hardware.hf_config import parse_architecture
 from simkv.costs.hardware.model_gpu_catalog import (
     architectures,
     find_architecture,

@@ -31,7 +31,7 @@ from simkv.schedulers.fastdeploy.config import FastDeployConfig, VariantName
 from simkv.schedulers.fastdeploy.resource_manager import PlannedTask
 from simkv.schedulers.fastdeploy.scheduler import FastDeployScheduler, build_actors
 from simkv.schedulers.fastdeploy.spec import FASTDEPLOY
-from simkv.sim.async_pipeline import AsyncPipeline, pipeline_notes
+from simkv.sim.actor_pipeline import AsyncPipeline, pipeline_notes
 from simkv.sim.client_loop import run_clients
 from simkv.sim.engine import Engine
 from tests.laws.random_scenarios import KNOBS, scenarios

@@ -31,7 +31,7 @@ from simkv.costs.step_load import Executor
 from simkv.scenario.thread_pacing import Pacing
 from simkv.sim.clock import SimProcess
 from simkv.sim.cycle_detection import CycleDetector
-from simkv.sim.replica import Replica
+from simkv.sim.replica_base import Replica
 from simkv.sim.run_record import EngineHalt, RunRecord
 from simkv.sim.step_log import QueueState
 
