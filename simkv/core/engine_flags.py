@@ -11,6 +11,7 @@ only.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cache
@@ -33,7 +34,37 @@ class KnobSource:
 
 @dataclass(frozen=True)
 class Flag(KnobSource):
-    """The command-line option of the engine's server for a setting, with its dashes."""
+    """The command-line option of the engine's server for a setting, with its dashes.
+
+    ``key`` is the dotted path of the setting in the value of an option that takes JSON. ``unit`` is
+    the unit of the option's value where it differs from the unit of the setting.
+    """
+
+    key: str = ""
+    unit: str = ""
+
+    def to_argument(self, field: str, value: Any, *, negatable: bool) -> str:
+        """Return the command-line argument that sets ``field`` to ``value``.
+
+        ``negatable``: the server turns a switch off with ``--no-SWITCH``. A setting without such an
+        argument is named in words.
+        """
+        removed = f"without {self.name}"
+        if value is True:
+            return self.name
+        if value is False:
+            return f"--no-{self.name.removeprefix('--')}" if negatable else removed
+        if value is None or (value == 0 and (self.key or self.unit)):
+            return removed
+        if self.unit:
+            return f"{field}={value} ({self.name} in {self.unit})"
+        if not self.key:
+            return f"{self.name} {value}"
+        if not isinstance(value, int | float | str):
+            return f"{field}={json.dumps(value)} in {self.name}"
+        for key in reversed(self.key.split(".")):
+            value = {key: value}
+        return f"{self.name} '{json.dumps(value)}'"
 
 
 @dataclass(frozen=True)

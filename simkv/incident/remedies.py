@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from simkv.core.engine_flags import Env, Flag, sources
-from simkv.core.engine_spec import EngineSpec
 from simkv.core.errors import InputError
 from simkv.costs.cost_profile import CostProfile
 from simkv.costs.profile_uncertainty import compute_profile_scales
@@ -254,15 +253,9 @@ def _as_typed(scenario: Scenario, change: Change) -> str | None:
     source = sources(spec.config).get(change.field)
     if isinstance(source, Env):
         return f"{source.name}={change.after}"
-    return _typed(source.name, change.after, spec) if isinstance(source, Flag) else None
-
-
-def _typed(flag: str, value: Any, spec: EngineSpec) -> str:
-    if value is True:
-        return flag
-    if value is False:
-        return f"--no-{flag.removeprefix('--')}" if spec.has_no_flags else f"without {flag}"
-    return f"{flag} {'(left out)' if value is None else value}"
+    if not isinstance(source, Flag):
+        return None
+    return source.to_argument(change.field, change.after, negatable=spec.has_no_flags)
 
 
 def _ranked(remedies: list[Remedy]) -> list[Remedy]:

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -23,9 +23,13 @@ from simkv.scenario.custom.code_source import override_trust, set_trust
 from simkv.scenario.custom.scheduler_laws import LAWS, LawViolation
 from simkv.scenario.scenario_loader import load
 from simkv.scenario.scenario_schema import json_schema
+from simkv.schedulers.sglang.config import SglangConfig
+from simkv.schedulers.sglang.scheduler import SglangScheduler
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.offload_scheduler import VllmOffloadScheduler
 from simkv.study.run_digest import compute_digest
 from simkv.study.simulation_job import make_job, run_job
-from tests.custom.sample_scheduler import GOOD, SCENARIO, write
+from tests.custom.sample_scheduler import GOOD, RULE, SCENARIO, write
 
 #: Says that it was run.
 LOUD = GOOD + "\nopen(__file__ + '.ran', 'w').close()\n"
@@ -140,6 +144,71 @@ def test_without_reasons_the_ledger_says_so(tmp_path: Path) -> None:
         result = run(write(tmp_path, code), trust=True).results["run"]
         assert result.diagnosis.totals.get(kind, 0.0) > 1.0, kind
     assert LedgerKind.BLOCKS not in result.diagnosis.totals
+
+
+SUBCLASS = '''from {module} import {base}
+from {config_module} import {config}
+
+class Mine({base}):
+    """The packaged scheduler, unchanged."""
+
+    config: {config}
+'''
+
+
+@pytest.mark.parametrize(
+    ("base", "config", "knobs"),
+    [
+        (VllmOffloadScheduler, VllmConfig, {"num_gpu_blocks": 40, "num_cpu_blocks": 200}),
+        (
+            SglangScheduler,
+            SglangConfig,
+            {
+                "max_total_num_tokens": 2000,
+                "enable_prefill_delayer": True,
+                "prefill_delayer_queue_min_ratio": 2.0,
+                "prefill_delayer_max_delay_ms": 10,
+            },
+        ),
+    ],
+)
+def test_subclass_of_packaged_scheduler_decides_as_its_base(
+    tmp_path: Path, base: type[Any], config: type[Any], knobs: dict[str, Any]
+) -> None:
+    code = SUBCLASS.format(
+        module=base.__module__,
+        base=base.__name__,
+        config_module=config.__module__,
+        config=config.__name__,
+    )
+    prompts = {"distribution": "uniform", "low": 16, "high": 200}
+    sessions = {
+        "num_sessions": 20,
+        "turns": 3,
+        "request_rate": 0.5,
+        "think_time": 9,
+        "seed": 1,
+        "prompt_tokens": prompts,
+        "output_tokens": 30,
+    }
+    fields: dict[str, Any] = {"workload": {"sessions": sessions}}
+    if "num_cpu_blocks" in knobs:
+        knobs["max_model_len"] = 600
+        fields["offload"] = {"bytes_per_token": 131072, "host_gb_s": 0.05}
+    mine = write(tmp_path, code, engine={"name": "mine", "file": "mine.py", **knobs}, **fields)
+    own = run(mine, trust=True).figures
+    name = get_args(get_type_hints(config)["name"])[0]
+    packaged = run({**SCENARIO, **fields, "engine": {"name": name, **knobs}}).figures
+    assert own.equals(packaged)
+
+
+def test_custom_vllm_policy_rejects_kv_offloading_and_transfer(tmp_path: Path) -> None:
+    for knobs in ({"num_cpu_blocks": 200}, {"kv_connector": "NixlConnector"}):
+        engine = {"name": "mine", "file": "mine.py", "num_gpu_blocks": 200, "max_model_len": 512}
+        path = write(tmp_path, RULE.read_text(encoding="utf-8"), engine={**engine, **knobs})
+        (knob,) = knobs
+        with pytest.raises(InputError, match=f"{knob}: not supported with a custom policy"):
+            run(path, trust=True)
 
 
 def test_a_fleet_of_them(tmp_path: Path) -> None:

@@ -25,6 +25,11 @@ from simkv.scenario.custom.request_tracking import BatchError, RequestTracker
 
 Answer = TypeVar("Answer")
 
+#: Members that only some schedulers have (``ClockedScheduler``, ``OffloadingScheduler``); the
+#: engine looks for them when it is built.
+OPTIONAL_PROPERTIES = ("awaits_kv", "has_pending_copies")
+OPTIONAL_METHODS = ("set_time", "moved", "finish_disk_transfers")
+
 
 def is_engine_class(of: type[Any]) -> bool:
     """Return whether a class extends a packaged scheduler, whose batches need no row checks."""
@@ -167,6 +172,15 @@ class GuardedScheduler:
 
         self._unique += 1
         return self._call("fingerprint", state, None) or self._unique
+
+    def __getattr__(self, name: str) -> Any:
+        """Forward an optional member of the protocol that the scheduler has."""
+        inner = self.__dict__.get("_inner")
+        if name in OPTIONAL_PROPERTIES and hasattr(inner, name):
+            return self._call(name, lambda: bool(getattr(inner, name)), False)
+        if name in OPTIONAL_METHODS and hasattr(inner, name):
+            return lambda *args: self._call(name, lambda: getattr(inner, name)(*args), None)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     # Guarded calls.
 

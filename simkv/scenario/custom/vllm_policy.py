@@ -37,6 +37,9 @@ class CustomVllmConfig(VllmConfig):
         super().__post_init__()
         if self.rule is not None:
             raise ValueError("rule: the rule is this file's; expected none")
+        for knob in ("num_cpu_blocks", "kv_connector"):
+            if getattr(self, knob):
+                raise ValueError(f"{knob}: not supported with a custom policy; leave it out")
         if self.policy != "fcfs":
             raise ValueError(f"policy: {self.policy}; a rule takes the place of it, expected fcfs")
         if self.kv_cache_groups != (0,):

@@ -128,36 +128,54 @@ class VllmConfig:
     """Maximum number of LoRA adapters in a step, not counting the base model."""
     max_cpu_loras: Annotated[Annotated[int, Gt(0)] | None, Flag("--max-cpu-loras")] = None
     """Number of LoRA adapters that host memory holds; default max_loras."""
-    num_speculative_tokens: Annotated[int, Ge(0), Le(MAX_DRAFTS), Flag("--speculative-config")] = 0
+    num_speculative_tokens: Annotated[
+        int,
+        Ge(0),
+        Le(MAX_DRAFTS),
+        Flag("--speculative-config", key="num_speculative_tokens"),
+    ] = 0
     """Draft tokens proposed per request and verified in its next step; 0 turns speculative decoding
     off. The workload defines how many are accepted."""
     speculative_method: Annotated[
-        Literal["eagle", "ngram", "draft_model"], Flag("--speculative-config", '"method"')
+        Literal["eagle", "ngram", "draft_model"],
+        Flag("--speculative-config", '"method"', key="method"),
     ] = "eagle"
     """Source of draft tokens: heads on the model (`eagle`, also for eagle3 and for mtp with one
     module), the prompt (`ngram`), or a draft model."""
     num_cpu_blocks: Annotated[
-        int, Ge(0), Le(MAX_BLOCKS), Flag("--kv-offloading-size", "in GiB")
+        int, Ge(0), Le(MAX_BLOCKS), Flag("--kv-offloading-size", "in GiB", unit="GiB")
     ] = 0
     """Number of KV blocks in host memory. KV of prompts is copied there and loaded again instead of
     being recomputed."""
     eviction_policy: Annotated[
-        Literal["lru", "arc"], Flag("--kv-transfer-config", "kv_connector_extra_config")
+        Literal["lru", "arc"],
+        Flag(
+            "--kv-transfer-config",
+            "kv_connector_extra_config",
+            key="kv_connector_extra_config.eviction_policy",
+        ),
     ] = "lru"
     """Eviction policy for host memory: least recently used, or ARC, which separates blocks used
     once from blocks used repeatedly."""
     secondary_tiers: Annotated[
         tuple[Literal["fs"], ...],
         AsTuple(),
-        Flag("--kv-transfer-config", "kv_connector_extra_config, spec_name TieringOffloadingSpec"),
+        Flag(
+            "--kv-transfer-config",
+            "kv_connector_extra_config, spec_name TieringOffloadingSpec",
+            key="kv_connector_extra_config.secondary_tiers",
+        ),
     ] = ()
     """Storage tiers behind host memory that KV is written to and read from: `fs` for files on a
     disk."""
-    kv_connector: Annotated[Literal["NixlConnector"] | None, Flag("--kv-transfer-config")] = None
+    kv_connector: Annotated[
+        Literal["NixlConnector"] | None, Flag("--kv-transfer-config", key="kv_connector")
+    ] = None
     """Connector that transfers KV from prefill replicas to decode replicas; default NixlConnector
     in fleets that have such replicas."""
     kv_role: Annotated[
-        Literal["kv_producer", "kv_consumer", "kv_both"] | None, Flag("--kv-transfer-config")
+        Literal["kv_producer", "kv_consumer", "kv_both"] | None,
+        Flag("--kv-transfer-config", key="kv_role"),
     ] = None
     """Role of the replica for the KV connector; replicas that can load KV free blocks later.
     Default: from the replica's role in the fleet."""
@@ -183,7 +201,9 @@ class VllmConfig:
     ] = None
     """Share of GPU memory that vLLM uses; with `hardware` it determines the number of blocks.
     Default 0.92, up to 0.19 0.9. Affects no scheduling decision."""
-    cudagraph_mode: Annotated[CudagraphMode | None, Flag("--compilation-config")] = None
+    cudagraph_mode: Annotated[
+        CudagraphMode | None, Flag("--compilation-config", key="cudagraph_mode")
+    ] = None
     """Steps that are replayed from CUDA graphs, for the cost model; default: as the version.
     Affects no scheduling decision."""
     max_cudagraph_capture_size: Annotated[
