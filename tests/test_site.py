@@ -90,3 +90,11 @@ def test_the_reference_tells_of_every_command_and_knob(site: Path) -> None:
     for spec in ENGINES.values():
         for knob in spec.config.__dataclass_fields__.keys() - {"name"}:
             assert f"<code>{knob}</code>" in text["reference/knobs.html"], knob
+
+
+def test_signatures_of_the_reference_are_valid_python(site: Path) -> None:
+    text = (site.parents[1] / "docs" / "reference" / "python.md").read_text()
+    calls = re.findall(r"```python\nsimkv\.(\w+)(\(.*?\))\n```", text, re.DOTALL)
+    assert len(calls) > 5
+    for name, parameters in calls:
+        compile(f"def {name}{parameters}: ...", name, "exec")

@@ -1,7 +1,7 @@
-"""Writes the site's reference from the code: ``python tools/docs_reference.py docs/reference``.
+"""Write the reference pages of the site: ``python tools/docs_reference.py docs/reference``.
 
-Commands from the command line's own parser, fields and knobs from the schema and the texts under
-them, figures from their registry, functions from their docstrings.
+Commands come from the command-line parser, fields and settings from the schema and their
+descriptions, figures from their registry, and functions from their docstrings.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from simkv.core.figure_registry import FLEET_METRICS, METRICS
 from simkv.scenario.scenario_schema import json_schema
 from simkv.schedulers.engine_registry import ENGINES
 
-NOTE = "<!-- Made by tools/docs_reference.py from the code; do not edit. -->\n"
+NOTE = "<!-- Generated from the code by tools/docs_reference.py; do not edit. -->\n"
 
 
 def pages() -> dict[str, str]:
-    """The pages by their names."""
+    """Return the text of each page by file name."""
     return {
         "commands.md": commands(),
         "scenario.md": scenario(),
@@ -39,7 +39,7 @@ def pages() -> dict[str, str]:
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """A table in Markdown."""
+    """Return a Markdown table."""
     lines = [head, tuple("---" for _ in head), *rows]
     return "".join(f"| {' | '.join(_cell(one) for one in line)} |\n" for line in lines)
 
@@ -49,19 +49,19 @@ def _cell(text: str) -> str:
 
 
 def commands() -> str:
-    """Every command with its arguments and options."""
+    """Return the page of commands with their arguments and options."""
     plan.select_options(all_of_them=True)
-    parts = [NOTE, "# Commands\n\n", "Every command takes `--help`.\n"]
+    parts = [NOTE, "# Commands\n\n", "`simkv COMMAND --help` prints the same text.\n"]
     for name, command in walk_commands(typer.main.get_command(app)):
         parts.append(f"\n## simkv {name}\n\n{_markdown(command.help or '')}\n\n")
         rows = [row for param in command.params if (row := _param(param))]
         if rows:
-            parts.append(table(("", "what it does", "default"), rows))
+            parts.append(table(("argument or option", "description", "default"), rows))
     return "".join(parts)
 
 
 def walk_commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
-    """All commands below a group, by their words."""
+    """Yield each command of a group and its subgroups with its full name."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from walk_commands(command, f"{before}{name} ")
@@ -79,12 +79,12 @@ def _param(param: Any) -> tuple[str, str, str] | None:
         name = ", ".join(f"`{one}{value}`" for one in [*param.opts, *param.secondary_opts])
     default = param.default
     empty = default is None or default in ((), "") or callable(default)
-    shown = "needed" if param.required else "" if empty else f"`{_value(default)}`"
+    shown = "required" if param.required else "" if empty else f"`{_value(default)}`"
     return name, param.help or "", shown
 
 
 def _kind(param: Any) -> str:
-    """What stands for the value of an option in its place."""
+    """Return the placeholder for the value of an option."""
     kind = param.type_descriptor.annotation
     if get_origin(kind) is Literal:
         return "|".join(get_args(kind))
@@ -92,15 +92,15 @@ def _kind(param: Any) -> str:
 
 
 def scenario() -> str:
-    """Every field of a scenario file but the engines' knobs."""
+    """Return the page of scenario fields, without the engines' settings."""
     schema = json_schema()
     configs = {spec.config.__name__ for spec in ENGINES.values()}
     parts = [
         NOTE,
         "# Scenario fields\n\n",
-        "What each means and how they go together is told in [Scenario files](../scenario.md), "
-        "[Workloads](../workloads.md) and [Fleets](../fleets.md); the knobs of `engine` are on a "
-        "[page of their own](knobs.md).\n",
+        "This page lists every field of a scenario file. [Scenario files](../scenario.md), "
+        "[Workloads](../workloads.md) and [Fleets](../fleets.md) explain them with examples. "
+        "[Engine settings](knobs.md) lists the fields of `engine`.\n",
     ]
     for path, section in _sections(schema):
         if section.get("title") in configs:
@@ -117,12 +117,12 @@ def scenario() -> str:
             if "const" not in field
         ]
         if rows:
-            parts.append(table(("field", "what it says", "value", "default"), rows))
+            parts.append(table(("field", "description", "value", "default"), rows))
     return "".join(parts)
 
 
 def _sections(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The sections of the schema, each under the first path that leads to it."""
+    """Yield each section of the schema with the first path to it."""
     seen, queue = set[str](), [("the file", "", schema)]
     while queue:
         path, below, section = queue.pop(0)
@@ -151,13 +151,13 @@ def _references(node: Any) -> Iterator[str]:
 
 
 def knobs() -> str:
-    """Every knob of every engine."""
+    """Return the page of engine settings."""
     parts = [
         NOTE,
-        "# Knobs\n\n",
-        "Knobs of `engine` in a scenario, under the engine's own names. *Variants* are those that "
-        "heed the knob: others refuse or ignore it. `simkv policies` says where each variant is "
-        "from.\n",
+        "# Engine settings\n\n",
+        "Fields of the `engine` section of a scenario, under the engine's own names. The column "
+        "*variants* lists the variants that support a setting; others reject or ignore it. "
+        "`simkv policies` lists the source of each variant.\n",
     ]
     schema = json_schema()["$defs"]
     for engine, spec in ENGINES.items():
@@ -179,13 +179,13 @@ def knobs() -> str:
         ]
         parts.append(f"\n## {engine}\n\n{_markdown(section.get('description', ''))}\n\n")
         parts.append(
-            table(("knob", "what it does", "value", "default", "variants", "source"), rows)
+            table(("setting", "description", "value", "default", "variants", "source"), rows)
         )
     return "".join(parts)
 
 
 def _having(engine: str, knob: str) -> str:
-    """Which variants of an engine have a knob: ``all``, ``from 0.26.0 on``, ``all but seed``."""
+    """Return the variants that support a knob: ``all``, ``from 0.26.0 on``, ``all but seed``."""
     spec = ENGINES[engine]
     having = [name for name in spec.variants if knob not in spec.lacks.get(name, ())]
     lacking = [name for name in spec.variants if name not in having]
@@ -208,26 +208,26 @@ def _number(release: str) -> tuple[int, ...]:
 
 
 def figures() -> str:
-    """Every figure of summary.json."""
+    """Return the page of figures in ``summary.json``."""
     rows = [
         (
             f"`{one.key}`",
             one.label,
             one.unit or "number",
-            "more" if one.more_is_better else "less",
+            "higher" if one.more_is_better else "lower",
             one.description,
         )
         for one in [*METRICS.values(), *FLEET_METRICS.values()]
     ]
     return (
-        f"{NOTE}# Figures\n\nWhat `summary.json` says of a variant; `expect`, `--slo`, `--plot` "
-        "and `--pareto` go by these names. Those of `fleet` are there with a fleet only.\n\n"
-        + table(("figure", "is the", "unit", "better is", "note"), rows)
+        f"{NOTE}# Figures\n\nFigures of a variant in `summary.json`. Use the same names in "
+        "`expect`, `--slo`, `--plot` and `--pareto`. Figures of `fleet` exist only for fleets.\n\n"
+        + table(("figure", "name", "unit", "better", "note"), rows)
     )
 
 
 def python() -> str:
-    """Every public name of the package."""
+    """Return the page of public Python names."""
     parts = [NOTE, "# Python\n\n```python\nimport simkv\n```\n"]
     for name in simkv.__all__:
         one = getattr(simkv, name)
@@ -237,7 +237,7 @@ def python() -> str:
         if inspect.isfunction(one):
             parts.append(f"```python\n{_signature(name, one)}\n```\n\n")
         parts.append(f"{_markdown(inspect.getdoc(one) or '')}\n")
-    parts.append("\n## What they give back\n")
+    parts.append("\n## Return types\n")
     for name in ("RunOutcome", "Plans"):
         kind = getattr(sys.modules["simkv.api"], name)
         parts.append(f"\n### {name}\n\n{_markdown(inspect.getdoc(kind) or '')}\n\n")
@@ -246,28 +246,24 @@ def python() -> str:
             for key, member in vars(kind).items()
             if not key.startswith("_") and inspect.getdoc(member)
         ]
-        parts.append(table(("member", "is"), members))
+        parts.append(table(("member", "description"), members))
     return "".join(parts)
 
 
 def _signature(name: str, function: Any) -> str:
-    shown = []
-    for one in inspect.signature(function).parameters.values():
-        plain = one.replace(annotation=inspect.Parameter.empty)
-        shown.append(str(plain))
-    star = [
-        index
-        for index, one in enumerate(inspect.signature(function).parameters.values())
-        if one.kind is one.KEYWORD_ONLY
-    ]
-    if star:
-        shown.insert(star[0], "*")
+    parameters = list(inspect.signature(function).parameters.values())
+    shown = [str(one.replace(annotation=inspect.Parameter.empty)) for one in parameters]
+    kinds = [one.kind for one in parameters]
+    if (only := inspect.Parameter.KEYWORD_ONLY) in kinds and (
+        inspect.Parameter.VAR_POSITIONAL not in kinds
+    ):
+        shown.insert(kinds.index(only), "*")
     whole = f"simkv.{name}({', '.join(shown)})"
     return whole if len(whole) < 90 else f"simkv.{name}(\n    " + ",\n    ".join(shown) + ",\n)"
 
 
 def _type(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
-    """What a value may be: ``number from 0 to 1``, ``fcfs or priority``, ``mapping``."""
+    """Describe the valid values: ``number from 0 to 1``, ``fcfs or priority``, ``mapping``."""
     if "$ref" in field:
         return _type(definitions[field["$ref"].rsplit("/", 1)[1]], definitions)
     if "enum" in field:
@@ -304,9 +300,9 @@ def _or(words: list[str]) -> str:
 
 def _default(name: str, field: Mapping[str, Any], section: Mapping[str, Any]) -> str:
     if name in section.get("required", ()):
-        return "needed"
+        return "required"
     default = field.get("default")
-    if isinstance(default, dict):  # a section: its own fields say theirs
+    if isinstance(default, dict):  # A section; its own fields have defaults.
         default = default.get("name")
     return "" if default in (None, [], "") else f"`{_value(default)}`"
 
@@ -316,7 +312,7 @@ def _value(value: Any) -> str:
 
 
 def _markdown(text: str) -> str:
-    """A docstring as Markdown: double backticks are single, and examples in braces stay."""
+    """Return a docstring as Markdown, with single instead of double backticks."""
     return re.sub(r"``([^`]+)``", r"`\1`", inspect.cleandoc(text))
 
 
