@@ -1,54 +1,65 @@
-# Two commands do everything: `make demo` and `make test`.
+# `make demo` shows an example, `make test` runs all tests, `make help` lists the other targets.
 PYTHON ?= python3
 VENV := .venv
-# What `make test` installs besides simkv; with `EXTRAS=dev,gpu` it also tests the real engine.
+# Extras that `make test` installs. With EXTRAS=dev,gpu, it also tests the GPU engine.
 EXTRAS ?= dev
 CONSTRAINTS ?= constraints.txt
 comma := ,
 TESTED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 BIN := $(VENV)/bin
 COMPILED := build/compiled
-# Of the engines vLLM's, whose rules are compiled; with OF_COMPILED="tests/conformance tests/laws" all.
+# Tests that `make compiled` runs: of the engines only vLLM, because only its rules are compiled. For all engines, use
+# OF_COMPILED="tests/conformance tests/laws".
 OF_COMPILED := tests/test_compiled.py tests/conformance tests/laws/test_laws.py tests/laws/test_leaping.py -k "vllm or test_compiled"
 DEMO := scenarios/mistralrs-forty.yaml
 
-# Whose lines are counted, by their own tests: Python 3.11 counts by a tracer that makes tests nearly twice
-# as slow, too dear for all of them.
-COUNTED := core costs measure schedulers
+# Packages whose coverage is measured, with their own tests only: tracing makes tests nearly twice as slow.
+COUNTED := core costs metrics schedulers
 
-.PHONY: demo test lint coverage bench wheel compiled loop profiles reports site walks picture calibrate-silicon follow validation format clean
+.PHONY: help demo test lint coverage bench wheel compiled loop profiles reports site walks picture calibrate-silicon follow validation format clean
 
+## demo: run an example and draw its plots (default)
 demo: $(VENV)/.installed
 	$(BIN)/simkv run --exit-zero --plots $(DEMO)
-	@echo "Pictures: runs/mistralrs-forty/*.png; start with lanes.png"
+	@echo "Plots: runs/mistralrs-forty/*.png; start with lanes.png"
 
+## help: list the targets
+help:
+	@sed -n 's/^## /make /p' $(MAKEFILE_LIST)
+
+## test: run ruff, mypy and pytest
 test: lint
 	$(BIN)/pytest -n auto --dist loadfile
 
+## lint: run ruff and mypy
 lint: $(TESTED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+## coverage: print the test coverage of some packages
 coverage: $(TESTED)
 	$(BIN)/coverage run -m pytest $(COUNTED:%=tests/%)
 	$(BIN)/coverage report --include='$(subst $() ,$(comma),$(COUNTED:%=simkv/%/*))'
 
+## bench: measure speed and memory
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/simulation_speed.py
 	$(BIN)/python benchmarks/release_speed.py $(and $(wildcard $(COMPILED)/bin/python),--compiled $(COMPILED)/bin/python)
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/serve_throughput.py
 
-# A wheel for this Python with the loop compiled, from an archive of the sources, so that nothing compiled
-# lies among them. Needs a C compiler; `pip install .` needs none and stays pure.
+## wheel: build a wheel for this Python with a compiled engine loop
+# Needs a C compiler; `pip install .` needs none. It is built from an archive so that no compiled file is written into the
+# source tree.
 wheel: $(TESTED)
 	rm -rf dist
 	$(BIN)/python -I -m hatchling build -t sdist
 	HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/python -I -m pip wheel --quiet --disable-pip-version-check \
 		--no-deps --no-build-isolation --wheel-dir dist dist/simkv-*.tar.gz
 
-# That wheel is to keep what the sources keep: recorded decisions, laws, leaps. All but simkv is $(VENV)'s.
+## compiled: run the recorded decisions, laws and leap tests with that wheel
+# Its environment contains only simkv; all other packages come from $(VENV).
 compiled: $(TESTED)
 	rm -rf $(COMPILED)
 	$(BIN)/python -I -m venv --without-pip $(COMPILED)
@@ -59,52 +70,56 @@ compiled: $(TESTED)
 	SIMKV_TESTED=compiled $(COMPILED)/bin/python -P -m pytest --import-mode=append -p no:cacheprovider \
 		-n auto --dist loadfile $(OF_COMPILED)
 
-# The whole loop on this machine's CPU: a campaign, its profile, cases predicted, served and judged.
+## loop: calibrate on this CPU, then predict, serve and evaluate cases
 loop: $(TESTED)
 	PYTHON=$(BIN)/python calibrate/loop.sh build/loop
 
-# From the operator tables of aiconfigurator-core and data sheets; needs EXTRAS=dev,hardware.
+## profiles: write the packaged profiles from operator tables and data sheets (EXTRAS=dev,hardware)
 profiles: $(TESTED)
 	$(BIN)/python -m dev.hardware_profiles
 
-# make calibrate-silicon ROWS=FILE.csv fits the constants of composed costs, then writes docs/silicon.md
+## calibrate-silicon ROWS=FILE.csv: fit the constants of composed costs and write docs/silicon.md
 calibrate-silicon: $(VENV)/.installed
 	$(BIN)/python -m dev.serving_points $(ROWS) simkv/costs/operators --report docs/silicon.md
 
-# By which of the known rules a release decides; fails if by none. SOURCE: its wheel or a folder.
+# SOURCE is a wheel or a directory; without it, pip downloads the release.
 ENGINE ?= vllm
 VERSION ?= newest
 COUNT ?= 200
 REPORT ?= build/follow.md
 SIMKV ?= $(BIN)/simkv
+## follow ENGINE=vllm VERSION=newest: find the known rules that a release uses; fail if there are none
 follow: $(VENV)/.installed
 	@mkdir -p $(dir $(REPORT))
 	$(SIMKV) follow $(ENGINE) $(VERSION) --cases $(COUNT) $(SOURCE:%=--source %) --report $(REPORT)
 
-# The recorded runs are not part of the repository: CASES names the folder that holds them.
+## validation CASES=DIR: write docs/validation.md from recorded runs, which are not in the repository
 validation: $(VENV)/.installed
 	$(BIN)/python -m dev.validation_page docs/validation.md $(CASES)
 
+## reports: write the reports of the packaged incidents
 reports: $(VENV)/.installed
 	$(BIN)/simkv report --gallery reports
 
-# The documentation as a site in build/site/, with reference pages made from the code.
+## site: build the documentation in build/site/, with reference pages generated from the code
 site: $(TESTED)
 	$(BIN)/python tools/docs_reference.py docs/reference
 	$(BIN)/zensical build --clean --strict
 
+## picture: draw the picture of the README
 picture: $(VENV)/.installed
 	$(BIN)/python -m dev.readme_picture docs/mistralrs-forty-lanes.png
 
-# What the commands of the tutorial and the how-tos print now, written into their pages: read the difference.
+## walks: update the output shown in the tutorial and the how-to pages; review the difference
 walks: $(TESTED)
 	$(BIN)/python -m tests.docs_walkthrough docs/tutorial.md docs/diagnose.md docs/how-to/*.md
 
+## format: apply the automatic fixes of ruff
 format: $(TESTED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Modules are compiled to bytecode as they are imported: most of what is installed never is.
+# --no-compile: Python compiles modules to bytecode when they are imported, and most installed modules never are.
 INSTALL := $(BIN)/python -I -m pip install --quiet --disable-pip-version-check --no-compile
 
 $(VENV)/.made:
@@ -120,5 +135,6 @@ $(TESTED): $(VENV)/.made pyproject.toml $(CONSTRAINTS)
 	$(INSTALL) $(CONSTRAINTS:%=-c %) -e '.[$(EXTRAS)]'
 	@touch $@
 
+## clean: remove the environment, results and builds
 clean:
 	rm -rf $(VENV) runs build dist docs/reference

@@ -156,3 +156,11 @@ def test_the_map_has_every_room() -> None:
 def test_a_planted_name_is_missed() -> None:
     page = "`simkv/api.py:run` `simkv/api.py:walk` `simkv/attic/` `simkv/core/request.py:Prompt.id`"
     assert lost(page) == ["simkv/api.py:walk", "simkv/attic/"]
+
+
+def test_packages_of_the_coverage_report_exist() -> None:
+    counted = re.search(r"^COUNTED := (.+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert counted
+    for name in counted[1].split():
+        assert (ROOT / "simkv" / name).is_dir(), name
+        assert (ROOT / "tests" / name).is_dir(), name
