@@ -14,7 +14,10 @@ from tests.docs_walkthrough import (
 )
 
 DOCS = ROOT / "docs"
-PAGES = [DOCS / "tutorial.md", DOCS / "diagnose.md", *sorted((DOCS / "how-to").glob("*.md"))]
+PAGES = [
+    *(DOCS / name for name in ("tutorial.md", "diagnose.md", "hardware.md")),
+    *sorted((DOCS / "how-to").glob("*.md")),
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
