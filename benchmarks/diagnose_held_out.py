@@ -24,7 +24,7 @@ from simkv.scenario.scenario_loader import load, resolve_variants
 from simkv.scenario.yaml_document import YamlDocument
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios"
-WELL = "Nothing is wrong"
+WELL = "Result: healthy"
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ SERVERS = (
         "sglang-32549-decode-starved",
         "before",
         SGLANG,
-        ("held up while others prefill",),
+        ("delayed by prefill of others",),
         ("--prefill-decode-interval",),
     ),
     Blind(
@@ -177,7 +177,7 @@ SERVERS = (
         _load({"prefill_schedule_interval": 64}, 3.0, 500, 150),
         "run",
         VLLM,
-        ("kept out by a rule", "behind the head"),
+        ("excluded by a scheduling rule", "behind the head"),
         ("--prefill-schedule-interval",),
     ),
     Blind(
@@ -214,7 +214,7 @@ SERVERS = (
         _load(SG | {"scheduler_recv_interval": 200}, 3.0, 300, 150),
         "run",
         SGLANG,
-        ("not yet looked at", "behind the head"),
+        ("not yet seen by scheduler", "behind the head"),
         ("--scheduler-recv-interval",),
     ),
     Blind("well: 0.33", _load({}, 2.0, 300, 100), "run", VLLM, (), (WELL,)),

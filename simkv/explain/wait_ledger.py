@@ -52,26 +52,26 @@ class LedgerKind(StrEnum):
 
 #: Labels of the kinds in plain words.
 KIND_LABELS: dict[LedgerKind, str] = {
-    LedgerKind.UNSEEN: "not yet looked at",
-    LedgerKind.BLOCKS: "queued for blocks",
-    LedgerKind.RESERVED: "queued for blocks that are reserved",
-    LedgerKind.SLOT: "queued for a slot",
-    LedgerKind.ADAPTER: "queued for a LoRA slot",
-    LedgerKind.KV: "waiting for KV from host",
+    LedgerKind.UNSEEN: "not yet seen by scheduler",
+    LedgerKind.BLOCKS: "waiting for KV blocks",
+    LedgerKind.RESERVED: "waiting for reserved KV blocks",
+    LedgerKind.SLOT: "waiting for a slot",
+    LedgerKind.ADAPTER: "waiting for a LoRA slot",
+    LedgerKind.KV: "waiting for KV from host memory",
     LedgerKind.DISK: "waiting for KV from disk",
     LedgerKind.REMOTE: "waiting for KV from another replica",
-    LedgerKind.BUDGET: "queued for token budget",
-    LedgerKind.RULE: "kept out by a rule",
+    LedgerKind.BUDGET: "waiting for token budget",
+    LedgerKind.RULE: "excluded by a scheduling rule",
     LedgerKind.BEHIND: "behind the head of the queue",
-    LedgerKind.QUEUED: "waiting for no reason given",
+    LedgerKind.QUEUED: "waiting, reason not reported",
     LedgerKind.DEFERRED: "in a deferred bucket",
     LedgerKind.PREFILL: "prefill",
     LedgerKind.RECOMPUTE: "recomputing",
     LedgerKind.DECODE: "decode",
-    LedgerKind.HELD_UP: "held up while others prefill",
-    LedgerKind.PREEMPTED: "preempted and waiting",
+    LedgerKind.HELD_UP: "delayed by prefill of others",
+    LedgerKind.PREEMPTED: "preempted, waiting to resume",
     LedgerKind.IN_FLIGHT: "in flight",
-    LedgerKind.STALLED: "stalled for good",
+    LedgerKind.STALLED: "stalled permanently",
 }
 
 #: Kinds in which a request waits to be admitted or readmitted.

@@ -218,7 +218,10 @@ def _write_report(
     shown = result.scenario.model_copy(update={"summary": " ".join(found.summary_lines)})
     result.__dict__["scenario"] = shown
     write_html(
-        folder / files.REPORT, {"incident": result}, [found.summary_lines[3]], section=section
+        folder / files.REPORT,
+        {"incident": result},
+        [found.summary_lines[3].removeprefix("Fix: ")],
+        section=section,
     )
 
 

@@ -36,6 +36,7 @@ from simkv.incident.wait_summary import (
 )
 from simkv.incident.workload_rebuild import is_sampled
 from simkv.metrics.run_result import RunResult
+from simkv.report.narrative import describe_cause
 
 
 @dataclass(frozen=True)
@@ -67,16 +68,17 @@ def refuse_explanation(
     It lists missing information. ``beside`` is the table over time.
     """
     missed = "; ".join(
-        f"{line.name} {line.simulated:.4g} where {line.observed:.4g} was observed"
+        f"{line.name}: {line.simulated:.4g} simulated, {line.observed:.4g} observed"
         for line in likeness.missed[:3]
     )
-    asks = [*setup.assumed, *evidence.lacks] or ["something that is not modelled"]
+    asks = [*setup.assumed, *evidence.lacks] or ["the server may use something not modelled"]
+    more = f" (and {len(asks) - 1} more, listed below)" if len(asks) > 1 else ""
     five = (
-        f"No explanation: the simulation does not reproduce {evidence.source}.",
-        f"It differs: {missed}.",
-        "What was observed is in observed.png and compared.csv, beside what was simulated.",
-        f"Not known, and possibly why: {asks[0]}.",
-        f"{len(asks)} such points are listed below; --set engine.NAME=VALUE tells one.",
+        f"Result: no explanation; the simulation does not reproduce {evidence.source}.",
+        f"Affected: unknown. The simulation differs: {missed}.",
+        f"Cause: unknown. A possible reason for the difference: {asks[0]}{more}.",
+        "Fix: unknown. Specify missing settings with --set engine.NAME=VALUE and diagnose again.",
+        "Confidence: none. Compare observed and simulated figures in observed.png, compared.csv.",
     )
     text = render_diagnosis(five, likeness, setup, evidence, notes, list(timeline_lines(beside)))
     return IncidentAnswer(five, text, False, False, "not reproduced", None)
@@ -99,11 +101,11 @@ def explain_incident(
     cause = "nothing" if healthy else "slow in company" if slow else _cause(found, waits)
     remedy = mending.remedies[0] if mending and mending.remedies and not healthy else None
     five = (
-        _what(observed, setup, waits, healthy),
-        _whom(observed, waits, healthy, is_sampled(evidence)),
-        _slow(result) if slow and not healthy else _why(found, waits, healthy),
-        _mends(mending, healthy),
-        _trust(likeness, setup),
+        _describe_result(observed, setup, waits, healthy),
+        _describe_affected(observed, waits, healthy, is_sampled(evidence)),
+        _describe_cause(result, found, waits, healthy, slow),
+        describe_search(mending, healthy),
+        _describe_confidence(likeness, setup),
     )
     rest = [
         *victim_lines(observed, result, waits),
@@ -121,92 +123,93 @@ def _cause(found: Sequence[Verdict], waits: WaitSummary) -> str:
     return KIND_LABELS[max(waits.kinds, key=lambda kind: waits.kinds[kind])]
 
 
-def _what(observed: pd.DataFrame, setup: ServerSetup, waits: WaitSummary, healthy: bool) -> str:
+def _describe_result(
+    observed: pd.DataFrame, setup: ServerSetup, waits: WaitSummary, healthy: bool
+) -> str:
     engine = f"{setup.engine['name']} {setup.engine['variant']}"
     count, failed = len(observed), int((observed["output_tokens"] == 0).sum())
     spent = format_seconds(float(observed["t_s"].max() - observed["t_s"].min()))
-    head = f"{count} requests within {spent} on {engine}"
+    which = f"{count} requests within {spent} on {engine}"
     without = f", {failed} without an answer" if failed else ""
     if healthy:
-        return f"Nothing is wrong: of {head}{without}, nobody waited for long."
-    return f"{head}{without}: {100 * waits.share:.0f} % of all their time was waiting."
+        return f"Result: healthy; no request waited long ({which}{without})."
+    return f"Result: requests waited {100 * waits.share:.0f} % of their time ({which}{without})."
 
 
-def _whom(observed: pd.DataFrame, waits: WaitSummary, healthy: bool, drawn: bool) -> str:
+def _describe_affected(
+    observed: pd.DataFrame, waits: WaitSummary, healthy: bool, sampled: bool
+) -> str:
     failed = observed.index[observed["output_tokens"] == 0].tolist()
     if failed:
-        return f"Victims: {request_labels(observed, failed)} got no answer."
+        return f"Affected: {request_labels(observed, failed)} got no answer."
     if healthy or not waits.victims:
         slowest = int(observed["e2e_ms"].to_numpy(np.float64).argmax())
         took = format_seconds(observed["e2e_ms"].max() / 1e3)
-        who = "as drawn" if drawn else request_label(observed, slowest)
-        return f"The slowest, {who}, took {took}."
+        which = "a sampled request" if sampled else request_label(observed, slowest)
+        return f"Affected: none. Slowest: {which} ({took})."
     worst = find_victims(observed, waits.victims)
-    if drawn:
+    if sampled:
         least = format_seconds(float(observed["queue_ms"].loc[worst].min()) / 1e3)
-        return f"Victims: nothing tells who; of ten requests as drawn one queued {least} or more."
+        return (
+            "Affected: the inputs do not identify requests; one in ten sampled requests queued "
+            f"for {least} or more."
+        )
     queued = float(observed["queue_ms"].loc[worst[0]]) / 1e3
     if queued > 0:
         whole = format_seconds(float(observed["e2e_ms"].loc[worst[0]]) / 1e3)
-        most = f"the first of them queued for {format_seconds(queued)} of its {whole}"
-        return f"Victims: {request_labels(observed, worst)}; {most}."
-    return f"Victims: {request_labels(observed, worst)}."
+        longest = f"the first queued for {format_seconds(queued)} of its {whole}"
+        return f"Affected: {request_labels(observed, worst)}; {longest}."
+    return f"Affected: {request_labels(observed, worst)}."
 
 
-def _why(found: Sequence[Verdict], waits: WaitSummary, healthy: bool) -> str:
+def _describe_cause(
+    result: RunResult, found: Sequence[Verdict], waits: WaitSummary, healthy: bool, slow: bool
+) -> str:
     if healthy:
         return (
-            f"Waiting was {100 * waits.share:.1f} % of all time, {100 * waits.worst:.0f} % for the "
-            "worst decile."
+            f"Cause: none. Waiting was {100 * waits.share:.1f} % of all time, "
+            f"{100 * waits.worst:.0f} % for the slowest tenth of the requests."
         )
-    if found:
-        return f"Cause: {found[0].name}: {found[0].text}."
-    total = sum(waits.kinds.values()) or 1e-9
-    first = sorted(waits.kinds.items(), key=lambda item: -item[1])[:2]
-    said = ", ".join(f"{100 * spent / total:.0f} % {KIND_LABELS[kind]}" for kind, spent in first)
-    return f"Cause: of the waiting {said}."
+    if slow:
+        return (
+            f"Cause: requests do not wait, but take {slowdown(result):.1f} times as long as in "
+            "isolation while they prefill or decode."
+        )
+    return f"Cause: {describe_cause(result, found)}"
 
 
-def _slow(result: RunResult) -> str:
-    return (
-        f"Cause: nobody waits, but requests take {slowdown(result):.1f} times as long as they "
-        "would alone, while they are prefilled or decode."
-    )
-
-
-def _mends(mending: RemedySearch | None, healthy: bool) -> str:
+def describe_search(search: RemedySearch | None, healthy: bool) -> str:
+    """Return the ``Fix:`` line: the best changes that the search found."""
     if healthy:
-        return "No flag needs to be changed."
-    if mending is None:
-        return "What would mend it was not asked."
-    tried = f"{mending.tried} changes tried" + (
-        f", {mending.cut_off} of them cut off" if mending.cut_off else ""
+        return "Fix: none needed."
+    if search is None:
+        return "Fix: not searched (--no-try-flags)."
+    tried = f"{search.tried} changes tried" + (
+        f", {search.cut_off} of them cut off" if search.cut_off else ""
     )
-    flags = mending.of("flag")
-    others = [*mending.of("version"), *mending.of("memory")]
-    if not mending.remedies:
-        return f"No flag mends it: none of {tried} helps."
-    best = mending.remedies[0]
+    flags = search.of("flag")
+    others = [*search.of("version"), *search.of("memory")]
+    if not search.remedies:
+        return f"Fix: none found; {tried}."
+    best = search.remedies[0]
     if not best.sure:
-        return f"No flag is sure to mend it; {describe_remedy(best)} may; {tried}."
+        return f"Fix: none is certain; {describe_remedy(best)} may help; {tried}."
     if flags and best.means != "version":
-        return f"What mends it: {describe_remedy(flags[0])}; {tried}."
+        return f"Fix: {describe_remedy(flags[0])}; {tried}."
     if flags and flags[0].sure:
-        return (
-            f"What mends it: {describe_remedy(best)}; of the flags {describe_remedy(flags[0])}; "
-            f"{tried}."
-        )
+        return f"Fix: {describe_remedy(best)}; best flag: {describe_remedy(flags[0])}; {tried}."
     two = [best, *(one for one in others if one is not best)][:2]
-    return f"No flag mends it; {' or '.join(describe_remedy(one) for one in two)} would; {tried}."
+    return f"Fix: no flag; {' or '.join(describe_remedy(one) for one in two)}; {tried}."
 
 
-def _trust(likeness: ObservedComparison, setup: ServerSetup) -> str:
+def _describe_confidence(likeness: ObservedComparison, setup: ServerSetup) -> str:
     e2e = next((line for line in likeness.lines if line.name.startswith("E2E mean")), None)
-    said = (
-        f"E2E mean {e2e.simulated:.4g} s simulated, {e2e.observed:.4g} s observed "
+    match = (
+        f"mean E2E {e2e.simulated:.4g} s simulated, {e2e.observed:.4g} s observed "
         f"({100 * e2e.relative_error:+.1f} %)"
         if e2e
-        else "the simulation agrees with what was observed"
+        else "the simulation agrees with the observed figures"
     )
-    assumed = f"; {len(setup.assumed)} settings assumed" if setup.assumed else ""
-    return f"Trust: {said}{assumed}."
+    count = len(setup.assumed)
+    assumed = f"; {count} setting{'s' if count > 1 else ''} assumed" if count else ""
+    return f"Confidence: {match}{assumed}."

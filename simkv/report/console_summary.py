@@ -16,21 +16,10 @@ from simkv.core.figure_registry import (
     METRICS,
     Metric,
     figure,
-    format_number,
     format_seconds,
     is_lower_bound,
 )
-from simkv.core.outcome import FAILURES
-from simkv.explain.verdicts.starvation import Starvation
-from simkv.explain.verdicts.thrashing import Thrashing
-from simkv.explain.wait_ledger import (
-    COMPUTE_KINDS,
-    KIND_LABELS,
-    LedgerKind,
-    total_by_kind,
-)
 from simkv.metrics.expectation_checks import ExpectationCheck, format_found
-from simkv.metrics.run_metrics import e2e
 from simkv.metrics.run_result import RunResult
 from simkv.report import narrative
 from simkv.report.adaptive_table import AdaptiveTable, Column
@@ -75,14 +64,20 @@ def render_brief(
 
 
 def summarize_results(results: Mapping[str, RunResult]) -> list[str]:
-    """Return the answer: result, affected requests, cause, fix, and confidence."""
+    """Return the answer: result, affected requests, cause, fix (if useful), and confidence."""
     name = narrative.select_variant(results)
     result = results[name]
-    lines = [_what(results, name), _whom(result.record), _why(result), _mend(results, name)]
-    return [line for line in (*lines, _trust(results)) if line]
+    answer = {
+        "Result": _describe_result(results, name),
+        "Affected": narrative.describe_affected_briefly(result.record),
+        "Cause": narrative.describe_cause(result),
+        "Fix": _describe_fix(results, name),
+        "Confidence": _describe_confidence(results),
+    }
+    return [f"{label}: {text}" for label, text in answer.items() if text]
 
 
-def _what(results: Mapping[str, RunResult], name: str) -> str:
+def _describe_result(results: Mapping[str, RunResult], name: str) -> str:
     scenario = results[name].scenario.name
     where = scenario if len(results) == 1 else f"{scenario}, {name}"
     _, _, wrong = narrative.describe_ending(results[name]).partition("served, ")
@@ -94,72 +89,25 @@ def _what(results: Mapping[str, RunResult], name: str) -> str:
     )
 
 
-def _whom(record: RunRecord) -> str:
-    lives = record.requests.values()
-    for outcome in FAILURES:
-        failed = [life for life in lives if life.outcome is outcome]
-        if failed:
-            who = narrative.format_request_ids((life.request.id for life in failed), 3)
-            patience = {life.request.timeout for life in failed}
-            gave_up = outcome.word in ("starved", "timed out") and len(patience) == 1
-            after = f" after {format_seconds(patience.pop() or 0.0)}" if gave_up else ""
-            return f"Who: {who} {outcome.word}{after}."
-    done = [(took, life.request.id) for life in lives if (took := e2e(life)) is not None]
-    if not done:
-        return ""
-    took, slowest = max(done, key=lambda found: (found[0], -found[1]))
-    return f"Who: nobody was left out; the slowest, request {slowest}, took {format_seconds(took)}."
-
-
-def _why(result: RunResult) -> str:
-    found = result.diagnosis
-    for verdict in found.verdicts:
-        plain = getattr(verdict, "found", verdict)  # unwrap the verdict of a replica
-        if isinstance(plain, Starvation):
-            behind = f", most behind request {plain.behind[0].id}" if plain.behind else ""
-            whose = f"request {plain.requests[0]}"
-            return f"Why: {_waits(plain.kinds, plain.lived, whose)}{behind}."
-        if isinstance(plain, Thrashing):
-            tax, busy = found.waste.recompute, found.waste.busy
-            share = f" ({100 * tax / busy:.0f} % of the GPU's time)" if busy else ""
-            count = format_number(len(found.preemptions))
-            again = format_number(found.recompute_tokens)
-            return f"Why: {count} preemptions made it compute {again} tokens again{share}."
-        return f"Why: {verdict.text}."
-    sums = total_by_kind(tile for tiles in found.ledger.values() for tile in tiles)
-    waits = {kind: time for kind, time in sums.items() if kind not in COMPUTE_KINDS}
-    if not waits or sum(waits.values()) < 0.01 * sum(sums.values()):
-        return "Why: hardly anybody waited for anybody."
-    return f"Why: {_waits(waits, sum(sums.values()), 'all requests')}."
-
-
-def _waits(kinds: Mapping[LedgerKind, float], lived: float, whose: str) -> str:
-    """Return the two largest waiting times of some requests, in percent of their total time."""
-    worst = sorted(kinds, key=lambda kind: -kinds[kind])[:2]
-    parts = [f"{100 * kinds[kind] / lived:.0f} % {KIND_LABELS[kind]}" for kind in worst if lived]
-    return f"of the time of {whose}, " + " and ".join(
-        part for part in parts if not part.startswith("0 %")
-    )
-
-
-def _mend(results: Mapping[str, RunResult], name: str) -> str:
+def _describe_fix(results: Mapping[str, RunResult], name: str) -> str:
     ours = results[name]
     bad = narrative.describe_ending(ours) not in ("served", "cut off")
     if other := narrative.find_better_variant(results, name):
         theirs = results[other].summary
         all_ = theirs["finished"] == theirs["requests"]
-        how = "serves all" if all_ else f"serves {theirs['finished']:,} of {theirs['requests']:,}"
+        finished = "all" if all_ else f"{theirs['finished']:,} of {theirs['requests']:,}"
+        how = f"serves {finished} requests"
         if theirs["finished"] == ours.summary["finished"]:
-            how = _better(ours.summary, theirs)
+            how = _describe_largest_gain(ours.summary, theirs)
         if might := narrative.might(results[other]):
             how += f", but {might}"
         differ = find_differences(ours.scenario, results[other].scenario)
-        what = str(differ[0]) if len(differ) == 1 else f"{len(differ)} fields"
-        return f"Mend: variant {other} {how} ({what})."
-    return "Mend: no variant of it; try `simkv whatif`." if bad else ""
+        what = str(differ[0]) if len(differ) == 1 else f"{len(differ)} fields differ"
+        return f"variant {other} {how} ({what})."
+    return "no variant fixes this; try `simkv whatif`." if bad else ""
 
 
-def _better(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+def _describe_largest_gain(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     """Return the compared figure that improves most, with both values."""
 
     def gain(metric: Metric) -> float:
@@ -170,23 +118,26 @@ def _better(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
 
     best = max(narrative.COMPARED_FIGURES, key=gain)
     before, after = (best.said(figure(figures, best.key)) for figures in (ours, theirs))
-    return f"has {best.label} {after}, not {before}"
+    return f"reduces {best.label} from {before} to {after}"
 
 
-def _trust(results: Mapping[str, RunResult]) -> str:
-    """Return the known errors of all cost profiles, or that none is known."""
-    said: dict[str, str] = {}
+def _describe_confidence(results: Mapping[str, RunResult]) -> str:
+    """Return the basis of the step times and their known errors, by cost profile."""
+    errors: dict[str, str] = {}
     for result in results.values():
         found = result.fidelity
         error = max((e.p95 for e in found.errors.values()), default=None)
-        known = "error unknown" if error is None else f"95 of 100 steps within {100 * error:.1f} %"
-        said[found.profile] = f"{found.basis}, {known}"
+        known = "error unknown" if error is None else f"95 % of steps within {100 * error:.1f} %"
+        errors[found.profile] = f"{found.basis}, {known}"
     out = max(result.fidelity.outside for result in results.values())
-    costs = "; ".join(f"{name} ({how})" for name, how in said.items())
-    if len(set(said.values())) == 1 or len(said) > 2:
-        costs = f"costs {' or '.join(dict.fromkeys(said.values()))}"
-    outside = f"; up to {100 * out:.0f} % of the time outside their range" if out >= 0.005 else ""
-    return f"Trust: {costs}{outside}."
+    if len(set(errors.values())) == 1 or len(errors) > 2:
+        text = f"step times {' or '.join(dict.fromkeys(errors.values()))}"
+    else:
+        text = "; ".join(f"step times of {name} {how}" for name, how in errors.items())
+    outside = (
+        f"; up to {100 * out:.0f} % of the time outside the profile's range" if out >= 0.005 else ""
+    )
+    return f"{text}{outside}."
 
 
 def build_variants_table(results: Mapping[str, RunResult]) -> AdaptiveTable:

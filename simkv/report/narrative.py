@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import log
 from typing import Any
 
 from simkv.core.figure_registry import METRICS, figure, format_seconds
 from simkv.core.outcome import FAILURES, Outcome, humanize
+from simkv.explain.bottleneck import find_bottleneck
 from simkv.explain.diagnosis import Diagnosis
+from simkv.explain.verdicts.head_of_line import HeadOfLineBlocking
+from simkv.explain.verdicts.starvation import Starvation
+from simkv.explain.verdicts.thrashing import Thrashing
 from simkv.explain.verdicts.unserved_requests import rejection
-from simkv.explain.wait_ledger import COMPUTE_KINDS, KIND_LABELS, total_by_kind
+from simkv.explain.verdicts.verdict import Verdict
+from simkv.explain.wait_ledger import (
+    COMPUTE_KINDS,
+    KIND_LABELS,
+    LedgerSegment,
+    total_by_kind,
+)
 from simkv.metrics.run_metrics import e2e, longest_stall
 from simkv.metrics.run_result import RunResult
 from simkv.scenario.run_fields import WORLD_FIELDS, FieldDifference, find_differences
@@ -87,6 +97,28 @@ def describe_affected(result: RunResult) -> list[str]:
     return [*said, f"{sure[0].upper()}{sure[1:]}."] if sure else said
 
 
+def describe_affected_briefly(record: RunRecord) -> str:
+    """Return the failed requests of the most severe outcome, or the slowest request."""
+    lives = record.requests.values()
+    for outcome in FAILURES:
+        failed = [life for life in lives if life.outcome is outcome]
+        if not failed:
+            continue
+        timeouts = {life.request.timeout for life in failed}
+        after = f" after {format_seconds(timeouts.pop() or 0.0)}" if len(timeouts) == 1 else ""
+        why = {
+            Outcome.STARVED: f"; clients gave up{after}",
+            Outcome.TIMED_OUT: f"; clients gave up{after}, too early even for an idle server",
+        }
+        ids = format_request_ids((life.request.id for life in failed), 3)
+        return f"{ids} ({outcome.word}{why.get(outcome, '')})."
+    done = [(took, life.request.id) for life in lives if (took := e2e(life)) is not None]
+    if not done:
+        return ""
+    took, slowest = max(done, key=lambda found: (found[0], -found[1]))
+    return f"none. Slowest: request {slowest} ({format_seconds(took)})."
+
+
 def _who(record: RunRecord) -> list[str]:
     lives = record.requests.values()
     said = []
@@ -133,6 +165,94 @@ def _fate(outcome: Outcome, failed: Sequence[RequestRecord], record: RunRecord) 
         case Outcome.CUT_OFF:
             return "were cut off by the horizon of the run."
     return f"ended as {outcome}."
+
+
+def describe_cause(result: RunResult, verdicts: Sequence[Verdict] | None = None) -> str:
+    """Return the cause of the most severe verdict, or of the waiting, and its effect on requests.
+
+    For waiting requests the cause is the resource that was short. ``verdicts`` are the verdicts to
+    consider (default: all of the run).
+    """
+    found = result.diagnosis
+    verdicts = found.verdicts if verdicts is None else verdicts
+    first, *others = [getattr(verdict, "found", verdict) for verdict in verdicts] or [None]
+    if isinstance(first, Thrashing):
+        return _preemption_cost(found)
+    if isinstance(first, Starvation):
+        requests, lanes = first.all, [found.ledger[first.requests[0]]]
+    elif first is None or isinstance(first, HeadOfLineBlocking):
+        requests, lanes = tuple(result.record.requests), list(found.ledger.values())
+    else:
+        return f"{verdicts[0].text}."
+    waits, lived = _largest_waits(lanes)
+    bottleneck = _find_bottleneck(result, requests)
+    if bottleneck is None or not waits:
+        return "none; requests hardly waited."
+    said = [f"{bottleneck}."]
+    if any(isinstance(verdict, Thrashing) for verdict in others):
+        cost = _preemption_cost(found)
+        said.append(cost[0].upper() + cost[1:])
+    shares = " and ".join(f"{100 * seconds / lived:.0f} % {kind}" for seconds, kind in waits)
+    if isinstance(first, Starvation):
+        behind = f", mainly because of request {first.behind[0].id}" if first.behind else ""
+        said.append(f"Time of request {first.requests[0]}: {shares}{behind}.")
+        if first.overtaken and (count := first.overtaken.others) > 1:
+            said.append(f"{count:,} later requests were admitted before it.")
+    else:
+        said.append(f"Time of all requests: {shares}.")
+    if isinstance(first, HeadOfLineBlocking):
+        said.append(f"Head-of-line blocking for {format_seconds(first.seconds)}.")
+    return " ".join(said)
+
+
+def _largest_waits(
+    lanes: Sequence[Sequence[LedgerSegment]],
+) -> tuple[list[tuple[float, str]], float]:
+    """Return the two largest waits (s) with their labels, and the total time of these lanes (s).
+
+    There are none if waiting is less than 1 % of the time.
+    """
+    sums = total_by_kind(tile for tiles in lanes for tile in tiles)
+    total = sum(sums.values())
+    waits = [(time, KIND_LABELS[kind]) for kind, time in sums.items() if kind not in COMPUTE_KINDS]
+    if sum(time for time, _ in waits) < 0.01 * total:
+        return [], total
+    largest = sorted(waits, reverse=True)[:2]
+    return [(time, kind) for time, kind in largest if time >= 0.005 * total], total
+
+
+_PREEMPTION_REASONS = {
+    "blocks": "KV cache full: ",
+    "bucket": "requests outside the running bucket lose their KV: ",
+    "patience": "long-waiting requests take the KV of running ones: ",
+}
+
+
+def _preemption_cost(found: Diagnosis) -> str:
+    """Return the main reason for preemptions, their number, and their cost in GPU time."""
+    count = len(found.preemptions)
+    reasons = Counter(taken.why for taken in found.preemptions)
+    reason = _PREEMPTION_REASONS.get(max(reasons, key=lambda why: reasons[why]), "")
+    busy = found.waste.busy
+    share = f" ({100 * found.waste.recompute / busy:.0f} % of GPU time)" if busy else ""
+    return (
+        f"{reason}{count:,} preemption{'s' if count != 1 else ''} forced the engine to recompute "
+        f"{found.recompute_tokens:,} tokens{share}."
+    )
+
+
+def _find_bottleneck(result: RunResult, requests: Collection[int]) -> str | None:
+    """Return the bottleneck of these requests as a phrase; in a fleet that of the worst replica."""
+    found = []
+    for stint in result.run.lifetimes:
+        record, config = stint.engine.record, result.specs[stint.replica].engine
+        here = [i for i in requests if i in record.requests]
+        if here and (bottleneck := find_bottleneck(record, result.diagnosis.ledger, here)):
+            where = f"{stint.name}: " if result.fleet else ""
+            found.append(
+                (bottleneck.seconds, where + bottleneck.describe(config, find_engine_spec(config)))
+            )
+    return max(found, key=lambda one: one[0])[1] if found else None
 
 
 def describe_blockers(record: RunRecord, found: Diagnosis) -> list[str]:

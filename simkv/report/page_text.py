@@ -68,8 +68,11 @@ def build_page_text(results: Mapping[str, RunResult], pair: Sequence[str]) -> di
             "name": lead,
             "other": other,
             **badge(result),
-            "who": narrative.describe_affected(result),
-            "behind": narrative.describe_blockers(result.record, result.diagnosis),
+            "affected": narrative.describe_affected(result),
+            "cause": [
+                narrative.describe_cause(result),
+                *narrative.describe_blockers(result.record, result.diagnosis),
+            ],
             "fix": narrative.describe_fix(results, lead, other),
             "verdicts": result.diagnosis.verdicts,
         },

@@ -53,7 +53,7 @@ def test_the_console_the_page_and_explain_name_the_limit(tmp_path: Path) -> None
     reasons = [life.reason for life in found.record.requests.values()]
     assert reasons == ["prompt 20,000 > max_model_len 8,192", "", REASON]
     assert summarize_results({"run": found})[2] == (
-        f"Why: 2 requests rejected: requests 0, 2; {REASON} (request 2)."
+        f"Cause: 2 requests rejected: requests 0, 2; {REASON} (request 2)."
     )
     assert any(
         f"rejected by the engine: {REASON}" in line for line in narrative.describe_affected(found)

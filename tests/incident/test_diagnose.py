@@ -112,7 +112,7 @@ def test_victims_are_those_that_waited_longest(
     result, found, _ = incident
     rows = pd.DataFrame(result.request_rows("run"))
     worst = rows["queue_s"].nlargest(6).index.tolist() if "queue_s" in rows else []
-    assert found.summary_lines[1].startswith("Victims: ")
+    assert found.summary_lines[1].startswith("Affected: request ")
     for number in worst[:3]:
         assert f"request {number} " in found.summary_lines[1]
 
@@ -133,7 +133,7 @@ def test_a_changed_file_is_taken_as_it_is(incident: tuple[RunResult, IncidentAns
 def test_a_healthy_server_is_well(tmp_path: Path) -> None:
     found = diagnosed(planted(2000, 2.0), tmp_path)
     assert found.healthy, found.text
-    assert found.summary_lines[0].startswith("Nothing is wrong")
+    assert found.summary_lines[0].startswith("Result: healthy")
 
 
 def test_what_does_not_fit_is_not_explained(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_what_does_not_fit_is_not_explained(tmp_path: Path) -> None:
         tmp_path / "out", UserSettings(overrides={"num_gpu_blocks": 4000})
     )
     assert not found.explained
-    assert found.summary_lines[0].startswith("No explanation")
+    assert found.summary_lines[0].startswith("Result: no explanation")
     assert not (tmp_path / "out" / "report.html").exists()
 
 

@@ -17,7 +17,7 @@ from simkv.incident.effect_size import (
     measure_effect,
     measure_side_effects,
 )
-from simkv.incident.incident_answer import _mends
+from simkv.incident.incident_answer import describe_search
 from simkv.incident.remedies import (
     Remedy,
     RemedySearch,
@@ -151,11 +151,11 @@ def test_what_is_not_sure_is_said() -> None:
     unsure = Remedy(effect, "flag", "--max-num-seqs 8", False, measure_side_effects(effect, base))
     unsure = replace(unsure, gain=EffectSize(E2E, 10.0, 5.0, 0.4, 1.1, 2))
     found = RemedySearch(base, (unsure,), 7, bounds(steps_of(3), {}), 2, ())
-    said = _mends(found, False)
-    assert said.startswith("No flag is sure to mend it; --max-num-seqs 8 (mean E2E 10 s -> 5 s")
-    assert said.endswith("0.40 to 1.10) may; 7 changes tried, 2 of them cut off.")
+    said = describe_search(found, False)
+    assert said.startswith("Fix: none is certain; --max-num-seqs 8 (mean E2E 10 s -> 5 s")
+    assert said.endswith("0.40 to 1.10) may help; 7 changes tried, 2 of them cut off.")
     none = replace(found, remedies=())
-    assert _mends(none, False).startswith("No flag mends it: none of 7 changes tried")
+    assert describe_search(none, False).startswith("Fix: none found; 7 changes tried")
 
 
 def server(folder: Path, count: int = 40, **engine: Any) -> Scenario:

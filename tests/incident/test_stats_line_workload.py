@@ -126,7 +126,7 @@ def test_a_log_alone_is_rebuilt_and_calibrated(
     assert members["apart"].is_monotonic_increasing
     found = diagnose_stages.explain_stage(tmp_path / "out", UserSettings(), try_flags=False)
     assert found.explained, found.text
-    assert "as drawn" in found.summary_lines[1]  # no request of the log is named
+    assert "a sampled request" in found.summary_lines[1]  # no request of the log is named
 
 
 @pytest.mark.parametrize("version", ["0.19.0", "0.33.0"])  # the second tells the cache, too

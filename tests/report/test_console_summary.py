@@ -35,14 +35,21 @@ def printed(results: dict[str, RunResult], width: int) -> str:
 
 
 def test_the_answer_is_five_lines(forty: dict[str, RunResult]) -> None:
-    what, who, why, mend, trust = summarize_results(forty)
-    assert what == "mistralrs-forty, before-assumed: 16 of 40 finished, 24 starved."
-    assert who == "Who: requests 16 to 39 starved after 300 s."
-    assert why.startswith(
-        "Why: of the time of request 32, 99 % behind the head of the queue and 1 %"
+    result, affected, cause, fix, confidence = summarize_results(forty)
+    assert result == "Result: mistralrs-forty, before-assumed: 16 of 40 finished, 24 starved."
+    assert affected == "Affected: requests 16 to 39 (starved; clients gave up after 300 s)."
+    assert cause.startswith(
+        "Cause: only one bucket of requests (of one length or modality) runs at a time, KV cache "
+        "only 14 % used. Requests outside the running bucket lose their KV: 3,536 preemptions "
+        "forced the engine to recompute "
     )
-    assert mend == ("Mend: variant after-assumed serves all (engine.variant: bucketed → pr2034).")
-    assert trust.startswith("Trust: l4-mistralrs-slow-prefill (assumed, error unknown); ")
+    assert "Time of request 32: 99 % behind the head of the queue and 1 %" in cause
+    assert fix == (
+        "Fix: variant after-assumed serves all requests (engine.variant: bucketed → pr2034)."
+    )
+    assert confidence.startswith(
+        "Confidence: step times of l4-mistralrs-slow-prefill assumed, error unknown; "
+    )
 
 
 @pytest.mark.parametrize("width", [50, 80, 160])
@@ -93,7 +100,7 @@ def test_what_was_missed_is_said(tmp_path: Path) -> None:
     assert "t: 1 of 1 finished." in text
     assert "Expected: 1 of 2 came true; missed:" in text
     assert "run: makespan_s = 5: found 3" in text
-    assert "Mend:" not in text
+    assert "Fix:" not in text
 
 
 def shown(table: object, width: int) -> list[str]:
@@ -145,14 +152,14 @@ def test_counts_that_are_not_certain_are_said_so(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(GIVING_UP)
     found = run_file(tmp_path / "s.yaml")
     assert summarize_results(found)[0] == (
-        "giving-up, small: 7 of 10 finished, 3 starved; 0 to 7 of 10 requests might starve, given "
-        "the error of the costs."
+        "Result: giving-up, small: 7 of 10 finished, 3 starved; 0 to 7 of 10 requests might "
+        "starve, given the error of the costs."
     )
     assert narrative.describe_affected(found["small"])[-1] == (
         "0 to 7 of 10 requests might starve, given the error of the costs."
     )
     assert narrative.might(found["patient"]) == ""
     text = printed(found, 160)
-    assert "Mend: variant larger has mean TTFT" in text
+    assert "Fix: variant larger reduces mean TTFT from" in text
     assert "but 0 to 7 of 10 requests might starve" in text
     assert "smaller: 0 to 7 of 10 requests might starve, given the error of the costs." in text

@@ -126,9 +126,9 @@ def unpacked(column: Any) -> list[Any]:
 # The words.
 
 
-def test_the_three_questions_are_answered_first(outline: Outline) -> None:
+def test_affected_requests_cause_and_fix_come_first(outline: Outline) -> None:
     text = outline.text
-    places = [text.index(question) for question in ("Who starved?", "Behind whom?", "What would")]
+    places = [text.index(heading) for heading in ("Affected", "Cause", "Fix")]
     assert places == sorted(places)
     assert text.index("24 of 40 requests starved") < text.index("Every request over time")
     assert "Requests 16 to 39." in text

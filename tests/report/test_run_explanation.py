@@ -66,8 +66,8 @@ def test_all_variants_in_brief(two: Path) -> None:
 
 def test_one_variant(two: Path) -> None:
     told = explain(two, "--variant", "tight").splitlines()
-    (line,) = [line for line in told if line.startswith("  queued for blocks")]
-    assert line.split() == ["queued", "for", "blocks", "2.50", "s", "21.7", "%", "█" * 25]
+    (line,) = [line for line in told if line.startswith("  waiting for KV blocks")]
+    assert line.split() == ["waiting", "for", "KV", "blocks", "2.50", "s", "21.7", "%", "█" * 25]
     assert told[-1] == f"One request: simkv explain {two} --variant tight 1"
     assert len(told) < 30
 
@@ -77,8 +77,9 @@ def test_one_request(two: Path) -> None:
     assert told[0].startswith("Request 2 in tight: finished after 4.50 s")
     life = told[told.index("") + 1 :]
     assert life[:4] == [
-        "     0.500 s     0.50 s  not yet looked at",
-        "     1.000 s        3 s  behind the head of the queue: request 1, queued for blocks, 3 s",
+        "     0.500 s     0.50 s  not yet seen by scheduler",
+        "     1.000 s        3 s  behind the head of the queue: request 1, waiting for KV blocks, "
+        "3 s",
         "     4.000 s        1 s  prefill: 4 tokens",
         "     5.000 s  finished after 4.50 s",
     ]

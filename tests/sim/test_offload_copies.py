@@ -55,7 +55,7 @@ def test_what_was_computed_once_is_loaded() -> None:
     }
     waits = total_by_kind(result.diagnosis.ledger[2])
     assert waits[LedgerKind.KV] == pytest.approx(record.steps.start[first.row] - 200)
-    assert KIND_LABELS[LedgerKind.KV] == "waiting for KV from host"
+    assert KIND_LABELS[LedgerKind.KV] == "waiting for KV from host memory"
 
 
 def test_without_host_memory_it_is_computed_again() -> None:

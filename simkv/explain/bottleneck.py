@@ -1,0 +1,179 @@
+"""The resource that delayed requests, and how busy the engine was while they waited."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simkv.core.engine_spec import EngineConfig, EngineSpec
+from simkv.explain.wait_ledger import COMPUTE_KINDS, KIND_LABELS, LedgerKind, LedgerSegment
+from simkv.sim.run_record import RunRecord
+
+#: KV cache use from which the cache is the limit, whatever the head of the queue waits for.
+FULL = 0.95
+#: KV cache use below which the cache is clearly not the limit.
+MOSTLY_EMPTY = 0.5
+#: Limits that matter only while the KV cache has space.
+_BEFORE_FULL = {LedgerKind.SLOT, LedgerKind.BUDGET, LedgerKind.QUEUED}
+_BLOCKS = {LedgerKind.BLOCKS, LedgerKind.RESERVED}
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """The resource that requests waited for longest, for ``seconds`` in total.
+
+    The other fields describe the engine while the resource was short: mean use of the KV cache of
+    ``blocks`` blocks (0 to 1), and the maximum numbers of running and waiting requests.
+    """
+
+    kind: LedgerKind
+    seconds: float
+    kv_use: float
+    blocks: int
+    running: int
+    waiting: int
+
+    def describe(self, config: EngineConfig, spec: EngineSpec) -> str:
+        """Return the bottleneck as a phrase, with the setting of the engine that limits it.
+
+        ``all 32 slots busy (max_num_seqs=32), KV cache only 16 % used``
+        """
+        used = f"{100 * self.kv_use:.0f} %"
+        if self.kind in _BLOCKS:
+            state = f"{used} of {self.blocks:,} blocks used"
+            queued = f"up to {self.waiting:,} request{'s' if self.waiting != 1 else ''} queued"
+            if self.kv_use >= 0.9:
+                return f"KV cache full ({state}), {queued}"
+            if self.kind is LedgerKind.RESERVED:
+                return f"free KV blocks reserved for running requests ({state}), {queued}"
+            return f"too few free KV blocks for the next request ({state}), {queued}"
+        kv = f"KV cache {'only ' if self.kv_use < MOSTLY_EMPTY else ''}{used} used"
+        match self.kind:
+            case LedgerKind.SLOT:
+                seats = getattr(config, spec.seats, None) or self.running
+                return f"all {seats:,} slots busy ({spec.seats}={seats}), {kv}"
+            case LedgerKind.BUDGET:
+                budget = getattr(config, spec.step_tokens, None)
+                setting = "" if budget is None else f" ({spec.step_tokens}={budget})"
+                return f"token budget of each step used up{setting}, {kv}"
+            case LedgerKind.ADAPTER:
+                adapters = getattr(config, "max_loras", None)
+                count = "LoRA slots" if adapters is None else f"{adapters:,} LoRA slots"
+                setting = "" if adapters is None else f" (max_loras={adapters})"
+                return f"all {count} busy{setting}, {kv}"
+        return f"{_CAUSES.get(self.kind, KIND_LABELS[self.kind])}, {kv}"
+
+
+_CAUSES = {
+    LedgerKind.RULE: "a scheduling rule excluded requests",
+    LedgerKind.DEFERRED: "only one bucket of requests (of one length or modality) runs at a time",
+    LedgerKind.KV: "KV had to be loaded from host memory",
+    LedgerKind.DISK: "KV had to be read from disk",
+    LedgerKind.REMOTE: "KV had to be sent by another replica",
+    LedgerKind.HELD_UP: "decoding paused while other requests prefilled",
+    LedgerKind.UNSEEN: "requests arrived during long steps",
+    LedgerKind.IN_FLIGHT: "the engine was busy between steps",
+    LedgerKind.STALLED: "the engine had halted",
+}
+
+
+def find_bottleneck(
+    record: RunRecord,
+    ledger: Mapping[int, Sequence[LedgerSegment]],
+    requests: Collection[int],
+) -> Bottleneck | None:
+    """Return what ``requests`` waited for longest, or None if they never waited.
+
+    Time behind the head of the queue counts for the resource that the head waits for. ``record``
+    is that of one replica, with its steps in order of time.
+    """
+    heads = _Heads(record)
+    seconds = _seconds_by_resource(record, ledger, requests, heads)
+    if not seconds:
+        return None
+    kind = max(seconds, key=lambda kind: seconds[kind])
+    log = record.steps
+    rows = heads.rows(kind)
+    if not rows.any():
+        rows = np.array(log.waiting) > 0
+    if not rows.any():
+        rows = np.ones(len(log), dtype=bool)
+    lasted = (np.array(log.end) - np.array(log.start))[rows]
+    free = np.array(log.free_blocks)[rows]
+    use = 0.0
+    if record.num_blocks and lasted.sum() > 0:
+        use = 1.0 - float((free * lasted).sum() / lasted.sum()) / record.num_blocks
+    return Bottleneck(
+        LedgerKind.BLOCKS if kind in _BEFORE_FULL and use >= FULL else kind,
+        seconds[kind],
+        use,
+        record.num_blocks,
+        int(np.array(log.running)[rows].max(initial=0)),
+        int(np.array(log.waiting)[rows].max(initial=0)),
+    )
+
+
+def _seconds_by_resource(
+    record: RunRecord,
+    ledger: Mapping[int, Sequence[LedgerSegment]],
+    requests: Collection[int],
+    heads: _Heads,
+) -> dict[LedgerKind, float]:
+    """Return the waiting time of ``requests`` by resource; preempted ones wait for theirs."""
+    seconds: dict[LedgerKind, float] = {}
+    for i in requests:
+        bucketed = any(cause.why == "bucket" for cause in record.requests[i].causes)
+        for tile in ledger.get(i, ()):
+            parts = {tile.kind: tile.seconds}
+            if tile.kind is LedgerKind.BEHIND:
+                parts = heads.between(tile.start, tile.end)
+            elif tile.kind is LedgerKind.PREEMPTED:
+                kind = LedgerKind.DEFERRED if bucketed else LedgerKind.BLOCKS
+                parts = {kind: tile.seconds}
+            for kind, spent in parts.items():
+                if kind not in COMPUTE_KINDS:
+                    seconds[kind] = seconds.get(kind, 0.0) + spent
+    return seconds
+
+
+class _Heads:
+    """The resources that the head of the queue waits for, over time."""
+
+    def __init__(self, record: RunRecord) -> None:
+        self._decided = np.array(record.steps.decided)
+        ends = [at for at, _ in record.heads[1:]] + [record.end]
+        self._times: dict[LedgerKind, tuple[list[float], list[float]]] = {}
+        for (start, held), end in zip(record.heads, ends, strict=False):
+            if held and end > start:
+                starts, stops = self._times.setdefault(LedgerKind(held.why), ([], []))
+                starts.append(start)
+                stops.append(end)
+        self._known = {kind: _Cumulative(*times) for kind, times in self._times.items()}
+
+    def between(self, start: float, end: float) -> dict[LedgerKind, float]:
+        """Return the seconds between two times by resource."""
+        return {kind: known.at(end) - known.at(start) for kind, known in self._known.items()}
+
+    def rows(self, kind: LedgerKind) -> NDArray[np.bool_]:
+        """Return which steps were decided while the head waited for this resource."""
+        starts, ends = self._times.get(kind, ([], []))
+        place = np.searchsorted(np.array(starts), self._decided, side="right")
+        until = np.array([-inf, *ends])[place]
+        return self._decided < until
+
+
+class _Cumulative:
+    """Total time of ordered intervals up to a time, in seconds."""
+
+    def __init__(self, starts: list[float], ends: list[float]) -> None:
+        self._edges = np.ravel(np.column_stack([starts, ends]))
+        lengths = np.column_stack([np.zeros(len(starts)), np.subtract(ends, starts)])
+        self._sums = np.cumsum(np.ravel(lengths))
+
+    def at(self, time: float) -> float:
+        """Return the total time up to ``time``."""
+        return float(np.interp(time, self._edges, self._sums, left=0.0))
