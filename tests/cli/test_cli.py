@@ -424,7 +424,7 @@ def headed(source: Path, variant: str, config: str | None = None) -> str:
     [
         ("0.27", ""),
         ("0.27.1", ""),
-        ("0.27.9", "; vLLM 0.27.9 was not recorded: it goes by the rules of 0.27.0"),
+        ("0.27.9", "; vLLM 0.27.9 was not recorded; simulated with the rules of 0.27.0"),
     ],
 )
 def test_conform_takes_any_name_of_a_release(simkv: Simkv, variant: str, said: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -17,9 +18,8 @@ from simkv.conformance.decision_replay import check_trace
 from simkv.conformance.decision_trace import TraceError, ending_kind, read_trace
 from simkv.conformance.record.recording_selection import recordings_by_knob
 from simkv.conformance.record.rule_inference import (
-    DRAFT_RULES,
-    HOST_MEMORY_RULES,
-    TRANSFER_RULES,
+    FEATURE_RULES,
+    OBSERVABLE_RULES,
     can_show,
     find_mismatch,
 )
@@ -29,11 +29,11 @@ from simkv.schedulers.mistralrs.pre_bucket_scheduler import PreBucketScheduler
 from simkv.schedulers.mistralrs.scheduler import BucketedScheduler, SingleLengthScheduler
 from simkv.schedulers.mistralrs.scheduler_base import MistralrsScheduler
 from simkv.schedulers.mistralrs.versions import RULES, VARIANTS, MistralrsRules
+from simkv.schedulers.rule_fields import differing_rules
 from simkv.schedulers.sglang import versions as sglang_rules
 from simkv.schedulers.sglang.config import SchedulePolicy
 from simkv.schedulers.vllm import versions as vllm_rules
-from simkv.schedulers.vllm.release_rules import VllmRules
-from simkv.schedulers.vllm.releases import PATCHED, RECORDED_PATCHES, RELEASES
+from simkv.schedulers.vllm.release_rules import RELEASES, VllmRules
 
 TRACES = Path(__file__).parent / "traces"
 FILES = sorted(TRACES.rglob("*.jsonl.gz"))
@@ -156,37 +156,31 @@ def test_every_rule_is_mutated() -> None:
     )
 
 
-#: What a trace cannot show: defaults of knobs, which it states, and what start-up
-#: refuses.
-NOT_IN_TRACES = {
-    "async_scheduling",
-    "enable_prefix_caching",
-    "scheduler_reserve_full_isl",
-    "fixed",
-    "spares_null_block",
-    "checks_threshold",
-    "caches_states",
-    "counts_victims",  # of a few patch releases, which show it
-}
-#: These are shown by the release that changed them and the one before.
-OF_FEATURES = (*DRAFT_RULES, *HOST_MEMORY_RULES, *TRANSFER_RULES)
-NOT_IN_TRACES |= {"draft_methods", "async_drafts", "drafts_in_states", *OF_FEATURES}
+#: Rules of features are shown by the release that changed them and the one before.
 AT_CHANGES = [
     (name, rule)
-    for minor, release in RELEASES.items()
-    for rule in OF_FEATURES
-    if rule in release.rules
-    for name in (f"0.{minor - 1}.0", f"0.{minor}.0")
+    for before, after in itertools.pairwise(RELEASES)
+    for rule in differing_rules(vllm_rules.RULES[before], vllm_rules.RULES[after])
+    if rule in FEATURE_RULES
+    for name in (before, after)
     if can_show(name, rule)
 ]
 RECORDED = sorted(path for path in (TRACES / "vllm").iterdir() if path.name.startswith("0."))
-#: Patch releases with rules of their own have recordings that show these.
-VLLM = [path for path in RECORDED if RECORDED_PATCHES.get(path.name) not in PATCHED]
+
+
+def minor_rules(release: str) -> VllmRules:
+    """Return the rules of the minor release of a patch release."""
+    return vllm_rules.find_rules(".".join(release.split(".")[:2]))
+
+
+#: Releases that no minor release stands for have recordings that show their own rules.
+PATCHES = [name for name, release in RELEASES.items() if not release.stands_for_minor]
+VLLM = [path for path in RECORDED if vllm_rules.RECORDED.get(path.name) not in PATCHES]
 AT_PATCHES = [
     (path.name, rule)
     for path in RECORDED
     if path not in VLLM
-    for rule in PATCHED[RECORDED_PATCHES[path.name]].rules
+    for rule in differing_rules(vllm_rules.find_rules(path.name), minor_rules(path.name))
 ]
 
 
@@ -195,8 +189,9 @@ AT_PATCHES = [
     [
         (path.name, rule)
         for path in VLLM
-        for rule in VllmRules.__dataclass_fields__
-        if rule not in NOT_IN_TRACES and can_show(path.name, rule)
+        for rule in OBSERVABLE_RULES["vllm"]
+        # The patch releases with this rule show it.
+        if rule != "asserts_victims_run" and can_show(path.name, rule)
     ]
     + AT_CHANGES
     + AT_PATCHES,
@@ -273,7 +268,7 @@ def test_every_release_of_sglang_is_recorded_with_aborts(version: str) -> None:
 def test_every_release_of_vllm_is_recorded_with_aborts() -> None:
     releases = {vllm_rules.find_variant(path.name) for path in RECORDED}
     assert releases == {name for name in vllm_rules.RULES if "-" not in name}
-    assert {path.name for path in RECORDED} >= {*PATCHED}
+    assert {path.name for path in RECORDED} >= {*PATCHES}
     for folder in VLLM:
         assert len(list(folder.iterdir())) >= 25
         gone = [read_trace(path) for path in folder.glob("gone-*")]

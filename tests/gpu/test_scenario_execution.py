@@ -137,7 +137,7 @@ def for_a_device(scenario: Scenario) -> Scenario:
 
 
 #: Under priority these compute requests whose blocks are gone, and are refused on a device.
-FCFS_ONLY = {name for name, rules in RULES.items() if not rules.drops_victims}
+FCFS_ONLY = {name for name, rules in RULES.items() if not rules.removes_victims}
 
 
 @every_engine

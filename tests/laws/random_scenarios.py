@@ -14,7 +14,6 @@ from typing import Any
 import simpy
 from hypothesis import strategies as st
 
-from simkv.conformance.record import rule_inference as recorded_rules
 from simkv.core.engine_spec import EngineSpec
 from simkv.core.policy_language import PolicyHook
 from simkv.core.request import Request
@@ -25,6 +24,7 @@ from simkv.costs.simulated_executor import SimulatedExecutor
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers import engine_registry
 from simkv.schedulers.mistralrs.policy_hooks import VARIANTS_WITHOUT_HOOKS
+from simkv.schedulers.rule_fields import described_rules
 from simkv.schedulers.sglang import versions as sglang_versions
 from simkv.schedulers.vllm.release_rules import VllmRules
 from simkv.schedulers.vllm.spec import VLLM
@@ -130,7 +130,7 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
         "max_cpu_loras": draw(rarely(_whole(2, 3))),
     }
     chunks = any(str(group).startswith("chunked") for group in groups)
-    together = not chunks and ("mamba" not in groups or find_rules(variant).drafts_in_states)
+    together = not chunks and ("mamba" not in groups or find_rules(variant).drafts_with_states)
     if together and "num_speculative_tokens" not in find_rules(variant).fixed:
         knobs |= _drafts(draw, variant, knobs)
     drafts = knobs.get("num_speculative_tokens", 0)
@@ -163,7 +163,7 @@ def _drafts(draw: Draw, variant: str, knobs: Knobs) -> Knobs:
         return {}
     sizes = any("/" in str(group) for group in knobs["kv_cache_groups"])
     methods = [name for name in rules.draft_methods if not sizes or name != "eagle"]
-    methods = list(rules.draft_methods) if rules.keys_cover_next else methods
+    methods = list(rules.draft_methods) if rules.keys_cover_next_token else methods
     method = draw(st.sampled_from(methods))
     threshold = knobs["long_prefill_token_threshold"]
     more: Knobs = {
@@ -171,12 +171,12 @@ def _drafts(draw: Draw, variant: str, knobs: Knobs) -> Knobs:
         "speculative_method": method,
         "max_num_batched_tokens": knobs["max_num_batched_tokens"] + knobs["max_num_seqs"],
         "long_prefill_token_threshold": threshold if threshold > drafts else 0,
-        "async_scheduling": knobs["async_scheduling"] and method in rules.async_drafts,
+        "async_scheduling": knobs["async_scheduling"] and method in rules.async_draft_methods,
     }
     if "mamba" in knobs["kv_cache_groups"]:
         more["mamba_cache_mode"] = None
-        more["mamba_prefill_checkpoints"] = rules.keys_cover_next
-    return more | ({"max_num_scheduled_tokens": None} if rules.slots_of_budget else {})
+        more["mamba_prefill_checkpoints"] = rules.keys_cover_next_token
+    return more | ({"max_num_scheduled_tokens": None} if rules.reserves_draft_slots else {})
 
 
 def _sglang(draw: Draw, variant: str) -> Knobs:
@@ -284,27 +284,17 @@ KNOBS: dict[str, Callable[[Draw, str], Knobs]] = {
     "trtllm": _trtllm,
 }
 
-#: Rules of vLLM that say what start-up refuses, or what a knob is that was left out.
-AT_START = ("fixed", "async_scheduling", "scheduler_reserve_full_isl", "enable_prefix_caching")
-AT_START += ("spares_null_block", "checks_threshold", "caches_states")
-#: Rules about groups of layers, which are drawn in one case of four only.
-OF_GROUPS = ("frees_processed", "keeps_boundaries", "keeps_aligned")
-OF_GROUPS += ("keyless_windows", "frees_gaps", "starts_at_junctions", "keeps_junctions")
-OF_GROUPS += ("wide_states", "leaves_last", "marks_again")
-#: Rules about drafts, which are drawn as rarely.
-OF_DRAFTS = ("draft_methods", "async_drafts", *recorded_rules.DRAFT_RULES)
-#: Rules about blocks in host memory, as rarely.
-OF_HOST = recorded_rules.HOST_MEMORY_RULES
-#: Rules about KV of other replicas, which are drawn in tests/sim/fleet/test_disaggregated_fleet.py.
-OF_TRANSFERS = recorded_rules.TRANSFER_RULES
+#: Rules of vLLM that every scenario can show; the others need settings that are sampled rarely.
+COMMON_TOPICS = {"Steps", "Priority", "LoRA"}
 
 
 def _variants(engine: EngineSpec) -> list[str]:
-    """Variants that decide differently: of releases of vLLM with the same rules the newest."""
+    """Return variants with different decisions: of equal vLLM releases, the newest."""
     if engine.name != "vllm":
         return list(engine.variants)
-    left_out = AT_START + OF_GROUPS + OF_DRAFTS + OF_HOST + OF_TRANSFERS
-    decided = [rule for rule in VllmRules.__dataclass_fields__ if rule not in left_out]
+    decided = [
+        name for name, rule in described_rules(VllmRules).items() if rule.topic in COMMON_TOPICS
+    ]
     newest: dict[tuple[Any, ...], str] = {}
     for variant, rules in RULES.items():
         newest.setdefault(tuple(getattr(rules, rule) for rule in decided), variant)

@@ -44,7 +44,7 @@ def test_a_release_that_was_not_recorded_is_noted(tmp_path: Path, variant: str, 
     text = PLAIN.replace("{name: mistralrs, variant: pr2034}", engine)
     result = run(tmp_path, text)["run"]
     assert [note for note in result.notes if "was not recorded" in note] == [
-        "vLLM 0.27.4 was not recorded: it goes by the rules of 0.27.0"
+        "vLLM 0.27.4 was not recorded; simulated with the rules of 0.27.0"
     ] * noted
     assert result.scenario.engine.variant == variant
 

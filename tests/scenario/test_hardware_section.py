@@ -415,7 +415,7 @@ profile: costs.json
         ("engine.kv_offloading_size=0.0001", "less than a block, which takes 2097152 bytes"),
         ("engine.num_cpu_blocks=5", "num_cpu_blocks says the same in blocks; give one of them"),
         ("engine.kv_offloading_backend=lmcache", "'lmcache' is not modelled; say native"),
-        ("engine.variant=0.20.0", "num_cpu_blocks: offloading is modelled from"),
+        ("engine.variant=0.20.0", "num_cpu_blocks: not modelled for vLLM 0.20.0"),
         ("hardware.gpu=foo", "hardware.gpu: GPU 'foo' is not known"),
     ],
 )

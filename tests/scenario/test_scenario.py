@@ -266,8 +266,8 @@ BROKEN: list[tuple[str, str]] = [
     ),
     (
         changed("mistralrs", "vllm").replace("bucketed", "'0.25'\n  max_num_scheduled_tokens: 9"),
-        "s.yaml:4: engine: max_num_scheduled_tokens: came with vLLM 0.26, 0.25 does not have it; "
-        "leave it out",
+        "s.yaml:4: engine: max_num_scheduled_tokens: not available in vLLM 0.25, added in 0.26; "
+        "remove it",
     ),
     (PLAIN + "variants:\n  b: {profile: x}\n", "s.yaml:9: profile: 'x' is not known"),
     (PLAIN + "variants:\n  b: {variants: {}}\n", "s.yaml:9: variants (variant b): unknown field"),

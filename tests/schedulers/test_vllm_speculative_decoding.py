@@ -185,7 +185,7 @@ def test_who_is_preempted_loses_its_drafts() -> None:
 @pytest.mark.parametrize(
     ("knobs", "said"),
     [
-        ({"variant": "0.11.0"}, r"modelled from vLLM 0\.12 on, not for 0\.11\.0"),
+        ({"variant": "0.11.0"}, r"not modelled for vLLM 0\.11\.0, only since 0\.12"),
         (
             {"variant": "0.14.0", "speculative_method": "draft_model"},
             "expected eagle or ngram",

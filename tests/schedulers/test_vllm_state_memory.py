@@ -78,7 +78,7 @@ def test_kernels_that_write_a_state_within_a_chunk_need_no_cut_but_a_block_more(
     assert hits(whole, chat(1, 3), chat(2, 2)) == [0, 16]
     step(whole)
     assert whole.blocks_held() == {0: 6 + 2}
-    with pytest.raises(ValueError, match=r"came with vLLM 0.32, 0.31.0 does not have it"):
+    with pytest.raises(ValueError, match=r"not available in vLLM 0.31.0, added in 0.32"):
         engine(variant="0.31.0", mamba_prefill_checkpoints=True)
 
 
@@ -141,8 +141,11 @@ def test_up_to_0_29_a_state_behind_a_gap_stays() -> None:
 @pytest.mark.parametrize(
     ("knobs", "why"),
     [
-        ({"variant": "0.20.0"}, "from vLLM 0.21 on, not for 0.20.0"),
-        ({"mamba_cache_mode": "all"}, "ended with vLLM 0.31, in 0.33.0 it is always align"),
+        ({"variant": "0.20.0"}, "not modelled for vLLM 0.20.0, only since 0.21"),
+        (
+            {"mamba_cache_mode": "all"},
+            "not available in vLLM 0.33.0, which always uses align since 0.32",
+        ),
         ({"enable_chunked_prefill": False, "max_num_batched_tokens": 64}, "must be true where"),
         (
             {"variant": "0.26.0", "long_prefill_token_threshold": 3},

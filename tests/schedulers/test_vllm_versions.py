@@ -7,18 +7,23 @@ versions (see ``simkv.schedulers.vllm.versions``), not from simkv.
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from simkv.core.engine_version import is_since, parse_version
 from simkv.core.request import Prompt, Segment
 from simkv.schedulers.engine_registry import ENGINES, list_variants
+from simkv.schedulers.rule_fields import described_rules, differing_rules, rule, rules_in
 from simkv.schedulers.vllm.config import VllmConfig
-from simkv.schedulers.vllm.releases import PATCHED, RECORDED_PATCHES, RELEASES
+from simkv.schedulers.vllm.release_knobs import RELEASED_KNOBS
+from simkv.schedulers.vllm.release_rules import NEWEST, VllmRules
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 from simkv.schedulers.vllm.versions import (
     MINORS,
+    RECORDED,
+    RELEASED,
     RULES,
     find_equivalent_release,
     find_rules,
@@ -32,7 +37,8 @@ VERSIONS = ("0.33.0", "0.19.0", "0.11.0")
 
 def test_every_variant_has_rules_and_a_source() -> None:
     assert set(RULES) == set(list_variants("vllm"))
-    for version in (version for minor, version in MINORS.items() if minor != "0.33"):
+    assert RELEASED[0] == NEWEST == VllmConfig.variant
+    for version in MINORS.values():
         assert f"({version}, wheel)" in list_variants("vllm")[version].source
 
 
@@ -68,58 +74,63 @@ def test_a_knob_is_refused_before_the_release_that_brought_it(
     engine(variant=since, **{knob: value})
     engine(**{knob: value})
     for version in ("0.9", before):
-        with pytest.raises(ValueError, match=rf"^{knob}: .*{version}") as refusal:
+        with pytest.raises(ValueError, match=rf"^{knob}: .*{version}"):
             engine(variant=version, **{knob: value})
-    if knob not in ("enable_chunked_prefill", "policy", "async_scheduling"):
-        assert f"since vLLM {since}" in str(refusal.value) or f"with vLLM {since}," in str(
-            refusal.value
-        )
 
 
-def test_what_a_refusal_says_names_the_release_that_brought_the_knob() -> None:
-    for minor, release in RELEASES.items():
-        for knob in release.knobs:
-            for older in range(min(RELEASES), minor):
-                why = RULES[f"0.{older}.{RELEASES[older].patch}"].fixed[knob].why
-                assert re.search(rf"\b0\.{minor}\b", why), (knob, why)
+def test_refusals_name_the_release_that_added_the_knob() -> None:
+    for knob, (since, *_) in RELEASED_KNOBS.items():
+        for release in RELEASED:
+            if not is_since(release, since):
+                why = RULES[release].fixed[knob].why
+                assert re.search(rf"\b{re.escape(since)}\b", why), (knob, why)
 
 
-def test_a_release_goes_by_several_names() -> None:
-    for name in ("0.27", "0.27.0", "0.27.1"):
+def test_one_release_has_several_names() -> None:
+    for name in ("0.27", "0.27.0", "0.27.1", "v0.27", "v0.27.0", "0.27.0+cu128"):
         assert find_variant(name) == "0.27.0"
         assert unrecorded_note(name) is None
         assert find_rules(name) == RULES["0.27.0"]
-    assert find_variant("0.33") == "0.33.0"
+    assert find_variant("0.11") == find_variant("v0.11.0") == "0.11.0"
+    assert find_variant(".".join(NEWEST.split(".")[:2])) == NEWEST
     assert find_variant("0.33.0-skip-blocked") == "0.33.0-skip-blocked"
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [("0.10.3", "0.10.2"), ("0.27.2", "0.27.0"), ("0.11.7", "0.11.2"), ("0.33.0.post1", "0.33.0")],
+)
+def test_unrecorded_patch_releases_have_the_rules_of_the_recorded_one_before(
+    name: str, variant: str
+) -> None:
+    assert find_variant(name) == variant
     assert (
-        unrecorded_note("0.10.3") == "vLLM 0.10.3 was not recorded: it goes by the rules of 0.10.2"
-    )
-    assert (
-        unrecorded_note("0.27.2") == "vLLM 0.27.2 was not recorded: it goes by the rules of 0.27.0"
+        unrecorded_note(name)
+        == f"vLLM {name} was not recorded; simulated with the rules of {variant}"
     )
 
 
-def test_a_patch_release_has_the_rules_by_which_it_was_recorded() -> None:
+def test_recorded_patch_releases_have_the_rules_of_their_recordings() -> None:
     own = {"0.9.0.1": "0.9.1", "0.10.1": "0.10.1.1", "0.11.1": "0.11.2", "0.20.2": "0.20.0"}
     for name, variant in own.items():
         assert find_variant(name) == variant
         assert unrecorded_note(name) is None
+        # Recorded as equal means that no rule starts or ends between them.
+        assert rules_in(VllmRules, name) == rules_in(VllmRules, variant)
     assert find_rules("0.11.2") != find_rules("0.11.0") == find_rules("0.11")
-    assert find_variant("0.11.7") == "0.11.2"
-    assert (
-        unrecorded_note("0.11.7") == "vLLM 0.11.7 was not recorded: it goes by the rules of 0.11.2"
-    )
-    assert {*RECORDED_PATCHES.values()} >= {*PATCHED}
 
 
-@pytest.mark.parametrize("name", ["0.5", "0.34", "1.27", "0.27.", "0.27.1.2", "0.27rc1", "", "0"])
-def test_a_release_that_is_not_known_is_refused_with_those_that_are(name: str) -> None:
-    known = r"is not known; .* from 0\.\d+ to 0\.33 .*0\.33\.0-skip-blocked"
+@pytest.mark.parametrize(
+    "name",
+    ["0.5", "0.99", "0.99.0rc1", "1.0.0", "1.27", "0.27.", "0.27.1.2", "0.27rc1", "0.6.0", "", "0"],
+)
+def test_rejects_unknown_releases_with_the_known_ones(name: str) -> None:
+    known = rf"is not known; .* from 0\.9 to {next(iter(MINORS))} .*0\.33\.0-skip-blocked"
     with pytest.raises(ValueError, match=known):
         find_variant(name)
 
 
-def test_of_releases_with_the_same_rules_one_stands_for_all() -> None:
+def test_one_release_stands_for_all_with_the_same_rules() -> None:
     different = ENGINES["vllm"].distinct_variants
     assert {find_equivalent_release(name) for name in RULES} == {*different}
     assert {"0.33.0", "0.19.0", "0.12.0"} <= {*different}
@@ -128,12 +139,46 @@ def test_of_releases_with_the_same_rules_one_stands_for_all() -> None:
     assert find_equivalent_release("0.20.1") == "0.19.0"
 
 
-def test_the_documentation_tells_what_each_release_brought(root: Path) -> None:
-    text = (root / "docs/vllm-versions.md").read_text(encoding="utf-8")
-    rows = dict(re.findall(r"^\| 0\.(\d+) \|(.*)$", text, re.MULTILINE))
-    assert [int(minor) for minor in rows] == [m for m, r in RELEASES.items() if r.brought]
-    for minor, row in rows.items():
-        assert all(knob in row for knob in RELEASES[int(minor)].knobs)
+# The description of the rules
+
+
+def test_every_rule_has_a_meaning_a_source_and_existing_names() -> None:
+    described = described_rules(VllmRules)
+    knobs = set(VllmConfig.__dataclass_fields__)
+    for name, each in described.items():
+        assert each.meaning, name
+        assert each.source, name
+        assert {*each.knobs} <= knobs, name
+        assert {*each.needs, *each.hidden_by} <= set(described), name
+
+
+def test_changes_of_rules_are_between_recorded_releases() -> None:
+    """A rule starts and ends at a recorded release, in release order."""
+    recorded = [parse_version(name) for name in RECORDED]
+    for name, each in described_rules(VllmRules).items():
+        starts = [parse_version(start) for start in each.changes]
+        assert starts == sorted(starts), name
+        for start in starts:
+            assert start in recorded, name
+
+
+def test_rules_follow_from_since_and_until() -> None:
+    @dataclass(frozen=True)
+    class Rules:
+        always_before: bool = rule("Steps", "Holds before 0.11.", until="0.11")
+        between: bool = rule("Steps", "Holds for a while.", since="0.10.1", until="0.34")
+        never: bool = rule("Steps", "Holds in no release.")
+        values: str = rule("Steps", "A name.", values={"0.9": "old", "1.0": "new"})
+
+    assert Rules() == Rules(always_before=True, between=False, never=False, values="old")
+    assert rules_in(Rules, "0.9.1") == Rules()
+    assert rules_in(Rules, "0.10.0") == Rules()
+    assert rules_in(Rules, "v0.10.2") == Rules(between=True)
+    assert rules_in(Rules, "0.33.0.post1") == Rules(always_before=False, between=True)
+    # A pre-release has the rules of its release; 1.0 follows 0.34.
+    assert rules_in(Rules, "0.34.0rc1") == Rules(always_before=False)
+    assert rules_in(Rules, "1.0.0") == Rules(always_before=False, values="new")
+    assert differing_rules(rules_in(Rules, "0.33"), rules_in(Rules, "0.34")) == ["between"]
 
 
 @pytest.mark.parametrize(("version", "tokens"), [("0.27.0", 14), ("0.28.0", 10)])

@@ -132,8 +132,8 @@ def test_a_sequence_longer_than_the_pool_fits_through_windows_alone() -> None:
 @pytest.mark.parametrize(
     ("knobs", "why"),
     [
-        ({"variant": "0.20.0"}, "from vLLM 0.21 on, not for 0.20.0"),
-        ({"variant": "0.33.0-skip-blocked"}, "modelled for one group"),
+        ({"variant": "0.20.0"}, "not modelled for vLLM 0.20.0, only since 0.21"),
+        ({"variant": "0.33.0-skip-blocked"}, "modelled only for models with full attention"),
         ({"kv_cache_groups": (0, 1)}, "a window of at least 2 tokens"),
         ({"kv_cache_groups": ()}, "must be one number or more"),
         ({"kv_cache_groups": (0, "chunked-")}, "or mamba, or chunked-8192"),

@@ -99,7 +99,7 @@ def test_a_step_that_takes_a_block_from_a_copy_waits_for_it() -> None:
         ({"block_size": 1, "num_gpu_blocks": 100}, "block_size: 1 is not modelled"),
         ({"kv_cache_groups": [0, 32], "num_gpu_blocks": 100}, "kv_cache_groups"),
         ({"num_speculative_tokens": 2}, "num_speculative_tokens: 2 is not modelled"),
-        ({"variant": "0.23.0"}, "offloading is modelled from vLLM 0.24 on, not for 0.23.0"),
+        ({"variant": "0.23.0"}, "not modelled for vLLM 0.23.0, only since 0.24"),
     ],
 )
 def test_what_does_not_go_with_it_says_so(knobs: dict[str, Any], said: str) -> None:

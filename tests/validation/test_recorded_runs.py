@@ -190,7 +190,7 @@ def test_what_was_not_recorded_is_said_and_varied(made_up: Path) -> None:
     config, notes = engine_of(case)
     assert config.variant == "0.15.0"
     assert [note.split(":")[0] for note in notes] == [
-        "vLLM 0.15.2 was not recorded",
+        "vLLM 0.15.2 was not recorded; simulated with the rules of 0.15.0",
         "num_gpu_blocks was not recorded",
         "neither prefix_blocks.jsonl nor a column shared_prefix_tokens",
         "max_model_len was not recorded",
@@ -270,7 +270,7 @@ def test_a_recorded_knob_that_the_rules_nearby_lack_is_left_out(made_up: Path) -
     assert "scheduler_reserve_full_isl True is left out: 0.18.0 does not have it" in notes
     facts["engine"]["version"] = "v0.11.0"
     (made_up / "case.json").write_text(json.dumps(facts))
-    with pytest.raises(InputError, match=r"came with vLLM 0\.19, 0\.11\.0 does not have it"):
+    with pytest.raises(InputError, match=r"not available in vLLM 0\.11\.0, added in 0\.19"):
         engine_of(read_recorded_run(made_up))
 
 

@@ -88,7 +88,7 @@ def case_names(version: str, count: int) -> list[str]:
     blocks in host memory, disks and KV transfers, where the release supports them.
     """
     rules = find_rules(base_release(version))
-    dies_of_ties = not rules.breaks_ties and "policy" not in rules.fixed
+    dies_of_ties = not rules.breaks_ties_by_id and "policy" not in rules.fixed
     kinds = ("rand", "gone", "lora", *(("tied",) if dies_of_ties else ()))
     names = [f"{kinds[i % len(kinds)]}-{FIRST_CASE + i // len(kinds):03}" for i in range(count)]
     if "kv_cache_groups" not in rules.fixed:
@@ -100,9 +100,9 @@ def case_names(version: str, count: int) -> list[str]:
         drafts: tuple[str, ...] = ("spec", "specgone")
         if "kv_cache_groups" not in rules.fixed:
             drafts += ("winspec", "winspecgone")
-        if rules.drafts_in_states:
+        if rules.drafts_with_states:
             drafts += ("mambaspecgone", "mambaspec")
-        if rules.keys_cover_next:
+        if rules.keys_cover_next_token:
             drafts += ("sizespec", "sizespecgone")
         each = len(drafts)
         names += [f"{drafts[i % each]}-{FIRST_CASE + i // each:03}" for i in range(count // 4)]
@@ -219,7 +219,7 @@ def _states(case: RecordingCase, draw: random.Random) -> RecordingCase:
     if config.enable_prefix_caching and not knobs.get("mamba_cache_mode"):
         if "enable_chunked_prefill" not in fixed:
             knobs["enable_chunked_prefill"] = True
-        if not find_rules(config.variant).wide_states:
+        if not find_rules(config.variant).allows_large_state_blocks:
             threshold = config.long_prefill_token_threshold
             knobs["long_prefill_token_threshold"] = max(threshold, size) if threshold else 0
             knobs["max_num_batched_tokens"] = max(config.max_num_batched_tokens, size)
@@ -250,14 +250,16 @@ def _drafts(case: RecordingCase, draw: random.Random) -> RecordingCase:
     }
     if knobs["long_prefill_token_threshold"] <= drafts:
         knobs["long_prefill_token_threshold"] = 0
-    if method not in rules.async_drafts:
+    if method not in rules.async_draft_methods:
         knobs["async_scheduling"] = False
     if config.has_states:
         if config.mamba_cache_mode == "all":
             knobs |= {"mamba_cache_mode": None, "enable_prefix_caching": False}
-        within = config.mamba_prefill_checkpoints and (method != "eagle" or rules.keys_cover_next)
+        within = config.mamba_prefill_checkpoints and (
+            method != "eagle" or rules.keys_cover_next_token
+        )
         knobs["mamba_prefill_checkpoints"] = within
-    if rules.slots_of_budget and "max_num_scheduled_tokens" not in rules.fixed:
+    if rules.reserves_draft_slots and "max_num_scheduled_tokens" not in rules.fixed:
         knobs["max_num_scheduled_tokens"] = None
     requests = [
         {**request, "accepts": [draw.randint(0, drafts) for _ in range(draw.randint(1, 9))]}
@@ -271,14 +273,14 @@ def _small_budget(case: RecordingCase, draw: random.Random) -> RecordingCase:
     config, rules = case.config, find_rules(case.config.variant)
     if draw.random() >= SMALL or not config.enable_chunked_prefill:
         return case
-    slots = config.draft_slots * (config.max_num_seqs if rules.slots_of_budget else 1)
+    slots = config.draft_slots * (config.max_num_seqs if rules.reserves_draft_slots else 1)
     keeps_states = config.has_states and config.states(rules) == "align"
-    whole = config.block_size if keeps_states and not rules.wide_states else 1
+    whole = config.block_size if keeps_states and not rules.allows_large_state_blocks else 1
     least = max(config.max_num_seqs, slots + 1, whole)
     budget = draw.randint(least, least + 2 * config.block_size)
     knobs: dict[str, Any] = {"max_num_batched_tokens": budget}
     if "max_num_scheduled_tokens" not in rules.fixed:
-        drafts = config.num_speculative_tokens and rules.slots_of_budget
+        drafts = config.num_speculative_tokens and rules.reserves_draft_slots
         most = budget - slots if drafts else budget + config.block_size
         knobs["max_num_scheduled_tokens"] = draw.choice([None, None, draw.randint(1, most)])
     return case._replace(config=replace(config, **knobs))
@@ -317,7 +319,7 @@ def _apart(case: RecordingCase, draw: random.Random, kv: str) -> RecordingCase:
         "kv_connector": "NixlConnector",
         "kv_role": draw.choice([role, role, "kv_both"]),
     }
-    if not find_rules(config.variant).sees_the_end:
+    if not find_rules(config.variant).skips_last_token_in_flight:
         knobs |= {"async_scheduling": False} if kv == "send" else {"kv_role": role}
     requests = []
     for request in case.requests:
@@ -391,7 +393,7 @@ def make_case(version: str, name: str) -> RecordingCase:
     kind, seed = name.split("-")
     draw = random.Random(f"{version} {name}")
     case = _newer_knobs(_random(version, int(seed)), draw)
-    if kind != "tied" and not find_rules(base).breaks_ties:
+    if kind != "tied" and not find_rules(base).breaks_ties_by_id:
         for request in case.requests:
             request["timestamp"] += request["id"] / 1000
     if kind == "lora":

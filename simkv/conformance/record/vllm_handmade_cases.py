@@ -158,19 +158,19 @@ def _has_groups(rules: VllmRules) -> bool:
 
 
 def _fills_wide_states(rules: VllmRules) -> bool:
-    return rules.wide_states and rules.drafts_in_states
+    return rules.allows_large_state_blocks and rules.drafts_with_states
 
 
 HANDMADE_CASES = {
     "victim-sat-out": HandmadeCase(_victim_sat_out, _has_priority),
     "victim-was-scheduled": HandmadeCase(_victim_was_scheduled, _has_priority),
     "outgrows-the-cache": HandmadeCase(
-        _outgrows_the_cache, lambda rules: not rules.spares_null_block
+        _outgrows_the_cache, lambda rules: not rules.reserves_null_block
     ),
     "adapter-comes-back": HandmadeCase(_adapter_comes_back, _has_drafts),
     "drafts-hit-alone": HandmadeCase(_hit_alone, _has_drafts),
     "drafts-hit-at-the-end": HandmadeCase(_hit_at_the_end, _has_drafts),
     "drafts-shorter-hit": HandmadeCase(_shorter_hit, _has_groups),
     "drafts-slots-of-a-chunk": HandmadeCase(_slots_of_a_chunk, _fills_wide_states),
-    "drafts-padding-cut": HandmadeCase(_padding_is_cut, lambda rules: rules.drafts_in_states),
+    "drafts-padding-cut": HandmadeCase(_padding_is_cut, lambda rules: rules.drafts_with_states),
 }

@@ -338,7 +338,7 @@ class VllmDriver:
         # Settings that are not knobs of simkv are off.
         off = dict.fromkeys(("max_num_encoder_input_tokens", "encoder_cache_size"), 0)
         rules = find_rules(config.variant)
-        if rules.slots_of_budget and config.num_speculative_tokens:
+        if rules.reserves_draft_slots and config.num_speculative_tokens:
             off["max_num_scheduled_tokens"] = config.most_scheduled(rules)
         scheduler_config = ConfigStub(
             knobs | off | {"chunked_prefill_enabled": config.enable_chunked_prefill}
@@ -484,11 +484,11 @@ def _dies(rules: VllmRules, error: Exception) -> bool:
     if isinstance(error, AssertionError):
         where = extract_tb(error.__traceback__)[-1].line or ""
         if "len(offload_keys) == len(offload_block_ids)" in where:
-            return rules.stores_at_end and not rules.counts_left
+            return rules.stores_at_end and not rules.offers_computed_only
         if "assert (len(scheduled_new_reqs) + len(scheduled_resumed_reqs)" in where:
-            return rules.counts_victims
+            return rules.asserts_victims_run
         return not rules.counts_all_loras and "len(scheduled_loras) <=" in where
-    return not rules.breaks_ties and "'<' not supported" in str(error)
+    return not rules.breaks_ties_by_id and "'<' not supported" in str(error)
 
 
 def describe_source(version: str) -> str:

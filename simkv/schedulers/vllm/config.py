@@ -11,6 +11,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from simkv.core.engine_flags import Flag, KnobSource
 from simkv.core.policy_language import parse_policy
 from simkv.core.scheduler_protocol import MAX_BLOCK_SIZE, MAX_BLOCKS, blocks_for
+from simkv.schedulers.rule_fields import described_rules
 from simkv.schedulers.vllm.layer_group_parser import (
     CHUNKED,
     STATES,
@@ -18,8 +19,7 @@ from simkv.schedulers.vllm.layer_group_parser import (
     parse_layer_group,
 )
 from simkv.schedulers.vllm.policy_hooks import POLICY_HOOKS
-from simkv.schedulers.vllm.release_rules import VllmRules
-from simkv.schedulers.vllm.releases import RELEASES
+from simkv.schedulers.vllm.release_rules import NEWEST, VllmRules
 from simkv.schedulers.vllm.versions import ReleaseNames, find_rules
 
 #: Knobs that affect step costs and the number of blocks, but no scheduling decision.
@@ -58,7 +58,7 @@ class VllmConfig:
     name: Literal["vllm"] = "vllm"
     variant: Annotated[
         str, ReleaseNames(), KnobSource("`simkv policies` says where each is from")
-    ] = "0.33.0"
+    ] = NEWEST
     """vLLM release to simulate, or a release with a named change. A minor or patch release can
     stand for its recorded equivalent (0.27, 0.27.0 and 0.27.1 have the same rules)."""
     block_size: Annotated[int, Gt(0), Le(MAX_BLOCK_SIZE), Flag("--block-size")] = 16
@@ -222,7 +222,7 @@ class VllmConfig:
         rules.refuse(self.variant, self)
         if self.rule is not None:
             self._check_rule(rules)
-        spare = 1 if rules.spares_null_block else 0
+        spare = 1 if rules.reserves_null_block else 0
         usable = (self.num_gpu_blocks - spare) * self.block_size
         if self.kv_cache_groups != (0,):
             self._check_groups(self.num_gpu_blocks - spare)
@@ -275,35 +275,33 @@ class VllmConfig:
     def _check_drafts(self, rules: VllmRules) -> None:
         method, drafts = self.speculative_method, self.num_speculative_tokens
         if method not in rules.draft_methods:
-            since = min(
-                n for n, r in RELEASES.items() if method in r.rules.get("draft_methods", ())
-            )
+            methods = described_rules(VllmRules)["draft_methods"].changes
+            since = next(release for release, added in methods.items() if method in added)
             raise ValueError(
-                f"speculative_method: {method} came with vLLM 0.{since}, {self.variant} does not "
-                f"have it; expected "
-                f"{' or '.join(rules.draft_methods)}"
+                f"speculative_method: vLLM {self.variant} does not have {method}, which was added "
+                f"in {since}; expected {' or '.join(rules.draft_methods)}"
             )
-        if self.async_scheduling and method not in rules.async_drafts:
+        if self.async_scheduling and method not in rules.async_draft_methods:
             raise ValueError(
                 f"async_scheduling: vLLM {self.variant} schedules asynchronously with "
-                f"{' or '.join(rules.async_drafts)} only, not with {method}; leave it out"
+                f"{' or '.join(rules.async_draft_methods)} only, not with {method}; leave it out"
             )
         if self.rule is not None:
             raise ValueError("rule: there are no seams for rules with num_speculative_tokens")
         self._check_drafts_in_groups(rules)
-        if rules.pads_drafts and 0 < self.long_prefill_token_threshold <= drafts:
+        if rules.pads_admissions and 0 < self.long_prefill_token_threshold <= drafts:
             raise ValueError(
                 f"long_prefill_token_threshold: {self.long_prefill_token_threshold} must be 0 or "
                 f"above num_speculative_tokens {drafts}: vLLM {self.variant} pads to one more"
             )
-        slots = self.draft_slots * (self.max_num_seqs if rules.slots_of_budget else 1)
+        slots = self.draft_slots * (self.max_num_seqs if rules.reserves_draft_slots else 1)
         left = self.max_num_batched_tokens - slots
-        if left <= 0 and (rules.slots_of_budget or rules.slots_by_request):
+        if left <= 0 and (rules.reserves_draft_slots or rules.reserves_slots_by_request):
             raise ValueError(
                 f"max_num_batched_tokens: {self.max_num_batched_tokens} leaves nothing beside the "
                 f"{slots} slots of the draft model"
             )
-        if rules.slots_of_budget and (self.max_num_scheduled_tokens or 0) > left:
+        if rules.reserves_draft_slots and (self.max_num_scheduled_tokens or 0) > left:
             raise ValueError(
                 f"max_num_scheduled_tokens: {self.max_num_scheduled_tokens} must be at most {left} "
                 f"(max_num_batched_tokens {self.max_num_batched_tokens} less {slots} slots of the "
@@ -314,7 +312,7 @@ class VllmConfig:
         sizes, method = {kind.block_size for kind in self.layer_kinds}, self.speculative_method
         drops, within = self.drops_block(rules), self.mamba_prefill_checkpoints
         refused = {
-            STATES: ("0.26", self.has_states and not rules.drafts_in_states),
+            STATES: ("0.26", self.has_states and not rules.drafts_with_states),
             "mamba_prefill_checkpoints": ("0.33", self.has_states and drops and within),
             "a block of another size": ("0.33", len(sizes) > 1 and drops),
         }
@@ -361,7 +359,11 @@ class VllmConfig:
                 raise ValueError(
                     f"{knob}: {getattr(self, knob)} is not modelled with kv_connector; say {only}"
                 )
-        if self.kv_role != "kv_consumer" and self.depth > 1 and not rules.sees_the_end:
+        if (
+            self.kv_role != "kv_consumer"
+            and self.depth > 1
+            and not rules.skips_last_token_in_flight
+        ):
             raise ValueError(
                 f"async_scheduling: in vLLM {self.variant} a request whose KV is to be sent ends "
                 "twice then, which is not modelled; leave it out"
@@ -391,10 +393,10 @@ class VllmConfig:
     def most_scheduled(self, rules: VllmRules) -> int:
         """Return ``max_num_scheduled_tokens`` as start-up resolves it.
 
-        The default is ``max_num_batched_tokens``. Releases with ``slots_of_budget`` subtract the
-        slots that a draft model may use (``VllmConfig._set_max_num_scheduled_tokens`` of vLLM).
+        The default is ``max_num_batched_tokens``. Releases with ``reserves_draft_slots`` subtract
+        the slots that a draft model may use (``VllmConfig._set_max_num_scheduled_tokens``).
         """
-        slots = self.draft_slots * self.max_num_seqs if rules.slots_of_budget else 0
+        slots = self.draft_slots * self.max_num_seqs if rules.reserves_draft_slots else 0
         return self.max_num_scheduled_tokens or self.max_num_batched_tokens - slots
 
     @property
@@ -404,7 +406,7 @@ class VllmConfig:
         if given is None:
             given = rules.async_scheduling
             if self.num_speculative_tokens:
-                given = given and self.speculative_method in rules.async_drafts
+                given = given and self.speculative_method in rules.async_draft_methods
         return 2 if given else 1
 
     @property
@@ -427,7 +429,7 @@ class VllmConfig:
         """Return whether a hit is one block shorter than the cached prefix, as EAGLE's KV
         requires."""
         eagle = self.num_speculative_tokens > 0 and self.speculative_method == "eagle"
-        return eagle and not rules.keys_cover_next
+        return eagle and not rules.keys_cover_next_token
 
     def states(self, rules: VllmRules) -> Literal["none", "align", "all"]:
         """Return which states of ``mamba`` groups the prefix cache stores."""
@@ -448,7 +450,7 @@ class VllmConfig:
             aligned = 3 if self.mamba_prefill_checkpoints else 2
             kept = {"none": 1, "align": aligned, "all": blocks_for(tokens, size)}[mode]
             return kept + self.num_speculative_tokens
-        under_way = (self.depth if rules.frees_processed else 1) * self.max_num_batched_tokens
+        under_way = (self.depth if rules.frees_after_steps else 1) * self.max_num_batched_tokens
         if kind.chunk or kind.window:
             tokens = min(max(kind.chunk, kind.window - 1) + under_way, tokens)
         return blocks_for(tokens, size) + (kind.window > 0)
@@ -514,7 +516,7 @@ class VllmConfig:
                 "enable_chunked_prefill: must be true where the prefix cache keeps states (mamba "
                 "in kv_cache_groups)"
             )
-        if rules.wide_states:
+        if rules.allows_large_state_blocks:
             return
         threshold, most = self.long_prefill_token_threshold, self.max_num_batched_tokens
         for knob, tokens in (

@@ -145,7 +145,7 @@ class VllmExpressionScheduler(VllmScheduler):
         chunk = self.rule.get("chunk")
         if chunk is None:
             return super()._threshold()
-        if self.rules.threshold_spares_lone and len(self.running) + len(self.waiting) == 1:
+        if self.rules.exempts_single_request and len(self.running) + len(self.waiting) == 1:
             return 0
         return int(min(max(chunk(EngineView(self)), 0), self.config.max_model_len))
 

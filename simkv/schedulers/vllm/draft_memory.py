@@ -37,9 +37,9 @@ class DraftMemory(StateMemory):
         self._at_first = self._lookahead if rules.lookahead_at_admission else 0
         self._longest = config.max_model_len
         self._drops = config.drops_block(rules)
-        self._peek = 1 if self._drops and rules.peeks_at_last else 0
-        self._replays = rules.keeps_replays
-        self._ahead = 1 if eagle and rules.keys_cover_next else 0
+        self._peek = 1 if self._drops and rules.looks_up_last_block else 0
+        self._replays = rules.caches_shortened_hits
+        self._ahead = 1 if eagle and rules.keys_cover_next_token else 0
         self._keys = BlockKeys(config.block_size, self._ahead)
         self.frees_while_running = config.kv_cache_groups != (0,)
 

@@ -1,8 +1,8 @@
 """Eviction policies of vLLM for KV blocks in host memory.
 
-Source: vllm/v1/kv_offload/cpu/policies/lru.py and ``arc.py``. With ``uses_at_end``, a request's
-uses of a block count once, when the request ends. In earlier releases all blocks of a request are
-touched at each lookup, and when it has stored blocks.
+Source: vllm/v1/kv_offload/cpu/policies/lru.py and ``arc.py``. With ``counts_uses_at_end``, uses of
+a block by a request count once, when the request ends. In earlier releases all blocks of a request
+are touched at each lookup, and when it has stored blocks.
 """
 
 from __future__ import annotations
@@ -284,8 +284,8 @@ def build_eviction_policy(
 ) -> EvictionPolicy:
     """Build an eviction policy with the rules of a release."""
     if policy == "arc":
-        arc = ArcPolicy if rules.uses_at_end else TouchArcPolicy
-        return arc(refs, capacity, either=rules.evicts_either)
-    if rules.uses_at_end:
-        return LruPolicy(refs, by_request=rules.ranks_requests)
+        arc = ArcPolicy if rules.counts_uses_at_end else TouchArcPolicy
+        return arc(refs, capacity, either=rules.evicts_used_once)
+    if rules.counts_uses_at_end:
+        return LruPolicy(refs, by_request=rules.ranks_by_request)
     return TouchLruPolicy(refs)

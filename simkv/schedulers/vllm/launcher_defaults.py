@@ -185,7 +185,7 @@ def longest(section: Mapping[str, Any], most: int) -> int:
         loose = VllmConfig(**{**plain, "max_model_len": 2, "startup_check": False})
     except (TypeError, ValueError):
         return most
-    usable = loose.num_gpu_blocks - (1 if find_rules(loose.variant).spares_null_block else 0)
+    usable = loose.num_gpu_blocks - (1 if find_rules(loose.variant).reserves_null_block else 0)
 
     def fits(length: int) -> bool:
         if loose.kv_cache_groups == (0,):

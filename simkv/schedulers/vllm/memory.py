@@ -52,7 +52,7 @@ class VllmMemory:
         self.block_size = config.block_size
         self.whole = rules.scheduler_reserve_full_isl if whole is None else whole
         self.watermark = int(config.watermark * config.num_gpu_blocks)
-        self._keyless_first = rules.keyless_first
+        self._keyless_first = rules.reuses_uncached_first
         self.frees_while_running = False
         self.aheads: tuple[int, ...] = (0, 1) if cached else (0,)
         self._keys = BlockKeys(config.block_size)

@@ -1,7 +1,7 @@
 """vLLM's V1 scheduler with KV offloading: computed KV is loaded from host memory for reuse.
 
 Source: vllm-project/vllm, ``vllm/v1/core/sched/scheduler.py`` with the offloading connector
-(``offloading_connector.py``), for releases that have ``num_cpu_blocks`` (``releases.py``). A
+(``offloading_connector.py``), for releases that have ``num_cpu_blocks`` (``release_knobs.py``). A
 waiting request looks up its blocks in host memory that follow its prefix-cache hits. If there are
 any, it gets blocks for them but no tokens. It waits as ``WAITING_FOR_REMOTE_KVS`` with other
 requests that hold blocks, which are tried first. When the copies are complete, it can be admitted
@@ -207,7 +207,7 @@ class VllmOffloadScheduler(VllmScheduler):
         self.connector.runs(r)
 
     def _gives_way(self, victim: RequestState) -> bool:
-        if self.pipeline_depth == 1 or not self.rules.spares_computing:
+        if self.pipeline_depth == 1 or not self.rules.protects_in_flight:
             return True
         return not self._under_way(victim)
 

@@ -102,7 +102,7 @@ class OffloadingConnector:
         share = self._shares[r.id]
         self.behind = "kv"
         share.left = NO_BLOCKS
-        if self._rules.offers_again:
+        if self._rules.offers_prompt_again:
             share.stored = 0
         if share.jobs:
             return None
@@ -138,7 +138,7 @@ class OffloadingConnector:
     def runs(self, r: RequestState) -> None:
         """Record that ``r`` computes tokens, so that blocks of its prompt are stored."""
         prompt = r.prompt.prompt_tokens
-        again = not self._rules.keeps_stored and r.computed < prompt
+        again = not self._rules.remembers_offered and r.computed < prompt
         if again or self._shares[r.id].stored < prompt // self._size:
             self._owing[r.id] = r
 
@@ -158,7 +158,7 @@ class OffloadingConnector:
         share, tokens = self._shares[r.id], r.prompt.prompt_tokens
         share.named = length // self._size
         blocks = share.left if table is None else table[:]
-        if computed is not None and self._rules.counts_left:
+        if computed is not None and self._rules.offers_computed_only:
             tokens = min(computed, tokens)
         for job in share.jobs:
             self._fence(job)
@@ -186,7 +186,10 @@ class OffloadingConnector:
             self._offer(r, end, tables[r.id], stores)
         for i in sorted(self._ended):
             share, (tokens, blocks) = self._shares[i], self._ended[i]
-            if not self._rules.counts_left and len(blocks) < tokens // self._size > share.stored:
+            if (
+                not self._rules.offers_computed_only
+                and len(blocks) < tokens // self._size > share.stored
+            ):
                 self.died = ABORT_CRASH
             job = self._offer(share.r, min(tokens, len(blocks) * self._size), blocks, stores)
             if job is not None:
@@ -234,7 +237,11 @@ class OffloadingConnector:
                     if not self._fences[block]:
                         del self._fences[block]
             share.jobs.discard(number)
-            if not share.jobs and not self._rules.keeps_ended and job.owner in self._ended:
+            if (
+                not share.jobs
+                and not self._rules.stores_after_last_copy
+                and job.owner in self._ended
+            ):
                 self._ended[job.owner] = 0, NO_BLOCKS
             self._forget(share)
         return arrived
@@ -255,7 +262,7 @@ class OffloadingConnector:
         share, last = self._shares[r.id], end // self._size
         first = share.stored
         if last <= first:
-            if not self._rules.keeps_stored:
+            if not self._rules.remembers_offered:
                 share.stored = last
             if last == r.prompt.prompt_tokens // self._size:
                 self._owing.pop(r.id, None)
@@ -278,7 +285,7 @@ class OffloadingConnector:
 
     def _touch(self, share: RequestOffloadState) -> None:
         """Mark all named blocks of a request as used now."""
-        if not self._rules.uses_at_end:
+        if not self._rules.counts_uses_at_end:
             r = share.r
             self._memory.name(r, share.named * self._size)
             self.store.touch(r.keys[: share.named])

@@ -1,10 +1,68 @@
-"""Rules that differ between the releases of vLLM's V1 scheduler."""
+"""Releases of vLLM, and the rules of its V1 scheduler that differ between them.
+
+Everything that depends on a release is stated here once: the recorded releases and, as a field of
+``VllmRules``, each rule with its meaning, its source and the releases in which it holds. A new
+release needs an entry in ``RELEASES``; a rule that it changes needs a ``since`` or ``until``
+(docs/how-to/follow-a-new-release.md).
+
+Sources are files and names of vllm-project/vllm; a name without a file is in
+``vllm/v1/core/sched/scheduler.py``. All were read in the wheels of the releases.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
+
+from simkv.schedulers.rule_fields import rule
+
+
+class Release(NamedTuple):
+    """A recorded release: the ``commit`` of its wheel, and later or earlier patch releases whose
+    random cases the same rules reproduce (``alike``).
+
+    ``stands_for_minor``: whether a minor release without a patch number (0.27) means this release.
+    """
+
+    commit: str
+    alike: tuple[str, ...] = ()
+    stands_for_minor: bool = True
+
+
+#: Recorded releases with the rules of each, oldest first.
+RELEASES: Mapping[str, Release] = {
+    "0.9.1": Release("v0.9.1", ("0.9.0", "0.9.0.1"), stands_for_minor=False),
+    "0.9.2": Release("v0.9.2"),
+    "0.10.1.1": Release("1da94e673", ("0.10.0", "0.10.1"), stands_for_minor=False),
+    "0.10.2": Release("26b999c71"),
+    "0.11.0": Release("f71952c1c"),
+    "0.11.2": Release("275de3417", ("0.11.1",), stands_for_minor=False),
+    "0.12.0": Release("4fd9d6a85"),
+    "0.13.0": Release("72506c983"),
+    "0.14.0": Release("b17039bcc", ("0.14.1",)),
+    "0.15.0": Release("f17644344", ("0.15.1",)),
+    "0.16.0": Release("89a77b108"),
+    "0.17.0": Release("b31e9326a", ("0.17.1",)),
+    "0.18.0": Release("bcf2be961", ("0.18.1",)),
+    "0.19.0": Release("2a69949bd", ("0.19.1",)),
+    "0.20.0": Release("b8160878f", ("0.20.1", "0.20.2")),
+    "0.21.0": Release("ad7125a43"),
+    "0.22.0": Release("0b3ba88f1", ("0.22.1",)),
+    "0.23.0": Release("0fc695fc6"),
+    "0.24.0": Release("ee0da84ab"),
+    "0.25.0": Release("dd10e03f9", ("0.25.1",)),
+    "0.26.0": Release("ffd46bfab"),
+    "0.27.0": Release("4bdc8a788", ("0.27.1",)),
+    "0.28.0": Release("2cf0a6915"),
+    "0.29.0": Release("98dff2a81"),
+    "0.30.0": Release("ced6857af"),
+    "0.31.0": Release("db9527a46"),
+    "0.32.0": Release("5df63a720"),
+    "0.33.0": Release("4ba787ec9"),
+}
+NEWEST = list(RELEASES)[-1]
 
 
 class FixedKnob(NamedTuple):
@@ -15,204 +73,388 @@ class FixedKnob(NamedTuple):
     why: str
 
 
+_at_start = partial(rule, at_start=True)
+_step = partial(rule, "Steps")
+_priority = partial(rule, "Priority", knobs=("policy",))
+_lora = partial(rule, "LoRA")
+_window = partial(rule, "Sliding windows", knobs=("kv_cache_groups",))
+_state = partial(rule, "Layers with states", knobs=("kv_cache_groups",))
+_draft = partial(rule, "Speculative decoding", knobs=("num_speculative_tokens",))
+_host = partial(rule, "KV in host memory", knobs=("num_cpu_blocks",))
+_transfer = partial(rule, "KV from other replicas", knobs=("kv_connector",))
+
+
 @dataclass(frozen=True)
 class VllmRules:
-    """Rules that differ between releases; the defaults belong to the first, 0.9.
+    """Rules that differ between releases; the defaults belong to the oldest release.
 
-    Defaults of knobs: ``async_scheduling``, ``enable_prefix_caching`` and
-    ``scheduler_reserve_full_isl`` (the whole sequence must fit at admission, #37307; before, only
-    its first chunk). ``fixed`` lists the knobs that a release does not have, or that are not
-    modelled for it.
-
-    Steps:
-
-    - ``keyless_first``: freed blocks without a prefix-cache key are reused before all others
-      (#42656); else all freed blocks queue at the end, the tail of a request before its head.
-    - ``threshold_spares_lone``: ``long_prefill_token_threshold`` does not apply to the only
-      request.
-    - ``two_budgets``: ``max_num_batched_tokens`` limits a step in addition to
-      ``max_num_scheduled_tokens``; else the latter replaces it, even if larger.
-    - ``skip_blocked``: a waiting request without blocks does not block later ones.
-
-    Start-up:
-
-    - ``spares_null_block``: a sequence of ``max_model_len`` must fit beside the null block; else a
-      cache that is one block too small is accepted.
-    - ``checks_threshold``: a ``long_prefill_token_threshold`` above ``max_model_len`` is rejected.
-
-    Priority:
-
-    - ``goes_on``: after a running request preempts itself, the step continues with the next one;
-      else the later running requests are skipped in this step (#26765).
-    - ``finds_next``: preempting an earlier request that was not scheduled does not skip a request;
-      else the one after the current request is skipped (issue #49097).
-    - ``drops_victims``: a victim is removed from the step in which it was scheduled. Else it stays
-      in the batch, keeps its share of the budget, counts its tokens as computed although its blocks
-      are freed, and causes another request to be skipped.
-    - ``counts_victims``: the engine then fails an assertion if it scheduled more requests than are
-      still running.
-    - ``breaks_ties``: requests of equal priority and arrival are ordered by id; else the engine
-      crashes when it compares them.
-
-    LoRA:
-
-    - ``counts_all_loras``: the adapters of all running requests count against ``max_loras``; else
-      not those of requests skipped in this step.
-    - A request skipped for ``max_loras`` keeps its position under fcfs. With ``turns_skipped`` the
-      skipped requests return in reverse order. With ``skipped_apart`` they wait in a separate
-      queue, which is tried before all other and preempted requests.
-
-    Windows (``window_memory.py``):
-
-    - ``keyless_windows``: freed blocks of windows without a key are reused first, regardless of
-      ``keyless_first``.
-    - ``frees_processed``: tokens in flight count as not computed when blocks are freed.
-    - ``keeps_boundaries``: the cache stores blocks of a window only where a hit could end.
-    - ``keeps_aligned``: with several block sizes, the cache stores only blocks for hits that end at
-      a common multiple; else all blocks.
-
-    States (``state_memory.py``, ``state_chunking.py``):
-
-    - ``caches_states``: the prefix cache is on by default for models with states.
-    - ``frees_gaps``: all older states are freed; else states behind a gap stay until the end.
-    - ``starts_at_junctions``: a first chunk ends where the hit of another group ended.
-    - ``keeps_junctions``: any chunk ends there.
-    - ``wide_states``: chunks of the last block also end at a block end, and chunks end anywhere if
-      a block is larger than the chunk limit; else start-up rejects such a block size.
-    - ``leaves_last``: for a prompt that ends with a block, the state one block earlier is stored.
-    - ``marks_again``: the state at the end of a prompt is re-marked as new in every step of a
-      request that has it, which delays requests that could reuse it.
-
-    Drafts (``speculative_decoding.py``, ``draft_memory.py``):
-
-    - ``draft_methods``: the methods of the release; ``async_drafts``: those allowed with
-      asynchronous scheduling.
-    - ``slots_of_budget``: slots of a draft model reduce the budget once, for ``max_num_seqs``
-      requests. ``slots_by_request``: they reduce it for each request in a step.
-    - ``pads_drafts``: a request with one token to compute is admitted with as many draft slots as
-      running requests have; ``pads_hits``: if it is a hit, also when no running request got tokens.
-    - ``pads_with_room``: it is admitted without these slots if they exceed ``max_model_len`` or if
-      the end of a block cuts them. Else it waits in the first case; in the second the slots count
-      although they are not computed.
-    - ``lookahead_at_admission``: a request gets lookahead slots at once; else from its second step
-      on.
-    - ``drafts_for_chunks``: unfinished prompts also get drafts, which are discarded.
-    - ``keeps_drafts``: preempted requests keep their drafts.
-    - ``caches_accepted``: accepted tokens are cached at once, also with synchronous scheduling.
-    - ``keys_cover_next``: with EAGLE, the key of a block covers the next token; else a hit is one
-      block shorter than the cached prefix.
-    - ``keeps_replays``: for window groups, the cache then stores the blocks that such hits of the
-      same prompt and of a longer one need; else those of the same prompt without the shortening.
-    - ``peeks_at_last``: the last block is looked up as well.
-    - ``drafts_in_states``: drafts are modelled for models with states.
-
-    Host memory (``offloading_connector.py``, ``host_eviction.py``):
-
-    - ``holds_apart``: requests that wait for their KV are in a separate queue, which is tried
-      first.
-    - ``spares_computing``: with asynchronous scheduling, requests with a step in flight cannot be
-      preempted.
-    - ``offers_again``: after a preemption all blocks of a prompt are offered again; else only those
-      not yet offered. Without ``keeps_stored`` a release forgets that position; it offers the
-      blocks that follow the first chunk.
-    - ``stores_at_end``: blocks of a prompt that are not stored yet are offered when its request
-      ends; ``keeps_ended``: also if its last copy completes earlier.
-    - ``counts_left``: after a client disconnect at most the computed tokens are offered; else the
-      whole prompt, and the engine crashes if the request has no blocks.
-    - ``uses_at_end``: uses by a request count once, when it ends; else all its blocks are touched
-      at each lookup and each store.
-    - ``ranks_requests``: under LRU, blocks of a request have the rank of its first use while it is
-      in the engine; else the rank of their write.
-    - ``evicts_either``: under ARC, blocks used once are evicted if there are no others.
-
-    KV from other replicas (``transfer_scheduler.py``), which also uses ``holds_apart`` and
-    ``spares_computing``:
-
-    - ``reserves_loads``: a load starts only if it leaves enough blocks for the unfinished prompts.
-    - ``caches_loaded``: the block that the last prompt token fills is cached as well.
-    - ``keeps_for_loads``: after a client disconnect, blocks of a load are freed when it completes;
-      else at once.
-    - ``frees_when_done``: if KV can be loaded, blocks that a step in flight writes to are freed
-      when it ends.
-    - ``drops_under_way``: if KV can be sent, tokens in flight of a victim are discarded.
-
-    Asynchronous scheduling:
-
-    - ``sees_the_end``: a request whose last token by ``max_tokens`` is in flight is skipped; else
-      it computes one more token, which is discarded.
+    ``fixed`` lists the knobs that a release does not have, or that are not modelled for it.
     """
 
-    # Defaults of knobs
-    async_scheduling: bool = False
-    enable_prefix_caching: bool = True
-    scheduler_reserve_full_isl: bool = False
     fixed: Mapping[str, FixedKnob] = field(default_factory=dict)
-    # Steps
-    keyless_first: bool = False
-    threshold_spares_lone: bool = False
-    two_budgets: bool = False
-    skip_blocked: bool = False
-    # Start-up
-    spares_null_block: bool = False
-    checks_threshold: bool = False
-    # Priority
-    goes_on: bool = False
-    finds_next: bool = False
-    drops_victims: bool = False
-    counts_victims: bool = False
-    breaks_ties: bool = False
-    # LoRA
-    counts_all_loras: bool = False
-    turns_skipped: bool = True
-    skipped_apart: bool = False
-    # Windows
-    keyless_windows: bool = False
-    frees_processed: bool = False
-    keeps_boundaries: bool = False
-    keeps_aligned: bool = False
-    # States
-    caches_states: bool = False
-    frees_gaps: bool = False
-    starts_at_junctions: bool = False
-    keeps_junctions: bool = False
-    wide_states: bool = False
-    leaves_last: bool = False
-    marks_again: bool = False
-    # Drafts
-    draft_methods: tuple[str, ...] = ("eagle", "ngram")
-    async_drafts: tuple[str, ...] = ("eagle",)
-    slots_of_budget: bool = False
-    slots_by_request: bool = False
-    pads_drafts: bool = False
-    pads_with_room: bool = False
-    pads_hits: bool = False
-    lookahead_at_admission: bool = False
-    drafts_for_chunks: bool = True
-    keeps_drafts: bool = True
-    caches_accepted: bool = False
-    keeps_replays: bool = False
-    peeks_at_last: bool = False
-    keys_cover_next: bool = False
-    drafts_in_states: bool = False
-    # Host memory
-    holds_apart: bool = False
-    spares_computing: bool = False
-    stores_at_end: bool = False
-    keeps_stored: bool = False
-    keeps_ended: bool = False
-    counts_left: bool = False
-    offers_again: bool = False
-    uses_at_end: bool = False
-    ranks_requests: bool = False
-    evicts_either: bool = False
-    # KV from other replicas
-    reserves_loads: bool = False
-    caches_loaded: bool = False
-    keeps_for_loads: bool = False
-    frees_when_done: bool = False
-    drops_under_way: bool = False
-    # Asynchronous
-    sees_the_end: bool = False
+    enable_prefix_caching: bool = True
+
+    async_scheduling: bool = _at_start(
+        "Start-up",
+        "Steps are scheduled asynchronously by default.",
+        "Asynchronous scheduling is off by default.",
+        source="vllm/config/vllm.py",
+        since="0.14",
+    )
+    scheduler_reserve_full_isl: bool = _at_start(
+        "Start-up",
+        "By default a request is admitted only if its whole sequence fits.",
+        "A request is admitted if its first chunk fits.",
+        source="#37307",
+        since="0.19",
+    )
+    reserves_null_block: bool = _at_start(
+        "Start-up",
+        "A sequence of max_model_len must fit beside the null block.",
+        "A cache that is one block too small is accepted.",
+        source="#47272",
+        since="0.29",
+    )
+    checks_threshold: bool = _at_start(
+        "Start-up",
+        "A long_prefill_token_threshold above max_model_len is rejected.",
+        source="SchedulerConfig.verify_max_model_len (vllm/config/scheduler.py)",
+        since="0.27",
+    )
+
+    reuses_uncached_first: bool = _step(
+        "Freed blocks that are not in the prefix cache are reused before all others.",
+        "All freed blocks queue at the end, the tail of a request before its head.",
+        source="#42656; BlockPool.free_blocks (vllm/v1/core/block_pool.py)",
+        since="0.24",
+    )
+    exempts_single_request: bool = _step(
+        "long_prefill_token_threshold does not apply to the only request.",
+        source="Scheduler.schedule",
+        since="0.31",
+    )
+    applies_both_budgets: bool = _step(
+        "max_num_batched_tokens limits a step in addition to max_num_scheduled_tokens.",
+        "max_num_scheduled_tokens replaces max_num_batched_tokens, even if it is larger.",
+        source="input_budget in Scheduler.schedule",
+        since="0.28",
+        knobs=("max_num_scheduled_tokens",),
+    )
+    skips_last_token_in_flight: bool = _step(
+        "A request whose last token by max_tokens is in flight is not scheduled again.",
+        "It computes one more token, which is discarded.",
+        source="First test of the loop over running requests",
+        since="0.11.1",
+        knobs=("async_scheduling",),
+    )
+    skip_blocked: bool = _step(
+        "A waiting request without enough free blocks does not block later requests.",
+        source="#33499 (open)",
+    )
+
+    continues_after_self_preemption: bool = _priority(
+        "After a running request preempts itself, the step continues with the next request.",
+        "The later running requests are skipped in this step.",
+        source="#26765",
+        since="0.33",
+    )
+    keeps_position: bool = _priority(
+        "Preempting an earlier request that was not scheduled skips no other request.",
+        "The request after the current one is skipped.",
+        source="Issue #49097",
+        since="0.28",
+    )
+    removes_victims: bool = _priority(
+        "A victim is removed from the batch of the step that scheduled it.",
+        "It stays in the batch, uses its share of the budget, counts its tokens as computed "
+        "although its blocks are freed, and causes another request to be skipped.",
+        source="Scheduler.schedule",
+        since="0.11.1",
+    )
+    asserts_victims_run: bool = _priority(
+        "The engine crashes if a step has scheduled more requests than are still running.",
+        source="Assertion at the end of Scheduler.schedule",
+        since="0.10",
+        until="0.10.2",
+        hidden_by=("removes_victims",),
+    )
+    breaks_ties_by_id: bool = _priority(
+        "Requests of equal priority and arrival are ordered by id.",
+        "The engine crashes with a TypeError when it compares them.",
+        source="Request.__lt__ (vllm/v1/request.py)",
+        since="0.12",
+    )
+
+    counts_all_loras: bool = _lora(
+        "The adapters of all running requests count against max_loras.",
+        "Adapters of running requests that are skipped in this step do not count.",
+        source="Scheduler.schedule",
+        since="0.33",
+        knobs=("async_scheduling",),
+    )
+    reverses_skipped: bool = _lora(
+        "Waiting requests skipped for max_loras return to the queue in reverse order.",
+        "They keep their position.",
+        source="RequestQueue.prepend_requests (vllm/v1/core/sched/request_queue.py)",
+        since="0.9.2",
+        until="0.14",
+    )
+    queues_skipped_apart: bool = _lora(
+        "Requests skipped for max_loras wait in a queue ahead of all others, even preempted ones.",
+        source="skipped_waiting",
+        since="0.18",
+        until="0.31",
+    )
+
+    reuses_uncached_windows_first: bool = _window(
+        "Freed blocks of windows that are not in the prefix cache are reused first.",
+        source="SlidingWindowManager.free (vllm/v1/core/single_type_kv_cache_manager.py)",
+        since="0.23",
+        hidden_by=("reuses_uncached_first",),
+    )
+    frees_after_steps: bool = _window(
+        "Blocks behind a window are freed when no step in flight reads them.",
+        "They are freed at once.",
+        source="vllm/v1/core/kv_cache_manager.py",
+        since="0.26",
+    )
+    caches_boundaries_only: bool = _window(
+        "The cache stores blocks of a window only where a hit could end.",
+        "It stores all full blocks of a window.",
+        source="vllm/v1/core/single_type_kv_cache_manager.py",
+        since="0.29",
+    )
+    caches_aligned_only: bool = _window(
+        "With several block sizes, the cache stores only blocks for hits at a common multiple.",
+        "It stores all full blocks.",
+        source="cache_blocks in vllm/v1/core/kv_cache_coordinator.py",
+        since="0.22",
+    )
+
+    caches_states: bool = _at_start(
+        "Layers with states",
+        "The prefix cache is on by default for models with states.",
+        "It is off by default for them.",
+        source="vllm/config/vllm.py",
+        since="0.26",
+    )
+    frees_states_behind_gaps: bool = _state(
+        "All older states of a request are freed.",
+        "States behind a gap stay until the request ends.",
+        source="_num_retired_blocks (vllm/v1/core/single_type_kv_cache_manager.py)",
+        since="0.30",
+        needs=("frees_after_steps",),
+    )
+    splits_first_chunk_at_hits: bool = _state(
+        "The first chunk of a prompt ends where the hit of another layer group ended.",
+        source="Scheduler._mamba_block_aligned_split",
+        since="0.24",
+        hidden_by=("splits_chunks_at_hits",),
+    )
+    splits_chunks_at_hits: bool = _state(
+        "Any chunk of a prompt ends where the hit of another layer group ended.",
+        source="Scheduler._mamba_block_aligned_split",
+        since="0.26",
+    )
+    allows_large_state_blocks: bool = _state(
+        "A block may be larger than a chunk; chunks after the last full block are aligned, too.",
+        "Start-up rejects a block that is larger than the chunk limit.",
+        source="Scheduler._mamba_block_aligned_split",
+        since="0.27",
+    )
+    stores_second_last_state: bool = _state(
+        "For a prompt that ends with a block, the state one block earlier is stored.",
+        source="get_mamba_prefill_checkpoint_position",
+        since="0.32",
+    )
+    marks_end_state_again: bool = _state(
+        "The state at the end of a prompt counts as new in every step of a request that has it, "
+        "which delays requests that could reuse it (a bug).",
+        source="_cache_partial_tail_block (vllm/v1/core/single_type_kv_cache_manager.py)",
+        since="0.32",
+        until="0.33",
+    )
+
+    draft_methods: tuple[str, ...] = _draft(
+        "Available speculative methods",
+        source="SpeculativeConfig.uses_draft_model",
+        values={
+            "0.9": ("eagle", "ngram"),
+            "0.15": ("eagle", "ngram", "draft_model"),
+        },
+        at_start=True,
+    )
+    async_draft_methods: tuple[str, ...] = _draft(
+        "Speculative methods allowed with asynchronous scheduling",
+        source="vllm/config/vllm.py",
+        values={
+            "0.9": ("eagle",),
+            "0.16": ("eagle", "draft_model"),
+            "0.33": ("eagle", "ngram", "draft_model"),
+        },
+        at_start=True,
+    )
+    drafts_with_states: bool = _draft(
+        "Drafts are modelled for models with states.",
+        source="simkv: recordings of earlier releases differ",
+        since="0.26",
+        at_start=True,
+    )
+    reserves_draft_slots: bool = _draft(
+        "A draft model takes max_num_seqs tokens of the budget of every step.",
+        source="_set_max_num_scheduled_tokens (vllm/config/vllm.py)",
+        since="0.17",
+        until="0.28",
+    )
+    reserves_slots_by_request: bool = _draft(
+        "A draft model takes one token of the budget for each request in the step.",
+        source="input_budget in Scheduler.schedule",
+        since="0.28",
+        hidden_by=("reserves_draft_slots",),
+    )
+    pads_admissions: bool = _draft(
+        "A request with one token to compute is admitted with as many draft slots as running "
+        "requests have.",
+        source="pad_spec_decode in Scheduler.schedule",
+        since="0.25",
+    )
+    skips_padding_without_room: bool = _draft(
+        "Such a request is admitted without slots that exceed max_model_len or that a block end "
+        "cuts.",
+        "In the first case it waits; in the second its slots count although none is computed.",
+        source="pad_spec_decode in Scheduler.schedule",
+        since="0.29",
+        needs=("pads_admissions",),
+    )
+    pads_lone_hits: bool = _draft(
+        "A prefix-cache hit also gets these slots in a step without running requests.",
+        source="num_computed_tokens > 0 in Scheduler.schedule",
+        since="0.30",
+        needs=("pads_admissions",),
+    )
+    lookahead_at_admission: bool = _draft(
+        "A request gets lookahead slots at admission.",
+        "It gets them from its second step on.",
+        source="effective_lookahead_tokens",
+        since="0.23",
+    )
+    drafts_for_chunks: bool = _draft(
+        "Synchronous draft models also propose drafts for unfinished prompts, which are discarded.",
+        source="is_prefill_chunk",
+        until="0.16",
+    )
+    keeps_preempted_drafts: bool = _draft(
+        "Preempted requests keep their drafts.",
+        source="vllm/v1/core/sched/scheduler.py",
+        until="0.14",
+    )
+    caches_accepted_at_once: bool = _draft(
+        "Synchronous scheduling caches accepted tokens at once.",
+        "It caches them in the next step of the request.",
+        source="vllm/v1/core/sched/scheduler.py",
+        since="0.33",
+    )
+    keys_cover_next_token: bool = _draft(
+        "With EAGLE, the key of a block covers the next token.",
+        "A hit is one block shorter than the cached prefix.",
+        source="use_eagle in vllm/v1/core/kv_cache_coordinator.py",
+        since="0.33",
+    )
+    caches_shortened_hits: bool = _draft(
+        "With EAGLE, windows cache the blocks that a hit of this or a longer prompt needs.",
+        "They cache the blocks of a hit of the same prompt that is not shortened.",
+        source="vllm/v1/core/single_type_kv_cache_manager.py",
+        since="0.30",
+    )
+    looks_up_last_block: bool = _draft(
+        "With EAGLE and layer groups, the last block of a prompt is looked up as well.",
+        source="vllm/v1/core/kv_cache_coordinator.py",
+        since="0.32",
+    )
+
+    queues_loads_apart: bool = _host(
+        "Requests that wait for their KV are in a separate queue, which is tried first.",
+        source="Scheduler.schedule",
+        since="0.31",
+    )
+    protects_in_flight: bool = _host(
+        "With asynchronous scheduling, requests with a step in flight cannot be preempted.",
+        source="Scheduler.schedule",
+        since="0.30",
+    )
+    stores_at_end: bool = _host(
+        "Blocks of a prompt that are not stored yet are offered when its request ends.",
+        source="OffloadingConnectorScheduler",
+        since="0.26",
+    )
+    stores_after_last_copy: bool = _host(
+        "They are offered even if the last copy of the request completes before that.",
+        source="OffloadingConnectorScheduler",
+        since="0.27",
+    )
+    offers_computed_only: bool = _host(
+        "After a client disconnects, at most the computed tokens are offered.",
+        "The whole prompt is offered; the engine crashes if the request has no blocks.",
+        source="#49146, issue #49118",
+        since="0.27",
+    )
+    remembers_offered: bool = _host(
+        "After a preemption, blocks that were offered before are not offered again.",
+        "The blocks after the first chunk are offered again.",
+        source="OffloadingConnectorScheduler",
+        since="0.26",
+    )
+    offers_prompt_again: bool = _host(
+        "After a preemption, all blocks of the prompt are offered again.",
+        source="OffloadingConnectorScheduler",
+        since="0.33",
+    )
+    counts_uses_at_end: bool = _host(
+        "Uses of blocks by a request count once, when it ends.",
+        "All its blocks count as used at each lookup and each store.",
+        source="vllm/v1/kv_offload/cpu/policies",
+        since="0.31",
+    )
+    ranks_by_request: bool = _host(
+        "Under lru, blocks of a request have the rank of its first use until it ends.",
+        "Each has the rank of its own write.",
+        source="vllm/v1/kv_offload/cpu/policies/lru.py",
+        since="0.33",
+    )
+    evicts_used_once: bool = _host(
+        "Under arc, blocks used once are evicted if there are no others.",
+        source="vllm/v1/kv_offload/cpu/policies/arc.py",
+        since="0.30",
+    )
+
+    reserves_for_prompts: bool = _transfer(
+        "A load starts only if it leaves enough blocks for the unfinished prompts.",
+        source="_inflight_prefill_reserved_blocks",
+        since="0.23",
+    )
+    caches_loaded_block: bool = _transfer(
+        "The block that the last prompt token fills is cached after a load, too.",
+        source="_update_waiting_for_remote_kv",
+        since="0.18",
+        knobs=("kv_connector", "watermark"),
+    )
+    frees_loads_when_done: bool = _transfer(
+        "After a client disconnects, the blocks of its load are freed when the load completes.",
+        "They are freed at once, although the load still writes to them.",
+        source="delay_free_blocks",
+        since="0.16",
+    )
+    frees_when_steps_end: bool = _transfer(
+        "If KV can be loaded, blocks that a step in flight writes to are freed when it ends.",
+        "They are freed at once.",
+        source="defer_block_free",
+        since="0.24",
+    )
+    discards_victim_tokens: bool = _transfer(
+        "If KV can be sent, tokens in flight of a victim are discarded.",
+        source="vllm/v1/core/sched/scheduler.py",
+        since="0.27",
+    )
 
     def refuse(self, version: str, config: object) -> None:
         """Raise ValueError if ``config`` sets a knob to a value that ``version`` does not

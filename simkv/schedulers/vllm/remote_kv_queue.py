@@ -23,14 +23,14 @@ from simkv.schedulers.vllm.request_state import (
 class RemoteKvQueue:
     """Waiting requests that hold blocks, then all others, each in the order of the policy.
 
-    Without ``holds_apart`` both are in one queue.
+    Without ``queues_loads_apart`` both are in one queue.
     """
 
     def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
         self._holding: FcfsQueue | PriorityQueue = build_queue(config.policy, rules)
         self._rest: FcfsQueue | PriorityQueue = build_queue(config.policy, rules)
         self._holders: set[int] = set()
-        self._apart = rules.holds_apart
+        self._apart = rules.queues_loads_apart
 
     def __len__(self) -> int:
         return len(self._holding) + len(self._rest)

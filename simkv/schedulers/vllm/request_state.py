@@ -182,5 +182,5 @@ class HeapQueue(PriorityQueue):
 def build_queue(policy: str, rules: VllmRules) -> FcfsQueue | PriorityQueue:
     """Build the waiting queue of a policy with the rules of a release."""
     if policy == "fcfs":
-        return FcfsQueue(turned=rules.turns_skipped, apart=rules.skipped_apart)
-    return PriorityQueue() if rules.breaks_ties else HeapQueue()
+        return FcfsQueue(turned=rules.reverses_skipped, apart=rules.queues_skipped_apart)
+    return PriorityQueue() if rules.breaks_ties_by_id else HeapQueue()

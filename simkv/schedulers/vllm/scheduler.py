@@ -69,7 +69,7 @@ class VllmScheduler(VllmSchedulerBase):
         """Return the maximum number of tokens per request in this step; 0 for no limit."""
         threshold = self.config.long_prefill_token_threshold
         requests = len(self.running) + len(self.waiting)
-        if threshold == 0 or (requests == 1 and self.rules.threshold_spares_lone):
+        if threshold == 0 or (requests == 1 and self.rules.exempts_single_request):
             return 0
         if self.config.long_prefill_token_threshold_adaptive and requests:
             return max(threshold, self.config.max_num_batched_tokens // requests)
@@ -118,7 +118,7 @@ class VllmScheduler(VllmSchedulerBase):
                 if stuck := not self._gives_way(victim):
                     break
                 sat_out = victim not in self.decoding and victim not in step.tokens
-                counted_back = self.rules.drops_victims and not sat_out
+                counted_back = self.rules.removes_victims and not sat_out
                 lost += victim.order < r.order and not counted_back
                 self._preempt(victim, r, step)
                 if victim is r:
@@ -130,12 +130,12 @@ class VllmScheduler(VllmSchedulerBase):
                 else:
                     step.prefill |= r.chunk
                     self._grant(r, n, needed, step)
-                if lost and not self.rules.finds_next:
+                if lost and not self.rules.keeps_position:
                     self._pass_over_after(r, lost, step)
                 continue
             if stuck:
                 self._pass_over(r, step)
-            if stuck or not self.rules.goes_on:
+            if stuck or not self.rules.continues_after_self_preemption:
                 self._pass_over_after(r, len(self.running), step)
 
     def _running_to_visit(self, step: ScheduleStep) -> list[RequestState]:
@@ -202,7 +202,7 @@ class VllmScheduler(VllmSchedulerBase):
     def _sees_the_end(self, r: RequestState) -> bool:
         """Return whether ``r`` is not scheduled again once its last token is in flight."""
         at_most = r.length + r.placeholders >= self.config.max_model_len
-        return self.rules.sees_the_end or at_most
+        return self.rules.skips_last_token_in_flight or at_most
 
     def _victim(self) -> RequestState:
         """Return the running request to preempt."""
@@ -221,7 +221,7 @@ class VllmScheduler(VllmSchedulerBase):
         if r in self.decoding:
             self._leave(r)
             had = 1
-        if self.rules.drops_victims or r.order >= by.order:
+        if self.rules.removes_victims or r.order >= by.order:
             if had:
                 step.restore(had)
         elif had:
@@ -272,7 +272,7 @@ class VllmScheduler(VllmSchedulerBase):
         ):
             self._waiting_settled = False  # running requests may free blocks
         # The interval may exclude a request next time that was set aside for lack of blocks.
-        turns = len(aside) > 1 and self.rules.turns_skipped  # reverses their order in each step
+        turns = len(aside) > 1 and self.rules.reverses_skipped  # reverses their order in each step
         # The wait for an adapter is reported only while enough blocks are free for the request.
         told = self.rules.skip_blocked and bool(step.batch.aside)
         if stale or turns or told or (aside and self._holds) or self._may_be_hit_soon():
@@ -315,7 +315,7 @@ class VllmScheduler(VllmSchedulerBase):
         if self.split and not (n := self.split.clip(r, start, n, waits=True)):
             step.skip_request("budget")
             return "stops"
-        if r.is_padded and n < wanted and self.rules.pads_with_room:
+        if r.is_padded and n < wanted and self.rules.skips_padding_without_room:
             n, r.is_padded = 1, False
         if not self._fits(r, hits, start + n):
             step.skip_request("rule" if self.memory.has_unready_hits(r, hits) else "blocks")
@@ -392,7 +392,7 @@ class VllmScheduler(VllmSchedulerBase):
         self.interval.note_step(empty=batch.kind == "idle", prefill=step.prefill)
         if isinstance(self.waiting, HeapQueue) and self.waiting.tied:
             batch.fatal = "TypeError: two waiting requests of equal priority and arrival"
-        if self.rules.counts_victims and len(step.tokens) + len(group) > len(self.running):
+        if self.rules.asserts_victims_run and len(step.tokens) + len(group) > len(self.running):
             batch.fatal = "AssertionError: more requests are scheduled than run"
         if self.loras.exceeds_limit:
             batch.fatal = "AssertionError: adapters of more than max_loras in a step"

@@ -62,7 +62,7 @@ class VllmSchedulerBase:
         self.catching_up: dict[int, RequestState] = {}
         self._max_running = config.max_num_active_seqs or config.max_num_seqs
         self._max_tokens = config.most_scheduled(rules)
-        if rules.two_budgets:
+        if rules.applies_both_budgets:
             self._max_tokens = min(self._max_tokens, config.max_num_batched_tokens)
         self.drafts = SpeculativeDecoding(config, rules) if config.num_speculative_tokens else None
         self.loras = VllmLoras(config.max_loras, config.max_cpu_loras or config.max_loras)
@@ -208,7 +208,7 @@ class VllmSchedulerBase:
         paced, blocks = self.interval.fingerprint(), self.memory.fingerprint()
         skips = self.rules.skip_blocked or self.config.enable_lora
         waiting = self.waiting_ids() if skips else ()
-        if not self.rules.drops_victims:
+        if not self.rules.removes_victims:
             waiting = [r.computed for r in self.waiting]
         return (self._tokens_delivered, running, tuple(waiting), paced, blocks)
 
@@ -237,7 +237,7 @@ class VllmSchedulerBase:
         batch, group, running = self._newest, self.decoding, list(self.running.values())
         given = zip(batch.scheduled, batch.context, strict=True)
         rows = {i: BatchRow(i, n, context) for (i, n), context in given}
-        if not self.rules.drops_victims:  # preempted requests may still be in the batch
+        if not self.rules.removes_victims:  # preempted requests may still be in the batch
             stayed = [r for i in rows if i not in self.running and (r := self._live.get(i))]
             running = sorted(running + stayed, key=attrgetter("order"))
         return [

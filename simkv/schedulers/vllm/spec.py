@@ -64,7 +64,7 @@ def _with_transfer(config: VllmConfig) -> KvConnector:
 
 def _with_tables(config: VllmConfig) -> TabledScheduler:
     chooses = config.policy == "priority" or config.rule is not None
-    if chooses and not find_rules(config.variant).drops_victims:
+    if chooses and not find_rules(config.variant).removes_victims:
         raise InputError(
             f"policy: under priority or a rule vLLM {config.variant} computes requests whose "
             "blocks are gone, which no device can follow; only fcfs"

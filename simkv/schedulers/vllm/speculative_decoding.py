@@ -29,8 +29,8 @@ class SpeculativeDecoding:
 
     def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
         self.most = config.num_speculative_tokens
-        self.slots = config.draft_slots if rules.slots_by_request else 0
-        self.late = config.depth == 1 and not rules.caches_accepted
+        self.slots = config.draft_slots if rules.reserves_slots_by_request else 0
+        self.late = config.depth == 1 and not rules.caches_accepted_at_once
         self._passes = 0 if config.speculative_method == "ngram" else self.most
         self._rules = rules
         self._longest = config.max_model_len
@@ -61,12 +61,14 @@ class SpeculativeDecoding:
         step contains ``chunks`` of prompts. Returns 0 if it cannot be admitted.
         """
         rules = self._rules
-        alike = rules.pads_drafts and not chunks and (ran or (rules.pads_hits and start > 0))
+        alike = (
+            rules.pads_admissions and not chunks and (ran or (rules.pads_lone_hits and start > 0))
+        )
         n = 1 + self.most
         if not alike:
             return 1
-        if start + n + rules.pads_with_room > self._longest:
-            return 1 if rules.pads_with_room else 0
+        if start + n + rules.skips_padding_without_room > self._longest:
+            return 1 if rules.skips_padding_without_room else 0
         return n if n <= budget else 0
 
     def verified(self, r: RequestState, n: int, batch: Batch) -> int:
@@ -96,9 +98,9 @@ class SpeculativeDecoding:
     def preempted(self, r: RequestState, had: int) -> None:
         """Discard the drafts of the preempted ``r`` if this step scheduled tokens of it (``had``).
 
-        Releases without ``keeps_drafts`` always discard them.
+        Releases without ``keeps_preempted_drafts`` always discard them.
         """
-        if had or not self._rules.keeps_drafts:
+        if had or not self._rules.keeps_preempted_drafts:
             r.drafts = 0
 
     def deliver(self, r: RequestState, batch: Batch, *, stale: bool) -> int:

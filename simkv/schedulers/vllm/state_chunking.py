@@ -34,9 +34,9 @@ class StateChunking:
         self.size = config.block_size
         largest = config.most_scheduled(rules)
         self._largest = min(largest, config.long_prefill_token_threshold or largest)
-        self._wide, self._at_any = rules.wide_states, rules.keeps_junctions
-        self._at_first = rules.starts_at_junctions or self._at_any
-        self._left = 1 if rules.leaves_last else 0
+        self._wide, self._at_any = rules.allows_large_state_blocks, rules.splits_chunks_at_hits
+        self._at_first = rules.splits_first_chunk_at_hits or self._at_any
+        self._left = 1 if rules.stores_second_last_state else 0
         self._drops = config.drops_block(rules)
         self._within = config.mamba_prefill_checkpoints
 

@@ -115,13 +115,13 @@ class StateMemory(WindowMemory):
 
     def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
         super().__init__(config, rules)
-        self._mode, self._gaps = config.states(rules), rules.frees_gaps
+        self._mode, self._gaps = config.states(rules), rules.frees_states_behind_gaps
         self._states = [kind.states for kind in self.layers]
         self._single = [state and self._mode != "all" for state in self._states]
         self._paged[self.block_size] -= sum(self._single)
         self._tables: dict[int, StateTable] = {}
         self._fresh: set[int] = set()
-        self._marks_again = rules.marks_again and len(self.layers) > 1
+        self._marks_again = rules.marks_end_state_again and len(self.layers) > 1
         self._exports = config.mamba_prefill_checkpoints and self._mode == "align"
         self._spare = config.num_speculative_tokens
         self._within: set[int] = set()

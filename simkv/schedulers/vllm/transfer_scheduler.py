@@ -62,12 +62,12 @@ class VllmTransferScheduler(VllmScheduler):
         tables: bool = False,  # noqa: ARG002
     ) -> None:
         super().__init__(config, rules, tables=True)
-        self.holding = RemoteKvQueue(config, self.rules) if self.rules.holds_apart else None
+        self.holding = RemoteKvQueue(config, self.rules) if self.rules.queues_loads_apart else None
         if self.holding is not None:
             self.waiting = self.holding
         loads = config.kv_role != "kv_producer"
-        self._fences = self.rules.frees_when_done and loads and self.pipeline_depth > 1
-        self._drops = self.rules.drops_under_way and config.kv_role != "kv_consumer"
+        self._fences = self.rules.frees_when_steps_end and loads and self.pipeline_depth > 1
+        self._drops = self.rules.discards_victim_tokens and config.kv_role != "kv_consumer"
         self._dropped: dict[int, int] = {}
         self.sends: list[int] = []
         self._keeps: set[int] = set()
@@ -136,7 +136,9 @@ class VllmTransferScheduler(VllmScheduler):
         del self._loading[r.id]
         self._arrived.discard(r.id)
         last = r.length - 1
-        self.memory.register(r, r.computed if self.rules.caches_loaded else min(r.computed, last))
+        self.memory.register(
+            r, r.computed if self.rules.caches_loaded_block else min(r.computed, last)
+        )
         self._ready[r.id] = r.registered
         r.computed = min(r.computed, last)
         return True
@@ -167,7 +169,7 @@ class VllmTransferScheduler(VllmScheduler):
     def _leaves_reserved(self, hits: CacheHits, tokens: int) -> bool:
         """Return whether a load leaves enough blocks for all requests that load KV or compute
         prompts."""
-        if not self.rules.reserves_loads:
+        if not self.rules.reserves_for_prompts:
             return True
         size, cache = self.memory.block_size, self.memory.cache
         promised = sum(
@@ -205,7 +207,7 @@ class VllmTransferScheduler(VllmScheduler):
     # Preemption and release of blocks.
 
     def _gives_way(self, victim: RequestState) -> bool:
-        if not (self._fences and self.rules.spares_computing):
+        if not (self._fences and self.rules.protects_in_flight):
             return True
         return not self._under_way(victim)
 
@@ -249,7 +251,7 @@ class VllmTransferScheduler(VllmScheduler):
         self._unfinished.pop(r.id, None)
         self._dropped.pop(r.id, None)
         super()._remove(r)
-        if loading and r.id not in self._arrived and self.rules.keeps_for_loads:
+        if loading and r.id not in self._arrived and self.rules.frees_loads_when_done:
             self._gone[r.id] = r
         elif loading or ready is not None:
             self._arrived.discard(r.id)

@@ -4,145 +4,150 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
+from simkv.core.engine_version import parse_version, plain_release
 from simkv.core.scheduler_protocol import Variant
-from simkv.schedulers.vllm.release_rules import FixedKnob, VllmRules
-from simkv.schedulers.vllm.releases import (
-    NOT_YET_AVAILABLE,
-    PATCHED,
-    RECORDED_PATCHES,
-    RELEASES,
-    UNAVAILABLE_REASONS,
-)
+from simkv.schedulers.rule_fields import differing_rules, rules_in
+from simkv.schedulers.vllm.release_knobs import fixed_knobs
+from simkv.schedulers.vllm.release_rules import NEWEST, RELEASES, FixedKnob, VllmRules
 
-#: Knobs that are not modelled together with an unreleased change.
-_NOT_WITH = {
-    "kv_cache_groups": FixedKnob(
-        (0,),
-        "{version} is modelled for one group of layers that attend to everything; leave it out",
-    ),
-    "num_speculative_tokens": FixedKnob(
-        0, "{version} is not modelled with speculative decoding; leave it out"
-    ),
-    "eviction_policy": FixedKnob("lru", "{version} is not modelled with offloading; leave it out"),
-    "secondary_tiers": FixedKnob((), "{version} is not modelled with offloading; leave it out"),
-    **dict.fromkeys(
-        ("kv_connector", "kv_role"),
-        FixedKnob(None, "{version} is not modelled with KV from another replica; leave it out"),
-    ),
+
+class Proposal(NamedTuple):
+    """An unreleased change of a release: changed ``rules``, and knobs not modelled with it."""
+
+    base: str
+    rules: Mapping[str, Any]
+    fixed: Mapping[str, FixedKnob]
+    variant: Variant
+
+
+_WITHOUT_OFFLOADING = "{version} is not modelled with offloading; remove it"
+
+PROPOSALS: Mapping[str, Proposal] = {
+    "0.33.0-skip-blocked": Proposal(
+        "0.33.0",
+        {"skip_blocked": True},
+        {
+            "kv_cache_groups": FixedKnob(
+                (0,), "{version} is modelled only for models with full attention; remove it"
+            ),
+            "num_speculative_tokens": FixedKnob(
+                0, "{version} is not modelled with speculative decoding; remove it"
+            ),
+            "num_cpu_blocks": FixedKnob(0, _WITHOUT_OFFLOADING),
+            "eviction_policy": FixedKnob("lru", _WITHOUT_OFFLOADING),
+            "secondary_tiers": FixedKnob((), _WITHOUT_OFFLOADING),
+            **dict.fromkeys(
+                ("kv_connector", "kv_role"),
+                FixedKnob(
+                    None, "{version} is not modelled with KV from another replica; remove it"
+                ),
+            ),
+        },
+        Variant(
+            "0.33.0 with vllm-project/vllm#33499 (2026-02-01, open; also in #35852 and #36390)",
+            "0.33.0; a waiting request without enough free blocks does not block later requests",
+        ),
+    )
 }
 
 
-def _minor(name: str) -> int:
-    return int(name.split(".")[1])
-
-
-def _number(name: str) -> tuple[int, ...]:
-    """Return the parts of a version as a tuple that sorts in release order."""
-    return tuple(map(int, name.split(".")))
+def _minor(name: str) -> str:
+    """Return the minor release of a version, such as 0.27."""
+    version = parse_version(name)
+    return f"{version.major}.{version.minor}"
 
 
 def _rules(name: str) -> VllmRules:
-    """Return the rules of a release, collected from all releases up to it."""
-    if name in PATCHED:
-        return replace(_rules(MINORS[f"0.{_minor(name)}"]), **PATCHED[name].rules)
-    minor = _minor(name)
-    rules, fixed = VllmRules(), dict[str, FixedKnob]()
-    for number, release in RELEASES.items():
-        if number <= minor:
-            rules = replace(rules, **release.rules)
-            fixed.update(release.without)
-        else:
-            for knob, value in release.knobs.items():
-                fixed[knob] = FixedKnob(
-                    value,
-                    UNAVAILABLE_REASONS.get(knob, NOT_YET_AVAILABLE).format(since=f"0.{number}"),
-                )
-    return replace(rules, fixed=fixed)
+    return replace(rules_in(VllmRules, name), fixed=fixed_knobs(name))
 
 
+def _propose(proposal: Proposal) -> VllmRules:
+    rules = _rules(proposal.base)
+    fixed = {**rules.fixed, **proposal.fixed}
+    return replace(rules, fixed=fixed, **proposal.rules)
+
+
+#: Variants that are releases, newest first.
+RELEASED = list(RELEASES)[::-1]
 #: The variant of each minor release, newest first.
-MINORS = {
-    f"0.{minor}": f"0.{minor}.{RELEASES[minor].patch}" for minor in sorted(RELEASES, reverse=True)
+MINORS = {_minor(name): name for name in RELEASED if RELEASES[name].stands_for_minor}
+#: Each recorded release and the variant that reproduces all its random cases, oldest first.
+RECORDED: Mapping[str, str] = {
+    recorded: name
+    for name, release in RELEASES.items()
+    for recorded in sorted((name, *release.alike), key=parse_version)
 }
-_NEWEST = max(RELEASES)
-#: Variants that are releases, newest first: one for each minor release, and patch releases whose
-#: rules differ from it.
-RELEASED = sorted({*MINORS.values(), *PATCHED}, key=_number, reverse=True)
-_LATEST = _rules(MINORS[f"0.{_NEWEST}"])
 
 #: The rules of each variant: releases and unreleased changes.
 RULES: Mapping[str, VllmRules] = {
-    "0.33.0": _LATEST,
-    "0.33.0-skip-blocked": replace(
-        _LATEST,
-        skip_blocked=True,
-        fixed={
-            **_LATEST.fixed,
-            **_NOT_WITH,
-            "num_cpu_blocks": FixedKnob(
-                0, "{version} is not modelled with offloading; leave it out"
-            ),
-        },
-    ),
-    **{name: _rules(name) for name in RELEASED if _minor(name) < _NEWEST},
+    NEWEST: _rules(NEWEST),
+    **{name: _propose(proposal) for name, proposal in PROPOSALS.items()},
+    **{name: _rules(name) for name in RELEASED[1:]},
 }
+
+
+def describe_changes(name: str) -> str:
+    """Return the rules and knobs that a release changes, compared with the release before it."""
+    older = RELEASED[RELEASED.index(name) + 1 :]
+    if not older:
+        return "the oldest modelled release"
+    rules, before = RULES[name], RULES[older[0]]
+    changed = differing_rules(rules, before)
+    parts = {
+        "adds": [rule for rule in changed if getattr(rules, rule) is True],
+        "ends": [rule for rule in changed if getattr(rules, rule) is False],
+        "changes": [rule for rule in changed if not isinstance(getattr(rules, rule), bool)],
+        "new knobs:": [knob for knob in before.fixed if knob not in rules.fixed],
+    }
+    said = [f"{what} {', '.join(names)}" for what, names in parts.items() if names]
+    return "; ".join(said) or f"same rules as {older[0]}"
 
 
 def _release(name: str) -> Variant:
     """Describe a release: its source, its changes, and the patch releases with the same rules."""
-    minor = _minor(name)
-    since = max(number for number in RELEASES if number <= minor and RELEASES[number].brought)
-    what = f"since 0.{since}: {RELEASES[since].brought}"
-    commit = RELEASES[minor].commit
-    if name in PATCHED:
-        what, commit = PATCHED[name].brought, PATCHED[name].commit
-    if alike := [patch for patch, variant in RECORDED_PATCHES.items() if variant == name != patch]:
-        what += f"; recorded as equal: {', '.join(alike)}"
-    return Variant(f"vllm-project/vllm@{commit} ({name}, wheel), vllm/v1/core", what)
+    commit, alike, _ = RELEASES[name]
+    summary = describe_changes(name)
+    if alike:
+        summary += f"; recorded as equal: {', '.join(alike)}"
+    return Variant(f"vllm-project/vllm@{commit} ({name}, wheel), vllm/v1/core", summary)
 
 
 VARIANTS: Mapping[str, Variant] = {
-    "0.33.0": Variant(
-        "vllm-project/vllm@4ba787ec9 (0.33.0), vllm/v1/core/sched",
-        "chunked prefill, decodes first; the whole sequence must fit when it is admitted",
-    ),
-    "0.33.0-skip-blocked": Variant(
-        "0.33.0 with vllm-project/vllm#33499 (2026-02-01, open; also in #35852 and #36390)",
-        "0.33.0; a waiting request for which there are no blocks does not stop those behind it",
-    ),
-    **{name: _release(name) for name in RELEASED if _minor(name) < _NEWEST},
+    name: PROPOSALS[name].variant if name in PROPOSALS else _release(name) for name in RULES
 }
 
 
+@lru_cache(maxsize=1024)
 def find_variant(name: str) -> str:
     """Return the variant whose rules a release has.
 
-    A minor release (0.27) stands for its variant (0.27.0). A recorded patch release has the variant
-    in ``RECORDED_PATCHES``; any other has the variant of the newest recorded patch before it.
+    A minor release (0.27) means its variant (0.27.0). A recorded patch release has its variant in
+    ``RECORDED``; any other has the variant of the newest recorded release before it. A leading
+    ``v``, a post release and a local version (0.11.0+cu128) are accepted.
 
     Raises ValueError for an unknown name.
     """
     if name in RULES:
         return name
-    if name in RECORDED_PATCHES:
-        return RECORDED_PATCHES[name]
-    parts = name.split(".")
-    if len(parts) in (2, 3) and parts[-1].isascii() and parts[-1].isdecimal():
-        minor = ".".join(parts[:2])
+    if (release := plain_release(name)) is not None:
+        if release in RECORDED:
+            return RECORDED[release]
+        if release in MINORS:
+            return MINORS[release]
+        version = parse_version(release)
         older = [
-            known for known in RECORDED_PATCHES if known.startswith(f"{minor}.") and len(parts) > 2
+            known
+            for known in RECORDED
+            if _minor(known) == _minor(release) and parse_version(known) <= version
         ]
-        older = [known for known in older if _number(MINORS[minor]) < _number(known)]
-        if newest := max((k for k in older if _number(k) < _number(name)), key=_number, default=""):
-            return RECORDED_PATCHES[newest]
-        if minor in MINORS:
-            return MINORS[minor]
-    others = ", ".join(name for name in RULES if "-" in name)
+        if older and release.count(".") == 2:
+            return RECORDED[max(older, key=parse_version)]
     raise ValueError(
-        f"{name!r} is not known; expected a release of vLLM from 0.{min(RELEASES)} to "
-        f"0.{_NEWEST} (such as 0.27, 0.27.0 or 0.27.1), or {others}"
+        f"{name!r} is not known; expected a release of vLLM from {[*MINORS][-1]} to "
+        f"{next(iter(MINORS))} (such as 0.27, 0.27.0 or v0.27.1), or {', '.join(PROPOSALS)}"
     )
 
 
@@ -163,9 +168,9 @@ class ReleaseNames:
         return {"type": "function-after", "function": check, "schema": handler(source)}
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Callable[[Any], Any]) -> Any:
-        minors = "|".join(str(minor) for minor in RELEASES)
-        names = [*RULES, *MINORS, *(patch for patch in RECORDED_PATCHES if patch.count(".") > 2)]
-        patch = {"pattern": rf"^0\.({minors})\.[0-9]+$"}
+        minors = "|".join(minor.replace(".", r"\.") for minor in reversed(MINORS))
+        names = [*RULES, *MINORS, *(name for name in RECORDED if name.count(".") > 2)]
+        patch = {"pattern": rf"^v?({minors})(\.[0-9]+)?(\.post[0-9]+)?(\+[0-9a-z.]+)?$"}
         return {**handler(schema), "anyOf": [{"enum": [*dict.fromkeys(names)]}, patch]}
 
 
@@ -179,6 +184,7 @@ def find_equivalent_release(name: str) -> str:
 def unrecorded_note(name: str) -> str | None:
     """Return a note on which rules an unrecorded patch release uses; None if it was recorded."""
     variant = find_variant(name)
-    if name.count(".") < 2 or name in (variant, *RECORDED_PATCHES):
+    release = plain_release(name)
+    if release is None or release in MINORS or (release in RECORDED and ".post" not in name):
         return None
-    return f"vLLM {name} was not recorded: it goes by the rules of {variant}"
+    return f"vLLM {name} was not recorded; simulated with the rules of {variant}"

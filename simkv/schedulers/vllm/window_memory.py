@@ -17,8 +17,8 @@ Source: ``single_type_kv_cache_manager.py`` and ``kv_cache_coordinator.py`` in `
 - Groups can have different block sizes (Gemma 4). Keys belong to blocks of ``block_size``, the
   smallest; a larger block has the key of its last part. Hits end, and blocks are registered, at
   common multiples of all sizes.
-- The cache stores all full blocks of groups with windows. With ``keeps_boundaries`` it stores only
-  blocks that can serve a hit of the same prompt, or of a prompt that diverges where the hit of
+- The cache stores all full blocks of groups with windows. With ``caches_boundaries_only`` it stores
+  only blocks that can serve a hit of the same prompt, or of a prompt that diverges where the hit of
   another group ended.
 """
 
@@ -60,12 +60,12 @@ class WindowMemory(VllmMemory):
         self._sizes = [kind.block_size for kind in self.layers]
         self._paged = Counter(self._sizes)
         self._unit, size = lcm(*self._sizes), config.block_size
-        self._fills = self._unit if rules.keeps_aligned else size
+        self._fills = self._unit if rules.caches_aligned_only else size
         self._most = [config.most_blocks(kind) for kind in config.layer_kinds]
-        self._processed = rules.frees_processed
+        self._processed = rules.frees_after_steps
         self._peek = 0  # tokens after the longest possible hit that are also looked up
-        self._keyless_behind = rules.keyless_first or rules.keyless_windows
-        self._boundaries = rules.keeps_boundaries
+        self._keyless_behind = rules.reuses_uncached_first or rules.reuses_uncached_windows_first
+        self._boundaries = rules.caches_boundaries_only
         # Numbers of tokens before a block is full at which a block leaves a window; one step later
         # if tokens in flight count as not computed.
         windows = [kind.window for kind in self.layers if kind.window]

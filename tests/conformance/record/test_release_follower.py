@@ -98,7 +98,9 @@ class Planted(VllmScheduler):
 def few_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of rules and of smaller cases only few are tried, to save time."""
     monkeypatch.setitem(
-        known.OBSERVABLE_RULES, "vllm", ("keyless_first", "goes_on", "skip_blocked")
+        known.OBSERVABLE_RULES,
+        "vllm",
+        ("reuses_uncached_first", "continues_after_self_preemption", "skip_blocked"),
     )
     monkeypatch.setattr(case_shrinking, "MAX_TRIES", 40)
 
@@ -139,19 +141,19 @@ def test_an_unchanged_release_gives_no_alarm(version: str) -> None:
 
 
 def test_rules_that_no_release_has_together_are_found(few_rules: None) -> None:
-    rules = replace(RULES["0.33.0"], keyless_first=False)
+    rules = replace(RULES["0.33.0"], reuses_uncached_first=False)
     found = follow(
         "vllm", CASE_SCHEMA, drawn(24), recorded(lambda config: VllmScheduler(config, rules))
     )
-    assert [*found.changed] == [{"keyless_first": False}]
+    assert [*found.changed] == [{"reuses_uncached_first": False}]
     assert not found.known
     assert headline("vLLM 0.34.0", "0.33.0", found).endswith(
-        "no release's rules: by those of 0.33.0 with `keyless_first: false`"
+        "no release's rules: by those of 0.33.0 with `reuses_uncached_first: false`"
     )
 
 
 def test_a_case_that_a_release_makes_is_not_shown_as_what_none_makes() -> None:
-    flipped = replace(RULES["0.33.0"], keyless_first=False)
+    flipped = replace(RULES["0.33.0"], reuses_uncached_first=False)
 
     def of_two(config: VllmConfig) -> VllmScheduler:
         return VllmScheduler(config, flipped if config.variant == "0.33.0" else None)
@@ -170,11 +172,19 @@ def test_only_rules_whose_knob_a_case_sets_can_show_in_it() -> None:
     config = VllmConfig(block_size=4, num_gpu_blocks=9, max_model_len=32, max_num_seqs=8)
     asks = drawn(1)["rand-200"].requests[:1]
     shown = observable_rules(record(RecordingCase(config, asks), "fcfs"))
-    assert "keyless_first" in shown
-    assert not {"goes_on", "two_budgets", "wide_states"} & {*shown}
+    assert "reuses_uncached_first" in shown
+    assert not {
+        "continues_after_self_preemption",
+        "applies_both_budgets",
+        "allows_large_state_blocks",
+    } & {*shown}
     urgent = replace(config, policy="priority", kv_cache_groups=(0, 8), startup_check=False)
     shown = observable_rules(record(RecordingCase(urgent, asks), "priority"))
-    assert {"goes_on", "keyless_windows", "wide_states"} <= {*shown}
+    assert {
+        "continues_after_self_preemption",
+        "reuses_uncached_windows_first",
+        "allows_large_state_blocks",
+    } <= {*shown}
 
 
 def test_a_release_that_cannot_be_driven_is_told() -> None:
@@ -226,7 +236,7 @@ def test_what_is_kept_shows_every_rule(root: Path) -> None:
     kept = choose(rules, seen, traces)
     assert len(kept) <= len(traces)
     assert all(recordings_by_rule(rules, seen, {name: traces[name] for name in kept}).values())
-    with pytest.raises(InputError, match=r"no case shows .*finds_next.*; record more"):
+    with pytest.raises(InputError, match=r"no case shows .*keeps_position.*; record more"):
         choose(rules, seen, dict(list(traces.items())[:2]))
 
 

@@ -1,0 +1,83 @@
+"""Knobs of vLLM that not all releases have, or that are not modelled for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from simkv.core.engine_version import is_since
+from simkv.schedulers.vllm.release_rules import FixedKnob
+
+ADDED = "not available in vLLM {{version}}, added in {since}; remove it"
+MODELLED = "not modelled for vLLM {{version}}, only since {since}; remove it"
+
+
+class ReleasedKnob(NamedTuple):
+    """A knob that can be set from release ``since`` on and before release ``until``.
+
+    Other releases accept only ``value``. ``why`` is the message for releases before ``since``.
+    """
+
+    since: str
+    value: object
+    why: str = ADDED
+    until: str | None = None
+    why_ended: str = ""
+
+
+#: Knobs by the release that introduced them, oldest first.
+RELEASED_KNOBS: Mapping[str, ReleasedKnob] = {
+    "async_scheduling": ReleasedKnob("0.10", False, MODELLED),
+    "policy": ReleasedKnob(
+        "0.10",
+        "fcfs",
+        "not modelled for vLLM {{version}}, which crashes with priority when it preempts a request "
+        "that it scheduled in the same step; use fcfs, or vLLM {since}",
+    ),
+    "kv_connector": ReleasedKnob("0.11", None, MODELLED),
+    "kv_role": ReleasedKnob("0.11", None, MODELLED),
+    "enable_chunked_prefill": ReleasedKnob(
+        "0.12",
+        True,
+        "vLLM {{version}} always chunks prefills on a GPU; it can be false since {since}; "
+        "remove it",
+    ),
+    "num_speculative_tokens": ReleasedKnob("0.12", 0, MODELLED),
+    "scheduler_reserve_full_isl": ReleasedKnob("0.19", False),
+    "kv_cache_groups": ReleasedKnob("0.21", (0,), MODELLED),
+    "mamba_cache_mode": ReleasedKnob(
+        "0.21",
+        None,
+        MODELLED,
+        until="0.32",
+        why_ended="not available in vLLM {{version}}, which always uses align since {until}; "
+        "remove it",
+    ),
+    "watermark": ReleasedKnob("0.24", 0.0),
+    "num_cpu_blocks": ReleasedKnob("0.24", 0, MODELLED),
+    "eviction_policy": ReleasedKnob("0.24", "lru", MODELLED),
+    "max_num_scheduled_tokens": ReleasedKnob("0.26", None),
+    "max_num_queued_reqs": ReleasedKnob("0.29", None),
+    "max_num_queued_tokens": ReleasedKnob("0.29", None),
+    "max_num_active_seqs": ReleasedKnob("0.31", None),
+    "long_prefill_token_threshold_adaptive": ReleasedKnob("0.31", False),
+    "mamba_prefill_checkpoints": ReleasedKnob("0.32", False),
+    "prefill_schedule_interval": ReleasedKnob(
+        "0.33",
+        1,
+        "vLLM {{version}} does not have it or applies it to data-parallel ranks only; honored "
+        "outside data-parallel mode since {since}; remove it",
+    ),
+    "secondary_tiers": ReleasedKnob("0.33", (), MODELLED),
+}
+
+
+def fixed_knobs(release: str) -> dict[str, FixedKnob]:
+    """Return the knobs that cannot be set in a release."""
+    fixed: dict[str, FixedKnob] = {}
+    for knob, (since, value, why, until, why_ended) in RELEASED_KNOBS.items():
+        if not is_since(release, since):
+            fixed[knob] = FixedKnob(value, why.format(since=since))
+        elif until is not None and is_since(release, until):
+            fixed[knob] = FixedKnob("align", why_ended.format(until=until))
+    return fixed
