@@ -112,7 +112,7 @@ picture: $(VENV)/.installed
 
 ## walks: update the output shown in the tutorial and the how-to pages; review the difference
 walks: $(TESTED)
-	$(BIN)/python -m tests.docs_walkthrough docs/tutorial.md docs/diagnose.md docs/hardware.md docs/how-to/*.md
+	$(BIN)/python -m tests.docs_walkthrough docs/tutorial.md docs/diagnose.md docs/explain.md docs/hardware.md docs/how-to/*.md
 
 ## format: apply the automatic fixes of ruff
 format: $(TESTED)

@@ -15,7 +15,7 @@ from tests.docs_walkthrough import (
 
 DOCS = ROOT / "docs"
 PAGES = [
-    *(DOCS / name for name in ("tutorial.md", "diagnose.md", "hardware.md")),
+    *(DOCS / name for name in ("tutorial.md", "diagnose.md", "explain.md", "hardware.md")),
     *sorted((DOCS / "how-to").glob("*.md")),
 ]
 
