@@ -1,9 +1,9 @@
 """Count the recorded traces that each variant reproduces, by replaying them.
 
-    python -m dev.recording_counts TRACES... > simkv/conformance/counts.json
+    python -m dev.recording_counts PATHS... > simkv/conformance/counts.json
 
-Pass all available recordings and the files of tests/conformance/traces whose versions have no other
-recording.
+PATHS are all available recordings, and the files of tests/conformance/traces whose versions have no
+other recording.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from simkv.conformance.decision_replay import Conformance, check_trace
+from simkv.conformance.decision_trace import read_traces
 from simkv.conformance.recording_counts import RecordingCounts
 from simkv.schedulers.engine_registry import ENGINES
 
@@ -45,4 +46,5 @@ def count(results: Iterable[Conformance]) -> RecordingCounts:
 
 
 if __name__ == "__main__":
-    print(json.dumps(count(check_trace(Path(path)) for path in sys.argv[1:]), indent=1))
+    traces = (trace for path in sys.argv[1:] for trace in read_traces(Path(path)))
+    print(json.dumps(count(map(check_trace, traces)), indent=1))

@@ -12,38 +12,74 @@ import typer
 from simkv.cli.command_support import print_error, progress
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from simkv.conformance.decision_replay import Conformance as TraceResult
+    from simkv.conformance.decision_trace import TraceError
 
 
 def conform(
-    files: Annotated[list[Path], typer.Argument(help="Decision recordings (.jsonl[.gz]).")],
+    files: Annotated[
+        list[Path], typer.Argument(help="Files or directories with recordings (.jsonl, .jsonl.gz).")
+    ],
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only differences.")] = False,
 ) -> None:
     """Compare decisions with recordings of real engines.
 
     Exit 1 if a decision differs, 2 for bad input.
     """
-    from simkv.conformance.decision_replay import check_trace
     from simkv.conformance.decision_trace import TraceError
 
-    results = []
-    bad = 0
-    with progress("traces", len(files)) as advance:
-        for path in files:
+    total = bad = different = 0
+    found = _recording_files(files)
+    with progress("files", len(found)) as advance:
+        for file in found:
+            for result in _results(file):
+                total += 1
+                if isinstance(result, TraceError):
+                    print_error(result)
+                    bad += 1
+                    continue
+                different += result.difference is not None
+                if result.difference or not quiet:
+                    print(_trace_report(result))
             advance()
-            try:
-                result = check_trace(path)
-            except TraceError as error:
-                print_error(error)
-                bad += 1
-                continue
-            results.append(result)
-            if result.difference or not quiet:
-                print(_trace_report(result))
-    different = sum(result.difference is not None for result in results)
-    print(f"{len(results) - different} of {len(files)} traces equal")
+    print(f"{total - bad - different} of {total} traces equal")
     if bad or different:
         raise typer.Exit(2 if bad else 1)
+
+
+def _recording_files(paths: list[Path]) -> list[Path | TraceError]:
+    """Return the files to read; an error stands for a directory without recordings."""
+    from simkv.conformance.decision_trace import TraceError, recording_files
+
+    files: list[Path | TraceError] = []
+    for path in paths:
+        try:
+            files += recording_files(path)
+        except TraceError as error:
+            files.append(error)
+    return files
+
+
+def _results(file: Path | TraceError) -> Iterator[TraceResult | TraceError]:
+    """Yield the result for each recording in a file, or the error in it."""
+    from simkv.conformance.decision_replay import check_trace
+    from simkv.conformance.decision_trace import TraceError, split_recordings
+
+    if isinstance(file, TraceError):
+        yield file
+        return
+    try:
+        recordings = split_recordings(file)
+    except TraceError as error:
+        yield error
+        return
+    for recording in recordings:
+        try:
+            yield check_trace(recording.parse())
+        except TraceError as error:
+            yield error
 
 
 def _trace_report(result: TraceResult) -> str:
@@ -52,8 +88,8 @@ def _trace_report(result: TraceResult) -> str:
     trust = f"; {result.assumed}" if result.assumed else ""
     found = result.difference
     if found is None:
-        return f"{result.path}: ok ({engine}, {result.steps} steps){trust}"
-    lines = [f"{result.path}: differs at step {found.step} ({engine}){trust}"]
+        return f"{result.name}: ok ({engine}, {result.steps} steps){trust}"
+    lines = [f"{result.name}: differs at step {found.step} ({engine}){trust}"]
     for field, recorded in found.recorded.items():
         lines.append(f"  {field}")
         lines.append(f"    recorded:  {json.dumps(recorded)}")

@@ -33,7 +33,11 @@ def record(
     engine: RecordedEngineArgument,
     version: Version,
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Write the recordings to this directory.")
+        Path,
+        typer.Option(
+            metavar="PATH",
+            help="Write the recordings to this directory, or to one file if it ends in .jsonl.gz.",
+        ),
     ],
     cases: Cases = 200,
     source: SourceOption = None,
@@ -49,8 +53,9 @@ def record(
 
     Exit 1 if the simulation decides differently.
     """
+    from simkv.conformance.decision_trace import pack_traces
     from simkv.conformance.record.engine_drivers import ENGINE_DRIVERS
-    from simkv.conformance.record.recording_selection import choose, pack_trace
+    from simkv.conformance.record.recording_selection import choose
     from simkv.conformance.record.release_follower import describe_crash
     from simkv.conformance.record.release_sources import open_sources
     from simkv.conformance.record.rule_inference import find_mismatch
@@ -83,9 +88,12 @@ def record(
             *choose(rules, driven.seen(base), traces, driven.knobs),
         ]
         traces = {name: traces[name] for name in dict.fromkeys(kept)}
-    make_folder(out)
-    for name, trace in traces.items():
-        write_bytes(out / f"{name}.jsonl.gz", pack_trace(trace))
+    if out.name.endswith(".jsonl.gz"):
+        write_bytes(out, pack_traces(traces.values()))
+    else:
+        make_folder(out)
+        for name, trace in traces.items():
+            write_bytes(out / f"{name}.jsonl.gz", pack_traces([trace]))
     steps = sum(len(trace.steps) for trace in traces.values())
     print(f"{engine} {found}: {len(traces)} recordings of {steps:,} steps in {out}")
     print(f"the rules of {base} make {len(names) - len(different)} of {len(names)}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from simkv.conformance import per_decision_replay, tick_replay
 from simkv.conformance.decision_trace import (
@@ -12,7 +11,6 @@ from simkv.conformance.decision_trace import (
     DecisionTrace,
     TraceError,
     ending_kind,
-    read_trace,
     relative_times,
 )
 from simkv.core.engine_spec import EngineSpec
@@ -33,12 +31,12 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Conformance:
-    """Result for one trace file: equal if ``difference`` is None; ``steps`` is the number compared.
+    """Result for one recording: equal if ``difference`` is None; ``steps`` is the number compared.
 
     ``assumed`` is an assumption about the variant that no recording confirms, or None.
     """
 
-    path: Path
+    name: str
     engine: str
     variant: str
     steps: int
@@ -46,24 +44,23 @@ class Conformance:
     assumed: str | None = None
 
 
-def check_trace(path: Path) -> Conformance:
-    """Replay one trace file and compare every field of every recorded line.
+def check_trace(trace: DecisionTrace) -> Conformance:
+    """Replay a recording and compare every field of every recorded line.
 
-    Raises TraceError if this version of simkv cannot replay the file.
+    Raises TraceError if this version of simkv cannot replay the recording.
     """
-    trace = read_trace(path)
     engine = ENGINES.get(trace.header["engine"])
     if engine is None:
         raise TraceError(
-            f"{trace.path}:1: engine: {trace.header['engine']!r} is not known; expected one of "
+            f"{trace.where}: engine: {trace.header['engine']!r} is not known; expected one of "
             f"{', '.join(sorted(ENGINES))}"
         )
     assumed = _assumed(engine, trace)
     try:
         count, difference = compare(trace, replay_decisions(engine, trace.header, len(trace.steps)))
     except Exception as error:  # a header can contain anything
-        raise TraceError(f"{path}:1: header: cannot be replayed: {error!r}") from error
-    return Conformance(path, engine.name, trace.header["variant"], count, difference, assumed)
+        raise TraceError(f"{trace.where}: header: cannot be replayed: {error!r}") from error
+    return Conformance(trace.name, engine.name, trace.header["variant"], count, difference, assumed)
 
 
 def _assumed(engine: EngineSpec, trace: DecisionTrace) -> str | None:
@@ -75,7 +72,7 @@ def _assumed(engine: EngineSpec, trace: DecisionTrace) -> str | None:
     header, release = trace.header["variant"], trace.header["config"].get("variant")
     if release not in (None, header):
         why = f"variant: {header!r}, but {release!r} in config; expected the same"
-        raise TraceError(f"{trace.path}:1: {why}")
+        raise TraceError(f"{trace.where}: {why}")
     name = header.removesuffix("_wtinf")
     has_releases = any(known[0].isdigit() for known in engine.variants)
     if release is None and has_releases and not name[:1].isdigit():
@@ -85,9 +82,9 @@ def _assumed(engine: EngineSpec, trace: DecisionTrace) -> str | None:
     except KeyError:
         known = ", ".join(engine.variants)
         why = f"variant: {name!r} is not known; expected one of {known}"
-        raise TraceError(f"{trace.path}:1: {why}") from None
+        raise TraceError(f"{trace.where}: {why}") from None
     except ValueError as error:
-        raise TraceError(f"{trace.path}:1: variant: {error}") from error
+        raise TraceError(f"{trace.where}: variant: {error}") from error
     return engine.naming.assumed(name)
 
 

@@ -1,11 +1,16 @@
-"""Decision traces on disk: gzip'd or plain JSON Lines, a header first, then one line per step."""
+"""Decision traces on disk: gzip'd or plain JSON Lines.
+
+A recording is a header line followed by one line per step. A file contains one recording or
+several; each header line (an object with ``format``) starts the next one.
+"""
 
 from __future__ import annotations
 
 import gzip
 import json
 import zlib
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -67,32 +72,137 @@ class DecisionTrace:
     """A recorded case: ``header`` (engine, variant, config, requests) and its step lines.
 
     ``truncated`` is the closing line of a case that the engine could not finish, or ``None``.
+    ``name`` identifies the case in messages and ``where`` its header line.
     """
 
-    path: Path
+    name: str
     header: RecordingLine
     steps: list[RecordingLine]
     truncated: RecordingLine | None
+    where: str = "header"
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One recording in a file, not parsed yet: its lines and the number of the first of them.
+
+    ``case`` is the case that the header names, and ``packed`` whether the file has others.
+    """
+
+    path: Path
+    first: int
+    rows: Sequence[str] = field(repr=False)
+    case: str
+    packed: bool
+
+    def parse(self) -> DecisionTrace:
+        """Return the recorded case. Raises TraceError if the lines are no recording."""
+        lines = {
+            number: self._object(number, row)
+            for number, row in enumerate(self.rows, start=self.first)
+            if row.strip()
+        }
+        header, *steps = lines.values()
+        if header.get("format") != FORMAT:
+            why = f"format: {header.get('format')!r} is not known; expected {FORMAT}"
+            raise self._error(self.first, why)
+        for name, kind in (("engine", str), ("variant", str), ("config", dict), ("requests", list)):
+            if not isinstance(header.get(name), kind):
+                why = f"{name}: a {kind.__name__} was expected in the header"
+                raise self._error(self.first, why)
+        for number, line in list(lines.items())[1:]:
+            if not ({"step", "tick", "truncated"} & line.keys()):
+                raise self._error(number, "neither a step, nor a tick, nor a closing line")
+        truncated = steps.pop() if steps and steps[-1].get("truncated") else None
+        name = f"{self.path}: {self.case}" if self.packed else f"{self.path}"
+        return DecisionTrace(name, header, steps, truncated, self._where(self.first))
+
+    def _object(self, number: int, row: str) -> RecordingLine:
+        try:
+            value = json.loads(row)
+        except (ValueError, RecursionError) as error:
+            raise self._error(number, f"not JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise self._error(number, f"a JSON object was expected, found {row[:40]!r}")
+        return value
+
+    def _where(self, number: int) -> str:
+        return f"{self.path}:{number}" + (f": {self.case}" if self.packed else "")
+
+    def _error(self, number: int, why: str) -> TraceError:
+        return TraceError(f"{self._where(number)}: {why}")
+
+
+def recording_files(path: Path) -> list[Path]:
+    """Return ``path``, or the recording files in a directory and its subdirectories.
+
+    Raises TraceError if a directory contains none.
+    """
+    if not path.is_dir():
+        return [path]
+    found = sorted(file for file in path.rglob("*") if file.name.endswith((".jsonl", ".jsonl.gz")))
+    if not found:
+        raise TraceError(f"{path}: no recordings (*.jsonl, *.jsonl.gz) in this directory")
+    return found
+
+
+def split_recordings(path: Path) -> list[Recording]:
+    """Return the recordings of a file. Raises TraceError if the file cannot be read or is empty."""
+    rows = _text(path).splitlines()
+    while rows and not rows[-1].strip():
+        rows.pop()
+    if not rows:
+        raise TraceError(f"{path}: empty; a header line was expected")
+    first = next(at for at, row in enumerate(rows) if row.strip())
+    cases = {first: _case(rows[first])}
+    for at in range(first + 1, len(rows)):
+        if '"format"' in rows[at] and (case := _case(rows[at])) is not None:
+            cases[at] = case
+    ends = [*list(cases)[1:], len(rows)]
+    return [
+        Recording(path, at + 1, rows[at:end], case or f"recording {number}", len(cases) > 1)
+        for number, ((at, case), end) in enumerate(zip(cases.items(), ends, strict=True), start=1)
+    ]
+
+
+def _case(row: str) -> str | None:
+    """Return the case that a header line names, "" if it names none, None for other lines."""
+    try:
+        header = json.loads(row)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(header, dict) or "format" not in header:
+        return None
+    return str(header.get("case", ""))
+
+
+def read_traces(path: Path) -> Iterator[DecisionTrace]:
+    """Yield the recorded cases of a file or directory. Raises TraceError if one cannot be read."""
+    for file in recording_files(path):
+        for recording in split_recordings(file):
+            yield recording.parse()
 
 
 def read_trace(path: Path) -> DecisionTrace:
-    """Read a decision trace. Raises TraceError if the file is not one."""
-    lines = _objects(path)
-    if not lines:
-        raise TraceError(f"{path}: empty; a header line was expected")
-    header, steps = lines[0], lines[1:]
-    if header.get("format") != FORMAT:
-        raise TraceError(
-            f"{path}:1: format: {header.get('format')!r} is not known; expected {FORMAT}"
-        )
-    for field, kind in (("engine", str), ("variant", str), ("config", dict), ("requests", list)):
-        if not isinstance(header.get(field), kind):
-            raise TraceError(f"{path}:1: {field}: a {kind.__name__} was expected in the header")
-    for number, line in enumerate(steps, start=2):
-        if not ({"step", "tick", "truncated"} & line.keys()):
-            raise TraceError(f"{path}:{number}: neither a step, nor a tick, nor a closing line")
-    truncated = steps.pop() if steps and steps[-1].get("truncated") else None
-    return DecisionTrace(path, header, steps, truncated)
+    """Return the recorded case of a file with a single one. Raises TraceError for other files."""
+    recording, *more = split_recordings(path)
+    if more:
+        raise TraceError(f"{path}: {len(more) + 1} recordings; a file with one was expected")
+    return recording.parse()
+
+
+def pack_traces(traces: Iterable[DecisionTrace]) -> bytes:
+    """Return recorded cases as the content of a file that ``read_traces`` reads.
+
+    Equal traces give equal bytes (with one version of zlib).
+    """
+    lines = (
+        line
+        for trace in traces
+        for line in (trace.header, *trace.steps, *([trace.truncated] if trace.truncated else []))
+    )
+    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+    return gzip.compress(text.encode(), mtime=0)
 
 
 def _text(path: Path) -> str:
@@ -113,19 +223,3 @@ def _text(path: Path) -> str:
         raise TraceError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise TraceError(f"{path}: not UTF-8 text: {error}") from error
-
-
-def _objects(path: Path) -> list[RecordingLine]:
-    """Return the lines of a file, each a JSON object."""
-    lines: list[RecordingLine] = []
-    for number, row in enumerate(_text(path).splitlines(), start=1):
-        if not row.strip():
-            continue
-        try:
-            value = json.loads(row)
-        except (ValueError, RecursionError) as error:
-            raise TraceError(f"{path}:{number}: not JSON: {error}") from error
-        if not isinstance(value, dict):
-            raise TraceError(f"{path}:{number}: a JSON object was expected, found {row[:40]!r}")
-        lines.append(value)
-    return lines

@@ -246,7 +246,7 @@ def check_export(
     """
     simulated = simulated_spec(file, knobs)
     for trace in record_export(file, knobs, folder, cases):
-        yield trace.path.name, first_mismatch(trace, simulated)
+        yield trace.name, first_mismatch(trace, simulated)
 
 
 def first_mismatch(trace: DecisionTrace, simulated: EngineSpec) -> Mismatch | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import json
 import random
 import sys
@@ -18,7 +17,8 @@ from simkv import __version__
 from simkv.cli import main
 from simkv.core.version import is_compiled
 from simkv.schedulers.engine_registry import ENGINES
-from tests.conformance.test_committed_recordings import FILES as TRACES
+from tests.conformance.recordings import FILES as PACKED
+from tests.conformance.recordings import Committed, committed
 from tests.conftest import ROOT
 from tests.scenario.test_scenario import BROKEN, PLAIN, mutate
 
@@ -387,36 +387,68 @@ def test_an_interrupt_of_a_search_says_where_what_is_done_is_kept(
 # Traces
 
 
-def test_conform_says_ok_for_every_file(simkv: Simkv) -> None:
-    ran = simkv("conform", *TRACES[:3])
+PACKED_FILE = next(path for path in PACKED if path.name == "ratio.jsonl.gz")
+
+
+def write_single(simkv: Simkv, *cases: str) -> list[Path]:
+    """Write recordings of 0.27.0 to one file each."""
+    found = {recording.case: recording for recording in committed("vllm", "0.27.0")}
+    return [found[case].write(simkv.folder / f"{case}.jsonl") for case in cases]
+
+
+def test_conform_reports_each_recording_of_files_and_directories(simkv: Simkv) -> None:
+    single = write_single(simkv, "gone-200", "gone-204")
+    cases = [recording.case for recording in committed("fastdeploy", "ratio")]
+    ran = simkv("conform", PACKED_FILE, single[0], simkv.folder)
     assert ran.code == 0
-    lines = ran.out.splitlines()
-    assert len(lines) == 4
-    assert all(f"{path}: ok (" in line for path, line in zip(TRACES[:3], lines, strict=False))
-    assert lines[-1] == "3 of 3 traces equal"
-    assert simkv("conform", "--quiet", *TRACES[:3]).out == "3 of 3 traces equal\n"
+    *lines, last = ran.out.splitlines()
+    names = [f"{PACKED_FILE}: {case}" for case in cases] + [str(single[0]), *map(str, single)]
+    for name, line in zip(names, lines, strict=True):
+        assert line.startswith(f"{name}: ok (")
+    assert last == f"{len(names)} of {len(names)} traces equal"
+    assert simkv("conform", "--quiet", simkv.folder).out == "2 of 2 traces equal\n"
+
+
+def test_conform_names_the_recording_inside_a_packed_file(simkv: Simkv) -> None:
+    rows = [recording.lines() for recording in committed("fastdeploy", "ratio")[:3]]
+    rows[1][1]["free_blocks"] = -7
+    rows[2][0]["variant"] = "rato"
+    simkv.write("\n".join(json.dumps(line) for lines in rows for line in lines), "t.jsonl")
+    ran = simkv("conform", "t.jsonl")
+    _, second, third = (lines[0]["case"] for lines in rows)
+    assert ran.code == 2
+    assert f"t.jsonl: {second}: differs at step 0 (fastdeploy ratio)" in ran.out
+    line = len(rows[0]) + len(rows[1]) + 1
+    assert ran.err.startswith(f"simkv: t.jsonl:{line}: {third}: variant: 'rato' is not known")
+    assert ran.out.endswith("1 of 3 traces equal\n")
+
+
+def test_conform_rejects_a_directory_without_recordings(simkv: Simkv) -> None:
+    (simkv.folder / "none").mkdir()
+    ran = simkv("conform", "none")
+    assert (ran.code, ran.out) == (2, "0 of 1 traces equal\n")
+    assert ran.err == "simkv: none: no recordings (*.jsonl, *.jsonl.gz) in this directory\n"
 
 
 def test_conform_shows_both_sides_of_the_first_step_that_differs(simkv: Simkv) -> None:
-    source = next(path for path in TRACES if path.parent.name == "bucketed")
-    lines = gzip.decompress(source.read_bytes()).splitlines()
-    step = json.loads(lines[3])
-    true = step["free_blocks"]
-    lines[3] = json.dumps({**step, "free_blocks": -7}).encode()
-    simkv.write(b"\n".join(lines), "t.jsonl")
-    ran = simkv("conform", source, "t.jsonl")
+    source = committed("mistralrs", "bucketed")[0]
+    true = source.lines()[3]["free_blocks"]
+    source.write(simkv.folder / "t.jsonl", lambda lines: lines[3].update(free_blocks=-7))
+    ran = simkv("conform", *write_single(simkv, "gone-200"), "t.jsonl")
     assert ran.code == 1
     assert "t.jsonl: differs at step 2 (mistralrs bucketed)\n  free_blocks\n" in ran.out
     assert f"    recorded:  -7\n    simulated: {true}\n" in ran.out
     assert ran.out.endswith("1 of 2 traces equal\n")
 
 
-def headed(source: Path, variant: str, config: str | None = None) -> str:
-    """A recording whose head calls its variant so."""
-    head, *lines = gzip.decompress(source.read_bytes()).decode().splitlines()
-    header = json.loads(head)
-    header |= {"variant": variant, "config": header["config"] | {"variant": config or variant}}
-    return "\n".join([json.dumps(header), *lines])
+def write_variant(simkv: Simkv, source: Committed, variant: str, config: str | None = None) -> None:
+    """Write a recording to ``t.jsonl`` with another variant in its header."""
+
+    def rename(lines: list[Any]) -> None:
+        lines[0]["variant"] = variant
+        lines[0]["config"]["variant"] = config or variant
+
+    source.write(simkv.folder / "t.jsonl", rename)
 
 
 @pytest.mark.parametrize(
@@ -428,8 +460,8 @@ def headed(source: Path, variant: str, config: str | None = None) -> str:
     ],
 )
 def test_conform_takes_any_name_of_a_release(simkv: Simkv, variant: str, said: str) -> None:
-    source = next(path for path in TRACES if path.parts[-2:] == ("0.27.0", "gone-200.jsonl.gz"))
-    simkv.write(headed(source, variant).encode(), "t.jsonl")
+    found = committed("vllm", "0.27.0")
+    write_variant(simkv, next(r for r in found if r.case == "gone-200"), variant)
     ran = simkv("conform", "t.jsonl")
     assert ran.out == f"t.jsonl: ok (vllm {variant}, 29 steps){said}\n1 of 1 traces equal\n"
 
@@ -446,8 +478,7 @@ def test_conform_takes_any_name_of_a_release(simkv: Simkv, variant: str, said: s
 def test_conform_refuses_a_variant_that_there_is_not(
     simkv: Simkv, engine: str, variant: str, config: str | None, complaint: str
 ) -> None:
-    source = next(path for path in TRACES if str(path.parent).endswith(engine))
-    simkv.write(headed(source, variant, config).encode(), "t.jsonl")
+    write_variant(simkv, committed(*engine.split("/"))[0], variant, config)
     ran = simkv("conform", "t.jsonl")
     assert ran.code == 2
     assert ran.err.startswith(f"simkv: t.jsonl:1: variant: {complaint}")
@@ -455,7 +486,7 @@ def test_conform_refuses_a_variant_that_there_is_not(
 
 def test_conform_goes_on_after_a_bad_file_and_exits_2(simkv: Simkv) -> None:
     simkv.write("{", "bad.jsonl")
-    ran = simkv("conform", "bad.jsonl", "nothing.jsonl", TRACES[0])
+    ran = simkv("conform", "bad.jsonl", "nothing.jsonl", *write_single(simkv, "gone-200"))
     assert ran.code == 2
     assert ran.err.splitlines()[0].startswith("simkv: bad.jsonl:1: not JSON")
     assert ran.err.splitlines()[1].startswith("simkv: nothing.jsonl: cannot be read")

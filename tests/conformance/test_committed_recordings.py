@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from simkv.conformance.decision_replay import check_trace
-from simkv.conformance.decision_trace import TraceError, ending_kind, read_trace
+from simkv.conformance.decision_trace import DecisionTrace, ending_kind
 from simkv.conformance.record.recording_selection import recordings_by_knob
 from simkv.conformance.record.rule_inference import (
     FEATURE_RULES,
@@ -34,35 +32,28 @@ from simkv.schedulers.sglang import versions as sglang_rules
 from simkv.schedulers.sglang.config import SchedulePolicy
 from simkv.schedulers.vllm import versions as vllm_rules
 from simkv.schedulers.vllm.release_rules import RELEASES, VllmRules
+from tests.conformance.recordings import (
+    FILES,
+    Committed,
+    all_committed,
+    committed,
+    of_kind,
+)
 
-TRACES = Path(__file__).parent / "traces"
-FILES = sorted(TRACES.rglob("*.jsonl.gz"))
-
-
-def name(path: Path) -> str:
-    return str(path.relative_to(TRACES)).removesuffix(".jsonl.gz")
-
-
-def family(variant: str) -> list[Path]:
-    """The traces of a mistral.rs variant, with the engine's timeout and without."""
-    return [p for p in FILES if p.parent.name.removesuffix("_wtinf") == variant]
+RECORDINGS = all_committed()
 
 
-@pytest.mark.parametrize("path", FILES, ids=name)
-def test_is_equal(path: Path) -> None:
-    result = check_trace(path)
+@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda recording: recording.name)
+def test_is_equal(recording: Committed) -> None:
+    trace = recording.trace()
+    result = check_trace(trace)
     assert result.difference is None
-    assert result.steps == len(read_trace(path).steps)
+    assert result.steps == len(trace.steps)
 
 
 def test_covers_every_variant_and_ending() -> None:
-    last = {path: gzip.decompress(path.read_bytes()).splitlines()[-1] for path in FILES}
-    closing = {path: json.loads(line) for path, line in last.items()}
-    endings = {
-        (path.parent.parent.name, ending_kind(line))
-        for path, line in closing.items()
-        if line.get("truncated")
-    }
+    closing = [(recording.engine, json.loads(recording.text.rows[-1])) for recording in RECORDINGS]
+    endings = {(engine, ending_kind(line)) for engine, line in closing if line.get("truncated")}
     assert endings == {
         ("mistralrs", "panic"),
         ("mistralrs", "self-deadlock"),
@@ -76,43 +67,32 @@ def test_covers_every_variant_and_ending() -> None:
         ("fastdeploy", "stall"),
         ("trtllm", "raised"),
     }
-    assert {path.parent.name.removesuffix("_wtinf") for path in FILES} >= VARIANTS.keys()
+    assert {recording.release for recording in RECORDINGS} >= VARIANTS.keys()
 
 
 # Mutations: with one rule of mistral.rs changed, some committed trace must differ.
-
-
-def differs(path: Path) -> bool:
-    try:
-        return check_trace(path).difference is not None
-    except TraceError:  # the mutant cannot even replay it
-        return True
 
 
 #: How often a changed rule showed in recordings of a kind (``gone`` of ``gone-224``) so far.
 SHOWED: Counter[tuple[str, str]] = Counter()
 
 
-def shows(rule: str, folder: Path, differs: Callable[[Path], bool]) -> bool:
-    """Whether any trace of a folder differs; kinds that showed the rule elsewhere are asked first.
+def shows(rule: str, engine: str, release: str, differs: Callable[[Committed], bool]) -> bool:
+    """Whether any recording of a release differs.
 
-    Then the smallest: most traces do not show a rule, and each costs its whole replay.
+    Kinds of cases that showed the rule in other releases come first, then small recordings: most
+    recordings do not show a rule, and each has to be replayed as a whole.
     """
-
-    def kind(path: Path) -> str:
-        return path.name.rpartition("-")[0]
-
-    def late(path: Path) -> tuple[int, int]:
-        return -SHOWED[rule, kind(path)], path.stat().st_size
-
-    found = next(filter(differs, sorted(folder.iterdir(), key=late)), None)
+    own = [recording for recording in committed(engine, release) if recording.variant == release]
+    own.sort(key=lambda recording: (-SHOWED[rule, recording.kind], recording.size))
+    found = next(filter(differs, own), None)
     if found:
-        SHOWED[rule, kind(found)] += 1
+        SHOWED[rule, found.kind] += 1
     return found is not None
 
 
 def broken(variant: str) -> bool:
-    return any(differs(path) for path in family(variant))
+    return any(recording.differs() for recording in committed("mistralrs", variant))
 
 
 #: ``mixed_decode`` of pr2034 and pr2031a is in no recording; tests/schedulers holds it.
@@ -165,7 +145,7 @@ AT_CHANGES = [
     for name in (before, after)
     if can_show(name, rule)
 ]
-RECORDED = sorted(path for path in (TRACES / "vllm").iterdir() if path.name.startswith("0."))
+RECORDED = [path.name.removesuffix(".jsonl.gz") for path in FILES if path.parent.name == "vllm"]
 
 
 def minor_rules(release: str) -> VllmRules:
@@ -175,23 +155,23 @@ def minor_rules(release: str) -> VllmRules:
 
 #: Releases that no minor release stands for have recordings that show their own rules.
 PATCHES = [name for name, release in RELEASES.items() if not release.stands_for_minor]
-VLLM = [path for path in RECORDED if vllm_rules.RECORDED.get(path.name) not in PATCHES]
+VLLM = [release for release in RECORDED if vllm_rules.RECORDED.get(release) not in PATCHES]
 AT_PATCHES = [
-    (path.name, rule)
-    for path in RECORDED
-    if path not in VLLM
-    for rule in differing_rules(vllm_rules.find_rules(path.name), minor_rules(path.name))
+    (release, rule)
+    for release in RECORDED
+    if release not in VLLM
+    for rule in differing_rules(vllm_rules.find_rules(release), minor_rules(release))
 ]
 
 
 @pytest.mark.parametrize(
     ("version", "rule"),
     [
-        (path.name, rule)
-        for path in VLLM
+        (release, rule)
+        for release in VLLM
         for rule in OBSERVABLE_RULES["vllm"]
         # The patch releases with this rule show it.
-        if rule != "asserts_victims_run" and can_show(path.name, rule)
+        if rule != "asserts_victims_run" and can_show(release, rule)
     ]
     + AT_CHANGES
     + AT_PATCHES,
@@ -202,7 +182,7 @@ def test_a_changed_rule_of_a_version_of_vllm_is_noticed(
     rules = vllm_rules.find_rules(version)
     changed = replace(rules, **{rule: not getattr(rules, rule)})
     monkeypatch.setitem(vllm_rules.RULES, vllm_rules.find_variant(version), changed)  # type: ignore[arg-type]
-    assert shows(rule, TRACES / "vllm" / version, differs)
+    assert shows(rule, "vllm", version, Committed.differs)
 
 
 @pytest.mark.parametrize(
@@ -212,9 +192,17 @@ def test_a_changed_rule_of_a_version_of_vllm_is_noticed(
 def test_a_changed_rule_of_a_release_of_sglang_is_noticed(version: str, rule: str) -> None:
     rules = sglang_rules.RULES[version]
     changed = replace(rules, **{rule: not getattr(rules, rule)})
-    folder = TRACES / "sglang" / version
-    assert find_mismatch(read_trace(min(folder.iterdir())), rules) is None
-    assert shows(rule, folder, lambda path: find_mismatch(read_trace(path), changed) is not None)
+    assert find_mismatch(sglang_traces(version)[0], rules) is None
+
+    def differs(recording: Committed) -> bool:
+        return find_mismatch(recording.trace(), changed) is not None
+
+    assert shows(rule, "sglang", version, differs)
+
+
+def sglang_traces(version: str) -> list[DecisionTrace]:
+    """The recordings of a release itself, without those of setups such as ``lpm``."""
+    return [r.trace() for r in committed("sglang", version) if r.variant == version]
 
 
 #: By default, and refused.
@@ -244,9 +232,9 @@ def test_knobs_of_sglang_that_are_left_out_are_noticed(version: str) -> None:
         for word in SHOWN - UNSEEN.get(version, set())
         if word in policies or not word.startswith("schedule_policy")
     }
-    for path in sorted((TRACES / "sglang" / version).iterdir()):
+    for trace in sglang_traces(version):
         knobs = {word.partition(":")[0] for word in missing}
-        missing -= {*recordings_by_knob(rules, knobs, {path.name: read_trace(path)})}
+        missing -= {*recordings_by_knob(rules, knobs, {trace.name: trace})}
     assert not missing
 
 
@@ -260,23 +248,24 @@ def test_every_rule_of_sglang_that_can_be_seen_is_flipped() -> None:
 
 @pytest.mark.parametrize("version", sglang_rules.RELEASES)
 def test_every_release_of_sglang_is_recorded_with_aborts(version: str) -> None:
-    traces = [read_trace(path) for path in (TRACES / "sglang" / version).iterdir()]
+    traces = sglang_traces(version)
     assert len(traces) >= 28
     assert sum("aborted" in line for trace in traces for line in trace.steps) >= 8
 
 
 def test_every_release_of_vllm_is_recorded_with_aborts() -> None:
-    releases = {vllm_rules.find_variant(path.name) for path in RECORDED}
+    releases = {vllm_rules.find_variant(release) for release in RECORDED}
     assert releases == {name for name in vllm_rules.RULES if "-" not in name}
-    assert {path.name for path in RECORDED} >= {*PATCHES}
-    for folder in VLLM:
-        assert len(list(folder.iterdir())) >= 25
-        gone = [read_trace(path) for path in folder.glob("gone-*")]
+    assert {*RECORDED} >= {*PATCHES}
+    for release in VLLM:
+        assert len(committed("vllm", release)) >= 25
+        gone = [recording.trace() for recording in of_kind("vllm", release, "gone-")]
         assert sum("aborted" in line for trace in gone for line in trace.steps) >= 8
 
 
-def test_the_recordings_stay_small() -> None:
+def test_the_recordings_stay_small_and_few() -> None:
     assert sum(path.stat().st_size for path in FILES) <= 6_000_000
+    assert len(FILES) <= 60
 
 
 def _release_first_block_first(self: BlockPool, owner: int, **_: Any) -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from simkv.conformance.decision_replay import ENDED, check_trace, compare
-from simkv.conformance.decision_trace import DecisionTrace, TraceError
+from simkv.conformance.decision_trace import DecisionTrace, TraceError, read_trace
 from simkv.conformance.per_decision_replay import RemainingOutput, StallDetector, arrivals_by_step
 from simkv.core.scheduler_protocol import Batch, Completion
-from tests.conformance.test_committed_recordings import FILES
+from tests.conformance.recordings import FILES, Committed, committed
 
 A, B = {"step": 0, "x": 1}, {"step": 1, "x": 2}
 PANIC = {"truncated": True, "why": "engine panic"}
@@ -23,7 +20,7 @@ STALLED = {"truncated": True, "ending": "stall", "why": "nothing can run"}
 
 
 def trace(*steps: Any, truncated: Any = None) -> DecisionTrace:
-    return DecisionTrace(Path("t"), {}, list(steps), truncated)
+    return DecisionTrace("t", {}, list(steps), truncated)
 
 
 def difference(recorded: DecisionTrace, *simulated: Any) -> Any:
@@ -69,35 +66,28 @@ def test_the_same_impasse_is_equal_and_another_is_not() -> None:
 # Whole files
 
 
-def rewritten(source: Path, target: Path, change: Callable[[list[Any]], Any]) -> Path:
-    """A copy of a recording with something changed in its lines."""
-    lines = [json.loads(line) for line in gzip.decompress(source.read_bytes()).splitlines()]
-    change(lines)
-    target.write_text("\n".join(json.dumps(line) for line in lines))
-    return target
+def one_per_engine() -> list[Committed]:
+    files = {path.parent.name: path.name.removesuffix(".jsonl.gz") for path in FILES}
+    return [committed(engine, release)[-1] for engine, release in files.items()]
 
 
-def one_per_engine() -> list[Path]:
-    return list({path.parent.parent.name: path for path in FILES}.values())
-
-
-@pytest.mark.parametrize("source", one_per_engine(), ids=lambda p: p.parent.parent.name)
-def test_every_recorded_field_counts(source: Path, tmp_path: Path) -> None:
-    lines = [json.loads(line) for line in gzip.decompress(source.read_bytes()).splitlines()]
+@pytest.mark.parametrize("source", one_per_engine(), ids=lambda source: source.engine)
+def test_every_recorded_field_counts(source: Committed, tmp_path: Path) -> None:
+    lines = source.lines()
     middle = len(lines) // 2
     for field in lines[middle]:
-        path = rewritten(
-            source, tmp_path / "t.jsonl", lambda x, f=field: x[middle].update({f: "changed"})
+        path = source.write(
+            tmp_path / "t.jsonl", lambda x, f=field: x[middle].update({f: "changed"})
         )
-        found = check_trace(path).difference
+        found = check_trace(read_trace(path)).difference
         assert found is not None
         assert found.recorded == {field: "changed"}
 
 
-@pytest.mark.parametrize("source", one_per_engine(), ids=lambda p: p.parent.parent.name)
-def test_a_line_too_few_or_too_many_differs(source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", one_per_engine(), ids=lambda source: source.engine)
+def test_a_line_too_few_or_too_many_differs(source: Committed, tmp_path: Path) -> None:
     for change in (lambda x: x.pop(), lambda x: x.append({**x[-1], "step": -1, "tick": -1})):
-        assert check_trace(rewritten(source, tmp_path / "t.jsonl", change)).difference
+        assert check_trace(read_trace(source.write(tmp_path / "t.jsonl", change))).difference
 
 
 @pytest.mark.parametrize(
@@ -113,10 +103,10 @@ def test_a_line_too_few_or_too_many_differs(source: Path, tmp_path: Path) -> Non
 def test_a_header_that_cannot_be_replayed_is_bad_input(
     tmp_path: Path, change: dict[str, Any], complaint: str
 ) -> None:
-    source = next(path for path in FILES if path.parent.name == "bucketed")
-    path = rewritten(source, tmp_path / "t.jsonl", lambda lines: lines[0].update(change))
+    source = committed("mistralrs", "bucketed")[0]
+    path = source.write(tmp_path / "t.jsonl", lambda lines: lines[0].update(change))
     with pytest.raises(TraceError) as raised:
-        check_trace(path)
+        check_trace(read_trace(path))
     assert str(raised.value).startswith(f"{path}:1: {complaint}")
 
 

@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 from dev.recording_counts import count, variant_of
 from simkv.cli import app
 from simkv.conformance.decision_replay import Conformance, Mismatch, check_trace
+from simkv.conformance.decision_trace import read_trace
 from simkv.conformance.recording_counts import packaged_counts
 from simkv.schedulers.engine_registry import ENGINES, list_variants
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.vllm.config import VllmConfig
-
-TRACES = Path(__file__).parent / "traces"
+from tests.conformance.recordings import all_committed, committed
 
 #: Of so many recorded traces one is replayed here; ``test_shared`` replays them all.
 EVERY = 20
@@ -27,10 +27,9 @@ def test_counts_are_those_of_the_recordings(shared: Path) -> None:
         engine = folder.parent.name
         recorded[engine, variant_of(engine, folder.name)] += len(list(folder.glob("*.jsonl.gz")))
     # Recorded by simkv record.
-    for folder in (*TRACES.glob("*/0.*"), *TRACES.glob("trtllm/*")):
-        engine = folder.parent.name
-        variant = variant_of(engine, folder.name)
-        recorded[engine, variant] += len(list(folder.glob("*.jsonl.gz")))
+    for recording in all_committed():
+        if recording.variant[0].isdigit():
+            recorded[recording.engine, variant_of(recording.engine, recording.variant)] += 1
     counts = packaged_counts()
     assert recorded == {
         (engine, variant): found["recorded"]
@@ -38,7 +37,7 @@ def test_counts_are_those_of_the_recordings(shared: Path) -> None:
         for variant, found in entries.items()
     }
     sample = sorted((shared / "golden").glob("*/*/*.jsonl.gz"))[::EVERY]
-    for engine, entries in count(check_trace(path) for path in sample).items():
+    for engine, entries in count(check_trace(read_trace(path)) for path in sample).items():
         for variant, found in entries.items():
             unequal = found["recorded"] - found["equal"]
             claimed = counts[engine][variant]
@@ -47,9 +46,9 @@ def test_counts_are_those_of_the_recordings(shared: Path) -> None:
 
 def test_a_trace_that_differs_is_not_counted_as_equal() -> None:
     results = [
-        Conformance(Path("a"), "mistralrs", "seed_wtinf", 3, None),
-        Conformance(Path("b"), "mistralrs", "seed", 3, Mismatch("3", {}, {})),
-        Conformance(Path("c"), "vllm", "v1-async", 3, None),
+        Conformance("a", "mistralrs", "seed_wtinf", 3, None),
+        Conformance("b", "mistralrs", "seed", 3, Mismatch("3", {}, {})),
+        Conformance("c", "vllm", "v1-async", 3, None),
     ]
     counts = count(results)
     assert counts["mistralrs"] == {"seed": {"equal": 1, "recorded": 2}}
@@ -83,8 +82,8 @@ def test_policies_tells_of_every_variant() -> None:
     ]
 
 
-def test_conform_counts(root: Path) -> None:
-    files = sorted((root / "tests/conformance/traces/fastdeploy/fixed-reserve").glob("*.gz"))
-    assert count(check_trace(path) for path in files)["fastdeploy"] == {
-        "fixed-reserve": {"equal": len(files), "recorded": len(files)}
+def test_conform_counts() -> None:
+    found = committed("fastdeploy", "fixed-reserve")
+    assert count(check_trace(recording.trace()) for recording in found)["fastdeploy"] == {
+        "fixed-reserve": {"equal": len(found), "recorded": len(found)}
     }

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from simkv.conformance.decision_trace import TraceError, ending_kind, read_trace
+from simkv.conformance.decision_trace import (
+    TraceError,
+    ending_kind,
+    pack_traces,
+    read_trace,
+    read_traces,
+    split_recordings,
+)
 
 HEADER: dict[str, Any] = {
     "format": 1,
@@ -84,6 +91,52 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         read_trace(tmp_path / "nothing")
     with pytest.raises(TraceError, match="cannot be read: is a directory"):
         read_trace(tmp_path)
+
+
+def test_a_file_may_contain_several_recordings(tmp_path: Path) -> None:
+    path = tmp_path / "packed.jsonl"
+    closing = {"truncated": True, "why": "stall"}
+    named = {**HEADER, "case": "rand-1"}
+    path.write_bytes(text(named, {"step": 0, "note": '"format"'}, closing, HEADER, {"step": 0}))
+    first, second = read_traces(path)
+    assert (first.header, len(first.steps), first.truncated) == (named, 1, closing)
+    assert (second.header, len(second.steps), second.truncated) == (HEADER, 1, None)
+    assert (first.name, first.where) == (f"{path}: rand-1", f"{path}:1: rand-1")
+    assert (second.name, second.where) == (f"{path}: recording 2", f"{path}:4: recording 2")
+    with pytest.raises(TraceError, match=r"packed.jsonl: 2 recordings; a file with one was"):
+        read_trace(path)
+
+
+def test_an_error_in_one_recording_names_it_and_spares_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "packed.jsonl"
+    path.write_bytes(text({**HEADER, "case": "a"}, {"x": 1}, {**HEADER, "case": "b"}, {"step": 0}))
+    bad, good = split_recordings(path)
+    with pytest.raises(TraceError, match=r"packed.jsonl:2: a: neither a step"):
+        bad.parse()
+    assert good.parse().steps == [{"step": 0}]
+
+
+def test_a_directory_is_read_with_its_subdirectories(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "one.jsonl").write_bytes(text(HEADER))
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(text(HEADER, HEADER)))
+    (tmp_path / "notes.txt").write_text("no recording")
+    assert len(list(read_traces(tmp_path))) == 3
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TraceError, match="empty: no recordings"):
+        list(read_traces(tmp_path / "empty"))
+
+
+def test_packing_restores_every_recording_and_is_reproducible(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl.gz"
+    closing = {"truncated": True, "why": "stall"}
+    path.write_bytes(gzip.compress(text(HEADER, {"step": 0}, closing, HEADER, {"step": 0})))
+    packed = pack_traces(read_traces(path))
+    path.write_bytes(packed)
+    first, second = read_traces(path)
+    assert (first.truncated, second.truncated) == (closing, None)
+    assert pack_traces([first, second]) == packed
+    assert packed[4:8] == bytes(4)  # no time stamp
 
 
 @pytest.mark.parametrize(

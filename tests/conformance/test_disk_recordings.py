@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from simkv.conformance.decision_trace import read_trace
 from simkv.schedulers.vllm.disk_tier import DiskTier
 from simkv.schedulers.vllm.host_block_store import HostBlockStore
 from simkv.schedulers.vllm.offloading_connector import OffloadingConnector
-from tests.conformance.test_host_memory_recordings import differs
+from tests.conformance.recordings import of_kind
 
-FOLDER = Path(__file__).parent / "traces" / "vllm" / "0.33.0"
-FILES = sorted(FOLDER.glob("disk*"), key=lambda path: path.stat().st_size)
+RECORDINGS = of_kind("vllm", "0.33.0", "disk")
 
 
 def test_there_are_forty_that_read_and_write_and_look() -> None:
-    traces = [read_trace(path) for path in FILES]
+    traces = [recording.trace() for recording in RECORDINGS]
     assert len(traces) == 40
     for field in ("reads", "writes", "look", "loads", "flush", "preempted", "aborted"):
         assert sum(any(line.get(field) for line in trace.steps) for trace in traces) >= 15
@@ -75,4 +72,4 @@ def test_a_changed_rule_is_noticed(
     owner: type, method: str, rule: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, method, rule)
-    assert any(differs(path) for path in FILES)
+    assert any(recording.differs() for recording in RECORDINGS)

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from simkv.conformance.decision_replay import check_trace
-from simkv.conformance.decision_trace import TraceError, read_trace
 from simkv.schedulers.vllm.host_eviction import ArcPolicy, LruPolicy
 from simkv.schedulers.vllm.offload_scheduler import VllmOffloadScheduler
 from simkv.schedulers.vllm.offloading_connector import OffloadingConnector
 from simkv.schedulers.vllm.remote_kv_queue import RemoteKvQueue
 from simkv.schedulers.vllm.versions import MINORS, find_rules
+from tests.conformance.recordings import of_kind
 
-RELEASES = Path(__file__).parent / "traces" / "vllm"
-FOLDER = RELEASES / "0.33.0"
-FILES = sorted(FOLDER.glob("tier*"), key=lambda path: path.stat().st_size)
+RECORDINGS = of_kind("vllm", "0.33.0", "tier")
 
 
 def test_there_are_that_load_and_store_and_wait() -> None:
-    traces = [read_trace(path) for path in FILES]
+    traces = [recording.trace() for recording in RECORDINGS]
     assert len(traces) > 40
     for field in ("loads", "stores", "flush", "preempted", "aborted"):
         assert sum(any(line.get(field) for line in trace.steps) for trace in traces) >= 5
@@ -35,16 +31,9 @@ def test_there_are_that_load_and_store_and_wait() -> None:
     "version", [name for name in MINORS.values() if "num_cpu_blocks" not in find_rules(name).fixed]
 )
 def test_every_release_that_has_host_memory_is_recorded(version: str) -> None:
-    traces = [read_trace(path) for path in (RELEASES / version).glob("tier*")]
+    traces = [recording.trace() for recording in of_kind("vllm", version, "tier")]
     for field in ("loads", "stores", "flush", "preempted", "aborted"):
         assert any(any(line.get(field) for line in trace.steps) for trace in traces)
-
-
-def differs(path: Path) -> bool:
-    try:
-        return check_trace(path).difference is not None
-    except (TraceError, KeyError, AssertionError):  # the mutant cannot even replay it
-        return True
 
 
 def _all_at_once(self: Any, r: Any, here: int) -> int | None:
@@ -88,4 +77,4 @@ def test_a_changed_rule_is_noticed(
     owner: type, method: str, rule: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, method, rule)
-    assert any(differs(path) for path in FILES)
+    assert any(recording.differs() for recording in RECORDINGS)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from simkv.conformance.decision_replay import check_trace, compare, replay_decisions
-from simkv.conformance.decision_trace import DecisionTrace
+from simkv.conformance.decision_trace import DecisionTrace, read_trace
 from simkv.schedulers.engine_registry import ENGINES
 
 LIMIT = {"truncated": True, "why": "limit"}
@@ -59,12 +59,12 @@ def written(path: Path, lines: list[Any]) -> Path:
 def test_the_circle_goes_on_until_the_limit(tmp_path: Path, lines: list[Any]) -> None:
     *steps, end = lines
     assert (len(steps), end["proved"]) == (TICKS, PROVED)
-    result = check_trace(written(tmp_path / "t.jsonl", steps))
+    result = check_trace(read_trace(written(tmp_path / "t.jsonl", steps)))
     assert (result.steps, result.difference) == (TICKS, None)
 
 
 def test_before_the_proof_nothing_is_known(tmp_path: Path, lines: list[Any]) -> None:
-    found = check_trace(written(tmp_path / "t.jsonl", lines[: PROVED - 5])).difference
+    found = check_trace(read_trace(written(tmp_path / "t.jsonl", lines[: PROVED - 5]))).difference
     assert found
     assert (found.step, found.recorded) == ("end", {"ending": "limit"})
 
@@ -72,7 +72,7 @@ def test_before_the_proof_nothing_is_known(tmp_path: Path, lines: list[Any]) -> 
 def test_a_recording_that_leaves_the_circle_differs(tmp_path: Path, lines: list[Any]) -> None:
     steps = json.loads(json.dumps(lines[:-1]))
     steps[PROVED + 300]["free_blocks"] += 1
-    found = check_trace(written(tmp_path / "t.jsonl", steps)).difference
+    found = check_trace(read_trace(written(tmp_path / "t.jsonl", steps))).difference
     assert found
     assert (found.step, list(found.recorded)) == (str(PROVED + 300), ["free_blocks"])
 
@@ -83,7 +83,7 @@ def test_the_rest_must_repeat() -> None:
     def compared(steps: list[Any], proved: int | None) -> bool:
         end = {"truncated": True, "ending": "stall", "why": "", "proved": proved}
         ours: Iterator[Any] = iter([*steps, end])
-        return compare(DecisionTrace(Path("t"), {}, steps, LIMIT), ours)[1] is None
+        return compare(DecisionTrace("t", {}, steps, LIMIT), ours)[1] is None
 
     turn = [{"step": i, "x": i % 3} for i in range(12)]
     assert compared(turn, 5)
@@ -104,5 +104,5 @@ def test_moments_are_told_from_the_line() -> None:
     end = {"truncated": True, "ending": "stall", "why": "", "proved": 2}
     for sent, equal in ((lambda tick: tick - 1, True), (lambda tick: 0, False)):
         steps = [line(tick, sent(tick)) for tick in range(5)]
-        found = compare(DecisionTrace(Path("t"), {}, steps, LIMIT), iter([*steps, end]))[1]
+        found = compare(DecisionTrace("t", {}, steps, LIMIT), iter([*steps, end]))[1]
         assert (found is None) == equal

@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from simkv.conformance.decision_replay import check_trace
-from simkv.conformance.decision_trace import TraceError, read_trace
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 from simkv.schedulers.vllm.transfer_scheduler import VllmTransferScheduler
+from tests.conformance.recordings import of_kind
 
-FOLDER = Path(__file__).parent / "traces" / "vllm" / "0.33.0"
-FILES = sorted(FOLDER.glob("pd*"), key=lambda path: path.stat().st_size)
+RECORDINGS = of_kind("vllm", "0.33.0", "pd")
 
 
 def test_there_are_forty_that_send_and_load_and_preempt() -> None:
-    traces = [read_trace(path) for path in FILES]
+    traces = [recording.trace() for recording in RECORDINGS]
     assert len(traces) == 40
     for field in ("loads", "sends", "preempted", "aborted"):
         assert sum(any(line.get(field) for line in trace.steps) for trace in traces) >= 5
     configs = [trace.header["config"] for trace in traces]
     assert len({(c["async_scheduling"], c["policy"]) for c in configs}) == 4
     assert {c["kv_role"] for c in configs} == {"kv_producer", "kv_consumer", "kv_both"}
-
-
-def differs(path: Path) -> bool:
-    try:
-        return check_trace(path).difference is not None
-    except (TraceError, KeyError, AssertionError):  # the mutant cannot even replay it
-        return True
 
 
 def _all_but_the_last(self: Any, r: Any, step: Any) -> Any:
@@ -65,4 +55,4 @@ def test_a_changed_rule_is_noticed(
     method: str, rule: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(VllmTransferScheduler, method, rule)
-    assert any(differs(path) for path in FILES)
+    assert any(recording.differs() for recording in RECORDINGS)

@@ -12,13 +12,13 @@ import os
 import sys
 from pathlib import Path
 
+from simkv.conformance.decision_trace import pack_traces
 from simkv.conformance.policy_export import (
     TARGET_RELEASE,
     check_export,
     export_policy,
     record_export,
 )
-from simkv.conformance.record.recording_selection import pack_trace
 from tests.custom.sample_scheduler import FOUND, RULE
 
 KEPT = 12
@@ -36,8 +36,8 @@ def main(cases: int) -> None:
                 print(rule.name, number, different, flush=True)
         print(f"{cases - len(different)} of {cases} are as simulated; different: {different}")
         (rule.parent / "exported.txt").write_text(export_policy(rule, {}, f"{rule.stem}_for_vllm"))
-        for trace in record_export(rule, {}, wheel, KEPT):
-            (rule.parent / trace.path.name).write_bytes(pack_trace(trace))
+        kept = pack_traces(record_export(rule, {}, wheel, KEPT))
+        (rule.parent / "decisions.jsonl.gz").write_bytes(kept)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import pytest
 
 from simkv.api import run
 from simkv.conformance.decision_replay import compare, replay_decisions
-from simkv.conformance.decision_trace import read_trace
+from simkv.conformance.decision_trace import DecisionTrace, read_traces
 from simkv.conformance.policy_export import (
     TARGET_RELEASE,
     check_export,
@@ -33,8 +33,8 @@ from tests.custom.sample_scheduler import (
     write,
 )
 
-TRACES = sorted(RECORDED.glob("*.jsonl.gz"))
-OF_FOUND = sorted(FOUND.parent.glob("*.jsonl.gz"))
+TRACES = list(read_traces(RECORDED / "decisions.jsonl.gz"))
+OF_FOUND = list(read_traces(FOUND.parent / "decisions.jsonl.gz"))
 BOTH = pytest.mark.parametrize("rule", [RULE, FOUND], ids=["written", "found"])
 PLAIN = """from simkv.custom import CustomVllmConfig, CustomVllmScheduler
 
@@ -44,34 +44,33 @@ class Mine(CustomVllmScheduler):
 """
 
 
-@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
-def test_the_simulated_rule_decides_as_the_recorded_one(path: Path) -> None:
-    assert first_mismatch(read_trace(path), simulated_spec(RULE, {})) is None
+@pytest.mark.parametrize("trace", TRACES, ids=lambda trace: trace.header["case"])
+def test_the_simulated_rule_decides_as_the_recorded_one(trace: DecisionTrace) -> None:
+    assert first_mismatch(trace, simulated_spec(RULE, {})) is None
 
 
-@pytest.mark.parametrize("path", OF_FOUND, ids=lambda path: path.stem)
-def test_the_simulated_rule_of_a_search_decides_as_the_recorded_one(path: Path) -> None:
-    assert first_mismatch(read_trace(path), simulated_spec(FOUND, {})) is None
+@pytest.mark.parametrize("trace", OF_FOUND, ids=lambda trace: trace.header["case"])
+def test_the_simulated_rule_of_a_search_decides_as_the_recorded_one(trace: DecisionTrace) -> None:
+    assert first_mismatch(trace, simulated_spec(FOUND, {})) is None
 
 
 def test_the_recordings_would_show_what_a_search_had_not_found(tmp_path: Path) -> None:
     """Without any one of its decisions, or with a number changed, something differs."""
-    traces, text = [read_trace(path) for path in OF_FOUND], FOUND.read_text()
+    text = FOUND.read_text()
     seams = "waiting_order", "victim", "admit", "chunk"
     changed = [re.sub(rf" *{name} = .*\n", "", text) for name in seams]
     for other in (*changed, text.replace("5 *", "50 *"), text.replace("3 * age", "30 * age")):
         assert other != text
         (tmp_path / "other.yaml").write_text(other)
         ruled = simulated_spec(tmp_path / "other.yaml", {})
-        assert any(first_mismatch(trace, ruled) for trace in traces), other
+        assert any(first_mismatch(trace, ruled) for trace in OF_FOUND), other
 
 
 def test_the_recordings_would_show_another_rule() -> None:
     """Without the rule, or with one of its numbers changed, some decision differs."""
-    traces = [read_trace(path) for path in TRACES]
-    assert any(compare(t, replay_decisions(VLLM, t.header, len(t.steps)))[1] for t in traces)
+    assert any(compare(t, replay_decisions(VLLM, t.header, len(t.steps)))[1] for t in TRACES)
     for knobs in ({"alike": 1000}, {"few": 30}):
-        assert any(first_mismatch(trace, simulated_spec(RULE, knobs)) for trace in traces), knobs
+        assert any(first_mismatch(trace, simulated_spec(RULE, knobs)) for trace in TRACES), knobs
 
 
 @BOTH

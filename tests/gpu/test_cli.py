@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from simkv.cli import app, gpu_options
 from simkv.conformance.decision_replay import check_trace
+from simkv.conformance.decision_trace import read_trace
 from simkv.core.errors import InputError
 
 SCENARIO = """
@@ -44,7 +45,7 @@ def test_serve_leaves_everything_behind(served):
     traces = {"decisions-async.jsonl.gz", "decisions-sync.jsonl.gz"}
     assert files == traces | {"passes.csv", "requests.csv", "scenario.yaml", "summary.json"}
     for trace in traces:
-        assert check_trace(served / trace).difference is None
+        assert check_trace(read_trace(served / trace)).difference is None
     summary = json.loads((served / "summary.json").read_text())
     assert summary["setup"]["shape"]["name"] == "tiny"
     assert summary["machine"]["torch"]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from simkv.conformance.decision_recorder import write_decision_trace
 from simkv.conformance.decision_replay import check_trace
+from simkv.conformance.decision_trace import read_trace
 from simkv.core.errors import InputError
 from simkv.core.outcome import Outcome
 from simkv.costs.hardware.model_shape import MODEL_SHAPES
@@ -90,7 +91,7 @@ def check_conform(run: ExecutionRecord, folder: Path) -> None:
     """The recorded decisions, replayed without any times, are equal line by line."""
     path = folder / "run.jsonl.gz"
     write_decision_trace(path, run.recorder, run.requests, run.stopped)
-    result = check_trace(path)
+    result = check_trace(read_trace(path))
     assert result.difference is None
     assert result.steps > 0 or not run.passes
 

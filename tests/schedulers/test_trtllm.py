@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +16,9 @@ from simkv.schedulers.trtllm.config import TrtllmConfig
 from simkv.schedulers.trtllm.llm_request import LlmRequest
 from simkv.schedulers.trtllm.memory import KvCache
 from simkv.schedulers.trtllm.scheduler import TrtllmScheduler
-from tests.conftest import ROOT
+from tests.conformance.recordings import Committed, of_kind
 
-TRACES = ROOT / "tests/conformance/traces/trtllm/5f480b7a6"
+RECORDINGS = of_kind("trtllm", "5f480b7a6", "")
 MAX = {"capacity_scheduler_policy": "MAX_UTILIZATION"}
 STATIC = {"capacity_scheduler_policy": "STATIC_BATCH"}
 
@@ -249,11 +248,11 @@ def test_a_changed_rule_shows_in_a_committed_recording(
     owner: Any, name: str, other: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, name, other)
-    assert any(_differs(path) for path in sorted(TRACES.iterdir()))
+    assert any(_differs(recording) for recording in RECORDINGS)
 
 
-def _differs(path: Path) -> bool:
+def _differs(recording: Committed) -> bool:
     try:
-        return check_trace(path).difference is not None
+        return check_trace(recording.trace()).difference is not None
     except Exception:  # it cannot even be replayed
         return True

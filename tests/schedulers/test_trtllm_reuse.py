@@ -5,13 +5,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from simkv.conformance.decision_replay import check_trace
-from simkv.conformance.decision_trace import read_trace
 from simkv.core.errors import InputError
 from simkv.core.request import Prompt, Segment
 from simkv.core.scheduler_protocol import Held
@@ -21,9 +19,9 @@ from simkv.schedulers.trtllm.config import TrtllmConfig
 from simkv.schedulers.trtllm.llm_request import LlmRequest
 from simkv.schedulers.trtllm.scheduler import TrtllmScheduler
 from simkv.schedulers.trtllm.spec import TRTLLM
-from tests.conftest import ROOT
+from tests.conformance.recordings import Committed, of_kind
 
-TRACES = ROOT / "tests/conformance/traces/trtllm/5f480b7a6"
+RECORDINGS = of_kind("trtllm", "5f480b7a6", "")
 
 
 def engine(**knobs: Any) -> TrtllmScheduler:
@@ -177,15 +175,14 @@ PLANTED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
 
 
 @cache
-def _reusing() -> list[Path]:
+def _reusing() -> list[Committed]:
     """Recordings with reuse of blocks, the small ones first."""
-    paths = sorted(TRACES.iterdir(), key=lambda path: path.stat().st_size)
-    return [path for path in paths if read_trace(path).header["config"]["enable_block_reuse"]]
+    return [r for r in RECORDINGS if r.trace().header["config"]["enable_block_reuse"]]
 
 
 def test_so_many_are_committed() -> None:
     assert len(_reusing()) >= 40
-    assert sum("aborts" in read_trace(path).header for path in _reusing()) >= 20
+    assert sum("aborts" in r.trace().header for r in _reusing()) >= 20
 
 
 @pytest.mark.parametrize("what", PLANTED)
@@ -193,12 +190,12 @@ def test_a_changed_rule_shows_in_a_committed_recording(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(*PLANTED[what])
-    assert any(_differs(path) for path in _reusing())
+    assert any(_differs(recording) for recording in _reusing())
 
 
-def _differs(path: Path) -> bool:
+def _differs(recording: Committed) -> bool:
     try:
-        return check_trace(path).difference is not None
+        return check_trace(recording.trace()).difference is not None
     except Exception:  # it cannot even be replayed
         return True
 

@@ -1,14 +1,12 @@
-"""Select which recordings of a release to keep, and pack them."""
+"""Select which recordings of a release to keep."""
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from simkv.conformance.decision_trace import DecisionTrace
+from simkv.conformance.decision_trace import DecisionTrace, pack_traces
 from simkv.conformance.record.rule_inference import find_mismatch, with_changes
 from simkv.core.errors import InputError
 from simkv.schedulers.engine_registry import ENGINES
@@ -17,13 +15,6 @@ from simkv.schedulers.engine_registry import ENGINES
 #: rules and knobs that they show.
 RANDOM_CASES_KEPT = 28
 RECORDINGS_SEARCHED = 300
-
-
-def pack_trace(trace: DecisionTrace) -> bytes:
-    """Return a recording as the content of a file that ``simkv conform`` reads."""
-    lines = [trace.header, *trace.steps, *([trace.truncated] if trace.truncated else [])]
-    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-    return gzip.compress(text.encode(), mtime=0)
 
 
 def recordings_by_rule(
@@ -80,7 +71,7 @@ def choose(
 
     Raises InputError if no recording shows one of the rules; more cases are needed then.
     """
-    traces = dict(sorted(traces.items(), key=lambda item: len(pack_trace(item[1]))))
+    traces = dict(sorted(traces.items(), key=lambda item: len(pack_traces([item[1]]))))
     apart = recordings_by_rule(rules, seen, dict(list(traces.items())[:RECORDINGS_SEARCHED]))
     if unseen := [rule for rule, names in apart.items() if not names]:
         raise InputError(f"no case shows {', '.join(unseen)}; record more with --cases")

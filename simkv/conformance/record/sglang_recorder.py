@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from simkv.conformance.decision_trace import FORMAT, DecisionTrace
@@ -53,9 +52,9 @@ def record(case: RecordingCase, version: str, name: str) -> DecisionTrace:
                 lines.append(line)  # one by one, to keep the lines before an error
     except RuntimeError as error:
         closing: RecordingLine = {"truncated": True, "why": f"raised {str(error).splitlines()[0]}"}
-        return DecisionTrace(Path(f"{name}.jsonl.gz"), header, lines, closing)
+        return DecisionTrace(name, header, lines, closing)
     truncated = lines.pop() if "truncated" in lines[-1] else None
-    return DecisionTrace(Path(f"{name}.jsonl.gz"), header, lines, truncated)
+    return DecisionTrace(name, header, lines, truncated)
 
 
 class SglangDriver:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from simkv.conformance.decision_trace import FORMAT, DecisionTrace
@@ -54,7 +53,7 @@ def record(case: RecordingCase, _: str, name: str) -> DecisionTrace:
         closing = {"truncated": True, "why": f"raised AssertionError: {error}"}
     if lines and lines[-1].get("truncated"):
         closing = lines.pop()
-    return DecisionTrace(Path(f"{name}.jsonl.gz"), header, lines, closing)
+    return DecisionTrace(name, header, lines, closing)
 
 
 class TrtllmDriver:

@@ -12,7 +12,6 @@ import importlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import gcd, lcm
-from pathlib import Path
 from traceback import extract_tb
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -476,7 +475,7 @@ def record(
             raise
         lines.append({"truncated": True, "why": f"raised {error!r}"})
     closing = lines.pop() if "truncated" in lines[-1] else None
-    return DecisionTrace(Path(f"{name}.jsonl.gz"), header, lines, closing)
+    return DecisionTrace(name, header, lines, closing)
 
 
 def _dies(rules: VllmRules, error: Exception) -> bool:

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from simkv.conformance.decision_replay import check_trace, replay_decisions
-from simkv.conformance.decision_trace import DecisionTrace, read_trace
+from simkv.conformance.decision_trace import DecisionTrace, pack_traces, read_trace
 from simkv.conformance.record import case_shrinking
 from simkv.conformance.record import release_follower as following
 from simkv.conformance.record import rule_inference as known
 from simkv.conformance.record.follow_report import headline, render_follow_report
 from simkv.conformance.record.recording_case import RecordingCase
-from simkv.conformance.record.recording_selection import choose, pack_trace, recordings_by_rule
+from simkv.conformance.record.recording_selection import choose, recordings_by_rule
 from simkv.conformance.record.release_follower import FollowResult, follow
 from simkv.conformance.record.rule_inference import (
     MAX_CHANGED_RULES,
@@ -38,6 +38,7 @@ from simkv.schedulers.vllm.request_state import FcfsQueue, RequestState
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 from simkv.schedulers.vllm.spec import VLLM
 from simkv.schedulers.vllm.versions import MINORS, RULES, find_rules
+from tests.conformance.recordings import committed
 
 Build = Callable[[VllmConfig], VllmScheduler]
 
@@ -56,7 +57,7 @@ def recorded(build: Build) -> following.RecordCase:
         closing = lines.pop() if "truncated" in lines[-1] else None
         if closing:
             closing = {"truncated": True, "why": "no progress"}
-        return DecisionTrace(Path(name), header, lines, closing)
+        return DecisionTrace(name, header, lines, closing)
 
     return record
 
@@ -220,15 +221,14 @@ def test_every_combination_of_rules_is_tried_once() -> None:
 def test_a_recording_is_written_as_conform_reads_it(tmp_path: Path) -> None:
     trace = recorded(VllmScheduler)(make_case("0.33.0", "gone-201"), "gone-201")
     file = tmp_path / "gone-201.jsonl.gz"
-    file.write_bytes(pack_trace(trace))
-    assert check_trace(file).difference is None
+    file.write_bytes(pack_traces([trace]))
+    assert check_trace(read_trace(file)).difference is None
     assert read_trace(file).steps == trace.steps
 
 
-def test_what_is_kept_shows_every_rule(root: Path) -> None:
+def test_what_is_kept_shows_every_rule() -> None:
     version = "0.24.0"
-    files = (root / "tests/conformance/traces/vllm" / version).iterdir()
-    traces = {file.name: read_trace(file) for file in sorted(files)}
+    traces = {recording.case: recording.trace() for recording in committed("vllm", version)}
     rules, seen = (
         find_rules(version),
         [r for r in known.OBSERVABLE_RULES["vllm"] if can_show(version, r)],
