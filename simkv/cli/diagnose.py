@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from simkv.cli.command_support import Trust, progress, show
 from simkv.core.errors import InputError
+
+if TYPE_CHECKING:
+    from simkv.incident.incident_answer import IncidentAnswer
+    from simkv.incident.server_setup import UserSettings
 
 
 def diagnose(
@@ -51,6 +55,14 @@ def diagnose(
             help="Engine setting that the inputs do not show; may be repeated.",
         ),
     ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OURS=THEIRS,...",
+            help="Columns of your own CSV or JSON lines file of requests, such as "
+            "arrival=ts,prompt_tokens=in,output_tokens=out,ttft_ms=ttft,e2e_ms=total.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Write results to this directory (default: diagnosis/)."),
@@ -81,8 +93,8 @@ def diagnose(
     """
     from simkv.incident import diagnose_stages
     from simkv.incident import incident_folder as files
+    from simkv.incident.evidence import UndeterminedError
     from simkv.incident.server_setup import UserSettings
-    from simkv.study.worker_pool import cores
 
     asked = UserSettings(engine, version, gpu, model, tp, dp, _overrides(set_ or []))
     resumed = len(inputs) == 1 and files.is_incident(inputs[0])
@@ -92,34 +104,52 @@ def diagnose(
             raise InputError(f"--out {target}: {inputs[0]} is gone on with where it lies")
     else:
         files.check_incident_folder(target)
-        _read(inputs, target)
+        _read(inputs, target, columns)
+    try:
+        found = _diagnosed(target, asked, until, jobs, try_flags)
+    except UndeterminedError as reason:
+        found = diagnose_stages.summarize_stage(target, reason)
+    written = f"Written to {target}: {', '.join(sorted(p.name for p in target.iterdir()))}"
+    if found is None:
+        show(written)
+        return
+    show(*found.summary_lines)
+    show(f"\n{written}")
+    if not found.healthy:
+        raise typer.Exit(3 if found.explained else 1)
+
+
+def _diagnosed(
+    target: Path, asked: UserSettings, until: int, jobs: int | None, try_flags: bool
+) -> IncidentAnswer | None:
+    """Run the stages after reading; return the answer of the last stage, or None before it."""
+    from simkv.incident import diagnose_stages
+    from simkv.study.worker_pool import cores
+
     if until >= 2:
         diagnose_stages.rebuild_stage(target, asked)
     if until >= 3:
         with progress("simulations") as advance:
             diagnose_stages.calibrate_stage(target, asked, lambda done, total: advance(done, total))
     if until < 4:
-        show(f"Written to {target}: {', '.join(sorted(p.name for p in target.iterdir()))}")
-        return
+        return None
     with progress("runs") as advance:
-        found = diagnose_stages.explain_stage(
+        return diagnose_stages.explain_stage(
             target,
             asked,
             workers=jobs or cores(),
             tell=lambda done, expected: advance(done, expected),
             try_flags=try_flags,
         )
-    show(*found.summary_lines)
-    show(f"\nWritten to {target}: {', '.join(sorted(p.name for p in target.iterdir()))}")
-    if not found.healthy:
-        raise typer.Exit(3 if found.explained else 1)
 
 
-def _read(inputs: list[Path], target: Path) -> None:
+def _read(inputs: list[Path], target: Path, columns: str | None) -> None:
     from simkv.incident.diagnose_stages import read_stage
+    from simkv.incident.mapped_records import parse_record_columns
 
+    mapped = None if columns is None else parse_record_columns(columns)
     with progress("reading", file=max(inputs, key=_size)) as advance:
-        read_stage(inputs, target, lambda done: advance(done))
+        read_stage(inputs, target, lambda done: advance(done), mapped)
 
 
 def _size(path: Path) -> int:

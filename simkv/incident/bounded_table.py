@@ -76,6 +76,48 @@ def _column(value: Any) -> Any:
     return array("q" if isinstance(value, int) else "d")
 
 
+class AccessCounts:
+    """Counts of HTTP requests by status between two times of a log (see ``Evidence.access``).
+
+    Access lines of uvicorn have no time: they lie between the times of the lines around them.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.table = BoundedTable(most)
+        self._open: list[int] = [0, 0, 0]
+        self._since: float | None = None
+
+    def __len__(self) -> int:
+        return len(self.table) or sum(self._open)
+
+    def add(self, status: int, at: float | None, timed: bool) -> None:
+        """Count a request; ``at`` is the time of its line or, if not ``timed``, the last time."""
+        if timed and at is not None:
+            self.close(at)
+            self._since = at
+        kind = 0 if status < 400 else 1 if status < 500 else 2
+        self._open[kind] += 1
+        if timed and at is not None:
+            self.close(at)
+
+    def close(self, at: float | None) -> None:
+        """Assign the requests counted so far to the time from the last call to ``at``."""
+        if any(self._open):
+            start = self._since if self._since is not None else at
+            accepted, rejected, failed = self._open
+            row = {"from_s": start, "t_s": at, "accepted": accepted}
+            nan = float("nan")
+            row = {name: nan if value is None else float(value) for name, value in row.items()}
+            self.table.append(row | {"rejected": float(rejected), "failed": float(failed)})
+            self._open = [0, 0, 0]
+        self._since = at
+
+    def frame(self) -> pd.DataFrame | None:
+        """Return the table, or None if there is no access line."""
+        self.close(self._since)
+        return self.table.frame()
+
+
 class BoundedArrivals:
     """Arrivals of requests by id: the last ``most``."""
 

@@ -11,7 +11,7 @@ existing files: a file that the user edited is used, and a deleted file is writt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -29,12 +29,19 @@ from simkv.incident.ensemble_fit import (
     write_members,
     write_rebuilt,
 )
-from simkv.incident.evidence import Evidence
-from simkv.incident.incident_answer import IncidentAnswer, explain_incident, refuse_explanation
+from simkv.incident.evidence import Evidence, UndeterminedError
+from simkv.incident.incident_answer import (
+    IncidentAnswer,
+    explain_incident,
+    refuse_explanation,
+    summarize_measured,
+)
 from simkv.incident.incident_calibration import calibrate_incident
 from simkv.incident.incident_simulation import request_times
 from simkv.incident.incident_timeline import HEAD, timeline, timeline_cells
+from simkv.incident.log_summary import summarize_log
 from simkv.incident.logged_step_costs import with_context
+from simkv.incident.mapped_records import is_mapped, read_mapped
 from simkv.incident.observed_comparison import ObservedComparison, compare_observed
 from simkv.incident.observed_simulated_plot import write_incident_plot
 from simkv.incident.remedies import find_remedies, scenarios_within_error
@@ -67,10 +74,26 @@ ReportProgress = Callable[[int, int], None]
 
 
 def read_stage(
-    inputs: Sequence[Path], folder: Path, advance: Callable[[int], None] | None = None
+    inputs: Sequence[Path],
+    folder: Path,
+    advance: Callable[[int], None] | None = None,
+    columns: Mapping[str, str] | None = None,
 ) -> Evidence:
-    """Read and join all sources; stage 1. Raises InputError if one cannot be used."""
-    evidence = join([read_source(path, advance) for path in inputs])
+    """Read and join all sources; stage 1. Raises InputError if one cannot be used.
+
+    ``columns`` maps the columns of one custom file of requests (see ``mapped_records``).
+    """
+    mapped = [path for path in inputs if columns and is_mapped(path, columns)]
+    if columns and not mapped:
+        raise InputError(
+            f"--columns: none of {', '.join(map(str, inputs))} has a column "
+            f"{' or '.join(columns.values())}"
+        )
+    parts = [
+        read_mapped(path, columns) if columns and path in mapped else read_source(path, advance)
+        for path in inputs
+    ]
+    evidence = join(parts)
     files.write_evidence(folder, evidence)
     return evidence
 
@@ -183,6 +206,20 @@ def explain_stage(
             result, observed, likeness, mending, setup, evidence, notes, beside
         )
         _write_report(folder, result, found, likeness, beside)
+    write_text(folder / files.DIAGNOSIS, found.text)
+    return found
+
+
+def summarize_stage(folder: Path, reason: UndeterminedError) -> IncidentAnswer:
+    """Report the measured figures if the inputs do not determine the workload.
+
+    Raises ``reason`` again if there are none.
+    """
+    evidence = files.read_evidence(folder)
+    summary = summarize_log(evidence)
+    if summary is None:
+        raise reason
+    found = summarize_measured(summary, evidence, str(reason))
     write_text(folder / files.DIAGNOSIS, found.text)
     return found
 

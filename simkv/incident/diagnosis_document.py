@@ -186,6 +186,18 @@ def render_diagnosis(
     return "\n".join(lines).rstrip() + "\n"
 
 
+def render_summary(five: Sequence[str], evidence: Evidence) -> str:
+    """Return the document of an answer from measured figures alone."""
+    lines = [f"# {escape_markdown(evidence.source)}", ""]
+    lines += [*(f"{escape_markdown(line)}  " for line in five), "", "## The server", ""]
+    lines += [
+        f"- {name} {escape_markdown(known.value)} ({escape_markdown(known.where)})"
+        for name, known in evidence.settings.items()
+    ]
+    lines += ["", *_listed("Notes", evidence.notes), *_listed("Missing", evidence.lacks)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
 def _listed(title: str, items: Sequence[str]) -> list[str]:
     return (
         [f"## {title}", "", *(f"- {escape_markdown(item)}" for item in items), ""] if items else []

@@ -10,9 +10,8 @@ from pathlib import Path
 import pandas as pd
 
 from simkv.core.atomic_files import translate_disk_errors, write_text
-from simkv.core.errors import InputError
 from simkv.costs.cost_profile import CostProfile
-from simkv.incident.evidence import Evidence
+from simkv.incident.evidence import Evidence, UndeterminedError
 from simkv.incident.incident_calibration import calibrate_incident
 from simkv.incident.incident_folder import ENSEMBLE
 from simkv.incident.incident_simulation import rank_records, request_times, simulate_incident
@@ -64,7 +63,7 @@ def fit_members(
 ) -> tuple[pd.DataFrame, dict[int, CostProfile]]:
     """Return the likely members, the likeliest first (seed and figures in s), and profiles by seed.
 
-    ``steps`` are the logged steps, if any. Raises InputError if no member can be simulated.
+    ``steps`` are the logged steps, if any. Raises UndeterminedError if no member can be simulated.
     """
     rows, profiles = [], {}
     for seed in range(MEMBERS):
@@ -74,7 +73,7 @@ def fit_members(
         tell(seed + 1, MEMBERS)
     table = select_likely_members(pd.DataFrame(rows).dropna(subset=["e2e", "ttft"]))
     if table.empty:
-        raise InputError("no workload that agrees with the sums could be served")
+        raise UndeterminedError("no sampled workload that matches the sums could be served")
     return table, profiles
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import pandas as pd
 
+from simkv.core.errors import InputError
+
 #: Columns of ``series``: periodic statistics of a server. Rates are tokens per second since the
 #: previous line, shares are from 0 to 1, ``preemptions`` and counts are since the previous line.
 SERIES_COLUMNS = (
@@ -39,6 +41,10 @@ STEP_COLUMNS = (
 )
 
 
+class UndeterminedError(InputError):
+    """The inputs are valid, but do not determine the workload; only a summary is possible."""
+
+
 @dataclass(frozen=True)
 class StatedSetting:
     """A setting of the engine: its ``value``, and the source location (``where``)."""
@@ -53,9 +59,11 @@ class Evidence:
 
     ``requests`` is a table as returned by ``read_measured``, with arrival times in ``t_s``.
     ``arrivals`` lists requests with known arrival only (``request``, ``t_s``, ``max_tokens``,
-    ``prompt_tokens``; unknown lengths are 0). ``engine`` is the engine's name, ``settings`` its
-    start options under the engine's names. ``died`` is the log line of the engine's death.
-    ``notes`` are sentences on omissions and assumptions, ``lacks`` on missing information.
+    ``prompt_tokens``; unknown lengths are 0). ``access`` counts HTTP requests for tokens, between
+    ``from_s`` and ``t_s``: ``accepted``, ``rejected`` (status 4xx) and ``failed`` (5xx). ``engine``
+    is the engine's name, ``settings`` its start options under the engine's names. ``died`` is the
+    log line of the engine's death. ``notes`` are sentences on omissions and assumptions, ``lacks``
+    on missing information.
     """
 
     source: str
@@ -64,6 +72,7 @@ class Evidence:
     settings: Mapping[str, StatedSetting] = field(default_factory=dict)
     requests: pd.DataFrame | None = None
     arrivals: pd.DataFrame | None = None
+    access: pd.DataFrame | None = None
     series: pd.DataFrame | None = None
     steps: pd.DataFrame | None = None
     histograms: Mapping[str, Any] = field(default_factory=dict)

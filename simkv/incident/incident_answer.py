@@ -15,6 +15,7 @@ from simkv.incident.diagnosis_document import (
     describe_remedy,
     remedy_lines,
     render_diagnosis,
+    render_summary,
     request_label,
     request_labels,
     timeline_lines,
@@ -22,6 +23,7 @@ from simkv.incident.diagnosis_document import (
     victim_lines,
 )
 from simkv.incident.evidence import Evidence
+from simkv.incident.log_summary import LogSummary
 from simkv.incident.observed_comparison import ObservedComparison
 from simkv.incident.remedies import Remedy, RemedySearch
 from simkv.incident.server_setup import ServerSetup
@@ -54,6 +56,29 @@ class IncidentAnswer:
     explained: bool
     cause: str
     remedy: Remedy | None
+
+
+def summarize_measured(summary: LogSummary, evidence: Evidence, reason: str) -> IncidentAnswer:
+    """Build the answer from measured figures alone, for inputs that do not determine the workload.
+
+    ``reason`` states what the inputs lack.
+    """
+    problems = summary.problems
+    healthy = not problems
+    state = "no problem in the measured figures" if healthy else problems[0].text
+    findings = [finding.text for finding in summary.findings]
+    five = (
+        f"Result: {state} ({summary.figures}).",
+        f"Affected: {summary.affected}; the inputs do not identify requests.",
+        f"Cause: {'none' if healthy else problems[0].name}"
+        + (f"; {'; '.join(findings)}." if findings else "."),
+        f"Fix: {'none needed' if healthy else 'none tested'}; the workload was not reconstructed.",
+        f"Confidence: all figures are measured, none is simulated; {reason}.",
+    )
+    text = render_summary(five, evidence)
+    return IncidentAnswer(
+        five, text, healthy, True, "nothing" if healthy else problems[0].name, None
+    )
 
 
 def refuse_explanation(

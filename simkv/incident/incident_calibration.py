@@ -17,13 +17,13 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.optimize import least_squares
 
-from simkv.core.errors import InputError
 from simkv.core.request import Request
 from simkv.costs.cost_profile import CostProfile, FitQuality
 from simkv.costs.hardware.model_gpu_catalog import known_gpu, known_model
 from simkv.costs.held_out_errors import summarize_errors_by_kind
 from simkv.costs.sources.single_request import ModelTraits, compute_model_traits
 from simkv.costs.sources.single_request_fit import BATCH_DOUBLING_ERROR
+from simkv.incident.evidence import UndeterminedError
 from simkv.incident.fixed_schedule import FixedSchedule
 from simkv.incident.incident_simulation import request_times, simulate_incident
 from simkv.incident.initial_costs import CostPrior, cost_priors, guess_unit_costs
@@ -121,7 +121,7 @@ def calibrate_incident(
     ``requests`` are the same requests in the same order. ``steps`` are the logged steps, if any
     (see ``fit_unit_costs``). Times of requests sampled from log lines (``of_lines``) are less
     informative than logged steps and do not include prefill times. ``tell`` reports the number of
-    finished simulations. Raises InputError if there is nothing to fit to.
+    finished simulations. Raises UndeterminedError if there is nothing to fit to.
     """
     budget = getattr(scenario.engine, "max_num_batched_tokens", 0) or 8192
     shape, gpu = _shape(setup, budget), known_gpu(setup.gpu or "")
@@ -136,9 +136,9 @@ def calibrate_incident(
         guess = guess_unit_costs(observed, budget)
         aims = cost_priors(guess, shape, gpu)
     else:
-        raise InputError(
-            "no request has both a time to its first token and an end, and no steps are logged: "
-            "there is nothing to tell what steps cost by"
+        raise UndeterminedError(
+            "step costs cannot be determined: no request has both a time to its first token and "
+            "an end, and no steps are logged"
         )
     sizes = _sizes(scenario, observed, setup)
     measured = ObservedTimes.of(observed.iloc[:MAX_FITTED_REQUESTS], prefills=not of_lines)

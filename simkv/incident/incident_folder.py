@@ -1,11 +1,11 @@
 """The directory of an incident: results of each stage as files that can be read and edited.
 
 Stage 1 writes ``evidence.json`` (settings, notes) and, if available, ``requests.csv``,
-``arrivals.csv``, ``observed.csv`` and ``iterations.csv``. Stage 2 writes ``workload.csv`` and
-``scenario.yaml``. Stage 3 writes ``profile.json``; if requests are sampled, it also writes
-``ensemble.csv`` with the figures of the likely members. Then ``workload.csv`` is the first member,
-and the next ones are in ``ensemble-SEED.csv`` and ``ensemble-SEED.json``. Stage 4 writes
-``diagnosis.md``, ``compared.csv``, ``observed.png`` and ``report.html``.
+``arrivals.csv``, ``access.csv``, ``observed.csv`` and ``iterations.csv``. Stage 2 writes
+``workload.csv`` and ``scenario.yaml``. Stage 3 writes ``profile.json``; if requests are sampled, it
+also writes ``ensemble.csv`` with the figures of the likely members. Then ``workload.csv`` is the
+first member, and the next ones are in ``ensemble-SEED.csv`` and ``ensemble-SEED.json``. Stage 4
+writes ``diagnosis.md``, ``compared.csv``, ``observed.png`` and ``report.html``.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ PICTURE, COMPARED, ENSEMBLE = "observed.png", "compared.csv", "ensemble.csv"
 TABLES = {
     "requests": "requests.csv",
     "arrivals": "arrivals.csv",
+    "access": "access.csv",
     "series": "observed.csv",
     "steps": "iterations.csv",
 }

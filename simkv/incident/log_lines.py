@@ -1,33 +1,31 @@
-"""Read lines of a server's log with their times, without color codes, in a streaming way.
+"""Read lines of a server's log with their times, in a streaming way.
 
-Three formats of times are read: ``09-13 12:00:00`` (vLLM), ``[2026-09-13 12:00:00]`` (SGLang) and
-ISO 8601 prefixes of container runtimes and systemd. The last time in a line is used. Old SGLang
-writes ``[12:00:00 TP0]``. vLLM's format has no year; it is taken from another time in the same
-line, else from ``YEAR``. Times are local; they are counted as if they were UTC, and ``join`` shifts
-them. A line may be a JSON object with the message in it, as the JSON formatters of logging
-(``VLLM_LOGGING_CONFIG_PATH``, ``--logging-config.formatter json``) and container runtimes write it.
+Times may be ``09-13 12:00:00`` (vLLM), ``[2026-09-13 12:00:00]`` (SGLang),
+``[09/13/2026-12:00:00]`` (TensorRT-LLM) and ISO 8601 prefixes of container runtimes and systemd.
+The last time in a line is used. Old SGLang writes ``[12:00:00 TP0]``. vLLM's format has no year; it
+is taken from another time in the same line, else from ``YEAR``. Times are local; they are counted
+as if they were UTC, and ``join`` shifts them. ``log_wrappers`` removes what collectors add.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from calendar import timegm
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from simkv.core.errors import InputError
+from simkv.core.input_files import MAX_FILE_BYTES
 from simkv.incident.bounded_table import check_size
 from simkv.incident.evidence import StatedSetting
+from simkv.incident.log_wrappers import export_lines, split_line, unwrap
 from simkv.workload.trace_source import TraceSource
 
 #: Default year; a leap year, so that every calendar day is valid.
 YEAR = 2024
-_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _TIME = re.compile(
     r"(?<!\d)(?:(?P<year>20\d\d)[-/])?(?P<month>0[1-9]|1[0-2])[-/](?P<day>0[1-9]|[12]\d|3[01])[ T]"
     r"(?P<clock>[0-2]\d:[0-5]\d:[0-6]\d)(?P<part>[.,]\d{1,9})?(?P<zone>Z|[+-]\d\d:?\d\d)?"
@@ -35,11 +33,15 @@ _TIME = re.compile(
 #: Container name as written by compose, and the server's process.
 _WRITER = re.compile(r"(?:([\w.-]+) +\| )?(?:\((?:APIServer|ApiServer_\d+) (pid=\d+)\))?")
 _CLOCK = re.compile(r"\[(\d\d:\d\d:\d\d)[ \]]")
-#: Keys of the message and its time in JSON formatters.
-_MESSAGE = ("message", "msg", "log")
-_WHEN = ("asctime", "timestamp", "@timestamp", "time", "ts", "created")
-#: Times above this value are in milliseconds.
-_MILLISECONDS = 1e11
+#: Times of TensorRT-LLM (month, day, year) and of syslog.
+_US_TIME = re.compile(r"\[(\d\d)/(\d\d)/(20\d\d)-(\d\d:\d\d:\d\d)\]")
+_SYSLOG = re.compile(
+    r"(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(\d{1,2}) (\d\d:\d\d:\d\d) "
+)
+_BYTES = re.compile(r"\"MESSAGE\" ?: ?\[")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+#: Number of characters that show whether a file is a JSON document.
+HEAD_CHARACTERS = 1 << 16
 #: Longer lines are cut, because prompts are logged in full.
 MAX_LINE_LENGTH = 1 << 20
 DAY = 86400.0
@@ -50,40 +52,112 @@ HALF_A_YEAR = 183 * DAY
 class LogLine:
     """A line of a log.
 
-    ``at`` is its time (s). A line without a time has the time of the previous line; None before the
-    first time.
+    ``at`` is its time (s). A line without a time (not ``timed``) has the time of the previous line;
+    None before the first time.
     """
 
     number: int
     text: str
     at: float | None
+    timed: bool = True
 
 
 def read_log_lines(source: TraceSource, words: re.Pattern[str]) -> Iterator[LogLine]:
-    """Yield the lines that match ``words``, in order; other lines are not parsed."""
-    at: float | None = None
-    year = YEAR
-    with source.text() as stream:
+    """Yield the lines that match ``words``, in order; other lines are not parsed.
+
+    Numbers count line feeds, as ``grep -n`` does.
+    """
+    clock = _LogClock()
+    for number, raw in _physical_lines(source):
+        if not words.search(raw):
+            continue
+        for part in split_line(raw):
+            text = part[:MAX_LINE_LENGTH]
+            if words.search(text):
+                timed = clock.read(text)
+                yield LogLine(number, text, clock.at, timed)
+
+
+class _LogClock:
+    """The times of a log's lines; ``at`` is the time of the last line that has one.
+
+    If a collector adds its own time to each line, a line with only that time is moved to the
+    server's clock by the last known difference.
+    """
+
+    def __init__(self) -> None:
+        self.at: float | None = None
+        self.year, self.offset = YEAR, 0.0
+
+    def read(self, text: str) -> bool:
+        """Set ``at`` to the time of a line; return whether it has one."""
+        if found := list(_TIME.finditer(text[:160])):
+            self.at = self._dated(found)
+            if clock := _SYSLOG.match(text):
+                self.offset = self.at - self._of_syslog(clock)
+        elif clock := _CLOCK.search(text[:80]):
+            self.at = _after(self.at, _second(self.year, "01", "01", clock[1]))
+        elif clock := _US_TIME.search(text[:80]):
+            self.at = _second(int(clock[3]), clock[1], clock[2], clock[4])
+        elif clock := _SYSLOG.match(text):
+            self.at = self._of_syslog(clock) + self.offset
+        else:
+            return False
+        return True
+
+    def _of_syslog(self, clock: re.Match[str]) -> float:
+        month = f"{_MONTHS.index(clock[1]) + 1:02d}"
+        return _second(self.year, month, f"{int(clock[2]):02d}", clock[3])
+
+    def _dated(self, found: Sequence[re.Match[str]]) -> float:
+        match = found[-1]
+        years = [int(one["year"]) for one in found if one["year"]]
+        self.year = years[-1] if years else self.year
+        time = _seconds(self.year, match)
+        if len(found) > 1:
+            self.offset = time - _seconds(int(found[0]["year"] or self.year), found[0])
+        elif match["year"]:
+            time += self.offset
+        if self.at is not None and self.at - time > HALF_A_YEAR and not years:
+            self.year += 1  # the log continues into the next year
+            time = _seconds(self.year, match)
+        return time
+
+
+def _physical_lines(source: TraceSource) -> Iterator[tuple[int, str]]:
+    """Yield the numbered lines of a log, or the entries of an export that is one JSON document."""
+    if (entries := read_export(source)) is not None:
+        yield from enumerate(entries, start=1)
+        return
+    with source.text(newline="\n") as stream:
         for start, batch in source.batches(stream):
             for number, raw in enumerate(batch, start):
-                if not words.search(raw):
-                    continue
-                text = (_message(raw) or raw)[:MAX_LINE_LENGTH].strip()
-                if "\x1b" in text:
-                    text = _COLOURS.sub("", text)
-                found = list(_TIME.finditer(text[:160]))
-                if found:
-                    told = [int(match["year"]) for match in found if match["year"]]
-                    match = found[-1]
-                    year = told[-1] if told else year
-                    time = _seconds(year, match)
-                    if at is not None and at - time > HALF_A_YEAR and not told:
-                        year += 1  # the log continues into the next year
-                        time = _seconds(year, match)
-                    at = time
-                elif clock := _CLOCK.search(text[:80]):
-                    at = _after(at, _second(year, "01", "01", clock[1]))
-                yield LogLine(number, text, at)
+                # journald writes a message with control characters as a list of bytes.
+                yield number, (unwrap(raw) or raw) if _BYTES.search(raw[:4096]) else raw
+
+
+def read_beginning(source: TraceSource, characters: int) -> str:
+    """Return the beginning of a file; of a log exported as one JSON document, its entries."""
+    if (entries := read_export(source)) is not None:
+        return "\n".join(entries)
+    with source.text() as stream:
+        text = stream.read(characters)
+    if _BYTES.search(text[:4096]):
+        return "\n".join(unwrap(line) or line for line in text.splitlines())
+    return text
+
+
+def read_export(source: TraceSource) -> list[str] | None:
+    """Return the entries of a log that was exported as one JSON document, or None."""
+    with source.text() as stream:
+        head = stream.read(HEAD_CHARACTERS).lstrip()
+    first = head.partition("\n")[0].strip()
+    if head[:1] not in ("[", "{") or (first not in ("[", "{") and unwrap(first) is not None):
+        return None
+    if source.path.stat().st_size > MAX_FILE_BYTES:
+        return None
+    with source.text() as stream:
+        return export_lines(stream.read())
 
 
 def read_line(readers: Sequence[Callable[[Any, LogLine], bool]], log: Any, line: LogLine) -> None:
@@ -110,30 +184,11 @@ def check_settings(settings: Mapping[str, StatedSetting]) -> None:
             ) from None
 
 
-def _message(raw: str) -> str | None:
-    """Return time and message of a JSON line; None for any other line."""
-    if raw[:1] != "{":
-        return None
-    try:
-        told = json.loads(raw)
-    except (ValueError, RecursionError):
-        return None
-    message = next((told[key] for key in _MESSAGE if isinstance(told.get(key), str)), None)
-    if message is None:
-        return None
-    when = next((told[key] for key in _WHEN if told.get(key) is not None), "")
-    if isinstance(when, int | float):
-        seconds = when / 1e3 if when > _MILLISECONDS else when
-        try:
-            when = datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None).isoformat(" ")
-        except (ValueError, OverflowError, OSError):
-            when = ""
-    return f"{when} {message}"
-
-
-def is_json_log(text: str) -> bool:
-    """Return whether the first line of a file's text is a JSON object with a message."""
-    return _message(text.lstrip().partition("\n")[0]) is not None
+#: Access lines of uvicorn for requests that generate tokens: path and status.
+ACCESS = re.compile(
+    r"\"POST /\S*?(?:completions|responses|messages|generate|invocations|generate_stream)(?:\?\S*)?"
+    r" HTTP/[\d.]+\\?\" (?P<status>\d{3})"
+)
 
 
 class Writers:

@@ -23,11 +23,13 @@ from simkv.incident.bounded_table import (
     MAX_LINES,
     MAX_REQUESTS,
     MAX_STEPS,
+    AccessCounts,
     BoundedArrivals,
     BoundedTable,
 )
 from simkv.incident.evidence import Evidence, StatedSetting, source_location
 from simkv.incident.log_lines import (
+    ACCESS,
     LogLine,
     Writers,
     check_settings,
@@ -38,10 +40,12 @@ from simkv.workload.trace_source import TraceSource
 
 LINE_PATTERN = re.compile(
     r"Prefill batch|Decode batch|server_args=|max_total_num_tokens=|\"event\": ?\"request\.|"
-    r"out of memory|Scheduler hit an exception|Abort request|#tokens: "
+    r"out of memory|Scheduler hit an exception|Abort request|#tokens: |POST /"
 )
 #: Marker of the request logger, which may also write separate files (``--log-requests-target``).
 EVENT = '"event": "request.'
+#: Assumed time between lines without a time (s): 40 decode steps.
+UNTIMED_INTERVAL_S = 2.0
 _COUNTS = {
     "running": re.compile(r"#running-req: (\d+)"),
     "waiting": re.compile(r"#queue-req: (\d+)"),
@@ -69,6 +73,8 @@ class _Log:
     series: BoundedTable = field(default_factory=lambda: BoundedTable(MAX_LINES))
     steps: BoundedTable = field(default_factory=lambda: BoundedTable(MAX_STEPS, thinned=True))
     arrivals: BoundedArrivals = field(default_factory=lambda: BoundedArrivals(MAX_REQUESTS))
+    access: AccessCounts = field(default_factory=lambda: AccessCounts(MAX_LINES))
+    untimed: BoundedTable = field(default_factory=lambda: BoundedTable(MAX_LINES))
     finished: BoundedTable = field(default_factory=lambda: BoundedTable(MAX_REQUESTS))
     died: str | None = None
     prefilled: bool = False
@@ -93,6 +99,10 @@ def read(source: TraceSource) -> Evidence:
         *log.arrivals.note(),
         *log.finished.note("requests that finished"),
     ]
+    wall = bool(log.series) or not log.untimed
+    if log.untimed:
+        used = "left out" if wall else f"taken to be {UNTIMED_INTERVAL_S:.0f} s apart"
+        notes.append(f"{log.untimed.seen} batch lines without time {used}")
     if starts:
         notes.append(
             f"the server was started {starts + 1} times; only what follows its last start is read"
@@ -101,11 +111,13 @@ def read(source: TraceSource) -> Evidence:
     return Evidence(
         source.path.name,
         engine="sglang",
+        wall=wall,
         settings=log.settings,
-        series=log.series.frame(),
+        series=log.series.frame() if wall else log.untimed.frame(),
         steps=log.steps.frame(),
         requests=_requests(log.finished),
         arrivals=log.arrivals.frame(),
+        access=log.access.frame(),
         died=log.died,
         notes=tuple(f"{source.path.name}: {note}" for note in notes),
         lacks=tuple(lacks),
@@ -123,17 +135,18 @@ def _batch(log: _Log, line: LogLine) -> bool:
     prefill = "Prefill batch" in line.text
     if not prefill and "Decode batch" not in line.text:
         return False
-    if line.at is None:
-        return True
+    table = log.untimed if line.at is None else log.series
+    if line.at is not None:
+        log.access.close(line.at)
     found = {name: _number(pattern, line.text) for name, pattern in _COUNTS.items()}
     rank = _RANK.search(line.text[:80])
     engine = int(rank[1]) if rank else 0
     log.writers.check(line, engine)
     new = found["new"] if prefill else 0.0
     begun, prompts = _begun(log, engine, found) if prefill else (np.nan, np.nan)
-    log.series.append(
+    table.append(
         {
-            "t_s": line.at,
+            "t_s": UNTIMED_INTERVAL_S * len(table) if line.at is None else line.at,
             "engine": engine,
             "running": found["running"] + (new if new == new else 0.0),
             "waiting": found["waiting"],
@@ -147,7 +160,7 @@ def _batch(log: _Log, line: LogLine) -> bool:
         }
     )
     step = _of_prefill(log, found) if prefill else _of_decodes(found)
-    if step is not None:
+    if step is not None and line.at is not None:
         row = {"t_s": line.at, "engine": engine, **step, "usage": found["usage"]}
         log.steps.append(row)
     log.prefilled = prefill
@@ -271,7 +284,21 @@ def _died(log: _Log, line: LogLine) -> bool:
     return True
 
 
-_READERS: tuple[Callable[[_Log, LogLine], bool], ...] = (_batch, _request, _start, _died)
+def _access(log: _Log, line: LogLine) -> bool:
+    match = ACCESS.search(line.text)
+    if not match:
+        return False
+    log.access.add(int(match["status"]), line.at, line.timed)
+    return True
+
+
+_READERS: tuple[Callable[[_Log, LogLine], bool], ...] = (
+    _batch,
+    _access,
+    _request,
+    _start,
+    _died,
+)
 
 
 #: The engine whose log this module reads, and its name in messages.
@@ -283,6 +310,10 @@ LOGS_ITERATIONS = False
 def computed_only(version: str) -> bool:  # noqa: ARG001
     """Return whether the prompt tokens in this version's lines exclude cached tokens."""
     return False
+
+
+#: Lines that only this engine writes; the last is the request logger's, plain or in JSON.
+OWN_LINE = re.compile(r"(Prefill|Decode) batch[,.] ?#|server_args=|event\\*\": ?\\*\"request\.")
 
 
 def known(text: str) -> bool:

@@ -61,6 +61,7 @@ def join(parts: Sequence[Evidence]) -> Evidence:
         settings=_settings(parts, notes),
         requests=_requests(moved, notes),
         arrivals=_concat(moved, "arrivals"),
+        access=_concat(moved, "access"),
         series=_concat(moved, "series"),
         steps=_concat(moved, "steps"),
         histograms={key: value for part in moved for key, value in part.histograms.items()},
@@ -115,10 +116,11 @@ def _moved(part: Evidence, shift: float) -> Evidence:
     if not shift:
         return part
     changed: dict[str, Any] = {}
-    for name in ("requests", "arrivals", "series", "steps"):
+    for name in ("requests", "arrivals", "access", "series", "steps"):
         table = getattr(part, name)
         if table is not None:
-            changed[name] = table.assign(t_s=table["t_s"] + shift)
+            times = [column for column in ("t_s", "from_s") if column in table]
+            changed[name] = table.assign(**{column: table[column] + shift for column in times})
     return replace(part, **changed)
 
 

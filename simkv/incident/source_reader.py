@@ -10,9 +10,14 @@ from typing import Protocol
 import pandas as pd
 
 from simkv.core.errors import InputError
-from simkv.incident import prometheus_reader, sglang_log_reader, vllm_log_reader
+from simkv.incident import (
+    prometheus_reader,
+    sglang_log_reader,
+    trtllm_log_reader,
+    vllm_log_reader,
+)
 from simkv.incident.evidence import Evidence
-from simkv.incident.log_lines import is_json_log
+from simkv.incident.log_lines import read_beginning
 from simkv.workload.formats.format_detection import HEAD_BYTES, detect_format, read_head
 from simkv.workload.formats.measured_latencies import read_measured_latencies
 from simkv.workload.trace_selection import Selection
@@ -23,12 +28,14 @@ class LogReader(Protocol):
     """A module that reads the log of an ``ENGINE``; ``TITLE`` is its name in messages.
 
     ``LOGS_ITERATIONS`` is true if its ``steps`` are single iterations with their durations, not the
-    work between two lines.
+    work between two lines. ``OWN_LINE`` matches lines that no other program writes.
     """
 
     ENGINE: str
     TITLE: str
     LOGS_ITERATIONS: bool
+
+    OWN_LINE: re.Pattern[str]
 
     def known(self, text: str) -> bool:
         """Return whether this text contains lines of this engine."""
@@ -41,7 +48,7 @@ class LogReader(Protocol):
 
 
 #: Log readers; each detects its format in a text and reads a file.
-LOGS: tuple[LogReader, ...] = (vllm_log_reader, sglang_log_reader)
+LOGS: tuple[LogReader, ...] = (vllm_log_reader, sglang_log_reader, trtllm_log_reader)
 
 
 def log_reader(engine: str | None) -> LogReader | None:
@@ -63,24 +70,28 @@ def read_source(path: Path, advance: Callable[[int], None] | None = None) -> Evi
     """
     source = TraceSource(path, Selection(skip_bad=True), advance)
     head = read_head(path)
-    beginning = "" if head.kind in ("folder", "tar", "parquet") else _beginning(source)
-    if prometheus_reader.is_metrics(beginning):
-        return prometheus_reader.read_metrics(source)
+    beginning = (
+        "" if head.kind in ("folder", "tar", "parquet") else read_beginning(source, HEAD_BYTES)
+    )
     if all(words.search(beginning) for words in _BOTH):
         raise InputError(
-            f"{path}: has stats lines of {_titles(' and of ')}; expected the log of one "
+            f"{path}: has statistics lines of vLLM and of SGLang; expected the log of one "
             "server: give each a file of its own"
         )
-    plain = head.kind in ("text", "csv", "yaml") or _STAMPED.match(beginning)
-    if plain or is_json_log(beginning) or sglang_log_reader.EVENT in beginning:
+    own = next((reader for reader in LOGS if reader.OWN_LINE.search(beginning)), None)
+    if own is not None:
+        return own.read(source)
+    if prometheus_reader.is_metrics(beginning):
+        return prometheus_reader.read_metrics(source)
+    if head.kind in _TEXT:
         for reader in LOGS:
             if reader.known(beginning):
                 return reader.read(source)
     try:
         form, found = detect_format(path)
-    except InputError:
-        if head.kind in ("text", "csv", "yaml", "binary"):
-            return _anywhere(path, advance)
+    except InputError as error:
+        if head.kind in (*_TEXT, "json", "binary"):
+            return _anywhere(path, advance, error if head.kind == "json" else None)
         raise
     source = TraceSource(found, Selection(skip_bad=True), advance)
     table = read_measured_latencies(found, source)
@@ -89,29 +100,32 @@ def read_source(path: Path, advance: Callable[[int], None] | None = None) -> Evi
 
 #: Lines that only vLLM writes, and lines that only SGLang writes.
 _BOTH = (re.compile(r"Avg prompt throughput: "), re.compile(r"(Prefill|Decode) batch[,.] #"))
-#: The first line of a log that begins with its time in brackets, which is not JSON.
-_STAMPED = re.compile(r"\s*\[(\d{4}-\d\d-\d\d[ T]|\d\d:\d\d:\d\d[ \]])")
+#: Kinds of files that may be logs.
+_TEXT = ("text", "csv", "yaml")
 
 
 def _titles(between: str) -> str:
-    return between.join(reader.TITLE for reader in LOGS)
+    *first, last = (reader.TITLE for reader in LOGS)
+    return ", ".join(first) + between + last
 
 
-def _beginning(source: TraceSource) -> str:
-    with source.text() as lines:
-        return lines.read(HEAD_BYTES)
+def _anywhere(
+    path: Path, advance: Callable[[int], None] | None, unknown: InputError | None
+) -> Evidence:
+    """Read a log that begins with lines of another program.
 
-
-def _anywhere(path: Path, advance: Callable[[int], None] | None) -> Evidence:
-    """Read a log that begins with lines of another program."""
+    Without any line of an engine, raises ``unknown`` or an InputError with the supported inputs.
+    """
     for reader in LOGS:
         source = TraceSource(path, Selection(skip_bad=True), advance)
         found = reader.read(source)
         if found.settings or found.series is not None or found.arrivals is not None:
             return found
+    if unknown is not None:
+        raise unknown
     raise InputError(
-        f"{path}: nothing that is known: no line of the log of {_titles(' or ')}, no spans, no "
-        "metrics and no requests of a client; `simkv diagnose --help` lists what is read"
+        f"{path}: not a known input: no log line of {_titles(' or ')}, no spans, no metrics and "
+        "no client requests; `simkv diagnose --help` lists the supported inputs"
     )
 
 

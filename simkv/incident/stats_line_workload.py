@@ -39,7 +39,7 @@ from scipy.optimize import brentq
 from scipy.special import gammaln, logsumexp
 from scipy.stats import gamma
 
-from simkv.core.errors import InputError
+from simkv.incident.evidence import UndeterminedError
 from simkv.incident.log_windows import LogWindows, build_windows, split_by_engine
 from simkv.incident.workload_ensemble import BURST_SHARES, sample_arrival_shares
 
@@ -84,7 +84,7 @@ def sample_from_lines(
     """Sample one member of the ensemble, engine by engine: requests as in ``read_measured``.
 
     A column ``engine`` is added. ``arrivals`` are the logged arrivals of a single engine. Raises
-    InputError if the number of requests cannot be determined.
+    UndeterminedError if the number of requests cannot be determined.
     """
     luck = np.random.default_rng(seed)
     found = []
@@ -101,7 +101,7 @@ def sample_from_lines(
             drawn = _drawn(cut, known, seed, luck, arrivals)
             found.append(drawn.assign(engine=engine))
     if not found:
-        raise InputError("no line tells of tokens that were computed")
+        raise UndeterminedError("no line tells of tokens that were computed")
     return pd.concat(found).sort_values("t_s", kind="stable", ignore_index=True)
 
 
@@ -178,10 +178,10 @@ def _means(cut: LogWindows, whole: Floats, known: KnownEngine, vary: float) -> _
     output, told = cut.output.sum(), cut.firsts[np.isfinite(cut.firsts)].sum()
     busy = (cut.running > 0) & np.isfinite(cut.held)
     if not busy.any() and not told:
-        raise InputError(
-            "the lines do not tell how many requests there were: that follows from the tokens in "
-            "the KV cache, whose size or use is not known (the log's beginning tells its size, or "
-            "--gpu and --model, or --set engine.NAME=N)"
+        raise UndeterminedError(
+            "the number of requests cannot be determined: it follows from access lines, or from "
+            "the tokens in the KV cache, whose size or usage is unknown (include the log's "
+            "beginning, or use --gpu and --model, or --set engine.NAME=N)"
         )
     each = (
         cut.held[busy].sum() / cut.running[busy].sum() - known.block / 2 if busy.any() else np.nan

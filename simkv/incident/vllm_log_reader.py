@@ -1,4 +1,4 @@
-"""Read vLLM's log, of the V0 engine's last releases and of V1 from 0.9 to 0.33.
+"""Read vLLM's log, of V0 from 0.2 and of V1 to 0.33.
 
 The formats match the released wheels: ``v1/metrics/loggers.py`` (statistics every 10 s while there
 is work, and iterations from 0.27 on), ``v1/engine/core.py`` (iterations from 0.14 to 0.26, and the
@@ -21,6 +21,7 @@ from simkv.incident.bounded_table import (
     MAX_LINES,
     MAX_REQUESTS,
     MAX_STEPS,
+    AccessCounts,
     BoundedArrivals,
     BoundedTable,
 )
@@ -31,12 +32,14 @@ from simkv.incident.evidence import (
     source_location,
 )
 from simkv.incident.log_lines import (
+    ACCESS,
     LogLine,
     Writers,
     check_settings,
     read_line,
     read_log_lines,
 )
+from simkv.incident.log_windows import VLLM_INTERVAL_S
 from simkv.schedulers.engine_registry import ENGINES
 from simkv.workload.trace_source import TraceSource
 
@@ -44,11 +47,12 @@ from simkv.workload.trace_source import TraceSource
 LINE_PATTERN = re.compile(
     r"throughput: |Iteration\(|Received request |Aborted request|args: |LLM engine \(v|version |"
     r"KV cache size|num_gpu_blocks|blocks: |max_num_batched_tokens=|Asynchronous scheduling|"
-    r"fatal error|EngineDeadError|died unexpectedly|Maximum concurrency|█ +model "
+    r"fatal error|EngineDeadError|died unexpectedly|Maximum concurrency|█ +model |POST /|"
+    r"block size to|Background loop has errored|Engine background task failed"
 )
 _STATS = re.compile(
     r"Avg prompt throughput: (?P<prompt_rate>[\d.]+) tokens/s, "
-    r"Avg generation throughput: (?P<output_rate>[\d.]+) tokens/s, "
+    r"Avg generation throughput: (?P<output_rate>[\d.]+) tokens/s, (?:[^:]*: ?[\d.]+ ms, ?)*"
     r"Running: (?P<running>\d+) reqs, (?:Swapped: (?P<swapped>\d+) reqs, )?"
     r"(?:Waiting|Pending): (?P<waiting>\d+) reqs(?P<rest>.*)"
 )
@@ -80,7 +84,11 @@ _CONFIG = re.compile(
 )
 _BUDGET = re.compile(r"max_num_batched_tokens=(\d+)")
 _ASYNC = re.compile(r"Asynchronous scheduling is (enabled|disabled)")
-_DIED = re.compile(r"encountered a fatal error|EngineDeadError|died unexpectedly")
+_DIED = re.compile(
+    r"encountered a fatal error|EngineDeadError|died unexpectedly|Engine background task failed|"
+    r"Background loop has errored"
+)
+_BLOCK = re.compile(r"Setting (?:kv cache|attention) block size to (\d+)")
 _CACHE = [re.compile(line) for line in ENGINES["vllm"].cache_lines]
 #: Flags with another name in the logged configuration.
 _FLAGS = {
@@ -98,8 +106,9 @@ class _Log:
     series: BoundedTable = field(default_factory=lambda: BoundedTable(MAX_LINES))
     steps: BoundedTable = field(default_factory=lambda: BoundedTable(MAX_STEPS, thinned=True))
     arrivals: BoundedArrivals = field(default_factory=lambda: BoundedArrivals(MAX_REQUESTS))
+    access: AccessCounts = field(default_factory=lambda: AccessCounts(MAX_LINES))
+    untimed: BoundedTable = field(default_factory=lambda: BoundedTable(MAX_LINES))
     died: str | None = None
-    timeless: int = 0
 
     def __post_init__(self) -> None:
         self.writers = Writers(self.path)
@@ -121,15 +130,18 @@ def read(source: TraceSource) -> Evidence:
             f"{source.path.name}: the server was started {starts + 1} times; only what follows its "
             "last start is read"
         )
-    if log.timeless:
-        notes.append(f"{source.path.name}: {log.timeless} lines before the first time left out")
+    wall = bool(log.series) or not log.untimed
+    if log.untimed:
+        used = "left out" if wall else f"taken to be {VLLM_INTERVAL_S:.0f} s apart"
+        notes.append(f"{source.path.name}: {log.untimed.seen} statistics lines without time {used}")
     more = [
         *log.series.note("lines on the server"),
         *log.steps.note("iterations"),
         *log.arrivals.note(),
     ]
     notes += [f"{source.path.name}: {line}" for line in more]
-    if missing := _gaps(log.series.frame()):
+    series = log.series.frame() if wall else log.untimed.frame()
+    if missing := _gaps(series):
         notes.append(
             f"{source.path.name}: {missing} gaps between its stats lines while requests ran; what "
             "fell in them is not known"
@@ -137,10 +149,12 @@ def read(source: TraceSource) -> Evidence:
     return Evidence(
         source.path.name,
         engine="vllm",
+        wall=wall,
         settings=log.settings,
-        series=log.series.frame(),
+        series=series,
         steps=log.steps.frame(),
         arrivals=log.arrivals.frame(),
+        access=log.access.frame(),
         died=log.died,
         notes=tuple(notes),
         lacks=_lacks(log),
@@ -169,14 +183,14 @@ def _stats(log: _Log, line: LogLine) -> bool:
     match = _STATS.search(line.text)
     if not match:
         return False
-    if line.at is None:
-        log.timeless += 1
-        return True
     rest = match["rest"]
     log.writers.check(line, _rank(line.text))
+    table = log.untimed if line.at is None else log.series
+    if line.at is not None:
+        log.access.close(line.at)
     several = _AGGREGATED.search(line.text)
     row = {
-        "t_s": line.at,
+        "t_s": VLLM_INTERVAL_S * len(table) if line.at is None else line.at,
         "engine": -int(several[1]) if several else _rank(line.text),
         "running": int(match["running"]),
         "waiting": int(match["waiting"]) + int(match["swapped"] or 0),
@@ -186,7 +200,15 @@ def _stats(log: _Log, line: LogLine) -> bool:
         "hit_rate": _share(_HITS, rest),
         "preemptions": int(taken[1]) if (taken := _PREEMPTIONS.search(rest)) else 0,
     }
-    log.series.append(row)
+    table.append(row)
+    return True
+
+
+def _access(log: _Log, line: LogLine) -> bool:
+    match = ACCESS.search(line.text)
+    if not match:
+        return False
+    log.access.add(int(match["status"]), line.at, line.timed)
     return True
 
 
@@ -255,7 +277,20 @@ def _literal(text: str) -> Mapping[str, Any]:
             return found
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         pass
-    return {name: ast.literal_eval(value) for name, value in _PLAIN_ARG.findall(text)}
+    found = {}
+    for name, value in _PLAIN_ARG.findall(_without_nested(text)):
+        found[name] = ast.literal_eval(value)
+    return found
+
+
+def _without_nested(text: str) -> str:
+    """Remove values that are dictionaries themselves, such as ``compilation_config``."""
+    depth, kept = 0, []
+    for character in text:
+        depth += (character == "{") - (character == "}")
+        if depth == 1 and character not in "{}":
+            kept.append(character)
+    return "".join(kept)
 
 
 def _version(log: _Log, line: LogLine) -> bool:
@@ -294,7 +329,9 @@ def _cache(log: _Log, line: LogLine) -> bool:
 
 def _scheduling(log: _Log, line: LogLine) -> bool:
     told = source_location(log.path, line.number)
-    if match := _BUDGET.search(line.text):
+    if match := _BLOCK.search(line.text):
+        log.settings["block_size"] = StatedSetting(int(match[1]), told)
+    elif match := _BUDGET.search(line.text):
         log.settings.setdefault("max_num_batched_tokens", StatedSetting(int(match[1]), told))
     elif match := _ASYNC.search(line.text):
         log.settings["async_scheduling"] = StatedSetting(match[1] == "enabled", told)
@@ -312,6 +349,7 @@ def _died(log: _Log, line: LogLine) -> bool:
 _READERS: tuple[Callable[[_Log, LogLine], bool], ...] = (
     _step,
     _stats,
+    _access,
     _received,
     _aborted,
     _args,
@@ -332,6 +370,10 @@ def computed_only(version: str) -> bool:
     """Return whether the prompt tokens in this version's stats line exclude cached tokens."""
     minor = re.match(r"0\.(\d+)", version)
     return minor is not None and int(minor[1]) >= 16
+
+
+#: Lines that only this engine writes.
+OWN_LINE = re.compile(r"Avg prompt throughput: |Iteration\(\d|non-default args: |LLM engine \(v")
 
 
 def known(text: str) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
-from simkv.core.errors import InputError
-from simkv.incident.evidence import Evidence
+from simkv.incident import trtllm_log_reader
+from simkv.incident.evidence import Evidence, UndeterminedError
 from simkv.incident.log_windows import can_build_windows, series_from_steps
 from simkv.incident.logged_step_costs import has_enough_steps
 from simkv.incident.server_setup import ServerSetup, kv_tokens
@@ -21,6 +23,8 @@ from simkv.workload.trace_source import TraceSource
 
 #: Prefix-cache hit rates below this are ignored.
 MIN_HIT_RATE = 0.02
+#: Minimum number of statistics lines for a reconstruction, if the server's start is not logged.
+MIN_LINES = 12
 #: Log times are whole seconds; arrivals in two sources within this time (s) are the same.
 SAME_ARRIVAL_S = 1.5
 
@@ -52,6 +56,7 @@ def rebuild(
     """
     caching = setup.engine.get("enable_prefix_caching") is not False
     requests = evidence.requests
+    check_determined(evidence)
     share = _hit_share(evidence.series) if caching else 0.0
     if is_sampled(evidence):
         assert evidence.series is not None
@@ -66,9 +71,9 @@ def rebuild(
     if requests is None:
         requests = _only_arrivals(evidence.arrivals)
     if requests is None or not len(requests):
-        raise InputError(
-            f"{evidence.source}: tells of no single request; expected spans "
-            "(--otlp-traces-endpoint), a client's results, or metrics with histograms beside it"
+        raise UndeterminedError(
+            f"{evidence.source} has no data on single requests; add spans "
+            "(--otlp-traces-endpoint), a client's results, or metrics with histograms"
         )
     notes: list[str] = []
     whole = _with_missing(requests, evidence.arrivals, notes)
@@ -81,7 +86,10 @@ def rebuild(
         max_tokens=whole["max_tokens"].to_numpy(np.int64),
         timeout=whole["gave_up_s"].to_numpy(np.float64),
     )
-    if caching and "cached_tokens" in whole and whole["cached_tokens"].max() > 0:
+    if caching and "session" in whole and whole["session"].nunique() < len(whole):
+        rows.pieces = session_pieces(whole["session"], rows.prompt_tokens, source)
+        notes.append("prompts of a session are taken to extend each other")
+    elif caching and "cached_tokens" in whole and whole["cached_tokens"].max() > 0:
         rows.pieces = _found(whole, source)
         notes.append(
             "whoever had tokens in the prefix cache is taken to share them with all others that "
@@ -94,6 +102,23 @@ def rebuild(
             "in the prefix cache; no source tells which"
         )
     return RebuiltWorkload(rows, origin, whole.drop(columns=["emits"]), tuple(notes))
+
+
+def check_determined(evidence: Evidence) -> None:
+    """Raise UndeterminedError if statistics lines alone are too few to reconstruct a workload."""
+    if not is_from_lines(evidence) or evidence.arrivals is not None:
+        return
+    if evidence.engine == trtllm_log_reader.ENGINE:
+        raise UndeterminedError(trtllm_log_reader.LACKS)
+    if not evidence.wall:
+        raise UndeterminedError("the statistics lines have no times")
+    assert evidence.series is not None
+    lines = int(evidence.series.groupby("engine").size().max())
+    if lines < MIN_LINES and not evidence.settings and evidence.steps is None:
+        raise UndeterminedError(
+            f"{lines} statistics lines without the server's start are too few to reconstruct "
+            f"requests (at least {MIN_LINES}, or the log from its beginning)"
+        )
 
 
 def is_sampled(evidence: Evidence) -> bool:
@@ -216,6 +241,19 @@ def _hit_share(series: pd.DataFrame | None) -> float:
     waited = known.index[(known["waiting"] > 0) | (known["preemptions"] > 0)]
     before = known if not len(waited) else known.loc[: waited[0] - 1]
     return float(before["hit_rate"].iloc[-1]) if len(before) else 0.0
+
+
+def session_pieces(
+    sessions: Sequence[object], prompts: npt.NDArray[np.int64], source: TraceSource
+) -> PromptPieces:
+    """Return prompts that are beginnings of their session's text, so that each extends the last."""
+    streams = {name: source.streams.number(f"gsession{name}") for name in dict.fromkeys(sessions)}
+    return PromptPieces.of(
+        [
+            [(NAMED_STREAM, streams[name], 0, int(tokens))]
+            for name, tokens in zip(sessions, prompts, strict=True)
+        ]
+    )
 
 
 def _found(whole: pd.DataFrame, source: TraceSource) -> PromptPieces:

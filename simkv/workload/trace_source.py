@@ -109,9 +109,10 @@ class TraceSource:
         return InputError(f"{self.path}{'' if line is None else f':{line}'}: {what}")
 
     @contextmanager
-    def text(self, path: Path | None = None) -> Iterator[IO[str]]:
+    def text(self, path: Path | None = None, newline: str = "") -> Iterator[IO[str]]:
         """Open the file as text; bytes that are not UTF-8 are escaped.
 
+        ``newline`` is as in ``open``: with a line feed, carriage returns do not end a line.
         Raises InputError if the file cannot be read, or if compressed data are truncated or
         damaged.
         """
@@ -121,7 +122,7 @@ class TraceSource:
             with open_binary(path) as raw:
                 stream = cast(IO[bytes], BoundedLines(decompress(raw), path))
                 with io.TextIOWrapper(
-                    stream, encoding="utf-8-sig", errors="surrogateescape", newline=""
+                    stream, encoding="utf-8-sig", errors="surrogateescape", newline=newline
                 ) as lines:
                     self._at = raw.tell
                     yield lines

@@ -116,7 +116,7 @@ def test_a_log_in_which_nothing_ran_cannot_be_rebuilt(server: Path, tmp_path: Pa
     path = tmp_path / "vllm.log"
     path.write_text("".join(f"{line}\n" for line in lines if "throughput" not in line))
     diagnose_stages.read_stage([path], tmp_path / "out")
-    with pytest.raises(InputError, match="tells of no single request; expected spans"):
+    with pytest.raises(InputError, match="has no data on single requests; add spans"):
         diagnose_stages.rebuild_stage(tmp_path / "out", UserSettings())
 
 

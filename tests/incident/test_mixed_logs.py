@@ -52,7 +52,7 @@ def test_a_server_that_was_started_anew_is_one(tmp_path: Path) -> None:
 
 
 def test_lines_of_two_engines_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"has stats lines of vLLM and of SGLang"):
+    with pytest.raises(InputError, match=r"has statistics lines of vLLM and of SGLang"):
         log(tmp_path, [stats(0), BATCH.format(rank=0, running=1)])
 
 

@@ -119,7 +119,7 @@ def test_a_truncated_log_is_read_and_another_file_refused(tmp_path: Path) -> Non
     found = log(tmp_path, f"{line}\n{line[:150]}").series
     assert found is not None
     assert len(found) == 1
-    with pytest.raises(InputError, match="nothing that is known"):
+    with pytest.raises(InputError, match="not a known input"):
         log(tmp_path, "some words\nand others\n")
 
 

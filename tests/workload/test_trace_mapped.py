@@ -41,6 +41,12 @@ def test_json_lines(tmp_path: Path) -> None:
     assert converted(tmp_path, text, name="log.jsonl") == WANTED
 
 
+def test_rejects_json_key_that_no_record_has(tmp_path: Path) -> None:
+    text = "".join(json.dumps(row) + "\n" for row in ROWS)
+    with pytest.raises(InputError, match=r"session=sid: no such key; found "):
+        converted(tmp_path, text, "arrival=ts,session=sid", name="log.jsonl")
+
+
 def test_our_own_names_need_not_be_named(tmp_path: Path) -> None:
     text = "ts,prompt_tokens,output_tokens,priority\n1714564800.5,9,2,1\n1714564801.5,8,1,0\n"
     assert converted(tmp_path, text, "arrival=ts") == (

@@ -12,6 +12,7 @@ import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain, islice
 
 from simkv.core.errors import InputError, spelling_hint
 from simkv.workload.column_values import (
@@ -27,6 +28,8 @@ from simkv.workload.formats.trace_format import FileHead, TraceFormat
 from simkv.workload.request_columns import RequestRows
 from simkv.workload.trace_source import TraceSource, select_served
 
+#: Number of JSON records among which a mapped key must occur.
+CHECKED_LINES = 100
 #: Lengths may be 0 here: requests without an answer are counted as failed, not rejected.
 _COUNTED: dict[str, Parser] = dict.fromkeys(LENGTH_PARSERS, parse_whole_numbers)
 
@@ -122,6 +125,9 @@ def _json_as_csv(
     source: TraceSource, lines: Iterator[str], columns: Mapping[str, str]
 ) -> Iterator[str]:
     """Yield JSON lines as CSV lines, one for one, so that line numbers stay correct."""
+    head = list(islice(lines, CHECKED_LINES))
+    lines = chain(head, lines)
+    _check_keys(source, head, columns)
     names = {**{name: name for name in COLUMN_PARSERS}, **columns}
     used: list[str] = []
     for number, line in enumerate(lines, start=1):
@@ -135,6 +141,24 @@ def _json_as_csv(
             used = [ours for ours, name in names.items() if name in record or ours in columns]
             yield ",".join(used) + "\n"
         yield ",".join(_as_text(record.get(names[ours])) for ours in used) + "\n"
+
+
+def _check_keys(source: TraceSource, head: Sequence[str], columns: Mapping[str, str]) -> None:
+    """Raise InputError for a mapped key that none of the first records has."""
+    keys: dict[str, None] = {}
+    for line in head:
+        try:
+            record = json.loads(line) if line.strip() else {}
+        except (ValueError, RecursionError):
+            return  # reported with its line number
+        if isinstance(record, dict):
+            keys |= dict.fromkeys(record)
+    for ours, name in columns.items():
+        if keys and name not in keys:
+            raise source.error(
+                f"--columns {ours}={name}: no such key{spelling_hint(name, keys)}; found "
+                f"{', '.join(keys)}"
+            )
 
 
 def _as_text(value: object) -> str:
