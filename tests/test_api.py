@@ -114,7 +114,7 @@ def test_sweep_in_processes_is_sweep_in_this_one(tmp_path: Path) -> None:
         ({"repeats": 0}, "--repeats 0: expected a number from 1 on"),
         ({"profile_error": 2}, "--profile-error 2: expected a number from 0 to 0.9"),
         ({"gpus_per_replica": 0}, "--gpus-per-replica 0: expected a number from 1 on"),
-        ({"neighbours": -1}, "--neighbours -1: expected a number from 0 on"),
+        ({"neighbours": -1}, "--neighbours -1: expected a number of 0 or more"),
     ],
 )
 def test_a_plan_refuses_the_numbers_that_the_command_refuses(

@@ -130,9 +130,9 @@ def check_new_file(option: str, file: Path, source: Path, overwrite: bool) -> No
     """Raise InputError if ``file`` cannot be written, is the ``source``, or already exists."""
     check_file(option, file)
     if file.exists() and file.resolve() == source.resolve():
-        raise InputError(f"{option} {file}: is what is read; expected a new file")
+        raise InputError(f"{option} {file}: is the input file; choose another output file")
     if file.exists() and not overwrite:
-        raise InputError(f"{option} {file}: is there already; --overwrite replaces it")
+        raise InputError(f"{option} {file}: already exists; use --overwrite to replace it")
 
 
 def check_folder(
@@ -144,20 +144,20 @@ def check_folder(
     without it any content is accepted.
     """
     with translate_disk_errors(f"{option} {folder}", "written"):
-        found = _in_the_way(folder, what, is_own)
+        found = _find_conflict(folder, what, is_own)
     if found:
         expected = "a new or empty folder" if is_own else "a folder"
         raise InputError(f"{option} {folder}: {found}; expected {expected}")
 
 
-def _in_the_way(folder: Path, what: str, is_own: Callable[[Path], bool] | None) -> str:
+def _find_conflict(folder: Path, what: str, is_own: Callable[[Path], bool] | None) -> str:
     """Return why ``folder`` cannot be written, or an empty string."""
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    name = "" if there is folder else f"{there} "
-    if not there.is_dir():
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    name = "" if existing is folder else f"{existing} "
+    if not existing.is_dir():
         return f"{name}is a file"
-    if not os.access(there, os.W_OK):
+    if not os.access(existing, os.W_OK):
         return f"{name}is read-only"
-    if is_own and there is folder and any(folder.iterdir()) and not is_own(folder):
-        return f"holds other files and no {what}"
+    if is_own and existing is folder and any(folder.iterdir()) and not is_own(folder):
+        return f"contains other files and no {what}"
     return ""

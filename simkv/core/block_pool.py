@@ -78,7 +78,7 @@ class BlockPool:
         first.
         """
         if count > self._free.length:
-            raise RuntimeError(f"{count} blocks asked for, {self._free.length} free")
+            raise RuntimeError(f"{count} blocks requested, {self._free.length} free")
         if count == 1:  # the common case: a decode
             block = self._free.pop()
             self._references[block] = 1
@@ -113,13 +113,13 @@ class BlockPool:
         if ``owner`` has no table.
         """
         if table := self.tables.pop(owner, None):
-            self._let_go(ints_view(table)[::-1], keyless_first=keyless_first)
+            self._unreference(ints_view(table)[::-1], keyless_first=keyless_first)
 
     def release_head(self, owner: int, count: int, *, keyless_first: bool = False) -> None:
         """Drop the first ``count`` blocks of a table, last first, with the rules of ``release``."""
         head = np.array(self.tables[owner][:count], dtype=np.intc)
         del self.tables[owner][:count]
-        self._let_go(head[::-1], keyless_first=keyless_first)
+        self._unreference(head[::-1], keyless_first=keyless_first)
 
     def release_at(self, owner: int, places: Sequence[int], *, keyless_first: bool = False) -> None:
         """Drop the blocks at these indices of a table, in this order, as in ``release``."""
@@ -127,7 +127,7 @@ class BlockPool:
         blocks = np.array([table[place] for place in places], dtype=np.intc)
         for place in sorted(places, reverse=True):
             del table[place]
-        self._let_go(blocks, keyless_first=keyless_first)
+        self._unreference(blocks, keyless_first=keyless_first)
 
     def to_end(self, owner: int, place: int) -> None:
         """Move the block at this index of a table to its end."""
@@ -142,7 +142,7 @@ class BlockPool:
         """Register ``block`` under ``key`` (above 0), unless the block already has a key."""
         if self._key_of[block]:
             return
-        self._make_room(key)
+        self._extend_keys(key)
         self._key_of[block] = key
         first = self._block_of[key]
         if not first:
@@ -156,7 +156,7 @@ class BlockPool:
         fresh = False
         if len(keys) > SMALL_BATCH:
             named = np.frombuffer(keys, dtype=np.int64)
-            self._make_room(int(named.max()))
+            self._extend_keys(int(named.max()))
             of_block, of_key = (
                 np.frombuffer(self._key_of, dtype=np.int64),
                 ints_view(self._block_of),
@@ -207,16 +207,16 @@ class BlockPool:
         """
         counts = [0] * (self.num_blocks + 1)
         for table in self.tables.values():
-            assert len(set(table)) == len(table), "a table names a block twice"
+            assert len(set(table)) == len(table), "a block table lists a block twice"
             for block in table:
                 counts[block] += 1
         assert counts == self._references.tolist(), "reference counts differ from the tables"
         held, free = sum(1 for count in counts if count), list(self._free)
-        assert len(free) == len(set(free)) == self.free, "the free queue is miscounted"
+        assert len(free) == len(set(free)) == self.free, "the free queue has a wrong length"
         assert held + len(free) == self.num_blocks, "free + held differs from the total"
         assert all(counts[block] == 0 for block in free), "a held block is in the free queue"
 
-    def _let_go(self, visited: Ints, *, keyless_first: bool) -> None:
+    def _unreference(self, visited: Ints, *, keyless_first: bool) -> None:
         references = ints_view(self._references)
         references[visited] -= 1
         free = visited[references[visited] == 0]
@@ -232,7 +232,7 @@ class BlockPool:
         blocks: Ints = np.abs(found)
         return blocks
 
-    def _make_room(self, key: int) -> None:
+    def _extend_keys(self, key: int) -> None:
         """Extend the column of keys to include ``key``."""
         if key >= len(self._block_of):
             longer = max(key + 1, 2 * len(self._block_of))
@@ -293,7 +293,7 @@ class UnnumberedPool(BlockPool):
     def take(self, owner: int, count: int) -> array[int]:
         """Allocate ``count`` blocks, without numbers. Raises RuntimeError if fewer are free."""
         if count > self._left:
-            raise RuntimeError(f"{count} blocks asked for, {self._left} free")
+            raise RuntimeError(f"{count} blocks requested, {self._left} free")
         self._left -= count
         self._held[owner] = self._held.get(owner, 0) + count
         return NO_BLOCKS
@@ -332,13 +332,13 @@ class BlockCounter:
     def take(self, owner: int, count: int) -> None:  # noqa: ARG002
         """Allocate ``count`` blocks. Raises RuntimeError if fewer are free."""
         if count > self.free:
-            raise RuntimeError(f"{count} blocks asked for, {self.free} free")
+            raise RuntimeError(f"{count} blocks requested, {self.free} free")
         self.free -= count
 
     def return_blocks(self, count: int) -> None:
         """Free ``count`` blocks. Raises RuntimeError if they were never allocated."""
         if self.free + count > self.num_blocks:
-            raise RuntimeError(f"{count} blocks given back, {self.num_blocks - self.free} out")
+            raise RuntimeError(f"{count} blocks freed, {self.num_blocks - self.free} allocated")
         self.free += count
 
     def fingerprint(self) -> Hashable:

@@ -17,7 +17,7 @@ def spelling_hint(name: str, known: Iterable[str]) -> str:
     A name is close if at least three quarters of its letters match in order, if it has the same
     letters in another order, or if it starts with ``name`` (3 letters or more).
     """
-    names = list(known)
+    names = [one for one in known if one != name]
     match = get_close_matches(name, names, n=1, cutoff=0.75)
     match += [one for one in names if sorted(one) == sorted(name)]
     if len(name) >= 3:
@@ -36,7 +36,10 @@ _PLAIN = [
     (r"input should be a valid string.*", "should be text"),
     (r"input should be a valid boolean.*", "should be true or false"),
     (r"keys should be strings", "keys should be text"),
-    (r"string should match pattern.*A-Za-z0-9.*", "should be of letters, digits, '.', '_' and '-'"),
+    (
+        r"string should match pattern.*A-Za-z0-9.*",
+        "should have only letters, digits, '.', '_', '-'",
+    ),
     (
         r"(?:list|dictionary|tuple|string) should have (.*?)( after validation)?, not (\d+)",
         r"should have \1; found \3",

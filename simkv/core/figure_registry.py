@@ -77,8 +77,8 @@ def _over_all(group: str, event: str) -> tuple[Metric, ...]:
     """Return the figures of a latency over all requests; those without ``event`` are censored."""
     short, key = LATENCIES[group][0], OVER_ALL[group]
     population = (
-        f"over all requests that were sent and not rejected; one without {event} counts as long "
-        "as it waited"
+        f"all requests that were sent and not rejected; a request without {event} counts with its "
+        "waiting time"
     )
     return (
         *(
@@ -93,7 +93,7 @@ def _over_all(group: str, event: str) -> tuple[Metric, ...]:
         Metric(
             f"{key}.censored",
             f"requests without {event}",
-            description=f"number of requests in {key} that count as long as they waited",
+            description=f"number of requests in {key} that count with their waiting time",
         ),
     )
 
@@ -122,7 +122,7 @@ METRICS: Mapping[str, Metric] = {
                 f"{key}.{name}",
                 f"{name.replace('p', 'P')} {short}",
                 "ms",
-                description="over the requests that finished",
+                description="finished requests only",
             )
             for key, (short, _) in LATENCIES.items()
             for name in STATISTICS
@@ -168,7 +168,7 @@ KV_TIER_METRICS: Mapping[str, Metric] = {
 #: Figures that only some runs have, and a description of these runs.
 OPTIONAL_METRICS = (
     dict.fromkeys(FLEET_METRICS, "fleets")
-    | dict.fromkeys(SPEC_DECODE_METRICS, "engines that draft")
+    | dict.fromkeys(SPEC_DECODE_METRICS, "engines with speculative decoding")
     | dict.fromkeys(KV_TIER_METRICS, "engines with KV in host memory")
 )
 

@@ -40,7 +40,7 @@ def check_input(path: Path, pipes: bool = False, most: float = inf) -> None:
         what = "pipe" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "device"
         raise InputError(f"{path}: cannot be read: is a {what}; expected a file")
     if found.st_size > most:
-        raise InputError(f"{path}: larger than {int(most) >> 20} MiB")
+        raise InputError(f"{path}: file is larger than the limit of {int(most) >> 20} MiB")
 
 
 def open_bytes(path: Path, pipes: bool = False) -> IO[bytes]:
@@ -58,7 +58,7 @@ def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
     with open_bytes(path, pipes=True) as stream, translate_disk_errors(path, "read"):
         raw = stream.read(most + 1)
     if len(raw) > most:
-        raise InputError(f"{path}: larger than {most >> 20} MiB")
+        raise InputError(f"{path}: file is larger than the limit of {most >> 20} MiB")
     return raw
 
 

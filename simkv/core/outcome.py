@@ -38,9 +38,9 @@ class Outcome(StrEnum):
 
 
 _LABELS = {
-    Outcome.STARVED: "starved: waited until client gave up",
-    Outcome.TIMED_OUT: "timed out: too long for its timeout",
-    Outcome.STALLED: "stalled: engine stood still",
+    Outcome.STARVED: "starved: waited until the client gave up",
+    Outcome.TIMED_OUT: "timed out: too slow for its timeout",
+    Outcome.STALLED: "stalled: the engine halted",
     Outcome.LOST: "lost by the engine",
     Outcome.REJECTED: "rejected by the engine",
     Outcome.CUT_OFF: "cut off by the horizon",

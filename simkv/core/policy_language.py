@@ -19,19 +19,19 @@ from simkv.core.errors import spelling_hint
 
 #: Variables of a request in an expression.
 REQUEST_VARIABLES: Mapping[str, str] = {
-    "age": "seconds from its arrival to the newest arrival",
-    "prompt_tokens": "tokens of its prompt",
-    "tokens": "tokens that it has so far, prompt and output",
-    "blocks": "blocks that it holds",
-    "preemptions": "how often its blocks were taken back",
-    "priority": "its priority, smaller is more urgent",
-    "bucket": "its length class, the binary digits of its tokens",
+    "age": "seconds between its arrival and the newest arrival",
+    "prompt_tokens": "prompt tokens",
+    "tokens": "tokens so far, prompt and output",
+    "blocks": "number of KV blocks",
+    "preemptions": "number of preemptions",
+    "priority": "priority; smaller is more urgent",
+    "bucket": "length class: number of binary digits of its tokens",
 }
 #: Variables of the engine, available where an expression does not compare two requests.
 ENGINE_VARIABLES: Mapping[str, str] = {
-    "free": "share of the blocks that is free",
-    "running": "requests that run",
-    "waiting": "requests that wait",
+    "free": "fraction of the blocks that are free",
+    "running": "number of running requests",
+    "waiting": "number of waiting requests",
 }
 #: Variables that change from step to step while requests only decode.
 CHANGING_VARIABLES = frozenset(("tokens", "blocks", "bucket", "free"))
@@ -93,13 +93,13 @@ CustomPolicy = Mapping[str, PolicyExpression]
 
 
 @lru_cache(maxsize=4096)
-def parse_policy(text: str | None, seams: tuple[PolicyHook, ...]) -> CustomPolicy:
+def parse_policy(text: str | None, hooks: tuple[PolicyHook, ...]) -> CustomPolicy:
     """Return the expressions of a policy by hook.
 
     The text has lines ``hook = expression``, which may also be separated by ``;``. Raises
     ValueError with the reason.
     """
-    known = {seam.name: seam for seam in seams}
+    known = {hook.name: hook for hook in hooks}
     found: dict[str, PolicyExpression] = {}
     if len(text or "") > MAX_TEXT_LENGTH:
         raise ValueError(
@@ -112,11 +112,11 @@ def parse_policy(text: str | None, seams: tuple[PolicyHook, ...]) -> CustomPolic
         if not equals or name not in known:
             listed = ", ".join(known)
             raise ValueError(
-                f"rule: {line.strip()!r}: expected SEAM = EXPRESSION, the seam one of {listed}"
+                f"rule: {line.strip()!r}: expected HOOK = EXPRESSION with HOOK one of {listed}"
                 f"{spelling_hint(name, known)}"
             )
         if name in found:
-            raise ValueError(f"rule: {name}: given twice")
+            raise ValueError(f"rule: {name}: defined twice")
         found[name] = parse_expression(expression, known[name].names, f"rule: {name}")
     return found
 
@@ -126,7 +126,7 @@ def parse_expression(text: str, names: Sequence[str], where: str) -> PolicyExpre
     try:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{where}: {text!r} is no expression: {error}") from error
+        raise ValueError(f"{where}: {text!r} is not a valid expression: {error}") from error
     if sum(1 for _ in ast.walk(tree)) > MAX_NODES:
         raise ValueError(f"{where}: too long; expected at most {MAX_NODES} parts")
     used: set[str] = set()
@@ -172,7 +172,7 @@ def _checked(node: ast.expr, names: Sequence[str], used: set[str], where: str) -
 def _known(name: str, names: Sequence[str], where: str) -> str:
     if name not in names:
         raise ValueError(
-            f"{where}: {name!r} is not known here{spelling_hint(name, names)}; expected one of "
+            f"{where}: unknown name {name!r}{spelling_hint(name, names)}; expected one of "
             f"{', '.join(names)}"
         )
     return name

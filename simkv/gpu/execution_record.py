@@ -46,7 +46,7 @@ class GpuSetup:
 
 
 #: Reason for unfinished requests in a run that ended early.
-CUT_SHORT = "the horizon came first"
+CUT_SHORT = "the run reached its horizon"
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def _add_generation(app: FastAPI, desk: RequestHandler) -> None:
         """Tokenize a text or a conversation."""
         body = await read_body(request, TOKENIZE_BODY)
         if (body.prompt is None) == (body.messages is None):
-            raise RequestError(400, "one of prompt and messages is needed", "prompt")
+            raise RequestError(400, "expected either prompt or messages", "prompt")
         tokens = texts.chat(_turns(body.messages or [])) if body.messages else None
         tokens = texts.encode(body.prompt or "") if tokens is None else tokens
         longest = desk.front.longest
@@ -174,7 +174,7 @@ def _add_explanations(
             return await explain(format)
         found = desk.find(name)
         if not found:
-            raise RequestError(404, f"there is no request {name!r}")
+            raise RequestError(404, f"unknown request {name!r}")
         return _said(await explainer.explain(found), format)
 
 

@@ -56,7 +56,7 @@ def explain_no_requests(until: float, dead: str) -> LiveExplanation:
 
     ``dead`` is the reason if the engine is dead, else empty.
     """
-    text = "No request has come yet."
+    text = "No requests received yet."
     verdicts = []
     if dead:
         text += f" The engine is dead: {dead}"
@@ -219,7 +219,7 @@ class Explainer:
             return await answer
         except BrokenProcessPool:
             self._pool, self._told = None, 0
-            raise RequestError(503, "the process that explains was killed; ask again") from None
+            raise RequestError(503, "the explaining process was killed; try again") from None
 
     def close(self) -> None:
         """Stop the explaining process and reject further questions.

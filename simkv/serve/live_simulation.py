@@ -141,7 +141,7 @@ class LiveSimulation:
             self._end_all(str(error))
             raise
         except Exception as error:
-            self._end_all(f"simkv itself failed: {error!r}")
+            self._end_all(f"internal error in simkv: {error!r}")
             raise
 
     def _go_on(self) -> None:
@@ -158,7 +158,7 @@ class LiveSimulation:
         self.lag = now - due
         if self.lag > WARN_LAG_S and now > self._warned + 5.0:
             self._warned = now
-            self.warn(f"{1e3 * self.lag:.0f} ms behind: answers go out later than simulated")
+            self.warn(f"{1e3 * self.lag:.0f} ms behind: replies are sent later than simulated")
 
     def _plan(self) -> None:
         """Set the timer to the next event."""
@@ -258,7 +258,7 @@ class LiveSimulation:
         answer = self.answers.get(life.request.id)
         self.over(life)
         if life.outcome is Outcome.LOST and not isinstance(self.server, Fleet):
-            self.warn(f"request {life.request.id}: {life.reason}; its client waits for ever")
+            self.warn(f"request {life.request.id}: {life.reason}; its client waits indefinitely")
         elif answer:
             del self.answers[life.request.id]
             answer.end(life.outcome, life.reason, life.refusal)

@@ -41,7 +41,7 @@ def errors(*statuses: int) -> Responses:
 
 def content(*kinds: str) -> Responses:
     """Declare a successful response with one of these media types; none means no body."""
-    return {200: {"description": "as asked for", "content": {kind: {} for kind in kinds}}}
+    return {200: {"description": "successful response", "content": {kind: {} for kind in kinds}}}
 
 
 _REFERENCE = "#/components/schemas/{name}"

@@ -50,7 +50,7 @@ class Exposition:
         self.registry.register(self)
         self.lag = Histogram(
             "simkv:clock_lag_seconds",
-            "seconds between the moment at which a token was due and that at which it was written",
+            "delay of written tokens in seconds, relative to the simulated time",
             buckets=LAGS,
             registry=self.registry,
         )
@@ -65,7 +65,7 @@ class Exposition:
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of the engine, and the speed of the clock."""
-        speed = GaugeMetricFamily("simkv:speed", "simulated seconds in one of ours")
+        speed = GaugeMetricFamily("simkv:speed", "simulated seconds per real second")
         speed.add_metric([], self._live.speed)
         yield speed
         present = [(str(i), meter, meter.now()) for i, meter in enumerate(self._meters())]
@@ -86,7 +86,7 @@ class Exposition:
         if told := config_info_metric(self._config.name):
             name, knobs = told
             values = [str(getattr(self._config, knob)) for knob in knobs]
-            family = GaugeMetricFamily(name, "knobs of the engine", labels=["engine", *knobs])
+            family = GaugeMetricFamily(name, "engine settings", labels=["engine", *knobs])
             for index, *_ in present:
                 family.add_metric([index, *values], 1)
             yield family
@@ -95,7 +95,7 @@ class Exposition:
 
     def _adapters(self, asked: LoraInfo, meters: Sequence[ReplicaCounters]) -> Metric:
         """Return the adapters in use, with the wall-clock time of their last use as value."""
-        family = GaugeMetricFamily(asked.name, "adapters that are asked for", labels=asked.labels)
+        family = GaugeMetricFamily(asked.name, "LoRA adapters in use", labels=asked.labels)
         told: dict[str, float] = {}
         for meter in meters:
             for names, at in meter.adapters.told().items():

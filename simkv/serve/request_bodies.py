@@ -205,7 +205,7 @@ def decode(decoder: Decoder[T], data: bytes, name: str = "") -> T:
     except ValidationError as error:
         raise _invalid(str(error), name) from None
     except (MsgspecError, ValueError) as error:
-        hint = "; a lone surrogate is not a character" if _SURROGATE.search(data) else ""
+        hint = "; a lone surrogate is not a valid character" if _SURROGATE.search(data) else ""
         raise RequestError(
             400, f"the body is not valid JSON: {error}{hint}", name or None
         ) from None

@@ -70,7 +70,7 @@ class Guard:
                 return error_response(401, "Unauthorized")
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length[:20]) > self._limits.body:
-            said = f"the body has {length[:20]} bytes; at most {self._limits.body}"
+            said = f"the body has {length[:20]} bytes; expected at most {self._limits.body}"
             return error_response(413, said)
         if method == "POST" and (why := self._refuse()):
             return error_response(503, why)
@@ -87,7 +87,9 @@ class Guard:
             try:
                 message = await asyncio.wait_for(receive(), limits.seconds)
             except TimeoutError:
-                raise HTTPException(408, f"the body did not come in {limits.seconds:g} s") from None
+                raise HTTPException(
+                    408, f"the body was not received within {limits.seconds:g} s"
+                ) from None
             taken += len(message.get("body", b""))
             whole = not message.get("more_body", False)
             if taken > limits.body:

@@ -26,10 +26,10 @@ from simkv.workload.workload_base import MAX_TOKEN_COUNT
 
 #: Status and message for requests that do not finish.
 ERROR_OUTCOMES = {
-    Outcome.REJECTED: (400, "the engine refused the request"),
+    Outcome.REJECTED: (400, "the engine rejected the request"),
     Outcome.STALLED: (503, "the engine is dead"),
-    Outcome.LOST: (503, "the replica that had the request is gone"),
-    Outcome.CUT_OFF: (503, "the server was stopped before the answer was complete"),
+    Outcome.LOST: (503, "the replica of the request has failed or was removed"),
+    Outcome.CUT_OFF: (503, "the server was stopped before the reply was complete"),
 }
 #: Maximum length of an unknown model's name in the error message, in characters.
 LONGEST_NAME = 256

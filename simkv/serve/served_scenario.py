@@ -42,7 +42,7 @@ def build_scenario(engine: str, model: str, gpu: str, overrides: Sequence[str]) 
     """
     if engine not in ENGINES:
         raise InputError(
-            f"--engine {engine}: not known{spelling_hint(engine, ENGINES)}; expected one of "
+            f"--engine {engine}: unknown engine{spelling_hint(engine, ENGINES)}; expected one of "
             f"{', '.join(ENGINES)}"
         )
     tree = {
@@ -72,12 +72,11 @@ def replicas_of(scenario: Scenario) -> list[Scenario]:
     """
     fleet = scenario.fleet
     if fleet is None:
-        raise InputError(
-            "--port-per-replica: the scenario has no fleet; expected fleet: {replicas: 2}"
-        )
+        raise InputError("--port-per-replica: requires a fleet, such as fleet: {replicas: 2}")
     if fleet.disaggregated or fleet.lockstep:
         raise InputError(
-            "--port-per-replica: these replicas need each other; expected ones of role both"
+            "--port-per-replica: the replicas depend on each other; expected replicas with role "
+            "both and without lockstep"
         )
     found = []
     for group, (_, costs) in zip(fleet.groups, list_replica_costs(scenario), strict=True):

@@ -63,15 +63,15 @@ class ServerOptions:
                 f"--grace {self.grace:g}: expected seconds from 0 to {LONGEST_GRACE:g}"
             )
         if self.kv_replay is not None and self.kv_events is None:
-            raise InputError("--kv-replay: has no effect without --kv-events; expected both")
+            raise InputError("--kv-replay: requires --kv-events")
         for name, value in (("host", self.host), ("served-model-name", self.model)):
             if value is not None and not (value.strip() and value.isprintable()):
-                raise InputError(f"--{name} {value!r}: expected a name of printable characters")
+                raise InputError(f"--{name} {value!r}: expected printable characters")
         # An HTTP header cannot contain other characters, so no client could send such a key.
         if self.api_key is not None and not re.fullmatch("[!-~]+", self.api_key):
             raise InputError(
-                "--api-key: is empty or has other characters than printable ASCII without spaces; "
-                "leave it out to serve without a key"
+                "--api-key: expected printable ASCII characters without spaces; omit the option to "
+                "serve without a key"
             )
 
 
@@ -111,12 +111,12 @@ class HttpServer:
         )
         self.handler = RequestHandler(self.live, self.front)
         self.figures = ReplicaMetrics(self.handler, engine)
-        self.kv_publisher = self._teller(spec, engine)
+        self.kv_publisher = self._kv_publisher(spec, engine)
         self.explainer = Explainer(self.live, self.scenario, folder)
         self._ending = ending
         self._socket = bind(options.host, options.port)
 
-    def _teller(self, spec: EngineSpec, engine: EngineConfig) -> KvEventPublisher | None:
+    def _kv_publisher(self, spec: EngineSpec, engine: EngineConfig) -> KvEventPublisher | None:
         options = self.options
         if options.kv_events is None:
             return None
@@ -142,10 +142,10 @@ class HttpServer:
             "real time" if self.options.speed == 1 else f"{self.options.speed:g} times real time"
         )
         return (
-            f"simkv serves {self.scenario.name} ({front.engine} {front.variant}, model "
+            f"Serving {self.scenario.name} ({front.engine} {front.variant}, model "
             f"{front.model}) on {self.address} at {times}\n"
-            f"Text is counted by {front.texts.rule}. "
-            f"Why was an answer late? curl {self.address}/explain/ID"
+            f"Token counts: {front.texts.rule}. "
+            f"To explain a slow reply: curl {self.address}/explain/ID"
         )
 
     @property
@@ -164,13 +164,13 @@ class HttpServer:
     async def describe(self) -> str:
         """Return a scenario file with the configuration and all requests so far, ready to run."""
         about = [
-            f"Served by simkv serve at --speed {self.options.speed:g}; what clients sent so far.",
-            f"Text was counted by {self.front.texts.rule}.",
+            f"Requests received so far by simkv serve at --speed {self.options.speed:g}.",
+            f"Token counts: {self.front.texts.rule}.",
         ]
         lines = "".join(f"# {line}\n" for line in about)
         if not self.live.journal:
             return (
-                f"{lines}# Nothing has come yet; the workload is the scenario's own.\n"
+                f"{lines}# No requests received yet; the workload is the scenario's own.\n"
                 + to_yaml({"run": self.scenario})
             )
         return lines + await self.explainer.scenario()
@@ -208,19 +208,19 @@ class Deployment:
 
         ``ready`` is called once, when clients can connect.
         """
-        beside = [house.kv_publisher.replay() for house in self.servers if house.kv_publisher]
-        sites = [house.site for house in self.servers]
+        beside = [server.kv_publisher.replay() for server in self.servers if server.kv_publisher]
+        sites = [server.site for server in self.servers]
         try:
             asyncio.run(serve_until_shutdown(sites, self._ending, self._grace, ready, beside))
         finally:
-            for house in self.servers:
-                house.close()
+            for server in self.servers:
+                server.close()
 
 
 def _loras(scenario: Scenario, replicas: Sequence[ReplicaSpec]) -> Sequence[str]:
     """Return the served adapters. Raises InputError if an engine does not support them."""
     for name in scenario.lora.modules:
-        check_lora("lora.modules: it names", name, replicas)
+        check_lora("lora.modules: lists", name, replicas)
     return scenario.lora.modules
 
 

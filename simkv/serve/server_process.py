@@ -49,7 +49,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _count(self, size: int) -> None:
         self._head += size
         if self._head > HEAD_BYTES:
-            raise ValueError("the head is too large")
+            raise ValueError("the request head is too large")
 
 
 class SignalFreeServer(uvicorn.Server):

@@ -53,7 +53,7 @@ class FourByteTokenizer:
     prompt of the next turn.
     """
 
-    rule = "a token for every four bytes of UTF-8 (four characters of English)"
+    rule = "one token per four bytes of UTF-8 (about four English characters)"
 
     def encode(self, text: str) -> array[int]:
         data = text.encode("utf-8", "surrogatepass")
@@ -87,7 +87,7 @@ class FileTokenizer:
 
     def __init__(self, tokenizer: Tokenizer, path: Path) -> None:
         self._tokenizer = tokenizer
-        self.rule = f"the tokenizer of {path.name}"
+        self.rule = f"tokenizer {path.name}"
         alike = (word for word in self._WORDS if len(self.encode(word * 32)) == 32)
         self._word = next(alike, self._WORDS[0])
 
@@ -121,10 +121,10 @@ def load_tokenizer(path: Path | None) -> TextTokenizer:
         from tokenizers import Tokenizer
     except ImportError as error:
         raise InputError(
-            "--tokenizer: needs the package tokenizers: pip install 'simkv[serve]'"
+            "--tokenizer: the package tokenizers is not installed; run pip install 'simkv[serve]'"
         ) from error
     if not path.is_file():
-        raise InputError(f"--tokenizer {path}: there is no such file; expected a tokenizer.json")
+        raise InputError(f"--tokenizer {path}: no such file; expected a tokenizer.json")
     try:
         return FileTokenizer(Tokenizer.from_file(str(path)), path)
     except Exception as error:  # the package raises Exception itself

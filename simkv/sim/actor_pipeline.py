@@ -158,7 +158,7 @@ class AsyncPipeline(Replica):
         """
         if self._at_rest():
             why = "; ".join(self._hung_slots())
-            self._stop("deadlock", why or "requests wait and the scheduler can run none of them")
+            self._stop("deadlock", why or "requests wait, but the scheduler can run none of them")
         yield from self._poll(interval, self.sleep())
 
     def _poll(self, interval: float, event: simpy.Event) -> SimProcess:
@@ -283,7 +283,7 @@ class AsyncPipeline(Replica):
         """Whether the present state occurred before, with no token delivered to a client since."""
         if not self._at_rest() or not self._watch.repeats(working=False, now=self.env.now):
             return False
-        self._stop("livelock", "the same decisions repeat and no token is emitted")
+        self._stop("livelock", "the same decisions repeat without emitting a token")
         return True
 
     def _check_progress(self) -> None:
@@ -294,7 +294,7 @@ class AsyncPipeline(Replica):
         self._barren_steps += 1
         alive = self.manager.alive()
         if self._barren_steps > 1000 + sum(seq.total for seq in alive):
-            why = f"no client got a token in the last {self._barren_steps} steps"
+            why = f"no client received a token in the last {self._barren_steps} steps"
             self.die("livelock", why, [seq.id for seq in alive])
 
     def _stop(self, kind: str, why: str) -> None:
@@ -324,24 +324,24 @@ def _disagreement(seq: Any, slot: Any) -> str:
     if slot.state == "chunk stopped":
         tokens = "one token" if slot.length == slot.end + 1 else f"{slot.length - slot.end} tokens"
         return (
-            f"the worker waits for a chunk, the scheduler believes that request {seq.id} decodes; "
-            f"they disagree by {tokens} ({slot.end} vs {slot.length})"
+            f"the worker waits for a prefill chunk, but the scheduler treats request {seq.id} as "
+            f"decoding; they differ by {tokens} ({slot.end} vs {slot.length})"
         )
     if slot.state == "idle":
-        return f"the worker has ended request {seq.id}, the scheduler waits for its next token"
-    return f"request {seq.id} lacks the block for its next token and gets none"
+        return f"the worker has ended request {seq.id}, but the scheduler waits for its next token"
+    return f"request {seq.id} has no block for its next token, and none is allocated"
 
 
 def pipeline_notes(record: RunRecord) -> list[str]:
     """Return notes on a run: clients with wrong token counts, and slots that hung to the end."""
     found = [
-        f"request {i} was given {life.tokens} tokens where the model emits {n}: tokens on their "
-        "way were generated again, or went to whoever had the slot by then"
+        f"request {i} received {life.tokens} tokens, but the model emits {n}: tokens in transit "
+        "were generated again or were delivered to the next request in the slot"
         for i, life in record.requests.items()
         if life.outcome is Outcome.FINISHED and life.tokens != (n := life.request.output_tokens)
     ]
     if record.engine_halt and not any(
         x.outcome is Outcome.STALLED for x in record.requests.values()
     ):
-        found.append(f"from {record.engine_halt.since:.3f} s on: {record.engine_halt.why}")
+        found.append(f"since {record.engine_halt.since:.3f} s: {record.engine_halt.why}")
     return found

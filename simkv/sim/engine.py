@@ -170,7 +170,7 @@ class Engine(Replica):
         try:
             batch = self.scheduler.schedule()
         except Livelock as livelock:
-            why = f"livelock inside one schedule call: {livelock.why}"
+            why = f"livelock within one schedule call: {livelock.why}"
             self.die("livelock", why, livelock.cycle)
             return None
         self._note_departures(batch)
@@ -181,7 +181,9 @@ class Engine(Replica):
         for i, refusal in batch.refused.items():
             self.refuse(self.record.requests[i], refusal)
         for i in batch.lost:
-            self.resolve(self.record.requests[i], Outcome.LOST, "it is in no queue any more")
+            self.resolve(
+                self.record.requests[i], Outcome.LOST, "the engine dropped it from its queues"
+            )
         if batch.loads and self.loads:
             self.loads(batch.loads)
         if batch.fatal:
@@ -473,11 +475,11 @@ class Engine(Replica):
         if self.record.engine_halt is None:
             stuck = [*self.scheduler.running_ids(), *self.scheduler.waiting_ids()]
             decided = self.record.steps.decided
-            kind, why = "deadlock", "requests wait and the scheduler can run none of them"
+            kind, why = "deadlock", "requests wait, but the scheduler can run none of them"
             if decided and decided[-1] >= since:
-                kind, why = "livelock", "the same decisions repeat and no token is emitted"
+                kind, why = "livelock", "the same decisions repeat without emitting a token"
             if self._circles:
-                kind, why = "livelock", "the same KV is read again and again, and nobody can run"
+                kind, why = "livelock", "the same KV is read repeatedly and no request can run"
             held = dict(self.scheduler.blocks_held())
             self.record.engine_halt = EngineHalt(
                 kind, self.env.now, why, sorted(set(stuck)), held, since

@@ -10,7 +10,7 @@ from simkv.sim.run_record import RunRecord
 def record_cut_off(record: RunRecord, request: Request) -> None:
     """Record a request that never arrived as cut off."""
     life = record.arrive(request)
-    life.outcome, life.reason = Outcome.CUT_OFF, "its turn did not come"
+    life.outcome, life.reason = Outcome.CUT_OFF, "it was not sent before the run ended"
     life.ended_at = request.arrival
 
 
@@ -31,8 +31,8 @@ def assign_outcomes(record: RunRecord, horizon: float | None) -> None:
             assert stop is not None
             life.outcome, life.reason = Outcome.STALLED, f"{stop.kind}: {stop.why}"
         elif life.outcome is None and horizon is not None:
-            life.outcome, life.reason = Outcome.CUT_OFF, "the horizon came first"
+            life.outcome, life.reason = Outcome.CUT_OFF, "the run reached its horizon"
         elif life.outcome is None:
-            life.outcome, life.reason = Outcome.LOST, "the engine went idle without it"
+            life.outcome, life.reason = Outcome.LOST, "the engine went idle without finishing it"
         if life.ended_at is None:
             life.ended_at = record.end

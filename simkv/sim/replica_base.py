@@ -216,7 +216,7 @@ class Replica(ABC):
     def reject(
         self,
         life: RequestRecord,
-        otherwise: str = "the engine gave it up",
+        otherwise: str = "the engine gave up on it",
         limit: str | None = None,
     ) -> None:
         """Reject a request now.

@@ -192,18 +192,18 @@ def _check_loras(requests: Iterable[Request], replicas: Sequence[ReplicaSpec]) -
     """Raise InputError if a request uses a LoRA adapter and an engine does not support adapters."""
     asks = next((r for r in requests if r.lora is not None), None)
     if asks is not None and asks.lora is not None:
-        check_lora(f"workload: request {asks.id} asks for", asks.lora, replicas)
+        check_lora(f"workload: request {asks.id} uses", asks.lora, replicas)
 
 
-def check_lora(who: str, lora: str, replicas: Sequence[ReplicaSpec]) -> None:
-    """Raise InputError if an engine cannot serve the adapter; ``who`` begins the message."""
+def check_lora(subject: str, lora: str, replicas: Sequence[ReplicaSpec]) -> None:
+    """Raise InputError if an engine cannot serve the adapter; ``subject`` begins the message."""
     for spec in replicas:
         if not find_engine_spec(spec.engine).takes_loras(spec.engine):
             able = {name: e.lora for name, e in ENGINES.items() if e.lora}
             knobs = " or ".join(f"engine {name} with {knob}: true" for name, knob in able.items())
             raise InputError(
-                f"{who} the LoRA adapter {lora!r}, and engine "
-                f"{spec.engine.name} as it is set up takes none; expected {knobs}"
+                f"{subject} the LoRA adapter {lora!r}, but engine {spec.engine.name} is configured "
+                f"without LoRA; expected {knobs}"
             )
 
 

@@ -38,7 +38,7 @@ def with_field(scenario: Scenario, path: str, value: Any, folder: Path) -> Scena
     head, *rest = path.split(".")
     if head not in RUN_FIELDS:
         raise NoSuchField(
-            f"there is no field {head!r}{spelling_hint(head, RUN_FIELDS)}; {_one_of(RUN_FIELDS)}"
+            f"unknown field {head!r}{spelling_hint(head, RUN_FIELDS)}; {_one_of(RUN_FIELDS)}"
         )
     if not rest:
         return _with(scenario, head, value, folder)

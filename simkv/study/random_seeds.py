@@ -50,6 +50,6 @@ def with_form(workload: Workload, **fields: Any) -> dict[str, Any]:
 def make_unseeded_error(repeats: int) -> InputError:
     """Return the error for several ``repeats`` of a workload that is not random."""
     return InputError(
-        f"--repeats {repeats}: nothing in this workload is drawn by chance, so that all repeats "
-        "would be the same; expected 1"
+        f"--repeats {repeats}: the workload has no randomness, so all repeats would be equal; "
+        "expected 1"
     )

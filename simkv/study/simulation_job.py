@@ -87,8 +87,8 @@ def run_job(job: SimulationJob) -> JobResult:
     try:
         if job.compute_digest() != job.digest:
             raise InputError(
-                "this worker has another simkv, cost profile or trace than the job was made with; "
-                "was one of them changed meanwhile?"
+                "the worker's simkv, cost profile or trace differs from the one of the job; run "
+                "again if one of them was changed during the run"
             )
         return JobResult(job.digest, _summary(job))
     except InputError as error:

@@ -86,7 +86,7 @@ def parse_axis(text: str) -> Axis:
     path, equals, values = text.partition("=")
     path, values = path.strip(), values.strip()
     if not equals or not values or not all(path.split(".")):
-        raise InputError(f"--over {text}: expected path=values, as in engine.block_size=16,32")
+        raise InputError(f"--over {text}: expected path=values, such as engine.block_size=16,32")
     found = _RANGE.fullmatch(values)
     axis = _range(path, text, *found.groups()) if found else Axis(path, _scalars(values, text))
     return _checked(axis, text)
@@ -103,16 +103,16 @@ def make_axis(path: str, values: float | str | Iterable[Any]) -> Axis:
     plain = tuple(value.item() if isinstance(value, np.generic) else value for value in several)
     text = f"{path}={','.join(map(str, plain))}"
     if not all(isinstance(value, KnobValue) for value in plain):
-        raise InputError(f"--over {text}: expected numbers, words, true, false or null")
+        raise InputError(f"--over {text}: expected numbers, strings, true, false or null")
     return _checked(Axis(path, plain), text)
 
 
 def _checked(axis: Axis, text: str) -> Axis:
     # 1, 1.0 and true are equal in Python but not in YAML.
     if len({format_assignment("", value) for value in axis.values}) < len(axis.values):
-        raise InputError(f"--over {text}: the same value twice")
+        raise InputError(f"--over {text}: a value is listed twice")
     if not axis.values and not axis.span:
-        raise InputError(f"--over {text}: no values")
+        raise InputError(f"--over {text}: expected at least one value")
     if axis.path == VARIANTS_AXIS and not all(isinstance(value, str) for value in axis.values):
         raise InputError(f"--over {text}: expected names of variants")
     return axis
@@ -122,7 +122,7 @@ def _scalars(values: str, text: str) -> tuple[KnobValue, ...]:
     try:
         found = YAML(typ="safe", pure=True).load(f"[{values}]")
     except Exception as error:  # the parser raises many types of errors
-        raise InputError(f"--over {text}: the values are not YAML") from error
+        raise InputError(f"--over {text}: the values are not valid YAML") from error
     if not all(isinstance(value, KnobValue) for value in found):
         raise InputError(f"--over {text}: expected a list a,b,c of scalars, or {_FORMS}")
     return tuple(found)
@@ -132,9 +132,9 @@ def _range(path: str, text: str, first: str, last: str, form: str | None) -> Axi
     low, high = Decimal(first), Decimal(last)
     whole = all(re.fullmatch(r"[-+]?\d+", end) for end in (first, last))
     if low >= high:
-        raise InputError(f"--over {text}: {first} is not below {last}")
+        raise InputError(f"--over {text}: the lower end {first} must be below {last}")
     if form is not None and form.startswith("log") and low <= 0:
-        raise InputError(f"--over {text}: a logarithmic range begins above 0; found {first}")
+        raise InputError(f"--over {text}: a logarithmic range must begin above 0; found {first}")
     if form is None or form == "log":
         return Axis(path, span=ValueRange(float(low), float(high), whole, form == "log"))
     name, _, count = form.rpartition("=")
@@ -170,8 +170,8 @@ def _between(
     rounded: list[float] = [round(value) for value in values]
     if len(set(rounded)) < count:
         raise InputError(
-            f"--over {text}: there are not {count} different whole numbers; take fewer, or write "
-            f"{low}.0 to have fractions"
+            f"--over {text}: the range has fewer than {count} whole numbers; use a smaller count, "
+            f"or write {low}.0 for fractions"
         )
     return rounded
 
@@ -200,7 +200,9 @@ def grid(axes: Sequence[Axis]) -> list[KnobSettings]:
     whole = [_one_by_one(axis) for axis in axes]
     count = math.prod(len(axis.values) for axis in whole)
     if count > MAX_POINTS:
-        raise InputError(f"--over: {count:,} points; at most {MAX_POINTS:,}, or --sample some")
+        raise InputError(
+            f"--over: {count:,} points; expected at most {MAX_POINTS:,} (see --sample)"
+        )
     paths = [axis.path for axis in whole]
     return [
         dict(zip(paths, values, strict=True))
@@ -214,8 +216,8 @@ def _one_by_one(axis: Axis) -> Axis:
         return axis
     if not span.whole or span.log or span.high - span.low >= MAX_POINTS:
         raise InputError(
-            f"--over {axis.path}: a grid needs {_FORMS}; {span.low:g}..{span.high:g} as it stands "
-            "is for --sample"
+            f"--over {axis.path}: a grid needs {_FORMS}; {span.low:g}..{span.high:g} alone "
+            "requires --sample"
         )
     low, high = span.ends
     return Axis(axis.path, tuple(range(int(low), int(high) + 1)))

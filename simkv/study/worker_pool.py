@@ -51,7 +51,7 @@ def open_executor(
     Raises InputError if Ray is not installed, or there is no cluster at ``address``.
     """
     if address is not None and executor != "ray":
-        raise InputError(f"--ray-address {address}: is for --executor ray")
+        raise InputError(f"--ray-address {address}: requires --executor ray")
     if executor == "ray":
         with _session(address, jobs):
             yield partial(run_on_ray, address=address, jobs=jobs)
@@ -102,9 +102,8 @@ class WorkerPool:
                 deaths = 1 if len(left) < before else deaths + 1
                 if deaths == MAX_FAILED_ROUNDS:
                     raise RunsFailed(
-                        f"worker processes died {MAX_FAILED_ROUNDS} times in a row, with "
-                        f"{len(left)} runs "
-                        "left; fewer at a time (--jobs) need less memory"
+                        f"worker processes died {MAX_FAILED_ROUNDS} times in a row with "
+                        f"{len(left)} runs left; use fewer --jobs to need less memory"
                     ) from error
 
     def _pooled(
@@ -149,7 +148,7 @@ def _check_script() -> None:
     path = Path(script)
     if path.suffix == ".py" and path.is_file() and "__name__" not in path.read_text("utf-8"):
         raise InputError(
-            f"{script}: runs on several cores start this script again; put what it does under "
+            f"{script}: worker processes import this script; put its code under "
             'if __name__ == "__main__":, or use one core (jobs=1)'
         )
 
@@ -193,7 +192,7 @@ def run_on_ray(
                 yield ray.get(first)
         except ray.exceptions.RayError as error:
             raise RunsFailed(
-                f"Ray gave up, after {MAX_FAILED_ROUNDS} tries at one run: {error}"
+                f"Ray failed after {MAX_FAILED_ROUNDS} attempts at one run: {error}"
             ) from error
 
 
@@ -203,7 +202,9 @@ def _session(address: str | None, jobs: int | None) -> Iterator[Any]:
     try:
         import ray
     except ImportError as error:
-        raise InputError("--executor ray: Ray is missing; pip install 'simkv[ray]'") from error
+        raise InputError(
+            "--executor ray: Ray is not installed; run pip install 'simkv[ray]'"
+        ) from error
     ours = not ray.is_initialized()
     if ours:
         _connect(address or os.environ.get("RAY_ADDRESS") or "local", jobs)
@@ -226,4 +227,6 @@ def _connect(address: str, jobs: int | None) -> None:
         more = ours if address == "local" else {}
         ray.init(address=address, log_to_driver=False, logging_level="error", **more)
     except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"--ray-address {address}: no Ray cluster there: {error}") from error
+        raise InputError(
+            f"--ray-address {address}: cannot connect to a Ray cluster: {error}"
+        ) from error

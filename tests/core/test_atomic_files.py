@@ -93,7 +93,7 @@ def test_a_new_file_takes_nobodys_place(tmp_path: Path) -> None:
     there.touch()
     atomic_files.check_new_file("-o", tmp_path / "new", source, False)
     atomic_files.check_new_file("-o", there, source, True)
-    with pytest.raises(InputError, match="is there already; --overwrite replaces it"):
+    with pytest.raises(InputError, match="already exists; use --overwrite to replace it"):
         atomic_files.check_new_file("-o", there, source, False)
     with pytest.raises(InputError, match="is what is read"):
         atomic_files.check_new_file("-o", source, source, True)
@@ -106,7 +106,7 @@ def test_a_folder_of_ours_may_be_used_again(tmp_path: Path) -> None:
     atomic_files.check_folder("--out", tmp_path / "new", "sweep", ours)
     (tmp_path / "thesis.tex").touch()
     atomic_files.check_folder("--out", tmp_path)
-    with pytest.raises(InputError, match="holds other files and no sweep; expected a new or empty"):
+    with pytest.raises(InputError, match="contains other files and no sweep; expected a new or empty"):
         atomic_files.check_folder("--out", tmp_path, "sweep", ours)
     (tmp_path / "mark").touch()
     atomic_files.check_folder("--out", tmp_path, "sweep", ours)

@@ -42,7 +42,7 @@ def test_release_with_keyless_first_puts_blocks_without_a_key_in_front() -> None
 def test_taking_more_than_is_free_fails_and_changes_nothing() -> None:
     pool = BlockPool(3)
     pool.take(0, 2)
-    with pytest.raises(RuntimeError, match="2 blocks asked for, 1 free"):
+    with pytest.raises(RuntimeError, match="2 blocks requested, 1 free"):
         pool.take(1, 2)
     assert pool.free == 1
     assert 1 not in pool.tables
@@ -201,14 +201,14 @@ def test_a_counter_hands_out_what_it_has_and_takes_back_what_it_gave() -> None:
     counter = BlockCounter(3)
     counter.take(0, 2)
     assert counter.free == counter.fingerprint() == 1
-    with pytest.raises(RuntimeError, match="2 blocks asked for, 1 free"):
+    with pytest.raises(RuntimeError, match="2 blocks requested, 1 free"):
         counter.take(1, 2)
     counter.take(1, 1)
     assert counter.free == 0
     counter.return_blocks(3)
     assert counter.free == 3
     counter.check()
-    with pytest.raises(RuntimeError, match="1 blocks given back, 0 out"):
+    with pytest.raises(RuntimeError, match="1 blocks freed, 0 allocated"):
         counter.return_blocks(1)
     counter.free = 4
     with pytest.raises(AssertionError):
@@ -267,5 +267,5 @@ def test_a_pool_without_numbers_counts_as_one_with_numbers(
                 pool.abandon(owner)
         counted = [(p.free, p.holdings(), p.held(owner), p.fingerprint(), p.cached) for p in pools]
         assert counted[0] == counted[1]
-    with pytest.raises(RuntimeError, match="99 blocks asked for"):
+    with pytest.raises(RuntimeError, match="99 blocks requested"):
         pools[1].take(0, 99)

@@ -55,13 +55,13 @@ def test_it_knows_what_it_looks_at() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("order", "expected SEAM = EXPRESSION"),
+        ("order", "expected HOOK = EXPRESSION"),
         ("ordr = age", "did you mean 'order'?"),
-        ("order = age; order = age", "given twice"),
-        ("order = ", "is no expression"),
+        ("order = age; order = age", "defined twice"),
+        ("order = ", "is not a valid expression"),
         ("order = agee", "did you mean 'age'?"),
-        ("order = free", "'free' is not known here"),
-        ("order = output_tokens", "'output_tokens' is not known here"),
+        ("order = free", "unknown name 'free'"),
+        ("order = output_tokens", "unknown name 'output_tokens'"),
         ("order = age.__class__", "expected numbers, names"),
         ("order = __import__('os')", "expected numbers, names"),
         ("order = max(age)", "expected numbers, names"),
@@ -72,7 +72,7 @@ def test_it_knows_what_it_looks_at() -> None:
         ("order = age ** 2", "expected numbers, names"),
         ("order = (lambda: 1)()", "expected numbers, names"),
         ("order = " + "-" * MAX_NODES + "age", "too long"),
-        ("order = " + "(" * 3000, "no expression"),
+        ("order = " + "(" * 3000, "not a valid expression"),
         ("order = age" + " " * 5000, "characters"),
     ],
 )

@@ -175,7 +175,7 @@ def test_a_horizon_that_comes_to_a_client_that_has_gone_is_no_stall(tmp_path):
     assert (run.summary["cut_off"], run.leftover, run.stopped) == (0, {0}, CUT_SHORT)
     write_decision_trace(tmp_path / "t.jsonl.gz", run.recorder, run.requests, run.stopped)
     last = gzip.decompress((tmp_path / "t.jsonl.gz").read_bytes()).splitlines()[-1]
-    assert json.loads(last) == {"truncated": True, "why": "the horizon came first"}
+    assert json.loads(last) == {"truncated": True, "why": "the run reached its horizon"}
 
 
 def test_one_runner_serves_one_scenario_after_another():

@@ -60,7 +60,7 @@ def test_every_request_of_a_fleet_ends_once(engine: str, variant: str, data: st.
             assert life.last_token == life.ended_at
         if life.outcome is Outcome.CUT_OFF:
             # Behind one that stalls, a client of a closed loop never sends its next.
-            closed = scenario.workload.max_concurrency and life.reason == "its turn did not come"
+            closed = scenario.workload.max_concurrency and life.reason == "it was not sent before the run ended"
             assert scenario.horizon is not None or closed
         seen = [stint.place for stint in fleet.lifetimes if i in stint.engine.record.requests]
         assert sorted(fleet.sent.get(i, [])) == seen

@@ -141,7 +141,7 @@ def check_requests(done: Run) -> None:
         if life.outcome is Outcome.CUT_OFF:
             assert done.scenario.horizon is not None
         if life.outcome is Outcome.LOST:
-            assert life.reason == "it is in no queue any more", "forgotten without a word"
+            assert life.reason == "the engine dropped it from its queues", "forgotten without a word"
         if life.outcome is Outcome.STALLED:
             assert done.record.engine_halt is not None
         # the step log tells the same story as the counters

@@ -430,7 +430,7 @@ def test_a_gallery_has_one_library_and_an_index(folder: Path, tmp_path: Path) ->
     other = tmp_path / "other"
     other.mkdir()
     (other / "precious.txt").write_text("", encoding="utf-8")
-    with pytest.raises(InputError, match="holds other files"):
+    with pytest.raises(InputError, match="contains other files"):
         write_gallery(other, [])
 
 

@@ -266,9 +266,9 @@ def test_new_and_empty_folders_will_do(tmp_path: Path, name: str) -> None:
     [
         ("file", "is a file"),
         ("file/below", "file is a file"),
-        ("foreign", "holds other files and no earlier run"),
-        ("data", "holds other files and no earlier run"),
-        ("broken", "holds other files and no earlier run"),
+        ("foreign", "contains other files and no earlier run"),
+        ("data", "contains other files and no earlier run"),
+        ("broken", "contains other files and no earlier run"),
         ("x" * 300, "cannot be written: file name too long"),
     ],
 )

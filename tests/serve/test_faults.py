@@ -148,7 +148,7 @@ def test_nothing_has_come_yet(tmp_path: Path) -> None:
 
     async def visit() -> None:
         async with inside(tmp_path, scenario()) as (house, client):
-            assert (await client.get("/explain")).text == "No request has come yet.\n"
+            assert (await client.get("/explain")).text == "No requests received yet.\n"
             house.live._end_all("a law is broken")
             found = await client.get("/explain?format=json")
             assert found.status_code == 200

@@ -97,6 +97,6 @@ def test_who_takes_no_adapters_serves_none(tmp_path: Path) -> None:
         async with inside(tmp_path, scenario() + MODULES):
             pass
 
-    said = "lora.modules: it names the LoRA adapter 'sql', and engine vllm as it is set up takes"
+    said = "lora.modules: lists the LoRA adapter 'sql', but engine vllm is configured"
     with pytest.raises(InputError, match=said):
         asyncio.run(visit())

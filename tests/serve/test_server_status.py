@@ -62,7 +62,7 @@ def test_who_is_late_says_so_now_and_then(tmp_path: Path) -> None:
             for _ in range(3):
                 live._note_lag(now - 60)
             assert len(said) == 1
-            assert "ms behind: answers go out later than simulated" in said[0]
+            assert "ms behind: replies are sent later than simulated" in said[0]
             assert live.lag >= 60
 
     asyncio.run(visit())

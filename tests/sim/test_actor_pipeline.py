@@ -226,8 +226,8 @@ def test_an_ambiguous_token_id_hangs_a_slot(
     assert record.engine_halt.since == pytest.approx(since, abs=0.01)
     assert figures["verdict"] == "deadlock"
     assert record.requests[1].reason == (
-        "deadlock: slot 1: the worker waits for a chunk, the scheduler believes that request 1 "
-        f"decodes; they disagree by one token ({tokens})"
+        "deadlock: slot 1: the worker waits for a prefill chunk, but the scheduler treats "
+        f"request 1 as decoding; they differ by one token ({tokens})"
     )
 
 
@@ -243,7 +243,7 @@ def test_a_little_later_the_token_is_only_duplicated(incident: dict[str, RunResu
     late = incident["minus1-one-step-later"]
     assert late.summary["verdict"] == "served"
     assert late.record.requests[1].tokens == 3
-    assert any("request 1 was given 3 tokens where the model emits 2" in x for x in late.notes)
+    assert any("request 1 received 3 tokens, but the model emits 2" in x for x in late.notes)
 
 
 def test_who_goes_on_and_who_gives_up_does_not_hide_the_hang(root: Path) -> None:
@@ -254,7 +254,7 @@ def test_who_goes_on_and_who_gives_up_does_not_hide_the_hang(root: Path) -> None
     result = run_scenario(load(path, [workload])["minus1"], path.parent)
     outcomes = [life.outcome for life in result.record.requests.values()]
     assert outcomes == [Outcome.FINISHED, Outcome.STARVED, Outcome.FINISHED]
-    assert any("they disagree by one token (11 vs 12)" in note for note in result.notes)
+    assert any("they differ by one token (11 vs 12)" in note for note in result.notes)
 
 
 def test_only_fastdeploy_has_a_pipeline(root: Path) -> None:
@@ -355,7 +355,7 @@ def test_every_run_ends_and_every_request_has_one_end(
             assert life.tokens > 0
             assert life.last_token == life.ended_at
             wrong = life.tokens != life.request.output_tokens
-            assert wrong == any(note.startswith(f"request {i} was given") for note in notes)
+            assert wrong == any(note.startswith(f"request {i} received") for note in notes)
         if life.outcome is Outcome.STALLED:
             assert record.engine_halt is not None
             assert life.request.id in record.engine_halt.requests or record.engine_halt.kind in (
@@ -394,7 +394,7 @@ def test_a_circle_is_seen_as_soon_as_it_closes() -> None:
     record = run_clients(pipeline(config, Pacing()), requests((5, 1)), None)
     assert record.engine_halt is not None
     assert record.engine_halt.kind == "livelock"
-    assert record.engine_halt.why == "the same decisions repeat and no token is emitted"
+    assert record.engine_halt.why == "the same decisions repeat without emitting a token"
     assert len(record.steps) < 10
 
 
@@ -423,7 +423,7 @@ def test_a_chunk_that_is_not_granted_is_no_disagreement() -> None:
     )
     record = run_clients(pipeline(config, Pacing()), [Request(0, 20, 100, output_tokens=2)], None)
     assert record.engine_halt is not None
-    assert record.engine_halt.why == "requests wait and the scheduler can run none of them"
+    assert record.engine_halt.why == "requests wait, but the scheduler can run none of them"
 
 
 def test_steps_without_a_token_for_anybody_are_a_livelock() -> None:

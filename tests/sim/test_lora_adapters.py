@@ -47,5 +47,5 @@ def test_who_waits_for_an_adapter_is_told_so_and_who_had_it() -> None:
 
 @pytest.mark.parametrize("engine", [{"name": "vllm"}, {"name": "mistralrs"}])
 def test_an_engine_without_adapters_says_so(engine: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=r"request 1 asks for the LoRA adapter 'a'.*enable_lora"):
+    with pytest.raises(InputError, match=r"request 1 uses the LoRA adapter 'a'.*enable_lora"):
         run_scenario(scenario(engine, None, "a"), Path())

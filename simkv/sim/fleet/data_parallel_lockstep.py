@@ -32,7 +32,7 @@ class DataParallelLockstep:
     def __init__(self, engines: Sequence[Engine]) -> None:
         depths = {engine.scheduler.pipeline_depth for engine in engines}
         if len(depths) != 1:
-            raise ValueError(f"pipeline depths {sorted(depths)}: one and the same was expected")
+            raise ValueError(f"pipeline depths {sorted(depths)}: expected equal depths")
         self.engines = list(engines)
         self._depth = depths.pop()
         self._leaping: list[Engine] = []
@@ -131,4 +131,4 @@ class DataParallelLockstep:
         for engine in self.engines:
             if engine is not dead:
                 ids = [*engine.scheduler.running_ids(), *engine.scheduler.waiting_ids()]
-                engine.die("engine died", "another engine in lock-step with it died", ids)
+                engine.die("engine died", "another engine in lockstep with it died", ids)

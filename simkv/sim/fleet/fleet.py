@@ -226,7 +226,7 @@ class Fleet:
                 stint.engine.resolve(life, Outcome.LOST, why)
                 continue
             life.outcome, life.ended_at = Outcome.CUT_OFF, self.env.now
-            life.reason = f"{why}; the request was sent to another one"
+            life.reason = f"{why}; the request was sent to another replica"
             self.retries += 1
             self.served_by[life.request.id] = []
             self._send(life.request)
@@ -321,7 +321,7 @@ class Fleet:
         end = max(ends) if horizon is None else horizon
         stuck = [i for i, life in door.requests.items() if life.outcome is None]
         if stuck and horizon is None:
-            door.engine_halt = EngineHalt("deadlock", end, "no replica takes requests", stuck)
+            door.engine_halt = EngineHalt("deadlock", end, "no replica accepts requests", stuck)
         for record, stint in zip_longest(records, self.lifetimes):
             if stint is None or stint.end is None:
                 record.end = end

@@ -136,7 +136,7 @@ def run_evolution(
         judged, costs = evaluate_winner(winner.candidate, ways, goals, limits, bench)
     return Evolution(
         scenarios[0][0].name,
-        "knob settings" if search.over else "proposals" if search.propose else "rules",
+        "knob settings" if search.over else "proposals" if search.propose else "policies",
         goals,
         ground,
         engine.policy_hooks,
@@ -157,7 +157,7 @@ def _scenario(path: Path, search: EvolutionRequest) -> tuple[Scenario, Path]:
     variants = load(path, search.overrides)
     if search.variant is not None and search.variant not in variants:
         raise InputError(
-            f"--variant {search.variant}: there is no such variant"
+            f"--variant {search.variant}: unknown variant"
             f"{spelling_hint(search.variant, variants)}; expected one of {', '.join(variants)}"
         )
     chosen = variants[search.variant or next(iter(variants))]
@@ -168,10 +168,11 @@ def _how(
     search: EvolutionRequest, engine: EngineSpec, contest: Tournament, folder: Path | None
 ) -> _Look:
     if search.over and search.propose:
-        raise InputError("--propose: goes without --over; expected one of them")
+        raise InputError("--propose: cannot be combined with --over; use one of them")
     if search.propose and not is_trusted():
         raise InputError(
-            f"--propose {search.propose}: what it writes is run; say --trust (in Python trust=True)"
+            f"--propose {search.propose}: the code that it writes is executed; add --trust to "
+            "allow this (in Python trust=True)"
         )
     if search.propose:
         kept = (folder or Path()) / "proposals"
@@ -186,8 +187,8 @@ def _how(
     if not engine.policy_hooks:
         able = " and ".join(name for name, one in ENGINES.items() if one.policy_hooks)
         raise InputError(
-            f"engine {engine.name} has no seams for rules, {able} have; expected --over or "
-            "--propose"
+            f"engine {engine.name} does not support custom policies; engines that do: {able}; "
+            "use --over or --propose"
         )
     grow = sample_policies if search.random else evolve_policies
     return lambda advance: grow(contest, engine.policy_hooks, search.budget, search.seed, advance)
@@ -196,7 +197,9 @@ def _how(
 def _axis(text: str, trial: TrialScenario) -> Axis:
     axis = parse_axis(text)
     if axis.path == VARIANTS_AXIS:
-        raise InputError(f"--over {text}: expected a field; see --variant")
+        raise InputError(
+            f"--over {text}: expected a scenario field; use --variant to select a variant"
+        )
     try:
         with_field(trial.scenario, axis.path, axis.at(0.0), trial.folder)
     except NoSuchField as error:

@@ -20,8 +20,8 @@ from simkv.workload.workload_section import build_clients
 
 #: Meaning of a constant rule, by the result type of its hook.
 _CONSTANT = {
-    "order": "all are equal, so that it goes by arrival",
-    "group": "all are alike",
+    "order": "all equal, so arrival order applies",
+    "group": "all equal",
 }
 
 
@@ -30,20 +30,25 @@ def summarize_evolution(found: Evolution) -> list[str]:
     lines = [_head(found)]
     best = found.winner
     if not best.candidate.change:
-        return [*lines, "Nothing that was tried is better than what is shipped.", *_caveats(found)]
-    lines += ["", "The winner", *(f"  {line}" for line in _winner(found))]
-    lines += ["", "Judged by what it was not chosen by", *(f"  {line}" for line in _judged(found))]
-    lines += ["", "Whom it costs", *(f"  {describe_cost(cost)}" for cost in found.costs)]
+        return [*lines, "No candidate is better than the shipped scheduler.", *_caveats(found)]
+    lines += ["", "Winner", *(f"  {line}" for line in _winner(found))]
+    lines += ["", "Evaluation on held-out trials", *(f"  {line}" for line in _judged(found))]
+    lines += ["", "Effect by request class", *(f"  {describe_cost(cost)}" for cost in found.costs)]
     if len(found.goals) > 1:
-        lines += ["", "Nobody beats these in every goal", *(f"  {x}" for x in _front(found))]
+        lines += [
+            "",
+            "Best trade-offs (no candidate beats these in every goal)",
+            *(f"  {x}" for x in _front(found)),
+        ]
     return [*lines, "", *_caveats(found)]
 
 
 def _head(found: Evolution) -> str:
     goals = "; ".join(map(str, found.goals))
-    where = f"tried on {len(found.ground.train)} trials"
+    where = f"evaluated on {len(found.ground.train)} trials"
     if found.final:
-        where += f", {len(found.final)} in a final on {len(found.ground.final)} others"
+        final = len(found.ground.final)
+        where += f", {len(found.final)} of them on {final} further trials in the final round"
     return f"{found.name}: {found.tried} {found.what} {where}, for {goals}"
 
 
@@ -53,7 +58,7 @@ def _winner(found: Evolution) -> list[str]:
     losses = ", ".join(
         f"{goal.figure} {-loss:+.1%}" for goal, loss in zip(found.goals, best.loss, strict=True)
     )
-    where = "in the final" if found.final else "where it was chosen"
+    where = "final round" if found.final else "search trials"
     lines.append(f"{where}: gains {losses}; unserved {best.unserved:+.1%}")
     return lines
 
@@ -75,7 +80,7 @@ def _same_for_all(found: Evolution) -> list[str]:
         values = {getattr(request, name) for request in sent}
         if len(values) == 1:
             lines.append(
-                f"{name} is {values.pop()} for all of these requests, so a number would do"
+                f"{name} is {values.pop()} for all of these requests; a constant is equivalent"
             )
     return lines
 
@@ -126,16 +131,18 @@ def _of_seam(seam: PolicyHook, text: str, looks: bool) -> str:
 def _judged(found: Evolution) -> list[str]:
     lines = [line for judged in found.judged for line in describe_evaluation(judged)]
     if found.ground.apart is None:
-        lines.append("nothing in the workload is drawn by chance: there is nothing unseen")
+        lines.append("the workload has no randomness, so there are no held-out trials")
     else:
-        lines.append(f"on {found.ground.apart}; intervals hold the mean gain with 95 %")
+        lines.append(f"evaluated on {found.ground.apart}; brackets: 95 % interval of the mean gain")
     missed = [judged.condition.changed for judged in found.judged if not judged.holds]
     if missed:
-        lines.append(f"It does NOT hold: {', '.join(missed)}")
+        lines.append(f"The improvement does NOT hold: {', '.join(missed)}")
     elif found.ground.apart is None:
-        lines.append("It holds wherever it was tried, on the requests by which it was chosen")
+        lines.append(
+            "The improvement holds under all conditions, on the requests that it was selected on"
+        )
     else:
-        lines.append("It holds wherever it was judged")
+        lines.append("The improvement holds under all conditions")
     return lines
 
 
@@ -165,14 +172,14 @@ def _said(figure: str, value: float | None) -> str:
 def describe_cost(cost: RequestClassCost) -> str:
     """Describe the effect on the requests of one class."""
     before, after = cost.before_s, cost.after_s
-    parts = ["no request served either way"]
+    parts = ["no request finished in both runs"]
     if before is not None and after is not None:
         parts = [f"mean E2E {before:.3g} s -> {after:.3g} s ({after - before:+.3g} s)"]
     parts += [
-        f"{cost.faster} faster and {cost.slower} slower by over 5 %",
+        f"{cost.faster} faster and {cost.slower} slower by more than 5 %",
     ]
     if cost.lost or cost.saved:
-        parts.append(f"{cost.saved} served now, {cost.lost} no more")
+        parts.append(f"{cost.saved} newly served, {cost.lost} no longer served")
     return f"{cost.kind}: {cost.count} requests, {', '.join(parts)}"
 
 
@@ -190,11 +197,13 @@ def _front(found: Evolution) -> list[str]:
 def _caveats(found: Evolution) -> list[str]:
     lines = [*found.notes]
     if found.failed:
-        lines.append(f"{found.failed} of those tried could not be run; candidates.csv says why")
+        lines.append(
+            f"{found.failed} candidates could not be run; see candidates.csv for the reasons"
+        )
     fate = (
         ""
         if found.has_outcome_goal
-        else f"; 1 % of the requests not served counts as {UNSERVED_WEIGHT:g} %"
+        else f"; 1 % more unserved requests count as a loss of {UNSERVED_WEIGHT:g} %"
     )
-    length = f"each part of a rule counts as {PART_PENALTY:.2%} of a figure"
-    return [*lines, f"Chosen by the mean gain over what is shipped; {length}{fate}."]
+    length = f"each part of a policy counts as a loss of {PART_PENALTY:.2%}"
+    return [*lines, f"Selected by the mean gain over the shipped scheduler; {length}{fate}."]

@@ -60,7 +60,7 @@ class Proposer:
         except (OSError, ValueError, subprocess.TimeoutExpired) as error:
             raise InputError(f"--propose {self.command}: {error}") from error
         if answer.returncode or not answer.stdout.strip():
-            last = (answer.stderr.strip().splitlines() or ["no word"])[-1]
+            last = (answer.stderr.strip().splitlines() or ["no output on standard error"])[-1]
             raise InputError(f"--propose {self.command}: exit {answer.returncode}: {last}")
         found = _FENCED.search(answer.stdout)
         file = self.folder / f"{number:04}.py"
@@ -145,19 +145,20 @@ def _letter(
         f"# Proposal {number} of {budget}",
         "Write one Python file with a scheduler class for simkv (from simkv.custom import",
         "CustomScheduler, or CustomVllmScheduler to change single decisions of its engine).",
-        "Answer with the file and nothing else.",
-        "Wanted: " + "; ".join(map(str, contest.goals)) + "; everybody served; short code.",
+        "Reply with the file and nothing else.",
+        "Objectives: " + "; ".join(map(str, contest.goals)) + "; all requests served; short code.",
         "",
-        "## The scenario, first trial",
+        "## Scenario of the first trial",
         *_told_of(contest.trials[0]),
         "",
-        "## What was tried, the best first; loss is against what is shipped, negative is better",
+        "## Candidates so far, best first",
+        "Losses are relative to the shipped scheduler; negative is better.",
     ]
     tried = [one for one in contest.standings.values() if one.candidate.change]
     for one in sorted(tried, key=lambda one: one.score)[:MAX_REPORTED_CANDIDATES]:
         lines += _line(contest, one)
     if last is not None:
-        lines += ["", "## The last proposal", *_line(contest, last)]
+        lines += ["", "## Last proposal", *_line(contest, last)]
         if not last.why:
             lines += _why(last.candidate.of(contest.trials[0]), contest.trials[0].folder)
         lines += ["```python", _file(last.candidate).read_text().rstrip(), "```"]
@@ -172,7 +173,7 @@ def _told_of(trial: TrialScenario) -> list[str]:
 
 def _line(contest: Tournament, one: CandidateScore) -> list[str]:
     if one.why:
-        return [f"- {_file(one.candidate).name}: refused: {one.why}"]
+        return [f"- {_file(one.candidate).name}: rejected: {one.why}"]
     losses = ", ".join(
         f"{goal.figure} {loss:+.1%}" for goal, loss in zip(contest.goals, one.loss, strict=True)
     )
@@ -185,4 +186,4 @@ def _why(scenario: Any, folder: Path) -> list[str]:
     seconds = sorted(found.diagnosis.totals.items(), key=lambda one: -one[1])
     ledger = ", ".join(f"{kind} {spent:.4g}" for kind, spent in seconds if spent)
     verdicts = [f"verdict: {one.text}" for one in found.diagnosis.verdicts]
-    return [found.short_summary, *verdicts, f"seconds of all requests: {ledger}"]
+    return [found.short_summary, *verdicts, f"wait ledger, seconds over all requests: {ledger}"]

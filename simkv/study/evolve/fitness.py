@@ -33,7 +33,7 @@ class FigureGoal:
     more: bool
 
     def __str__(self) -> str:
-        return f"{self.figure}, {'more' if self.more else 'less'} is better"
+        return f"{self.figure} ({'higher' if self.more else 'lower'} is better)"
 
     def loss(self, value: float | None, shipped: float | None) -> float:
         """Return the loss relative to the shipped value; negative if better.
@@ -49,22 +49,22 @@ class FigureGoal:
 def parse_goals(asked: Sequence[str], limits: Mapping[str, float]) -> tuple[FigureGoal, ...]:
     """Parse ``FIGURE``, ``FIGURE:min`` or ``FIGURE:max`` into goals. Raises InputError."""
     if not asked:
-        raise InputError("--objective: missing; expected a figure, as in 'e2e_ms.p99'")
+        raise InputError("--objective: missing; expected a figure such as e2e_ms.p99")
     found: dict[str, FigureGoal] = {}
     for text in asked:
         figure, colon, way = text.partition(":")
         if figure not in OBJECTIVE_FIGURES:
             raise InputError(
-                f"--objective {text}: {figure!r} is not a figure of a "
-                f"run{spelling_hint(figure, OBJECTIVE_FIGURES)}; "
+                f"--objective {text}: unknown figure "
+                f"{figure!r}{spelling_hint(figure, OBJECTIVE_FIGURES)}; "
                 f"expected one of {', '.join(OBJECTIVE_FIGURES)}"
             )
         if colon and way not in ("min", "max"):
             raise InputError(f"--objective {text}: expected {figure}:min or {figure}:max")
         if figure in GOODPUT_FIGURES and not limits:
-            raise InputError(f"--objective {text}: needs --goodput, as in ttft:500")
+            raise InputError(f"--objective {text}: requires --goodput, such as --goodput ttft:500")
         if figure in found:
-            raise InputError(f"--objective {text}: given twice")
+            raise InputError(f"--objective {text}: specified twice")
         more = figure in _MORE if figure in DERIVED else METRICS[figure].more_is_better
         found[figure] = FigureGoal(figure, way == "max" if colon else more)
     return tuple(found.values())

@@ -52,7 +52,7 @@ class PolicyGenerator:
             from deap import gp
         except ImportError as error:
             raise InputError(
-                "simkv evolve: DEAP is missing; pip install 'simkv[search]'"
+                "simkv evolve: DEAP is not installed; run pip install 'simkv[search]'"
             ) from error
         self._gp = gp
         self.policy_hooks = seams

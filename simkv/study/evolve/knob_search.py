@@ -64,7 +64,7 @@ def _optuna() -> Any:
         import optuna
     except ImportError as error:
         raise InputError(
-            "simkv evolve --over: Optuna is missing; pip install 'simkv[search]'"
+            "simkv evolve --over: Optuna is not installed; run pip install 'simkv[search]'"
         ) from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna

@@ -143,7 +143,7 @@ class Tournament:
         """Evaluate the shipped scheduler, the reference of all others. Raises RunsFailed."""
         (found,) = self.summaries([SHIPPED], self.trials)
         if isinstance(found, str):
-            raise RunsFailed(f"what is shipped cannot be run: {found}")
+            raise RunsFailed(f"the shipped scheduler cannot be run: {found}")
         every = len(self.trials)
         nothing = ((0.0,) * len(self.goals),) * every
         values = tuple(map(_figures, found))

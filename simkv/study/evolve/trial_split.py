@@ -86,9 +86,9 @@ def _split(scenario: Scenario, folder: Path, train: int, final: int, test: int) 
         apart = f"{test} other seeds"
     elif scenario.workload.trace is not None:
         trials = _windows(scenario, folder, train + final + test)
-        apart = f"the {test} later windows of the trace"
+        apart = f"the last {test} windows of the trace"
     else:
-        only = (TrialScenario("as it is", scenario, folder),)
+        only = (TrialScenario("unchanged", scenario, folder),)
         return TrialSplit(only, (), only, None)
     search, last, judged = trials[: ends[0]], trials[ends[0] : ends[1]], trials[ends[1] :]
     return TrialSplit(tuple(search), tuple(last), tuple(judged), apart)
@@ -101,7 +101,8 @@ def _windows(scenario: Scenario, folder: Path, count: int) -> list[TrialScenario
     end = max(arrivals, default=0.0) * workload.rate_scale
     if end <= 0 or len(arrivals) < 10 * count:
         raise InputError(
-            f"{workload.path}: {len(arrivals)} requests are too few for {count} windows"
+            f"{workload.path}: {len(arrivals)} requests are too few for {count} windows; expected "
+            f"at least {10 * count}"
         )
     wide = end / count
     found = []
@@ -118,12 +119,12 @@ def build_evaluation_conditions(
     ground: TrialSplit, given_error: float | None
 ) -> tuple[list[EvaluationCondition], list[str]]:
     """Return the conditions for judging the winner, and notes on conditions that are impossible."""
-    found = [EvaluationCondition("as asked", ground.test)]
+    found = [EvaluationCondition("as configured", ground.test)]
     changes: list[tuple[str, Callable[[TrialScenario], Scenario]]] = [
         *((f"cache x {x:g}", partial(_sized, by=x)) for x in CACHE_FACTORS),
         *((f"rate x {x:g}", partial(_paced, by=x)) for x in RATE_FACTORS),
-        ("steps cheaper by the profile's error", partial(_on, side="cheaper", given=given_error)),
-        ("steps dearer by the profile's error", partial(_on, side="dearer", given=given_error)),
+        ("steps faster by the profile's error", partial(_on, side="cheaper", given=given_error)),
+        ("steps slower by the profile's error", partial(_on, side="dearer", given=given_error)),
     ]
     missing: dict[str, list[str]] = {}
     for name, change in changes:
@@ -133,7 +134,7 @@ def build_evaluation_conditions(
             missing.setdefault(str(error), []).append(name)
             continue
         found.append(EvaluationCondition(name, tuple(trials)))
-    return found, [f"Not judged at {', '.join(names)}: {why}" for why, names in missing.items()]
+    return found, [f"Not evaluated: {', '.join(names)}: {why}" for why, names in missing.items()]
 
 
 def _sized(trial: TrialScenario, by: float) -> Scenario:
@@ -163,7 +164,7 @@ def _paced(trial: TrialScenario, by: float) -> Scenario:
         rows = [one.model_copy(update={"arrival": one.arrival / by}) for one in workload.requests]
         changed = {"requests": rows}
     if not changed:
-        raise InputError("this workload has no rate that could be changed")
+        raise InputError("the workload has no request rate to change")
     return trial.scenario.model_copy(update={"workload": workload.model_copy(update=changed)})
 
 
@@ -173,7 +174,7 @@ def _on(trial: TrialScenario, side: ErrorSide, given: float | None) -> Scenario:
     profile = next(costs for _, costs in list_replica_costs(scenario)).load(trial.folder)
     error = find_profile_error(profile, given)
     if not error.factors:
-        raise InputError(f"{error.note}; give one with --profile-error")
+        raise InputError(f"{error.note}; set one with --profile-error")
     own = scenario.step_scale or StepScale()
     scale = own.model_copy(update={"error": side})
     if not error.own:

@@ -124,7 +124,7 @@ def run_candidates(
         (board, candidate, _), job = next(one for one in jobs.items() if one[1].digest in failed)
         value = board.case.candidates[candidate]
         raise RunsFailed(
-            f"{len(failed)} of {len(jobs)} runs failed, the first with {board.case.knob}={value}: "
+            f"{len(failed)} of {len(jobs)} runs failed, first with {board.case.knob}={value}: "
             f"{failed[job.digest]}"
         )
     for (board, candidate, condition), job in jobs.items():

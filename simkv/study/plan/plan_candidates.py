@@ -126,7 +126,9 @@ def parse_candidates(text: str, largest: bool) -> tuple[str, tuple[Number, ...]]
     except InputError as error:
         raise InputError(str(error).replace("--over", option)) from error
     if axis.path == VARIANTS_AXIS:
-        raise InputError(f"{option} {text}: expected a field of the scenario; see --variant")
+        raise InputError(
+            f"{option} {text}: expected a scenario field; use --variant to select a variant"
+        )
     numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
     if len(numbers) < len(values):
         raise InputError(f"{option} {text}: expected numbers")
@@ -142,8 +144,7 @@ def select_variants(path: Path, overrides: Sequence[str], wanted: Sequence[str])
     for name in wanted:
         if name not in known:
             raise InputError(
-                f"--variant {name}: there is no such variant{spelling_hint(name, known)}; "
-                "expected one "
-                f"of {', '.join(known)}"
+                f"--variant {name}: unknown variant{spelling_hint(name, known)}; expected one of "
+                f"{', '.join(known)}"
             )
     return [name for name in known if not wanted or name in wanted]

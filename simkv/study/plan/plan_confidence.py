@@ -65,19 +65,16 @@ def find_profile_error(profile: CostProfile, given: float | None) -> ProfileErro
     if given is not None:
         one = StepError(points=0, median=given, p95=given, bias=0.0)
         factors = {side: compute_step_scales({"all": one}, side) for side in sides} if given else {}
-        return ProfileError(factors, f"an error of {100 * given:g} % of each step, as given")
+        return ProfileError(factors, f"error of {100 * given:g} % per step, as specified")
     errors = profile.fit.held_out
     if not errors:
-        return ProfileError(
-            {}, f"profile {profile.name} ({profile.basis}) knows no error of its own"
-        )
+        return ProfileError({}, f"the error of profile {profile.name} ({profile.basis}) is unknown")
     known = ", ".join(f"{kind} {100 * error.p95:.1f} %" for kind, error in errors.items())
     factors = {side: compute_profile_scales(profile, side) for side in sides}
-    said = "what is left of it in their mean" if profile.basis == "measured" else "all alike"
+    scope = "averaged over steps" if profile.basis == "measured" else "equal for all steps"
     return ProfileError(
         factors,
-        f"the error of profile {profile.name}: P95 of steps {known}, {said}, "
-        f"{100 * RUN_VARIATION:g} % "
-        f"between runs and hosts, and more out of its range",
+        f"error of profile {profile.name}: P95 of step durations {known} ({scope}), "
+        f"{100 * RUN_VARIATION:g} % between runs and hosts, more outside its calibrated range",
         own=True,
     )

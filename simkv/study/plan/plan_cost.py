@@ -48,7 +48,8 @@ def _price(document: YamlDocument, name: Any) -> float:
     value = document.tree[name]
     if isinstance(value, bool) or not isinstance(value, int | float) or not _is_price(value):
         raise InputError(
-            f"{document.place((name,))}: {name}: expected the price of a GPU hour; found {value!r}"
+            f"{document.place((name,))}: {name}: expected the price of a GPU hour, 0 or more; "
+            f"found {value!r}"
         )
     return float(value)
 
@@ -59,7 +60,7 @@ def _from_csv(path: Path) -> dict[str, float]:
     rows = csv.DictReader(StringIO(text))
     missing = {"gpu", "price_per_hour"} - set(rows.fieldnames or ())
     if missing:
-        raise InputError(f"{path}:1: {', '.join(sorted(missing))}: missing among the columns")
+        raise InputError(f"{path}:1: column {', '.join(sorted(missing))} is missing")
     prices: dict[str, float] = {}
     for row in rows:
         try:
@@ -68,7 +69,7 @@ def _from_csv(path: Path) -> dict[str, float]:
             price = math.nan
         if not _is_price(price):
             raise InputError(
-                f"{path}:{rows.line_num}: price_per_hour: expected a number from 0 on; "
+                f"{path}:{rows.line_num}: price_per_hour: expected a number, 0 or more; "
                 f"found {row['price_per_hour']!r}"
             )
         prices[row["gpu"]] = price
@@ -85,8 +86,8 @@ def find_price(gpu: str, prices: dict[str, float], path: str) -> float:
     if _one_name(gpu) in by_name:
         return by_name[_one_name(gpu)]
     raise InputError(
-        f"{path}: there is no price of {gpu!r}{spelling_hint(gpu, prices)}; expected one of "
-        f"{', '.join(prices) or 'some'}, or say which with --gpu"
+        f"{path}: no price for {gpu!r}{spelling_hint(gpu, prices)}; add one, or select another "
+        f"entry with --gpu: {', '.join(prices) or 'the table is empty'}"
     )
 
 

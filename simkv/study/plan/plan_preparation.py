@@ -80,8 +80,8 @@ def prepare(
     asked = request.over(read_plan_section(_overridden(path, request.overrides)), path.parent)
     if bool(asked.smallest) == bool(asked.largest):
         raise InputError(
-            "--smallest: expected either --smallest or --largest, with a knob and its candidates, "
-            "as in --smallest fleet.replicas=1..20"
+            "--smallest: expected either --smallest or --largest, with a field and its candidates, "
+            "such as --smallest fleet.replicas=1..20"
         )
     knob, candidates = parse_candidates(asked.smallest or asked.largest or "", bool(asked.largest))
     objectives = complete_objectives(
@@ -114,7 +114,7 @@ def prepare(
                 raise
             refused.append(error)
             if left_out is not None:
-                left_out(f"{' '.join(point)}: left out: {error}")
+                left_out(f"{' '.join(point)}: skipped: {error}")
     if not found:
         raise refused[0]
     return found
@@ -126,7 +126,7 @@ def _prepared(
     case.check()
     scenario = case.scenario(0)
     if asked.survive and scenario.fleet is None:
-        raise InputError(f"--survive: needs a fleet; {scenario.name} has none: fleet.replicas")
+        raise InputError(f"--survive: requires a fleet; set fleet.replicas in {scenario.name}")
     profile = next(costs for _, costs in list_replica_costs(scenario)).load(case.folder)
     error = find_profile_error(profile, asked.profile_error)
     case = replace(case, factors=error.factors, own_error=error.own)

@@ -126,4 +126,6 @@ def _expected(name: str, message: str) -> str:
     least, most = find_bounds(name)
     if least is None:
         return simplify_pydantic_message(message)
-    return f"expected a number from {least} {'on' if most is None else f'to {most}'}"
+    return (
+        f"expected a number of {least} or more" if most is None else f"expected {least} to {most}"
+    )

@@ -18,8 +18,8 @@ def describe_plan(plan: CapacityPlan) -> list[str]:
         f"{held.objective}{' (assumed)' if held.objective.assumed else ''}"
         for held in plan.objectives
     )
-    also = ", also with one replica failing" if prepared.asked.survive else ""
-    lines = [f"{name}: {superlative} {case.knob} with {held}{also}"]
+    also = ", including with one replica failing" if prepared.asked.survive else ""
+    lines = [f"{name}: {superlative} {case.knob} that meets {held}{also}"]
     lines.append(_answer(plan))
     more = (*_sureness(plan), *_binding(plan), *_others(plan), *_fidelity(plan))
     return [*lines, *(f"  {line}" for line in more)]
@@ -46,13 +46,13 @@ def compare_plans(plans: Sequence[CapacityPlan]) -> list[str]:
         return plan.cost.per_hour if plan.cost and by_price else plan.gpus
 
     ranked = sorted(met, key=lambda plan: (least(plan), plan.prepared.label))
-    lines = ["Cheapest first:" if by_price else "Fewest GPUs first (no prices were given):"]
+    lines = ["Cheapest first:" if by_price else "Fewest GPUs first (no prices specified):"]
     for plan in ranked:
         cost = f", {plan.cost.per_hour:.2f} per hour" if plan.cost else ""
         answer = f"{plan.prepared.case.knob} = {format_value(plan.value(plan.answer))}"
         lines.append(f"  {plan.prepared.label}: {answer}, {plan.gpus} GPUs{cost}")
     none = len(plans) - len(met)
-    return [*lines, f"  {none} more cannot meet the objectives"] if none else lines
+    return [*lines, f"  {none} more plans cannot meet the objectives"] if none else lines
 
 
 def _answer(plan: CapacityPlan) -> str:
@@ -62,8 +62,9 @@ def _answer(plan: CapacityPlan) -> str:
         within = f" ({_range(plan, plan.by_error)} within the profile's error)"
     if plan.answer is None:
         low, high = min(candidates), max(candidates)
-        return f"No {knob} from {format_value(low)} to {format_value(high)} meets them{within}"
-    return f"Needs {knob} = {format_value(plan.value(plan.answer))}{within}"
+        span = f"{format_value(low)} to {format_value(high)}"
+        return f"No {knob} from {span} meets the objectives{within}"
+    return f"Answer: {knob} = {format_value(plan.value(plan.answer))}{within}"
 
 
 def _range(plan: CapacityPlan, interval: AnswerRange) -> str:
@@ -84,18 +85,18 @@ def _sureness(plan: CapacityPlan) -> list[str]:
         )
         surely = 100 * coverage_of_range(prepared.repeats)
         lines.append(
-            f"{prepared.repeats} seeds, each by itself: {answers}; the range holds the median of "
+            f"answers of {prepared.repeats} seeds: {answers}; their range contains the median of "
             f"all seeds with {surely:.1f} % confidence (sign test)"
         )
         if plan.answer is not None:
             share = 100 * bound_violated_share(prepared.repeats)
             lines.append(
-                f"the answer holds in all {prepared.repeats}; with 95 % confidence at most "
-                f"{share:.0f} % of all seeds would violate it"
+                f"the answer holds for all {prepared.repeats}; with 95 % confidence, at most "
+                f"{share:.0f} % of all seeds violate it"
             )
     else:
-        lines.append("one seed, or nothing drawn by chance: no interval over seeds")
-    lines.append(f"profile: {prepared.error.note}")
+        lines.append("no interval over seeds: only one seed, or the workload has no randomness")
+    lines.append(f"step costs: {prepared.error.note}")
     return lines
 
 
@@ -103,24 +104,24 @@ def _binding(plan: CapacityPlan) -> list[str]:
     if plan.answer is None:
         missed = [held for held in plan.objectives if held.slack < 0]
         last = format_value(plan.prepared.case.candidates[-1])
-        return [f"at {last} it misses {_value(held, held.value)}" for held in missed]
+        return [f"at {last} the run misses {_value(held, held.value)}" for held in missed]
     if plan.answer == 0:
-        return ["nothing binds: already the first candidate meets them"]
+        return ["no objective binds: the first candidate meets all of them"]
     before = format_value(plan.value(plan.answer - 1))
     lines = [
-        f"binds: {_value(held, held.value_before)} at {before}"
+        f"binding: {_value(held, held.value_before)} at {before}"
         f"{', with one replica failing' if held.by_failure else ''}"
         for held in plan.binding
     ]
     for held in plan.objectives:
-        room = f", {100 * held.slack:.1f} % of room" if held.objective.limit else ""
+        room = f", {100 * held.slack:.1f} % slack" if held.objective.limit else ""
         lines.append(f"at the answer: {_value(held, held.value)}{room}")
     return lines
 
 
 def _value(held: ObjectiveStatus, value: float | None) -> str:
     found = "no sample" if value is None else f"{value:.4g}"
-    return f"{held.objective} with {found}"
+    return f"{held.objective} (value {found})"
 
 
 def _others(plan: CapacityPlan) -> list[str]:
@@ -128,20 +129,22 @@ def _others(plan: CapacityPlan) -> list[str]:
     if plan.isolated_answers:
         meets = ", ".join(format_value(plan.value(i)) for i in plan.isolated_answers)
         fails = ", ".join(format_value(plan.value(i)) for i in plan.failing)
-        lines.append(f"not monotone: {meets} meets them, {fails} does not")
+        lines.append(f"not monotone: {meets} meets the objectives, {fails} does not")
     if plan.held_back:
         holds, there, board = plan.held_back
         changed = " ".join(board.case.overrides[len(plan.board.case.overrides) :])
         needs = "none" if there is None else format_value(board.case.candidates[there])
         verdict = "holds" if holds else "does NOT hold"
-        lines.append(f"held back ({changed}): the answer {verdict}; needed there: {needs}")
+        lines.append(
+            f"held-out scenario ({changed}): the answer {verdict}; its own answer: {needs}"
+        )
     if plan.cost:
         cost = plan.cost
         tokens = "nothing served"
         if cost.per_million_output_tokens is not None and cost.per_million_tokens is not None:
             tokens = (
                 f"{cost.per_million_output_tokens:.4g} per million output tokens, "
-                f"{cost.per_million_tokens:.4g} per million of prompts and output"
+                f"{cost.per_million_tokens:.4g} per million prompt and output tokens"
             )
         lines.append(f"{cost.gpus} x {cost.gpu}: {cost.per_hour:.4g} per hour, {tokens}")
     return lines

@@ -131,7 +131,9 @@ def _at(
     jobs = {one: case.job_of(case.tried(scenario, one)) for one in conditions}
     failed = bench.run(jobs.values(), advance)
     if failed:
-        raise RunsFailed(f"{len(failed)} runs at other rates failed: {next(iter(failed.values()))}")
+        raise RunsFailed(
+            f"{len(failed)} runs at other request rates failed: {next(iter(failed.values()))}"
+        )
     rate = compute_rate(base)
     return [
         RateResult(factor, factor * rate, condition, summary, compute_objective_figures(summary))

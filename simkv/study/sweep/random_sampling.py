@@ -31,7 +31,9 @@ def parse_sample(text: str) -> SampleSpec:
     """Parse ``random:N`` or ``lhs:N``. Raises InputError for any other text."""
     kind, _, size = text.partition(":")
     if kind not in ("random", "lhs") or not size.isdecimal() or not 0 < int(size) <= MAX_POINTS:
-        raise InputError(f"--sample {text}: expected random:N or lhs:N, N from 1 to {MAX_POINTS:,}")
+        raise InputError(
+            f"--sample {text}: expected random:N or lhs:N with N from 1 to {MAX_POINTS:,}"
+        )
     return SampleSpec("lhs" if kind == "lhs" else "random", int(size))
 
 

@@ -117,7 +117,7 @@ def build_sweep(
     if len(points) * len(variants) * repeats > MAX_POINTS:
         count = len(points) * len(variants) * repeats
         raise InputError(
-            f"--over: {count:,} runs, with all variants and repeats; at most {MAX_POINTS:,}"
+            f"--over: {count:,} runs with all variants and repeats; expected at most {MAX_POINTS:,}"
         )
     own = _own(document, [axis.path for axis in knobs])
     runs: list[SweepRun] = []
@@ -164,8 +164,7 @@ def _variants(known: Sequence[str], axes: Sequence[Axis]) -> list[str]:
     for name in wanted:
         if name not in known:
             raise InputError(
-                f"--over {VARIANTS_AXIS}={name}: there is no such "
-                f"variant{spelling_hint(name, known)}; "
+                f"--over {VARIANTS_AXIS}={name}: unknown variant{spelling_hint(name, known)}; "
                 f"expected one of {', '.join(known)}"
             )
     return wanted or list(known)
@@ -175,7 +174,7 @@ def _check_paths(axes: Sequence[Axis]) -> None:
     paths = [axis.path for axis in axes]
     for path in paths:
         if paths.count(path) > 1:
-            raise InputError(f"--over {path}: given twice; expected all its values in one list")
+            raise InputError(f"--over {path}: specified twice; list all values in one --over")
 
 
 def _report(errors: Mapping[str, Sequence[KnobSettings]], points: int) -> None:
@@ -215,7 +214,7 @@ def _failures(sweep: Sweep, failed: Mapping[str, Exception]) -> str:
         if run.job.digest in failed:
             by_error.setdefault(str(failed[run.job.digest]), []).append(run)
     return "\n".join(
-        f"{len(runs)} of {len(sweep.runs)} runs failed, the first with {runs[0].variant}"
+        f"{len(runs)} of {len(sweep.runs)} runs failed, first with {runs[0].variant}"
         f"{', ' if runs[0].knobs else ''}{_shown(runs[0].knobs)}, "
         f"repeat {runs[0].repeat}: {error}"
         for error, runs in by_error.items()

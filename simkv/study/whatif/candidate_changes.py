@@ -47,7 +47,7 @@ class Change:
         return among and not self.before and self.kind != "rule"
 
     def __str__(self) -> str:
-        same = ", in the same memory" if self.field == "block_size" else ""
+        same = " (same memory)" if self.field == "block_size" else ""
         return f"{self.field}: {_word(self.before)} -> {_word(self.after)}{same}"
 
 

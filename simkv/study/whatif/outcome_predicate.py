@@ -93,8 +93,8 @@ def parse_condition(text: str, option: str = "--keep") -> RunCondition:
     by_word = {"stalled": STALLED, **{humanize(v): (v,) for v in VERDICTS}}
     if word not in by_word:
         raise InputError(
-            f"{option} {text}: is not a verdict{spelling_hint(word, by_word)}; expected one of "
-            f"{', '.join(by_word)}, or a bound like preemptions>=1 or ttft_ms.p99<=500"
+            f"{option} {text}: unknown verdict{spelling_hint(word, by_word)}; expected one of "
+            f"{', '.join(by_word)}, or a bound such as preemptions>=1 or ttft_ms.p99<=500"
         )
     return VerdictCondition(word, by_word[word])
 
@@ -102,8 +102,7 @@ def parse_condition(text: str, option: str = "--keep") -> RunCondition:
 def _bound(text: str, name: str, sign: str, number: str, option: str) -> FigureCondition:
     if name not in FIGURE_NAMES:
         raise InputError(
-            f"{option} {text}: {name!r} is not a figure of "
-            f"summary.json{spelling_hint(name, FIGURE_NAMES)}; "
+            f"{option} {text}: unknown figure {name!r}{spelling_hint(name, FIGURE_NAMES)}; "
             f"expected one of {', '.join(FIGURE_NAMES)}"
         )
     try:

@@ -49,7 +49,9 @@ def write_shrunk(
         new.write_text(text, encoding="utf-8", newline="\n")
         found = evaluate_job(make_trial_job(load(new)["run"], new.parent))
         if found != shrunk.after:
-            raise AssertionError(f"the new file gives {found.shown}, not {shrunk.after.shown}")
+            raise AssertionError(
+                f"the new file results in {found.shown}, expected {shrunk.after.shown}"
+            )
     return text
 
 
@@ -65,31 +67,33 @@ def header(shrunk: ShrunkScenario, wanted: RunCondition, command: str) -> list[s
     now, before = len(shrunk.numbers), len(shrunk.before.endings)
     drawn = shrunk.original.workload.arrivals
     lines = [
-        f"Made by: {command} (simkv {__version__}, {shrunk.runs} runs)",
-        f"It was: {wanted.told(shrunk.before)}",
-        f"It is: {wanted.told(shrunk.after)}",
-        f"Requests: {before} before, {now} now; they were numbers {_ranges(shrunk.numbers)}.",
+        f"Created by: {command} (simkv {__version__}, {shrunk.runs} runs)",
+        f"Result before: {wanted.told(shrunk.before)}",
+        f"Result now: {wanted.told(shrunk.after)}",
+        f"Requests: {before} before, {now} now (originally numbers {_ranges(shrunk.numbers)}).",
     ]
     if shrunk.count_before_simplifying != now:
         lines.append(
-            f"{shrunk.count_before_simplifying} are enough with engine and lengths as they were."
+            f"{shrunk.count_before_simplifying} suffice with the original engine and lengths."
         )
     lines.append(
-        "Without any single one of them it is gone."
+        "Minimal: without any single request, the result disappears."
         if shrunk.minimal
-        else "Perhaps not all of them are needed: the limit on runs came first."
+        else "Perhaps not minimal: the limit on runs was reached."
     )
     if shrunk.served_in_isolation:
-        lines.append("Each of them alone would be served, and not show it.")
+        lines.append("In isolation, each request would be served and not show the result.")
     lines += [
         f"Changed: {name} from {_word(old)} to {_word(new)}." for name, old, new in shrunk.knobs
     ]
     if (shrunk.scenario.profile or "").endswith(".json"):
-        lines.append("Its cost profile is a file; send that along.")
+        lines.append("The cost profile is a file; include it in a bug report.")
     if not build_clients(shrunk.original.workload, shrunk.original.timeout).open:
-        lines.append("Arrivals depended on the answers; here they are those of a run.")
+        lines.append("Arrivals depended on answers; these are the arrivals of one run.")
     if drawn is not None:
-        lines.append(f"The requests were drawn with seed {drawn.seed}; here nothing is random.")
+        lines.append(
+            f"The requests were sampled with seed {drawn.seed}; this file has no randomness."
+        )
     return lines
 
 

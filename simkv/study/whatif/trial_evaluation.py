@@ -167,7 +167,9 @@ class Evaluator:
     def evaluate(self, job: SimulationJob) -> RunFigures:
         """Return the figures of one job."""
         if job.digest not in self._asked and self.runs == self._most:
-            raise TooManyRuns(f"{self._most} runs are not enough for this")
+            raise TooManyRuns(
+                f"reached the limit of {self._most} runs without a result; increase --max-runs"
+            )
         self._asked.add(job.digest)
         if job.digest not in self._memory.done:
             self._run([job], map)

@@ -105,14 +105,14 @@ def parse_bisect_values(
     if axis.span is None:
         return axis.path, axis.values
     if axis.span.log:
-        raise InputError(f"--over {text}: expected LOW..HIGH, or values as in 16,32,64")
+        raise InputError(f"--over {text}: expected LOW..HIGH, or values such as 16,32,64")
     low, high = axis.span.ends
     if step is None:
         step = 1 if axis.span.whole else (high - low) / DEFAULT_STEPS
     elif axis.span.whole and float(step).is_integer():
         step = int(step)
     if not 0 < step <= high - low:
-        raise InputError(f"--step {step:g}: expected more than 0 and at most {high - low:g}")
+        raise InputError(f"--step {step:g}: must be above 0 and at most {high - low:g}")
     if (high - low) / step > MAX_VALUES:
         raise InputError(f"--over {text}: more than {MAX_VALUES:,} values; use a larger --step")
     return axis.path, SteppedRange(low, high, step)
@@ -142,7 +142,7 @@ def find_flips(
     grid = wanted = values.grid(samples)
     complete = True
     while wanted and complete:
-        tell(f"{path}: {len(known)} values tried, {len(wanted)} more")
+        tell(f"{path}: {len(known)} values tried, {len(wanted)} to try")
         tried = try_([values.value(index) for index in wanted])
         complete = len(tried) == len(wanted)
         known.update(zip(wanted, tried, strict=False))
@@ -203,8 +203,8 @@ def _report(
     path: str, tried: list[TriedValue], values: int, sampled: int, complete: bool, runs: int
 ) -> Flips:
     if not tried:
-        raise TooManyRuns(f"{runs} runs are not enough for this")
+        raise TooManyRuns(f"reached the limit of {runs} runs without a result; increase --max-runs")
     if all(sample.figures is None for sample in tried):
-        raise InputError(f"{path}: no value is allowed: {tried[0].refused}")
+        raise InputError(f"{path}: the scenario rejects every value: {tried[0].refused}")
     flips = tuple(Flip(a, b) for a, b in pairwise(tried) if a.state != b.state)
     return Flips(path, tuple(tried), flips, values, sampled, complete, runs)

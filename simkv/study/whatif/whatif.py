@@ -301,7 +301,7 @@ def _told(
         parts = [
             f"{_whom(whom)} {how}" for whom, how in ((faster, "faster"), (slower, "slower")) if whom
         ]
-    return ", ".join(parts) or "no figure changes by much"
+    return ", ".join(parts) or "no figure changes significantly"
 
 
 def _shown(value: float) -> str:

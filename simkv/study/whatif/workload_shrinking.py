@@ -86,7 +86,7 @@ def shrink(
     before = evaluator.evaluate(evaluator.job(draft.listed_scenario))
     if not wanted.is_met(before):
         raise InputError(
-            f"{scenario.name} does not show {wanted.text!r}: it is {wanted.told(before)}"
+            f"{scenario.name} does not show {wanted.text!r}; its result is {wanted.told(before)}"
         )
     if isinstance(wanted, VerdictCondition):  # narrow several words to the actual verdict
         wanted = replace(wanted, words=(before.verdict,))
@@ -186,7 +186,7 @@ class _Search:
         end = before
         while end > 0:
             draft, left = self.draft, len(self.draft.rows)
-            self.tell(f"{left} requests, taking away {size}")
+            self.tell(f"{left} requests, removing {size} at a time")
             chunks = [(max(e - size, 0), e) for e in range(end, 0, -size)]
             chunks = [(start, e) for start, e in chunks if e - start < left]
             found = self._first_that_shows(draft.without(*chunk) for chunk in chunks)
@@ -270,7 +270,7 @@ class _Search:
         """Continue from ``draft`` if it shows ``wanted`` and each of its requests can be served."""
         if draft == self.draft:
             return False
-        self.tell(f"{len(self.draft.rows)} requests, making them plainer")
+        self.tell(f"{len(self.draft.rows)} requests, simplifying")
         figures = self.tried(draft)
         if not self.wanted.is_met(figures) or not self._same_victims(draft, figures):
             return False

@@ -96,7 +96,7 @@ def test_unequal_pipelines_cannot_step_together() -> None:
     deep = Fifo()
     deep.pipeline_depth = 2
     env = simpy.Environment()
-    with pytest.raises(ValueError, match="one and the same"):
+    with pytest.raises(ValueError, match="expected equal depths"):
         DataParallelLockstep([Engine(env, s, Seconds()) for s in (Fifo(), deep)])
 
 

@@ -88,7 +88,7 @@ def test_for_good_they_are_stalled() -> None:
     result = fleet({"replicas": 1, "failures": [{"replica": 0, "at": 2.5}]}, at(0.0, 1.0))
     assert {life.outcome for life in result.record.requests.values()} == {Outcome.STALLED}
     assert result.summary["verdict"] == "deadlock"
-    assert "no replica takes requests" in result.summary["verdict_detail"]
+    assert "no replica accepts requests" in result.summary["verdict_detail"]
 
 
 def test_one_that_drains_ends_what_it_has() -> None:

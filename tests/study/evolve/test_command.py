@@ -34,14 +34,14 @@ def test_a_winner_is_said_and_written(tmp_path: Path) -> None:
     ("words", "wrong"),
     [
         ([], "--objective: missing"),
-        (["--objective", "e2e"], "'e2e' is not a figure"),
-        (["--objective", "e2e_ms.p99", "--propose", "cat"], "is run; say --trust"),
-        (["--objective", "e2e_ms.p99", "--variant", "b"], "there is no such variant"),
+        (["--objective", "e2e"], "unknown figure 'e2e'"),
+        (["--objective", "e2e_ms.p99", "--propose", "cat"], "is executed; add --trust"),
+        (["--objective", "e2e_ms.p99", "--variant", "b"], "unknown variant"),
         (
             ["--objective", "e2e_ms.p99", "--propose", "cat", "--over", "timeout=1..9", "--trust"],
-            "goes without --over",
+            "cannot be combined with --over",
         ),
-        (["--objective", "e2e_ms.p99", "--over", "variants=a,b"], "expected a field"),
+        (["--objective", "e2e_ms.p99", "--over", "variants=a,b"], "expected a scenario field"),
         (["--objective", "e2e_ms.p99", "--over", "engine.max_num=1..9"], "no field 'max_num'"),
     ],
 )
@@ -56,4 +56,4 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("")
     done = invoke(write(tmp_path), "--objective", "e2e_ms.p99", "--out", tmp_path / "out")
-    assert "holds other files and no search" in str(done.exception)
+    assert "contains other files and no search" in str(done.exception)

@@ -64,10 +64,10 @@ def test_a_loss_is_a_share_of_what_is_shipped() -> None:
     ("asked", "wrong"),
     [
         ((), "missing"),
-        (("ttft.p99",), "not a figure"),
+        (("ttft.p99",), "unknown figure"),
         (("ttft_ms.p99:up",), "expected ttft_ms.p99:min or"),
-        (("goodput",), "needs --goodput"),
-        (("jain_index", "jain_index:max"), "given twice"),
+        (("goodput",), "requires --goodput"),
+        (("jain_index", "jain_index:max"), "specified twice"),
     ],
 )
 def test_what_is_no_objective_is_refused(asked: tuple[str, ...], wrong: str) -> None:
@@ -193,12 +193,12 @@ def test_several_objectives_leave_a_front(tmp_path: Path) -> None:
             x for x in found.standings if all(map(lambda a, b: a < b, x.fitness, one.fitness))
         ]
         assert better == []
-    assert "Nobody beats these in every goal" in summarize_evolution(found)
+    assert "Best trade-offs (no candidate beats these in every goal)" in summarize_evolution(found)
 
 
 def test_a_rule_is_said_in_words() -> None:
     lines = describe_policy("alike = 0\nadmit = free > 0.1", ENGINES["mistralrs"].policy_hooks)
-    assert "  those for whom this is equal may decode in one step: all are alike" in lines
+    assert "  those for whom this is equal may decode in one step: all equal" in lines
     assert "free: share of the blocks that is free" in lines
     assert lines[-1].startswith("as shipped: waiting_order (")
 
@@ -207,7 +207,7 @@ def test_an_engine_without_seams_is_refused(tmp_path: Path) -> None:
     engine = {"name": "sglang", "max_total_num_tokens": 4096}
     asked = EvolutionRequest((write(tmp_path, engine=engine),), ("ttft_ms.mean",), 5)
     with pytest.raises(
-        InputError, match="engine sglang has no seams for rules, mistralrs and vllm"
+        InputError, match="engine sglang does not support custom policies; engines that do: mistralrs and vllm"
     ):
         run(asked, tmp_path)
 
@@ -280,7 +280,7 @@ def test_code_is_proposed_by_a_program(tmp_path: Path) -> None:
 def test_a_program_that_says_nothing_ends_the_search(tmp_path: Path) -> None:
     for command, told_so in (
         ("false", "exit 1"),
-        ("true", "exit 0: no word"),
+        ("true", "exit 0: no output on standard error"),
         ("no-such", "no-such"),
     ):
         asked = search(tmp_path, 2, propose=command)

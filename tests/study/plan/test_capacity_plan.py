@@ -112,7 +112,7 @@ def test_a_planted_hole_is_caught(small: Path, monkeypatch: pytest.MonkeyPatch) 
     )
     assert plan.answer == {"run": 64 + 7 * 16}
     assert plan.summary["run"]["not_monotone"]["does_not"] == [64 + 6 * 16]
-    assert "not monotone: 144 meets them, 160 does not" in str(plan)
+    assert "not monotone: 144 meets the objectives, 160 does not" in str(plan)
 
 
 def test_the_answer_holds_for_every_seed_and_each_has_its_own(small: Path) -> None:
@@ -249,8 +249,8 @@ def test_no_answer_says_what_is_missed(small: Path) -> None:
     )
     assert plan.answer == {"run": None}
     assert plan.plans["run"].by_error == AnswerRange(None, None)
-    assert "No engine.num_gpu_blocks from 64 to 288 meets them" in str(plan)
-    assert "at 288 it misses ttft_ms.p99 <= 1 with" in str(plan)
+    assert "No engine.num_gpu_blocks from 64 to 288 meets the objectives" in str(plan)
+    assert "at 288 the run misses ttft_ms.p99 <= 1 (value" in str(plan)
 
 
 def test_held_back(small: Path) -> None:
@@ -315,8 +315,8 @@ def test_prices_and_variants(small: Path, tmp_path: Path) -> None:
         ({"smallest": CACHE}, "--slo: missing"),
         ({"smallest": "engine.num_gpu_blocks=1..x"}, "expected numbers"),
         ({"smallest": "engine.num_gpu_blocks=0.5..2"}, "--smallest engine.num_gpu_blocks: a grid"),
-        ({"smallest": "variants=a"}, "expected a field"),
-        ({"smallest": CACHE, "objectives": ["starved<=0"], "variants": ["x"]}, "no such variant"),
+        ({"smallest": "variants=a"}, "expected a scenario field"),
+        ({"smallest": CACHE, "objectives": ["starved<=0"], "variants": ["x"]}, "unknown variant"),
         ({"smallest": CACHE, "objectives": ["starved<=0"], "prices": "no.yaml"}, "cannot be read"),
         ({"smallest": "engine.num_gpu_block=1..3", "objectives": ["steps>=0"]}, "did you mean"),
     ],

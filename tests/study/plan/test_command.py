@@ -113,7 +113,7 @@ def test_no_answer_ends_in_1(small: Path, tmp_path: Path, plan: Plan) -> None:
         *(small, "--out", tmp_path / "out", "--repeats", 1),
     )
     assert done.code == 1
-    assert "No engine.num_gpu_blocks from 64 to 96 meets them" in done.out
+    assert "No engine.num_gpu_blocks from 64 to 96 meets the objectives" in done.out
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_no_answer_ends_in_1(small: Path, tmp_path: Path, plan: Plan) -> None:
             "--executor ray",
         ),
         (["--smallest", "timeout=-1..3", "--slo", "steps>=0"], "timeout"),
-        (["--smallest", "timeout=1..3", "--slo", "steps>=0", "--survive", "1"], "needs a fleet"),
+        (["--smallest", "timeout=1..3", "--slo", "steps>=0", "--survive", "1"], "requires a fleet"),
     ],
 )
 def test_bad_input_ends_in_2_and_writes_nothing(

@@ -49,7 +49,7 @@ def test_at_most_so_many_violate() -> None:
 def test_the_error_of_a_profile() -> None:
     profile = load_profile("l4-mistralrs-pr2034")
     assert find_profile_error(profile, None).factors == {}
-    assert "knows no error" in find_profile_error(profile, None).note
+    assert "is unknown" in find_profile_error(profile, None).note
     given = find_profile_error(profile, 0.25).factors
     assert given["cheaper"]["decode"] == pytest.approx(0.8)
     assert given["dearer"]["mixed"] == pytest.approx(4 / 3)

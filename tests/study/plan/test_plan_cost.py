@@ -16,7 +16,7 @@ def test_yaml_and_csv(tmp_path: Path) -> None:
     table.write_text("region,gpu,price_per_hour\neast,H100,2.5\neast,L4,1\n")
     assert read_prices(yaml) == read_prices(table) == {"H100": 2.5, "L4": 1.0}
     assert find_price("h100", read_prices(yaml), "prices.yaml") == 2.5
-    with pytest.raises(InputError, match=r"prices\.yaml: there is no price of 'H200'.*H100, L4"):
+    with pytest.raises(InputError, match=r"prices\.yaml: no price for 'H200'.*H100, L4"):
         find_price("H200", read_prices(yaml), "prices.yaml")
 
 

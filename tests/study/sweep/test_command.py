@@ -124,7 +124,7 @@ def test_table_plots_and_front(small: Path, tmp_path: Path, sweep: Sweep) -> Non
         ([], "--over: missing"),
         (["--over", "engine.num_gpu_blocks=0,-5"], "num_gpu_blocks=-5"),
         (["--over", "timeout=1", "--plot", "steps:x"], "not a knob"),
-        (["--over", "timeout=1", "--ray-address", "auto"], "is for --executor ray"),
+        (["--over", "timeout=1", "--ray-address", "auto"], "requires --executor ray"),
         (["--over", "timeout=1", "--sample", "x"], "random:N or lhs:N"),
     ],
 )
@@ -142,4 +142,4 @@ def test_a_folder_of_something_else_is_left_alone(
 ) -> None:
     done = sweep(small, tmp_path, "--over", "timeout=1")
     assert done.code == 2
-    assert "holds other files and no sweep" in done.err
+    assert "contains other files and no sweep" in done.err

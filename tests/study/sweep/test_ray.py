@@ -38,7 +38,7 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_wrong_address() -> None:
-    with pytest.raises(InputError, match=r"--ray-address 127\.0\.0\.1:1: no Ray cluster"):
+    with pytest.raises(InputError, match=r"--ray-address 127\.0\.0\.1:1: cannot connect to a Ray cluster"):
         _connect("127.0.0.1:1", None)
 
 

@@ -129,7 +129,7 @@ def test_the_digest_covers_the_contents_of_a_trace(small: Path) -> None:
 def test_a_worker_with_other_files_says_so(small: Path) -> None:
     job = build_sweep(small, []).runs[0].job
     assert run_job(job).summary
-    assert "another simkv" in str(run_job(replace(job, digest="0" * 32)).error)
+    assert "simkv, cost profile or trace differs" in str(run_job(replace(job, digest="0" * 32)).error)
 
 
 def test_what_is_done_is_not_done_again(small: Path, tmp_path: Path) -> None:
@@ -190,8 +190,8 @@ def test_a_trace_that_cannot_be_read_is_found_before_anything_runs(small: Path) 
     ("axes", "repeats", "what"),
     [
         (["engine.max_num_sqs=1,2"], 1, "did you mean 'max_num_seqs'"),
-        (["variants=plain,warm"], 1, "no such variant"),
-        (["timeout=1,2", "timeout=3"], 1, "given twice"),
+        (["variants=plain,warm"], 1, "unknown variant"),
+        (["timeout=1,2", "timeout=3"], 1, "specified twice"),
         (["timeout=1..60000:1"], 2, "240,000 runs"),
     ],
 )
@@ -206,7 +206,7 @@ def test_repeats_of_what_is_not_drawn(small: Path) -> None:
         "engine: {name: vllm, num_gpu_blocks: 128, max_model_len: 100}\nprofile: unit-step\n"
     )
     assert len(build_sweep(small, []).runs) == 1
-    with pytest.raises(InputError, match="drawn by chance"):
+    with pytest.raises(InputError, match="has no randomness"):
         build_sweep(small, [], repeats=2)
 
 

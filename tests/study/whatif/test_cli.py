@@ -27,7 +27,7 @@ def test_shrink_prints_a_scenario(tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(text)
     small = load(tmp_path / "small.yaml")["run"]
     assert small.expect["run"].verdict == "engine died"
-    assert "# Made by: simkv shrink mistralrs-2043-queue-loop --keep 'engine died'" in text
+    assert "# Created by: simkv shrink mistralrs-2043-queue-loop --keep 'engine died'" in text
     assert "--variant before (simkv" in text  # the first in the file that shows it
 
 
@@ -35,9 +35,9 @@ def test_shrink_writes_a_file_and_says_what_it_is(tmp_path: Path) -> None:
     out = tmp_path / "small.yaml"
     said = simkv("shrink", LOOP, "--keep", "stalled", "--variant", "merged2250", "-o", str(out))
     assert said.splitlines()[-1] == f"Written to {out}"
-    assert "Requests: 2 before, 2 now; they were numbers 0 to 1." in said
+    assert "Requests: 2 before, 2 now (originally numbers 0 to 1)." in said
     former = out.read_text()
-    with pytest.raises(InputError, match="is there already; --overwrite"):
+    with pytest.raises(InputError, match="already exists; use --overwrite"):
         simkv("shrink", LOOP, "--keep", "stalled", "-o", str(out))
     assert out.read_text() == former
     simkv("shrink", LOOP, "--keep", "livelock", "-o", str(out), "--overwrite")

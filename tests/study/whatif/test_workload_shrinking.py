@@ -184,7 +184,7 @@ def test_arrivals_that_depend_on_answers_become_those_of_a_run() -> None:
     text = shrunk_scenario.write_shrunk(
         found, parse_condition("starved"), "simkv shrink x", HERE, None
     )
-    assert "# Arrivals depended on the answers; here they are those of a run." in text
+    assert "# Arrivals depended on answers; these are the arrivals of one run." in text
 
 
 def test_a_limit_on_runs_leaves_something_that_shows_it(root: Path) -> None:
@@ -196,7 +196,7 @@ def test_a_limit_on_runs_leaves_something_that_shows_it(root: Path) -> None:
 
 
 def test_what_is_not_shown_cannot_be_kept() -> None:
-    with pytest.raises(InputError, match=r"does not show 'lost': it is starved \(4 of 10"):
+    with pytest.raises(InputError, match=r"does not show 'lost'; its result is starved \(4 of 10"):
         smallest(overload(), "lost")
     with pytest.raises(InputError, match=r"it is preemptions 0 \(starved\)"):
         smallest(overload(), "preemptions>=1")
@@ -229,9 +229,9 @@ def test_the_file_runs_and_shows_the_verdict(tmp_path: Path) -> None:
     assert again["run"].expect["run"].verdict == "engine died"
     comments = [line for line in text.splitlines() if line.startswith("#")]
     assert comments[0] == "# simkv run small.yaml"
-    assert comments[1].startswith("# Made by: simkv shrink x (simkv ")
-    assert any(line.startswith("# It was: engine died (") for line in comments)
-    assert "# Requests: 3 before, 2 now; they were numbers 0 to 1." in comments
+    assert comments[1].startswith("# Created by: simkv shrink x (simkv ")
+    assert any(line.startswith("# Result before: engine died (") for line in comments)
+    assert "# Requests: 3 before, 2 now (originally numbers 0 to 1)." in comments
 
 
 def test_a_seed_is_told() -> None:
@@ -257,7 +257,7 @@ def test_a_seed_is_told() -> None:
     text = shrunk_scenario.write_shrunk(
         found, parse_condition("starved"), "simkv shrink x", HERE, None
     )
-    assert "# The requests were drawn with seed 41; here nothing is random." in text
+    assert "# The requests were sampled with seed 41; this file has no randomness." in text
 
 
 def test_a_profile_that_is_a_file_is_found_from_the_new_place(root: Path, tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_a_profile_that_is_a_file_is_found_from_the_new_place(root: Path, tmp_pa
     out = tmp_path / "small.yaml"
     shrunk_scenario.write_shrunk(found, wanted, "simkv shrink x", folder, out)
     assert evaluate_job(make_trial_job(load(out)["run"], tmp_path)) == found.after
-    assert "send that along" in out.read_text()
+    assert "include it in a bug report" in out.read_text()
 
 
 def test_a_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +276,7 @@ def test_a_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Monke
     out = tmp_path / "small.yaml"
     out.write_text("precious")
     wrong = replace(found, after=found.before)
-    with pytest.raises(AssertionError, match="the new file gives"):
+    with pytest.raises(AssertionError, match="the new file results in"):
         shrunk_scenario.write_shrunk(wrong, parse_condition("stalled"), "simkv shrink x", HERE, out)
     assert out.read_text() == "precious"
     assert list(tmp_path.iterdir()) == [out]
