@@ -45,7 +45,7 @@ def check(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([SCRIPT, *words], cwd=folder, env=env, capture_output=True, text=True)
 
 
-def test_what_comes_as_expected_passes(folder: Path) -> None:
+def test_met_expectations_pass(folder: Path) -> None:
     ran = check(folder, "out", "good.yaml", "silent.yaml")
     assert ran.returncode == 0, ran.stderr
     assert "silent.yaml: expects nothing" in ran.stdout
@@ -55,7 +55,7 @@ def test_what_comes_as_expected_passes(folder: Path) -> None:
     assert not (folder / "out" / "silent").exists()
 
 
-def test_a_miss_fails_and_the_others_are_run_all_the_same(folder: Path) -> None:
+def test_missed_expectation_fails_but_runs_all(folder: Path) -> None:
     ran = check(folder, "out", "bad.yaml", "good.yaml")
     assert ran.returncode == 1
     assert sum(suite.failures for suite in JUnitXml.fromfile(str(folder / "out/bad.xml"))) == 1
@@ -64,11 +64,11 @@ def test_a_miss_fails_and_the_others_are_run_all_the_same(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [("out", "wrong.yaml"), ("out", "silent.yaml"), ("out",)])
-def test_what_cannot_be_run_is_worse(folder: Path, words: tuple[str, ...]) -> None:
+def test_invalid_scenario_has_higher_exit_code(folder: Path, words: tuple[str, ...]) -> None:
     assert check(folder, *words).returncode == 2
 
 
-def test_action_and_hook_run_that_script() -> None:
+def test_action_and_hook_run_script() -> None:
     yaml = YAML(typ="safe")
     steps = yaml.load((ROOT / "action.yml").read_text())["runs"]["steps"]
     assert [s for s in steps if "tools/check-scenarios.sh" in s.get("run", "")]

@@ -24,7 +24,7 @@ def _code_of_now() -> None:
     hash_code.cache_clear()
 
 
-def test_import_is_light_and_run_is_a_function_whatever_comes_first() -> None:
+def test_import_is_light() -> None:
     code = (
         "import sys, simkv\n"
         "assert not {'numpy', 'pandas', 'pydantic', 'simpy'} & set(sys.modules)\n"
@@ -37,7 +37,7 @@ def test_import_is_light_and_run_is_a_function_whatever_comes_first() -> None:
     assert done.stdout == "0\n"
 
 
-def test_run_gives_frames() -> None:
+def test_run_returns_frames() -> None:
     outcome = simkv.run(REPORT)
     assert list(outcome.figures.columns) == list(outcome.results) == ["before", "after"]
     summary = outcome.results["before"].summary
@@ -58,7 +58,7 @@ def test_overrides_by_path() -> None:
         simkv.run(REPORT, engine__num_gpu_block=1100)
 
 
-def test_a_mapping_and_a_loaded_scenario() -> None:
+def test_accepts_mapping_and_loaded_scenario() -> None:
     contents = {
         "name": "two",
         "workload": {"burst": {"num_prompts": 2, "prompt_tokens": 100, "output_tokens": 10}},
@@ -74,7 +74,7 @@ def test_a_mapping_and_a_loaded_scenario() -> None:
     assert simkv.run(loaded, timeout=1.5).figures.loc["timed_out", "run"] == 3
 
 
-def test_every_packaged_scenario_survives_the_way_through_its_fields(root: Path) -> None:
+def test_packaged_scenarios_round_trip_through_fields(root: Path) -> None:
     for path in sorted((root / "scenarios").glob("vllm-*.yaml"))[:3]:
         for scenario in load(path).values():
             profile = str(path.parent / scenario.profile)
@@ -97,7 +97,7 @@ def test_compare() -> None:
     assert both[REPORT].equals(frame)
 
 
-def test_sweep_in_processes_is_sweep_in_this_one(tmp_path: Path) -> None:
+def test_sweep_is_independent_of_workers(tmp_path: Path) -> None:
     over = {"engine.num_gpu_blocks": "700..1100:100", "variants": ["after", "before"]}
     seen: list[tuple[int, int]] = []
     here = simkv.sweep(REPORT, over, jobs=1, advance=lambda *done: seen.append(done))
@@ -117,7 +117,7 @@ def test_sweep_in_processes_is_sweep_in_this_one(tmp_path: Path) -> None:
         ({"neighbours": -1}, "--neighbours -1: expected a number of 0 or more"),
     ],
 )
-def test_a_plan_refuses_the_numbers_that_the_command_refuses(
+def test_plan_rejects_same_values_as_command(
     wrong: dict[str, Any], what: str
 ) -> None:
     knob = "engine.num_gpu_blocks=700..1100:200"
@@ -125,7 +125,7 @@ def test_a_plan_refuses_the_numbers_that_the_command_refuses(
         simkv.plan(REPORT, smallest=knob, objectives="preemptions<=5", jobs=1, **wrong)
 
 
-def test_one_objective_and_one_value_need_no_list() -> None:
+def test_accepts_single_objective_and_value() -> None:
     found = simkv.plan(
         REPORT,
         smallest="engine.num_gpu_blocks=1100,1200",
@@ -139,7 +139,7 @@ def test_one_objective_and_one_value_need_no_list() -> None:
     assert table["engine.num_gpu_blocks"].tolist() == [1100, 1100]
 
 
-def test_plots_and_fronts_of_a_table(tmp_path: Path) -> None:
+def test_plot_and_pareto(tmp_path: Path) -> None:
     table = simkv.sweep(REPORT, {"engine.num_gpu_blocks": "700..1100:100"}, jobs=1)
     drawn = simkv.plot(table, "e2e_ms.mean", "engine.num_gpu_blocks", tmp_path / "new")
     assert drawn.read_bytes().startswith(b"\x89PNG")
@@ -155,7 +155,7 @@ def test_plots_and_fronts_of_a_table(tmp_path: Path) -> None:
             simkv.plot(table, wrong, "engine.num_gpu_blocks", tmp_path)
 
 
-def test_the_example_runs(root: Path, tmp_path: Path) -> None:
+def test_example_runs(root: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(root / "examples" / "sweep.py")],
         capture_output=True,
@@ -169,7 +169,7 @@ def test_the_example_runs(root: Path, tmp_path: Path) -> None:
     assert 801 < cliff <= 2 * 513 + 1
 
 
-def test_a_plan_shows_and_takes_the_options_of_the_command() -> None:
+def test_plan_signature_matches_command() -> None:
     keywords = inspect.signature(simkv.plan).parameters
     assert {"smallest", "objectives", "held_back", "cliff", "store", "advance"} <= keywords.keys()
     assert (keywords["neighbours"].default, keywords["cliff"].default) == (2, True)
@@ -180,7 +180,7 @@ def test_a_plan_shows_and_takes_the_options_of_the_command() -> None:
 # What a prompt and a notebook show
 
 
-def test_an_outcome_is_a_line_per_variant() -> None:
+def test_outcome_repr_has_line_per_variant() -> None:
     outcome = simkv.run("mistralrs-six")
     lines = repr(outcome).splitlines()
     assert lines[0] == "Outcome of mistralrs-six"
@@ -194,7 +194,7 @@ def test_an_outcome_is_a_line_per_variant() -> None:
         assert f"<th>{name}</th>" in html
 
 
-def test_plans_are_a_line() -> None:
+def test_plans_repr_is_one_line() -> None:
     plans = simkv.plan(
         "mistralrs-six",
         smallest="engine.num_gpu_blocks=401,420",

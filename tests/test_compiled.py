@@ -32,14 +32,14 @@ HOT = WHEEL["wheel"]["hooks"]["mypyc"]["include"]
 
 
 @pytest.mark.parametrize("path", HOT)
-def test_a_hot_module_is_what_the_run_is_called(path: str) -> None:
+def test_hot_modules_are_compiled_as_reported(path: str) -> None:
     name = path.removeprefix("/").removesuffix(".py").replace("/", ".")
     file = importlib.import_module(name).__file__
     assert file is not None
     assert file.endswith(tuple(EXTENSION_SUFFIXES) if COMPILED else ".py")
 
 
-def test_who_inherits_from_what_is_compiled_is_copied_whole() -> None:
+def test_subclasses_of_compiled_classes_copy_fully() -> None:
     """By Python alone a copy has what the compiled class knows of, and nothing beside it."""
     assert issubclass(CustomVllmScheduler, VllmSchedulerBase)
     assert issubclass(VllmExpressionScheduler, VllmSchedulerBase)
@@ -60,17 +60,17 @@ def test_who_inherits_from_what_is_compiled_is_copied_whole() -> None:
             assert "__mypyc_attrs__" in vars(base), base
 
 
-def test_the_loop_and_the_rules_are_hot() -> None:
+def test_loop_and_rules_are_compiled() -> None:
     assert {"/simkv/sim/engine.py", "/simkv/schedulers/vllm/scheduler.py"} <= set(HOT)
 
 
-def test_the_version_knows() -> None:
+def test_version_reports_compilation() -> None:
     assert is_compiled() is COMPILED
 
 
 @pytest.mark.parametrize("knobs", [{}, {"policy": "priority"}, {"variant": "0.33.0-skip-blocked"}])
 @pytest.mark.parametrize("cached", [False, True])
-def test_a_copy_of_a_scheduler_goes_on_alike(knobs: dict[str, str], cached: bool) -> None:
+def test_copied_scheduler_decides_equally(knobs: dict[str, str], cached: bool) -> None:
     sizes = {"num_gpu_blocks": 512, "max_model_len": 512, "enable_prefix_caching": cached}
     config = VllmConfig(**{**sizes, **knobs})  # type: ignore[arg-type]
     scheduler = build_scheduler(config)

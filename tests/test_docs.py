@@ -42,13 +42,13 @@ def examples(language: str) -> list[object]:
     return [example for example in EXAMPLES if example.values[0] == language]
 
 
-def test_the_readme_has_examples() -> None:
+def test_readme_has_examples() -> None:
     assert examples("yaml")
     assert examples("python")
 
 
 @pytest.mark.parametrize(("language", "text"), examples("yaml"))
-def test_a_scenario_of_the_documentation_shows_something(
+def test_documented_scenarios_run(
     tmp_path: Path, language: str, text: str
 ) -> None:
     """It runs, comes out as it expects, costs real seconds, and no variant of it is idle."""
@@ -78,7 +78,7 @@ def commands(text: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(("language", "text"), examples("sh"))
-def test_a_command_of_the_documentation_is_one(language: str, text: str) -> None:
+def test_documented_commands_exist(language: str, text: str) -> None:
     """Options and subcommands exist; ``console`` blocks run in test_docs_walkthroughs.py."""
     select_options(all_of_them=True)
     for words in commands(text):
@@ -95,14 +95,14 @@ def test_a_command_of_the_documentation_is_one(language: str, text: str) -> None
 
 
 @pytest.mark.parametrize(("language", "text"), examples("python"))
-def test_python_of_the_documentation_runs(tmp_path: Path, language: str, text: str) -> None:
+def test_documented_python_runs(tmp_path: Path, language: str, text: str) -> None:
     (tmp_path / "scenarios").symlink_to(ROOT / "scenarios")
     ran = subprocess.run([sys.executable, "-c", text], cwd=tmp_path, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_and_pictures_of_the_documentation_exist(page: Path) -> None:
+def test_documented_links_exist(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
         there = (page.parent / target).resolve()
         if "://" not in target and there.parent != REFERENCE:
@@ -139,21 +139,21 @@ def lost(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_page_names_what_is_there(page: Path) -> None:
+def test_documented_names_exist(page: Path) -> None:
     assert lost(page.read_text()) == []
 
 
-def test_the_map_names_many_places() -> None:
+def test_architecture_names_modules() -> None:
     assert len(PLACE.findall(MAP.read_text())) > 30
 
 
-def test_the_map_has_every_room() -> None:
+def test_architecture_lists_every_package() -> None:
     rooms = {path.parent.name for path in (ROOT / "simkv").glob("*/__init__.py")}
     picture = MAP.read_text().partition("```mermaid")[2].partition("```")[0]
     assert {room for room in rooms if not re.search(rf"\b{room}\b", picture)} == set()
 
 
-def test_a_planted_name_is_missed() -> None:
+def test_detects_unknown_name() -> None:
     page = "`simkv/api.py:run` `simkv/api.py:walk` `simkv/attic/` `simkv/core/request.py:Prompt.id`"
     assert lost(page) == ["simkv/api.py:walk", "simkv/attic/"]
 

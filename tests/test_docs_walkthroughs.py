@@ -21,7 +21,7 @@ PAGES = [
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_what_a_page_shows_is_what_comes(tmp_path: Path, page: Path) -> None:
+def test_page_output_is_current(tmp_path: Path, page: Path) -> None:
     steps = list(walk(page.read_text(), tmp_path))
     assert steps
     for step in steps:
@@ -29,7 +29,7 @@ def test_what_a_page_shows_is_what_comes(tmp_path: Path, page: Path) -> None:
         assert any(line.strip(". ") for line in step.expected), f"{step.command} shows nothing"
 
 
-def test_every_how_to_is_in_the_site() -> None:
+def test_every_how_to_is_in_site() -> None:
     named = (ROOT / "mkdocs.yml").read_text()
     assert [page.name for page in PAGES if f"{page.name}\n" not in named] == []
 
@@ -55,7 +55,7 @@ one two
 """
 
 
-def test_a_walk_makes_files_keeps_exit_codes_and_passes_over_what_is_left_out(
+def test_walkthrough_runs_files_and_commands(
     tmp_path: Path,
 ) -> None:
     assert [step.agrees for step in walk(PAGE, tmp_path)] == [True] * 4
@@ -72,10 +72,10 @@ def test_a_walk_makes_files_keeps_exit_codes_and_passes_over_what_is_left_out(
         ([], ["a"], False),
     ],
 )
-def test_only_what_is_left_out_may_differ(shown: list[str], came: list[str], agrees: bool) -> None:
+def test_only_elided_output_may_differ(shown: list[str], came: list[str], agrees: bool) -> None:
     assert Step("", shown, came).agrees is agrees
 
 
-def test_a_page_is_brought_up_to_date_and_leaves_out_what_it_left_out(tmp_path: Path) -> None:
+def test_update_preserves_elisions(tmp_path: Path) -> None:
     stale = PAGE.replace("$ cat log\na\n", "$ cat log\na, once\n").replace("one two", "three")
     assert updated(stale.replace("a, once", "a"), tmp_path) == PAGE

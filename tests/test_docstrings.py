@@ -82,7 +82,7 @@ def with_texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     return said(tmp_path_factory.mktemp("with"), texts="texts")
 
 
-def test_without_docstrings_everything_is_the_same(
+def test_behavior_is_independent_of_docstrings(
     with_texts: dict[str, object], tmp_path: Path
 ) -> None:
     bare = said(tmp_path, "-OO", texts="bare")
@@ -90,7 +90,7 @@ def test_without_docstrings_everything_is_the_same(
         assert bare[part] == text, part
 
 
-def test_what_is_compared_is_there(with_texts: dict[str, object]) -> None:
+def test_compared_output_is_not_empty(with_texts: dict[str, object]) -> None:
     assert with_texts["vllm"]["max_num_seqs"] == [  # type: ignore[index]
         "--max-num-seqs 8",
         "--max-num-seqs",

@@ -95,7 +95,7 @@ def test_every_exception_is_needed() -> None:
     assert missing <= {"native/"}  # its place is kept
 
 
-def test_planted_names_are_found() -> None:
+def test_detects_planted_names() -> None:
     planted = (
         '"""Of vLLM."""\n'
         "from simkv.schedulers.vllm.spec import VLLM\n"

@@ -75,13 +75,13 @@ def prints(source: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_nothing_below_the_command_line_prints(path: Path) -> None:
+def test_only_cli_prints(path: Path) -> None:
     """Lines and tables are made below; only a command makes a console and prints them."""
     if not {"cli", "__main__.py"} & {*path.relative_to(PACKAGE).parts}:
         assert prints(path.read_text()) == []
 
 
-def test_a_planted_print_is_seen() -> None:
+def test_detects_planted_print() -> None:
     planted = (
         "print(1)",
         "sys.stdout.write('x')",
@@ -93,7 +93,7 @@ def test_a_planted_print_is_seen() -> None:
     assert prints("lines(1)\nprint_rows(rows)") == []
 
 
-def test_only_the_gpu_part_imports_torch() -> None:
+def test_only_gpu_package_imports_torch() -> None:
     # SGLang's own scheduler, which is driven to be recorded, keeps its books in tensors.
     names = ("sglang_recorder.py", "sglang_scheduler_setup.py", "sglang_stubs.py")
     recorders = {PACKAGE / "conformance/record" / name for name in names}
@@ -102,21 +102,21 @@ def test_only_the_gpu_part_imports_torch() -> None:
             assert not {m for m in imported(path) if m.split(".")[0] in ("torch", "triton")}, path
 
 
-def test_importing_simkv_loads_nothing_heavy() -> None:
+def test_importing_simkv_loads_no_heavy_packages() -> None:
     code = "import sys, simkv; print(*sorted({m.split('.')[0] for m in sys.modules}))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     heavy = {"numpy", "pandas", "matplotlib", "pydantic", "simpy", "torch", "typer", "rich"}
     assert not heavy & set(run.stdout.split())
 
 
-def test_public_names_are_there() -> None:
+def test_public_names_exist() -> None:
     for name in simkv.__all__:
         assert getattr(simkv, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = simkv.nothing
 
 
-def test_every_module_says_what_it_is_for() -> None:
+def test_every_module_has_docstring() -> None:
     missing = [
         str(path)
         for path in MODULES
@@ -125,7 +125,7 @@ def test_every_module_says_what_it_is_for() -> None:
     assert missing == []
 
 
-def test_a_class_name_has_one_meaning() -> None:
+def test_class_names_are_unique() -> None:
     names = Counter(
         node.name
         for path in MODULES

@@ -64,25 +64,25 @@ def circle(edges: dict[str, set[str]]) -> list[str]:
     return []
 
 
-def test_every_place_has_a_place_in_the_order() -> None:
+def test_every_package_is_in_the_order() -> None:
     assert set(between(EDGES)) <= set(ORDER)
 
 
-def test_no_import_runs_up() -> None:
+def test_imports_follow_package_order() -> None:
     assert upward(EDGES, ORDER) == []
 
 
-def test_no_files_import_each_other_in_a_circle() -> None:
+def test_no_import_cycles() -> None:
     assert circle(EDGES) == []
 
 
-def test_there_are_few_places_and_few_pairs() -> None:
+def test_few_packages_and_dependencies() -> None:
     places = between(EDGES)
     assert len(places) <= MOST_PLACES
     assert sum(map(len, places.values())) <= MOST_PAIRS
 
 
-def test_the_graph_is_that_of_the_package() -> None:
+def test_graph_matches_package() -> None:
     """A file that is not looked at would be free to import what it likes."""
     assert set(EDGES) == set(modules(ROOT / "simkv"))
     assert "simkv.core.request" in EDGES["simkv.workload.listed_requests"]
@@ -103,7 +103,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("line", PLANTED.values(), ids=PLANTED.keys())
-def test_a_planted_import_is_seen(tmp_path: Path, line: str) -> None:
+def test_detects_planted_import(tmp_path: Path, line: str) -> None:
     for room in ("lower", "upper"):
         (tmp_path / "house" / room).mkdir(parents=True)
         (tmp_path / "house" / room / "__init__.py").write_text("")
@@ -120,7 +120,7 @@ def test_a_planted_import_is_seen(tmp_path: Path, line: str) -> None:
     assert set(circle(between(edges))) == {"lower", "upper"}
 
 
-def test_a_planted_circle_of_files_is_seen(tmp_path: Path) -> None:
+def test_detects_planted_import_cycle(tmp_path: Path) -> None:
     house = tmp_path / "house"
     (house / "room").mkdir(parents=True)
     ring = ["a", "b", "c"]
@@ -152,12 +152,12 @@ def shared_names(paths: list[Path]) -> dict[str, list[str]]:
     return {name: files for name, files in found.items() if len(files) > 1}
 
 
-def test_a_module_name_means_one_thing() -> None:
+def test_module_names_are_unique() -> None:
     paths = [path.relative_to(ROOT) for path in sorted((ROOT / "simkv").rglob("*.py"))]
     assert shared_names(paths) == {}
 
 
-def test_a_planted_module_name_is_seen() -> None:
+def test_detects_duplicate_module_name() -> None:
     roles = ["simkv/schedulers/vllm/config.py", "simkv/schedulers/sglang/config.py"]
     commands = ["simkv/study/sweep/sweep.py", "simkv/cli/sweep.py"]
     twice = ["simkv/sim/lockstep.py", "simkv/conformance/lockstep.py"]

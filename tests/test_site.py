@@ -40,14 +40,14 @@ def pages(site: Path) -> dict[str, str]:
     return {str(page.relative_to(site)): page.read_text() for page in site.rglob("*.html")}
 
 
-def test_every_page_is_in_the_menu(site: Path) -> None:
+def test_every_page_is_in_menu(site: Path) -> None:
     menu = pages(site)["index.html"]
     made = {name for name in pages(site) if name != "404.html"}
     assert len(made) > 20
     assert {name for name in made if f'href="./{name}"' not in menu} <= {"index.html"}
 
 
-def test_no_link_leads_nowhere(site: Path) -> None:
+def test_links_resolve(site: Path) -> None:
     lost = [
         f"{name}: {target}"
         for name, text in pages(site).items()
@@ -68,7 +68,7 @@ def leads_somewhere(site: Path, page: str, target: str) -> bool:
     return not anchor or there.suffix != ".html" or f'id="{anchor}"' in there.read_text()
 
 
-def test_looking_at_it_needs_no_network(site: Path) -> None:
+def test_site_needs_no_network(site: Path) -> None:
     for name, text in pages(site).items():
         loaded = re.findall(r'<(?:script|img|iframe|source)[^>]*\ssrc="?([^">\s]+)', text)
         loaded += re.findall(r'<link[^>]*rel="?(?:stylesheet|preconnect|icon)[^>]*>', text)
@@ -80,7 +80,7 @@ def test_looking_at_it_needs_no_network(site: Path) -> None:
         assert not re.search(r"url\(['\"]?(?:https?:)?//", sheet.read_text()), sheet
 
 
-def test_the_reference_tells_of_every_command_and_knob(site: Path) -> None:
+def test_reference_covers_commands_and_settings(site: Path) -> None:
     text = pages(site)
     from simkv.schedulers.engine_registry import ENGINES
 

@@ -92,7 +92,7 @@ def executed(folder: Path) -> list[str]:
     return marked.read_text().split() if marked.exists() else []
 
 
-def test_the_command_and_its_processes_run_nothing_of_the_folder(
+def test_command_and_workers_run_no_code_of_folder(
     folder: Path, bin_folder: Path
 ) -> None:
     over = ["--over", "engine.num_gpu_blocks=600,700", "--jobs", "2"]
@@ -103,7 +103,7 @@ def test_the_command_and_its_processes_run_nothing_of_the_folder(
     assert "evil.yaml:4: engine.name: " in ran.stderr
 
 
-def test_the_processes_of_a_check_run_nothing_of_the_folder(folder: Path, bin_folder: Path) -> None:
+def test_check_processes_run_no_code_of_folder(folder: Path, bin_folder: Path) -> None:
     good = folder.parent / "good.py"
     good.write_text(GOOD)
     command: list[str | Path] = ["simkv", "check-scheduler", good, "--examples", "2"]
@@ -111,7 +111,7 @@ def test_the_processes_of_a_check_run_nothing_of_the_folder(folder: Path, bin_fo
     assert (ran.returncode, executed(folder)) == (0, []), ran.stderr
 
 
-def test_python_m_simkv_runs_nothing_of_the_folder(folder: Path, bin_folder: Path) -> None:
+def test_python_m_simkv_runs_no_code_of_folder(folder: Path, bin_folder: Path) -> None:
     for name in BEFORE:
         (folder / f"{name}.py").unlink()
     for module, name, code in (("simkv", "planted", 0), ("simkv.cli", "evil", 2)):
@@ -120,7 +120,7 @@ def test_python_m_simkv_runs_nothing_of_the_folder(folder: Path, bin_folder: Pat
         assert (ran.returncode, executed(folder)) == (code, []), ran.stderr
 
 
-def test_the_current_folder_stays_where_the_user_named_it(tmp_path: Path, bin_folder: Path) -> None:
+def test_explicit_current_folder_stays_on_path(tmp_path: Path, bin_folder: Path) -> None:
     code = (
         "import os, sys; sys.argv, sys.path[0] = ['-m'], os.getcwd(); import simkv; "
         "print(os.getcwd() in sys.path)"
@@ -135,7 +135,7 @@ def test_the_current_folder_stays_where_the_user_named_it(tmp_path: Path, bin_fo
         assert ran.stdout == f"{stays}\n", ran.stderr
 
 
-def test_entry_points_of_the_current_folder_are_ignored(
+def test_ignores_entry_points_of_current_folder(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(folder))
@@ -157,7 +157,7 @@ def test_entry_points_of_the_current_folder_are_ignored(
     code_source._points.cache_clear()
 
 
-def test_the_action_installs_with_the_real_pip(folder: Path, bin_folder: Path) -> None:
+def test_action_installs_with_real_pip(folder: Path, bin_folder: Path) -> None:
     steps = YAML(typ="safe").load((ROOT / "action.yml").read_text())["runs"]["steps"]
     (install,) = [step["run"] for step in steps if " install " in step.get("run", "")]
     ran = call(["bash", "-ec", install], folder, bin_folder, GITHUB_ACTION_PATH="/nonexistent")
@@ -170,7 +170,7 @@ def check(folder: Path, bin_folder: Path, *words: str) -> subprocess.CompletedPr
     return call([script, *words], folder, bin_folder, PYTHONPATH=".")
 
 
-def test_file_names_are_no_options(folder: Path, bin_folder: Path) -> None:
+def test_file_names_are_not_parsed_as_options(folder: Path, bin_folder: Path) -> None:
     names = ["-rf.yaml", "--trust", "...yaml", "-e.yaml"]
     for name in names:
         (folder / name).write_text(CODE if name == "--trust" else SCENARIO)
@@ -184,7 +184,7 @@ def test_file_names_are_no_options(folder: Path, bin_folder: Path) -> None:
     assert (folder / "planted.yaml").is_file()
 
 
-def test_code_of_the_folder_runs_where_it_is_trusted(folder: Path, bin_folder: Path) -> None:
+def test_trusted_folder_code_runs(folder: Path, bin_folder: Path) -> None:
     (folder / "code.yaml").write_text(CODE)
     for name in SHADOWS:
         if name != "mine":

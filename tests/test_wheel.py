@@ -52,7 +52,7 @@ def call(*command: str | Path, folder: Path) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, cwd=folder, env=ours, capture_output=True, text=True)
 
 
-def test_the_wheel_runs_in_an_empty_environment(tmp_path: Path) -> None:
+def test_wheel_runs_in_empty_environment(tmp_path: Path) -> None:
     there = call(*_pip(sys.executable), "download", "--no-deps", "simpy", folder=tmp_path)
     if there.returncode:
         pytest.skip(f"no package index to be had: {there.stderr.strip()[-200:]}")

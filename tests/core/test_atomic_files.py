@@ -22,7 +22,7 @@ def half_written(new: Path) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+def test_replaces_file_atomically(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     atomic_files.write_text(path, "old\n")
     with pytest.raises(KeyboardInterrupt), atomic_files.atomic_file(path) as new:
@@ -33,12 +33,12 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a.txt"]
 
 
-def test_a_device_stays_one() -> None:
+def test_writes_to_device_directly() -> None:
     atomic_files.write_text(Path(os.devnull), "away with it")
     assert not Path(os.devnull).is_file()
 
 
-def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+def test_reports_full_disk_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     with (
         pytest.raises(InputError, match=r"a.txt: cannot be written: no space left on device$"),
@@ -54,7 +54,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_a_folder_is_replaced_and_keeps_what_is_not_its_own(tmp_path: Path) -> None:
+def test_atomic_folder_keeps_foreign_files(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "out"
     for text in ("one", "two"):
         with atomic_files.atomic_folder(folder, ("*.csv",)) as new:
@@ -72,13 +72,13 @@ def test_a_folder_is_replaced_and_keeps_what_is_not_its_own(tmp_path: Path) -> N
         ("x" * 300 + "/x", "cannot be written: file name too long"),
     ],
 )
-def test_where_a_file_cannot_be(tmp_path: Path, place: str, complaint: str) -> None:
+def test_check_file_rejects_impossible_paths(tmp_path: Path, place: str, complaint: str) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(InputError, match=f"--out .*{complaint}"):
         atomic_files.check_file("--out", tmp_path / place)
 
 
-def test_a_read_only_place_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejects_read_only_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
     atomic_files.check_file("--out", Path(os.devnull))
     with pytest.raises(InputError, match="its folder is read-only"):
@@ -87,7 +87,7 @@ def test_a_read_only_place_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         atomic_files.check_folder("--out", tmp_path / "a" / "b")
 
 
-def test_a_new_file_takes_nobodys_place(tmp_path: Path) -> None:
+def test_check_new_file_rejects_existing_files(tmp_path: Path) -> None:
     source, there = tmp_path / "source", tmp_path / "there"
     source.touch()
     there.touch()
@@ -99,7 +99,7 @@ def test_a_new_file_takes_nobodys_place(tmp_path: Path) -> None:
         atomic_files.check_new_file("-o", source, source, True)
 
 
-def test_a_folder_of_ours_may_be_used_again(tmp_path: Path) -> None:
+def test_check_folder_accepts_earlier_results(tmp_path: Path) -> None:
     def ours(folder: Path) -> bool:
         return (folder / "mark").exists()
 

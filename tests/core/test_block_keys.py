@@ -15,30 +15,30 @@ def content(i: int, *segments: tuple[str, int, int]) -> TokenContent:
     return TokenContent(Prompt(i, sum(s.end - s.start for s in parts), 9, segments=parts))
 
 
-def test_a_prompt_without_segments_shares_nothing() -> None:
+def test_prompts_without_segments_share_no_keys() -> None:
     a, b = TokenContent(Prompt(0, 4, 1)), TokenContent(Prompt(1, 4, 1))
     assert a.slices(0, 4) == (Segment("u0", 0, 4),)
     assert common_prefix(a, b, 4) == 0
 
 
-def test_outputs_follow_the_prompt_as_a_stream_of_their_own() -> None:
+def test_output_is_separate_stream_after_prompt() -> None:
     a = TokenContent(Prompt(3, 4, 1))
     assert a.slices(2, 7) == (Segment("u3", 2, 4), Segment("o3", 0, 3))
     assert a.slices(4, 4) == ()
 
 
-def test_slices_do_not_depend_on_how_the_prompt_was_cut() -> None:
+def test_slices_are_independent_of_segmentation() -> None:
     whole = content(0, ("g", 0, 6))
     cut = content(1, ("g", 0, 2), ("g", 2, 2), ("g", 2, 6))
     assert whole.slices(1, 6) == cut.slices(1, 6) == (Segment("g", 1, 6),)
 
 
-def test_a_stream_that_repeats_is_not_merged() -> None:
+def test_repeated_stream_is_not_merged() -> None:
     repeated = content(0, ("g", 0, 3), ("g", 0, 3))
     assert repeated.slices(0, 6) == (Segment("g", 0, 3), Segment("g", 0, 3))
 
 
-def test_common_prefix_sees_through_different_cuts() -> None:
+def test_common_prefix_is_independent_of_segmentation() -> None:
     a = content(0, ("g", 0, 5), ("u0", 0, 9))
     b = content(1, ("g", 0, 2), ("g", 2, 8))
     assert common_prefix(a, b, 100) == 5
@@ -57,7 +57,7 @@ def test_keys_are_chained() -> None:
     assert of_a[1] != of_b[1]  # after different tokens in the first
 
 
-def test_only_full_blocks_have_keys_and_growing_keeps_them() -> None:
+def test_only_full_blocks_have_keys() -> None:
     keys, a, named = BlockKeys(4), content(0, ("g", 0, 11)), []
     keys.extend(named, a, 3)
     assert named == []
@@ -71,7 +71,7 @@ def test_only_full_blocks_have_keys_and_growing_keeps_them() -> None:
     assert len(named) == 2
 
 
-def test_a_key_covers_outputs_too() -> None:
+def test_keys_cover_outputs() -> None:
     keys = BlockKeys(2)
     a, b = content(0, ("g", 0, 3)), content(1, ("g", 0, 3))
     of_a: list[int] = []

@@ -13,7 +13,7 @@ from simkv.core.block_pool import BlockCounter, BlockPool, UnnumberedPool
 from tests.core.reference_pool import PlainPool
 
 
-def test_blocks_are_numbered_from_one_and_taken_from_the_front() -> None:
+def test_take_numbers_blocks_from_one_in_queue_order() -> None:
     pool = BlockPool(5)
     assert list(pool.take(7, 2)) == [1, 2]
     assert list(pool.take(8, 1)) == [3]
@@ -22,14 +22,14 @@ def test_blocks_are_numbered_from_one_and_taken_from_the_front() -> None:
     assert (pool.free, pool.held(7), pool.held(8), pool.held(9)) == (1, 3, 1, 0)
 
 
-def test_released_blocks_go_to_the_back_last_block_first() -> None:
+def test_release_appends_blocks_to_free_queue_last_first() -> None:
     pool = BlockPool(4)
     pool.take(0, 3)
     pool.release(0)
     assert list(pool.take(1, 4)) == [4, 3, 2, 1]
 
 
-def test_release_with_keyless_first_puts_blocks_without_a_key_in_front() -> None:
+def test_release_with_keyless_first_prepends_keyless_blocks() -> None:
     pool = BlockPool(6)
     pool.take(0, 4)
     pool.register(1, 100)
@@ -39,7 +39,7 @@ def test_release_with_keyless_first_puts_blocks_without_a_key_in_front() -> None
     assert list(pool.take(1, 6)) == [4, 3, 5, 6, 2, 1]
 
 
-def test_taking_more_than_is_free_fails_and_changes_nothing() -> None:
+def test_take_beyond_free_blocks_raises_and_changes_nothing() -> None:
     pool = BlockPool(3)
     pool.take(0, 2)
     with pytest.raises(RuntimeError, match="2 blocks requested, 1 free"):
@@ -49,14 +49,14 @@ def test_taking_more_than_is_free_fails_and_changes_nothing() -> None:
     pool.check()
 
 
-def test_releasing_an_unknown_owner_does_nothing() -> None:
+def test_release_of_unknown_owner_does_nothing() -> None:
     pool = BlockPool(2)
     pool.release(3)
     assert pool.free == 2
     pool.check()
 
 
-def test_taking_none_still_makes_a_table() -> None:
+def test_take_of_zero_blocks_creates_table() -> None:
     pool = BlockPool(2)
     assert list(pool.take(5, 0)) == []
     assert pool.held(5) == 0
@@ -66,7 +66,7 @@ def test_taking_none_still_makes_a_table() -> None:
 # Prefix cache
 
 
-def test_a_freed_block_keeps_its_key_until_it_is_taken() -> None:
+def test_freed_block_keeps_key_until_reallocation() -> None:
     pool = BlockPool(2)
     pool.take(0, 2)
     pool.register(1, 100)
@@ -80,7 +80,7 @@ def test_a_freed_block_keeps_its_key_until_it_is_taken() -> None:
     assert pool.cached == 0
 
 
-def test_lookup_is_the_longest_run_from_the_start() -> None:
+def test_lookup_returns_longest_cached_prefix() -> None:
     pool = BlockPool(4)
     pool.take(0, 3)
     for block, key in ((1, 100), (2, 200), (3, 300)):
@@ -91,7 +91,7 @@ def test_lookup_is_the_longest_run_from_the_start() -> None:
     assert list(pool.lookup([])) == []
 
 
-def test_of_several_blocks_with_one_key_the_earliest_is_found() -> None:
+def test_lookup_prefers_earliest_block_of_a_key() -> None:
     pool = BlockPool(3)
     pool.take(0, 3)
     pool.register(2, 100)
@@ -102,7 +102,7 @@ def test_of_several_blocks_with_one_key_the_earliest_is_found() -> None:
     assert list(pool.lookup([100])) == [1]
 
 
-def test_a_block_keeps_its_first_key() -> None:
+def test_block_keeps_first_key() -> None:
     pool = BlockPool(1)
     pool.take(0, 1)
     pool.register(1, 100)
@@ -111,7 +111,7 @@ def test_a_block_keeps_its_first_key() -> None:
     assert list(pool.lookup([200])) == []
 
 
-def test_sharing_counts_references_and_revives_free_blocks() -> None:
+def test_share_counts_references_and_reuses_free_blocks() -> None:
     pool = BlockPool(3)
     pool.take(0, 2)
     pool.register(1, 100)
@@ -131,7 +131,7 @@ def test_sharing_counts_references_and_revives_free_blocks() -> None:
 # Leaks and checks
 
 
-def test_abandoned_blocks_are_never_free_again() -> None:
+def test_abandoned_blocks_stay_allocated() -> None:
     pool = BlockPool(4)
     pool.take(0, 3)
     pool.abandon(0)
@@ -142,7 +142,7 @@ def test_abandoned_blocks_are_never_free_again() -> None:
         pool.check()
 
 
-def test_check_finds_a_block_with_two_owners() -> None:
+def test_check_detects_block_with_two_owners() -> None:
     pool = BlockPool(4)
     pool.take(0, 2)
     pool.tables[1] = array("i", [1])
@@ -153,7 +153,7 @@ def test_check_finds_a_block_with_two_owners() -> None:
         pool.check()
 
 
-def test_fingerprint_is_the_free_count_until_something_is_cached() -> None:
+def test_fingerprint_is_free_count_without_cached_blocks() -> None:
     pool = BlockPool(4)
     pool.take(0, 1)
     first = pool.fingerprint()
@@ -178,7 +178,7 @@ def test_fingerprint_is_the_free_count_until_something_is_cached() -> None:
         max_size=40,
     )
 )
-def test_the_laws_hold_whatever_is_done(moves: list[tuple[str, int, int]]) -> None:
+def test_invariants_hold_for_random_operations(moves: list[tuple[str, int, int]]) -> None:
     pool = BlockPool(6)
     for move, owner, number in moves:
         if move == "take" and number <= pool.free:
@@ -197,7 +197,7 @@ def test_the_laws_hold_whatever_is_done(moves: list[tuple[str, int, int]]) -> No
 # Counting only
 
 
-def test_a_counter_hands_out_what_it_has_and_takes_back_what_it_gave() -> None:
+def test_block_counter_checks_allocations_and_frees() -> None:
     counter = BlockCounter(3)
     counter.take(0, 2)
     assert counter.free == counter.fingerprint() == 1
@@ -216,7 +216,7 @@ def test_a_counter_hands_out_what_it_has_and_takes_back_what_it_gave() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_pool_in_columns_does_what_a_plain_one_does(seed: int) -> None:
+def test_pool_matches_reference_implementation(seed: int) -> None:
     draw = random.Random(seed)
     size = draw.choice([7, 30, 200])
     pool, plain = BlockPool(size), PlainPool(size)
@@ -253,7 +253,7 @@ def test_a_pool_in_columns_does_what_a_plain_one_does(seed: int) -> None:
 @given(
     st.lists(st.tuples(st.sampled_from("trat"), st.integers(0, 3), st.integers(0, 9)), max_size=30)
 )
-def test_a_pool_without_numbers_counts_as_one_with_numbers(
+def test_unnumbered_pool_matches_counts_of_block_pool(
     calls: list[tuple[str, int, int]],
 ) -> None:
     pools: list[BlockPool] = [BlockPool(20), UnnumberedPool(20)]

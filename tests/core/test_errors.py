@@ -16,14 +16,14 @@ from simkv.core.errors import InputError, spelling_hint
         ("", ""),
     ],
 )
-def test_nearest_names_what_was_probably_meant(name: str, expected: str) -> None:
+def test_spelling_hint_suggests_nearest_name(name: str, expected: str) -> None:
     assert spelling_hint(name, ["block_size", "num_gpu_blocks", "timeout"]) == expected
 
 
-def test_nearest_of_nothing_is_nothing() -> None:
+def test_spelling_hint_is_empty_without_candidates() -> None:
     assert spelling_hint("x", []) == ""
 
 
-def test_input_error_is_an_exception_of_its_own() -> None:
+def test_input_error_is_no_builtin_error() -> None:
     assert not issubclass(InputError, ValueError)
     assert str(InputError("file:3: field: wrong")) == "file:3: field: wrong"

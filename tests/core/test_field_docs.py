@@ -43,21 +43,21 @@ def says_nothing(name: str, line: str) -> bool:
     return not set(said) - set(re.findall(r"[a-z0-9]+", name)) - {"the", "a", "of", "in", "s"}
 
 
-def test_every_field_of_a_scenario_is_described() -> None:
+def test_every_scenario_field_has_description() -> None:
     found = all_fields()
     assert len(found) > 300
     lines = {f"{section}.{name}": field.get("description", "") for section, name, field in found}
     assert [name for name, line in lines.items() if says_nothing(name.split(".", 1)[1], line)] == []
 
 
-def test_a_line_that_repeats_the_name_says_nothing() -> None:
+def test_description_must_not_repeat_field_name() -> None:
     assert says_nothing("max_num_seqs", "The max num seqs. [--max-num-seqs]")
     assert says_nothing("seed", "")
     assert not says_nothing("seed", "Of the draw.")
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_every_knob_of_an_engine_names_its_source(engine: str) -> None:
+def test_every_engine_setting_declares_source(engine: str) -> None:
     config = ENGINES[engine].config
     assert [f.name for f in fields(config) if f.name not in ("name", *sources(config))] == []
 
@@ -70,7 +70,7 @@ LACKS = [
 ]
 
 
-def test_a_variant_refuses_or_never_reads_what_it_lacks() -> None:
+def test_variant_rejects_or_ignores_missing_settings() -> None:
     heard: dict[tuple[str, str], set[str]] = {}
     for engine, variant, knob in LACKS:
         if not refused(engine, variant, knob):
@@ -113,9 +113,9 @@ class Listening:
         return getattr(self._config, name)
 
 
-def test_a_text_stands_under_its_field() -> None:
+def test_reads_text_under_field() -> None:
     assert read_field_docs(ENGINES["vllm"].config)["block_size"] == "Tokens per KV block."
 
 
-def test_fields_of_a_base_keep_their_texts() -> None:
+def test_reads_texts_of_base_class_fields() -> None:
     assert {"seed", "waiting_weight"} <= read_field_docs(PowerOfTwoConfig).keys()

@@ -31,7 +31,7 @@ def leaves(node: dict[str, Any], prefix: str = "") -> list[str]:
     ]
 
 
-def test_it_has_every_number_of_a_summary_and_no_other(tmp_path: Path) -> None:
+def test_registry_matches_numbers_of_summary(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(TEXT + ENGINE)
     figures = summarize(run_file(tmp_path / "s.yaml")["run"].record)
     words = ("verdict", "verdict_detail", "ttft_all_ms.at_least", "e2e_all_ms.at_least")
@@ -40,7 +40,7 @@ def test_it_has_every_number_of_a_summary_and_no_other(tmp_path: Path) -> None:
     assert all(isinstance(figure(figures, name), int | float) for name in FIGURE_NAMES)
 
 
-def test_no_two_are_called_the_same() -> None:
+def test_labels_are_unique() -> None:
     assert len({metric.heading for metric in METRICS.values()}) == len(METRICS)
 
 
@@ -55,14 +55,14 @@ def test_no_two_are_called_the_same() -> None:
         ("jain_index", 0.5, "Jain index of speed", "Jain index of speed", "0.50"),
     ],
 )
-def test_how_a_figure_is_said(name: str, value: float, head: str, head_s: str, said: str) -> None:
+def test_formats_figures(name: str, value: float, head: str, head_s: str, said: str) -> None:
     metric = METRICS[name]
     assert (metric.heading, metric.heading_in_seconds, metric.said(value)) == (head, head_s, said)
     assert heading(name) == head
     assert heading("goodput_share") == "goodput_share"  # worked out, and not of summary.json
 
 
-def test_numbers_have_three_digits() -> None:
+def test_formats_numbers_with_three_digits() -> None:
     assert [format_number(x) for x in (0.123, 1.234, 12.34, 123.4, 1234.5, 7.0)] == [
         "0.12",
         "1.23",
@@ -74,7 +74,7 @@ def test_numbers_have_three_digits() -> None:
     assert [format_seconds(x) for x in (0.0, 0.0123, 1.5)] == ["0 s", "12.3 ms", "1.50 s"]
 
 
-def test_every_ending_is_an_answer_or_a_failure() -> None:
+def test_every_outcome_is_finished_or_failure() -> None:
     assert {Outcome.FINISHED, *FAILURES} == set(Outcome)
     assert [outcome.word for outcome in FAILURES if "_" in outcome] == ["timed out", "cut off"]
     assert {outcome.wasted_wait_label for outcome in Outcome} == {

@@ -55,7 +55,7 @@ READERS: list[Callable[[Path], object]] = [
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_one_line_for_what_is_no_file(
+def test_rejects_paths_that_are_not_files(
     reader: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(input_files, "MAX_LINE_BYTES", 1 << 22)
@@ -75,7 +75,7 @@ def test_one_line_for_what_is_no_file(
     assert not any(getattr(one, "__file__", None) == str(pipe) for one in [*sys.modules.values()])
 
 
-def test_a_gzip_file_that_unpacks_to_one_huge_line(
+def test_rejects_gzip_file_with_one_huge_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(input_files, "MAX_LINE_BYTES", 1 << 20)
@@ -84,7 +84,7 @@ def test_a_gzip_file_that_unpacks_to_one_huge_line(
         lines(tmp_path / "bomb.gz")
 
 
-def test_a_pipe_with_a_writer_is_read() -> None:
+def test_reads_pipe_with_writer() -> None:
     end, start = os.pipe()
     os.write(start, b"name: piped\n")
     os.close(start)

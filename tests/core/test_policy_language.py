@@ -34,16 +34,16 @@ SEEN = SimpleNamespace(age=4.0, prompt_tokens=100.0, tokens=110.0, free=0.25, ru
         ),
     ],
 )
-def test_an_expression_is_reckoned_over_what_it_sees(text: str, value: float) -> None:
+def test_evaluates_expressions_over_a_view(text: str, value: float) -> None:
     assert parse_expression(text, NAMES, "rule")(SEEN) == value
 
 
-def test_what_is_no_number_is_0() -> None:
+def test_nan_evaluates_to_zero() -> None:
     endless = "1e9 * " * 40 + "1"
     assert parse_expression(f"({endless}) - ({endless})", NAMES, "rule")(SEEN) == 0.0
 
 
-def test_it_knows_what_it_looks_at() -> None:
+def test_expression_lists_its_variables() -> None:
     rule = parse_policy("order = prompt_tokens; admit = free > 0.1", SEAMS)
     assert {name: one.names for name, one in rule.items()} == {
         "order": {"prompt_tokens"},
@@ -76,7 +76,7 @@ def test_it_knows_what_it_looks_at() -> None:
         ("order = age" + " " * 5000, "characters"),
     ],
 )
-def test_nothing_else_can_be_said(text: str, told: str) -> None:
+def test_rejects_invalid_policies(text: str, told: str) -> None:
     with pytest.raises(ValueError, match="rule") as caught:
         parse_policy(text, SEAMS)
     assert told in str(caught.value)

@@ -19,7 +19,7 @@ def cached(tree: RadixTree, stream: str, n: int) -> int:
     return tree.match(tokens((stream, n)), n)[0]
 
 
-def test_a_partial_match_splits_the_node_at_a_page_boundary() -> None:
+def test_partial_match_splits_node_at_page_boundary() -> None:
     tree = RadixTree(page_size=4)
     assert tree.insert(tokens(("g", 10), ("a", 6)), 15)[0] == 0  # 12 of the 15 are whole pages
     length, node = tree.match(tokens(("g", 10), ("b", 6)), 16)  # equal up to 10, which is mid-page
@@ -28,7 +28,7 @@ def test_a_partial_match_splits_the_node_at_a_page_boundary() -> None:
     assert tree.evictable == 12
 
 
-def test_insert_reports_what_was_there_and_adds_only_the_rest() -> None:
+def test_insert_returns_known_prefix_and_adds_rest() -> None:
     tree = RadixTree(page_size=1)
     tree.insert(tokens(("g", 10), ("a", 5)), 15)
     present, node = tree.insert(tokens(("g", 10), ("b", 3)), 13)
@@ -38,7 +38,7 @@ def test_insert_reports_what_was_there_and_adds_only_the_rest() -> None:
     assert tree.insert(tokens(("g", 10)), 4) == (4, tree.match(tokens(("g", 4)), 4)[1])
 
 
-def test_less_than_a_page_is_neither_found_nor_touched() -> None:
+def test_match_ignores_partial_pages() -> None:
     tree = RadixTree(page_size=4)
     tree.insert(tokens(("g", 8)), 8)
     before = tree.fingerprint()
@@ -46,7 +46,7 @@ def test_less_than_a_page_is_neither_found_nor_touched() -> None:
     assert tree.fingerprint() == before
 
 
-def test_eviction_takes_whole_leaves_least_recent_first() -> None:
+def test_eviction_removes_whole_leaves_in_lru_order() -> None:
     tree = RadixTree(page_size=1)
     for stream in "abc":
         tree.insert(tokens((stream, 10)), 10)
@@ -58,7 +58,7 @@ def test_eviction_takes_whole_leaves_least_recent_first() -> None:
     assert tree.evictable == 0
 
 
-def test_a_parent_can_go_once_its_last_child_has_gone() -> None:
+def test_parent_is_evictable_after_last_child() -> None:
     tree = RadixTree(page_size=1)
     tree.insert(tokens(("g", 10), ("a", 5)), 15)
     cached(tree, "g", 10)
@@ -67,7 +67,7 @@ def test_a_parent_can_go_once_its_last_child_has_gone() -> None:
     assert tree.evict(1) == 10
 
 
-def test_a_split_refreshes_the_part_that_nobody_asked_for() -> None:
+def test_split_refreshes_access_time_of_lower_part() -> None:
     tree = RadixTree(page_size=1)
     tree.insert(tokens(("a", 10)), 10)
     tree.insert(tokens(("b", 10)), 10)
@@ -77,7 +77,7 @@ def test_a_split_refreshes_the_part_that_nobody_asked_for() -> None:
     assert cached(tree, "a", 10) == 10
 
 
-def test_locks_hold_the_whole_path_and_only_it() -> None:
+def test_lock_protects_path_to_root_only() -> None:
     tree = RadixTree(page_size=1)
     tree.insert(tokens(("g", 10), ("a", 5)), 15)
     _, node = tree.match(tokens(("g", 10)), 10)
@@ -91,7 +91,7 @@ def test_locks_hold_the_whole_path_and_only_it() -> None:
     assert tree.evict(100) == 10
 
 
-def test_a_split_keeps_locks_on_both_parts() -> None:
+def test_split_keeps_locks_on_both_parts() -> None:
     tree = RadixTree(page_size=1)
     _, node = tree.insert(tokens(("a", 10)), 10)
     tree.lock(node)
@@ -102,7 +102,7 @@ def test_a_split_keeps_locks_on_both_parts() -> None:
     assert tree.evict(100) == 10
 
 
-def test_the_fingerprint_sees_order_but_not_time() -> None:
+def test_fingerprint_depends_on_order_not_time() -> None:
     tree = RadixTree(page_size=1)
     tree.insert(tokens(("a", 4)), 4)
     tree.insert(tokens(("b", 4)), 4)

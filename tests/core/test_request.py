@@ -9,12 +9,12 @@ import pytest
 from simkv.core.request import Prompt, Request
 
 
-def test_a_prompt_does_not_know_what_will_be_emitted() -> None:
+def test_prompt_hides_output_tokens() -> None:
     hidden = {field.name for field in fields(Request)} - {field.name for field in fields(Prompt)}
     assert hidden == {"output_tokens", "timeout", "acceptance"}
 
 
-def test_requests_do_not_change() -> None:
+def test_requests_are_immutable() -> None:
     request = Request(0, 1, 1)
     with pytest.raises(FrozenInstanceError):
         request.prompt_tokens = 2  # type: ignore[misc]

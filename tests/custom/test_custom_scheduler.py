@@ -45,7 +45,7 @@ def invoke(*words: object) -> Any:
     return CliRunner().invoke(app, list(map(str, words)))
 
 
-def test_a_scenario_alone_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_untrusted_scenario_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, LOUD)
     monkeypatch.chdir(tmp_path)
     over = ["--over", "engine.num_blocks=20,30"]
@@ -76,7 +76,7 @@ def test_a_scenario_alone_runs_no_code(tmp_path: Path, monkeypatch: pytest.Monke
     assert not list(tmp_path.glob("runs/*"))
 
 
-def test_a_saved_run_has_the_code_and_runs_it_only_where_told_so(tmp_path: Path) -> None:
+def test_saved_run_requires_trust(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     out = tmp_path / "out"
     assert invoke("run", path, "--out", out, "--no-plots", "--trust").exit_code == 0
@@ -92,7 +92,7 @@ def test_a_saved_run_has_the_code_and_runs_it_only_where_told_so(tmp_path: Path)
         run(path)
 
 
-def test_what_a_run_is_known_by_has_the_bytes_of_the_code(tmp_path: Path) -> None:
+def test_digest_covers_code(tmp_path: Path) -> None:
     def digest(code: str) -> str:
         with override_trust(True):
             return compute_digest(load(write(tmp_path, code))["run"], tmp_path)
@@ -101,7 +101,7 @@ def test_what_a_run_is_known_by_has_the_bytes_of_the_code(tmp_path: Path) -> Non
     assert digest(GOOD) != digest(GOOD + "\n")
 
 
-def test_a_worker_runs_the_bytes_that_the_job_was_made_of(tmp_path: Path) -> None:
+def test_worker_runs_code_of_job(tmp_path: Path) -> None:
     with override_trust(True):
         scenario = load(write(tmp_path))["run"]
     sent = pickle.dumps(make_job(scenario, tmp_path))
@@ -114,7 +114,7 @@ def test_a_worker_runs_the_bytes_that_the_job_was_made_of(tmp_path: Path) -> Non
     assert done.summary["finished"] == 12
 
 
-def test_its_knobs_are_checked_like_those_of_an_engine(tmp_path: Path) -> None:
+def test_validates_custom_knobs(tmp_path: Path) -> None:
     path = write(tmp_path)
 
     def error(**knobs: Any) -> str:
@@ -130,14 +130,14 @@ def test_its_knobs_are_checked_like_those_of_an_engine(tmp_path: Path) -> None:
     assert table["preemptions"].tolist()[0] > table["preemptions"].tolist()[1]
 
 
-def test_the_schema_lets_it_be(tmp_path: Path) -> None:
+def test_schema_accepts_custom_engines(tmp_path: Path) -> None:
     validator = Draft202012Validator(json_schema())
     assert not list(validator.iter_errors(SCENARIO))
     wrong = {**SCENARIO, "engine": {**SCENARIO["engine"], "name": "vllm"}}
     assert list(validator.iter_errors(wrong))
 
 
-def test_without_reasons_the_ledger_says_so(tmp_path: Path) -> None:
+def test_ledger_without_wait_reasons(tmp_path: Path) -> None:
     silent = GOOD.replace("batch.held = Held(", "str((").replace('"slot")', '"slot"))')
     silent = silent.replace('"blocks")', '"blocks"))')
     for code, kind in ((GOOD, LedgerKind.BLOCKS), (silent, LedgerKind.QUEUED)):
@@ -211,12 +211,12 @@ def test_custom_vllm_policy_rejects_kv_offloading_and_transfer(tmp_path: Path) -
             run(path, trust=True)
 
 
-def test_a_fleet_of_them(tmp_path: Path) -> None:
+def test_fleet_of_custom_schedulers(tmp_path: Path) -> None:
     path = write(tmp_path, fleet={"replicas": 2, "router": {"name": "round_robin"}})
     assert run(path, trust=True).figures.loc["finished", "run"] == 12
 
 
-def test_one_of_an_installed_package_needs_no_word(
+def test_installed_scheduler_needs_no_trust(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "package_of_mine.py").write_text(GOOD, encoding="utf-8")
@@ -236,12 +236,12 @@ def test_one_of_an_installed_package_needs_no_word(
         ("class A:\n    config: int\n    def schedule(self): ...\n", "expected a frozen dataclass"),
     ],
 )
-def test_a_file_without_one(tmp_path: Path, code: str, what: str) -> None:
+def test_rejects_files_without_scheduler(tmp_path: Path, code: str, what: str) -> None:
     with pytest.raises(InputError, match=what):
         run(write(tmp_path, code), trust=True)
 
 
-def test_every_law_is_told_and_a_broken_one_travels() -> None:
+def test_law_violations_are_documented_and_picklable() -> None:
     broken = LawViolation("blocks", "one is gone", "mine.py", 7, 3)
     assert str(pickle.loads(pickle.dumps(broken))) == (
         "mine.py:7: breaks the law of blocks at step 3: one is gone (free and held blocks are all "
@@ -250,7 +250,7 @@ def test_every_law_is_told_and_a_broken_one_travels() -> None:
     assert all(LAWS.values())
 
 
-def test_a_check_tells_the_order_of_a_set_of_text_by_other_processes(tmp_path: Path) -> None:
+def test_check_detects_hash_order(tmp_path: Path) -> None:
     by_hash = (
         "        self.waiting.sort(key=lambda r: hash(f'{r.id} '))\n"
         "        print('decides', end='')\n        reserve ="
@@ -262,7 +262,7 @@ def test_a_check_tells_the_order_of_a_set_of_text_by_other_processes(tmp_path: P
     assert "PYTHONHASHSEED=1 request" in str(found.broken)
 
 
-def test_a_check_shrinks_what_breaks_a_law(tmp_path: Path) -> None:
+def test_check_shrinks_violation(tmp_path: Path) -> None:
     forgetful = (
         "        if len(self.running) > 1:\n            self.running.pop()\n        reserve ="
     )
@@ -280,7 +280,7 @@ def test_a_check_shrinks_what_breaks_a_law(tmp_path: Path) -> None:
     assert NOT_TRUSTED in str(invoke("check-scheduler", shown).exception)
 
 
-def test_a_check_of_a_scenario_is_of_its_custom_schedulers(tmp_path: Path) -> None:
+def test_check_of_scenario_covers_custom_schedulers(tmp_path: Path) -> None:
     vllm = {"engine": {"name": "vllm", "num_gpu_blocks": 200, "max_model_len": 512}}
     path = write(tmp_path, variants={"custom": {}, "vllm": vllm})
     done = invoke("check-scheduler", path, "--trust")

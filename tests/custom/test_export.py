@@ -45,16 +45,16 @@ class Mine(CustomVllmScheduler):
 
 
 @pytest.mark.parametrize("trace", TRACES, ids=lambda trace: trace.header["case"])
-def test_the_simulated_rule_decides_as_the_recorded_one(trace: DecisionTrace) -> None:
+def test_simulated_policy_matches_recording(trace: DecisionTrace) -> None:
     assert first_mismatch(trace, simulated_spec(RULE, {})) is None
 
 
 @pytest.mark.parametrize("trace", OF_FOUND, ids=lambda trace: trace.header["case"])
-def test_the_simulated_rule_of_a_search_decides_as_the_recorded_one(trace: DecisionTrace) -> None:
+def test_simulated_search_result_matches_recording(trace: DecisionTrace) -> None:
     assert first_mismatch(trace, simulated_spec(FOUND, {})) is None
 
 
-def test_the_recordings_would_show_what_a_search_had_not_found(tmp_path: Path) -> None:
+def test_recordings_detect_other_search_results(tmp_path: Path) -> None:
     """Without any one of its decisions, or with a number changed, something differs."""
     text = FOUND.read_text()
     seams = "waiting_order", "victim", "admit", "chunk"
@@ -66,7 +66,7 @@ def test_the_recordings_would_show_what_a_search_had_not_found(tmp_path: Path) -
         assert any(first_mismatch(trace, ruled) for trace in OF_FOUND), other
 
 
-def test_the_recordings_would_show_another_rule() -> None:
+def test_recordings_detect_other_policies() -> None:
     """Without the rule, or with one of its numbers changed, some decision differs."""
     assert any(compare(t, replay_decisions(VLLM, t.header, len(t.steps)))[1] for t in TRACES)
     for knobs in ({"alike": 1000}, {"few": 30}):
@@ -74,14 +74,14 @@ def test_the_recordings_would_show_another_rule() -> None:
 
 
 @BOTH
-def test_what_was_recorded_is_what_is_written_today(rule: Path) -> None:
+def test_export_matches_recorded_file(rule: Path) -> None:
     text = export_policy(rule, {}, f"{rule.stem}_for_vllm")
     assert text == (rule.parent / "exported.txt").read_text()
     names = {n.module for n in ast.walk(ast.parse(text)) if isinstance(n, ast.ImportFrom)}
     assert not any((name or "").startswith("simkv") for name in names)
 
 
-def test_knobs_are_written_out() -> None:
+def test_exports_knobs() -> None:
     assert "CONFIG = Knobs(alike=8, few=9)" in export_policy(RULE, {"few": 9}, "x")
 
 
@@ -89,12 +89,12 @@ def test_knobs_are_written_out() -> None:
     not (WHEELS / f"vllm-{TARGET_RELEASE}").is_dir(), reason="no wheel of vLLM is at hand"
 )
 @BOTH
-def test_the_wheel_decides_as_simulated(rule: Path) -> None:
+def test_released_scheduler_matches_simulation(rule: Path) -> None:
     found = dict(check_export(rule, {}, WHEELS / f"vllm-{TARGET_RELEASE}", 10))
     assert found == dict.fromkeys(found)
 
 
-def test_a_rule_that_takes_no_decision_changes_none(tmp_path: Path) -> None:
+def test_empty_policy_changes_nothing(tmp_path: Path) -> None:
     knobs = {"num_gpu_blocks": 30, "max_model_len": 100, "async_scheduling": True}
     mine = write(tmp_path, PLAIN, engine={"name": "mine", "file": "mine.py", **knobs})
     ours = run(mine, trust=True).figures.drop("notes", errors="ignore")
@@ -103,7 +103,7 @@ def test_a_rule_that_takes_no_decision_changes_none(tmp_path: Path) -> None:
         assert ours.loc[figure, "run"] == plain.loc[figure, "run"], figure
 
 
-def test_only_rules_over_vllm_can_be_written_out(tmp_path: Path) -> None:
+def test_exports_vllm_policies_only(tmp_path: Path) -> None:
     write(tmp_path)
     with pytest.raises(InputError, match="no CustomVllmScheduler"):
         export_policy(tmp_path / "mine.py", {}, "x")
@@ -117,7 +117,7 @@ def test_only_rules_over_vllm_can_be_written_out(tmp_path: Path) -> None:
         export_policy(plain, {}, "x")
 
 
-def test_a_rule_cannot_have_a_policy_beside_it(tmp_path: Path) -> None:
+def test_custom_policy_excludes_policy_setting(tmp_path: Path) -> None:
     for knobs, what in (({"policy": "priority"}, "expected fcfs"), ({"variant": "0.33"}, "")):
         path = write(tmp_path, PLAIN, engine={"name": "mine", "file": "mine.py", **knobs})
         if what:

@@ -196,7 +196,7 @@ def check_run(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_check_names_law_step_and_line(name: str, tmp_path: Path) -> None:
+def test_check_names_law_step_and_line(name: str, tmp_path: Path) -> None:
     path, code = broken(name, tmp_path)
     with pytest.raises(LawViolation) as caught:
         check_run(path)
@@ -211,7 +211,7 @@ def test_a_check_names_law_step_and_line(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_run_ends_with_a_verdict_or_serves_all(name: str, tmp_path: Path) -> None:
+def test_run_ends_with_verdict_or_serves_all(name: str, tmp_path: Path) -> None:
     path, _ = broken(name, tmp_path)
     result = simkv.run(path, trust=True).results["run"]
     verdicts = {one.name: one.text for one in result.diagnosis.verdicts}
@@ -226,7 +226,7 @@ def test_a_run_ends_with_a_verdict_or_serves_all(name: str, tmp_path: Path) -> N
     assert f"{file}:" in text
 
 
-def test_the_timer_of_calls_ends_no_process() -> None:
+def test_call_timer_kills_no_process() -> None:
     """A process that ends while the timer ticks is not killed by it."""
     code = (
         "import time; from simkv.scenario.custom import call_limit; call_limit.TICK = 0.05\n"
@@ -284,7 +284,7 @@ METHODS = [
 
 
 @pytest.mark.parametrize("field", [*Batch.__slots__, *Completion.__slots__, *METHODS])
-def test_junk_ends_in_no_traceback(field: str, tmp_path: Path) -> None:
+def test_invalid_results_cause_no_traceback(field: str, tmp_path: Path) -> None:
     """One decision, one completion or every call has junk in one place."""
     good = GOOD.replace("import Batch,", "import Completion, Batch,")
     for junk in JUNK:
@@ -297,7 +297,7 @@ def test_junk_ends_in_no_traceback(field: str, tmp_path: Path) -> None:
             assert verdict.text
 
 
-def test_a_good_one_is_not_refused(tmp_path: Path) -> None:
+def test_accepts_correct_scheduler(tmp_path: Path) -> None:
     path = write(tmp_path, workload=UNEQUAL)
     check_run(path)
     assert simkv.run(path, trust=True).figures.loc["finished", "run"] == 9

@@ -60,7 +60,7 @@ def simkv(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_every_old_name_is_the_class_of_the_new_one() -> None:
+def test_old_names_are_aliases() -> None:
     sys.modules.pop("simkv.own", None)
     with pytest.warns(FutureWarning, match=r"use simkv\.custom"):
         own = import_module("simkv.own")
@@ -79,7 +79,7 @@ def test_every_old_name_is_the_class_of_the_new_one() -> None:
     ],
     ids=lambda words: words[0],
 )
-def test_a_scheduler_in_the_old_spelling_gives_the_same_results(
+def test_scheduler_with_old_names_gives_same_results(
     command: tuple[str, ...], tmp_path: Path
 ) -> None:
     ran = []
@@ -100,7 +100,7 @@ def test_a_scheduler_in_the_old_spelling_gives_the_same_results(
 
 
 @pytest.mark.filterwarnings("ignore:use simkv.custom:FutureWarning")
-def test_a_policy_in_the_old_spelling_is_exported(tmp_path: Path) -> None:
+def test_exports_policy_with_old_names(tmp_path: Path) -> None:
     file = tmp_path / RULE.name
     file.write_text(old_spelling(RULE.read_text()))
     text = export_policy(file, {}, "x")

@@ -38,7 +38,7 @@ def recorded(folder: Path) -> Path:
     return folder
 
 
-def test_gpu_serve_refuses_code_and_then_what_only_simulates(tmp_path: Path) -> None:
+def test_gpu_serve_rejects_custom_schedulers(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     path = write(tmp_path, LOUD)
     options = ["--device", "cpu", "--model", "tiny", "--out", tmp_path / "out"]
@@ -48,7 +48,7 @@ def test_gpu_serve_refuses_code_and_then_what_only_simulates(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("command", ["replay", "validate"])
-def test_recorded_runs_are_not_of_code(command: str, tmp_path: Path) -> None:
+def test_recorded_runs_reject_code(command: str, tmp_path: Path) -> None:
     folder = recorded(tmp_path)
     profile = ["--profile", Path("simkv/costs/profiles/unit-step.json").resolve()]
     words = ["gpu", command, folder, *(profile if command == "validate" else [])]
@@ -57,7 +57,7 @@ def test_recorded_runs_are_not_of_code(command: str, tmp_path: Path) -> None:
     assert "not a folder of `simkv gpu run`" in refused(*words, "--trust")
 
 
-def test_a_plan_of_validations_is_not_of_code(tmp_path: Path) -> None:
+def test_validation_plan_rejects_code(tmp_path: Path) -> None:
     from simkv.costs.cost_profile import load_profile
     from simkv.validation.gpu_runs.validation_plan_file import profile_hash
 
@@ -73,7 +73,7 @@ def test_a_plan_of_validations_is_not_of_code(tmp_path: Path) -> None:
     assert not (tmp_path / "plan" / "mine.py.ran").exists()
 
 
-def test_an_incident_is_gone_on_with_under_code_only_where_told_so(tmp_path: Path) -> None:
+def test_resumed_diagnosis_requires_trust(tmp_path: Path) -> None:
     """Somebody has put a scheduler into the rebuilt scenario."""
     incident = tmp_path / "incident"
     seen = write(tmp_path, engine={"name": "vllm", "num_gpu_blocks": 520})
@@ -95,13 +95,13 @@ def test_an_incident_is_gone_on_with_under_code_only_where_told_so(tmp_path: Pat
     assert (incident / "mine.py.ran").exists()
 
 
-def test_a_server_of_code_needs_to_be_told(tmp_path: Path) -> None:
+def test_serve_requires_trust(tmp_path: Path) -> None:
     pytest.importorskip("fastapi")
     assert NOT_TRUSTED in refused("serve", write(tmp_path, LOUD))
     assert not (tmp_path / "mine.py.ran").exists()
 
 
-def test_a_server_of_code_that_fails_says_why(tmp_path: Path) -> None:
+def test_serve_reports_scheduler_failure(tmp_path: Path) -> None:
     pytest.importorskip("fastapi")
     from tests.serve.running_server import serving
 

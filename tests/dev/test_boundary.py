@@ -35,20 +35,20 @@ def unreached(package: Path, roots: set[str]) -> set[str]:
     return edges.keys() - reachable(edges, roots)
 
 
-def test_simkv_imports_nothing_of_maintainers() -> None:
+def test_simkv_does_not_import_dev() -> None:
     for module, path in modules(ROOT / "simkv").items():
         wrong = [n for n in imported(path, module) if n.split(".")[0] in ("dev", "tests", "tools")]
         assert not wrong, f"{path}: imports {wrong}"
 
 
-def test_every_module_has_a_user() -> None:
+def test_every_module_is_imported() -> None:
     package = ROOT / "simkv"
     commands = {name for name in modules(package) if name.startswith("simkv.cli.")}
     roots = {root for root in ROOTS if root in modules(package)} | commands
     assert unreached(package, roots) == set(REACHED_OTHERWISE)
 
 
-def test_a_module_without_a_user_is_found(tmp_path: Path) -> None:
+def test_detects_unused_module(tmp_path: Path) -> None:
     package = tmp_path / "house"
     (package / "room").mkdir(parents=True)
     (package / "__init__.py").write_text("from house.room import used\n")
@@ -58,6 +58,6 @@ def test_a_module_without_a_user_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", sorted(modules(ROOT / "dev")))
-def test_a_tool_can_be_imported(module: str) -> None:
+def test_tools_are_importable(module: str) -> None:
     if not module.endswith("__main__"):
         pytest.importorskip(module, reason="", exc_type=ModuleNotFoundError)

@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 TABLES = ROOT.parent / "shared" / "ground-truth" / "calibration"
 
 
-def test_requests_alone_take_the_sum_of_their_chunks_and_the_mean_of_their_decodes() -> None:
+def test_single_request_times_sum_steps() -> None:
     device = planted()[0]
     alone = alone_on(device, 256)
     prompt, output = int(alone.prompt[0]), int(alone.output[0])
@@ -32,32 +32,32 @@ def test_requests_alone_take_the_sum_of_their_chunks_and_the_mean_of_their_decod
 
 
 @pytest.mark.parametrize("device", planted(), ids=lambda device: device.name)
-def test_a_profile_of_lone_requests_holds_at_another_budget(device: object) -> None:
+def test_profile_predicts_other_budget(device: object) -> None:
     """Between 256 and 4,096 tokens, where chunks tell a token from a step, within 5 %."""
     found = {(p.fitted, p.asked): p.error for p in pairs_of(device, (256, 1024, 4096))}  # type: ignore[arg-type]
     assert len(found) == 9
     assert max(map(abs, found.values())) < 0.05, found
 
 
-def test_chunks_of_a_large_budget_tell_what_those_of_64_tokens_cost() -> None:
+def test_large_budget_predicts_small_chunks() -> None:
     found = {p.asked: p.error for p in pairs_of(planted()[0], (64, 4096)) if p.fitted == 4096}
     assert abs(found[64]) < 0.05  # a line without a floor says 26 % less
 
 
 @pytest.mark.skipif(not TABLES.is_dir(), reason="the kernel tables are not shipped")
-def test_a_profile_of_lone_requests_on_a_real_gpus_tables() -> None:
+def test_profile_on_measured_tables() -> None:
     device = next(d for d in of_tables(TABLES) if "rtxpro6000-llama" in d.name)
     found = {(p.fitted, p.asked): p.error for p in pairs_of(device, (256, 1024))}
     assert max(map(abs, found.values())) < 0.055, found
 
 
-def test_the_table_has_a_row_for_each_budget_that_is_asked_for() -> None:
+def test_table_has_row_per_budget() -> None:
     made = [Pair("d", fitted, asked, 0.01) for asked in (64, 256) for fitted in (64, 256)]
     lines = table(made)
     assert lines[0] == "| device | asked for | fitted at 64 | fitted at 256 |"
     assert lines[2:] == ["| d | 64 | +1.0 | +1.0 |", "| d | 256 | +1.0 | +1.0 |"]
 
 
-def test_a_folder_of_tables_that_is_not_there_is_named() -> None:
+def test_reports_missing_tables() -> None:
     done = CliRunner().invoke(app, ["validate", "budgets", "--kernel-tables", "nowhere"])
     assert "there is no such folder" in str(done.exception)

@@ -253,7 +253,7 @@ for _name in WHOLE:
 
 
 @pytest.mark.parametrize("field", Scenario.model_fields)
-def test_a_field_comes_back_and_does_what_its_role_says(field: str) -> None:
+def test_field_round_trips_and_has_its_role(field: str) -> None:
     mine = [path for path in PATHS if path[0] == field]
     assert mine
     for path in mine:
@@ -275,7 +275,7 @@ def test_a_field_comes_back_and_does_what_its_role_says(field: str) -> None:
 
 @pytest.mark.parametrize("make", [scenarios, fleets])
 @given(data=st.data())
-def test_random_scenarios_come_back(make: Any, data: st.DataObject) -> None:
+def test_random_scenarios_round_trip(make: Any, data: st.DataObject) -> None:
     pair = [data.draw(make(*data.draw(st.sampled_from(ENGINES)))) for _ in range(2)]
     assert again(*pair) == pair
     assert again(*pair[:1]) == pair[:1]

@@ -42,7 +42,7 @@ def rows(result: RunResult) -> dict[str, Any]:
 @every_engine
 @given(data=st.data())
 @settings(max_examples=12)
-def test_every_request_of_a_fleet_ends_once(engine: str, variant: str, data: st.DataObject) -> None:
+def test_fleet_requests_end_once(engine: str, variant: str, data: st.DataObject) -> None:
     scenario = data.draw(fleets(engine, variant))
     result = run(scenario)
     lives, fleet = result.record.requests, result.fleet
@@ -86,7 +86,7 @@ def test_every_request_of_a_fleet_ends_once(engine: str, variant: str, data: st.
 @every_engine
 @given(data=st.data())
 @settings(max_examples=18)
-def test_a_leap_changes_nothing_in_a_fleet(engine: str, variant: str, data: st.DataObject) -> None:
+def test_leap_changes_nothing_in_fleet(engine: str, variant: str, data: st.DataObject) -> None:
     scenario = stretched(data.draw(fleets(engine, variant)), data.draw(st.sampled_from([1, 4, 9])))
     leaping, stepping = run(scenario), run(scenario, leaping=False)
     assert_same(rows(leaping), rows(stepping), "run")
@@ -112,7 +112,7 @@ def test_littles_law(engine: str, variant: str, data: st.DataObject) -> None:
 @every_engine
 @given(data=st.data())
 @settings(max_examples=10)
-def test_a_fleet_of_one_is_its_replica(engine: str, variant: str, data: st.DataObject) -> None:
+def test_fleet_of_one_matches_replica(engine: str, variant: str, data: st.DataObject) -> None:
     scenario = data.draw(scenarios(engine, variant))
     router = data.draw(st.sampled_from(["round_robin", "least_loaded", "cache_aware"]))
     section = {"replicas": 1, "router": router, "refresh_interval": 0.7}

@@ -33,7 +33,7 @@ from tests.laws.random_scenarios import (
 )
 
 
-def test_every_engine_has_small_knobs() -> None:
+def test_every_engine_has_small_settings() -> None:
     assert KNOBS.keys() == engine_registry.ENGINES.keys()
 
 
@@ -206,7 +206,7 @@ def check_verdict(done: Run) -> None:
 @pytest.mark.parametrize(("engine", "variant"), ENGINES, ids=lambda name: name)
 @given(data=st.data())
 @settings(max_examples=28)
-def test_the_laws(engine: str, variant: str, data: st.DataObject) -> None:
+def test_invariants(engine: str, variant: str, data: st.DataObject) -> None:
     """All of them on each scenario: to draw one costs ten times as much as to run it."""
     scenario = data.draw(scenarios(engine, variant))
     # seed overwrites the table of a waiting request after an eviction: its blocks leak for ever
@@ -219,6 +219,6 @@ def test_the_laws(engine: str, variant: str, data: st.DataObject) -> None:
     assert_ledger(done.record)
 
 
-def test_a_scheduler_is_not_told_the_future() -> None:
+def test_schedulers_cannot_see_the_future() -> None:
     assert not hasattr(Prompt(0, 1, 1), "output_tokens")
     assert isinstance(Request(0, 1, 1), Prompt)

@@ -165,7 +165,7 @@ def assert_same(a: Any, b: Any, where: str) -> None:
 @pytest.mark.parametrize(("engine", "variant"), ENGINES, ids=lambda name: name)
 @given(data=st.data())
 @settings(max_examples=28)
-def test_a_leap_changes_nothing(engine: str, variant: str, data: st.DataObject) -> None:
+def test_leap_changes_nothing(engine: str, variant: str, data: st.DataObject) -> None:
     scenario = data.draw(scenarios(engine, variant))
     scenario = stretched(scenario, data.draw(st.sampled_from([1, 4, 9])))
     context = data.draw(st.sampled_from([LINEAR, CURVED, None]))
@@ -208,7 +208,7 @@ def test_a_leap_changes_nothing(engine: str, variant: str, data: st.DataObject) 
         ("trtllm", {"disable_overlap_scheduler": True}),
     ],
 )
-def test_there_are_leaps(engine: str, knobs: dict[str, Any]) -> None:
+def test_scenarios_contain_leaps(engine: str, knobs: dict[str, Any]) -> None:
     """The law above says nothing if nobody leaps."""
     scenario = Scenario.model_validate(
         {
@@ -225,7 +225,7 @@ def test_there_are_leaps(engine: str, knobs: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("leaping", [True, False])
-def test_a_pause_for_decodes_that_are_over_is_leapt(leaping: bool) -> None:
+def test_leaps_over_finished_decode_interval(leaping: bool) -> None:
     """SGLang lets 999 turns pass after a prefill, though nobody is left to decode in them."""
     knobs = {"prefill_decode_interval": 999, "prefill_max_requests": 1}
     scenario = Scenario.model_validate(

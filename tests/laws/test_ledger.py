@@ -17,7 +17,7 @@ from tests.laws.random_scenarios import ENGINES, scenarios
 
 @pytest.mark.parametrize("variant", [v for e, v in ENGINES if e == "fastdeploy"])
 @given(data=st.data())
-def test_the_ledger_sums_in_a_pipeline_too(variant: str, data: st.DataObject) -> None:
+def test_ledger_sums_in_pipeline(variant: str, data: st.DataObject) -> None:
     scenario = data.draw(scenarios("fastdeploy", variant))
     delay = st.sampled_from([0.0, 0.25, 1.5])
     pacing = Pacing(

@@ -26,7 +26,7 @@ def client(served: Served) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
 
 
-def test_a_completion_is_streamed_a_chunk_a_token(client: openai.OpenAI) -> None:
+def test_streams_completion_one_chunk_per_token(client: openai.OpenAI) -> None:
     chunks = list(
         client.completions.create(
             model="m",
@@ -44,7 +44,7 @@ def test_a_completion_is_streamed_a_chunk_a_token(client: openai.OpenAI) -> None
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (3, 7, 10)
 
 
-def test_a_conversation_is_streamed_with_a_role_first(client: openai.OpenAI) -> None:
+def test_streams_chat_with_role_first(client: openai.OpenAI) -> None:
     chunks = list(
         client.chat.completions.create(
             model="m",
@@ -58,7 +58,7 @@ def test_a_conversation_is_streamed_with_a_role_first(client: openai.OpenAI) -> 
     assert sum(bool(delta.content) for delta in deltas) == 3
 
 
-def test_answers_in_one_piece(client: openai.OpenAI) -> None:
+def test_unstreamed_replies(client: openai.OpenAI) -> None:
     body = {"simkv": {"output_tokens": 2}}
     whole = client.completions.create(
         model="m", prompt=["one prompt", "another"], max_tokens=5, extra_body=body
@@ -74,7 +74,7 @@ def test_answers_in_one_piece(client: openai.OpenAI) -> None:
     assert said.choices[0].finish_reason == "length"
 
 
-def test_the_model_and_the_state(served: Served, client: openai.OpenAI) -> None:
+def test_models_and_health(served: Served, client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["m"]
     assert served.get("/health").status_code == 200
     assert served.get("/version").json()["version"] == "0.33.0"
@@ -82,7 +82,7 @@ def test_the_model_and_the_state(served: Served, client: openai.OpenAI) -> None:
     assert served.get("/health").headers["x-simkv-speed"] == "1"
 
 
-def test_tokens_and_text(served: Served) -> None:
+def test_tokenize_and_detokenize(served: Served) -> None:
     found = served.post("/tokenize", {"prompt": "Hello, world!"}).json()
     assert found["count"] == len(found["tokens"]) == 4
     back = served.post("/detokenize", {"tokens": found["tokens"]}).json()
@@ -108,7 +108,7 @@ def test_tokens_and_text(served: Served) -> None:
         ("/nowhere", {}, 404, "Not Found"),
     ],
 )
-def test_refusals_are_the_api_s_own(
+def test_errors_match_api(
     served: Served, path: str, body: object, status: int, words: str
 ) -> None:
     response = served.post(path, body)
@@ -120,14 +120,14 @@ def test_refusals_are_the_api_s_own(
 
 
 @pytest.mark.parametrize("content", [b"{", b"[1,", b'{"prompt": NaN}', b"\xff", b"[" * 9999, b""])
-def test_what_is_no_json_is_refused(served: Served, content: bytes) -> None:
+def test_rejects_invalid_json(served: Served, content: bytes) -> None:
     headers = {"content-type": "application/json"}
     response = served.client.post("/v1/completions", content=content, headers=headers)
     assert response.status_code == 400
     assert response.json()["error"]["code"] == 400
 
 
-def test_a_body_over_the_limit_is_refused(served: Served) -> None:
+def test_rejects_large_bodies(served: Served) -> None:
     head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     with socket.create_connection(served.url.removeprefix("http://").split(":")) as raw:
         raw.sendall(f"{head}content-length: 99999999\r\n\r\n".encode())
@@ -142,7 +142,7 @@ def test_a_body_over_the_limit_is_refused(served: Served) -> None:
     assert response.status_code == 413
 
 
-def test_an_explanation_sums_to_the_request_s_time(served: Served) -> None:
+def test_explanation_sums_to_request_time(served: Served) -> None:
     response = served.post("/v1/completions", {"prompt": "x" * 400, "max_tokens": 10})
     name = response.json()["id"]
     (found,) = served.get(f"/explain/{name}?format=json").json()["requests"]
@@ -155,7 +155,7 @@ def test_an_explanation_sums_to_the_request_s_time(served: Served) -> None:
     assert "served" in served.get("/explain").text
 
 
-def test_a_client_that_is_gone_leaves_the_engine(served: Served) -> None:
+def test_disconnect_aborts_request(served: Served) -> None:
     with served.client.stream(
         "POST",
         "/v1/completions",
@@ -175,7 +175,7 @@ def prefill_seconds(served: Served, name: str) -> float:
     return float(next(prefills)["seconds"])
 
 
-def test_common_prefixes_are_faster_the_second_time(served: Served) -> None:
+def test_shared_prefixes_hit_cache(served: Served) -> None:
     prompt = list(range(2000))
 
     def first_token(tail: int) -> float:
@@ -188,7 +188,7 @@ def test_common_prefixes_are_faster_the_second_time(served: Served) -> None:
     assert warm == pytest.approx(0.01 + 1e-4)
 
 
-def test_what_was_said_is_known_in_the_next_turn(served: Served) -> None:
+def test_next_turn_hits_cache(served: Served) -> None:
     messages = [{"role": "user", "content": "a" * 1000}]
     first = served.post("/v1/chat/completions", {"messages": messages, "max_tokens": 200}).json()
     messages.append(first["choices"][0]["message"])
@@ -199,7 +199,7 @@ def test_what_was_said_is_known_in_the_next_turn(served: Served) -> None:
     assert computed < 40  # a last block of the first turn, and the words that are new
 
 
-def test_the_scenario_and_the_document(served: Served) -> None:
+def test_scenario_and_openapi_endpoints(served: Served) -> None:
     text = served.get("/scenario").text
     assert "num_gpu_blocks: 1000" in text
     assert "every four bytes" in text
@@ -221,7 +221,7 @@ def test_the_scenario_and_the_document(served: Served) -> None:
         "x" * 16_384,
     ],
 )
-def test_any_request_id_is_repeated_as_it_is(served: Served, name: str) -> None:
+def test_repeats_any_request_id(served: Served, name: str) -> None:
     body = {"prompt": "x", "max_tokens": 5, "stream": True, "request_id": name}
     response = served.post("/v1/completions", body)
     assert response.status_code == 200

@@ -29,7 +29,7 @@ main()
 """
 
 
-def test_without_the_extra_it_says_what_to_install() -> None:
+def test_reports_missing_extra() -> None:
     command = [sys.executable, "-c", BARE, "serve"]
     helped = subprocess.run([*command, "--help"], capture_output=True, text=True)
     assert helped.returncode == 0
@@ -62,7 +62,7 @@ UNUSABLE = {
 @pytest.mark.parametrize(
     ("option", "value"), [(option, value) for option in UNUSABLE for value in UNUSABLE[option]]
 )
-def test_an_option_that_cannot_be_used_is_one_line(
+def test_rejects_invalid_options(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -85,7 +85,7 @@ def test_an_option_that_cannot_be_used_is_one_line(
 
 
 @pytest.mark.parametrize("option", ["--engine", "--model", "--gpu"])
-def test_an_empty_name_is_one_line(
+def test_rejects_empty_names(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str
 ) -> None:
     words = [] if option == "--engine" else ["--engine", "vllm"]
@@ -96,7 +96,7 @@ def test_an_empty_name_is_one_line(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_an_empty_key_in_the_environment_is_refused(
+def test_rejects_empty_key_in_environment(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SIMKV_API_KEY", "")
@@ -108,7 +108,7 @@ def test_an_empty_key_in_the_environment_is_refused(
     assert "SIMKV_API_KEY" in capsys.readouterr().err
 
 
-def test_options_at_their_bounds_are_taken() -> None:
+def test_accepts_options_at_bounds() -> None:
     for speed in (1e-6, 1e6):
         assert ServerOptions(speed=speed).speed == speed
     for grace in (0.0, 1e-300, 1e6):
@@ -128,7 +128,7 @@ def test_options_at_their_bounds_are_taken() -> None:
         (["--engine", "vlm"], "did you mean 'vllm'?"),
     ],
 )
-def test_what_cannot_be_served_is_one_line(
+def test_rejects_unservable_scenarios(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["simkv", "serve", *words])
@@ -140,7 +140,7 @@ def test_what_cannot_be_served_is_one_line(
     assert refused.startswith("simkv: ")
 
 
-def test_it_lists_what_it_could_serve(
+def test_lists_scenarios(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["simkv", "serve", "--list"])
@@ -151,14 +151,14 @@ def test_it_lists_what_it_could_serve(
     assert any(re.match(r"mistralrs-forty +mistralrs", line) for line in listed)
 
 
-def test_an_engine_by_its_name() -> None:
+def test_serves_engine_by_name() -> None:
     made = build_scenario("sglang", "llama-3.1-8b", "L40S", ["engine.page_size=16"])
     assert made.engine.name == "sglang"
     assert made.engine.page_size == 16
     assert made.engine.max_total_num_tokens > 100_000
 
 
-def test_every_replica_has_a_port_of_its_own(tmp_path: Path) -> None:
+def test_port_per_replica(tmp_path: Path) -> None:
     (tmp_path / COSTS.name).write_text(COSTS.read_text())
     options = ("--port-per-replica", "--record", "came.csv", "--served-model-name", "m")
     with serving(tmp_path, scenario() + FLEET, *options) as served:

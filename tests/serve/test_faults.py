@@ -58,7 +58,7 @@ async def vanish(url: str, count: int, seed: int) -> int:
     return sum(await asyncio.gather(*(client() for _ in range(count))))
 
 
-def test_of_500_clients_that_vanish_nothing_is_left(tmp_path: Path) -> None:
+def test_500_disconnected_clients_leave_no_state(tmp_path: Path) -> None:
     with serving(tmp_path, scenario(200, 1024), "--record", "came.csv") as served:
         heard = asyncio.run(vanish(served.url, 500, 5))
         served.wait_for_load(0)
@@ -86,7 +86,7 @@ def test_of_500_clients_that_vanish_nothing_is_left(tmp_path: Path) -> None:
     assert sum(life.outcome != "finished" for life in record.requests.values()) > 0
 
 
-def test_a_flood_of_connections_leaves_the_server_as_it_was(tmp_path: Path) -> None:
+def test_survives_connection_flood(tmp_path: Path) -> None:
     with serving(tmp_path, scenario(), files=128) as served:
         where = urlsplit(served.url)
         flood = [socket.create_connection((where.hostname, where.port)) for _ in range(400)]
@@ -107,7 +107,7 @@ def test_a_flood_of_connections_leaves_the_server_as_it_was(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("grace", "whole"), [("300", True), ("0.05", False)])
-def test_it_drains_when_told_to_end(tmp_path: Path, grace: str, whole: bool) -> None:
+def test_drains_on_shutdown(tmp_path: Path, grace: str, whole: bool) -> None:
     with serving(tmp_path, scenario(), "--record", "came.csv", "--grace", grace) as served:
         stream = served.stream({"prompt": "x", "max_tokens": 30 if whole else 3000})
         served.wait_for_load(1)
@@ -125,7 +125,7 @@ def test_it_drains_when_told_to_end(tmp_path: Path, grace: str, whole: bool) -> 
     assert len(rows) == 2
 
 
-def test_a_dead_engine_ends_its_connections_and_says_so(tmp_path: Path) -> None:
+def test_dead_engine_ends_connections(tmp_path: Path) -> None:
     command = Path(__file__).parents[2] / "scenarios" / f"{DEADLY}.yaml"
     prompts = [[n] * tokens for n, tokens in enumerate((100, 100, 100, 100, 6000))]
     with serving(tmp_path, command.read_text(), "--speed", "50") as served:
@@ -143,7 +143,7 @@ def test_a_dead_engine_ends_its_connections_and_says_so(tmp_path: Path) -> None:
         assert "engine died" in served.get("/explain").text
 
 
-def test_nothing_has_come_yet(tmp_path: Path) -> None:
+def test_explain_without_requests(tmp_path: Path) -> None:
     """Nor does it ever, if the engine dies before."""
 
     async def visit() -> None:
@@ -162,7 +162,7 @@ def test_nothing_has_come_yet(tmp_path: Path) -> None:
     asyncio.run(visit())
 
 
-def test_a_wrong_key_is_refused(tmp_path: Path) -> None:
+def test_rejects_wrong_key(tmp_path: Path) -> None:
     async def visit() -> None:
         async with inside(tmp_path, scenario(), api_key="right") as (_, client):
             for key in (b"", b"Bearer wrong", b"Bearer \xe9", b"right"):
@@ -180,7 +180,7 @@ def test_a_wrong_key_is_refused(tmp_path: Path) -> None:
     asyncio.run(visit())
 
 
-def test_a_slow_reader_and_half_a_head_hold_up_nobody(tmp_path: Path) -> None:
+def test_slow_clients_do_not_block_others(tmp_path: Path) -> None:
     with serving(tmp_path, scenario(), "--speed", "50") as served:
         where = urlsplit(served.url)
         body = json.dumps({**STREAM, "max_tokens": 3000}).encode()

@@ -62,7 +62,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(path=st.sampled_from(PATHS), body=BODIES)
-def test_every_body_is_answered(served: Served, path: str, body: Any) -> None:
+def test_answers_every_body(served: Served, path: str, body: Any) -> None:
     content = json.dumps(body).encode()
     headers = {"content-type": "application/json"}
     response = served.client.post(path, content=content, headers=headers)
@@ -75,7 +75,7 @@ def test_every_body_is_answered(served: Served, path: str, body: Any) -> None:
         assert response.text.rstrip().endswith("data: [DONE]")
 
 
-def test_every_name_is_answered(served: Served) -> None:
+def test_answers_every_name(served: Served) -> None:
     for name in ("none", "-1", "9" * 40, "%00", "%ff", "%F0%9F%92%A9", "..%2f..%2fetc", "cmpl-"):
         response = served.client.get(f"/explain/{name}")
         assert response.status_code == 404, name

@@ -64,7 +64,7 @@ class Router:
         return count
 
 
-def test_a_router_sees_the_simulated_cache(tmp_path: Path, context: Any) -> None:
+def test_events_match_simulated_cache(tmp_path: Path, context: Any) -> None:
     events, replay = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
     options = ("--kv-events", events, "--kv-replay", replay, "--speed", "20")
     text = scenario(40, 512).replace("profile:", "  enable_lora: true\nprofile:")
@@ -124,7 +124,7 @@ def test_a_router_sees_the_simulated_cache(tmp_path: Path, context: Any) -> None
         asker.close(0)
 
 
-def test_engines_that_publish_nothing_are_refused() -> None:
+def test_rejects_engines_without_kv_events() -> None:
     options = ServerOptions(port=0, kv_events="tcp://127.0.0.1:*")
     scenario = build_scenario("sglang", "llama-3.1-8b", "H100-SXM", [])
     with pytest.raises(InputError, match="--kv-events: this engine publishes none here"):

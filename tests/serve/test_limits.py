@@ -41,7 +41,7 @@ def under_way(served: Served, count: int, tokens: int = 3) -> Iterator[None]:
     served.wait_for_load(0)
 
 
-def test_vllm_is_busy(tmp_path: Path) -> None:
+def test_vllm_rejects_when_queue_is_full(tmp_path: Path) -> None:
     text = scenario().replace("profile:", LIMITED.format(3))
     with serving(tmp_path, text, "--record", "came.csv", "--speed", "0.002") as served:
         with under_way(served, 3):
@@ -69,7 +69,7 @@ def test_vllm_is_busy(tmp_path: Path) -> None:
     assert [i for i, life in lives.items() if life.outcome is Outcome.REJECTED] == [3, 4, 8, 10]
 
 
-def test_a_full_queue_is_told_before_what_is_wrong_with_a_prompt(tmp_path: Path) -> None:
+def test_full_queue_is_reported_before_invalid_prompt(tmp_path: Path) -> None:
     """vLLM 0.33.0 asks for the model, then for room, and only then looks at the prompt."""
     text = scenario().replace("profile:", LIMITED.format(1))
     too_long = {"prompt": [1] * 5000}
@@ -101,7 +101,7 @@ def test_a_full_queue_is_told_before_what_is_wrong_with_a_prompt(tmp_path: Path)
     assert [i for i, life in lives.items() if life.outcome is Outcome.REJECTED] == [1, 2, 3]
 
 
-def test_behind_a_router_too_if_all_replicas_are_full(tmp_path: Path) -> None:
+def test_fleet_rejects_if_all_replicas_are_full(tmp_path: Path) -> None:
     text = scenario().replace("profile:", LIMITED.format(1)) + "fleet: {replicas: 2}\n"
     too_long = {"prompt": [1] * 5000}
 
@@ -126,7 +126,7 @@ def test_behind_a_router_too_if_all_replicas_are_full(tmp_path: Path) -> None:
     asyncio.run(visit())
 
 
-def test_sglang_s_queue_is_full(tmp_path: Path) -> None:
+def test_sglang_rejects_when_queue_is_full(tmp_path: Path) -> None:
     with serving(tmp_path, SGLANG, "--speed", "0.2") as served, under_way(served, 2):
         whole = served.post("/v1/completions", LONG)
         assert whole.status_code == 503

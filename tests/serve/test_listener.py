@@ -17,7 +17,7 @@ from tests.serve.running_server import scenario, serving
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_accepted_connections_have_no_delay(host: str) -> None:
+def test_accepted_connections_set_tcp_nodelay(host: str) -> None:
     try:
         listener = bind(host, 0)
     except InputError:
@@ -41,7 +41,7 @@ def test_accepted_connections_have_no_delay(host: str) -> None:
     assert asyncio.run(visit()) != 0
 
 
-def test_later_requests_of_a_connection_do_not_wait_for_acknowledgements(tmp_path: Path) -> None:
+def test_later_requests_do_not_wait_for_delayed_ack(tmp_path: Path) -> None:
     """A delayed acknowledgement takes 40 ms on Linux, an answer of the server a millisecond."""
     seconds = []
     with serving(tmp_path, scenario()) as served:
@@ -58,6 +58,6 @@ def test_later_requests_of_a_connection_do_not_wait_for_acknowledgements(tmp_pat
 
 
 @pytest.mark.parametrize("host", ["no such host", "a" * 300, "a..b", "[::1]", "\udcff"])
-def test_a_host_that_does_not_exist_is_refused(host: str) -> None:
+def test_rejects_unknown_host(host: str) -> None:
     with pytest.raises(InputError, match="--host"):
         bind(host, 0)

@@ -38,7 +38,7 @@ def came(number: int, arrival: float, tokens: int = 4) -> Request:
     )
 
 
-def test_a_run_is_made_only_for_what_the_last_one_does_not_tell(tmp_path: Path) -> None:
+def test_simulates_only_if_needed(tmp_path: Path) -> None:
     kept = ExplainedRun(loaded(tmp_path), tmp_path)
     kept.hear([came(0, 1.0), came(1, 2.0, tokens=1000)])
     first = kept.explain([0], asked=5.0, until=5.0)
@@ -56,7 +56,7 @@ def test_a_run_is_made_only_for_what_the_last_one_does_not_tell(tmp_path: Path) 
     assert kept.runs == 3
 
 
-def test_who_left_since_the_last_run_is_told_of_anew(tmp_path: Path) -> None:
+def test_disconnected_client_updates_explanation(tmp_path: Path) -> None:
     kept = ExplainedRun(loaded(tmp_path), tmp_path)
     request = came(0, 1.0, tokens=1000)
     kept.hear([request])
@@ -66,7 +66,7 @@ def test_who_left_since_the_last_run_is_told_of_anew(tmp_path: Path) -> None:
     assert (told["outcome"], told["e2e_s"], told["lasted_s"]) == ("timed_out", None, 2.0)
 
 
-def test_many_questions_at_once_share_two_runs_and_the_clock_goes_on(
+def test_concurrent_questions_share_two_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = loaded(tmp_path)
@@ -101,7 +101,7 @@ def test_many_questions_at_once_share_two_runs_and_the_clock_goes_on(
     asyncio.run(ask())
 
 
-def test_a_process_that_was_killed_is_said_and_another_begins(
+def test_killed_process_is_reported_and_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = []

@@ -117,7 +117,7 @@ def columns(record: RunRecord) -> dict[str, list[object]]:
 
 
 @pytest.mark.parametrize("kind", SERVED)
-def test_a_run_of_what_came_decides_the_same(
+def test_rerun_makes_same_decisions(
     tmp_path: Path, kind: str, runner: asyncio.Runner
 ) -> None:
     """Step for step, and clients have received what the run says they did."""
@@ -150,7 +150,7 @@ def test_a_run_of_what_came_decides_the_same(
             assert got[number] == life.tokens
 
 
-def test_a_trace_of_what_came_is_read_without_loss(tmp_path: Path, runner: asyncio.Runner) -> None:
+def test_recorded_trace_is_lossless(tmp_path: Path, runner: asyncio.Runner) -> None:
     served = loaded(tmp_path)
     live = LiveSimulation(served, build_replica_specs(served, tmp_path), speed=10)
     runner.run(visit(live, 8))
@@ -161,7 +161,7 @@ def test_a_trace_of_what_came_is_read_without_loss(tmp_path: Path, runner: async
     assert generate_requests(again.workload, None) == live.journal
 
 
-def test_a_failure_of_our_own_ends_all_answers(tmp_path: Path) -> None:
+def test_internal_error_ends_all_replies(tmp_path: Path) -> None:
     served = loaded(tmp_path)
     live = LiveSimulation(served, build_replica_specs(served, tmp_path), speed=10)
 

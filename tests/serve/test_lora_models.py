@@ -26,7 +26,7 @@ def body(model: str | None, tokens: int = 3) -> dict[str, Any]:
     return {"prompt": [7] * 64, "model": model, "max_tokens": tokens}
 
 
-def test_an_adapter_is_asked_for_as_a_model(tmp_path: Path) -> None:
+def test_adapter_is_selected_as_model(tmp_path: Path) -> None:
     async def visit() -> str:
         async with inside(tmp_path, LORA + MODULES, model="m", speed=100) as (house, client):
             cards = (await client.get("/v1/models")).json()["data"]
@@ -65,7 +65,7 @@ def test_an_adapter_is_asked_for_as_a_model(tmp_path: Path) -> None:
     assert lives[1].first_token > lives[0].last_token  # type: ignore[operator]
 
 
-def test_sglang_takes_an_adapter_behind_the_model_s_name(tmp_path: Path) -> None:
+def test_sglang_accepts_model_colon_adapter(tmp_path: Path) -> None:
     async def visit() -> None:
         async with inside(tmp_path, SGLANG + MODULES, model="m", speed=100) as (house, client):
             for name in ("m:sql", "chat", "m"):
@@ -92,7 +92,7 @@ def test_sglang_takes_an_adapter_behind_the_model_s_name(tmp_path: Path) -> None
     asyncio.run(visit())
 
 
-def test_who_takes_no_adapters_serves_none(tmp_path: Path) -> None:
+def test_rejects_adapters_without_lora_support(tmp_path: Path) -> None:
     async def visit() -> None:
         async with inside(tmp_path, scenario() + MODULES):
             pass

@@ -47,7 +47,7 @@ def value(text: str, name: str, **labels: str) -> float:
     return sum(samples)
 
 
-def test_names_types_labels_and_buckets_are_the_engine_s(served: tuple[str, Served]) -> None:
+def test_metrics_match_engine(served: tuple[str, Served]) -> None:
     engine, server = served
     response = server.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain")
@@ -72,7 +72,7 @@ def test_names_types_labels_and_buckets_are_the_engine_s(served: tuple[str, Serv
     assert own >= {"simkv:clock_lag_seconds", "simkv:speed"}
 
 
-def test_the_figures_are_what_happened(served: tuple[str, Served]) -> None:
+def test_metric_values_match_run(served: tuple[str, Served]) -> None:
     engine, server = served
     text = server.get("/metrics").text
     names = {

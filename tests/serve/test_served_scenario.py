@@ -49,19 +49,19 @@ def drawn(folder: Path, text: str, **asked: object) -> set[int | None]:
         (EMPIRICAL + DRAWN, {7, 11}),
     ],
 )
-def test_answers_are_as_long_as_the_scenario_says(
+def test_replies_have_scenario_lengths(
     tmp_path: Path, text: str, lengths: set[int]
 ) -> None:
     assert drawn(tmp_path, text) == lengths
 
 
-def test_a_client_may_say_it_itself(tmp_path: Path) -> None:
+def test_client_sets_output_length(tmp_path: Path) -> None:
     assert drawn(tmp_path, SECTION, ignore_eos=True) == {99}
     assert drawn(tmp_path, SECTION, simkv={"output_tokens": 8}) == {8}
     assert drawn(tmp_path, SECTION, min_tokens=5) == {5}
 
 
-def test_a_seed_says_how_long_the_answers_are(tmp_path: Path) -> None:
+def test_seed_determines_reply_lengths(tmp_path: Path) -> None:
     text = scenario() + "serve: {output_tokens: {distribution: uniform, low: 1, high: 1000}}\n"
 
     async def visit(seed: int) -> list[int]:
@@ -77,7 +77,7 @@ def test_a_seed_says_how_long_the_answers_are(tmp_path: Path) -> None:
     assert first == again != second
 
 
-def test_the_page_calls_the_model_of_its_scenario_as_it_is_served(tmp_path: Path) -> None:
+def test_docs_name_served_model(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "serve.md").read_text()
     text = page.split('title="chat.yaml"\n')[1].split("```")[0]
 

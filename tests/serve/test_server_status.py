@@ -15,7 +15,7 @@ from tests.serve.running_server import inside, scenario, until
 BODY = {"prompt": "a b c", "max_tokens": 4}
 
 
-def test_every_place_that_shows_a_time_says_how_fast_it_goes(tmp_path: Path) -> None:
+def test_speed_is_reported_everywhere(tmp_path: Path) -> None:
     async def visit() -> str:
         async with inside(tmp_path, scenario(), model="m", speed=20) as (house, client):
             assert "at 20 times real time" in house.banner
@@ -33,7 +33,7 @@ def test_every_place_that_shows_a_time_says_how_fast_it_goes(tmp_path: Path) -> 
     assert [life.tokens for life in lives.values()] == [4, 4]
 
 
-def test_a_name_that_a_client_gives_comes_back(tmp_path: Path) -> None:
+def test_repeats_request_id(tmp_path: Path) -> None:
     """What means nothing here is accepted beside it."""
     ignored = {"stop": ["x"], "temperature": 0.3, "top_p": 0.9, "seed": 4, "logit_bias": {}}
 
@@ -51,7 +51,7 @@ def test_a_name_that_a_client_gives_comes_back(tmp_path: Path) -> None:
     asyncio.run(visit())
 
 
-def test_who_is_late_says_so_now_and_then(tmp_path: Path) -> None:
+def test_warns_about_lag(tmp_path: Path) -> None:
     async def visit() -> None:
         async with inside(tmp_path, scenario()) as (house, _):
             live, said = house.live, []
@@ -68,7 +68,7 @@ def test_who_is_late_says_so_now_and_then(tmp_path: Path) -> None:
     asyncio.run(visit())
 
 
-def test_nothing_new_is_served_at_the_end(tmp_path: Path) -> None:
+def test_rejects_calls_during_shutdown(tmp_path: Path) -> None:
     async def visit() -> None:
         async with inside(tmp_path, scenario()) as (house, client):
             first = asyncio.ensure_future(
@@ -87,7 +87,7 @@ def test_nothing_new_is_served_at_the_end(tmp_path: Path) -> None:
     asyncio.run(visit())
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path) -> None:
+def test_late_body_times_out(tmp_path: Path) -> None:
     async def never() -> AsyncIterator[bytes]:
         yield b"{"
         await asyncio.Event().wait()

@@ -21,7 +21,7 @@ def ends(reply: Reply) -> list[int]:
     return found[1:]
 
 
-def test_messages_are_told_apart_however_late_they_are_read() -> None:
+def test_late_reader_gets_separate_messages() -> None:
     reply, engine = Reply(Request(0, 5, 20)), object()
     for tokens in (1, 3, 1, 1, 2):
         reply.add_tokens(0.0, engine, tokens)
@@ -30,7 +30,7 @@ def test_messages_are_told_apart_however_late_they_are_read() -> None:
     assert [reply.message(8), reply.tokens] == [12, 12]
 
 
-def test_what_another_replica_emits_again_is_not_sent_again() -> None:
+def test_tokens_repeated_by_other_replica_are_not_resent() -> None:
     reply = Reply(Request(0, 5, 20))
     reply.add_tokens(0.0, "first", 3)
     for tokens in (1, 4, 1):
@@ -38,7 +38,7 @@ def test_what_another_replica_emits_again_is_not_sent_again() -> None:
     assert ends(reply) == [3, 5, 6]
 
 
-def test_a_stream_has_a_chunk_for_each_step(tmp_path: Path) -> None:
+def test_stream_has_one_chunk_per_step(tmp_path: Path) -> None:
     text = scenario().replace("max_num_seqs: 64", "max_num_seqs: 64\n  num_speculative_tokens: 4")
     text += "workload:\n  acceptance: 1.0\n"
     text += "  burst: {num_prompts: 1, prompt_tokens: 5, output_tokens: 5}\n"

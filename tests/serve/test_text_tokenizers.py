@@ -20,20 +20,20 @@ def tokens(*values: int) -> array[int]:
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0")))
-def test_text_comes_back_from_its_tokens(text: str) -> None:
+def test_text_round_trips(text: str) -> None:
     rule = FourByteTokenizer()
     assert rule.decode(rule.encode(text)) == text
     assert len(rule.encode(text)) == -(-len(text.encode()) // 4)
 
 
-def test_emitted_words_are_their_tokens() -> None:
+def test_emitted_tokens_match_words() -> None:
     rule = FourByteTokenizer()
     text = "".join(rule.word(7, place) for place in range(50))
     assert rule.encode(text) == rule.emitted(7, 50)
     assert rule.emitted(7, 50) != rule.emitted(8, 50)
 
 
-def test_a_tokenizer_file_counts(tmp_path: Path) -> None:
+def test_tokenizer_file(tmp_path: Path) -> None:
     package = pytest.importorskip("tokenizers", reason="needs pip install 'simkv[serve]'")
     made = package.Tokenizer(package.models.WordLevel({"[UNK]": 0, "a": 1, "the": 2}, "[UNK]"))
     made.pre_tokenizer = package.pre_tokenizers.WhitespaceSplit()
@@ -62,7 +62,7 @@ def test_equal_prefixes_have_equal_names() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), max_size=20))
-def test_names_are_equal_just_where_prefixes_are(prompts: list[list[int]]) -> None:
+def test_names_are_equal_only_for_equal_prefixes(prompts: list[list[int]]) -> None:
     known = PromptTree()
     seen: list[tuple[list[int], list[tuple[str, int]]]] = []
     for number, prompt in enumerate(prompts):
@@ -77,7 +77,7 @@ def test_names_are_equal_just_where_prefixes_are(prompts: list[list[int]]) -> No
         seen.append((prompt, names))
 
 
-def test_what_was_not_seen_for_long_is_forgotten() -> None:
+def test_drops_least_recent_prefixes() -> None:
     known = PromptTree(most=100)
     for number in range(50):
         known.name(tokens(*[number] * 10), f"u{number}")

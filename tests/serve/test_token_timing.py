@@ -13,7 +13,7 @@ from tests.serve.running_server import Stream, scenario, serving
 ENDLESS = {"max_tokens": 400, "ignore_eos": True}
 
 
-def test_a_preempted_stream_pauses_for_as_long_as_its_explanation_says(tmp_path: Path) -> None:
+def test_pause_of_preempted_stream_matches_explanation(tmp_path: Path) -> None:
     """A cache of 16 blocks holds one answer of 150 tokens and half of another.
 
     Both come at once, in one call. A token never comes before its time; what comes late has come
@@ -46,7 +46,7 @@ def test_a_preempted_stream_pauses_for_as_long_as_its_explanation_says(tmp_path:
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
-def test_the_order_is_that_of_the_record_under_the_same_policy(tmp_path: Path, policy: str) -> None:
+def test_token_order_matches_record(tmp_path: Path, policy: str) -> None:
     """The same arrivals come in another order under another policy, as a run of them has it."""
     text = scenario(40, 512).replace("max_num_seqs: 64", f"max_num_seqs: 1\n  policy: {policy}")
     urgency = [0, 5, 1] if policy == "priority" else [0, 0, 0]

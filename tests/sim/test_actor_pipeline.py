@@ -151,7 +151,7 @@ def headers(draw: Any) -> dict[str, Any]:
 
 
 @given(header=headers())
-def test_the_processes_decide_what_a_plain_loop_decides(header: dict[str, Any]) -> None:
+def test_processes_match_plain_loop(header: dict[str, Any]) -> None:
     acks = header["delays"][IDLE]
     expected = list(plain_loop({**header, "config": header["config"] | {IDLE: acks}}))
     ours = list(islice(replay_ticks(FASTDEPLOY, header, 80), len(expected)))
@@ -169,7 +169,7 @@ def test_the_processes_decide_what_a_plain_loop_decides(header: dict[str, Any]) 
 
 @every_variant
 @given(data=st.data())
-def test_in_step_and_without_lag_it_is_the_lockstep_engine(
+def test_pipeline_without_lag_matches_engine(
     variant: VariantName, data: st.DataObject
 ) -> None:
     knobs = KNOBS["fastdeploy"](data.draw, variant) | {IDLE: True}
@@ -213,7 +213,7 @@ def incident(root: Path) -> dict[str, RunResult]:
         ("minus1-default-reserve", "16 vs 17", 11.0),
     ],
 )
-def test_an_ambiguous_token_id_hangs_a_slot(
+def test_ambiguous_token_id_hangs_slot(
     incident: dict[str, RunResult], variant: str, tokens: str, since: float
 ) -> None:
     record, figures = incident[variant].record, incident[variant].summary
@@ -232,21 +232,21 @@ def test_an_ambiguous_token_id_hangs_a_slot(
 
 
 @pytest.mark.parametrize("variant", ["sentinel", "sentinel-own-loop", "sentinel-default-reserve"])
-def test_a_token_id_of_its_own_does_not(incident: dict[str, RunResult], variant: str) -> None:
+def test_distinct_token_id_does_not_hang_slot(incident: dict[str, RunResult], variant: str) -> None:
     result = incident[variant]
     assert result.summary["verdict"] == "served"
     assert result.summary["preemptions"] == 1
     assert not result.notes
 
 
-def test_a_little_later_the_token_is_only_duplicated(incident: dict[str, RunResult]) -> None:
+def test_later_preemption_duplicates_token(incident: dict[str, RunResult]) -> None:
     late = incident["minus1-one-step-later"]
     assert late.summary["verdict"] == "served"
     assert late.record.requests[1].tokens == 3
     assert any("request 1 received 3 tokens, but the model emits 2" in x for x in late.notes)
 
 
-def test_who_goes_on_and_who_gives_up_does_not_hide_the_hang(root: Path) -> None:
+def test_hang_is_detected_beside_active_requests(root: Path) -> None:
     path = root / "scenarios" / "fastdeploy-5796.yaml"
     late = "{arrival: 100, prompt_tokens: 4, output_tokens: 2}"
     patient = "{prompt_tokens: 11, output_tokens: 2, timeout: 50}"
@@ -257,7 +257,7 @@ def test_who_goes_on_and_who_gives_up_does_not_hide_the_hang(root: Path) -> None
     assert any("they differ by one token (11 vs 12)" in note for note in result.notes)
 
 
-def test_only_fastdeploy_has_a_pipeline(root: Path) -> None:
+def test_only_fastdeploy_supports_pipeline(root: Path) -> None:
     path = root / "scenarios" / "mistralrs-six.yaml"
     with pytest.raises(InputError, match=r"pipeline.*engine mistralrs has no pipeline"):
         load(path, ["pipeline.put_gap=0.1"])
@@ -276,7 +276,7 @@ ROOMY = FastDeployConfig(
 )
 
 
-def test_the_engine_sleeps_between_looks() -> None:
+def test_engine_polls_at_intervals() -> None:
     run = pipeline(ROOMY, Pacing(schedule_interval=0.25, queue_interval=0.5))
     run_clients(run, requests((5, 3), at=0.6), None)
     # From 0 on it looks every 0.25 s, until the arrival for nothing. The tasks of 0.75 are taken at
@@ -285,7 +285,7 @@ def test_the_engine_sleeps_between_looks() -> None:
     assert run.calls == [0.0, 0.75, 1.25, 1.75, 2.75, 3.0, 3.75]
 
 
-def test_tasks_wait_for_the_step_border_and_the_next_call_for_the_tasks() -> None:
+def test_tasks_wait_for_step_border() -> None:
     pacing = Pacing(schedule_interval=0.25, queue_interval=0.25, step_gap=0.5)
     run = pipeline(ROOMY, pacing)
     late = Request(1, 5, 1, arrival=0.3, output_tokens=1)
@@ -297,13 +297,13 @@ def test_tasks_wait_for_the_step_border_and_the_next_call_for_the_tasks() -> Non
     assert not [time for time in run.calls if 0.5 < time < 1.5]
 
 
-def test_clients_get_their_tokens_after_the_lag() -> None:
+def test_tokens_arrive_after_processor_lag() -> None:
     record = run_clients(pipeline(ROOMY, Pacing(token_processor_lag=2.5)), requests((5, 3)), None)
     life = record.requests[0]
     assert (life.first_token, life.last_token, life.tokens) == (3.5, 5.5, 3)
 
 
-def test_new_requests_are_pulled_in_small_numbers() -> None:
+def test_limits_new_requests_per_call() -> None:
     class Waiting(Watched):
         most = 0
 
@@ -336,7 +336,7 @@ PACINGS = st.builds(
 
 @every_variant
 @given(data=st.data())
-def test_every_run_ends_and_every_request_has_one_end(
+def test_every_run_ends_with_one_outcome_per_request(
     variant: VariantName, data: st.DataObject
 ) -> None:
     scenario: Scenario = data.draw(scenarios("fastdeploy", variant))
@@ -367,7 +367,7 @@ def test_every_run_ends_and_every_request_has_one_end(
 
 @every_variant
 @given(data=st.data())
-def test_no_block_is_lost(variant: VariantName, data: st.DataObject) -> None:
+def test_all_blocks_are_freed(variant: VariantName, data: st.DataObject) -> None:
     config = FastDeployConfig(variant=variant, **KNOBS["fastdeploy"](data.draw, variant))
     sizes = data.draw(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 16)), max_size=6))
     run = pipeline(config, data.draw(PACINGS))
@@ -376,7 +376,7 @@ def test_no_block_is_lost(variant: VariantName, data: st.DataObject) -> None:
         assert run.manager.pool.free == config.num_blocks
 
 
-def test_a_worker_that_gets_a_task_without_a_slot_dies() -> None:
+def test_task_without_slot_kills_worker() -> None:
     # Request 0 preempts itself; until that is acknowledged it keeps the only slot, but does not
     # count, so request 1 is admitted without one.
     config = FastDeployConfig(block_size=4, num_blocks=5, max_num_seqs=1, max_num_batched_tokens=16)
@@ -388,7 +388,7 @@ def test_a_worker_that_gets_a_task_without_a_slot_dies() -> None:
     assert {life.outcome for life in record.requests.values()} == {Outcome.STALLED}
 
 
-def test_a_circle_is_seen_as_soon_as_it_closes() -> None:
+def test_detects_livelock_at_first_repeated_state() -> None:
     # The only request computes two chunks, preempts itself for the third, waits, computes two ...
     config = FastDeployConfig(block_size=2, num_blocks=2, max_num_seqs=1, max_num_batched_tokens=2)
     record = run_clients(pipeline(config, Pacing()), requests((5, 1)), None)
@@ -406,7 +406,7 @@ class Deaf(Watched):
 
 
 @pytest.mark.parametrize("variant", ["fixed-reserve", "ratio"])
-def test_an_end_that_nobody_heard_is_named(variant: VariantName) -> None:
+def test_reports_end_unknown_to_scheduler(variant: VariantName) -> None:
     run = pipeline(replace(ROOMY, variant=variant), Pacing(), Deaf)
     record = run_clients(run, requests((5, 3)), None)
     assert record.engine_halt is not None
@@ -416,7 +416,7 @@ def test_an_end_that_nobody_heard_is_named(variant: VariantName) -> None:
     )
 
 
-def test_a_chunk_that_is_not_granted_is_no_disagreement() -> None:
+def test_delayed_chunk_is_no_disagreement() -> None:
     # What is kept free for its own 100 tokens stands in the way of the second chunk.
     config = FastDeployConfig(
         variant="decode-only-preempt", block_size=4, num_blocks=12, max_num_batched_tokens=8
@@ -426,7 +426,7 @@ def test_a_chunk_that_is_not_granted_is_no_disagreement() -> None:
     assert record.engine_halt.why == "requests wait, but the scheduler can run none of them"
 
 
-def test_steps_without_a_token_for_anybody_are_a_livelock() -> None:
+def test_steps_without_token_are_livelock() -> None:
     config = FastDeployConfig(block_size=4096, num_blocks=100)
     record = run_clients(pipeline(config, Pacing(), Deaf), requests((5, 4000)), None)
     assert record.engine_halt is not None
@@ -435,7 +435,7 @@ def test_steps_without_a_token_for_anybody_are_a_livelock() -> None:
     assert record.requests[0].outcome is Outcome.STALLED
 
 
-def test_an_acknowledgement_that_never_comes_is_named() -> None:
+def test_reports_missing_acknowledgement() -> None:
     # The only request preempts itself, and a worker with nothing to run says nothing.
     config = FastDeployConfig(
         block_size=4, num_blocks=5, max_num_seqs=1, idle_worker_sends_ack=False

@@ -19,7 +19,7 @@ def first_repeat(watch: CycleDetector, step: Callable[[int], None], most: int) -
 
 
 @pytest.mark.parametrize(("tail", "length"), [(0, 1), (3, 2), (40, 7), (5, 100)])
-def test_a_glance_changes_nothing_of_what_is_found(tail: int, length: int) -> None:
+def test_summary_does_not_change_detection(tail: int, length: int) -> None:
     at = [0]
 
     def step(i: int) -> None:
@@ -30,7 +30,7 @@ def test_a_glance_changes_nothing_of_what_is_found(tail: int, length: int) -> No
     assert plain == glancing is not None
 
 
-def test_a_long_stretch_without_a_repeat_takes_few_whole_states() -> None:
+def test_long_stretch_reads_few_states() -> None:
     at, taken = [0], [0]
 
     def state() -> int:

@@ -39,7 +39,7 @@ def times(life: RequestRecord) -> tuple[float | None, float | None, int]:
 # What happens when
 
 
-def test_one_request_from_arrival_to_its_last_token() -> None:
+def test_single_request_from_arrival_to_last_token() -> None:
     record = simulate(Fifo(), [ask(0, at=0.5)])
     assert list(record.steps.start) == [0.5, 1.5, 2.5]
     assert record.steps.kind == ["prefill", "decode", "decode"]
@@ -49,20 +49,20 @@ def test_one_request_from_arrival_to_its_last_token() -> None:
     assert record.idle_passes == 0
 
 
-def test_an_arrival_exactly_at_the_end_of_a_step_is_seen_by_the_next() -> None:
+def test_arrival_at_step_end_joins_next_step() -> None:
     record = simulate(Fifo(), [ask(0), ask(1, at=1.0)])
     assert record.steps.kind == ["prefill", "prefill", "decode", "decode"]
     assert record.requests[1].first_token == 2.0
 
 
-def test_an_arrival_during_a_step_waits_for_its_end() -> None:
+def test_arrival_during_step_waits_for_end() -> None:
     record = simulate(Fifo(), [ask(0), ask(1, at=1.5)])
     assert record.steps.kind[:3] == ["prefill", "decode", "prefill"]
     assert record.requests[1].first_token == 3.0
 
 
 @pytest.mark.parametrize(("at", "first_token"), [(20.0, 21.0), (20.5, 22.0), (19.999, 21.0)])
-def test_an_arrival_ends_a_leap_with_the_step_that_it_falls_into(
+def test_arrival_ends_leap_with_current_step(
     at: float, first_token: float
 ) -> None:
     scheduler = build(MistralrsConfig(variant="pr2034"))
@@ -71,19 +71,19 @@ def test_an_arrival_ends_a_leap_with_the_step_that_it_falls_into(
     assert len(record.steps) == 51  # fifty tokens of one, and the prefill of the other between
 
 
-def test_requests_that_arrive_together_are_told_in_their_order() -> None:
+def test_simultaneous_arrivals_keep_order() -> None:
     scheduler = Fifo()
     simulate(scheduler, [ask(2, at=1.0), ask(0, at=1.0), ask(1, at=0.5)])
     assert [prompt.id for prompt in scheduler.told] == [1, 2, 0]
 
 
-def test_the_engine_looks_at_its_queue_when_it_is_ready() -> None:
+def test_engine_starts_when_ready() -> None:
     record = simulate(Fifo(), [ask(0), ask(1, at=0.3), ask(2, at=0.4), ask(3, at=0.5)], ready=0.4)
     assert record.steps.start[0] == 0.4
     assert record.steps.prefill_seqs[0] == 3
 
 
-def test_an_engine_without_work_sleeps_until_something_arrives() -> None:
+def test_idle_engine_sleeps_until_arrival() -> None:
     scheduler = Fifo()
     record = simulate(scheduler, [ask(0, out=1), ask(1, at=1000.0, out=1)])
     assert list(record.steps.start) == [0.0, 1000.0]
@@ -91,7 +91,7 @@ def test_an_engine_without_work_sleeps_until_something_arrives() -> None:
     assert scheduler.calls <= 4
 
 
-def test_idle_passes_take_their_time() -> None:
+def test_idle_passes_take_time() -> None:
     def decide(call: int, fifo: Fifo) -> Batch | None:
         fifo.state = call  # something changes, so it is no deadlock
         return Batch() if call < 3 else None
@@ -101,7 +101,7 @@ def test_idle_passes_take_their_time() -> None:
     assert list(record.steps.start) == [0.75]
 
 
-def test_a_pipelined_engine_decides_while_the_last_batch_runs() -> None:
+def test_pipelined_engine_decides_during_previous_batch() -> None:
     class Pipelined(Fifo):
         pipeline_depth = 2
 
@@ -120,7 +120,7 @@ def test_a_pipelined_engine_decides_while_the_last_batch_runs() -> None:
 # Clients give up
 
 
-def test_a_client_that_gives_up_just_as_its_last_token_comes_has_given_up() -> None:
+def test_timeout_at_last_token_is_starved() -> None:
     record = simulate(Fifo(), [ask(0, out=2, timeout=2.0)])
     assert record.requests[0].outcome is Outcome.STARVED
     assert times(record.requests[0]) == (1.0, 1.0, 1)
@@ -128,7 +128,7 @@ def test_a_client_that_gives_up_just_as_its_last_token_comes_has_given_up() -> N
     assert record.requests[0].outcome is Outcome.FINISHED
 
 
-def test_the_timeout_counts_from_the_arrival_and_the_engine_hears_of_it() -> None:
+def test_timeout_counts_from_arrival_and_aborts_request() -> None:
     scheduler = Fifo()
     record = simulate(scheduler, [ask(0, out=9), ask(1, at=1.5, out=9, timeout=2.0)])
     life = record.requests[1]
@@ -138,7 +138,7 @@ def test_the_timeout_counts_from_the_arrival_and_the_engine_hears_of_it() -> Non
     assert life.tokens == 1  # prefilled from 2 to 3; what came after 3.5 nobody received
 
 
-def test_an_engine_that_hears_of_it_frees_the_blocks() -> None:
+def test_abort_frees_blocks() -> None:
     config = VllmConfig(block_size=4, num_gpu_blocks=5, max_model_len=16, async_scheduling=False)
     scheduler = VllmScheduler(config)
     record = simulate(scheduler, [ask(0, prompt=12, out=4, timeout=1.5), ask(1, prompt=12, out=1)])
@@ -151,25 +151,25 @@ def test_an_engine_that_hears_of_it_frees_the_blocks() -> None:
 
 
 @pytest.mark.parametrize(("horizon", "tokens"), [(2.5, 2), (2.0, 1), (0.5, 0)])
-def test_the_horizon_cuts_off_what_comes_at_or_after_it(horizon: float, tokens: int) -> None:
+def test_horizon_cuts_off_later_events(horizon: float, tokens: int) -> None:
     record = simulate(Fifo(), [ask(0, out=10)], horizon=horizon)
     life = record.requests[0]
     assert (life.outcome, life.tokens, life.ended_at) == (Outcome.CUT_OFF, tokens, horizon)
     assert run_verdict(record)[0] == "cut_off"
 
 
-def test_a_horizon_after_the_end_changes_nothing() -> None:
+def test_horizon_after_end_changes_nothing() -> None:
     record = simulate(Fifo(), [ask(0)], horizon=100.0)
     assert times(record.requests[0]) == (1.0, 3.0, 3)
     assert record.requests[0].ended_at == 3.0
 
 
-def test_a_request_that_comes_after_the_horizon_is_cut_off() -> None:
+def test_request_after_horizon_is_cut_off() -> None:
     record = simulate(Fifo(), [ask(0, out=1), ask(1, at=5.0), ask(2, at=9.0)], horizon=5.0)
     assert outcomes(record) == {0: Outcome.FINISHED, 1: Outcome.CUT_OFF, 2: Outcome.CUT_OFF}
 
 
-def test_even_where_the_engine_had_stopped_before() -> None:
+def test_request_after_horizon_is_cut_off_after_halt() -> None:
     record = simulate(Fifo(die(0)), [ask(0), ask(1, at=9.0)], horizon=5.0)
     assert outcomes(record) == {0: Outcome.STALLED, 1: Outcome.CUT_OFF}
 
@@ -177,7 +177,7 @@ def test_even_where_the_engine_had_stopped_before() -> None:
 # The engine says no, or forgets
 
 
-def test_a_request_that_the_engine_gives_up_is_rejected() -> None:
+def test_ignored_request_is_rejected() -> None:
     def decide(call: int, fifo: Fifo) -> Batch | None:
         if call == 0:
             fifo.waiting.remove(1)
@@ -191,7 +191,7 @@ def test_a_request_that_the_engine_gives_up_is_rejected() -> None:
     assert record.requests[1].ended_at == 0.0
 
 
-def test_a_rejected_request_that_is_taken_up_again_is_not_rejected() -> None:
+def test_resumed_request_is_not_rejected() -> None:
     def decide(call: int, fifo: Fifo) -> Batch | None:
         return Batch(ignored=[0]) if call == 0 else None
 
@@ -200,7 +200,7 @@ def test_a_rejected_request_that_is_taken_up_again_is_not_rejected() -> None:
     assert record.requests[0].reason == ""
 
 
-def test_a_request_that_is_in_no_queue_any_more_is_lost() -> None:
+def test_request_dropped_from_queues_is_lost() -> None:
     def decide(call: int, fifo: Fifo) -> Batch | None:
         if call == 1:
             fifo.running.remove(1)
@@ -214,7 +214,7 @@ def test_a_request_that_is_in_no_queue_any_more_is_lost() -> None:
     assert run_verdict(record)[0] == "lost"
 
 
-def test_so_is_one_that_vanishes_without_a_word() -> None:
+def test_request_that_vanishes_is_lost() -> None:
     def decide(call: int, fifo: Fifo) -> Batch | None:
         if call == 1:
             fifo.running.remove(1)
@@ -227,7 +227,7 @@ def test_so_is_one_that_vanishes_without_a_word() -> None:
 # The engine dies or stands still
 
 
-def test_an_engine_that_dies_leaves_everybody_stalled() -> None:
+def test_engine_death_stalls_all_requests() -> None:
     scheduler = Fifo(die(2))
     record = simulate(scheduler, [ask(0, out=9), ask(1, out=2), ask(2, at=50.0)])
     assert outcomes(record) == {0: Outcome.STALLED, 1: Outcome.FINISHED, 2: Outcome.STALLED}
@@ -237,7 +237,7 @@ def test_an_engine_that_dies_leaves_everybody_stalled() -> None:
     assert run_verdict(record) == ("engine died", "at 2.000 s: panic: of the test")
 
 
-def test_a_schedule_call_that_never_returns_is_a_livelock() -> None:
+def test_endless_schedule_call_is_livelock() -> None:
     record = simulate(Fifo(hang(1)), [ask(0, out=2)])
     assert outcomes(record) == {0: Outcome.STALLED}
     assert record.engine_halt is not None
@@ -246,7 +246,7 @@ def test_a_schedule_call_that_never_returns_is_a_livelock() -> None:
 
 
 @pytest.mark.parametrize("end", [die, hang])
-def test_a_client_that_gave_up_before_the_engine_died_is_starved(
+def test_timeout_before_engine_death_is_starved(
     end: Callable[[int], Callable[[int, Fifo], Batch | None]],
 ) -> None:
     requests = [ask(0, out=9, timeout=2.5), ask(1, out=9, timeout=3.0), ask(2, out=9, timeout=8.0)]
@@ -254,7 +254,7 @@ def test_a_client_that_gave_up_before_the_engine_died_is_starved(
     assert outcomes(record) == {0: Outcome.STARVED, 1: Outcome.STALLED, 2: Outcome.STALLED}
 
 
-def test_waiting_requests_that_nothing_can_move_are_a_deadlock() -> None:
+def test_requests_that_cannot_run_are_deadlock() -> None:
     scheduler = build(MistralrsConfig(variant="seed", max_num_seqs=1))  # never admits anybody
     record = simulate(scheduler, [ask(0), ask(1, at=30.0)])
     assert outcomes(record) == {0: Outcome.STALLED, 1: Outcome.STALLED}
@@ -263,7 +263,7 @@ def test_waiting_requests_that_nothing_can_move_are_a_deadlock() -> None:
     assert record.idle_passes < 10
 
 
-def test_clients_that_give_up_during_a_deadlock_are_stalled_not_starved() -> None:
+def test_timeout_during_deadlock_is_stalled() -> None:
     scheduler = build(MistralrsConfig(variant="seed", max_num_seqs=1))
     record = simulate(scheduler, [ask(0, timeout=20.0), ask(1, at=0.1, timeout=40.0)])
     assert outcomes(record) == {0: Outcome.STALLED, 1: Outcome.STALLED}
@@ -272,7 +272,7 @@ def test_clients_that_give_up_during_a_deadlock_are_stalled_not_starved() -> Non
     assert run_verdict(record)[0] == "deadlock"
 
 
-def test_a_deadlock_that_an_arrival_resolves_is_none() -> None:
+def test_halt_resolved_by_arrival_is_no_deadlock() -> None:
     def decide(call: int, fifo: Fifo) -> Batch | None:
         return Batch() if len(fifo.waiting) == 1 else None  # waits for company
 
@@ -283,7 +283,7 @@ def test_a_deadlock_that_an_arrival_resolves_is_none() -> None:
 
 
 @pytest.mark.parametrize("period", [1, 3, 7])
-def test_work_that_repeats_without_a_token_is_a_livelock(period: int) -> None:
+def test_repeated_work_without_token_is_livelock(period: int) -> None:
     def decide(call: int, fifo: Fifo) -> Batch | None:
         fifo.state = call % period
         return fifo.batch("prefill", [(0, 1)], emits=False)
@@ -294,7 +294,7 @@ def test_work_that_repeats_without_a_token_is_a_livelock(period: int) -> None:
     assert scheduler.calls < 300
 
 
-def test_work_without_a_token_that_comes_to_an_end_is_no_livelock() -> None:
+def test_finite_work_without_token_is_no_livelock() -> None:
     def decide(call: int, fifo: Fifo) -> Batch | None:
         fifo.state = call  # a long prompt in chunks
         return fifo.batch("prefill", [(0, 1)], emits=False) if call < 500 else None
@@ -306,14 +306,14 @@ def test_work_without_a_token_that_comes_to_an_end_is_no_livelock() -> None:
 # Odds and ends
 
 
-def test_every_request_is_reported_once_when_it_ends() -> None:
+def test_reports_every_request_once() -> None:
     reported: list[int] = []
     requests = [ask(0), ask(1, timeout=1.5), ask(2, at=2.0)]
     simulate(Fifo(), requests, resolved=lambda: reported.append(1))
     assert len(reported) == 3
 
 
-def test_the_executor_is_told_what_a_step_does() -> None:
+def test_executor_receives_step_load() -> None:
     executor = Seconds()
     simulate(Fifo(), [ask(0, prompt=4, out=2), ask(1, prompt=6, out=3)], executor=executor)
     assert [load[:6] for load in executor.loads] == [
@@ -323,7 +323,7 @@ def test_the_executor_is_told_what_a_step_does() -> None:
     ]
 
 
-def test_no_requests_at_all() -> None:
+def test_run_without_requests() -> None:
     record = simulate(Fifo(), [])
     assert record.requests == {}
     assert run_verdict(record) == ("served", "every request finished")

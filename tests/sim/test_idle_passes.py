@@ -52,7 +52,7 @@ def served(
 @pytest.mark.parametrize("variant", ["bucketed", "merged2250", "pr2034july", "seed"])
 @pytest.mark.parametrize("name", SENT)
 @pytest.mark.parametrize("horizon", [None, 1.0307])
-def test_passes_that_only_count_are_left_out(
+def test_leaps_over_idle_passes(
     variant: str, name: str, horizon: float | None
 ) -> None:
     left_out, few = served(variant, SENT[name], horizon, leaping=True)

@@ -25,7 +25,7 @@ def scenario(engine: dict[str, Any], *loras: str | None, **more: Any) -> Scenari
 VLLM = {"name": "vllm", "enable_lora": True, "async_scheduling": False}
 
 
-def test_a_step_waits_for_its_adapters() -> None:
+def test_step_waits_for_adapters() -> None:
     """80 MiB: 4.2 ms over 20 GB/s and 84 ms over 1 GB/s."""
     plain = run_scenario(scenario(VLLM, None), Path()).record
     asking = run_scenario(scenario(VLLM, "a"), Path()).record
@@ -36,7 +36,7 @@ def test_a_step_waits_for_its_adapters() -> None:
     assert run_scenario(larger, Path()).record.end - plain.end == pytest.approx(2 * loading)
 
 
-def test_who_waits_for_an_adapter_is_told_so_and_who_had_it() -> None:
+def test_explains_wait_for_adapter() -> None:
     result = run_scenario(scenario(VLLM, "a", "b", "c", None), Path())
     for i in (1, 2):
         assert LedgerKind.ADAPTER in total_by_kind(result.diagnosis.ledger[i])
@@ -46,6 +46,6 @@ def test_who_waits_for_an_adapter_is_told_so_and_who_had_it() -> None:
 
 
 @pytest.mark.parametrize("engine", [{"name": "vllm"}, {"name": "mistralrs"}])
-def test_an_engine_without_adapters_says_so(engine: dict[str, Any]) -> None:
+def test_rejects_adapters_without_lora_support(engine: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"request 1 uses the LoRA adapter 'a'.*enable_lora"):
         run_scenario(scenario(engine, None, "a"), Path())

@@ -39,7 +39,7 @@ def ask(arrival: float, group: str, outputs: int = 2, shared: int = 48) -> dict[
 AGAIN = [ask(0, "a"), ask(100, "b", 8), ask(200, "a")]
 
 
-def test_what_was_computed_once_is_loaded() -> None:
+def test_loads_computed_kv_from_host_memory() -> None:
     """The same prompt again: 48 tokens in 48 ms, the last of which is computed again."""
     result = run_scenario(scenario(*AGAIN), Path())
     record = result.record
@@ -58,13 +58,13 @@ def test_what_was_computed_once_is_loaded() -> None:
     assert KIND_LABELS[LedgerKind.KV] == "waiting for KV from host memory"
 
 
-def test_without_host_memory_it_is_computed_again() -> None:
+def test_recomputes_without_host_memory() -> None:
     record = run_scenario(scenario(*AGAIN, engine={"num_cpu_blocks": 0}), Path()).record
     assert record.requests[2].chunks[0].context == 0
     assert "kv_tiers" not in summarize(record)
 
 
-def test_of_a_prompt_that_is_on_the_gpu_the_last_block_is_loaded() -> None:
+def test_loads_last_block_of_cached_prompt() -> None:
     """The prefix cache leaves the last token to compute, and so its block; host memory has it."""
     result = run_scenario(scenario(ask(0, "a"), ask(100, "a")), Path())
     tiers = summarize(result.record)["kv_tiers"]
@@ -73,7 +73,7 @@ def test_of_a_prompt_that_is_on_the_gpu_the_last_block_is_loaded() -> None:
     assert tiers["loaded_tokens"] == 16
 
 
-def test_one_who_needs_any_block_of_a_load_waits_for_all_of_it() -> None:
+def test_waits_for_whole_load_of_shared_blocks() -> None:
     asks = [*AGAIN[:2], ask(200, "a"), ask(200, "a", shared=16)]
     engine = {"num_gpu_blocks": 9, "max_model_len": 128}
     asks[1] = {"arrival": 100, "prompt_tokens": 120, "output_tokens": 8}
@@ -81,7 +81,7 @@ def test_one_who_needs_any_block_of_a_load_waits_for_all_of_it() -> None:
     assert total_by_kind(result.diagnosis.ledger[3])[LedgerKind.KV] == pytest.approx(1.048)
 
 
-def test_a_step_that_takes_a_block_from_a_copy_waits_for_it() -> None:
+def test_step_waits_for_copy_of_reused_block() -> None:
     """The first prompt's copy takes 48 s, and its blocks are all that there are."""
     asks = [ask(0, "a"), ask(10, "b")]
     plain = run_scenario(scenario(*asks), Path()).record
@@ -102,12 +102,12 @@ def test_a_step_that_takes_a_block_from_a_copy_waits_for_it() -> None:
         ({"variant": "0.23.0"}, "not modelled for vLLM 0.23.0, only since 0.24"),
     ],
 )
-def test_what_does_not_go_with_it_says_so(knobs: dict[str, Any], said: str) -> None:
+def test_rejects_incompatible_settings(knobs: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         scenario(ask(0, "a"), engine=knobs)
 
 
-def test_replicas_in_lockstep_and_those_that_send_kv_have_none() -> None:
+def test_rejects_offloading_in_lockstep_or_disaggregation() -> None:
     tree = scenario(ask(0, "a")).model_dump(exclude_unset=True)
     with pytest.raises(ValueError, match="lockstep is not modelled with KV in host memory"):
         Scenario.model_validate({**tree, "fleet": {"replicas": 2, "lockstep": True}})
@@ -118,7 +118,7 @@ def test_replicas_in_lockstep_and_those_that_send_kv_have_none() -> None:
         run_scenario(Scenario.model_validate({**tree, "fleet": apart}), Path())
 
 
-def test_the_scenario_says_how_wide_the_link_is() -> None:
+def test_scenario_sets_link_bandwidth() -> None:
     narrow = run_scenario(scenario(*AGAIN), Path()).record.requests[2].first_token
     faster = run_scenario(scenario(*AGAIN, host_gb_s=48.0), Path()).record.requests[2].first_token
     assert faster is not None
@@ -131,7 +131,7 @@ ON_DISK = {"secondary_tiers": ["fs"], "num_cpu_blocks": 4}
 DISK = {"disk_read_gb_s": 1.0, "disk_write_gb_s": 2.0, "disk_latency_us": 1000.0}
 
 
-def test_what_went_to_disk_is_read_and_loaded() -> None:
+def test_loads_kv_from_disk() -> None:
     """Host memory has four blocks, prompts three: the first one's made room for the others'."""
     asks = [ask(0, "a"), ask(100, "b", 8), ask(200, "c"), ask(300, "a")]
     result = run_scenario(scenario(*asks, engine=ON_DISK, **DISK), Path())
@@ -152,12 +152,12 @@ def test_what_went_to_disk_is_read_and_loaded() -> None:
     assert KIND_LABELS[LedgerKind.DISK] == "waiting for KV from disk"
 
 
-def test_one_who_is_new_waits_for_the_answer_that_nothing_of_it_is_on_disk() -> None:
+def test_new_request_waits_for_disk_lookup() -> None:
     result = run_scenario(scenario(ask(0, "a"), engine=ON_DISK, **DISK), Path())
     assert total_by_kind(result.diagnosis.ledger[0])[LedgerKind.DISK] == pytest.approx(0.001)
 
 
-def test_a_prompt_that_host_memory_cannot_hold_is_read_for_ever() -> None:
+def test_prompt_larger_than_host_memory_is_livelock() -> None:
     """Each of its blocks makes room for the next, as in vLLM 0.33.0 (``disk-`` recordings)."""
     asks = [
         {**ask(100 * i, group, shared=96), "prompt_tokens": 96} for i, group in enumerate("aba")
@@ -174,7 +174,7 @@ def test_a_prompt_that_host_memory_cannot_hold_is_read_for_ever() -> None:
     assert room.record.requests[2].read == 96
 
 
-def test_more_tiers_and_a_tier_behind_nothing_are_refused() -> None:
+def test_rejects_unsupported_tiers() -> None:
     for knobs, said in (
         ({"secondary_tiers": ["fs"], "num_cpu_blocks": 0}, "they are behind num_cpu_blocks"),
         ({"secondary_tiers": ["fs", "fs"]}, "more than one is not modelled"),

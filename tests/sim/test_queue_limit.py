@@ -45,7 +45,7 @@ def turned_away(lives: list[RequestRecord]) -> list[int]:
     return [life.request.id for life in lives if life.refusal]
 
 
-def test_no_more_may_wait_or_run_than_the_limit() -> None:
+def test_rejects_requests_beyond_limit() -> None:
     asked = [ask(0.0), ask(0.0), ask(0.5), ask(0.75), ask(2.9), ask(3.1, out=1), ask(3.2)]
     found = lives(asked, max_num_queued_reqs=3)
     assert turned_away(found) == [3, 4]  # the first two end at 3 s
@@ -55,30 +55,30 @@ def test_no_more_may_wait_or_run_than_the_limit() -> None:
 
 
 @pytest.mark.parametrize(("at", "let_in"), [(1.9, False), (2.1, True)])
-def test_a_prompt_counts_whole_until_its_first_token(at: float, let_in: bool) -> None:
+def test_prompt_counts_until_first_token(at: float, let_in: bool) -> None:
     found = lives([ask(0.0, prompt=16), ask(at)], max_num_queued_tokens=16)  # 8 tokens in a step
     assert turned_away(found) == ([] if let_in else [1])
     if not let_in:
         assert found[1].reason.startswith("max_num_queued_tokens: The engine has reached its")
 
 
-def test_the_one_that_reaches_the_limit_of_tokens_is_let_in() -> None:
+def test_admits_request_that_reaches_token_limit() -> None:
     found = lives([ask(0.0, prompt=9), ask(0.0, prompt=200), ask(0.0)], max_num_queued_tokens=10)
     assert turned_away(found) == [2]
 
 
-def test_who_gives_up_makes_room() -> None:
+def test_client_timeout_frees_capacity() -> None:
     asked = [ask(0.0, out=50, timeout=5.0), ask(4.9), ask(5.1)]
     assert turned_away(lives(asked, max_num_queued_reqs=1)) == [1]
 
 
 @pytest.mark.parametrize(("lockstep", "away"), [(False, [4]), (True, [2, 3, 4])])
-def test_replicas_count_their_own_and_ranks_all_together(lockstep: bool, away: list[int]) -> None:
+def test_replicas_count_separately_and_ranks_jointly(lockstep: bool, away: list[int]) -> None:
     fleet = {"replicas": 2, "router": "round_robin", "lockstep": lockstep}
     assert turned_away(lives([ask(0.0)] * 5, fleet, max_num_queued_reqs=2)) == away
 
 
-def test_a_client_that_is_turned_away_at_once_sends_its_next() -> None:
+def test_client_sends_next_request_after_rejection() -> None:
     tree = {
         "name": "t",
         "workload": {
@@ -93,7 +93,7 @@ def test_a_client_that_is_turned_away_at_once_sends_its_next() -> None:
     assert turned_away(list(record.requests.values())) == [1, 2, 3, 4, 5]
 
 
-def test_a_replica_that_decodes_what_another_prefilled_has_a_door_too() -> None:
+def test_decode_replica_has_queue_limit() -> None:
     fleet = {
         "replicas": [{"count": 1, "role": "prefill"}, {"count": 1, "role": "decode"}],
         "kv_transfer": {"bytes_per_token": 1, "bandwidth": 1000.0},

@@ -30,7 +30,7 @@ def run_preempted() -> RunRecord:
     return simulate(Fifo(preempted_once), [ask(0), ask(1, at=2.0, out=1)])
 
 
-def test_consecutive_decodes_are_one_segment() -> None:
+def test_consecutive_decodes_form_one_segment() -> None:
     record = simulate(Fifo(), [ask(0, out=5)])
     assert record.requests[0].segments == [
         RowSegment("prefill", 0, 0, True),
@@ -38,7 +38,7 @@ def test_consecutive_decodes_are_one_segment() -> None:
     ]
 
 
-def test_a_prefill_in_chunks_is_one_segment_that_emits_at_its_end() -> None:
+def test_chunked_prefill_is_one_segment() -> None:
     def decide(call: int, fifo: Fifo) -> Batch | None:
         if call > 2:
             return None
@@ -58,7 +58,7 @@ def test_a_prefill_in_chunks_is_one_segment_that_emits_at_its_end() -> None:
     assert record.requests[0].recomputed_tokens == 0
 
 
-def test_a_preemption_is_counted_once_and_its_tokens_are_recomputed() -> None:
+def test_counts_preemption_once_and_recomputed_tokens() -> None:
     record = run_preempted()
     life = record.requests[0]
     assert life.preempted_at == [2.0]
@@ -74,7 +74,7 @@ def test_a_preemption_is_counted_once_and_its_tokens_are_recomputed() -> None:
     assert (life.first_token, life.last_token, life.tokens) == (1.0, 5.0, 4)
 
 
-def test_the_step_log_counts_preemptions_and_queues() -> None:
+def test_step_log_counts_preemptions_and_queues() -> None:
     steps = run_preempted().steps
     assert steps.kind == ["prefill", "decode", "prefill", "prefill", "decode"]
     assert list(steps.preempted) == [0, 0, 1, 0, 0]
@@ -86,7 +86,7 @@ def test_the_step_log_counts_preemptions_and_queues() -> None:
     assert len(steps) == 5
 
 
-def test_blocks_taken_back_before_anything_was_computed_are_a_bounce() -> None:
+def test_preemption_without_kv_is_bounce() -> None:
     def decide(call: int, fifo: Fifo) -> Batch | None:
         if call == 0:
             fifo.state = "bounced"
@@ -98,7 +98,7 @@ def test_blocks_taken_back_before_anything_was_computed_are_a_bounce() -> None:
     assert life.recomputed_tokens == 0
 
 
-def test_what_came_after_the_client_was_gone_does_not_count() -> None:
+def test_ignores_tokens_after_client_left() -> None:
     request = Request(0, 4, 9, output_tokens=9, timeout=3.5)
     life = simulate(Fifo(), [request]).requests[0]
     assert life.outcome is Outcome.STARVED
@@ -106,7 +106,7 @@ def test_what_came_after_the_client_was_gone_does_not_count() -> None:
     assert life.deadline == 3.5
 
 
-def test_a_token_that_the_engine_throws_away_did_not_reach_the_client() -> None:
+def test_excludes_dropped_tokens() -> None:
     class Forgetful(Fifo):
         def complete(self, batch, ended):  # type: ignore[no-untyped-def]
             done = super().complete(batch, ended)

@@ -12,12 +12,12 @@ from benchmarks.scaling import AXES, exponent, work
     ("engine", "variant"),
     [("vllm", "0.33.0-skip-blocked"), ("sglang", "0.5.23"), ("mistralrs", "merged2250")],
 )
-def test_who_waits_costs_nothing(engine: str, variant: str) -> None:
+def test_waiting_requests_cost_nothing(engine: str, variant: str) -> None:
     sized, _, _ = AXES["waiting"]
     assert exponent(sized, engine, variant, 25, 100) < 0.1
 
 
-def test_work_is_the_lines_that_run() -> None:
+def test_counts_executed_lines() -> None:
     def rounds(count: int) -> int:
         return work(lambda: [None for _ in range(count)])
 

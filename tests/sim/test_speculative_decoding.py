@@ -38,7 +38,7 @@ def result(acceptance: Any, drafts: int = 4, outputs: int = 21, **engine: Any) -
 
 
 @pytest.mark.parametrize("rates", [0.7, (0.8, 0.5, 0.2)])
-def test_so_many_drafts_are_accepted_as_the_rates_say(rates: Any) -> None:
+def test_acceptance_matches_rates(rates: Any) -> None:
     draws = [DraftAcceptance(rates, 7).accepted(place, 4) for place in range(4000)]
     shares = [sum(count > k for count in draws) / 4000 for k in range(4)]
     told = [0.7 ** (k + 1) for k in range(4)] if rates == 0.7 else [0.8, 0.5, 0.2, 0.0]
@@ -50,7 +50,7 @@ def test_so_many_drafts_are_accepted_as_the_rates_say(rates: Any) -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_with_all_drafts_accepted_a_step_brings_one_token_more_than_drafts(
+def test_full_acceptance_emits_drafts_plus_one(
     asynchronous: bool,
 ) -> None:
     found = result(1.0, async_scheduling=asynchronous)
@@ -68,7 +68,7 @@ def test_with_all_drafts_accepted_a_step_brings_one_token_more_than_drafts(
     assert tpot(life) == pytest.approx(4 * 1.2 / 20)
 
 
-def test_without_acceptance_every_step_brings_one_token_and_only_costs_more() -> None:
+def test_zero_acceptance_emits_one_token_per_step() -> None:
     none, plain = result(None), result(None, drafts=0)
     assert none.summary["spec_decode"]["accepted_tokens"] == 0
     assert "spec_decode" not in plain.summary
@@ -83,11 +83,11 @@ def test_without_acceptance_every_step_brings_one_token_and_only_costs_more() ->
     assert ngrams.summary["tpot_ms"]["mean"] == pytest.approx(1000.0)
 
 
-def test_rejected_drafts_are_not_told_as_recomputed() -> None:
+def test_rejected_drafts_are_not_recomputed_tokens() -> None:
     assert result(0.5, outputs=60).summary["recomputed_tokens"] == 0
 
 
-def test_a_verified_draft_costs_what_one_more_decode_without_context_costs() -> None:
+def test_draft_costs_one_decode_without_context() -> None:
     batch = Batch([(0, 4)], [100], [0], "decode", drafted=DraftedTokens(3, {0: 3}))
     load = compute_step_load(batch)
     assert (load.decode_seqs, load.decode_context, load.draft_tokens) == (1, 100, 3)
@@ -99,7 +99,7 @@ def test_a_verified_draft_costs_what_one_more_decode_without_context_costs() -> 
     assert executor.run(load) == pytest.approx(told)
 
 
-def test_drafts_of_a_prompt_count_among_its_tokens() -> None:
+def test_drafts_count_in_step_tokens_of_prompt() -> None:
     batch = Batch(
         [(0, 4), (1, 3)], [20, 9], [0, 1], "mixed", drafted=DraftedTokens(2, {0: 2, 1: 2})
     )
@@ -108,7 +108,7 @@ def test_drafts_of_a_prompt_count_among_its_tokens() -> None:
     assert (load.decode_seqs, load.draft_tokens) == (1, 2)
 
 
-def test_a_trace_and_listed_requests_say_their_own(tmp_path: Path) -> None:
+def test_traces_and_lists_set_acceptance(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("arrival,prompt_tokens,output_tokens,acceptance\n0,5,2,0.25\n1,5,2,\n")
     assert read_trace(path).rows.column("acceptance").tolist()[0] == 0.25
@@ -133,14 +133,14 @@ def test_a_trace_and_listed_requests_say_their_own(tmp_path: Path) -> None:
         (1.5, "less than or equal to 1"),
     ],
 )
-def test_what_is_wrong_with_rates_is_told_once(rates: Any, words: str) -> None:
+def test_reports_invalid_rates_once(rates: Any, words: str) -> None:
     burst = {"num_prompts": 1, "prompt_tokens": 1, "output_tokens": 1}
     with pytest.raises(ValidationError, match=words) as raised:
         Workload.model_validate({"burst": burst, "acceptance": rates})
     assert raised.value.error_count() == 1
 
 
-def test_what_came_is_drawn_again_as_it_was() -> None:
+def test_recorded_requests_repeat_acceptance() -> None:
     first = result(0.6, outputs=40)
     requests = [life.request for life in first.record.requests.values()]
     again = run_scenario(recorded_scenario(first.scenario, requests), Path())

@@ -31,12 +31,12 @@ ROWS = {
 }
 
 
-def test_a_run_reads_as_its_rows() -> None:
+def test_run_expands_to_rows() -> None:
     assert {name: list(getattr(log(), name)) for name in COLUMNS} == ROWS
     assert len(log()) == 6
 
 
-def test_logs_are_equal_by_rows() -> None:
+def test_logs_compare_by_rows() -> None:
     stepped = log()
     stepped.append((3.0, 4.0, 5.0), "decode", StepLoad(0, 0, 0, 1, 31), 0, QueueState(0, 1, 85))
     leapt = log()
@@ -45,7 +45,7 @@ def test_logs_are_equal_by_rows() -> None:
     assert leapt == stepped
 
 
-def test_what_has_been_read_is_there_when_more_comes() -> None:
+def test_expanded_columns_grow_with_new_rows() -> None:
     read = log()
     for name in COLUMNS:
         getattr(read, name)
@@ -67,7 +67,7 @@ def test_what_has_been_read_is_there_when_more_comes() -> None:
     assert {name: list(getattr(read, name)) for name in COLUMNS} == whole
 
 
-def test_logs_stand_one_behind_the_other() -> None:
+def test_extend_appends_rows_of_other_log() -> None:
     both = log()
     both.extend(log())
     assert {name: list(getattr(both, name)) for name in COLUMNS} == {

@@ -57,7 +57,7 @@ def changes(path: Path) -> bool:
         *("costs/profiles/unit-step.json", "__init__.py"),
     ],
 )
-def test_what_no_run_goes_through_keeps_the_store(copy: Path, name: str) -> None:
+def test_digest_ignores_unused_modules(copy: Path, name: str) -> None:
     assert not changes(copy / name)
 
 
@@ -69,11 +69,11 @@ def test_what_no_run_goes_through_keeps_the_store(copy: Path, name: str) -> None
         *("costs/hardware/gpus.json", "study/simulation_job.py", "study/run_digest.py"),
     ],
 )
-def test_what_a_run_goes_through_is_covered(copy: Path, name: str) -> None:
+def test_digest_covers_used_modules(copy: Path, name: str) -> None:
     assert changes(copy / name)
 
 
-def test_every_module_of_those_rooms_and_none_of_others() -> None:
+def test_digest_covers_run_packages_only() -> None:
     covered = {path.relative_to(PACKAGE).as_posix() for path in list_source_files(PACKAGE)}
     there = {
         path.relative_to(PACKAGE).as_posix()
@@ -85,7 +85,7 @@ def test_every_module_of_those_rooms_and_none_of_others() -> None:
     assert "costs/hardware/models.json" in covered
 
 
-def test_a_run_goes_through_no_other_module() -> None:
+def test_run_imports_no_other_modules() -> None:
     """By the import graph: all that a job imports, however far, is covered."""
     imports, left = graph(PACKAGE), [run_digest.ENTRY]
     reached: set[str] = set()

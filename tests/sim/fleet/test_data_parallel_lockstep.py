@@ -53,7 +53,7 @@ def spans(record: RunRecord) -> list[tuple[float, float]]:
     return list(zip(steps.start, steps.end, strict=True))
 
 
-def test_a_step_lasts_as_long_as_the_slowest_and_arrivals_wait_for_the_dummy_pass() -> None:
+def test_step_lasts_as_long_as_slowest_rank() -> None:
     requests = [
         Request(0, prompt_tokens=8, output_tokens=3, max_tokens=3),
         Request(1, prompt_tokens=8, output_tokens=1, max_tokens=1, arrival=0.5),
@@ -68,7 +68,7 @@ def test_a_step_lasts_as_long_as_the_slowest_and_arrivals_wait_for_the_dummy_pas
     assert second.requests[1].ended_at == 4.0
 
 
-def test_all_sleep_and_wake_again() -> None:
+def test_ranks_sleep_and_wake() -> None:
     requests = [
         Request(i, prompt_tokens=8, output_tokens=1, max_tokens=1, arrival=at)
         for i, at in enumerate((0.0, 10.0, 20.0, 20.0))
@@ -81,7 +81,7 @@ def test_all_sleep_and_wake_again() -> None:
     ]
 
 
-def test_if_one_dies_nobody_goes_on() -> None:
+def test_death_of_one_rank_stops_all() -> None:
     requests = [
         Request(i, prompt_tokens=8, output_tokens=9, max_tokens=9, arrival=0.0) for i in (0, 1)
     ]
@@ -92,7 +92,7 @@ def test_if_one_dies_nobody_goes_on() -> None:
     assert "panic: of the test" in record.requests[1].reason
 
 
-def test_unequal_pipelines_cannot_step_together() -> None:
+def test_rejects_unequal_pipeline_depths() -> None:
     deep = Fifo()
     deep.pipeline_depth = 2
     env = simpy.Environment()
@@ -115,7 +115,7 @@ def record_of(scenario: Scenario, *, together: bool) -> RunRecord:
 
 
 @given(scenarios("vllm", "0.19.0"))
-def test_a_group_of_one_is_an_engine(scenario: Scenario) -> None:
+def test_group_of_one_matches_engine(scenario: Scenario) -> None:
     alone, together = (record_of(scenario, together=choice) for choice in (False, True))
     assert request_rows("", alone) == request_rows("", together)
     assert step_rows("", alone) == step_rows("", together)
@@ -123,7 +123,7 @@ def test_a_group_of_one_is_an_engine(scenario: Scenario) -> None:
 
 
 @given(scenarios("vllm", "0.19.0"), st.integers(2, 3))
-def test_steps_of_a_group_begin_and_end_together(scenario: Scenario, count: int) -> None:
+def test_group_steps_are_synchronous(scenario: Scenario, count: int) -> None:
     profile = load_profile(scenario.profile, Path())
     schedulers = [build_scheduler(scenario.engine) for _ in range(count)]
     served = fleet(schedulers, [SimulatedExecutor(profile) for _ in range(count)])
@@ -144,7 +144,7 @@ def test_steps_of_a_group_begin_and_end_together(scenario: Scenario, count: int)
 )
 @given(data=st.data())
 @settings(max_examples=15)
-def test_a_leap_of_a_group_changes_nothing(engine: str, variant: str, data: st.DataObject) -> None:
+def test_group_leap_changes_nothing(engine: str, variant: str, data: st.DataObject) -> None:
     scenario = stretched(data.draw(scenarios(engine, variant)), data.draw(st.sampled_from([4, 9])))
     router = data.draw(st.sampled_from(["round_robin", "least_loaded"]))
     section = {"replicas": data.draw(st.integers(1, 3)), "router": router, "lockstep": True}
@@ -156,7 +156,7 @@ def test_a_leap_of_a_group_changes_nothing(engine: str, variant: str, data: st.D
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_group_leaps_until_somebody_comes(depth: int) -> None:
+def test_group_leaps_until_arrival(depth: int) -> None:
     knobs = {"num_gpu_blocks": 100, "max_model_len": 800, "async_scheduling": depth == 2}
     schedulers = [build_scheduler(VllmConfig(**knobs)) for _ in range(3)]
     assert {scheduler.pipeline_depth for scheduler in schedulers} == {depth}
@@ -185,7 +185,7 @@ variants:
 """
 
 
-def test_in_a_scenario(tmp_path: Path) -> None:
+def test_lockstep_in_scenario(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(SCENARIO)
     results = run_file(path)
@@ -194,7 +194,7 @@ def test_in_a_scenario(tmp_path: Path) -> None:
     assert free["makespan_s"] < together["makespan_s"]
 
 
-def test_replicas_of_several_kinds_are_refused(tmp_path: Path) -> None:
+def test_rejects_unequal_replicas(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(SCENARIO.replace("replicas: 2", "lockstep: true, replicas: [{}, {}]"))
     with pytest.raises(InputError, match="of one group"):

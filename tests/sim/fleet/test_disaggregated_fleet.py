@@ -83,7 +83,7 @@ def check_all_free(result: RunResult) -> None:
         assert scheduler.free_blocks == scheduler.num_blocks, f"replica {stint.replica}"
 
 
-def test_a_request_goes_from_one_to_the_other() -> None:
+def test_hands_request_from_prefill_to_decode() -> None:
     result = split(at(0.0))
     # Prefill 0-1 s, 10 tokens of KV 1-2 s, the last of them again 2-3 s, three decodes 3-6 s.
     life = result.record.requests[0]
@@ -98,24 +98,24 @@ def test_a_request_goes_from_one_to_the_other() -> None:
     check_all_free(result)
 
 
-def test_latency_adds_to_the_time_of_the_bytes() -> None:
+def test_latency_adds_to_transfer_time() -> None:
     result = split(at(0.0), {**SLOW, "latency": 0.25})
     assert result.record.requests[0].last_token == 6.25
 
 
 @pytest.mark.parametrize(("shared", "there"), [(False, [2.0, 2.0]), (True, [2.0, 3.0])])
-def test_a_link_is_shared_or_everyones_own(shared: bool, there: list[float]) -> None:
+def test_link_is_shared_or_per_replica(shared: bool, there: list[float]) -> None:
     groups = [{"count": 2, "role": "prefill"}, {"role": "decode"}]
     result = split(at(0.0, 0.0), {**SLOW, "shared_link": shared}, section={"replicas": groups})
     assert [h.arrived_at for h in fleet_of(result).handovers.values()] == there
 
 
-def test_over_one_link_transfers_go_one_after_the_other() -> None:
+def test_transfers_over_one_link_are_sequential() -> None:
     result = split(at(0.0, 0.0))
     assert [h.arrived_at for h in fleet_of(result).handovers.values()] == [2.0, 3.0]
 
 
-def test_a_full_decode_pool_holds_up_the_prefills() -> None:
+def test_full_decode_pool_delays_prefills() -> None:
     # Each side has room for the KV of one request at a time: 12 blocks of 4 tokens.
     small = {"num_gpu_blocks": 13, "max_model_len": 48}
     requests = at(0.0, 0.0, 0.0, prompt=30, output=10)
@@ -135,14 +135,14 @@ def test_a_full_decode_pool_holds_up_the_prefills() -> None:
     assert [h.ready for h in fleet_of(roomy).handovers.values()] == [1.0, 5.0, 9.0]
 
 
-def test_a_single_token_comes_from_the_replica_that_decodes() -> None:
+def test_single_token_comes_from_decode_replica() -> None:
     result = split(at(0.0, output=1))
     life = result.record.requests[0]
     assert (life.first_token, life.tokens, life.outcome) == (3.0, 1, Outcome.FINISHED)
     check_all_free(result)
 
 
-def test_who_waits_for_what_is_said_of_both_replicas() -> None:
+def test_ledger_covers_both_replicas() -> None:
     result = split(at(0.0), {**SLOW, "latency": 2.0})
     tiles = result.diagnosis.ledger[0]
     assert [(tile.kind, tile.start, tile.end) for tile in tiles] == [
@@ -155,20 +155,20 @@ def test_who_waits_for_what_is_said_of_both_replicas() -> None:
 
 
 @pytest.mark.parametrize("gives_up", [0.5, 1.5, 2.5, 4.5])
-def test_who_gives_up_on_the_way_leaves_nothing_behind(gives_up: float) -> None:
+def test_timeout_during_transfer_frees_blocks(gives_up: float) -> None:
     result = split([{**at(0.0, prompt=20)[0], "timeout": gives_up}])
     life = result.record.requests[0]
     assert (life.outcome, life.ended_at) == (Outcome.TIMED_OUT, gives_up)
     check_all_free(result)
 
 
-def test_the_horizon_cuts_a_transfer_off() -> None:
+def test_horizon_cuts_off_transfer() -> None:
     result = split(at(0.0), horizon=1.5)
     assert result.record.requests[0].outcome is Outcome.CUT_OFF
     assert result.record.requests[0].tokens == 0
 
 
-def test_what_the_other_side_has_cached_is_not_sent() -> None:
+def test_cached_blocks_are_not_sent() -> None:
     shared = [{**row, "prefix_group": "a", "prefix_tokens": 8} for row in at(0.0, 20.0)]
     result = split(shared, engine={"enable_prefix_caching": True})
     assert [h.tokens for h in fleet_of(result).handovers.values()] == [10, 2]
@@ -204,13 +204,13 @@ def test_what_the_other_side_has_cached_is_not_sent() -> None:
         ),
     ],
 )
-def test_what_cannot_be(section: dict[str, Any], says: str) -> None:
+def test_rejects_invalid_roles(section: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError) as error:
         split(at(0.0), section=section)
     assert says in str(error.value)
 
 
-def test_a_connector_is_for_a_fleet_with_roles() -> None:
+def test_connector_requires_fleet_with_roles() -> None:
     for knob, value in (("kv_connector", "NixlConnector"), ("kv_role", "kv_both")):
         with pytest.raises(InputError, match=f"{knob} is for replicas of roles prefill and decode"):
             split(at(0.0), engine={knob: value}, section={"replicas": 2, "kv_transfer": None})
@@ -265,7 +265,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 
 @given(cases())
 @settings(max_examples=150)
-def test_laws(case: dict[str, Any]) -> None:
+def test_invariants_of_disaggregated_fleets(case: dict[str, Any]) -> None:
     result, stepping = split(**case), split(**case, leaping=False)
     assert_same(result.request_rows(""), stepping.request_rows(""), "requests")
     assert_same(result.step_rows(""), stepping.step_rows(""), "steps")

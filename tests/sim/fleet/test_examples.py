@@ -6,7 +6,7 @@ from simkv.metrics.scenario_runner import run_file
 from tests.conftest import ROOT
 
 
-def test_old_signals_herd_and_two_choices_do_not() -> None:
+def test_stale_signals_cause_herding() -> None:
     results = run_file(
         ROOT / "examples" / "fleet-herding.yaml", ["workload.arrivals.num_prompts=1000"]
     )
@@ -16,7 +16,7 @@ def test_old_signals_herd_and_two_choices_do_not() -> None:
     assert ttft["old-counting-own"] < 2 * ttft["fresh"]
 
 
-def test_a_failure_pushes_the_others_over_the_edge() -> None:
+def test_failure_overloads_other_replicas() -> None:
     results = run_file(ROOT / "examples" / "fleet-failure.yaml")
     preempted = {name: result.summary["preemptions"] for name, result in results.items()}
     assert preempted["one-fails"] > 4 * preempted["healthy"]

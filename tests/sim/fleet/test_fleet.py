@@ -42,7 +42,7 @@ def ends(result: RunResult) -> list[float | None]:
     return [life.ended_at for life in result.record.requests.values()]
 
 
-def test_a_failed_replicas_requests_begin_anew_elsewhere() -> None:
+def test_retries_requests_of_failed_replica() -> None:
     section = {"replicas": 2, "failures": [{"replica": 0, "at": 3.5}]}
     result = fleet(section, at(0.0, 0.0, 5.0))
     assert where(result) == ["0 1", "1", "1"]
@@ -57,7 +57,7 @@ def test_a_failed_replicas_requests_begin_anew_elsewhere() -> None:
     assert "replica 0: it failed" in lost.reason
 
 
-def test_or_they_are_lost() -> None:
+def test_loses_requests_of_failed_replica() -> None:
     section = {
         "replicas": 2,
         "failures": [{"replica": 0, "at": 3.5}],
@@ -69,7 +69,7 @@ def test_or_they_are_lost() -> None:
     assert result.summary["verdict"] == "lost"
 
 
-def test_while_no_replica_is_there_requests_wait_at_the_router() -> None:
+def test_requests_wait_at_router_without_replicas() -> None:
     section = {
         "replicas": 1,
         "failures": [{"replica": 0, "at": 2.5, "back_at": 6.0}],
@@ -84,14 +84,14 @@ def test_while_no_replica_is_there_requests_wait_at_the_router() -> None:
     assert [stint.name for stint in result.fleet.lifetimes] == ["replica 0", "replica 0 from 10 s"]
 
 
-def test_for_good_they_are_stalled() -> None:
+def test_requests_stall_without_any_replica() -> None:
     result = fleet({"replicas": 1, "failures": [{"replica": 0, "at": 2.5}]}, at(0.0, 1.0))
     assert {life.outcome for life in result.record.requests.values()} == {Outcome.STALLED}
     assert result.summary["verdict"] == "deadlock"
     assert "no replica accepts requests" in result.summary["verdict_detail"]
 
 
-def test_one_that_drains_ends_what_it_has() -> None:
+def test_draining_replica_finishes_requests() -> None:
     section = {"replicas": 2, "drains": [{"replica": 0, "at": 1.5, "back_at": 4.0}]}
     result = fleet(section, at(0.0, 2.0, 3.0, 4.0))
     assert where(result) == ["0", "1", "1", "0"]
@@ -107,7 +107,7 @@ def test_one_that_drains_ends_what_it_has() -> None:
         pytest.param({"at": 1.5, "back_at": 6.0}, None, id="not if it comes back"),
     ],
 )
-def test_one_that_drains_for_good_leaves(drain: dict[str, float], left: float | None) -> None:
+def test_drained_replica_stops(drain: dict[str, float], left: float | None) -> None:
     section = {"replicas": 2, "drains": [{"replica": 0, **drain}]}
     result = fleet(section, at(0.0, 6.5, 7.0))
     assert [(s.replica, s.end) for s in result.run.lifetimes] == [(0, left), (1, None)]
@@ -118,7 +118,7 @@ def test_one_that_drains_for_good_leaves(drain: dict[str, float], left: float | 
     ]
 
 
-def test_a_cold_start_delays_all_and_comes_with_an_empty_cache() -> None:
+def test_cold_start_delays_requests_and_empties_cache() -> None:
     result = fleet({"replicas": 2, "start_cold": True, "cold_start": 7.0}, at(0.0, 1.0, 8.0))
     assert ends(result) == [12.0, 12.0, 13.0]
     shared = [{**row, "prefix_group": "a", "prefix_tokens": 96} for row in at(0.0, 10.0, 20.0)]
@@ -130,7 +130,7 @@ def test_a_cold_start_delays_all_and_comes_with_an_empty_cache() -> None:
     assert contexts == [0, 96, 0]
 
 
-def test_autoscaling_follows_the_load_with_a_lag() -> None:
+def test_autoscaling_follows_load_with_lag() -> None:
     rule = {
         "target": 2.0,
         "max_replicas": 4,
@@ -151,7 +151,7 @@ def test_autoscaling_follows_the_load_with_a_lag() -> None:
     assert result.summary["fleet"]["replica_s"] < 3 * result.record.end
 
 
-def test_old_signals_send_the_herd_to_one_replica() -> None:
+def test_stale_signals_route_to_one_replica() -> None:
     def used(**knobs: Any) -> set[str]:
         router = {"name": "least_loaded", "count_own_sends": False}
         return set(where(fleet({"replicas": 4, "router": router, **knobs}, at(*[2.5] * 4))))
@@ -161,14 +161,14 @@ def test_old_signals_send_the_herd_to_one_replica() -> None:
     assert used(refresh_interval=1.0, router={"name": "least_loaded"}) == {"0", "1", "2", "3"}
 
 
-def test_signals_are_as_old_as_the_last_multiple_of_the_interval() -> None:
+def test_signals_refresh_at_interval() -> None:
     router = {"name": "least_loaded", "count_own_sends": False}
     section = {"replicas": 2, "router": router, "refresh_interval": 2.0}
     # The one that came at 1.9 s is seen from 2 s on; the one that came at 2 s is not.
     assert where(fleet(section, at(1.9, 1.95, 2.0, 2.1))) == ["0", "0", "1", "1"]
 
 
-def test_a_poisonous_request_kills_one_replica_after_the_other() -> None:
+def test_crashing_request_kills_replicas_in_turn() -> None:
     engine = {
         "name": "mistralrs",
         "variant": "merged2250",
@@ -207,13 +207,13 @@ def test_a_poisonous_request_kills_one_replica_after_the_other() -> None:
         ({"replicas": [{"profile": "unit-stp"}]}, "did you mean 'unit-step'"),
     ],
 )
-def test_what_cannot_be(section: dict[str, Any], says: str) -> None:
+def test_rejects_invalid_fleets(section: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError) as error:
         fleet(section, at(0.0))
     assert says in str(error.value)
 
 
-def test_the_scenario_that_ran_can_run_again() -> None:
+def test_saved_scenario_repeats_run() -> None:
 
     section = {
         "replicas": [{"count": 2}, {"engine": {"max_num_seqs": 2}, "profile": "unit-step"}],
@@ -227,7 +227,7 @@ def test_the_scenario_that_ran_can_run_again() -> None:
     assert run_scenario(again["run"], Path()).summary == result.summary
 
 
-def test_taken_apart_every_replica_is_a_run_of_its_own() -> None:
+def test_each_replica_matches_separate_run() -> None:
     section = {"replicas": [{}, {"engine": {"max_num_seqs": 2}}]}
     result = fleet(section, at(0.0, 0.0, 1.0, 2.0))
     parts = result.apart()
@@ -239,7 +239,7 @@ def test_taken_apart_every_replica_is_a_run_of_its_own() -> None:
         assert part.diagnosis.ledger.keys() == part.record.requests.keys()
 
 
-def test_preemptions_on_a_replica_that_fails_count() -> None:
+def test_counts_preemptions_on_failed_replica() -> None:
     """Two requests of three blocks each share five; the one that lost its KV is sent elsewhere."""
     engine = {
         "name": "vllm",
@@ -257,7 +257,7 @@ def test_preemptions_on_a_replica_that_fails_count() -> None:
     assert result.summary["preemptions"] == sum(by_replica) == len(result.diagnosis.preemptions)
 
 
-def test_who_comes_when_no_replica_takes_anybody_ends_at_its_arrival() -> None:
+def test_request_without_replica_ends_at_arrival() -> None:
     """The run had been over at 5 s; the request that came at 9 s did not end before it came."""
     result = fleet({"replicas": 1, "drains": [{"replica": 0, "at": 0.0}]}, at(0.0, 9.0))
     late = result.record.requests[1]

@@ -186,7 +186,7 @@ def lindley(
 @pytest.mark.parametrize(
     "router", [RoundRobinConfig(), RandomConfig()], ids=["in turn", "at random"]
 )
-def test_single_servers_request_by_request(router: RouterConfig, lengths: Lengths) -> None:
+def test_single_server_matches_lindley_recursion(router: RouterConfig, lengths: Lengths) -> None:
     draw, servers, count = np.random.default_rng(7), 3, 600
     arrivals = np.cumsum(draw.exponential(1 / (0.95 * servers), count))
     tokens = lengths(draw, count)
@@ -223,13 +223,13 @@ def test_m_d_1() -> None:
     check(by_recursion(0.7, constant), pollaczek_khinchine(0.7, [MEAN]), steps=0.01)
 
 
-def test_m_g_1_waits_longer_the_more_service_times_differ() -> None:
+def test_m_g_1_wait_grows_with_service_variance() -> None:
     theory = pollaczek_khinchine(0.5, [503] + 9 * [55])
     check(by_recursion(0.5, of_two_kinds), theory, steps=1)
     assert theory > 1.5 * pollaczek_khinchine(0.5, [MEAN])
 
 
-def test_round_robin_makes_arrivals_more_regular() -> None:
+def test_round_robin_regularizes_arrivals() -> None:
     """With four replicas the gaps are the sum of four exponential ones: E4/M/1."""
     theory = gi_m_1(lambda s: (2.8 / (2.8 + s)) ** 4)
     check(by_recursion(2.8, geometric, turns=4), theory, steps=1)
@@ -243,7 +243,7 @@ def test_m_m_c(rate: float, servers: int) -> None:
 
 
 @pytest.mark.parametrize(("lengths", "repeats"), [(geometric, 5), (of_two_kinds, 8)])
-def test_shared_time_is_the_same_for_all_distributions(lengths: Lengths, repeats: int) -> None:
+def test_processor_sharing_is_insensitive_to_distribution(lengths: Lengths, repeats: int) -> None:
     """M/G/1 with processor sharing: the mean time is 1 / (1 - load), whatever the distribution."""
     found = sojourn(0.5, lengths, servers=1000, profile=SHARED, repeats=repeats)
     # Who comes waits for the end of a step, which is as long as the batch is large.
@@ -266,7 +266,7 @@ def test_power_of_two_choices() -> None:
     assert theory < 0.6 / (1 - load)
 
 
-def test_the_shortest_queue_lies_between_one_queue_for_all_and_random() -> None:
+def test_shortest_queue_is_between_shared_queue_and_random() -> None:
     shortest = LeastLoadedConfig(waiting_weight=0.0, running_weight=0.0, in_flight_weight=1.0)
     mean, error = sojourn(2.4, geometric, replicas=4, router=shortest, count=4000, repeats=5)
     one_queue, apart = erlang_c(2.4, 4), 1 / (1 - 0.6)

@@ -32,7 +32,7 @@ def shared(i: int, stream: str, tokens: int, own: int = 0) -> Prompt:
     return Prompt(i, tokens + own, 1, segments=tuple(segments))
 
 
-def test_round_robin_goes_round_and_over_those_that_are_gone() -> None:
+def test_round_robin_skips_missing_replicas() -> None:
     chosen = router("round_robin")
     three = loads(5, 0, 0)
     assert [chosen.choose(PROMPT, three) for _ in range(4)] == [0, 1, 2, 0]
@@ -40,7 +40,7 @@ def test_round_robin_goes_round_and_over_those_that_are_gone() -> None:
     assert [chosen.choose(PROMPT, without_the_second) for _ in range(3)] == [2, 0, 2]
 
 
-def test_random_hits_all_alike_and_goes_by_its_seed() -> None:
+def test_random_is_uniform_and_seeded() -> None:
     def draws(seed: int) -> list[int]:
         chosen = router("random", seed=seed)
         return [chosen.choose(PROMPT, loads(9, 0, 0, 0)) for _ in range(4000)]
@@ -49,7 +49,7 @@ def test_random_hits_all_alike_and_goes_by_its_seed() -> None:
     assert all(900 < count < 1100 for count in Counter(draws(1)).values())
 
 
-def test_least_loaded_is_four_times_waiting_and_running() -> None:
+def test_least_loaded_weights_waiting_four_times() -> None:
     chosen = router("least_loaded")
     signals = [LoadSignal(0, 9, waiting=1, running=0), LoadSignal(1, 0, waiting=0, running=3)]
     assert chosen.choose(PROMPT, signals) == 1
@@ -58,7 +58,7 @@ def test_least_loaded_is_four_times_waiting_and_running() -> None:
     assert chosen.choose(PROMPT, [signals[0]._replace(waiting=2), signals[1]]) == 1
 
 
-def test_weights_choose_what_counts() -> None:
+def test_weights_select_signals() -> None:
     signals = [LoadSignal(0, 3, waiting=0, running=1, kv_usage=0.9), LoadSignal(1, 2, 9, 9, 0.8)]
     none: dict[str, float] = {"waiting_weight": 0.0, "running_weight": 0.0}
     in_flight = router("least_loaded", **none, in_flight_weight=1.0)
@@ -70,7 +70,7 @@ def test_weights_choose_what_counts() -> None:
     assert router("least_loaded").choose(PROMPT, signals) == 0
 
 
-def test_power_of_two_takes_the_better_of_two_and_never_the_worst() -> None:
+def test_power_of_two_takes_better_of_two() -> None:
     chosen = router("power_of_two")
     found = Counter(chosen.choose(PROMPT, loads(0, 1, 2, 3)) for _ in range(6000))
     # Of the 6 pairs the best is in 3, the second best of 2, the third of 1.
@@ -80,7 +80,7 @@ def test_power_of_two_takes_the_better_of_two_and_never_the_worst() -> None:
     assert chosen.choose(PROMPT, loads(7)) == 0
 
 
-def test_a_session_stays_unless_its_replica_is_the_fullest_by_far() -> None:
+def test_session_stays_unless_replica_is_overloaded() -> None:
     chosen = router("session", balance_abs_threshold=2.0)
     homes = [chosen.choose(Prompt(i, 1, 1, priority=i), loads(0, 0, 0, 0)) for i in range(400)]
     assert homes == [
@@ -96,7 +96,7 @@ def test_a_session_stays_unless_its_replica_is_the_fullest_by_far() -> None:
     assert all(a == b for a, b in zip(homes, moved, strict=True) if a != 3)
 
 
-def test_cache_aware_follows_the_longest_prefix() -> None:
+def test_cache_aware_follows_longest_prefix() -> None:
     chosen = router("cache_aware", block_size=4, balance_abs_threshold=5.0)
     idle = loads(0, 0)
     assert chosen.choose(shared(0, "a", 16), idle) == 0

@@ -19,7 +19,7 @@ def invoke(*words: object) -> Any:
     return CliRunner().invoke(app, ["evolve", *map(str, words)])
 
 
-def test_a_winner_is_said_and_written(tmp_path: Path) -> None:
+def test_prints_and_writes_winner(tmp_path: Path) -> None:
     pytest.importorskip("deap")
     quick = ["--budget", 4, "--train", 1, "--test", 1, "--jobs", 1, "--out", tmp_path / "out"]
     done = invoke(write(tmp_path), "--objective", "ttft_ms.mean", *quick)
@@ -45,14 +45,14 @@ def test_a_winner_is_said_and_written(tmp_path: Path) -> None:
         (["--objective", "e2e_ms.p99", "--over", "engine.max_num=1..9"], "no field 'max_num'"),
     ],
 )
-def test_what_cannot_be_searched_is_one_line(tmp_path: Path, words: list[str], wrong: str) -> None:
+def test_rejects_invalid_searches(tmp_path: Path, words: list[str], wrong: str) -> None:
     done = invoke(write(tmp_path), *words, "--budget", 2, "--jobs", 1, "--out", tmp_path / "out")
     assert isinstance(done.exception, InputError), done.output
     assert wrong in str(done.exception)
     assert "\n" not in str(done.exception)
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_rejects_foreign_output_folder(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("")
     done = invoke(write(tmp_path), "--objective", "e2e_ms.p99", "--out", tmp_path / "out")

@@ -52,7 +52,7 @@ def run(asked: EvolutionRequest, folder: Path) -> Evolution:
 # What it is chosen by.
 
 
-def test_a_loss_is_a_share_of_what_is_shipped() -> None:
+def test_loss_is_relative_to_shipped_value() -> None:
     assert GOAL.loss(9.0, 10.0) == pytest.approx(-0.1)
     assert FigureGoal("jain_index", more=True).loss(0.6, 0.5) == pytest.approx(-0.2)
     assert GOAL.loss(3.0, 0.0) == 3.0
@@ -70,12 +70,12 @@ def test_a_loss_is_a_share_of_what_is_shipped() -> None:
         (("jain_index", "jain_index:max"), "specified twice"),
     ],
 )
-def test_what_is_no_objective_is_refused(asked: tuple[str, ...], wrong: str) -> None:
+def test_rejects_invalid_objectives(asked: tuple[str, ...], wrong: str) -> None:
     with pytest.raises(InputError, match=wrong):
         parse_goals(asked, {})
 
 
-def test_which_way_is_better_is_known() -> None:
+def test_goals_know_better_direction() -> None:
     found = parse_goals(("jain_index", "recompute_tax", "starved", "makespan_s:max"), {})
     assert [goal.more for goal in found] == [True, False, False, True]
 
@@ -83,7 +83,7 @@ def test_which_way_is_better_is_known() -> None:
 # What is held back.
 
 
-def test_seeds_to_judge_by_are_others(tmp_path: Path) -> None:
+def test_evaluation_uses_held_out_seeds(tmp_path: Path) -> None:
     scenario = load(write(tmp_path), ["engine.num_gpu_blocks=64"])["run"]
     ground = split_trials([(scenario, tmp_path)], 3, 2, 4)
     trials = (*ground.train, *ground.final, *ground.test)
@@ -96,14 +96,14 @@ def test_seeds_to_judge_by_are_others(tmp_path: Path) -> None:
     assert (blocks["as asked"], blocks["cache x 1.25"]) == (64, 80)
 
 
-def test_a_cache_that_the_engine_refuses_is_said(tmp_path: Path) -> None:
+def test_notes_rejected_cache_size(tmp_path: Path) -> None:
     """Three quarters of 33 blocks do not hold max_model_len."""
     scenario = load(write(tmp_path))["run"]
     _, notes = build_evaluation_conditions(split_trials([(scenario, tmp_path)], 1, 1, 1), None)
     assert any("cache x 0.75" in note and "max_model_len" in note for note in notes)
 
 
-def test_windows_of_a_trace_come_after_each_other(tmp_path: Path) -> None:
+def test_trace_windows_are_consecutive(tmp_path: Path) -> None:
     rows = "\n".join(f"{i},{10 + i % 7},{3 + i % 5}" for i in range(200))
     (tmp_path / "t.csv").write_text(f"arrival,prompt_tokens,output_tokens\n{rows}\n")
     scenario = load(write(tmp_path, workload={"trace": "t.csv", "rate_scale": 2.0}))["run"]
@@ -117,7 +117,7 @@ def test_windows_of_a_trace_come_after_each_other(tmp_path: Path) -> None:
     assert len(set(starts)) == 6
 
 
-def test_without_chance_nothing_is_held_back(tmp_path: Path) -> None:
+def test_deterministic_workload_has_no_held_out_trials(tmp_path: Path) -> None:
     burst = {"burst": {"num_prompts": 9, "prompt_tokens": 20, "output_tokens": 5}}
     scenario = load(write(tmp_path, workload=burst))["run"]
     ground = split_trials([(scenario, tmp_path)], 2, 1, 3)
@@ -127,7 +127,7 @@ def test_without_chance_nothing_is_held_back(tmp_path: Path) -> None:
 # How it is judged.
 
 
-def test_an_interval_is_that_of_student() -> None:
+def test_interval_is_student_t() -> None:
     assert compute_mean_interval([0.1]) == (None, None)
     assert compute_mean_interval([0.1, 0.2, 0.3]) == pytest.approx((-0.0484, 0.4484), abs=1e-4)
 
@@ -137,7 +137,7 @@ def judged(low: float, high: float, before: float = 0, after: float = 0) -> Winn
     return WinnerEvaluation(EvaluationCondition("as asked", ()), (gain,), (before, after))
 
 
-def test_what_does_not_hold_is_not_said_to_hold() -> None:
+def test_winner_must_hold_under_all_conditions() -> None:
     assert judged(0.1, 0.2).holds
     assert not judged(-0.1, 0.2).holds
     assert not judged(0.1, 0.2, after=1).holds
@@ -149,7 +149,7 @@ def test_what_does_not_hold_is_not_said_to_hold() -> None:
 # Rules.
 
 
-def test_rules_are_searched_and_the_winner_is_a_scenario(tmp_path: Path) -> None:
+def test_policy_search_writes_winner_scenario(tmp_path: Path) -> None:
     pytest.importorskip("deap")
     found = run(search(tmp_path), tmp_path)
     assert (found.tried, len(found.final)) == (23, 2)
@@ -171,7 +171,7 @@ def test_rules_are_searched_and_the_winner_is_a_scenario(tmp_path: Path) -> None
     assert summarize_evolution(again) == summarize_evolution(found)
 
 
-def test_what_a_winner_does_not_need_is_left_out(tmp_path: Path) -> None:
+def test_prunes_unneeded_parts_of_winner(tmp_path: Path) -> None:
     scenario = load(write(tmp_path))["run"]
     ground = split_trials([(scenario, tmp_path)], 1, 1, 1)
     with open_pooled_runner(None, jobs=1) as bench:
@@ -184,7 +184,7 @@ def test_what_a_winner_does_not_need_is_left_out(tmp_path: Path) -> None:
         )
 
 
-def test_several_objectives_leave_a_front(tmp_path: Path) -> None:
+def test_several_objectives_give_front(tmp_path: Path) -> None:
     pytest.importorskip("deap")
     asked = search(tmp_path, objectives=("ttft_ms.mean", "ttft_ms.p99"), random=True, seed=4)
     found = run(asked, tmp_path)
@@ -196,14 +196,14 @@ def test_several_objectives_leave_a_front(tmp_path: Path) -> None:
     assert "Best trade-offs (no candidate beats these in every goal)" in summarize_evolution(found)
 
 
-def test_a_rule_is_said_in_words() -> None:
+def test_describes_policy() -> None:
     lines = describe_policy("alike = 0\nadmit = free > 0.1", ENGINES["mistralrs"].policy_hooks)
     assert "  those for whom this is equal may decode in one step: all equal" in lines
     assert "free: share of the blocks that is free" in lines
     assert lines[-1].startswith("as shipped: waiting_order (")
 
 
-def test_an_engine_without_seams_is_refused(tmp_path: Path) -> None:
+def test_rejects_engine_without_policy_hooks(tmp_path: Path) -> None:
     engine = {"name": "sglang", "max_total_num_tokens": 4096}
     asked = EvolutionRequest((write(tmp_path, engine=engine),), ("ttft_ms.mean",), 5)
     with pytest.raises(
@@ -215,7 +215,7 @@ def test_an_engine_without_seams_is_refused(tmp_path: Path) -> None:
 # Knobs.
 
 
-def test_knobs_are_searched_and_the_study_goes_on(tmp_path: Path) -> None:
+def test_knob_search_resumes_study(tmp_path: Path) -> None:
     optuna = pytest.importorskip("optuna")
     over = ("engine.max_num_seqs=1..12", "engine.watermark=0,0.1,0.3")
     first = run(search(tmp_path, 6, over=over), tmp_path)
@@ -261,7 +261,7 @@ print("```")
 '''
 
 
-def test_code_is_proposed_by_a_program(tmp_path: Path) -> None:
+def test_runs_external_proposals(tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text(PROPOSER)
     asked = search(
         tmp_path, 2, propose=f"{sys.executable} {tmp_path / 'p.py'}", train=1, final=1, test=1
@@ -277,7 +277,7 @@ def test_code_is_proposed_by_a_program(tmp_path: Path) -> None:
         simkv.run(tmp_path / "winner.yaml")
 
 
-def test_a_program_that_says_nothing_ends_the_search(tmp_path: Path) -> None:
+def test_proposer_without_output_ends_search(tmp_path: Path) -> None:
     for command, told_so in (
         ("false", "exit 1"),
         ("true", "exit 0: no output on standard error"),
@@ -288,7 +288,7 @@ def test_a_program_that_says_nothing_ends_the_search(tmp_path: Path) -> None:
             run(asked, tmp_path)
 
 
-def test_a_proposal_takes_over_the_knobs_that_it_has(tmp_path: Path) -> None:
+def test_proposal_inherits_supported_knobs(tmp_path: Path) -> None:
     file = tmp_path / "a.py"
     file.write_text(
         "from simkv.custom import CustomScheduler\n\n\nclass A(CustomScheduler):\n    pass\n"
@@ -306,7 +306,7 @@ def test_a_proposal_takes_over_the_knobs_that_it_has(tmp_path: Path) -> None:
     assert "variant" not in change
 
 
-def test_from_python_it_is_the_same(tmp_path: Path) -> None:
+def test_python_api_matches_command(tmp_path: Path) -> None:
     pytest.importorskip("deap")
     few = {"train": 1, "final": 1, "test": 1, "jobs": 1}
     path = write(tmp_path)

@@ -52,7 +52,7 @@ TREE = st.recursive(
 
 
 @given(TREE, *[st.sampled_from([0.0, 1.0, 3.5, 40.0])] * 3)
-def test_the_simplest_form_has_the_same_value(
+def test_simplify_preserves_value(
     text: str, age: float, tokens: float, free: float
 ) -> None:
     seen = SimpleNamespace(age=age, tokens=tokens, free=free)
@@ -73,7 +73,7 @@ def test_the_simplest_form_has_the_same_value(
         ("(tokens / tokens)", "tokens / tokens"),
     ],
 )
-def test_what_changes_nothing_is_left_out(text: str, short: str) -> None:
+def test_simplify_removes_neutral_operations(text: str, short: str) -> None:
     assert simplify(text) == short
 
 
@@ -93,12 +93,12 @@ def test_what_changes_nothing_is_left_out(text: str, short: str) -> None:
         ("free * 2", "test", "free * 2"),
     ],
 )
-def test_what_decides_the_same_is_said_in_one_way(text: str, sort: Any, short: str) -> None:
+def test_equivalent_expressions_have_one_form(text: str, sort: Any, short: str) -> None:
     assert simplify_for_hook(text, sort) == short
 
 
 @pytest.mark.parametrize("engine", ["mistralrs", "vllm"])
-def test_whatever_grows_is_a_rule(engine: str) -> None:
+def test_generated_trees_are_valid_policies(engine: str) -> None:
     seams = ENGINES[engine].policy_hooks
     with PolicyGenerator(seams, 3) as garden:
         rules = [garden.draw() for _ in range(60)]
@@ -112,7 +112,7 @@ def test_whatever_grows_is_a_rule(engine: str) -> None:
     assert {name for rule in rules for name in rule} == {seam.name for seam in seams}
 
 
-def test_chance_is_its_own() -> None:
+def test_generator_leaves_global_random_state() -> None:
     def drawn(seed: int) -> list[str]:
         with PolicyGenerator(ENGINES["vllm"].policy_hooks, seed) as garden:
             return [format_policy(garden.draw(), ENGINES["vllm"].policy_hooks) for _ in range(5)]

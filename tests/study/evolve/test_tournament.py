@@ -59,7 +59,7 @@ def contest(on: Sequence[TrialScenario], firsts: int = 1) -> Tournament:
     return found
 
 
-def test_who_gains_nothing_at_first_is_run_no_more(ran: list[tuple[str, int]]) -> None:
+def test_candidate_without_gain_is_dropped(ran: list[tuple[str, int]]) -> None:
     worse, better = "admit = 0", "admit = 1"
     each = {"shipped": 10.0, worse: 11.0, better: 8.0}
     found = contest(trials(each, each, {**each, better: 5.0}), firsts=2)
@@ -69,7 +69,7 @@ def test_who_gains_nothing_at_first_is_run_no_more(ran: list[tuple[str, int]]) -
     assert bad.loss == pytest.approx((0.1 / 3,))  # elsewhere it counts as what is shipped
 
 
-def test_only_the_best_so_far_are_run_on(ran: list[tuple[str, int]]) -> None:
+def test_only_best_candidates_advance(ran: list[tuple[str, int]]) -> None:
     rules = [f"chunk = {i}" for i in range(HEAT_SURVIVORS + 5)]
     each: dict[str, float | None] = {"shipped": 100.0}
     each |= {rule: 50.0 + i for i, rule in enumerate(rules)}
@@ -78,7 +78,7 @@ def test_only_the_best_so_far_are_run_on(ran: list[tuple[str, int]]) -> None:
     assert [rule for rule, count in ran[1:] if count == 2] == rules[:HEAT_SURVIVORS]
 
 
-def test_where_nobody_is_served_what_is_shipped_does_elsewhere_counts(
+def test_trial_without_finished_requests_uses_other_trials(
     ran: list[tuple[str, int]],
 ) -> None:
     rule, none = "admit = 1", "admit = 0"
@@ -92,7 +92,7 @@ def test_where_nobody_is_served_what_is_shipped_does_elsewhere_counts(
     assert ran
 
 
-def test_the_final_undoes_luck_and_leaves_out_what_is_not_needed(
+def test_final_corrects_luck_and_prunes_winner(
     ran: list[tuple[str, int]],
 ) -> None:
     lucky, steady, short = "chunk = 1", "chunk = 2\nadmit = 1", "chunk = 2"
@@ -111,7 +111,7 @@ def test_the_final_undoes_luck_and_leaves_out_what_is_not_needed(
     assert len(everybody) <= count_final_candidates(100, ground) == 10
 
 
-def test_what_is_shipped_may_win_the_final(ran: list[tuple[str, int]]) -> None:
+def test_shipped_scheduler_can_win_final(ran: list[tuple[str, int]]) -> None:
     lucky, other = "chunk = 1", "chunk = 2"
     search = {"shipped": 10.0, lucky: 1.0, other: 2.0}
     ground = TrialSplit(trials(search), trials({**search, lucky: 11.0, other: 12.0}), (), "others")
@@ -121,13 +121,13 @@ def test_what_is_shipped_may_win_the_final(ran: list[tuple[str, int]]) -> None:
     assert ran
 
 
-def test_a_budget_too_small_for_a_final_has_none() -> None:
+def test_small_budget_has_no_final() -> None:
     ground = TrialSplit((), trials({}), (), "other seeds")
     assert [count_final_candidates(budget, ground) for budget in (5, 19, 20, 200)] == [0, 0, 2, 20]
     assert count_final_candidates(200, TrialSplit((), (), (), None)) == 0
 
 
-def test_a_gain_is_no_thousandfold_where_nobody_was_served(ran: list[tuple[str, int]]) -> None:
+def test_gain_is_bounded_without_served_requests(ran: list[tuple[str, int]]) -> None:
     rule = "admit = 1"
     on = trials({"shipped": None, rule: 30.0}, {"shipped": 20.0, rule: 10.0})
     (ruling,), _ = evaluate_winner(

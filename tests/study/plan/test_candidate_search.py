@@ -28,7 +28,7 @@ def searched(meets: list[bool], hint: int | None = None) -> dict[int, bool]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 20])
-def test_monotone_answers_are_those_of_trying_everything(count: int) -> None:
+def test_monotone_search_matches_exhaustive_search(count: int) -> None:
     for first in range(count + 1):
         meets = [i >= first for i in range(count)]
         for hint in (None, *range(count)):
@@ -37,13 +37,13 @@ def test_monotone_answers_are_those_of_trying_everything(count: int) -> None:
             assert find_nonmonotone_candidates(known) == []
 
 
-def test_it_tries_few() -> None:
+def test_search_tries_few_candidates() -> None:
     for first in range(1, 1000):
         known = searched([i >= first for i in range(1000)])
         assert len(known) <= 2 + 7 * PROBES_AT_ONCE + 2 * NEIGHBOURS
 
 
-def test_from_the_cheap_end_little_is_tried_that_is_far_too_large() -> None:
+def test_hint_avoids_oversized_candidates() -> None:
     for first in range(1000):
         known = searched([i >= first for i in range(1000)], hint=0)
         assert max(known) <= max(4 * (first + 1), first + NEIGHBOURS)
@@ -53,7 +53,7 @@ def test_from_the_cheap_end_little_is_tried_that_is_far_too_large() -> None:
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(0, 39) | st.none())
-def test_whatever_it_meets_the_answer_stands(meets: list[bool], hint: int | None) -> None:
+def test_answer_is_confirmed_by_neighbours(meets: list[bool], hint: int | None) -> None:
     known = searched(meets, None if hint is None else min(hint, len(meets) - 1))
     assert all(meets[i] == verdict for i, verdict in known.items())
     found = find_edge(known)
@@ -66,7 +66,7 @@ def test_whatever_it_meets_the_answer_stands(meets: list[bool], hint: int | None
 
 
 @pytest.mark.parametrize("hole", [1, 2])
-def test_a_planted_hole_above_is_caught(hole: int) -> None:
+def test_detects_failing_candidate_above_answer(hole: int) -> None:
     meets = [i >= 8 and i != 8 + hole for i in range(20)]
     known = searched(meets)
     assert find_edge(known) == 8 + hole + 1
@@ -74,7 +74,7 @@ def test_a_planted_hole_above_is_caught(hole: int) -> None:
 
 
 @pytest.mark.parametrize("island", [6, 7])
-def test_a_planted_island_below_is_caught_and_is_not_the_answer(island: int) -> None:
+def test_detects_isolated_answer_below(island: int) -> None:
     meets = [i >= 9 or i == island for i in range(20)]
     known = searched(meets)
     assert find_edge(known) == 9
@@ -82,20 +82,20 @@ def test_a_planted_island_below_is_caught_and_is_not_the_answer(island: int) -> 
     assert known[island]
 
 
-def test_a_surprise_widens_the_search() -> None:
+def test_nonmonotone_result_widens_search() -> None:
     meets = [i in (5, 7) or i >= 9 for i in range(30)]
     known = searched(meets)
     assert find_edge(known) == 9
     assert set(range(9 - 2 * NEIGHBOURS, 9 + 2 * NEIGHBOURS + 1)) <= set(known)
 
 
-def test_met_only_in_the_middle() -> None:
+def test_finds_answer_met_only_in_the_middle() -> None:
     known = searched([30 <= i < 42 for i in range(80)])
     assert find_edge(known) == 30
     assert 79 in find_nonmonotone_candidates(known)
 
 
-def test_an_interrupted_search_goes_on_as_if_it_had_not_been() -> None:
+def test_interrupted_search_resumes_identically() -> None:
     draw = random.Random(1)
     meets = [i >= 37 for i in range(100)]
     whole = searched(meets)

@@ -34,7 +34,7 @@ def brute_force(path: Path, knob: str, values: list[Any], objectives: list[str])
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_smallest_cache_is_that_of_trying_everything(small: Path, seed: int) -> None:
+def test_smallest_cache_matches_exhaustive_search(small: Path, seed: int) -> None:
     draw = random.Random(seed)
     rate, engine = draw.choice([1.0, 2.0, 3.0]), draw.choice(["vllm", "sglang"])
     text = (
@@ -83,7 +83,7 @@ def test_the_smallest_cache_is_that_of_trying_everything(small: Path, seed: int)
     assert exhaustive.evaluations["holds"].tolist() == meets
 
 
-def test_the_highest_rate(small: Path) -> None:
+def test_finds_highest_rate(small: Path) -> None:
     small.write_text(small.read_text().replace("num_gpu_blocks: 128", "num_gpu_blocks: 96"))
     knob, values = "workload.arrivals.request_rate", [0.5 * n for n in range(1, 13)]
     objectives = ["ttft_ms.p99<=300"]
@@ -99,7 +99,7 @@ def test_the_highest_rate(small: Path) -> None:
     assert before["value_before"] > 300 >= before["value"]
 
 
-def test_a_planted_hole_is_caught(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_detects_failing_candidate_above_answer(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = CandidateResults.holds
 
     def with_a_hole(self: CandidateResults, candidate: int, condition: Any) -> bool | None:
@@ -115,7 +115,7 @@ def test_a_planted_hole_is_caught(small: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "not monotone: 144 meets the objectives, 160 does not" in str(plan)
 
 
-def test_the_answer_holds_for_every_seed_and_each_has_its_own(small: Path) -> None:
+def test_answer_holds_for_every_seed(small: Path) -> None:
     objectives = ["ttft_ms.p99<=300"]
     plan = simkv.plan(
         small,
@@ -140,7 +140,7 @@ def test_the_answer_holds_for_every_seed_and_each_has_its_own(small: Path) -> No
     assert searched.summary["run"]["seeds"] == plan.summary["run"]["seeds"]
 
 
-def test_the_error_of_the_profile_is_carried_through(small: Path) -> None:
+def test_propagates_profile_error(small: Path) -> None:
     error = 0.3
     plan = simkv.plan(
         small,
@@ -173,7 +173,7 @@ def test_the_error_of_the_profile_is_carried_through(small: Path) -> None:
     assert by_side["cheaper"] < by_side[""] < by_side["dearer"]
 
 
-def test_the_cliff_is_the_same_requests_faster(small: Path) -> None:
+def test_cliff_scales_rate_of_same_requests(small: Path) -> None:
     plan = simkv.plan(small, smallest=CACHE, objectives=["ttft_ms.p99<=300"], repeats=1, jobs=1)
     cliff = plan.cliff.set_index("factor")
     faster = simkv.run(
@@ -186,7 +186,7 @@ def test_the_cliff_is_the_same_requests_faster(small: Path) -> None:
     assert cliff["total_input_tokens"].nunique() == 1
 
 
-def test_the_cliff_is_looked_for_until_an_objective_is_missed(small: Path) -> None:
+def test_cliff_search_stops_at_first_miss(small: Path) -> None:
     def factors(bound: str, cache: str = CACHE) -> dict[float, bool]:
         plan = simkv.plan(small, smallest=cache, objectives=[bound], repeats=1, jobs=1)
         return dict(zip(plan.cliff["factor"], plan.cliff["holds"], strict=True))
@@ -201,7 +201,7 @@ def test_the_cliff_is_looked_for_until_an_objective_is_missed(small: Path) -> No
     assert [factor for factor, _ in slower] in ([0.8], [0.8, 0.5])
 
 
-def test_survive_holds_with_one_replica_failing_at_the_peak(small: Path) -> None:
+def test_survive_holds_with_failure_at_peak(small: Path) -> None:
     text = small.read_text().replace("request_rate: 2.0", "request_rate: 8.0")
     small.write_text(text + "fleet: {replicas: 1, router: least_loaded}\n")
     bounds = [parse_objective(text) for text in ("e2e_ms.p99<=2600", "unserved<=0")]
@@ -243,7 +243,7 @@ def test_survive_holds_with_one_replica_failing_at_the_peak(small: Path) -> None
     assert "with one replica failing" in str(surviving)
 
 
-def test_no_answer_says_what_is_missed(small: Path) -> None:
+def test_no_answer_reports_missed_objectives(small: Path) -> None:
     plan = simkv.plan(
         small, smallest=CACHE, objectives=["ttft_ms.p99<=1"], repeats=1, profile_error=0.1, jobs=1
     )
@@ -253,7 +253,7 @@ def test_no_answer_says_what_is_missed(small: Path) -> None:
     assert "at 288 the run misses ttft_ms.p99 <= 1 (value" in str(plan)
 
 
-def test_held_back(small: Path) -> None:
+def test_held_out_scenario(small: Path) -> None:
     def planned(**more: Any) -> Any:
         return simkv.plan(
             small,
@@ -321,12 +321,12 @@ def test_prices_and_variants(small: Path, tmp_path: Path) -> None:
         ({"smallest": "engine.num_gpu_block=1..3", "objectives": ["steps>=0"]}, "did you mean"),
     ],
 )
-def test_bad_asks(small: Path, more: dict[str, Any], what: str) -> None:
+def test_rejects_invalid_requests(small: Path, more: dict[str, Any], what: str) -> None:
     with pytest.raises(InputError, match=what):
         simkv.plan(small, jobs=1, **more)
 
 
-def test_repeats_of_what_is_not_drawn(small: Path, tmp_path: Path) -> None:
+def test_rejects_repeats_without_randomness(small: Path, tmp_path: Path) -> None:
     small.write_text(
         "name: two\nworkload: {burst: {num_prompts: 2, prompt_tokens: 9, output_tokens: 9}}\n"
         "engine: {name: vllm, num_gpu_blocks: 64, max_model_len: 1000}\nprofile: unit-step\n"
@@ -340,7 +340,7 @@ def test_repeats_of_what_is_not_drawn(small: Path, tmp_path: Path) -> None:
     assert "no interval over seeds" in str(plan)
 
 
-def test_the_section_of_a_file(small: Path) -> None:
+def test_reads_plan_section(small: Path) -> None:
     lines = small.read_text() + (
         "plan:\n  smallest: engine.num_gpu_blocks=64..288:16\n"
         "  objectives: [ttft_ms.p99<=300, longest_stall_s<=5]\n"
@@ -369,7 +369,7 @@ def test_the_section_of_a_file(small: Path) -> None:
             simkv.plan(small, jobs=1)
 
 
-def test_the_example_runs(root: Path, tmp_path: Path) -> None:
+def test_example_runs(root: Path, tmp_path: Path) -> None:
     example = str(root / "examples" / "plan.py")
     done = subprocess.run(
         [sys.executable, example], capture_output=True, text=True, cwd=tmp_path, check=False
@@ -379,7 +379,7 @@ def test_the_example_runs(root: Path, tmp_path: Path) -> None:
     assert "plan.json" in done.stdout
 
 
-def test_where_one_replica_does_not_many_are_tried(small: Path) -> None:
+def test_tries_more_replicas_if_one_fails(small: Path) -> None:
     plan = simkv.plan(
         small,
         smallest="fleet.replicas=1..12",

@@ -49,7 +49,7 @@ def lines(store: Path) -> int:
     return store.read_bytes().count(b"\n") if store.exists() else 0
 
 
-def test_killed_and_resumed_it_gives_the_same_bytes(
+def test_killed_and_resumed_plan_gives_same_bytes(
     small: Path, tmp_path: Path, plan: Plan
 ) -> None:
     killed, whole = tmp_path / "killed", tmp_path / "whole"
@@ -82,7 +82,7 @@ def test_killed_and_resumed_it_gives_the_same_bytes(
         assert (whole / name).read_bytes() == (killed / name).read_bytes(), name
 
 
-def test_what_is_written_and_said(small: Path, tmp_path: Path, plan: Plan) -> None:
+def test_prints_and_writes_plan(small: Path, tmp_path: Path, plan: Plan) -> None:
     prices = tmp_path / "prices.csv"
     prices.write_text("gpu,price_per_hour\nL4,0.8\n")
     out = tmp_path / "out"
@@ -107,7 +107,7 @@ def test_what_is_written_and_said(small: Path, tmp_path: Path, plan: Plan) -> No
     assert set(cliff["side"]) == {"", "cheaper", "dearer"}
 
 
-def test_no_answer_ends_in_1(small: Path, tmp_path: Path, plan: Plan) -> None:
+def test_no_answer_exits_with_1(small: Path, tmp_path: Path, plan: Plan) -> None:
     done = plan(
         *("--smallest", "engine.num_gpu_blocks=64..96:16", "--slo", "e2e_ms.p99<=10"),
         *(small, "--out", tmp_path / "out", "--repeats", 1),
@@ -131,7 +131,7 @@ def test_no_answer_ends_in_1(small: Path, tmp_path: Path, plan: Plan) -> None:
         (["--smallest", "timeout=1..3", "--slo", "steps>=0", "--survive", "1"], "requires a fleet"),
     ],
 )
-def test_bad_input_ends_in_2_and_writes_nothing(
+def test_bad_input_exits_with_2_and_writes_nothing(
     small: Path, tmp_path: Path, plan: Plan, words: list[str], what: str
 ) -> None:
     done = plan(small, *words, "--out", tmp_path / "out")
@@ -140,7 +140,7 @@ def test_bad_input_ends_in_2_and_writes_nothing(
     assert not (tmp_path / "out").exists()
 
 
-def test_every_field_of_a_request_is_an_option(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_request_field_is_an_option(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     told = plan("--help").out
     flags = {name: find_option(name) for name in PlanRequest.model_fields}

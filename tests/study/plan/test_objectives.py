@@ -19,7 +19,7 @@ from tests.metrics.test_goodput import CONTENTS
 
 
 @pytest.mark.parametrize("text", ["ttft_ms.p99<=500", " ttft_ms.p99 <= 5e2 "])
-def test_parse(text: str) -> None:
+def test_parses_objectives(text: str) -> None:
     assert parse_objective(text) == Objective("ttft_ms.p99", "<=", 500.0)
 
 
@@ -33,12 +33,12 @@ def test_parse(text: str) -> None:
         ("ttft_ms.p99<=nan", "expected a number"),
     ],
 )
-def test_bad_objectives(text: str, what: str) -> None:
+def test_rejects_invalid_objectives(text: str, what: str) -> None:
     with pytest.raises(InputError, match=what):
         parse_objective(text)
 
 
-def test_holds_and_slack() -> None:
+def test_objective_holds_and_slack() -> None:
     most, least = parse_objective("starved<=0"), parse_objective("jain_index>=0.5")
     assert most.holds({"starved": 0})
     assert most.slack({"starved": 3}) == -3
@@ -47,7 +47,7 @@ def test_holds_and_slack() -> None:
     assert least.holds({"jain_index": 0.5 * (1 - 1e-12)})
 
 
-def test_a_latency_without_a_sample_does_not_hold() -> None:
+def test_latency_without_sample_does_not_hold() -> None:
     objective = parse_objective("ttft_ms.p99<=500")
     assert objective.slack({"ttft_ms.p99": None}) == -math.inf
     nobody = simkv.run(
@@ -59,14 +59,14 @@ def test_a_latency_without_a_sample_does_not_hold() -> None:
     assert values["unserved"] == 1
 
 
-def test_the_worst_of_several() -> None:
+def test_worst_of_several_values() -> None:
     most, least = parse_objective("starved<=0"), parse_objective("jain_index>=0.5")
     assert (most.worst([1, 3, 2]), least.worst([1, 3, 2])) == (3, 1)
     assert most.worst([1, None]) is None
     assert most.worst([]) is None
 
 
-def test_what_is_assumed() -> None:
+def test_assumed_objectives() -> None:
     asked = [parse_objective("ttft_ms.p99<=500")]
     assert [str(one) for one in complete_objectives(asked, {})] == [
         "ttft_ms.p99 <= 500",
@@ -87,12 +87,12 @@ def test_what_is_assumed() -> None:
         (["goodput>=1"], "needs limits"),
     ],
 )
-def test_what_makes_no_sense(asked: list[str], what: str) -> None:
+def test_rejects_contradictory_objectives(asked: list[str], what: str) -> None:
     with pytest.raises(InputError, match=what):
         complete_objectives([parse_objective(text) for text in asked], {})
 
 
-def test_figures_have_all_names_and_what_is_worked_out() -> None:
+def test_objective_figures_include_derived_figures() -> None:
     summary = simkv.run(CONTENTS).results["run"].summary
     values = compute_objective_figures(summary)
     assert set(FIGURE_NAMES) <= set(values)

@@ -18,13 +18,13 @@ from simkv.study.plan.plan_confidence import (
 )
 
 
-def test_spread() -> None:
+def test_answer_range() -> None:
     assert find_answer_range([3, 1, 2]) == AnswerRange(1, 3)
     assert find_answer_range([3, None]) == AnswerRange(3, None)
     assert find_answer_range([None]) == AnswerRange(None, None)
 
 
-def test_the_range_encloses_the_median_as_often_as_it_says() -> None:
+def test_range_contains_median_at_stated_confidence() -> None:
     draw = random.Random(3)
     median = math.log(2)
     for repeats in (2, 4, 6):
@@ -39,14 +39,14 @@ def test_the_range_encloses_the_median_as_often_as_it_says() -> None:
     assert coverage_of_range(6) > 0.95
 
 
-def test_at_most_so_many_violate() -> None:
+def test_bound_of_violated_share() -> None:
     for repeats in (1, 6, 59):
         share = bound_violated_share(repeats)
         assert (1 - share) ** repeats == pytest.approx(0.05)
     assert bound_violated_share(59) < 0.05
 
 
-def test_the_error_of_a_profile() -> None:
+def test_profile_error() -> None:
     profile = load_profile("l4-mistralrs-pr2034")
     assert find_profile_error(profile, None).factors == {}
     assert "is unknown" in find_profile_error(profile, None).note

@@ -10,7 +10,7 @@ from simkv.core.errors import InputError
 from simkv.study.plan.plan_cost import compute_cost, find_price, read_prices
 
 
-def test_yaml_and_csv(tmp_path: Path) -> None:
+def test_reads_prices_from_yaml_and_csv(tmp_path: Path) -> None:
     yaml, table = tmp_path / "prices.yaml", tmp_path / "prices.csv"
     yaml.write_text("H100: 2.5\nL4: 1\n")
     table.write_text("region,gpu,price_per_hour\neast,H100,2.5\neast,L4,1\n")
@@ -31,19 +31,19 @@ def test_yaml_and_csv(tmp_path: Path) -> None:
         ("p.csv", "gpu,price_per_hour\nL4\n", r"p\.csv:2: price_per_hour: .*found None"),
     ],
 )
-def test_bad_prices(tmp_path: Path, name: str, text: str, what: str) -> None:
+def test_rejects_invalid_prices(tmp_path: Path, name: str, text: str, what: str) -> None:
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(InputError, match=what):
         read_prices(path)
 
 
-def test_no_such_file(tmp_path: Path) -> None:
+def test_rejects_missing_price_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
         read_prices(tmp_path / "nothing.csv")
 
 
-def test_cost() -> None:
+def test_computes_cost() -> None:
     cost = compute_cost("L4", 3.0, 4, seconds=1800.0, prompt=1_000_000, output=500_000)
     assert cost.per_hour == 12.0
     assert cost.per_million_output_tokens == 12.0

@@ -55,7 +55,7 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in listed.read_text().split()] if listed.exists() else []
 
 
-def test_killed_and_resumed_it_gives_the_same_bytes(
+def test_killed_and_resumed_sweep_gives_same_bytes(
     small: Path, tmp_path: Path, sweep: Sweep
 ) -> None:
     killed, store = tmp_path / "killed", tmp_path / "killed" / "points.jsonl"
@@ -92,7 +92,7 @@ def test_killed_and_resumed_it_gives_the_same_bytes(
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
 
 
-def test_table_plots_and_front(small: Path, tmp_path: Path, sweep: Sweep) -> None:
+def test_writes_table_plots_and_front(small: Path, tmp_path: Path, sweep: Sweep) -> None:
     out = tmp_path / "out"
     done = sweep(
         small,
@@ -128,7 +128,7 @@ def test_table_plots_and_front(small: Path, tmp_path: Path, sweep: Sweep) -> Non
         (["--over", "timeout=1", "--sample", "x"], "random:N or lhs:N"),
     ],
 )
-def test_bad_input_ends_in_2_and_writes_nothing(
+def test_bad_input_exits_with_2_and_writes_nothing(
     small: Path, tmp_path: Path, sweep: Sweep, more: list[str], what: str
 ) -> None:
     done = sweep(small, tmp_path / "out", *more)
@@ -137,7 +137,7 @@ def test_bad_input_ends_in_2_and_writes_nothing(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_of_something_else_is_left_alone(
+def test_rejects_foreign_output_folder(
     small: Path, tmp_path: Path, sweep: Sweep
 ) -> None:
     done = sweep(small, tmp_path, "--over", "timeout=1")

@@ -32,7 +32,7 @@ from simkv.study.sweep_axes import (
         ("0.01..100:log=5", (0.01, 0.1, 1.0, 10.0, 100.0)),
     ],
 )
-def test_values(text: str, values: tuple[object, ...]) -> None:
+def test_parses_values(text: str, values: tuple[object, ...]) -> None:
     axis = parse_axis(f"a.b={text}")
     assert axis.path == "a.b"
     assert axis.values == values
@@ -58,18 +58,18 @@ def test_values(text: str, values: tuple[object, ...]) -> None:
         ("variants=1,2", "names of variants"),
     ],
 )
-def test_what_makes_no_sense(text: str, what: str) -> None:
+def test_rejects_invalid_axes(text: str, what: str) -> None:
     with pytest.raises(InputError, match=what):
         parse_axis(text)
 
 
 @pytest.mark.parametrize("text", ["lhs", "lhs:0", "sobol:8", "random:-1", "random:9999999"])
-def test_bad_samples(text: str) -> None:
+def test_rejects_invalid_samples(text: str) -> None:
     with pytest.raises(InputError, match="expected random:N or lhs:N"):
         parse_sample(text)
 
 
-def test_the_last_axis_of_a_grid_changes_fastest() -> None:
+def test_last_axis_of_grid_changes_fastest() -> None:
     points = grid([parse_axis("a=1,2"), parse_axis("b=x,y")])
     assert points == [
         {"a": 1, "b": "x"},
@@ -82,17 +82,17 @@ def test_the_last_axis_of_a_grid_changes_fastest() -> None:
 
 
 @pytest.mark.parametrize("text", ["a=0.5..1.5", "a=1..8:log", "a=1..900000"])
-def test_a_grid_needs_steps(text: str) -> None:
+def test_grid_requires_steps(text: str) -> None:
     with pytest.raises(InputError, match="is for --sample"):
         grid([parse_axis(text)])
 
 
-def test_too_large_a_grid() -> None:
+def test_rejects_too_large_grid() -> None:
     with pytest.raises(InputError, match="1,000,000 points"):
         grid([parse_axis("a=1..1000"), parse_axis("b=1..1000")])
 
 
-def test_a_latin_hypercube_has_one_point_in_each_part_of_every_axis() -> None:
+def test_latin_hypercube_has_one_point_per_cell() -> None:
     axes = [parse_axis("a=0.0..1.0"), parse_axis("b=1..20"), parse_axis("c=1.0..1024.0:log")]
     points = sample_points(axes, SampleSpec("lhs", 20), seed=3)
     assert sorted(int(float(str(point["a"])) * 20) for point in points) == list(range(20))
@@ -103,7 +103,7 @@ def test_a_latin_hypercube_has_one_point_in_each_part_of_every_axis() -> None:
     assert points != sample_points(axes, SampleSpec("lhs", 20), seed=4)
 
 
-def test_a_random_sample_stays_in_range_and_reaches_both_ends() -> None:
+def test_random_sample_covers_range() -> None:
     axes = [parse_axis("a=1..4"), parse_axis("b=x,y"), parse_axis("c=1..3:log")]
     points = sample_points(axes, SampleSpec("random", 400), seed=0)
     assert {point["a"] for point in points} == {1, 2, 3, 4}
@@ -115,7 +115,7 @@ def test_a_random_sample_stays_in_range_and_reaches_both_ends() -> None:
     "value",
     [1, -3, 1.5, 1e-07, 1e22, float("inf"), True, None, "a", "null", "1", "0.33.0", "x: y", "é ü"],
 )
-def test_an_assignment_gives_the_value_again(value: object) -> None:
+def test_assignment_round_trips(value: object) -> None:
     document = YamlDocument(None, {})  # type: ignore[arg-type]
     document.override(format_assignment("a.b", value))
     found = document.tree["a"]["b"]

@@ -50,7 +50,7 @@ def frame() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def test_means_and_their_confidence(frame: pd.DataFrame) -> None:
+def test_means_and_confidence_intervals(frame: pd.DataFrame) -> None:
     points = average_repeats(frame, KNOBS, [E2E]).set_index("point")
     assert points.loc[1, E2E] == 111.0
     # Student's t for 2 degrees of freedom is 4.3027; the deviation of 0, 1, 2 is 1.
@@ -61,7 +61,7 @@ def test_means_and_their_confidence(frame: pd.DataFrame) -> None:
     assert once[f"±{E2E}"].isna().all()
 
 
-def test_the_front_is_what_nothing_beats() -> None:
+def test_front_contains_undominated_points() -> None:
     points = pd.DataFrame(
         {
             "up": [1.0, 2.0, 3.0, 3.0, 2.0, 9.0, 1.0],
@@ -77,7 +77,7 @@ def test_the_front_is_what_nothing_beats() -> None:
 @pytest.mark.parametrize(
     ("knob", "names"), [("engine.a", KNOBS), ("engine.b", KNOBS), ("variant", KNOBS)]
 )
-def test_plots_are_the_same_every_time(
+def test_plots_are_deterministic(
     frame: pd.DataFrame, tmp_path: Path, knob: str, names: tuple[str, ...]
 ) -> None:
     plot = parse_plot(f"{E2E}:{knob}", names)
@@ -90,7 +90,7 @@ def test_plots_are_the_same_every_time(
     assert write_plot(changed, names, plot, tmp_path).read_bytes() != first
 
 
-def test_a_pareto_front_as_picture_and_table(frame: pd.DataFrame, tmp_path: Path) -> None:
+def test_writes_pareto_plot_and_table(frame: pd.DataFrame, tmp_path: Path) -> None:
     path, front = write_pareto(
         frame, KNOBS, parse_pareto(f"output_throughput:max,{E2E}:min"), tmp_path
     )
@@ -101,7 +101,7 @@ def test_a_pareto_front_as_picture_and_table(frame: pd.DataFrame, tmp_path: Path
     assert front["output_throughput"].tolist() == [0.0, 10.0, 20.0]
 
 
-def test_a_front_of_nothing(frame: pd.DataFrame, tmp_path: Path) -> None:
+def test_empty_front(frame: pd.DataFrame, tmp_path: Path) -> None:
     nothing = frame.assign(**{E2E: math.nan})
     goals = f"{E2E}:min,steps:max"
     path, front = write_pareto(nothing.assign(steps=3), KNOBS, parse_pareto(goals), tmp_path)
@@ -117,7 +117,7 @@ def test_a_front_of_nothing(frame: pd.DataFrame, tmp_path: Path) -> None:
         ("e2e_ms.p99", "expected FIGURE:KNOB"),
     ],
 )
-def test_bad_plots(text: str, what: str) -> None:
+def test_rejects_invalid_plots(text: str, what: str) -> None:
     with pytest.raises(InputError, match=what):
         parse_plot(text, KNOBS)
 
@@ -132,12 +132,12 @@ def test_bad_plots(text: str, what: str) -> None:
         ("step:max,steps:min", "did you mean 'steps'"),
     ],
 )
-def test_bad_fronts(text: str, what: str) -> None:
+def test_rejects_invalid_fronts(text: str, what: str) -> None:
     with pytest.raises(InputError, match=what):
         parse_pareto(text)
 
 
-def test_points_that_lie_together_have_one_label() -> None:
+def test_overlapping_points_share_label() -> None:
     axes = Figure().add_subplot()
     points = np.array([[0.0, 1.0], [5.0, 5.0], [10.0, 9.0], [10.0, 9.0], [10.01, 9.0], [5.0, 5.02]])
     axes.plot(points[:, 0], points[:, 1], "o")
@@ -145,7 +145,7 @@ def test_points_that_lie_together_have_one_label() -> None:
     assert [text.get_text() for text in axes.texts] == ["0", "1, 5", "2-4"]
 
 
-def test_no_two_lines_look_alike_and_a_legend_is_as_wide_as_the_picture() -> None:
+def test_lines_are_distinct_and_legend_fits() -> None:
     looks = {(colour, stroke) for colour in sweep_plots.COLOURS for stroke in sweep_plots.STROKES}
     assert len(looks) == sweep_plots.MAX_LINES == 15
     names = [f"engine.max_num_batched_tokens={2048 * n}, bucketed" for n in range(9)]
@@ -159,7 +159,7 @@ def test_no_two_lines_look_alike_and_a_legend_is_as_wide_as_the_picture() -> Non
     assert legend.get_window_extent().x1 <= figure.bbox.x1
 
 
-def test_of_many_lines_the_knob_that_matters_most_has_the_colours(frame: pd.DataFrame) -> None:
+def test_most_influential_knob_gets_colors(frame: pd.DataFrame) -> None:
     """Forty settings of two knobs: ``b`` moves the figure, ``c`` hardly does."""
     rows = [{"engine.b": b, "engine.c": c, E2E: 100.0 * b + c} for b in range(4) for c in range(10)]
     points = pd.DataFrame(rows)

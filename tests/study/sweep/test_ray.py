@@ -31,13 +31,13 @@ from tests.study.sweep.worker_functions import (
 )
 
 
-def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_missing_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r"pip install 'simkv\[ray\]'"):
         list(run_on_ray(square, [1]))
 
 
-def test_a_wrong_address() -> None:
+def test_rejects_wrong_address() -> None:
     with pytest.raises(InputError, match=r"--ray-address 127\.0\.0\.1:1: cannot connect to a Ray cluster"):
         _connect("127.0.0.1:1", None)
 
@@ -52,7 +52,7 @@ def cluster() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_killed_worker_changes_nothing(tmp_path: Path) -> None:
+def test_killed_worker_changes_nothing(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     killer = Thread(target=kill_noted, args=(note,))
     killer.start()
@@ -63,7 +63,7 @@ def test_a_killed_worker_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_sweep_is_the_same_bit_for_bit(small: Path) -> None:
+def test_sweep_is_identical(small: Path) -> None:
     over = {"engine.num_gpu_blocks": [96, 128, 256]}
     sweep = partial(simkv.sweep, small, over, repeats=2)
     pd.testing.assert_frame_equal(sweep(executor="ray"), sweep(jobs=1), check_exact=True)
@@ -86,7 +86,7 @@ def killing(tmp_path: Path) -> Iterator[Callable[..., Iterator[JobResult]]]:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_sweep_whose_worker_is_killed_is_the_same_bit_for_bit(
+def test_sweep_with_killed_worker_is_identical(
     small: Path, killing: Callable[..., Iterator[JobResult]]
 ) -> None:
     whole = build_sweep(small, [parse_axis("engine.num_gpu_blocks=96..256:32")], repeats=2)
@@ -97,7 +97,7 @@ def test_a_sweep_whose_worker_is_killed_is_the_same_bit_for_bit(
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_plan_whose_worker_is_killed_is_the_same_bit_for_bit(
+def test_plan_with_killed_worker_is_identical(
     small: Path, killing: Callable[..., Iterator[JobResult]]
 ) -> None:
     request = PlanRequest(
@@ -118,7 +118,7 @@ def test_a_plan_whose_worker_is_killed_is_the_same_bit_for_bit(
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_plan_by_the_option_is_the_same(small: Path) -> None:
+def test_plan_option_gives_same_result(small: Path) -> None:
     by = partial(
         simkv.plan,
         small,

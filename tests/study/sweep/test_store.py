@@ -22,7 +22,7 @@ def filled(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_reads_written_results(tmp_path: Path) -> None:
     path = tmp_path / "new" / "points.jsonl"
     assert ResultFile(path).done == {}
     filled(path)
@@ -30,7 +30,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 @given(data=st.data())
-def test_a_torn_end_is_ignored_and_nothing_is_added_to_it(
+def test_ignores_torn_line(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("store") / "points.jsonl"
@@ -50,13 +50,13 @@ def test_a_torn_end_is_ignored_and_nothing_is_added_to_it(
 @pytest.mark.parametrize(
     "junk", [b"\0\0\0\n", b"\xff\xfe\n", b"[1]\n", b'{"digest": 1}\n', b"null\n", b"\n"]
 )
-def test_lines_that_are_none_are_ignored(tmp_path: Path, junk: bytes) -> None:
+def test_ignores_invalid_lines(tmp_path: Path, junk: bytes) -> None:
     path = tmp_path / "points.jsonl"
     path.write_bytes(junk + filled(tmp_path / "other") + junk)
     assert ResultFile(path).done == {"a": FIRST, "b": SECOND}
 
 
-def test_a_store_that_cannot_be_used(tmp_path: Path) -> None:
+def test_rejects_unusable_store(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
         ResultFile(tmp_path)
     (tmp_path / "file").touch()

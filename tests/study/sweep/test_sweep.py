@@ -47,7 +47,7 @@ def swept(sweep: Sweep, store: Path | None = None) -> pd.DataFrame:
     return build_sweep_table(sweep, run_all(sweep, here, store))
 
 
-def test_a_row_per_point_variant_and_repeat(small: Path) -> None:
+def test_one_row_per_point_variant_and_repeat(small: Path) -> None:
     frame = swept(build_sweep(small, [parse_axis(f"{BLOCKS}=128,256")], repeats=2))
     keys = frame[["point", BLOCKS, "variant", "repeat"]].to_numpy().tolist()
     assert keys == [
@@ -61,7 +61,7 @@ def test_a_row_per_point_variant_and_repeat(small: Path) -> None:
     assert set(frame[frame["repeat"] == 0]["seed"]) == {7}
 
 
-def test_a_row_holds_what_the_run_gives(small: Path) -> None:
+def test_row_matches_run(small: Path) -> None:
     frame = swept(build_sweep(small, [parse_axis(f"{BLOCKS}=96,128"), parse_axis("variants=cold")]))
     assert list(frame["variant"]) == ["cold", "cold"]
     for _, row in frame.iterrows():
@@ -70,7 +70,7 @@ def test_a_row_holds_what_the_run_gives(small: Path) -> None:
             assert row[name] == value, name
 
 
-def test_repeats_differ_and_repeat_zero_is_the_scenario(small: Path) -> None:
+def test_repeats_differ_and_repeat_zero_is_scenario(small: Path) -> None:
     scenario = load(small)["plain"]
     assert reseed_scenario(scenario, 0) is scenario
     seeds = [reseed_scenario(scenario, n).workload.arrivals.seed for n in range(4)]  # type: ignore[union-attr]
@@ -79,7 +79,7 @@ def test_repeats_differ_and_repeat_zero_is_the_scenario(small: Path) -> None:
     assert frame["e2e_ms.mean"].nunique() == 4
 
 
-def test_repeated_sessions_draw_their_turns_anew(small: Path) -> None:
+def test_repeats_resample_sessions(small: Path) -> None:
     text = small.read_text().replace("arrivals", "sessions").replace("num_prompts", "num_sessions")
     small.write_text(
         text.replace("seed: 7", "seed: 7\n    turns: {distribution: uniform, low: 1, high: 9}")
@@ -93,7 +93,7 @@ def test_repeated_sessions_draw_their_turns_anew(small: Path) -> None:
     assert again.session_turns == type(again)(**fields).session_turns
 
 
-def test_the_digest_covers_what_decides_and_nothing_else(small: Path, root: Path) -> None:
+def test_digest_covers_relevant_fields_only(small: Path, root: Path) -> None:
     def digest(*overrides: str) -> str:
         return compute_digest(load(small, overrides)["plain"], small.parent)
 
@@ -116,7 +116,7 @@ def test_the_digest_covers_what_decides_and_nothing_else(small: Path, root: Path
     assert digest() != first
 
 
-def test_the_digest_covers_the_contents_of_a_trace(small: Path) -> None:
+def test_digest_covers_trace_contents(small: Path) -> None:
     trace = small.parent / "trace.csv"
     rows = "arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,100,10\n1.0,100,10\n"
     trace.write_text(rows)
@@ -126,13 +126,13 @@ def test_the_digest_covers_the_contents_of_a_trace(small: Path) -> None:
     assert compute_digest(load(small, [override])["plain"], small.parent) != before
 
 
-def test_a_worker_with_other_files_says_so(small: Path) -> None:
+def test_rejects_job_with_changed_files(small: Path) -> None:
     job = build_sweep(small, []).runs[0].job
     assert run_job(job).summary
     assert "simkv, cost profile or trace differs" in str(run_job(replace(job, digest="0" * 32)).error)
 
 
-def test_what_is_done_is_not_done_again(small: Path, tmp_path: Path) -> None:
+def test_skips_finished_jobs(small: Path, tmp_path: Path) -> None:
     store = tmp_path / "points.jsonl"
     asked: list[int] = []
 
@@ -154,7 +154,7 @@ def test_what_is_done_is_not_done_again(small: Path, tmp_path: Path) -> None:
     assert asked == [4, 2]
 
 
-def test_an_interrupted_sweep_keeps_what_it_did(small: Path, tmp_path: Path) -> None:
+def test_interrupted_sweep_keeps_results(small: Path, tmp_path: Path) -> None:
     store = tmp_path / "points.jsonl"
     whole = build_sweep(small, [parse_axis(f"{BLOCKS}=96..256:32")])
 
@@ -170,7 +170,7 @@ def test_an_interrupted_sweep_keeps_what_it_did(small: Path, tmp_path: Path) -> 
     assert seen == [(done, 12) for done in range(5, 13)]
 
 
-def test_all_mistakes_at_once_before_anything_runs(small: Path) -> None:
+def test_reports_all_errors_before_running(small: Path) -> None:
     axes = [parse_axis(f"{BLOCKS}=-1,128,256"), parse_axis("engine.max_num_seqs=0,4,x")]
     with pytest.raises(InputError) as caught:
         build_sweep(small, axes)
@@ -180,7 +180,7 @@ def test_all_mistakes_at_once_before_anything_runs(small: Path) -> None:
         assert any(wrong in line and f"at {count} of 9 points" in line for line in lines), wrong
 
 
-def test_a_trace_that_cannot_be_read_is_found_before_anything_runs(small: Path) -> None:
+def test_reports_unreadable_trace_before_running(small: Path) -> None:
     (small.parent / "trace.csv").write_text("arrived_at,num_prefill_tokens\n1,2\n")
     with pytest.raises(InputError, match=r"trace\.csv"):
         build_sweep(small, [parse_axis("workload.trace=trace.csv")])
@@ -195,12 +195,12 @@ def test_a_trace_that_cannot_be_read_is_found_before_anything_runs(small: Path) 
         (["timeout=1..60000:1"], 2, "240,000 runs"),
     ],
 )
-def test_mistakes(small: Path, axes: list[str], repeats: int, what: str) -> None:
+def test_rejects_invalid_sweeps(small: Path, axes: list[str], repeats: int, what: str) -> None:
     with pytest.raises(InputError, match=what):
         build_sweep(small, [parse_axis(axis) for axis in axes], repeats=repeats)
 
 
-def test_repeats_of_what_is_not_drawn(small: Path) -> None:
+def test_rejects_repeats_without_randomness(small: Path) -> None:
     small.write_text(
         "name: b\nworkload: {burst: {num_prompts: 2, prompt_tokens: 9, output_tokens: 3}}\n"
         "engine: {name: vllm, num_gpu_blocks: 128, max_model_len: 100}\nprofile: unit-step\n"
@@ -210,7 +210,7 @@ def test_repeats_of_what_is_not_drawn(small: Path) -> None:
         build_sweep(small, [], repeats=2)
 
 
-def test_a_knob_that_changes_nothing_is_told(small: Path) -> None:
+def test_reports_idle_knobs(small: Path) -> None:
     axes = [parse_axis(f"{BLOCKS}=128,256"), parse_axis("engine.enable_prefix_caching=true,false")]
     assert build_sweep(small, axes).idle_knobs == []
     cold = parse_axis("variants=cold")
@@ -226,7 +226,7 @@ def test_samples(small: Path) -> None:
     assert sorted(int(str(knobs["engine.max_num_seqs"])) for knobs in drawn) == [2, 2, 16, 16]
 
 
-def test_runs_that_fail_stop_no_others(small: Path, tmp_path: Path) -> None:
+def test_failed_runs_do_not_stop_others(small: Path, tmp_path: Path) -> None:
     store = tmp_path / "points.jsonl"
     whole = build_sweep(small, [parse_axis(f"{BLOCKS}=96,128")])
 
@@ -239,7 +239,7 @@ def test_runs_that_fail_stop_no_others(small: Path, tmp_path: Path) -> None:
     assert len(store.read_text().splitlines()) == 3
 
 
-def test_a_latency_without_a_sample_is_empty() -> None:
+def test_latency_without_sample_is_empty() -> None:
     none = {"mean": 0.0, "p99": 0.0}
     flat = flatten_figures(
         {"steps": 0, "ttft_ms": none, "e2e_ms": {"mean": 2.0, "p99": 3.0}, "notes": ["a", "b"]}

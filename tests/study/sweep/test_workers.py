@@ -20,14 +20,14 @@ from tests.study.sweep.worker_functions import (
 )
 
 
-def test_every_item_once() -> None:
+def test_runs_every_item_once() -> None:
     with WorkerPool(2) as pool:
         assert sorted(pool.run(square, range(20))) == [n * n for n in range(20)]
         assert list(pool.run(square, [])) == []
         assert list(pool.run(square, [3])) == [9]
 
 
-def test_what_a_killed_worker_did_is_done_again(tmp_path: Path) -> None:
+def test_repeats_work_of_killed_worker(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     killer = Thread(target=kill_noted, args=(note,))
     killer.start()
@@ -37,12 +37,12 @@ def test_what_a_killed_worker_did_is_done_again(tmp_path: Path) -> None:
     assert found == [n * n for n in range(8)]
 
 
-def test_workers_that_always_die() -> None:
+def test_stops_after_repeated_worker_deaths() -> None:
     with pytest.raises(RunsFailed, match="2 runs left"), WorkerPool(2) as pool:
         list(pool.run(kill_itself, [1, 2]))
 
 
-def test_a_script_that_would_start_itself_again_is_told(
+def test_rejects_script_without_main_guard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = tmp_path / "mine.py"

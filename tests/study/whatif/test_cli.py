@@ -22,7 +22,7 @@ def simkv(*arguments: str) -> str:
     return result.stdout
 
 
-def test_shrink_prints_a_scenario(tmp_path: Path) -> None:
+def test_shrink_prints_scenario(tmp_path: Path) -> None:
     text = simkv("shrink", LOOP, "--keep", "engine died")
     (tmp_path / "small.yaml").write_text(text)
     small = load(tmp_path / "small.yaml")["run"]
@@ -31,7 +31,7 @@ def test_shrink_prints_a_scenario(tmp_path: Path) -> None:
     assert "--variant before (simkv" in text  # the first in the file that shows it
 
 
-def test_shrink_writes_a_file_and_says_what_it_is(tmp_path: Path) -> None:
+def test_shrink_writes_file_and_summary(tmp_path: Path) -> None:
     out = tmp_path / "small.yaml"
     said = simkv("shrink", LOOP, "--keep", "stalled", "--variant", "merged2250", "-o", str(out))
     assert said.splitlines()[-1] == f"Written to {out}"
@@ -44,7 +44,7 @@ def test_shrink_writes_a_file_and_says_what_it_is(tmp_path: Path) -> None:
     assert load(out)["run"].expect["run"].verdict == "livelock"
 
 
-def test_shrink_refuses_what_cannot_be(tmp_path: Path, root: Path) -> None:
+def test_shrink_rejects_invalid_input(tmp_path: Path, root: Path) -> None:
     with pytest.raises(InputError, match="no variant shows 'lost': before-seed is livelock"):
         simkv("shrink", LOOP, "--keep", "lost")
     with pytest.raises(InputError, match=r"--variant bfore: .*did you mean 'before'"):
@@ -57,7 +57,7 @@ def test_shrink_refuses_what_cannot_be(tmp_path: Path, root: Path) -> None:
         simkv("shrink", str(source), "--keep", "stalled", "-o", str(source), "--overwrite")
 
 
-def test_bisect_over_a_knob(root: Path) -> None:
+def test_bisect_over_knob(root: Path) -> None:
     over = ("bisect", LOOP, "--variant", "before", "--over", "engine.waiting_timeout=0..1000")
     told = json.loads(simkv(*over, "--json"))
     (flip,) = told["flips"]
@@ -72,7 +72,7 @@ def test_bisect_over_a_knob(root: Path) -> None:
     assert told["samples"][0]["figures"]["stalled"] == 2
 
 
-def test_bisect_across_variants_is_the_default() -> None:
+def test_bisect_defaults_to_variants() -> None:
     said = simkv("bisect", LOOP, "--variant", "patient")
     assert said == simkv("bisect", LOOP, "--variant", "patient", "--variants")
     assert "no flip found; it is served throughout" in said
@@ -81,7 +81,7 @@ def test_bisect_across_variants_is_the_default() -> None:
         simkv("bisect", LOOP, "--variants", "--over", "timeout=1..2")
 
 
-def test_bisect_by_a_figure_says_so() -> None:
+def test_bisect_by_figure() -> None:
     arguments = ("bisect", LOOP, "--variant", "patient", "--over", "engine.num_gpu_blocks=25..60")
     said = simkv(*arguments, "--when", "e2e_ms.p99<=101000")
     assert "Shown" in said
@@ -90,7 +90,7 @@ def test_bisect_by_a_figure_says_so() -> None:
         simkv(*arguments, "--when", "e2e_ms.p98<=101000")
 
 
-def test_whatif_answers_in_a_line() -> None:
+def test_whatif_prints_answer() -> None:
     said = simkv("whatif", LOOP, "--variant", "before")
     assert "As it is: engine died" in said
     best = "waiting_timeout: 64 -> 128: 2 stalled (engine died) -> 0"
@@ -101,7 +101,7 @@ def test_whatif_answers_in_a_line() -> None:
     assert "waiting_timeout: 64 -> 32" in simkv("whatif", LOOP, "--variant", "before", "--all")
 
 
-def test_whatif_refuses_what_it_does_not_know() -> None:
+def test_whatif_rejects_unknown_figures() -> None:
     with pytest.raises(InputError, match=r"--rank-by preemption: .*did you mean 'preemptions'"):
         simkv("whatif", LOOP, "--rank-by", "preemption")
     with pytest.raises(InputError, match="no such file, nor a packaged scenario"):

@@ -48,7 +48,7 @@ def by_brute_force(scenario: Scenario, path: str, values: range) -> list[tuple[A
     return [(*a, *b) for a, b in pairwise(states) if a[1] != b[1]]
 
 
-def test_a_flip_is_between_neighbours() -> None:
+def test_flip_is_between_neighbours() -> None:
     """Five steps a request, one at a time: 6 s serve one, 31 s of patience six, 51 s all ten."""
     found = over(overload(), "timeout=1..500", samples=5)
     assert told(found) == [(5, "timed_out", 6, "starved"), (50, "starved", 51, "served")]
@@ -57,7 +57,7 @@ def test_a_flip_is_between_neighbours() -> None:
     assert found.runs == len(found.samples) < 20
 
 
-def test_every_flip_that_the_grid_shows_is_found() -> None:
+def test_finds_every_flip_between_samples() -> None:
     """Too small a cache rejects, a middling one kills the engine, a large one serves."""
     path = "engine.num_gpu_blocks"
     every = by_brute_force(queue_loop(), path, range(2, 60))
@@ -68,7 +68,7 @@ def test_every_flip_that_the_grid_shows_is_found() -> None:
     assert set(coarse) <= set(every)
 
 
-def test_what_may_flip_can_be_a_figure() -> None:
+def test_flips_of_figure_condition() -> None:
     found = over(overload(), "engine.max_num_seqs=1..12", "starved>=4")
     (flip,) = found.flips
     assert (flip.low.state, flip.high.state) == ("starved>=4", "not starved>=4")
@@ -78,7 +78,7 @@ def test_what_may_flip_can_be_a_figure() -> None:
     assert flip.high.value == flip.low.value + 1
 
 
-def test_fractions_and_steps() -> None:
+def test_fractional_ranges_and_steps() -> None:
     requests = [{"prompt_tokens": 10, "output_tokens": 5, "timeout": 7.0}] * 2
     chosen = scenario({"name": "mistralrs", "max_num_seqs": 1}, requests)
     # The second arrives while the first is served, until 5 s, and is served from then on.
@@ -96,7 +96,7 @@ def test_fractions_and_steps() -> None:
 
 @pytest.mark.parametrize(("low", "high", "step"), [(1, 2000, 1), (0, 9, 1), (0.5, 4.0, 0.01)])
 @pytest.mark.parametrize("samples", [2, 5, 17, 40])
-def test_a_grid_goes_from_end_to_end(low: float, high: float, step: float, samples: int) -> None:
+def test_grid_includes_both_ends(low: float, high: float, step: float, samples: int) -> None:
     values = SteppedRange(low, high, step)
     grid = values.grid(samples)
     assert grid == sorted(set(grid))
@@ -105,7 +105,7 @@ def test_a_grid_goes_from_end_to_end(low: float, high: float, step: float, sampl
     assert values.value(values.last) == pytest.approx(high)
 
 
-def test_a_list_of_values_is_tried_as_it_stands() -> None:
+def test_tries_listed_values_in_order() -> None:
     found = over(six(), "engine.variant=bucketed,nonesuch,pr2031", "preemptions>=1")
     states = [sample.state for sample in found.samples]
     assert states == ["preemptions>=1", REFUSED, "not preemptions>=1"]
@@ -114,7 +114,7 @@ def test_a_list_of_values_is_tried_as_it_stands() -> None:
     assert "'bucketed'" in found.samples[1].refused
 
 
-def test_all_variants_of_the_engine() -> None:
+def test_finds_variant_flips() -> None:
     found = find_variant_flips(queue_loop(), Evaluator(HERE))
     assert [sample.value for sample in found.samples] == list(list_variants("mistralrs"))
     alone = evaluate_job(
@@ -129,7 +129,7 @@ def test_all_variants_of_the_engine() -> None:
     assert "no prefix cache" in across.samples[0].refused
 
 
-def test_more_processes_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_is_independent_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     once = over(overload(), "timeout=1..60")
     monkeypatch.setattr(Evaluator, "POOL_PAYS", -1.0)
     monkeypatch.setattr(Evaluator, "POOL_LEAST", -1.0)
@@ -137,7 +137,7 @@ def test_more_processes_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         assert find_flips(overload(), *parse_bisect_values("timeout=1..60"), beside) == once
 
 
-def test_a_limit_on_runs_is_told() -> None:
+def test_reports_limit_on_runs() -> None:
     found = over(overload(), "timeout=6..500", samples=5, most_runs=7)
     assert not found.complete
     assert found.runs == len(found.samples) == 7
@@ -163,12 +163,12 @@ def test_a_limit_on_runs_is_told() -> None:
         ("engine.max_num_seqs=0.5..0.7", "the scenario rejects every value: .* whole number"),
     ],
 )
-def test_bad_ranges(text: str, message: str) -> None:
+def test_rejects_invalid_ranges(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         over(overload(), text)
 
 
-def test_bad_steps() -> None:
+def test_rejects_invalid_steps() -> None:
     for step in (0, -1, 20, float("nan"), float("inf")):
         with pytest.raises(InputError, match=r"--step .*: must be above 0 and at most 9"):
             parse_bisect_values("engine.max_num_seqs=1..10", step)

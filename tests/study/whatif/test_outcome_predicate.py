@@ -17,7 +17,7 @@ from simkv.study.whatif.trial_evaluation import evaluate_job, make_trial_job
 from tests.study.whatif.known_verdicts import overload, queue_loop
 
 
-def test_every_verdict_is_a_condition() -> None:
+def test_every_verdict_is_condition() -> None:
     for word in VERDICTS:
         wanted = parse_condition(word)
         assert isinstance(wanted, VerdictCondition)
@@ -26,7 +26,7 @@ def test_every_verdict_is_a_condition() -> None:
     assert parse_condition("Engine-Died") == parse_condition("engine died")
 
 
-def test_stalled_is_any_standstill() -> None:
+def test_stalled_covers_all_halts() -> None:
     wanted = parse_condition("stalled")
     assert isinstance(wanted, VerdictCondition)
     assert wanted.words == STALLED
@@ -49,7 +49,7 @@ def test_stalled_is_any_standstill() -> None:
         ("e2e_ms.mean=17500.1", False),
     ],
 )
-def test_a_bound_on_a_figure(text: str, shown: bool) -> None:
+def test_figure_bounds(text: str, shown: bool) -> None:
     figures = evaluate_job(make_trial_job(overload(), Path()))
     assert figures["starved"] == 4
     wanted = parse_condition(text)
@@ -68,7 +68,7 @@ def test_a_bound_on_a_figure(text: str, shown: bool) -> None:
         ("preemptions>1", "is not a verdict"),
     ],
 )
-def test_what_is_no_condition(text: str, message: str) -> None:
+def test_rejects_invalid_conditions(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
         parse_condition(text, "--when")
     assert str(caught.value).startswith(f"--when {text}: ")

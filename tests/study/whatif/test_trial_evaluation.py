@@ -22,7 +22,7 @@ from tests.study.whatif.known_verdicts import overload, queue_loop, six
 HERE = Path()
 
 
-def test_figures_are_those_of_a_run() -> None:
+def test_figures_match_run() -> None:
     result = run_scenario(overload(), HERE)
     figures = evaluate_job(make_trial_job(overload(), HERE))
     assert figures.verdict == result.summary["verdict"] == "starved"
@@ -31,7 +31,7 @@ def test_figures_are_those_of_a_run() -> None:
     assert [e.e2e_s for e in figures.endings] == [5.0, 10.0, 15.0, 20.0, 25.0, 30.0] + [None] * 4
 
 
-def test_a_case_runs_once() -> None:
+def test_runs_each_case_once() -> None:
     ticks: list[int] = []
     evaluator = Evaluator(HERE, tick=lambda: ticks.append(1))
     first = evaluator.evaluate(evaluator.job(overload()))
@@ -40,7 +40,7 @@ def test_a_case_runs_once() -> None:
     assert (evaluator.runs, len(ticks)) == (1, 1)
 
 
-def test_what_decides_a_run_is_in_its_digest() -> None:
+def test_digest_covers_inputs() -> None:
     base = overload()
     others = [
         overload(timeout=29),
@@ -54,7 +54,7 @@ def test_what_decides_a_run_is_in_its_digest() -> None:
     assert len(digests) == 2 + len(others)
 
 
-def test_rules_take_the_place_of_the_variants_own() -> None:
+def test_rules_replace_variant_rules() -> None:
     """Two variants differ from ``bucketed`` in a single rule: with it they are the same."""
     for variant in ("pr2031", "merged2250"):
         by_rule = evaluate_job(make_trial_job(six(), HERE, RULES[variant]))
@@ -64,7 +64,7 @@ def test_rules_take_the_place_of_the_variants_own() -> None:
     )
 
 
-def test_the_answers_do_not_depend_on_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_independent_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Evaluator, "POOL_PAYS", -1.0)
     monkeypatch.setattr(Evaluator, "POOL_LEAST", -1.0)
     cases = [make_trial_job(overload(timeout=float(t)), HERE) for t in (12, 17, 22, 12, 27, 32)]
@@ -77,7 +77,7 @@ def test_the_answers_do_not_depend_on_the_processes(monkeypatch: pytest.MonkeyPa
             beside.job(overload().model_copy(update={"profile": "none"}))
 
 
-def test_the_limit_counts_cases_that_were_asked_for() -> None:
+def test_limit_counts_distinct_cases() -> None:
     evaluator = Evaluator(HERE, most_runs=2)
     evaluator.evaluate(evaluator.job(overload()))
     evaluator.evaluate(evaluator.job(overload()))
@@ -87,7 +87,7 @@ def test_the_limit_counts_cases_that_were_asked_for() -> None:
     assert evaluator.runs == 2
 
 
-def test_old_figures_are_forgotten_and_come_back_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropped_figures_are_recomputed_equally(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module._Memory, "MOST", 12)
     evaluator = Evaluator(HERE)
     first = evaluator.evaluate(evaluator.job(overload()))
@@ -97,7 +97,7 @@ def test_old_figures_are_forgotten_and_come_back_the_same(monkeypatch: pytest.Mo
     assert again is not first
 
 
-def test_a_field_is_changed_wherever_it_is() -> None:
+def test_changes_nested_fields() -> None:
     base = overload()
     assert with_field(base, "timeout", 7.0, HERE).timeout == 7.0
     assert with_field(base, "engine.max_num_seqs", 3, HERE).engine.max_num_seqs == 3
@@ -118,19 +118,19 @@ def test_a_field_is_changed_wherever_it_is() -> None:
         ("timeout.s", "timeout has no field 's'; it has no fields"),
     ],
 )
-def test_a_field_that_is_not_there(path: str, message: str) -> None:
+def test_rejects_unknown_field(path: str, message: str) -> None:
     with pytest.raises(NoSuchField, match=message):
         with_field(overload(), path, 1, HERE)
 
 
-def test_a_value_that_is_refused() -> None:
+def test_rejects_invalid_value() -> None:
     with pytest.raises(InputError, match="greater than 0"):
         with_knobs(overload(), max_num_seqs=0)
     with pytest.raises(InputError, match="prefix_caching: variant 'seed'"):
         with_knobs(overload(), variant="seed", prefix_caching=True)
 
 
-def test_no_process_is_left_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_leaves_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Evaluator, "POOL_PAYS", -1.0)
     monkeypatch.setattr(Evaluator, "POOL_LEAST", -1.0)
     before = set(active_children())
@@ -147,7 +147,7 @@ def test_no_process_is_left_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) 
     assert set(active_children()) == before
 
 
-def test_a_bar_knows_how_many_runs_are_at_hand() -> None:
+def test_progress_knows_expected_runs() -> None:
     seen: list[int | None] = []
     evaluator = Evaluator(Path(), tick=lambda: seen.append(evaluator.expected))
     jobs = [evaluator.job(overload(timeout)) for timeout in (30.0, 31.0, 32.0)]

@@ -52,7 +52,7 @@ def effect(found: WhatIfResult, change: str) -> Effect:
     return next(effect for effect in found.effects if str(effect.change) == change)
 
 
-def test_one_line_fixes_it() -> None:
+def test_finds_fix() -> None:
     """Lengths that preempt each other: to let them run together is the published fix."""
     found = ask(six())
     assert found.best is not None
@@ -66,7 +66,7 @@ def test_one_line_fixes_it() -> None:
     assert effect(found, "variant: bucketed -> pr2031a").figures["preemptions"] == 0
 
 
-def test_a_rule_by_itself_is_what_a_variant_with_only_that_rule_is() -> None:
+def test_single_rule_matches_variant() -> None:
     found = ask(queue_loop())
     wait = effect(found, "unequal_decodes: preempt -> wait")
     assert wait.figures == effect(found, "variant: bucketed -> pr2031").figures
@@ -74,7 +74,7 @@ def test_a_rule_by_itself_is_what_a_variant_with_only_that_rule_is() -> None:
     assert oldest.figures == effect(found, "variant: bucketed -> merged2250").figures
 
 
-def test_patience_saves_the_engine() -> None:
+def test_patience_prevents_halt() -> None:
     found = ask(queue_loop(2, waiting_timeout=64))
     assert found.base.verdict == "engine died"
     assert found.best is not None
@@ -87,7 +87,7 @@ def test_patience_saves_the_engine() -> None:
     assert found.effects.index(memory) > found.effects.index(found.best)
 
 
-def test_whom_it_helps_and_whom_it_hurts() -> None:
+def test_lists_helped_and_hurt_requests() -> None:
     """Who loses its blocks is a matter of order: what one gains the other loses."""
     requests = [{"prompt_tokens": 40, "output_tokens": 30, "arrival": i} for i in range(2)]
     engine = {"name": "mistralrs", "variant": "bucketed", "block_size": 8, "num_gpu_blocks": 17}
@@ -99,7 +99,7 @@ def test_whom_it_helps_and_whom_it_hurts() -> None:
     assert oldest.e2e_ratio == pytest.approx(1.0)
 
 
-def test_the_numbers_are_those_of_two_runs() -> None:
+def test_effect_matches_two_runs() -> None:
     base = overload()
     found = ask(base)
     assert found.best is not None
@@ -116,13 +116,13 @@ def test_the_numbers_are_those_of_two_runs() -> None:
     assert f"4 starved -> {after['starved']:.0f}" in best.sentence
 
 
-def test_more_finished_ranks_before_all_else() -> None:
+def test_ranks_by_finished_requests_first() -> None:
     finished = [e.figures["finished"] for e in ask(overload()).effects]
     assert finished == sorted(finished, reverse=True)
     assert finished[0] > 6
 
 
-def test_among_changes_of_like_latency_fewer_preemptions_come_first() -> None:
+def test_ranks_similar_latencies_by_preemptions() -> None:
     """The loop of FastDeploy 5696: blocks in reserve end it, larger steps only make it shorter."""
     path = find_scenario(Path("fastdeploy-5696-preempt-loop"))
     found = run_whatif(load(path)["before"], Evaluator(path.parent))
@@ -134,7 +134,7 @@ def test_among_changes_of_like_latency_fewer_preemptions_come_first() -> None:
     assert shorter.figures["preemptions"] > 100
 
 
-def test_tighter_limits_are_left_out_once_milder_ones_serve_ever_fewer() -> None:
+def test_skips_tighter_limits() -> None:
     """Five clients with little patience: 256 tokens a step serve them all, 64 some, 16 fewer."""
     rows = [{"prompt_tokens": 250, "output_tokens": 2} for _ in range(5)]
     base = scenario({"name": "vllm", "max_model_len": 512}, rows, timeout=9.0)
@@ -150,7 +150,7 @@ def test_tighter_limits_are_left_out_once_milder_ones_serve_ever_fewer() -> None
     assert after["finished"] <= tried[16]
 
 
-def test_ranking_by_a_figure() -> None:
+def test_ranks_by_figure() -> None:
     found = ask(six(), "longest_stall_s")
     values = [effect.figures["longest_stall_s"] for effect in found.effects]
     assert values == sorted(values)
@@ -160,13 +160,13 @@ def test_ranking_by_a_figure() -> None:
     assert values == sorted(values, reverse=True)
 
 
-def test_nothing_helps_where_nothing_is_wrong() -> None:
+def test_no_fix_for_healthy_run() -> None:
     found = ask(scenario({"name": "mistralrs"}, [{"prompt_tokens": 5, "output_tokens": 2}]))
     assert found.best is None
     assert {effect.judgement for effect in found.effects} == {"changes nothing"}
 
 
-def test_the_same_with_more_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_is_independent_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     once = ask(queue_loop())
     monkeypatch.setattr(Evaluator, "POOL_PAYS", -1.0)
     monkeypatch.setattr(Evaluator, "POOL_LEAST", -1.0)
@@ -174,7 +174,7 @@ def test_the_same_with_more_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert run_whatif(queue_loop(), beside) == once
 
 
-def test_as_json() -> None:
+def test_json_output() -> None:
     found = ask(queue_loop())
     told = json.loads(json.dumps(whatif_json(found), allow_nan=False))
     assert told["best"] == found.best.sentence if found.best else None
@@ -182,7 +182,7 @@ def test_as_json() -> None:
     assert told["base"]["verdict"] == "engine died"
 
 
-def test_answers_cannot_be_changed() -> None:
+def test_results_are_immutable() -> None:
     found = ask(six())
     for thing in (found, found.effects[0], found.effects[0].change, found.base):
         with pytest.raises(FrozenInstanceError):
@@ -197,7 +197,7 @@ def differences(before: Any, after: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("engine", "variant"), ENGINES)
-def test_every_change_is_a_single_one(engine: str, variant: str) -> None:
+def test_every_change_has_one_field(engine: str, variant: str) -> None:
     base = scenario(
         {"name": engine, "variant": variant}, [{"prompt_tokens": 9, "output_tokens": 2}]
     )
@@ -246,7 +246,7 @@ def test_every_knob_and_variant_is_tried() -> None:
 @pytest.mark.parametrize(
     ("drafts", "accepted", "tried"), [(0, None, False), (0, 0.5, True), (2, None, True)]
 )
-def test_drafts_are_begun_only_where_some_are_accepted(
+def test_tries_drafts_only_with_acceptance(
     drafts: int, accepted: float | None, tried: bool
 ) -> None:
     workload = {"burst": {"num_prompts": 1, "prompt_tokens": 1, "output_tokens": 1}}
@@ -256,7 +256,7 @@ def test_drafts_are_begun_only_where_some_are_accepted(
     assert any(change.field == "num_speculative_tokens" for change, _ in found) is tried
 
 
-def test_rules_that_a_variant_does_not_go_by_are_not_tried() -> None:
+def test_skips_unused_rules() -> None:
     tried = {
         change.field
         for change, _ in generate_changes(six("pr2034july"), HERE)
@@ -270,7 +270,7 @@ def test_rules_that_a_variant_does_not_go_by_are_not_tried() -> None:
 
 @settings(max_examples=80)
 @given(data=st.data())
-def test_a_leap_changes_nothing_under_changed_rules(data: st.DataObject) -> None:
+def test_leap_changes_nothing_under_changed_rules(data: st.DataObject) -> None:
     variant = data.draw(st.sampled_from(sorted(RULES)))
     chosen = data.draw(scenarios("mistralrs", variant))
     rules = [
@@ -306,7 +306,7 @@ def ended(finished: int, outcome: str, faster: float = 1.0) -> RunFigures:
     return RunFigures(outcome, "", {**values, "preemptions": 0.0, "e2e_ms.mean": 5.0}, endings)
 
 
-def test_to_be_rejected_in_place_of_starving_is_no_help() -> None:
+def test_rejection_instead_of_starvation_is_no_help() -> None:
     base = ended(4, "starved")
     for by in (None, "starved"):
         judged = [
@@ -319,7 +319,7 @@ def test_to_be_rejected_in_place_of_starving_is_no_help() -> None:
     assert _judge(base, ended(4, "starved", 0.5), 0.5, None) == "helps"
 
 
-def test_a_field_is_not_said_to_change_nothing_where_another_value_does() -> None:
+def test_field_is_idle_only_if_no_value_matters() -> None:
     """A knob that hurts when halved and changes nothing when doubled is told with its value."""
     engine = {"name": "mistralrs", "variant": "bucketed", "block_size": 8, "num_gpu_blocks": 20}
     rows = [{"prompt_tokens": 16, "output_tokens": 8} for _ in range(4)]

@@ -48,7 +48,7 @@ def with_workload(workload: dict[str, Any], **fields: Any) -> Scenario:
         {"requests": [{**SHAPE, "segments": [["x", 5, 65], ["u0", 0, 40]]}]},
     ],
 )
-def test_listed_requests_are_the_same_requests(workload: dict[str, Any]) -> None:
+def test_listed_requests_match_workload(workload: dict[str, Any]) -> None:
     scenario = with_workload(workload, timeout=9.0)
     rows = list_requests(scenario, Path())
     again = with_workload({"requests": [*rows.values()]}, timeout=9.0)
@@ -56,12 +56,12 @@ def test_listed_requests_are_the_same_requests(workload: dict[str, Any]) -> None
     assert generate_requests(again.workload, 9.0) == generate_requests(scenario.workload, 9.0)
 
 
-def test_a_row_says_no_more_than_it_has_to() -> None:
+def test_rows_omit_defaults() -> None:
     rows = list_requests(with_workload({"burst": {"num_prompts": 1, **SHAPE}}, timeout=9.0), Path())
     assert rows[0].model_dump(exclude_defaults=True) == SHAPE
 
 
-def test_a_shorter_prompt_is_the_beginning_of_the_longer_one() -> None:
+def test_shorter_prompt_is_prefix() -> None:
     forms: list[dict[str, Any]] = [
         {"hash_ids": [1, 2, 3, 4], "hash_block_size": 30},
         {"segments": [("a", 3, 33), ("b", 0, 70)]},
@@ -81,7 +81,7 @@ def test_a_shorter_prompt_is_the_beginning_of_the_longer_one() -> None:
             assert common_prefix(a, b, tokens) == tokens
 
 
-def test_streams_keep_their_meaning_when_requests_get_other_numbers() -> None:
+def test_renumbering_preserves_streams() -> None:
     rows = [
         ListedRequest(prompt_tokens=10, output_tokens=5),
         ListedRequest(prompt_tokens=15, output_tokens=5, segments=[("u1", 0, 10), ("o1", 0, 5)]),

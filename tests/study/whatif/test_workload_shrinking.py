@@ -82,7 +82,7 @@ def check(found: ShrunkScenario, wanted: RunCondition) -> None:
             assert not wanted.is_met(figures)
 
 
-def test_an_overload_shrinks_to_what_fills_the_patience() -> None:
+def test_shrinks_overload_to_minimal_requests() -> None:
     """One slot, 31 s of patience, 5 steps each: six are served and the seventh is not."""
     found = smallest(overload(), "starved", knobs=False)
     check(found, parse_condition("starved"))
@@ -92,7 +92,7 @@ def test_an_overload_shrinks_to_what_fills_the_patience() -> None:
     assert found.served_in_isolation
 
 
-def test_the_rest_is_removed_whatever_it_is() -> None:
+def test_removes_all_unneeded_requests() -> None:
     """The third request has no part in the death of the engine."""
     found = smallest(queue_loop(), "stalled", knobs=False)
     check(found, parse_condition("engine died"))
@@ -100,7 +100,7 @@ def test_the_rest_is_removed_whatever_it_is() -> None:
     assert found.scenario.engine == queue_loop().engine
 
 
-def test_a_smaller_engine_where_a_large_one_would_not_show_it() -> None:
+def test_reduces_engine_sizes_that_matter() -> None:
     found = smallest(queue_loop(), "engine died")
     check(found, parse_condition("engine died"))
     engine = asdict(found.scenario.engine)
@@ -109,7 +109,7 @@ def test_a_smaller_engine_where_a_large_one_would_not_show_it() -> None:
     assert engine["max_num_seqs"] == 16
 
 
-def test_a_smaller_cache_takes_the_longest_sequence_down_with_it() -> None:
+def test_smaller_cache_reduces_length_limit() -> None:
     """vLLM starts only if a sequence of max_model_len fits."""
     rows = [{"prompt_tokens": 100, "output_tokens": 900} for _ in range(4)]
     chosen = scenario({"name": "vllm", "num_gpu_blocks": 130, "max_model_len": 2000}, rows)
@@ -123,7 +123,7 @@ def test_a_smaller_cache_takes_the_longest_sequence_down_with_it() -> None:
     assert len(found.numbers) == 2
 
 
-def test_memory_that_has_no_part_in_it_stays_as_it_is() -> None:
+def test_keeps_irrelevant_memory_size() -> None:
     """Unequal lengths preempt each other however much memory there is."""
     found = smallest(six(), "preemptions>=1")
     check(found, parse_condition("preemptions>=1"))
@@ -131,7 +131,7 @@ def test_memory_that_has_no_part_in_it_stays_as_it_is() -> None:
     assert found.knobs == ()
 
 
-def test_the_same_requests_are_starved_for_the_same_reason(root: Path) -> None:
+def test_preserves_victims_and_cause(root: Path) -> None:
     """A cold request behind warm ones: as few as will do, and it is still the cold one."""
     found = smallest(lpm_cold(root), "starved")
     check(found, parse_condition("starved"))
@@ -144,7 +144,7 @@ def test_the_same_requests_are_starved_for_the_same_reason(root: Path) -> None:
     assert len(rows) < 14
 
 
-def test_a_request_that_no_engine_could_serve_is_enough_by_itself() -> None:
+def test_unservable_request_suffices_alone() -> None:
     rows = [{"prompt_tokens": n, "output_tokens": 3} for n in (20, 3000, 20, 20)]
     engine = {"name": "mistralrs", "block_size": 8, "num_gpu_blocks": 20}
     found = smallest(scenario(engine, rows), "rejected")
@@ -153,7 +153,7 @@ def test_a_request_that_no_engine_could_serve_is_enough_by_itself() -> None:
     assert not found.served_in_isolation
 
 
-def test_it_is_the_same_again_and_with_more_processes(
+def test_shrinking_is_deterministic(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     once = smallest(lpm_cold(root), "starved")
@@ -164,7 +164,7 @@ def test_it_is_the_same_again_and_with_more_processes(
         assert shrink(lpm_cold(root), parse_condition("starved"), beside) == once
 
 
-def test_arrivals_that_depend_on_answers_become_those_of_a_run() -> None:
+def test_closed_loop_arrivals_are_listed() -> None:
     """Eight at a time: the ninth and tenth come when two are answered, and wait behind six."""
     burst = {"num_prompts": 10, "prompt_tokens": 10, "output_tokens": 5}
     chosen = Scenario.model_validate(
@@ -187,7 +187,7 @@ def test_arrivals_that_depend_on_answers_become_those_of_a_run() -> None:
     assert "# Arrivals depended on answers; these are the arrivals of one run." in text
 
 
-def test_a_limit_on_runs_leaves_something_that_shows_it(root: Path) -> None:
+def test_limit_on_runs_still_shows_verdict(root: Path) -> None:
     found = smallest(lpm_cold(root), "starved", with_={"most_runs": 6})
     assert not found.minimal
     assert found.runs == 6
@@ -195,7 +195,7 @@ def test_a_limit_on_runs_leaves_something_that_shows_it(root: Path) -> None:
     assert parse_condition("starved").is_met(found.after)
 
 
-def test_what_is_not_shown_cannot_be_kept() -> None:
+def test_rejects_absent_verdict() -> None:
     with pytest.raises(InputError, match=r"does not show 'lost'; its result is starved \(4 of 10"):
         smallest(overload(), "lost")
     with pytest.raises(InputError, match=r"it is preemptions 0 \(starved\)"):
@@ -204,7 +204,7 @@ def test_what_is_not_shown_cannot_be_kept() -> None:
 
 @settings(max_examples=12)
 @given(data=st.data())
-def test_any_verdict_of_any_engine_shrinks(data: st.DataObject) -> None:
+def test_shrinks_every_known_verdict(data: st.DataObject) -> None:
     chosen = data.draw(scenarios(*data.draw(st.sampled_from(ENGINES))))
     before = evaluate_job(make_trial_job(chosen, HERE))
     assume(before.verdict != "served")
@@ -214,7 +214,7 @@ def test_any_verdict_of_any_engine_shrinks(data: st.DataObject) -> None:
 # --- the new file ---------------------------------------------------------------------------
 
 
-def test_the_file_runs_and_shows_the_verdict(tmp_path: Path) -> None:
+def test_written_file_shows_verdict(tmp_path: Path) -> None:
     found = smallest(queue_loop(), "stalled")
     out = tmp_path / "small.yaml"
     text = shrunk_scenario.write_shrunk(
@@ -234,7 +234,7 @@ def test_the_file_runs_and_shows_the_verdict(tmp_path: Path) -> None:
     assert "# Requests: 3 before, 2 now (originally numbers 0 to 1)." in comments
 
 
-def test_a_seed_is_told() -> None:
+def test_header_reports_seed() -> None:
     drawn = Scenario.model_validate(
         {
             "name": "drawn",
@@ -260,7 +260,7 @@ def test_a_seed_is_told() -> None:
     assert "# The requests were sampled with seed 41; this file has no randomness." in text
 
 
-def test_a_profile_that_is_a_file_is_found_from_the_new_place(root: Path, tmp_path: Path) -> None:
+def test_profile_path_is_relative_to_new_file(root: Path, tmp_path: Path) -> None:
     folder = root / "scenarios"
     chosen = load(folder / "sglang-32549-decode-starved.yaml")["before"]
     wanted = parse_condition("longest_stall_s>=17")
@@ -271,7 +271,7 @@ def test_a_profile_that_is_a_file_is_found_from_the_new_place(root: Path, tmp_pa
     assert "include it in a bug report" in out.read_text()
 
 
-def test_a_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_keeps_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = smallest(queue_loop(), "stalled")
     out = tmp_path / "small.yaml"
     out.write_text("precious")
@@ -286,14 +286,14 @@ def test_a_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Monke
         )
 
 
-def test_nothing_is_printed() -> None:
+def test_prints_nothing() -> None:
     said = io.StringIO()
     with redirect_stdout(said):
         smallest(overload(), "starved")
     assert not said.getvalue()
 
 
-def test_whom_it_befalls_is_asked_once_a_round_not_at_every_step() -> None:
+def test_checks_victims_once_per_round() -> None:
     rows = [{"prompt_tokens": 10, "output_tokens": 5, "arrival": 0.137 * n} for n in range(10)]
     chosen = with_requests(overload(), rows).model_copy(update={"engine_ready": 0.25})
     found = smallest(chosen, "starved")
