@@ -1,11 +1,11 @@
-"""Whether the benchmark's runs still decide what they decided before they were made faster.
+"""Check whether the benchmark's runs still make the same decisions.
 
     python benchmarks/decision_digests.py [w1 w1-async w1-100k w2 w3-azure w3-mooncake w4]
-    python benchmarks/decision_digests.py --take [...]   # write what comes now, with the commit
+    python benchmarks/decision_digests.py --take [...]  # write new digests with the commit
 
-``decision_digests.json`` holds for each case an md5 over every request's outcome, its token times
-and its preemptions, and over every step's end and free blocks. It exits with 1 if one differs. W3
-needs the public traces, as in ``simulation_speed.py``.
+``decision_digests.json`` contains, for each case, an md5 over every request's outcome, token times
+and preemptions, and over every step's end and free blocks. Exits with 1 if one differs. W3 needs
+the public traces, as in ``simulation_speed.py``.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ KEPT = HERE / "decision_digests.json"
 
 
 def fingerprint(record: RunRecord) -> str:
-    """The md5 over what a run decided and when; token times are rows of the step log and its ends.
+    """Return the md5 of the decisions of a run and their times.
 
-    It does not depend on how the record keeps them.
+    Token times are rows of the step log and their ends. The digest does not depend on how the
+    record stores them.
     """
     md5 = hashlib.md5(usedforsecurity=False)
     for i in sorted(record.requests):
@@ -42,7 +43,7 @@ def fingerprint(record: RunRecord) -> str:
 
 
 def _rows(life: RequestRecord) -> Iterator[tuple[int, int]]:
-    """The ranges of rows that gave the request a token, those that touch as one."""
+    """Return the ranges of rows that gave the request a token; adjacent ranges are merged."""
     start, end = -1, -2
     for first, last in emitting_rows(life):
         if first == end + 1:
@@ -56,7 +57,7 @@ def _rows(life: RequestRecord) -> Iterator[tuple[int, int]]:
 
 
 def measure(case: Case) -> str:
-    """Run a case and take its md5."""
+    """Run a case and return its md5."""
     return fingerprint(run_clients(case.engine(), case.requests(), None))
 
 

@@ -1,11 +1,10 @@
-"""Incidents turned into what their servers write, and diagnosed blind, in a process of its own.
+"""Convert incidents to server logs and diagnose them in a separate process.
 
     python -m benchmarks.diagnose_held_out [NAME…]
 
-The packaged incidents of vLLM and SGLang, two more, and five servers that are well. The reader has
-nothing but a folder with logs, spans or a client's results in it. An incident counts where the
-right cause is told and what comes first of what mends it is right; a healthy server where nothing
-is said to be wrong.
+The incidents are the packaged ones of vLLM and SGLang, two more, and five healthy servers. The
+diagnosis has only a folder with logs, spans or client results. It is correct if the cause and the
+first suggested fix are right; for a healthy server, if no fault is reported.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ WELL = "Result: healthy"
 
 @dataclass(frozen=True)
 class Blind:
-    """A server: a packaged incident and its variant or a document, what it writes, and of which
-    words one has to be in the answer's cause and in its remedy."""
+    """A server: a packaged incident with its variant or a document, the files that it writes, and
+    accepted words of the cause and the fix."""
 
     name: str
     source: str | dict[str, Any]
@@ -62,7 +61,7 @@ def _load(
 
 
 def _cold() -> dict[str, Any]:
-    """A few prompts that nothing in the cache begins like, among many that begin alike."""
+    """Return a few prompts without cached prefixes among many with a shared prefix."""
     warm = [
         {"prompt_tokens": 1000, "output_tokens": 20, "arrival": 0.12 * i, "prefix_group": "warm"}
         | {"prefix_tokens": 960}
@@ -156,8 +155,8 @@ SERVERS = (
         ("while they are prefilled",),
         ("--long-prefill-token-threshold",),
     ),
-    # The next six were written before the reader had seen anything like them, and their first
-    # results are in docs/diagnose.md as they came.
+    # The next six were written before the reader had processed similar incidents;
+    # docs/diagnose.md has their first results.
     Blind(
         "chunks thrown away",
         _load(
@@ -228,7 +227,8 @@ SERVERS = (
 
 
 def main() -> None:
-    """Diagnose all, or those named, and print what came and how many were right."""
+    """Diagnose all incidents, or the named ones, and print the results and the number of correct
+    ones."""
     right = 0
     chosen = [one for one in SERVERS if not sys.argv[1:] or one.name in sys.argv[1:]]
     for server in chosen:
@@ -239,7 +239,7 @@ def main() -> None:
 
 
 def diagnosed(server: Blind) -> tuple[bool, str]:
-    """Whether the answer is right, and its cause and remedy."""
+    """Return whether the answer is correct, with its cause and fix."""
     with tempfile.TemporaryDirectory() as folder:
         if isinstance(server.source, str):
             path = find_scenario(Path(server.source))
@@ -272,7 +272,7 @@ def diagnosed(server: Blind) -> tuple[bool, str]:
 
 
 def _without_sglang(document: dict[str, Any]) -> dict[str, Any]:
-    """Without vLLM's own knob where the engine is SGLang."""
+    """Remove vLLM's own setting if the engine is SGLang."""
     engine = document["engine"]
     if engine["name"] == "sglang":
         engine = {key: value for key, value in engine.items() if key != "num_gpu_blocks"}

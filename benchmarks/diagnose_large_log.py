@@ -1,12 +1,11 @@
-"""A log of a gigabyte read to its end: how much memory and time that takes.
+"""Measure memory and time of reading a log of one gigabyte.
 
     python -m benchmarks.diagnose_large_log [GIGABYTES] [vllm|sglang]
 
-The log is that of a simulated server with lines on its requests and on every iteration, written
-again and again with later times, and lines of another program between. A process of its own reads
-a quarter of it, and all of it, with the progress bar if this is a terminal. Printed are the lines
-per CPU second, beside those of a loop over the same file that does nothing, and the peak of memory
-beside that of the quarter.
+The log comes from a simulated server, with lines for requests and iterations; it is repeated with
+later times, and with lines of another program in between. A separate process reads a quarter of it,
+then all of it, with a progress bar on a terminal. Prints the lines per CPU second, compared with an
+empty loop over the same file, and the peak memory, compared with the quarter.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ ENGINES: dict[str, dict[str, Any]] = {
     "vllm": {"name": "vllm", "variant": "0.33.0", "num_gpu_blocks": 4000},
     "sglang": {"name": "sglang", "max_total_num_tokens": 64000},
 }
-#: The form of the times of a line, and where it stands.
+#: Format of the times of a line, and their position.
 FORMS = {"vllm": ("%m-%d %H:%M:%S", 23), "sglang": ("%Y-%m-%d %H:%M:%S", 1)}
 ACCESS = 'INFO:     10.0.0.{0}:51234 - "POST /v1/completions HTTP/1.1" 200 OK'
 
 
 def ran(engine: str) -> RunResult:
-    """A server under load for some minutes."""
+    """Simulate a server under load for some minutes."""
     load = {"num_prompts": 1000, "request_rate": 3.0, "prompt_tokens": 500, "output_tokens": 100}
     document = {"name": "long", "workload": {"arrivals": load}, "engine": ENGINES[engine]}
     document["profile"] = "assumed-costs.json"
@@ -48,7 +47,7 @@ def ran(engine: str) -> RunResult:
 
 
 def lines(engine: str) -> Iterator[str]:
-    """The log of such a server, without an end."""
+    """Yield the log of such a server without end."""
     result = ran(engine)
     config: Any = result.scenario.engine
     if engine == "vllm":
@@ -73,7 +72,7 @@ def lines(engine: str) -> Iterator[str]:
 
 
 def write(path: Path, size: int, engine: str) -> int:
-    """A log of so many bytes; returns its lines."""
+    """Write a log of the given number of bytes; return its number of lines."""
     count = written = 0
     with path.open("w") as file:
         for line in lines(engine):
@@ -85,7 +84,7 @@ def write(path: Path, size: int, engine: str) -> int:
 
 
 def read_in_a_process(path: Path) -> tuple[float, float]:
-    """CPU seconds and peak of memory (MiB) of reading it, by a process that does only that."""
+    """Return CPU seconds and peak memory (MiB) of a separate process that reads the log."""
     command = [sys.executable, "-m", "benchmarks.diagnose_large_log", "--read", str(path)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     cpu, peak = done.stdout.split()
@@ -93,7 +92,7 @@ def read_in_a_process(path: Path) -> tuple[float, float]:
 
 
 def read_here(path: Path) -> None:
-    """Read it, and print what that took."""
+    """Read the log and print the cost."""
     from simkv.cli.command_support import progress
     from simkv.incident.source_reader import read_source
 
@@ -105,7 +104,7 @@ def read_here(path: Path) -> None:
 
 
 def loop(path: Path) -> float:
-    """CPU seconds of a loop over the lines that does nothing."""
+    """Return the CPU seconds of an empty loop over the lines."""
     begun = time.process_time()
     with path.open(encoding="utf-8") as file:
         for _ in file:

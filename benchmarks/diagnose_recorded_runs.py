@@ -1,14 +1,13 @@
-"""Recorded runs, reduced to what a user would have, and diagnosed from that alone.
+"""Reduce recorded runs to the data of a user, and diagnose them.
 
     python -m benchmarks.diagnose_recorded_runs FOLDER [CASE…]
 
-``FOLDER`` has cases as ``simkv validate case`` takes them. Of each the spans are made (queue,
-prefill, first token and end of every request), scrapes every 15 s, and a log with nothing but its
-start and the stats lines; the reader is told engine,
-version, GPU, model and the two limits that its operator set. Printed are the errors of the
-simulated means against the full record, which victims (the worst decile by queue time) are told
-and would be found by the simulation alone, and where requests are drawn whether the 90 % interval
-has the true figure.
+``FOLDER`` has cases as for ``simkv validate case``. For each case, this writes spans (queue,
+prefill, first token and end of every request), scrapes every 15 s, and a log with only its start
+and the stats lines. The diagnosis is given engine, version, GPU, model and the two limits of the
+operator. Prints the errors of the simulated means against the full record, the victims (worst
+decile by queue time) that are reported or found by the simulation alone, and for sampled requests
+whether the 90 % interval contains the true figure.
 """
 
 from __future__ import annotations
@@ -34,12 +33,13 @@ from simkv.scenario.scenario_loader import load
 from simkv.workload.workload_section import build_clients
 
 BEGIN = 1.7e9
-#: Who was queued for less (ms) did not wait: the engine takes requests in between two steps.
+#: Requests queued for less than this (ms) did not wait: the engine admits requests between
+#: steps.
 WAITED = 1.0
 
 
 def main() -> None:
-    """Diagnose every case from its spans and from scrapes, and print the errors."""
+    """Diagnose every case from its spans and from scrapes; print the errors."""
     root, *wanted = sys.argv[1:]
     for path in sorted(Path(root).glob("*/case.json")):
         case = json.loads(path.read_text())
@@ -113,7 +113,7 @@ def _f1(true: set[int], found: set[int]) -> float:
 def _drawn(
     name: str, kind: str, texts: dict[str, str], table: pd.DataFrame, asked: UserSettings
 ) -> None:
-    """Diagnose from files that tell of no single request."""
+    """Diagnose from files without data of single requests."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         for file, text in texts.items():

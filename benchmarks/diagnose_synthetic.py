@@ -1,12 +1,12 @@
-"""Planted runs, whose costs the reader does not see, diagnosed from what their servers write.
+"""Simulate runs with costs unknown to the diagnosis, and diagnose them from their servers' files.
 
     python -m benchmarks.diagnose_synthetic [NAME…]
 
-Steps cost what the operators of a GPU and a model take (extra ``hardware``), which is another form
-than that in which the reader fits them. The reader is a process of its own that has a folder with
-the files and neither GPU nor model. Of each run the error of the simulated means is printed, and
-whether the 90 % interval has the true one where requests are drawn: from spans, from spans and a
-log with iterations, from such a log alone, and from a log with nothing but stats lines.
+Steps are composed of operators of a GPU and a model (extra ``hardware``), while the diagnosis fits
+another form of cost model. It is a separate process with a folder of files, without GPU and model.
+Prints, for each run, the error of the simulated means and, for sampled requests, whether the 90 %
+interval contains the true value: from spans, from spans and a log with iterations, from such a log
+alone, and from a log with only stats lines.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _vllm(variant: str, **knobs: Any) -> dict[str, Any]:
     return {"name": "vllm", "variant": variant, "max_model_len": 8192, **sizes, **knobs}
 
 
-#: The run, and the engine whose log it is.
+#: The run, and the engine that writes its log.
 RUNS = {
     "light": _run(H100, _vllm("0.33.0"), 4.0, 900, 250),
     "small cache": _run(H100, _vllm("0.19.0", num_gpu_blocks=2000), 12.0, 900, 250),
@@ -87,7 +87,7 @@ RUNS = {
     "long prompts": _run(LARGE, _vllm("0.33.0", num_gpu_blocks=6000), 3.0, 2500, 150, 0.3),
     "L4": _run(L4, _vllm("0.24.0", num_gpu_blocks=3000), 0.8, 700, 200),
 }
-#: What the reader gets: the kinds that are written, and of which files.
+#: Evidence for the diagnosis: the kinds of files that are written, and their sources.
 GIVEN = {
     "spans": ("vllm-log", "otel"),
     "spans, iterations": ("vllm-log-iterations", "otel"),
@@ -97,7 +97,7 @@ GIVEN = {
 
 
 def main() -> None:
-    """Diagnose all runs, or those named, from all that may be given, and print the errors."""
+    """Diagnose all runs, or the named ones, from each kind of evidence; print the errors."""
     wanted = [name for name in sys.argv[1:] if name in RUNS] or list(RUNS)
     for name in wanted:
         scenario = next(

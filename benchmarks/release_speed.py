@@ -1,14 +1,14 @@
-"""What a release costs: each workload in a fresh process, the loop alone and the whole run.
+"""Measure the speed of a release: the loop alone and the whole run, in fresh processes.
 
-    python benchmarks/release_speed.py [--keep] [--compiled PYTHON]
-        [w1 w2 w3-azure w3-mooncake w4 fleet startup]
+    python benchmarks/release_speed.py [--keep] [--compiled PYTHON] [w1 w2 w3-azure w3-mooncake w4
+        fleet startup]
 
-Times are CPU seconds, the least of a few rounds, and mean nothing across machines: compare ratios
-to the floor (SimPy timeouts) and to the yardstick (a loop of plain Python that never changes),
-which are measured in the same run. A whole run is ``simkv run --no-plots`` with its ledger,
-verdicts and files. ``--compiled`` names a Python that has the compiled wheel (``make compiled``
-leaves ``build/compiled/bin/python``), whose figures stand below the others. ``--keep`` appends a
-line to ``history.jsonl``. Of W4 there is the loop alone, once, but if it is named.
+Times are CPU seconds, the minimum of a few rounds, and not comparable across machines. Compare the
+ratios to the floor (SimPy timeouts) and to the yardstick (a constant loop of plain Python), which
+are measured in the same run. A whole run is ``simkv run --no-plots`` with ledger, verdicts and
+files. ``--compiled`` names a Python with the compiled wheel (``make compiled`` creates
+``build/compiled/bin/python``), whose figures are printed below the others. ``--keep`` appends a
+line to ``history.jsonl``. W4 runs the loop alone, once, unless it is named.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from simkv.workload.workload_section import Workload, generate_requests
 
 HISTORY = HERE / "history.jsonl"
 USUAL = ("w1", "w2", "w3-azure", "w3-mooncake", "w4", "fleet", "startup")
-#: What is compared between builds: the loop and, where it was run, the whole.
+#: Figures that are compared between builds: the loop and, if it was run, the whole.
 TIMES = ("loop_s", "whole_s")
 TINY = {"requests": [{"prompt_tokens": 100, "output_tokens": 10}]}
-#: A new process for each figure, so that nothing is warm and the peak of memory is its own.
+#: A new process for each figure, so that nothing is cached and peak memory is separate.
 ONE = "import sys; sys.path.insert(0, sys.argv[1]); import release; release.one(sys.argv[2])"
 
 
 def one(name: str) -> None:
-    """Print requests, CPU seconds of the loop, peak memory (MiB) of a case and by which build."""
+    """Print requests, CPU seconds of the loop, peak memory (MiB) and the build of a case."""
     case = next((case for case in CASES if case.name == name), None)
     if case is None:  # fleet-N
         requests = generate_requests(Workload.model_validate(poisson(10_000, 34)), None)
@@ -57,14 +57,14 @@ def one(name: str) -> None:
 
 
 def loop(name: str, rounds: int, python: str = sys.executable) -> dict[str, float]:
-    """The quickest of some fresh processes."""
+    """Return the fastest of some fresh processes."""
     command = [python, "-P", "-c", ONE, str(HERE), name]
     found = [json.loads(subprocess.check_output(command, text=True)) for _ in range(rounds)]
     return min(found, key=lambda line: float(line["loop_s"]))
 
 
 def whole(case: Case, folder: Path, rounds: int, python: str = sys.executable) -> float:
-    """CPU seconds of ``simkv run`` on the case."""
+    """Return the CPU seconds of ``simkv run`` on the case."""
     engine = {name: value for name, value in vars(case.config).items() if value is not None}
     profile = str(HERE / "llama3-8b-class.json")
     scenario = {"name": "bench", "engine": engine, "profile": profile, "workload": case.workload}
@@ -75,13 +75,13 @@ def whole(case: Case, folder: Path, rounds: int, python: str = sys.executable) -
 
 
 def cpu_of(*words: str, rounds: int, python: str = sys.executable) -> float:
-    """The least CPU seconds of a Python with these arguments."""
+    """Return the minimum CPU seconds of a Python with these arguments."""
 
     def spent() -> float:
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         return usage.ru_utime + usage.ru_stime
 
-    # As it is installed, with its modules as bytecode, which a first round may have to write.
+    # As installed, with bytecode, which the first round may have to write.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     found = []
     for _ in range(rounds):
@@ -92,7 +92,7 @@ def cpu_of(*words: str, rounds: int, python: str = sys.executable) -> float:
 
 
 def rate(work: Callable[[int], None], count: int) -> float:
-    """How often a CPU second does it, the best of three."""
+    """Return the number of calls per CPU second, the best of three rounds."""
     found = []
     for _ in range(3):
         before = time.process_time()
@@ -102,7 +102,7 @@ def rate(work: Callable[[int], None], count: int) -> float:
 
 
 def timeouts(count: int) -> None:
-    """What no simulator on SimPy can beat."""
+    """Return the floor for any simulator on SimPy."""
     env = simpy.Environment()
 
     def process() -> Iterator[simpy.Event]:
@@ -114,7 +114,7 @@ def timeouts(count: int) -> None:
 
 
 def yardstick(count: int) -> None:
-    """Plain Python as simulators are made of: dicts, lists, calls, sums. It stays as it is."""
+    """Run plain Python typical of simulators: dicts, lists, calls, sums. Must not change."""
     table: dict[int, list[float]] = {}
     for i in range(count):
         row = table.setdefault(i % 1000, [])
@@ -124,7 +124,8 @@ def yardstick(count: int) -> None:
 
 
 def measured(case: Case, folder: Path, python: str, *, alone: bool) -> dict[str, float]:
-    """What a case takes with a Python, the loop ``alone`` or the whole run too, in a line."""
+    """Return a line with the cost of a case with a Python: the loop ``alone``, or the whole run
+    too."""
     rounds = 1 if case.name == "w4" else 3
     found = loop(case.name, rounds, python)
     speed = found["requests"] / found["loop_s"]
@@ -180,7 +181,7 @@ def main() -> None:
 
 
 def startup(folder: Path) -> dict[str, float]:
-    """CPU seconds of Python itself, of the help and of the smallest run."""
+    """Return the CPU seconds of Python itself, of the help and of the smallest run."""
     tiny = {"name": "tiny", "engine": {"name": "vllm", "num_gpu_blocks": 1000}, "workload": TINY}
     tiny["engine"] |= {"max_model_len": 8192}  # type: ignore[operator]
     (folder / "tiny.yaml").write_text(json.dumps({**tiny, "profile": "unit-step"}))

@@ -1,11 +1,11 @@
-"""Whether the work for a request grows with how many there are, for every engine and variant.
+"""Check that the work per request does not grow with size, for every engine and variant.
 
     python benchmarks/scaling.py [--limit 0.1] [vllm sglang mistralrs fastdeploy trtllm]
 
-Work is counted, not timed: lines of Python that run, comprehensions by the round, so the figures
-are the same on any machine, loaded or not. What a loop inside C costs (``sorted``, ``list``) is not
-seen. Each line gives the exponent of the work for a request over one size, fitted between the
-smallest and the largest with all else held; it exits with 1 if one is over the limit.
+Work is counted as executed lines of Python, with one count per round of a comprehension, so the
+figures do not depend on machine or load. Loops in C (``sorted``, ``list``) are not counted. Each
+line gives the exponent of the work per request over one size, fitted between the smallest and the
+largest size with all others constant. Exits with 1 if one exceeds the limit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from simkv.sim.engine import Engine
 from simkv.sim.fleet.fleet import Fleet
 from simkv.sim.fleet.routers import build_router
 
-#: Enough of all for what is not limited; by the knobs of each engine.
+#: Large values for unlimited sizes, by the settings of each engine.
 ROOMY: dict[str, dict[str, Any]] = {
     "vllm": {"num_gpu_blocks": 40_000, "max_model_len": 4096},
     "sglang": {"max_total_num_tokens": 640_000},
@@ -37,12 +37,13 @@ ROOMY: dict[str, dict[str, Any]] = {
     "trtllm": {"max_tokens_in_paged_kv_cache": 640_000, "tokens_per_block": 16},
 }
 PROMPT, OUTPUT = 60, 20
-#: What makes an engine heed priorities, of those that can.
+#: Settings with which an engine observes priorities.
 PRIORITIES = {"vllm": {"policy": "priority"}}
 
 
 def config(engine: str, variant: str, seats: int, blocks: int | None = None, **more: Any) -> Any:
-    """The engine's config with so many seats, and so many blocks of 16 tokens or plenty."""
+    """Return the engine's config with this number of slots, and of blocks of 16 tokens (default:
+    plenty)."""
     spec = ENGINES[engine]
     knobs = {**ROOMY[engine], "variant": variant, spec.seats: seats, **more}
     if blocks:
@@ -53,7 +54,7 @@ def config(engine: str, variant: str, seats: int, blocks: int | None = None, **m
 
 
 def burst(count: int, apart: float = 0.0, tiers: int = 1) -> list[Request]:
-    """So many requests, ``apart`` seconds one after the other, of so many priorities."""
+    """Return requests at intervals of ``apart`` seconds with the given number of priorities."""
     return [
         Request(i, PROMPT + i % 7, OUTPUT, i * apart, i % tiers, output_tokens=OUTPUT)
         for i in range(count)
@@ -61,7 +62,7 @@ def burst(count: int, apart: float = 0.0, tiers: int = 1) -> list[Request]:
 
 
 def one(made: Any) -> Callable[[simpy.Environment, int], Engine]:
-    """Makes a replica of the config."""
+    """Build a replica of the config."""
     profile = load_profile("unit-step")
 
     def make(env: simpy.Environment, rank: int) -> Engine:
@@ -72,23 +73,23 @@ def one(made: Any) -> Callable[[simpy.Environment, int], Engine]:
 
 
 def alone(made: Any) -> SimulatedServer:
-    """One replica."""
+    """Return one replica."""
     return one(made)(simpy.Environment(), 0)
 
 
 def fleet(made: Any, replicas: int) -> SimulatedServer:
-    """So many behind a router that looks at loads."""
+    """Return a fleet behind a router that reads loads."""
     router = build_router(LeastLoadedConfig(), lambda prompt: prompt.id)
     return Fleet(simpy.Environment(), [one(made)] * replicas, router)
 
 
 def urgent(engine: str, variant: str) -> Any:
-    """The engine's config under which it heeds priorities."""
+    """Return the engine's config with priorities."""
     return config(engine, variant, 4, **PRIORITIES[engine])
 
 
 def heeds(engine: str, variant: str) -> bool:
-    """Whether it can be told to heed priorities; some releases are refused with them."""
+    """Return whether the variant supports priorities; some releases reject them."""
     try:
         return engine in PRIORITIES and bool(urgent(engine, variant))
     except ValueError:
@@ -96,7 +97,7 @@ def heeds(engine: str, variant: str) -> bool:
 
 
 Sized = Callable[[str, str, int], tuple[SimulatedServer, list[Request]]]
-#: What grows, and between which sizes.
+#: The sizes that grow, and their ranges.
 AXES: dict[str, tuple[Sized, int, int]] = {
     "requests": (lambda e, v, n: (alone(config(e, v, 16)), burst(n, 2.0)), 100, 400),
     "waiting": (lambda e, v, n: (alone(config(e, v, 4)), burst(n)), 50, 400),
@@ -108,7 +109,7 @@ AXES: dict[str, tuple[Sized, int, int]] = {
 
 
 def work(serving: Callable[[], object]) -> int:
-    """Lines of Python that run."""
+    """Count executed lines of Python."""
     lines = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Any:  # noqa: ARG001
@@ -125,13 +126,13 @@ def work(serving: Callable[[], object]) -> int:
 
 
 def per_request(sized: Sized, engine: str, variant: str, size: int) -> float:
-    """Work for a request at a size."""
+    """Return the work per request at a size."""
     server, requests = sized(engine, variant, size)
     return work(lambda: run_clients(server, requests, None)) / len(requests)
 
 
 def exponent(sized: Sized, engine: str, variant: str, small: int, large: int) -> float:
-    """By which power of the size the work for a request grows."""
+    """Return the exponent of the growth of work per request."""
     before, after = (per_request(sized, engine, variant, size) for size in (small, large))
     return log(after / before) / log(large / small)
 

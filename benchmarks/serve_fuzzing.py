@@ -1,13 +1,12 @@
-"""A server under a fuzzer that knows its OpenAPI document, and what is left when it has ended.
+"""Fuzz a server with its OpenAPI document, and check its state at the end.
 
     pip install schemathesis
     python benchmarks/serve_fuzzing.py [--examples 100]
 
-schemathesis makes bodies, headers and methods that fit the document and that do not, and holds the
-answers against it. Two of its checks are left out: bodies that fit may be refused (a prompt that is
-longer than the model takes fits), and numbers may come as text, as for vLLM. When it is over,
-nothing may be left in the engine, nothing have gone wrong unforeseen, and a run of the record must
-end.
+schemathesis generates valid and invalid bodies, headers and methods, and checks the responses
+against the document. Two of its checks are excluded: valid bodies may be rejected (a prompt longer
+than the model's limit), and numbers may be sent as text, as with vLLM. At the end, the engine must
+be empty, without unexpected errors, and a run of the record must end.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ LEFT_OUT = "positive_data_acceptance,negative_data_rejection"
 
 
 def main() -> int:
-    """Fuzz, then look at what is left; returns the exit code."""
+    """Fuzz the server and check its state; return the exit code."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("--examples", type=int, default=100, help="of each path")
     examples = options.parse_args().examples
@@ -64,7 +63,7 @@ def main() -> int:
 
 
 def wait_for(url: str) -> None:
-    """Until the server answers. Raises TimeoutError."""
+    """Wait until the server responds. Raises TimeoutError."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
@@ -76,7 +75,7 @@ def wait_for(url: str) -> None:
 
 
 def wait_until_idle(url: str) -> None:
-    """Until no call is under way and no block is held. Raises TimeoutError."""
+    """Wait until no call is in flight and no block is held. Raises TimeoutError."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         lines = httpx.get(f"{url}/metrics").text.splitlines()

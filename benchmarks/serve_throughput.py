@@ -1,10 +1,10 @@
-"""How fast ``simkv serve`` can be, and how true to a run of what came.
+"""Measure the throughput and accuracy of ``simkv serve``.
 
     python benchmarks/serve_throughput.py [STREAMS]
 
-Starts the server as a process and reads streams from another one. For rising ``--speed`` it prints
-SSE chunks a second and how late they were written (the server's own ``simkv:clock_lag_seconds``),
-then, at --speed 1, the TTFT and ITL that clients saw beside those of a run of the record.
+Starts the server as a process and reads streams from another one. Prints, for rising ``--speed``,
+SSE chunks per second and their lag (the server's own ``simkv:clock_lag_seconds``). Then, at --speed
+1, prints the TTFT and ITL of clients beside those of a run of the record.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).parents[1]
-#: A step takes 10 ms, and 0.1 ms more for each token of a prompt.
+#: A step takes 10 ms, plus 0.1 ms per prompt token.
 SCENARIO = """\
 name: served
 engine: {{name: vllm, variant: "0.33.0", num_gpu_blocks: 8000, max_num_seqs: {streams}}}
@@ -35,7 +35,7 @@ profile: {costs}
 
 @dataclass
 class Stream(asyncio.Protocol):
-    """Reads one answer; ``times`` are those of its chunks, by the monotonic clock."""
+    """Client that reads one reply; ``times`` are the times of its chunks by the monotonic clock."""
 
     body: bytes
     done: asyncio.Future[None]
@@ -62,7 +62,7 @@ class Stream(asyncio.Protocol):
 
 
 async def read(port: int, streams: int, tokens: int, apart: float) -> list[Stream]:
-    """So many streams at a time, ``apart`` seconds one after the other."""
+    """Open streams at intervals of ``apart`` seconds."""
     loop, found = asyncio.get_running_loop(), list[Stream]()
     for number in range(streams):
         asked = {"prompt": [number] * 64, "max_tokens": tokens, "stream": True, "ignore_eos": True}
@@ -75,7 +75,7 @@ async def read(port: int, streams: int, tokens: int, apart: float) -> list[Strea
 
 
 class Server:
-    """``simkv serve`` as a process of its own."""
+    """Run ``simkv serve`` as a separate process."""
 
     def __init__(self, folder: Path, streams: int, speed: float) -> None:
         path = folder / "served.yaml"
@@ -91,7 +91,8 @@ class Server:
         self.port = int(found[1])
 
     def lag(self, share: float) -> float:
-        """Below how many seconds that share of all tokens was late, by the server's histogram."""
+        """Return the bound of the lag (s) for this share of all tokens, from the server's
+        histogram."""
         url = f"http://127.0.0.1:{self.port}/metrics"
         text = urllib.request.urlopen(url).read().decode()
         found = re.findall(r'clock_lag_seconds_bucket\{le="([^"]+)"\} (\S+)', text)
@@ -99,7 +100,7 @@ class Server:
         return next(float(le) for le, count in found if float(count) >= share * total)
 
     def end(self) -> float:
-        """Tell it to end; returns the CPU seconds that it has taken."""
+        """Stop the server; return its CPU seconds."""
         before = _children_cpu()
         self.process.send_signal(signal.SIGTERM)
         self.process.communicate(timeout=60)
@@ -112,9 +113,9 @@ def _children_cpu() -> float:
 
 
 def sustained(streams: int, speed: float, tokens: int) -> tuple[float, float, float]:
-    """Chunks a second, the bound under which 99 % of them were late (s), and chunks a CPU second.
+    """Return chunks per second, the lag bound of 99 % of them (s), and chunks per CPU second.
 
-    The last counts the server's start, too.
+    The last one includes the server's start.
     """
     with tempfile.TemporaryDirectory() as folder:
         server = Server(Path(folder), streams, speed)
@@ -128,7 +129,7 @@ def sustained(streams: int, speed: float, tokens: int) -> tuple[float, float, fl
 
 
 def compared(streams: int, tokens: int) -> list[str]:
-    """What clients saw at --speed 1 beside a run of the record, in lines."""
+    """Return lines that compare the clients' times at --speed 1 with a run of the record."""
     from simkv.metrics.scenario_runner import run_file
 
     with tempfile.TemporaryDirectory() as name:

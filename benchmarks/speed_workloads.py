@@ -1,4 +1,4 @@
-"""The workloads that simkv's speed is measured on, each on one replica of vLLM's rules."""
+"""The workloads of the speed measurements, each on one replica with vLLM's rules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TRACES = HERE.parent.parent / "shared" / "workloads"
 
 @dataclass(frozen=True)
 class Case:
-    """A workload on one replica; ``stepping`` says whether it is run with leaping off too."""
+    """A workload on one replica; ``stepping``: also run with leaping off."""
 
     name: str
     workload: dict[str, object]
@@ -33,22 +33,22 @@ class Case:
 
     @property
     def missing(self) -> str | None:
-        """The trace that it needs and that is not there."""
+        """Return the missing trace that it needs, or None."""
         trace = self.workload.get("trace")
         return str(trace) if trace and not Path(str(trace)).is_file() else None
 
     def requests(self) -> list[Request]:
-        """What is to be served, in order of arrival."""
+        """Return the requests in order of arrival."""
         return generate_requests(Workload.model_validate(self.workload), None)
 
     def engine(self, *, leaping: bool = True) -> Engine:
-        """A fresh replica."""
+        """Return a new replica."""
         executor = SimulatedExecutor(load_profile("llama3-8b-class.json", HERE))
         return Engine(simpy.Environment(), build_scheduler(self.config), executor, leaping=leaping)
 
 
 def poisson(count: int, rate: float) -> dict[str, object]:
-    """Log-normal lengths of mean 512 and 256 tokens, Poisson arrivals."""
+    """Return log-normal lengths of mean 512 and 256 tokens, with Poisson arrivals."""
     return {
         "arrivals": {
             "num_prompts": count,
@@ -60,7 +60,7 @@ def poisson(count: int, rate: float) -> dict[str, object]:
 
 
 def vllm(blocks: int, **knobs: object) -> VllmConfig:
-    """The vLLM rules with 256 sequences, without a prefix cache unless asked for."""
+    """Return a vLLM engine with 256 sequences, by default without a prefix cache."""
     usual = {
         "num_gpu_blocks": blocks,
         "max_num_seqs": 256,
@@ -73,7 +73,7 @@ def vllm(blocks: int, **knobs: object) -> VllmConfig:
 
 
 def make_fleet(replicas: int) -> Fleet:
-    """W1's replica so many times behind a router that looks at loads."""
+    """Return a fleet of W1's replicas behind a router that reads loads."""
     profile = load_profile("llama3-8b-class.json", HERE)
 
     def make(env: simpy.Environment, rank: int) -> Engine:

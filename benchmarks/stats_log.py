@@ -1,8 +1,8 @@
-"""What vLLM's log would have told of a recorded run: its start, and the stats line every 10 s.
+"""Write the vLLM log of a recorded run: its start, and a stats line every 10 s.
 
-Where the record has the server's own figures over time with the use of its cache, the lines are of
-these. Otherwise running, waiting and tokens follow from the requests, and what they held in a cache
-of the size that the GPU has room for.
+If the record has the server's own figures over time with its cache usage, the lines use them.
+Otherwise running and waiting requests and tokens follow from the requests, and cache usage from the
+size of the GPU's cache.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from simkv.incident.emit.log_dates import format_time
 from simkv.incident.emit.vllm_log_writer import STATS_INTERVAL_S, stats_line
 from simkv.schedulers.vllm.config import VllmConfig
 
-#: The columns of a timeline, and what the records call them.
+#: The columns of a timeline, and their names in records.
 COLUMNS = {
     "t_s": "t",
     "prompt_tok_per_s": "prompt_throughput",
@@ -30,7 +30,7 @@ COLUMNS = {
 
 
 def lines_of_case(folder: Path, case: dict[str, Any], table: pd.DataFrame) -> str:
-    """The log of a case in ``folder``, whose requests are the ``table``."""
+    """Return the log of a case in ``folder`` whose requests are the ``table``."""
     engine = case["engine"]
     blocks, ranks = engine.get("num_gpu_blocks") or _room(case), engine.get("data_parallel", 1)
     args = {name: engine[name] for name in ("max_num_seqs", "max_num_batched_tokens")}
@@ -56,7 +56,7 @@ def lines_of_case(folder: Path, case: dict[str, Any], table: pd.DataFrame) -> st
 
 
 def gpu_of(case: dict[str, Any]) -> str:
-    """The name of one of the GPUs: ``2 x NVIDIA …`` is how several are written."""
+    """Return the name of one GPU; several are written as ``2 x NVIDIA …``."""
     return str(case["engine"]["gpu"]).removeprefix("2 x ").partition(" (")[0]
 
 
@@ -76,7 +76,7 @@ def _room(case: dict[str, Any]) -> int:
 
 
 def _recorded(folder: Path) -> pd.DataFrame | None:
-    """The server's own figures every 10 s; None where the use of its cache is not among them."""
+    """Return the server's own figures every 10 s; None without cache usage."""
     path = folder / "timeseries.csv"
     if not path.is_file():
         path = folder / "original" / "timeseries.csv"
@@ -93,7 +93,7 @@ def _recorded(folder: Path) -> pd.DataFrame | None:
         hits=hits,
     )
     gap = found["t_s"].diff().median()
-    if gap < STATS_INTERVAL_S:  # a line is of the ten seconds before it
+    if gap < STATS_INTERVAL_S:  # a line covers the ten seconds before it
         many = round(STATS_INTERVAL_S / gap)
         idle = found.iloc[[-1] * (many - len(found) % many)].assign(
             prompt=0.0, output=0.0, running=0, waiting=0, usage=0.0

@@ -1,12 +1,12 @@
-"""``vllm bench serve`` from vLLM's wheel, unmodified, against ``simkv serve``, without a GPU.
+"""Run the unmodified ``vllm bench serve`` of vLLM's wheel against ``simkv serve``, without a GPU.
 
     pip download --no-deps --only-binary :all: vllm==0.33.0
     unzip -q vllm-0.33.0*.whl 'vllm/*.py' -d WHEEL
     pip install 'simkv[serve]' aiohttp regex tqdm
     python benchmarks/vllm_bench_client.py WHEEL SCENARIO [OPTIONS OF vllm bench serve]
 
-Only the benchmark's client runs. What it imports of the engine and of packages that are not there
-is hollow: a module that has whatever is asked of it, and nothing of which the client calls.
+Only the benchmark's client runs. Modules of the engine and of missing packages that it imports are
+stubs that define any name; the client calls none of them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-#: What really runs; all else below ``vllm`` is hollow.
+#: Modules that really run; all others below ``vllm`` are stubs.
 REAL = ("vllm.benchmarks", "vllm.exceptions")
 
 
 class Hollow(type):
-    """A class that can be called, subclassed, indexed and asked for anything."""
+    """Class that can be called, subclassed and indexed, with any attribute."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -49,16 +49,16 @@ class Hollow(type):
 
 
 def hollow(name: str) -> Any:
-    """A class of that name that does nothing."""
+    """Return a class of that name that does nothing."""
     return Hollow(name, (), {"__init__": _ignore})
 
 
 def _ignore(*_: Any, **__: Any) -> None:
-    """Do nothing with whatever is given."""
+    """Do nothing with any arguments."""
 
 
 class HollowModule(ModuleType):
-    """A module that has every name."""
+    """Module that defines every name."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__version__":
@@ -67,7 +67,7 @@ class HollowModule(ModuleType):
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds hollow modules in place of the engine's own, and of packages that are not there."""
+    """Finder of stub modules for the engine's own modules and missing packages."""
 
     def __init__(self, wheel: Path) -> None:
         self.wheel = wheel
@@ -83,11 +83,11 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """There is nothing to run."""
+        """Execute nothing."""
 
 
 class Absent(Finder):
-    """The same for packages that the client names and does not need."""
+    """Provide stubs for packages that the client names but does not need."""
 
     PACKAGES = ("PIL", "datasets", "huggingface_hub", "pybase64", "soundfile", "transformers")
 
@@ -98,7 +98,7 @@ class Absent(Finder):
 
 
 class Words:
-    """A tokenizer whose tokens are three letters and a blank, so that both sides count alike."""
+    """Tokenizer with tokens of three letters and a space, for equal counts in client and server."""
 
     LETTERS = "abcdefghijklmnopqrstuvwxyz"
     vocab_size = 26**3
@@ -124,7 +124,7 @@ class Words:
 
 
 def client(wheel: Path) -> Any:
-    """The module ``vllm.benchmarks.serve`` of an unpacked wheel."""
+    """Return the module ``vllm.benchmarks.serve`` of an unpacked wheel."""
     sys.meta_path.insert(0, Finder(wheel))
     sys.meta_path.append(Absent(wheel))
     sys.path.append(str(wheel))
@@ -136,7 +136,7 @@ def client(wheel: Path) -> Any:
 
 
 def main() -> None:
-    """Start the server, run the client against it, end the server."""
+    """Start the server, run the client against it, stop the server."""
     if len(sys.argv) < 3:
         sys.exit(__doc__)
     wheel, scenario, *options = sys.argv[1:]

@@ -1,4 +1,4 @@
-"""Fixtures for all tests, and how hard Hypothesis tries."""
+"""Fixtures for all tests, and the Hypothesis profiles."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, settings
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
 
-# The same examples every time, so that a red test is red for everybody;
-# HYPOTHESIS_PROFILE=deep looks for new ones.
+# The same examples every time, so that failures are reproducible; HYPOTHESIS_PROFILE=deep
+# searches for new ones.
 settings.register_profile(
     "default",
     max_examples=18,
@@ -28,13 +28,13 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """The root of the repository."""
+    """Return the root of the repository."""
     return ROOT
 
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The project's data folder beside the checkout; tests that need it skip where it is not."""
+    """Return the project's data folder beside the checkout; skip the test if it is missing."""
     if not SHARED.is_dir():
         pytest.skip(f"the recorded data of the project are not here: no folder {SHARED.name}/")
     return SHARED

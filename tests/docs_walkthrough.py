@@ -33,7 +33,7 @@ ANY = "..."
 
 @dataclass(frozen=True)
 class Step:
-    """A command of a page, what the page says that it prints, and what it printed."""
+    """A command of a page, its output in the page, and its real output."""
 
     command: str
     expected: list[str]
@@ -41,7 +41,7 @@ class Step:
 
     @property
     def agrees(self) -> bool:
-        """Whether what came is what is shown, ``...`` standing for any lines."""
+        """Return whether the output matches the page, where ``...`` stands for any lines."""
         parts = [
             r"(?:.*\n)*" if line == ANY else re.escape(line) + r"\n"
             for line in map(str.rstrip, self.expected)
@@ -50,9 +50,9 @@ class Step:
 
 
 def walk(page: str, folder: Path) -> Iterator[Step]:
-    """Make the files of a page in ``folder`` and run its commands there, in their order.
+    """Create the files of a page in ``folder`` and run its commands there in order.
 
-    Those of the tutorial are there, too, as for a reader who comes from it.
+    The files of the tutorial are there, too, because readers come from it.
     """
     code = 0
     for _, info, text in [*FENCE.findall(TUTORIAL.read_text()), *FENCE.findall(page)]:
@@ -69,7 +69,7 @@ def walk(page: str, folder: Path) -> Iterator[Step]:
 
 
 def commands(text: str) -> Iterator[tuple[str, list[str]]]:
-    """The commands of a block and what is shown below each; ``> `` goes on with a command."""
+    """Yield the commands of a block with their shown output; ``> `` continues a command."""
     command, shown = "", list[str]()
     for line in text.splitlines():
         if line.startswith("$ "):
@@ -84,7 +84,7 @@ def commands(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def run(command: str, folder: Path) -> tuple[int, list[str]]:
-    """The exit code and the lines of a command; simkv runs in this process, which is faster."""
+    """Return the exit code and output lines of a command; simkv runs in this process."""
     joined = command.replace("\\\n", " ")
     if joined.startswith("simkv ") and not re.search(r"[|><;&$*]", re.sub(r"'[^']*'", "", joined)):
         code, text = _simkv(shlex.split(joined), folder)
@@ -123,7 +123,8 @@ def _simkv(argv: list[str], folder: Path) -> tuple[int, str]:
 
 
 def updated(page: str, folder: Path) -> str:
-    """The page with what its commands print now; where it had ``...``, as much is left out."""
+    """Return the page with the present output of its commands, with the same lines elided by
+    ``...``."""
     steps = iter(list(walk(page, folder)))
 
     def shown(fence: re.Match[str]) -> str:
@@ -140,7 +141,8 @@ def updated(page: str, folder: Path) -> str:
 
 
 def _cut(expected: list[str], got: list[str]) -> list[str]:
-    """What came, but for what was left out: the lines that are most like those that were shown."""
+    """Return the output with the same elisions: the lines most similar to the lines shown before
+    remain."""
     if ANY not in expected:
         return got
     kept, last = list[str](), 0

@@ -1,4 +1,4 @@
-"""A scheduler that does what a test tells it, and an executor whose steps are as long."""
+"""Scheduler that follows a script of a test, and an executor with constant step times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from simkv.sim.run_record import RunRecord
 
 
 class Seconds:
-    """Every step takes ``step`` seconds, every idle pass ``idle``; ``loads`` are those that ran."""
+    """Every step takes ``step`` seconds, every idle pass ``idle``; ``loads`` are the loads that
+    ran."""
 
     def __init__(self, step: float = 1.0, idle: float = 0.25) -> None:
         self.step = step
@@ -42,10 +43,10 @@ class Seconds:
 
 
 class Fifo:
-    """Prefills every waiting request at once, then decodes all of them; memory without end.
+    """Prefills every waiting request at once, then decodes all; memory is unlimited.
 
-    ``decide`` may replace the decision of a call, by its number from 0; it returns a batch, or
-    None to leave it to the rule above.
+    ``decide`` may replace the decision of a call, by its number from 0: it returns a batch, or None
+    for the default decision.
     """
 
     pipeline_depth = 1
@@ -125,7 +126,7 @@ class Fifo:
 
 
 def die(call: int, why: str = "panic: of the test") -> Callable[[int, Fifo], Batch | None]:
-    """The engine dies on the batch of that call."""
+    """Crash on the batch of this call."""
 
     def decide(now: int, fifo: Fifo) -> Batch | None:
         if now != call:
@@ -138,7 +139,7 @@ def die(call: int, why: str = "panic: of the test") -> Callable[[int, Fifo], Bat
 
 
 def hang(call: int) -> Callable[[int, Fifo], Batch | None]:
-    """That call never returns."""
+    """Never return from this call."""
 
     def decide(now: int, fifo: Fifo) -> Batch | None:
         if now == call:
@@ -157,6 +158,6 @@ def simulate(
     executor: Executor | None = None,
     resolved: Callable[[], None] | None = None,
 ) -> RunRecord:
-    """The record of a run."""
+    """Run requests and return the record."""
     engine = Engine(simpy.Environment(), scheduler, executor or Seconds(), ready, resolved)
     return run_clients(engine, requests, horizon)

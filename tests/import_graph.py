@@ -1,4 +1,4 @@
-"""Who imports whom, from the sources alone: nothing is executed."""
+"""The import graph of a package, read from its sources without executing them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def modules(package: Path) -> dict[str, Path]:
-    """The files of a package by their dotted names."""
+    """Return the files of a package by dotted name."""
     found = {}
     for path in sorted(package.rglob("*.py")):
         parts = path.relative_to(package.parent).with_suffix("").parts
@@ -17,10 +17,10 @@ def modules(package: Path) -> dict[str, Path]:
 
 
 def imported(path: Path, module: str = "") -> set[str]:
-    """The dotted names that a file imports, wherever in it; ``module`` is its own name.
+    """Return the dotted names that a file imports anywhere; ``module`` is its own name.
 
-    Imports inside functions and under TYPE_CHECKING count, and ``import_module`` of a constant, or
-    of an f-string by what it begins with.
+    Imports in functions and under TYPE_CHECKING count, and ``import_module`` of a constant or of
+    the constant prefix of an f-string.
     """
     package = module.split(".") if path.stem == "__init__" else module.split(".")[:-1]
     found: set[str] = set()
@@ -37,7 +37,7 @@ def imported(path: Path, module: str = "") -> set[str]:
 
 
 def _by_name(call: ast.Call) -> Iterator[str]:
-    """What ``import_module("a.b")`` or ``import_module(f"a.b.{c}")`` is sure to import."""
+    """Return the constant part of ``import_module("a.b")`` or ``import_module(f"a.b.{c}")``."""
     name = call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)
     if name not in ("import_module", "__import__"):
         return
@@ -49,11 +49,11 @@ def _by_name(call: ast.Call) -> Iterator[str]:
 
 
 def graph(package: Path) -> dict[str, set[str]]:
-    """For each module of a package those of the package that it imports."""
+    """Return, for each module of a package, the modules of the package that it imports."""
     files = modules(package)
 
     def home(name: str) -> str:
-        """The module that has ``name``, or is it."""
+        """Return the module that defines ``name``, or is it."""
         while name and name not in files:
             name = name.rpartition(".")[0]
         return name
@@ -65,12 +65,13 @@ def graph(package: Path) -> dict[str, set[str]]:
 
 
 def place(module: str) -> str:
-    """The room of a module, or the module itself where it lies at the top; "" is the package."""
+    """Return the package of a module, or the module itself at the top level; "" is the root
+    package."""
     return module.partition(".")[2].partition(".")[0]
 
 
 def between(edges: dict[str, set[str]]) -> dict[str, set[str]]:
-    """For each place the other places that it imports."""
+    """Return, for each package, the other packages that it imports."""
     found: dict[str, set[str]] = {place(module): set() for module in edges}
     for module, others in edges.items():
         found[place(module)] |= {place(other) for other in others} - {place(module)}

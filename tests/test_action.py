@@ -1,4 +1,4 @@
-"""The action and the hook are one script, run here on what passes and on what does not."""
+"""The action and the hook are one script, tested here on passing and failing scenarios."""
 
 from __future__ import annotations
 

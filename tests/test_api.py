@@ -1,4 +1,4 @@
-"""simkv from Python."""
+"""Tests of the Python API."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REPORT = "vllm-37307-partial-admission"
 
 @pytest.fixture(autouse=True)
 def _code_of_now() -> None:
-    """Hash the code anew, which somebody may have edited since the tests began."""
+    """Hash the code again, in case it was edited during the test session."""
     hash_code.cache_clear()
 
 
@@ -110,16 +110,14 @@ def test_sweep_is_independent_of_workers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "what"),
     [
-        ({"survive": 2}, "--survive 2: expected a number from 0 to 1"),
-        ({"repeats": 0}, "--repeats 0: expected a number from 1 on"),
-        ({"profile_error": 2}, "--profile-error 2: expected a number from 0 to 0.9"),
-        ({"gpus_per_replica": 0}, "--gpus-per-replica 0: expected a number from 1 on"),
+        ({"survive": 2}, "--survive 2: expected 0 to 1"),
+        ({"repeats": 0}, "--repeats 0: expected a number of 1 or more"),
+        ({"profile_error": 2}, "--profile-error 2: expected 0 to 0.9"),
+        ({"gpus_per_replica": 0}, "--gpus-per-replica 0: expected a number of 1 or more"),
         ({"neighbours": -1}, "--neighbours -1: expected a number of 0 or more"),
     ],
 )
-def test_plan_rejects_same_values_as_command(
-    wrong: dict[str, Any], what: str
-) -> None:
+def test_plan_rejects_same_values_as_command(wrong: dict[str, Any], what: str) -> None:
     knob = "engine.num_gpu_blocks=700..1100:200"
     with pytest.raises(InputError, match=what):
         simkv.plan(REPORT, smallest=knob, objectives="preemptions<=5", jobs=1, **wrong)
@@ -165,7 +163,7 @@ def test_example_runs(root: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     cliff = int(done.stdout.split("The old rule needs ")[1].split()[0])
-    # Two requests of 8,000 + 200 tokens at most, and the null block.
+    # Two requests of at most 8,000 + 200 tokens, and the null block.
     assert 801 < cliff <= 2 * 513 + 1
 
 
@@ -177,7 +175,7 @@ def test_plan_signature_matches_command() -> None:
         simkv.plan(REPORT, smalest="timeout=1..3")
 
 
-# What a prompt and a notebook show
+# Output in a prompt and a notebook
 
 
 def test_outcome_repr_has_line_per_variant() -> None:
@@ -204,7 +202,7 @@ def test_plans_repr_is_one_line() -> None:
     assert repr(plans).startswith("Plans(before: engine.num_gpu_blocks = ")
     assert repr(plans).count("\n") == 0
     assert "&lt;=" in plans._repr_html_()
-    # The line of fidelity that run prints, and no other.
+    # The fidelity line that run prints, and no other.
     name = next(iter(plans.plans))
     note = simkv.run("mistralrs-six", engine__num_gpu_blocks=plans.answer[name] or 420)
     assert f"  Fidelity: {note.results[name].summary['fidelity']['note']}" in str(plans)

@@ -1,6 +1,6 @@
-"""The run that is called compiled is compiled, and the one that is called pure is pure.
+"""The run reported as compiled is compiled, and the run reported as pure is not.
 
-``make compiled`` says by ``SIMKV_TESTED=compiled`` what it tests; else these are the sources.
+``make compiled`` sets ``SIMKV_TESTED=compiled``; otherwise the sources are tested.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def test_hot_modules_are_compiled_as_reported(path: str) -> None:
 
 
 def test_subclasses_of_compiled_classes_copy_fully() -> None:
-    """By Python alone a copy has what the compiled class knows of, and nothing beside it."""
+    """A plain Python copy has the attributes that the compiled class declares, and no others."""
     assert issubclass(CustomVllmScheduler, VllmSchedulerBase)
     assert issubclass(VllmExpressionScheduler, VllmSchedulerBase)
     hot = {path.removeprefix("/").removesuffix(".py").replace("/", ".") for path in HOT}

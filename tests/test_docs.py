@@ -25,7 +25,7 @@ PAGES = [
     *sorted(page for page in (ROOT / "docs").rglob("*.md") if "reference" not in page.parts),
     *sorted((ROOT / "scenarios").rglob("*.md")),
 ]
-#: Made from the code with the site; tests/test_site.py follows the links to it.
+#: Generated from the code with the site; tests/test_site.py follows the links to it.
 REFERENCE = ROOT / "docs" / "reference"
 FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 EXAMPLES = [
@@ -48,10 +48,8 @@ def test_readme_has_examples() -> None:
 
 
 @pytest.mark.parametrize(("language", "text"), examples("yaml"))
-def test_documented_scenarios_run(
-    tmp_path: Path, language: str, text: str
-) -> None:
-    """It runs, comes out as it expects, costs real seconds, and no variant of it is idle."""
+def test_documented_scenarios_run(tmp_path: Path, language: str, text: str) -> None:
+    """The scenario runs, meets its expectations, has real costs, and no variant of it is idle."""
     if not re.search(r"^name:", text, re.MULTILINE):
         pytest.skip("a part of a scenario only")
     (tmp_path / "s.yaml").write_text(text)
@@ -68,7 +66,7 @@ def test_documented_scenarios_run(
 
 
 def commands(text: str) -> list[list[str]]:
-    """The calls of simkv in a shell example, word by word."""
+    """Return the calls of simkv in a shell example, word by word."""
     lines = text.replace("\\\n", " ").splitlines()
     return [
         shlex.split(line.removeprefix("$ "), comments=True)
@@ -110,12 +108,13 @@ def test_documented_links_exist(page: Path) -> None:
 
 
 MAP = ROOT / "docs" / "architecture.md"
-#: `simkv/room/file.py`, a folder, or a file and what it defines: `simkv/room/file.py:Class.method`.
+#: `simkv/package/file.py`, a folder, or a file and a name that it defines:
+#: `simkv/package/file.py:Class.method`.
 PLACE = re.compile(r"`((?:simkv|tests|docs)/[\w./]*)(?::([\w.]+))?`")
 
 
 def defined(tree: ast.Module | ast.ClassDef) -> set[str]:
-    """The names that a file or a class defines, those of a class's own as ``Class.name``."""
+    """Return the names that a file or class defines; members of a class as ``Class.name``."""
     found: set[str] = set()
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
@@ -128,7 +127,7 @@ def defined(tree: ast.Module | ast.ClassDef) -> set[str]:
 
 
 def lost(text: str) -> list[str]:
-    """The places that a page names and that are not there."""
+    """Return the places that a page names and that do not exist."""
     found = []
     for path, name in PLACE.findall(text):
         there = ROOT / path

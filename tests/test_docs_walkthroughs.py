@@ -1,4 +1,4 @@
-"""The tutorial and every how-to, walked through as by a reader: what they show is what comes."""
+"""Run the tutorial and every how-to page as a reader would, and compare the output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing that the program does depends on the wording of a docstring."""
+"""Program behavior never depends on the wording of a docstring."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-#: Reports what a run, a diagnosis, its fixes and a help page say, to compare it.
+#: Prints the output of a run, a diagnosis, its fixes and a help page, for comparison.
 SAID = """
 import contextlib, io, json, re, sys
 from pathlib import Path

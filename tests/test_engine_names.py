@@ -1,4 +1,4 @@
-"""Python code names no engine: what differs between them are attributes of ``EngineSpec``."""
+"""Python code names no engine: differences between engines are attributes of ``EngineSpec``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAME = re.compile(
 )
 #: Modules of one engine.
 OF_ENGINE = re.compile(r"simkv\.(schedulers|native)\.(vllm|sglang|fastdeploy|mistralrs|trtllm)\b")
-#: Folders and files of engines, recorders, readers and writers of formats, and the registry.
+#: Folders and files of engines, recorders, format readers and writers, and the registry.
 PERMITTED = (
     "schedulers/vllm/",
     "schedulers/sglang/",
@@ -32,7 +32,7 @@ PERMITTED = (
     "incident/emit/",
     "costs/sources/",
 )
-#: Others, and why. An entry that is not needed any more fails a test below.
+#: Other exceptions with reasons. An entry that is not needed fails a test below.
 ALLOWED = {
     "cli/check_scheduler.py": "writes custom rules out as plug-ins of vLLM",
     "cli/record.py": "arguments of the recorders",
@@ -48,7 +48,7 @@ SHOWN = {"help", "metavar", "description", "title"}
 
 
 def names_in(code: str) -> Iterator[tuple[int, str]]:
-    """Lines of a module that name an engine in code, and how."""
+    """Yield lines of a module that name an engine in code, with the text."""
     tree = ast.parse(code)
     shown = {id(part) for node in ast.walk(tree) for part in texts(node)}
     for node in ast.walk(tree):
@@ -63,7 +63,7 @@ def names_in(code: str) -> Iterator[tuple[int, str]]:
 
 
 def texts(node: ast.AST) -> Iterator[ast.AST]:
-    """Constants below a node that are text for people: docstrings, help."""
+    """Return constants below a node that are text for people: docstrings, help."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         yield node.value
     if isinstance(node, ast.keyword) and node.arg in SHOWN:
@@ -71,7 +71,7 @@ def texts(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def found() -> dict[str, list[str]]:
-    """Where engines are named outside of what is permitted, by file."""
+    """Return where engines are named outside the exceptions, by file."""
     package = ROOT / "simkv"
     files: dict[str, list[str]] = {}
     for path in sorted(package.rglob("*.py")):
@@ -92,7 +92,7 @@ def test_every_exception_is_needed() -> None:
     files = found()
     assert [one for one in ALLOWED if not any(name.startswith(one) for name in files)] == []
     missing = {one for one in PERMITTED if not (ROOT / "simkv" / one).exists()}
-    assert missing <= {"native/"}  # its place is kept
+    assert missing <= {"native/"}  # the position is kept
 
 
 def test_detects_planted_names() -> None:

@@ -1,4 +1,4 @@
-"""Arrows point one way: who may import whom, and who may print."""
+"""Tests of the allowed imports, and of the packages that may print."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.import_graph import imported
 
 PACKAGE = ROOT / "simkv"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-#: What a scheduler decides with: no clock, no I/O, no randomness, no numbers from elsewhere.
+#: Modules that schedulers may use: no clock, no I/O, no randomness, no external data.
 PURE = {
     "array",
     "__future__",
@@ -36,7 +36,7 @@ PURE = {
     "typing",
 }
 OF_SCHEDULERS = {"core", "schedulers"}
-#: What schedulers are made of; the first two keep columns of blocks with numpy.
+#: Building blocks of schedulers; the first two store columns of blocks with numpy.
 SHARED = ("block_pool", "free_queue", "block_keys", "radix_tree", "request")
 
 
@@ -63,7 +63,7 @@ def test_schedulers_are_pure(path: Path) -> None:
 
 
 def prints(source: str) -> list[str]:
-    """The expressions of a file that reach for the terminal by themselves."""
+    """Return the expressions of a file that access the terminal directly."""
     named = {"print", "input", "echo", "Console", "get_console", "Progress", "track"}
     streams = {"sys.stdout", "sys.stderr"}
     found = []
@@ -76,7 +76,7 @@ def prints(source: str) -> list[str]:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_only_cli_prints(path: Path) -> None:
-    """Lines and tables are made below; only a command makes a console and prints them."""
+    """Other packages build lines and tables; only commands create a console and print."""
     if not {"cli", "__main__.py"} & {*path.relative_to(PACKAGE).parts}:
         assert prints(path.read_text()) == []
 
@@ -94,7 +94,7 @@ def test_detects_planted_print() -> None:
 
 
 def test_only_gpu_package_imports_torch() -> None:
-    # SGLang's own scheduler, which is driven to be recorded, keeps its books in tensors.
+    # SGLang's own scheduler, which recorders drive, stores its state in tensors.
     names = ("sglang_recorder.py", "sglang_scheduler_setup.py", "sglang_stubs.py")
     recorders = {PACKAGE / "conformance/record" / name for name in names}
     for path in set(MODULES) - recorders:

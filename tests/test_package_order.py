@@ -16,7 +16,7 @@ from tests.import_graph import (
     place,
 )
 
-#: A package imports those before it, never those after it; "" is ``simkv/__init__.py``.
+#: A package imports packages before it, never after it; "" is ``simkv/__init__.py``.
 ORDER = [
     "core",
     "schedulers",
@@ -41,12 +41,12 @@ ORDER = [
     "__main__",
 ]
 MOST_PLACES = 21
-MOST_PAIRS = 110  # one of them is simkv.own, the old spelling of simkv.custom, until 0.4
+MOST_PAIRS = 110  # one of them is simkv.own, the old name of simkv.custom, until 0.4
 EDGES = graph(ROOT / "simkv")
 
 
 def upward(edges: dict[str, set[str]], order: list[str]) -> list[tuple[str, str]]:
-    """The imports of a module whose place is not before that of the importing one."""
+    """Return the imports of a module from packages that are not before its own."""
     return [
         (module, other)
         for module, others in sorted(edges.items())
@@ -56,7 +56,7 @@ def upward(edges: dict[str, set[str]], order: list[str]) -> list[tuple[str, str]
 
 
 def circle(edges: dict[str, set[str]]) -> list[str]:
-    """Some modules or places that import each other in a ring; none if there is no such ring."""
+    """Return modules or packages that import each other in a cycle; empty if there is no cycle."""
     try:
         TopologicalSorter(edges).prepare()
     except CycleError as error:
@@ -83,7 +83,7 @@ def test_few_packages_and_dependencies() -> None:
 
 
 def test_graph_matches_package() -> None:
-    """A file that is not looked at would be free to import what it likes."""
+    """An unchecked file could import anything."""
     assert set(EDGES) == set(modules(ROOT / "simkv"))
     assert "simkv.core.request" in EDGES["simkv.workload.listed_requests"]
     assert "scenario" in between(EDGES)["sim"]
@@ -130,12 +130,12 @@ def test_detects_planted_import_cycle(tmp_path: Path) -> None:
 
 
 def is_of_engine(path: Path) -> bool:
-    """Whether a module belongs to the package of one engine."""
+    """Return whether a module belongs to the package of one engine."""
     return path.parts[1] == "schedulers" and len(path.parts) > 3
 
 
 def shared_names(paths: list[Path]) -> dict[str, list[str]]:
-    """Module names that several modules have, without parallel modules of engines and commands.
+    """Return duplicate module names, except parallel modules of engines and commands.
 
     Engines have modules of the same role (``config.py``), which may be named after the module of
     ``core`` that they implement. A command may have the name of the module that it calls.

@@ -1,4 +1,4 @@
-"""The site is built from the pages and from the code, and needs nothing from elsewhere."""
+"""The site is built from the pages and the code, and loads nothing from other servers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ZENSICAL = Path(sys.executable).parent / "zensical"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built as ``make site`` does."""
+    """Build the site as ``make site`` does."""
     if not ZENSICAL.exists():
         pytest.skip("zensical is not installed")
     folder = tmp_path_factory.mktemp("site")
@@ -75,7 +75,7 @@ def test_site_needs_no_network(site: Path) -> None:
         assert [one for one in loaded if "//" in one.replace("://www.w3.org", "")] == [], name
         assert not re.search(r'class="(?:mermaid|glightbox)\b', text), (
             name
-        )  # their scripts would be fetched
+        )  # their scripts would be loaded
     for sheet in site.rglob("*.css"):
         assert not re.search(r"url\(['\"]?(?:https?:)?//", sheet.read_text()), sheet
 

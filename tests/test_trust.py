@@ -1,4 +1,4 @@
-"""Nothing of a downloaded folder is executed unless the user says so: planted attacks."""
+"""No code of a downloaded folder is executed unless the user trusts it: planted attacks."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ SHADOWS = (
     *("sitecustomize", "usercustomize", "pip", "evil", "mine", "click", "jinja2", "matplotlib"),
     *("numpy", "pandas", "pydantic", "rich", "ruamel", "scipy", "simpy", "typer", "yaml"),
 )
-#: What ``python -m`` itself imports before any module of simkv: only -I or -P protects these.
+#: Modules that ``python -m`` imports before simkv: only -I or -P protects them.
 BEFORE = ("simkv",)
 PLANTED = "import os; open(os.path.join({folder!r}, 'executed'), 'a').write(__name__ + '\\n')\n"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder as somebody else may have made it; ``executed`` names the code of it that ran."""
+    """Create a folder with planted code; ``executed`` names the files that ran."""
     planted = tmp_path / "planted"
     planted.mkdir()
     for name in (*SHADOWS, *BEFORE):
@@ -59,7 +59,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bin_folder(tmp_path: Path) -> Path:
-    """A folder with the commands ``simkv`` and ``python``, as an installation has them."""
+    """Create a folder with the commands ``simkv`` and ``python``, like an installation."""
     commands = tmp_path / "bin"
     commands.mkdir()
     script = commands / "simkv"
@@ -92,9 +92,7 @@ def executed(folder: Path) -> list[str]:
     return marked.read_text().split() if marked.exists() else []
 
 
-def test_command_and_workers_run_no_code_of_folder(
-    folder: Path, bin_folder: Path
-) -> None:
+def test_command_and_workers_run_no_code_of_folder(folder: Path, bin_folder: Path) -> None:
     over = ["--over", "engine.num_gpu_blocks=600,700", "--jobs", "2"]
     ran = call(["simkv", "sweep", "planted.yaml", *over], folder, bin_folder)
     assert (ran.returncode, executed(folder)) == (0, []), ran.stderr

@@ -1,6 +1,7 @@
-"""The wheel alone is enough: installed into an empty environment, away from the checkout.
+"""The wheel alone is sufficient: installed into an empty environment, outside the checkout.
 
-It is the one that ``SIMKV_WHEEL`` names, as the compiled one in CI, or a pure one made here.
+The wheel is the one named by ``SIMKV_WHEEL``, such as the compiled one in CI, or a pure one built
+here.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-#: A scenario that the wheel does not hold; its profile is one that it does.
+#: A scenario that is not in the wheel, with a packaged profile.
 QUEUE = """\
 name: queue
 engine: {name: vllm, num_gpu_blocks: 600, max_model_len: 4096}
@@ -25,7 +26,7 @@ workload:
 fleet: {replicas: 1, router: least_loaded}
 profile: l4-mistralrs-pr2034
 """
-#: One that says its hardware, as a new user's first one does.
+#: A scenario with hardware, like a new user's first one.
 CHAT = """\
 name: chat
 engine: {name: vllm, max_model_len: 8192}
@@ -33,7 +34,7 @@ workload:
   arrivals: {num_prompts: 20, request_rate: 2, prompt_tokens: 256, output_tokens: 32}
 hardware: {gpu: H100-SXM, model: llama-3.1-70b, weights: fp8, tp: 2}
 """
-#: What is typed in an empty folder, and what the answer must hold.
+#: Commands in an empty folder, and texts that their output must contain.
 SESSION = {
     "zoo mistralrs-forty": "expectations of 1 incidents hold",
     "run --exit-zero queue.yaml": "queue",
@@ -47,7 +48,7 @@ SESSION = {
 
 
 def call(*command: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command in a folder, with nothing of this environment on Python's path."""
+    """Run a command in a folder without this environment on Python's path."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     return subprocess.run(command, cwd=folder, env=ours, capture_output=True, text=True)
 
@@ -61,13 +62,13 @@ def test_wheel_runs_in_empty_environment(tmp_path: Path) -> None:
     )
     assert built.returncode == 0, built.stderr
     (pure,) = (tmp_path / "dist").glob("simkv-*.whl")
-    assert pure.name.endswith("-py3-none-any.whl")  # no compiler was asked for
+    assert pure.name.endswith("-py3-none-any.whl")  # no compiler was used
     names = zipfile.ZipFile(pure).namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"simkv"}  # no dev, no tests
     wheel = os.environ.get("SIMKV_WHEEL", pure)
     venv.create(tmp_path / "env", with_pip=True)
     programs = tmp_path / "env" / ("Scripts" if os.name == "nt" else "bin")
-    # Modules are compiled as they are used: most of pandas and scipy never is.
+    # Modules are compiled to bytecode as they are used: most of pandas and scipy never is.
     install = ("install", "--no-compile", "--constraint", ROOT / "constraints.txt", wheel)
     installed = call(*_pip(programs / "python"), *install, folder=tmp_path)
     assert installed.returncode == 0, installed.stderr

@@ -106,7 +106,7 @@ def sweep(
     if not over:
         raise InputError("--over: missing; expected a knob, as in engine.block_size=16,32")
     if address is not None and executor != "ray":
-        raise InputError(f"--ray-address {address}: is for --executor ray")
+        raise InputError(f"--ray-address {address}: requires --executor ray")
     axes = [parse_axis(text) for text in over]
     knobs = [axis.path for axis in axes if axis.path != VARIANTS_AXIS]
     plots = [parse_plot(text, knobs) for text in plot or []]

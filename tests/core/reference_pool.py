@@ -1,4 +1,4 @@
-"""The block pool said as plainly as can be, block by block: what ``BlockPool`` must come to."""
+"""Plain reference implementation of ``BlockPool``, block by block."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class PlainPool:
-    """Free blocks in a list, keys in dicts, and nothing done for speed."""
+    """Pool with free blocks in a list and keys in dicts, without optimizations."""
 
     def __init__(self, num_blocks: int) -> None:
         self.tables: dict[int, list[int]] = {}

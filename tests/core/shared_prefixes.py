@@ -1,4 +1,4 @@
-"""How much two contents share, found without keys or trees."""
+"""Length of the common prefix of two contents, computed without keys or trees."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from simkv.core.request import Segment
 
 
 def common_prefix(a: TokenContent, b: TokenContent, limit: int) -> int:
-    """How many leading tokens ``a`` and ``b`` share, at most ``limit``."""
+    """Return the number of equal leading tokens of ``a`` and ``b``, at most ``limit``."""
     shared = 0
     left, right = list(a.slices(0, limit)), list(b.slices(0, limit))
     while left and right:

@@ -1,4 +1,4 @@
-"""Files and folders are there complete or not at all; the disk's complaints are one line."""
+"""Atomic writes of files and directories; disk errors are one line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def names(folder: Path) -> list[str]:
 
 
 def half_written(new: Path) -> None:
-    assert new.suffix == ".txt"  # what the ending decides stays decided
+    assert new.suffix == ".txt"  # exit handlers cannot change this
     new.write_text("half of it")
     raise KeyboardInterrupt
 
@@ -95,7 +95,7 @@ def test_check_new_file_rejects_existing_files(tmp_path: Path) -> None:
     atomic_files.check_new_file("-o", there, source, True)
     with pytest.raises(InputError, match="already exists; use --overwrite to replace it"):
         atomic_files.check_new_file("-o", there, source, False)
-    with pytest.raises(InputError, match="is what is read"):
+    with pytest.raises(InputError, match="is the input file"):
         atomic_files.check_new_file("-o", source, source, True)
 
 
@@ -106,7 +106,9 @@ def test_check_folder_accepts_earlier_results(tmp_path: Path) -> None:
     atomic_files.check_folder("--out", tmp_path / "new", "sweep", ours)
     (tmp_path / "thesis.tex").touch()
     atomic_files.check_folder("--out", tmp_path)
-    with pytest.raises(InputError, match="contains other files and no sweep; expected a new or empty"):
+    with pytest.raises(
+        InputError, match="contains other files and no sweep; expected a new or empty"
+    ):
         atomic_files.check_folder("--out", tmp_path, "sweep", ours)
     (tmp_path / "mark").touch()
     atomic_files.check_folder("--out", tmp_path, "sweep", ours)

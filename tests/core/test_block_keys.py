@@ -1,4 +1,4 @@
-"""Token identity: two prompts share exactly what their segments say."""
+"""Token identity: two prompts share exactly what their segments specify."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_only_full_blocks_have_keys() -> None:
     assert len(first) == 1
     assert named[:1] == first
     assert len(named) == 2
-    keys.extend(named, a, 4)  # fewer tokens: nothing is taken back
+    keys.extend(named, a, 4)  # fewer tokens: keys are kept
     assert len(named) == 2
 
 
@@ -79,7 +79,7 @@ def test_keys_cover_outputs() -> None:
     keys.extend(of_a, a, 4)
     keys.extend(of_b, b, 4)
     assert of_a[0] == of_b[0]
-    assert of_a[1] != of_b[1]  # each emits tokens of its own
+    assert of_a[1] != of_b[1]  # each has its own output tokens
 
 
 SEGMENTS = st.lists(

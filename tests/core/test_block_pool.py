@@ -1,4 +1,4 @@
-"""The block pool: order of the free queue, keys of the prefix cache, references, leaks."""
+"""Tests of the block pool: free queue, prefix-cache keys, reference counts, leaks."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_share_counts_references_and_reuses_free_blocks() -> None:
     pool = BlockPool(3)
     pool.take(0, 2)
     pool.register(1, 100)
-    pool.share(1, [1])  # in use: one reference more
+    pool.share(1, [1])  # in use: one more reference
     assert pool.free == 1
     pool.release(0)
     assert pool.free == 2
@@ -158,7 +158,7 @@ def test_fingerprint_is_free_count_without_cached_blocks() -> None:
     pool.take(0, 1)
     first = pool.fingerprint()
     pool.release(0)
-    pool.take(1, 1)  # another block, another owner: nothing that matters without a cache
+    pool.take(1, 1)  # another block and owner: irrelevant without cached blocks
     assert pool.fingerprint() == first
     pool.register(2, 100)
     keyed = pool.fingerprint()

@@ -1,4 +1,4 @@
-"""Messages for bad input."""
+"""Tests of error messages for invalid input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every field that a user can set says in a line what it does."""
+"""Tests that every field that a user can set has a description."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Field = tuple[str, str, dict[str, Any]]
 
 
 def all_fields() -> list[Field]:
-    """Section, field and schema, of all that a scenario file may say; whole sections only."""
+    """Return section, name and schema of all fields of a scenario file; whole sections only."""
     schema = json_schema()
     sections = {"scenario": schema} | {
         name: part for name, part in schema["$defs"].items() if not name.startswith("Part")
@@ -33,12 +33,12 @@ def all_fields() -> list[Field]:
         (section, name, field)
         for section, part in sections.items()
         for name, field in part.get("properties", {}).items()
-        if "const" not in field  # the name by which a section is chosen
+        if "const" not in field  # the name that selects the section
     ]
 
 
 def says_nothing(name: str, line: str) -> bool:
-    """Whether a line is empty, or only its field's name again."""
+    """Return whether a line is empty or only repeats the field's name."""
     said = re.findall(r"[a-z0-9]+", line.partition("[")[0].lower())
     return not set(said) - set(re.findall(r"[a-z0-9]+", name)) - {"the", "a", "of", "in", "s"}
 
@@ -81,7 +81,7 @@ def test_variant_rejects_or_ignores_missing_settings() -> None:
 
 
 def refused(engine: str, variant: str, knob: str) -> bool:
-    """Whether a variant refuses a value for a knob that is not the default."""
+    """Return whether a variant rejects a non-default value of a knob."""
     plain = ENGINES[engine].config(variant=variant)
     value = getattr(plain, knob)
     by_kind = {bool: not value, str: "priority", float: 0.5, type(None): 3, tuple: (0, 8)}
@@ -94,7 +94,7 @@ def refused(engine: str, variant: str, knob: str) -> bool:
 
 
 def reads(engine: str, variant: str) -> set[str]:
-    """The knobs that a variant's rules read while six requests fight for a small cache."""
+    """Return the knobs that a variant's rules read while six requests compete for a small cache."""
     listening = Listening(ENGINES[engine].config(variant=variant, **{ENGINES[engine].memory: 12}))
     executor = SimulatedExecutor(load_profile("unit-step"))
     loop = Engine(simpy.Environment(), ENGINES[engine].build(listening), executor)
@@ -103,7 +103,7 @@ def reads(engine: str, variant: str) -> set[str]:
 
 
 class Listening:
-    """A config that remembers which of its knobs were read."""
+    """Config that records which of its knobs were read."""
 
     def __init__(self, config: Any) -> None:
         self._config, self.read = config, set[str]()

@@ -1,4 +1,4 @@
-"""The registry of figures: every number of a summary is in it, once, and can be said."""
+"""Tests of the registry of figures: it has every number of a summary once, and formats them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_formats_figures(name: str, value: float, head: str, head_s: str, said: 
     metric = METRICS[name]
     assert (metric.heading, metric.heading_in_seconds, metric.said(value)) == (head, head_s, said)
     assert heading(name) == head
-    assert heading("goodput_share") == "goodput_share"  # worked out, and not of summary.json
+    assert heading("goodput_share") == "goodput_share"  # derived, not in summary.json
 
 
 def test_formats_numbers_with_three_digits() -> None:

@@ -1,4 +1,4 @@
-"""Quantiles of values with counts, beside numpy's of the values written out."""
+"""Quantiles of values with counts, compared with numpy's quantiles of the repeated values."""
 
 from __future__ import annotations
 

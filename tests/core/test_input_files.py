@@ -1,4 +1,4 @@
-"""Input files that are devices, pipes, folders or huge: one line, soon, and little memory."""
+"""Input files that are devices, pipes, directories or huge are rejected quickly in one line."""
 
 from __future__ import annotations
 

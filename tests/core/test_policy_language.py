@@ -1,4 +1,4 @@
-"""Rules as data: what an expression may say, and that it says nothing else."""
+"""Tests of the policy language: valid expressions, and rejection of all others."""
 
 from __future__ import annotations
 

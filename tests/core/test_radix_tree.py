@@ -1,4 +1,4 @@
-"""The radix tree by itself: whole pages, splits, recency, locks, eviction."""
+"""Tests of the radix tree: whole pages, splits, recency, locks, eviction."""
 
 from simkv.core.block_keys import TokenContent
 from simkv.core.radix_tree import RadixTree
@@ -6,7 +6,7 @@ from simkv.core.request import Prompt, Segment
 
 
 def tokens(*parts: tuple[str, int]) -> TokenContent:
-    """Content made of the first n tokens of each named stream."""
+    """Return content with the first n tokens of each named stream."""
     segments = tuple(Segment(stream, 0, n) for stream, n in parts)
     return TokenContent(Prompt(0, sum(n for _, n in parts), 1, segments=segments))
 

@@ -1,4 +1,4 @@
-"""What a client sends, and what a scheduler is told of it."""
+"""Tests of requests, and of the fields that a scheduler sees."""
 
 from __future__ import annotations
 

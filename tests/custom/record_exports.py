@@ -25,7 +25,8 @@ KEPT = 12
 
 
 def main(cases: int) -> None:
-    """Compare ``cases`` and keep the first; raise if one is not as simulated."""
+    """Compare ``cases`` decisions and store the first ones; raise if one differs from the
+    simulation."""
     wheel = Path(os.environ["SIMKV_WHEELS"]) / f"vllm-{TARGET_RELEASE}"
     for rule in (RULE, FOUND):
         different = []

@@ -1,4 +1,4 @@
-"""A scheduler of one's own that keeps the laws, and scenarios for it."""
+"""A correct custom scheduler, and scenarios that use it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ruamel.yaml import YAML
 
 from tests.conftest import ROOT
 
-#: The scheduler of the how-to.
+#: The scheduler of the how-to page.
 _PAGE = (ROOT / "docs" / "how-to" / "custom-scheduler.md").read_text(encoding="utf-8")
 GOOD = re.findall(r'^```python title="mine.py"\n(.*?)^```$', _PAGE, re.M | re.S)[0]
-#: A rule over vLLM's decisions, and what the wheel's scheduler decided under it
+#: A custom vLLM policy, and the recorded decisions of the released scheduler under it
 #: (``record_exports.py``).
 RECORDED = ROOT / "tests" / "custom" / "recorded"
 RULE = RECORDED / "all_four.py"
-#: The same of a rule of the small language, as a search writes it down.
+#: The same for a policy in the policy language, as a search writes it.
 FOUND = RECORDED / "found" / "found.yaml"
-#: What it says at the place where broken ones say something else.
+#: The statement that broken schedulers replace.
 DECIDES = "        budget = self.config.max_num_batched_tokens\n"
 
 SCENARIO: dict[str, Any] = {
@@ -33,7 +33,7 @@ SCENARIO: dict[str, Any] = {
 
 
 def write(folder: Path, code: str = GOOD, **fields: Any) -> Path:
-    """A scenario file, and the scheduler that it names, in ``folder``."""
+    """Write a scenario file and its scheduler to ``folder``."""
     (folder / "mine.py").write_text(code, encoding="utf-8")
     path = folder / "own.yaml"
     with path.open("w", encoding="utf-8") as file:

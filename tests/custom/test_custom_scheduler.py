@@ -1,4 +1,4 @@
-"""Schedulers of one's own: whose code runs when, their knobs, and what is kept of them."""
+"""Tests of custom schedulers: trust, settings, and stored code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from simkv.study.run_digest import compute_digest
 from simkv.study.simulation_job import make_job, run_job
 from tests.custom.sample_scheduler import GOOD, RULE, SCENARIO, write
 
-#: Says that it was run.
+#: Records that it was executed.
 LOUD = GOOD + "\nopen(__file__ + '.ran', 'w').close()\n"
 NOT_TRUSTED = "is code that the scenario would run; read it, then say --trust"
 
@@ -88,7 +88,7 @@ def test_saved_run_requires_trust(tmp_path: Path) -> None:
     set_trust(False)
     again = run(out / "scenario.yaml", trust=True).figures
     assert again.equals(run(path, trust=True).figures)
-    with pytest.raises(InputError, match=NOT_TRUSTED):  # it lasts for one call
+    with pytest.raises(InputError, match=NOT_TRUSTED):  # trust applies to one call only
         run(path)
 
 

@@ -55,7 +55,7 @@ def test_simulated_search_result_matches_recording(trace: DecisionTrace) -> None
 
 
 def test_recordings_detect_other_search_results(tmp_path: Path) -> None:
-    """Without any one of its decisions, or with a number changed, something differs."""
+    """Without one of its decisions, or with another number, some decision differs."""
     text = FOUND.read_text()
     seams = "waiting_order", "victim", "admit", "chunk"
     changed = [re.sub(rf" *{name} = .*\n", "", text) for name in seams]
@@ -67,7 +67,7 @@ def test_recordings_detect_other_search_results(tmp_path: Path) -> None:
 
 
 def test_recordings_detect_other_policies() -> None:
-    """Without the rule, or with one of its numbers changed, some decision differs."""
+    """Without the policy, or with another number, some decision differs."""
     assert any(compare(t, replay_decisions(VLLM, t.header, len(t.steps)))[1] for t in TRACES)
     for knobs in ({"alike": 1000}, {"few": 30}):
         assert any(first_mismatch(trace, simulated_spec(RULE, knobs)) for trace in TRACES), knobs

@@ -24,7 +24,7 @@ from tests.custom.sample_scheduler import (
     write,
 )
 
-#: By the law: what is put into ``decide`` of a good one, or replaced in it.
+#: By law: the statement that is added to ``decide`` of a correct scheduler, or replaced in it.
 BROKEN: dict[str, tuple[str, str, str]] = {
     "raises": ("exceptions", DECIDES, DECIDES + "        {}[3]\n"),
     "exits": ("exceptions", DECIDES, DECIDES + "        raise SystemExit(0)  # {}[3]\n"),
@@ -158,7 +158,8 @@ NARROW = {
 FIELDS = {"leaps": ROOMY, "limits": NARROW}
 
 
-#: What the guard of a run sees: all that the engine cannot go on with. The rest needs a check.
+#: Faults that the guard of a run detects because the engine cannot continue. The others need a
+#: check.
 ENDS_A_RUN = {
     "raises": "raised KeyError: 3",
     "exits": "raised SystemExit: 0",
@@ -180,11 +181,11 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def broken(name: str, folder: Path) -> tuple[Path, str]:
-    """The scenario of a broken scheduler, and its code."""
+    """Write the scenario and code of a broken scheduler."""
     law, where, instead = BROKEN[name]
     assert where in GOOD
     code = GOOD.replace(where, instead, 1)
-    if law == "ends":  # a state that never comes again, so that no circle is seen
+    if law == "ends":  # a state that never repeats, so that no cycle is detected
         code += "\n    def fingerprint(self):\n        return self.calls\n"
     (folder / "mine.yaml").touch()
     return write(folder, code, **FIELDS.get(law, {"workload": UNEQUAL})), code
@@ -227,7 +228,7 @@ def test_run_ends_with_verdict_or_serves_all(name: str, tmp_path: Path) -> None:
 
 
 def test_call_timer_kills_no_process() -> None:
-    """A process that ends while the timer ticks is not killed by it."""
+    """A process that ends while the timer runs is not killed by it."""
     code = (
         "import time; from simkv.scenario.custom import call_limit; call_limit.TICK = 0.05\n"
         "class Slow:\n    def __del__(self, sleep=time.sleep): sleep(0.2)\n"
@@ -237,7 +238,7 @@ def test_call_timer_kills_no_process() -> None:
     assert run.returncode == 0, run.stderr
 
 
-#: Returned in place of a value, whatever type is right.
+#: Returned instead of a value, regardless of the expected type.
 JUNK = [
     "None", "-1", "10**12", "'x'", "[99]", "[(0, 0)]", "[(0, 'x')]", "{0: None}",
     "(0, 'nothing')", "[0, 0]", "print",
@@ -285,7 +286,7 @@ METHODS = [
 
 @pytest.mark.parametrize("field", [*Batch.__slots__, *Completion.__slots__, *METHODS])
 def test_invalid_results_cause_no_traceback(field: str, tmp_path: Path) -> None:
-    """One decision, one completion or every call has junk in one place."""
+    """One decision, one completion or every call returns an invalid value in one place."""
     good = GOOD.replace("import Batch,", "import Completion, Batch,")
     for junk in JUNK:
         code = RETURNS_JUNK.replace("FIELD", repr(field)).replace("JUNK", junk)

@@ -1,4 +1,4 @@
-"""``simkv.own``, the old spelling of ``simkv.custom``: same classes, one notice, same results."""
+"""Tests of ``simkv.own``, the old name of ``simkv.custom``: same classes and results."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ profile: unit-step
 
 
 def old_spelling(text: str) -> str:
-    """The file as it was before ``simkv.custom``."""
+    """Return the file as it was before ``simkv.custom``."""
     text = text.replace("simkv.custom", "simkv.own")
     for old, new in OLD_NAMES.items():
         text = re.sub(rf"\b{new}\b", old, text)

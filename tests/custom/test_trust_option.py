@@ -1,4 +1,4 @@
-"""Every command that reads a scenario runs its code only where told so, or says that it cannot."""
+"""Every command that reads a scenario runs its code only with --trust, or rejects it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def refused(*words: object) -> str:
 
 
 def recorded(folder: Path) -> Path:
-    """What is there first of a folder of `simkv gpu run`, with a scenario that names code."""
+    """Create a folder of `simkv gpu run` with a scenario that names code."""
     (folder / "passes.csv").write_text("variant,kind,seconds\n")
     (folder / "summary.json").write_text("{}")
     write(folder, LOUD).rename(folder / "scenario.yaml")
@@ -74,7 +74,7 @@ def test_validation_plan_rejects_code(tmp_path: Path) -> None:
 
 
 def test_resumed_diagnosis_requires_trust(tmp_path: Path) -> None:
-    """Somebody has put a scheduler into the rebuilt scenario."""
+    """The rebuilt scenario was edited to use a custom scheduler."""
     incident = tmp_path / "incident"
     seen = write(tmp_path, engine={"name": "vllm", "num_gpu_blocks": 520})
     assert invoke("run", seen, "--emit", "vllm-log,bench", "--out", tmp_path / "out").exit_code == 0

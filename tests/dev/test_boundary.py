@@ -1,4 +1,4 @@
-"""What ships is what users run: simkv imports nothing of dev, and has no module without a user."""
+"""The package contains only what users run: no import of dev, and no module without a user."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 from tests.conftest import ROOT
 from tests.import_graph import graph, imported, modules
 
-#: Where users enter: commands, the public API, what custom schedulers import, ``python -m simkv``.
+#: Entry points: commands, the public API, modules for custom schedulers, ``python -m simkv``.
 ROOTS = ("simkv.__main__", "simkv", "simkv.api", "simkv.custom", "simkv.own")
-#: Modules that something other than an import reaches, and what.
+#: Modules that are not reached by an import, and the reason.
 REACHED_OTHERWISE: dict[str, str] = {}
 
 
 def reachable(edges: dict[str, set[str]], roots: set[str]) -> set[str]:
-    """Modules that the roots import, directly or not; a module brings its packages."""
+    """Return modules that the roots import, directly or not; a module includes its packages."""
     found: set[str] = set()
     left = list(roots)
     while left:

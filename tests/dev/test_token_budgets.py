@@ -1,4 +1,4 @@
-"""Profiles at a token budget that they were not fitted at, against truth that is made."""
+"""Profiles at a token budget that they were not fitted at, compared with synthetic truth."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_single_request_times_sum_steps() -> None:
 
 @pytest.mark.parametrize("device", planted(), ids=lambda device: device.name)
 def test_profile_predicts_other_budget(device: object) -> None:
-    """Between 256 and 4,096 tokens, where chunks tell a token from a step, within 5 %."""
+    """Between 256 and 4,096 tokens, where chunks separate token and step costs, within 5 %."""
     found = {(p.fitted, p.asked): p.error for p in pairs_of(device, (256, 1024, 4096))}  # type: ignore[arg-type]
     assert len(found) == 9
     assert max(map(abs, found.values())) < 0.05, found
@@ -41,7 +41,7 @@ def test_profile_predicts_other_budget(device: object) -> None:
 
 def test_large_budget_predicts_small_chunks() -> None:
     found = {p.asked: p.error for p in pairs_of(planted()[0], (64, 4096)) if p.fitted == 4096}
-    assert abs(found[64]) < 0.05  # a line without a floor says 26 % less
+    assert abs(found[64]) < 0.05  # a line without a floor predicts 26 % less
 
 
 @pytest.mark.skipif(not TABLES.is_dir(), reason="the kernel tables are not shipped")

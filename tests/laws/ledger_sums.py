@@ -21,14 +21,14 @@ from simkv.sim.run_record import RequestRecord, RunRecord
 
 
 def assert_ledger(record: RunRecord) -> None:
-    """Every second of every request is under one name, and under the right one."""
+    """Check that every second of every request is assigned to one correct category."""
     intervals = build_ledger(record)
     assert intervals.keys() == record.requests.keys()
     for i, life in record.requests.items():
         tiles, kinds = intervals[i], {tile.kind for tile in intervals[i]}
         assert_sums(life, tiles)
         assert_steps_agree(record, life, tiles)
-        if not record.engine_halt:  # engines that die had taken a request and forgotten about it
+        if not record.engine_halt:  # engines that die had admitted a request and lost it
             assert LedgerKind.QUEUED not in kinds, "a scheduler did not say why somebody waits"
             assert LedgerKind.STALLED not in kinds
         if not life.preempted_at:
@@ -37,7 +37,7 @@ def assert_ledger(record: RunRecord) -> None:
 
 
 def assert_sums(life: RequestRecord, tiles: list[LedgerSegment]) -> None:
-    """The intervals tile the life of a request, so that their exact sum is its length."""
+    """The intervals tile the duration of a request, so that their exact sum is its length."""
     arrival, end = life.request.arrival, life.ended_at
     assert end is not None
     if end <= arrival:
@@ -56,7 +56,7 @@ def assert_sums(life: RequestRecord, tiles: list[LedgerSegment]) -> None:
 
 
 def assert_steps_agree(record: RunRecord, life: RequestRecord, tiles: list[LedgerSegment]) -> None:
-    """In a step that computes for a request it is served, and at no other time."""
+    """A request is served in the steps that compute for it, and at no other time."""
     end, log = life.ended_at, record.steps
     assert end is not None
     steps = sum(
@@ -73,7 +73,7 @@ def assert_steps_agree(record: RunRecord, life: RequestRecord, tiles: list[Ledge
 def assert_preempted_until_it_runs_again(
     record: RunRecord, life: RequestRecord, tiles: Sequence[LedgerSegment]
 ) -> None:
-    """From the loss of its KV a request is preempted, save for a step that was under way."""
+    """A request is preempted from the loss of its KV on, except in a step in flight."""
     log, computed = record.steps, list(compute_runs(life))
     for at, row in zip(life.preempted_at, life.preempted_rows, strict=True):
         before = [run for run in computed if run.first < row]

@@ -1,4 +1,4 @@
-"""A scenario for every engine that runs short of blocks, and can be served."""
+"""A scenario for every engine that runs short of blocks but can be served."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from simkv.scenario.scenario import Scenario
 
 
 def plain_scenario(engine: str, variant: str) -> Scenario:
-    """Some requests that all can be served, in a pool small enough for preemptions."""
+    """Return requests that can all be served, in a pool small enough for preemptions."""
     knobs = {
         "vllm": {"num_gpu_blocks": 24, "max_model_len": 200, "max_num_seqs": 8},
         "sglang": {"max_total_num_tokens": 380, "schedule_conservativeness": 0.05},
@@ -14,7 +14,9 @@ def plain_scenario(engine: str, variant: str) -> Scenario:
         "fastdeploy": {"num_blocks": 14, "block_size": 32, "max_num_seqs": 6},
         "trtllm": {"max_tokens_in_paged_kv_cache": 448, "max_batch_size": 6},
     }
-    knobs["trtllm"]["capacity_scheduler_policy"] = "MAX_UTILIZATION"  # the other never preempts
+    knobs["trtllm"]["capacity_scheduler_policy"] = (
+        "MAX_UTILIZATION"  # the other policy never preempts
+    )
     knobs["trtllm"]["enable_block_reuse"] = False
     shape = {"prompt_tokens": {"distribution": "uniform", "low": 20, "high": 90}}
     shape |= {"output_tokens": {"distribution": "uniform", "low": 5, "high": 40}}

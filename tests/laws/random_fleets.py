@@ -41,7 +41,7 @@ def _router(draw: Draw) -> dict[str, Any]:
 
 def _replicas(draw: Draw, scenario: Scenario) -> Any:
     loras = any(request.lora for request in scenario.workload.requests or ())
-    if loras or draw(st.booleans()):  # others may not have adapters
+    if loras or draw(st.booleans()):  # other engines may not support adapters
         return draw(_whole(1, 4))
     groups: list[dict[str, Any]] = [{"count": draw(_whole(1, 2))}]
     engine, variant = draw(st.sampled_from(ENGINES))
@@ -57,7 +57,7 @@ def _replicas(draw: Draw, scenario: Scenario) -> Any:
 
 @st.composite
 def fleets(draw: Draw, engine: str, variant: str) -> Scenario:
-    """A scenario with a fleet of up to four replicas, some of which may be of another engine."""
+    """Return a scenario with a fleet of up to four replicas, possibly of different engines."""
     scenario = draw(scenarios(engine, variant))
     section = {
         "replicas": _replicas(draw, scenario),
@@ -79,7 +79,7 @@ def fleets(draw: Draw, engine: str, variant: str) -> Scenario:
 
 @st.composite
 def outages(draw: Draw) -> list[dict[str, Any]]:
-    """At most one of each replica that is there for sure."""
+    """Return at most one outage of each replica that certainly exists."""
     at = draw(st.sampled_from([0.0, 0.3, 2.0, 5.0]))
     back = draw(st.sampled_from([None, 0.4, 3.0]))
     return [{"replica": 0, "at": at, "back_at": None if back is None else at + back}]
@@ -99,7 +99,7 @@ def _autoscale(draw: Draw, replicas: int) -> dict[str, Any]:
 
 
 def with_fleet(scenario: Scenario, section: dict[str, Any]) -> Scenario:
-    """The scenario with a ``fleet`` section."""
+    """Return the scenario with a ``fleet`` section."""
     model = type(scenario).model_fields["fleet"].annotation
     from pydantic import TypeAdapter
 

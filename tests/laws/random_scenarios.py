@@ -41,19 +41,19 @@ Draw = Callable[[st.SearchStrategy[Any]], Any]
 
 
 def _whole(low: int, high: int) -> st.SearchStrategy[int]:
-    """Evenly drawn, where ``st.integers`` prefers the ends."""
+    """Sample uniformly; ``st.integers`` prefers the ends."""
     return st.sampled_from(range(low, high + 1))
 
 
 def rarely(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """``strategy`` in one case of four, else None."""
+    """Return ``strategy`` in one case of four, else None."""
     return st.sampled_from([False, False, False, True]).flatmap(
         lambda yes: strategy if yes else st.none()
     )
 
 
 def _expression(seam: PolicyHook, depth: int) -> st.SearchStrategy[str]:
-    """A random expression of a rule, in no more than so many levels."""
+    """Return a random expression of a policy with at most ``depth`` levels."""
     leaf = st.sampled_from([*seam.names, *seam.names, "0", "1", "0.3", "7"])
     if not depth:
         return leaf
@@ -64,7 +64,7 @@ def _expression(seam: PolicyHook, depth: int) -> st.SearchStrategy[str]:
 
 
 def rules(engine: str) -> st.SearchStrategy[str]:
-    """Rules over some of the seams of an engine."""
+    """Return policies over some of the hooks of an engine."""
     seams = {seam.name: seam for seam in engine_registry.ENGINES[engine].policy_hooks}
     some = st.lists(st.sampled_from(sorted(seams)), min_size=1, max_size=3, unique=True)
     lines = some.flatmap(
@@ -100,7 +100,7 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
     groups = draw(rarely(st.sampled_from(kinds))) or [0]
     groups = [0] if "kv_cache_groups" in find_rules(variant).fixed else groups
     chunked |= "mamba" in groups
-    least = max(max_num_seqs, block_size)  # states are kept of whole blocks
+    least = max(max_num_seqs, block_size)  # states are stored for full blocks only
     knobs = {
         "block_size": block_size,
         "num_gpu_blocks": (usable + any(groups)) * len(groups) + 1,
@@ -144,7 +144,7 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
 
 
 def _host(draw: Draw, knobs: Knobs) -> Knobs:
-    """Blocks in host memory with the other knobs as they need them; or none."""
+    """Return blocks in host memory with compatible other settings, or none."""
     blocks = draw(st.sampled_from([0, 1, 2, 0, 1, 4, 0.3])) * knobs["num_gpu_blocks"]
     if int(blocks) == 0:
         return {}
@@ -157,7 +157,7 @@ def _host(draw: Draw, knobs: Knobs) -> Knobs:
 
 
 def _drafts(draw: Draw, variant: str, knobs: Knobs) -> Knobs:
-    """Speculative decoding with the other knobs as it needs them; or none."""
+    """Return speculative decoding with compatible other settings, or none."""
     rules, drafts = find_rules(variant), draw(rarely(_whole(1, 4)))
     if not drafts:
         return {}
@@ -275,7 +275,7 @@ def _trtllm(draw: Draw, _: str) -> Knobs:
     }
 
 
-#: Small values for the knobs of every engine.
+#: Small values for the settings of every engine.
 KNOBS: dict[str, Callable[[Draw, str], Knobs]] = {
     "mistralrs": _mistralrs,
     "vllm": _vllm,
@@ -301,7 +301,7 @@ def _variants(engine: EngineSpec) -> list[str]:
     return list(newest.values())
 
 
-#: Every (engine, variant) that decides in its own way.
+#: Every (engine, variant) with distinct decisions.
 ENGINES: list[tuple[str, str]] = [
     (name, variant)
     for name, engine in engine_registry.ENGINES.items()
@@ -337,7 +337,7 @@ def _request(draw: Draw, longest: int, images: bool, knobs: Knobs) -> dict[str, 
 
 
 def _turns(draw: Draw, requests: list[dict[str, Any]], longest: int) -> list[dict[str, Any]]:
-    """The same clients again and again, each with all that it has said before; for hosts."""
+    """Return sessions whose prompts repeat all earlier turns, for host memory."""
     said: dict[str, int] = {}
     for turn, request in enumerate(requests):
         who = request["prefix_group"] = "abc"[turn % draw(st.sampled_from([3, 2]))]
@@ -349,7 +349,7 @@ def _turns(draw: Draw, requests: list[dict[str, Any]], longest: int) -> list[dic
 
 @st.composite
 def scenarios(draw: Draw, engine: str, variant: str) -> Scenario:
-    """A scenario of up to eight requests for one variant of an engine."""
+    """Return a scenario of up to eight requests for one variant of an engine."""
     longest = draw(st.sampled_from([4, 12, 30]))
     images = bool(draw(rarely(st.just(1))))
     count = draw(_whole(1, 8))
@@ -377,7 +377,7 @@ _profile = lru_cache(load_profile)
 
 @dataclass
 class Run:
-    """A scenario that has run: what was asked for, who decided, and what is left of it."""
+    """A scenario that was run: the requests, the scheduler and the record."""
 
     scenario: Scenario
     requests: list[Request]
@@ -386,14 +386,14 @@ class Run:
 
 
 def let_copy(engine: Engine, scenario: Scenario) -> None:
-    """Copies to and from host memory take a while, where the scenario's engine has any."""
+    """Simulate the duration of copies to and from host memory, if the scenario has any."""
     if engine_registry.find_engine_spec(scenario.engine).offloads(scenario.engine):
         disk = OffloadLink(1.0, 10.0, 0.7, 30.0) if scenario.engine.secondary_tiers else None
         attach_copy_engine(engine, OffloadLink(1.0, bandwidth=20.0, latency=0.3), disk)
 
 
 def run(scenario: Scenario, watch: Callable[[Scheduler], Any] = lambda scheduler: scheduler) -> Run:
-    """Run a scenario; ``watch`` may wrap the scheduler before the engine gets it."""
+    """Run a scenario; ``watch`` may wrap the scheduler before the engine receives it."""
     executor = SimulatedExecutor(_profile(scenario.profile))
     scheduler = engine_registry.build_scheduler(scenario.engine)
     requests = generate_requests(scenario.workload, scenario.timeout)

@@ -1,6 +1,6 @@
-"""Every field of a scenario comes back from the saved file, moves the digest, and is told.
+"""Every scenario field round-trips through the saved file, affects the digest, and is documented.
 
-The fields are those of the models, so that one that is added is held to it too.
+The fields are taken from the models, so that new fields are covered, too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ROLES = {"bytes_per_token": 1, "bandwidth": 1000.0}
 OUTAGE = [{"replica": 0, "at": 1.0, "back_at": 2.0}]
 DRAIN = [{"replica": 1, "at": 1.0, "back_at": 2.0}]
 SCALE = {"metric": "running", "target": 2.0, "min_replicas": 1, "max_replicas": 4}
-#: Scenarios that have every section, each with what goes beside it.
+#: Scenarios that contain every section with compatible other fields.
 WHOLE: dict[str, Tree] = {
     "about": {
         "report": "https://example.org/here",
@@ -130,7 +130,7 @@ WHOLE: dict[str, Tree] = {
         }
     },
 }
-#: Fields that go only with others, so that no change of one alone will do.
+#: Fields that cannot change without others.
 TIED = {
     *("requests", "burst", "arrivals", "sessions", "trace", "format", "hash_ids", "segments"),
     *("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps", "diurnal", "distribution"),
@@ -151,12 +151,12 @@ TIED = {
         "within",
     ),
 }
-#: Other fields that follow where nothing is said of them: ranks are replicas in lock-step.
+#: Other fields that follow from defaults: ranks are replicas in lockstep.
 TAKES_ALONG = {"dp": ("fleet",)}
 
 
 def words(node: Any) -> Iterator[str]:
-    """The words that the schema knows for any field."""
+    """Return the words that the schema allows for any field."""
     if isinstance(node, dict):
         yield from node.get("enum", ())
         yield from (node[key] for key in ("const",) if key in node)
@@ -165,7 +165,7 @@ def words(node: Any) -> Iterator[str]:
         yield from words(value)
 
 
-#: Something for every field: numbers, words, and the least that sections say.
+#: Values for every field: numbers, words, and minimal sections.
 OTHERS: tuple[Any, ...] = (
     *(1, 2, 5, 64, 0.5, 2.5, True, False, None, {}, ["x"], "unit-step", "l4-mistralrs-pr2034"),
     *(
@@ -192,7 +192,7 @@ def base(name: str) -> Scenario:
 
 
 def again(*given: Scenario) -> list[Scenario]:
-    """The scenarios as they come back from a file in which they are variants."""
+    """Return the scenarios as read from a file that has them as variants."""
     names = ["run", *(f"v{i}" for i in range(1, len(given)))]
     text = to_yaml(dict(zip(names, given, strict=True)))
     return list(
@@ -205,7 +205,7 @@ def digest(scenario: Scenario) -> str:
 
 
 def paths(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every field in a tree, sections and what is in them; of a list the first entry."""
+    """Yield every field in a tree: sections and their fields; of a list, the first entry."""
     if path:
         yield path
     items: Any = node.items() if isinstance(node, dict) else ()
@@ -216,7 +216,7 @@ def paths(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def at(tree: Any, path: tuple[Any, ...]) -> Any:
-    """What is at a path of a tree; None if nothing is."""
+    """Return the value at a path of a tree, or None."""
     for key in path:
         known = (
             key in tree if isinstance(tree, dict) else isinstance(tree, list) and key < len(tree)
@@ -226,7 +226,7 @@ def at(tree: Any, path: tuple[Any, ...]) -> Any:
 
 
 def other(name: str, path: tuple[Any, ...]) -> Scenario | None:
-    """The scenario with another value of one field, the first that it accepts."""
+    """Return the scenario with another value of one field, the first that it accepts."""
     elsewhere = [found for tree in WHOLE.values() if (found := at(tree, path)) is not None]
     tree: Any = base(name).model_dump(exclude_unset=True)
     node = tree
@@ -237,8 +237,8 @@ def other(name: str, path: tuple[Any, ...]) -> Scenario | None:
     for value in (*elsewhere, *OTHERS):
         node[path[-1]] = value
         try:
-            changed = Scenario.model_validate(tree)  # nothing of the tree is changed by it
-            digest(changed)  # which opens the files that it names
+            changed = Scenario.model_validate(tree)  # the tree itself is unchanged
+            digest(changed)  # which opens the named files
         except (ValidationError, InputError):
             continue
         if changed != base(name):

@@ -1,4 +1,4 @@
-"""The laws for fleets: one outcome each, leaps change nothing, Little's law, one is as none."""
+"""Laws for fleets: one outcome each, no effect of leaps, Little's law, fleets of one replica."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.laws.random_scenarios import ENGINES, scenarios
 from tests.laws.test_laws import everything
 from tests.laws.test_leaping import assert_same, stretched
 
-#: Every other variant: what a fleet adds is alike for all releases of an engine.
+#: Every other variant: fleets behave equally for all releases of an engine.
 every_engine = pytest.mark.parametrize(("engine", "variant"), ENGINES[::2], ids=lambda name: name)
 
 
@@ -31,7 +31,7 @@ def run(scenario: Scenario, *, leaping: bool = True) -> RunResult:
 
 
 def rows(result: RunResult) -> dict[str, Any]:
-    """All that a run leaves behind."""
+    """Return everything that a run records."""
     return {
         "requests": result.request_rows(""),
         "steps": result.step_rows(""),
@@ -59,8 +59,11 @@ def test_fleet_requests_end_once(engine: str, variant: str, data: st.DataObject)
         if life.outcome is Outcome.FINISHED:
             assert life.last_token == life.ended_at
         if life.outcome is Outcome.CUT_OFF:
-            # Behind one that stalls, a client of a closed loop never sends its next.
-            closed = scenario.workload.max_concurrency and life.reason == "it was not sent before the run ended"
+            # If a request stalls, a client of a closed loop never sends its next one.
+            closed = (
+                scenario.workload.max_concurrency
+                and life.reason == "it was not sent before the run ended"
+            )
             assert scenario.horizon is not None or closed
         seen = [stint.place for stint in fleet.lifetimes if i in stint.engine.record.requests]
         assert sorted(fleet.sent.get(i, [])) == seen
@@ -98,7 +101,7 @@ def test_leap_changes_nothing_in_fleet(engine: str, variant: str, data: st.DataO
 @given(data=st.data())
 @settings(max_examples=10)
 def test_littles_law(engine: str, variant: str, data: st.DataObject) -> None:
-    """The mean number in the fleet is the rate of arrivals times the mean time spent in it."""
+    """The mean number in the fleet is the arrival rate times the mean time spent in it."""
     result = run(data.draw(fleets(engine, variant)))
     assert result.fleet is not None
     spent = math.fsum(

@@ -1,4 +1,4 @@
-"""What holds for every scheduler on every workload (see CONTRIBUTING.md)."""
+"""Laws for every scheduler on every workload (see CONTRIBUTING.md)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_every_engine_has_small_settings() -> None:
 
 
 def check_blocks(scheduler: Any) -> None:
-    """Free + held = total, and every block has as many references as owners."""
+    """Free + held = total, and every block has one reference per owner."""
     pool = getattr(scheduler, "pool", None) or getattr(
         getattr(scheduler, "manager", None), "pool", None
     )
@@ -50,7 +50,7 @@ def check_blocks(scheduler: Any) -> None:
         assert pool.free == scheduler.free_blocks
         assert pool.num_blocks == scheduler.num_blocks
         return
-    memory = scheduler.state.memory  # tokens, of which a radix tree may own some
+    memory = scheduler.state.memory  # tokens, some of them owned by the radix tree
     in_tree = sum(node.tokens for node in memory.tree.nodes()) if memory.tree else 0
     held = sum(memory.round_up(r.kv) - r.owned for r in scheduler.state.admitted.values())
     assert memory.free + in_tree + held == scheduler.config.max_total_num_tokens
@@ -58,10 +58,10 @@ def check_blocks(scheduler: Any) -> None:
 
 @dataclass
 class Watched:
-    """A scheduler whose laws are checked at every call, and that is told as little as can be.
+    """Scheduler wrapper that checks the laws at every call and hides the future.
 
-    It is handed prompts without ``output_tokens`` and ``timeout``, and asked only so often: eight
-    requests need no more.
+    The scheduler receives prompts without ``output_tokens`` and ``timeout``. The number of calls is
+    limited: eight requests need no more.
     """
 
     scheduler: Scheduler
@@ -111,7 +111,7 @@ class Watched:
 
 
 def most_tokens(done: Run, request: Request) -> int:
-    """How many tokens the engine itself lets this request emit."""
+    """Return the number of tokens that the engine lets this request emit."""
     config = done.scenario.engine
     if isinstance(config, VllmConfig):
         return config.max_model_len - request.prompt_tokens
@@ -141,10 +141,12 @@ def check_requests(done: Run) -> None:
         if life.outcome is Outcome.CUT_OFF:
             assert done.scenario.horizon is not None
         if life.outcome is Outcome.LOST:
-            assert life.reason == "the engine dropped it from its queues", "forgotten without a word"
+            assert life.reason == "the engine dropped it from its queues", (
+                "forgotten without a word"
+            )
         if life.outcome is Outcome.STALLED:
             assert done.record.engine_halt is not None
-        # the step log tells the same story as the counters
+        # the step log agrees with the counters
         emitted = sum(last - first + 1 for first, last in token_rows(life))
         assert emitted == life.tokens - life.beyond
     figures = summarize(done.record)
@@ -155,7 +157,7 @@ def check_requests(done: Run) -> None:
 
 
 def check_time(done: Run) -> None:
-    """Time never runs back."""
+    """Time never runs backwards."""
     steps = done.record.steps
     assert list(steps.start) == sorted(steps.start)
     assert all(start < end for start, end in zip(steps.start, steps.end, strict=True))
@@ -192,7 +194,7 @@ def everything(done: Run) -> tuple[Any, ...]:
     )
 
 
-# Law 6: every run ends (``CheckedScheduler`` has the bound), with a verdict.
+# Law 6: every run ends (``CheckedScheduler`` has the limit) with a verdict.
 
 
 def check_verdict(done: Run) -> None:
@@ -207,12 +209,14 @@ def check_verdict(done: Run) -> None:
 @given(data=st.data())
 @settings(max_examples=28)
 def test_invariants(engine: str, variant: str, data: st.DataObject) -> None:
-    """All of them on each scenario: to draw one costs ten times as much as to run it."""
+    """All laws on each scenario, because sampling one costs ten times as much as running it."""
     scenario = data.draw(scenarios(engine, variant))
-    # seed overwrites the table of a waiting request after an eviction: its blocks leak for ever
+    # seed overwrites the table of a waiting request after an eviction: its blocks leak
     leaks = (engine, variant) == ("mistralrs", "seed")
     done = run(scenario, lambda scheduler: Watched(scheduler, leaks))
-    assert everything(done) == everything(run(scenario))  # which is law 4, and sees no future
+    assert everything(done) == everything(
+        run(scenario)
+    )  # this is law 4 and does not depend on the future
     check_requests(done)
     check_time(done)
     check_verdict(done)

@@ -27,7 +27,7 @@ from simkv.sim.run_record import RunRecord
 from simkv.workload.workload_section import generate_requests
 from tests.laws.random_scenarios import ENGINES, let_copy, scenarios
 
-#: Every kind of term, so that a stretch of decodes has steps of growing, uneven length.
+#: Every kind of cost term, so that a stretch of decodes has steps of unequal, growing length.
 COSTS = {
     "name": "growing",
     "engine": "any",
@@ -45,7 +45,7 @@ COSTS = {
     "source": ["made up"],
 }
 LINEAR = {"name": "context", "feature": "decode_context", "seconds": 0.0007}
-#: Attention looked up by the mean, and between it and the longest of unequal decodes.
+#: Attention looked up by the mean, and between the mean and the longest of unequal decodes.
 ATTENTION = {
     "slices": [
         {
@@ -74,14 +74,14 @@ CURVED = {"name": "context", "feature": "decode_context", "table": [[0, 0], [40,
 
 
 def state(scheduler: Scheduler) -> tuple[Any, ...]:
-    """All of a scheduler that decides what comes, and what can be seen of it."""
+    """Return the state of a scheduler that determines its decisions, and its visible state."""
     held = dict(scheduler.blocks_held())
     ids = scheduler.waiting_ids(), scheduler.running_ids()
     return scheduler.fingerprint(), *ids, held, scheduler.free_blocks
 
 
 class Twinned:
-    """A scheduler that leaps; each time a twin that steps has to end where it ends."""
+    """Scheduler that leaps; a twin that steps has to reach the same state each time."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -106,7 +106,7 @@ class Twinned:
                 twin.complete(under_way.popleft(), ())
             under_way.append(twin.schedule())
             free.append(twin.free_blocks)
-        if resting:  # between idle passes, each of which is over
+        if resting:  # between idle passes that have ended
             twin.complete(under_way.popleft(), ())
         assert self.inner.skip(steps) == free
         assert state(self.inner) == state(twin), f"after a leap of {steps}"
@@ -114,7 +114,7 @@ class Twinned:
 
 
 def record(scenario: Scenario, profile: CostProfile, *, leaping: bool) -> tuple[RunRecord, int]:
-    """Run a scenario and return its record and the number of leaps."""
+    """Run a scenario; return its record and the number of leaps."""
     scheduler: Any = build_scheduler(scenario.engine)
     engine = Engine(
         simpy.Environment(),
@@ -130,7 +130,7 @@ def record(scenario: Scenario, profile: CostProfile, *, leaping: bool) -> tuple[
 
 
 def stretched(scenario: Scenario, factor: int) -> Scenario:
-    """The scenario with outputs ``factor`` times as long, so that there is something to leap."""
+    """Return the scenario with outputs ``factor`` times as long, so that leaps occur."""
     rows = scenario.workload.requests
     assert rows is not None
     longer = [
@@ -147,7 +147,7 @@ def stretched(scenario: Scenario, factor: int) -> Scenario:
 
 
 def assert_same(a: Any, b: Any, where: str) -> None:
-    """Integers and words equal, times to 1e-9 relative."""
+    """Compare integers and words exactly, times to 1e-9 relative."""
     if isinstance(a, dict):
         assert a.keys() == b.keys(), where
         for key in a:
@@ -209,7 +209,7 @@ def test_leap_changes_nothing(engine: str, variant: str, data: st.DataObject) ->
     ],
 )
 def test_scenarios_contain_leaps(engine: str, knobs: dict[str, Any]) -> None:
-    """The law above says nothing if nobody leaps."""
+    """The law above is empty without leaps."""
     scenario = Scenario.model_validate(
         {
             "name": "x",
@@ -226,7 +226,7 @@ def test_scenarios_contain_leaps(engine: str, knobs: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("leaping", [True, False])
 def test_leaps_over_finished_decode_interval(leaping: bool) -> None:
-    """SGLang lets 999 turns pass after a prefill, though nobody is left to decode in them."""
+    """SGLang waits for 999 passes after a prefill, though no request is left to decode."""
     knobs = {"prefill_decode_interval": 999, "prefill_max_requests": 1}
     scenario = Scenario.model_validate(
         {

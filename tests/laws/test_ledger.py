@@ -1,4 +1,4 @@
-"""The wait ledger sums exactly to every request's E2E in a pipeline, too."""
+"""The wait ledger also sums exactly to every request's E2E in a pipeline."""
 
 from __future__ import annotations
 

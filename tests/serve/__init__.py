@@ -1,4 +1,4 @@
-"""The server, as a process that real clients talk to."""
+"""Tests of the server as a process that real clients connect to."""
 
 import pytest
 

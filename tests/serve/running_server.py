@@ -1,4 +1,4 @@
-"""A server for tests: a real process, and how to talk to it."""
+"""Server for tests: a real process, and functions to talk to it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from simkv.serve.served_scenario import load_served_scenario
 from simkv.serve.server_assembly import Deployment, HttpServer, ServerOptions
 from tests.conftest import ROOT
 
-#: A step takes 10 ms, and a token of a prompt 0.1 ms more.
+#: A step takes 10 ms, plus 0.1 ms per prompt token.
 SCENARIO = """\
 name: served
 engine:
@@ -39,12 +39,12 @@ engine:
 profile: assumed-costs.json
 """
 COSTS = ROOT / "scenarios" / "assumed-costs.json"
-#: A machine may be as slow as this (s) before a test fails that waits for something.
+#: Time limit of tests that wait for something (s), for slow machines.
 PATIENCE = 300.0
 
 
 def wait_until(so: Callable[[], bool]) -> None:
-    """Wait for a state, however long that takes."""
+    """Wait for a state."""
     deadline = time.monotonic() + PATIENCE
     while not so():
         assert time.monotonic() < deadline
@@ -52,13 +52,13 @@ def wait_until(so: Callable[[], bool]) -> None:
 
 
 def scenario(blocks: int = 1000, longest: int = 4096) -> str:
-    """The text of a scenario without a workload."""
+    """Return the text of a scenario without a workload."""
     return SCENARIO.format(blocks=blocks, longest=longest)
 
 
 @dataclass
 class Served:
-    """A server that runs: where, and its process."""
+    """A running server: its address and process."""
 
     url: str
     process: subprocess.Popen[str]
@@ -77,32 +77,33 @@ class Served:
         return self.client.get(path, **options)
 
     def wait_for_load(self, calls: int) -> None:
-        """Wait until so many calls are under way."""
+        """Wait until this number of calls is in flight."""
         wait_until(lambda: self.get("/load").json() == {"server_load": calls})
 
     def wait_for_metric(self, sample: str, value: float) -> None:
-        """Wait until the metric that begins so has this value."""
+        """Wait until the metric with this prefix has this value."""
         wait_until(lambda: self.metric(sample) == value)
 
     def metric(self, sample: str) -> float:
-        """The value of the metric that begins so."""
+        """Return the value of the metric with this prefix."""
         lines = self.get("/metrics").text.splitlines()
         (line,) = [line for line in lines if line.startswith(sample)]
         return float(line.split()[-1])
 
     def stream(self, body: dict[str, Any]) -> Stream:
-        """A call whose answer is streamed, until the client leaves."""
+        """Open a streamed call until the client disconnects."""
         self._streams.append(Stream(self.url, body))
         return self._streams[-1]
 
     def hang_up(self) -> None:
-        """Close what is open to it: a socket that is left to Python warns in some other test."""
+        """Close all connections: sockets left to the garbage collector cause warnings in other
+        tests."""
         self.client.close()
         for stream in self._streams:
             stream.close()
 
     def end(self) -> str:
-        """Tell it to end, as Kubernetes does; returns what it printed."""
+        """Send SIGTERM, as Kubernetes does; return the output."""
         self.process.send_signal(signal.SIGTERM)
         out, _ = self.process.communicate(timeout=PATIENCE)
         assert self.process.returncode == 0, out
@@ -110,20 +111,20 @@ class Served:
 
 
 class Stream:
-    """A call on a socket of its own, sent already; closing it is how a client leaves."""
+    """Send a call on a separate socket; closing the socket disconnects the client."""
 
     def __init__(self, url: str, body: dict[str, Any]) -> None:
         where, content = urlsplit(url), json.dumps({**body, "stream": True}).encode()
         self._socket = socket.create_connection((where.hostname, where.port), PATIENCE)
         head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n"
         self._socket.sendall(head.encode() + b"content-type: application/json\r\n\r\n" + content)
-        self._file = self._socket.makefile("rb", buffering=0)  # else `first` would miss some
+        self._file = self._socket.makefile("rb", buffering=0)  # otherwise `first` would miss some
         assert b" 200 " in self._file.readline()
         while self._file.readline().strip():  # the rest of the head
             pass
 
     def chunk(self) -> dict[str, Any]:
-        """The next event; empty after the last."""
+        """Return the next event; empty after the last."""
         while not (line := self._file.readline()).startswith(b"data: "):
             assert line
         return {} if b"[DONE]" in line else dict(json.loads(line.removeprefix(b"data: ")))
@@ -134,7 +135,7 @@ class Stream:
 
     @staticmethod
     def first(streams: list[Stream]) -> Stream:
-        """Of streams of which nothing was read yet the one on which something comes."""
+        """Return the first of several unread streams that receives data."""
         ready, _, _ = select.select([stream._socket for stream in streams], [], [], PATIENCE)
         (found,) = [stream for stream in streams if stream._socket in ready]
         return found
@@ -144,7 +145,7 @@ class Stream:
 async def inside(
     folder: Path, text: str, **options: Any
 ) -> AsyncIterator[tuple[HttpServer, httpx.AsyncClient]]:
-    """A server of this scenario's text in this process, without a socket: cheap, but not all."""
+    """Run a server of this scenario's text in this process without a socket, which is faster."""
     path = folder / "served.yaml"
     path.write_text(text)
     shutil.copy(COSTS, folder)
@@ -165,7 +166,7 @@ async def inside(
 
 
 async def until(so: Callable[[], bool]) -> None:
-    """Wait for a state of what is in this process."""
+    """Wait for a state in this process."""
     async with asyncio.timeout(PATIENCE):
         while not so():
             await asyncio.sleep(0.002)
@@ -173,7 +174,7 @@ async def until(so: Callable[[], bool]) -> None:
 
 @contextmanager
 def serving(folder: Path, text: str, *options: str, files: int | None = None) -> Iterator[Served]:
-    """A server of this scenario's text, on a port of its own, that may open so many ``files``."""
+    """Run a server of this scenario's text on its own port, with at most ``files`` open files."""
 
     def limit() -> None:
         if files is not None:

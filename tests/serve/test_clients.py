@@ -1,4 +1,4 @@
-"""Unmodified clients, and a process that they take for the real one."""
+"""Unmodified clients accept the process as the real server."""
 
 from __future__ import annotations
 
@@ -108,9 +108,7 @@ def test_tokenize_and_detokenize(served: Served) -> None:
         ("/nowhere", {}, 404, "Not Found"),
     ],
 )
-def test_errors_match_api(
-    served: Served, path: str, body: object, status: int, words: str
-) -> None:
+def test_errors_match_api(served: Served, path: str, body: object, status: int, words: str) -> None:
     response = served.post(path, body)
     assert response.status_code == status
     error = response.json()["error"]
@@ -149,7 +147,7 @@ def test_explanation_sums_to_request_time(served: Served) -> None:
     total = sum(interval["seconds"] for interval in found["intervals"])
     assert total == pytest.approx(found["e2e_s"], rel=1e-9)
     assert found["lasted_s"] == pytest.approx(total, rel=1e-9)
-    assert found["e2e_s"] == pytest.approx(0.11)  # ten steps, a prefill of a hundred tokens
+    assert found["e2e_s"] == pytest.approx(0.11)  # ten steps, and a prefill of a hundred tokens
     assert "prefill: 100 tokens" in served.get(f"/explain/{name}").text
     assert served.get("/explain/nobody").status_code == 404
     assert "served" in served.get("/explain").text
@@ -169,7 +167,8 @@ def test_disconnect_aborts_request(served: Served) -> None:
 
 
 def prefill_seconds(served: Served, name: str) -> float:
-    """Duration of a request's prefill, which may begin after a step of an earlier request."""
+    """Return the duration of a request's prefill, which may begin after a step of an earlier
+    request."""
     (found,) = served.get(f"/explain/{name}?format=json").json()["requests"]
     prefills = (each for each in found["intervals"] if each["what"] == "prefill")
     return float(next(prefills)["seconds"])
@@ -196,13 +195,13 @@ def test_next_turn_hits_cache(served: Served) -> None:
     second = served.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1}).json()
     computed = round((prefill_seconds(served, second["id"]) - 0.01) / 1e-4)
     assert second["usage"]["prompt_tokens"] > 450
-    assert computed < 40  # a last block of the first turn, and the words that are new
+    assert computed < 40  # the last block of the first turn, and the new words
 
 
 def test_scenario_and_openapi_endpoints(served: Served) -> None:
     text = served.get("/scenario").text
     assert "num_gpu_blocks: 1000" in text
-    assert "every four bytes" in text
+    assert "per four bytes" in text
     paths = json.loads(served.get("/openapi.json").text)["paths"]
     assert "/v1/chat/completions" in paths
 

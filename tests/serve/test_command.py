@@ -1,4 +1,4 @@
-"""``simkv serve`` as a command: what it lacks, what it lists, and a port for each replica."""
+"""Tests of the command ``simkv serve``: missing packages, scenario list, one port per replica."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simkv.serve.server_assembly import Deployment, ServerOptions
 from tests.serve.running_server import COSTS, scenario, serving
 
 FLEET = "fleet: {replicas: 2, router: round_robin}\n"
-#: Runs simkv where none of the packages of the extra can be imported.
+#: Runs simkv where no package of the extra can be imported.
 BARE = """\
 import importlib.util, sys
 find = importlib.util.find_spec
@@ -121,9 +121,9 @@ def test_accepts_options_at_bounds() -> None:
         (["mistralrs-six", "--speed", "0"], "--speed 0: expected"),
         (["mistralrs-six", "--variant", "none"], "there is no such variant"),
         (["mistralrs-six", "--port", "99999"], "--port 99999"),
-        (["mistralrs-six", "--port-per-replica"], "the scenario has no fleet"),
-        (["mistralrs-six", "--tokenizer", "none.json"], "there is no such file"),
-        (["nowhere.yaml"], "there is no such file"),
+        (["mistralrs-six", "--port-per-replica"], "requires a fleet"),
+        (["mistralrs-six", "--tokenizer", "none.json"], "no such file"),
+        (["nowhere.yaml"], "no such file"),
         ([], "one of a scenario and --engine is needed"),
         (["--engine", "vlm"], "did you mean 'vllm'?"),
     ],

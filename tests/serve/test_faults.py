@@ -1,4 +1,4 @@
-"""What goes wrong on sockets, in engines and at the end: nothing is left behind, and it is said."""
+"""Faults of sockets and engines, and shutdown: no state is left behind, and faults are reported."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ DEADLY = "sglang-30743-chunk-oom"
 
 
 async def vanish(url: str, count: int, seed: int) -> int:
-    """Clients that come, ask, and close their sockets at random moments, some of them not before
-    they have got something; returns how many these are."""
+    """Run clients that connect, send and disconnect at random moments, some after receiving data;
+    return the number of the latter."""
     luck, where = random.Random(seed), urlsplit(url)
 
     async def client() -> bool:
@@ -91,7 +91,7 @@ def test_survives_connection_flood(tmp_path: Path) -> None:
         where = urlsplit(served.url)
         flood = [socket.create_connection((where.hostname, where.port)) for _ in range(400)]
         for number, visitor in enumerate(flood):
-            with contextlib.suppress(OSError):  # most are hung up on
+            with contextlib.suppress(OSError):  # most are disconnected
                 visitor.sendall([b"GET /health HTTP/1.1\r\nx-", b"\x00\xff\r\n\r\n"][number % 2])
         for visitor in flood:
             visitor.close()
@@ -144,7 +144,7 @@ def test_dead_engine_ends_connections(tmp_path: Path) -> None:
 
 
 def test_explain_without_requests(tmp_path: Path) -> None:
-    """Nor does it ever, if the engine dies before."""
+    """The reply also ends if the engine dies before any token."""
 
     async def visit() -> None:
         async with inside(tmp_path, scenario()) as (house, client):

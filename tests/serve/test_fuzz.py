@@ -1,4 +1,4 @@
-"""Whatever a client sends is answered in the API's own way, and nothing stays in the engine."""
+"""Any request is answered in the format of the API, and nothing stays in the engine."""
 
 from __future__ import annotations
 

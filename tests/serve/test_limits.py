@@ -1,4 +1,4 @@
-"""Queue limits: 503 in the engine's words, counted as it counts, and the same in a run of it."""
+"""Queue limits: 503 with the engine's message and its way of counting, and equal in a re-run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LIMITED = "  max_num_queued_reqs: {}\n  max_num_queued_tokens: 2000\nprofile:"
 
 @contextmanager
 def under_way(served: Served, count: int, tokens: int = 3) -> Iterator[None]:
-    """So many streams that do not end before this does, with prompts of so many tokens."""
+    """Open streams that do not end before this context does, with prompts of the given lengths."""
     streams = []
     for number in range(count):
         streams.append(served.stream({"prompt": [1] * tokens, "max_tokens": 2000}))
@@ -54,9 +54,9 @@ def test_vllm_rejects_when_queue_is_full(tmp_path: Path) -> None:
             assert streamed.status_code == 503  # before the stream begins
         with under_way(served, 2):
             several = served.post("/v1/completions", {"prompt": [[1], [2]], "max_tokens": 5})
-            assert several.status_code == 503  # one would have had room
+            assert several.status_code == 503  # one would have been admitted
             assert served.get("/load").json() == {"server_load": 2}
-        with under_way(served, 1, tokens=2000):  # their prefill takes two minutes of ours
+        with under_way(served, 1, tokens=2000):  # their prefill takes two minutes of real time
             full = served.post("/v1/completions", {"prompt": "x"})
             assert full.status_code == 503
             assert "prefill token backlog limit" in full.json()["error"]["message"]
@@ -70,7 +70,7 @@ def test_vllm_rejects_when_queue_is_full(tmp_path: Path) -> None:
 
 
 def test_full_queue_is_reported_before_invalid_prompt(tmp_path: Path) -> None:
-    """vLLM 0.33.0 asks for the model, then for room, and only then looks at the prompt."""
+    """vLLM 0.33.0 checks the model, then the queue limit, and only then the prompt."""
     text = scenario().replace("profile:", LIMITED.format(1))
     too_long = {"prompt": [1] * 5000}
 
@@ -113,7 +113,7 @@ def test_fleet_rejects_if_all_replicas_are_full(tmp_path: Path) -> None:
 
             calls = []
             for number in (1, 2):
-                assert await status() == 400  # the other replica has room
+                assert await status() == 400  # the other replica has capacity
                 calls.append(asyncio.ensure_future(client.post("/v1/completions", json=LONG)))
                 await until(lambda: house.handler.in_flight == number)  # noqa: B023
             assert await status() == 503

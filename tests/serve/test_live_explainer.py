@@ -1,4 +1,4 @@
-"""Explanations cost as little as they can: the runs are counted, not the seconds."""
+"""Explanations are as cheap as possible: the number of simulations is checked, not the time."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def test_simulates_only_if_needed(tmp_path: Path) -> None:
     first = kept.explain([0], asked=5.0, until=5.0)
     assert kept.runs == 1
     assert first.data["requests"][0]["outcome"] == "finished"
-    assert kept.explain([0], asked=50.0, until=50.0) == first  # it had ended
+    assert kept.explain([0], asked=50.0, until=50.0) == first  # the request had ended
     assert kept.explain([1], asked=4.0, until=6.0).data["requests"][0]["outcome"] == "cut_off"
-    assert kept.runs == 1  # who asked before the run began gets its answer
+    assert kept.runs == 1  # questions from before the run are answered by it
     assert kept.explain([1], asked=50.0, until=50.0).data["requests"][0]["outcome"] == "finished"
     assert kept.runs == 2
     kept.explain([], asked=60.0, until=60.0)
-    assert kept.runs == 2  # all had ended, and nothing has come
+    assert kept.runs == 2  # all requests had ended, and none were received since
     kept.hear([came(2, 61.0)])
     kept.explain([], asked=62.0, until=62.0)
     assert kept.runs == 3
@@ -74,7 +74,7 @@ def test_concurrent_questions_share_two_runs(
     portions = []
 
     async def do(_: Explainer, what: Any, *given: Any) -> Any:
-        """As the process would, but in this one, while others ask."""
+        """Act like the explaining process, but in this process, while others ask."""
         await asyncio.sleep(0)
         if what is live_explainer._hear:
             portions.append(len(given[0]))
@@ -85,7 +85,7 @@ def test_concurrent_questions_share_two_runs(
     async def ask() -> None:
         live = LiveSimulation(
             served, build_replica_specs(served, tmp_path), speed=1e-3
-        )  # nothing ends meanwhile
+        )  # no request ends meanwhile
         live.start()
         asked = Explainer(live, served, tmp_path)
         for _ in range(2 * MAX_BATCH + 1):
@@ -121,7 +121,7 @@ def test_killed_process_is_reported_and_replaced(
         live.start()
         asked = Explainer(live, served, tmp_path)
         for _ in range(2):
-            with pytest.raises(RequestError, match="ask again"):
+            with pytest.raises(RequestError, match="try again"):
                 await asked.explain([])
 
     asyncio.run(ask())

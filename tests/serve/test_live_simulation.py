@@ -1,4 +1,4 @@
-"""The world on the wall clock is the world of a run of what came."""
+"""The live simulation equals a run of the received requests."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ WORKLOAD = "workload: {requests: [{prompt_tokens: 1, output_tokens: 1}]}\n"
 
 
 class Jumping(asyncio.SelectorEventLoop):
-    """A loop whose clock jumps to the next timer, so that nobody sleeps and no machine is slow."""
+    """Event loop whose clock jumps to the next timer, so that tests do not sleep."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Jumping(asyncio.SelectorEventLoop):
         plain = self._selector.select
 
         def select(timeout: float | None = None) -> list[Any]:
-            self._now += max(timeout or 0.0, 1e-4)  # a turn takes some time, too
+            self._now += max(timeout or 0.0, 1e-4)  # a turn of the loop takes time, too
             return plain(0)
 
         self._selector.select = select
@@ -68,7 +68,7 @@ class Jumping(asyncio.SelectorEventLoop):
 
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.Runner]:
-    """Runs what is served in time that is not real."""
+    """Run a coroutine in simulated wall-clock time."""
     with asyncio.Runner(loop_factory=Jumping) as found:
         clock = found.get_loop().time
         monkeypatch.setattr(
@@ -85,7 +85,7 @@ def loaded(tmp_path: Path, text: str = VLLM) -> Scenario:
 
 
 async def visit(live: LiveSimulation, seed: int) -> list[int]:
-    """Clients come and go as luck has it; returns how many tokens each has got."""
+    """Connect and disconnect clients at random; return the number of tokens that each received."""
     luck = random.Random(seed)
     live.start()
     got = []
@@ -117,10 +117,8 @@ def columns(record: RunRecord) -> dict[str, list[object]]:
 
 
 @pytest.mark.parametrize("kind", SERVED)
-def test_rerun_makes_same_decisions(
-    tmp_path: Path, kind: str, runner: asyncio.Runner
-) -> None:
-    """Step for step, and clients have received what the run says they did."""
+def test_rerun_makes_same_decisions(tmp_path: Path, kind: str, runner: asyncio.Runner) -> None:
+    """The run equals the live simulation step by step, and clients received its tokens."""
     served = loaded(tmp_path, SERVED[kind])
     live = LiveSimulation(served, build_replica_specs(served, tmp_path), speed=10)
     got = runner.run(visit(live, 7))
@@ -144,7 +142,7 @@ def test_rerun_makes_same_decisions(
     sent_again = {i for i in range(len(got)) if run.fleet and len(run.fleet.sent[i]) > 1}
     for life in lives:
         number = life.request.id
-        if kind == "failing" and number in sent_again:  # a client keeps what it has on the wire
+        if kind == "failing" and number in sent_again:  # tokens in transit still reach the client
             assert got[number] >= life.tokens
         else:
             assert got[number] == life.tokens

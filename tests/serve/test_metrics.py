@@ -1,4 +1,4 @@
-"""Figures under the names, types, labels and buckets that the engine's wheel registers."""
+"""Metrics have the names, types, labels and buckets that the engine's wheel registers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def served(
 
 
 def value(text: str, name: str, **labels: str) -> float:
-    """The sum of a metric's samples that have these labels."""
+    """Return the sum of a metric's samples with these labels."""
     samples = [
         sample.value
         for family in text_string_to_metric_families(text)
@@ -59,7 +59,7 @@ def test_metrics_match_engine(served: tuple[str, Served]) -> None:
         family = families.pop(name)
         assert family.type == row["type"], name
         labels = {*data["labels"][row["of"]], *row["labels"]}
-        if "model_name" in row["labels"]:  # it names all that it has
+        if "model_name" in row["labels"]:  # it lists every label
             labels = set(row["labels"])
         assert family.samples, name
         for sample in family.samples:
@@ -85,7 +85,7 @@ def test_metric_values_match_run(served: tuple[str, Served]) -> None:
     assert value(text, running) == 0
     assert value(text, f"{engine}:time_to_first_token_seconds_count") == 2
     ttfts = value(text, f"{engine}:time_to_first_token_seconds_sum")
-    cached = {"vllm": 96, "sglang": 99}[engine]  # whole blocks; all but the last token
+    cached = {"vllm": 96, "sglang": 99}[engine]  # full blocks; all but the last token
     assert ttfts == pytest.approx(2 * 0.01 + (200 - cached) * 1e-4, rel=1e-6)
     assert value(text, f"{engine}:inter_token_latency_seconds_count") == 6
     assert value(text, f"{engine}:inter_token_latency_seconds_sum") == pytest.approx(0.06)

@@ -1,4 +1,4 @@
-"""Request bodies: shape and length before elements, the first invalid element, and its price."""
+"""Tests of request bodies: structure before elements, first invalid element, and cost."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def status_of(served: Served, key: str) -> int:
-    """A field of the process's status in bytes."""
+    """Return a field of the process's status in bytes."""
     lines = Path(f"/proc/{served.process.pid}/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
 

@@ -1,4 +1,4 @@
-"""How long answers are that end by themselves: as the scenario says."""
+"""Output lengths of replies that end by themselves follow the scenario."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EMPIRICAL = "serve: {output_tokens: {distribution: empirical, trace: came.csv}}\
 
 
 def drawn(folder: Path, text: str, **asked: object) -> set[int | None]:
-    """The lengths of a hundred answers of a server of this scenario."""
+    """Return the lengths of a hundred replies of a server of this scenario."""
     path = folder / "served.yaml"
     path.write_text(scenario() + text)
     (folder / COSTS.name).write_text(COSTS.read_text())
@@ -49,9 +49,7 @@ def drawn(folder: Path, text: str, **asked: object) -> set[int | None]:
         (EMPIRICAL + DRAWN, {7, 11}),
     ],
 )
-def test_replies_have_scenario_lengths(
-    tmp_path: Path, text: str, lengths: set[int]
-) -> None:
+def test_replies_have_scenario_lengths(tmp_path: Path, text: str, lengths: set[int]) -> None:
     assert drawn(tmp_path, text) == lengths
 
 

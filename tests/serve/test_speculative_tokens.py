@@ -1,4 +1,4 @@
-"""Tokens that come together, drafts that were accepted, are one message."""
+"""Tokens that arrive together (accepted drafts) form one message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.serve.running_server import scenario, serving
 
 
 def ends(reply: Reply) -> list[int]:
-    """Where each message ends that is there."""
+    """Return the end of each available message."""
     found = [0]
     while found[-1] < reply.tokens:
         found.append(reply.message(found[-1]))
@@ -56,7 +56,7 @@ def test_stream_has_one_chunk_per_step(tmp_path: Path) -> None:
     assert "vllm:generation_tokens_total" in metrics
     (line,) = [m for m in metrics.splitlines() if m.startswith("vllm:generation_tokens_total")]
     assert float(line.split()[-1]) == 21
-    told = {  # four verifications of four drafts, all of them accepted
+    told = {  # four verifications of four drafts, all accepted
         sample.labels.get("position", sample.name.removeprefix("vllm:spec_decode_num_")): sample
         for family in text_string_to_metric_families(metrics)
         if family.name.startswith("vllm:spec_decode_")

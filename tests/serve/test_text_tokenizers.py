@@ -1,4 +1,4 @@
-"""Tokens of texts, and which of them were said before."""
+"""Tests of tokenizers, and of prefixes that were seen before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What no server that sleeps can do: its pauses have reasons, and its order is the engine's."""
+"""Pauses of streams have reasons, and token order is the engine's."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ ENDLESS = {"max_tokens": 400, "ignore_eos": True}
 
 
 def test_pause_of_preempted_stream_matches_explanation(tmp_path: Path) -> None:
-    """A cache of 16 blocks holds one answer of 150 tokens and half of another.
+    """A cache of 16 blocks holds one reply of 150 tokens and half of another.
 
-    Both come at once, in one call. A token never comes before its time; what comes late has come
-    late on a busy machine.
+    Both requests arrive in one call. A token is never early; on a busy machine it may be late.
     """
     body = {"prompt": [[1] * 16, [2] * 16], "max_tokens": 150, "request_id": "both"}
     chunks: list[list[float]] = [[], []]
@@ -47,7 +46,7 @@ def test_pause_of_preempted_stream_matches_explanation(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 def test_token_order_matches_record(tmp_path: Path, policy: str) -> None:
-    """The same arrivals come in another order under another policy, as a run of them has it."""
+    """The same arrivals are served in another order under another policy, as in a run."""
     text = scenario(40, 512).replace("max_num_seqs: 64", f"max_num_seqs: 1\n  policy: {policy}")
     urgency = [0, 5, 1] if policy == "priority" else [0, 0, 0]
     with serving(tmp_path, text, "--record", "came.csv", "--speed", "0.1") as served:
@@ -57,7 +56,7 @@ def test_token_order_matches_record(tmp_path: Path, policy: str) -> None:
             streams.append(served.stream(body))
             served.wait_for_load(number + 1)
         left, order = list(streams), []
-        while left:  # one at a time is served, until its client leaves
+        while left:  # one request is served at a time, until its client disconnects
             served_now = Stream.first(left)
             order.append(streams.index(served_now))
             left.remove(served_now)

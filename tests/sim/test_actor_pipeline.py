@@ -1,4 +1,4 @@
-"""FastDeploy's three threads: a plain loop's decisions, hangs that are found, runs that end."""
+"""Tests of FastDeploy's three threads: decisions of a plain loop, detected hangs, complete runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ every_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 
 class Watched(AsyncPipeline):
-    """A pipeline that notes when it decided and checks its blocks at every turn."""
+    """Pipeline that records its decision times and checks its blocks at every step."""
 
     calls: list[float]
 
@@ -68,15 +68,15 @@ def pipeline(config: FastDeployConfig, pacing: Pacing, kind: type[AsyncPipeline]
 
 
 def requests(*sizes: tuple[int, int], at: float = 0.0) -> list[Request]:
-    """Requests of (prompt, output) tokens that arrive together."""
+    """Return requests of (prompt, output) tokens that arrive together."""
     return [Request(i, p, o, arrival=at, output_tokens=o) for i, (p, o) in enumerate(sizes)]
 
 
-# The same decisions.
+# Equal decisions.
 
 
 def plain_loop(header: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The three actors in a loop without a clock, one turn each a tick; a crash ends it."""
+    """Run the three actors in a loop without a clock, one turn each per tick, until a crash."""
     config = FastDeployConfig(variant=header["variant"], **header["config"])
     manager, worker, processor = build_actors(config)
     outputs = {request["id"]: request["output_tokens"] for request in header["requests"]}
@@ -130,7 +130,7 @@ GAP, IDLE = "messages_processed_between_schedule_and_put", "idle_worker_sends_ac
 
 @st.composite
 def headers(draw: Any) -> dict[str, Any]:
-    """The header of a trace of ticks, for any variant."""
+    """Return the header of a trace of ticks, for any variant."""
     variant = draw(st.sampled_from(VARIANTS) | st.sampled_from(VARIANTS[-2:]))
     config = KNOBS["fastdeploy"](draw, variant)
     delays = {"tp_lag": draw(st.integers(0, 6)), GAP: draw(st.integers(0, 1))}
@@ -159,7 +159,7 @@ def test_processes_match_plain_loop(header: dict[str, Any]) -> None:
         if "tick" in line:
             line["tasks"] = [task[:2] for task in line["tasks"]]
             line["silent"] = line["emitted"] is None
-    if header["variant"].startswith("ratio"):  # it puts the same block tables again and again
+    if header["variant"].startswith("ratio"):  # it sends the same block tables repeatedly
         for line in (*expected, *ours):
             line["tasks"] = [task for task in line.get("tasks", ()) if task[0] != "decode"]
     assert [{key: line.get(key) for key in e} for e, line in zip(expected, ours, strict=True)] == (
@@ -169,12 +169,10 @@ def test_processes_match_plain_loop(header: dict[str, Any]) -> None:
 
 @every_variant
 @given(data=st.data())
-def test_pipeline_without_lag_matches_engine(
-    variant: VariantName, data: st.DataObject
-) -> None:
+def test_pipeline_without_lag_matches_engine(variant: VariantName, data: st.DataObject) -> None:
     knobs = KNOBS["fastdeploy"](data.draw, variant) | {IDLE: True}
     config = FastDeployConfig(variant=variant, **knobs)
-    # Later arrivals would find one at rest in a circle where the other still goes round.
+    # Later arrivals would find one variant halted in a cycle and the other still running.
     sizes = st.tuples(st.integers(0, 1), st.integers(1, 30), st.integers(1, 16))
     workload = [
         Request(i, prompt, output, arrival=float(arrival), output_tokens=output)
@@ -186,13 +184,14 @@ def test_pipeline_without_lag_matches_engine(
     )
     threads = run_clients(pipeline(config, one_step_per_tick(0, gap=False)), workload, 2000.0)
     assert bool(threads.engine_halt) == bool(lockstep.engine_halt)
-    rounds = bool(lockstep.engine_halt)  # how often they go round before they see it may differ
+    rounds = bool(lockstep.engine_halt)  # the number of repetitions before detection may differ
     for mine, other in zip(request_rows("", threads), request_rows("", lockstep), strict=True):
         for count in ("preemptions", "recomputed_tokens") if rounds else ():
             del mine[count], other[count]
         assert mine == other
     for mine, other in zip(step_rows("", threads), step_rows("", lockstep), strict=not rounds):
-        # A preemption that leaves nothing to run stands here in the next row, there in none.
+        # A preemption that leaves no work is in the next row of one record and in no row
+        # of the other.
         del mine["preempted"], other["preempted"]
         assert mine == other
 
@@ -279,9 +278,9 @@ ROOMY = FastDeployConfig(
 def test_engine_polls_at_intervals() -> None:
     run = pipeline(ROOMY, Pacing(schedule_interval=0.25, queue_interval=0.5))
     run_clients(run, requests((5, 3), at=0.6), None)
-    # From 0 on it looks every 0.25 s, until the arrival for nothing. The tasks of 0.75 are taken at
-    # once, which it sees 0.5 s later. Tokens come at 1.75, 2.75 and 3.75; the call of 2.75 notes
-    # that the request decodes, so that of 3.0 is not the same again, as all that are left out are.
+    # From 0 on it polls every 0.25 s until the arrival. The tasks of 0.75 are taken at once,
+    # which it notices 0.5 s later. Tokens arrive at 1.75, 2.75 and 3.75. The call at 2.75
+    # records that the request decodes, so the call at 3.0 differs and is not skipped.
     assert run.calls == [0.0, 0.75, 1.25, 1.75, 2.75, 3.0, 3.75]
 
 
@@ -290,7 +289,7 @@ def test_tasks_wait_for_step_border() -> None:
     run = pipeline(ROOMY, pacing)
     late = Request(1, 5, 1, arrival=0.3, output_tokens=1)
     record = run_clients(run, [*requests((5, 2)), late], None)
-    # The step of request 0 ends at 1, the border is at 1.5; request 1 was put at 0.5.
+    # The step of request 0 ends at 1, the step border is at 1.5; request 1 was put at 0.5.
     assert [row["start_s"] for row in step_rows("", record)] == [0.0, 1.5]
     assert [row["prefill_seqs"] for row in step_rows("", record)] == [1, 1]
     assert 0.5 in run.calls
@@ -315,7 +314,7 @@ def test_limits_new_requests_per_call() -> None:
         run = pipeline(ROOMY, Pacing(max_prefill_num=limit), Waiting)
         assert summarize(run_clients(run, requests(*[(5, 3)] * 9), None))["finished"] == 9
         assert run.most == most
-    tight = replace(ROOMY, num_blocks=2)  # for one at a time; nobody is pulled while one waits
+    tight = replace(ROOMY, num_blocks=2)  # for one at a time; no request is pulled while one waits
     run = pipeline(tight, Pacing(max_prefill_num=2), Waiting)
     assert summarize(run_clients(run, requests(*[(20, 3)] * 5), None))["finished"] == 5
     assert run.most == 2
@@ -371,7 +370,7 @@ def test_all_blocks_are_freed(variant: VariantName, data: st.DataObject) -> None
     config = FastDeployConfig(variant=variant, **KNOBS["fastdeploy"](data.draw, variant))
     sizes = data.draw(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 16)), max_size=6))
     run = pipeline(config, data.draw(PACINGS))
-    record = run_clients(run, requests(*sizes), None)  # Watched checks
+    record = run_clients(run, requests(*sizes), None)  # Checks while running
     if not run.dead and all(life.outcome is Outcome.FINISHED for life in record.requests.values()):
         assert run.manager.pool.free == config.num_blocks
 
@@ -389,7 +388,8 @@ def test_task_without_slot_kills_worker() -> None:
 
 
 def test_detects_livelock_at_first_repeated_state() -> None:
-    # The only request computes two chunks, preempts itself for the third, waits, computes two ...
+    # The only request computes two chunks, preempts itself for the third, waits, computes
+    # two, and so on.
     config = FastDeployConfig(block_size=2, num_blocks=2, max_num_seqs=1, max_num_batched_tokens=2)
     record = run_clients(pipeline(config, Pacing()), requests((5, 1)), None)
     assert record.engine_halt is not None
@@ -399,7 +399,7 @@ def test_detects_livelock_at_first_repeated_state() -> None:
 
 
 class Deaf(Watched):
-    """A pipeline whose messages are lost."""
+    """Pipeline whose messages are lost."""
 
     def hear(self, message: Message) -> MessageEffects:
         return MessageEffects()
@@ -410,14 +410,14 @@ def test_reports_end_unknown_to_scheduler(variant: VariantName) -> None:
     run = pipeline(replace(ROOMY, variant=variant), Pacing(), Deaf)
     record = run_clients(run, requests((5, 3)), None)
     assert record.engine_halt is not None
-    assert record.engine_halt.kind == "deadlock"  # though ratio puts its table again and again
+    assert record.engine_halt.kind == "deadlock"  # though ratio sends its table repeatedly
     assert record.engine_halt.why == (
-        "slot 0: the worker has ended request 0, the scheduler waits for its next token"
+        "slot 0: the worker has ended request 0, but the scheduler waits for its next token"
     )
 
 
 def test_delayed_chunk_is_no_disagreement() -> None:
-    # What is kept free for its own 100 tokens stands in the way of the second chunk.
+    # The blocks reserved for its own 100 tokens prevent the second chunk.
     config = FastDeployConfig(
         variant="decode-only-preempt", block_size=4, num_blocks=12, max_num_batched_tokens=8
     )
@@ -431,12 +431,12 @@ def test_steps_without_token_are_livelock() -> None:
     record = run_clients(pipeline(config, Pacing(), Deaf), requests((5, 4000)), None)
     assert record.engine_halt is not None
     assert record.engine_halt.kind == "livelock"
-    assert len(record.steps) == 1006  # 1000 and one for each of the tokens that were to compute
+    assert len(record.steps) == 1006  # 1000, and one for each token left to compute
     assert record.requests[0].outcome is Outcome.STALLED
 
 
 def test_reports_missing_acknowledgement() -> None:
-    # The only request preempts itself, and a worker with nothing to run says nothing.
+    # The only request preempts itself, and a worker without work sends no message.
     config = FastDeployConfig(
         block_size=4, num_blocks=5, max_num_seqs=1, idle_worker_sends_ack=False
     )
@@ -445,4 +445,4 @@ def test_reports_missing_acknowledgement() -> None:
     assert record.engine_halt.why == (
         "slot 0: no message will acknowledge the preemption of request 0"
     )
-    assert pipeline_notes(record) == []  # the verdict says it
+    assert pipeline_notes(record) == []  # the verdict contains it

@@ -1,4 +1,4 @@
-"""The watch for states that come again: it finds every cycle, and looks at little on the way."""
+"""Tests of cycle detection: it finds every cycle and reads few states."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simkv.sim.cycle_detection import CycleDetector
 
 
 def first_repeat(watch: CycleDetector, step: Callable[[int], None], most: int) -> int | None:
-    """The step at which the watch says that the state repeats."""
+    """Return the step at which the detector reports a repeated state."""
     for i in range(most):
         step(i)
         if watch.repeats(working=False, now=float(i)):

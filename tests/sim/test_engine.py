@@ -1,4 +1,4 @@
-"""The loop: who sees what when, and how a run ends. Steps take one second, idle passes 0.25."""
+"""Tests of the engine loop: timing, and how a run ends. Steps take one second, idle passes 0.25."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def times(life: RequestRecord) -> tuple[float | None, float | None, int]:
     return life.first_token, life.last_token, life.tokens
 
 
-# What happens when
+# Timing
 
 
 def test_single_request_from_arrival_to_last_token() -> None:
@@ -62,13 +62,13 @@ def test_arrival_during_step_waits_for_end() -> None:
 
 
 @pytest.mark.parametrize(("at", "first_token"), [(20.0, 21.0), (20.5, 22.0), (19.999, 21.0)])
-def test_arrival_ends_leap_with_current_step(
-    at: float, first_token: float
-) -> None:
+def test_arrival_ends_leap_with_current_step(at: float, first_token: float) -> None:
     scheduler = build(MistralrsConfig(variant="pr2034"))
     record = simulate(scheduler, [ask(0, out=50), ask(1, at=at)])
     assert record.requests[1].first_token == first_token
-    assert len(record.steps) == 51  # fifty tokens of one, and the prefill of the other between
+    assert (
+        len(record.steps) == 51
+    )  # fifty tokens of one request, with the prefill of the other in between
 
 
 def test_simultaneous_arrivals_keep_order() -> None:
@@ -93,7 +93,7 @@ def test_idle_engine_sleeps_until_arrival() -> None:
 
 def test_idle_passes_take_time() -> None:
     def decide(call: int, fifo: Fifo) -> Batch | None:
-        fifo.state = call  # something changes, so it is no deadlock
+        fifo.state = call  # the state changes, so it is no deadlock
         return Batch() if call < 3 else None
 
     record = simulate(Fifo(decide), [ask(0, out=1)])
@@ -113,11 +113,11 @@ def test_pipelined_engine_decides_during_previous_batch() -> None:
     scheduler.completed_at = []  # type: ignore[attr-defined]
     record = simulate(scheduler, [ask(0, out=3)])
     assert scheduler.completed_at[:3] == [2, 3, 4]  # type: ignore[attr-defined]
-    assert ends(record)[:3] == [1.0, 2.0, 3.0]  # back to back, decided or not
+    assert ends(record)[:3] == [1.0, 2.0, 3.0]  # consecutive, whether decided or not
     assert times(record.requests[0]) == (1.0, 3.0, 3)
 
 
-# Clients give up
+# Client timeouts
 
 
 def test_timeout_at_last_token_is_starved() -> None:
@@ -135,7 +135,7 @@ def test_timeout_counts_from_arrival_and_aborts_request() -> None:
     assert (life.outcome, life.ended_at) == (Outcome.STARVED, 3.5)
     assert life.reason == "the client gave up"
     assert scheduler.aborted == [1]
-    assert life.tokens == 1  # prefilled from 2 to 3; what came after 3.5 nobody received
+    assert life.tokens == 1  # prefilled from 2 to 3; tokens after 3.5 reached no client
 
 
 def test_abort_frees_blocks() -> None:
@@ -143,7 +143,7 @@ def test_abort_frees_blocks() -> None:
     scheduler = VllmScheduler(config)
     record = simulate(scheduler, [ask(0, prompt=12, out=4, timeout=1.5), ask(1, prompt=12, out=1)])
     assert outcomes(record) == {0: Outcome.STARVED, 1: Outcome.FINISHED}
-    assert record.requests[1].first_token == 3.0  # given up at 1.5, seen at 2
+    assert record.requests[1].first_token == 3.0  # timed out at 1.5, seen at 2
     assert scheduler.free_blocks == 4
 
 
@@ -174,7 +174,7 @@ def test_request_after_horizon_is_cut_off_after_halt() -> None:
     assert outcomes(record) == {0: Outcome.STALLED, 1: Outcome.CUT_OFF}
 
 
-# The engine says no, or forgets
+# Rejected and lost requests
 
 
 def test_ignored_request_is_rejected() -> None:
@@ -224,15 +224,19 @@ def test_request_that_vanishes_is_lost() -> None:
     assert outcomes(record) == {0: Outcome.FINISHED, 1: Outcome.LOST}
 
 
-# The engine dies or stands still
+# Engine death and halts
 
 
 def test_engine_death_stalls_all_requests() -> None:
     scheduler = Fifo(die(2))
     record = simulate(scheduler, [ask(0, out=9), ask(1, out=2), ask(2, at=50.0)])
     assert outcomes(record) == {0: Outcome.STALLED, 1: Outcome.FINISHED, 2: Outcome.STALLED}
-    assert [prompt.id for prompt in scheduler.told] == [0, 1]  # the third came to a dead engine
-    assert times(record.requests[0]) == (1.0, 2.0, 2)  # the deadly batch gave no token
+    assert [prompt.id for prompt in scheduler.told] == [0, 1]  # the third arrived at a dead engine
+    assert times(record.requests[0]) == (
+        1.0,
+        2.0,
+        2,
+    )  # the batch that killed the engine emitted no token
     assert len(record.steps) == 2
     assert run_verdict(record) == ("engine died", "at 2.000 s: panic: of the test")
 
@@ -255,7 +259,7 @@ def test_timeout_before_engine_death_is_starved(
 
 
 def test_requests_that_cannot_run_are_deadlock() -> None:
-    scheduler = build(MistralrsConfig(variant="seed", max_num_seqs=1))  # never admits anybody
+    scheduler = build(MistralrsConfig(variant="seed", max_num_seqs=1))  # never admits a request
     record = simulate(scheduler, [ask(0), ask(1, at=30.0)])
     assert outcomes(record) == {0: Outcome.STALLED, 1: Outcome.STALLED}
     assert run_verdict(record)[0] == "deadlock"
@@ -274,7 +278,7 @@ def test_timeout_during_deadlock_is_stalled() -> None:
 
 def test_halt_resolved_by_arrival_is_no_deadlock() -> None:
     def decide(call: int, fifo: Fifo) -> Batch | None:
-        return Batch() if len(fifo.waiting) == 1 else None  # waits for company
+        return Batch() if len(fifo.waiting) == 1 else None  # waits for another request
 
     record = simulate(Fifo(decide), [ask(0, out=1), ask(1, at=30.0, out=1)])
     assert outcomes(record) == {0: Outcome.FINISHED, 1: Outcome.FINISHED}
@@ -303,7 +307,7 @@ def test_finite_work_without_token_is_no_livelock() -> None:
     assert record.requests[0].first_token == 501.0
 
 
-# Odds and ends
+# Other
 
 
 def test_reports_every_request_once() -> None:

@@ -1,4 +1,4 @@
-"""Idle passes that only count are left out, and nothing else changes for it."""
+"""Idle passes that only count are skipped, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SENT = {
 def served(
     variant: str, requests: list[Request], horizon: float | None, *, leaping: bool
 ) -> tuple[RunRecord, int]:
-    """The record of a run and how often its scheduler was asked."""
+    """Return the record of a run and the number of calls to its scheduler."""
     config = MistralrsConfig(
         variant=variant,  # type: ignore[arg-type]
         num_gpu_blocks=100,
@@ -52,9 +52,7 @@ def served(
 @pytest.mark.parametrize("variant", ["bucketed", "merged2250", "pr2034july", "seed"])
 @pytest.mark.parametrize("name", SENT)
 @pytest.mark.parametrize("horizon", [None, 1.0307])
-def test_leaps_over_idle_passes(
-    variant: str, name: str, horizon: float | None
-) -> None:
+def test_leaps_over_idle_passes(variant: str, name: str, horizon: float | None) -> None:
     left_out, few = served(variant, SENT[name], horizon, leaping=True)
     looked_at, many = served(variant, SENT[name], horizon, leaping=False)
     assert left_out.idle_passes == looked_at.idle_passes

@@ -1,4 +1,4 @@
-"""Adapters in a run: what loading takes, who is told that there are none, why somebody waits."""
+"""Tests of LoRA adapters in a run: loading times, missing support, explained waits."""
 
 from __future__ import annotations
 

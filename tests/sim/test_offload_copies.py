@@ -1,4 +1,4 @@
-"""KV in host memory in a run: when copies are done, what steps wait for, what is told of it."""
+"""Tests of KV in host memory: copy times, steps that wait, and recorded counts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simkv.metrics.run_metrics import summarize
 from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario import Scenario
 
-SLOW = {"bytes_per_token": 1e6, "host_gb_s": 1.0, "latency_us": 0.0}  # 1 ms a token
+SLOW = {"bytes_per_token": 1e6, "host_gb_s": 1.0, "latency_us": 0.0}  # 1 ms per token
 
 
 def scenario(*requests: dict[str, Any], engine: Any = None, **link: float) -> Scenario:
@@ -30,22 +30,22 @@ def scenario(*requests: dict[str, Any], engine: Any = None, **link: float) -> Sc
 
 
 def ask(arrival: float, group: str, outputs: int = 2, shared: int = 48) -> dict[str, Any]:
-    """A prompt of 48 tokens, of which so many belong to a group."""
+    """Return a prompt of 48 tokens, the given number of which are shared by a group."""
     named = {"prefix_group": group, "prefix_tokens": shared}
     return {"arrival": arrival, "prompt_tokens": 48, "output_tokens": outputs, **named}
 
 
-#: One prompt, another that takes its blocks on the GPU, and the first one again.
+#: A prompt, another one that takes its blocks on the GPU, and the first one again.
 AGAIN = [ask(0, "a"), ask(100, "b", 8), ask(200, "a")]
 
 
 def test_loads_computed_kv_from_host_memory() -> None:
-    """The same prompt again: 48 tokens in 48 ms, the last of which is computed again."""
+    """The same prompt again: 48 tokens in 48 ms, and the last token is recomputed."""
     result = run_scenario(scenario(*AGAIN), Path())
     record = result.record
     first = record.requests[2].chunks[0]
     assert (first.tokens, first.context) == (1, 47)
-    # The copy begins at once; when it is done an idle pass, of 1 s, has to hear of it.
+    # The copy begins at once; an idle pass of 1 s has to notice its end.
     assert record.steps.start[first.row] == pytest.approx(201.048)
     assert summarize(record)["kv_tiers"] == {
         "gpu_hit_rate": 0.0,
@@ -65,7 +65,7 @@ def test_recomputes_without_host_memory() -> None:
 
 
 def test_loads_last_block_of_cached_prompt() -> None:
-    """The prefix cache leaves the last token to compute, and so its block; host memory has it."""
+    """The prefix cache leaves the last token uncomputed, and so its block; host memory has it."""
     result = run_scenario(scenario(ask(0, "a"), ask(100, "a")), Path())
     tiers = summarize(result.record)["kv_tiers"]
     assert tiers["gpu_hit_rate"] == pytest.approx(100 * 31 / 96)
@@ -82,7 +82,7 @@ def test_waits_for_whole_load_of_shared_blocks() -> None:
 
 
 def test_step_waits_for_copy_of_reused_block() -> None:
-    """The first prompt's copy takes 48 s, and its blocks are all that there are."""
+    """The first prompt's copy takes 48 s, and it holds all blocks."""
     asks = [ask(0, "a"), ask(10, "b")]
     plain = run_scenario(scenario(*asks), Path()).record
     waiting = scenario(*asks, bytes_per_token=1e9)
@@ -127,12 +127,12 @@ def test_scenario_sets_link_bandwidth() -> None:
 
 
 ON_DISK = {"secondary_tiers": ["fs"], "num_cpu_blocks": 4}
-#: 1 ms a token from the disk and 0.5 ms to it, and 1 ms more each.
+#: Disk: 1 ms per token read, 0.5 ms per token written, and 1 ms latency each.
 DISK = {"disk_read_gb_s": 1.0, "disk_write_gb_s": 2.0, "disk_latency_us": 1000.0}
 
 
 def test_loads_kv_from_disk() -> None:
-    """Host memory has four blocks, prompts three: the first one's made room for the others'."""
+    """Host memory has four blocks, each prompt three: the others evict the first prompt."""
     asks = [ask(0, "a"), ask(100, "b", 8), ask(200, "c"), ask(300, "a")]
     result = run_scenario(scenario(*asks, engine=ON_DISK, **DISK), Path())
     record = result.record
@@ -146,7 +146,7 @@ def test_loads_kv_from_disk() -> None:
         "written_tokens": 144,
     }
     waits = total_by_kind(result.diagnosis.ledger[3])
-    # Looking takes 1 ms, reading 49 ms; the load of 48 ms is heard of with an idle pass of 1 s.
+    # The lookup takes 1 ms, reading 49 ms; an idle pass of 1 s notices the load of 48 ms.
     assert waits[LedgerKind.DISK] == pytest.approx(0.001 + 0.049)
     assert waits[LedgerKind.KV] == pytest.approx(1.048)
     assert KIND_LABELS[LedgerKind.DISK] == "waiting for KV from disk"
@@ -158,7 +158,7 @@ def test_new_request_waits_for_disk_lookup() -> None:
 
 
 def test_prompt_larger_than_host_memory_is_livelock() -> None:
-    """Each of its blocks makes room for the next, as in vLLM 0.33.0 (``disk-`` recordings)."""
+    """Each of its blocks evicts the next one, as in vLLM 0.33.0 (``disk-`` recordings)."""
     asks = [
         {**ask(100 * i, group, shared=96), "prompt_tokens": 96} for i, group in enumerate("aba")
     ]

@@ -12,7 +12,7 @@ from simkv.scenario.scenario import Scenario
 from simkv.sim.run_record import RequestRecord
 from simkv.sim.simulation import build_replica_specs, simulate_scenario
 
-#: With seats for two, chunks of at most 8 tokens, and a token a step once the prompt is done.
+#: Two slots, chunks of at most 8 tokens, and one token per step after the prompt.
 ENGINE = {
     "name": "vllm",
     "max_num_seqs": 2,
@@ -56,7 +56,7 @@ def test_rejects_requests_beyond_limit() -> None:
 
 @pytest.mark.parametrize(("at", "let_in"), [(1.9, False), (2.1, True)])
 def test_prompt_counts_until_first_token(at: float, let_in: bool) -> None:
-    found = lives([ask(0.0, prompt=16), ask(at)], max_num_queued_tokens=16)  # 8 tokens in a step
+    found = lives([ask(0.0, prompt=16), ask(at)], max_num_queued_tokens=16)  # 8 tokens per step
     assert turned_away(found) == ([] if let_in else [1])
     if not let_in:
         assert found[1].reason.startswith("max_num_queued_tokens: The engine has reached its")
@@ -101,6 +101,6 @@ def test_decode_replica_has_queue_limit() -> None:
     found = lives([ask(0.0), ask(0.0), ask(20.0)], fleet, max_num_queued_reqs=1)
     assert turned_away(found) == [1]  # before the prefill
     found = lives([ask(0.0, out=9), ask(2.0, out=9), ask(30.0)], fleet, max_num_queued_reqs=1)
-    assert turned_away(found) == [1]  # after it
+    assert turned_away(found) == [1]  # after the prefill
     assert found[1].tokens == 0
     assert found[2].outcome is Outcome.FINISHED

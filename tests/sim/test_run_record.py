@@ -1,4 +1,4 @@
-"""What is kept of a run: segments, preemptions, recomputed tokens, what reached the client."""
+"""Tests of run records: segments, preemptions, recomputed tokens, delivered tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def ask(i: int, prompt: int = 4, out: int = 4, at: float = 0.0) -> Request:
 
 
 def preempted_once(call: int, fifo: Fifo) -> Batch | None:
-    """Request 0 decodes until call 2, where it loses its KV to request 1, and prefills again."""
+    """Request 0 decodes until call 2, loses its KV to request 1, and prefills again."""
     if call == 2:
         fifo.running = []
         batch = fifo.batch("prefill", [(1, 4)])

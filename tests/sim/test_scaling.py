@@ -1,5 +1,5 @@
-"""The work for a request does not grow with how many wait: ``benchmarks/scaling.py`` has all sizes
-and variants."""
+"""The work per request does not grow with the number of waiting requests; ``benchmarks/scaling.py``
+tests all sizes and variants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs with speculative decoding: what is accepted, what clients get, what it costs."""
+"""Tests of speculative decoding: acceptance, delivered tokens, costs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from simkv.workload.workload_section import Workload, generate_requests
 
 
 def result(acceptance: Any, drafts: int = 4, outputs: int = 21, **engine: Any) -> RunResult:
-    """One request with drafts, steps of a second, drafting of a twentieth for each pass."""
+    """Run one request with drafts; steps take a second, drafting 0.05 s per pass."""
     tree = {
         "name": "t",
         "workload": {
@@ -76,7 +76,7 @@ def test_zero_acceptance_emits_one_token_per_step() -> None:
     assert steps[0] - steps[1] in (
         0,
         1,
-    )  # one may be under way when the last token comes
+    )  # one step may be in flight when the last token arrives
     assert none.summary["tpot_ms"]["mean"] == pytest.approx(1200.0)
     assert plain.summary["tpot_ms"]["mean"] == pytest.approx(1000.0)
     ngrams = result(None, speculative_method="ngram")

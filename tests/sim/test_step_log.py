@@ -1,4 +1,4 @@
-"""The step log: rows that repeat a step are a run, and read as the rows that they are."""
+"""Tests of the step log: rows that repeat a step form a run and read as single rows."""
 
 from array import array
 
@@ -7,7 +7,8 @@ from simkv.sim.step_log import COLUMNS, QueueState, StepLog
 
 
 def log() -> StepLog:
-    """A prefill, a decode that a pipelined engine repeats three times, and another one."""
+    """Return a log with a prefill, a decode that a pipelined engine repeats three times, and
+    another decode."""
     found = StepLog()
     found.append((0.0, 0.0, 1.0), "prefill", StepLoad(2, 30, 0, 0, 0), 0, QueueState(4, 2, 90))
     found.append((0.5, 1.0, 1.5), "decode", StepLoad(0, 0, 0, 2, 30), 1, QueueState(4, 3, 80))

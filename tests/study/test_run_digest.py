@@ -14,7 +14,7 @@ from tests.import_graph import graph
 
 @pytest.fixture
 def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the package, of which the digest is taken."""
+    """Copy the package whose digest is computed."""
     package = tmp_path / "simkv"
     shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(run_digest, "PACKAGE", package)
@@ -22,13 +22,13 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def code() -> str:
-    """The hash of the copy as it is now."""
+    """Return the present hash of the copy."""
     run_digest.hash_code.cache_clear()
     return run_digest.hash_code()
 
 
 def changes(path: Path) -> bool:
-    """Whether the hash changes with a file, which is put back."""
+    """Return whether the hash changes with a file, which is restored."""
     content, before = path.read_bytes(), code()
     path.write_bytes(content + b"\n")
     changed = code() != before
@@ -86,7 +86,7 @@ def test_digest_covers_run_packages_only() -> None:
 
 
 def test_run_imports_no_other_modules() -> None:
-    """By the import graph: all that a job imports, however far, is covered."""
+    """The digest covers all modules that a job imports, directly or indirectly."""
     imports, left = graph(PACKAGE), [run_digest.ENTRY]
     reached: set[str] = set()
     while left:

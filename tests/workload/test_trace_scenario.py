@@ -188,7 +188,7 @@ def test_convert_writes_what_it_says(
     again = ("trace", "convert", trace, out, "--sample", "0.5", "--overwrite")
     assert simkv(monkeypatch, *again) == 0
     assert out.read_bytes() == first
-    for name, message in (("x.txt", "should end in"), ("t.csv", "is what is read")):
+    for name, message in (("x.txt", "should end in"), ("t.csv", "is the input file")):
         assert simkv(monkeypatch, "trace", "convert", trace, scenario.parent / name) == 2
         assert message in capsys.readouterr().err
     assert simkv(monkeypatch, "trace", "convert", trace, scenario.parent / "no" / "x.csv") == 2

@@ -45,7 +45,8 @@ def summarize_evolution(found: Evolution) -> list[str]:
 
 def _head(found: Evolution) -> str:
     goals = "; ".join(map(str, found.goals))
-    where = f"evaluated on {len(found.ground.train)} trials"
+    trials = len(found.ground.train)
+    where = f"evaluated on {trials} {'trial' if trials == 1 else 'trials'}"
     if found.final:
         final = len(found.ground.final)
         where += f", {len(found.final)} of them on {final} further trials in the final round"

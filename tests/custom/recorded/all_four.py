@@ -15,7 +15,7 @@ class Knobs(CustomVllmConfig):
 
 
 class AllFour(CustomVllmScheduler):
-    """Short prompts first, few at a time and in small pieces; the preempted are spared."""
+    """Prefer short prompts, run few at a time with small chunks, and spare preempted requests."""
 
     config: Knobs
 

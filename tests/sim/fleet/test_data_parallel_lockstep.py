@@ -1,4 +1,4 @@
-"""Engines that step together, by hand and by law."""
+"""Tests of engines in lockstep: examples computed by hand, and invariants."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.laws.test_leaping import assert_same, stretched
 
 
 def fleet(schedulers: Sequence[Any], executors: Sequence[Any]) -> Fleet:
-    """Engines in lock-step, that get requests in turn."""
+    """Run engines in lockstep that receive requests in turn."""
 
     def maker(scheduler: Any, executor: Any) -> Any:
         return lambda env, rank: Engine(env, scheduler, executor, rank=rank)
@@ -61,7 +61,7 @@ def test_step_lasts_as_long_as_slowest_rank() -> None:
     served = fleet([Fifo(), Fifo()], [Seconds(1.0), Seconds(3.0)])
     run_clients(served, requests, None)
     first, second = (stint.engine.record for stint in served.lifetimes)
-    # Alone it would take a second per token, and the other one would start at 0.5.
+    # In isolation it would take a second per token, and the other would start at 0.5.
     assert spans(first) == [(0.0, 1.0), (1.0, 4.0), (4.0, 5.0)]
     assert spans(second) == [(1.0, 4.0)]
     assert first.requests[0].ended_at == 5.0
@@ -88,7 +88,7 @@ def test_death_of_one_rank_stops_all() -> None:
     served = fleet([Fifo(), Fifo(die(2))], [Seconds(), Seconds()])
     record = run_clients(served, requests, None)
     assert [life.outcome for life in record.requests.values()] == [Outcome.STALLED] * 2
-    assert "another engine in lock-step" in record.requests[0].reason
+    assert "another engine in lockstep" in record.requests[0].reason
     assert "panic: of the test" in record.requests[1].reason
 
 
@@ -101,7 +101,7 @@ def test_rejects_unequal_pipeline_depths() -> None:
 
 
 def record_of(scenario: Scenario, *, together: bool) -> RunRecord:
-    """The scenario on one engine that does not leap, by itself or as a group of one."""
+    """Run the scenario on one engine without leaping, in isolation or as a group of one."""
     executor = SimulatedExecutor(load_profile(scenario.profile, Path()))
     env = simpy.Environment()
     engine = Engine(
@@ -164,7 +164,7 @@ def test_group_leaps_until_arrival(depth: int) -> None:
     served = fleet(schedulers, [SimulatedExecutor(profile) for _ in range(3)])
     requests = [Request(i, 8, 300, at, output_tokens=300) for i, at in enumerate((0, 0, 100.5))]
     record = run_clients(served, requests, None)
-    assert record.requests[2].seen == 101.0  # the third slept, the others were in a leap
+    assert record.requests[2].seen == 101.0  # the third was asleep, the others were leaping
     for stint in served.lifetimes:
         assert stint.engine.leaps > 0
         assert len(stint.engine.record.steps) > 10 * stint.engine.leaps

@@ -1,4 +1,4 @@
-"""Replicas that prefill and replicas that decode."""
+"""Tests of fleets with prefill and decode replicas."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OF_010 = {"variant": "0.10.2"}
 HALVES_OF_010 = [{"role": role, "engine": OF_010} for role in ("prefill", "decode")]
 ASYNC_011 = {"variant": "0.11.0", "async_scheduling": True}
 PRODUCER = {"kv_role": "kv_producer"}
-#: A token's KV takes a tenth of a second.
+#: Transferring the KV of a token takes a tenth of a second.
 SLOW = {"bytes_per_token": 100, "bandwidth": 1000.0}
 
 
@@ -41,7 +41,7 @@ def split(
     engine: dict[str, Any] | None = None,
     **more: Any,
 ) -> RunResult:
-    """One replica that prefills and one that decodes; every step takes a second."""
+    """Return a fleet of a prefill and a decode replica; every step takes a second."""
     scenario = {
         "name": "split",
         "workload": {"requests": requests},
@@ -116,13 +116,13 @@ def test_transfers_over_one_link_are_sequential() -> None:
 
 
 def test_full_decode_pool_delays_prefills() -> None:
-    # Each side has room for the KV of one request at a time: 12 blocks of 4 tokens.
+    # Each replica has capacity for one request's KV at a time: 12 blocks of 4 tokens.
     small = {"num_gpu_blocks": 13, "max_model_len": 48}
     requests = at(0.0, 0.0, 0.0, prompt=30, output=10)
     result = split(requests, engine=small)
     handovers = fleet_of(result).handovers
-    # 3 s for the KV, 10 s to decode: then the next one is fetched, and only when that has come is
-    # there room for another prefill.
+    # 3 s for the KV, 10 s to decode; then the next request is fetched, and only after that
+    # there is capacity for another prefill.
     assert [(h.ready, h.asked, h.arrived_at) for h in handovers.values()] == [
         (1.0, 1.0, 4.0),
         (5.0, 14.0, 17.0),

@@ -1,4 +1,4 @@
-"""Replicas that fail, drain, start cold and are scaled, and signals that are old."""
+"""Tests of fleets: failing, draining, cold starts, scaling, and stale load signals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simkv.scenario.yaml_document import YamlDocument
 
 
 def fleet(section: dict[str, Any], requests: list[dict[str, Any]], **more: Any) -> RunResult:
-    """A run in which every step takes a second, and 4 requests run at a time on a replica."""
+    """Run a fleet in which every step takes a second and each replica runs 4 requests at a time."""
     scenario = {
         "name": "fleet",
         "workload": {"requests": requests},
@@ -46,7 +46,7 @@ def test_retries_requests_of_failed_replica() -> None:
     section = {"replicas": 2, "failures": [{"replica": 0, "at": 3.5}]}
     result = fleet(section, at(0.0, 0.0, 5.0))
     assert where(result) == ["0 1", "1", "1"]
-    # Request 0 had 3 tokens; at 4 s replica 1 takes it in, and it needs all 5 steps again.
+    # Request 0 had 3 tokens; at 4 s replica 1 admits it, and it needs all 5 steps again.
     assert ends(result) == [9.0, 5.0, 10.0]
     life = result.record.requests[0]
     assert (life.tokens, life.first_token) == (5, 5.0)
@@ -142,8 +142,8 @@ def test_autoscaling_follows_load_with_lag() -> None:
     section = {"replicas": 1, "router": "least_loaded", "autoscale": rule}
     result = fleet(section, at(*[0.5] * 6, 3.5, 30.0))
     stints = [(s.replica, s.start, s.end) for s in result.fleet.lifetimes]
-    # At 1 s six are in flight: three replicas, from 3 s on. Three seconds after the load has
-    # gone, two go again.
+    # At 1 s six requests are in flight: three replicas from 3 s on. Three seconds after the
+    # load has ended, two replicas stop.
     assert stints[:3] == [(0, 0.0, None), (1, 3.0, stints[1][2]), (2, 3.0, stints[2][2])]
     assert all(end is not None and 9.0 <= end <= 14.0 for _, _, end in stints[1:])
     assert where(result)[6:] == ["1", "0"]
@@ -164,7 +164,8 @@ def test_stale_signals_route_to_one_replica() -> None:
 def test_signals_refresh_at_interval() -> None:
     router = {"name": "least_loaded", "count_own_sends": False}
     section = {"replicas": 2, "router": router, "refresh_interval": 2.0}
-    # The one that came at 1.9 s is seen from 2 s on; the one that came at 2 s is not.
+    # A request that arrived at 1.9 s is visible from 2 s on; a request that arrived at 2 s is
+    # not.
     assert where(fleet(section, at(1.9, 1.95, 2.0, 2.1))) == ["0", "0", "1", "1"]
 
 
@@ -240,7 +241,8 @@ def test_each_replica_matches_separate_run() -> None:
 
 
 def test_counts_preemptions_on_failed_replica() -> None:
-    """Two requests of three blocks each share five; the one that lost its KV is sent elsewhere."""
+    """Two requests of three blocks each share five; the request that lost its KV is sent to another
+    replica."""
     engine = {
         "name": "vllm",
         "block_size": 4,
@@ -258,7 +260,7 @@ def test_counts_preemptions_on_failed_replica() -> None:
 
 
 def test_request_without_replica_ends_at_arrival() -> None:
-    """The run had been over at 5 s; the request that came at 9 s did not end before it came."""
+    """The run ended at 5 s; a request that arrives at 9 s must not end before its arrival."""
     result = fleet({"replicas": 1, "drains": [{"replica": 0, "at": 0.0}]}, at(0.0, 9.0))
     late = result.record.requests[1]
     assert late.outcome is Outcome.STALLED

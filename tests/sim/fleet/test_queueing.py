@@ -1,14 +1,15 @@
-"""Closed forms of queueing theory, with costs that make a replica a plain server.
+"""Compare simulations with closed forms of queueing theory.
 
-A step takes ``STEP`` seconds, a request one step per token. With ``max_num_seqs: 1`` a replica is
-then a single server, with c a station of c servers, and with steps as long as the batch is large
-it shares its time among all. Service times are whole numbers of steps, about MEAN of them.
+The step costs make a replica a plain server: a step takes ``STEP`` seconds and a request needs one
+step per token. With ``max_num_seqs: 1`` a replica is a single server, with c a station of c
+servers. If steps take time in proportion to the batch size, it shares its time among all requests.
+Service times are whole numbers of steps, MEAN on average.
 
-A fleet of single servers is checked request by request: each ends when D. Lindley's recursion
-(1952) says so. That recursion has the closed forms of such queues, which is checked without a
-simulation, where many requests cost nothing. Other closed forms are checked by the mean of
-independent simulated repeats, whose standard error must be below 3 % of the theory's value: three
-standard errors are allowed, and what the steps explain, as nobody starts but between two steps.
+A fleet of single servers is checked request by request against D. Lindley's recursion (1952), which
+in turn is checked against closed forms with many requests and without a simulation. Other closed
+forms are compared with the mean of independent simulated repeats, whose standard error must be
+below 3 % of the theoretical value. The tolerance is three standard errors plus the effect of whole
+steps, because requests start only between two steps.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def constant(draw: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
 
 
 def of_two_kinds(draw: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
-    """One in ten takes 9.1 times as long as the rest: a squared coefficient of variation of 2."""
+    """Return hyperexponential times: 10 % take 9.1 times as long (squared coefficient of variation
+    2)."""
     return np.where(draw.random(count) < 0.1, 503, 55)
 
 
@@ -80,9 +82,9 @@ def costs(*terms: dict[str, Any]) -> CostProfile:
     )
 
 
-#: A step takes as long whatever it computes.
+#: Every step takes the same time.
 SERVERS = costs({"feature": "steps", "seconds": STEP})
-#: A step takes as long as the batch is large.
+#: A step takes time in proportion to its batch size.
 SHARED = costs(
     {"feature": "decode_seqs", "seconds": STEP}, {"feature": "prefill_seqs", "seconds": STEP}
 )
@@ -96,7 +98,7 @@ def run(
     replicas: int = 1,
     router: RouterConfig | None = None,
 ) -> tuple[RunRecord, Fleet]:
-    """Requests with so many output tokens through a fleet."""
+    """Send requests with these output lengths through a fleet."""
     config = VllmConfig(
         max_num_seqs=servers,
         num_gpu_blocks=100_000,
@@ -129,7 +131,7 @@ def sojourn(
     count: int = 2500,
     repeats: int = 8,
 ) -> tuple[float, float]:
-    """Mean time in the fleet (s) over the repeats, and its standard error."""
+    """Return the mean time in the fleet (s) over the repeats, and its standard error."""
     means = []
     for repeat in range(repeats):
         draw = np.random.default_rng(repeat)
@@ -143,20 +145,20 @@ def sojourn(
 
 
 def check(found: tuple[float, float], theory: float, steps: float) -> None:
-    """``steps`` is by how many steps the mean may be off."""
+    """Check the mean; it may deviate by ``steps`` steps."""
     mean, error = found
     assert error < 0.03 * theory, "too few repeats to tell anything"
     assert abs(mean - theory) < 3 * error + steps * STEP, f"{mean} +- {error}, theory {theory}"
 
 
 def pollaczek_khinchine(rate: float, lengths: Sequence[float]) -> float:
-    """Mean time in an M/G/1 queue: 1 is the mean service time."""
+    """Return the mean time in an M/G/1 queue with mean service time 1."""
     second = float(np.mean(np.square(np.asarray(lengths) * STEP)))
     return 1 + rate * second / (2 * (1 - rate))
 
 
 def erlang_c(rate: float, servers: int) -> float:
-    """Mean time in an M/M/c queue with service times of mean 1 (A. K. Erlang, 1917)."""
+    """Return the mean time in an M/M/c queue with mean service time 1 (A. K. Erlang, 1917)."""
     load = rate
     all_busy = load**servers / factorial(servers) * servers / (servers - load)
     below = sum(load**n / factorial(n) for n in range(servers))
@@ -164,7 +166,10 @@ def erlang_c(rate: float, servers: int) -> float:
 
 
 def gi_m_1(transform: Callable[[float], float]) -> float:
-    """Mean time in a GI/M/1 queue of service rate 1, by the transform of the gaps (D. Kendall)."""
+    """Return the mean time in a GI/M/1 queue of service rate 1, from the transform of the gaps (D.
+
+    Kendall).
+    """
     sigma = 0.5
     for _ in range(200):
         sigma = transform(1 - sigma)
@@ -174,7 +179,7 @@ def gi_m_1(transform: Callable[[float], float]) -> float:
 def lindley(
     arrivals: npt.NDArray[np.float64], tokens: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
-    """When each request ends at a single server (s), in the order in which they come."""
+    """Return the departure times at a single server (s), in order of arrival."""
     ends, free = [], 0.0
     for arrival, service in zip(arrivals.tolist(), (tokens * STEP).tolist(), strict=True):
         free = max(arrival, free) + service
@@ -198,13 +203,14 @@ def test_single_server_matches_lindley_recursion(router: RouterConfig, lengths: 
         assert found[mine] == pytest.approx(lindley(arrivals[mine], tokens[mine]), rel=1e-9)
     if isinstance(router, RoundRobinConfig):
         assert at.tolist() == [i % servers for i in range(count)]
-    else:  # independent of the one before: each pair as often, within four standard deviations
+    else:
+        # Independent of the previous choice: all pairs occur equally often.
         pairs = np.bincount(at[:-1] * servers + at[1:], minlength=servers**2)
         assert abs(pairs - count / servers**2).max() < 4 * sqrt(count / servers**2)
 
 
 def by_recursion(rate: float, lengths: Lengths, turns: int = 1) -> tuple[float, float]:
-    """As ``sojourn``, of a single server that gets one request in ``turns``; not simulated."""
+    """Return ``sojourn`` of a single server that gets one request in ``turns``; not simulated."""
     means = []
     for repeat in range(40):
         draw = np.random.default_rng(repeat)
@@ -230,7 +236,7 @@ def test_m_g_1_wait_grows_with_service_variance() -> None:
 
 
 def test_round_robin_regularizes_arrivals() -> None:
-    """With four replicas the gaps are the sum of four exponential ones: E4/M/1."""
+    """With four replicas, the gaps are sums of four exponential ones: E4/M/1."""
     theory = gi_m_1(lambda s: (2.8 / (2.8 + s)) ** 4)
     check(by_recursion(2.8, geometric, turns=4), theory, steps=1)
     assert theory < 0.75 * 1 / (1 - 0.7)
@@ -246,7 +252,7 @@ def test_m_m_c(rate: float, servers: int) -> None:
 def test_processor_sharing_is_insensitive_to_distribution(lengths: Lengths, repeats: int) -> None:
     """M/G/1 with processor sharing: the mean time is 1 / (1 - load), whatever the distribution."""
     found = sojourn(0.5, lengths, servers=1000, profile=SHARED, repeats=repeats)
-    # Who comes waits for the end of a step, which is as long as the batch is large.
+    # An arriving request waits for the end of a step, whose length is the batch size.
     check(found, 1 / (1 - 0.5), steps=2)
 
 
@@ -254,8 +260,11 @@ SHORTEST = partial(PowerOfTwoConfig, waiting_weight=0.0, running_weight=0.0, in_
 
 
 def test_power_of_two_choices() -> None:
-    """Of very many replicas (N. Vvedenskaya, R. Dobrushin, F. Karpelevich, 1996; M. Mitzenmacher,
-    2001) the mean time is the sum of load ** (2 ** i - 2); 40 come within 2 % of it."""
+    """For very many replicas (N.
+
+    Vvedenskaya, R. Dobrushin, F. Karpelevich, 1996; M. Mitzenmacher, 2001), the mean time is
+    the sum of load ** (2 ** i - 2); 40 replicas are within 2 % of it.
+    """
     load = 0.7
     mean, error = sojourn(
         40 * load, geometric, replicas=40, router=SHORTEST(), count=6000, repeats=3

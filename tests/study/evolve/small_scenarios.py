@@ -1,4 +1,4 @@
-"""Small scenarios in which a rule makes a difference."""
+"""Small scenarios in which a policy makes a difference."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-#: One that needs most of the cache stands before many that need little.
+#: A request that needs most of the cache is queued before many small requests.
 MIXED: dict[str, Any] = {
     "name": "mixed",
     "workload": {
@@ -31,7 +31,7 @@ MIXED: dict[str, Any] = {
 
 
 def write(folder: Path, **changes: Any) -> Path:
-    """The scenario as a file, some of its sections changed."""
+    """Return the scenario as a file with some sections changed."""
     path = folder / "mixed.yaml"
     with path.open("w") as file:
         YAML().dump({**MIXED, **changes}, file)

@@ -1,4 +1,4 @@
-"""A search from beginning to end: rules, knobs, proposals; and how the winner is judged."""
+"""Tests of complete searches: policies, knobs, proposals, and the evaluation of the winner."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run(asked: EvolutionRequest, folder: Path) -> Evolution:
         return run_evolution(asked, bench, folder)
 
 
-# What it is chosen by.
+# Objectives.
 
 
 def test_loss_is_relative_to_shipped_value() -> None:
@@ -80,7 +80,7 @@ def test_goals_know_better_direction() -> None:
     assert [goal.more for goal in found] == [True, False, False, True]
 
 
-# What is held back.
+# Held-out trials.
 
 
 def test_evaluation_uses_held_out_seeds(tmp_path: Path) -> None:
@@ -93,11 +93,11 @@ def test_evaluation_uses_held_out_seeds(tmp_path: Path) -> None:
     ways, notes = build_evaluation_conditions(ground, 0.1)
     assert (len(ways), notes) == (7, [])
     blocks = {one.changed: one.trials[0].scenario.engine.num_gpu_blocks for one in ways}  # type: ignore[attr-defined]
-    assert (blocks["as asked"], blocks["cache x 1.25"]) == (64, 80)
+    assert (blocks["as configured"], blocks["cache x 1.25"]) == (64, 80)
 
 
 def test_notes_rejected_cache_size(tmp_path: Path) -> None:
-    """Three quarters of 33 blocks do not hold max_model_len."""
+    """75 % of 33 blocks do not hold max_model_len."""
     scenario = load(write(tmp_path))["run"]
     _, notes = build_evaluation_conditions(split_trials([(scenario, tmp_path)], 1, 1, 1), None)
     assert any("cache x 0.75" in note and "max_model_len" in note for note in notes)
@@ -124,7 +124,7 @@ def test_deterministic_workload_has_no_held_out_trials(tmp_path: Path) -> None:
     assert (ground.apart, ground.final) == (None, ())
 
 
-# How it is judged.
+# Evaluation.
 
 
 def test_interval_is_student_t() -> None:
@@ -134,7 +134,7 @@ def test_interval_is_student_t() -> None:
 
 def judged(low: float, high: float, before: float = 0, after: float = 0) -> WinnerEvaluation:
     gain = Improvement(GOAL, (low + high) / 2, low, high, 1.0, 1.0)
-    return WinnerEvaluation(EvaluationCondition("as asked", ()), (gain,), (before, after))
+    return WinnerEvaluation(EvaluationCondition("as configured", ()), (gain,), (before, after))
 
 
 def test_winner_must_hold_under_all_conditions() -> None:
@@ -146,7 +146,7 @@ def test_winner_must_hold_under_all_conditions() -> None:
     assert not replace(judged(0.1, 0.2), why="it broke a law").holds
 
 
-# Rules.
+# Policies.
 
 
 def test_policy_search_writes_winner_scenario(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_policy_search_writes_winner_scenario(tmp_path: Path) -> None:
     assert figures["shipped"] == found.standings[0].values[0]["ttft_ms.mean"]
     words = (tmp_path / "evolve.md").read_text()
     assert words.count(": does NOT hold") == sum(not one.holds for one in found.judged)
-    assert ("It does NOT hold" in words) != found.holds
+    assert ("The improvement does NOT hold" in words) != found.holds
     lines = (tmp_path / "points.jsonl").read_text()
     again = run(search(tmp_path), tmp_path)
     assert again == found
@@ -199,7 +199,7 @@ def test_several_objectives_give_front(tmp_path: Path) -> None:
 def test_describes_policy() -> None:
     lines = describe_policy("alike = 0\nadmit = free > 0.1", ENGINES["mistralrs"].policy_hooks)
     assert "  those for whom this is equal may decode in one step: all equal" in lines
-    assert "free: share of the blocks that is free" in lines
+    assert "free: fraction of the blocks that are free" in lines
     assert lines[-1].startswith("as shipped: waiting_order (")
 
 
@@ -207,7 +207,8 @@ def test_rejects_engine_without_policy_hooks(tmp_path: Path) -> None:
     engine = {"name": "sglang", "max_total_num_tokens": 4096}
     asked = EvolutionRequest((write(tmp_path, engine=engine),), ("ttft_ms.mean",), 5)
     with pytest.raises(
-        InputError, match="engine sglang does not support custom policies; engines that do: mistralrs and vllm"
+        InputError,
+        match="engine sglang does not support custom policies; engines that do: mistralrs and vllm",
     ):
         run(asked, tmp_path)
 
@@ -219,7 +220,7 @@ def test_knob_search_resumes_study(tmp_path: Path) -> None:
     optuna = pytest.importorskip("optuna")
     over = ("engine.max_num_seqs=1..12", "engine.watermark=0,0.1,0.3")
     first = run(search(tmp_path, 6, over=over), tmp_path)
-    assert first.tried <= 6  # the same setting may be asked for twice
+    assert first.tried <= 6  # the same setting may be requested twice
     store = optuna.storages.JournalStorage(
         optuna.storages.journal.JournalFileBackend(str(tmp_path / "study.journal"))
     )
@@ -239,10 +240,10 @@ def test_knob_search_resumes_study(tmp_path: Path) -> None:
 
 PROPOSER = '''
 import sys
-told = sys.stdin.read()
-assert "ttft_ms.mean, less is better" in told and "seconds of all requests" in told
-first = "# Proposal 1 of" in told
-assert first or "refused" in told
+prompt = sys.stdin.read()
+assert "ttft_ms.mean (lower is better)" in prompt and "wait ledger" in prompt
+first = "# Proposal 1 of" in prompt
+assert first or "rejected" in prompt
 print("Here it is:")
 print("```python")
 if first:

@@ -1,4 +1,4 @@
-"""Rules drawn, crossed and changed by chance."""
+"""Tests of sampling, crossover and mutation of policies."""
 
 from __future__ import annotations
 
@@ -52,9 +52,7 @@ TREE = st.recursive(
 
 
 @given(TREE, *[st.sampled_from([0.0, 1.0, 3.5, 40.0])] * 3)
-def test_simplify_preserves_value(
-    text: str, age: float, tokens: float, free: float
-) -> None:
+def test_simplify_preserves_value(text: str, age: float, tokens: float, free: float) -> None:
     seen = SimpleNamespace(age=age, tokens=tokens, free=free)
     value = parse_expression(text, NAMES, "rule")(seen)
     short = parse_expression(simplify(text), NAMES, "rule")

@@ -1,4 +1,4 @@
-"""How candidates are tried: in heats, and the best once more on trials of their own."""
+"""Tests of tournaments: heats, and the final on separate trials."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ NO_BENCH = cast(Any, None)
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Nothing is run: a trial's figures are in its place. What was asked for: rule, and trials."""
+    """Tournament that runs nothing: figures come from the trial; it records each policy and its
+    trials."""
     asked: list[tuple[str, int]] = []
 
     def one(value: float | None) -> dict[str, Any]:
@@ -66,7 +67,9 @@ def test_candidate_without_gain_is_dropped(ran: list[tuple[str, int]]) -> None:
     bad, good = found.add([make_policy_candidate(worse), make_policy_candidate(better)])
     assert ran[1:] == [(worse, 1), (better, 1), (better, 2), (better, 3)]
     assert good.loss == pytest.approx(((-0.2 - 0.2 - 0.5) / 3,))
-    assert bad.loss == pytest.approx((0.1 / 3,))  # elsewhere it counts as what is shipped
+    assert bad.loss == pytest.approx(
+        (0.1 / 3,)
+    )  # other trials count as equal to the shipped scheduler
 
 
 def test_only_best_candidates_advance(ran: list[tuple[str, int]]) -> None:
@@ -88,7 +91,7 @@ def test_trial_without_finished_requests_uses_other_trials(
     )
     assert one.losses == ((0.5,), (-0.5,))
     assert one.left_out == (-1.0, 0.0)
-    assert other.losses[0] == (10.0,)  # to serve nobody is no gain in anything
+    assert other.losses[0] == (10.0,)  # serving no request is no gain
     assert ran
 
 
@@ -131,11 +134,18 @@ def test_gain_is_bounded_without_served_requests(ran: list[tuple[str, int]]) -> 
     rule = "admit = 1"
     on = trials({"shipped": None, rule: 30.0}, {"shipped": 20.0, rule: 10.0})
     (ruling,), _ = evaluate_winner(
-        make_policy_candidate(rule), [EvaluationCondition("as asked", on)], (GOAL,), {}, NO_BENCH
+        make_policy_candidate(rule),
+        [EvaluationCondition("as configured", on)],
+        (GOAL,),
+        {},
+        NO_BENCH,
     )
     (gain,) = ruling.gains
-    assert gain.mean == pytest.approx(0.0)  # a half more there, a half less here
-    assert (gain.shipped, gain.won) == (None, 20.0)  # shipped, a trial has no mean
+    assert gain.mean == pytest.approx(0.0)  # 0.5 more there, 0.5 less here
+    assert (gain.shipped, gain.won) == (
+        None,
+        20.0,
+    )  # without a shipped figure in a trial, there is no mean
     assert ruling.unserved == (10.0, 0.0)
-    assert ruling.holds  # to serve more of them is better
+    assert ruling.holds  # serving more requests is better
     assert ran

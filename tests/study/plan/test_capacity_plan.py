@@ -1,4 +1,4 @@
-"""Plans against trying everything."""
+"""Compare plans with an exhaustive search."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ CACHE = "engine.num_gpu_blocks=64..288:16"
 
 
 def brute_force(path: Path, knob: str, values: list[Any], objectives: list[str]) -> list[bool]:
-    """Whether each value of a knob meets the objectives and serves everybody, run one by one."""
+    """Return whether each value of a knob meets the objectives and serves all requests, run one by
+    one."""
     bounds = [parse_objective(text) for text in [*objectives, "unserved<=0"]]
     found = []
     for value in values:
@@ -60,7 +61,7 @@ def test_smallest_cache_matches_exhaustive_search(small: Path, seed: int) -> Non
         jobs=1,
     )
     answer = plan.answer["run"]
-    # Whatever the shape, the answer holds, with its neighbours, and the one before does not.
+    # For any shape, the answer and its neighbours hold, and the candidate before does not.
     safe = [i for i in range(len(values)) if all(meets[i : i + 3])]
     if answer is None:
         assert not meets[-1]
@@ -99,7 +100,9 @@ def test_finds_highest_rate(small: Path) -> None:
     assert before["value_before"] > 300 >= before["value"]
 
 
-def test_detects_failing_candidate_above_answer(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_detects_failing_candidate_above_answer(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = CandidateResults.holds
 
     def with_a_hole(self: CandidateResults, candidate: int, condition: Any) -> bool | None:
@@ -332,11 +335,11 @@ def test_rejects_repeats_without_randomness(small: Path, tmp_path: Path) -> None
         "engine: {name: vllm, num_gpu_blocks: 64, max_model_len: 1000}\nprofile: unit-step\n"
     )
     ask: dict[str, Any] = {"smallest": CACHE, "objectives": ["starved<=0"], "jobs": 1}
-    with pytest.raises(InputError, match="--repeats 2: nothing in this workload"):
+    with pytest.raises(InputError, match="--repeats 2: the workload has no randomness"):
         simkv.plan(small, repeats=2, **ask)
     plan = simkv.plan(small, **ask)
     assert plan.cliff.empty
-    assert "nothing binds" in str(plan)
+    assert "no objective binds" in str(plan)
     assert "no interval over seeds" in str(plan)
 
 
@@ -375,7 +378,7 @@ def test_example_runs(root: Path, tmp_path: Path) -> None:
         [sys.executable, example], capture_output=True, text=True, cwd=tmp_path, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "Needs fleet.replicas = " in done.stdout
+    assert "Answer: fleet.replicas = " in done.stdout
     assert "plan.json" in done.stdout
 
 

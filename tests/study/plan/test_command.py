@@ -1,4 +1,4 @@
-"""``simkv plan`` as a user runs it: killed and started again, and with bad input."""
+"""Tests of ``simkv plan``: interrupted and resumed runs, and invalid input."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Plan = Callable[..., Ended]
 
 @pytest.fixture
 def plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Plan:
-    """The command, run in this process."""
+    """Run the command in this process."""
 
     def run(*words: object) -> Ended:
         monkeypatch.setattr(sys, "argv", ["simkv", "plan", *map(str, words)])
@@ -49,9 +49,7 @@ def lines(store: Path) -> int:
     return store.read_bytes().count(b"\n") if store.exists() else 0
 
 
-def test_killed_and_resumed_plan_gives_same_bytes(
-    small: Path, tmp_path: Path, plan: Plan
-) -> None:
+def test_killed_and_resumed_plan_gives_same_bytes(small: Path, tmp_path: Path, plan: Plan) -> None:
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     store = killed / "points.jsonl"
     words = [*ASK, str(small), "--out", str(killed)]
@@ -90,7 +88,7 @@ def test_prints_and_writes_plan(small: Path, tmp_path: Path, plan: Plan) -> None
     assert done.code == 0, done.err
     (found,) = json.loads((out / "plan.json").read_text())["plans"]
     answer = found["answer"]
-    assert f"Needs engine.num_gpu_blocks = {answer} (" in done.out
+    assert f"Answer: engine.num_gpu_blocks = {answer} (" in done.out
     assert "within the profile's error)" in done.out
     assert "0.8 per hour" in done.out
     for name in found["binding"]:

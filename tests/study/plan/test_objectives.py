@@ -1,4 +1,4 @@
-"""Objectives: how they are written, and when they hold."""
+"""Tests of objectives: notation, and when they hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How sure an answer is, against drawing it."""
+"""Tests of the confidence of an answer, compared with simulation."""
 
 from __future__ import annotations
 

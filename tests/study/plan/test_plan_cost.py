@@ -1,4 +1,4 @@
-"""Prices: read with places in errors, and spent."""
+"""Tests of prices: positions in error messages, and costs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_reads_prices_from_yaml_and_csv(tmp_path: Path) -> None:
         ("p.yaml", "H100: 2\nL4: dear\n", r"p\.yaml:2: L4: .*found 'dear'"),
         ("p.yaml", "H100: -2\n", r"p\.yaml:1: H100"),
         ("p.yaml", "H100: true\n", r"p\.yaml:1: H100"),
-        ("p.csv", "gpu,price\nL4,1\n", r"p\.csv:1: price_per_hour: missing"),
+        ("p.csv", "gpu,price\nL4,1\n", r"p\.csv:1: column price_per_hour is missing"),
         ("p.csv", "gpu,price_per_hour\nL4,1\nT4,x\n", r"p\.csv:3: price_per_hour: .*found 'x'"),
         ("p.csv", "gpu,price_per_hour\nL4\n", r"p\.csv:2: price_per_hour: .*found None"),
     ],

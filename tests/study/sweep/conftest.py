@@ -1,4 +1,4 @@
-"""A small scenario to sweep."""
+"""Small scenario for sweeps."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ variants:
 
 @pytest.fixture(autouse=True)
 def _code_of_now() -> None:
-    """Hash the code anew, which somebody may have edited since the tests began."""
+    """Hash the code again, in case it was edited during the test session."""
     hash_code.cache_clear()
 
 
 @pytest.fixture
 def small(tmp_path: Path, root: Path) -> Path:
-    """A scenario file of two variants, a few milliseconds each, with a profile beside it."""
+    """Write a scenario file of two variants that run in a few milliseconds, with a profile beside
+    it."""
     path = tmp_path / "small.yaml"
     path.write_text(SMALL)
     (tmp_path / "costs.json").write_text((root / "scenarios/assumed-costs.json").read_text())

@@ -1,4 +1,4 @@
-"""``simkv sweep`` as a user runs it: in processes of its own, killed and started again."""
+"""Tests of ``simkv sweep`` in separate processes, killed and restarted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Sweep = Callable[..., Ended]
 
 @pytest.fixture
 def sweep(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Sweep:
-    """The command, run in this process."""
+    """Run the command in this process."""
 
     def run(small: Path, out: Path, *more: str) -> Ended:
         monkeypatch.setattr(sys, "argv", ["simkv", "sweep", str(small), "--out", str(out), *more])
@@ -75,7 +75,7 @@ def test_killed_and_resumed_sweep_gives_same_bytes(
     last = sweep(small, killed, *OVER, "--jobs", "2")
     assert last.code == 0, last.err
     assert last.err == ""
-    # All of the lines that were whole still count: only the others were run again.
+    # All complete lines still count: only the other jobs were run again.
     assert lines(store) <= RUNS + 2
     assert done < RUNS
     whole = sweep(small, tmp_path / "whole", *OVER, "--jobs", "1")
@@ -85,7 +85,7 @@ def test_killed_and_resumed_sweep_gives_same_bytes(
     for name in names - {"points.jsonl"}:
         assert (killed / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
     assert len(pd.read_csv(killed / "table.csv")) == RUNS
-    # The workers of a killed sweep end too.
+    # The workers of a killed sweep end, too.
     until = time.monotonic() + 20
     while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < until:
         time.sleep(0.05)
@@ -137,9 +137,7 @@ def test_bad_input_exits_with_2_and_writes_nothing(
     assert not (tmp_path / "out").exists()
 
 
-def test_rejects_foreign_output_folder(
-    small: Path, tmp_path: Path, sweep: Sweep
-) -> None:
+def test_rejects_foreign_output_folder(small: Path, tmp_path: Path, sweep: Sweep) -> None:
     done = sweep(small, tmp_path, "--over", "timeout=1")
     assert done.code == 2
     assert "contains other files and no sweep" in done.err

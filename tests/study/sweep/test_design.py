@@ -83,7 +83,7 @@ def test_last_axis_of_grid_changes_fastest() -> None:
 
 @pytest.mark.parametrize("text", ["a=0.5..1.5", "a=1..8:log", "a=1..900000"])
 def test_grid_requires_steps(text: str) -> None:
-    with pytest.raises(InputError, match="is for --sample"):
+    with pytest.raises(InputError, match="requires --sample"):
         grid([parse_axis(text)])
 
 

@@ -1,4 +1,4 @@
-"""Figures against knobs, and Pareto fronts."""
+"""Tests of plots of figures against knobs, and of Pareto fronts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ E2E = "e2e_ms.p99"
 
 @pytest.fixture
 def frame() -> pd.DataFrame:
-    """Two knobs, one of words, and three repeats; at one point nothing finished."""
+    """Return a table of two knobs, one of them text, with three repeats; at one point no request
+    finished."""
     rows = [
         {
             "point": 2 * a + b,
@@ -53,7 +54,7 @@ def frame() -> pd.DataFrame:
 def test_means_and_confidence_intervals(frame: pd.DataFrame) -> None:
     points = average_repeats(frame, KNOBS, [E2E]).set_index("point")
     assert points.loc[1, E2E] == 111.0
-    # Student's t for 2 degrees of freedom is 4.3027; the deviation of 0, 1, 2 is 1.
+    # Student's t for 2 degrees of freedom is 4.3027; the standard deviation of 0, 1, 2 is 1.
     assert points.loc[1, f"±{E2E}"] == pytest.approx(4.302653 / math.sqrt(3))
     assert math.isnan(float(str(points.loc[0, E2E])))
     assert list(points["unserved"]) == [True, False, True, True, False, False]
@@ -96,7 +97,7 @@ def test_writes_pareto_plot_and_table(frame: pd.DataFrame, tmp_path: Path) -> No
     )
     assert path.name == "pareto-output_throughput-e2e_ms.p99.png"
     assert path.read_bytes().startswith(b"\x89PNG")
-    # (0, y), (1, x) and (2, x): with b = y all else is slower.
+    # (0, y), (1, x) and (2, x): with b = y, all others are slower.
     assert front["point"].tolist() == [1, 2, 4]
     assert front["output_throughput"].tolist() == [0.0, 10.0, 20.0]
 
@@ -160,7 +161,7 @@ def test_lines_are_distinct_and_legend_fits() -> None:
 
 
 def test_most_influential_knob_gets_colors(frame: pd.DataFrame) -> None:
-    """Forty settings of two knobs: ``b`` moves the figure, ``c`` hardly does."""
+    """Return forty settings of two knobs: ``b`` affects the figure, ``c`` hardly does."""
     rows = [{"engine.b": b, "engine.c": c, E2E: 100.0 * b + c} for b in range(4) for c in range(10)]
     points = pd.DataFrame(rows)
     assert sweep_plots._matters_most(points, ["engine.c", "engine.b"], E2E) == "engine.b"

@@ -1,4 +1,4 @@
-"""A real Ray cluster of two worker processes on this machine gives what this process gives."""
+"""A Ray cluster of two worker processes on this machine gives the same results as this process."""
 
 from __future__ import annotations
 
@@ -38,13 +38,15 @@ def test_reports_missing_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rejects_wrong_address() -> None:
-    with pytest.raises(InputError, match=r"--ray-address 127\.0\.0\.1:1: cannot connect to a Ray cluster"):
+    with pytest.raises(
+        InputError, match=r"--ray-address 127\.0\.0\.1:1: cannot connect to a Ray cluster"
+    ):
         _connect("127.0.0.1:1", None)
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    """Two workers, started once for all tests and stopped after them."""
+    """Start two workers once for all tests and stop them at the end."""
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'simkv[ray]'")
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield
@@ -72,7 +74,7 @@ def test_sweep_is_identical(small: Path) -> None:
 
 @pytest.fixture
 def killing(tmp_path: Path) -> Iterator[Callable[..., Iterator[JobResult]]]:
-    """Runs on Ray, where the first worker to take one is killed with -9 while it is at it."""
+    """Return runs on Ray, where the first worker is killed with -9 during its job."""
     note = tmp_path / "pid"
     killer = Thread(target=kill_noted, args=(note,))
     killer.start()

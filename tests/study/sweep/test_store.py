@@ -1,4 +1,4 @@
-"""What is done is kept, whatever happens to the last line."""
+"""Finished jobs are retained, regardless of the state of the last line."""
 
 from __future__ import annotations
 
@@ -30,14 +30,12 @@ def test_reads_written_results(tmp_path: Path) -> None:
 
 
 @given(data=st.data())
-def test_ignores_torn_line(
-    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_ignores_torn_line(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("store") / "points.jsonl"
     whole = filled(path)
     cut = data.draw(st.integers(0, len(whole)))
     path.write_bytes(whole[:cut])
-    # A line whose newline alone is missing is complete.
+    # A line that lacks only its newline is complete.
     kept = whole[: cut + 1].count(b"\n") if whole[cut : cut + 1] == b"\n" else 0
     kept = max(kept, whole[:cut].count(b"\n"))
     expected = dict(list({"a": FIRST, "b": SECOND}.items())[:kept])

@@ -1,4 +1,4 @@
-"""What a sweep runs, what it does not run again, and what it says of mistakes."""
+"""Tests of sweeps: which runs are made, reused results, and error messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BLOCKS = "engine.num_gpu_blocks"
 
 
 def here(function: Any, jobs: Sequence[SimulationJob]) -> Iterator[JobResult]:
-    """In this process, the last job first: the order must not matter."""
+    """Execute in this process, the last job first: the order must not matter."""
     return map(function, reversed(jobs))
 
 
@@ -56,7 +56,7 @@ def test_one_row_per_point_variant_and_repeat(small: Path) -> None:
         for variant in ("plain", "cold")
         for repeat in (0, 1)
     ]
-    # The seeds are the same at all points, and the first is the scenario's own.
+    # The seeds are equal at all points, and the first is the scenario's own.
     assert frame["seed"].nunique() == 2
     assert set(frame[frame["repeat"] == 0]["seed"]) == {7}
 
@@ -129,7 +129,9 @@ def test_digest_covers_trace_contents(small: Path) -> None:
 def test_rejects_job_with_changed_files(small: Path) -> None:
     job = build_sweep(small, []).runs[0].job
     assert run_job(job).summary
-    assert "simkv, cost profile or trace differs" in str(run_job(replace(job, digest="0" * 32)).error)
+    assert "simkv, cost profile or trace differs" in str(
+        run_job(replace(job, digest="0" * 32)).error
+    )
 
 
 def test_skips_finished_jobs(small: Path, tmp_path: Path) -> None:
@@ -147,7 +149,7 @@ def test_skips_finished_jobs(small: Path, tmp_path: Path) -> None:
     run_all(whole, counting, store)
     assert asked == [4, 2]
     assert swept(whole, store).to_csv() == swept(whole).to_csv()
-    # A setting that comes to the same scenario is the same point.
+    # Settings that result in the same scenario are the same point.
     run_all(
         build_sweep(small, [parse_axis("engine.block_size=16")], [f"{BLOCKS}=96"]), counting, store
     )

@@ -1,4 +1,4 @@
-"""Processes of this machine: all that is asked for comes back, whoever dies."""
+"""Tests of local worker processes: all results arrive, even if workers die."""
 
 from __future__ import annotations
 
@@ -42,9 +42,7 @@ def test_stops_after_repeated_worker_deaths() -> None:
         list(pool.run(kill_itself, [1, 2]))
 
 
-def test_rejects_script_without_main_guard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rejects_script_without_main_guard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "mine.py"
     script.write_text("simkv.sweep('a.yaml')\n", encoding="utf-8")
     monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=str(script)))

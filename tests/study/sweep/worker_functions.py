@@ -1,4 +1,4 @@
-"""Functions that workers of other processes import, and that die where they are told to."""
+"""Functions for worker processes that die on request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def square(number: int) -> int:
 
 
 def square_once_killed(item: tuple[Path, int]) -> int:
-    """The square; the first to come leaves its process id in a file and waits to be killed."""
+    """Return the square; the first worker writes its process id to a file and waits."""
     note, number = item
     try:
         with note.open("x") as file:
@@ -31,7 +31,7 @@ def kill_itself(number: int) -> int:
 
 
 def kill_noted(note: Path, seconds: float = 60) -> None:
-    """Kill -9 the process whose id comes to stand in ``note``."""
+    """Kill -9 the process whose id is written to ``note``."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if note.exists() and (text := note.read_text()):
@@ -41,7 +41,7 @@ def kill_noted(note: Path, seconds: float = 60) -> None:
 
 
 def simulate_once_killed(item: tuple[Path, SimulationJob]) -> JobResult:
-    """A run of a sweep; the first worker that takes one waits in it to be killed."""
+    """Run a job of a sweep; the first worker that takes one waits in it to be killed."""
     note, job = item
     try:
         with note.open("x") as file:

@@ -1,4 +1,4 @@
-"""Small scenarios whose verdicts are known."""
+"""Small scenarios with known verdicts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from simkv.scenario.scenario import Scenario
 
 
 def scenario(engine: dict[str, Any], requests: list[dict[str, Any]], **fields: Any) -> Scenario:
-    """A scenario of listed requests at one second a step."""
+    """Return a scenario of listed requests with steps of one second."""
     return Scenario.model_validate(
         {
             "name": "case",
@@ -21,7 +21,7 @@ def scenario(engine: dict[str, Any], requests: list[dict[str, Any]], **fields: A
 
 
 def overload(timeout: float = 31.0) -> Scenario:
-    """One slot, ten requests of five steps each at once: the seventh and later ones starve."""
+    """One slot, ten simultaneous requests of five steps each: from the seventh on they starve."""
     return scenario(
         {"name": "mistralrs", "variant": "bucketed", "max_num_seqs": 1},
         [{"prompt_tokens": 10, "output_tokens": 5} for _ in range(10)],

@@ -28,7 +28,7 @@ def test_shrink_prints_scenario(tmp_path: Path) -> None:
     small = load(tmp_path / "small.yaml")["run"]
     assert small.expect["run"].verdict == "engine died"
     assert "# Created by: simkv shrink mistralrs-2043-queue-loop --keep 'engine died'" in text
-    assert "--variant before (simkv" in text  # the first in the file that shows it
+    assert "--variant before (simkv" in text  # the first variant in the file with this verdict
 
 
 def test_shrink_writes_file_and_summary(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_shrink_rejects_invalid_input(tmp_path: Path, root: Path) -> None:
         simkv("shrink", LOOP, "--keep", "stalled", "-o", str(tmp_path / "no" / "x.yaml"))
     source = tmp_path / "x.yaml"
     source.write_bytes((root / "scenarios" / f"{LOOP}.yaml").read_bytes())
-    with pytest.raises(InputError, match="is what is read"):
+    with pytest.raises(InputError, match="is the input file"):
         simkv("shrink", str(source), "--keep", "stalled", "-o", str(source), "--overwrite")
 
 

@@ -61,11 +61,11 @@ def test_figure_bounds(text: str, shown: bool) -> None:
     ("text", "message"),
     [
         ("straved", "did you mean 'starved'"),
-        ("", "is not a verdict"),
+        ("", "unknown verdict"),
         ("preemption>=1", "did you mean 'preemptions'"),
         ("preemptions>=1e999", "'1e999' is not a number"),
         ("preemptions>=-", "'-' is not a number"),
-        ("preemptions>1", "is not a verdict"),
+        ("preemptions>1", "unknown verdict"),
     ],
 )
 def test_rejects_invalid_conditions(text: str, message: str) -> None:

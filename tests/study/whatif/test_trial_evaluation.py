@@ -55,7 +55,7 @@ def test_digest_covers_inputs() -> None:
 
 
 def test_rules_replace_variant_rules() -> None:
-    """Two variants differ from ``bucketed`` in a single rule: with it they are the same."""
+    """Two variants differ from ``bucketed`` in a single rule: with it they are equal."""
     for variant in ("pr2031", "merged2250"):
         by_rule = evaluate_job(make_trial_job(six(), HERE, RULES[variant]))
         assert by_rule == evaluate_job(make_trial_job(six(variant), HERE))
@@ -111,9 +111,9 @@ def test_changes_nested_fields() -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("engin.block_size", "no field 'engin' .did you mean 'engine'"),
+        ("engin.block_size", "unknown field 'engin' .did you mean 'engine'"),
         ("engine.max_num_sqs", "engine has no field 'max_num_sqs' .did you mean 'max_num_seqs'"),
-        ("name", "no field 'name'"),
+        ("name", "unknown field 'name'"),
         ("workload.requests.10.arrival", "workload.requests has no field '10'"),
         ("timeout.s", "timeout has no field 's'; it has no fields"),
     ],

@@ -53,7 +53,7 @@ def effect(found: WhatIfResult, change: str) -> Effect:
 
 
 def test_finds_fix() -> None:
-    """Lengths that preempt each other: to let them run together is the published fix."""
+    """Requests of unequal length preempt each other; the published fix lets them run together."""
     found = ask(six())
     assert found.best is not None
     assert str(found.best.change) == "unequal_decodes: preempt -> run together"
@@ -88,7 +88,7 @@ def test_patience_prevents_halt() -> None:
 
 
 def test_lists_helped_and_hurt_requests() -> None:
-    """Who loses its blocks is a matter of order: what one gains the other loses."""
+    """The order determines which request loses its blocks: one gains what the other loses."""
     requests = [{"prompt_tokens": 40, "output_tokens": 30, "arrival": i} for i in range(2)]
     engine = {"name": "mistralrs", "variant": "bucketed", "block_size": 8, "num_gpu_blocks": 17}
     found = ask(scenario(engine, requests))
@@ -123,7 +123,7 @@ def test_ranks_by_finished_requests_first() -> None:
 
 
 def test_ranks_similar_latencies_by_preemptions() -> None:
-    """The loop of FastDeploy 5696: blocks in reserve end it, larger steps only make it shorter."""
+    """The loop of FastDeploy 5696: reserved blocks end it, larger steps only shorten it."""
     path = find_scenario(Path("fastdeploy-5696-preempt-loop"))
     found = run_whatif(load(path)["before"], Evaluator(path.parent))
     helped = found.judged("helps")
@@ -135,7 +135,7 @@ def test_ranks_similar_latencies_by_preemptions() -> None:
 
 
 def test_skips_tighter_limits() -> None:
-    """Five clients with little patience: 256 tokens a step serve them all, 64 some, 16 fewer."""
+    """Five clients with short timeouts: 256 tokens per step serve all, 64 some, 16 fewer."""
     rows = [{"prompt_tokens": 250, "output_tokens": 2} for _ in range(5)]
     base = scenario({"name": "vllm", "max_model_len": 512}, rows, timeout=9.0)
     found = ask(base)
@@ -189,7 +189,7 @@ def test_results_are_immutable() -> None:
             setattr(thing, fields(thing)[0].name, None)
 
 
-# --- what is tried --------------------------------------------------------------------------
+# Changes that are tried
 
 
 def differences(before: Any, after: Any) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def test_every_change_has_one_field(engine: str, variant: str) -> None:
         assert job.rules is None
         found = differences(base.engine, other.engine)
         assert found.pop(change.field) == change.after
-        if change.field == "block_size":  # the same memory in other pieces
+        if change.field == "block_size":  # the same memory in other block sizes
             (name,) = found
             assert name in ("num_gpu_blocks", "num_blocks")
             before, after = asdict(base.engine), asdict(other.engine)
@@ -231,7 +231,7 @@ def test_every_change_has_one_field(engine: str, variant: str) -> None:
 def test_every_knob_and_variant_is_tried() -> None:
     base = scenario({"name": "sglang"}, [{"prompt_tokens": 9, "output_tokens": 2}])
     tried = {change.field for change, _ in generate_changes(base, HERE)}
-    # Who asks for an adapter cannot go without: an engine that takes them is not tried without.
+    # Requests with adapters need support for them: variants without it are not tried.
     assert tried == {knob.name for knob in fields(base.engine)} - {"name", "enable_lora"}
     values = {
         change.after
@@ -239,7 +239,7 @@ def test_every_knob_and_variant_is_tried() -> None:
         if change.field == "schedule_policy"
     }
     policies = {"lpm", "hrrn", "lof", "dfs-weight", "routing-key", "shortest-prefill-first"}
-    assert values == policies | {"random"}  # which is refused, and said so
+    assert values == policies | {"random"}  # which is rejected with a message
     assert Change("knob", "x", True, None).__str__() == "x: yes -> none"
 
 
@@ -290,11 +290,11 @@ def test_leap_changes_nothing_under_changed_rules(data: st.DataObject) -> None:
     assert run(True) == run(False)
 
 
-# Consistent
+# Consistency
 
 
 def ended(finished: int, outcome: str, faster: float = 1.0) -> RunFigures:
-    """Figures of ten requests of which those that did not finish ended otherwise."""
+    """Return figures of ten requests; requests that did not finish have the given outcome."""
     failed = dict.fromkeys((str(name) for name in FAILURES), 0.0) | {outcome: 10.0 - finished}
     values = {"requests": 10.0, "finished": float(finished), **failed, "longest_stall_s": 0.0}
     endings = tuple(
@@ -320,7 +320,7 @@ def test_rejection_instead_of_starvation_is_no_help() -> None:
 
 
 def test_field_is_idle_only_if_no_value_matters() -> None:
-    """A knob that hurts when halved and changes nothing when doubled is told with its value."""
+    """A knob that hurts when halved and changes nothing when doubled is reported with its value."""
     engine = {"name": "mistralrs", "variant": "bucketed", "block_size": 8, "num_gpu_blocks": 20}
     rows = [{"prompt_tokens": 16, "output_tokens": 8} for _ in range(4)]
     found = ask(scenario({**engine, "max_num_seqs": 4}, rows))

@@ -52,7 +52,7 @@ def with_requests(scenario: Scenario, rows: list[Any]) -> Scenario:
 
 
 def one_less(scenario: Scenario) -> Iterator[RunFigures]:
-    """Runs with every single request left out, by no code of the module under test."""
+    """Return runs without each single request, independent of the module under test."""
     rows = scenario.workload.requests
     assert rows is not None
     for index in range(len(rows) if len(rows) > 1 else 0):
@@ -62,7 +62,7 @@ def one_less(scenario: Scenario) -> Iterator[RunFigures]:
 
 
 def check(found: ShrunkScenario, wanted: RunCondition) -> None:
-    """What holds of everything that was shrunk."""
+    """Check the properties of every shrunk scenario."""
     assert evaluate_job(make_trial_job(found.scenario, HERE)) == found.after
     assert wanted.is_met(found.before)
     assert wanted.is_met(found.after)
@@ -83,7 +83,7 @@ def check(found: ShrunkScenario, wanted: RunCondition) -> None:
 
 
 def test_shrinks_overload_to_minimal_requests() -> None:
-    """One slot, 31 s of patience, 5 steps each: six are served and the seventh is not."""
+    """One slot, timeouts of 31 s, 5 steps each: six requests are served and the seventh is not."""
     found = smallest(overload(), "starved", knobs=False)
     check(found, parse_condition("starved"))
     assert found.numbers == (0, 1, 2, 3, 4, 5, 6)
@@ -93,7 +93,7 @@ def test_shrinks_overload_to_minimal_requests() -> None:
 
 
 def test_removes_all_unneeded_requests() -> None:
-    """The third request has no part in the death of the engine."""
+    """The third request does not contribute to the death of the engine."""
     found = smallest(queue_loop(), "stalled", knobs=False)
     check(found, parse_condition("engine died"))
     assert found.numbers == (0, 1)
@@ -124,7 +124,7 @@ def test_smaller_cache_reduces_length_limit() -> None:
 
 
 def test_keeps_irrelevant_memory_size() -> None:
-    """Unequal lengths preempt each other however much memory there is."""
+    """Requests of unequal length preempt each other with any amount of memory."""
     found = smallest(six(), "preemptions>=1")
     check(found, parse_condition("preemptions>=1"))
     assert len(found.numbers) == 2
@@ -132,7 +132,8 @@ def test_keeps_irrelevant_memory_size() -> None:
 
 
 def test_preserves_victims_and_cause(root: Path) -> None:
-    """A cold request behind warm ones: as few as will do, and it is still the cold one."""
+    """A cold request behind warm ones: the minimal number of requests, and the cold one remains the
+    victim."""
     found = smallest(lpm_cold(root), "starved")
     check(found, parse_condition("starved"))
     rows = found.scenario.workload.requests
@@ -153,9 +154,7 @@ def test_unservable_request_suffices_alone() -> None:
     assert not found.served_in_isolation
 
 
-def test_shrinking_is_deterministic(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shrinking_is_deterministic(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     once = smallest(lpm_cold(root), "starved")
     assert smallest(lpm_cold(root), "starved") == once
     monkeypatch.setattr(Evaluator, "POOL_PAYS", -1.0)
@@ -165,7 +164,7 @@ def test_shrinking_is_deterministic(
 
 
 def test_closed_loop_arrivals_are_listed() -> None:
-    """Eight at a time: the ninth and tenth come when two are answered, and wait behind six."""
+    """Eight at a time: the ninth and tenth are sent after two replies, and wait behind six."""
     burst = {"num_prompts": 10, "prompt_tokens": 10, "output_tokens": 5}
     chosen = Scenario.model_validate(
         {
@@ -198,7 +197,7 @@ def test_limit_on_runs_still_shows_verdict(root: Path) -> None:
 def test_rejects_absent_verdict() -> None:
     with pytest.raises(InputError, match=r"does not show 'lost'; its result is starved \(4 of 10"):
         smallest(overload(), "lost")
-    with pytest.raises(InputError, match=r"it is preemptions 0 \(starved\)"):
+    with pytest.raises(InputError, match=r"its result is preemptions 0 \(starved\)"):
         smallest(overload(), "preemptions>=1")
 
 
@@ -211,7 +210,7 @@ def test_shrinks_every_known_verdict(data: st.DataObject) -> None:
     check(smallest(chosen, before.verdict), parse_condition(before.verdict))
 
 
-# --- the new file ---------------------------------------------------------------------------
+# New file
 
 
 def test_written_file_shows_verdict(tmp_path: Path) -> None:
@@ -298,4 +297,4 @@ def test_checks_victims_once_per_round() -> None:
     chosen = with_requests(overload(), rows).model_copy(update={"engine_ready": 0.25})
     found = smallest(chosen, "starved")
     check(found, parse_condition("starved"))
-    assert found.runs <= 85  # 81; asked at every step it was 94
+    assert found.runs <= 85  # 81 runs; with a check at every step there were 94
