@@ -92,7 +92,7 @@ def test_prints_and_writes_plan(small: Path, tmp_path: Path, plan: Plan) -> None
     assert "within the profile's error)" in done.out
     assert "0.8 per hour" in done.out
     for name in found["binding"]:
-        assert f"binds: {name} with" in done.out
+        assert f"binding: {name} (value" in done.out
     tried = pd.read_csv(out / "evaluations.csv", keep_default_na=False)
     plain = tried[tried["side"] == ""]
     here = plain[plain["engine.num_gpu_blocks"] == answer]
