@@ -23,16 +23,23 @@ def blocks(
     ] = None,
     log: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Read the number from an engine's log instead."),
+        typer.Option(
+            metavar="FILE", help="Read the number of blocks from this engine log instead."
+        ),
     ] = None,
     block_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens per block (default: the launcher's; for a log 16)."),
+        typer.Option(
+            min=1,
+            help="Tokens per block (default: as the engine's launcher sets it; 16 with --log).",
+        ),
     ] = None,
     gpu_memory_utilization: Annotated[
         float | None,
         typer.Option(
-            min=0.01, max=1.0, help="vLLM's fraction of GPU memory (default: 0.92; up to 0.19 0.9)."
+            min=0.01,
+            max=1.0,
+            help="Fraction of GPU memory for vLLM (default: 0.92; 0.9 up to vLLM 0.19).",
         ),
     ] = None,
     mem_fraction_static: Annotated[
@@ -40,34 +47,41 @@ def blocks(
         typer.Option(
             min=0.01,
             max=0.99,
-            help="SGLang's fraction of GPU memory (default: as SGLang derives it).",
+            help="Fraction of GPU memory for SGLang (default: derived as SGLang does).",
         ),
     ] = None,
     max_num_batched_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens per step, or SGLang's chunk (default: the launcher's)."),
+        typer.Option(
+            min=1,
+            help="Maximum tokens per step, or SGLang's chunk size (default: set by launcher).",
+        ),
     ] = None,
     max_num_seqs: Annotated[
         int | None,
-        typer.Option(min=1, help="Running requests (default: the launcher's)."),
+        typer.Option(min=1, help="Maximum number of running requests (default: set by launcher)."),
     ] = None,
     tp: Annotated[int, typer.Option(min=1, help="Tensor parallel size.")] = 1,
     ep: Annotated[int, typer.Option(min=1, help="Expert parallel size.")] = 1,
-    dp: Annotated[int, typer.Option(min=1, help="Data parallel size (of attention).")] = 1,
+    dp: Annotated[int, typer.Option(min=1, help="Data parallel size of attention.")] = 1,
     weights: Annotated[
         str | None,
         typer.Option(
             metavar="FORMAT",
-            help="Weight format: bf16, fp8, fp8_block, nvfp4, ... (default: the model's).",
+            help="Weight format: bf16, fp8, fp8_block, nvfp4, ... (default: as in the model).",
         ),
     ] = None,
     attention: Annotated[
         str | None,
-        typer.Option(metavar="FORMAT", help="Weight format of attention (default: as --weights)."),
+        typer.Option(
+            metavar="FORMAT", help="Weight format of attention (default: same as --weights)."
+        ),
     ] = None,
     experts: Annotated[
         str | None,
-        typer.Option(metavar="FORMAT", help="Weight format of experts (default: as --weights)."),
+        typer.Option(
+            metavar="FORMAT", help="Weight format of experts (default: same as --weights)."
+        ),
     ] = None,
     kv: Annotated[
         str | None,
@@ -84,8 +98,8 @@ def blocks(
 ) -> None:
     """Compute the number of KV cache blocks of an engine.
 
-    Computed from the memory of the GPU, the weights and an estimate of the largest step, or read
-    from a log (--log). docs/hardware.md compares the results with logs of real engines.
+    The number follows from the GPU's memory, the weights and an estimate of the largest step, or is
+    read from a log (--log). docs/hardware.md compares the results with logs of real engines.
     """
     if log is not None:
         from simkv.costs.hardware.cache_size_log import read_cache_size
@@ -97,7 +111,7 @@ def blocks(
         )
         return
     if model is None or gpu is None:
-        raise InputError("--model and --gpu are needed, or --log")
+        raise InputError("expected --model and --gpu, or --log")
     given = {
         "gpu": gpu,
         "model": model,
@@ -123,7 +137,7 @@ def blocks(
     for share, value in shares.items():
         if value is not None and share != own:
             flag, other = (f"--{name.replace('_', '-')}" for name in (share, own))
-            raise InputError(f"{flag}: {engine} has no such flag; its own is {other}")
+            raise InputError(f"{flag}: {engine} has no such flag; use {other}")
     knobs = {
         spec.block: block_size,
         spec.step_tokens: max_num_batched_tokens,
@@ -154,7 +168,7 @@ def _reckon(spec: EngineSpec, given: dict[str, Any], knobs: dict[str, Any]) -> N
 
     if (variant := knobs.get("variant")) and variant not in spec.variants:
         raise InputError(
-            f"--variant {variant}: not known{spelling_hint(variant, spec.variants)}; "
+            f"--variant {variant}: unknown version{spelling_hint(variant, spec.variants)}; "
             f"expected one of {', '.join(spec.variants)}"
         )
     try:
@@ -187,8 +201,8 @@ def _reckon(spec: EngineSpec, given: dict[str, Any], knobs: dict[str, Any]) -> N
         print(f"{said} (default of {spec.name} {config.variant} on {hardware.gpu.name})")
     print(
         f"{room.hardware.gpu.name}: {room.usable / 1e9:.2f} GB usable, {room.weights / 1e9:.2f} GB "
-        f"weights, {room.activations / 1e9:.2f} GB largest step, {room.outside / 1e9:.2f} GB "
-        f"outside torch; {room.block_bytes / 1e6:.3f} MB per block"
+        f"weights, {room.activations / 1e9:.2f} GB activations of the largest step, "
+        f"{room.outside / 1e9:.2f} GB outside torch; {room.block_bytes / 1e6:.3f} MB per block"
     )
     if refusal:
         print(refusal)

@@ -16,7 +16,7 @@ def check_scheduler(
     file: Annotated[
         Path,
         typer.Argument(
-            help="Custom scheduler (Python). The file is executed. Or a scenario that names one."
+            help="Python file with a custom scheduler (executed), or a scenario that names one."
         ),
     ],
     examples: Annotated[
@@ -44,10 +44,10 @@ def check_scheduler(
 ) -> None:
     """Test a custom scheduler on random scenarios.
 
-    Stops at the first violated invariant and writes the smallest scenario that shows it. Every
-    call is checked, files that the scheduler reads are reported, and each run is compared with
-    runs of other futures. Of a scenario all variants with a custom scheduler are checked. Exit 0 if
-    no invariant is violated, 1 if one is.
+    Stops at the first violated invariant and writes the smallest scenario that shows it. Checks
+    every call, reports files that the scheduler reads, and repeats runs with other output lengths.
+    For a scenario, all variants with a custom scheduler are checked. Exit 0 if no invariant is
+    violated, 1 if one is.
     """
     if not file.is_file():
         raise InputError(f"{file}: there is no such file")
@@ -60,11 +60,11 @@ def check_scheduler(
     check_new_file("--out", there, file, overwrite)
     found = check_laws(file, examples, dict(map(_knob, set_ or [])))
     if found.broken is None:
-        print(f"{file}: kept all laws in {found.scenarios} random scenarios")
+        print(f"{file}: no invariant violated in {found.scenarios} random scenarios")
         return
     write_text(there, found.to_yaml(there))
     print(found.broken)
-    print(f"Shrunk to {there}: simkv check-scheduler {there} --trust")
+    print(f"Counterexample written to {there}: simkv check-scheduler {there} --trust")
     raise typer.Exit(1)
 
 
@@ -83,7 +83,7 @@ def _check_scenario(file: Path, overrides: list[str]) -> None:
         except LawViolation as error:
             print(error)
             raise typer.Exit(1) from None
-        print(f"{file}, {name}: kept all laws")
+        print(f"{file}, {name}: no invariant violated")
 
 
 def _knob(given: str) -> tuple[str, Any]:
@@ -99,7 +99,7 @@ def export_scheduler(
     file: Annotated[
         Path,
         typer.Argument(
-            help="Custom policy for vLLM (Python, which is executed), or a scenario that has one."
+            help="Python file with a custom policy for vLLM (executed), or a scenario with one."
         ),
     ],
     out: Annotated[
@@ -113,12 +113,16 @@ def export_scheduler(
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KNOB=VALUE", help="Setting of the policy; may be repeated."),
+        typer.Option(
+            "--set", metavar="KNOB=VALUE", help="Override a setting of the policy; may be repeated."
+        ),
     ] = None,
     check: Annotated[
         int,
         typer.Option(
-            min=0, metavar="N", help="Number of random cases to compare with vLLM's own scheduler."
+            min=0,
+            metavar="N",
+            help="Compare decisions with vLLM's own scheduler in N random cases (default: 0).",
         ),
     ] = 0,
     source: Annotated[
@@ -126,7 +130,7 @@ def export_scheduler(
         typer.Option(
             metavar="PATH",
             exists=True,
-            help="vLLM 0.33.0 for --check: a wheel or an unpacked wheel.",
+            help="vLLM 0.33.0 for --check: wheel file or unpacked wheel.",
         ),
     ] = None,
     overwrite: Annotated[
@@ -160,9 +164,11 @@ def export_scheduler(
             for name, mismatch in check_export(file, knobs, folder, check):
                 advance()
                 if mismatch:
-                    print(f"{name}: vLLM {TARGET_RELEASE} decides otherwise: {mismatch}")
+                    print(f"{name}: vLLM {TARGET_RELEASE} decides differently: {mismatch}")
                     raise typer.Exit(1)
-        print(f"{check} of {check} random cases: vLLM {TARGET_RELEASE} decides as simulated")
+        print(
+            f"{check} of {check} random cases: vLLM {TARGET_RELEASE} makes the simulated decisions"
+        )
     write_text(there, text)
     print(
         f"Written to {there}: vllm serve --scheduler-cls {there.stem}.{scheduler_class_name(text)}"

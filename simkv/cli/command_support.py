@@ -14,11 +14,15 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 Junit = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write the checked expectations as JUnit XML.")
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Write the results of expectations to this file as JUnit XML."
+    ),
 ]
 
 Perfetto = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev.")
+    Path | None,
+    typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev to this file."),
 ]
 
 
@@ -35,7 +39,7 @@ Trust = Annotated[
     typer.Option(
         "--trust",
         callback=_trust,
-        help="Allow custom scheduler files named by the scenario to run.",
+        help="Allow execution of custom scheduler files that the scenario names.",
     ),
 ]
 
@@ -47,7 +51,7 @@ class Interrupted(SystemExit):
 
     def __init__(self, store: Path) -> None:
         super().__init__(INTERRUPTED)
-        self.kept = f"what is done is kept in {store}, and the same command goes on from there"
+        self.kept = f"finished runs are stored in {store}; repeat the command to resume"
 
 
 def console(*, stderr: bool = False) -> Console:

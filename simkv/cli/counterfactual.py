@@ -50,14 +50,15 @@ def shrink(
         str,
         typer.Option(
             metavar="CONDITION",
-            help="What the smaller workload must still show: a verdict such as stalled, or a bound "
-            "such as preemptions>=1.",
+            help="Condition that the smaller workload must still meet: a verdict such as stalled, "
+            "or a bound such as preemptions>=1.",
         ),
     ],
     variant: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Variant of the scenario (default: the first that shows it)."
+            metavar="NAME",
+            help="Variant of the scenario (default: the first that meets the condition).",
         ),
     ] = None,
     set_: Overrides = None,
@@ -110,7 +111,7 @@ def bisect(
     over: Annotated[
         str | None,
         typer.Option(
-            metavar="PATH=LOW..HIGH", help="Field and its range, or its values: PATH=A,B,C."
+            metavar="PATH=LOW..HIGH", help="Setting and its range, or its values as PATH=A,B,C."
         ),
     ] = None,
     variants: Annotated[
@@ -124,13 +125,11 @@ def bisect(
             help="Condition to watch instead of the verdict, such as preemptions>=1.",
         ),
     ] = None,
-    samples: Annotated[
-        int, typer.Option(min=2, help="Number of values that are tried first.")
-    ] = 17,
+    samples: Annotated[int, typer.Option(min=2, help="Number of values to try first.")] = 17,
     step: Annotated[
         float | None,
         typer.Option(
-            help="Distance of neighboring values (default: 1, or 1/1000 of a range of fractions)."
+            help="Distance between values (default: 1; for fractions 1/1000 of the range)."
         ),
     ] = None,
     variant: Annotated[
@@ -156,7 +155,7 @@ def bisect(
     )
 
     if over and variants:
-        raise InputError("--over and --variants: expected one of them")
+        raise InputError("expected --over or --variants, not both")
     field = parse_bisect_values(over, step) if over else None
     shown = parse_condition(when, "--when") if when else None
     path, choice = _load(scenario, set_)
@@ -199,7 +198,7 @@ def whatif(
 ) -> None:
     """Rank single changes that would have helped.
 
-    Changes one rule or setting at a time and reports which requests it would have helped.
+    Changes one rule or setting at a time, runs the scenario, and reports which requests it helps.
     """
     from simkv.core.figure_registry import FIGURE_NAMES
     from simkv.report.whatif_tables import render_whatif, whatif_json
@@ -207,7 +206,7 @@ def whatif(
 
     if rank_by is not None and rank_by not in FIGURE_NAMES:
         raise InputError(
-            f"--rank-by {rank_by}: is not a figure of "
+            f"--rank-by {rank_by}: not a figure of "
             f"summary.json{spelling_hint(rank_by, FIGURE_NAMES)}; "
             f"expected one of {', '.join(FIGURE_NAMES)}"
         )
@@ -252,7 +251,7 @@ def _first_that_shows(
         if wanted.is_met(figures):
             return name
         told.append(f"{name} is {wanted.told(figures)}")
-    raise InputError(f"no variant shows {wanted.text!r}: {'; '.join(told)}")
+    raise InputError(f"no variant meets {wanted.text!r}: {'; '.join(told)}")
 
 
 def _title(scenario: Scenario, variant: str) -> str:

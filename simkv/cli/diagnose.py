@@ -101,7 +101,10 @@ def diagnose(
     target = out or (inputs[0] if resumed else Path("diagnosis"))
     if resumed:
         if target != inputs[0]:
-            raise InputError(f"--out {target}: {inputs[0]} is gone on with where it lies")
+            raise InputError(
+                f"--out {target}: cannot be combined with a resumed run; "
+                f"results stay in {inputs[0]}"
+            )
     else:
         files.check_incident_folder(target)
         _read(inputs, target, columns)

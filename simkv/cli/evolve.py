@@ -28,8 +28,8 @@ def evolve(
         list[str] | None,
         typer.Option(
             metavar="FIGURE[:min|:max]",
-            help="Figure to improve, such as e2e_ms.p99, jain_index or recompute_tax. May be "
-            "repeated; then the Pareto front is reported.",
+            help="Figure to improve, such as e2e_ms.p99, jain_index or recompute_tax. If repeated, "
+            "the Pareto front is reported.",
         ),
     ] = None,
     budget: Annotated[int, typer.Option(min=1, help="Number of candidates to try.")] = 200,
@@ -37,7 +37,7 @@ def evolve(
         list[str] | None,
         typer.Option(
             metavar="PATH=VALUES",
-            help="Search settings instead of policies: values as for 'simkv sweep', or a range "
+            help="Search settings instead of policies. Values as for 'simkv sweep', or a range "
             "LOW..HIGH[:log]; may be repeated.",
         ),
     ] = None,
@@ -45,8 +45,8 @@ def evolve(
         str | None,
         typer.Option(
             metavar="COMMAND",
-            help="Search code: a program that reads the results of the last candidate on stdin and "
-            "prints the next scheduler file, which is run; needs --trust.",
+            help="Search code: COMMAND reads the results of the last candidate from stdin and "
+            "prints the next scheduler file, which is executed; needs --trust.",
         ),
     ] = None,
     random_search: Annotated[
@@ -55,7 +55,8 @@ def evolve(
     goodput: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME:MS", help="Limits per request in ms, for goodput, such as ttft:500."
+            metavar="NAME:MS",
+            help="Latency limit per request for goodput, such as ttft:500; may be repeated.",
         ),
     ] = None,
     variant: Annotated[
@@ -73,9 +74,7 @@ def evolve(
     ] = 3,
     validation: Annotated[
         int,
-        typer.Option(
-            min=1, help="Number of other seeds or windows that select the winner among the best."
-        ),
+        typer.Option(min=1, help="Number of other seeds or windows for selecting the winner."),
     ] = 6,
     test: Annotated[
         int,

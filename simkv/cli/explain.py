@@ -57,7 +57,7 @@ def explain(
                     f"{size - 1}"
                 )
     command = f"simkv explain {quote(str(run))}"
-    lines: list[str] = [f"Run again from {run / 'scenario.yaml'}."] if run.is_dir() else []
+    lines: list[str] = [f"Simulated again from {run / 'scenario.yaml'}."] if run.is_dir() else []
     for name in names:
         result = run_scenario(planned[name].scenario, planned[name].folder)
         if lines:
@@ -70,5 +70,5 @@ def explain(
         else:
             lines += explain_run_briefly(name, result)
     if len(names) > 1 and request is None:
-        lines += ["", f"More of one variant: {command} --variant {names[0]}"]
+        lines += ["", f"Explain one variant: {command} --variant {names[0]}"]
     print("\n".join(lines))

@@ -63,13 +63,13 @@ def run(
     graphs: Annotated[bool, typer.Option(help="Capture CUDA graphs.")] = True,
     warm_up: WarmUp = None,
     threads: Threads = 1,
-    seed: Annotated[int, typer.Option(help="Random seed of the weights.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed for the weights.")] = 0,
     _trusted: Trust = False,
 ) -> None:
     """Run a scenario on this device in real time.
 
-    Writes the times of all requests and steps. Afterwards a simulation is fed the measured step
-    times. Exit 1 if its decisions differ.
+    Writes the times of all requests and steps, then simulates the scenario with the measured step
+    times. Exit 1 if the decisions differ.
     """
     from simkv.report.run_files import check_run_folder
     from simkv.scenario.packaged_scenarios import find_scenario
@@ -82,7 +82,8 @@ def run(
         if name not in variants:
             known = ", ".join(variants)
             raise InputError(
-                f"--variant {name}: not in {path}{spelling_hint(name, variants)}; {known}"
+                f"--variant {name}: no such variant in {path}{spelling_hint(name, variants)}; "
+                f"expected one of {known}"
             )
     chosen = {k: v for k, v in variants.items() if not variant or k in variant}
     folder = out or Path("runs") / f"gpu-{next(iter(chosen.values())).name}"
@@ -139,11 +140,11 @@ def bench(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Also measure FlashAttention 3: _vllm_fa3_C.abi3.so of a vLLM wheel.",
+            help="Also measure FlashAttention 3, from _vllm_fa3_C.abi3.so of a vLLM wheel.",
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the rows as JSON.")
+        Path | None, typer.Option(metavar="FILE", help="Write the results to this file as JSON.")
     ] = None,
     warm_up: WarmUp = None,
     threads: Threads = 1,
@@ -183,18 +184,18 @@ def bench(
 def calibrate(
     out: Annotated[
         Path,
-        typer.Argument(help="Directory of the measurements; continued if it has been started."),
+        typer.Argument(help="Directory for the measurements; existing measurements are reused."),
     ],
     device: Device = "cuda",
     model: Model = "llama-3-8b",
     budget: Annotated[
-        str, typer.Option(metavar="TIME", help="Time for measuring, such as 8m or 90s.")
+        str, typer.Option(metavar="TIME", help="Maximum measuring time, such as 8m or 90s.")
     ] = "8m",
     small: Small = False,
     kv_tokens: Annotated[
         int | None,
         typer.Option(
-            metavar="TOKENS", help="Size of the KV cache (default: 400,000; with --small 2,048)."
+            metavar="TOKENS", help="Size of the KV cache (default: 400,000; 2,048 with --small)."
         ),
     ] = None,
     layout: KvLayout = "block",
@@ -222,7 +223,7 @@ def calibrate(
     print(f"{len(samples)} measurements; {profile.source[-1]}")
     for what, value in campaign.achieved_rates(samples, setup.shape, setup.itemsize).items():
         print(f"{what}: {value}")
-    print("Error on steps of real runs that were not fitted to (median, P95, bias):")
+    print("Error on held-out steps of real runs (median, P95, bias):")
     for kind, error in profile.fit.held_out.items():
         shares = [100 * x for x in (error.median, error.p95, error.bias)]
         print(f"  {kind:<8}{shares[0]:6.1f} % {shares[1]:6.1f} % {shares[2]:+6.1f} %", end="")
@@ -244,8 +245,8 @@ def _report(name: str, run: ExecutionRecord, different: int | None) -> str:
         f"{found['output_throughput']:.1f} output tok/s\n"
         f"  TTFT mean {ttft['mean']:.2f} ms, P99 {ttft['p99']:.2f} ms; "
         f"TPOT mean {tpot['mean']:.2f} ms, P99 {tpot['p99']:.2f} ms\n"
-        f"  {found['steps']} steps, {100 * found['graph_share']:.0f} % from fixed buffers, device "
-        f"busy for {100 * found['device_share']:.0f} % of their time\n"
+        f"  {found['steps']} steps, {100 * found['graph_share']:.0f} % from fixed buffers; device "
+        f"busy {100 * found['device_share']:.0f} % of their time\n"
         f"  L0: "
-        + (f"{decisions}, all the same" if different is None else f"parts at step {different}")
+        + (f"{decisions}, all equal" if different is None else f"differs at step {different}")
     )

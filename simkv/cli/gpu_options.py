@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from simkv.gpu.execution_record import GpuSetup
 
 Device = Annotated[str, typer.Option(help="Torch device: cuda, cuda:N or cpu (slow, for tests).")]
-Model = Annotated[str, typer.Option(help="Model whose shape is used; weights are random.")]
-Small = Annotated[bool, typer.Option(help="Use small sizes, for the tiny model.")]
+Model = Annotated[str, typer.Option(help="Model whose shape to use; weights are random.")]
+Small = Annotated[bool, typer.Option(help="Use small sizes, for --model tiny.")]
 KvLayout = Annotated[
     str,
     typer.Option(
@@ -27,20 +27,19 @@ KvLayout = Annotated[
 WarmUp = Annotated[
     float | None,
     typer.Option(
-        metavar="SECONDS", help="Time of steps before measuring (default: 10 on a GPU, 0 on a CPU)."
+        metavar="SECONDS", help="Warm-up time before measuring (default: 10 on a GPU, 0 on a CPU)."
     ),
 ]
-Threads = Annotated[int, typer.Option(help="Number of torch threads on a CPU.")]
+Threads = Annotated[int, typer.Option(help="Number of torch threads with --device cpu.")]
 Clock = Annotated[
     str,
     typer.Option(
-        metavar="wall|cpu", help="Clock to measure by; cpu is CPU time, for a shared machine."
+        metavar="wall|cpu",
+        help="Clock for measurements; cpu measures CPU time, for shared machines.",
     ),
 ]
-Repeats = Annotated[
-    int, typer.Option(help="Number of measurements of each point; the median is used.")
-]
-RunFolder = Annotated[Path, typer.Argument(help="A directory written by `simkv gpu run`.")]
+Repeats = Annotated[int, typer.Option(help="Number of measurements per point; the median is used.")]
+RunFolder = Annotated[Path, typer.Argument(help="Results directory of `simkv gpu run`.")]
 
 
 def parse_duration(text: str) -> float:
@@ -67,13 +66,14 @@ def device_setup(
 ) -> GpuSetup:
     """Return the device setup for validated options. Raises InputError for unavailable ones."""
     if find_spec("torch") is None:
-        raise InputError("torch is not installed; install simkv with the extra: simkv[gpu]")
+        raise InputError("torch is not installed; run: pip install 'simkv[gpu]'")
     from simkv.costs.hardware.model_shape import MODEL_SHAPES
 
     if model not in MODEL_SHAPES:
         known = ", ".join(MODEL_SHAPES)
         raise InputError(
-            f"--model {model}: not known{spelling_hint(model, MODEL_SHAPES)}; expected {known}"
+            f"--model {model}: unknown model{spelling_hint(model, MODEL_SHAPES)}; "
+            f"expected one of {known}"
         )
     layouts: dict[str, Literal["block", "layer"]] = {"block": "block", "layer": "layer"}
     if layout not in layouts:
@@ -87,7 +87,7 @@ def device_setup(
     except RuntimeError as error:
         raise InputError(f"--device {device}: expected cuda, cuda:<n> or cpu") from error
     if kind not in ("cuda", "cpu") or (kind == "cuda" and not torch.cuda.is_available()):
-        raise InputError(f"--device {device}: torch {torch.__version__} finds no such device here")
+        raise InputError(f"--device {device}: torch {torch.__version__} finds no such device")
     _use_clock(clock, kind, threads)
     if kind == "cpu":
         torch.set_num_threads(threads)
@@ -106,5 +106,5 @@ def _use_clock(clock: str, kind: str, threads: int) -> None:
     if clock not in clocks:
         raise InputError(f"--clock {clock}: expected wall or cpu")
     if clock == "cpu" and (kind != "cpu" or threads != 1):
-        raise InputError("--clock cpu: is that of one thread; use --device cpu --threads 1")
+        raise InputError("--clock cpu: measures a single thread; add --device cpu --threads 1")
     timer.use_clock(clocks[clock])

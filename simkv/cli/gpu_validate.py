@@ -45,34 +45,34 @@ def validate(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="Directory for plan, runs and results; continued if it has been started. Or one "
-            "that `simkv gpu run` has written: that run is judged, nothing is served."
+            help="Directory for plan, runs and results; existing ones are reused. For a results "
+            "directory of `simkv gpu run`, only that run is evaluated."
         ),
     ],
-    profile: Annotated[Path, typer.Option(metavar="FILE", help="Cost profile to judge (JSON).")],
+    profile: Annotated[Path, typer.Option(metavar="FILE", help="Cost profile to validate (JSON).")],
     device: Device = "cuda",
     model: Model = "llama-3-8b",
     budget: Annotated[
-        str, typer.Option(metavar="TIME", help="Total time, such as 9m or 90s.")
+        str, typer.Option(metavar="TIME", help="Maximum total time, such as 9m or 90s.")
     ] = "9m",
     small: Small = False,
-    repeats: Annotated[int, typer.Option(help="Maximum number of runs of each case.")] = 3,
+    repeats: Annotated[int, typer.Option(help="Maximum number of runs per case.")] = 3,
     plan_only: Annotated[
-        bool, typer.Option("--plan-only", help="Write the plan and its predictions; serve nothing.")
+        bool, typer.Option("--plan-only", help="Write the plan and its predictions, then exit.")
     ] = False,
     case: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Serve only this case of the plan; may be repeated."),
+        typer.Option(metavar="NAME", help="Run only this case of the plan; may be repeated."),
     ] = None,
     allow_other_gpu: Annotated[
         bool,
-        typer.Option("--allow-other-gpu", help="Accept a profile of a GPU other than this one."),
+        typer.Option("--allow-other-gpu", help="Accept a profile of another GPU."),
     ] = False,
     layout: KvLayout = "block",
     warm_up: WarmUp = None,
     threads: Threads = 1,
     clock: Clock = "wall",
-    seed: Annotated[int, typer.Option(help="Random seed of the workloads.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed for the workloads.")] = 0,
     repeat_run: Annotated[
         Path | None,
         typer.Option(
@@ -88,11 +88,11 @@ def validate(
 ) -> None:
     """Validate a cost profile against runs on this device.
 
-    Three levels. L0: a simulation that is fed the measured step times makes the same decisions.
-    L1: predicted and measured step times. L2: a simulation with predicted times and the run,
-    compared with simple cost models and with the noise between repeated runs. The plan and its
-    predictions are written before anything is served. Its cases are sized by the data sheet of
-    the GPU, not by the profile. An existing plan in FOLDER is used. Exit 1 if a decision differs.
+    Validates three levels. L0: decisions of a simulation with the measured step times. L1: step
+    times. L2: figures of a simulation with predicted step times, compared with simple cost models
+    and with the noise between repeated runs. The plan and its predictions are written before the
+    runs. Cases are sized by the data sheet of the GPU, not by the profile. An existing plan in
+    FOLDER is used. Exit 1 if a decision differs.
     """
     from simkv.costs.cost_profile import load_profile
 
@@ -171,10 +171,10 @@ def _check_options(context: typer.Context, folder: Path, recorded: bool) -> None
         if name in FOR_BOTH or source is None or source.name != "COMMANDLINE":
             continue
         if recorded and name not in FOR_RECORDED:
-            raise InputError(f"{param.opts[0]}: {folder} is a recorded run; nothing is served")
+            raise InputError(f"{param.opts[0]}: cannot be used with a recorded run ({folder})")
         if not recorded and name in FOR_RECORDED:
             raise InputError(
-                f"{param.opts[0]}: is for a recorded run; {folder} is not a folder of "
+                f"{param.opts[0]}: requires a recorded run; {folder} is not a results directory of "
                 "`simkv gpu run`"
             )
 
@@ -210,5 +210,7 @@ def _wanted(trials: list[Trial], names: list[str]) -> list[Trial]:
     for name in names:
         if name not in known:
             hint = spelling_hint(name, known)
-            raise InputError(f"--case {name}: is not in the plan{hint}; {', '.join(known)}")
+            raise InputError(
+                f"--case {name}: not in the plan{hint}; expected one of {', '.join(known)}"
+            )
     return [trial for trial in trials if not names or trial.name in names]

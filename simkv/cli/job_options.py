@@ -70,5 +70,5 @@ def open_job_runner(
         raise Interrupted(store) from None
     except RunsFailed as error:
         print_error(error)
-        print_error(f"what is done is kept in {store}")
+        print_error(f"finished runs are stored in {store}")
         raise typer.Exit(1) from None

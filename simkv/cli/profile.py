@@ -66,7 +66,9 @@ def llmservingsim(
     check_file("--out", out)
     found, measured = find_model(model), known_model(bundle_model(bundle))
     if measured and measured != found:
-        raise InputError(f"{bundle}: measured with {measured.name}; --model {model} is another")
+        raise InputError(
+            f"{bundle}: measured with {measured.name}; expected that model, got --model {model}"
+        )
     sizes = DEFAULT.graph_sizes(max_num_seqs) if max_num_seqs else None
     layout = Sharding(
         found.layers,
@@ -98,11 +100,11 @@ def aiconfigurator(
 @build.command()
 def vidur(
     mlp: Annotated[
-        Path, typer.Argument(help="Table of all operators except attention (CSV[.gz]).")
+        Path, typer.Argument(help="Table of all operators except attention (.csv[.gz]).")
     ],
-    attention: Annotated[Path, typer.Argument(help="Table of attention (CSV[.gz]).")],
+    attention: Annotated[Path, typer.Argument(help="Table of attention operators (.csv[.gz]).")],
     model: ModelNameOption,
-    gpu: Annotated[str, typer.Option(help="Name of the GPU that was measured.")],
+    gpu: Annotated[str, typer.Option(help="Name of the measured GPU.")],
     out: Out,
     tp: Tp = 1,
 ) -> None:
@@ -121,12 +123,12 @@ def single_request(
     ],
     model: ModelNameOption,
     gpu: Annotated[
-        str, typer.Option(help="GPU name; a known GPU supplies what the rows do not show.")
+        str, typer.Option(help="GPU name; for a known GPU, its data sheet fills gaps in the rows.")
     ],
     out: Out,
     tp: Tp = 1,
     stage: Annotated[
-        str, typer.Option(help="Stage of the rows to fit to, if the table has stages.")
+        str, typer.Option(help="Stage of the rows to fit, if the table has stages.")
     ] = "sync",
     max_num_batched_tokens: Annotated[
         int, typer.Option(min=1, help="max_num_batched_tokens of the engine.")
@@ -158,7 +160,7 @@ def _write(out: Path, profile: CostProfile) -> None:
         print(f"  {feature}: measured from {low:g} to {high:g}")
     for kind, error in profile.fit.held_out.items():
         print(
-            f"  {kind} steps left out: median error {100 * error.median:.2f} %, 95 of 100 within "
+            f"  held-out {kind} steps: median error {100 * error.median:.2f} %, 95 % within "
             f"{100 * error.p95:.2f} % ({error.points} points)"
         )
     for line in profile.source:

@@ -35,8 +35,8 @@ def profile_list(
     found = find_known_costs(words or [])
     if not found:
         raise InputError(
-            f"nothing has {' and '.join(words or [])} in it; GPUs are "
-            f"{', '.join(gpu.name for gpu in gpus())}; models are "
+            f"no entry contains {' and '.join(words or [])}; GPUs: "
+            f"{', '.join(gpu.name for gpu in gpus())}; models: "
             f"{', '.join(model.name for model in architectures())}"
         )
     named = [one for one in found if one.name]
@@ -50,22 +50,22 @@ def profile_list(
         Column("gpu", [one.gpu for one in rows], rank=1, right=False),
         Column("GPUs from", least, rank=2),
         Column("basis", [one.basis for one in rows], rank=4, right=False),
-        Column("error of 95 in 100 steps", [one.error for one in rows], rank=3, right=False),
+        Column("error of 95 % of steps", [one.error for one in rows], rank=3, right=False),
     ]
     if rows:
         show(AdaptiveTable(columns))
     if not words:
         show(f"models: {', '.join(model.name for model in architectures())}")
         show(f"GPUs: {', '.join(gpu.name for gpu in gpus())}")
-        show("any model goes with any GPU that holds it; simkv profile list WORDS shows which")
+        show("combine any model with any GPU it fits on; `simkv profile list WORDS` shows details")
     elif len(shown) > len(rows) - len(named):
-        show(f"and {len(shown) - len(rows) + len(named)} more: --all, or more words")
+        show(f"and {len(shown) - len(rows) + len(named)} more; use --all, or more words")
     if pairs and shown:
         first = next((one for one in pairs if one.fits), pairs[0])
         tp = f", tp: {first.fits}" if first.fits and first.fits > 1 else ""
         show(f"in a scenario: hardware: {{gpu: {first.gpu}, model: {first.model}{tp}}}")
     if find_installed_tables() is None:
         show(
-            "operators that were measured are in an extra: pip install 'simkv[hardware]'; without "
-            "it data sheets are taken"
+            "measured operators are not installed (pip install 'simkv[hardware]'); costs follow "
+            "from data sheets"
         )

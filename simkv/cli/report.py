@@ -17,22 +17,22 @@ def report(
         list[Path] | None,
         typer.Argument(
             metavar="RUN…",
-            help="Results directories, scenario files or names of packaged scenarios.",
+            help="Results directories, scenario files, or names of packaged scenarios.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="HTML file to write (default: RUN/report.html or runs/<scenario>.html).",
+            help="Write the page to this file (default: RUN/report.html or runs/<scenario>.html).",
         ),
     ] = None,
     perfetto: Perfetto = None,
     whatif: Annotated[
         bool | None,
         typer.Option(
-            help="Try single changes and list those that would help (default: for small workloads "
-            "that no variant fixes)."
+            help="Simulate single changes and list helpful ones (default: for small workloads "
+            "without a variant that fixes them)."
         ),
     ] = None,
     gallery: Annotated[
@@ -46,14 +46,16 @@ def report(
 ) -> None:
     """Write an HTML report of runs with causes and fixes.
 
-    The report shows which requests waited, what blocked them and what would fix it. Runs are
-    deterministic, so they are run again from their scenarios.
+    The report shows which requests waited, what blocked them and what fixes it. Runs are
+    deterministic; they are simulated again from their scenarios.
     """
     if gallery:
         _report_gallery(gallery, runs or [], whatif is not False)
         return
     if not runs:
-        raise InputError("report: nothing to report on; expected run folders, files or names")
+        raise InputError(
+            "report: no runs given; expected results directories, scenario files or names"
+        )
     from simkv.metrics.run_result import records_by_replica, split_by_replica
     from simkv.report.html_page import write_html
     from simkv.report.narrative import find_better_variant, select_variant
@@ -88,12 +90,12 @@ def report(
             changes = remedies(lead, advance)
     make_folder(page.parent)
     write_html(page, split_by_replica(results), changes)
-    print(f"Written {page}")
+    print(f"Written to {page}")
     if perfetto:
         write_perfetto(
             perfetto, records_by_replica(results), next(iter(results.values())).scenario.name
         )
-        print(f"Written {perfetto}: open it with ui.perfetto.dev")
+        print(f"Written to {perfetto}; open it with ui.perfetto.dev")
 
 
 def _report_gallery(folder: Path, names: list[Path], whatif: bool) -> None:

@@ -38,7 +38,7 @@ def run(
             metavar="DIR", help="Write results to this directory (default: runs/<scenario>/)."
         ),
     ] = None,
-    steps: Annotated[bool, typer.Option(help="Write steps.csv, one row per step.")] = False,
+    steps: Annotated[bool, typer.Option(help="Write steps.csv, with one row per step.")] = False,
     ledger: Annotated[
         bool,
         typer.Option(help="Write ledger.csv (time of each request by cause) and preemptions.csv."),
@@ -47,7 +47,9 @@ def run(
         bool | None,
         typer.Option(help="Render plots (default: plots that render within one second in total)."),
     ] = None,
-    leap: Annotated[bool, typer.Option(help="Skip uneventful steps: faster, same results.")] = True,
+    leap: Annotated[
+        bool, typer.Option(help="Combine repeated decode steps: faster, same results.")
+    ] = True,
     full: Annotated[
         bool,
         typer.Option(
@@ -61,7 +63,7 @@ def run(
         str | None,
         typer.Option(
             metavar="KINDS",
-            help="Write files as a real server would, comma-separated: vllm-log, "
+            help="Also write the files of a real server, comma-separated: vllm-log, "
             "vllm-log-requests, vllm-log-iterations, sglang-log, otel, prometheus, bench.",
         ),
     ] = None,
@@ -123,13 +125,13 @@ def run(
         show(*parts)
         raise
     show(*parts)
-    rest = f" (and with --plots {', '.join(left_out)})" if left_out else ""
+    rest = f" (--plots adds {', '.join(left_out)})" if left_out else ""
     show(f"\nWritten to {folder}: {', '.join(written)}{rest}")
     if perfetto:
         from simkv.report.perfetto_trace import write_perfetto
 
         write_perfetto(perfetto, records_by_replica(results), name)
-        show(f"Written {perfetto}: open it with ui.perfetto.dev")
+        show(f"Written to {perfetto}; open it with ui.perfetto.dev")
     _emit(folder, results, kinds)
     if junit:
         from simkv.report.junit_xml import write_junit
@@ -154,4 +156,4 @@ def _emit(folder: Path, results: dict[str, RunResult], kinds: tuple[str, ...]) -
         from simkv.incident.emit.emitted_files import emit
 
         files = emit(folder / "emitted", results, kinds)
-        show(f"Written as the server would: {', '.join(map(str, files))}")
+        show(f"Server files written to: {', '.join(map(str, files))}")

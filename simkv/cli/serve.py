@@ -42,7 +42,7 @@ def serve(
         bool, typer.Option("--list", help="List the packaged scenarios and exit.")
     ] = False,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 selects a free port.")] = 8000,
     port_per_replica: Annotated[
         bool,
         typer.Option(
@@ -75,7 +75,10 @@ def serve(
     ] = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A tokenizer.json, to count the tokens of text prompts."),
+        typer.Option(
+            metavar="FILE",
+            help="Tokenizer (tokenizer.json) for counting the tokens of text prompts.",
+        ),
     ] = None,
     record: Annotated[
         Path | None,
@@ -86,7 +89,7 @@ def serve(
     grace: Annotated[
         float, typer.Option(metavar="SECONDS", help="Time to finish running requests on shutdown.")
     ] = 30.0,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed of sampled output lengths.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed for sampled output lengths.")] = 0,
     kv_events: Annotated[
         str | None,
         typer.Option(
@@ -112,11 +115,10 @@ def serve(
     lacking = [name for name in NEEDS if find_spec(name) is None]
     if lacking:
         raise InputError(
-            f"simkv serve: {', '.join(lacking)} cannot be found; install what it needs with: "
-            "pip install 'simkv[serve]'"
+            f"simkv serve: missing packages: {', '.join(lacking)}; run: pip install 'simkv[serve]'"
         )
     if os.environ.get("SIMKV_API_KEY") == "":  # click ignores empty variables
-        raise InputError("SIMKV_API_KEY: is empty; expected a key, or no such variable")
+        raise InputError("SIMKV_API_KEY: must not be empty; set a key, or unset the variable")
     if record:
         check_file("--record", record)
     from simkv.serve.server_assembly import Deployment, ServerOptions
@@ -124,19 +126,19 @@ def serve(
     options = ServerOptions(host, port, speed, api_key, served_model_name, tokenizer, grace, seed)
     options = replace(options, kv_events=kv_events, kv_replay=kv_replay)
     chosen, folder = _chosen(scenario, engine, (model, gpu), variant, set_ or [])
-    street = Deployment(chosen, folder, options, print_error, apart=port_per_replica)
+    deployment = Deployment(chosen, folder, options, print_error, apart=port_per_replica)
 
     def ready() -> None:
-        for house in street.servers:
-            print(house.banner, flush=True)
+        for server in deployment.servers:
+            print(server.banner, flush=True)
 
-    street.serve(ready)
-    for house in street.servers if record else []:
+    deployment.serve(ready)
+    for server in deployment.servers if record else []:
         assert record is not None
         path = (
-            record.with_stem(f"{record.stem}-{house.options.rank}") if port_per_replica else record
+            record.with_stem(f"{record.stem}-{server.options.rank}") if port_per_replica else record
         )
-        print(f"Written {path}: {house.write(path)} requests")
+        print(f"{server.write(path)} requests written to {path}")
 
 
 def _chosen(
@@ -150,7 +152,9 @@ def _chosen(
     from simkv.serve.served_scenario import build_scenario, load_served_scenario
 
     if (path is None) == (engine is None):
-        raise InputError("one of a scenario and --engine is needed; simkv serve --list shows some")
+        raise InputError(
+            "expected a scenario or --engine; `simkv serve --list` lists packaged scenarios"
+        )
     if path is None:
         return build_scenario(engine or "", *hardware, overrides), Path()
     path, variants = load_served_scenario(path, overrides)

@@ -60,7 +60,7 @@ def sweep(
             help="Sample N points (uniform or Latin hypercube) instead of a grid.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed of --sample.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed for --sample.")] = 0,
     repeats: Annotated[
         int, typer.Option(min=1, help="Number of runs per point, each with its own workload seed.")
     ] = 1,
@@ -104,7 +104,9 @@ def sweep(
     from simkv.study.sweep_axes import VARIANTS_AXIS, parse_axis
 
     if not over:
-        raise InputError("--over: missing; expected a knob, as in engine.block_size=16,32")
+        raise InputError(
+            "--over: expected a setting and its values, such as engine.block_size=16,32"
+        )
     if address is not None and executor != "ray":
         raise InputError(f"--ray-address {address}: requires --executor ray")
     axes = [parse_axis(text) for text in over]
@@ -117,13 +119,13 @@ def sweep(
     drawn_figures = [p.figure for p in plots] + [g.figure for p in paretos for g in p.goals]
     for figure in drawn_figures:
         if figure in FLEET_METRICS and any(run.job.scenario.fleet is None for run in whole.runs):
-            raise InputError(f"{figure}: only fleets have it, and not all points have a fleet")
+            raise InputError(f"{figure}: exists only for fleets, and not all points have a fleet")
     folder = out or Path("runs") / f"{whole.name}-sweep"
     check_store(folder, "sweep")
     for note in whole.notes:
         print_error(f"note: {note}")
     for knob in whole.idle_knobs:
-        print_error(f"note: {knob} changes nothing at any point")
+        print_error(f"note: {knob} has no effect at any point")
     with open_job_runner(folder, jobs, executor, address) as (bench, advance):
         summaries = run_sweep(whole, bench, advance)
     asked = {
@@ -163,7 +165,7 @@ def _write(
         written.append(path)
         names = [goal.figure for goal in one.goals]
         show(
-            f"\nPareto front by {', '.join(map(str, one.goals))}; numbers as in {path.name}",
+            f"\nPareto front by {', '.join(map(str, one.goals))}; numbers refer to {path.name}",
             _short(front[[*changing, *names]], numbered=True),
         )
     show(f"Written to {folder}: {', '.join(path.name for path in written)}")

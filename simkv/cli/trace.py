@@ -25,7 +25,7 @@ app = typer.Typer(
 )
 
 TraceArgument = Annotated[
-    Path, typer.Argument(help="Trace: CSV, JSON, Parquet, a directory or a tar.")
+    Path, typer.Argument(help="Trace file (CSV, JSON, Parquet), tar archive or directory.")
 ]
 FormatOption = Annotated[
     str,
@@ -34,7 +34,7 @@ FormatOption = Annotated[
     ),
 ]
 Start = Annotated[
-    float, typer.Option(metavar="SECONDS", help="Skip this time at the start of the trace.")
+    float, typer.Option(metavar="SECONDS", help="Time to skip at the start of the trace.")
 ]
 Duration = Annotated[
     float | None, typer.Option(metavar="SECONDS", help="Length of the part to read (default: all).")
@@ -50,10 +50,10 @@ SampleOption = Annotated[
     typer.Option(help="Read a random sample: a fraction (0.1) or a number of requests (1000)."),
 ]
 SeedOption = Annotated[
-    int, typer.Option(help="Random seed of the sample, and of generated traces (ServeGen).")
+    int, typer.Option(help="Random seed for the sample, and for generated traces (ServeGen).")
 ]
 SkipBad = Annotated[
-    bool, typer.Option("--skip-bad", help="Skip and count bad rows instead of failing.")
+    bool, typer.Option("--skip-bad", help="Skip and count invalid rows instead of failing.")
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")]
 
@@ -91,7 +91,7 @@ def inspect(
     from simkv.workload.trace_reader import TraceReader
 
     if not (prefill_rate > 0 and tpot > 0):
-        raise InputError("--prefill-rate and --tpot should be above 0")
+        raise InputError("--prefill-rate and --tpot must be greater than 0")
     if plot:
         check_new_file("--plot", plot, file, overwrite)
     wanted = _selection(start, duration, rate_scale, limit, sample, seed, skip_bad)
@@ -119,7 +119,7 @@ def inspect(
 @app.command()
 def convert(
     file: TraceArgument,
-    out: Annotated[Path, typer.Argument(help="New file: .csv, .csv.gz or .parquet.")],
+    out: Annotated[Path, typer.Argument(help="File to write: .csv, .csv.gz or .parquet.")],
     format: FormatOption = "auto",
     start: Start = 0.0,
     duration: Duration = None,
@@ -144,11 +144,11 @@ def convert(
     from simkv.workload.trace_reader import TraceReader
 
     if not out.name.endswith((".csv", ".csv.gz", ".parquet")):
-        raise InputError(f"{out}: the name should end in .csv, .csv.gz or .parquet")
+        raise InputError(f"{out}: the name must end in .csv, .csv.gz or .parquet")
     check_new_file("OUT", out, file, overwrite)
     named = None if columns is None else parse_columns(columns)
     if named and format != "auto":
-        raise InputError(f"--format {format}: expected either it or --columns")
+        raise InputError(f"--format {format}: cannot be combined with --columns")
     wanted = _selection(start, duration, rate_scale, limit, sample, seed, skip_bad)
     with progress(file.name, file=file) as advance:
         reader = TraceReader(file, wanted, format, advance, named)
@@ -173,7 +173,7 @@ def take_sample(
 ) -> None:
     """Print a random sample of requests as CSV.
 
-    The columns are those of simkv's own trace format.
+    The columns follow simkv's trace format.
     """
     from simkv.workload.trace_conversion import write_csv_rows
     from simkv.workload.trace_reader import TraceReader
@@ -220,7 +220,7 @@ def _part(text: str) -> int | float:
         return float(text)
     except ValueError:
         raise InputError(
-            f"--sample {text}: should be a fraction like 0.1 or a number of requests like 1000"
+            f"--sample {text}: expected a fraction such as 0.1 or a number of requests such as 1000"
         ) from None
 
 

@@ -64,4 +64,4 @@ def describe_usage_error(error: Any) -> str:
     message = (
         what[:1].lower() + what[1:] + colon + (simplify_pydantic_message(found) if colon else "")
     )
-    return f"{command}: {message}; {help_} tells more" if command else f"{message}; see {help_}"
+    return f"{command}: {message}; see {help_}" if command else f"{message}; see {help_}"

@@ -23,7 +23,7 @@ def validate_case(
     cases: Annotated[
         list[Path],
         typer.Argument(
-            metavar="CASE…", help="Directories of recorded runs, or of several such directories."
+            metavar="CASE…", help="Directories of recorded runs, or parents of such directories."
         ),
     ],
     profile: Annotated[
@@ -44,7 +44,9 @@ def validate_case(
     ] = False,
     host_times: Annotated[
         bool,
-        typer.Option(help="Also report the time of steps beyond their kernels, by kind of step."),
+        typer.Option(
+            help="Also report host time per step (time not spent in kernels), by kind of step."
+        ),
     ] = False,
     out: Annotated[
         Path | None,
@@ -53,10 +55,10 @@ def validate_case(
 ) -> None:
     """Simulate recorded runs and compare the figures.
 
-    Prints measured and predicted figures and the error. Costs come from the calibration data of a
-    case: kernel tables for its model and GPU, else its requests that ran in isolation, which are
-    then not compared. Nothing is tuned. If some cases cannot be used, they are listed at the end
-    and the exit code is 2.
+    Prints measured and predicted figures and the error. Step costs come from the calibration data
+    of a case: kernel tables for its model and GPU, or else its requests that ran in isolation,
+    which are then not compared. Nothing is tuned. Unusable cases are listed at the end; the exit
+    code is then 2.
     """
     from simkv.validation.recorded_runs.cross_prediction import cross_predict
     from simkv.validation.recorded_runs.recorded_run import find_recorded_runs
@@ -91,7 +93,7 @@ def _check_options(out: Path | None, kernel_tables: Path | None) -> None:
     if out:
         check_folder("--out", out)
     if kernel_tables and not kernel_tables.is_dir():
-        raise InputError(f"--kernel-tables {kernel_tables}: there is no such folder")
+        raise InputError(f"--kernel-tables {kernel_tables}: there is no such directory")
 
 
 @dataclass
@@ -123,7 +125,7 @@ def judge_cases(
             try:
                 case = read_recorded_run(folder)
                 if case.name in found.costs:
-                    raise InputError(f"{case.name}: two cases have this name; give each once")
+                    raise InputError(f"{case.name}: duplicate case name")
                 costs = calibrate_run(case, profile, kernel_tables)
                 scored = simulate_and_score(case, costs, *engine_of(case))
                 found.changed[case.name] = score_sensitivity(case, costs) if varied else []

@@ -31,8 +31,8 @@ def validate_silicon(
 ) -> None:
     """Compare with published serving points.
 
-    A point is TTFT and TPOT at a concurrency. Each row is simulated in a closed loop with its
-    engine's scheduler and the lengths and flags of its benchmark. Without measured columns only
+    A point is TTFT and TPOT at one concurrency. Each row is simulated as a closed loop with the
+    engine's scheduler and the lengths and flags of the benchmark. Without measured columns, only
     predictions are printed.
     """
     from simkv.costs.operators.error_spreads import read_spreads
@@ -64,7 +64,7 @@ def _lines(rows: list[MeasuredRow], predictions: list[Prediction]) -> Iterator[R
         from simkv.validation.serving_points.point_tables import noise_lines, score_table
 
         for title, group in score_groups(predictions).items():
-            yield score_table(f"by {title}, per cent", group)
+            yield score_table(f"by {title}, in percent", group)
         yield from noise_lines(noise(rows))
     answered = sum(p.latency is not None for p in predictions)
-    yield f"{answered} of {len(predictions)} rows are answered"
+    yield f"{answered} of {len(predictions)} rows have a prediction"

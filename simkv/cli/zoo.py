@@ -21,7 +21,7 @@ def zoo(
 ) -> None:
     """Replay the packaged public incidents.
 
-    Exit 1 if a result differs from what the incident's report describes.
+    Exit 1 if a result differs from the public report of the incident.
     """
     from simkv.scenario.packaged_scenarios import find_incidents
     from simkv.validation.zoo import replay_incident

@@ -13,7 +13,7 @@ from simkv.core.engine_spec import EngineConfig, EngineSpec
 from simkv.explain.wait_ledger import COMPUTE_KINDS, KIND_LABELS, LedgerKind, LedgerSegment
 from simkv.sim.run_record import RunRecord
 
-#: KV cache use from which the cache is the limit, whatever the head of the queue waits for.
+#: Minimum use of a full KV cache. It is then the limit, whatever the head of the queue waits for.
 FULL = 0.95
 #: KV cache use below which the cache is clearly not the limit.
 MOSTLY_EMPTY = 0.5
@@ -89,7 +89,7 @@ def find_bottleneck(
     """Return what ``requests`` waited for longest, or None if they never waited.
 
     Time behind the head of the queue counts for the resource that the head waits for. ``record``
-    is that of one replica, with its steps in order of time.
+    is the record of one replica, with its steps in order of time.
     """
     heads = _Heads(record)
     seconds = _seconds_by_resource(record, ledger, requests, heads)

@@ -232,12 +232,13 @@ def describe_shortfall(lacked: Shortfall, request: Request) -> str:
     timeout = request.timeout or 0.0
     if lacked.alone is None:
         return (
-            "alone it would not have ended within "
+            "in isolation it would not have finished within "
             f"{format_seconds(MAX_TIMEOUT_MULTIPLE * timeout)} either"
         )
     text = (
-        f"alone it takes {format_seconds(lacked.alone)}, its timeout is {format_seconds(timeout)}"
+        f"in isolation it takes {format_seconds(lacked.alone)}, its timeout is "
+        f"{format_seconds(timeout)}"
     )
     if lacked.lacked is not None:
-        text += f"; it lacked {format_seconds(lacked.lacked)}"
-    return f"{text}, and company had cost it {format_seconds(lacked.company)}"
+        text += f"; it needed {format_seconds(lacked.lacked)} more"
+    return f"{text}; other requests delayed it by {format_seconds(lacked.company)}"

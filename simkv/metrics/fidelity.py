@@ -106,27 +106,28 @@ def _note(profile: CostProfile, outside: float, unknown: float, computed: bool) 
     errors = profile.fit.held_out
     if not errors:
         return (
-            f"costs by {profile.name} ({profile.basis}): its error on steps that it was not fitted "
-            f"to is not known, so no figure has an interval"
+            f"step times by {profile.name} ({profile.basis}); the error on held-out steps is "
+            "unknown, so no figure has an interval"
         )
     by_kind = {kind: error for kind, error in errors.items() if kind != "all"} or errors
     worst = ", ".join(f"{kind} {100 * error.p95:.1f} %" for kind, error in by_kind.items())
-    said = f"costs by {profile.name} ({profile.basis}): 95 of 100 steps are off by at most {worst}"
+    said = f"step times by {profile.name} ({profile.basis}), error of 95 % of steps at most {worst}"
     if profile.fit.note:
         said += f" ({profile.fit.note})"
     if computed:
-        what = "what is left of that in their mean" if profile.basis == "measured" else "that"
+        scale = "mean error" if profile.basis == "measured" else "error"
         said += (
-            f"; intervals are of runs with every step off by {what} and by the "
-            f"{100 * RUN_VARIATION:g} % "
-            f"that runs and hosts differ by, one way and the other"
+            f"; intervals are from re-runs with all step times scaled by ± ({scale} + "
+            f"{100 * RUN_VARIATION:g} % variation between runs and hosts)"
         )
     if outside:
-        said += f"; {100 * outside:.1f} % of the busy time lay outside its range"
+        said += f"; {100 * outside:.1f} % of the busy time was outside the profile's range"
         if unknown > MAX_UNKNOWN_SHARE:
-            said += f", {100 * unknown:.1f} % where no error is known: no figure has an interval"
+            said += (
+                f", {100 * unknown:.1f} % where the error is unknown, so no figure has an interval"
+            )
         elif profile.fit.beyond:
-            said += ", where they widen with the distance"
+            said += ", where intervals widen with the distance from it"
         else:
-            said += ", where no error is known"
+            said += ", where the error is unknown"
     return said

@@ -32,6 +32,6 @@ def _note(replica: ReplicaSpec) -> str:
     if same and (not release or not ours or release[0] == ours[0]):
         return ""
     return (
-        f"profile {replica.profile_name} was made for {made_for}; here its seconds are used for "
-        f"{setting.engine} {setting.release}, whose steps may take another time"
+        f"profile {replica.profile_name} was made for {made_for}; step times of "
+        f"{setting.engine} {setting.release} may differ"
     )

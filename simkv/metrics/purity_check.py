@@ -41,11 +41,11 @@ def check_scheduler_run(scenario: Scenario, folder: Path) -> RunRecord:
     InputError for a scenario with a fleet or without a custom scheduler.
     """
     if scenario.fleet is not None:
-        raise InputError("fleet: a scheduler is checked on one engine; leave `fleet` out")
+        raise InputError("fleet: schedulers are checked on a single engine; remove `fleet`")
     if find_custom_code(scenario.engine) is None:
         raise InputError(
-            f"engine.name: {scenario.engine.name} is not a custom scheduler; there is nothing to "
-            "check, expected an engine with `file`"
+            f"engine.name: {scenario.engine.name} is not a custom scheduler; expected an "
+            "engine with `file`"
         )
     replicas = build_replica_specs(scenario, folder)
     run = _run(scenario, replicas)
@@ -69,7 +69,7 @@ def check_scheduler_run(scenario: Scenario, folder: Path) -> RunRecord:
             )
             is None
         ):  # the changed request ids are not the cause
-            what = "it decides otherwise if requests will emit other numbers of tokens"
+            what = "decisions depend on the future output lengths of requests"
             raise scheduler.broken("future", what, step)
     return run.record
 
@@ -133,6 +133,6 @@ def _unlike(record: RunRecord, other: RunRecord) -> str:
         if not same or not isclose(life.ended_at or 0.0, twin.ended_at or 0.0, rel_tol=1e-9):
             return (
                 f"request {i}: {life.outcome} at {life.ended_at} s, and {twin.outcome} at "
-                f"{twin.ended_at} s when it is done again step by step"
+                f"{twin.ended_at} s when repeated step by step"
             )
     return ""

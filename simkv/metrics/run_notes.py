@@ -50,8 +50,8 @@ def _never_fit(requests: Sequence[Request], scheduler: Scheduler, engine: Any) -
         return []
     need, worst = max(too_large)
     return [
-        f"{len(too_large)} requests can never fit: request {worst} needs {need} blocks of "
-        f"{block_size} tokens, the cache has {scheduler.num_blocks}"
+        f"{len(too_large)} requests do not fit into the KV cache: request {worst} needs {need} "
+        f"blocks of {block_size} tokens, the cache has {scheduler.num_blocks}"
     ]
 
 

@@ -58,7 +58,7 @@ class AdaptiveTable:
             del shown[last]
         yield self._table(shown)
         if gone := [column.heading for column in self.columns if column not in shown]:
-            yield Text(f"No room for: {', '.join(gone)}")
+            yield Text(f"Omitted columns: {', '.join(gone)}")
 
     def _table(self, columns: Sequence[Column]) -> Table:
         return _table(columns, self.bold)

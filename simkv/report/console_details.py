@@ -78,9 +78,9 @@ def render_results(
         yield "\nVariants side by side"
         yield _side_by_side(results)
         if any(_failed(result) for result in results.values()):
-            yield "* of the requests that finished only"
+            yield "* finished requests only"
     if comparisons:
-        yield "\nPublished beside simulated"
+        yield "\nPublished and simulated figures"
         yield _published(comparisons)
         for variant, published in scenario.published.items():
             if published.note and variant in results:

@@ -54,7 +54,7 @@ def render_brief(
         yield Text(line)
     yield build_variants_table(results)
     if any(is_lower_bound(r.summary, key) for r in results.values() for key in _FIGURES):
-        yield Text('">": requests that never got so far count as long as they waited.')
+        yield Text('">": lower bound; requests without this token count with their waiting time.')
     for line in (*uncertain(results), *explain_faster_recompute(results)):
         yield Text(line)
     for line in settings_lines(results):
@@ -189,11 +189,10 @@ def explain_faster_recompute(results: Mapping[str, RunResult]) -> Iterator[str]:
         ]
         for other, theirs in slower[:1]:
             yield (
-                f"{name} ends sooner ({format_seconds(result.summary['makespan_s'])}) than {other} "
-                f"({format_seconds(theirs.summary['makespan_s'])}) by its costs alone, not by "
-                "its rules: "
-                f"its steps hold {_step(result.record)}, those of {other} {_step(theirs.record)} "
-                f"(costs {result.fidelity.basis})."
+                f"{name} finishes earlier ({format_seconds(result.summary['makespan_s'])}) than "
+                f"{other} ({format_seconds(theirs.summary['makespan_s'])}) because of its step "
+                f"times, not its scheduling: its steps contain {_step(result.record)}, steps of "
+                f"{other} contain {_step(theirs.record)} (step times {result.fidelity.basis})."
             )
 
 
@@ -212,15 +211,15 @@ def _besides(
 ) -> Iterator[str]:
     if checks:
         missed = [check for check in checks if not check.ok]
-        yield f"Expected: {len(checks) - len(missed)} of {len(checks)} came true" + (
-            "." if not missed else "; missed:"
+        yield f"Expectations: {len(checks) - len(missed)} of {len(checks)} hold" + (
+            "." if not missed else "; failed:"
         )
         for check in missed:
             yield f"  {check.variant}: {check}"
     if comparisons:
         errors = [abs(row.error) for row in comparisons if row.error is not None]
-        largest = f", the largest error {100 * max(errors):.2f} %" if errors else ""
-        text = f"Published: {len(comparisons)} figures beside ours{largest}"
+        largest = f", largest error {100 * max(errors):.2f} %" if errors else ""
+        text = f"Published: {len(comparisons)} figures compared{largest}"
         off = [row for row in comparisons if row.verdict in ("does not hold", "differs")]
         said = ", ".join(f"{r.variant} {r.figure} {r.told}: {_simulated(r)}" for r in off[:3])
         yield f"{text}{f'; not reproduced: {said}' if off else ''}."

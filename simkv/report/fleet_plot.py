@@ -53,7 +53,7 @@ def draw_fleet(fleets: Mapping[str, ReplicaRecords], title: str) -> Figure:
         panel.set_title(variant, loc="left")
     panels[-1].set_xlabel("time (s)")
     figure.colorbar(image, ax=panels, label="requests running and waiting", pad=0.01)
-    title_and_legend(figure, f"{title}: how many requests each replica had (white: none there)", [])
+    title_and_legend(figure, f"{title}: requests per replica (white: none)", [])
     return figure
 
 

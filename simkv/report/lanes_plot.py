@@ -52,10 +52,10 @@ BARS: dict[str, tuple[str, str]] = {
     "prefill": ("prefill", BLUE),
     "decode": ("decode", SKY),
     "preempted": ("preempted", YELLOW),
-    "starved": ("waited in vain: starved", RED),
-    "timed_out": ("waited, too long for its timeout", BROWN),
-    "failed": ("waited in vain: engine failed", PURPLE),
-    "gone": ("client gone, not noticed", "#F4F4F4"),
+    "starved": ("waited until the client gave up", RED),
+    "timed_out": ("waited; too long for its timeout", BROWN),
+    "failed": ("waited; the engine failed", PURPLE),
+    "gone": ("computed after the client left", "#F4F4F4"),
     "wasted": ("computed for nobody", "#8C97AB"),
 }
 HATCHED: dict[str, Any] = {"hatch": "////", "edgecolor": "#B0B6C2", "linewidth": 0.0}
@@ -216,7 +216,7 @@ def _which(record: RunRecord, shown: Sequence[RequestRecord]) -> str:
         return "request"
     failed = [life for life in record.requests.values() if life.outcome is not Outcome.FINISHED]
     among = sum(life.outcome is not Outcome.FINISHED for life in shown)
-    text = f"request ({len(shown)} of {len(record.requests)} drawn"
+    text = f"request ({len(shown)} of {len(record.requests)} shown"
     return f"{text},\n{among} of {len(failed)} without an answer)" if failed else f"{text})"
 
 

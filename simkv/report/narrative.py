@@ -66,7 +66,7 @@ _MIGHT = {
 def might(result: RunResult) -> str:
     """Return how many requests might fail within the error of the costs; empty if that is certain.
 
-    ``0 to 290 of 300 requests might starve, given the error of the costs``
+    ``0 to 290 of 300 requests might starve, given the error of the step times``
     """
     intervals = result.fidelity.intervals
     found = [
@@ -79,7 +79,8 @@ def might(result: RunResult) -> str:
     count = result.summary["requests"]
     first, *others = found
     first = first.format(f" of {count:,} requests")
-    return f"{' and '.join([first, *(o.format('') for o in others)])}, given the error of the costs"
+    counts = " and ".join([first, *(o.format("") for o in others)])
+    return f"{counts}, given the error of the step times"
 
 
 def describe_ending(result: RunResult) -> str:
@@ -137,11 +138,11 @@ def _who(record: RunRecord) -> list[str]:
     slowest = max(lives, key=lambda life: (e2e(life) or 0.0, -life.request.id))
     took, gap = e2e(slowest) or 0.0, longest_stall(record)
     said = [
-        f"Nobody: all {len(lives):,} requests finished.",
-        f"The slowest, request {slowest.request.id}, took {format_seconds(took)}.",
+        f"None: all {len(lives):,} requests finished.",
+        f"Slowest: request {slowest.request.id} ({format_seconds(took)}).",
     ]
     if gap > 0.2 * took:
-        said.append(f"One answer, once begun, stood still for {format_seconds(gap)}.")
+        said.append(f"Longest pause within an answer: {format_seconds(gap)}.")
     return said
 
 
@@ -153,11 +154,11 @@ def _fate(outcome: Outcome, failed: Sequence[RequestRecord], record: RunRecord) 
         case Outcome.STARVED:
             return "starved: the clients gave up."
         case Outcome.TIMED_OUT:
-            return "timed out: alone or at once they would not have ended in time either."
+            return "timed out: they would have been too slow in isolation as well."
         case Outcome.STALLED if record.engine_halt:
             stop = record.engine_halt
             why = stop.why if stop.why.startswith(stop.kind) else f"{stop.kind}, {stop.why}"
-            return f"stalled for ever at {format_seconds(stop.since)}: {why}."
+            return f"stalled permanently at {format_seconds(stop.since)}: {why}."
         case Outcome.REJECTED:
             return f"were rejected by the engine: {rejection(failed)}."
         case Outcome.LOST:
@@ -242,7 +243,7 @@ def _preemption_cost(found: Diagnosis) -> str:
 
 
 def _find_bottleneck(result: RunResult, requests: Collection[int]) -> str | None:
-    """Return the bottleneck of these requests as a phrase; in a fleet that of the worst replica."""
+    """Return the bottleneck of these requests as a phrase; in a fleet, for the worst replica."""
     found = []
     for stint in result.run.lifetimes:
         record, config = stint.engine.record, result.specs[stint.replica].engine
@@ -266,18 +267,18 @@ def describe_blockers(record: RunRecord, found: Diagnosis) -> list[str]:
         label = "request" if len(blockers) == 1 else "requests"
         names = ", ".join(f"{i} ({format_seconds(time)})" for i, time in blockers)
         some = (
-            f", of the {MAX_BLOCKED_REQUESTS} that waited longest"
+            f", for the {MAX_BLOCKED_REQUESTS} requests with the longest waits"
             if len(failed) > MAX_BLOCKED_REQUESTS
             else ""
         )
-        said.append(f"Above all behind {label} {names}{some}.")
+        said.append(f"Main blockers: {label} {names}{some}.")
     asked = failed or list(record.requests.values())
     if waits := _waits(found, asked):
-        whose = ("Their" if len(asked) > 1 else "Its") if failed else "Everybody's"
-        said.append(f"{whose} time: {', '.join(waits)}.")
+        whose = "unserved" if failed else "all"
+        said.append(f"Time of {whose} requests: {', '.join(waits)}.")
     if found.preemptions:
         said.append(_preempted(found))
-    return said or ["Nobody waited for anybody."]
+    return said or ["No request waited for another one."]
 
 
 def _waits(found: Diagnosis, asked: Sequence[RequestRecord]) -> list[str]:
@@ -295,19 +296,18 @@ def _waits(found: Diagnosis, asked: Sequence[RequestRecord]) -> list[str]:
 def _preempted(found: Diagnosis) -> str:
     """Return the number of preemptions, their main beneficiaries and their cost."""
     count = len(found.preemptions)
-    text = f"{count:,} preemption{'s' if count > 1 else ''} threw KV away"
+    text = f"{count:,} preemption{'s' if count > 1 else ''} discarded KV"
     sakes = Counter(p.by for p in found.preemptions if p.by not in (None, p.victim))
     if sakes:
         worst = sorted(sakes.items(), key=lambda item: (-item[1], item[0]))[:3]
         names = ", ".join(f"{i} ({times:,})" if times > 1 else str(i) for i, times in worst)
         label = "request" if len(worst) == 1 else "requests"
-        text += f",{' most often' if len(sakes) > 1 else ''} for {label} {names}"
+        text += f",{' mostly' if len(sakes) > 1 else ''} in favor of {label} {names}"
     if found.recompute_tokens:
         waste, busy = found.waste.recompute, found.waste.busy
-        share = f", {100.0 * waste / busy:.0f} % of the GPU's time" if busy > 0.0 else ""
+        share = f", {100.0 * waste / busy:.0f} % of GPU time" if busy > 0.0 else ""
         text += (
-            f"; {found.recompute_tokens:,} tokens were computed again "
-            f"({format_seconds(waste)}{share})"
+            f"; {found.recompute_tokens:,} tokens were recomputed ({format_seconds(waste)}{share})"
         )
     return text + "."
 
@@ -323,7 +323,7 @@ def describe_main_victim(found: Diagnosis) -> str:
     victim, times = min(victims.items(), key=lambda item: (-item[1], item[0]))
     by = Counter(taken.by for taken in found.preemptions if taken.victim == victim)
     sake, often = min(by.items(), key=lambda item: (-item[1], item[0] is None, item[0] or 0))
-    whose = "all others" if sake is None else "itself" if sake == victim else f"request {sake}"
+    whose = "other requests" if sake is None else "itself" if sake == victim else f"request {sake}"
     count = "" if times == 1 else f" {times:,} times,"
     most = " mostly" if often < times else ""
     return f"Request {victim} lost its KV{count}{most} to {whose}."
@@ -444,7 +444,7 @@ def describe_fix(results: Mapping[str, RunResult], name: str, other: str | None)
     if len(results) == 1:
         return ["No other variant was run."]
     if other is None:
-        return ["Of the other variants none with this workload serves more, or faster."]
+        return ["No other variant with this workload serves more requests or is faster."]
     ours, theirs = results[name], results[other]
     differ = find_differences(ours.scenario, theirs.scenario)
     a, b = ours.summary, theirs.summary
@@ -454,7 +454,7 @@ def describe_fix(results: Mapping[str, RunResult], name: str, other: str | None)
     if len(differ) <= 4:
         said.append(f"It changes {'; '.join(map(str, differ))}.")
     else:
-        said.append(f"It changes {len(differ)} fields, {differ[0]} among them.")
+        said.append(f"It changes {len(differ)} fields, including {differ[0]}.")
     if summary := _rule(theirs.scenario, differ):
         said.append(f"The rule: {summary}.")
     gains: dict[str, list[str]] = {"Better": [], "Worse": []}

@@ -30,9 +30,9 @@ SYMBOLS = {
     "v": "triangle-down",
 }
 CAUSES = {
-    "blocks": "too few blocks were free",
-    "bucket": "its length was not that of those that run",
-    "patience": "the head of the queue had waited too long",
+    "blocks": "too few KV blocks were free",
+    "bucket": "another bucket of lengths was running",
+    "patience": "the head of the queue waited too long",
 }
 
 

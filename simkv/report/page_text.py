@@ -35,22 +35,21 @@ COLUMNS = (
     "recomputed_tokens",
 )
 CAPTIONS = {
-    "lanes": "One lane per request, the first to arrive on top. Point at a lane to see what it "
-    "waited for; draw a box to zoom in; arrow keys walk through the requests. Arrows are "
-    "preemptions, from the request that they were for to the one that lost its KV.",
-    "blocks": "Who holds the cache: the greatest holders by request, and all others. The dashed "
-    "line is the whole cache.",
-    "queues": "How many requests run and wait, and what a step computes: the mean in each bin of "
-    "time, in a band from the least to the most.",
-    "ledger": "A mean request's life, from arrival to end, by what it did or waited for.",
-    "requests": "The same, request by request in order of arrival.",
-    "blockers": "Requests that held the blocks or slots that others waited for, with the part of "
-    "that waiting that is due to them. All waiting counts here, that of requests which were served "
-    "in the end too; “Behind whom?” above asks only for those without an answer, if there are any.",
-    "latency": "The share of all requests that had their first token, and their answer, within a "
-    "time. A curve that ends below 100 % leaves the rest without.",
-    "published": "Error bars are the rms error of the cost profile over the figures it was "
-    "fitted to.",
+    "lanes": "One lane per request, in order of arrival. Hover over a lane to see what the request "
+    "waited for; drag a box to zoom in; use the arrow keys to step through requests. Arrows are "
+    "preemptions: they point from the request that gained blocks to the request that lost its KV.",
+    "blocks": "KV blocks by request: the largest holders, and all others. The dashed line is the "
+    "size of the cache.",
+    "queues": "Running and waiting requests, and the load of a step: mean per time bin, with a "
+    "band from minimum to maximum.",
+    "ledger": "Mean time of a request from arrival to end, by activity or cause of waiting.",
+    "requests": "The same for each request, in order of arrival.",
+    "blockers": "Requests that held blocks or slots that others waited for, with the waiting time "
+    "attributed to each. This includes waits of requests that finished; “Cause” above considers "
+    "only unserved requests, if there are any.",
+    "latency": "Share of all requests with a first token, and with a complete answer, within a "
+    "time. A curve that ends below 100 % means that the other requests were not served.",
+    "published": "Error bars show the rms error of the cost profile over its fitted figures.",
 }
 
 
@@ -154,7 +153,7 @@ def _waste(result: RunResult) -> list[str]:
     waste, said = found.waste, []
 
     def part(value: float) -> str:
-        return f"{format_seconds(value)}, {100.0 * value / waste.busy:.1f} % of the GPU's time"
+        return f"{format_seconds(value)}, {100.0 * value / waste.busy:.1f} % of GPU time"
 
     if waste.busy > 0.0:
         if found.recompute_tokens:
@@ -162,18 +161,18 @@ def _waste(result: RunResult) -> list[str]:
                 f"Recompute tax: {found.recompute_tokens:,} tokens ({part(waste.recompute)})."
             )
         if waste.gone:
-            said.append(f"Computed for clients that had gone: {part(waste.gone)}.")
+            said.append(f"Computed after the client had left: {part(waste.gone)}.")
         if waste.dropped:
-            said.append(f"Computed and thrown away: {part(waste.dropped)}.")
+            said.append(f"Computed and discarded: {part(waste.dropped)}.")
     if found.overtakes:
         worst = max(found.worst_overtakes, key=lambda o: (o.seconds, -o.victim), default=None)
         tail = (
-            f"; furthest came request {worst.by}, {format_seconds(worst.seconds)} before request "
+            f"; longest: request {worst.by} started {format_seconds(worst.seconds)} before request "
             f"{worst.victim}"
             if worst
             else ""
         )
-        said.append(f"Served before one that had come earlier: {found.overtakes:,} times{tail}.")
+        said.append(f"Requests served before an earlier arrival: {found.overtakes:,} times{tail}.")
     return said
 
 
@@ -181,19 +180,19 @@ def _accuracy(results: Mapping[str, RunResult]) -> str:
     """Return the accuracy of step times, one sentence per cost profile."""
     said = []
     if any(is_lower_bound(result.summary, key) for result in results.values() for key in COLUMNS):
-        said.append("“>”: requests that never got so far count as long as they waited.")
+        said.append("“>”: lower bound; requests without this token count with their waiting time.")
     for profile in {r.profile.name: r.profile for r in results.values()}.values():
         known = []
         if profile.fit.rms_s:
             rms = format_seconds(profile.fit.rms_s)
             known.append(f"± {rms} rms over {profile.fit.points} figures")
         known += [
-            f"{kind} steps off by {100 * error.median:.1f} % (median) and {100 * error.p95:.1f} % "
-            f"(P95) over {error.points:,} steps that were not fitted to"
+            f"error of {kind} steps {100 * error.median:.1f} % (median) and "
+            f"{100 * error.p95:.1f} % (P95) over {error.points:,} held-out steps"
             for kind, error in profile.fit.held_out.items()
         ]
-        errors = "; ".join(known) or "no error is known"
-        said.append(f"Seconds by cost profile {profile.name} ({profile.basis}): {errors}.")
+        errors = "; ".join(known) or "error unknown"
+        said.append(f"Step times by cost profile {profile.name} ({profile.basis}): {errors}.")
     return " ".join(said)
 
 
@@ -272,12 +271,12 @@ def captions(results: Mapping[str, RunResult], page: Mapping[str, Any]) -> dict[
     """Return the captions of the figures, including what samples omit."""
     said = dict(CAPTIONS)
     left_out = [
-        f"{name}: {len(variant['lanes']['of']):,} of {len(result.record.requests):,} are drawn"
+        f"{name}: {len(variant['lanes']['of']):,} of {len(result.record.requests):,} shown"
         for (name, result), variant in zip(results.items(), page["variants"], strict=True)
         if len(variant["lanes"]["of"]) < len(result.record.requests)
     ]
     if left_out:
-        said["lanes"] += f" {'; '.join(left_out)}, all kinds of outcomes among them."
+        said["lanes"] += f" {'; '.join(left_out)}, including every kind of outcome."
     if any(result.diagnosis.preemptions for result in results.values()):
-        said["lanes"] += " Where they are too many for arrows, zoom in."
+        said["lanes"] += " Zoom in if there are too many preemptions to show arrows."
     return said

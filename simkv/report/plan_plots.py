@@ -49,7 +49,7 @@ def draw_answer(plan: CapacityPlan, path: Path) -> Path:
     frame = frame[~frame["held_back"]]
     knob = plan.prepared.case.knob
     panels = _panels(plan)
-    title = f"{plan.prepared.name}: what was tried of {knob}"
+    title = f"{plan.prepared.name}: candidates of {knob}"
     with plot_settings():
         figure = Figure(figsize=(WIDTH, 1.2 + 2.6 * len(panels)))
         all_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
@@ -165,11 +165,11 @@ def _from_nothing(axes: Axes, values: pd.Series[Any]) -> None:
 
 def _legend(plan: CapacityPlan, frame: pd.DataFrame, line: str) -> Sequence[Any]:
     prepared = plan.prepared
-    seeds = f"a seed of {prepared.repeats}" if prepared.repeats > 1 else "a run"
+    seeds = f"one seed of {prepared.repeats}" if prepared.repeats > 1 else "a run"
     handles: list[Any] = [Line2D([], [], color=BLUE, marker="o", label=f"{seeds}; line: the worst")]
     if (frame["side"] != "").any():
         handles.append(
-            Patch(color=BLUE, alpha=0.2, label="profile's error, where the same number finished")
+            Patch(color=BLUE, alpha=0.2, label="profile's error, if the same number finished")
         )
     if frame["failing"].any():
         handles.append(

@@ -50,7 +50,9 @@ def find_runs(runs: Iterable[Path]) -> dict[str, PlannedRun]:
             if len(files) > 1:
                 name = own if list(variants) == ["run"] else f"{own}/{variant}"
             if name in planned:
-                raise InputError(f"{run}: {name} stands twice; expected runs of different names")
+                raise InputError(
+                    f"{run}: duplicate name {name}; expected runs with different names"
+                )
             planned[name] = PlannedRun(scenario, path.parent)
     return planned
 
@@ -61,7 +63,9 @@ def find_scenario_file(run: Path) -> Path:
         return find_scenario(run)
     path = run / "scenario.yaml"
     if not path.is_file():
-        raise InputError(f"{run}: holds no scenario.yaml; expected a folder that simkv run wrote")
+        raise InputError(
+            f"{run}: has no scenario.yaml; expected a results directory of `simkv run`"
+        )
     return path
 
 

@@ -43,11 +43,11 @@ def explain_run(name: str, result: RunResult, command: Callable[[int], str]) -> 
     for verdict in found.verdicts:
         yield from _text(verdict.text, f"{verdict.name}: ")
     if not found.verdicts:
-        yield "No verdict: nobody starved, nothing stalled, little was done twice."
+        yield "No verdict: no request starved or stalled, and little work was repeated."
     total = sum(found.totals.values())
     if total:
         yield ""
-        yield f"The time of all requests, {format_seconds(total)} together"
+        yield f"Total time of all requests: {format_seconds(total)}"
         yield from _bars(found.totals)
         yield ""
         yield from _text(" ".join(describe_blockers(record, found)))
@@ -55,27 +55,27 @@ def explain_run(name: str, result: RunResult, command: Callable[[int], str]) -> 
     waste = found.waste
     if waste.total > 0:
         parts = {
-            "for clients that had gone": waste.gone,
-            "on tokens that were thrown away": waste.dropped,
-            "on tokens that had been computed before": waste.recompute,
+            "after the client had left": waste.gone,
+            "for discarded tokens": waste.dropped,
+            "for recomputed tokens": waste.recompute,
         }
         said = ", ".join(
             f"{format_seconds(spent)} {what}" for what, spent in parts.items() if spent > 0
         )
-        yield from _text(f"Wasted GPU time, of {format_seconds(waste.busy)} in all: {said}.")
+        yield from _text(f"Wasted GPU time (of {format_seconds(waste.busy)} in total): {said}.")
     if found.worst_overtakes:
         first = found.worst_overtakes[0]
         count = len(found.worst_overtakes)
         yield from _text(
-            f"{count} request{'s were' if count > 1 else ' was'} overtaken by later ones; request "
-            f"{first.victim} by {first.others}, request {first.by} first, "
-            f"{format_seconds(first.seconds)} "
-            "ahead of it."
+            f"{count} request{'s' if count > 1 else ''} started after requests that arrived later. "
+            f"Longest: {first.others} later request{'s' if first.others > 1 else ''} overtook "
+            f"request {first.victim}, and request {first.by} started "
+            f"{format_seconds(first.seconds)} before it."
         )
     worst = _worst(record)
     if worst is not None:
         yield ""
-        yield f"One request: {command(worst)}"
+        yield f"Explain one request: {command(worst)}"
 
 
 def explain_run_briefly(name: str, result: RunResult) -> Iterator[str]:
@@ -97,10 +97,14 @@ def explain_request(name: str, result: RunResult, request: int) -> Iterator[str]
     record, found = result.record, result.diagnosis
     life, tiles = record.requests[request], found.ledger[request]
     asked = life.request
-    gave_up = "" if asked.timeout is None else f", gives up after {format_seconds(asked.timeout)}"
+    gave_up = (
+        ""
+        if asked.timeout is None
+        else f"; its client gives up after {format_seconds(asked.timeout)}"
+    )
     yield from _text(
-        f"Request {request} in {name}: {_end(life)}. It arrived at {asked.arrival:.3f} s with "
-        f"{asked.prompt_tokens} prompt tokens and is to emit {asked.output_tokens}{gave_up}."
+        f"Request {request} in {name}: {_end(life)}. Arrival at {asked.arrival:.3f} s, "
+        f"{asked.prompt_tokens} prompt tokens, {asked.output_tokens} output tokens{gave_up}."
     )
     for verdict in found.verdicts:
         if request in verdict.requests:
@@ -118,7 +122,7 @@ def explain_request(name: str, result: RunResult, request: int) -> Iterator[str]
         yield f"{what}: {why}" if why else what
     yield f"{life.ended_at or record.end:>10.3f} s  {_end(life)}"
     yield ""
-    yield f"Its time, {format_seconds(sum(tile.seconds for tile in tiles))}"
+    yield f"Time of this request: {format_seconds(sum(tile.seconds for tile in tiles))}"
     yield from _bars(total_by_kind(tiles))
     blockers = found.blockers_of(request)
     overtaken = next((o for o in found.worst_overtakes if o.victim == request), None)
@@ -127,13 +131,13 @@ def explain_request(name: str, result: RunResult, request: int) -> Iterator[str]
     if blockers:
         held = ", ".join(f"{b.id} ({format_seconds(b.seconds)})" for b in blockers[:6])
         label = "request" if len(blockers) == 1 else "requests"
-        yield from _text(f"What it waited for was held above all by {label} {held}.")
+        yield from _text(f"Main blockers: {label} {held}.")
     if overtaken:
-        later = "One request that came later was served before it,"
+        later = "One request that arrived later started earlier:"
         if overtaken.others > 1:
-            later = f"{overtaken.others} requests that came later were served before it, first"
+            later = f"{overtaken.others} requests that arrived later started earlier, the first was"
         yield from _text(
-            f"{later} request {overtaken.by}, {format_seconds(overtaken.seconds)} earlier."
+            f"{later} request {overtaken.by} ({format_seconds(overtaken.seconds)} earlier)."
         )
 
 
@@ -169,7 +173,7 @@ def _end(life: RequestRecord) -> str:
         Outcome.TIMED_OUT: "timed out: the client gave up",
         Outcome.REJECTED: "rejected",
         Outcome.LOST: "lost",
-        Outcome.STALLED: "stalled for good",
+        Outcome.STALLED: "stalled permanently",
         Outcome.CUT_OFF: "cut off by the horizon",
     }
     word = ends[life.outcome] if life.outcome else "unfinished"
@@ -191,9 +195,9 @@ def _by_reason(preemptions: Sequence[Preemption]) -> str:
     if not preemptions:
         return ""
     words = {
-        "blocks": "for want of blocks",
-        "bucket": "for their length",
-        "patience": "for a head of the queue that had waited too long",
+        "blocks": "because the KV cache was full",
+        "bucket": "because of their length",
+        "patience": "for a head of the queue that waited too long",
     }
     counts = Counter(preemption.why for preemption in preemptions).most_common()
     return f"Preempted {', '.join(f'{n} times {words.get(why, why)}' for why, n in counts)}."
@@ -260,18 +264,18 @@ class _Teller:
         held = self.found.pressure.block_holders(middle)
         held.pop(life.request.id, None)
         if not held:
-            return "nobody held any"
+            return "no request held any"
         worst = sorted(held, key=lambda i: (-held[i], i))
         if tile.kind is LedgerKind.SLOT:
-            return f"{format_request_ids(worst, 6)} ran"
+            return f"{format_request_ids(worst, 6)} running"
         if tile.kind is LedgerKind.ADAPTER:
             lives, own = self.record.requests, life.request.lora
             worst = [i for i in worst if lives[i].request.lora not in (None, own)]
             names = sorted({str(lives[i].request.lora) for i in worst})
-            return f"{format_request_ids(worst, 6)} ran with {', '.join(names)}; it asks for {own}"
+            return f"{format_request_ids(worst, 6)} running with {', '.join(names)}; it needs {own}"
         named = ", ".join(f"{i} ({held[i]})" for i in worst[:4])
         more = f" and {len(worst) - 4} more" if len(worst) > 4 else ""
-        return f"held half-way by request{'s' if len(worst) > 1 else ''} {named}{more}"
+        return f"held at mid-interval by request{'s' if len(worst) > 1 else ''} {named}{more}"
 
     def _heads(self, tile: LedgerSegment) -> str:
         heads = self.record.heads
@@ -300,9 +304,9 @@ class _Teller:
         if not taken:
             return ""
         last = taken[-1]
-        whose = "all others" if last.by is None else f"request {last.by}"
+        whose = "other requests" if last.by is None else f"request {last.by}"
         if last.by == life.request.id:
-            whose = "its own next tokens, there were too few blocks"
+            whose = "its own next tokens because too few blocks were free"
         return f"lost {last.tokens} tokens of KV to {whose}"
 
     def _prefills(self, life: RequestRecord, tile: LedgerSegment) -> str:
@@ -320,4 +324,4 @@ class _Teller:
         ]
         again = sum(run.recomputed for run in here)
         text = f"{sum(run.tokens for run in here)} tokens"
-        return f"{text}, {again} of them again" if again else text
+        return f"{text}, {again} of them recomputed" if again else text

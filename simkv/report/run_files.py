@@ -48,7 +48,7 @@ def check_run_folder(folder: Path) -> None:
     check_folder("--out", folder, "earlier run", _is_run)
     if folder.resolve() == Path.cwd():
         raise InputError(
-            f"--out {folder}: is the folder where simkv runs; expected a new or empty folder"
+            f"--out {folder}: is the current directory; expected a new or empty directory"
         )
 
 

@@ -93,7 +93,7 @@ def parse_plot(text: str, knobs: Sequence[str]) -> Plot:
     known = [*knobs, "variant"]
     if not colon or knob not in known:
         raise InputError(
-            f"--plot {text}: {knob!r} is not a knob of this "
+            f"--plot {text}: {knob!r} is not a setting of this "
             f"sweep{spelling_hint(knob, known)}; expected "
             f"FIGURE:KNOB, KNOB one of {', '.join(known)}"
         )
@@ -130,7 +130,7 @@ def check_figures(frame: pd.DataFrame, figures: Iterable[str], where: str) -> No
     for figure in figures:
         if figure not in frame:
             of = OPTIONAL_METRICS.get(figure)
-            what = f"only {of} have it" if of else "this table has no such figure"
+            what = f"only {of} have it" if of else "not in this table"
             raise InputError(f"{where}: {figure}: {what}")
 
 

@@ -40,7 +40,7 @@ def draw_trace(survey: TraceStatistics, title: str, path: Path) -> Path:
 def _arrivals(axes: Axes, survey: TraceStatistics) -> None:
     axes.set_title("Arrivals (requests/s)", loc="left")
     if not survey.span > 0:
-        _nothing(axes, "no arrival times in this trace")
+        _nothing(axes, "this trace has no arrival times")
         return
     edges, totals = _bins(survey.arrivals, survey.last)
     axes.stairs(totals / np.diff(edges), edges, fill=True, color=SKY)
@@ -59,7 +59,7 @@ def _arrivals(axes: Axes, survey: TraceStatistics) -> None:
 
 
 def _lengths(axes: Axes, survey: TraceStatistics) -> None:
-    axes.set_title("Lengths: share of requests up to so many tokens", loc="left")
+    axes.set_title("Lengths: share of requests with at most N tokens", loc="left")
     for name, lengths, colour in (
         ("prompt", survey.prompts, BLUE),
         ("output", survey.outputs, RED),
@@ -77,7 +77,7 @@ def _lengths(axes: Axes, survey: TraceStatistics) -> None:
 def _demand(axes: Axes, survey: TraceStatistics) -> None:
     axes.set_title(f"KV in flight (blocks of {survey.block_size} tokens)", loc="left")
     if not survey.span > 0:
-        _nothing(axes, "no arrival times in this trace")
+        _nothing(axes, "this trace has no arrival times")
         return
     held = survey.demand.held
     count = int(survey.last / held.width) + 2
@@ -90,9 +90,9 @@ def _demand(axes: Axes, survey: TraceStatistics) -> None:
 
 
 def _sharing(axes: Axes, survey: TraceStatistics) -> None:
-    axes.set_title("Prompt tokens that an endless prefix cache would have", loc="left")
+    axes.set_title("Prompt tokens in an unlimited prefix cache", loc="left")
     if not survey.sharing.known:
-        _nothing(axes, "the trace does not tell what prompts share")
+        _nothing(axes, "shared prefixes are not recorded in this trace")
         return
     requests, rates = zip(*survey.shared_course, strict=True)
     axes.plot(requests, np.array(rates) * 100, color=BLUE)

@@ -22,7 +22,7 @@ def format_figures(figures: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the lines of the table as (label, value)."""
     told = [("Requests", f"{figures['requests']:,}")]
     if figures["sessions"]:
-        told.append(("Sessions or clients that sent", f"{figures['sessions']:,}"))
+        told.append(("Sessions or clients", f"{figures['sessions']:,}"))
     told += _arrivals(figures)
     for name in ("prompt_tokens", "output_tokens"):
         of = figures[name]
@@ -36,7 +36,7 @@ def format_figures(figures: dict[str, Any]) -> list[tuple[str, str]]:
         memory = f", {figures['peak_gib']:,.1f} GiB" if "peak_gib" in figures else ""
         told.append(
             (
-                "Most KV in flight",
+                "Peak KV in flight",
                 f"{figures['peak_blocks']:,} blocks of {size} tokens{memory}, in "
                 f"{figures['peak_requests']:,} requests at once",
             )
@@ -66,11 +66,11 @@ def _arrivals(figures: dict[str, Any]) -> list[tuple[str, str]]:
 def _sharing(figures: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the hit rate of an unlimited prefix cache."""
     if figures["prefix_hit_rate"] is None:
-        return [("Shared prefixes", "not told by this trace")]
-    told = [("Shared prefixes", f"{figures['prefix_hit_rate']:.1%} of the prompt tokens, at best")]
+        return [("Shared prefixes", "not recorded in this trace")]
+    told = [("Shared prefixes", f"{figures['prefix_hit_rate']:.1%} of the prompt tokens at most")]
     if figures["hash_blocks"]:
         hits, blocks = figures["hash_block_hits"], figures["hash_blocks"]
-        told.append(("  by its own blocks", f"{hits:,} of {blocks:,} ({hits / blocks:.1%})"))
+        told.append(("  in its own blocks", f"{hits:,} of {blocks:,} ({hits / blocks:.1%})"))
     hits, blocks = figures["full_block_hits"], figures["full_blocks"]
     share = f" ({hits / blocks:.1%})" if blocks else ""
     told.append(

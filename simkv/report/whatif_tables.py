@@ -62,7 +62,7 @@ def render_flips(found: Flips, when: RunCondition | None = None) -> Iterator[Ren
     for flip in found.flips:
         yield _flip(found, flip)
     if not found.flips:
-        yield f"{found.path}: no flip found; it is {found.samples[0].state} throughout."
+        yield f"{found.path}: no change found; {found.samples[0].state} for all values."
     yield _sampling(found)
     new_states = {id(flip.high) for flip in found.flips}
     samples = found.samples
@@ -93,22 +93,20 @@ def _sampling(found: Flips) -> str:
     if tried == found.values:
         return f"All {tried} values were tried."
     more = tried - found.sampled
-    text = (
-        f"{found.sampled} of {found.values} values were sampled, and {max(more, 0)} more at flips"
-    )
+    text = f"{found.sampled} of {found.values} values sampled, and {max(more, 0)} more near changes"
     if not found.complete:
-        return f"{text} until the limit on runs came; flips are not narrowed down."
-    return f"{text}. Between two that agree, what flips and flips back is not seen."
+        return f"{text} until the limit on runs was reached; changes are not narrowed down."
+    return f"{text}. Changes that revert between two sampled values are not detected."
 
 
 def render_whatif(found: WhatIfResult, everything: bool = False) -> Iterator[RenderableType]:
     """Yield the answer in one line, then the changes that help, hurt, or change little."""
     best = found.best
-    yield f"As it is: {found.base.shown}"
+    yield f"Unchanged: {found.base.shown}"
     if found.cause:
         yield f"Cause of the rejection: {found.cause}"
     if best is None:
-        yield f"None of {len(found.effects)} single changes helps."
+        yield f"None of the {len(found.effects)} single changes helps."
     else:
         yield f"Best single change: {best.sentence}"
     if best and best.change.kind == "memory":
@@ -134,10 +132,13 @@ def render_whatif(found: WhatIfResult, everything: bool = False) -> Iterator[Ren
         yield f"{more} more value{'s' * (more > 1)} of these fields: --all, --json"
     if same := found.judged("changes nothing"):
         at_work = {effect.change.field for effect in effects}
-        yield f"Changes nothing: {_fields((effect.change for effect in same), at_work)}"
+        yield f"No effect: {_fields((effect.change for effect in same), at_work)}"
     if found.skipped:
         at_work = {effect.change.field for effect in found.effects}
-        yield (f"Not tried, as milder ones served ever fewer: {_fields(found.skipped, at_work)}")
+        yield (
+            "Not tried, because milder values served fewer requests: "
+            f"{_fields(found.skipped, at_work)}"
+        )
     if found.refused:
         allowed = {effect.change.field for effect in found.effects}
         yield f"Not allowed: {_fields((change for change, _ in found.refused), allowed)}"

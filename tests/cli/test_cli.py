@@ -144,7 +144,7 @@ def test_the_pictures_are_drawn(simkv: Simkv) -> None:
 
 def test_what_was_published_stands_beside_what_was_simulated(simkv: Simkv) -> None:
     out = simkv("run", ROOT / "scenarios" / "mistralrs-forty.yaml", "--no-plots", "--full").out
-    table = out[out.index("Published beside simulated") :]
+    table = out[out.index("Published and simulated figures") :]
     makespan = next(line for line in table.splitlines() if "makespan_s" in line)
     assert makespan.split()[0] == "after"
     assert "195.68" in makespan
@@ -205,7 +205,10 @@ def test_a_request_that_can_never_fit_is_a_result_with_a_note(simkv: Simkv) -> N
     simkv.write(text.replace("variant: bucketed", "variant: bucketed\n  num_gpu_blocks: 9"))
     ran = simkv("run", "s.yaml", "--no-plots")
     assert ran.code == 3
-    assert "Note: 4 requests can never fit: request 3 needs 16 blocks of 32 tokens" in ran.out
+    assert (
+        "Note: 4 requests do not fit into the KV cache: request 3 needs 16 blocks of 32 tokens"
+        in ran.out
+    )
     assert "the cache has 8" in ran.out
 
 
@@ -297,11 +300,15 @@ WRONG_CALLS = {
     ("foo",): "foo: there is no such command; simkv --help lists them",
     ("polices",): "polices: there is no such command (did you mean 'policies'?); simkv --help",
     ("trace", "inspct"): "inspct: there is no such command (did you mean 'inspect'?); simkv trace",
-    ("run",): "run: missing argument 'scenario'; simkv run --help tells more",
-    ("run", "a", "b"): "run: got unexpected extra argument(s) (b); simkv run --help tells more",
+    ("run",): "run: missing argument 'scenario'; see simkv run --help",
+    ("run", "a", "b"): "run: got unexpected extra argument(s) (b); see simkv run --help",
     ("run", "--x"): "run --x: there is no such option; simkv run --help lists them",
     ("run", "a", "--junt", "f"): "run --junt: there is no such option (did you mean '--junit'?)",
-    ("blocks", "--tp", "x"): "blocks: invalid value for '--tp': should be a whole number; simkv",
+    (
+        "blocks",
+        "--tp",
+        "x",
+    ): "blocks: invalid value for '--tp': should be a whole number; see simkv",
     ("blocks", "--tp", "0"): "blocks: invalid value for '--tp': should be greater than or equal",
     ("sweep", "a", "--executor", "x"): "sweep: invalid value for '--executor': 'x' is not one of",
     ("explain", "mistralrs-six", "99"): "request 99: there is no such request; expected an id",

@@ -191,8 +191,8 @@ def test_plan_of_gpu_validate_is_that_of_validate_gpu(
 @pytest.mark.parametrize(
     ("folder", "option", "complaint"),
     [
-        ("run", ["--budget", "5s"], "--budget: run is a recorded run; nothing is served"),
-        ("new", ["--repeat-run", "run"], "--repeat-run: is for a recorded run; new is not"),
+        ("run", ["--budget", "5s"], "--budget: cannot be used with a recorded run (run)"),
+        ("new", ["--repeat-run", "run"], "--repeat-run: requires a recorded run; new is not"),
         ("run", [], "run: not a folder of `simkv gpu run`"),
     ],
 )

@@ -50,7 +50,7 @@ def test_names_stay_whole_on_narrow_terminals(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(command_support, "console", lambda: Console(width=50))
     table = CliRunner().invoke(app, ["profile", "list", "mistralrs"]).output
     assert "l4-mistralrs-slow-prefill" in table and "…" not in table  # noqa: PT018
-    assert "No room for: " in table
+    assert "Omitted columns: " in table
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Steps as long as a profile says, and how much of them lay outside its range."""
+"""Steps as long as a profile says, and how much of them was outside the profile's range."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def test_priority_inversion() -> None:
     engine = {**VLLM, "num_gpu_blocks": 64, "max_num_seqs": 1}
     verdict = only(diagnosis(unit_steps(requests, engine)), PriorityInversion)
     assert verdict == PriorityInversion((2, 1), count=1, at=2.0, seconds=3.0, priorities=(0, 5))
-    assert "a request went before a more urgent one" in verdict.text
+    assert "a request was served before a more urgent one" in verdict.text
     assert not diagnosis(unit_steps(requests, {**engine, "policy": "priority"})).verdicts
 
 

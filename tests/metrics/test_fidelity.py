@@ -59,7 +59,7 @@ def run(folder: Path, text: str = SCENARIO, **changes: Any) -> RunResult:
 def test_a_profile_without_errors_gives_no_interval_and_says_so(tmp_path: Path) -> None:
     found = run(tmp_path).fidelity
     assert found.intervals == {}
-    assert "is not known" in found.note
+    assert "error on held-out steps is unknown" in found.note
 
 
 def test_intervals_hold_the_run_and_what_the_error_makes_of_it(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_the_share_outside_the_range_counts_each_step_once(tmp_path: Path) -> No
     wanted = sum(b - a for a, b, n in steps if n) / sum(b - a for a, b, _ in steps)
     assert 0.1 < wanted < 0.9
     assert result.fidelity.outside == pytest.approx(wanted)
-    assert "lay outside its range" in result.fidelity.note
+    assert "was outside the profile's range" in result.fidelity.note
 
 
 def test_printed_and_written(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_printed_and_written(tmp_path: Path) -> None:
         "--full",
     ]
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    assert "95 of 100 steps are off by at most all 5.0 %" in done.output
+    assert "error of 95 % of steps at most all 5.0 %" in done.output
     assert "Mean E2EL (ms)" in done.output.partition("Fidelity:")[2]
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     written = summary["variants"]["run"]["fidelity"]
@@ -179,7 +179,7 @@ def test_where_nothing_is_known_no_figure_has_an_interval_and_that_is_said(tmp_p
     narrow = {"decode_context": [1, 50]}
     found = run(tmp_path, fit=fit, range=narrow).fidelity
     assert found.intervals == {}
-    assert "where no error is known: no figure has an interval" in found.note
+    assert "where the error is unknown, so no figure has an interval" in found.note
     known = run(tmp_path, fit={**fit, "beyond": {"decode_context": 0.1}}, range=narrow).fidelity
     inside = run(tmp_path, fit=fit).fidelity
     assert "widen with the distance" in known.note

@@ -71,10 +71,11 @@ def test_requests_that_can_never_fit_are_noted(tmp_path: Path, engine: str, bloc
     text = text.replace("workload:\n", f"workload:\n  requests:{rows}")
     text = text.replace("{name: mistralrs, variant: pr2034}", engine)
     result = run(tmp_path, text)["run"]
-    (note,) = (note for note in result.notes if "never fit" in note)
+    (note,) = (note for note in result.notes if "do not fit" in note)
     # 64 tokens fill two blocks and the last token of an output needs no KV
     assert note == (
-        f"2 requests can never fit: request 2 needs 7 blocks of 32 tokens, the cache has {blocks}"
+        "2 requests do not fit into the KV cache: request 2 needs 7 blocks of 32 tokens, the cache "
+        f"has {blocks}"
     )
     assert result.record.requests[2].outcome in (Outcome.REJECTED, Outcome.STALLED)
 

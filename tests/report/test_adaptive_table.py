@@ -25,8 +25,8 @@ def test_columns_go_from_the_last_one_on_and_are_named() -> None:
     assert "a-case-with-a-long-name" in narrow
     assert "…" not in narrow
     assert "2.86" not in narrow
-    assert "No room for: P50, per request" in " ".join(narrow.split())
-    assert "No room for: mean, P50, per request" in " ".join(at(42).split())
+    assert "Omitted columns: P50, per request" in " ".join(narrow.split())
+    assert "Omitted columns: mean, P50, per request" in " ".join(at(42).split())
 
 
 def test_what_always_stays_is_folded_and_not_cut() -> None:

@@ -103,7 +103,7 @@ def test_many_variants_take_several_tables(tmp_path: Path) -> None:
 
 
 def test_published_stands_beside_simulated_with_its_error(text: str) -> None:
-    table = text[text.index("Published beside simulated") :]
+    table = text[text.index("Published and simulated figures") :]
     rows = {line.split()[1]: line.split() for line in table.splitlines() if "  one" in line}
     assert rows["finished"][-2:] == ["-50.00", "%"]
     assert rows["makespan_s"][2:4] == ["10", "9.50"]
@@ -123,7 +123,7 @@ def test_notes_and_the_verdict_follow_the_block(tmp_path: Path) -> None:
     end = lines.index("=" * 50)
     assert lines[end + 1].startswith("Ending: ")
     notes = [line for line in lines[end + 2 :] if line.startswith("Note: ")]
-    assert any("can never fit" in note for note in notes)
+    assert any("do not fit" in note for note in notes)
 
 
 def test_a_narrow_terminal_breaks_nothing(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_names_stay_whole_and_lines_fit(forty: dict[str, RunResult], width: int)
     for name in forty:
         (row,) = [line for line in lines if line.startswith(f"  {name} ")]
         assert " of 40" in row
-    assert ("No room for:" in "\n".join(lines)) == (width < 160)
+    assert ("Omitted columns:" in "\n".join(lines)) == (width < 160)
 
 
 def test_a_latency_is_over_all_requests(forty: dict[str, RunResult]) -> None:
@@ -98,7 +98,7 @@ def test_what_was_missed_is_said(tmp_path: Path) -> None:
     )
     text = printed(run_file(tmp_path / "s.yaml"), 80)
     assert "t: 1 of 1 finished." in text
-    assert "Expected: 1 of 2 came true; missed:" in text
+    assert "Expectations: 1 of 2 hold; failed:" in text
     assert "run: makespan_s = 5: found 3" in text
     assert "Fix:" not in text
 
@@ -118,7 +118,7 @@ def test_dear_columns_go_first_and_are_named() -> None:
     assert shown(AdaptiveTable(columns), 60)[-1].split() == ["a-long-name", "1", "2"]
     head, _, row, gone = shown(AdaptiveTable(columns), 26)
     assert (head.split(), row.split()) == (["name", "cheap"], ["a-long-name", "1"])
-    assert gone == "No room for: dear figure"
+    assert gone == "Omitted columns: dear figure"
     assert shown(AdaptiveTable(columns), 8)[2:4] == ["  a-lo", "  ng-n"]
 
 
@@ -153,13 +153,13 @@ def test_counts_that_are_not_certain_are_said_so(tmp_path: Path) -> None:
     found = run_file(tmp_path / "s.yaml")
     assert summarize_results(found)[0] == (
         "Result: giving-up, small: 7 of 10 finished, 3 starved; 0 to 7 of 10 requests might "
-        "starve, given the error of the costs."
+        "starve, given the error of the step times."
     )
     assert narrative.describe_affected(found["small"])[-1] == (
-        "0 to 7 of 10 requests might starve, given the error of the costs."
+        "0 to 7 of 10 requests might starve, given the error of the step times."
     )
     assert narrative.might(found["patient"]) == ""
     text = printed(found, 160)
     assert "Fix: variant larger reduces mean TTFT from" in text
     assert "but 0 to 7 of 10 requests might starve" in text
-    assert "smaller: 0 to 7 of 10 requests might starve, given the error of the costs." in text
+    assert "smaller: 0 to 7 of 10 requests might starve, given the error of the step times." in text

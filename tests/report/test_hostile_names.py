@@ -83,7 +83,7 @@ def test_a_run_with_plots_and_its_report(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, report).exit_code == 0
     assert "<script>alert" not in (tmp_path / "page.html").read_text()
     said = CliRunner().invoke(app, ["explain", str(tmp_path / "a b.yaml")]).stdout
-    assert f"One request: simkv explain '{tmp_path / 'a b.yaml'}' " in said
+    assert f"Explain one request: simkv explain '{tmp_path / 'a b.yaml'}' " in said
 
 
 def test_the_hint_of_the_server_is_an_address(tmp_path: Path) -> None:
@@ -91,5 +91,5 @@ def test_the_hint_of_the_server_is_an_address(tmp_path: Path) -> None:
     (scenario,) = load(tmp_path / "s.yaml", []).values()
     result = run_scenario(scenario, tmp_path, intervals=False)
     lines = list(explain_run("s", result, "curl …/explain/{}".format))
-    assert lines[-1].startswith("One request: curl …/explain/")
+    assert lines[-1].startswith("Explain one request: curl …/explain/")
     assert lines[-1].partition("/explain/")[2].isdigit()

@@ -159,7 +159,7 @@ def test_data_may_hold_anything(results: dict[str, RunResult]) -> None:
 
 def test_nobody_starved_is_said_too(results: dict[str, RunResult]) -> None:
     said = narrative.describe_affected(results["after"])
-    assert said[0] == "Nobody: all 40 requests finished."
+    assert said[0] == "None: all 40 requests finished."
     assert narrative.describe_fix({"after": results["after"]}, "after", None) == [
         "No other variant was run."
     ]
@@ -389,7 +389,7 @@ def test_runs_are_found_by_folder_file_and_name(
     ]
     assert find_report_path([run]) == run / "report.html"
     assert find_report_path([Path("mistralrs-six")]) == Path("runs/mistralrs-six.html")
-    with pytest.raises(InputError, match="holds no scenario"):
+    with pytest.raises(InputError, match="has no scenario"):
         find_scenario_file(tmp_path)
     with pytest.raises(InputError, match="stands twice"):
         find_runs([run, run])
@@ -616,7 +616,7 @@ def test_many_requests_come_apart_when_zoomed_in(browser: Browser, big: Path) ->
     assert page.run(rows) == 380
     point_at(page, 40.0, 700)
     page.wait("!document.getElementById('tip').hidden")
-    assert "zoom in to see each" in page.run("document.getElementById('tip').innerText")
+    assert "zoom in for single requests" in page.run("document.getElementById('tip').innerText")
     page.run(
         "void Plotly.relayout(charts.get('lanes'), {'yaxis.range[0]': 740, 'yaxis.range[1]': 690})"
     )

@@ -68,7 +68,7 @@ def test_one_variant(two: Path) -> None:
     told = explain(two, "--variant", "tight").splitlines()
     (line,) = [line for line in told if line.startswith("  waiting for KV blocks")]
     assert line.split() == ["waiting", "for", "KV", "blocks", "2.50", "s", "21.7", "%", "█" * 25]
-    assert told[-1] == f"One request: simkv explain {two} --variant tight 1"
+    assert told[-1] == f"Explain one request: simkv explain {two} --variant tight 1"
     assert len(told) < 30
 
 
@@ -83,14 +83,14 @@ def test_one_request(two: Path) -> None:
         "     4.000 s        1 s  prefill: 4 tokens",
         "     5.000 s  finished after 4.50 s",
     ]
-    assert told[-1] == "What it waited for was held above all by request 0 (3 s)."
+    assert told[-1] == "Main blockers: request 0 (3 s)."
 
 
 def test_a_run_folder_is_run_again(two: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     CliRunner().invoke(app, ["run", str(two), "--out", str(out), "--no-plots"])
     told = explain(out)
-    assert told.splitlines()[0] == f"Run again from {out / 'scenario.yaml'}."
+    assert told.splitlines()[0] == f"Simulated again from {out / 'scenario.yaml'}."
     assert told.splitlines()[2:-2] == explain(two).splitlines()[:-2]
 
 
@@ -115,8 +115,8 @@ def test_preemptions_by_reason(tmp_path: Path) -> None:
     result = thrashing(tmp_path)
     told = " ".join(explain_run("run", result, "simkv explain x {}".format))
     count = len(result.diagnosis.preemptions)
-    assert f"Preempted {count} times for their length." in told
-    assert "on tokens that had been computed before" in told
+    assert f"Preempted {count} times because of their length." in told
+    assert "for recomputed tokens" in told
 
 
 @pytest.mark.parametrize(

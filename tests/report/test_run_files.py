@@ -289,7 +289,7 @@ def test_nor_will_the_folder_where_simkv_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="is the folder where simkv runs"):
+    with pytest.raises(InputError, match="is the current directory"):
         check_run_folder(Path())
 
 

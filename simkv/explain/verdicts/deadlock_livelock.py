@@ -54,7 +54,7 @@ class LivelockVerdict(Verdict):
     @property
     def text(self) -> str:
         text = (
-            f"from {self.since:.3f} s on {self.why}; it goes round among "
+            f"from {self.since:.3f} s: {self.why}; the state repeats among "
             f"{name_requests(self.requests)}"
         )
         if self.cycle:
@@ -85,10 +85,10 @@ class Deadlock(Verdict):
     @property
     def text(self) -> str:
         stuck = f"{count_phrase(self.stuck)} stuck, {self.free} blocks free"
-        said = [f"from {self.since:.3f} s on {self.why}", stuck]
+        said = [f"from {self.since:.3f} s: {self.why}", stuck]
         for i in self.requests:
             waits = f" ({KIND_LABELS[self.kind]})" if i == self.head and self.kind else ""
-            held = f" holds {self.holds[i]} and" if i in self.holds else ""
+            held = f" holds {self.holds[i]} blocks and" if i in self.holds else ""
             said.append(f"request {i}{waits}{held} lacks {self.lacks[i] or 'none'}")
         return "; ".join(said)
 

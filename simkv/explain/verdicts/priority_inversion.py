@@ -23,8 +23,8 @@ from simkv.sim.run_record import RunRecord
 class PriorityInversion(Verdict):
     """A request went ahead ``count`` times while a more urgent one waited.
 
-    It was admitted, or another request was preempted in its favor. Of the two requests in
-    ``requests``, the first one waited ``seconds`` more from ``at`` (s) on.
+    It was admitted, or another request was preempted in its favor. The first request in
+    ``requests`` is the more urgent one; at ``at`` (s) it had to wait for ``seconds`` more.
     """
 
     name = "priority inversion"
@@ -37,7 +37,7 @@ class PriorityInversion(Verdict):
     def text(self) -> str:
         (urgent, other), (high, low) = self.requests, self.priorities
         return (
-            f"{times_phrase(self.count)} a request went before a more urgent one: at "
+            f"{times_phrase(self.count)} a request was served before a more urgent one: at "
             f"{self.at:.3f} s request {other} (priority {low}), while request {urgent} (priority "
             f"{high}) waited {self.seconds:.3f} s more"
         )

@@ -46,14 +46,14 @@ class Starvation(Verdict):
             kind = max(self.kinds, key=lambda kind: self.kinds[kind])
             text += f", {self.kinds[kind]:.3f} s {KIND_LABELS[kind]}"
         if self.behind:
-            text += ", above all behind " + " and ".join(
+            text += ", mainly because of " + " and ".join(
                 f"request {b.id} ({b.seconds:.3f} s)" for b in self.behind[:2]
             )
         if self.overtaken:
             text += (
-                f"; {count_phrase(range(self.overtaken.others))} that came later went before it, "
+                f"; {count_phrase(range(self.overtaken.others))} that arrived later started "
+                f"earlier, the first was request {self.overtaken.by}"
             )
-            text += f"request {self.overtaken.by} first"
         return text
 
 

@@ -39,18 +39,18 @@ class Thrashing(Verdict):
         )
         victim, *other = self.requests
         text = (
-            f"{self.repeated} tokens were computed again for {self.kept} that were kept "
-            f"({100 * self.repeated / max(self.kept, 1):.0f} %); preemptions: {reasons}; request "
-            f"{victim} lost its KV {times_phrase(self.times)} and had {self.worst} tokens "
-            "computed again"
+            f"{self.repeated} tokens were recomputed, "
+            f"{100 * self.repeated / max(self.kept, 1):.0f} % of the {self.kept} computed tokens "
+            f"that were kept; preemptions: {reasons}; request {victim} lost its KV "
+            f"{times_phrase(self.times)} and had {self.worst} tokens recomputed"
         )
-        return text + "".join(f", above all to request {i}" for i in other)
+        return text + "".join(f", mainly because of request {i}" for i in other)
 
 
 _CAUSES = {
-    "blocks": "for want of blocks",
-    "bucket": "for another length than those that ran",
-    "patience": "for a head of the queue that had waited too long",
+    "blocks": "because the KV cache was full",
+    "bucket": "because of another length than the running bucket",
+    "patience": "for a head of the queue that waited too long",
 }
 
 

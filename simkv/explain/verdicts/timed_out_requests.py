@@ -31,11 +31,11 @@ class TimedOutRequests(Verdict):
         worst, timeout = self.requests[0], format_seconds(self.timeout)
         text = f"{count_phrase(self.all)} timed out; request {worst} "
         if self.alone is None:
-            return f"{text}would not have ended alone within ten times its timeout of {timeout}"
-        text += f"takes {format_seconds(self.alone)} alone, its timeout is {timeout}"
+            return f"{text}would need more than ten times its timeout of {timeout} in isolation"
+        text += f"takes {format_seconds(self.alone)} in isolation, its timeout is {timeout}"
         if self.lacked is not None:
-            text += f"; it lacked {format_seconds(self.lacked)}"
-        return f"{text}, and company had cost it {format_seconds(self.company)}"
+            text += f"; it needed {format_seconds(self.lacked)} more"
+        return f"{text}; other requests delayed it by {format_seconds(self.company)}"
 
 
 def find_timed_out(record: RunRecord) -> TimedOutRequests | None:

@@ -1,9 +1,9 @@
-// The figures besides the lanes. Each says how high it is, what it shows and what its table holds.
+// All figures except the lanes. Each defines its height, its traces and its table.
 "use strict";
 
 const centres = () => PAGE.edges.slice(0, -1).map((edge, i) => (edge + PAGE.edges[i + 1]) / 2);
 
-/** Ledger of all variants: mean seconds of a request by kind, one bar a variant. */
+/** Ledger of all variants: mean seconds of a request by kind, one bar per variant. */
 const LEDGER = {
   id: "ledger",
   height: () => 150 + 30 * VARIANTS.length + (narrow() ? 90 : 0),
@@ -15,7 +15,7 @@ const LEDGER = {
       type: "bar", orientation: "h", y: names, name: PAGE.words[key],
       x: VARIANTS.map((variant) => variant.totals[code] / Math.max(variant.size, 1)),
       marker: { color: css(`kind-${key}`), line: { color: css("paper"), width: 1 } },
-      hovertemplate: `%{y}: ${escaped(PAGE.words[key])} %{x:.3~s} s a request<extra></extra>`,
+      hovertemplate: `%{y}: ${escaped(PAGE.words[key])} %{x:.3~s} s per request<extra></extra>`,
     }));
     const layout = layoutOf({ barmode: "stack", hovermode: "closest" });
     layout.xaxis = axis("mean seconds per request", {});
@@ -102,7 +102,7 @@ const REQUESTS = {
   },
 };
 
-/** KV blocks by owner over time, the greatest holders one by one. */
+/** KV blocks by owner over time, the largest holders separately. */
 const BLOCKS = {
   id: "blocks",
   timed: true,
@@ -155,7 +155,7 @@ const BLOCKS = {
   },
 };
 
-/** The name of a band, where it is thickest and if it is thick enough. */
+/** The label of a band at its thickest point, if it is thick enough. */
 function bandLabel(x, y, below, text, view, name, total) {
   let best = -1;
   x.forEach((time, i) => {
@@ -175,8 +175,8 @@ const QUEUES = {
   height: (pair) => 480 * panel(0, pair.length).down,
   rows: [
     ["requests", [["waiting", "waiting", "red"], ["running", "running", "blue"]]],
-    ["decodes a step", [["decodes", "decodes a step", "sky"]]],
-    ["prefill tokens", [["prefill", "prefill tokens a step", "purple"]]],
+    ["decodes per step", [["decodes", "decodes per step", "sky"]]],
+    ["prefill tokens", [["prefill", "prefill tokens per step", "purple"]]],
   ],
   make(pair, view) {
     const data = [];
@@ -232,7 +232,7 @@ function faded(colour) {
   return `rgba(${r},${g},${b},0.22)`;
 }
 
-/** What share of all requests had a first token, and an answer, after how long. */
+/** Share of all requests with a first token, and with an answer, by time. */
 const LATENCY = {
   id: "latency",
   height: () => 360,
@@ -265,7 +265,7 @@ const LATENCY = {
   },
 };
 
-/** Who held what others waited for. */
+/** Requests that held the resources that others waited for. */
 const BLOCKERS = {
   id: "blockers",
   height: (pair) => 330 * panel(0, pair.length).down,
@@ -279,12 +279,12 @@ const BLOCKERS = {
       data.push({
         type: "bar", orientation: "h", x: top.map((b) => b[1]), y: top.map((b) => `request ${b[0]}`),
         customdata: top.map((b) => b[2]), marker: { color: css(index ? "blue" : "red") },
-        hovertemplate: "%{y}: %{x:.4~s} s of others' waiting, %{customdata:.4~s} block-seconds<extra></extra>",
+        hovertemplate: "%{y}: %{x:.4~s} s of waiting caused, %{customdata:.4~s} block-seconds<extra></extra>",
         xaxis: `x${name}`, yaxis: `y${name}`,
       });
-      layout[`xaxis${name}`] = axis("seconds that others waited for it", { domain: place.x, anchor: `y${name}`, rangemode: "tozero", ...(index ? { matches: "x" } : {}) });
+      layout[`xaxis${name}`] = axis("waiting time caused (s)", { domain: place.x, anchor: `y${name}`, rangemode: "tozero", ...(index ? { matches: "x" } : {}) });
       layout[`yaxis${name}`] = axis("", { domain: place.y[0], anchor: `x${name}`, autorange: "reversed", type: "category" });
-      layout.annotations.push(heading(top.length ? variant.name : `${variant.name}: nobody blocked anybody`, place));
+      layout.annotations.push(heading(top.length ? variant.name : `${variant.name}: no blockers`, place));
     });
     return { data, layout };
   },
@@ -295,7 +295,7 @@ const BLOCKERS = {
   },
 };
 
-/** Simulated figures against published ones: the error of each, with that of the profile. */
+/** Error of simulated figures compared with published ones, with the error of the profile. */
 const PUBLISHED = {
   id: "published",
   height: () => 130 + 22 * PAGE.published.length,
@@ -303,7 +303,7 @@ const PUBLISHED = {
     const rows = PAGE.published;
     const labels = rows.map(({ variant, figure }) => `${variant}: ${figure}`);
     const layout = layoutOf({ hovermode: "closest", showlegend: false, margin: { l: 20, r: 20, t: 20, b: 46 } });
-    layout.xaxis = axis("simulated, % off the published figure", { zeroline: true, zerolinecolor: css("ink"), zerolinewidth: 2 });
+    layout.xaxis = axis("error of the simulated figure (%)", { zeroline: true, zerolinecolor: css("ink"), zerolinewidth: 2 });
     layout.yaxis = axis("", { autorange: "reversed", type: "category" });
     return {
       data: [{

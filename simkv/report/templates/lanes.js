@@ -1,5 +1,4 @@
-// One lane per request. However many there are, what is drawn is what the screen can show:
-// zoom in and the lanes come apart.
+// One lane per request. Lanes are merged to the resolution of the screen; zooming in separates them.
 "use strict";
 
 const LANES = {
@@ -70,7 +69,7 @@ const LANES = {
     return { data, layout };
   },
 
-  /** A frame around the pinned request, and a line where an engine stopped for good. */
+  /** A frame around the pinned request, and a line where an engine halted. */
   shapes(pair) {
     const shapes = [];
     pair.forEach((variant, index) => {
@@ -118,7 +117,7 @@ const LANES = {
     }));
   },
 
-  /** Preemptions in view, from the request that they were for to the one that lost its KV. */
+  /** Preemptions in view, from the request that gained blocks to the request that lost its KV. */
   arrows(variant, view, first, last, name) {
     if (last - first > 200) return [];
     const [from, to] = view.x;
@@ -145,7 +144,7 @@ const LANES = {
     }];
   },
 
-  /** What is at a point of the figure, as HTML. */
+  /** Description of a point of the figure, as HTML. */
   about(pair, index, x, y, view) {
     const variant = pair[index];
     const { first, last } = rangeOf(variant, view.y[index]);
@@ -181,7 +180,7 @@ function rangeOf(variant, range) {
   return { first, last: Math.min(Math.max(Math.ceil(range[1] + 0.5), first + 1), count) };
 }
 
-/** Ticks of the y axis: places that are labelled with the ids of their requests. */
+/** Ticks of the y axis, labeled with request ids. */
 function idTicks(variant, first, last) {
   const count = last - first;
   const step = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000]
@@ -199,7 +198,7 @@ function scaleOf(paint) {
   });
 }
 
-/** A heatmap has no legend: one square for each paint that occurs. */
+/** One legend square per color that occurs, because a heatmap has no legend. */
 function legendOf(paint, seen) {
   return paint.keys.map((key, index) => ({ key, index })).filter(({ index }) => seen.has(index))
     .map(({ key }) => ({
@@ -232,17 +231,17 @@ function aboutMoment(variant, lane, time) {
 }
 
 function aboutArrow(variant, { at, by, why, tokens }) {
-  const whom = by < 0 ? "" : ` for request ${variant.id(by)}`;
-  return `preempted at ${number(at)} s${whom}: ${escaped(PAGE.causes[why] || why)}, ${number(tokens)} tokens of KV lost`;
+  const gained = by < 0 ? "" : ` in favor of request ${variant.id(by)}`;
+  return `preempted at ${number(at)} s${gained}: ${escaped(PAGE.causes[why] || why)}, ${number(tokens)} tokens of KV lost`;
 }
 
 function behindWhom(variant, place) {
   const who = variant.blocked[variant.id(place)];
   if (!who || !who.length) return "";
-  return `in all behind ${who.map(([id, time]) => `request ${id} (${seconds(time)})`).join(", ")}`;
+  return `main blockers: ${who.map(([id, time]) => `request ${id} (${seconds(time)})`).join(", ")}`;
 }
 
-/** Lanes `begin` to `end` at one moment: how many did what. */
+/** Lanes `begin` to `end` at one moment: number of requests by activity. */
 function aboutGroup(variant, begin, end, time) {
   const count = new Map();
   for (let lane = begin; lane < end; lane++) {
@@ -252,5 +251,5 @@ function aboutGroup(variant, begin, end, time) {
   const ids = `${variant.id(variant.drawn[begin])} to ${variant.id(variant.drawn[end - 1])}`;
   const lines = [...count].sort((a, b) => b[1] - a[1]).map(([kind, many]) =>
     `<i class="chip" style="background:var(--kind-${KINDS[kind].key})"></i>${many} ${escaped(PAGE.words[KINDS[kind].key])}`);
-  return [`<b>requests ${ids}</b> at ${number(time)} s`, ...lines, "zoom in to see each"].join("<br>");
+  return [`<b>requests ${ids}</b> at ${number(time)} s`, ...lines, "zoom in for single requests"].join("<br>");
 }

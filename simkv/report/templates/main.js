@@ -1,4 +1,4 @@
-// Draws the figures, keeps them in step with each other, and answers mouse, touch and keyboard.
+// Draw the figures, synchronize them, and handle mouse, touch and keyboard input.
 "use strict";
 
 const whole = (pair) => [0, Math.max(...pair.map((index) => VARIANTS[index].until))];
@@ -17,7 +17,7 @@ function draw(figure) {
   Plotly.react(box, data, layout, CONFIG);
 }
 
-/** A figure with the size that it has here, and room for the headings of its panels. */
+/** A figure with its current size and margins for the headings of its panels. */
 function sized(figure) {
   const pair = pairNow();
   const { data, layout } = figure.make(pair, view);
@@ -30,7 +30,7 @@ function sized(figure) {
   return { data, layout };
 }
 
-/** The legend as a list, which wraps better than one in the figure. */
+/** The legend as a list outside the figure, because it wraps better. */
 function legendHtml(data) {
   const seen = new Set();
   const entries = data.filter(({ name, showlegend, legendgroup }) => {
@@ -56,7 +56,7 @@ function drawTimed() {
   FIGURES.filter((figure) => figure.timed).forEach(draw);
 }
 
-/** Draw one figure after the other, so that the page can be read meanwhile. */
+/** Draw one figure at a time, so that the page stays responsive. */
 function drawSoon(figures) {
   const [next, ...rest] = figures;
   if (!next) {
@@ -70,7 +70,7 @@ function drawSoon(figures) {
   });
 }
 
-/** Zooming in one figure is zooming in all that share its axis. */
+/** Apply a zoom to all figures that share the axis. */
 function listen(figure) {
   const box = charts.get(figure.id);
   if (!box) return;
@@ -136,7 +136,7 @@ function listenToLanes(box) {
   });
 }
 
-/** Panel, and place in its coordinates, under the pointer; null beside the panels. */
+/** Panel under the pointer and the coordinates in it; null outside the panels. */
 function spotAt(box, { clientX, clientY }) {
   const { left, top } = box.getBoundingClientRect();
   for (const [index, id] of Object.keys(box._fullLayout._plots).entries()) {
@@ -149,7 +149,7 @@ function spotAt(box, { clientX, clientY }) {
   return null;
 }
 
-/** On a touch screen a finger scrolls the page, and a tap shows what a mouse would by hovering. */
+/** On a touch screen, dragging scrolls the page and a tap shows what hovering shows. */
 function listenToTaps(box) {
   box.addEventListener("click", (event) => {
     const spot = matchMedia("(pointer: coarse)").matches ? spotAt(box, event) : null;
@@ -167,7 +167,7 @@ function place(tip, event) {
 
 const pinned = { index: 0, place: 0 };
 
-/** Show the story of one request under the lanes. */
+/** Show the details of one request below the lanes. */
 function inspect(index, placeOf) {
   const variant = pairNow()[index];
   pinned.index = index;
@@ -184,10 +184,10 @@ function inspect(index, placeOf) {
     ["tokens", `${number(prompt[placeOf])} in the prompt; ${number(tokens[placeOf])} of ${number(output[placeOf])} received`],
     ["first token after", seconds(first[placeOf])],
     ["answer after", seconds(e2e[placeOf])],
-    ["preemptions", `${number(preemptions[placeOf])}, ${number(recomputed[placeOf])} tokens computed again`],
+    ["preemptions", `${number(preemptions[placeOf])}, ${number(recomputed[placeOf])} tokens recomputed`],
   ];
   const behind = behindWhom(variant, placeOf);
-  if (behind) facts.push(["waited", behind.replace("in all ", "")]);
+  if (behind) facts.push(["main blockers", behind.replace("main blockers: ", "")]);
   const lane = variant.laneOf.get(placeOf);
   let bar = "";
   if (lane !== undefined) {
@@ -198,7 +198,7 @@ function inspect(index, placeOf) {
       <ul class="ledger">${sums.sort((a, b) => b.sum - a.sum).map(({ key, sum }) =>
         `<li><i class="chip" style="background:var(--kind-${key})"></i>${escaped(PAGE.words[key])} <b>${seconds(sum)}</b> (${number((100 * sum) / all)} %)</li>`).join("")}</ul>`;
   } else {
-    bar = "<p>Its lane is not among the sample that this page holds.</p>";
+    bar = "<p>This page contains a sample of the lanes, without this request.</p>";
   }
   $("#inspected").innerHTML = `<h3>Request ${variant.id(placeOf)} of ${escaped(variant.name)}</h3>
     <dl>${facts.map(([term, text]) => `<div><dt>${term}</dt><dd>${escaped(text)}</dd></div>`).join("")}</dl>${bar}`;
@@ -222,7 +222,7 @@ function save(figure, format) {
   return Plotly.downloadImage({ data, layout }, { format, width, height, scale: 2, filename: name });
 }
 
-/** A figure as it goes into a file: of one width on every screen, with title and legend in it. */
+/** A figure for export: fixed width, with title and legend. */
 function forFile(figure) {
   canvas.width = 1200;
   const { data, layout } = sized(figure);
@@ -239,7 +239,7 @@ function quoted(value) {
   return /[",\n]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text;
 }
 
-// The table of requests: sorted, filtered, a page at a time.
+// The table of requests: sorting, filtering and paging.
 
 const table = { sort: "ended", down: true, page: 0, size: 15, filter: "all", index: 0 };
 const COLUMNS = [
@@ -248,7 +248,7 @@ const COLUMNS = [
   ["outcome", "outcome", (v, p) => v.outcome(p).word],
   ["first", "first token after (s)", (v, p) => v.requests.first[p]],
   ["e2e", "answer after (s)", (v, p) => v.requests.e2e[p]],
-  ["ended", "in the system (s)", (v, p) => v.requests.ended[p] - v.requests.arrival[p]],
+  ["ended", "time in system (s)", (v, p) => v.requests.ended[p] - v.requests.arrival[p]],
   ["preemptions", "preemptions", (v, p) => v.requests.preemptions[p]],
   ["recomputed", "recomputed tokens", (v, p) => v.requests.recomputed[p]],
 ];
@@ -320,7 +320,7 @@ function choosePair() {
   drawAll();
 }
 
-/** The request to begin with: without an answer if there is one, and longest in the system. */
+/** The request to show first: the slowest unserved request, or the slowest request. */
 function worstOf(variant) {
   const { arrival, ended } = variant.requests;
   let worst = 0;
@@ -341,12 +341,12 @@ function listenToControls() {
     event.preventDefault();
     const index = Number($("#inspect-variant").value || 0);
     const found = pairNow()[index].placeOf.get(Number($("#inspect-id").value));
-    if (found === undefined) $("#inspected").textContent = "There is no such request in this variant.";
+    if (found === undefined) $("#inspected").textContent = "This variant has no such request.";
     else inspect(index, found);
   });
 }
 
-/** Paper is light, and as wide as a sheet of A4 or Letter less its margins. */
+/** Print with light colors and the width of A4 or Letter paper without margins. */
 function forPaper(printing) {
   document.documentElement.classList.toggle("print", printing);
   canvas.width = printing ? 700 : null;
@@ -376,7 +376,7 @@ function start() {
   addEventListener("afterprint", () => forPaper(false));
 }
 
-/** The plotting library, where it does not lie beside the page, is in the page as gzip in base64. */
+/** Load the plotting library, which is embedded as base64 gzip unless it is a separate file. */
 async function unpackLibrary() {
   const packed = $("#library");
   if (!packed) return;

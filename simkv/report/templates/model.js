@@ -1,9 +1,9 @@
-// The run: columns from the page's JSON, unpacked into something that can be asked.
+// The run: columns from the page's JSON, unpacked for lookups.
 "use strict";
 
 const PAGE = JSON.parse(document.getElementById("data").textContent);
 
-/** A column that may be packed as values and how often each is repeated. */
+/** Unpack a column that may be stored as values and repeat counts. */
 function unpacked(column) {
   if (Array.isArray(column)) return column;
   const { runs } = column;
@@ -12,7 +12,7 @@ function unpacked(column) {
   return values;
 }
 
-/** Seconds as a reader wants them: "0.42 s", "12.3 s", "1,234 s". */
+/** Format seconds: "0.42 s", "12.3 s", "1,234 s". */
 function seconds(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "none";
   const size = Math.abs(value);
@@ -20,7 +20,7 @@ function seconds(value) {
   return `${number(value)} s`;
 }
 
-/** A number with three digits or all before the point, thousands apart. */
+/** Format a number with three significant digits and thousands separators. */
 function number(value) {
   if (value === null || value === undefined) return "none";
   const size = Math.abs(value);
@@ -54,7 +54,7 @@ class Variant {
     this.unpackLanes(raw.lanes, tick);
   }
 
-  /** Lanes are those drawn: all requests, or a sample of them. */
+  /** Shown lanes: all requests, or a sample of them. */
   unpackLanes({ of, count, kinds, lasts }, tick) {
     this.drawn = of;
     this.laneOf = new Map(of.map((place, lane) => [place, lane]));
@@ -96,7 +96,7 @@ class Variant {
     return Math.min(low, this.begin[lane + 1] - 1);
   }
 
-  /** Seconds of each kind in the life of a lane's request; what came after its end is not life. */
+  /** Seconds by kind of a lane's request, until the end of the request. */
   ledger(lane) {
     const sums = new Float64Array(PAGE.kinds.length);
     for (let i = this.begin[lane]; i < this.begin[lane + 1]; i++) {
@@ -109,7 +109,7 @@ class Variant {
 const VARIANTS = PAGE.variants.map((raw) => new Variant(raw, PAGE.tick));
 const KINDS = PAGE.kinds; // {key, label, served, life}
 
-/** How a stretch is painted: what it did, as in the pictures, or the kind that the ledger names. */
+/** Color of an interval: by activity, as in the plots, or by its kind in the ledger. */
 const PAINTS = {
   did: {
     keys: ["waiting", "prefill", "recompute", "decode", "held_up", "preempted", "starved", "timed_out",

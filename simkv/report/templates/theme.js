@@ -1,12 +1,12 @@
-// Colours and type from the style sheet, so that there is one place that knows them.
+// Colors and fonts from the style sheet, which defines them once.
 "use strict";
 
-/** A custom property of the style sheet, as it is now. */
+/** Current value of a custom property of the style sheet. */
 function css(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
-/** The layout that all figures share. */
+/** Layout shared by all figures. */
 function layoutOf(extra) {
   const ink = css("ink");
   return {
@@ -36,7 +36,7 @@ function axis(title, extra) {
   };
 }
 
-/** Width of a figure: what the page has, or for a file always the same. */
+/** Width of a figure: the width of the page, or a fixed width for files. */
 const canvas = { width: null };
 
 function widthNow() {
@@ -49,7 +49,7 @@ function narrow() {
   return widthNow() < 700;
 }
 
-/** Where panel `index` of `count` lies: domains of its axes and the place of its title. */
+/** Axis domains and title position of panel `index` of `count`. */
 function panel(index, count, rows = [1]) {
   const across = narrow() ? 1 : count;
   const down = Math.ceil(count / across);
@@ -73,7 +73,7 @@ function panel(index, count, rows = [1]) {
   return { x, y, top, across, down };
 }
 
-/** The heading over a panel, in as many lines as it needs. */
+/** Heading of a panel, wrapped to several lines if necessary. */
 function heading(text, place) {
   const width = (place.x[1] - place.x[0]) * (widthNow() - 76);
   return {

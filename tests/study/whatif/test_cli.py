@@ -75,7 +75,7 @@ def test_bisect_over_knob(root: Path) -> None:
 def test_bisect_defaults_to_variants() -> None:
     said = simkv("bisect", LOOP, "--variant", "patient")
     assert said == simkv("bisect", LOOP, "--variant", "patient", "--variants")
-    assert "no flip found; it is served throughout" in said
+    assert "no change found; served throughout" in said
     assert "All 7 values were tried." in said
     with pytest.raises(InputError, match="expected one of them"):
         simkv("bisect", LOOP, "--variants", "--over", "timeout=1..2")
