@@ -386,8 +386,8 @@ def test_an_interrupt_of_a_search_says_where_what_is_done_is_kept(
     ran = simkv(command[0], "s.yaml", *command[1:], "engine.num_gpu_blocks=20,30", "--out", "o")
     assert (ran.code, ran.out) == (130, "")
     assert ran.err.strip() == (
-        "simkv: interrupted; what is done is kept in o/points.jsonl, and the same command goes on "
-        "from there"
+        "simkv: interrupted; finished runs are stored in o/points.jsonl; repeat the command to "
+        "resume"
     )
 
 

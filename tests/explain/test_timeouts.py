@@ -66,11 +66,11 @@ def test_who_is_too_long_for_its_timeout_has_timed_out_though_it_waited() -> Non
     (verdict,) = [v for v in result.diagnosis.verdicts if isinstance(v, TimedOutRequests)]
     assert (verdict.all, verdict.alone, verdict.lacked, verdict.company) == ((1,), 9.0, 5.0, 2.0)
     assert verdict.text == (
-        "one request timed out; request 1 takes 9 s alone, its timeout is 6 s; it lacked 5 s, "
-        "and company had cost it 2 s"
+        "one request timed out; request 1 takes 9 s in isolation, its timeout is 6 s; it needed "
+        "5 s more; other requests delayed it by 2 s"
     )
     told = " ".join(explain_request("run", result, 1)).split("Timed out, not starved: ")[1]
-    assert told.startswith("alone it takes 9 s, its timeout is 6 s; it lacked 5 s, and company")
+    assert told.startswith("in isolation it takes 9 s, its timeout is 6 s; it needed 5 s more; ")
 
 
 def test_alone_in_the_world_a_request_times_out_and_company_cost_it_nothing() -> None:

@@ -1,4 +1,4 @@
-"""The answer of a run: five lines, one table, and nothing that misleads."""
+"""The default output of a run: five lines and one table."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_answer_is_five_lines(forty: dict[str, RunResult]) -> None:
 
 
 @pytest.mark.parametrize("width", [50, 80, 160])
-def test_names_stay_whole_and_lines_fit(forty: dict[str, RunResult], width: int) -> None:
+def test_variant_names_are_complete_and_lines_fit(forty: dict[str, RunResult], width: int) -> None:
     lines = printed(forty, width).splitlines()
     assert max(map(len, lines)) <= width
     for name in forty:
@@ -62,7 +62,7 @@ def test_names_stay_whole_and_lines_fit(forty: dict[str, RunResult], width: int)
     assert ("Omitted columns:" in "\n".join(lines)) == (width < 160)
 
 
-def test_a_latency_is_over_all_requests(forty: dict[str, RunResult]) -> None:
+def test_latencies_include_all_requests(forty: dict[str, RunResult]) -> None:
     """8 of the 24 that starved had no token when their client left after 300 s."""
     record, figures = forty["before-assumed"].record, forty["before-assumed"].summary
     mean = figures["ttft_all_ms"]["mean"] / 1000
@@ -81,16 +81,16 @@ def test_a_latency_is_over_all_requests(forty: dict[str, RunResult]) -> None:
     assert served["e2e_all_ms"]["at_least"] == []
 
 
-def test_it_is_said_why_the_fix_ends_later(forty: dict[str, RunResult]) -> None:
+def test_explains_why_the_fix_finishes_later(forty: dict[str, RunResult]) -> None:
     (line,) = explain_faster_recompute(forty)
     assert line.startswith(
-        "before-fitted ends sooner (110 s) than after (196 s) by its costs alone"
+        "before-fitted finishes earlier (110 s) than after (196 s) because of its step times"
     )
-    assert "steps hold 3.6 requests and take 98.6 ms, those of after 12.6" in line
+    assert "steps contain 3.6 requests and take 98.6 ms, steps of after contain 12.6" in line
     assert not list(explain_faster_recompute({"after": forty["after"]}))
 
 
-def test_what_was_missed_is_said(tmp_path: Path) -> None:
+def test_failed_expectations_are_listed(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(
         "name: t\nworkload: {requests: [{prompt_tokens: 4, output_tokens: 3}]}\n"
         "engine: {name: mistralrs, variant: pr2034}\nprofile: unit-step\n"
@@ -109,20 +109,20 @@ def shown(table: object, width: int) -> list[str]:
     return [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
 
 
-def test_dear_columns_go_first_and_are_named() -> None:
+def test_low_ranked_columns_are_omitted_first_and_named() -> None:
     columns = [
         Column("name", ["a-long-name"], right=False),
         Column("cheap", ["1"], 1),
-        Column("dear figure", ["2"], 2),
+        Column("large", ["2"], 2),
     ]
     assert shown(AdaptiveTable(columns), 60)[-1].split() == ["a-long-name", "1", "2"]
-    head, _, row, gone = shown(AdaptiveTable(columns), 26)
+    head, _, row, gone = shown(AdaptiveTable(columns), 24)
     assert (head.split(), row.split()) == (["name", "cheap"], ["a-long-name", "1"])
-    assert gone == "Omitted columns: dear figure"
+    assert gone == "Omitted columns: large"
     assert shown(AdaptiveTable(columns), 8)[2:4] == ["  a-lo", "  ng-n"]
 
 
-def test_columns_that_must_stay_stand_in_more_tables() -> None:
+def test_required_columns_continue_in_further_tables() -> None:
     table = StackedTable(
         Column("", ["x"], right=False), [Column(n, ["1"]) for n in ("aaaa", "bbbb")]
     )
@@ -144,7 +144,7 @@ variants:
 """
 
 
-def test_counts_that_are_not_certain_are_said_so(tmp_path: Path) -> None:
+def test_uncertain_counts_are_reported_as_ranges(tmp_path: Path) -> None:
     from tests.metrics.test_fidelity import PROFILE, error
 
     fit = {"points": 9, "held_out": {"all": error(0.4)}}

@@ -391,7 +391,7 @@ def test_runs_are_found_by_folder_file_and_name(
     assert find_report_path([Path("mistralrs-six")]) == Path("runs/mistralrs-six.html")
     with pytest.raises(InputError, match="has no scenario"):
         find_scenario_file(tmp_path)
-    with pytest.raises(InputError, match="stands twice"):
+    with pytest.raises(InputError, match="duplicate name"):
         find_runs([run, run])
 
 
