@@ -97,9 +97,10 @@ follow: $(VENV)/.installed
 validation: $(VENV)/.installed
 	$(BIN)/python -m dev.validation_page docs/validation.md $(CASES)
 
-## reports: write the reports of the packaged incidents
+## reports: write the reports of all packaged incidents to build/reports, and the examples in reports
 reports: $(VENV)/.installed
-	$(BIN)/simkv report --gallery reports
+	$(BIN)/python -m dev.example_reports reports
+	$(BIN)/simkv report --gallery build/reports
 
 ## site: build the documentation in build/site/, with reference pages generated from the code
 site: $(TESTED)

@@ -10,6 +10,7 @@ import gzip
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from simkv.report.page_theme import style_sheet
 
 #: File names of the parts that reports may share.
 STYLE, SCRIPT, LIBRARY = "report.css", "report.js", "plotly.min.js"
+LIBRARY_FILE = Path(__file__).parent / "vendor" / "plotly-cartesian-4.1.1.min.js"
 #: Scripts of the page, in the order of their dependencies.
 SCRIPTS = ("model.js", "theme.js", "lanes.js", "figures.js", "main.js")
 #: Figures with a time axis, which zoom together.
@@ -53,20 +55,27 @@ def write_html(
     whatif: Sequence[str] = (),
     *,
     shared: bool = False,
+    library_url: str = LIBRARY,
     section: PageSection | None = None,
 ) -> None:
     """Write the report of ``results``, variants by name, to ``path``.
 
     ``whatif`` contains sentences about changes that help, best first; ``section`` is placed after
     them. Parts common to all reports are embedded, or with ``shared`` expected beside the page (see
-    ``write_shared``). The same results give the same bytes.
+    ``write_shared``) and at ``library_url``. The same results give the same bytes.
     """
-    write_text(path, render_html(results, whatif, shared=shared, section=section))
+    text = render_html(results, whatif, shared=shared, library_url=library_url, section=section)
+    write_text(path, text)
 
 
-def write_shared(folder: Path) -> list[Path]:
-    """Write the parts common to all reports to ``folder``: style, scripts and plotting library."""
-    files = {STYLE: style(), SCRIPT: script(), LIBRARY: library()}
+def write_shared(folder: Path, library_url: str = LIBRARY) -> list[Path]:
+    """Write the parts common to all reports to ``folder``: style, scripts and plotting library.
+
+    Without the library, if it is elsewhere.
+    """
+    files = {STYLE: style(), SCRIPT: script()}
+    if library_url == LIBRARY:
+        files[LIBRARY] = library()
     for name, text in files.items():
         write_text(folder / name, text)
     return [folder / name for name in files]
@@ -77,6 +86,7 @@ def render_html(
     whatif: Sequence[str] = (),
     *,
     shared: bool = False,
+    library_url: str = LIBRARY,
     section: PageSection | None = None,
 ) -> str:
     """Return the text of the page that ``write_html`` writes."""
@@ -92,7 +102,7 @@ def render_html(
             pair=page["pair"],
             timed=TIME_AXIS_FIGURES,
             captions=captions(results, page),
-            beside={"style": STYLE, "script": SCRIPT, "library": LIBRARY} if shared else {},
+            beside={"style": STYLE, "script": SCRIPT, "library": library_url} if shared else {},
             style=Markup("" if shared else style()),
             script=Markup("" if shared else script()),
             library=Markup("" if shared else packed_library()),
@@ -135,13 +145,10 @@ def script() -> str:
 
 def library() -> str:
     """Return the plotting library: the cartesian bundle of plotly.js (MIT, see ``vendor``)."""
-    return gzip.decompress(_packed()).decode().replace("</script", "<\\/script")
+    return LIBRARY_FILE.read_text(encoding="utf-8").replace("</script", "<\\/script")
 
 
+@cache
 def packed_library() -> str:
-    """Return the library as gzip in base64, a third of its size; pages decompress it."""
-    return base64.b64encode(_packed()).decode()
-
-
-def _packed() -> bytes:
-    return (Path(__file__).parent / "vendor" / "plotly-cartesian-4.1.1.min.js.gz").read_bytes()
+    """Return the library as gzip in base64, half of its size; pages decompress it."""
+    return base64.b64encode(gzip.compress(LIBRARY_FILE.read_bytes(), mtime=0)).decode()

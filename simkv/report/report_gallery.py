@@ -16,6 +16,7 @@ from simkv.metrics.scenario_runner import run_scenario
 from simkv.report import narrative
 from simkv.report.html_page import (
     LIBRARY,
+    SCRIPT,
     STYLE,
     environment,
     write_html,
@@ -35,7 +36,7 @@ THUMBNAIL_LANES, THUMBNAIL_BINS = 24, 150
 
 def check_gallery(folder: Path) -> None:
     """Raise InputError if a gallery must not be written to ``folder``."""
-    check_folder("--gallery", folder, "gallery", lambda there: (there / LIBRARY).is_file())
+    check_folder("--gallery", folder, "gallery", lambda there: (there / SCRIPT).is_file())
 
 
 def write_gallery(
@@ -44,15 +45,17 @@ def write_gallery(
     began: Callable[[str], None] = lambda _: None,
     *,
     whatif: bool = True,
+    library_url: str = LIBRARY,
 ) -> list[Path]:
     """Write a report of each incident and an index to ``folder``; return the paths.
 
     Outdated pages of an earlier gallery are removed. ``began`` is called with the name of each
-    incident. With ``whatif`` single changes are evaluated, which takes most of the time.
+    incident. With ``whatif`` single changes are evaluated, which takes most of the time. The
+    plotting library is copied to ``folder`` unless ``library_url`` says where it is.
     """
     check_gallery(folder)
     make_folder(folder)
-    written = write_shared(folder)
+    written = write_shared(folder, library_url)
     cards = []
     for incident in incidents:
         began(incident.name)
@@ -64,7 +67,7 @@ def write_gallery(
         lead = PlannedRun(incident.variants[pair[0]], incident.path.parent)
         changes = remedies(lead) if whatif else []
         path = folder / f"{incident.name}.html"
-        write_html(path, results, changes, shared=True)
+        write_html(path, results, changes, shared=True, library_url=library_url)
         written.append(path)
         cards.append(_card(incident, {name: results[name] for name in pair}))
     index = folder / INDEX
