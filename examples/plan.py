@@ -1,9 +1,9 @@
-"""How many replicas, and where is the cliff? A plan for a small chat service, from Python.
+"""Plan the number of replicas of a small chat service, from Python.
 
-Read it from top to bottom, or run it cell by cell in an editor that knows ``# %%``.
+Run the whole file, or cell by cell in an editor that supports ``# %%``.
 """
 
-# %% The scenario: Poisson arrivals, vLLM, costs that were fitted to published figures of an L4.
+# %% The scenario: Poisson arrivals, vLLM, step costs fitted to published figures of an L4.
 import tempfile
 from pathlib import Path
 
@@ -27,7 +27,7 @@ folder = Path(tempfile.mkdtemp())
 (folder / "chat.yaml").write_text(SCENARIO)
 (folder / "prices.yaml").write_text("L4: 0.80\n")
 
-# %% The smallest fleet with which nine of ten first tokens come within 2 s, for each of four seeds.
+# %% The smallest fleet with a P90 TTFT of at most 2 s, for each of four seeds.
 plan = simkv.plan(
     folder / "chat.yaml",
     smallest="fleet.replicas=1..12",
@@ -40,14 +40,14 @@ plan = simkv.plan(
 )
 print(plan)
 
-# %% Every run that the search made is a row of a table.
+# %% All runs of the search, one per row.
 tried = plan.evaluations
 worst = tried[tried["side"] == ""].groupby("fleet.replicas")[["ttft_ms.p90", "longest_stall_s"]]
 print(worst.max().round(2).to_string())
 
-# %% The cliff: the same requests, faster; between a cheaper and a dearer GPU than the profile says.
+# %% The cliff: latency at higher rates, with faster and slower steps (the profile's error).
 cliff = plan.cliff.pivot_table(index="rate", columns="side", values="ttft_ms.p90", aggfunc="max")
 print(cliff.round(0).to_string())
 
-# %% All of it as files: plan.json, tables and pictures.
+# %% Write all results to files: plan.json, tables and plots.
 print(*(path.name for path in plan.write(folder / "plan")))

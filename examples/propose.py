@@ -1,19 +1,19 @@
-"""Proposes schedulers for `simkv evolve --propose`: the same rule with another constant each time.
+"""Propose schedulers for `simkv evolve --propose`: one policy with an increasing constant.
 
-It stands where a model or a program of your own would: what was tried comes on stdin, the file of
-a scheduler goes to stdout.
+Replace it by your own program or a language model. It reads the earlier candidates on stdin and
+writes the file of a scheduler to stdout.
 """
 
 import re
 import sys
 
-RULE = '''"""Short prompts first, but {per_second} tokens are forgiven for each second of age."""
+RULE = '''"""Short prompts first, with a bonus of {per_second} tokens per second of age."""
 
 from simkv.custom import PolicyRequest, CustomVllmConfig, CustomVllmScheduler
 
 
-class Forgiving(CustomVllmScheduler):
-    """Short prompts first; whoever came earlier is let off some of its length."""
+class ShortestWithAging(CustomVllmScheduler):
+    """Short prompts first; older requests count as shorter."""
 
     config: CustomVllmConfig
 
