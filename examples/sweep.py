@@ -22,7 +22,7 @@ print(
     table.pivot(index="engine.num_gpu_blocks", columns="variant", values="preemptions").to_string()
 )
 
-# %% The size from which the old rule is as good as the new one.
+# %% The smallest size at which the old rule is as good as the new one.
 before, after = (
     table[table["variant"] == name].set_index("engine.num_gpu_blocks")
     for name in ("before", "after")

@@ -79,7 +79,7 @@ def rows_of(
     ]
     for request, row in zip(requests, pieces, strict=True):
         if row and row[-1][:3] == (PROMPT_STREAM, request.id, 0):
-            row.pop()  # what is left of a prompt is its own anyway
+            row.pop()  # the rest of a prompt is unique anyway
     return RequestRows(
         arrival=np.array([r.arrival for r in requests], np.float64),
         prompt_tokens=np.array([r.prompt_tokens for r in requests], np.int64),
