@@ -104,7 +104,13 @@ def _describe_fix(results: Mapping[str, RunResult], name: str) -> str:
         differ = find_differences(ours.scenario, results[other].scenario)
         what = str(differ[0]) if len(differ) == 1 else f"{len(differ)} fields differ"
         return f"variant {other} {how} ({what})."
-    return "no variant fixes this; try `simkv whatif`." if bad else ""
+    if not bad:
+        return ""
+    comparable = all(
+        narrative.has_same_world(ours.scenario, result.scenario) for result in results.values()
+    )
+    where = "" if comparable else " on the same workload and hardware"
+    return f"no variant fixes this{where}; try `simkv whatif`."
 
 
 def _describe_largest_gain(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:

@@ -163,3 +163,16 @@ def test_uncertain_counts_are_reported_as_ranges(tmp_path: Path) -> None:
     assert "Fix: variant larger reduces mean TTFT from" in text
     assert "but 0 to 7 of 10 requests might starve" in text
     assert "smaller: 0 to 7 of 10 requests might starve, given the error of the step times." in text
+
+
+def test_fix_excludes_variants_with_other_hardware_or_workload(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(
+        "name: t\nworkload: {burst: {num_prompts: 4, prompt_tokens: 40, output_tokens: 20}}\n"
+        "engine: {name: vllm, num_gpu_blocks: 5, max_model_len: 64}\nprofile: unit-step\n"
+        "timeout: 30\nvariants:\n  strict: {}\n  patient: {timeout: 900}\n"
+    )
+    found = run_file(tmp_path / "s.yaml")
+    fix = "Fix: no variant fixes this on the same workload and hardware; try `simkv whatif`."
+    assert fix in summarize_results(found)
+    alone = summarize_results({"strict": found["strict"]})
+    assert "Fix: no variant fixes this; try `simkv whatif`." in alone
