@@ -1,4 +1,4 @@
-"""The command line from end to end: what it prints, writes and exits with."""
+"""The command line from end to end: output, files and exit codes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Ran(NamedTuple):
 
 
 class Simkv:
-    """The command line, run in a folder of its own."""
+    """The command line, run in a separate directory."""
 
     def __init__(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -96,7 +96,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_scenario_of_the_repository(simkv: Simkv, name: str) -> None:
+def test_runs_a_packaged_scenario(simkv: Simkv, name: str) -> None:
     ran = simkv("run", ROOT / "scenarios" / f"{name}.yaml", "--no-plots", "--steps", "--full")
     assert (ran.code, ran.err) == (0, "")
     folder = simkv.folder / "runs" / name
@@ -133,7 +133,7 @@ def test_a_scenario_of_the_repository(simkv: Simkv, name: str) -> None:
     assert list(again["variants"]) == list(summary["variants"])
 
 
-def test_the_pictures_are_drawn(simkv: Simkv) -> None:
+def test_writes_plots(simkv: Simkv) -> None:
     six = ROOT / "scenarios" / "mistralrs-six.yaml"
     assert simkv("run", six, "--out", "o", "--plots").code == 0
     for name in ("lanes", "latency", "pressure"):
@@ -142,7 +142,7 @@ def test_the_pictures_are_drawn(simkv: Simkv) -> None:
         assert len(picture) > 10_000
 
 
-def test_what_was_published_stands_beside_what_was_simulated(simkv: Simkv) -> None:
+def test_compares_with_published_figures(simkv: Simkv) -> None:
     out = simkv("run", ROOT / "scenarios" / "mistralrs-forty.yaml", "--no-plots", "--full").out
     table = out[out.index("Published and simulated figures") :]
     makespan = next(line for line in table.splitlines() if "makespan_s" in line)
@@ -153,7 +153,7 @@ def test_what_was_published_stands_beside_what_was_simulated(simkv: Simkv) -> No
         assert f"\n{title}\n" in out
 
 
-def test_set_overrides_a_field_and_the_result_says_so(simkv: Simkv) -> None:
+def test_set_overrides_a_field_and_is_recorded_in_results(simkv: Simkv) -> None:
     simkv.write(PLAIN)
     ran = simkv("run", "s.yaml", "--no-plots", "--set", "engine.variant=seed", "--set", "name=x")
     assert ran.code == 0
@@ -162,7 +162,7 @@ def test_set_overrides_a_field_and_the_result_says_so(simkv: Simkv) -> None:
     )
 
 
-def test_a_second_run_takes_the_place_of_the_first(simkv: Simkv) -> None:
+def test_second_run_replaces_the_first(simkv: Simkv) -> None:
     simkv.write(PLAIN)
     assert simkv("run", "s.yaml", "--no-plots", "--out", "o", "--steps").code == 0
     assert simkv("run", "s.yaml", "--no-plots", "--out", "o").code == 0
@@ -175,7 +175,7 @@ def test_a_second_run_takes_the_place_of_the_first(simkv: Simkv) -> None:
     }
 
 
-def test_the_resolved_scenario_runs_to_the_same_result(simkv: Simkv) -> None:
+def test_resolved_scenario_gives_the_same_result(simkv: Simkv) -> None:
     path = ROOT / "scenarios" / "mistralrs-forty-pressure.yaml"
     simkv("run", path, "--no-plots", "--out", "a", "--set", "engine.block_size=16")
     assert simkv("run", "a/scenario.yaml", "--no-plots", "--out", "b").code in (0, 1)
@@ -191,7 +191,7 @@ def test_the_resolved_scenario_runs_to_the_same_result(simkv: Simkv) -> None:
         ("horizon: 2.5\n", 0, "cut_off"),
     ],
 )
-def test_the_exit_code_says_whether_all_were_served(
+def test_exit_code_depends_on_unserved_requests(
     simkv: Simkv, extra: str, code: int, outcome: str
 ) -> None:
     simkv.write(PLAIN + extra)
@@ -200,7 +200,7 @@ def test_the_exit_code_says_whether_all_were_served(
     assert simkv("run", "s.yaml", "--no-plots", "--exit-zero").code == 0
 
 
-def test_a_request_that_can_never_fit_is_a_result_with_a_note(simkv: Simkv) -> None:
+def test_notes_requests_larger_than_the_cache(simkv: Simkv) -> None:
     text = PLAIN.replace("prompt_tokens: 5", "prompt_tokens: 500")
     simkv.write(text.replace("variant: bucketed", "variant: bucketed\n  num_gpu_blocks: 9"))
     ran = simkv("run", "s.yaml", "--no-plots")
@@ -228,7 +228,7 @@ def refused(simkv: Simkv, *arguments: object) -> list[str]:
 
 
 @pytest.mark.parametrize(("text", "complaint"), BROKEN[::4], ids=lambda x: x[-40:])
-def test_a_broken_scenario(simkv: Simkv, text: str, complaint: str) -> None:
+def test_rejects_invalid_scenarios(simkv: Simkv, text: str, complaint: str) -> None:
     simkv.write(text)
     lines = refused(simkv, "run", "s.yaml")
     assert lines[0].startswith(f"simkv: {complaint}")
@@ -252,7 +252,9 @@ def test_a_broken_scenario(simkv: Simkv, text: str, complaint: str) -> None:
         ),
     ],
 )
-def test_a_file_that_is_no_scenario(simkv: Simkv, text: str | bytes, complaint: str) -> None:
+def test_rejects_files_that_are_not_scenarios(
+    simkv: Simkv, text: str | bytes, complaint: str
+) -> None:
     simkv.write(text)
     assert refused(simkv, "run", "s.yaml") == [
         line for line in refused(simkv, "run", "s.yaml") if line.startswith(f"simkv: {complaint}")
@@ -260,7 +262,7 @@ def test_a_file_that_is_no_scenario(simkv: Simkv, text: str | bytes, complaint: 
 
 
 @pytest.mark.parametrize("command", [("run",), ("report",)])
-def test_a_scenario_that_is_not_there(simkv: Simkv, command: tuple[str, ...]) -> None:
+def test_rejects_missing_scenarios(simkv: Simkv, command: tuple[str, ...]) -> None:
     assert len(refused(simkv, *command, "nothing.yaml")) == 1
     (simkv.folder / "folder").mkdir()
     assert len(refused(simkv, *command, "folder")) == 1
@@ -278,13 +280,13 @@ def test_a_scenario_that_is_not_there(simkv: Simkv, command: tuple[str, ...]) ->
         "a=[",
     ],
 )
-def test_a_broken_override(simkv: Simkv, assignment: str) -> None:
+def test_rejects_invalid_overrides(simkv: Simkv, assignment: str) -> None:
     simkv.write(PLAIN)
     (line,) = refused(simkv, "run", "s.yaml", "--set", assignment)
     assert line.startswith(f"simkv: --set {assignment}: ")
 
 
-def test_a_folder_with_other_files(simkv: Simkv) -> None:
+def test_rejects_output_directories_with_other_files(simkv: Simkv) -> None:
     simkv.write(PLAIN)
     (simkv.folder / "thesis").mkdir()
     simkv.write("years of work", "thesis/thesis.tex")
@@ -323,21 +325,19 @@ WRONG_CALLS = {
 
 
 @pytest.mark.parametrize(("arguments", "line"), WRONG_CALLS.items(), ids=str)
-def test_a_wrong_call_is_one_plain_line(
-    simkv: Simkv, arguments: tuple[str, ...], line: str
-) -> None:
+def test_usage_errors_are_one_line(simkv: Simkv, arguments: tuple[str, ...], line: str) -> None:
     ran = simkv(*arguments)
     found = ran.err.splitlines()
     assert (ran.code, ran.out) == (2, "")
     assert found[0].startswith(f"simkv: {line}")
-    if arguments[0] not in ("sweep", "plan"):  # which tell of each variant
+    if arguments[0] not in ("sweep", "plan"):  # which report on each variant
         assert len(found) == 1
     words = ("Value error", "Input should", "instance", "dictionary", "╭", "Usage", "unable to")
     assert not any(word in ran.err for word in words)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_mutated_scenario_runs_or_is_refused(simkv: Simkv, seed: int) -> None:
+def test_mutated_scenarios_run_or_are_rejected(simkv: Simkv, seed: int) -> None:
     rng = random.Random(seed)
     plain = YAML(typ="safe", pure=True).load(PLAIN)
     for _ in range(10):
@@ -356,7 +356,7 @@ def test_a_mutated_scenario_runs_or_is_refused(simkv: Simkv, seed: int) -> None:
 @pytest.mark.parametrize(
     "where", ["simkv.metrics.scenario_runner.run_scenario", "simkv.report.run_plots.write_plots"]
 )
-def test_an_interrupt_leaves_nothing_half_written(
+def test_interrupt_leaves_no_partial_files(
     simkv: Simkv, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     def interrupted(*arguments: Any, **more: Any) -> None:
@@ -375,7 +375,7 @@ def test_an_interrupt_leaves_nothing_half_written(
     [("sweep", "--over"), ("plan", "--slo", "unserved<=0", "--smallest")],
     ids=lambda words: words[0],
 )
-def test_an_interrupt_of_a_search_says_where_what_is_done_is_kept(
+def test_interrupted_search_reports_stored_runs(
     simkv: Simkv, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
     def interrupted(*arguments: Any, **more: Any) -> None:
@@ -466,7 +466,7 @@ def write_variant(simkv: Simkv, source: Committed, variant: str, config: str | N
         ("0.27.9", "; vLLM 0.27.9 was not recorded; simulated with the rules of 0.27.0"),
     ],
 )
-def test_conform_takes_any_name_of_a_release(simkv: Simkv, variant: str, said: str) -> None:
+def test_conform_accepts_all_names_of_a_release(simkv: Simkv, variant: str, said: str) -> None:
     found = committed("vllm", "0.27.0")
     write_variant(simkv, next(r for r in found if r.case == "gone-200"), variant)
     ran = simkv("conform", "t.jsonl")
@@ -482,7 +482,7 @@ def test_conform_takes_any_name_of_a_release(simkv: Simkv, variant: str, said: s
         ("mistralrs/seed", "sead", None, "'sead' is not known; expected one of seed, "),
     ],
 )
-def test_conform_refuses_a_variant_that_there_is_not(
+def test_conform_rejects_unknown_variants(
     simkv: Simkv, engine: str, variant: str, config: str | None, complaint: str
 ) -> None:
     write_variant(simkv, committed(*engine.split("/"))[0], variant, config)
@@ -491,7 +491,7 @@ def test_conform_refuses_a_variant_that_there_is_not(
     assert ran.err.startswith(f"simkv: t.jsonl:1: variant: {complaint}")
 
 
-def test_conform_goes_on_after_a_bad_file_and_exits_2(simkv: Simkv) -> None:
+def test_conform_continues_after_an_invalid_file_and_exits_2(simkv: Simkv) -> None:
     simkv.write("{", "bad.jsonl")
     ran = simkv("conform", "bad.jsonl", "nothing.jsonl", *write_single(simkv, "gone-200"))
     assert ran.code == 2
@@ -509,7 +509,7 @@ def test_schema_is_a_json_schema(simkv: Simkv) -> None:
     jsonschema.Draft202012Validator.check_schema(json.loads(ran.out))
 
 
-def test_policies_names_every_variant_and_where_it_comes_from(simkv: Simkv) -> None:
+def test_policies_lists_every_variant_with_its_source(simkv: Simkv) -> None:
     out = simkv("policies").out
     for engine in ENGINES.values():
         for name, variant in engine.variants.items():
@@ -517,12 +517,12 @@ def test_policies_names_every_variant_and_where_it_comes_from(simkv: Simkv) -> N
             assert variant.source.split(" ")[0] in out
 
 
-def test_the_version(simkv: Simkv) -> None:
+def test_prints_the_version(simkv: Simkv) -> None:
     which = "compiled" if is_compiled() else "pure Python"
     assert simkv("--version") == (0, f"simkv {__version__} ({which})\n", "")
 
 
-def test_help_for_every_command(simkv: Simkv) -> None:
+def test_every_command_has_help(simkv: Simkv) -> None:
     out = simkv("--help").out
     for command in ("run", "conform", "schema", "policies"):
         assert command in out

@@ -1,4 +1,4 @@
-"""What a command may import: a run costs its simulation, and none of what it does not use."""
+"""Commands import only the modules that they use."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ except SystemExit as end:
 finally:
     print(*sorted(sys.modules), file=sys.stderr)
 """
-#: What takes long to import, of what simkv installs.
+#: Installed packages that are slow to import.
 HEAVY = {"junitparser", "matplotlib", "numpy", "pandas", "pyarrow", "pydantic", "rich"}
 HEAVY |= {"jinja2", "ruamel", "scipy", "simpy", "torch"}
 SIMULATING = {"numpy", "pydantic", "ruamel", "simpy"}
-#: What a run has no use for that is of one engine, without a trace, hardware or a fleet's threads.
+#: Modules that a run of one engine without trace, hardware or fleet threads does not need.
 UNUSED = (
     "numpy.ma",
     "rich.progress",
@@ -56,9 +56,7 @@ workload: {requests: [{arrival: 0, prompt_tokens: 100, output_tokens: 10}]}
         ("policies", SIMULATING),
     ],
 )
-def test_a_command_imports_no_more_than_it_uses(
-    words: str, allowed: set[str], tmp_path: Path
-) -> None:
+def test_commands_import_only_what_they_use(words: str, allowed: set[str], tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(SCENARIO)
     command = [sys.executable, "-c", CODE, *words.split()]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)

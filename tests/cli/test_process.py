@@ -1,4 +1,4 @@
-"""The process around the command line: interrupts, pipes, full disks, poor terminals, its start."""
+"""The process of the command line: interrupts, pipes, full disks, terminals, start."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 import simkv
 from tests.conftest import ROOT
 
-#: Sends itself an interrupt when it is about to import its n-th module, or some time later.
-#: A process that a shell started in the background would ignore it, so that is undone first.
+#: Script that interrupts itself before its n-th import, or later. It first restores the default
+#: handler, because shells ignore interrupts in background processes.
 INTERRUPTED = """
 import os, signal, sys
 class Interrupts:
@@ -47,7 +47,7 @@ def python(
 
 
 @pytest.mark.parametrize("moment", [4, 20, 60, 200, 400, 550])
-def test_an_interrupt_at_any_import_is_one_line(tmp_path: Path, moment: int) -> None:
+def test_interrupt_during_imports_is_one_line(tmp_path: Path, moment: int) -> None:
     command = ("run", "mistralrs-six", "--no-plots")
     ran = python("-c", INTERRUPTED, str(moment), *command, folder=tmp_path)
     assert (ran.returncode, ran.stdout) == (130, "")
@@ -55,8 +55,8 @@ def test_an_interrupt_at_any_import_is_one_line(tmp_path: Path, moment: int) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupt_in_a_callback_is_not_lost(tmp_path: Path) -> None:
-    """Python drops what a weak reference's callback raises, and the import system has such."""
+def test_interrupt_in_a_callback_is_not_lost(tmp_path: Path) -> None:
+    """Python discards exceptions in callbacks of weak references, which imports use."""
     kill = "os.kill(os.getpid(), signal.SIGINT)"
     lost = f"weak = weakref.ref(type('X', (), {{}})(), lambda _: {kill}); gc.collect()"
     program = INTERRUPTED.replace(kill, lost).replace("import os,", "import gc, weakref, os,")
@@ -65,7 +65,7 @@ def test_an_interrupt_in_a_callback_is_not_lost(tmp_path: Path) -> None:
     assert ran.stderr == "simkv: interrupted; nothing was written\n"
 
 
-def test_a_reader_that_goes_away_changes_nothing(tmp_path: Path) -> None:
+def test_closed_pipe_does_not_change_the_exit_code(tmp_path: Path) -> None:
     for command in ("schema", "--help"):  # more than a pipe holds, and less
         ran = python(folder=tmp_path, shell=f"{command} | head -1; exit ${{PIPESTATUS[0]}}")
         assert (ran.returncode, ran.stderr) == (0, ""), command
@@ -75,7 +75,7 @@ def test_a_reader_that_goes_away_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no /dev/full")
-def test_a_full_standard_output_is_one_line(tmp_path: Path) -> None:
+def test_full_standard_output_is_one_line(tmp_path: Path) -> None:
     for command in ("schema", "--help"):
         ran = python(folder=tmp_path, shell=f"{command} > /dev/full")
         assert ran.returncode == 2
@@ -84,7 +84,7 @@ def test_a_full_standard_output_is_one_line(tmp_path: Path) -> None:
         ), command
 
 
-def test_what_a_terminal_cannot_show_is_replaced(tmp_path: Path) -> None:
+def test_characters_without_encoding_are_replaced(tmp_path: Path) -> None:
     ran = python(
         folder=tmp_path, shell="explain mistralrs-forty-pressure", PYTHONIOENCODING="ascii"
     )
@@ -94,25 +94,25 @@ def test_what_a_terminal_cannot_show_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", ["simkv", "simkv.cli"])
-def test_it_is_a_module_too(tmp_path: Path, module: str) -> None:
+def test_runs_as_a_module(tmp_path: Path, module: str) -> None:
     ran = python("-m", module, "--version", folder=tmp_path)
     assert ran.stdout.startswith(f"simkv {simkv.__version__} (")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shells_complete_commands_and_options(tmp_path: Path, shell: str) -> None:
+def test_shell_completion_of_commands_and_options(tmp_path: Path, shell: str) -> None:
     asked = {"_TYPER_COMPLETE_ARGS": "simkv plan --small", "COMP_WORDS": "simkv plan --small"}
     asked |= {"COMP_CWORD": "2", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
     ran = python("-m", "simkv", folder=tmp_path, _SIMKV_COMPLETE=f"complete_{shell}", **asked)
     assert "--smallest" in ran.stdout
 
 
-def test_a_shell_is_told_how_to_ask(tmp_path: Path) -> None:
+def test_prints_completion_scripts(tmp_path: Path) -> None:
     source = python("-m", "simkv", folder=tmp_path, _SIMKV_COMPLETE="source_bash")
     assert "_simkv_completion" in source.stdout
 
 
-#: What takes long to import; help and version need none of it.
+#: Modules that are slow to import; help and version need none of them.
 HEAVY = {"numpy", "pandas", "pydantic", "rich", "matplotlib", "ruamel", "scipy", "simpy", "jinja2"}
 
 
@@ -124,8 +124,8 @@ def imported(folder: Path, *arguments: str) -> set[str]:
     return {line.rpartition("|")[2].strip() for line in lines}
 
 
-def test_help_imports_little(tmp_path: Path) -> None:
-    """0.14 s of CPU where it was 0.35: no rich, and of simkv the command line and two files."""
+def test_help_imports_few_modules(tmp_path: Path) -> None:
+    """Help needs neither rich nor most of simkv (0.14 s of CPU instead of 0.35)."""
     for arguments in (["--help"], ["--version"]):
         found = imported(tmp_path, *arguments)
         assert {name.partition(".")[0] for name in found} & HEAVY == set()
@@ -135,7 +135,7 @@ def test_help_imports_little(tmp_path: Path) -> None:
     assert "rich" in imported(tmp_path, "run", "mistralrs-six", "--no-plots", "--exit-zero")
 
 
-def test_the_package_shows_what_it_has() -> None:
+def test_package_lists_its_names() -> None:
     assert {"run", "compare", "sweep", "plan", "plot", "pareto", "load"} <= set(dir(simkv))
     assert {name for name in dir(simkv) if not name.startswith("__")} < set(simkv.__all__)
     assert all(getattr(simkv, name) is not None for name in simkv.__all__)
@@ -143,7 +143,7 @@ def test_the_package_shows_what_it_has() -> None:
 
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder on a disk of 64 kB; needs the right to mount."""
+    """A directory on a 64 kB disk; requires permission to mount."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
@@ -160,8 +160,8 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
         ("report mistralrs-six --no-whatif --out page.html", ""),
     ],
 )
-def test_a_full_disk_is_one_line(full_disk: Path, command: str, printed: str) -> None:
-    """The figures are printed all the same, and nothing is half-written."""
+def test_full_disk_is_one_line(full_disk: Path, command: str, printed: str) -> None:
+    """The figures are still printed, and no partial files remain."""
     ran = python(folder=full_disk, shell=command)
     assert ran.returncode == 2
     (line,) = ran.stderr.splitlines()

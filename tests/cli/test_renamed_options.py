@@ -168,7 +168,7 @@ def test_every_line_of_help_is_complete() -> None:
                 assert (param.help or "").endswith((".", "\n")), (name, param.opts)
 
 
-def test_plan_of_gpu_validate_is_that_of_validate_gpu(
+def test_gpu_validate_makes_the_plan_of_validate_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from tests.validation.gpu_runs.test_comparison_levels import PROFILE
@@ -196,7 +196,7 @@ def test_plan_of_gpu_validate_is_that_of_validate_gpu(
         ("run", [], "run: not a folder of `simkv gpu run`"),
     ],
 )
-def test_gpu_validate_refuses_options_without_effect(
+def test_gpu_validate_rejects_options_without_effect(
     folder: str,
     option: list[str],
     complaint: str,

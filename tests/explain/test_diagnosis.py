@@ -1,4 +1,4 @@
-"""Who blocked whom, in runs that were worked out by hand, and the verdicts with their proof."""
+"""Blockers and verdicts of runs that are computed by hand."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def queued() -> Run:
     return unit_steps(requests, {**VLLM, "num_gpu_blocks": 6})
 
 
-def test_who_holds_the_blocks_that_others_wait_for(queued: Run) -> None:
+def test_blames_holders_of_blocks(queued: Run) -> None:
     found = diagnosis(queued)
     assert found.ledger == {
         0: [(LedgerKind.PREFILL, 0.0, 1.0), (LedgerKind.DECODE, 1.0, 4.0)],
@@ -100,7 +100,7 @@ def test_who_holds_the_blocks_that_others_wait_for(queued: Run) -> None:
     assert found.waste == (0.0, 0.0, 0.0, 5.0)
 
 
-def test_the_head_of_the_queue_kept_back_one_with_enough_blocks(queued: Run) -> None:
+def test_head_of_line_blocking(queued: Run) -> None:
     verdict = only(diagnosis(queued), HeadOfLineBlocking)
     assert verdict == HeadOfLineBlocking((1, 2), 3.0, 3.0, needs=4, free=2, other_needs=2)
     tight = unit_steps(
@@ -109,10 +109,10 @@ def test_the_head_of_the_queue_kept_back_one_with_enough_blocks(queued: Run) -> 
     assert diagnosis(tight).verdicts == ()  # one block was free, request 2 needs one more
 
 
-def test_whose_blocks_were_taken_and_for_whose_sake() -> None:
-    """Both requests fill the 4 blocks; at 1 s request 0 needs a third and takes those of 1.
+def test_preemption_names_victim_and_beneficiary() -> None:
+    """Both requests fill the 4 blocks; at 1 s request 0 needs a third block and preempts request 1.
 
-    Request 0 ends at 3 s. Then 1 computes its 8 tokens again, and the one it had emitted.
+    Request 0 ends at 3 s. Then 1 recomputes its 8 prompt tokens and its emitted token.
     """
     done = unit_steps([ask(0.0, 8, 3), ask(0.0, 8, 3)], {**VLLM, "num_gpu_blocks": 5})
     found = diagnosis(done)
@@ -131,10 +131,10 @@ def test_whose_blocks_were_taken_and_for_whose_sake() -> None:
     assert found.recompute_tokens == 8
     assert isclose(found.waste.recompute, 8 / 9)  # of the step of 9 tokens from 3 s to 4 s
     assert found.waste.busy == 5.0
-    assert found.verdicts == ()  # once is no thrash
+    assert found.verdicts == ()  # a single preemption is not thrashing
 
 
-def test_slots_are_shared_out_alike() -> None:
+def test_waiting_for_slots_is_divided_equally() -> None:
     """Two requests have the two slots, one of them for 2 s and the other for 4 s."""
     engine = {**VLLM, "num_gpu_blocks": 64, "max_num_seqs": 2}
     found = diagnosis(unit_steps([ask(0.0, 4, 2), ask(0.0, 9, 4), ask(0.0, 4, 1)], engine))
@@ -143,8 +143,8 @@ def test_slots_are_shared_out_alike() -> None:
     assert found.blockers_of(2) == [Blocker(0, 1.0, 3.0), Blocker(1, 1.0, 6.0)]
 
 
-def test_who_waits_for_steps_waits_for_those_who_compute() -> None:
-    """mistral.rs prefills first: request 0 sits out the prefill of request 1."""
+def test_waiting_for_steps_is_blamed_on_computing_requests() -> None:
+    """mistral.rs prefills first: request 0 is skipped during the prefill of request 1."""
     engine = {"name": "mistralrs", "variant": "pr2031a", "num_gpu_blocks": 64}
     found = diagnosis(unit_steps([ask(0.0, 8, 3), ask(1.5, 8, 1)], engine))
     assert found.ledger[0] == [
@@ -157,7 +157,7 @@ def test_who_waits_for_steps_waits_for_those_who_compute() -> None:
 
 
 def test_overtakes_and_starvation() -> None:
-    """With skip-blocked the small ones go past request 1, whose client gives up at 6.5 s."""
+    """With skip-blocked, small requests overtake request 1, whose client gives up at 6.5 s."""
     engine = {**VLLM, "variant": "0.33.0-skip-blocked", "num_gpu_blocks": 6}
     requests = [ask(0.0, 8, 8), ask(0.5, 12, 1, timeout=6.0), ask(1.5, 4, 1), ask(2.5, 4, 1)]
     found = diagnosis(unit_steps(requests, engine))
@@ -173,15 +173,15 @@ def test_overtakes_and_starvation() -> None:
     assert verdict.behind[1].seconds == pytest.approx(1 / 4)
 
 
-def test_work_for_a_client_that_has_gone_is_wasted() -> None:
-    """mistral.rs does not notice that the client left at 2.5 s: it decodes for it until 5 s."""
+def test_work_after_the_client_left_is_wasted() -> None:
+    """mistral.rs does not notice that the client left at 2.5 s, and decodes until 5 s."""
     engine = {"name": "mistralrs", "variant": "pr2034", "num_gpu_blocks": 64}
     found = diagnosis(unit_steps([ask(0.0, 8, 5, timeout=2.5)], engine))
     assert found.waste == (2.0, 0.0, 0.0, 5.0)
 
 
 def test_priority_inversion() -> None:
-    """One slot, first come first served: request 1 is taken at 2 s, though 2 is more urgent."""
+    """A single slot, first come first served: request 1 is admitted at 2 s although 2 is more urgent."""
     requests = [
         ask(0.0, 4, 2, priority=1),
         ask(0.2, 4, 3, priority=5),
@@ -194,8 +194,8 @@ def test_priority_inversion() -> None:
     assert not diagnosis(unit_steps(requests, {**engine, "policy": "priority"})).verdicts
 
 
-def test_thrash_names_the_victim_and_who_gained() -> None:
-    """Two lengths: mistral.rs runs one of them and throws the other one's KV away, every time."""
+def test_thrashing_names_victim_and_beneficiary() -> None:
+    """Two lengths: mistral.rs runs one of them and discards the KV of the other each time."""
     engine = {"name": "mistralrs", "variant": "bucketed", "num_gpu_blocks": 64}
     found = diagnosis(unit_steps([ask(0.0, 40, 6), ask(0.5, 50, 6)], engine))
     verdict = only(found, Thrashing)
@@ -206,7 +206,7 @@ def test_thrash_names_the_victim_and_who_gained() -> None:
     assert verdict.times == len(found.preemptions) > 1
 
 
-def test_a_livelock_shows_its_cycle() -> None:
+def test_livelock_shows_its_cycle() -> None:
     """A prompt of 20 tokens in chunks of 8 into 4 blocks: the third chunk evicts the first two.
 
     vLLM up to #37307 admitted the first chunk without asking for the rest.
@@ -235,8 +235,8 @@ def test_a_livelock_shows_its_cycle() -> None:
     )
 
 
-def test_a_livelock_inside_one_call() -> None:
-    """The queue loop of mistral.rs #2043: who goes round comes from the engine."""
+def test_livelock_inside_one_call() -> None:
+    """The queue loop of mistral.rs #2043: the engine reports the requests."""
     engine = {"name": "mistralrs", "variant": "seed", "block_size": 8, "num_gpu_blocks": 24}
     verdict = only(
         diagnosis(unit_steps([ask(0.0, 64, 100), ask(1.0, 136, 10)], engine)), LivelockVerdict
@@ -245,8 +245,8 @@ def test_a_livelock_inside_one_call() -> None:
     assert verdict.cycle == ()
 
 
-def test_a_deadlock_of_an_engine_that_admits_nobody() -> None:
-    """The scheduler of mistral.rs before length buckets leaves one slot unused: of one, none."""
+def test_deadlock_of_an_engine_that_admits_no_request() -> None:
+    """The scheduler of mistral.rs before length buckets leaves one slot unused."""
     engine = {"name": "mistralrs", "variant": "seed", "max_num_seqs": 1}
     found = diagnosis(unit_steps([ask(0.0, 8, 3), ask(0.0, 8, 3)], engine))
     verdict = only(found, Deadlock)
@@ -256,8 +256,8 @@ def test_a_deadlock_of_an_engine_that_admits_nobody() -> None:
     assert len(found.verdicts) == 1
 
 
-def test_a_deadlock_shows_what_holds_what() -> None:
-    """FastDeploy: a prompt outgrows the cache that it fills; nobody is there to be preempted."""
+def test_deadlock_shows_held_and_missing_blocks() -> None:
+    """FastDeploy: a prompt outgrows the cache that it fills, without another request to preempt."""
     engine = {
         "name": "fastdeploy",
         "variant": "decode-only-preempt",
@@ -285,7 +285,7 @@ BURST = {"burst": {"num_prompts": 40, "prompt_tokens": 800, "output_tokens": 10}
     ],
     ids=lambda value: value["name"] if isinstance(value, dict) else "",
 )
-def test_a_burst_of_which_none_fits(engine: dict[str, Any], verdict: type[Verdict]) -> None:
+def test_burst_without_a_request_that_fits(engine: dict[str, Any], verdict: type[Verdict]) -> None:
     blocks = {"num_gpu_blocks": 40 + (engine["name"] == "vllm")}
     if engine["name"] in ("vllm", "mistralrs"):
         engine = engine | blocks
@@ -297,7 +297,7 @@ def test_a_burst_of_which_none_fits(engine: dict[str, Any], verdict: type[Verdic
     assert "11 are missing" in too_large.text
 
 
-def test_one_is_not_many() -> None:
+def test_single_request_is_singular() -> None:
     assert UnservableRequests((0,), needs=5, has=4, all=(0,)).text.endswith("has 4; 1 is missing")
     starved = Starvation((0,), (0,), 1.0, 2.0, tokens=1, kinds={}, behind=(), overtaken=None)
     assert (
@@ -322,8 +322,8 @@ OVERLOAD = {
     ],
     ids=lambda engine: engine["name"],
 )
-def test_an_undersized_cache_under_overload(engine: dict[str, Any]) -> None:
-    """What other simulators spin on for ever (inference-sim #297, #529, #963) ends in a verdict."""
+def test_undersized_cache_under_overload(engine: dict[str, Any]) -> None:
+    """Cases in which other simulators loop endlessly (inference-sim #297, #529, #963)."""
     scenario = {"name": "x", "workload": {"arrivals": OVERLOAD}, "engine": engine}
     done = run(Scenario.model_validate(scenario | {"profile": "unit-step"}))
     found = diagnosis(done)
@@ -333,7 +333,7 @@ def test_an_undersized_cache_under_overload(engine: dict[str, Any]) -> None:
     assert set(too_large.all) <= set(deadlock.stuck)
 
 
-def test_an_engine_that_dies() -> None:
+def test_engine_that_dies() -> None:
     engine = {"name": "mistralrs", "variant": "bucketed", "block_size": 8, "num_gpu_blocks": 25}
     found = diagnosis(unit_steps([ask(0.0, 64, 100), ask(1.0, 136, 10)], engine))
     verdict = only(found, EngineDied)
@@ -345,13 +345,13 @@ def test_an_engine_that_dies() -> None:
     assert found.preemptions[0].by == 1
 
 
-# Over random scenarios.
+# Random scenarios
 
 
 @pytest.mark.parametrize(("engine", "variant"), ENGINES, ids=lambda name: name)
 @given(data=st.data())
 def test_blame_adds_up(engine: str, variant: str, data: st.DataObject) -> None:
-    """No waiting is shared out twice, no block is held twice, and every verdict has its proof."""
+    """Waiting and blocks are attributed once, and every verdict has its evidence."""
     done = run(data.draw(scenarios(engine, variant)))
     record, found = done.record, diagnosis(done)
     waiting = (
@@ -386,8 +386,8 @@ def test_blame_adds_up(engine: str, variant: str, data: st.DataObject) -> None:
 
 
 @given(data=st.data())
-def test_held_blocks_are_those_that_the_pool_misses(data: st.DataObject) -> None:
-    """Without a prefix cache vLLM's blocks are just those that the computed tokens need."""
+def test_held_blocks_match_the_pool(data: st.DataObject) -> None:
+    """Without a prefix cache, vLLM holds exactly the blocks of the computed tokens."""
     scenario = data.draw(scenarios("vllm", "0.33.0"))
     knobs: dict[str, Any] = {"enable_prefix_caching": False, "async_scheduling": False}
     knobs["kv_cache_groups"] = (0,)

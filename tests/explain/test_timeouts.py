@@ -1,4 +1,4 @@
-"""Who starved and who timed out, in runs that were worked out by hand and in random ones."""
+"""Starved and timed-out requests in runs computed by hand and in random runs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def ask(output: int, timeout: float | None = None, arrival: float = 0.0) -> dict
     return {"prompt_tokens": 4, "output_tokens": output, "timeout": timeout, "arrival": arrival}
 
 
-def test_who_waited_and_would_have_ended_alone_has_starved() -> None:
+def test_waiting_request_that_finishes_in_isolation_starved() -> None:
     result = simulate([ask(8), ask(3, timeout=5.0)])  # 8 s behind the first, 3 s alone
     assert outcomes(result) == [Outcome.FINISHED, Outcome.STARVED]
     assert result.summary["verdict"] == "starved"
@@ -58,7 +58,7 @@ def test_who_waited_and_would_have_ended_alone_has_starved() -> None:
     assert not result.record.shortfalls
 
 
-def test_who_is_too_long_for_its_timeout_has_timed_out_though_it_waited() -> None:
+def test_request_too_long_for_its_timeout_timed_out() -> None:
     result = simulate([ask(2), ask(9, timeout=6.0)])  # 2 s behind the first, 9 s alone
     assert outcomes(result) == [Outcome.FINISHED, Outcome.TIMED_OUT]
     assert result.summary["verdict"] == "timed_out"
@@ -73,14 +73,14 @@ def test_who_is_too_long_for_its_timeout_has_timed_out_though_it_waited() -> Non
     assert told.startswith("in isolation it takes 9 s, its timeout is 6 s; it needed 5 s more; ")
 
 
-def test_alone_in_the_world_a_request_times_out_and_company_cost_it_nothing() -> None:
+def test_single_request_times_out_without_delay_by_others() -> None:
     result = simulate([ask(9, timeout=6.5, arrival=3.0)])
     assert outcomes(result) == [Outcome.TIMED_OUT]
     assert result.record.shortfalls[0] == pytest.approx((9.0, 2.5, 0.0))
 
 
-def test_who_only_shared_steps_has_timed_out() -> None:
-    """Both begin in one step; a decode of two takes longer than one of one, and nobody waits."""
+def test_request_delayed_only_by_shared_steps_timed_out() -> None:
+    """Both start in one step. A decode of two requests takes longer, but neither waits."""
     engine = VLLM | {"max_num_seqs": 2}
     profile = {"profile": "l4-mistralrs-pr2034", "engine": engine}
     alone = simulate([ask(30)], **profile).summary["e2e_ms"]["mean"] / 1000
@@ -94,7 +94,7 @@ def test_who_only_shared_steps_has_timed_out() -> None:
     assert 0.0 < short.lacked < short.company
 
 
-def test_a_prompt_that_fits_no_cache_times_out() -> None:
+def test_prompt_larger_than_the_cache_times_out() -> None:
     engine = {"name": "mistralrs", "variant": "pr2034", "num_gpu_blocks": 3}
     requests = [{"prompt_tokens": 200, "output_tokens": 9, "timeout": 20.0}]
     result = simulate(requests, engine=engine, horizon=25.0)
@@ -103,18 +103,18 @@ def test_a_prompt_that_fits_no_cache_times_out() -> None:
         assert short.alone is None
 
 
-def test_beyond_so_many_shapes_the_profile_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_shapes_are_estimated_from_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [ask(4), *(ask(4 + n, timeout=5.5) for n in range(4))]  # alone 4, 5, 6 and 7 s
     expected = [Outcome.FINISHED, *[Outcome.STARVED] * 2, *[Outcome.TIMED_OUT] * 2]
     assert outcomes(simulate(requests)) == expected
-    monkeypatch.setattr(timeouts, "MAX_ISOLATED_RUNS", 1)  # that of 6 s is the nearest
+    monkeypatch.setattr(timeouts, "MAX_ISOLATED_RUNS", 1)  # the run of 6 s is the nearest
     result = simulate(requests)
     assert outcomes(result) == expected
     assert set(result.record.shortfalls) == {3}
 
 
 @pytest.mark.parametrize("replicas", [2, 3])
-def test_in_a_fleet_it_is_alone_on_one_replica(replicas: int) -> None:
+def test_isolation_in_a_fleet_uses_one_replica(replicas: int) -> None:
     fleet = {"replicas": replicas}
     requests = [*[ask(8)] * replicas, ask(3, timeout=5.0), ask(9, timeout=6.0)]
     result = simulate(requests, fleet=fleet)
@@ -128,13 +128,13 @@ def test_in_a_fleet_it_is_alone_on_one_replica(replicas: int) -> None:
     assert "timed_out" in [verdict.name for verdict in result.diagnosis.verdicts]
 
 
-def test_before_the_door_of_a_fleet_one_starves() -> None:
+def test_request_waiting_for_admission_to_a_fleet_starves() -> None:
     fleet = {"replicas": 1, "failures": [{"replica": 0, "at": 1.0}]}
     result = simulate([ask(3, timeout=5.0, arrival=2.0)], fleet=fleet)
     assert outcomes(result) == [Outcome.STARVED]
 
 
-def test_where_some_prefill_and_others_decode_the_fleet_serves_it_alone() -> None:
+def test_isolation_with_disaggregation_uses_the_fleet() -> None:
     fleet = {
         "replicas": [{"role": "prefill"}, {"role": "decode"}],
         "kv_transfer": {"bytes_per_token": 1, "bandwidth": 1.0},  # 4 s for the prompt
@@ -147,7 +147,7 @@ def test_where_some_prefill_and_others_decode_the_fleet_serves_it_alone() -> Non
     assert short.company == pytest.approx(0.0, abs=1e-9)
 
 
-def test_expect_and_the_exit_code_know_it() -> None:
+def test_expectations_and_exit_code_use_the_outcome() -> None:
     expected = {
         "run": {"verdict": "timed_out", "timed_out": 1, "request": {0: {"outcome": "timed_out"}}}
     }
@@ -161,8 +161,8 @@ def test_expect_and_the_exit_code_know_it() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES[::2])
 @given(data=st.data())
-def test_the_rule_holds(engine: str, data: st.DataObject) -> None:
-    """Starved are those who waited and would have ended in time alone, leapt over or not."""
+def test_starved_requests_finish_in_isolation(engine: str, data: st.DataObject) -> None:
+    """Starved requests waited and finish in time in isolation, with and without leaping."""
     name, variant = engine if isinstance(engine, tuple) else (engine, None)
     scenario = data.draw(scenarios(name, variant))
     timeout = data.draw(st.sampled_from([2.2, 6.3, 12.4]))
@@ -186,6 +186,6 @@ def test_the_rule_holds(engine: str, data: st.DataObject) -> None:
         )
         end = run_scenario(alone, HERE, intervals=False).record.requests[0].outcome
         if request.arrival + 1e-6 < scenario.engine_ready:
-            continue  # rounding apart, that is the same
+            continue  # equal except for rounding
         starved = waited and end is Outcome.FINISHED
         assert (life.outcome is Outcome.STARVED) == starved

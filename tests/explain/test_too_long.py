@@ -48,7 +48,7 @@ def tried(folder: Path, *overrides: str) -> WhatIfResult:
         )
 
 
-def test_the_console_the_page_and_explain_name_the_limit(tmp_path: Path) -> None:
+def test_console_page_and_explain_name_the_limit(tmp_path: Path) -> None:
     found = result(tmp_path)
     reasons = [life.reason for life in found.record.requests.values()]
     assert reasons == ["prompt 20,000 > max_model_len 8,192", "", REASON]
@@ -86,12 +86,12 @@ def test_each_engine_names_its_own_limit(tmp_path: Path, engine: str, reason: st
     assert lives[2].reason.startswith(reason)
 
 
-def test_a_full_queue_is_still_the_cause_of_its_rejections(tmp_path: Path) -> None:
+def test_full_queue_is_the_cause_of_its_rejections(tmp_path: Path) -> None:
     lives = result(tmp_path, "engine.max_num_queued_reqs=0").record.requests
     assert lives[2].reason.startswith("max_num_queued_reqs: ")
 
 
-def test_whatif_admits_the_prompts_as_far_as_cache_and_model_allow(tmp_path: Path) -> None:
+def test_whatif_raises_the_limit_within_cache_and_model(tmp_path: Path) -> None:
     whole = tried(tmp_path)
     assert whole.cause == REASON
     assert whatif_json(whole)["cause"] == REASON

@@ -1,4 +1,4 @@
-"""The example of the documentation: which tier had the prompts of those who come back."""
+"""The documented example: cache tiers that serve returning prompts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simkv.scenario.scenario_loader import load
 from tests.sim.test_offload_copies import AGAIN, ON_DISK, scenario
 
 
-def test_the_example_is_as_the_documentation_tells_it(root: Path) -> None:
+def test_example_gives_the_documented_figures(root: Path) -> None:
     text = (root / "docs" / "vllm-versions.md").read_text(encoding="utf-8")
     told = re.search(r"^\| `host-and-disk` \| (.*)% \| (.*)% \| (.*)% \| (.*) ms \|$", text, re.M)
     assert told
@@ -26,7 +26,7 @@ def test_the_example_is_as_the_documentation_tells_it(root: Path) -> None:
 
 
 @pytest.mark.parametrize("disk", [False, True])
-def test_the_console_has_the_tiers_that_a_run_has(disk: bool) -> None:
+def test_console_shows_the_tiers_of_a_run(disk: bool) -> None:
     result = run_scenario(scenario(*AGAIN, engine=ON_DISK if disk else {}), Path())
     said = "\n".join(_block("run", result))
     assert "Prompt tokens hit in host memory" in said

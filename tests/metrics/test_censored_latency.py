@@ -32,7 +32,7 @@ def life(i: int, outcome: Outcome, ended: float, first: float | None = None) -> 
     return found
 
 
-def test_worked_by_hand() -> None:
+def test_statistics_match_a_hand_computation() -> None:
     lives = [
         life(0, Outcome.FINISHED, 4.0, 2.0),  # TTFT 1, E2E 3
         life(1, Outcome.STARVED, 11.0, 3.0),  # TTFT 2, waited 10 for the rest
@@ -55,7 +55,7 @@ def test_without_requests_there_is_no_latency() -> None:
 
 
 @given(SECONDS, SECONDS)
-def test_bounds_are_those_of_the_shortest_and_the_longest_latencies(
+def test_bounds_use_shortest_and_longest_latencies(
     known: list[float], censored: list[float]
 ) -> None:
     found = CensoredLatency(known, censored)

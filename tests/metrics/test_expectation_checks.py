@@ -1,4 +1,4 @@
-"""What a scenario expects: bounds, errors at load, and what is reported when one is missed."""
+"""Expectations of scenarios: bounds, load errors and reports of failures."""
 
 from __future__ import annotations
 
@@ -61,13 +61,11 @@ def checks(folder: Path, expect: str) -> list[ExpectationCheck]:
         ({"within": [2, 4]}, 1.0, -1),
     ],
 )
-def test_a_bound_says_by_how_much_it_is_missed(
-    bound: dict[str, Any], found: float, missed: float
-) -> None:
+def test_failed_bound_has_a_distance(bound: dict[str, Any], found: float, missed: float) -> None:
     assert Bound.model_validate(bound).missed_by(found) == pytest.approx(missed)
 
 
-def test_every_figure_of_the_summary_can_be_expected(tmp_path: Path) -> None:
+def test_every_summary_figure_can_be_expected(tmp_path: Path) -> None:
     result = run_file(write(tmp_path, "newest: {verdict: served}"))["newest"]
     numbers = {name: figure(result.summary, name) for name in FIGURE_NAMES}
     expect = "".join(f"{name}: {value!r}, " for name, value in numbers.items())
@@ -76,7 +74,7 @@ def test_every_figure_of_the_summary_can_be_expected(tmp_path: Path) -> None:
     assert all(c.ok for c in found)
 
 
-def test_every_column_of_a_request_can_be_expected(tmp_path: Path) -> None:
+def test_every_request_column_can_be_expected(tmp_path: Path) -> None:
     result = run_file(write(tmp_path, "newest: {verdict: served}"))["newest"]
     row = request_rows("newest", result.record)[1]
     names = list(type(Expectations(request={1: {}}).request[1]).model_fields)
@@ -87,7 +85,7 @@ def test_every_column_of_a_request_can_be_expected(tmp_path: Path) -> None:
     assert all(c.ok for c in found)
 
 
-def test_misses_are_reported_with_their_distance(tmp_path: Path) -> None:
+def test_failures_are_reported_with_their_distance(tmp_path: Path) -> None:
     found = checks(
         tmp_path,
         "newest: {preemptions: {ge: 3}, makespan_s: {within: [1, 30]}, verdict: livelock}\n"
@@ -104,7 +102,7 @@ def test_misses_are_reported_with_their_distance(tmp_path: Path) -> None:
     assert [c.missed_by for c in found] == [None, 7, -2, None, 1]
 
 
-def test_a_figure_that_a_request_never_got_is_missed(tmp_path: Path) -> None:
+def test_missing_request_figure_fails(tmp_path: Path) -> None:
     path = write(tmp_path, "newest: {request: {1: {finish_s: {ge: 0}, outcome: cut_off}}}")
     found = check_expectations(run_file(path, ["horizon=5"]))
     assert [(c.figure, c.ok, c.found) for c in found] == [
@@ -114,7 +112,7 @@ def test_a_figure_that_a_request_never_got_is_missed(tmp_path: Path) -> None:
     assert str(found[1]) == "request 1 finish_s >= 0: found none"
 
 
-def test_outcomes_are_known_by_the_words_of_the_record() -> None:
+def test_outcomes_use_the_names_of_the_record() -> None:
     assert set(get_args(OutcomeName)) == {str(outcome) for outcome in Outcome}
 
 
@@ -136,7 +134,9 @@ def test_outcomes_are_known_by_the_words_of_the_record() -> None:
         ("newest: {request: {one: {}}}", 12, "should be a whole number"),
     ],
 )
-def test_errors_name_the_place(tmp_path: Path, expect: str, place: int, message: str) -> None:
+def test_errors_name_file_line_and_field(
+    tmp_path: Path, expect: str, place: int, message: str
+) -> None:
     path = write(tmp_path, expect)
     with pytest.raises(InputError) as error:
         load(path)
@@ -145,7 +145,7 @@ def test_errors_name_the_place(tmp_path: Path, expect: str, place: int, message:
     assert message in text
 
 
-def test_a_run_that_was_written_expects_the_same(tmp_path: Path) -> None:
+def test_saved_run_has_the_same_expectations(tmp_path: Path) -> None:
     path = write(tmp_path, "newest: {verdict: served, ttft_ms.mean: {le: 5}, request: {0: {}}}")
     results = run_file(path)
     write_run(tmp_path / "out", results, [], lambda folder: None)

@@ -1,4 +1,4 @@
-"""Every simulation says how far its seconds can be trusted, as far as its profile knows."""
+"""Error estimates of simulations from the errors of their cost profiles."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def run(folder: Path, text: str = SCENARIO, **changes: Any) -> RunResult:
     return run_file(folder / "s.yaml")["run"]
 
 
-def test_a_profile_without_errors_gives_no_interval_and_says_so(tmp_path: Path) -> None:
+def test_profile_without_errors_has_no_intervals(tmp_path: Path) -> None:
     found = run(tmp_path).fidelity
     assert found.intervals == {}
     assert "error on held-out steps is unknown" in found.note
 
 
-def test_intervals_hold_the_run_and_what_the_error_makes_of_it(tmp_path: Path) -> None:
+def test_intervals_contain_run_and_scaled_re_runs(tmp_path: Path) -> None:
     fit = {"points": 9, "held_out": {"decode": error(0.02), "prefill": error(0.1)}}
     result = run(tmp_path, fit=fit, basis="composed of measured operators")
     found = result.fidelity
@@ -72,7 +72,7 @@ def test_intervals_hold_the_run_and_what_the_error_makes_of_it(tmp_path: Path) -
     low, high = found.intervals["e2e_ms.p99"]
     assert low < 0.98 * figure(result.summary, "e2e_ms.p99")
     assert high > 1.02 * figure(result.summary, "e2e_ms.p99")
-    # A device that is slower in just that way lies inside; one that is slower than that does not.
+    # A device that is slower by the error is inside the interval; a slower one is not.
     slower = run(tmp_path, terms=[{**t, "seconds": 1.015 * t["seconds"]} for t in PROFILE["terms"]])
     for name in ("makespan_s", "tpot_ms.mean", "e2e_ms.mean"):
         low, high = found.intervals[name]
@@ -93,11 +93,11 @@ def test_errors_of_single_steps_cancel_out_in_a_run_but_their_bias_does_not(tmp_
     assert half(0.2, 0.0) == pytest.approx(hypot(0.03, 0.2 / sqrt(50)), rel=0.1)
     assert half(0.2, 0.1) == pytest.approx(hypot(0.03, 0.1 + 0.2 / sqrt(50)), rel=0.1)
     assert half(0.2, 0.0, "assumed") == pytest.approx(0.2, rel=0.1)  # all steps alike
-    assert StepError(**{**error(0.2), "points": 0}).lasting == 0.2  # as somebody gave it
+    assert StepError(**{**error(0.2), "points": 0}).lasting == 0.2  # as given
     assert StepError(**{**error(0.2), "bias": 0.19}).lasting == 0.2
 
 
-def test_a_scenario_may_ask_for_one_side_of_the_error(tmp_path: Path) -> None:
+def test_scenario_can_select_one_end_of_the_error(tmp_path: Path) -> None:
     fit = {"points": 9, "held_out": {"all": error(0.05)}, "beyond": {"decode_seqs": 0.2}}
     inside = {"range": {"decode_seqs": [1, 1]}, "fit": fit}
     low, high = run(tmp_path, **inside).fidelity.intervals["e2e_ms.mean"]
@@ -110,7 +110,7 @@ def test_a_scenario_may_ask_for_one_side_of_the_error(tmp_path: Path) -> None:
         run(tmp_path, f"{SCENARIO}step_scale: {{error: dearer}}\n")
 
 
-def test_the_run_itself_is_the_same_with_and_without(tmp_path: Path) -> None:
+def test_intervals_do_not_change_the_run(tmp_path: Path) -> None:
     plain = run(tmp_path)
     erring = run(tmp_path, fit={"points": 9, "held_out": {"all": error(0.05)}})
     assert plain.record.steps == erring.record.steps
@@ -118,7 +118,7 @@ def test_the_run_itself_is_the_same_with_and_without(tmp_path: Path) -> None:
     assert plain.summary | strip == erring.summary | strip
 
 
-def test_the_share_outside_the_range_counts_each_step_once(tmp_path: Path) -> None:
+def test_share_outside_the_range_counts_each_step_once(tmp_path: Path) -> None:
     beyond = {"prefill_tokens": [1, 2], "prefill_seqs": [50, 60]}  # every prefill, twice over
     result = run(tmp_path, range=beyond, fit={"points": 9, "held_out": {"all": error(0.05)}})
     log = result.record.steps
@@ -129,7 +129,7 @@ def test_the_share_outside_the_range_counts_each_step_once(tmp_path: Path) -> No
     assert "was outside the profile's range" in result.fidelity.note
 
 
-def test_printed_and_written(tmp_path: Path) -> None:
+def test_note_is_printed_and_written(tmp_path: Path) -> None:
     run(tmp_path, fit={"points": 9, "held_out": {"all": error(0.05)}})
     arguments = [
         "run",
@@ -148,7 +148,7 @@ def test_printed_and_written(tmp_path: Path) -> None:
     assert written["step_errors"]["all"]["p95"] == 0.05
 
 
-def test_scales_take_the_error_of_the_kind_then_of_all_then_the_largest() -> None:
+def test_scale_prefers_the_error_of_the_step_kind() -> None:
     errors = {"decode": StepError(**error(0.25)), "all": StepError(**error(0.6))}
     assert compute_step_scales(errors, "cheaper")["decode"] == pytest.approx(1 / 1.25)
     assert compute_step_scales(errors, "dearer")["decode"] == pytest.approx(1 / 0.75)
@@ -161,7 +161,7 @@ def test_scales_take_the_error_of_the_kind_then_of_all_then_the_largest() -> Non
     ] == pytest.approx(10.0)
 
 
-def test_an_erring_executor_leaps_as_it_steps() -> None:
+def test_scaled_executor_leaps_as_it_steps() -> None:
     inner = SimulatedExecutor(CostProfile.model_validate(PROFILE))
     erring = ScaledExecutor(inner, {"decode": 1.1, "prefill": 1.2, "mixed": 1.3})
     load = StepLoad(0, 0, 0, 4, 100)
@@ -174,7 +174,7 @@ def test_an_erring_executor_leaps_as_it_steps() -> None:
     assert [classify_step(StepLoad(1, 9, 0, 0, 0)), classify_step(load)] == ["prefill", "decode"]
 
 
-def test_where_nothing_is_known_no_figure_has_an_interval_and_that_is_said(tmp_path: Path) -> None:
+def test_unknown_error_gives_no_interval_and_a_note(tmp_path: Path) -> None:
     fit = {"points": 9, "held_out": {"decode": error(0.02), "prefill": error(0.02)}}
     narrow = {"decode_context": [1, 50]}
     found = run(tmp_path, fit=fit, range=narrow).fidelity

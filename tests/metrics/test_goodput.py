@@ -1,4 +1,4 @@
-"""Goodput as ``vllm bench serve`` counts it."""
+"""Goodput as defined by ``vllm bench serve``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simkv.core.outcome import Outcome
 from simkv.metrics.goodput import goodput, is_good
 from simkv.scenario.goodput_limits import parse_goodput_limits
 
-#: Three requests side by side, one of them of a single token and one that is given up on.
+#: Three concurrent requests: one has a single token, and the client of another gives up.
 CONTENTS = {
     "name": "three",
     "workload": {
@@ -50,12 +50,12 @@ def test_bad_limits(word: str, what: str) -> None:
         parse_goodput_limits([word])
 
 
-def test_twice() -> None:
+def test_rejects_duplicate_limits() -> None:
     with pytest.raises(InputError, match="given twice"):
         parse_goodput_limits(["ttft:1", "ttft:2"])
 
 
-def test_each_limit_counts_and_the_limit_itself_is_good() -> None:
+def test_each_limit_is_inclusive() -> None:
     record = simkv.run(CONTENTS).results["run"].record
     first, single, given_up = record.requests.values()
     assert given_up.outcome is Outcome.TIMED_OUT

@@ -1,4 +1,4 @@
-"""Intervals contain their estimate, and no end comes from requests that happened to survive."""
+"""Intervals contain their estimate, and exclude re-runs with other finished requests."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def scenario(timeout: float | None, **changes: Any) -> Scenario:
 
 
 def sides(asked: Scenario, folder: Path) -> list[RunResult]:
-    """The re-runs, each asked for by itself."""
+    """The re-runs, one by one."""
     scales = [StepScale(error=side) for side in ("cheaper", "dearer")]
     return [
         run_scenario(asked.model_copy(update={"step_scale": scale}), folder, intervals=False)
@@ -69,9 +69,7 @@ def finished(result: RunResult) -> set[int]:
 
 @given(st.data())
 @settings(max_examples=40)
-def test_an_interval_contains_its_estimate_and_none_ends_at_a_missing_value(
-    folder: Path, data: st.DataObject
-) -> None:
+def test_intervals_contain_their_estimate(folder: Path, data: st.DataObject) -> None:
     lengths = st.tuples(st.integers(1, 60), st.integers(1, 24), st.floats(0.0, 0.4))
     requests = data.draw(st.lists(lengths, min_size=1, max_size=9))
     asked = scenario(
@@ -109,8 +107,8 @@ def test_an_interval_contains_its_estimate_and_none_ends_at_a_missing_value(
     json.dumps(result.summary, allow_nan=False)
 
 
-def test_no_bound_comes_from_survivors(folder: Path) -> None:
-    """In the slower re-run fewer finish, sooner than the mean of the run: that bounds nothing."""
+def test_bounds_exclude_changed_sets_of_finished_requests(folder: Path) -> None:
+    """Fewer requests finish in the slower re-run, so its mean is not a bound."""
     asked = scenario(1.0)
     result = run_scenario(asked, folder)
     faster, slower = sides(asked, folder)
@@ -132,7 +130,7 @@ def test_no_bound_comes_from_survivors(folder: Path) -> None:
     assert found.intervals["finished"] == (3.0, 10.0)
 
 
-def test_a_run_in_which_nothing_finishes_has_no_latency_and_no_interval_of_one(
+def test_run_without_finished_requests_has_no_latency(
     folder: Path,
 ) -> None:
     result = run_scenario(scenario(0.02), folder)
@@ -144,7 +142,7 @@ def test_a_run_in_which_nothing_finishes_has_no_latency_and_no_interval_of_one(
     assert result.fidelity.intervals["output_throughput"] == (0.0, 0.0)
 
 
-def test_with_the_same_requests_finished_both_ends_are_known(folder: Path) -> None:
+def test_both_ends_are_known_if_the_same_requests_finish(folder: Path) -> None:
     asked = scenario(None)
     result = run_scenario(asked, folder)
     runs = [result, *sides(asked, folder)]
@@ -158,14 +156,14 @@ def test_with_the_same_requests_finished_both_ends_are_known(folder: Path) -> No
         )
 
 
-def test_a_run_that_is_cut_off_bounds_its_makespan_from_below_only(folder: Path) -> None:
+def test_cut_off_run_has_a_lower_bound_of_makespan(folder: Path) -> None:
     result = run_scenario(scenario(None, horizon=0.9), folder)
     assert result.summary["cut_off"] > 0
     low, high = result.fidelity.intervals["makespan_s"]
     assert (low, high) == (pytest.approx(0.9), None)
 
 
-def test_words_of_an_interval() -> None:
+def test_interval_as_text() -> None:
     show = "{:.0f}".format
     assert FigureInterval(1.0, 2.0).text(show) == "from 1 to 2"
     assert (

@@ -1,4 +1,4 @@
-"""Figures by hand, and against numpy on every single token."""
+"""Figures computed by hand, and with numpy from every token."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.laws.random_scenarios import scenarios
 
 
 class Durations(Seconds):
-    """Steps of the given lengths, one after the other, then of one second."""
+    """Steps of the given durations in order, then of one second."""
 
     def __init__(self, *steps: float) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def ask(
 
 
 def preempt_at(call_: int) -> Fifo:
-    """Request 0 loses its KV at that call, in favour of request 1, and starts again."""
+    """Preempt request 0 at that call in favor of request 1."""
 
     def decide(call: int, fifo: Fifo) -> Batch | None:
         if call != call_:
@@ -95,7 +95,7 @@ def test_figures_of_two_requests_by_hand() -> None:
     assert (found["requests"], found["finished"], found["verdict"]) == (2, 2, "served")
 
 
-def test_ttft_is_never_overwritten_by_a_preemption_and_the_stall_is_in_itl() -> None:
+def test_preemption_keeps_ttft_and_its_stall_is_in_itl() -> None:
     record = simulate(preempt_at(2), [ask(0), ask(1, out=1, at=2.0)])
     row = request_rows("v", record)[0]
     assert row["ttft_s"] == 1.0
@@ -108,7 +108,7 @@ def test_ttft_is_never_overwritten_by_a_preemption_and_the_stall_is_in_itl() -> 
     assert found["recomputed_tokens"] == row["recomputed_tokens"] == 5
 
 
-def test_latencies_are_those_of_finished_requests() -> None:
+def test_latencies_include_finished_requests_only() -> None:
     record = simulate(Fifo(), [ask(0, out=2), ask(1, out=50, timeout=10.5)])
     found = summarize(record)
     assert (found["finished"], found["starved"], found["verdict"]) == (1, 1, "starved")
@@ -117,13 +117,13 @@ def test_latencies_are_those_of_finished_requests() -> None:
     assert found["itl_ms"]["mean"] == 1000
     assert found["total_output_tokens"] == 2
     rows = request_rows("v", record)
-    assert rows[1]["ttft_s"] == 1.0  # it did get tokens, and who reads its row may know
+    assert rows[1]["ttft_s"] == 1.0  # the row shows the first token although the request failed
     assert rows[1]["e2e_s"] is rows[1]["tpot_s"] is rows[1]["finish_s"] is None
 
 
-def test_the_longest_stall_is_that_of_any_request() -> None:
+def test_longest_stall_includes_all_requests() -> None:
     def decide(call: int, fifo: Fifo) -> Batch | None:
-        if call == 1:  # prefills the newcomer while 0 stands still
+        if call == 1:  # prefills the new request while 0 waits
             fifo.waiting = []
             fifo.running = [0, 1]
             return fifo.batch("prefill", [(1, 4)])
@@ -136,7 +136,7 @@ def test_the_longest_stall_is_that_of_any_request() -> None:
     assert summarize(record)["itl_ms"]["p99"] == 1000  # finished ones only
 
 
-def test_a_request_of_one_token_has_no_tpot() -> None:
+def test_request_of_one_token_has_no_tpot() -> None:
     record = simulate(Fifo(), [ask(0, out=1)])
     assert request_rows("v", record)[0]["tpot_s"] is None
     found = summarize(record)
@@ -153,7 +153,7 @@ def test_makespan_is_from_the_first_arrival_until_every_client_has_its_answer() 
     assert summarize(record)["makespan_s"] == 100.0
 
 
-def test_nothing_at_all_has_figures_too() -> None:
+def test_empty_run_has_figures() -> None:
     found = summarize(simulate(Fifo(), []))
     assert found["makespan_s"] == found["output_throughput"] == found["jain_index"] == 0.0
     assert found["requests"] == 0
@@ -172,14 +172,14 @@ def test_nothing_at_all_has_figures_too() -> None:
         (Fifo(die(1)), 0.5, None, "starved"),  # gone before the engine was
     ],
 )
-def test_the_verdict_says_how_it_ended(
+def test_verdict_of_each_ending(
     scheduler: Fifo, timeout: float | None, horizon: float | None, verdict: str
 ) -> None:
     record = simulate(scheduler, [ask(0, timeout=timeout)], horizon=horizon)
     assert run_verdict(record)[0] == summarize(record)["verdict"] == verdict
 
 
-def test_a_verdict_names_the_requests_but_not_all_of_many() -> None:
+def test_verdict_names_at_most_eight_requests() -> None:
     record = simulate(Fifo(), [ask(i, timeout=1.5) for i in range(10)])
     assert run_verdict(record) == (
         "starved",
@@ -197,7 +197,7 @@ def test_a_verdict_names_the_requests_but_not_all_of_many() -> None:
         st.tuples(st.floats(0, 100), st.integers(1, 20)), min_size=1, max_size=30, unique_by=id
     )
 )
-def test_weighted_statistics_are_those_of_the_expanded_list(
+def test_weighted_statistics_match_the_expanded_list(
     samples: list[tuple[float, int]],
 ) -> None:
     values = np.array([value for value, _ in samples])
@@ -230,7 +230,7 @@ def test_jain_index(values: list[float], index: float) -> None:
     assert jain_index(np.array(values, dtype=np.float64)) == pytest.approx(index)
 
 
-def test_the_jain_index_of_a_run_is_that_of_the_speeds() -> None:
+def test_jain_index_of_a_run_uses_speeds() -> None:
     record = simulate(Fifo(), [ask(0, out=2), ask(1, out=2, at=1.0)])
     record.isolated_s = {0: 2.0, 1: 2.0}
     # request 0 waits for the prefill of 1: 3 s, speed 2/3; request 1 goes at full speed
@@ -244,11 +244,11 @@ def test_the_jain_index_of_a_run_is_that_of_the_speeds() -> None:
     assert summarize(record)["jain_index"] == pytest.approx((x + y) ** 2 / (2 * (x * x + y * y)))
 
 
-# Against every single token
+# Every token
 
 
 class Spy:
-    """Notes when every token was delivered, step by step."""
+    """Records the time of every token, step by step."""
 
     def __init__(self, scheduler: Scheduler, env: simpy.Environment) -> None:
         self.scheduler = scheduler
@@ -313,7 +313,7 @@ def test_latencies_agree_with_numpy_on_every_token(
 # Tables
 
 
-def test_every_figure_has_its_name_and_every_name_its_figure() -> None:
+def test_figures_and_registered_names_match() -> None:
     found = summarize(simulate(Fifo(), [ask(0)]))
     for name in FIGURE_NAMES:
         assert isinstance(figure(found, name), float | int), name
@@ -330,7 +330,7 @@ def test_gaps_of_requests_without_tokens() -> None:
     assert len(token_gaps(record, record.requests.values()).values) == 0
 
 
-def test_rows_of_requests_are_in_the_order_of_their_ids() -> None:
+def test_request_rows_are_ordered_by_id() -> None:
     rows = request_rows("v", simulate(Fifo(), [ask(2), ask(0, at=1.0), ask(1, at=0.5)]))
     assert [row["id"] for row in rows] == [0, 1, 2]
     assert list(rows[0]) == [
@@ -350,7 +350,7 @@ def test_rows_of_requests_are_in_the_order_of_their_ids() -> None:
     ]
 
 
-def test_rows_of_steps_are_numbered() -> None:
+def test_step_rows_are_numbered() -> None:
     record = simulate(Fifo(), [ask(0, out=3)])
     rows = step_rows("v", record)
     assert [row["step"] for row in rows] == [0, 1, 2]

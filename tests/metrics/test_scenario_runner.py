@@ -1,4 +1,4 @@
-"""Scenarios run from end to end, and the incidents that they replay."""
+"""Scenarios from end to end, and the replayed incidents."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(folder: Path, text: str, *overrides: str) -> dict[str, RunResult]:
     return run_file(folder / "s.yaml", overrides)
 
 
-def test_a_result_has_its_scenario_record_figures_and_profile(tmp_path: Path) -> None:
+def test_result_has_scenario_record_figures_and_profile(tmp_path: Path) -> None:
     result = run(tmp_path, PLAIN)["run"]
     assert result.scenario.name == "t"
     assert result.profile.name == "unit-step"
@@ -39,7 +39,7 @@ def test_a_result_has_its_scenario_record_figures_and_profile(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("variant", "noted"), [("0.27.1", 0), ("0.27", 0), ("0.27.4", 1)])
-def test_a_release_that_was_not_recorded_is_noted(tmp_path: Path, variant: str, noted: int) -> None:
+def test_notes_an_unrecorded_release(tmp_path: Path, variant: str, noted: int) -> None:
     engine = f"{{name: vllm, variant: '{variant}'}}"
     text = PLAIN.replace("{name: mistralrs, variant: pr2034}", engine)
     result = run(tmp_path, text)["run"]
@@ -62,7 +62,7 @@ def test_variants_run_in_the_order_of_the_file(tmp_path: Path) -> None:
         ("{name: fastdeploy, block_size: 32, num_blocks: 2}", 2),
     ],
 )
-def test_requests_that_can_never_fit_are_noted(tmp_path: Path, engine: str, blocks: int) -> None:
+def test_notes_requests_larger_than_the_cache(tmp_path: Path, engine: str, blocks: int) -> None:
     rows = "".join(
         f"\n    - {{prompt_tokens: {prompt}, output_tokens: {output}}}"
         for prompt, output in ((64, 1), (64, 2), (200, 9))
@@ -80,7 +80,7 @@ def test_requests_that_can_never_fit_are_noted(tmp_path: Path, engine: str, bloc
     assert result.record.requests[2].outcome in (Outcome.REJECTED, Outcome.STALLED)
 
 
-def test_a_run_outside_the_range_of_its_profile_says_so(tmp_path: Path) -> None:
+def test_notes_a_run_outside_the_profile_range(tmp_path: Path) -> None:
     text = PLAIN.replace("unit-step", "l4-mistralrs-pr2034").replace(
         "num_prompts: 4", "num_prompts: 20"
     )
@@ -90,12 +90,12 @@ def test_a_run_outside_the_range_of_its_profile_says_so(tmp_path: Path) -> None:
     assert note.endswith(" % of the busy time: decode_seqs 20 to 20, data from 1 to 16")
 
 
-def test_a_profile_that_is_not_there_is_bad_input(tmp_path: Path) -> None:
+def test_rejects_a_missing_profile(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"s\.yaml:5: profile: there is no file"):
         run(tmp_path, PLAIN.replace("unit-step", "mine.json"))
 
 
-def test_the_same_run_with_leaping_off_has_the_same_figures(tmp_path: Path) -> None:
+def test_leaping_does_not_change_figures(tmp_path: Path) -> None:
     from simkv.scenario.scenario_loader import load
 
     (tmp_path / "s.yaml").write_text(PLAIN.replace("output_tokens: 3", "output_tokens: 300"))
@@ -134,7 +134,7 @@ def test_six_is_251_prefills_and_49_decodes_before(six: dict[str, RunResult]) ->
     assert (after.count("prefill"), after.count("decode")) == (6, 49)
 
 
-def test_six_comes_within_an_error_that_is_printed(six: dict[str, RunResult]) -> None:
+def test_six_is_within_the_printed_error(six: dict[str, RunResult]) -> None:
     before, after = six["before"].summary, six["after"].summary
     assert before["makespan_s"] == pytest.approx(103.62, rel=0.001)
     assert before["output_throughput"] == pytest.approx(2.90, rel=0.005)
@@ -147,7 +147,7 @@ def test_six_comes_within_an_error_that_is_printed(six: dict[str, RunResult]) ->
     assert rms == pytest.approx(load_profile("l4-mistralrs-pr2031").fit.rms_s, abs=0.01)
 
 
-def test_forty_after_the_fix_comes_in_waves_and_nobody_starves(forty: dict[str, RunResult]) -> None:
+def test_forty_after_the_fix_starves_no_request(forty: dict[str, RunResult]) -> None:
     after = forty["after"].summary
     assert (after["starved"], after["preemptions"]) == (0, 0)
     assert after["makespan_s"] == pytest.approx(195.68, rel=0.001)
@@ -160,7 +160,7 @@ def test_forty_after_the_fix_comes_in_waves_and_nobody_starves(forty: dict[str, 
         assert low < min(latencies[wave]) < max(latencies[wave]) < high
 
 
-def test_forty_before_starves_24_under_the_assumption_and_nobody_without(
+def test_forty_before_starves_24_only_under_the_assumption(
     forty: dict[str, RunResult],
 ) -> None:
     assert forty["before-assumed"].summary["starved"] >= 24
@@ -168,14 +168,14 @@ def test_forty_before_starves_24_under_the_assumption_and_nobody_without(
     assert forty["after-assumed"].summary["starved"] == 0
 
 
-def test_forty_separates_what_is_given_fitted_and_assumed(forty: dict[str, RunResult]) -> None:
+def test_forty_separates_given_fitted_and_assumed_values(forty: dict[str, RunResult]) -> None:
     provenance = forty["after"].scenario.provenance
     assert provenance.given
     assert provenance.fitted
     assert any("before-assumed" in line for line in provenance.assumed)
 
 
-def test_pressure_runs_every_variant_twice_and_shows_every_kind_of_end(
+def test_pressure_shows_every_kind_of_outcome(
     pressure: dict[str, RunResult],
 ) -> None:
     variants = {result.scenario.engine.variant for result in pressure.values()}
@@ -189,7 +189,7 @@ def test_pressure_runs_every_variant_twice_and_shows_every_kind_of_end(
         assert sum(result.summary[outcome.value] for outcome in Outcome) == 40
 
 
-def test_a_fleet_does_not_share_a_scheduler_of_ones_own(tmp_path: Path) -> None:
+def test_replicas_do_not_share_a_custom_scheduler(tmp_path: Path) -> None:
     scenario = run(tmp_path, PLAIN + "fleet: {replicas: 2}\n")["run"].scenario
     own = build_scheduler(scenario.engine)
     assert run_scenario(scenario, tmp_path, scheduler=own).summary["finished"] == 4

@@ -1,4 +1,4 @@
-"""A headless Chromium on a pipe (the DevTools protocol), as far as the tests of a page need it.
+"""A headless Chromium on a pipe (the DevTools protocol), for tests of the HTML page.
 
 with Browser(tmp_path) as browser:
     page = browser.open(path, width=390, dark=True)
@@ -17,11 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-#: Where Debian, Ubuntu and others put it.
+#: Usual paths on Linux distributions.
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 PATIENCE = 30.0  # seconds for one answer on a slow machine
 
-# One process, nothing of its own on the network, and no profile but the one given.
+# One process without network access and with only the given profile.
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -39,7 +39,7 @@ FLAGS = (
 
 
 def chromium() -> str | None:
-    """The path of a Chromium, or None where there is none."""
+    """Path of Chromium, or None."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
@@ -97,7 +97,7 @@ class Browser:
     def call(
         self, method: str, parameters: dict[str, Any] | None = None, session: str | None = None
     ) -> dict[str, Any]:
-        """One command of the protocol and its answer; events that come first are kept."""
+        """Send a command and return its answer; earlier events are stored."""
         self._sent += 1
         message = {"id": self._sent, "method": method, "params": parameters or {}}
         if session:
@@ -194,7 +194,7 @@ class Page:
             )
 
     def swipe(self, x: float, y: float, up: float = 0.0) -> None:
-        """Put a finger on a point, move it up by as many pixels, and lift it; by none is a tap."""
+        """Touch a point, move up by a number of pixels (0: tap), and release."""
 
         def touch(kind: str, *points: dict[str, float]) -> None:
             self.call("Input.dispatchTouchEvent", {"type": kind, "touchPoints": list(points)})
@@ -219,7 +219,7 @@ class Page:
         path.write_bytes(base64.b64decode(answer["data"]))
 
     def _events(self, keep: Callable[[str], bool]) -> list[dict[str, Any]]:
-        self.run("0")  # whatever came before this answer has been read
+        self.run("0")  # all earlier events have been read
         return [
             event
             for event in self._browser.events
@@ -227,7 +227,7 @@ class Page:
         ]
 
     def complaints(self) -> list[str]:
-        """Errors and warnings on the console, and exceptions that nobody caught."""
+        """Errors and warnings on the console, and uncaught exceptions."""
         found = []
         for event in self._events(lambda method: method.startswith(("Runtime", "Log"))):
             method, details = event["method"], event["params"]
@@ -240,7 +240,7 @@ class Page:
         return found
 
     def requested(self) -> list[str]:
-        """Addresses that the page asked for."""
+        """URLs that the page requested."""
         return [
             event["params"]["request"]["url"]
             for event in self._events(lambda method: method == "Network.requestWillBeSent")

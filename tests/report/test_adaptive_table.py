@@ -18,7 +18,7 @@ def at(width: int) -> str:
     return out.getvalue()
 
 
-def test_columns_go_from_the_last_one_on_and_are_named() -> None:
+def test_omits_low_ranked_columns_first() -> None:
     assert "No room" not in at(80)
     assert all(cell in at(80) for cell in (*ROWS[0], *ROWS[1]))
     narrow = at(50)
@@ -29,12 +29,12 @@ def test_columns_go_from_the_last_one_on_and_are_named() -> None:
     assert "Omitted columns: mean, P50, per request" in " ".join(at(42).split())
 
 
-def test_what_always_stays_is_folded_and_not_cut() -> None:
+def test_required_columns_are_wrapped() -> None:
     assert "…" not in at(20)
     assert "TPOT" in at(20)
 
 
-def test_no_rows_are_a_heading_only() -> None:
+def test_table_without_rows_has_a_heading() -> None:
     out = io.StringIO()
     Console(file=out, width=60).print(make_adaptive_table(HEAD, []))
     assert all(heading in out.getvalue() for heading in HEAD[:-1])

@@ -1,4 +1,4 @@
-"""What a run prints: a block per variant as ``vllm bench serve`` prints it, then comparisons."""
+"""The full report of a run: a block per variant as in ``vllm bench serve``, and comparisons."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def text(tmp_path: Path) -> str:
     return printed(tmp_path, TEXT + VARIANTS + PUBLISHED)
 
 
-def test_it_says_what_is_replayed(text: str) -> None:
+def test_names_the_replayed_report(text: str) -> None:
     assert text.startswith("t: Two requests, [not markup].\nReplays https://example.org/1\n")
 
 
-def test_a_block_looks_like_that_of_vllm_bench_serve(tmp_path: Path) -> None:
+def test_block_has_the_layout_of_vllm_bench_serve(tmp_path: Path) -> None:
     lines = printed(tmp_path, TEXT).splitlines()
     start = lines.index("=========== Serving Simulation Result ============")
     block = lines[start : lines.index("=" * 50, start) + 1]
@@ -82,7 +82,7 @@ def test_a_block_looks_like_that_of_vllm_bench_serve(tmp_path: Path) -> None:
     ]
 
 
-def test_variants_stand_side_by_side(text: str) -> None:
+def test_compares_variants_side_by_side(text: str) -> None:
     table = text[text.index("Variants side by side") :]
     header = next(line for line in table.splitlines() if "one" in line)
     assert header.split() == ["one", "two"]
@@ -90,11 +90,11 @@ def test_variants_stand_side_by_side(text: str) -> None:
     assert finished.split() == ["Finished", "1", "1"]
 
 
-def test_one_variant_is_not_compared_with_itself(tmp_path: Path) -> None:
+def test_single_variant_has_no_comparison(tmp_path: Path) -> None:
     assert "side by side" not in printed(tmp_path, TEXT)
 
 
-def test_many_variants_take_several_tables(tmp_path: Path) -> None:
+def test_many_variants_need_several_tables(tmp_path: Path) -> None:
     many = "variants: {" + ", ".join(f"v{i}: {{}}" for i in range(16)) + "}\n"
     text = printed(tmp_path, TEXT + many)
     assert text.count("Makespan (s)") == 2
@@ -102,7 +102,7 @@ def test_many_variants_take_several_tables(tmp_path: Path) -> None:
         assert f"v{i}" in text
 
 
-def test_published_stands_beside_simulated_with_its_error(text: str) -> None:
+def test_published_figures_have_their_errors(text: str) -> None:
     table = text[text.index("Published and simulated figures") :]
     rows = {line.split()[1]: line.split() for line in table.splitlines() if "  one" in line}
     assert rows["finished"][-2:] == ["-50.00", "%"]
@@ -111,13 +111,13 @@ def test_published_stands_beside_simulated_with_its_error(text: str) -> None:
     assert "one: by hand" in table
 
 
-def test_given_fitted_and_assumed_are_kept_apart(text: str) -> None:
+def test_lists_given_fitted_and_assumed_separately(text: str) -> None:
     tail = text[text.index("\nGiven\n") :]
     assert "\nGiven\n  - the rules\n\nFitted\n  - the costs\n\nAssumed\n  - the rest\n" in tail
     assert "l4-mistralrs-pr2034 (NVIDIA L4): fitted to published figures, points: 14, rms" in tail
 
 
-def test_notes_and_the_verdict_follow_the_block(tmp_path: Path) -> None:
+def test_notes_and_verdict_follow_the_block(tmp_path: Path) -> None:
     tight = TEXT.replace("variant: pr2034", "variant: pr2034, num_gpu_blocks: 2")
     lines = printed(tmp_path, tight).splitlines()
     end = lines.index("=" * 50)
@@ -126,11 +126,11 @@ def test_notes_and_the_verdict_follow_the_block(tmp_path: Path) -> None:
     assert any("do not fit" in note for note in notes)
 
 
-def test_a_narrow_terminal_breaks_nothing(tmp_path: Path) -> None:
+def test_fits_a_narrow_terminal(tmp_path: Path) -> None:
     assert "Makespan (s)" in printed(tmp_path, TEXT + VARIANTS, width=60)
 
 
-def test_a_line_is_printed_as_it_is() -> None:
+def test_lines_are_printed_literally() -> None:
     out = io.StringIO()
     show("[bold]x[/] " + "y" * 50 + " :smile:", on=Console(file=out, width=20))
     assert out.getvalue() == "[bold]x[/] " + "y" * 50 + " :smile:\n"

@@ -24,7 +24,7 @@ from simkv.scenario.scenario_loader import load
 HOSTILE = "<script>alert(1)</script>|[x](javascript:1)`$\\frac{[/red]\n# x"
 
 
-def test_markdown_shows_a_request_id_as_it_is() -> None:
+def test_markdown_shows_request_ids_literally() -> None:
     observed = pd.DataFrame({"request": [HOSTILE]})
     text = escape_markdown(request_label(observed, 0))
     assert "<" not in text
@@ -33,7 +33,7 @@ def test_markdown_shows_a_request_id_as_it_is() -> None:
     assert "<script>" not in "\n".join(_listed("Notes", [HOSTILE]))
 
 
-def test_the_console_reads_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+def test_console_ignores_markup(capsys: pytest.CaptureFixture[str]) -> None:
     table = Table("[/red]name :smile:")
     table.add_row("[bold]x[/nothing]")
     show(table, on=console())
@@ -56,7 +56,7 @@ def test_logarithmic_axes_have_plain_numbers() -> None:
     assert plt.rcParams["text.parse_math"]
 
 
-def test_the_picture_of_measured_points_has_plain_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plot_of_measured_points_has_plain_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     with plot_settings():
         axes = Figure().subplots()
         points_page._panel(axes, [], [], 0)
@@ -74,7 +74,7 @@ profile: unit-step
 """
 
 
-def test_a_run_with_plots_and_its_report(tmp_path: Path) -> None:
+def test_run_with_plots_and_report(tmp_path: Path) -> None:
     (tmp_path / "a b.yaml").write_text(SCENARIO)
     out = str(tmp_path / "out")
     ran = CliRunner().invoke(app, ["run", str(tmp_path / "a b.yaml"), "--plots", "--out", out])
@@ -86,7 +86,7 @@ def test_a_run_with_plots_and_its_report(tmp_path: Path) -> None:
     assert f"Explain one request: simkv explain '{tmp_path / 'a b.yaml'}' " in said
 
 
-def test_the_hint_of_the_server_is_an_address(tmp_path: Path) -> None:
+def test_server_hint_is_a_url(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(SCENARIO)
     (scenario,) = load(tmp_path / "s.yaml", []).values()
     result = run_scenario(scenario, tmp_path, intervals=False)

@@ -1,4 +1,4 @@
-"""The report: one file that says who starved, behind whom, and what would fix it."""
+"""The HTML report: affected requests, causes and fixes in one file."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ profile: unit-step
 
 
 class Outline(HTMLParser):
-    """What a page consists of: elements with their attributes, and its text."""
+    """The elements of a page with their attributes, and its text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def unpacked(column: Any) -> list[Any]:
     return [v for v, n in zip(runs[::2], runs[1::2], strict=True) for _ in range(n)]
 
 
-# The words.
+# Text
 
 
 def test_affected_requests_cause_and_fix_come_first(outline: Outline) -> None:
@@ -137,7 +137,7 @@ def test_affected_requests_cause_and_fix_come_first(outline: Outline) -> None:
     assert "engine.rule: old → new: 24 starved → 0" in text
 
 
-def test_what_it_rests_on_is_there(outline: Outline) -> None:
+def test_lists_sources_and_expectations(outline: Outline) -> None:
     text = outline.text
     for part in ("a given thing", "a fitted thing", "an assumed thing", "a note"):
         assert part in text
@@ -152,12 +152,12 @@ def test_text_from_files_is_escaped(page: str, outline: Outline) -> None:
     assert all("alert(1)" not in str(attributes) for _, attributes in outline.elements)
 
 
-def test_data_may_hold_anything(results: dict[str, RunResult]) -> None:
+def test_data_with_special_characters_is_escaped(results: dict[str, RunResult]) -> None:
     odd = {"</script><!--": results["before"]}
     assert [v["name"] for v in data_of(render_html(odd))["variants"]] == list(odd)
 
 
-def test_nobody_starved_is_said_too(results: dict[str, RunResult]) -> None:
+def test_reports_that_no_request_failed(results: dict[str, RunResult]) -> None:
     said = narrative.describe_affected(results["after"])
     assert said[0] == "None: all 40 requests finished."
     assert narrative.describe_fix({"after": results["after"]}, "after", None) == [
@@ -165,7 +165,7 @@ def test_nobody_starved_is_said_too(results: dict[str, RunResult]) -> None:
     ]
 
 
-def test_the_remedy_is_what_serves_most_and_differs_least(folder: Path) -> None:
+def test_best_fix_serves_most_with_fewest_changes(folder: Path) -> None:
     text = STARVING.replace(
         "  after: {engine: {variant: pr2034}}",
         "  far: {engine: {variant: pr2034}, workload: {burst: {interval: 1.5}}}\n"
@@ -199,7 +199,7 @@ def test_the_remedy_is_what_serves_most_and_differs_least(folder: Path) -> None:
         (range(0, 40, 2), "requests 0, 2, 4, 6, 8, 10, 12, 14 and 12 more"),
     ],
 )
-def test_ids_are_said_as_runs(ids: list[int], text: str) -> None:
+def test_ids_are_shown_as_ranges(ids: list[int], text: str) -> None:
     assert narrative.format_request_ids(ids) == text
 
 
@@ -207,14 +207,14 @@ def test_ids_are_said_as_runs(ids: list[int], text: str) -> None:
     ("value", "text"),
     [(0.0, "0 s"), (0.0421, "42.1 ms"), (0.5, "0.50 s"), (12.34, "12.3 s"), (1234.5, "1,234 s")],
 )
-def test_seconds_are_short(value: float, text: str) -> None:
+def test_seconds_have_three_digits(value: float, text: str) -> None:
     assert narrative.format_seconds(value) == text
 
 
-# The file.
+# File
 
 
-def test_the_page_needs_nothing_from_elsewhere(outline: Outline) -> None:
+def test_page_is_self_contained(outline: Outline) -> None:
     assert not outline.all("link")
     assert not outline.all("img")
     assert all("src" not in script for script in outline.all("script"))
@@ -222,7 +222,7 @@ def test_the_page_needs_nothing_from_elsewhere(outline: Outline) -> None:
     assert "default-src 'none'" in str(policy["content"])
 
 
-def test_the_page_is_accessible(outline: Outline) -> None:
+def test_page_is_accessible(outline: Outline) -> None:
     assert outline.all("html") == [{"lang": "en"}]
     assert len(outline.all("h1")) == 1
     for heading in outline.all("th"):
@@ -236,7 +236,7 @@ def test_the_page_is_accessible(outline: Outline) -> None:
     assert formats.count("png") == len(outline.all("figure")) == 8
 
 
-def test_everything_has_a_colour_in_both_themes() -> None:
+def test_both_themes_define_all_colors() -> None:
     for theme in (LIGHT_THEME, DARK_THEME):
         for kind in (*chart_data.CODES, *BARS):
             assert re.fullmatch("#[0-9A-F]{6}", theme[f"kind-{kind}"])
@@ -263,12 +263,12 @@ def test_text_has_contrast_in_both_themes(theme: dict[str, str]) -> None:
             assert contrast(theme[line], theme[ground]) >= 3.0, (line, ground)
 
 
-def test_the_same_run_gives_the_same_bytes(folder: Path, page: str) -> None:
+def test_same_run_gives_the_same_bytes(folder: Path, page: str) -> None:
     again = run_file(folder / "starving.yaml")
     assert render_html(again, ["engine.rule: old → new: 24 starved → 0"]) == page
 
 
-def test_what_pages_share_lies_beside_them(results: dict[str, RunResult]) -> None:
+def test_shared_files_are_stored_beside_the_pages(results: dict[str, RunResult]) -> None:
     page = render_html(results, shared=True)
     assert len(page) < 300_000 < len(library()) < 1_600_000
     outline = Outline(page)
@@ -276,7 +276,7 @@ def test_what_pages_share_lies_beside_them(results: dict[str, RunResult]) -> Non
     assert [link["href"] for link in outline.all("link")] == ["report.css"]
 
 
-def test_a_page_carries_the_library_packed(page: str) -> None:
+def test_page_embeds_the_compressed_library(page: str) -> None:
     (packed,) = re.findall(r'<script type="application/gzip" id="library">([^<]*)</script>', page)
     assert gzip.decompress(base64.b64decode(packed)).decode().replace("</script", "<\\/script") == (
         library()
@@ -284,10 +284,10 @@ def test_a_page_carries_the_library_packed(page: str) -> None:
     assert len(page) < 1_500_000
 
 
-# The data.
+# Data
 
 
-def test_the_ledger_in_the_data_sums_to_each_life(page: str, results: dict[str, RunResult]) -> None:
+def test_ledger_intervals_add_up_to_each_request(page: str, results: dict[str, RunResult]) -> None:
     found = data_of(page)
     tick = found["tick"]
     for variant in found["variants"]:
@@ -309,16 +309,14 @@ def test_the_ledger_in_the_data_sums_to_each_life(page: str, results: dict[str, 
         )
 
 
-def test_a_tick_is_a_millionth_of_the_run_or_less() -> None:
+def test_time_resolution_is_a_millionth_of_the_run() -> None:
     for span in (0.003, 1.0, 617.2, 86_400.0):
         ticks = chart_data.TickScale(span)
         assert span / 1e7 <= ticks.seconds <= span / 1e6 * 1.0000001
         assert ticks.of(span) * ticks.seconds == pytest.approx(span, rel=1e-6)
 
 
-def test_blocks_by_owner_fill_what_the_step_log_says_is_held(
-    page: str, results: dict[str, RunResult]
-) -> None:
+def test_blocks_by_owner_match_the_step_log(page: str, results: dict[str, RunResult]) -> None:
     for variant in data_of(page)["variants"]:
         record = results[variant["name"]].record
         owners = variant["owners"]
@@ -330,7 +328,7 @@ def test_blocks_by_owner_fill_what_the_step_log_says_is_held(
             assert -1e-9 <= held <= record.num_blocks * 1.001
 
 
-def test_a_curve_ends_at_the_share_that_was_served(page: str) -> None:
+def test_latency_curve_ends_at_the_served_share(page: str) -> None:
     before, after = (variant["curves"]["e2e"] for variant in data_of(page)["variants"])
     assert before[-1][1] == pytest.approx(100 * 16 / 40)
     assert after[-1][1] == pytest.approx(100.0)
@@ -338,12 +336,12 @@ def test_a_curve_ends_at_the_share_that_was_served(page: str) -> None:
 
 
 @pytest.mark.parametrize("column", [[], [1], [1, 2, 3], [None] * 9 + [0.5, 0.5], [0] * 5])
-def test_a_packed_column_is_the_same(column: list[float | None]) -> None:
+def test_packed_columns_are_unchanged(column: list[float | None]) -> None:
     assert unpacked(chart_data.pack_column(column)) == column
     assert len(json.dumps(chart_data.pack_column(column))) <= max(len(json.dumps(column)), 20)
 
 
-def test_lanes_are_sampled_where_they_are_too_many(results: dict[str, RunResult]) -> None:
+def test_samples_lanes_of_large_runs(results: dict[str, RunResult]) -> None:
     record, found = results["before"].record, results["before"].diagnosis
     shows = chart_data.find_lane_stretches(record, found.ledger)
     total = sum(map(len, shows.values()))
@@ -363,14 +361,14 @@ def test_lanes_are_sampled_where_they_are_too_many(results: dict[str, RunResult]
         ([], 5, []),
     ],
 )
-def test_room_is_shared_fairly(wanted: list[int], most: int, granted: list[int]) -> None:
+def test_lane_budget_is_shared_fairly(wanted: list[int], most: int, granted: list[int]) -> None:
     assert chart_data.split_fairly(wanted, most) == granted
 
 
-# Which runs.
+# Selection of runs
 
 
-def test_runs_are_found_by_folder_file_and_name(
+def test_finds_runs_by_directory_file_and_name(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -395,7 +393,7 @@ def test_runs_are_found_by_folder_file_and_name(
         find_runs([run, run])
 
 
-def test_the_command_writes_the_same_report_from_folder_and_file(
+def test_directory_and_file_give_the_same_report(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -410,7 +408,7 @@ def test_the_command_writes_the_same_report_from_folder_and_file(
     assert (tmp_path / "mine" / "report.html").is_file()
 
 
-def test_a_gallery_has_one_library_and_an_index(folder: Path, tmp_path: Path) -> None:
+def test_gallery_has_one_library_and_an_index(folder: Path, tmp_path: Path) -> None:
     variants = {
         name: result.scenario for name, result in run_file(folder / "starving.yaml").items()
     }
@@ -434,7 +432,7 @@ def test_a_gallery_has_one_library_and_an_index(folder: Path, tmp_path: Path) ->
         write_gallery(other, [])
 
 
-# In a browser.
+# Browser tests
 
 
 @pytest.fixture(scope="module")
@@ -466,7 +464,7 @@ def opened(browser: Browser, path: Path, width: int = 1280, *, dark: bool = Fals
 
 
 def where(page: Page, time: float, lane: float) -> tuple[float, float]:
-    """Scroll to the lanes; where in the window a time and a lane of the left panel are."""
+    """Scroll to the lanes and return the position of a time and lane in the left panel."""
     page.run("document.getElementById('figure-lanes').scrollIntoView({behavior: 'instant'})")
     x, y = page.run(
         f"""(() => {{
@@ -480,7 +478,7 @@ def where(page: Page, time: float, lane: float) -> tuple[float, float]:
 
 
 def point_at(page: Page, time: float, lane: float) -> tuple[float, float]:
-    """Move the mouse to a time and lane of the left panel, and return where that is."""
+    """Move the mouse to a time and lane of the left panel; return the position."""
     x, y = where(page, time, lane)
     page.move(x - 4, y)
     page.move(x, y)
@@ -489,9 +487,7 @@ def point_at(page: Page, time: float, lane: float) -> tuple[float, float]:
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_the_page_renders(
-    browser: Browser, file: Path, width: int, dark: bool, tmp_path: Path
-) -> None:
+def test_page_renders(browser: Browser, file: Path, width: int, dark: bool, tmp_path: Path) -> None:
     page = opened(browser, file, width, dark=dark)
     assert page.run("document.querySelectorAll('.chart .main-svg').length") >= 8
     assert page.run("document.documentElement.scrollWidth") <= width
@@ -521,7 +517,7 @@ def test_hovering_shows_a_request(browser: Browser, file: Path) -> None:
     assert page.complaints() == []
 
 
-def test_the_keyboard_walks_through_the_requests(browser: Browser, file: Path) -> None:
+def test_arrow_keys_step_through_requests(browser: Browser, file: Path) -> None:
     page = opened(browser, file)
     page.run("inspect(0, 20); charts.get('lanes').focus()")
     page.press("ArrowDown")
@@ -532,7 +528,7 @@ def test_the_keyboard_walks_through_the_requests(browser: Browser, file: Path) -
     assert page.run("document.activeElement === charts.get('lanes')")
 
 
-def test_on_a_phone_a_finger_scrolls_and_a_tap_asks(browser: Browser, file: Path) -> None:
+def test_touch_scrolls_and_tap_shows_a_request(browser: Browser, file: Path) -> None:
     page = opened(browser, file, 390)
     x, y = where(page, 200.0, 20)
     before = page.run("scrollY")
@@ -545,13 +541,13 @@ def test_on_a_phone_a_finger_scrolls_and_a_tap_asks(browser: Browser, file: Path
     assert page.run("document.getElementById('tip').hidden") is False
 
 
-def test_a_theme_that_changes_redraws_the_figures(browser: Browser, file: Path) -> None:
+def test_theme_change_redraws_the_figures(browser: Browser, file: Path) -> None:
     page = opened(browser, file)
     page.theme(dark=True)
     page.wait(f"charts.get('latency')._fullLayout.paper_bgcolor === '{DARK_THEME['paper']}'")
 
 
-def test_every_figure_becomes_png_svg_and_csv(browser: Browser, file: Path) -> None:
+def test_every_figure_exports_png_svg_and_csv(browser: Browser, file: Path) -> None:
     page = opened(browser, file)
     for figure in page.run("[...charts.keys()]"):
         find = f"FIGURES.find(({{ id }}) => id === '{figure}')"
@@ -582,8 +578,8 @@ def test_the_buttons_save_files(browser: Browser, file: Path, tmp_path: Path) ->
     assert text.startswith("variant,kind,seconds_in_all,seconds_per_request\nbefore,")
 
 
-def test_an_address_that_is_a_script_is_no_link(browser: Browser, folder: Path) -> None:
-    """One that came past the check of scenario files; and a click on every link runs nothing."""
+def test_script_urls_are_not_links(browser: Browser, folder: Path) -> None:
+    """A script URL that passed validation is shown as text; no link runs code."""
     result = run_file(folder / "starving.yaml")["before"]
     hostile = {
         "report": "javascript:document.title='caught'",
@@ -599,7 +595,7 @@ def test_an_address_that_is_a_script_is_no_link(browser: Browser, folder: Path) 
     assert "javascript:document.title" in page.run("document.body.innerText")
 
 
-def test_zooming_one_figure_zooms_all_that_share_the_time(browser: Browser, file: Path) -> None:
+def test_zoom_applies_to_all_figures_with_a_time_axis(browser: Browser, file: Path) -> None:
     page = opened(browser, file)
     page.run(
         "void Plotly.relayout(charts.get('queues'), {'xaxis.range[0]': 50, 'xaxis.range[1]': 150})"
@@ -610,7 +606,7 @@ def test_zooming_one_figure_zooms_all_that_share_the_time(browser: Browser, file
     page.wait("charts.get('queues')._fullLayout.xaxis.range[1] > 300")
 
 
-def test_many_requests_come_apart_when_zoomed_in(browser: Browser, big: Path) -> None:
+def test_zooming_in_separates_lanes(browser: Browser, big: Path) -> None:
     page = opened(browser, big)
     rows = "charts.get('lanes').data[0].z.length"
     assert page.run(rows) == 380
@@ -626,7 +622,7 @@ def test_many_requests_come_apart_when_zoomed_in(browser: Browser, big: Path) ->
     assert page.complaints() == []
 
 
-def test_the_table_sorts_filters_and_leads_to_a_request(browser: Browser, file: Path) -> None:
+def test_table_sorts_filters_and_links_to_requests(browser: Browser, file: Path) -> None:
     page = opened(browser, file)
     page.run("document.querySelector('[data-sort=id]').click()")
     assert page.run("document.querySelector('#rows tbody th').innerText") == "39"
@@ -642,9 +638,7 @@ def test_the_table_sorts_filters_and_leads_to_a_request(browser: Browser, file: 
     assert page.run("document.querySelector('#inspected h3').innerText") == "Request 16 of before"
 
 
-def test_it_prints_light_even_from_a_dark_screen(
-    browser: Browser, file: Path, tmp_path: Path
-) -> None:
+def test_prints_in_light_colors(browser: Browser, file: Path, tmp_path: Path) -> None:
     page = opened(browser, file, dark=True)
     page.run(
         "addEventListener('beforeprint', () => {"
@@ -656,7 +650,7 @@ def test_it_prints_light_even_from_a_dark_screen(
     assert page.run("charts.get('lanes')._fullLayout.paper_bgcolor") == DARK_THEME["paper"]
 
 
-def test_more_than_two_variants_are_chosen_from(
+def test_selects_two_of_several_variants(
     browser: Browser, results: dict[str, RunResult], tmp_path: Path
 ) -> None:
     three = {**results, "third": replace(results["after"])}

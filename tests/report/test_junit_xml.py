@@ -1,4 +1,4 @@
-"""JUnit XML: what continuous integration reads, written complete or not at all."""
+"""JUnit XML for continuous integration, written completely or not at all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHECKS = {
 }
 
 
-def test_a_case_for_every_variant_and_figure(tmp_path: Path) -> None:
+def test_has_a_case_per_variant_and_figure(tmp_path: Path) -> None:
     junit_xml.write_junit(tmp_path / "x.xml", CHECKS)
     root = ElementTree.parse(tmp_path / "x.xml").getroot()
     assert root.tag == "testsuites"
@@ -38,7 +38,7 @@ def test_a_case_for_every_variant_and_figure(tmp_path: Path) -> None:
     ]
 
 
-def test_an_interrupted_write_leaves_the_old_file(
+def test_interrupted_write_keeps_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "x.xml"

@@ -1,4 +1,4 @@
-"""What a report says of the difference between two variants, and which it calls a remedy."""
+"""Descriptions of differences between variants, and selection of fixes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(folder: Path, other: str) -> dict[str, RunResult]:
         ("{engine: {max_num_seqs: 12}}", "It changes engine.max_num_seqs: 1 → 12."),
     ],
 )
-def test_what_a_remedy_changes_is_said(tmp_path: Path, other: str, said: str) -> None:
+def test_describes_the_changes_of_a_fix(tmp_path: Path, other: str, said: str) -> None:
     results = run(tmp_path, other)
     assert find_better_variant(results, "before") == "other"
     assert said in " ".join(describe_fix(results, "before", "other"))
@@ -62,7 +62,7 @@ def test_one_against_four_replicas(tmp_path: Path) -> None:
         "{timeout: 1000}",
     ],
 )
-def test_what_has_another_world_is_no_remedy(tmp_path: Path, other: str) -> None:
+def test_variant_with_other_workload_is_not_a_fix(tmp_path: Path, other: str) -> None:
     (tmp_path / "s.yaml").write_text(f"{OVERLOAD}  other: {other}\n")
     results = run_file(tmp_path / "s.yaml")
     share = {n: r.summary["finished"] / r.summary["requests"] for n, r in results.items()}
@@ -71,7 +71,7 @@ def test_what_has_another_world_is_no_remedy(tmp_path: Path, other: str) -> None
     assert len(describe_fix(results, "before", None)) == 1
 
 
-def test_served_with_a_verdict_is_not_plainly_served() -> None:
+def test_served_run_with_a_verdict_names_it() -> None:
     results = run_file(ROOT / "scenarios/mistralrs-forty.yaml")
     assert {name: narrative.describe_ending(result) for name, result in results.items()} == {
         "before-assumed": "starved",
@@ -83,7 +83,7 @@ def test_served_with_a_verdict_is_not_plainly_served() -> None:
     assert tones == ["bad", "warn", "good", "good"]
 
 
-def test_before_and_after_of_2033_differ_in_who_lost_its_kv() -> None:
+def test_main_victim_differs_before_and_after_2033() -> None:
     results = run_file(ROOT / "scenarios/mistralrs-2033-newest-first.yaml")
     assert (
         narrative.describe_main_victim(results["before"].diagnosis)

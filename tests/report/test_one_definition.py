@@ -29,7 +29,7 @@ from simkv.report.run_files import write_run
 from simkv.study.whatif.outcome_predicate import parse_condition
 from simkv.study.whatif.trial_evaluation import Evaluator
 
-#: Some finish, some get a token only, some wait in vain; or nobody finishes.
+#: Some requests finish, some receive only a first token, some none; or no request finishes.
 TIMEOUTS = {"some": 0.9, "none": 0.05}
 
 
@@ -71,7 +71,7 @@ def labels() -> dict[str, str]:
 
 
 def shown(result: RunResult, key: str, value: str) -> bool:
-    """Whether a text is the figure as ``summary.json`` has it, however it is rounded."""
+    """Return whether a text is the figure of ``summary.json``, rounded in any way."""
     found, metric = figure(result.summary, key), METRICS[key]
     if found is None:
         return value == "none"
@@ -84,8 +84,8 @@ def shown(result: RunResult, key: str, value: str) -> bool:
     return value in {bound + one for one in said}
 
 
-def test_figures_are_those_of_the_rows(result: RunResult, path: Path) -> None:
-    """Each is worked out anew: over finished requests, and over all of them."""
+def test_figures_follow_from_the_rows(result: RunResult, path: Path) -> None:
+    """Each figure is recomputed over finished requests, and over all requests."""
     write_run(path.parent / "out", {"run": result}, [], lambda _: None)
     with (path.parent / "out" / "requests.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -108,7 +108,7 @@ def test_figures_are_those_of_the_rows(result: RunResult, path: Path) -> None:
     assert figure(written, "ttft_all_ms.p99") != figure(written, "ttft_ms.p99")
 
 
-def test_the_console_shows_what_the_summary_has(result: RunResult) -> None:
+def test_console_shows_figures_of_the_summary(result: RunResult) -> None:
     by_label = labels()
     columns = {
         column.heading.lower(): column.cells[0]
@@ -129,7 +129,7 @@ def lines(result: RunResult) -> Iterator[tuple[str, str]]:
             yield label.strip().lower(), value.strip()
 
 
-def test_the_full_console_shows_what_the_summary_has(result: RunResult) -> None:
+def test_full_console_shows_figures_of_the_summary(result: RunResult) -> None:
     by_label, seen = labels(), set()
     for label, value in lines(result):
         if key := by_label.get(label):
@@ -141,7 +141,7 @@ def test_the_full_console_shows_what_the_summary_has(result: RunResult) -> None:
     assert wanted <= seen
 
 
-def test_the_page_shows_what_the_summary_has(result: RunResult) -> None:
+def test_page_shows_figures_of_the_summary(result: RunResult) -> None:
     found, by_label = build_page_text({"run": result}, ["run"]), labels()
     cells = found["variants"][0]["cells"]
     for heading, cell in zip(found["columns"], cells, strict=True):
@@ -151,9 +151,7 @@ def test_the_page_shows_what_the_summary_has(result: RunResult) -> None:
     assert "P99 TTFT of all requests (s)" in found["columns"]
 
 
-def test_tables_expectations_and_what_if_have_what_the_summary_has(
-    result: RunResult, path: Path
-) -> None:
+def test_sweeps_and_what_if_use_figures_of_the_summary(result: RunResult, path: Path) -> None:
     swept = simkv.sweep(path, {"engine.max_num_seqs": [8]}, jobs=1).iloc[0]
     plan = simkv.plan(
         path,
@@ -181,7 +179,7 @@ def test_tables_expectations_and_what_if_have_what_the_summary_has(
         assert standing[f"{key} <= 500"] == figure(result.summary, key)
 
 
-def test_an_expectation_is_of_the_figure_in_the_summary(result: RunResult, path: Path) -> None:
+def test_expectations_use_figures_of_the_summary(result: RunResult, path: Path) -> None:
     values = {key: figure(result.summary, key) for key in METRICS}
     bounds = {key: {"le": 1e9} if value is None else value for key, value in values.items()}
     other = path.with_name("expecting.yaml")

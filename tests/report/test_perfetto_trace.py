@@ -1,4 +1,4 @@
-"""The trace that ui.perfetto.dev opens: its structure, and that it says what happened."""
+"""The trace for ui.perfetto.dev: its structure and its events."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def names(trace: Trace, what: str) -> dict[tuple[int, int], str]:
     }
 
 
-def test_every_event_has_what_its_phase_needs(trace: Trace) -> None:
+def test_events_have_the_fields_of_their_phase(trace: Trace) -> None:
     needs = {
         "X": {"name", "cat", "pid", "tid", "ts", "dur", "args"},
         "C": {"name", "pid", "ts", "args"},
@@ -98,7 +98,7 @@ def test_every_event_has_what_its_phase_needs(trace: Trace) -> None:
         assert all(isinstance(value, int) for value in event["args"].values())
 
 
-def test_a_trace_has_a_lane_for_every_request_and_replica(
+def test_trace_has_a_lane_per_request_and_replica(
     trace: Trace, records: dict[str, RunRecord]
 ) -> None:
     processes = set(names(trace, "process_name").values())
@@ -144,7 +144,7 @@ def test_times_are_microseconds(records: dict[str, RunRecord], tmp_path: Path) -
     assert sum(e["dur"] for e in steps) == pytest.approx(lasting * 1e6)
 
 
-def test_states_fill_a_life(trace: Trace) -> None:
+def test_states_cover_each_request(trace: Trace) -> None:
     for slices in threads(trace).values():
         if slices[0]["cat"] != "request":
             continue
@@ -174,7 +174,7 @@ def test_arrows_are_paired_and_start_and_end_inside_slices(trace: Trace) -> None
             )
 
 
-def test_there_is_an_arrow_for_every_preemption_of_a_waiting_client(
+def test_every_preemption_of_a_waiting_client_has_an_arrow(
     records: dict[str, RunRecord], tmp_path: Path
 ) -> None:
     for name, record in records.items():
@@ -192,9 +192,7 @@ def test_there_is_an_arrow_for_every_preemption_of_a_waiting_client(
         assert wanted or name == "sglang"
 
 
-def test_an_arrow_comes_from_the_request_that_it_was_for(
-    records: dict[str, RunRecord], tmp_path: Path
-) -> None:
+def test_arrows_start_at_the_favored_request(records: dict[str, RunRecord], tmp_path: Path) -> None:
     record = records["mistralrs"]
     trace = trace_of({"mistralrs": record}, tmp_path)
     lanes = names(trace, "thread_name")
@@ -220,20 +218,20 @@ def test_counters_follow_the_step_log(records: dict[str, RunRecord], tmp_path: P
     assert {e["name"] for e in of(trace, "C")} == {"KV blocks", "requests"}
 
 
-def test_the_same_run_gives_the_same_bytes(scenario: Path, tmp_path: Path) -> None:
+def test_same_run_gives_the_same_bytes(scenario: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
         records = {variant: result.record for variant, result in run_file(scenario).items()}
         write_perfetto(tmp_path / name, records, "pressure")
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_a_run_without_requests_that_came_gives_a_trace(tmp_path: Path) -> None:
+def test_run_without_arrivals_gives_a_trace(tmp_path: Path) -> None:
     trace = trace_of({"empty": RunRecord(num_blocks=4)}, tmp_path)
     assert {event["ph"] for event in trace} == {"M"}
 
 
 @pytest.mark.parametrize("command", ["run", "report"])
-def test_the_commands_write_it(
+def test_commands_write_the_trace(
     command: str, scenario: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -244,7 +242,7 @@ def test_the_commands_write_it(
     assert json.loads(target.read_text(encoding="utf-8"))["traceEvents"]
 
 
-def test_a_target_without_a_folder_is_an_error(scenario: Path, tmp_path: Path) -> None:
+def test_missing_target_directory_is_an_error(scenario: Path, tmp_path: Path) -> None:
     target = tmp_path / "nowhere" / "trace.json"
     done = CliRunner().invoke(app, ["run", str(scenario), "--perfetto", str(target)])
     assert done.exit_code != 0

@@ -1,4 +1,4 @@
-"""Published figures beside simulated ones."""
+"""Comparison of published and simulated figures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rows(tmp_path: Path) -> list[PublishedComparison]:
     return compare_published(run_file(tmp_path / "s.yaml"))
 
 
-def test_every_published_figure_has_its_row(rows: list[PublishedComparison]) -> None:
+def test_every_published_figure_has_a_row(rows: list[PublishedComparison]) -> None:
     assert [(row.variant, row.figure, row.published, row.simulated) for row in rows] == [
         ("a", "makespan_s", 5.0, 5.5),
         ("a", "timed_out", 0, 1),
@@ -55,12 +55,12 @@ def test_errors_are_relative_to_the_published_figure(rows: list[PublishedCompari
     assert errors["request 1 e2e_s"] is None
 
 
-def test_bounds_hold_or_not_and_have_no_error(rows: list[PublishedComparison]) -> None:
+def test_bounds_have_no_error(rows: list[PublishedComparison]) -> None:
     bounds = {row.figure: row.holds for row in rows if row.bound}
     assert bounds == {"finished": True, "preemptions": False}
     assert {row.error for row in rows if row.bound} == {None}
     assert {row.holds for row in rows if not row.bound} == {None}
 
 
-def test_an_unknown_simulated_figure_holds_no_bound() -> None:
+def test_unknown_simulated_figure_meets_no_bound() -> None:
     assert PublishedComparison("a", "x", 1.0, None, bound=True).holds is False

@@ -1,4 +1,4 @@
-"""``simkv explain`` tells the story, ``summary.json`` has the verdicts, the exit code says it."""
+"""Explanations of runs, verdicts in ``summary.json``, and exit codes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def explain(*arguments: object) -> str:
     return done.output
 
 
-def test_all_variants_in_brief(two: Path) -> None:
+def test_explains_all_variants_briefly(two: Path) -> None:
     told = explain(two)
     assert "tight (vllm 0.33.0): starved, 2 of 3 finished, 1 starved" in told
     assert "starvation: one request starved; request 1 waited 3.000 of its 3.000 s" in told
@@ -64,7 +64,7 @@ def test_all_variants_in_brief(two: Path) -> None:
     assert f"simkv explain {two} --variant tight" in told
 
 
-def test_one_variant(two: Path) -> None:
+def test_explains_one_variant(two: Path) -> None:
     told = explain(two, "--variant", "tight").splitlines()
     (line,) = [line for line in told if line.startswith("  waiting for KV blocks")]
     assert line.split() == ["waiting", "for", "KV", "blocks", "2.50", "s", "21.7", "%", "█" * 25]
@@ -72,7 +72,7 @@ def test_one_variant(two: Path) -> None:
     assert len(told) < 30
 
 
-def test_one_request(two: Path) -> None:
+def test_explains_one_request(two: Path) -> None:
     told = explain(two, 2, "--variant", "tight").splitlines()
     assert told[0].startswith("Request 2 in tight: finished after 4.50 s")
     life = told[told.index("") + 1 :]
@@ -86,7 +86,7 @@ def test_one_request(two: Path) -> None:
     assert told[-1] == "Main blockers: request 0 (3 s)."
 
 
-def test_a_run_folder_is_run_again(two: Path, tmp_path: Path) -> None:
+def test_results_directory_is_simulated_again(two: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     CliRunner().invoke(app, ["run", str(two), "--out", str(out), "--no-plots"])
     told = explain(out)
@@ -100,7 +100,7 @@ def thrashing(folder: Path) -> RunResult:
     return run_file(path)["run"]
 
 
-def test_a_long_life_fits_on_a_screen(tmp_path: Path) -> None:
+def test_long_timeline_is_shortened(tmp_path: Path) -> None:
     result = thrashing(tmp_path)
     worst = max(result.diagnosis.ledger, key=lambda i: len(result.diagnosis.ledger[i]))
     tiles = result.diagnosis.ledger[worst]
@@ -129,7 +129,9 @@ def test_preemptions_by_reason(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_not_there(two: Path, arguments: tuple[object, ...], message: str) -> None:
+def test_rejects_unknown_requests_and_variants(
+    two: Path, arguments: tuple[object, ...], message: str
+) -> None:
     with pytest.raises(InputError) as raised:
         explain(two, *arguments)
     assert str(raised.value).startswith(message)
@@ -143,7 +145,7 @@ def invoke(path: Path, *arguments: str) -> int:
     return CliRunner().invoke(app, command).exit_code
 
 
-def test_verdicts_stand_in_the_summary(two: Path) -> None:
+def test_summary_contains_the_verdicts(two: Path) -> None:
     assert invoke(two) == 3
     variants = json.loads((two.parent / "out" / "summary.json").read_text())["variants"]
     (verdict, *_) = variants["tight"]["verdicts"]
@@ -155,7 +157,7 @@ def test_verdicts_stand_in_the_summary(two: Path) -> None:
     assert variants["wide"]["verdicts"] == []
 
 
-def test_the_exit_code_says_how_it_went(two: Path) -> None:
+def test_exit_code_depends_on_the_outcome(two: Path) -> None:
     served = two.with_name("served.yaml")
     served.write_text(TWO.replace(", timeout: 3", ""), encoding="utf-8")
     assert invoke(served) == 0
@@ -166,7 +168,7 @@ def test_the_exit_code_says_how_it_went(two: Path) -> None:
     assert invoke(cut_off) == 0
 
 
-def test_expectations_decide_first(two: Path) -> None:
+def test_expectations_decide_the_exit_code(two: Path) -> None:
     expected = two.with_name("expected.yaml")
     expected.write_text(TWO + "expect: {tight: {verdict: starved}}\n", encoding="utf-8")
     assert invoke(expected) == 0

@@ -1,4 +1,4 @@
-"""What a run leaves behind: all of it or nothing, and nobody else's files."""
+"""Files of a run: written completely or not at all, without touching other files."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 # What is written
 
 
-def test_the_summary_has_the_figures_of_every_variant(
+def test_summary_has_figures_of_every_variant(
     tmp_path: Path, results: dict[str, RunResult]
 ) -> None:
     summary = json.loads((write(tmp_path / "out", results) / "summary.json").read_text())
@@ -127,7 +127,7 @@ def test_steps_csv_is_written_on_demand(tmp_path: Path, results: dict[str, RunRe
     assert (found[0]["kind"], found[0]["start_s"], found[0]["end_s"]) == ("prefill", "0.0", "1.0")
 
 
-def test_the_ledger_tiles_every_life_and_preemptions_name_both_sides(tmp_path: Path) -> None:
+def test_ledger_covers_requests_and_preemptions_name_both_sides(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(
         "name: t\nprofile: unit-step\nworkload: {burst: {num_prompts: 3, prompt_tokens: 12, "
@@ -158,7 +158,7 @@ def test_the_ledger_tiles_every_life_and_preemptions_name_both_sides(tmp_path: P
     assert found["blockers"][0]["id"] in (0, 1)
 
 
-def test_a_run_without_preemptions_has_an_empty_table_of_them(
+def test_run_without_preemptions_has_an_empty_table(
     tmp_path: Path, results: dict[str, RunResult]
 ) -> None:
     folder = write(tmp_path / "out", {"a": results["a"]}, ledger=True)
@@ -166,9 +166,7 @@ def test_a_run_without_preemptions_has_an_empty_table_of_them(
     assert text == "variant,at_s,victim,by,why,tokens\n"
 
 
-def test_the_resolved_scenario_gives_the_run_again(
-    tmp_path: Path, results: dict[str, RunResult]
-) -> None:
+def test_resolved_scenario_repeats_the_run(tmp_path: Path, results: dict[str, RunResult]) -> None:
     first = write(tmp_path / "out", results, steps=True)
     assert (first / "my.json").exists()  # the profile lies beside it
     again = write(tmp_path / "again", run_file(first / "scenario.yaml"), steps=True)
@@ -184,7 +182,7 @@ def listing(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt, SystemExit])
-def test_a_run_that_cannot_be_drawn_leaves_nothing_half_written(
+def test_failed_plot_leaves_no_partial_files(
     tmp_path: Path, results: dict[str, RunResult], failure: type[BaseException]
 ) -> None:
     def draw(target: Path) -> None:
@@ -203,9 +201,7 @@ def test_a_run_that_cannot_be_drawn_leaves_nothing_half_written(
     assert listing(tmp_path) == kept
 
 
-def test_a_run_takes_the_place_of_an_earlier_one(
-    tmp_path: Path, results: dict[str, RunResult]
-) -> None:
+def test_replaces_an_earlier_run(tmp_path: Path, results: dict[str, RunResult]) -> None:
     folder = write(tmp_path / "out", results, steps=True)
     (folder / "lanes.png").write_text("old")
     (folder / "report.html").write_text("old")
@@ -219,9 +215,7 @@ def test_a_run_takes_the_place_of_an_earlier_one(
     assert {path.name for path in tmp_path.iterdir()} == {"out", "s.yaml", "my.json"}
 
 
-def test_what_others_put_beside_a_run_stays_there(
-    tmp_path: Path, results: dict[str, RunResult]
-) -> None:
+def test_keeps_other_files_in_the_directory(tmp_path: Path, results: dict[str, RunResult]) -> None:
     folder = write(tmp_path / "out", results)
     (folder / "notes").mkdir()
     (folder / "notes" / "why.md").write_text("hours of work")
@@ -233,7 +227,7 @@ def test_what_others_put_beside_a_run_stays_there(
     assert (folder / "link").is_symlink()
 
 
-def test_the_old_run_survives_if_the_new_one_cannot_take_its_place(
+def test_old_run_survives_a_failed_replacement(
     tmp_path: Path, results: dict[str, RunResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write(tmp_path / "out", results)
@@ -251,11 +245,11 @@ def test_the_old_run_survives_if_the_new_one_cannot_take_its_place(
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-# Nobody else's files
+# Other files
 
 
 @pytest.mark.parametrize("name", ["new", "deep/er", "empty"])
-def test_new_and_empty_folders_will_do(tmp_path: Path, name: str) -> None:
+def test_accepts_new_and_empty_directories(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     check_run_folder(tmp_path / name)
     assert not (tmp_path / "new").exists()
@@ -272,7 +266,7 @@ def test_new_and_empty_folders_will_do(tmp_path: Path, name: str) -> None:
         ("x" * 300, "cannot be written: file name too long"),
     ],
 )
-def test_other_folders_will_not(tmp_path: Path, name: str, complaint: str) -> None:
+def test_rejects_directories_with_other_files(tmp_path: Path, name: str, complaint: str) -> None:
     (tmp_path / "file").write_text("")
     for folder, summary in (("foreign", None), ("data", "{}"), ("broken", "{")):
         (tmp_path / folder).mkdir()
@@ -285,9 +279,7 @@ def test_other_folders_will_not(tmp_path: Path, name: str, complaint: str) -> No
     assert complaint in str(raised.value)
 
 
-def test_nor_will_the_folder_where_simkv_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rejects_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="is the current directory"):
         check_run_folder(Path())
@@ -321,7 +313,7 @@ WORKLOADS = {
 
 
 @pytest.mark.parametrize(("base", "other"), WORKLOADS.values(), ids=WORKLOADS)
-def test_every_variant_runs_again_as_it_ran(tmp_path: Path, base: str, other: str) -> None:
+def test_saved_scenario_repeats_every_variant(tmp_path: Path, base: str, other: str) -> None:
     (tmp_path / "t.csv").write_text(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n"
         + "".join(f"2024-05-10 00:00:0{i}.000000,{i + 3},{i + 1}\n" for i in range(4))
@@ -346,7 +338,7 @@ def test_every_variant_runs_again_as_it_ran(tmp_path: Path, base: str, other: st
         assert (tmp_path / "again" / name).read_bytes() == (out / name).read_bytes()
 
 
-def test_a_pipeline_runs_again_as_it_ran(tmp_path: Path) -> None:
+def test_saved_scenario_repeats_a_pipeline(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(
         "name: t\nworkload: {burst: {num_prompts: 2, prompt_tokens: 9, output_tokens: 5}}\n"

@@ -1,4 +1,4 @@
-"""The pictures of a run, and the bars that they are drawn from."""
+"""Plots of a run, and the intervals behind them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def pressure(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
 
 
 def log_of(steps: Iterable[tuple[float, float]], end: float = 100.0) -> RunRecord:
-    """A record with these steps (start, end) and nobody in it."""
+    """A record with these steps (start, end) and no requests."""
     record = RunRecord(num_blocks=10)
     for start, stop in steps:
         load = StepLoad(0, 0, 0, 0, 0)
@@ -133,7 +133,7 @@ def drawn(record: RunRecord, life: RequestRecord) -> list[Bar]:
     return build_lanes(record, [life])[0]
 
 
-def test_a_request_waits_is_prefilled_and_decodes() -> None:
+def test_lane_has_waiting_prefill_and_decode() -> None:
     life = life_of(("prefill", 2, 3), ("decode", 4, 8), arrival=0.5, ended_at=9.0)
     assert lane_of(seconds(9), life) == [
         (WAITING, 0.5, 2.0),
@@ -142,7 +142,7 @@ def test_a_request_waits_is_prefilled_and_decodes() -> None:
     ]
 
 
-def test_a_gap_is_waiting_unless_the_kv_was_lost() -> None:
+def test_gap_is_waiting_unless_kv_was_lost() -> None:
     segments = ("prefill", 0, 0), ("decode", 1, 1), ("prefill", 5, 5)
     kept = life_of(*segments, ended_at=6.0)
     assert [bar.kind for bar in lane_of(seconds(6), kept)] == [
@@ -160,12 +160,12 @@ def test_a_gap_is_waiting_unless_the_kv_was_lost() -> None:
 
 
 @pytest.mark.parametrize("at", [1.0, 1.5, 2.0])
-def test_a_pipelined_scheduler_preempts_while_the_step_is_under_way(at: float) -> None:
+def test_pipelined_scheduler_preempts_during_a_step(at: float) -> None:
     life = life_of(("decode", 0, 1), ("prefill", 4, 4), ended_at=5.0, preempted=(at, 2))
     assert lane_of(seconds(5), life)[1] == (PREEMPTED, 2.0, 4.0)
 
 
-def test_a_preemption_that_a_prefill_repaired_at_once_does_not_colour_the_next_gap() -> None:
+def test_preemption_with_immediate_prefill_does_not_color_the_next_gap() -> None:
     segments = ("decode", 0, 0), ("prefill", 1, 1), ("decode", 4, 4)
     life = life_of(*segments, ended_at=5.0, preempted=(1.0, 1))
     assert [bar.kind for bar in lane_of(seconds(5), life)] == [
@@ -176,12 +176,12 @@ def test_a_preemption_that_a_prefill_repaired_at_once_does_not_colour_the_next_g
     ]
 
 
-def test_preempted_for_good() -> None:
+def test_request_preempted_until_the_end() -> None:
     life = life_of(("decode", 0, 1), ended_at=30.0, preempted=(2.0, 2))
     assert lane_of(seconds(9), life) == [(DECODE, 0.0, 2.0), (PREEMPTED, 2.0, 30.0)]
 
 
-def test_a_pause_of_the_engine_inside_a_segment_is_waiting() -> None:
+def test_engine_pause_inside_a_segment_is_waiting() -> None:
     record = log_of([(0.0, 1.0), (1.0, 2.0), (7.0, 8.0), (8.0, 9.0)])
     assert find_pauses(record) == [1]
     assert lane_of(record, life_of(("decode", 0, 3), ended_at=9.0)) == [
@@ -191,13 +191,13 @@ def test_a_pause_of_the_engine_inside_a_segment_is_waiting() -> None:
     ]
 
 
-def test_rounding_leaves_no_slivers() -> None:
+def test_rounding_leaves_no_tiny_intervals() -> None:
     record = log_of([(0.1 + 0.2, 1.0), (1.0 + 4e-16, 2.0), (2.0 - 4e-16, 3.0)])
     life = life_of(("prefill", 0, 0), ("decode", 1, 2), arrival=0.3, ended_at=3.0 + 9e-16)
     assert lane_of(record, life) == [(PREFILL, 0.3, 1.0), (DECODE, 1.0, 3.0 + 9e-16)]
 
 
-def test_the_client_leaves_in_the_middle_of_a_step() -> None:
+def test_client_leaves_during_a_step() -> None:
     life = life_of(
         ("prefill", 0, 0), ("decode", 1, 1), ("decode", 4, 4), ended_at=1.25, preempted=(2.0, 2)
     )
@@ -208,11 +208,11 @@ def test_the_client_leaves_in_the_middle_of_a_step() -> None:
     ]
 
 
-def test_never_served() -> None:
+def test_request_that_was_never_served() -> None:
     assert lane_of(seconds(9), life_of(arrival=2.0, ended_at=7.0)) == [(WAITING, 2.0, 7.0)]
 
 
-def test_to_arrive_after_the_end_of_the_run() -> None:
+def test_request_after_the_end_of_the_run() -> None:
     assert lane_of(seconds(9), life_of(arrival=120.0, ended_at=100.0)) == []
 
 
@@ -227,7 +227,7 @@ def assert_tiles(life: RequestRecord, tiles: list[Bar]) -> None:
     assert all(a.end == b.start and a.kind != b.kind for a, b in pairwise(tiles))
 
 
-def test_lanes_tile_every_life_of_every_engine(pressure: dict[str, RunRecord]) -> None:
+def test_lanes_cover_every_request_of_every_engine(pressure: dict[str, RunRecord]) -> None:
     seen = set()
     for record in pressure.values():
         for life in record.requests.values():
@@ -253,7 +253,7 @@ def test_lanes_tile_every_life_of_every_engine(pressure: dict[str, RunRecord]) -
     assert seen == {WAITING, PREFILL, DECODE, PREEMPTED}
 
 
-def test_the_lanes_show_who_starved_and_what_was_wasted(starving: dict[str, RunRecord]) -> None:
+def test_lanes_show_starved_requests_and_wasted_work(starving: dict[str, RunRecord]) -> None:
     before, after = starving.values()
     starved = [life for life in before.requests.values() if life.outcome is Outcome.STARVED]
     assert len(starved) == 24
@@ -291,12 +291,12 @@ def test_the_lanes_show_who_starved_and_what_was_wasted(starving: dict[str, RunR
         (Outcome.FINISHED, "waiting"),
     ],
 )
-def test_waiting_in_vain_has_its_own_colour(outcome: Outcome, kind: str) -> None:
+def test_waiting_of_failed_requests_has_its_own_color(outcome: Outcome, kind: str) -> None:
     life = life_of(("prefill", 3, 3), ended_at=4.0, outcome=outcome)
     assert [bar.kind for bar in drawn(seconds(5), life)] == [kind, "prefill"]
 
 
-def test_every_kind_gets_its_share_of_the_pixels() -> None:
+def test_pixels_are_shared_by_kind() -> None:
     record = log_of((0.01 * i, 0.01 * (i + 1)) for i in range(10_000))
     rows = np.random.default_rng(1).permutation(10_000)[:2_500]
     life = life_of(*(("decode", int(row), int(row)) for row in sorted(rows)), ended_at=100.0)
@@ -309,7 +309,7 @@ def test_every_kind_gets_its_share_of_the_pixels() -> None:
     assert all(shares[kind, place] > 0.0 for place, kind in enumerate(painted[:200]))
 
 
-def test_a_sample_keeps_the_few_that_failed() -> None:
+def test_sample_keeps_all_of_few_failures() -> None:
     lives = [
         life_of(i=i, ended_at=9.0, outcome=Outcome.LOST if i % 300 == 7 else Outcome.FINISHED)
         for i in range(1_000)
@@ -321,7 +321,7 @@ def test_a_sample_keeps_the_few_that_failed() -> None:
     assert sample_lanes(lives[:50], 50) == lives[:50]
 
 
-def test_a_sample_has_failures_in_proportion_where_they_are_many() -> None:
+def test_sample_has_many_failures_in_proportion() -> None:
     lives = [
         life_of(i=i, ended_at=9.0, outcome=Outcome.FINISHED if i % 10 == 0 else Outcome.STARVED)
         for i in range(1_000)
@@ -329,7 +329,7 @@ def test_a_sample_has_failures_in_proportion_where_they_are_many() -> None:
     assert sum(life.outcome is Outcome.STARVED for life in sample_lanes(lives, 100)) == 90
 
 
-def test_no_request_is_left_out_of_the_latencies(pressure: dict[str, RunRecord]) -> None:
+def test_latency_plot_includes_all_requests(pressure: dict[str, RunRecord]) -> None:
     for record in pressure.values():
         found = latency_points(record)
         assert [point.place for point in found] == list(range(12))
@@ -340,7 +340,7 @@ def test_no_request_is_left_out_of_the_latencies(pressure: dict[str, RunRecord])
             assert point.last == pytest.approx(max(waited, 0.0), abs=1e-5)
 
 
-def test_the_course_of_a_column_by_bins_of_time() -> None:
+def test_bins_a_column_over_time() -> None:
     record = log_of([(0.0, 1.0), (1.0, 3.0), (8.0, 9.0)])
     least, mean, most = bin_column(record, [4, 2, 6], np.linspace(0.0, 12.0, 7))
     assert least[:2].tolist() == [2.0, 2.0]
@@ -350,7 +350,7 @@ def test_the_course_of_a_column_by_bins_of_time() -> None:
     assert (least[4], mean[4], most[4]) == (6.0, 6.0, 6.0)
 
 
-def test_pictures_are_the_same_bytes_whatever_the_settings(
+def test_plots_do_not_depend_on_user_settings(
     starving: dict[str, RunRecord], tmp_path: Path
 ) -> None:
     runs = {"before": starving["before"]}
@@ -371,7 +371,7 @@ def test_pictures_are_the_same_bytes_whatever_the_settings(
 
 @pytest.mark.filterwarnings("error::UserWarning")
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_odd_runs_can_be_drawn(tmp_path: Path) -> None:
+def test_draws_empty_and_unusual_runs(tmp_path: Path) -> None:
     empty = RunRecord(num_blocks=0)
     dead = log_of([], end=5.0)
     dead.engine_halt = EngineHalt("engine died", 0.0, "why", [0])
@@ -385,7 +385,7 @@ def test_odd_runs_can_be_drawn(tmp_path: Path) -> None:
     write_plots({name: empty, "$x_": dead, "many": many}, "odd $title_ " * 20, tmp_path)
 
 
-def test_what_fits_into_a_second_is_drawn_and_the_rest_named(tmp_path: Path) -> None:
+def test_draws_quick_plots_and_names_the_others(tmp_path: Path) -> None:
     one = Scenario.model_validate(
         {
             "name": "x",
@@ -406,7 +406,7 @@ def test_what_fits_into_a_second_is_drawn_and_the_rest_named(tmp_path: Path) -> 
     assert write_run_plots(many, "many", other, everything=True) == []
 
 
-def test_a_fleet_has_one_picture_and_its_slowest_replica_stands_for_all(tmp_path: Path) -> None:
+def test_fleet_plot_shows_the_slowest_replica(tmp_path: Path) -> None:
     scenario = Scenario.model_validate(
         {
             "name": "x",
