@@ -17,7 +17,8 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from dev.serving_points.fit_samples import NONE, Residual
-from simkv.costs.operators.error_spreads import Configuration, ErrorSpread, release_number
+from simkv.core.engine_version import find_version, parse_version
+from simkv.costs.operators.error_spreads import Configuration, ErrorSpread
 from simkv.validation.serving_points.latency_gradients import FITTED_CONSTANTS, Floats
 
 FOLDS = 5
@@ -237,8 +238,8 @@ def spreads(
 def _releases(samples: Sequence[Residual], level: str) -> tuple[str, str]:
     """Return the first and the last measured release of a level."""
     found = sorted(
-        {s.release for s in samples if release_number(s.release) and level in s.kind.levels()},
-        key=release_number,
+        {s.release for s in samples if find_version(s.release) and level in s.kind.levels()},
+        key=parse_version,
     )
     return (found[0], found[-1]) if found else ("", "")
 

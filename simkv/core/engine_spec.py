@@ -195,9 +195,11 @@ class EngineSpec:
     """Whether the server turns a switch off with ``--no-SWITCH``."""
     logs_all_options: bool = False
     """Whether the log starts with the value of every option."""
+    release_part: int = 1
+    """Part of the version that a regular release increases: 1 for minor, 2 for patch releases."""
     sizing: KvSizing = "measured"
     """How the server determines the size of the KV cache."""
-    states_in_blocks_since: tuple[int, int] | None = None
+    states_in_blocks_since: str | None = None
     """First release that stores states of layers in blocks like KV; None: no release."""
     step_tokens: str = "max_num_batched_tokens"
     """Knob for the maximum tokens per step."""

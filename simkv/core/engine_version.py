@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 from packaging.version import InvalidVersion, Version
+
+#: Number of releases that a change of an earlier part of a version counts as.
+MANY = 10
 
 
 @lru_cache(maxsize=1024)
@@ -29,6 +33,7 @@ def find_version(name: str) -> Version | None:
         return None
 
 
+@lru_cache(maxsize=4096)
 def is_since(name: str, release: str) -> bool:
     """Return whether a version is ``release`` or a later one.
 
@@ -52,3 +57,46 @@ def plain_release(name: str) -> str | None:
     if version.is_prerelease or version.epoch:
         return None
     return ".".join(map(str, version.release))
+
+
+def release_of_variant(name: str) -> str:
+    """Return the release in the name of a variant, without prefix and suffix.
+
+    The result is 0.33.0 for ``0.33.0-skip-blocked`` and for ``v0.33.0``.
+    """
+    return plain_release(name) or name.partition("-")[0]
+
+
+def count_releases(older: str, newer: str, part: int) -> int:
+    """Return the number of regular releases from one version to another; 0 if one is unknown.
+
+    Regular releases increase ``part`` of the version: 1 is the minor and 2 the patch number. A
+    change of an earlier part counts as ``MANY`` releases.
+    """
+    first, last = find_version(older), find_version(newer)
+    if first is None or last is None:
+        return 0
+    start, end = _numbers(first), _numbers(last)
+    if start[:part] != end[:part]:
+        return MANY if end > start else -MANY
+    return end[part] - start[part]
+
+
+def nearest_release(name: str, releases: Iterable[str]) -> str:
+    """Return the release nearest to a version; of two equally near releases, the older."""
+    wanted = parse_version(name)
+    known = sorted(releases, key=parse_version)
+    older = [release for release in known if parse_version(release) <= wanted]
+    newer = [release for release in known if parse_version(release) > wanted]
+    if not (older and newer):
+        return older[-1] if older else newer[0]
+    return min(older[-1], newer[0], key=lambda release: _distance(parse_version(release), wanted))
+
+
+def _numbers(version: Version) -> tuple[int, int, int]:
+    return version.major, version.minor, version.micro
+
+
+def _distance(one: Version, other: Version) -> tuple[int, ...]:
+    """Return the distance of two versions, number by number."""
+    return tuple(abs(a - b) for a, b in zip(_numbers(one), _numbers(other), strict=True))

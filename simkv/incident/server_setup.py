@@ -6,7 +6,6 @@ config declares.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import chain
@@ -18,6 +17,7 @@ import pandas as pd
 
 from simkv.core.engine_flags import flags
 from simkv.core.engine_spec import EngineConfig, EngineSpec
+from simkv.core.engine_version import find_version, nearest_release, parse_version, plain_release
 from simkv.core.errors import InputError
 from simkv.core.launcher_rules import LaunchError, LaunchTarget
 from simkv.costs.hardware.execution_settings_lookup import find_execution_settings
@@ -157,7 +157,7 @@ class _Maker:
     def _variant(self) -> str:
         """Return the variant of the server's version, or the nearest one if it is not modelled."""
         version = self.asked.version or _text(self._told("version"))
-        releases = [name for name in self.spec.variants if re.fullmatch(r"[\d.]+", name)]
+        releases = [name for name in self.spec.variants if plain_release(name) == name]
         if version is None:
             likely = self._likely(releases)
             self.assumed.append(
@@ -165,8 +165,9 @@ class _Maker:
             )
             return likely
         self.sources["variant"] = "as given" if self.asked.version else self._where("version")
-        plain = re.match(r"\d+(\.\d+)*", version.lstrip("v"))
-        for name in (version, plain[0] if plain else version):
+        found = find_version(version)
+        plain = plain_release(version) or (found.base_version if found else version)
+        for name in (plain if plain_release(version) else version, plain):
             try:
                 self.spec.naming.variant_of(name)
                 if name in self.spec.variants or self.spec.naming.variant_of(name) != name:
@@ -175,8 +176,7 @@ class _Maker:
                 continue
         nearest_one = self._likely(())
         if releases:
-            wanted = plain[0] if plain else "0"
-            nearest_one = min(releases, key=lambda name: _distance(name, wanted))
+            nearest_one = nearest_release(plain if found else "0", releases)
         self.assumed.append(
             f"{self.spec.name} {version} is not modelled: {nearest_one} is taken, the nearest"
         )
@@ -199,7 +199,7 @@ class _Maker:
         def against(name: str) -> int:
             return len(lacks[name] & known) + len(doubtful - lacks[name] - known)
 
-        newest_first = sorted(releases, key=_numbers, reverse=True)
+        newest_first = sorted(releases, key=parse_version, reverse=True)
         return min(newest_first, key=against)
 
     def _where(self, name: str) -> str:
@@ -355,16 +355,6 @@ def _told_of(series: pd.DataFrame | None) -> int:
 
 def _text(value: Any) -> str | None:
     return None if value is None else str(value)
-
-
-def _numbers(name: str) -> list[int]:
-    return [int(part) for part in name.split(".")]
-
-
-def _distance(name: str, version: str) -> list[int]:
-    """Return the distance of two versions, number by number."""
-    numbers = [[int(part) for part in one.split(".")][:3] for one in (name, version)]
-    return [abs(a - b) for a, b in zip(*numbers, strict=False)]
 
 
 def _held(requests: pd.DataFrame | None, block: int) -> tuple[int, str]:

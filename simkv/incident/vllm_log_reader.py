@@ -17,6 +17,7 @@ from typing import Any
 
 import pandas as pd
 
+from simkv.core.engine_version import find_version, is_since
 from simkv.incident.bounded_table import (
     MAX_LINES,
     MAX_REQUESTS,
@@ -368,8 +369,7 @@ LOGS_ITERATIONS = True
 
 def computed_only(version: str) -> bool:
     """Return whether the prompt tokens in this version's stats line exclude cached tokens."""
-    minor = re.match(r"0\.(\d+)", version)
-    return minor is not None and int(minor[1]) >= 16
+    return find_version(version) is not None and is_since(version, "0.16")
 
 
 #: Lines that only this engine writes.

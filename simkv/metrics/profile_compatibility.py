@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from simkv.core.engine_version import parse_version
 from simkv.costs.hardware.execution_settings_lookup import find_execution_settings
 from simkv.schedulers.engine_registry import ENGINES
 from simkv.sim.simulation import ReplicaSpec
@@ -29,7 +30,7 @@ def _note(replica: ReplicaSpec) -> str:
     release = _RELEASE.search(made_for)
     ours = _RELEASE.match(setting.release)
     same = setting.engine in named
-    if same and (not release or not ours or release[0] == ours[0]):
+    if same and (not release or not ours or parse_version(release[0]) == parse_version(ours[0])):
         return ""
     return (
         f"profile {replica.profile_name} was made for {made_for}; step times of "

@@ -21,11 +21,11 @@ it reserves memory for the largest chunk, the graphs and collectives (``server_a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from simkv.core.engine_spec import KvSizing
+from simkv.core.engine_version import find_version, is_since, parse_version
 from simkv.costs.hardware.execution_settings_lookup import ExecutionSettings
 from simkv.costs.hardware.model_architecture import (
     Attention,
@@ -41,18 +41,20 @@ from simkv.schedulers.engine_registry import ENGINES
 
 GIB = 1 << 30
 MIB = 1 << 20
+#: Later than any release.
+NEWER = "999"
 #: Peak bytes of vLLM's sampler per sequence and vocabulary entry, by first release.
-SAMPLER_BYTES = {(0, 0): 37, (0, 17): 14}
+SAMPLER_BYTES = {"0": 37, "0.17": 14}
 #: GiB used by CUDA and its libraries outside torch, by first release.
-NON_TORCH_GIB = {(0, 0): 0.13, (0, 18): 0.25}
+NON_TORCH_GIB = {"0": 0.13, "0.18": 0.25}
 #: Additional GiB if GPUs communicate.
 COLLECTIVES_GIB = 1.9
 #: Bytes of CUDA graphs, and the first release that reserves memory for them.
-CUDA_GRAPH_BYTES, CUDA_GRAPH_BYTES_SINCE = 1_000_000_000, (0, 20)
+CUDA_GRAPH_BYTES, CUDA_GRAPH_BYTES_SINCE = 1_000_000_000, "0.20"
 #: Tokens in the smallest block of attention kernels; blocks with a state are multiples of it. For
 #: latent attention the sizes depend on the release (``vllm/platforms/interface.py``).
 KERNEL_BLOCK = 16
-LATENT_BLOCKS = {(0, 0): 64, (0, 27): 128}
+LATENT_BLOCKS = {"0": 64, "0.27": 128}
 #: Bytes of GPU memory that an SGLang process uses before it loads weights.
 SGLANG_CONTEXT = 0.5 * GIB
 #: Decodes in SGLang's largest CUDA graph by default: upper limit of GPU memory in MiB, size on
@@ -66,8 +68,8 @@ SGLANG_GRAPHS = (
 )
 #: First release with larger graphs on GPUs of 20 to 35 GiB, and first release that reserves memory
 #: for prefill graphs (releases checked: 0.5.15, 0.5.20, 0.5.22, 0.5.23).
-SGLANG_RAISED, RAISED = (0, 5, 20), (35 * 1024, 48, 160)
-SGLANG_PREFILL_GRAPHS = (0, 5, 15)
+SGLANG_RAISED, RAISED = "0.5.20", (35 * 1024, 48, 160)
+SGLANG_PREFILL_GRAPHS = "0.5.15"
 #: MiB outside torch per prefill graph, and for all prefill graphs with latent attention.
 PREFILL_GRAPH, LATENT_PREFILL_GRAPHS = 8, 1536
 
@@ -125,7 +127,9 @@ def compute_kv_capacity(hardware: Hardware, setting: ExecutionSettings) -> KvCap
     release = _release(setting)
     outside = _since(NON_TORCH_GIB, release) * GIB
     outside += COLLECTIVES_GIB * GIB if hardware.gpus > 1 else 0
-    outside += CUDA_GRAPH_BYTES if release >= CUDA_GRAPH_BYTES_SINCE and setting.graph_sizes else 0
+    outside += (
+        CUDA_GRAPH_BYTES if is_since(release, CUDA_GRAPH_BYTES_SINCE) and setting.graph_sizes else 0
+    )
     activations = _activations(hardware, setting, _since(SAMPLER_BYTES, release))
     share = setting.memory_share or 0.9
     usable = hardware.gpu.memory_bytes * share
@@ -146,14 +150,15 @@ def _sizing(setting: ExecutionSettings) -> KvSizing:
     return ENGINES[setting.engine].sizing if setting.engine in ENGINES else "measured"
 
 
-def _release(setting: ExecutionSettings) -> tuple[int, ...]:
+def _release(setting: ExecutionSettings) -> str:
+    """Return the release whose constants apply; ``NEWER`` for engines sized like the newest."""
     by_release = _sizing(setting) == "measured by release"
-    found = re.findall(r"\d+", setting.release)[:2] if by_release else []
-    return tuple(int(part) for part in found) or (999, 0)
+    return setting.release if by_release and find_version(setting.release) else NEWER
 
 
-def _since(table: Mapping[tuple[int, int], float], release: tuple[int, ...]) -> float:
-    return table[max(start for start in table if start <= release)]
+def _since(table: Mapping[str, float], release: str) -> float:
+    """Return the value of the newest entry of ``table`` that is not newer than ``release``."""
+    return table[max((start for start in table if is_since(release, start)), key=parse_version)]
 
 
 def _static_share(hardware: Hardware, setting: ExecutionSettings) -> float:
@@ -163,9 +168,9 @@ def _static_share(hardware: Hardware, setting: ExecutionSettings) -> float:
     share, and with a tensor parallelism that counts all GPUs.
     """
     memory = hardware.gpu.memory_bytes / MIB
-    release = tuple(int(part) for part in re.findall(r"\d+", setting.release)[:3])
+    release = setting.release if find_version(setting.release) else NEWER
     few, many = next((few, many) for below, few, many in SGLANG_GRAPHS if memory < below)
-    if 20 * 1024 <= memory < RAISED[0] and release >= SGLANG_RAISED:
+    if 20 * 1024 <= memory < RAISED[0] and is_since(release, SGLANG_RAISED):
         few, many = RAISED[1:]
     largest = few if hardware.gpus < 4 else many
     graphs = largest if setting.graph_sizes else 0
@@ -173,7 +178,7 @@ def _static_share(hardware: Hardware, setting: ExecutionSettings) -> float:
     reserved += 2 * graphs + hardware.gpus / 8 * 1024
     if hardware.dp > 1:
         reserved += graphs * hardware.dp * (4.5 if graphs > 300 else 3)
-    if setting.graph_sizes and release >= SGLANG_PREFILL_GRAPHS:
+    if setting.graph_sizes and is_since(release, SGLANG_PREFILL_GRAPHS):
         latent = any(isinstance(part.attention, Mla) for part in hardware.architecture.layers)
         sizes = _prefill_graphs(setting.max_num_batched_tokens * hardware.dp)
         reserved += LATENT_PREFILL_GRAPHS if latent else PREFILL_GRAPH * len(sizes)
@@ -257,7 +262,7 @@ def _keeps_states(hardware: Hardware, setting: ExecutionSettings) -> bool:
     states = any(isinstance(part.attention, Recurrent) for part in hardware.architecture.layers)
     engine = ENGINES.get(setting.engine)
     since = engine.states_in_blocks_since if engine else None
-    return not states or (since is not None and _release(setting) >= since)
+    return not states or (since is not None and is_since(_release(setting), since))
 
 
 def _by_kind(hardware: Hardware) -> dict[tuple[int | str, float], int]:

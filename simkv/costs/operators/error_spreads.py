@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from simkv.core.engine_version import count_releases
 from simkv.core.execution_settings import ExecutionSettings
 from simkv.costs.cost_profile import CostProfile, StepError
 from simkv.costs.hardware.model_architecture import GatedDeltaNet, Mamba, Mla
 from simkv.costs.hardware.replica_hardware import Hardware
+from simkv.schedulers.engine_registry import ENGINES
 
 SPREADS_PATH = Path(__file__).with_name("spreads.json")
 #: GPU families by a word in the GPU's name.
@@ -104,18 +105,6 @@ def classify_configuration(hardware: Hardware, setting: ExecutionSettings) -> Co
     )
 
 
-def release_number(release: str) -> int:
-    """Return the minor releases since 0.0 (vLLM), or the patch releases (SGLang).
-
-    Minor releases of SGLang are rare. The result is 0 for a release without a number.
-    """
-    found = re.fullmatch(r"(\d+)\.(\d+)(?:\.(\d+))?(?:\.?post\d+)?", release)
-    if not found:
-        return 0
-    major, minor, patch = (int(part or 0) for part in found.groups())
-    return minor if major or minor > 5 else 100 * minor + patch
-
-
 def find_gpu_family(gpu: str) -> str:
     """Return the family of a GPU by its name."""
     words = set(gpu.split())
@@ -137,11 +126,11 @@ class ErrorSpread:
     bias: tuple[float, float] = (0.0, 0.0)
     releases: tuple[str, str] = ("", "")
 
-    def beyond(self, release: str) -> int:
+    def beyond(self, engine: str, release: str) -> int:
         """Return the number of releases between a release and the measured ones; 0 if unknown."""
-        ends = [found for name in self.releases if (found := release_number(name))]
-        own = release_number(release)
-        return max(ends[0] - own, own - ends[-1], 0) if own and ends else 0
+        part = ENGINES[engine].release_part if engine in ENGINES else 1
+        first, last = self.releases
+        return max(count_releases(release, first, part), count_releases(last, release, part), 0)
 
     def wider(self, by: float) -> ErrorSpread:
         """Return the spread with both ends moved outwards by ``by``."""
@@ -212,7 +201,7 @@ def add_spread_error(
     if found is None:
         return profile
     spread, level = found
-    beyond = spread.beyond(setting.release)
+    beyond = spread.beyond(setting.engine, setting.release)
     wider = WIDENING_PER_RELEASE * min(beyond, MAX_WIDENED_RELEASES)
     note = _note(spread, kind, level)
     if beyond:
@@ -241,9 +230,8 @@ def describe_spread(
     if found is None:
         return ""
     spread, level = found
-    spread = spread.wider(
-        WIDENING_PER_RELEASE * min(spread.beyond(setting.release), MAX_WIDENED_RELEASES)
-    )
+    beyond = spread.beyond(setting.engine, setting.release)
+    spread = spread.wider(WIDENING_PER_RELEASE * min(beyond, MAX_WIDENED_RELEASES))
     errors = _with_estimate(_errors(spread), estimate or {})
     prefill, decode = (100 * errors[step].p95 for step in ("prefill", "decode"))
     whose = "calibrated pair" if level == kind.levels()[0] else kind.describe_level(level)

@@ -25,6 +25,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from simkv.core.engine_version import find_version
 from simkv.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -117,11 +118,16 @@ class TableStore:
         return [path for one in roots for path in sorted((one / self.system).glob(name))]
 
 
-def version_key(version: str) -> tuple[int, int, int, int]:
-    """Return ``v0.5.6.post2`` as a sortable tuple of four numbers."""
-    numbers = [int("".join(c for c in part if c.isdigit()) or 0) for part in version.split(".")]
-    first, second, third, fourth = (*numbers, 0, 0, 0, 0)[:4]
-    return first, second, third, fourth
+def version_key(version: str) -> tuple[int, int, int, float]:
+    """Return a version as a sortable tuple: three numbers, then the post release or pre-release.
+
+    Names without a version, such as commits, count as newer than all versions.
+    """
+    found = find_version(version)
+    if found is None:
+        return 9999, 0, 0, 0
+    last = found.pre[1] / 1000 - 1 if found.pre else found.post or 0
+    return found.major, found.minor, found.micro, last
 
 
 def select_first_ranked(rows: pd.DataFrame) -> pd.DataFrame:

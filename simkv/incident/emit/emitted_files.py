@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from simkv.core.atomic_files import make_folder, write_text
+from simkv.core.engine_version import is_since
 from simkv.core.errors import InputError, spelling_hint
 from simkv.incident.emit.bench_result_writer import bench_result
 from simkv.incident.emit.otel_writer import spans
@@ -30,7 +31,7 @@ KINDS = {
 
 
 #: First release 0.N of vLLM that uses these metric names.
-MIN_VLLM_MINOR = 11
+OLDEST_VLLM = "0.11"
 #: Kinds that only one engine writes; client results are independent of the engine.
 _ENGINES = {
     "vllm-log": "vllm",
@@ -101,10 +102,10 @@ def _check_fleet(variant: str, result: RunResult) -> None:
 def _check_metrics(variant: str, engine: Any) -> None:
     if engine.name not in ("vllm", "sglang"):
         raise InputError(f"--emit prometheus: {variant} is {engine.name}; expected vllm or sglang")
-    if engine.name == "vllm" and int(engine.variant.split("-")[0].split(".")[1]) < MIN_VLLM_MINOR:
+    if engine.name == "vllm" and not is_since(engine.variant, OLDEST_VLLM):
         raise InputError(
             f"--emit prometheus: {variant} is vllm {engine.variant}, which has other names; "
-            f"expected 0.{MIN_VLLM_MINOR} or later"
+            f"expected {OLDEST_VLLM} or later"
         )
 
 

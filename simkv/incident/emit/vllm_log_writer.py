@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from simkv.core.engine_flags import flags
+from simkv.core.engine_version import is_since
 from simkv.core.outcome import Outcome
 from simkv.incident.emit.log_dates import format_time
 from simkv.incident.emit.otel_writer import request_name
@@ -49,29 +50,29 @@ def vllm_log_lines(
 ) -> Iterator[str]:
     """Yield the log lines of a server with one engine or several ranks, in order of time."""
     wanted = wanted or LogOptions()
-    minor = int(config.variant.split("-")[0].split(".")[1])
-    lines = [(at, text, SERVER) for at, text in _start(config, minor, wanted, len(ranks))]
+    version = config.variant
+    lines = [(at, text, SERVER) for at, text in _start(config, version, wanted, len(ranks))]
     for rank, record in enumerate(ranks):
-        lines += _stats(record, minor, rank)
+        lines += _stats(record, version, rank)
         if wanted.requests:
-            lines += _requests(record, minor)
-        if wanted.iterations and minor >= 14:
+            lines += _requests(record, version)
+        if wanted.iterations and is_since(version, "0.14"):
             process = f"EngineCore_DP{rank} pid={90 + rank}" if len(ranks) > 1 else SERVER
-            lines += _iterations(record, minor, rank, process)
+            lines += _iterations(record, version, rank, process)
     for at, text, process in sorted(lines, key=lambda line: line[0]):
-        yield _prefix(at, minor, process) + text
+        yield _prefix(at, version, process) + text
 
 
-def _prefix(at: float, minor: int, process: str) -> str:
-    whose = f"({process}) " if minor >= 11 else ""
+def _prefix(at: float, version: str, process: str) -> str:
+    whose = f"({process}) " if is_since(version, "0.11") else ""
     return f"{whose}INFO {format_time(at, '%m-%d %H:%M:%S')} "
 
 
 def _start(
-    config: VllmConfig, minor: int, wanted: LogOptions, ranks: int
+    config: VllmConfig, version: str, wanted: LogOptions, ranks: int
 ) -> Iterator[tuple[float, str]]:
     version = config.variant.partition("-")[0]
-    if minor >= 19:
+    if is_since(version, "0.19"):
         yield -STARTUP_S, f"[utils.py:302] vLLM server version {version}, serving model simulated"
     else:
         yield -STARTUP_S, f"[api_server.py:1839] vLLM API server version {version}"
@@ -85,7 +86,7 @@ def _start(
     longest = config.max_model_len
     times = config.num_gpu_blocks * config.block_size / longest
     many = f"Maximum concurrency for {longest:,} tokens per request: {times:.2f}x"
-    if minor >= 33:
+    if is_since(version, "0.33"):
         yield -1.0, f"[kv_cache_utils.py:1146] {size}, {many}"
     else:
         yield -1.0, f"[kv_cache_utils.py:1087] {size}"
@@ -110,7 +111,7 @@ def _args(config: VllmConfig, wanted: LogOptions, ranks: int) -> dict[str, Any]:
     return found
 
 
-def _stats(record: RunRecord, minor: int, rank: int) -> Iterator[LogEntry]:
+def _stats(record: RunRecord, version: str, rank: int) -> Iterator[LogEntry]:
     """Yield a line every ``STATS_INTERVAL_S`` s unless this and the previous interval were idle."""
     log = record.steps
     prompts, outputs = _prompts(record), _outputs(record)
@@ -120,7 +121,7 @@ def _stats(record: RunRecord, minor: int, rank: int) -> Iterator[LogEntry]:
     # A stalled engine keeps reporting waiting requests if it has computed anything.
     for tick in range(1, int(end // STATS_INTERVAL_S) + 2):
         low, high = (tick - 1) * STATS_INTERVAL_S, tick * STATS_INTERVAL_S
-        part = 1 if computed_only(f"0.{minor}") else 3
+        part = 1 if computed_only(version) else 3
         prompt = sum(told[part] for told in prompts if low < told[0] <= high)
         recent.extend((hit, asked) for at, _, hit, asked in prompts if low < at <= high)
         output = bisect_right(outputs, high) - bisect_right(outputs, low)
@@ -142,7 +143,7 @@ def _stats(record: RunRecord, minor: int, rank: int) -> Iterator[LogEntry]:
                 usage,
                 hits,
             )
-            yield high, stats_line(*told, taken if minor >= 14 else 0, rank), SERVER
+            yield high, stats_line(*told, taken if is_since(version, "0.14") else 0, rank), SERVER
         busy_before = busy
 
 
@@ -193,12 +194,12 @@ def _outputs(record: RunRecord) -> list[float]:
     return sorted(found)
 
 
-def _requests(record: RunRecord, minor: int) -> Iterator[LogEntry]:
+def _requests(record: RunRecord, version: str) -> Iterator[LogEntry]:
     """Yield ``Received request`` lines, and ``Aborted request`` lines of clients that gave up."""
     for life in record.requests.values():
         request, name = life.request, request_name(life.request.id)
         params = f"SamplingParams(n=1, temperature=1.0, max_tokens={request.max_tokens})"
-        if minor < 12:
+        if not is_since(version, "0.12"):
             ids = f"prompt_token_ids: {[1] * request.prompt_tokens}, prompt_embeds shape: None"
             text = f"prompt: '', params: {params}, {ids}, lora_request: None."
         else:
@@ -208,7 +209,7 @@ def _requests(record: RunRecord, minor: int) -> Iterator[LogEntry]:
             yield life.ended_at, f"[async_llm.py:500] Aborted request(s) {name}.", SERVER
 
 
-def _iterations(record: RunRecord, minor: int, rank: int, process: str) -> Iterator[LogEntry]:
+def _iterations(record: RunRecord, version: str, rank: int, process: str) -> Iterator[LogEntry]:
     log = record.steps
     for row in range(len(log)):
         decodes, chunks = log.decode_seqs[row], log.prefill_seqs[row]
@@ -218,7 +219,7 @@ def _iterations(record: RunRecord, minor: int, rank: int, process: str) -> Itera
             f"tokens, {decodes} generation requests, {decodes} generation tokens, iteration "
             f"elapsed time: {elapsed:.2f} ms"
         )
-        if minor >= 27:
+        if is_since(version, "0.27"):
             usage = 100 * (1 - log.free_blocks[row] / record.num_blocks)
             whole = f"Engine {rank:03d}: {text}, GPU KV cache usage: {usage:.1f}%"
             yield log.end[row], f"[loggers.py:199] {whole}", process

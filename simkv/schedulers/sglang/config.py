@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
 from simkv.core.engine_flags import Env, Flag, KnobSource
+from simkv.core.engine_version import plain_release
 from simkv.core.scheduler_protocol import MAX_PASSES
 from simkv.schedulers.sglang.versions import RULES
 
 SchedulePolicy = Literal[
     "fcfs", "lpm", "hrrn", "lof", "dfs-weight", "routing-key", "shortest-prefill-first", "random"
 ]
+
+
+class AsRelease:
+    """Pydantic annotation that accepts other names of a release, such as v0.5.23."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        def named(name: object) -> object:
+            return plain_release(name) or name if isinstance(name, str) else name
+
+        check = {"type": "no-info", "function": named}
+        return {"type": "function-before", "function": check, "schema": handler(source)}
 
 
 @dataclass(frozen=True)
@@ -30,6 +43,7 @@ class SglangConfig:
     name: Literal["sglang"] = "sglang"
     variant: Annotated[
         Literal["0.5.23", "0.5.23-lpm-aging", "0.5.22", "0.5.20", "0.5.15"],
+        AsRelease(),
         KnobSource("`simkv policies` says where each is from"),
     ] = "0.5.23"
     """Scheduling rules: a release of SGLang, or a release with a named change."""

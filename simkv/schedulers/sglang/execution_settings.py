@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from simkv.core.engine_version import release_of_variant
 from simkv.core.execution_settings import ExecutionSettings
 from simkv.schedulers.sglang.config import SglangConfig
 
@@ -25,7 +26,7 @@ def derive_settings(config: SglangConfig) -> ExecutionSettings:
     chunk = config.chunk
     return ExecutionSettings(
         engine=config.name,
-        release=config.variant.partition("-")[0],
+        release=release_of_variant(config.variant),
         max_num_batched_tokens=chunk if chunk > 0 else config.max_prefill_tokens,
         max_num_seqs=config.rows,
         graph_sizes=graph_sizes(config.rows),

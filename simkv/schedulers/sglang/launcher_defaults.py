@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from simkv.core.engine_version import is_since
 from simkv.core.launcher_rules import LaunchRules, LaunchTarget, ModelFacts
 from simkv.schedulers.sglang.config import SglangConfig
 
@@ -26,7 +27,7 @@ from simkv.schedulers.sglang.config import SglangConfig
 CHUNKS = ((20, 2048), (35, 4096), (60, 4096), (160, 8192))
 LARGEST_CHUNK = 16384
 #: Before this release, GPUs of 20 to 35 GiB have 2048.
-CHUNK_RAISED, SMALL_CHUNK = (0, 5, 20), 2048
+CHUNK_RAISED, SMALL_CHUNK = "0.5.20", 2048
 PREFILL_TOKENS = 16384
 BLACKWELL, PAGE = 10, 64
 #: Minimum and maximum number of rows, and rows per full-length sequence that the pool holds.
@@ -36,17 +37,16 @@ ROWS, PER_SEQUENCE = (2048, 4096), 512
 def before(given: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
     """Return the tokens per prefill pass and per page."""
     variant = str(given.get("variant", SglangConfig.variant))
-    release = tuple(int(part) for part in variant.partition("-")[0].split("."))
     chosen: dict[str, Any] = {
         "page_size": _page(machine),
-        "chunked_prefill_size": _chunk(machine.gib, release),
+        "chunked_prefill_size": _chunk(machine.gib, variant),
         "max_prefill_tokens": PREFILL_TOKENS,
     }
     return {name: value for name, value in chosen.items() if name not in given}
 
 
-def _chunk(gib: float, release: tuple[int, ...]) -> int:
-    if 20 <= gib < 35 and release < CHUNK_RAISED:
+def _chunk(gib: float, release: str) -> int:
+    if 20 <= gib < 35 and not is_since(release, CHUNK_RAISED):
         return SMALL_CHUNK
     return next((chunk for below, chunk in CHUNKS if gib < below), LARGEST_CHUNK)
 

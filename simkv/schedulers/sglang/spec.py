@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from simkv.core.engine_spec import EngineSpec, TabledScheduler
+from simkv.core.engine_spec import EngineSpec, TabledScheduler, VariantNaming
 from simkv.core.scheduler_protocol import Scheduler
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.sglang.execution_settings import derive_settings
 from simkv.schedulers.sglang.launcher_defaults import LAUNCH
 from simkv.schedulers.sglang.recording import RECORDING
-from simkv.schedulers.sglang.versions import RULES, VARIANTS
+from simkv.schedulers.sglang.versions import RULES, VARIANTS, find_variant
 
 
 def _build(config: SglangConfig, **given: Any) -> Scheduler:
@@ -72,4 +72,6 @@ SGLANG = EngineSpec(
     ),
     logs_all_options=True,
     launch=LAUNCH,
+    release_part=2,
+    naming=VariantNaming(find_variant),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from simkv.core.engine_version import is_since, release_of_variant
 from simkv.core.execution_settings import ExecutionSettings, GraphMode
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.versions import find_rules
@@ -36,10 +37,10 @@ def derive_settings(config: VllmConfig) -> ExecutionSettings:
     Graphs are piecewise up to 0.10 and full for decodes from 0.11.0 on. ``gpu_memory_utilization``
     is 0.9 up to 0.19 and 0.92 from 0.20.0 on (vllm/config of the wheels).
     """
-    release = config.variant.partition("-")[0]
-    version = tuple(int(part) for part in release.split(".")[:2])
-    mode = config.cudagraph_mode or ("FULL_AND_PIECEWISE" if version >= (0, 11) else "PIECEWISE")
-    share = config.gpu_memory_utilization or (0.92 if version >= (0, 20) else 0.9)
+    release = release_of_variant(config.variant)
+    default_mode = "FULL_AND_PIECEWISE" if is_since(release, "0.11") else "PIECEWISE"
+    mode = config.cudagraph_mode or default_mode
+    share = config.gpu_memory_utilization or (0.92 if is_since(release, "0.20") else 0.9)
     most = config.max_cudagraph_capture_size
     sizes = [
         s for s in graph_sizes(config.max_num_seqs, most) if s <= config.max_num_batched_tokens

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from simkv.core.engine_version import is_since, release_of_variant
 from simkv.core.launcher_rules import (
     LaunchError,
     LaunchRules,
@@ -32,38 +33,37 @@ from simkv.core.scheduler_protocol import blocks_for
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.versions import find_rules, find_variant
 
-Version = tuple[int, ...]
 AUTO = "auto"
 
 #: Minimum GiB of a GPU, its defaults for tokens per step and for sequences, and the release that
 #: introduced the row; largest GPU first.
-LARGE: tuple[tuple[int, int, int, Version], ...] = (
-    (160, 16384, 1024, (0, 28)),
-    (70, 8192, 1024, (0, 9)),
+LARGE: tuple[tuple[int, int, int, str], ...] = (
+    (160, 16384, 1024, "0.28"),
+    (70, 8192, 1024, "0.9"),
 )
 OTHERS = 2048, 256
 #: The first release that uses the values of small GPUs for a GB10, despite its large memory.
-GB10_SMALL, GB10 = (0, 33), (12, 1)
+GB10_SMALL, GB10 = "0.33", (12, 1)
 #: The first patch releases that cap ``max_num_seqs`` at ``max_num_batched_tokens``, and the latter
 #: at ``max_num_seqs * max_model_len``.
-SEQS_CAPPED, TOKENS_CAPPED = (0, 10, 1), (0, 11, 1)
+SEQS_CAPPED, TOKENS_CAPPED = "0.10.1", "0.11.1"
 #: Tokens of the largest item of multimodal models that compute it in one step, and the first
 #: release whose token budget holds it: a video of 32 frames of 78 tokens
 #: (``get_mm_max_tokens_per_item`` in ``vllm/model_executor/models/gemma4_mm.py``).
-ITEM_TOKENS, ITEM_SINCE = {"gemma4": 32 * 78}, (0, 22)
+ITEM_TOKENS, ITEM_SINCE = {"gemma4": 32 * 78}, "0.22"
 #: RoPE types that do not change ``max_position_embeddings``, and the first release that includes
 #: YaRN; earlier releases multiply the original length by its factor.
 UNSCALED = ("su", "longrope", "llama3", "default")
-YARN, YARN_UNSCALED = ("yarn", "deepseek_yarn", "deepseek_llama_scaling"), (0, 30)
+YARN, YARN_UNSCALED = ("yarn", "deepseek_yarn", "deepseek_llama_scaling"), "0.30"
 #: The first release that uses the original training length for LongRoPE models.
-LONGROPE_ORIGINAL = (0, 11, 1)
+LONGROPE_ORIGINAL = "0.11.1"
 #: The release that introduced ``--max-model-len auto``.
-FITS_ITSELF = (0, 14)
+FITS_ITSELF = "0.14"
 #: Tokens per block for latent attention by the GPU's major compute capability, each from a release
 #: on. Hopper: FlashMLA, then FlashAttention; Blackwell: CUTLASS, then FlashInfer.
-LATENT_BLOCKS: Mapping[int, tuple[tuple[Version, int], ...]] = {
-    9: (((0, 18), 16), ((0, 9), 64)),
-    10: (((0, 18), 32), ((0, 15), 64), ((0, 10), 128)),
+LATENT_BLOCKS: Mapping[int, tuple[tuple[str, int], ...]] = {
+    9: (("0.18", 16), ("0.9", 64)),
+    10: (("0.18", 32), ("0.15", 64), ("0.10", 128)),
 }
 #: Tokens per block with sparse attention (an indexer selects tokens), and on Hopper for latent
 #: attention with an fp8 cache (FlashMLA).
@@ -71,12 +71,11 @@ SPARSE_BLOCK = HOPPER_FP8_BLOCK = 64
 DEFAULT_BLOCK = 16
 
 
-def release_of(given: Mapping[str, Any]) -> Version:
+def release_of(given: Mapping[str, Any]) -> str:
     """Return the release of a ``variant``: its own patch number, or the recorded patch."""
     name = str(given.get("variant", VllmConfig.variant))
-    plain = name.partition("-")[0]
-    full = plain if plain.count(".") > 1 else find_variant(name)
-    return tuple(int(part) for part in full.partition("-")[0].split("."))
+    release = release_of_variant(name)
+    return release if release.count(".") > 1 else release_of_variant(find_variant(name))
 
 
 def before(given: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
@@ -95,48 +94,48 @@ def before(given: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
         chosen["max_num_batched_tokens"] = tokens
     tokens = given.get("max_num_batched_tokens", tokens)
     if "max_num_seqs" not in given:
-        capped = release >= SEQS_CAPPED and isinstance(tokens, int)
+        capped = is_since(release, SEQS_CAPPED) and isinstance(tokens, int)
         chosen["max_num_seqs"] = min(seqs, tokens) if capped else seqs
     return chosen
 
 
-def _batch(machine: LaunchTarget, release: Version) -> tuple[int, int]:
-    gb10 = machine.capability == GB10 and release >= GB10_SMALL
+def _batch(machine: LaunchTarget, release: str) -> tuple[int, int]:
+    gb10 = machine.capability == GB10 and is_since(release, GB10_SMALL)
     for gib, tokens, seqs, since in LARGE:
         # From 160 GiB on the GPU's name does not matter (get_batch_defaults).
         excluded = gib < 160 and ("a100" in machine.gpu.lower() or gb10)
-        if machine.gib >= gib and release >= since and not excluded:
+        if machine.gib >= gib and is_since(release, since) and not excluded:
             return tokens, seqs
     return OTHERS
 
 
 def _tokens(
-    given: Mapping[str, Any], machine: LaunchTarget, release: Version, base: tuple[int, Any, Any]
+    given: Mapping[str, Any], machine: LaunchTarget, release: str, base: tuple[int, Any, Any]
 ) -> int:
     tokens, seqs, length = base
     if isinstance(length, int) and given.get("enable_chunked_prefill") is False:
         tokens = max(tokens, length)
-    if machine.model and release >= ITEM_SINCE:
+    if machine.model and is_since(release, ITEM_SINCE):
         tokens = max(tokens, ITEM_TOKENS.get(machine.model.model_type, 0))
-    if release >= TOKENS_CAPPED and isinstance(length, int) and isinstance(seqs, int):
+    if is_since(release, TOKENS_CAPPED) and isinstance(length, int) and isinstance(seqs, int):
         tokens = min(tokens, seqs * length)
     return tokens
 
 
-def model_length(model: ModelFacts, release: Version) -> int:
+def model_length(model: ModelFacts, release: str) -> int:
     """Return ``max_model_len`` as derived from the model's config.json."""
     kind = model.rope_type
-    if kind == "longrope" and release >= LONGROPE_ORIGINAL and model.rope_original:
+    if kind == "longrope" and is_since(release, LONGROPE_ORIGINAL) and model.rope_original:
         return model.rope_original
     if not kind or kind in UNSCALED or "gemma3" in model.model_type:
         return model.length
-    if kind in YARN and release >= YARN_UNSCALED:
+    if kind in YARN and is_since(release, YARN_UNSCALED):
         return model.length
     length = model.rope_original if kind == "yarn" and model.rope_original else model.length
     return int(length * model.rope_factor)
 
 
-def _block_size(machine: LaunchTarget, release: Version) -> int:
+def _block_size(machine: LaunchTarget, release: str) -> int:
     model = machine.model
     if model is None or not model.latent_width or machine.capability is None:
         return DEFAULT_BLOCK
@@ -146,7 +145,7 @@ def _block_size(machine: LaunchTarget, release: Version) -> int:
     if major == 9 and machine.kv == "fp8":  # FlashAttention has no fp8 for latent attention
         return HOPPER_FP8_BLOCK
     rows = LATENT_BLOCKS.get(major, ())
-    return next((size for since, size in rows if release >= since), DEFAULT_BLOCK)
+    return next((size for since, size in rows if is_since(release, since)), DEFAULT_BLOCK)
 
 
 def after(section: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
@@ -162,7 +161,7 @@ def after(section: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
     fitting = longest(section, length)
     if fitting >= length or (section.get("startup_check") is False and asked is None):
         return {"max_model_len": length}
-    fits_itself = release >= FITS_ITSELF
+    fits_itself = is_since(release, FITS_ITSELF)
     if asked == AUTO and fits_itself and fitting > 1:
         return {"max_model_len": fitting}
     raise LaunchError(

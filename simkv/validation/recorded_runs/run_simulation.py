@@ -5,7 +5,6 @@ Unrecorded settings have the version's defaults, and the result lists them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +13,7 @@ import pandas as pd
 import simpy
 from pydantic import ValidationError
 
+from simkv.core.engine_version import find_version, is_since
 from simkv.core.errors import InputError
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
@@ -31,7 +31,7 @@ from simkv.scenario.fleet_section import FleetSettings, LeastLoadedConfig
 from simkv.schedulers.engine_registry import build_scheduler
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.versions import (
-    RULES,
+    RELEASED,
     find_rules,
     find_variant,
     unrecorded_note,
@@ -199,21 +199,15 @@ def _variant(version: str) -> tuple[Any, list[str]]:
 
     Raises ValueError for an invalid version.
     """
-    version = version.strip().removeprefix("v")
-    if not re.match(r"\d+\.\d+", version):
+    if find_version(version) is None:
         raise ValueError(f"should be a release such as 0.19.0; found {version!r}")
     try:
         note = unrecorded_note(version)
         return find_variant(version), [note] if note else []
     except ValueError:
-        known = sorted((v for v in RULES if v.replace(".", "").isdigit()), key=_numbers)
-    older = [v for v in known if _numbers(v) <= _numbers(version)]
-    taken = older[-1] if older else known[0]
-    return taken, [f"vLLM {version} is not modelled: the rules of {taken} are taken"]
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+        older = [release for release in RELEASED if is_since(version, release)]
+    taken = older[0] if older else RELEASED[-1]
+    return taken, [f"vLLM {version} is not modelled; simulated with the rules of {taken}"]
 
 
 def _blocks(case: RecordedRun) -> tuple[int, list[str]]:

@@ -6,6 +6,14 @@ import contextlib
 from dataclasses import dataclass
 from typing import Any
 
+from simkv.core.engine_version import (
+    count_releases,
+    find_version,
+    is_since,
+    nearest_release,
+    parse_version,
+    plain_release,
+)
 from simkv.core.errors import InputError
 from simkv.core.execution_settings import ExecutionSettings
 from simkv.costs.hardware.model_gpu_catalog import find_architecture, find_gpu
@@ -13,7 +21,6 @@ from simkv.costs.hardware.replica_hardware import Hardware, make_hardware
 from simkv.costs.operators.error_spreads import (
     Configuration,
     classify_configuration,
-    release_number,
 )
 from simkv.schedulers.engine_registry import ENGINES
 from simkv.schedulers.sglang.config import SglangConfig
@@ -112,21 +119,20 @@ def point_of(row: MeasuredRow) -> ServingPoint:
 
 
 def nearest_variant(backend: str, version: str) -> tuple[str, int]:
-    """Return the released rules nearest to a version, and the number of minor releases between.
+    """Return the released rules nearest to a version, and the number of releases between.
 
     Of two equally near releases, the older is taken. Without a version, return the oldest with the
     total number of releases as the distance.
     """
-    released = {
-        name: found for name in ENGINES[backend].variants if (found := release_number(name))
-    }
-    if not (wanted := release_number(version)):
-        return min(released, key=lambda name: released[name]), len(released)
+    spec = ENGINES[backend]
+    released = [name for name in spec.variants if plain_release(name) == name]
+    if find_version(version) is None:
+        return min(released, key=parse_version), len(released)
     with contextlib.suppress(ValueError):
-        if (known := ENGINES[backend].naming.variant_of(version)) in released:
+        if (known := spec.naming.variant_of(version)) in released:
             return known, 0
-    name = min(released, key=lambda name: (abs(released[name] - wanted), released[name]))
-    return name, abs(released[name] - wanted)
+    name = nearest_release(version, released)
+    return name, abs(count_releases(name, version, spec.release_part))
 
 
 def _setting(row: MeasuredRow, recipe: Recipe) -> ExecutionSettings:
@@ -150,7 +156,7 @@ def _setting(row: MeasuredRow, recipe: Recipe) -> ExecutionSettings:
 
 def _async(row: MeasuredRow) -> bool:
     """Return whether the engine overlaps steps: SGLang since 0.4, vLLM by default since 0.14."""
-    return row.backend == "sglang" or release_number(row.version) >= 14
+    return row.backend == "sglang" or is_since(row.version or "0", "0.14")
 
 
 def graph_sizes(largest: int) -> tuple[int, ...]:
