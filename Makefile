@@ -16,7 +16,7 @@ DEMO := scenarios/mistralrs-forty.yaml
 # Packages whose coverage is measured, with their own tests only: tracing makes tests nearly twice as slow.
 COUNTED := core costs metrics schedulers
 
-.PHONY: help demo test lint coverage bench wheel compiled loop profiles reports site walks picture calibrate-silicon follow validation format clean
+.PHONY: help demo test lint coverage bench wheel compiled loop profiles reports site walks rules picture calibrate-silicon follow validation format clean
 
 ## demo: run an example and draw its plots (default)
 demo: $(VENV)/.installed
@@ -108,6 +108,10 @@ site: $(TESTED)
 	$(BIN)/zensical build --clean --strict
 
 ## picture: draw the picture of the README
+# The pages of rules by release, from the rules that the engines declare.
+rules: $(VENV)/.installed
+	$(BIN)/python -m dev.rules_page docs
+
 picture: $(VENV)/.installed
 	$(BIN)/python -m dev.readme_picture docs/mistralrs-forty-lanes.png
 

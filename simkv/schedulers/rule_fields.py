@@ -91,3 +91,14 @@ def differing_rules(rules: Any, others: Any) -> list[str]:
     return [
         name for name in described_rules(rules) if getattr(rules, name) != getattr(others, name)
     ]
+
+
+def describe_changes(rules: Any, before: Any) -> str:
+    """Return the rules that a release adds, ends or changes, compared with the release before."""
+    changed = {name: getattr(rules, name) for name in differing_rules(rules, before)}
+    parts = {
+        "adds": [name for name, value in changed.items() if value is True],
+        "ends": [name for name, value in changed.items() if value is False],
+        "changes": [name for name, value in changed.items() if not isinstance(value, bool)],
+    }
+    return "; ".join(f"{what} {', '.join(names)}" for what, names in parts.items() if names)

@@ -59,7 +59,7 @@ MUTATIONS: list[tuple[str, type, str, Callable[..., Any]]] = [
     ("nobody waits for a copy from a block", OffloadingConnector, "_fence", lambda s, job: None),
     ("a prompt is stored when it is done", OffloadingConnector, "owing", lambda s: []),
     ("those with blocks come last", RemoteKvQueue, "head", _rest_first),
-    ("loads reserve nothing", VllmOffloadScheduler, "_promised", lambda s: 0),
+    ("loads reserve nothing", VllmOffloadScheduler, "_leaves_reserved", lambda s, hits, tokens: True),
     ("who is computed can be preempted", VllmOffloadScheduler, "_gives_way", lambda s, victim: True),
     ("uses do not count when a request is over", LruPolicy, "over", lambda s, keys, uses: None),
     ("uses do not count at once", LruPolicy, "used", lambda s, keys, uses: None),

@@ -118,12 +118,12 @@ def test_vllm_sizes_blocks_by_the_attention_backend(
 def test_the_models_length_is_scaled_as_the_release_does(
     facts: ModelFacts, old: int, new: int
 ) -> None:
-    assert [model_length(facts, release) for release in ((0, 19, 0), (0, 33, 0))] == [old, new]
+    assert [model_length(facts, release) for release in ("0.19.0", "0.33.0")] == [old, new]
 
 
 def test_longrope_has_its_whole_length_before_0111() -> None:
     phi = ModelFacts("phi", 131072, "phi3", "longrope", 1.0, 4096)
-    assert model_length(phi, (0, 10, 2)) == 131072
+    assert model_length(phi, "0.10.2") == 131072
 
 
 def test_vllm_refuses_a_model_that_its_cache_cannot_hold() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from simkv.core.block_keys import TokenContent
 from simkv.core.radix_tree import RadixNode, RadixTree
-from simkv.schedulers.sglang.versions import LATEST, SglangRules
+from simkv.schedulers.sglang.versions import NEWEST, RULES, SglangRules
 
 
 class EngineCrash(Exception):
@@ -95,7 +95,7 @@ class SglangMemory:
     """
 
     def __init__(
-        self, tokens: int, page_size: int, prefix_cache: bool, rules: SglangRules = LATEST
+        self, tokens: int, page_size: int, prefix_cache: bool, rules: SglangRules = RULES[NEWEST]
     ) -> None:
         self.page_size = page_size
         self.rules = rules

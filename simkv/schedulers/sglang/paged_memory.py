@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from simkv.core.block_keys import TokenContent
 from simkv.core.radix_tree import RadixNode, RadixTree
 from simkv.schedulers.sglang.memory import Req, SglangMemory
-from simkv.schedulers.sglang.versions import LATEST, SglangRules
+from simkv.schedulers.sglang.versions import NEWEST, RULES, SglangRules
 
 
 class PagedMemory(SglangMemory):
@@ -17,7 +17,7 @@ class PagedMemory(SglangMemory):
     """
 
     def __init__(
-        self, tokens: int, page_size: int, prefix_cache: bool, rules: SglangRules = LATEST
+        self, tokens: int, page_size: int, prefix_cache: bool, rules: SglangRules = RULES[NEWEST]
     ) -> None:
         super().__init__(tokens, page_size, prefix_cache, rules)
         self.tables: dict[int, list[int]] = {}

@@ -12,19 +12,11 @@ from functools import partial
 
 from simkv.core.engine_version import is_since, plain_release
 from simkv.core.scheduler_protocol import Variant
-from simkv.schedulers.rule_fields import described_rules, rule, rules_in
+from simkv.schedulers.rule_fields import describe_changes, described_rules, rule, rules_in
 
-#: Releases and their differences from the previous one, newest first.
-RELEASES: Mapping[str, str] = {
-    "0.5.23": "prefill first, decode memory promised by a decaying ratio, retraction to the tail",
-    "0.5.22": "before 0.5.23: finished requests count until the next decode, and a pass whose "
-    "budget is spent may admit one more request",
-    "0.5.20": "before 0.5.22: the overlap loop computes a token after the last, mixed decodes are "
-    "not tested for memory, fixed lengths are promised by the ratio",
-    "0.5.15": "before 0.5.20: eviction ignores free tokens, cached outputs are not split from "
-    "their prompt, no hrrn",
-}
-NEWEST = next(iter(RELEASES))
+#: Modelled releases, newest first.
+RELEASES = ("0.5.23", "0.5.22", "0.5.20", "0.5.15")
+NEWEST = RELEASES[0]
 
 _admission = partial(rule, "Admission")
 _memory = partial(rule, "Memory and cache")
@@ -181,7 +173,7 @@ def _rules(release: str) -> SglangRules:
 RULES: Mapping[str, SglangRules] = {
     NEWEST: _rules(NEWEST),
     "0.5.23-lpm-aging": replace(_rules("0.5.23"), lpm_aging=True),
-    **{name: _rules(name) for name in list(RELEASES)[1:]},
+    **{name: _rules(name) for name in RELEASES[1:]},
 }
 
 #: Rules that a recording can show.
@@ -199,17 +191,21 @@ RULES_SHOWN: Mapping[str, tuple[str, ...]] = {
     for release in RELEASES
 }
 
+
+def _release(name: str) -> Variant:
+    """Describe a release: its source and its changes."""
+    older = RELEASES[RELEASES.index(name) + 1 :]
+    changes = describe_changes(RULES[name], RULES[older[0]]) if older else ""
+    source = f"PyPI sglang=={name}, managers/scheduler.py and schedule_policy.py"
+    return Variant(source, changes or "the oldest modelled release")
+
+
 _PROPOSED = Variant(
-    source="PyPI sglang==0.5.23 with sgl-project/sglang#31723 (2026-07-19, open)",
-    summary="0.5.23; under lpm every pass that a request waited counts like cached tokens",
+    "PyPI sglang==0.5.23 with sgl-project/sglang#31723 (2026-07-19, open)",
+    "0.5.23; under lpm every pass that a request waited counts like cached tokens",
 )
 VARIANTS: Mapping[str, Variant] = {
-    name: Variant(
-        f"PyPI sglang=={name}, managers/scheduler.py and schedule_policy.py", RELEASES[name]
-    )
-    if name in RELEASES
-    else _PROPOSED
-    for name in RULES
+    name: _release(name) if name in RELEASES else _PROPOSED for name in RULES
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from simkv.core.engine_version import parse_version, plain_release
 from simkv.core.scheduler_protocol import Variant
-from simkv.schedulers.rule_fields import differing_rules, rules_in
+from simkv.schedulers.rule_fields import describe_changes, rules_in
 from simkv.schedulers.vllm.release_knobs import fixed_knobs
 from simkv.schedulers.vllm.release_rules import NEWEST, RELEASES, FixedKnob, VllmRules
 
@@ -89,27 +89,21 @@ RULES: Mapping[str, VllmRules] = {
 }
 
 
-def describe_changes(name: str) -> str:
+def _changes(name: str) -> str:
     """Return the rules and knobs that a release changes, compared with the release before it."""
     older = RELEASED[RELEASED.index(name) + 1 :]
     if not older:
         return "the oldest modelled release"
     rules, before = RULES[name], RULES[older[0]]
-    changed = differing_rules(rules, before)
-    parts = {
-        "adds": [rule for rule in changed if getattr(rules, rule) is True],
-        "ends": [rule for rule in changed if getattr(rules, rule) is False],
-        "changes": [rule for rule in changed if not isinstance(getattr(rules, rule), bool)],
-        "new knobs:": [knob for knob in before.fixed if knob not in rules.fixed],
-    }
-    said = [f"{what} {', '.join(names)}" for what, names in parts.items() if names]
-    return "; ".join(said) or f"same rules as {older[0]}"
+    knobs = ", ".join(knob for knob in before.fixed if knob not in rules.fixed)
+    parts = [describe_changes(rules, before), f"new settings: {knobs}" if knobs else ""]
+    return "; ".join(filter(None, parts)) or f"same rules as {older[0]}"
 
 
 def _release(name: str) -> Variant:
     """Describe a release: its source, its changes, and the patch releases with the same rules."""
     commit, alike, _ = RELEASES[name]
-    summary = describe_changes(name)
+    summary = _changes(name)
     if alike:
         summary += f"; recorded as equal: {', '.join(alike)}"
     return Variant(f"vllm-project/vllm@{commit} ({name}, wheel), vllm/v1/core", summary)
