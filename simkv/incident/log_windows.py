@@ -29,7 +29,8 @@ class LogWindows:
 
     ``prompt`` and ``output`` are the tokens computed in a window. ``running``, ``waiting``
     (requests) and ``held`` (tokens of KV) are the state at its end, NaN if unknown. ``firsts`` is
-    the number of requests prefilled in it, NaN if only tokens are known.
+    the number of requests prefilled in it, NaN if only tokens are known. ``hit_rate`` is the logged
+    prefix hit rate, NaN if unknown.
     """
 
     end: Floats
@@ -40,6 +41,7 @@ class LogWindows:
     waiting: Floats
     held: Floats
     firsts: Floats
+    hit_rate: Floats
 
     @property
     def begin(self) -> Floats:
@@ -138,6 +140,9 @@ def _of_rates(lines: pd.DataFrame, tokens: float) -> LogWindows:
         known["waiting"],
         _held(known["usage"], known["running"], tokens),
         np.full(len(end), np.nan),
+        lines["hit_rate"].to_numpy(np.float64)
+        if "hit_rate" in lines
+        else np.full(len(end), np.nan),
     )
 
 
@@ -176,6 +181,7 @@ def _of_batches(lines: pd.DataFrame, tokens: float) -> LogWindows:
         there("waiting"),
         _held(there("usage"), there("running"), tokens),
         summed("prefills"),
+        np.full(len(end), np.nan),
     )
 
 

@@ -85,12 +85,13 @@ def read_mapped(path: Path, columns: Mapping[str, str]) -> Evidence:
     for name in LATENCIES:
         requests[f"{name}_ms"] = np.nan
         for unit, factor in (("ms", 1.0), ("s", 1e3)):
-            if (theirs := columns.get(f"{name}_{unit}")) is not None:
-                requests[f"{name}_ms"] = _numbers(path, table, theirs) * factor
+            if f"{name}_{unit}" in columns:
+                own = _numbers(path, table, columns[f"{name}_{unit}"])
+                requests[f"{name}_ms"] = own * factor
     for name in set(OPTIONAL).intersection(columns):
         is_number = name.endswith("tokens")
-        own = table[columns[name]]
-        requests[name] = _numbers(path, table, columns[name]) if is_number else own.astype(str)
+        text = table[columns[name]].astype(str)
+        requests[name] = _numbers(path, table, columns[name]) if is_number else text
     if requests["tpot_ms"].isna().all():
         rest = (requests["e2e_ms"] - requests["ttft_ms"]) / (requests["output_tokens"] - 1)
         requests["tpot_ms"] = rest.where(requests["output_tokens"] > 1)

@@ -31,6 +31,7 @@ of arrivals that are not waiting.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +42,12 @@ from scipy.stats import gamma
 
 from simkv.incident.evidence import UndeterminedError
 from simkv.incident.log_windows import LogWindows, build_windows, split_by_engine
+from simkv.incident.session_rebuild import (
+    PromptTokens,
+    assign_sessions,
+    hold_whole_prompts,
+    split_prompt_tokens,
+)
 from simkv.incident.workload_ensemble import BURST_SHARES, sample_arrival_shares
 
 Floats = npt.NDArray[np.float64]
@@ -49,6 +56,8 @@ Ints = npt.NDArray[np.int64]
 OUTPUT_VARIATIONS, PROMPT_VARIATION = (0.3, 0.6, 1.0), 0.7
 #: Time of a prompt token as a fraction of a decode step; see ``initial_costs``.
 PREFILL_TOKEN_COST = 1 / 270
+#: Largest ratio between the numbers of requests under different assumptions on prefix hits.
+COUNT_FACTOR = 1.5
 #: Accepted error of the time per token, and number of rounds of the scaling.
 TPOT_ERROR, SCALING_ROUNDS = 0.05, 60
 
@@ -121,7 +130,19 @@ def _drawn(
 ) -> pd.DataFrame:
     left_out = known.shared if known.computed_only else 0.0
     whole = cut.prompt / (1 - left_out)
-    means = _means(cut, whole, known, OUTPUT_VARIATIONS[seed % len(OUTPUT_VARIATIONS)])
+    vary = OUTPUT_VARIATIONS[seed % len(OUTPUT_VARIATIONS)]
+    tokens = None
+    if told is not None and known.shared > 0:
+        tokens = split_prompt_tokens(
+            cut, cut.firsts, computed_only=known.computed_only, fallback=known.shared
+        )
+        whole, count = tokens.whole, float(cut.firsts.sum())
+        output = cut.output.sum() / count
+        if hold_whole_prompts(cut, tokens, count, output, known.block):
+            known = replace(known, shared=0.0)
+        else:
+            tokens = None
+    means = _means(cut, whole, known, vary)
     counts = _counts(cut, whole, means.count, luck)
     prompts = _prompts(whole, counts, luck)
     pace, rough = _pace(cut)
@@ -133,6 +154,9 @@ def _drawn(
     order = np.argsort(first, kind="stable")
     first, prompts = first[order], prompts[order]
     prompts = np.minimum(prompts, known.longest - 1)
+    session = None
+    if told is not None and tokens is not None:
+        prompts, session = _sessions(cut, tokens, told, counts, known, luck)
     if told is not None:  # first come, first served
         told = told.head(len(first))
         first, prompts = first[: len(told)], _told(told, "prompt_tokens", prompts[: len(told)])
@@ -145,6 +169,9 @@ def _drawn(
         first = np.maximum(first, came + prefill)
         longest = np.minimum(longest, _told(told, "max_tokens", longest))
     outputs, end = _outputs(cut, pace, first, longest, means, luck)
+    if told is not None:
+        outputs, end = _match_completions(cut, pace, came, first, end, luck)
+        outputs = np.clip(outputs * cut.output.sum() / outputs.sum(), 1.0, np.maximum(longest, 1.0))
     outputs = np.rint(outputs)
     ttft, whole_s = first - came, np.maximum(end - came, first - came)
     found = pd.DataFrame(
@@ -164,7 +191,30 @@ def _drawn(
     )
     if told is not None:
         found = found.assign(max_tokens=told["max_tokens"], request=told["request"])
-    return found
+    return found if session is None else found.assign(session=session[: len(found)])
+
+
+def _sessions(
+    cut: LogWindows,
+    tokens: PromptTokens,
+    told: pd.DataFrame,
+    counts: Ints,
+    known: KnownEngine,
+    luck: np.random.Generator,
+) -> tuple[Floats, Ints]:
+    """Return prompts and sessions of requests with known arrivals, in that order."""
+    which = np.repeat(np.arange(len(counts)), counts)
+    added = _prompts(tokens.computed, counts, luck)
+    hits = np.maximum(tokens.whole - tokens.computed, 0.0)
+    before = np.concatenate([[0.0], np.cumsum(hits)[:-1]])
+    place = np.arange(len(which)) - np.searchsorted(which, which, "left") + 1
+    target = before[which] + hits[which] * place / np.maximum(counts[which], 1)
+    came = told["t_s"].to_numpy(np.float64)[: len(which)]
+    present = cut.running + np.nan_to_num(cut.waiting)
+    busy_s = float((present * cut.width).sum()) / max(len(which), 1)
+    count = len(came)
+    prompts, sessions = assign_sessions(came, added[:count], target[:count], busy_s, known.block)
+    return np.minimum(prompts, known.longest - 1), sessions
 
 
 def _told(arrivals: pd.DataFrame, name: str, otherwise: Floats) -> Floats:
@@ -192,7 +242,26 @@ def _means(cut: LogWindows, whole: Floats, known: KnownEngine, vary: float) -> _
         open_ = 2 * (each - own / told) / mean - 1 if busy.any() else vary**2
         return _Means(told, mean, float(np.sqrt(np.clip(open_, 0.05, 4.0))))
     mean = max(each, 1.0) / (own / output + (1 + vary**2) / 2)
+    _check_count(whole.sum(), output, each, known)
     return _Means(max(output / mean, 1.0), mean, vary)
+
+
+def _check_count(whole: float, output: float, each: float, known: KnownEngine) -> None:
+    """Raise UndeterminedError if the number of requests differs too much between assumptions.
+
+    Prompts with a common beginning share its blocks, so a running request holds only the rest; a
+    prompt that extends the one before is held as a whole by its own request.
+    """
+    shared = known.shared if known.shared > 0 else 0.0
+    least = ((1 - shared) * whole + output / 2) / max(each, 1.0)
+    most = (whole + output) / max(each, 1.0)
+    if shared > 0 and (whole + output / 2) / ((1 - shared) * whole + output / 2) > COUNT_FACTOR:
+        raise UndeterminedError(
+            f"the number of requests cannot be determined: {100 * shared:.0f} % of the prompt "
+            f"tokens were cached, so that {least:.0f} to {most:.0f} requests agree with the log; "
+            "access lines determine it (start the server without --disable-uvicorn-access-log), "
+            "as do --enable-log-requests and a client's results"
+        )
 
 
 def _counts(cut: LogWindows, whole: Floats, count: float, luck: np.random.Generator) -> Ints:
@@ -283,9 +352,7 @@ def _outputs(
     Time is measured in tokens of a running request, so a request is an interval of the length of
     its output. Every request ends by the end of a window without running requests.
     """
-    # After the last window, time continues at its pace; before each gap, at the next window's pace.
-    times = np.concatenate([[cut.begin[0]], cut.end, [cut.end[-1] + 1e5]])
-    clock = np.concatenate([[0.0], np.cumsum(np.diff(times) / np.append(pace, pace[-1]))])
+    times, clock = _token_clock(cut, pace)
     start = np.interp(first, times, clock)
     ends = clock[1:-1]
     idle = ends[cut.running == 0]
@@ -311,6 +378,54 @@ def _outputs(
     by_rank[np.argsort(wanted, kind="stable")] = np.sort(lengths)
     wanted = np.clip(by_rank, 1.0, np.maximum(most, 1.0))
     return wanted, np.interp(start + wanted - 1, clock, times)
+
+
+def _token_clock(cut: LogWindows, pace: Floats) -> tuple[Floats, Floats]:
+    """Return times (s), and the tokens that a running request emits until each of them.
+
+    After the last window, time continues at its pace; before each gap, at the next window's pace.
+    """
+    times = np.concatenate([[cut.begin[0]], cut.end, [cut.end[-1] + 1e5]])
+    return times, np.concatenate([[0.0], np.cumsum(np.diff(times) / np.append(pace, pace[-1]))])
+
+
+def _match_completions(
+    cut: LogWindows,
+    pace: Floats,
+    came: Floats,
+    first: Floats,
+    end: Floats,
+    luck: np.random.Generator,
+) -> tuple[Floats, Floats]:
+    """Move ends so that as many requests are in the system at each line as the log reports.
+
+    With known arrivals, the number of completions in each window is known. The requests that end
+    first complete; the order of the sampled ends is kept. Returns output tokens and end times.
+    """
+    arrived = np.searchsorted(came, cut.end, "right").astype(np.float64)
+    present = cut.running + np.nan_to_num(cut.waiting)
+    done = np.maximum.accumulate(np.clip(arrived - present, 0.0, None))
+    wanted = np.diff(done, prepend=0.0).astype(np.int64)
+    moved, alive, place = end.copy(), list[tuple[float, int]](), 0
+    order = np.argsort(first, kind="stable")
+    owed = 0
+    for window, count in enumerate(wanted.tolist()):
+        low, high = float(cut.begin[window]), float(cut.end[window])
+        while place < len(order) and first[order[place]] <= high:
+            heappush(alive, (float(end[order[place]]), int(order[place])))
+            place += 1
+        owed += count
+        while owed and alive:
+            _, i = heappop(alive)
+            least = max(low, float(first[i]))
+            inside = least <= moved[i] <= high
+            moved[i] = moved[i] if inside else least + luck.random() * max(high - least, 0.0)
+            owed -= 1
+    for _, i in alive:  # requests that outlive the log
+        moved[i] = max(moved[i], float(cut.end[-1]))
+    times, clock = _token_clock(cut, pace)
+    tokens = np.interp(moved, times, clock) - np.interp(first, times, clock) + 1
+    return np.maximum(tokens, 1.0), moved
 
 
 def _emitted(start: Floats, wanted: Floats, edges: Floats) -> Floats:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from simkv.incident import trtllm_log_reader
+from simkv.incident.access_arrivals import arrivals_from_access
 from simkv.incident.evidence import Evidence, UndeterminedError
 from simkv.incident.log_windows import can_build_windows, series_from_steps
 from simkv.incident.logged_step_costs import has_enough_steps
@@ -25,6 +26,8 @@ from simkv.workload.trace_source import TraceSource
 MIN_HIT_RATE = 0.02
 #: Minimum number of statistics lines for a reconstruction, if the server's start is not logged.
 MIN_LINES = 12
+#: Minimum number of access lines that count as complete.
+MIN_ACCESS_LINES = 5
 #: Log times are whole seconds; arrivals in two sources within this time (s) are the same.
 SAME_ARRIVAL_S = 1.5
 
@@ -55,7 +58,7 @@ def rebuild(
     becomes a common prefix of all prompts. Raises InputError without information on requests.
     """
     caching = setup.engine.get("enable_prefix_caching") is not False
-    requests = evidence.requests
+    requests, notes = evidence.requests, list[str]()
     check_determined(evidence)
     share = _hit_share(evidence.series) if caching else 0.0
     if is_sampled(evidence):
@@ -67,7 +70,12 @@ def rebuild(
             series = evidence.series
             if (lines := _iterations(evidence, setup)) is not None:
                 series, known = lines, replace(known, computed_only=True)
-            requests = sample_from_lines(series, known, seed, evidence.arrivals)
+            arrivals = evidence.arrivals
+            if arrivals is None and has_access(evidence):
+                assert evidence.access is not None
+                arrivals, already = arrivals_from_access(evidence.access, series, seed)
+                notes += _describe_access(arrivals, already)
+            requests = sample_from_lines(series, known, seed, arrivals)
     if requests is None:
         requests = _only_arrivals(evidence.arrivals)
     if requests is None or not len(requests):
@@ -75,7 +83,6 @@ def rebuild(
             f"{evidence.source} has no data on single requests; add spans "
             "(--otlp-traces-endpoint), a client's results, or metrics with histograms"
         )
-    notes: list[str] = []
     whole = _with_missing(requests, evidence.arrivals, notes)
     whole = _lengths(whole, notes)
     origin = float(whole["t_s"].iloc[0])
@@ -87,7 +94,7 @@ def rebuild(
         timeout=whole["gave_up_s"].to_numpy(np.float64),
     )
     if caching and "session" in whole and whole["session"].nunique() < len(whole):
-        rows.pieces = session_pieces(whole["session"], rows.prompt_tokens, source)
+        rows.pieces = session_pieces(whole["session"].tolist(), rows.prompt_tokens, source)
         notes.append("prompts of a session are taken to extend each other")
     elif caching and "cached_tokens" in whole and whole["cached_tokens"].max() > 0:
         rows.pieces = _found(whole, source)
@@ -102,6 +109,21 @@ def rebuild(
             "in the prefix cache; no source tells which"
         )
     return RebuiltWorkload(rows, origin, whole.drop(columns=["emits"]), tuple(notes))
+
+
+def has_access(evidence: Evidence) -> bool:
+    """Return whether access lines count the requests of a single engine."""
+    access, series = evidence.access, evidence.series
+    if access is None or series is None or access["accepted"].sum() < MIN_ACCESS_LINES:
+        return False
+    return int(series["engine"].nunique()) == 1 and "prompts" not in series
+
+
+def _describe_access(arrivals: pd.DataFrame, already: int) -> list[str]:
+    notes = [f"{len(arrivals)} arrivals are counted in access lines, between the lines with a time"]
+    if already:
+        notes.append(f"{already} of them were in the server when the log begins")
+    return notes
 
 
 def check_determined(evidence: Evidence) -> None:

@@ -21,6 +21,7 @@ from simkv.schedulers.vllm.config import VllmConfig
 #: Kinds of output and their files.
 KINDS = {
     "vllm-log": "vllm.log",
+    "vllm-log-access": "vllm.log",
     "vllm-log-requests": "vllm.log",
     "vllm-log-iterations": "vllm.log",
     "sglang-log": "sglang.log",
@@ -35,6 +36,7 @@ OLDEST_VLLM = "0.11"
 #: Kinds that only one engine writes; client results are independent of the engine.
 _ENGINES = {
     "vllm-log": "vllm",
+    "vllm-log-access": "vllm",
     "vllm-log-requests": "vllm",
     "vllm-log-iterations": "vllm",
     "otel": "vllm",
@@ -126,5 +128,7 @@ def _lines(result: RunResult, kind: str, kinds: Sequence[str]) -> Iterator[str]:
     if isinstance(config, SglangConfig):
         return sglang_log_lines(result.record, config)
     assert isinstance(config, VllmConfig)
-    wanted = LogOptions("vllm-log-requests" in kinds, "vllm-log-iterations" in kinds)
+    wanted = LogOptions(
+        "vllm-log-requests" in kinds, "vllm-log-iterations" in kinds, "vllm-log-access" in kinds
+    )
     return vllm_log_lines(ranks, config, wanted)

@@ -1,10 +1,10 @@
 """Write a run as vLLM's log of its release.
 
-It contains the start-up lines, a statistics line every 10 s and optionally lines of requests
-(``--enable-log-requests``) and of iterations (``--enable-logging-iteration-details``, from 0.14
-on). The formats match the wheels 0.11 to 0.33 (``v1/metrics/loggers.py``, ``v1/engine/core.py``,
-``entrypoints``); ``tests/incident/test_stats_line_formats.py`` compares them with lines written by
-the wheels.
+It contains the start-up lines, a statistics line every 10 s and optionally access lines, lines of
+requests (``--enable-log-requests``) and of iterations (``--enable-logging-iteration-details``, from
+0.14 on). The formats match the wheels 0.11 to 0.33 (``v1/metrics/loggers.py``,
+``v1/engine/core.py``, ``entrypoints``); ``tests/incident/test_stats_line_formats.py`` compares them
+with lines written by the wheels.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class LogOptions:
 
     requests: bool = False
     iterations: bool = False
+    access: bool = False
 
 
 #: Time (s), text and process of a line: the server's process, or a rank's.
@@ -56,11 +57,23 @@ def vllm_log_lines(
         lines += _stats(record, version, rank)
         if wanted.requests:
             lines += _requests(record, version)
+        if wanted.access:
+            lines += _access(record)
         if wanted.iterations and is_since(version, "0.14"):
             process = f"EngineCore_DP{rank} pid={90 + rank}" if len(ranks) > 1 else SERVER
             lines += _iterations(record, version, rank, process)
     for at, text, process in sorted(lines, key=lambda line: line[0]):
-        yield _prefix(at, version, process) + text
+        whose = f"({process}) " if is_since(version, "0.11") else ""
+        prefix = whose if text.startswith("INFO: ") else _prefix(at, version, process)
+        yield prefix + text
+
+
+def _access(record: RunRecord) -> Iterator[LogEntry]:
+    """Yield uvicorn's line of each streamed request; it has no time."""
+    for life in record.requests.values():
+        port = 32768 + life.request.id % 28000
+        text = f'INFO:     127.0.0.1:{port} - "POST /v1/completions HTTP/1.1" 200 OK'
+        yield life.request.arrival, text, SERVER
 
 
 def _prefix(at: float, version: str, process: str) -> str:

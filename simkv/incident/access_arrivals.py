@@ -1,0 +1,63 @@
+"""Arrivals of requests from the access lines of a log.
+
+Uvicorn writes an access line when a response starts: on arrival for streamed answers, at the end
+for others. Which of both applies follows from the balance with the statistics lines: arrivals minus
+requests in the system, the finished requests, never fall; nor do completions plus requests in the
+system.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from simkv.incident.evidence import sum_over_ranks
+
+Floats = npt.NDArray[np.float64]
+
+
+def arrivals_from_access(
+    access: pd.DataFrame, series: pd.DataFrame, seed: int
+) -> tuple[pd.DataFrame, int]:
+    """Return arrivals as in ``Evidence.arrivals``, and the number already there at the beginning.
+
+    Requests between two times of the log get uniformly distributed times in between.
+    """
+    summed = sum_over_ranks(series)[["running", "waiting"]].sum(axis="columns")
+    at, present = summed.index.to_numpy(np.float64), summed.to_numpy(np.float64)
+    rows = access[access["accepted"] + access["failed"] > 0]
+    counts = (rows["accepted"] + rows["failed"]).to_numpy(np.int64)
+    end = rows["t_s"].fillna(at[0]).to_numpy(np.float64)
+    start = rows["from_s"].fillna(end[0] if len(end) else at[0]).to_numpy(np.float64)
+    # The first interval begins with the log; a statistics line covers at most its own interval.
+    gap = float(np.median(np.diff(at))) if len(at) > 1 else 10.0
+    start = np.where(start < end, np.maximum(start, end - max(gap, 1.0)), start)
+    luck = np.random.default_rng(seed)
+    which = np.repeat(np.arange(len(counts)), counts)
+    times = np.sort(start[which] + luck.random(len(which)) * (end - start)[which])
+    logged = np.searchsorted(times, at, "right").astype(np.float64)
+    if _falls(logged + present) < _falls(logged - present):
+        times = _with_remaining(at, logged + present, luck)
+        logged = np.searchsorted(times, at, "right").astype(np.float64)
+    already = int(max((present - logged).max(), 0.0)) if len(at) else 0
+    first = min(float(at[0]) - gap, float(times[0]) if len(times) else float(at[0]))
+    times = np.concatenate([np.full(already, first), times])
+    table = pd.DataFrame(
+        {"t_s": times, "max_tokens": 0, "prompt_tokens": 0, "gave_up_s": np.nan, "request": np.nan}
+    )
+    return table, already
+
+
+def _falls(values: Floats) -> float:
+    return float(np.maximum(-np.diff(values), 0.0).sum())
+
+
+def _with_remaining(at: Floats, arrived: Floats, luck: np.random.Generator) -> Floats:
+    """Return arrival times for their cumulative number at some times."""
+    grown = np.maximum.accumulate(np.concatenate([[0.0], arrived]))
+    new = np.diff(grown).astype(np.int64)
+    gap = float(np.median(np.diff(at))) if len(at) > 1 else 10.0
+    before = np.concatenate([[at[0] - gap], at[:-1]])
+    which = np.repeat(np.arange(len(new)), new)
+    return np.sort(before[which] + luck.random(len(which)) * (at - before)[which])

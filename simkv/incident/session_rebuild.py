@@ -1,0 +1,126 @@
+"""Rebuild sessions from arrivals and prefix hits: each prompt extends the one before.
+
+The lines report, per window, the computed prompt tokens and the share found in the prefix cache.
+In a session of growing prompts, the tokens found are the previous prompt, and the tokens computed
+are what the turn adds. A running request of a session holds its whole prompt in the cache, whereas
+requests that only have a common beginning share these blocks. Turns are assigned to sessions so
+that the cumulative hits follow the log: a turn continues the session that became free last, and a
+new session starts when the hits would exceed those of the log.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from simkv.incident.log_windows import LogWindows
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+#: Number of requests that a logged hit rate covers (vLLM: ``PrefixCachingMetrics``).
+HIT_RATE_REQUESTS = 1000
+#: Share of the mean time in the system after which a session can send its next prompt.
+FREE_AFTER = 0.7
+#: Largest hit rate that is used; a rate of 1 leaves the number of tokens open.
+MAX_HIT_RATE = 0.99
+
+
+@dataclass(frozen=True)
+class PromptTokens:
+    """Prompt tokens per window: ``computed``, and ``whole`` with those found in the cache."""
+
+    computed: Floats
+    whole: Floats
+
+
+def split_prompt_tokens(
+    cut: LogWindows, counts: Floats, *, computed_only: bool, fallback: float
+) -> PromptTokens:
+    """Return the prompt tokens of each window, computed and in total.
+
+    ``counts`` are the requests per window. The logged rate covers the last ``HIT_RATE_REQUESTS``
+    requests, so the totals are determined for blocks of that number; within a block, they follow
+    the rate of each window. ``fallback`` is the rate if the log has none.
+    """
+    rate = pd.Series(cut.hit_rate).ffill().fillna(fallback).clip(0.0, MAX_HIT_RATE).to_numpy()
+    if not computed_only:
+        return PromptTokens(cut.prompt * (1 - rate), cut.prompt)
+    whole = cut.prompt / (1 - rate)
+    seen = np.cumsum(counts)
+    block = np.floor(np.maximum(seen - 1e-9, 0.0) / HIT_RATE_REQUESTS).astype(np.int64)
+    for one in np.unique(block):
+        inside = block == one
+        last = np.flatnonzero(inside)[-1]
+        if counts[inside].sum() < HIT_RATE_REQUESTS / 2 and one > 0:
+            continue  # the rate still covers mostly the block before
+        wanted = cut.prompt[inside].sum() / (1 - rate[last])
+        if whole[inside].sum() > 0:
+            whole[inside] *= wanted / whole[inside].sum()
+    return PromptTokens(cut.prompt, np.maximum(whole, cut.prompt))
+
+
+def hold_whole_prompts(
+    cut: LogWindows, tokens: PromptTokens, count: float, output: float, block: int
+) -> bool:
+    """Return whether running requests hold their cached prompts themselves, as sessions do.
+
+    The tokens in the cache per running request are compared with the mean prompt (sessions) and
+    with its computed part (a common beginning, which all requests share). Without the cache's size,
+    sessions are assumed.
+    """
+    busy = (cut.running > 0) & np.isfinite(cut.held)
+    if not busy.any():
+        return True
+    each = cut.held[busy].sum() / cut.running[busy].sum() - block / 2
+    whole, own = tokens.whole.sum() / count, tokens.computed.sum() / count
+    return bool(abs(each - whole - output / 2) <= abs(each - own - output / 2))
+
+
+def assign_sessions(
+    came: Floats,
+    added: Floats,
+    target_hits: Floats,
+    busy_s: float,
+    block: int,
+) -> tuple[Floats, Ints]:
+    """Return prompt lengths and session numbers of requests in the order of arrival.
+
+    ``came`` are arrival times (s), ``added`` the tokens that each prompt computes, ``target_hits``
+    the cumulative hits of the log at each request. A session is busy for about ``busy_s`` after
+    each arrival. Hits are whole blocks of ``block`` tokens.
+    """
+    prompts, sessions = np.zeros(len(came)), np.zeros(len(came), np.int64)
+    free_at: list[float] = []
+    lengths: list[float] = []
+    names: list[int] = []
+    hits, started = 0.0, 0
+    for i, at in enumerate(came.tolist()):
+        free = [slot for slot, time in enumerate(free_at) if time <= at]
+        slot = _choose(free, free_at, lengths, target_hits[i] - hits)
+        if slot is None:
+            slot = len(free_at)
+            free_at.append(0.0)
+            lengths.append(0.0)
+            names.append(started)
+            started += 1
+        elif hits + lengths[slot] // block * block > target_hits[i] + lengths[slot] / 2:
+            lengths[slot], names[slot] = 0.0, started
+            started += 1
+        found = lengths[slot] // block * block
+        hits += found
+        lengths[slot] = prompts[i] = found + max(added[i], 1.0)
+        sessions[i], free_at[slot] = names[slot], at + FREE_AFTER * busy_s
+    return np.maximum(np.rint(prompts), 1.0), sessions
+
+
+def _choose(
+    free: list[int], free_at: list[float], lengths: list[float], lacking: float
+) -> int | None:
+    """Return the session that became free last, or the longest if many hits are lacking."""
+    if not free:
+        return None
+    latest = max(free, key=lambda slot: free_at[slot])
+    return max(free, key=lambda slot: lengths[slot]) if lacking > 2 * lengths[latest] else latest
