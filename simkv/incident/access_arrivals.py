@@ -37,7 +37,7 @@ def arrivals_from_access(
     which = np.repeat(np.arange(len(counts)), counts)
     times = np.sort(start[which] + luck.random(len(which)) * (end - start)[which])
     logged = np.searchsorted(times, at, "right").astype(np.float64)
-    if _falls(logged + present) < _falls(logged - present):
+    if _are_completions(logged, present):
         times = _with_remaining(at, logged + present, luck)
         logged = np.searchsorted(times, at, "right").astype(np.float64)
     already = int(max((present - logged).max(), 0.0)) if len(at) else 0
@@ -47,6 +47,14 @@ def arrivals_from_access(
         {"t_s": times, "max_tokens": 0, "prompt_tokens": 0, "gave_up_s": np.nan, "request": np.nan}
     )
     return table, already
+
+
+def _are_completions(logged: Floats, present: Floats) -> bool:
+    """Return whether access lines are written at the end of a request."""
+    as_arrivals, as_completions = _falls(logged - present), _falls(logged + present)
+    if as_arrivals == as_completions and len(logged):
+        return bool(logged[0] == 0 and present[0] > 0)
+    return as_completions < as_arrivals
 
 
 def _falls(values: Floats) -> float:

@@ -57,6 +57,7 @@ from simkv.incident.source_reader import logs_iterations, read_source
 from simkv.incident.trial_bounds import bounds
 from simkv.incident.wait_summary import is_healthy, summarize_waits
 from simkv.incident.workload_rebuild import RebuiltWorkload, is_sampled, rebuild
+from simkv.incident.worst_part import select_worst_part
 from simkv.metrics.run_result import RunResult
 from simkv.metrics.scenario_runner import run_scenario
 from simkv.report.html_page import PageSection, write_html
@@ -93,7 +94,7 @@ def read_stage(
         read_mapped(path, columns) if columns and path in mapped else read_source(path, advance)
         for path in inputs
     ]
-    evidence = join(parts)
+    evidence = select_worst_part(join(parts))
     files.write_evidence(folder, evidence)
     return evidence
 
@@ -183,12 +184,15 @@ def explain_stage(
         evidence.series,
         rebuilt.origin,
         died=evidence.died is not None,
+        reconstructed=is_sampled(evidence),
     )
     _write_compared(folder, likeness.moments, observed, simulated)
     beside = timeline(likeness.moments, observed, simulated)
     notes = [*evidence.notes, *rebuilt.notes, *result.notes]
+    ensemble = None
     if (folder / files.ENSEMBLE).is_file():
-        notes += describe_intervals(pd.read_csv(folder / files.ENSEMBLE))
+        ensemble = pd.read_csv(folder / files.ENSEMBLE)
+        notes += describe_intervals(ensemble)
     if not likeness.reproduced:
         found = refuse_explanation(likeness, setup, evidence, notes, beside)
     else:
@@ -203,7 +207,7 @@ def explain_stage(
                     scenario, evaluator, limits, _worlds(folder, scenario, profile)
                 )
         found = explain_incident(
-            result, observed, likeness, mending, setup, evidence, notes, beside
+            result, observed, likeness, mending, setup, evidence, notes, beside, ensemble
         )
         _write_report(folder, result, found, likeness, beside)
     write_text(folder / files.DIAGNOSIS, found.text)

@@ -12,6 +12,7 @@ from simkv.explain.verdicts.verdict import Verdict
 from simkv.explain.wait_ledger import COMPUTE_KINDS, KIND_LABELS, total_by_kind
 from simkv.incident.evidence import Evidence
 from simkv.incident.incident_timeline import HEAD, timeline_cells
+from simkv.incident.log_summary import LogSummary
 from simkv.incident.observed_comparison import ObservedComparison
 from simkv.incident.remedies import Remedy, RemedySearch
 from simkv.incident.server_setup import ServerSetup
@@ -163,14 +164,17 @@ def render_diagnosis(
         "",
     ]
     lines += ["![observed and simulated](observed.png)", "", *rest]
-    lines += ["## Observed and simulated", "", "| figure | observed | simulated | off | agrees |"]
-    lines += ["| --- | --- | --- | --- | --- |"]
+    lines += ["## Observed and simulated", ""]
+    lines += ["| figure | input | simulated | difference | source | tolerance | agrees |"]
+    lines += ["| --- | --- | --- | --- | --- | --- | --- |"]
     for line in likeness.lines:
-        off = f"{100 * line.relative_error:+.1f} %" if line.observed else ""
         agrees = "yes" if line.agrees else "no"
         lines.append(
-            f"| {line.name} | {line.observed:.4g} | {line.simulated:.4g} | {off} | {agrees} |"
+            f"| {line.name} | {line.observed:.4g} | {line.simulated:.4g} | {line.difference} | "
+            f"{line.kind} | {line.tolerance} | {agrees} |"
         )
+    lines += ["", "*Measured* figures are from the inputs, *reconstructed* ones were sampled to"]
+    lines += ["agree with them, *simulated* ones are from the simulation of the reconstruction."]
     lines += ["", "## The server", ""]
     lines += [
         f"- {name} {escape_markdown(setup.engine[name])} ({escape_markdown(how)})"
@@ -196,6 +200,18 @@ def render_summary(five: Sequence[str], evidence: Evidence) -> str:
     ]
     lines += ["", *_listed("Notes", evidence.notes), *_listed("Missing", evidence.lacks)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def summary_lines(summary: LogSummary | None) -> Iterator[str]:
+    """Yield the section on the measured figures of the log."""
+    if summary is None:
+        return
+    yield "## Measured figures"
+    yield ""
+    yield f"- {escape_markdown(summary.figures)}"
+    for finding in summary.findings:
+        yield f"- {finding.name}: {escape_markdown(finding.text)}"
+    yield ""
 
 
 def _listed(title: str, items: Sequence[str]) -> list[str]:

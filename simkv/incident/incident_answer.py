@@ -18,12 +18,13 @@ from simkv.incident.diagnosis_document import (
     render_summary,
     request_label,
     request_labels,
+    summary_lines,
     timeline_lines,
     verdict_lines,
     victim_lines,
 )
 from simkv.incident.evidence import Evidence
-from simkv.incident.log_summary import LogSummary
+from simkv.incident.log_summary import LogSummary, summarize_log
 from simkv.incident.observed_comparison import ObservedComparison
 from simkv.incident.remedies import Remedy, RemedySearch
 from simkv.incident.server_setup import ServerSetup
@@ -39,6 +40,9 @@ from simkv.incident.wait_summary import (
 from simkv.incident.workload_rebuild import is_sampled
 from simkv.metrics.run_result import RunResult
 from simkv.report.narrative import describe_cause
+
+#: Difference between the reconstructions relative to their mean up to which it is identifiable.
+IDENTIFIABLE_SPREAD = 0.5
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ def refuse_explanation(
     It lists missing information. ``beside`` is the table over time.
     """
     missed = "; ".join(
-        f"{line.name}: {line.simulated:.4g} simulated, {line.observed:.4g} observed"
+        f"{line.name}: {line.simulated:.4g} simulated, {line.observed:.4g} {line.kind}"
         for line in likeness.missed[:3]
     )
     asks = [*setup.assumed, *evidence.lacks] or ["the server may use something not modelled"]
@@ -105,7 +109,8 @@ def refuse_explanation(
         "Fix: unknown. Specify missing settings with --set engine.NAME=VALUE and diagnose again.",
         "Confidence: none. Compare observed and simulated figures in observed.png, compared.csv.",
     )
-    text = render_diagnosis(five, likeness, setup, evidence, notes, list(timeline_lines(beside)))
+    rest = [*summary_lines(summarize_log(evidence)), *timeline_lines(beside)]
+    text = render_diagnosis(five, likeness, setup, evidence, notes, rest)
     return IncidentAnswer(five, text, False, False, "not reproduced", None)
 
 
@@ -118,21 +123,27 @@ def explain_incident(
     evidence: Evidence,
     notes: Sequence[str],
     beside: pd.DataFrame,
+    ensemble: pd.DataFrame | None = None,
 ) -> IncidentAnswer:
-    """Build the answer for a reproduced incident: affected requests, cause and fix."""
+    """Build the answer for a reproduced incident: affected requests, cause and fix.
+
+    ``ensemble`` has the figures of the likely reconstructions, if requests are sampled.
+    """
     waits, found = summarize_waits(result), server_verdicts(result)
     healthy = is_healthy(result)
     slow = waits.share < MAX_WAIT_SHARE and not found
     cause = "nothing" if healthy else "slow in company" if slow else _cause(found, waits)
     remedy = mending.remedies[0] if mending and mending.remedies and not healthy else None
+    summary = summarize_log(evidence)
     five = (
         _describe_result(observed, setup, waits, healthy),
         _describe_affected(observed, waits, healthy, is_sampled(evidence)),
-        _describe_cause(result, found, waits, healthy, slow),
-        describe_search(mending, healthy),
-        _describe_confidence(likeness, setup),
+        _describe_cause(result, found, waits, healthy, slow) + _describe_hit_rate(summary),
+        describe_search(mending, healthy, is_sampled(evidence)),
+        _describe_confidence(likeness, setup, ensemble),
     )
     rest = [
+        *summary_lines(summary),
         *victim_lines(observed, result, waits),
         *verdict_lines(found, waits),
         *(remedy_lines(mending) if mending and not healthy else ()),
@@ -140,6 +151,13 @@ def explain_incident(
     ]
     text = render_diagnosis(five, likeness, setup, evidence, notes, rest)
     return IncidentAnswer(five, text, healthy, True, cause, remedy)
+
+
+def _describe_hit_rate(summary: LogSummary | None) -> str:
+    """Return the measured finding on the prefix hit rate or the front end, if there is one."""
+    named = ("hit rate falls", "front-end bound")
+    found = [one.text for one in summary.findings if one.name in named] if summary else []
+    return f" Measured: {'; '.join(found)}." if found else ""
 
 
 def _cause(found: Sequence[Verdict], waits: WaitSummary) -> str:
@@ -203,8 +221,11 @@ def _describe_cause(
     return f"Cause: {describe_cause(result, found)}"
 
 
-def describe_search(search: RemedySearch | None, healthy: bool) -> str:
-    """Return the ``Fix:`` line: the best changes that the search found."""
+def describe_search(search: RemedySearch | None, healthy: bool, sampled: bool = False) -> str:
+    """Return the ``Fix:`` line: the best changes that the search found.
+
+    If requests are ``sampled``, a change is named only if it helps in all reconstructions.
+    """
     if healthy:
         return "Fix: none needed."
     if search is None:
@@ -217,6 +238,8 @@ def describe_search(search: RemedySearch | None, healthy: bool) -> str:
     if not search.remedies:
         return f"Fix: none found; {tried}."
     best = search.remedies[0]
+    if not best.sure and sampled:
+        return f"Fix: none holds in at least 90 % of the reconstructions; {tried}."
     if not best.sure:
         return f"Fix: none is certain; {describe_remedy(best)} may help; {tried}."
     if flags and best.means != "version":
@@ -227,14 +250,32 @@ def describe_search(search: RemedySearch | None, healthy: bool) -> str:
     return f"Fix: no flag; {' or '.join(describe_remedy(one) for one in two)}; {tried}."
 
 
-def _describe_confidence(likeness: ObservedComparison, setup: ServerSetup) -> str:
-    e2e = next((line for line in likeness.lines if line.name.startswith("E2E mean")), None)
-    match = (
-        f"mean E2E {e2e.simulated:.4g} s simulated, {e2e.observed:.4g} s observed "
-        f"({100 * e2e.relative_error:+.1f} %)"
-        if e2e
-        else "the simulation agrees with the observed figures"
+def _describe_confidence(
+    likeness: ObservedComparison, setup: ServerSetup, ensemble: pd.DataFrame | None
+) -> str:
+    """Return the ``Confidence:`` line; it names the source of each figure."""
+    parts = []
+    for start, label, unit in (("E2E mean", "mean E2E", " s"), ("mean running", "running", "")):
+        line = next((one for one in likeness.lines if one.name.startswith(start)), None)
+        if line is not None and np.isfinite(line.observed):
+            parts.append(
+                f"{label} {line.simulated:.4g}{unit} simulated, {line.observed:.4g}{unit} "
+                f"{line.kind} ({line.difference})"
+            )
+    if not parts:
+        parts = ["the simulation matches the inputs"]
+    if ensemble is not None:
+        parts.append(describe_ensemble(ensemble))
+    if setup.assumed:
+        parts.append(f"{len(setup.assumed)} settings assumed")
+    return f"Confidence: {'; '.join(parts)}."
+
+
+def describe_ensemble(ensemble: pd.DataFrame) -> str:
+    """Return how far the mean E2E differs between the reconstructions, in words."""
+    low, high, mean = (float(ensemble["e2e"].agg(name)) for name in ("min", "max", "mean"))
+    known = high - low <= IDENTIFIABLE_SPREAD * mean
+    return (
+        f"the workload is {'identifiable' if known else 'not identifiable'}: mean E2E is "
+        f"{low:.4g} to {high:.4g} s in {len(ensemble)} reconstructions"
     )
-    count = len(setup.assumed)
-    assumed = f"; {count} setting{'s' if count > 1 else ''} assumed" if count else ""
-    return f"Confidence: {match}{assumed}."

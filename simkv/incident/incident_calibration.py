@@ -34,6 +34,7 @@ from simkv.scenario.scenario import Scenario
 from simkv.schedulers.engine_registry import find_engine_spec
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 #: Relative error that no fit removes: of a single request's time, and of a mean over all requests,
 #: which hardly depends on the order of requests.
 REQUEST_SCATTER, MEAN_SCATTER = 0.05, 0.01
@@ -42,6 +43,8 @@ HOLDOUT_EVERY = 4
 #: Maximum numbers of fitted requests and of simulations. Fewer simulations suffice for requests
 #: sampled from log lines, which contain less information.
 MAX_FITTED_REQUESTS, ROUNDS, SAMPLED_ROUNDS = 1000, 8, 3
+#: Number of segments if there are more requests, and share of each that only warms up the server.
+SEGMENTS, WARM_UP_SHARE = 5, 0.25
 #: Sizes of the KV cache that are also tried, relative to the guessed size.
 CACHE_SIZE_FACTORS = (0.88, 0.94, 1.06)
 #: Requests with fewer output tokens say little about decode steps.
@@ -141,14 +144,34 @@ def calibrate_incident(
             "an end, and no steps are logged"
         )
     sizes = _sizes(scenario, observed, setup)
-    measured = ObservedTimes.of(observed.iloc[:MAX_FITTED_REQUESTS], prefills=not of_lines)
+    rows, warm_up = choose_fitted_rows(len(observed))
+    observed = observed.iloc[rows].reset_index(drop=True)
+    requests = [replace(requests[row], id=place) for place, row in enumerate(rows.tolist())]
+    measured = ObservedTimes.of(observed, prefills=not of_lines)
     fitters = [
-        _Fitter(one, requests, observed, measured, shape, front, aims, tell) for one in sizes
+        _Fitter(one, requests, observed, measured, shape, front, aims, tell, warm_up)
+        for one in sizes
     ]
     rounds = SAMPLED_ROUNDS if of_lines else ROUNDS
     found = [fitter.fitted(_between(guess, aims), rounds) for fitter in fitters]
     best = min(range(len(found)), key=lambda place: found[place][1])
     return fitters[best].profile(found[best][0], setup), sizes[best]
+
+
+def choose_fitted_rows(count: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """Return the rows of the requests that are simulated for the fit, and which are warm-up.
+
+    All requests are used up to ``MAX_FITTED_REQUESTS``. Of more, segments of successive requests
+    are used at equal distances from the first to the last, because the load may change. The first
+    requests of a later segment meet an empty server, so they are not fitted.
+    """
+    if count <= MAX_FITTED_REQUESTS:
+        return np.arange(count), np.zeros(count, bool)
+    size = MAX_FITTED_REQUESTS // SEGMENTS
+    starts = np.linspace(0, count - size, SEGMENTS).astype(np.int64)
+    rows = np.concatenate([np.arange(start, start + size) for start in starts])
+    place = np.arange(len(rows))
+    return rows, (place >= size) & (place % size < WARM_UP_SHARE * size)
 
 
 def _sizes(scenario: Scenario, observed: pd.DataFrame, setup: ServerSetup) -> list[Scenario]:
@@ -240,13 +263,15 @@ class _Fitter:
         front: float,
         aims: dict[str, CostPrior],
         tell: Callable[[int, int], None],
+        warm_up: npt.NDArray[np.bool_],
     ) -> None:
-        self.scenario, self.requests = scenario, list(requests)[:MAX_FITTED_REQUESTS]
-        self.observed = observed.iloc[: len(self.requests)]
+        self.scenario, self.requests = scenario, list(requests)
+        self.observed = observed
         self.measured = measured
         self.shape, self.front, self.aims, self.tell = shape, front, aims, tell
         few = len(self.requests) < 2 * HOLDOUT_EVERY
-        self.kept = np.array([few or i % HOLDOUT_EVERY != 3 for i in range(len(self.requests))])
+        fitted = [few or i % HOLDOUT_EVERY != 3 for i in range(len(self.requests))]
+        self.kept, self.used = np.array(fitted) & ~warm_up, ~warm_up
         self.done = 0
 
     def fitted(self, start: UnitCosts, rounds: int) -> tuple[UnitCosts, float]:
@@ -312,10 +337,12 @@ class _Fitter:
     def profile(self, prices: UnitCosts, setup: ServerSetup) -> CostProfile:
         """Build the profile at these costs, with its errors on the held-out requests."""
         prefill, decode = self.measured.beside(self._simulated(prices)[0])
-        left = ~self.kept if not self.kept.all() else self.kept
+        left = self.used & ~self.kept if (self.used & ~self.kept).any() else self.kept
         held_out = summarize_errors_by_kind(_named(prefill[left], decode[left]))
-        told = "" if not self.kept.all() else "; too few to leave any out, errors are of the fit"
+        few = not (self.used & ~self.kept).any()
+        told = "; too few to hold any out, errors are those of the fit" if few else ""
         served = self.observed.dropna(subset=["e2e_ms"])
+        low, high = _concurrency(served)
         prompts = served["prompt_tokens"]
         return self._draft(prices).model_copy(
             update={
@@ -324,11 +351,12 @@ class _Fitter:
                 "gpu": setup.gpu or "not told",
                 "range": {
                     "prefill_tokens": (float(prompts.min()), float(prompts.max())),
-                    "decode_seqs": (1.0, _most_at_once(served)),
+                    "decode_seqs": (1.0, high),
                 },
                 "fit": FitQuality(
                     points=int(self.kept.sum()),
-                    note=f"the simulation fitted to {int(self.kept.sum())} requests{told}",
+                    note=f"the simulation fitted to {int(self.kept.sum())} requests at "
+                    f"{low:.0f} to {high:.0f} concurrent requests{told}",
                     held_out=held_out,
                     beyond={"decode_seqs": BATCH_DOUBLING_ERROR},
                 ),
@@ -343,10 +371,9 @@ def _named(prefill: Floats, decode: Floats) -> Iterator[tuple[str, float]]:
             yield kind, float(np.exp(error) - 1)
 
 
-def _most_at_once(served: pd.DataFrame) -> float:
-    """Return the maximum number of requests in the system at the same time."""
-    begin = np.sort(served["t_s"].to_numpy(np.float64))
-    end = np.sort((served["t_s"] + served["e2e_ms"] / 1e3).to_numpy(np.float64))
-    return float(
-        max((np.searchsorted(begin, begin, "right") - np.searchsorted(end, begin)).max(), 1)
-    )
+def _concurrency(served: pd.DataFrame) -> tuple[float, float]:
+    """Return the 5th percentile and the maximum of the requests in the system at arrivals."""
+    arrivals = served["t_s"].to_numpy(np.float64)
+    begin, end = np.sort(arrivals), np.sort(arrivals + served["e2e_ms"].to_numpy(np.float64) / 1e3)
+    present = np.searchsorted(begin, begin, "right") - np.searchsorted(end, begin)
+    return float(max(np.percentile(present, 5), 1)), float(max(present.max(), 1))

@@ -23,6 +23,10 @@ QUEUE_SHARE = 0.5
 SLOW_DECODE_RATE = 2.0
 #: Fall of the prefix hit rate that is reported as a problem.
 HIT_RATE_FALL = 0.15
+#: Growth of running requests that suggests eviction as the reason.
+LOAD_GROWTH = 1.2
+#: Time before the engine core above which the front end limits TTFT: in s, and as a share of TTFT.
+FRONT_END_S, FRONT_END_SHARE = 0.05, 0.5
 #: Number of successive lines without any token that count as a hang.
 HANG_LINES = 2
 
@@ -59,7 +63,7 @@ def summarize_log(evidence: Evidence) -> LogSummary | None:
     if lines is None and evidence.access is None and evidence.died is None:
         return None
     counted = _Requests(evidence.access)
-    findings = [*_death(evidence), *counted.findings()]
+    findings = [*_death(evidence), *counted.findings(), *_front_end(evidence)]
     figures, affected = counted.text, "unknown"
     if lines is not None:
         limit = evidence.settings.get("max_num_seqs") or evidence.settings.get(
@@ -128,6 +132,24 @@ class _Requests:
         if self.failed:
             total = self.accepted + self.rejected + self.failed
             yield Finding("errors", f"{self.failed} of {total} requests failed with status 5xx")
+
+
+def _front_end(evidence: Evidence) -> Iterator[Finding]:
+    """Find a TTFT far above queue and prefill: tokenization, routing or the API server."""
+    requests = evidence.requests
+    if requests is None or "prefill_ms" not in requests:
+        return
+    known = requests[["ttft_ms", "queue_ms", "prefill_ms"]].dropna() / 1e3
+    if not len(known):
+        return
+    ttft, queue, prefill = (float(known[name].median()) for name in known)
+    front = ttft - queue - prefill
+    if front > FRONT_END_S and front > FRONT_END_SHARE * ttft:
+        yield Finding(
+            "front-end bound",
+            f"of a median TTFT of {1e3 * ttft:.0f} ms, {1e3 * front:.0f} ms passed before the "
+            f"engine (queue {1e3 * queue:.0f} ms, prefill {1e3 * prefill:.0f} ms)",
+        )
 
 
 def _death(evidence: Evidence) -> Iterator[Finding]:
@@ -270,8 +292,14 @@ def _hit_rate(lines: pd.DataFrame, _slots: int | None) -> Iterator[Finding]:
         return
     fall = float(known.max() - known[-1])
     if fall >= HIT_RATE_FALL:
-        full = lines["usage"].max()
-        why = f" while the cache was up to {100 * full:.0f} % full" if full == full else ""
+        third = max(len(lines) // 3, 1)
+        before, after = (float(part["running"].mean()) for part in (lines[:third], lines[-third:]))
+        why = ""
+        if after > LOAD_GROWTH * before:
+            why = (
+                f" while running requests rose from {before:.0f} to {after:.0f}: cached turns are "
+                "probably evicted before they are reused"
+            )
         yield Finding(
             "hit rate falls",
             f"the prefix hit rate fell from {100 * known.max():.0f} to {100 * known[-1]:.0f} %"

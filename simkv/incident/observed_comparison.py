@@ -22,17 +22,42 @@ MEAN_TOLERANCE, TAIL_TOLERANCE, QUEUE_TOLERANCE, QUEUE_E2E_TOLERANCE = 0.15, 0.2
 #: Tolerance of the mean number of running or waiting requests, relative to requests in the system;
 #: a difference of one request is always accepted.
 IN_SYSTEM_TOLERANCE = 0.3
+#: Tolerance of the prefix hit rate (absolute), and number of requests that it covers.
+HIT_RATE_TOLERANCE, HIT_RATE_REQUESTS = 0.1, 1000
+#: Larger relative errors are reported as absolute differences.
+MAX_RELATIVE_ERROR = 10.0
 FIGURES = (("e2e_ms", "E2E"), ("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"), ("queue_ms", "queued"))
 
 
 @dataclass(frozen=True)
 class FigureMatch:
-    """An observed and a simulated figure, in s (or requests), and whether they agree."""
+    """An observed and a simulated figure, in s (or requests), and whether they agree.
+
+    ``tolerance`` is the accepted difference in words. ``reconstructed`` is true if the observed
+    value was sampled to agree with the inputs and not measured. A figure that does not ``decide``
+    is only reported.
+    """
 
     name: str
     observed: float
     simulated: float
     agrees: bool
+    tolerance: str = ""
+    reconstructed: bool = False
+    decides: bool = True
+
+    @property
+    def kind(self) -> str:
+        """``measured`` or ``reconstructed``."""
+        return "reconstructed" if self.reconstructed else "measured"
+
+    @property
+    def difference(self) -> str:
+        """The difference in words, relative unless the observed value is close to zero."""
+        error = self.relative_error
+        if self.observed > 0 and abs(error) <= MAX_RELATIVE_ERROR:
+            return f"{100 * error:+.1f} %"
+        return f"{self.simulated - self.observed:+.3g}"
 
     @property
     def relative_error(self) -> float:
@@ -54,12 +79,12 @@ class ObservedComparison:
     @property
     def reproduced(self) -> bool:
         """Whether all figures agree."""
-        return all(line.agrees for line in self.lines)
+        return all(line.agrees for line in self.lines if line.decides)
 
     @property
     def missed(self) -> list[FigureMatch]:
         """Figures that do not agree."""
-        return [line for line in self.lines if not line.agrees]
+        return [line for line in self.lines if line.decides and not line.agrees]
 
 
 def compare_observed(
@@ -70,20 +95,39 @@ def compare_observed(
     origin: float,
     *,
     died: bool = False,
+    reconstructed: bool = False,
 ) -> ObservedComparison:
     """Compare a simulation with the observation.
 
     ``simulated`` and ``observed`` are the same requests in the same order, in ms. ``origin`` is
     time 0 of the records on the clock of ``series``. ``died`` is true if the server reported its
-    death.
+    death, ``reconstructed`` if the observed requests were sampled.
     """
     moments = _moments(parts, observed, series, origin)
-    lines = [*_latencies(simulated, observed), *_answers(simulated, observed)]
+    lines = [*_latencies(simulated, observed, reconstructed), *_answers(simulated, observed)]
     stop = next((part.engine_halt for part in parts if part.engine_halt), None)
     if died or (stop is not None and stop.kind == "engine died"):
         made = stop is not None and stop.kind == "engine died"
         lines.append(FigureMatch("the engine died", float(died), float(made), died == made))
-    return ObservedComparison((*lines, *_presence(moments)), moments)
+    lines += [*_presence(moments), *_hit_rate(parts, series)]
+    return ObservedComparison(tuple(lines), moments)
+
+
+def _hit_rate(parts: Sequence[RunRecord], series: pd.DataFrame | None) -> list[FigureMatch]:
+    """Compare the prefix hit rate at the end, over the last requests as the engine counts it."""
+    if series is None or "hit_rate" not in series or not series["hit_rate"].max() > 0:
+        return []
+    seen = float(series.dropna(subset=["hit_rate"]).groupby("engine")["hit_rate"].last().mean())
+    prompts = sorted(
+        (life.first_token, life.chunks[0].context if life.chunks else 0, life.request.prompt_tokens)
+        for record in parts
+        for life in record.requests.values()
+        if life.first_token is not None
+    )[-HIT_RATE_REQUESTS * len(parts) :]
+    made = sum(hit for _, hit, _ in prompts) / (sum(asked for _, _, asked in prompts) or 1)
+    agrees = abs(made - seen) <= HIT_RATE_TOLERANCE
+    tolerance = f"{100 * HIT_RATE_TOLERANCE:.0f} points; reported only"
+    return [FigureMatch("prefix hit rate", seen, made, agrees, tolerance, decides=False)]
 
 
 def series_distance(parts: Sequence[RunRecord], series: pd.DataFrame, origin: float) -> float:
@@ -101,7 +145,9 @@ def series_distance(parts: Sequence[RunRecord], series: pd.DataFrame, origin: fl
     return found
 
 
-def _latencies(simulated: pd.DataFrame, observed: pd.DataFrame) -> list[FigureMatch]:
+def _latencies(
+    simulated: pd.DataFrame, observed: pd.DataFrame, reconstructed: bool
+) -> list[FigureMatch]:
     found = []
     whole = observed["e2e_ms"].mean() / 1e3
     for column, name in FIGURES:
@@ -116,18 +162,26 @@ def _latencies(simulated: pd.DataFrame, observed: pd.DataFrame) -> list[FigureMa
         seen, made = float(both["seen"].mean()), float(both["made"].mean())
         apart = abs(made - seen)
         if column == "e2e_ms":
-            agrees = apart <= MEAN_TOLERANCE * seen
+            agrees, tolerance = apart <= MEAN_TOLERANCE * seen, _percent(MEAN_TOLERANCE)
         elif column == "tpot_ms":
-            agrees = apart <= TAIL_TOLERANCE * seen
+            agrees, tolerance = apart <= TAIL_TOLERANCE * seen, _percent(TAIL_TOLERANCE)
         else:
             agrees = apart <= QUEUE_TOLERANCE * seen or apart <= QUEUE_E2E_TOLERANCE * whole
-        found.append(FigureMatch(f"{name} mean (s)", seen, made, bool(agrees)))
+            tolerance = f"{_percent(QUEUE_TOLERANCE)} or {_percent(QUEUE_E2E_TOLERANCE)} of E2E"
+        label = f"{name} mean (s)"
+        found.append(FigureMatch(label, seen, made, bool(agrees), tolerance, reconstructed))
         if column == "e2e_ms":
             seen, made = float(both["seen"].quantile(0.9)), float(both["made"].quantile(0.9))
+            agrees = abs(made - seen) <= TAIL_TOLERANCE * seen
+            tolerance = _percent(TAIL_TOLERANCE)
             found.append(
-                FigureMatch("E2E p90 (s)", seen, made, abs(made - seen) <= TAIL_TOLERANCE * seen)
+                FigureMatch("E2E p90 (s)", seen, made, bool(agrees), tolerance, reconstructed)
             )
     return found
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 def _answers(simulated: pd.DataFrame, observed: pd.DataFrame) -> list[FigureMatch]:
@@ -137,7 +191,7 @@ def _answers(simulated: pd.DataFrame, observed: pd.DataFrame) -> list[FigureMatc
     if not seen and not made:
         return []
     agrees = abs(seen - made) <= max(0.25 * seen, 1) and (seen > 0) == (made > 0)
-    return [FigureMatch("without an answer (requests)", seen, made, agrees)]
+    return [FigureMatch("without an answer (requests)", seen, made, agrees, "25 % or 1 request")]
 
 
 def _presence(moments: pd.DataFrame) -> list[FigureMatch]:
@@ -149,7 +203,8 @@ def _presence(moments: pd.DataFrame) -> list[FigureMatch]:
         seen, made = both.mean().tolist() if len(both) else (0.0, 0.0)
         whole = moments[["observed_running", "observed_waiting"]].sum(axis="columns").mean()
         agrees = abs(made - seen) <= max(IN_SYSTEM_TOLERANCE * whole, 1.0)
-        found.append(FigureMatch(f"{name}, on the mean (requests)", seen, made, bool(agrees)))
+        tolerance = f"{_percent(IN_SYSTEM_TOLERANCE)} of requests in the system, or 1"
+        found.append(FigureMatch(f"mean {name} (requests)", seen, made, bool(agrees), tolerance))
     return found
 
 

@@ -115,6 +115,7 @@ class _Maker:
         self.ranks = self.ranks or _told_of(evidence.series)
         self.gpu = asked.gpu
         self.model = asked.model or _text(self._told("model", "model_path", "model_tag"))
+        _check_hardware(asked)
 
     def made(self) -> ServerSetup:
         engine: dict[str, Any] = {"name": self.spec.name, "variant": self._variant()}
@@ -338,6 +339,23 @@ class _Maker:
         except TypeError as error:
             raise InputError(f"the settings that the sources tell: {error}") from error
         return engine
+
+
+def _check_hardware(asked: UserSettings) -> None:
+    """Raise InputError with the nearest names if a GPU or a model of the user is unknown."""
+    if asked.gpu:
+        try:
+            find_gpu(asked.gpu)
+        except InputError as error:
+            raise InputError(f"--gpu: {error}") from error
+    if asked.model:
+        try:
+            find_architecture(asked.model)
+        except InputError as error:
+            raise InputError(
+                f"--model: {error} (`simkv profile list` lists models; omit --model to fit step "
+                "costs without one)"
+            ) from error
 
 
 def _flags(spec: EngineSpec) -> Iterator[tuple[str, str]]:

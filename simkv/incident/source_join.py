@@ -31,6 +31,8 @@ QUARTER = 900.0
 MAX_ZONE_HOURS = 14
 #: Maximum number of offsets to try for a client without a wall clock.
 MAX_OFFSETS = 4000
+#: Points that a shape needs, and share of them that must overlap.
+MIN_SHAPE_POINTS, MIN_OVERLAP = 4, 0.5
 DAY = 86400.0
 YEAR = 365 * DAY
 #: Maximum clock skew that is searched, and minimum skew that is reported (s).
@@ -49,8 +51,15 @@ def join(parts: Sequence[Evidence]) -> Evidence:
     main = _main(parts)
     notes = [note for part in parts for note in part.notes]
     moved = []
+    reference = _reference(parts) if main is None else None
     for part in parts:
         shift = _shift(part, main) if main is not None and part is not main else 0.0
+        if reference is not None and part is not reference and part.series is not None:
+            shift = _shift_by_shape(part, reference)
+            notes.append(
+                f"{part.source}: its times were moved by {_within_years(shift):+.0f} s to fit "
+                f"{reference.source}"
+            )
         if main is not None and abs(within := _within_years(shift)) > MIN_SKEW_S:
             notes.append(f"{part.source}: its clock moved by {within:+.0f} s to fit {main.source}")
         moved.append(_moved(part, shift))
@@ -68,6 +77,51 @@ def join(parts: Sequence[Evidence]) -> Evidence:
         died=next((part.died for part in parts if part.died), None),
         notes=tuple(notes),
         lacks=tuple(dict.fromkeys(lack for part in parts for lack in part.lacks)),
+    )
+
+
+def _reference(parts: Sequence[Evidence]) -> Evidence | None:
+    """Return the metrics whose clock applies if no source has single requests, or None."""
+    found = [part for part in parts if part.histograms and part.series is not None]
+    others = [part for part in parts if not part.histograms and part.series is not None]
+    return found[0] if found and others else None
+
+
+def _shift_by_shape(part: Evidence, reference: Evidence) -> float:
+    """Return the seconds to add to the times of ``part``, by requests in the system over time.
+
+    With few scrapes there is no shape; then the part is moved into the time that they cover, by
+    years and time zones only where that suffices.
+    """
+    at, present = _present(part)
+    other_at, other = _present(reference)
+    if len(other_at) < MIN_SHAPE_POINTS or len(at) < MIN_SHAPE_POINTS:
+        years = _years(float(at[0]), float(other_at[0]))
+        quarters = np.arange(-4 * MAX_ZONE_HOURS, 4 * MAX_ZONE_HOURS + 1) * QUARTER
+
+        def outside(shift: float) -> float:
+            moved = at + years + shift
+            return float(((moved < other_at[0]) | (moved > other_at[-1])).mean())
+
+        best = float(min(sorted(quarters, key=abs), key=outside))
+        return years + best if outside(best) < 1 else float(other_at[0] - at[0])
+
+    def difference(shift: float) -> float:
+        moved = at + shift
+        inside = (moved >= other_at[0]) & (moved <= other_at[-1])
+        if inside.sum() < MIN_OVERLAP * min(len(at), len(other_at)):
+            return float("inf")
+        apart = np.abs(np.interp(moved[inside], other_at, other) - present[inside]).sum()
+        return float(apart + present[~inside].sum()) / len(at)
+
+    step = max(float(np.median(np.diff(other_at))) / 2, 1.0)
+    low, high = other_at[0] - at[-1], other_at[-1] - at[0]
+    count = min(int((high - low) / step) + 2, MAX_OFFSETS)
+    coarse = np.linspace(low, high, count)
+    first = float(min(coarse, key=difference))
+    width = float(coarse[1] - coarse[0])
+    return first + float(
+        min(np.arange(-width, width + 0.5, 0.5), key=lambda more: difference(first + more))
     )
 
 

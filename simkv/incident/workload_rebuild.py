@@ -26,6 +26,8 @@ from simkv.workload.trace_source import TraceSource
 MIN_HIT_RATE = 0.02
 #: Minimum number of statistics lines for a reconstruction, if the server's start is not logged.
 MIN_LINES = 12
+#: Relative difference of two capacities from which a cache counts as hybrid.
+HYBRID_DIFFERENCE = 0.05
 #: Minimum number of access lines that count as complete.
 MIN_ACCESS_LINES = 5
 #: Log times are whole seconds; arrivals in two sources within this time (s) are the same.
@@ -62,23 +64,15 @@ def rebuild(
     check_determined(evidence)
     share = _hit_share(evidence.series) if caching else 0.0
     if is_sampled(evidence):
-        assert evidence.series is not None
-        if can_sample(evidence.histograms):
-            requests = sample_workload(evidence.histograms, evidence.series, seed)
-        else:
-            known = _known(setup, share if share > MIN_HIT_RATE else 0.0)
-            series = evidence.series
-            if (lines := _iterations(evidence, setup)) is not None:
-                series, known = lines, replace(known, computed_only=True)
-            arrivals = evidence.arrivals
-            if arrivals is None and has_access(evidence):
-                assert evidence.access is not None
-                arrivals, already = arrivals_from_access(evidence.access, series, seed)
-                notes += _describe_access(arrivals, already)
-            requests = sample_from_lines(series, known, seed, arrivals)
+        requests = _sample(evidence, setup, share if share > MIN_HIT_RATE else 0.0, seed, notes)
     if requests is None:
         requests = _only_arrivals(evidence.arrivals)
     if requests is None or not len(requests):
+        if role := server_role(evidence):
+            raise UndeterminedError(
+                f"{evidence.source} is the log of a {role} server, which has only one part of each "
+                "request; add a client's results or spans of the whole deployment"
+            )
         raise UndeterminedError(
             f"{evidence.source} has no data on single requests; add spans "
             "(--otlp-traces-endpoint), a client's results, or metrics with histograms"
@@ -111,6 +105,18 @@ def rebuild(
     return RebuiltWorkload(rows, origin, whole.drop(columns=["emits"]), tuple(notes))
 
 
+def server_role(evidence: Evidence) -> str | None:
+    """Return ``prefill`` or ``decode`` for one side of a disaggregated deployment, else None."""
+    mode = evidence.settings.get("disaggregation_mode")
+    if mode is not None and mode.value in ("prefill", "decode"):
+        return str(mode.value)
+    transfer = evidence.settings.get("kv_transfer_config")
+    for role, word in (("prefill", "kv_producer"), ("decode", "kv_consumer")):
+        if transfer is not None and word in str(transfer.value):
+            return role
+    return None
+
+
 def has_access(evidence: Evidence) -> bool:
     """Return whether access lines count the requests of a single engine."""
     access, series = evidence.access, evidence.series
@@ -130,6 +136,11 @@ def check_determined(evidence: Evidence) -> None:
     """Raise UndeterminedError if statistics lines alone are too few to reconstruct a workload."""
     if not is_from_lines(evidence) or evidence.arrivals is not None:
         return
+    if role := server_role(evidence):
+        raise UndeterminedError(
+            f"{evidence.source} is the log of a {role} server, which has only one part of each "
+            "request; add a client's results or spans of the whole deployment"
+        )
     if evidence.engine == trtllm_log_reader.ENGINE:
         raise UndeterminedError(trtllm_log_reader.LACKS)
     if not evidence.wall:
@@ -141,6 +152,23 @@ def check_determined(evidence: Evidence) -> None:
             f"{lines} statistics lines without the server's start are too few to reconstruct "
             f"requests (at least {MIN_LINES}, or the log from its beginning)"
         )
+
+
+def _sample(
+    evidence: Evidence, setup: ServerSetup, share: float, seed: int, notes: list[str]
+) -> pd.DataFrame:
+    """Sample requests that match the sums or the lines; ``share`` is the prefix hit rate."""
+    assert evidence.series is not None
+    if can_sample(evidence.histograms):
+        return sample_workload(evidence.histograms, evidence.series, seed)
+    known, series, arrivals = _known(setup, share, evidence), evidence.series, evidence.arrivals
+    if (lines := _iterations(evidence, setup)) is not None:
+        series, known = lines, replace(known, computed_only=True)
+    if arrivals is None and has_access(evidence):
+        assert evidence.access is not None
+        arrivals, already = arrivals_from_access(evidence.access, series, seed)
+        notes += _describe_access(arrivals, already)
+    return sample_from_lines(series, known, seed, arrivals)
 
 
 def is_sampled(evidence: Evidence) -> bool:
@@ -157,13 +185,26 @@ def is_from_lines(evidence: Evidence) -> bool:
     return can_build_windows(evidence.series)
 
 
-def _known(setup: ServerSetup, shared: float) -> KnownEngine:
+def is_hybrid(evidence: Evidence, capacity: int) -> bool:
+    """Return whether the logged capacity in tokens differs from blocks times block size.
+
+    With several kinds of layers, vLLM logs how many tokens of requests fit. The share of blocks in
+    use does not give the tokens of a request then.
+    """
+    logged = evidence.settings.get("kv_tokens")
+    if logged is None or "num_gpu_blocks" not in evidence.settings:
+        return False
+    return abs(float(logged.value) / max(capacity, 1) - 1) > HYBRID_DIFFERENCE
+
+
+def _known(setup: ServerSetup, shared: float, evidence: Evidence) -> KnownEngine:
     """Return the engine properties needed to interpret the lines."""
     config = ENGINES[setup.engine["name"]].config(**setup.engine)
     spec = find_engine_spec(config)
     reader = log_reader(spec.name)
+    hybrid = is_hybrid(evidence, kv_tokens(config))
     return KnownEngine(
-        tokens=kv_tokens(config) if setup.sized else float("nan"),
+        tokens=kv_tokens(config) if setup.sized and not hybrid else float("nan"),
         block=spec.block_size(config),
         longest=spec.length_limit(config) or 1 << 20,
         shared=shared,

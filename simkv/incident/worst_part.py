@@ -1,0 +1,60 @@
+"""Limit a long log to its worst part, so that the reconstruction has a bounded size.
+
+A log of several days has far more requests than a diagnosis needs. The part with the most waiting
+requests is used, else the one with the most running requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from simkv.core.figure_registry import format_seconds
+from simkv.incident.evidence import Evidence, sum_over_ranks
+
+#: Maximum number of statistics lines and of counted requests that are reconstructed.
+MAX_PART_LINES, MAX_PART_REQUESTS = 720, 5000
+#: Weight of a running request relative to a waiting one.
+RUNNING_WEIGHT = 1e-3
+
+
+def select_worst_part(evidence: Evidence) -> Evidence:
+    """Return the evidence within the worst part of a long log, with a note; else unchanged.
+
+    Evidence with single requests or with metrics is not cut.
+    """
+    series = evidence.series
+    if series is None or evidence.requests is not None or evidence.histograms:
+        return evidence
+    summed = sum_over_ranks(series)
+    at = summed.index.to_numpy(np.float64)
+    lines = min(len(at), MAX_PART_LINES)
+    while lines > MAX_PART_LINES // 8 and _requests(evidence.access, at, lines) > MAX_PART_REQUESTS:
+        lines //= 2
+    if lines >= len(at):
+        return evidence
+    load = (summed["waiting"] + RUNNING_WEIGHT * summed["running"]).to_numpy(np.float64)
+    sums = np.convolve(np.nan_to_num(load), np.ones(lines), "valid")
+    first = int(np.argmax(sums))
+    begin = at[first - 1] if first else -np.inf
+    end = at[first + lines - 1]
+    changed: dict[str, Any] = {}
+    for name in ("series", "steps", "access", "arrivals"):
+        table = getattr(evidence, name)
+        if table is not None:
+            inside = (table["t_s"] > begin) & (table["t_s"] <= end)
+            changed[name] = table[inside].reset_index(drop=True)
+    note = (
+        f"the log is long: only its worst {format_seconds(float(end - at[first]))} are "
+        f"reconstructed, which have {100 * sums[first] / max(load.sum(), 1e-9):.0f} % of all "
+        f"waiting, from {format_seconds(float(at[first] - at[0]))} after its first line"
+    )
+    return replace(evidence, **changed, notes=(*evidence.notes, note))
+
+
+def _requests(access: pd.DataFrame | None, at: np.ndarray, lines: int) -> float:
+    """Return the mean number of counted requests in a part with this number of lines."""
+    return 0.0 if access is None else float(access["accepted"].sum()) * lines / max(len(at), 1)

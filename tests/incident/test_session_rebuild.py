@@ -1,0 +1,144 @@
+"""Sessions with growing prompts, rebuilt from statistics lines and access lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from simkv.incident.access_arrivals import arrivals_from_access
+from simkv.incident.diagnose_stages import read_stage, rebuild_stage
+from simkv.incident.emit.emitted_files import emit
+from simkv.incident.evidence import Evidence, UndeterminedError
+from simkv.incident.incident_calibration import choose_fitted_rows
+from simkv.incident.server_setup import UserSettings
+from simkv.incident.source_join import join
+from simkv.incident.source_reader import read_source
+from simkv.incident.worst_part import MAX_PART_LINES, select_worst_part
+from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_scenario
+from simkv.scenario.scenario_loader import resolve_variants
+from simkv.scenario.yaml_document import YamlDocument
+
+HERE = Path(__file__).parents[2] / "scenarios"
+SESSIONS = {
+    "num_sessions": 40,
+    "turns": {"distribution": "uniform", "low": 6, "high": 20},
+    "prompt_tokens": {"distribution": "lognormal", "mean": 700, "sigma": 0.6, "max": 3000},
+    "output_tokens": {"distribution": "lognormal", "mean": 200, "sigma": 0.5, "max": 800},
+    "request_rate": 1.0,
+    "think_time": 0.5,
+    "seed": 1,
+}
+ENGINE = {"name": "vllm", "variant": "0.21.0", "max_model_len": 60000, "num_gpu_blocks": 40000}
+
+
+@pytest.fixture(scope="module")
+def server() -> RunResult:
+    document = {
+        "name": "sessions",
+        "workload": {"sessions": SESSIONS},
+        "engine": ENGINE,
+        "profile": "assumed-costs.json",
+    }
+    scenario = next(iter(resolve_variants(YamlDocument(HERE / "s.yaml", document)).values()))
+    return run_scenario(scenario, HERE, intervals=False)
+
+
+def test_access_lines_determine_counts_lengths_and_hits(server: RunResult, tmp_path: Path) -> None:
+    path = emit(tmp_path / "log", {"run": server}, ("vllm-log-access",))[0]
+    read_stage([path], tmp_path / "out")
+    rebuilt, _ = rebuild_stage(tmp_path / "out", UserSettings())
+    true = list(server.record.requests.values())
+    rows = rebuilt.rows
+    prompts = np.array([life.request.prompt_tokens for life in true])
+    assert len(rows.prompt_tokens) == len(true)
+    assert rows.prompt_tokens.mean() == pytest.approx(prompts.mean(), rel=0.05)
+    outputs = np.mean([life.tokens for life in true])
+    assert rows.output_tokens.mean() == pytest.approx(outputs, rel=0.05)
+    found = sum(life.chunks[0].context for life in true) / prompts.sum()
+    sessions = rebuilt.observed["session"]
+    previous = pd.Series(rows.prompt_tokens).groupby(sessions.to_numpy()).shift(fill_value=0)
+    assert previous.sum() / rows.prompt_tokens.sum() == pytest.approx(found, abs=0.03)
+
+
+def test_count_without_access_lines_cannot_be_determined(server: RunResult, tmp_path: Path) -> None:
+    path = emit(tmp_path / "log", {"run": server}, ("vllm-log",))[0]
+    read_stage([path], tmp_path / "out")
+    with pytest.raises(UndeterminedError, match=r"number of requests cannot be determined: .* to"):
+        rebuild_stage(tmp_path / "out", UserSettings())
+
+
+def series(times: list[float], running: list[int]) -> pd.DataFrame:
+    return pd.DataFrame({"t_s": times, "engine": 0, "running": running, "waiting": 0, "usage": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("counts", "arrived"),
+    [([4, 1, 1, 0], [4, 5, 6, 6]), ([0, 2, 1, 3], [4, 5, 6, 6])],
+    ids=["streamed", "whole answers"],
+)
+def test_access_lines_are_arrivals_or_completions(counts: list[int], arrived: list[int]) -> None:
+    times = [10.0, 20.0, 30.0, 40.0]
+    access = pd.DataFrame(
+        {
+            "from_s": [0.0, 10.0, 20.0, 30.0],
+            "t_s": times,
+            "accepted": counts,
+            "rejected": 0,
+            "failed": 0,
+        }
+    )
+    table, already = arrivals_from_access(access, series(times, [4, 3, 3, 0]), 0)
+    assert already == 0
+    assert np.searchsorted(table["t_s"], times, "right").tolist() == arrived
+
+
+def test_log_that_starts_in_the_middle_has_requests_in_the_server() -> None:
+    access = pd.DataFrame(
+        {"from_s": [0.0], "t_s": [10.0], "accepted": [2], "rejected": 0, "failed": 0}
+    )
+    table, already = arrivals_from_access(access, series([10.0, 20.0], [7, 5]), 0)
+    assert (already, len(table)) == (5, 7)
+
+
+def test_log_and_metrics_are_aligned_by_shape(server: RunResult, tmp_path: Path) -> None:
+    log = emit(tmp_path / "log", {"run": server}, ("vllm-log",))[0]
+    metrics = emit(tmp_path / "metrics", {"run": server}, ("prometheus",))[0]
+    one, other = read_source(log), read_source(metrics)
+    assert one.series is not None
+    moved = Evidence(
+        one.source,
+        engine="vllm",
+        series=one.series.assign(t_s=one.series["t_s"] - 400 * 86400 + 4321),
+    )
+    found = join([moved, other])
+    assert found.series is not None
+    years = 731 * 86400  # the log has no year: 2024 is assumed, the metrics are from 2026
+    expected = one.series["t_s"].to_numpy() + years
+    assert other.series is not None
+    moved_times = sorted(set(found.series["t_s"]) - set(other.series["t_s"]))
+    assert moved_times == pytest.approx(expected, abs=10)
+    assert any("its times were moved" in note for note in found.notes)
+
+
+def test_fitted_requests_cover_the_whole_incident() -> None:
+    rows, warm_up = choose_fitted_rows(10_000)
+    assert (rows[0], rows[-1], len(rows)) == (0, 9999, 1000)
+    assert not warm_up[:200].any()
+    assert warm_up[200:250].all()
+    rows, warm_up = choose_fitted_rows(900)
+    assert len(rows) == 900
+    assert not warm_up.any()
+
+
+def test_long_log_is_limited_to_its_worst_part() -> None:
+    times = [10.0 * i for i in range(5000)]
+    lines = series(times, [5] * 5000).assign(waiting=[9 * (3000 < i < 3100) for i in range(5000)])
+    found = select_worst_part(Evidence("server.log", series=lines))
+    assert found.series is not None
+    assert len(found.series) == MAX_PART_LINES
+    assert found.series["waiting"].sum() == lines["waiting"].sum()
+    assert "only its worst" in found.notes[-1]
