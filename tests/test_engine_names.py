@@ -28,6 +28,7 @@ PERMITTED = (
     "workload/formats/",
     "incident/vllm_log_reader.py",
     "incident/sglang_log_reader.py",
+    "incident/trtllm_log_reader.py",
     "incident/prometheus_reader.py",
     "incident/emit/",
     "costs/sources/",

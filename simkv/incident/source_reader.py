@@ -75,8 +75,8 @@ def read_source(path: Path, advance: Callable[[int], None] | None = None) -> Evi
     )
     if all(words.search(beginning) for words in _BOTH):
         raise InputError(
-            f"{path}: has statistics lines of vLLM and of SGLang; expected the log of one "
-            "server: give each a file of its own"
+            f"{path}: has statistics lines of {LOGS[0].TITLE} and of {LOGS[1].TITLE}; expected the "
+            "log of one server: give each a file of its own"
         )
     own = next((reader for reader in LOGS if reader.OWN_LINE.search(beginning)), None)
     if own is not None:
