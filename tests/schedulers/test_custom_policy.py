@@ -110,5 +110,7 @@ def test_a_wrong_rule_is_named_by_file_and_line(tmp_path: Path) -> None:
         "name: a\nworkload: {burst: {num_prompts: 2, prompt_tokens: 9, output_tokens: 3}}\n"
         "engine: {name: vllm, rule: 'victim = output_tokens'}\nprofile: unit-step\n"
     )
-    with pytest.raises(InputError, match=r"a.yaml:3: engine.*rule: victim: unknown name 'output_tokens'"):
+    with pytest.raises(
+        InputError, match=r"a.yaml:3: engine.*rule: victim: unknown name 'output_tokens'"
+    ):
         load(path)
