@@ -54,7 +54,7 @@ def render_brief(
         yield Text(line)
     yield build_variants_table(results)
     if any(is_lower_bound(r.summary, key) for r in results.values() for key in _FIGURES):
-        yield Text('">": lower bound; requests without this token count with their waiting time.')
+        yield Text('">": lower bound; requests without a token or answer count with their waiting time.')
     for line in (*uncertain(results), *explain_faster_recompute(results)):
         yield Text(line)
     for line in settings_lines(results):

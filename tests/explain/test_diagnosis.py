@@ -181,7 +181,7 @@ def test_work_after_the_client_left_is_wasted() -> None:
 
 
 def test_priority_inversion() -> None:
-    """A single slot, first come first served: request 1 is admitted at 2 s although 2 is more urgent."""
+    """A single slot, first come first served: request 1 is admitted before the more urgent 2."""
     requests = [
         ask(0.0, 4, 2, priority=1),
         ask(0.2, 4, 3, priority=5),
