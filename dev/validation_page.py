@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
 from dev.token_budgets.budget_pairs import Pair, made, near, table
-from simkv.cli.validate_case import judge_cases, measure_host_times
+from simkv.cli.validate import judge_cases, measure_host_times
 from simkv.core.atomic_files import make_folder, write_text
 from simkv.costs.sources.launch_overhead import MEASURED_IN
 from simkv.report.plot_style import (

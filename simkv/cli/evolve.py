@@ -7,13 +7,15 @@ from typing import Annotated
 
 import typer
 
-from simkv.cli.command_support import Trust, show, warn_overruled
-from simkv.cli.job_options import (
+from simkv.cli.command_support import (
     Address,
     ExecutorOption,
     Jobs,
+    Trust,
     check_store,
     open_job_runner,
+    show,
+    warn_overruled,
 )
 
 

@@ -10,17 +10,15 @@ from typing import Annotated, Any
 import typer
 
 from simkv.cli.command_support import (
-    Trust,
-    print_error,
-    show,
-    warn_overruled,
-)
-from simkv.cli.job_options import (
     Address,
     ExecutorOption,
     Jobs,
+    Trust,
     check_store,
     open_job_runner,
+    print_error,
+    show,
+    warn_overruled,
 )
 from simkv.core.errors import InputError
 

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simkv.cli.command_support import Trust, print_error, show
-from simkv.cli.job_options import (
+from simkv.cli.command_support import (
     Address,
     ExecutorOption,
     Jobs,
+    Trust,
     check_store,
     open_job_runner,
+    print_error,
+    show,
 )
 from simkv.core.atomic_files import write_text
 from simkv.core.errors import InputError

@@ -6,13 +6,27 @@ simkv validate silicon ROWS.csv       published serving points, replayed and com
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from simkv.cli.validate_case import validate_case
-from simkv.cli.validate_silicon import validate_silicon
+from simkv.cli.command_support import print_error, progress, show
+from simkv.core.atomic_files import check_folder, make_folder
+from simkv.core.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from simkv.costs.cost_profile import CostProfile
+    from simkv.validation.recorded_runs.host_gaps import HostTimes
+    from simkv.validation.recorded_runs.run_scores import Score
+    from simkv.validation.recorded_runs.sensitivity import SensitivityScore
+    from simkv.validation.serving_points.measured_rows import MeasuredRow
+    from simkv.validation.serving_points.point_prediction import Prediction
 
 #: Command used if none is given.
 DEFAULT = "case"
@@ -29,10 +43,194 @@ class DefaultCommand(TyperGroup):
 
 
 app = typer.Typer(cls=DefaultCommand, no_args_is_help=True)
-app.command("case")(validate_case)
-app.command("silicon")(validate_silicon)
 
 
 @app.callback()
 def validate() -> None:
     """Compare simulations with measurements."""
+
+
+@app.command("case")
+def validate_case(
+    cases: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="CASE…", help="Directories of recorded runs, or parents of such directories."
+        ),
+    ],
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Cost profile (JSON) for all cases (default: each case's own calibration data).",
+        ),
+    ] = None,
+    kernel_tables: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Additional directory with kernel tables of LLMServingSim."
+        ),
+    ] = None,
+    sensitivity: Annotated[
+        bool, typer.Option(help="Also vary the settings that were not recorded.")
+    ] = False,
+    host_times: Annotated[
+        bool,
+        typer.Option(
+            help="Also report host time per step (time not spent in kernels), by kind of step."
+        ),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write the figures as CSV files to this directory."),
+    ] = None,
+) -> None:
+    """Simulate recorded runs and compare the figures.
+
+    Prints measured and predicted figures and the error. Step costs come from the calibration data
+    of a case: kernel tables for its model and GPU, or else its requests that ran in isolation,
+    which are then not compared. Nothing is tuned. Unusable cases are listed at the end; the exit
+    code is then 2.
+    """
+    from simkv.validation.recorded_runs.cross_prediction import cross_predict
+    from simkv.validation.recorded_runs.recorded_run import find_recorded_runs
+    from simkv.validation.recorded_runs.score_tables import render_all_runs, render_run
+
+    _check_options(out, kernel_tables)
+    folders = [folder for named in cases for folder in find_recorded_runs(named)]
+    found = judge_cases(folders, profile, kernel_tables, varied=sensitivity)
+    for scored in found.scores:
+        show(*render_run(scored, found.changed[scored.case.name] if sensitivity else []))
+    crossed = [] if profile else list(cross_predict(found.scores, found.costs))
+    if len(found.scores) > 1:
+        show(*render_all_runs(found.scores, crossed))
+    above, untold = measure_host_times(found) if host_times else ([], [])
+    if host_times:
+        from simkv.validation.recorded_runs.score_tables import render_host_times
+
+        show(*render_host_times(above, untold))
+    if out:
+        from simkv.validation.recorded_runs.score_files import write_scores
+
+        make_folder(out)
+        written = write_scores(out, found.scores, found.changed, above)
+        show(f"\nWritten to {out}: {', '.join(written)}")
+    for reason in found.unusable:
+        print_error(reason)
+    if found.unusable:
+        raise typer.Exit(2)
+
+
+def _check_options(out: Path | None, kernel_tables: Path | None) -> None:
+    if out:
+        check_folder("--out", out)
+    if kernel_tables and not kernel_tables.is_dir():
+        raise InputError(f"--kernel-tables {kernel_tables}: there is no such directory")
+
+
+@dataclass
+class JudgedCases:
+    """Scores of the simulated cases, their costs and sensitivities by name, and other errors."""
+
+    scores: list[Score] = field(default_factory=list)
+    costs: dict[str, CostProfile] = field(default_factory=dict)
+    changed: dict[str, list[SensitivityScore]] = field(default_factory=dict)
+    unusable: list[InputError] = field(default_factory=list)
+
+
+def judge_cases(
+    folders: list[Path], profile: Path | None, kernel_tables: Path | None, *, varied: bool
+) -> JudgedCases:
+    """Simulate and score all usable cases.
+
+    Raises InputError if the only case is unusable; with several cases errors are collected.
+    """
+    from simkv.validation.recorded_runs.recorded_run import read_recorded_run
+    from simkv.validation.recorded_runs.run_calibration import calibrate_run
+    from simkv.validation.recorded_runs.run_scores import simulate_and_score
+    from simkv.validation.recorded_runs.run_simulation import engine_of
+    from simkv.validation.recorded_runs.sensitivity import score_sensitivity
+
+    found = JudgedCases()
+    with progress("cases", len(folders)) as advance:
+        for folder in folders:
+            try:
+                case = read_recorded_run(folder)
+                if case.name in found.costs:
+                    raise InputError(f"{case.name}: duplicate case name")
+                costs = calibrate_run(case, profile, kernel_tables)
+                scored = simulate_and_score(case, costs, *engine_of(case))
+                found.changed[case.name] = score_sensitivity(case, costs) if varied else []
+                found.scores.append(scored)
+                found.costs[case.name] = costs
+            except InputError as error:
+                if len(folders) == 1:
+                    raise
+                found.unusable.append(error)
+            advance()
+    return found
+
+
+def measure_host_times(found: JudgedCases) -> tuple[list[HostTimes], list[str]]:
+    """Measure the time of steps beyond their kernels; also return why some cases have none."""
+    from simkv.validation.recorded_runs.host_gaps import host_times
+
+    told, untold = [], []
+    for scored in found.scores:
+        try:
+            told.append(host_times(scored.case, found.costs[scored.case.name]))
+        except InputError as error:
+            untold.append(str(error))
+    return told, untold
+
+
+@app.command("silicon")
+def validate_silicon(
+    rows: Annotated[Path, typer.Argument(metavar="ROWS.csv", help="Table of measured points.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write the predictions (points.csv) to this directory."),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Maximum number of processes (default: one per core).")
+    ] = None,
+) -> None:
+    """Compare with published serving points.
+
+    A point is TTFT and TPOT at one concurrency. Each row is simulated as a closed loop with the
+    engine's scheduler and the lengths and flags of the benchmark. Without measured columns, only
+    predictions are printed.
+    """
+    from simkv.costs.operators.error_spreads import read_spreads
+    from simkv.validation.serving_points.measured_rows import read_rows
+    from simkv.validation.serving_points.point_prediction import predict
+
+    _check(out, jobs)
+    found = read_rows(rows)
+    spreads = read_spreads()
+    with progress("points", None) as advance:
+        predictions = predict(found, spreads, jobs=jobs, advance=advance)
+    show(*_lines(found, predictions))
+    if out:
+        from simkv.validation.serving_points.prediction_file import write_points
+
+        show(f"Written to {write_points(out, predictions)}")
+
+
+def _check(out: Path | None, jobs: int | None) -> None:
+    if out:
+        check_folder("--out", out)
+    if jobs is not None and jobs < 1:
+        raise InputError(f"--jobs {jobs}: expected 1 or more")
+
+
+def _lines(rows: list[MeasuredRow], predictions: list[Prediction]) -> Iterator[RenderableType]:
+    if any(row.measured for row in rows):
+        from simkv.validation.serving_points.point_scores import noise, score_groups
+        from simkv.validation.serving_points.point_tables import noise_lines, score_table
+
+        for title, group in score_groups(predictions).items():
+            yield score_table(f"by {title}, in percent", group)
+        yield from noise_lines(noise(rows))
+    answered = sum(p.latency is not None for p in predictions)
+    yield f"{answered} of {len(predictions)} rows have a prediction"

@@ -25,9 +25,20 @@ from simkv.explain.blame import (
     find_overtakes,
     find_preemptions,
 )
-from simkv.explain.verdicts.all_verdicts import find_verdicts
+from simkv.explain.verdicts.deadlock_livelock import find_engine_halt
+from simkv.explain.verdicts.head_of_line import find_head_of_line_blocking
+from simkv.explain.verdicts.priority_inversion import find_priority_inversion
+from simkv.explain.verdicts.thrashing import find_thrashing
+from simkv.explain.verdicts.unserved_requests import (
+    find_lost,
+    find_rejected,
+    find_starvation,
+    find_timed_out,
+    find_unservable,
+)
 from simkv.explain.verdicts.verdict import Verdict
 from simkv.explain.wait_ledger import (
+    Ledger,
     LedgerKind,
     LedgerSegment,
     build_ledger,
@@ -136,3 +147,26 @@ def diagnose_run(record: RunRecord, block_size: int) -> Diagnosis:
         verdicts=find_verdicts(record, intervals, pressure, taken, overtaken, block_size),
         pressure=pressure,
     )
+
+
+def find_verdicts(
+    record: RunRecord,
+    ledger: Ledger,
+    pressure: WaitAttribution,
+    preemptions: Sequence[Preemption],
+    overtakes: Sequence[Overtake],
+    block_size: int,
+) -> tuple[Verdict, ...]:
+    """Return all verdicts on a run, most severe first; empty if no problem was found."""
+    found = (
+        find_engine_halt(record, block_size),
+        find_unservable(record, block_size),
+        find_lost(record),
+        find_starvation(record, ledger, pressure, overtakes),
+        find_rejected(record),
+        find_timed_out(record),
+        find_thrashing(record, pressure, preemptions),
+        find_head_of_line_blocking(record, ledger, block_size),
+        find_priority_inversion(record, ledger, preemptions),
+    )
+    return tuple(verdict for verdict in found if verdict)

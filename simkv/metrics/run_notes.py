@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from simkv.core.engine_version import parse_version
 from simkv.core.request import Request
 from simkv.core.scheduler_protocol import Scheduler, blocks_for
 from simkv.costs.cost_profile import Feature
+from simkv.costs.hardware.execution_settings_lookup import find_execution_settings
 from simkv.costs.profile_uncertainty import unknown_share
 from simkv.costs.simulated_executor import SimulatedExecutor
-from simkv.schedulers.engine_registry import find_engine_spec
+from simkv.schedulers.engine_registry import ENGINES, find_engine_spec
 from simkv.sim.fleet.replica_lifetime import ReplicaLifetime
 from simkv.sim.simulation import ReplicaSpec
 
@@ -103,3 +106,31 @@ def _outside(executors: Sequence[SimulatedExecutor]) -> list[str]:
             f"the busy time: {feature} {least:g} to {most:g}, data from {low:g} to {high:g}"
         )
     return notes
+
+
+_RELEASE = re.compile(r"\d+\.\d+(?:\.\d+)*")
+
+
+def engine_mismatch_notes(replicas: Iterable[ReplicaSpec]) -> list[str]:
+    """Return a note for each profile that was made for another engine or release.
+
+    Profiles without a known engine name (``any``) produce no note.
+    """
+    return list(dict.fromkeys(note for one in replicas if (note := _note(one))))
+
+
+def _note(replica: ReplicaSpec) -> str:
+    made_for, setting = replica.profile.engine, find_execution_settings(replica.engine)
+    squeezed = re.sub(r"[^a-z0-9]", "", made_for.casefold())
+    named = [name for name in ENGINES if squeezed.startswith(name)]
+    if not named:
+        return ""
+    release = _RELEASE.search(made_for)
+    ours = _RELEASE.match(setting.release)
+    same = setting.engine in named
+    if same and (not release or not ours or parse_version(release[0]) == parse_version(ours[0])):
+        return ""
+    return (
+        f"profile {replica.profile_name} was made for {made_for}; step times of "
+        f"{setting.engine} {setting.release} may differ"
+    )

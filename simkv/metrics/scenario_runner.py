@@ -17,9 +17,9 @@ from simkv.explain.timeouts import IsolatedRuns, classify_timeouts
 from simkv.metrics.fidelity import RUN, estimate_fidelity
 from simkv.metrics.fleet_metrics import fleet_figures
 from simkv.metrics.intervals import MeasuredRun
-from simkv.metrics.profile_compatibility import engine_mismatch_notes
 from simkv.metrics.run_metrics import summarize
 from simkv.metrics.run_notes import (
+    engine_mismatch_notes,
     outside_range_share,
     profile_range_notes,
     replica_notes,

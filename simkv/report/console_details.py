@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -24,7 +24,7 @@ from simkv.metrics.expectation_checks import ExpectationCheck, format_found
 from simkv.metrics.run_result import RunResult
 from simkv.report.adaptive_table import AdaptiveTable, Column, StackedTable
 from simkv.report.published_figures import PublishedComparison
-from simkv.report.settings_table import settings_lines
+from simkv.scenario.launch_defaults import EngineSettings, FieldPath
 from simkv.scenario.scenario import Scenario
 
 WIDTH = 50
@@ -286,3 +286,43 @@ def _provenance(scenario: Scenario, results: dict[str, RunResult]) -> Iterator[s
         rms = "" if profile.fit.rms_s is None else f", rms error {profile.fit.rms_s:g} s"
         points = f", points: {profile.fit.points}{rms}" if profile.fit.points else ""
         yield f"  - {profile.name} ({profile.gpu}): {profile.basis}{points}"
+
+
+def settings_lines(results: Mapping[str, RunResult]) -> Iterator[str]:
+    """Yield a line for each engine on known hardware; variants with equal settings share one."""
+    by_line: dict[str, list[str]] = {}
+    for name, result in results.items():
+        for place, settings in result.scenario.origins.sections.items():
+            line = _line(_config(result.scenario, place), settings)
+            where = [str(part) for part in place[1:-1]]  # ("fleet", "replicas", 0, "engine")
+            by_line.setdefault(line, []).append(" ".join([name, *where]))
+    for line, names in by_line.items():
+        whose = "" if len(by_line) == 1 else f" ({', '.join(names)})"
+        yield f"Settings{whose}: {line}."
+
+
+def _config(scenario: Scenario, place: FieldPath) -> Any:
+    """Return the engine's config at a path of the scenario."""
+    if place == ("engine",) or scenario.fleet is None:
+        return scenario.engine
+    group = scenario.fleet.groups[int(place[2])]
+    return group.engine or scenario.engine
+
+
+def _line(config: Any, settings: EngineSettings) -> str:
+    parts = []
+    if settings.default:
+        chosen = ", ".join(_said(config, name) for name in settings.default)
+        parts.append(f"{chosen} ({settings.source})")
+    if settings.given:
+        parts.append("given: " + ", ".join(_said(config, name) for name in settings.given))
+    return "; ".join(parts) or f"{config.name} {config.variant}"
+
+
+def _said(config: Any, name: str) -> str:
+    value = getattr(config, name)
+    if isinstance(value, bool):
+        return f"{name} {str(value).lower()}"
+    if isinstance(value, tuple):
+        return f"{name} [{', '.join(map(str, value))}]"
+    return f"{name} {value}"

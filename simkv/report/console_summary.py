@@ -23,8 +23,8 @@ from simkv.metrics.expectation_checks import ExpectationCheck, format_found
 from simkv.metrics.run_result import RunResult
 from simkv.report import narrative
 from simkv.report.adaptive_table import AdaptiveTable, Column
+from simkv.report.console_details import settings_lines
 from simkv.report.published_figures import PublishedComparison
-from simkv.report.settings_table import settings_lines
 from simkv.scenario.run_fields import find_differences
 from simkv.sim.run_record import RunRecord
 
@@ -54,7 +54,9 @@ def render_brief(
         yield Text(line)
     yield build_variants_table(results)
     if any(is_lower_bound(r.summary, key) for r in results.values() for key in _FIGURES):
-        yield Text('">": lower bound; requests without a token or answer count with their waiting time.')
+        yield Text(
+            '">": lower bound; requests without a token or answer count with their waiting time.'
+        )
     for line in (*uncertain(results), *explain_faster_recompute(results)):
         yield Text(line)
     for line in settings_lines(results):

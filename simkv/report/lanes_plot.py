@@ -55,8 +55,8 @@ BARS: dict[str, tuple[str, str]] = {
     "starved": ("waited until the client gave up", RED),
     "timed_out": ("waited; too long for its timeout", BROWN),
     "failed": ("waited; the engine failed", PURPLE),
-    "gone": ("computed after the client left", "#F4F4F4"),
-    "wasted": ("computed for nobody", "#8C97AB"),
+    "gone": ("after the client left", "#F4F4F4"),
+    "wasted": ("computed after the client left", "#8C97AB"),
 }
 HATCHED: dict[str, Any] = {"hatch": "////", "edgecolor": "#B0B6C2", "linewidth": 0.0}
 

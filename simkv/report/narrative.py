@@ -12,9 +12,8 @@ from simkv.core.outcome import FAILURES, Outcome, humanize
 from simkv.explain.bottleneck import find_bottleneck
 from simkv.explain.diagnosis import Diagnosis
 from simkv.explain.verdicts.head_of_line import HeadOfLineBlocking
-from simkv.explain.verdicts.starvation import Starvation
 from simkv.explain.verdicts.thrashing import Thrashing
-from simkv.explain.verdicts.unserved_requests import rejection
+from simkv.explain.verdicts.unserved_requests import Starvation, rejection
 from simkv.explain.verdicts.verdict import Verdict
 from simkv.explain.wait_ledger import (
     COMPUTE_KINDS,

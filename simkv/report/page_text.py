@@ -180,7 +180,9 @@ def _accuracy(results: Mapping[str, RunResult]) -> str:
     """Return the accuracy of step times, one sentence per cost profile."""
     said = []
     if any(is_lower_bound(result.summary, key) for result in results.values() for key in COLUMNS):
-        said.append("“>”: lower bound; requests without a token or answer count with their waiting time.")
+        said.append(
+            "“>”: lower bound; requests without a token or answer count with their waiting time."
+        )
     for profile in {r.profile.name: r.profile for r in results.values()}.values():
         known = []
         if profile.fit.rms_s:

@@ -20,9 +20,12 @@ from simkv.explain.diagnosis import Diagnosis, diagnose_run
 from simkv.explain.verdicts.deadlock_livelock import Deadlock, EngineDied, LivelockVerdict
 from simkv.explain.verdicts.head_of_line import HeadOfLineBlocking
 from simkv.explain.verdicts.priority_inversion import PriorityInversion
-from simkv.explain.verdicts.starvation import Starvation
 from simkv.explain.verdicts.thrashing import Thrashing
-from simkv.explain.verdicts.unserved_requests import RejectedRequests, UnservableRequests
+from simkv.explain.verdicts.unserved_requests import (
+    RejectedRequests,
+    Starvation,
+    UnservableRequests,
+)
 from simkv.explain.verdicts.verdict import Verdict
 from simkv.explain.wait_ledger import LedgerKind
 from simkv.scenario.scenario import Scenario

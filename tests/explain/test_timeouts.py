@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from simkv.core.outcome import Outcome
 from simkv.explain import timeouts
 from simkv.explain.timeouts import WAITED_KINDS
-from simkv.explain.verdicts.timed_out_requests import TimedOutRequests
+from simkv.explain.verdicts.unserved_requests import TimedOutRequests
 from simkv.metrics.expectation_checks import check_expectations, exit_code
 from simkv.metrics.run_result import RunResult
 from simkv.metrics.scenario_runner import run_scenario

@@ -21,9 +21,8 @@ from simkv.core.outcome import Outcome
 from simkv.metrics.run_result import RunResult
 from simkv.metrics.scenario_runner import run_file
 from simkv.report import chart_data, narrative
-from simkv.report.html_page import library, render_html, write_html
+from simkv.report.html_page import DARK_THEME, LIGHT_THEME, library, render_html, write_html
 from simkv.report.lanes_plot import BARS
-from simkv.report.page_theme import DARK_THEME, LIGHT_THEME
 from simkv.report.report_gallery import write_gallery
 from simkv.report.report_runs import find_report_path, find_runs, find_scenario_file
 from simkv.scenario.packaged_scenarios import PackagedIncident

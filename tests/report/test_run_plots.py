@@ -21,7 +21,6 @@ from simkv.explain.wait_ledger import (
     find_wasted_segments,
 )
 from simkv.metrics.scenario_runner import run_file, run_scenario
-from simkv.report.fleet_plot import draw_fleet, find_slowest_replica
 from simkv.report.lanes_plot import (
     BARS,
     Bar,
@@ -31,9 +30,14 @@ from simkv.report.lanes_plot import (
     build_lanes,
     sample_lanes,
 )
-from simkv.report.latency_plot import latency_points
 from simkv.report.pressure_plot import bin_column
-from simkv.report.run_plots import write_plots, write_run_plots
+from simkv.report.run_plots import (
+    draw_fleet,
+    find_slowest_replica,
+    latency_points,
+    write_plots,
+    write_run_plots,
+)
 from simkv.scenario.scenario import Scenario
 from simkv.sim.run_record import (
     EngineHalt,

@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 import simkv
 from simkv.core.errors import InputError
 from simkv.metrics.scenario_runner import run_scenario
-from simkv.report.settings_table import settings_lines
+from simkv.report.console_details import settings_lines
 from simkv.scenario.run_fields import find_differences
 from simkv.scenario.scenario import Scenario
 from simkv.scenario.scenario_loader import load

@@ -1,17 +1,26 @@
-"""Verdicts: requests that do not fit into the cache, were lost or were rejected."""
+"""Verdicts on unserved requests: starved, timed out, too large, lost or rejected."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from simkv.core.figure_registry import format_seconds
 from simkv.core.outcome import Outcome
 from simkv.core.scheduler_protocol import blocks_for
+from simkv.explain.blame import Blocker, Overtake, WaitAttribution
 from simkv.explain.verdicts.verdict import (
     Verdict,
     count_phrase,
     name_requests,
     requests_with_outcome,
+)
+from simkv.explain.wait_ledger import (
+    COMPUTE_KINDS,
+    KIND_LABELS,
+    Ledger,
+    LedgerKind,
+    total_by_kind,
 )
 from simkv.sim.run_record import RequestRecord, RunRecord
 
@@ -99,3 +108,123 @@ def rejection(lives: Sequence[RequestRecord]) -> str:
     if len(lives) == 1:
         return lives[0].reason
     return "; ".join(f"{life.reason} (request {life.request.id})" for life in longest.values())
+
+
+@dataclass(frozen=True)
+class Starvation(Verdict):
+    """Clients gave up. The worst request spent ``waited`` of its ``lived`` seconds waiting.
+
+    ``kinds`` are the seconds of waiting by reason. ``behind`` are the requests that blocked it,
+    worst first. ``overtaken`` is its overtaking by others, if any.
+    """
+
+    name = "starvation"
+    all: tuple[int, ...]
+    waited: float
+    lived: float
+    tokens: int
+    kinds: dict[LedgerKind, float]
+    behind: tuple[Blocker, ...]
+    overtaken: Overtake | None
+
+    @property
+    def text(self) -> str:
+        text = (
+            f"{count_phrase(self.all)} starved; request {self.requests[0]} waited "
+            f"{self.waited:.3f} of "
+            f"its {self.lived:.3f} s and got {_tokens(self.tokens)}"
+        )
+        if self.kinds:
+            kind = max(self.kinds, key=lambda kind: self.kinds[kind])
+            text += f", {self.kinds[kind]:.3f} s {KIND_LABELS[kind]}"
+        if self.behind:
+            text += ", mainly because of " + " and ".join(
+                f"request {b.id} ({b.seconds:.3f} s)" for b in self.behind[:2]
+            )
+        if self.overtaken:
+            text += (
+                f"; {count_phrase(range(self.overtaken.others))} that arrived later started "
+                f"earlier, the first was request {self.overtaken.by}"
+            )
+        return text
+
+
+def find_starvation(
+    record: RunRecord, ledger: Ledger, pressure: WaitAttribution, overtakes: Sequence[Overtake]
+) -> Starvation | None:
+    """Return the verdict, or None; the worst request waited longest.
+
+    Among equal waits, it is the request with the fewest tokens.
+    """
+    ids = tuple(life.request.id for life in requests_with_outcome(record, Outcome.STARVED))
+    if not ids:
+        return None
+    waits = {
+        i: total_by_kind(tile for tile in ledger[i] if tile.kind not in COMPUTE_KINDS) for i in ids
+    }
+    waited = {i: sum(kinds.values()) for i, kinds in waits.items()}
+    worst = max(ids, key=lambda i: (waited[i], -record.requests[i].tokens, -i))
+    lived = sum(tile.seconds for tile in ledger[worst])
+    behind = tuple(pressure.on(worst)[:4])
+    overtaken = next((overtake for overtake in overtakes if overtake.victim == worst), None)
+    culprit = (overtaken.by,) if overtaken else tuple(blocker.id for blocker in behind[:1])
+    return Starvation(
+        (worst, *culprit),
+        ids,
+        waited[worst],
+        lived,
+        record.requests[worst].tokens,
+        waits[worst],
+        behind,
+        overtaken,
+    )
+
+
+def _tokens(count: int) -> str:
+    return "one token" if count == 1 else f"{count} tokens"
+
+
+@dataclass(frozen=True)
+class TimedOutRequests(Verdict):
+    """Clients gave up, and would have in isolation as well, or their requests never waited.
+
+    The worst request takes ``alone`` seconds in isolation (None: more than ten times its
+    ``timeout``). When its client left, it ``lacked`` that number of seconds, and others had delayed
+    it by ``company`` (s).
+    """
+
+    name = "timed_out"
+    all: tuple[int, ...]
+    timeout: float
+    alone: float | None
+    lacked: float | None
+    company: float
+
+    @property
+    def text(self) -> str:
+        worst, timeout = self.requests[0], format_seconds(self.timeout)
+        text = f"{count_phrase(self.all)} timed out; request {worst} "
+        if self.alone is None:
+            return f"{text}would need more than ten times its timeout of {timeout} in isolation"
+        text += f"takes {format_seconds(self.alone)} in isolation, its timeout is {timeout}"
+        if self.lacked is not None:
+            text += f"; it needed {format_seconds(self.lacked)} more"
+        return f"{text}; other requests delayed it by {format_seconds(self.company)}"
+
+
+def find_timed_out(record: RunRecord) -> TimedOutRequests | None:
+    """Return the verdict, or None; the worst request has the largest known shortfall."""
+    lives = requests_with_outcome(record, Outcome.TIMED_OUT)
+    ids = tuple(life.request.id for life in lives)
+    known = [i for i in ids if i in record.shortfalls]
+    if not known:
+        return None
+
+    def lack(i: int) -> tuple[bool, float, int]:
+        short = record.shortfalls[i]
+        return short.lacked is None, short.lacked or 0.0, -i
+
+    worst = max(known, key=lack)
+    short = record.shortfalls[worst]
+    timeout = record.requests[worst].request.timeout or 0.0
+    return TimedOutRequests((worst,), ids, timeout, short.alone, short.lacked, short.company)
