@@ -1,7 +1,8 @@
 """Digests of what simkv writes: nothing that moves code may move a byte of a result.
 
 ``python -m tests.digests.write_digests`` writes ``digests.json`` anew; do that only in a change
-that says why results differ.
+that says why results differ. ``--results DIR`` stores the result files themselves in a directory
+instead, for ``tests.digests.compare_results``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import csv
 import hashlib
 import io
 import json
+import shutil
 import sys
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -56,8 +58,8 @@ ADDED = ("ttft_all_ms", "e2e_all_ms")
 OF_A_RUN = ("requests.csv", "steps.csv", "ledger.csv", "preemptions.csv", "summary.json")
 
 
-def digests(name: str) -> dict[str, str]:
-    """SHA-256 by file of what one of ``NAMES`` writes."""
+def digests(name: str, results: Path | None = None) -> dict[str, str]:
+    """Return the SHA-256 of each result file of a run; copy the files to ``results`` if given."""
     with TemporaryDirectory() as scratch:
         out = Path(scratch) / "out"
         command = {"sweep": SWEEP, "plan": PLAN}.get(
@@ -65,6 +67,10 @@ def digests(name: str) -> dict[str, str]:
         )
         _call(*command, "--out", str(out))
         files = TABLES.get(name, OF_A_RUN)
+        if results is not None:
+            (results / name).mkdir(parents=True)
+            for file in files:
+                shutil.copy(out / file, results / name / file)
         return {file: _digest(out / file) for file in files}
 
 
@@ -110,4 +116,8 @@ def _without_added(table: str) -> bytes:
 
 
 if __name__ == "__main__":
-    FILE.write_text(json.dumps({name: digests(name) for name in NAMES}, indent=1) + "\n")
+    if sys.argv[1:2] == ["--results"]:
+        for name in NAMES:
+            digests(name, Path(sys.argv[2]).resolve())
+    else:
+        FILE.write_text(json.dumps({name: digests(name) for name in NAMES}, indent=1) + "\n")
