@@ -42,14 +42,14 @@ class AttentionGrid(FrozenModel):
         for name in ("prefill_tokens", "prefill_mean", "decode_seqs", "decode_context"):
             axis = getattr(self, name)
             if any(a >= b for a, b in pairwise(axis)):
-                raise ValueError(f"{name}: values must rise strictly")
+                raise ValueError(f"{name}: values must be strictly increasing")
         for plane, rows, columns in (
             ("prefill_s", self.prefill_tokens, self.prefill_mean),
             ("decode_s", self.decode_seqs, self.decode_context),
         ):
             found = getattr(self, plane)
             if len(found) != len(rows) or any(len(row) != len(columns) for row in found):
-                raise ValueError(f"{plane}: should be {len(rows)} rows of {len(columns)}")
+                raise ValueError(f"{plane}: must have {len(rows)} rows of {len(columns)} values")
         return self
 
 

@@ -40,9 +40,9 @@ class AttentionRow(FrozenModel):
     @model_validator(mode="after")
     def _rises(self) -> AttentionRow:
         if len(self.seconds) != len(self.decode_context):
-            raise ValueError("seconds: one is needed for each decode_context")
+            raise ValueError("seconds: must have one value per decode_context")
         if self.decode_context != sorted(set(self.decode_context)):
-            raise ValueError("decode_context: values must rise strictly")
+            raise ValueError("decode_context: values must be strictly increasing")
         return self
 
 
@@ -57,7 +57,7 @@ class AttentionSlice(FrozenModel):
     def _rises(self) -> AttentionSlice:
         contexts = [row.prefill_context for row in self.rows]
         if contexts != sorted(set(contexts)):
-            raise ValueError("rows: prefill_context must rise strictly")
+            raise ValueError("rows: prefill_context must be strictly increasing")
         return self
 
 
@@ -94,9 +94,11 @@ class AttentionTable(FrozenModel):
     def _has_decodes(self) -> AttentionTable:
         kinds = {(s.prefill_tokens, s.decode_seqs) for s in self.slices}
         if len(kinds) < len(self.slices):
-            raise ValueError("slices: each pair of prefill_tokens and decode_seqs stands once")
+            raise ValueError("slices: duplicate pair of prefill_tokens and decode_seqs")
         if not any(n and not p for p, n in kinds) or not any(p and not n for p, n in kinds):
-            raise ValueError("slices: some with prefill alone and some with decodes alone are due")
+            raise ValueError(
+                "slices: must include prefills without decodes and decodes without prefills"
+            )
         return self
 
 

@@ -97,14 +97,14 @@ class CostTerm(FrozenModel):
     def _one_form(self) -> CostTerm:
         given = [f for f in ("seconds", "pieces", "table") if getattr(self, f) is not None]
         if len(given) != 1:
-            raise ValueError(f"exactly one of seconds, pieces, table is needed; found {given}")
+            raise ValueError(f"must have exactly one of seconds, pieces, table; found {given}")
         if self.pieces:
             limits = [p.up_to for p in self.pieces]
             finite = [limit for limit in limits[:-1] if limit is not None]
             if limits[-1] is not None or len(finite) < len(limits) - 1 or finite != sorted(finite):
-                raise ValueError("pieces need a rising up_to each, and none in the last")
+                raise ValueError("pieces: up_to must increase and be null in the last piece")
         if self.table and [x for x, _ in self.table] != sorted({x for x, _ in self.table}):
-            raise ValueError("table needs strictly rising values")
+            raise ValueError("table: values must be strictly increasing")
         return self
 
 
@@ -194,16 +194,16 @@ class CostProfile(FrozenModel):
     @model_validator(mode="after")
     def _costs_time(self) -> CostProfile:
         if self.graph_sizes != sorted(set(self.graph_sizes)):
-            raise ValueError("graph_sizes must rise strictly")
+            raise ValueError("graph_sizes must be strictly increasing")
         if self.attention and self.grid:
-            raise ValueError("attention: found beside grid; only one of the two is possible")
+            raise ValueError("attention: cannot be combined with grid")
         by_context = {"decode_context", "decode_mean", "decode_tail"}
         if any(term.feature in by_context for term in self.floor or ()):
-            raise ValueError("floor: what the host launches does not depend on the context")
+            raise ValueError("floor: host time cannot depend on the context")
         for load in (StepLoad(1, 1, 0, 0, 0, 1, 1), StepLoad(0, 0, 0, 1, 1, 0, 1)):
             if StepCost(self)(load) < 1e-9:
                 kind = "prefill" if load.prefill_seqs else "decode"
-                raise ValueError(f"terms: a {kind} step of one sequence must cost 1e-9 s or more")
+                raise ValueError(f"terms: a {kind} step of one sequence must take at least 1e-9 s")
         return self
 
 
@@ -352,12 +352,12 @@ def profile_path(name: str, beside: Path | None = None) -> Path:
     if name.endswith(".json"):
         path = (beside or Path()) / name
         if not path.exists() or path.is_dir():
-            raise InputError(f"profile: there is no file {path}")
+            raise InputError(f"profile: file {path} does not exist")
         return path
     known = packaged_profiles()
     if name not in known:
         raise InputError(
-            f"profile: {name!r} is not known{spelling_hint(name, known)}; expected one of "
+            f"profile: unknown profile {name!r}{spelling_hint(name, known)}; expected one of "
             f"{', '.join(known)}, or the path of a .json file"
         )
     return PACKAGED / f"{name}.json"

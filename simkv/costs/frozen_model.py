@@ -23,4 +23,4 @@ def check_numbers(data: Any, where: str = "") -> None:
         for key, value in data.items() if isinstance(data, dict) else enumerate(data):
             check_numbers(value, f"{where}.{key}" if where else str(key))
     elif isinstance(data, int | float) and not abs(data) <= LARGEST:
-        raise ValueError(f"{where}: should be finite and at most {LARGEST:g} in size")
+        raise ValueError(f"{where}: must be finite, with an absolute value of at most {LARGEST:g}")

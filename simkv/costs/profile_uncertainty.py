@@ -69,7 +69,7 @@ def make_scaled_executor(profile: CostProfile, side: ErrorSide) -> Callable[[Exe
     Raises InputError if the profile has no error estimate.
     """
     if not profile.fit.held_out:
-        raise InputError(f"profile {profile.name} ({profile.basis}) knows no error of its own")
+        raise InputError(f"profile {profile.name} ({profile.basis}) contains no step error")
     scale, wider = compute_profile_scales(profile, side), OutOfRangeMargin(profile) or None
     return lambda inner: ScaledExecutor(inner, scale, wider)
 

@@ -23,7 +23,7 @@ ErrorSide = Literal["cheaper", "dearer"]
 StepKind = Literal["decode", "prefill", "mixed"]
 
 
-#: Maximum share by which a predicted step time can be below the real one.
+#: Largest possible underestimate of a step time, as a share of the real step time.
 MAX_ERROR = 0.9
 
 

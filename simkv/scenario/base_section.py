@@ -14,7 +14,7 @@ def _of_the_web(address: str) -> str:
     """Return the address if pages may link to it; raise ValueError otherwise."""
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.netloc or not address.isprintable():
-        raise ValueError(f"should be an address that begins with http:// or https://; {address!r}")
+        raise ValueError(f"must begin with http:// or https://, got {address!r}")
     return address
 
 

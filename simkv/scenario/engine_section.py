@@ -61,10 +61,13 @@ def _with_host_size(schema: dict[str, Any]) -> None:
         SIZE: {
             "type": "number",
             "exclusiveMinimum": 0,
-            "description": "Host memory for KV (GiB) of all GPUs, in place of num_cpu_blocks. "
+            "description": "Host memory for KV (GiB) of all GPUs, instead of num_cpu_blocks. "
             "[--kv-offloading-size]",
         },
-        BACKEND: {"const": "native", "description": "What copies it. [--kv-offloading-backend]"},
+        BACKEND: {
+            "const": "native",
+            "description": "Offloading backend. [--kv-offloading-backend]",
+        },
     }
 
 
@@ -103,7 +106,10 @@ CUSTOM_ENGINE_SCHEMA = {
     "type": "object",
     "properties": {
         "name": {"type": "string", "not": {"enum": sorted(ENGINES)}},
-        "file": {"type": "string", "description": "A scheduler of one's own (Python); --trust."},
+        "file": {
+            "type": "string",
+            "description": "Python file of a custom scheduler; requires --trust.",
+        },
     },
     "required": ["name"],
 }
@@ -125,10 +131,9 @@ def _own_or_known(data: Any, known: ValidatorFunctionWrapHandler, info: Validati
     names = [field.name for field in fields(spec.config)]
     for field in data:
         if field not in names:
-            known_here = (
-                f"unknown field{spelling_hint(str(field), names)}; known here: {', '.join(names)}"
-            )
-            raise PydanticCustomError("own", "{why}", {"why": f"{field}: {known_here}"})
+            hint, expected = spelling_hint(str(field), names), ", ".join(names)
+            why = f"{field}: unknown field{hint}; expected one of {expected}"
+            raise PydanticCustomError("own", "{why}", {"why": why})
     path = spec.config.__dataclass_fields__["file"].default
     model = _own_model(cast(Hashable, spec.config))
     checked = model.model_validate({**data, "file": path} if path else data)
@@ -151,14 +156,16 @@ def check_no_kv_connector(engines: Sequence[EngineConfig]) -> None:
         for knob in find_engine_spec(engine).transfer_knobs:
             if getattr(engine, knob) is not None:
                 raise ValueError(
-                    f"engine: {knob} is for replicas of roles prefill and decode; leave it out"
+                    f"engine: {knob} requires replicas with roles prefill and decode; remove it"
                 )
 
 
 def check_kv_connector(engines: Sequence[EngineConfig], roles: Sequence[str]) -> None:
     """Raise ValueError if the engines cannot transfer KV between prefill and decode replicas."""
     if any(find_engine_spec(engine).rule_of(engine) for engine in engines):
-        raise ValueError("fleet: replicas that prefill and decode go by no rule; leave it out")
+        raise ValueError(
+            "fleet: roles prefill and decode do not support custom policies; remove the policy"
+        )
     able = {name: spec.transfer.variants for name, spec in ENGINES.items() if spec.transfer}
     for engine, role in zip(engines, roles, strict=True):
         if find_engine_spec(engine).naming.variant_of(engine.variant) not in able.get(
@@ -166,10 +173,12 @@ def check_kv_connector(engines: Sequence[EngineConfig], roles: Sequence[str]) ->
         ):
             listed = " or ".join(f"{name} ({', '.join(known)})" for name, known in able.items())
             raise ValueError(
-                f"fleet: roles prefill and decode are for engine {listed}; "
+                f"fleet: roles prefill and decode require engine {listed}; "
                 f"found {engine.name} {engine.variant}"
             )
         if transfer := find_engine_spec(engine).transfer:
             transfer.in_role(engine, role)
     if len({(engine.name, find_engine_spec(engine).block_size(engine)) for engine in engines}) > 1:
-        raise ValueError("fleet: replicas that prefill and decode need one block_size")
+        raise ValueError(
+            "fleet: replicas with roles prefill and decode must have the same block_size"
+        )

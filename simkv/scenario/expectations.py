@@ -36,13 +36,13 @@ OutcomeName = Literal["finished", "starved", "timed_out", "rejected", "lost", "s
 
 #: Columns of ``requests.csv`` that may be bounded for one request; times in seconds.
 REQUEST_FIGURES = {
-    "first_token_s": "when its first token came",
-    "finish_s": "when it ended",
-    "ttft_s": "how long its first token took",
-    "tpot_s": "the time per output token after the first",
-    "e2e_s": "how long it took as a whole",
-    "preemptions": "how often it was preempted",
-    "recomputed_tokens": "how many of its tokens were computed again",
+    "first_token_s": "the time of its first token",
+    "finish_s": "its finish time",
+    "ttft_s": "its time to first token",
+    "tpot_s": "its time per output token after the first",
+    "e2e_s": "its end-to-end latency",
+    "preemptions": "its number of preemptions",
+    "recomputed_tokens": "its number of recomputed tokens",
 }
 
 
@@ -70,9 +70,9 @@ class Bound(Section):
         given = [name for name, value in self if value is not None]
         if len(given) != 1:
             found = " and ".join(given) or "none"
-            raise ValueError(f"exactly one of eq, le, ge, within is needed; found {found}")
+            raise ValueError(f"must have exactly one of eq, le, ge, within; found {found}")
         if self.within and self.within[0] > self.within[1]:
-            raise ValueError(f"within needs [low, high]; found {self.within}")
+            raise ValueError(f"within: must be [low, high], got {self.within}")
         return self
 
     def missed_by(self, found: float) -> float:

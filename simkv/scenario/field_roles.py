@@ -43,7 +43,9 @@ def roles(model: type[BaseModel]) -> dict[str, FieldRole]:
     for name, field in model.model_fields.items():
         given = [role for role in field.metadata if isinstance(role, FieldRole)]
         if len(given) != 1:
-            raise TypeError(f"{model.__name__}.{name}: one role is needed; found {len(given)}")
+            raise TypeError(
+                f"{model.__name__}.{name}: must have exactly one role, found {len(given)}"
+            )
         found[name] = given[0]
     return found
 

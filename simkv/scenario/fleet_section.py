@@ -163,7 +163,7 @@ class Outage(Section):
     @model_validator(mode="after")
     def _ends_after_it_begins(self) -> Self:
         if self.back_at is not None and self.back_at <= self.at:
-            raise ValueError(f"back_at {self.back_at:g} must be later than at {self.at:g}")
+            raise ValueError(f"back_at: must be later than at ({self.at:g}), got {self.back_at:g}")
         return self
 
 
@@ -201,7 +201,8 @@ class Autoscale(Section):
     def _least_and_most(self) -> Self:
         if self.min_replicas > self.max_replicas:
             raise ValueError(
-                f"min_replicas {self.min_replicas} must be at most max_replicas {self.max_replicas}"
+                f"min_replicas: must be at most max_replicas ({self.max_replicas}), "
+                f"got {self.min_replicas}"
             )
         return self
 
@@ -290,7 +291,7 @@ class ReplicaGroup(Section):
     @model_validator(mode="after")
     def _costs_are_said_once(self) -> Self:
         if self.profile is not None and self.hardware is not None:
-            raise ValueError("profile: found beside hardware; only one of the two is possible")
+            raise ValueError("profile: cannot be combined with hardware")
         return self
 
 
@@ -325,17 +326,18 @@ class FleetSection(FleetSettings):
         roles = {group.role for group in self.groups}
         if not self.disaggregated:
             if self.kv_transfer:
-                raise ValueError("kv_transfer: there are no replicas of roles prefill and decode")
+                raise ValueError("kv_transfer: requires replicas with roles prefill and decode")
             return
         if roles != {"prefill", "decode"}:
             raise ValueError(
-                f"replicas: roles {', '.join(sorted(roles))}; expected prefill and decode, or none"
+                f"replicas: roles must be prefill and decode, or none; "
+                f"found {', '.join(sorted(roles))}"
             )
         if not self.kv_transfer:
-            raise ValueError("kv_transfer: missing; replicas of roles prefill and decode need it")
+            raise ValueError("kv_transfer: missing; required by roles prefill and decode")
         for name in ("failures", "drains", "autoscale", "start_cold", "lockstep"):
             if getattr(self, name):
-                raise ValueError(f"{name}: not with replicas of roles prefill and decode")
+                raise ValueError(f"{name}: cannot be combined with roles prefill and decode")
 
     @field_validator("failures", "drains")
     @classmethod
@@ -343,7 +345,9 @@ class FleetSection(FleetSettings):
         until: dict[int, float] = {}
         for outage in sorted(outages, key=lambda outage: outage.at):
             if outage.at < until.get(outage.replica, 0.0):
-                raise ValueError(f"two at one time of replica {outage.replica}; expected one")
+                raise ValueError(
+                    f"replica {outage.replica} has two failures at the same time; expected one"
+                )
             until[outage.replica] = inf if outage.back_at is None else outage.back_at
         return outages
 
@@ -354,20 +358,19 @@ class FleetSection(FleetSettings):
             for outage in getattr(self, name):
                 if outage.replica >= most:
                     raise ValueError(
-                        f"{name}: there is no replica {outage.replica}; expected one from 0 to "
-                        f"{most - 1}"
+                        f"{name}: replica {outage.replica} does not exist; expected 0 to {most - 1}"
                     )
         if self.lockstep and (self.failures or self.drains or self.autoscale or self.start_cold):
-            raise ValueError("lockstep: replicas in lock-step are there from the start to the end")
+            raise ValueError("lockstep: replicas cannot fail or be scaled")
         self._check_roles()
         if self.autoscale is None:
             return self
         if not isinstance(self.replicas, int):
-            raise ValueError("autoscale needs equal replicas; expected a number for replicas")
+            raise ValueError("autoscale requires equal replicas; set replicas to a number")
         least = self.autoscale.min_replicas
         if not least <= self.replicas <= most:
             raise ValueError(
-                f"replicas: {self.replicas} must be from min_replicas {least} to max_replicas "
-                f"{most} of autoscale"
+                f"replicas: must be between min_replicas ({least}) and max_replicas ({most}) "
+                f"of autoscale, got {self.replicas}"
             )
         return self

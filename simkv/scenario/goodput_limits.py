@@ -20,9 +20,9 @@ def parse_goodput_limits(words: Iterable[str]) -> dict[str, float]:
         name, _, text = word.partition(":")
         if name not in GOODPUT_LATENCIES:
             raise InputError(
-                f"--goodput {word}: {name!r} is not "
-                f"known{spelling_hint(name, GOODPUT_LATENCIES)}; expected "
-                f"NAME:MILLISECONDS, NAME one of {', '.join(GOODPUT_LATENCIES)}"
+                f"--goodput {word}: unknown latency "
+                f"{name!r}{spelling_hint(name, GOODPUT_LATENCIES)}; expected "
+                f"NAME:MILLISECONDS with NAME one of {', '.join(GOODPUT_LATENCIES)}"
             )
         if name in limits:
             raise InputError(f"--goodput {word}: {name} is given twice")
@@ -32,7 +32,7 @@ def parse_goodput_limits(words: Iterable[str]) -> dict[str, float]:
             limits[name] = -1.0
         if not 0 <= limits[name] < float("inf"):
             raise InputError(
-                f"--goodput {word}: expected milliseconds from 0 on, as in {name}:500; "
+                f"--goodput {word}: expected non-negative milliseconds, as in {name}:500; "
                 f"found {text or 'nothing'}"
             )
     return limits

@@ -97,7 +97,9 @@ class HardwareSection(Section):
     @classmethod
     def _no_stages(cls, stages: int) -> int:
         if stages > 1:
-            raise ValueError(f"{stages}: pipeline parallelism is not modelled; only 1, or use tp")
+            raise ValueError(
+                f"must be 1, got {stages}: pipeline parallelism is not modelled; use tp"
+            )
         return stages
 
     @field_validator("tables")
@@ -107,7 +109,7 @@ class HardwareSection(Section):
             return None
         path = _folder(info) / tables
         if not path.is_dir():
-            raise ValueError(f"there is no folder {path}")
+            raise ValueError(f"directory {path} does not exist")
         return str(path.resolve())
 
 
@@ -122,7 +124,7 @@ def _architecture(name: str, folder: Path) -> Architecture:
         return find_architecture(name)
     path = folder / name
     if not path.is_file():
-        raise InputError(f"there is no file {path}")
+        raise InputError(f"file {path} does not exist")
     return parse_architecture(path, path.stem if path.stem != "config" else path.parent.name)
 
 

@@ -260,7 +260,7 @@ def _launched(
         for knob in asked:
             if defaults[knob].default is not None:
                 raise UnknownSetting(
-                    place(knob), "auto needs hardware: with gpu and model; else give a number"
+                    place(knob), "auto requires hardware with gpu and model; otherwise set a number"
                 )
         return given
     try:

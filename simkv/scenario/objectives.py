@@ -19,12 +19,12 @@ from simkv.core.outcome import Outcome
 
 #: Figures derived from the summary.json figures, with descriptions.
 DERIVED = {
-    "unserved": "requests that did not finish, whatever the reason",
+    "unserved": "requests that did not finish, for any reason",
     "preemption_rate": "preemptions per request",
-    "recompute_tax": "tokens computed again, per token of what was served",
+    "recompute_tax": "recomputed tokens per token of finished requests",
     "good": "requests within the limits of --goodput",
-    "goodput": "of those, per second",
-    "goodput_share": "their share of all requests",
+    "goodput": "requests within the limits of --goodput, per second",
+    "goodput_share": "share of requests within the limits of --goodput",
 }
 #: Derived figures that require --goodput limits.
 GOODPUT_FIGURES = ("good", "goodput", "goodput_share")
@@ -89,8 +89,8 @@ def parse_objective(text: str) -> Objective:
     figure, sign, number = found.groups()
     if figure not in OBJECTIVE_FIGURES:
         raise InputError(
-            f"--slo {text}: {figure!r} is not a figure of a "
-            f"run{spelling_hint(figure, OBJECTIVE_FIGURES)}; expected "
+            f"--slo {text}: unknown figure {figure!r}"
+            f"{spelling_hint(figure, OBJECTIVE_FIGURES)}; expected "
             f"one of {', '.join(OBJECTIVE_FIGURES)}"
         )
     try:
@@ -115,9 +115,13 @@ def complete_objectives(
     keys = [(objective.figure, objective.sign) for objective in asked]
     for objective in asked:
         if keys.count((objective.figure, objective.sign)) > 1:
-            raise InputError(f"--slo {objective}: {objective.figure} is bounded twice")
+            raise InputError(
+                f"--slo {objective}: {objective.figure} has two bounds; give each bound once"
+            )
         if objective.figure in GOODPUT_FIGURES and not goodput:
-            raise InputError(f"--slo {objective}: needs limits, as in --goodput ttft:500 tpot:50")
+            raise InputError(
+                f"--slo {objective}: requires limits, as in --goodput ttft:500 tpot:50"
+            )
     figures_asked = {objective.figure for objective in asked}
     assumed = []
     if not figures_asked & UNSERVED_FIGURES:

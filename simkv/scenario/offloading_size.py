@@ -38,11 +38,13 @@ def host_blocks(
     """
     knob, size = spec.host_blocks, engine[SIZE]
     if knob in engine:
-        raise InputError(f"{knob} says the same in blocks; give one of them")
+        raise InputError(f"{knob} sets the same size in blocks; set only one of them")
     if isinstance(size, bool) or not isinstance(size, int | float) or not size > 0:
-        raise InputError(f"{size!r} should be GiB of host memory, above 0")
+        raise InputError(f"must be a number of GiB greater than 0, got {size!r}")
     if (backend := engine.get(BACKEND, "native")) != "native":
-        raise InputError(f"{BACKEND} {backend!r} is not modelled; say native")
+        raise InputError(
+            f"{BACKEND}: must be native, got {backend!r}; other backends are not modelled"
+        )
     if room:
         variant = str(engine.get("variant", spec.config().variant))
         block = room.block_bytes * _copies(room, variant)
@@ -50,15 +52,15 @@ def host_blocks(
         told = offload.get("bytes_per_token") if isinstance(offload, dict) else None
         if not isinstance(told, int | float):
             raise InputError(
-                "bytes of a block follow from hardware, or from offload.bytes_per_token; give "
-                f"one of them, or {knob}"
+                "requires the size of a block: set hardware or offload.bytes_per_token, or set "
+                f"{knob} instead"
             )
         tokens = engine.get(spec.block, getattr(spec.config(), spec.block))
         block = ceil(told * tokens)
     pages = -(-block // PAGE) * PAGE
     blocks = min(int(size * GIB) // pages, MAX_BLOCKS)
     if not blocks:
-        raise InputError(f"{size} GiB are less than a block, which takes {pages} bytes")
+        raise InputError(f"{size} GiB are less than one block of {pages} bytes")
     return {str(knob): blocks}
 
 

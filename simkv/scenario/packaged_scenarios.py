@@ -36,8 +36,8 @@ def find_scenario(scenario: Path) -> Path:
     if str(scenario) in known:
         return known[str(scenario)]
     raise InputError(
-        f"{scenario}: there is no such file, nor a packaged scenario of that name"
-        f"{spelling_hint(str(scenario), known)}; packaged are {', '.join(known)}"
+        f"{scenario}: neither a file nor a packaged scenario"
+        f"{spelling_hint(str(scenario), known)}; packaged scenarios: {', '.join(known)}"
     )
 
 
@@ -85,7 +85,7 @@ def find_incidents(names: Iterable[str] = ()) -> list[PackagedIncident]:
     for name in names:
         if name not in known:
             raise InputError(
-                f"{name}: there is no such incident{spelling_hint(name, known)}; expected one of "
+                f"{name}: unknown incident{spelling_hint(name, known)}; expected one of "
                 f"{', '.join(known)}"
             )
     return [known[name] for name in dict.fromkeys(names) or known]

@@ -108,7 +108,7 @@ class PlanSection(BaseModel):
         Field(
             ge=0,
             le=0.9,
-            description="Relative error of step times, such as 0.1 (default: the profile's own).",
+            description="Relative error of step times, such as 0.1 (default: from the profile).",
         ),
     ] = None
     prices: Annotated[
@@ -117,7 +117,7 @@ class PlanSection(BaseModel):
         Field(description="Prices per GPU hour: YAML such as 'H100: 2.5', or CSV."),
     ] = None
     gpu: Annotated[
-        str | None, Field(description="GPU whose price is used (default: that of the profile).")
+        str | None, Field(description="GPU whose price is used (default: from the profile).")
     ] = None
     gpus_per_replica: Annotated[
         int | None,

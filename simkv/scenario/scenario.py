@@ -51,7 +51,7 @@ class Provenance(Section):
 def _known_figure(name: str) -> str:
     if name not in FIGURE_NAMES:
         raise ValueError(
-            f"{name!r} is not a figure of summary.json{spelling_hint(name, FIGURE_NAMES)}; "
+            f"unknown figure {name!r} of summary.json{spelling_hint(name, FIGURE_NAMES)}; "
             f"expected one of {', '.join(FIGURE_NAMES)}"
         )
     return name
@@ -240,26 +240,24 @@ class Scenario(Section):
         ranks = self.hardware.dp if self.hardware else 1
         own = getattr(self.engine, knob) if knob else ranks
         if self.hardware and own != ranks:
-            raise ValueError(
-                f"engine: {knob}: {own} beside hardware: dp: {ranks}; expected {ranks}"
-            )
+            raise ValueError(f"engine: {knob}: must equal hardware.dp ({ranks}), got {own}")
         if own > 1 and (self.fleet is None or not self.fleet.lockstep or self.fleet.size != own):
             raise ValueError(
-                f"fleet: {own} ranks that attend to requests of their own are "
-                f"{{replicas: {own}, lockstep: true}}; or leave it out"
+                f"fleet: {own} data-parallel ranks require "
+                f"{{replicas: {own}, lockstep: true}}; set this or remove fleet"
             )
         return self
 
     @model_validator(mode="after")
     def _pipelines_go_on(self) -> Self:
         if self.pipeline and self.fleet and (self.fleet.failures or self.fleet.autoscale):
-            raise ValueError("fleet: replicas with a pipeline cannot fail or be scaled")
+            raise ValueError("fleet: replicas with pipeline parallelism cannot fail or be scaled")
         if (
             self.fleet
             and self.fleet.lockstep
             and find_engine_spec(self.engine).offloads(self.engine)
         ):
-            raise ValueError("fleet: lockstep is not modelled with KV in host memory")
+            raise ValueError("fleet: lockstep cannot be combined with KV in host memory")
         if self.fleet and self.fleet.disaggregated:
             engines = [group.engine or self.engine for group in self.fleet.groups]
             check_kv_connector(engines, [group.role for group in self.fleet.groups])
@@ -274,9 +272,9 @@ class Scenario(Section):
         if "hardware" not in info.data:  # which is an error of its own
             return profile
         if profile is None and info.data["hardware"] is None:
-            raise PydanticCustomError("neither", "missing; profile or hardware is needed")
+            raise PydanticCustomError("neither", "missing; set profile or hardware")
         if profile is not None and info.data["hardware"] is not None:
-            raise ValueError("found beside hardware; exactly one of the two is needed")
+            raise ValueError("cannot be combined with hardware; set exactly one of them")
         return profile
 
     @field_validator("pipeline")
@@ -285,7 +283,9 @@ class Scenario(Section):
         engine = info.data.get("engine")
         if pacing and engine and not find_engine_spec(engine).has_threads:
             able = " and ".join(name for name, spec in ENGINES.items() if spec.has_threads)
-            raise ValueError(f"engine {engine.name} has no pipeline; only {able} does")
+            raise ValueError(
+                f"engine {engine.name} does not support pipeline parallelism; only {able} does"
+            )
         return pacing
 
     @field_validator("fleet")
@@ -294,9 +294,9 @@ class Scenario(Section):
         cls, fleet: FleetSection | None, info: ValidationInfo
     ) -> FleetSection | None:
         if fleet and fleet.lockstep and len(fleet.groups) > 1:
-            raise ValueError("lockstep: replicas step together only if they are all of one group")
+            raise ValueError("lockstep: requires all replicas in one group")
         if fleet and fleet.lockstep and info.data.get("pipeline"):
-            raise ValueError("lockstep: an engine with a pipeline does not step together")
+            raise ValueError("lockstep: cannot be combined with pipeline parallelism")
         return fleet
 
 

@@ -95,7 +95,7 @@ def _check_variants(document: YamlDocument, scenarios: Mapping[str, Scenario]) -
     for field, name in named:
         if name not in scenarios:
             raise InputError(
-                f"{document.place((field, name))}: {field}.{name}: there is no such variant"
+                f"{document.place((field, name))}: {field}.{name}: unknown variant"
                 f"{spelling_hint(name, scenarios)}; expected one of {', '.join(scenarios)}"
             )
 
@@ -109,7 +109,7 @@ def _check_requests(document: YamlDocument, scenarios: Mapping[str, Scenario]) -
                 if number >= size:
                     place = document.place(("expect", name, "request", number))
                     raise InputError(
-                        f"{place}: expect.{name}.request.{number}: there is no such request; "
+                        f"{place}: expect.{name}.request.{number}: this request does not exist; "
                         f"expected an id from 0 to {size - 1}"
                     )
 

@@ -74,11 +74,11 @@ def _explain(detail: ErrorDetails, location: list[str | int], data: Any) -> str:
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         known = known_fields(location[:-1], data)
         return (
-            f"unknown field{spelling_hint(str(location[-1]), known)}; known here: "
+            f"unknown field{spelling_hint(str(location[-1]), known)}; expected one of "
             f"{', '.join(known)}"
         )
     if kind in ("missing", "missing_argument", "union_tag_not_found"):
-        return "missing; this field is needed"
+        return "missing; this field is required"
     if kind in ("value_error", "assertion_error", "neither", "own"):
         return re.sub(r"^(Value error|Assertion failed), ", "", detail["msg"])
     if kind in ("union_tag_invalid", "literal_error"):
@@ -87,11 +87,10 @@ def _explain(detail: ErrorDetails, location: list[str | int], data: Any) -> str:
             known = [name for name in known if name != "number"]
             if find_key(detail.get("input"), "distribution") is None:
                 return f"missing; expected one of {', '.join(known)}"
-        return (
-            f"{found!r} is not known{spelling_hint(str(found), known)}; expected {', '.join(known)}"
-        )
+        hint = spelling_hint(str(found), known)
+        return f"unknown value {found!r}{hint}; expected {', '.join(known)}"
     if kind == "string_type" and isinstance(found, int | float):
-        return f"{found} is a number here; put the text in quotes"
+        return f"YAML reads {found} as a number; put it in quotes"
     message = simplify_pydantic_message(detail["msg"])
     shown = type(found).__name__ if isinstance(found, dict | list) else repr(found)
     return f"{message}; found {shown if len(shown) <= 60 else shown[:57] + '...'}"

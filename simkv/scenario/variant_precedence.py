@@ -43,7 +43,7 @@ def override_notes(
         for name, value in find_overriding_variants(document, path).items():
             shown = "its default" if value is None else f"to {value}"
             notes.append(
-                f"{option} {assignment}: does not reach variant {name}, which sets {path} itself, "
+                f"{option} {assignment}: does not affect variant {name}, which sets {path} itself, "
                 f"{shown}"
             )
     return notes

@@ -78,7 +78,7 @@ class YamlDocument:
         try:
             value = _reader(lines=False).load(text)
         except Exception as error:  # the reader raises many kinds of errors on odd input
-            raise InputError(f"{given}: the value is not YAML") from error
+            raise InputError(f"{given}: the value is not valid YAML") from error
         _count_values(given, value)
         node = self.tree
         for depth, key in enumerate(keys[:-1]):
@@ -158,7 +158,7 @@ def read_document(path: Path) -> YamlDocument:
         raise InputError(f"{path}:1: not valid YAML: {reason}") from error
     if not isinstance(data, dict):
         found = "nothing" if data is None else "a list" if isinstance(data, list) else repr(data)
-        raise InputError(f"{path}:1: a mapping of fields is expected; found {found}")
+        raise InputError(f"{path}:1: must be a mapping of fields, got {found}")
     _count_values(str(path), data)
     return YamlDocument(path, data)
 
@@ -185,7 +185,7 @@ def _count_values(source: str, data: Any) -> None:
             open_nodes.discard(id(node))
             if sizes[id(node)] > MAX_VALUES:
                 raise InputError(
-                    f"{place(node)}: aliases unfold to more than {MAX_VALUES:,} values"
+                    f"{place(node)}: aliases expand to more than {MAX_VALUES:,} values"
                 )
         return sizes[id(node)]
 

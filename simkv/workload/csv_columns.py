@@ -51,11 +51,11 @@ def open_csv(
     header = [known.get(name.casefold(), name) for name in header]
     for name in wanted:
         if header.count(name) > 1:
-            raise source.error(f"the header has {header.count(name)} columns {name}", line - 1)
+            raise source.error(f"header: {header.count(name)} columns are named {name}", line - 1)
     missing = [name for name in needed if name not in header]
     if missing:
         raise source.error(
-            f"the header needs {', '.join(missing)}; found {', '.join(header) or 'nothing'}",
+            f"header: missing {', '.join(missing)}; found {', '.join(header) or 'nothing'}",
             line - 1,
         )
     yield from csv_tables(source, wanted, lines, line, header, quoted)

@@ -95,22 +95,22 @@ class ArrivalProcess(StrictModel):
         start, end = self.ramp_up_start_rps, self.ramp_up_end_rps
         if self.ramp_up_strategy is None:
             if start is not None or end is not None:
-                raise ValueError("ramp_up_start_rps and ramp_up_end_rps need ramp_up_strategy")
+                raise ValueError("ramp_up_start_rps and ramp_up_end_rps require ramp_up_strategy")
             if self.request_rate is None:
-                raise ValueError("request_rate or ramp_up_strategy is needed")
+                raise ValueError("missing; set request_rate or ramp_up_strategy")
         elif self.request_rate is not None or self.diurnal is not None:
-            raise ValueError("ramp_up_strategy goes without request_rate and diurnal")
+            raise ValueError("ramp_up_strategy cannot be combined with request_rate or diurnal")
         elif start is None or end is None or start > end:
             raise ValueError(
-                "ramp_up_strategy needs ramp_up_start_rps, not above ramp_up_end_rps; "
+                "ramp_up_strategy requires ramp_up_start_rps, at most ramp_up_end_rps; "
                 f"found {start} and {end}"
             )
         if self.gaps == "weibull" and self.burstiness < 0.01:
             raise ValueError(
-                f"weibull gaps need a burstiness of 0.01 or more; found {self.burstiness}"
+                f"burstiness: must be at least 0.01 for weibull gaps, got {self.burstiness}"
             )
         if self.diurnal is not None and self.request_rate == math.inf:
-            raise ValueError("diurnal needs a finite request_rate")
+            raise ValueError("diurnal requires a finite request_rate")
         return self
 
     def times(self, random: np.random.Generator, count: int) -> Floats:
@@ -154,12 +154,14 @@ class SharedPrefixes(RequestFields):
     prefix_groups: Annotated[
         int | None,
         Field(
-            gt=0, le=MAX_REQUEST_COUNT, description="Every request draws one of so many prefixes."
+            gt=0, le=MAX_REQUEST_COUNT, description="Number of prefixes; each request samples one."
         ),
     ] = None
     prefix_zipf: Annotated[
         float,
-        Field(ge=0, le=10, description="The k-th prefix has the weight k ** -prefix_zipf."),
+        Field(
+            ge=0, le=10, description="Zipf exponent: the k-th prefix has weight k ** -prefix_zipf."
+        ),
     ] = 0.0
 
     lora_modules: Annotated[list[str], Field(min_length=1)] | None = None
@@ -171,7 +173,7 @@ class SharedPrefixes(RequestFields):
     @model_validator(mode="after")
     def _one_adapter(self) -> Self:
         if self.lora is not None and self.lora_modules is not None:
-            raise ValueError("lora and lora_modules: at most one of the two")
+            raise ValueError("lora and lora_modules: set at most one of them")
         return self
 
     def sample_loras(self, random: np.random.Generator, count: int) -> list[str | None]:
@@ -188,7 +190,7 @@ class SharedPrefixes(RequestFields):
         if self.prefix_groups is None:
             super().check_prefix()
         elif self.prefix_group is not None or not self.prefix_tokens:
-            raise ValueError("prefix_groups needs prefix_tokens, and no prefix_group beside it")
+            raise ValueError("prefix_groups requires prefix_tokens and excludes prefix_group")
 
     def sample_groups(self, random: np.random.Generator, count: int) -> list[str] | None:
         """Sample the prefix group of each request; None without ``prefix_groups``."""
@@ -268,7 +270,7 @@ class Sessions(SharedPrefixes, ArrivalProcess):
     def _not_too_many(self) -> Self:
         if sum(self._counts) > MAX_REQUEST_COUNT or max(self._counts) > MAX_TURNS:
             raise ValueError(
-                f"at most {MAX_TURNS:,} turns in a session and {MAX_REQUEST_COUNT:,} in all; "
+                f"at most {MAX_TURNS:,} turns per session and {MAX_REQUEST_COUNT:,} in total; "
                 f"found {max(self._counts):,} and {sum(self._counts):,}"
             )
         return self

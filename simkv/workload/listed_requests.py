@@ -44,10 +44,15 @@ class RequestFields(StrictModel):
     """First token to return log probabilities for (-1: output tokens only). SGLang then runs no
     mixed batches and reuses cached tokens only up to this one."""
     prefix_group: Annotated[
-        str | None, Field(description="Requests of one group begin with the same tokens.")
+        str | None, Field(description="Requests of a group start with the same tokens.")
     ] = None
     prefix_tokens: Annotated[
-        int, Field(ge=0, le=MAX_TOKEN_COUNT, description="How many; a shorter prompt has them all.")
+        int,
+        Field(
+            ge=0,
+            le=MAX_TOKEN_COUNT,
+            description="Number of these tokens; shorter prompts consist of them entirely.",
+        ),
     ] = 0
 
     @model_validator(mode="after")
@@ -58,7 +63,7 @@ class RequestFields(StrictModel):
     def check_prefix(self) -> None:
         """Raise ValueError if the fields about shared tokens are inconsistent."""
         if (self.prefix_group is None) != (self.prefix_tokens == 0):
-            raise ValueError("prefix_group and prefix_tokens need each other")
+            raise ValueError("prefix_group and prefix_tokens must be set together")
 
     def request(
         self,
@@ -143,16 +148,16 @@ class ListedRequest(RequestFields):
     """Random seed for the number of accepted draft tokens; default: the request's number."""
     hash_ids: Annotated[
         list[int] | None,
-        Field(description="A name for each block of the prompt, as in Mooncake traces."),
+        Field(description="One id per block of the prompt, as in Mooncake traces."),
     ] = None
     hash_block_size: Annotated[
-        int, Field(gt=0, le=MAX_TOKEN_COUNT, description="Tokens in a block of hash_ids.")
+        int, Field(gt=0, le=MAX_TOKEN_COUNT, description="Tokens per block of hash_ids.")
     ] = 512
     segments: Annotated[
         list[Annotated[tuple[str, int, int], Field(strict=False)]] | None,
         Field(
-            description="The prompt as pieces [stream, start, end) of token streams: u<i> and o<i> "
-            "are the own prompt and the output of request i, any other name is a stream by itself."
+            description="The prompt as pieces [stream, start, end) of token streams: u<i> is the "
+            "prompt and o<i> the output of request i; any other name is a separate stream."
         ),
     ] = None
 
@@ -161,20 +166,22 @@ class ListedRequest(RequestFields):
         names = ("prefix_group", "hash_ids", "segments")
         given = [name for name in names if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ValueError(f"one of {', '.join(names)} at most; found {' and '.join(given)}")
+            raise ValueError(f"set at most one of {', '.join(names)}; found {' and '.join(given)}")
         blocks = blocks_for(self.prompt_tokens, self.hash_block_size)
         if self.hash_ids is not None and len(self.hash_ids) != blocks:
             raise ValueError(
-                f"hash_ids: {self.prompt_tokens} tokens are {blocks} blocks of "
+                f"hash_ids: {self.prompt_tokens} tokens require {blocks} blocks of "
                 f"{self.hash_block_size}; found {len(self.hash_ids)} ids"
             )
         for stream, start, end in self.segments or ():
             if not 0 <= start < end:
-                raise ValueError(f"segments: 0 <= start < end; found {[stream, start, end]}")
+                raise ValueError(
+                    f"segments: must satisfy 0 <= start < end; found {[stream, start, end]}"
+                )
         total = sum(end - start for _, start, end in self.segments or ())
         if self.segments is not None and total != self.prompt_tokens:
             raise ValueError(
-                f"segments: they must add up to prompt_tokens {self.prompt_tokens}; found {total}"
+                f"segments: must add up to prompt_tokens ({self.prompt_tokens}), got {total}"
             )
 
     @property

@@ -61,7 +61,7 @@ class TraceReader:
     def no_rows_error(self) -> InputError:
         """Return the error for a trace with no request left, with the reasons."""
         left_out = "; ".join(self.tally.lines()) or f"{self.tally.rows:,} rows"
-        return InputError(f"{self.path}: no request is left of this trace ({left_out})")
+        return InputError(f"{self.path}: no requests selected from this trace ({left_out})")
 
     @property
     def tally(self) -> Tally:
@@ -104,7 +104,9 @@ def _window(
             rows = rows.with_arrival(rows.arrival - origin)
         if wanted.start or wanted.duration is not None:
             if np.isnan(rows.arrival[0]):
-                raise source.error("has no arrival times, so that start and duration mean nothing")
+                raise source.error(
+                    "contains no arrival times, so start and duration cannot be used"
+                )
             end = np.inf if wanted.duration is None else wanted.start + wanted.duration
             inside = (rows.arrival >= wanted.start) & (rows.arrival < end)
             rows, luck = rows.where(inside), luck[inside]
@@ -280,7 +282,7 @@ def read_trace(
         count += len(rows)
         if most is not None and count > most:
             raise InputError(
-                f"{path}: more than {most:,} requests; take fewer with duration, sample or limit"
+                f"{path}: more than {most:,} requests; select fewer with duration, sample or limit"
             )
         parts.append(rows)
     if not parts:

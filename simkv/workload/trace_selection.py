@@ -30,11 +30,11 @@ class Selection:
 
     def __post_init__(self) -> None:
         checks = {
-            "start": (np.isfinite(self.start) and self.start >= 0, "seconds from 0"),
-            "duration": (self.duration is None or self.duration > 0, "seconds above 0"),
+            "start": (np.isfinite(self.start) and self.start >= 0, "non-negative seconds"),
+            "duration": (self.duration is None or self.duration > 0, "seconds greater than 0"),
             "rate_scale": (np.isfinite(self.rate_scale) and self.rate_scale > 0, "above 0"),
-            "limit": (self.limit is None or self.limit > 0, "a number of requests from 1"),
-            "seed": (self.seed >= 0, "a whole number from 0"),
+            "limit": (self.limit is None or self.limit > 0, "a number of requests of at least 1"),
+            "seed": (self.seed >= 0, "a non-negative integer"),
             "sample": (
                 self.sample is None
                 or (self.sample >= 1 if isinstance(self.sample, int) else 0 < self.sample <= 1),

@@ -50,10 +50,10 @@ class Tally:
         for kind, counts in (("bad rows", self.bad), ("failed requests", self.failed)):
             if counts:
                 reasons = "; ".join(
-                    f"{count:,} {reason} (first in line {self.first[reason]})"
+                    f"{count:,} {reason} (first: line {self.first[reason]})"
                     for reason, count in counts.most_common()
                 )
-                told.append(f"{counts.total():,} of {self.rows:,} {kind} left out: {reasons}")
+                told.append(f"{counts.total():,} of {self.rows:,} {kind} excluded: {reasons}")
         return [*told, *self.notes]
 
 
@@ -85,7 +85,7 @@ class TraceSource:
         if not self.selection.skip_bad:
             raise InputError(
                 f"{self.path}:{line}: {column}: {what} "
-                "(skip_bad, or --skip-bad, leaves out such rows and counts them)"
+                "(set skip_bad or --skip-bad to exclude and count such rows)"
             )
         reason = f"{column}: {what.partition('; found ')[0]}"
         self.tally.bad[reason] += 1
@@ -128,12 +128,13 @@ class TraceSource:
                     yield lines
         except EOFError as error:
             raise InputError(
-                f"{path}: the gzip data end too early, after line {self.line} or later: the file "
-                "is incomplete; get it again"
+                f"{path}: incomplete gzip data after line {self.line} or later; "
+                "download the file again"
             ) from error
         except (zlib.error, gzip.BadGzipFile) as error:
             raise InputError(
-                f"{path}: the gzip data are damaged, after line {self.line} or later; get it again"
+                f"{path}: damaged gzip data after line {self.line} or later; "
+                "download the file again"
             ) from error
         except OSError as error:
             reason = (error.strerror or str(error)).lower()

@@ -51,7 +51,7 @@ class ServiceTime(NamedTuple):
     def __str__(self) -> str:
         return (
             f"prefill at {self.prefill_rate:,g} tokens/s, {1000 * self.tpot:g} ms per output "
-            "token, nobody waits, nothing is shared"
+            "token, no waiting, no prefix cache"
         )
 
 

@@ -29,7 +29,7 @@ Seed = Annotated[int, Field(ge=0)]
 
 def _never_rise(rates: list[float]) -> list[float]:
     if sorted(rates, reverse=True) != rates:
-        raise ValueError(f"rates must not rise from position to position; found {rates}")
+        raise ValueError(f"rates must not increase with the position; found {rates}")
     return rates
 
 
@@ -62,4 +62,4 @@ def find_file(name: str, info: ValidationInfo) -> Path:
     for path in (beside, Path(name)):
         if path.exists():
             return path
-    raise ValueError(f"there is no file {beside}; a path beside the scenario file is expected")
+    raise ValueError(f"file {beside} does not exist; paths are relative to the scenario file")

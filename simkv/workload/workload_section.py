@@ -71,7 +71,7 @@ def _known_format(name: str) -> str:
 
     if name not in FORMAT_NAMES:
         raise ValueError(
-            f"{name!r} is not known{spelling_hint(name, FORMAT_NAMES)}; expected auto, "
+            f"unknown format {name!r}{spelling_hint(name, FORMAT_NAMES)}; expected auto, "
             f"{', '.join(FORMAT_NAMES)}"
         )
     return name
@@ -112,7 +112,8 @@ class Workload(StrictModel):
     max_concurrency: Count | None = None
     """Maximum number of requests in flight; further requests wait in the client."""
     trace: Annotated[
-        str | None, Field(description="A file or folder beside the scenario, in a known format.")
+        str | None,
+        Field(description="File or folder in a supported format, relative to the scenario file."),
     ] = None
     format: Annotated[str, AfterValidator(_known_format)] = "auto"
     """Format of the trace; ``auto`` detects it."""
@@ -153,10 +154,12 @@ class Workload(StrictModel):
         given = [form for form in FORMS if getattr(self, form) is not None]
         if len(given) != 1:
             found = " and ".join(given) or "none"
-            raise ValueError(f"exactly one of {', '.join(FORMS)} is needed; found {found}")
+            raise ValueError(f"must have exactly one of {', '.join(FORMS)}; found {found}")
         idle = [name for name in TRACE_OPTIONS if name in self.model_fields_set]
         if self.trace is None and idle:
-            raise ValueError(f"{', '.join(idle)} here are for a trace; this workload has none")
+            raise ValueError(
+                f"{', '.join(idle)}: require a trace, which this workload does not have"
+            )
         if self.trace is not None:
             self._path = find_file(self.trace, info)
         return self
@@ -213,8 +216,8 @@ def generate_requests(workload: Workload, timeout: float | None) -> list[Request
     requests, after = _requests(workload, timeout)
     if after or workload.max_concurrency is not None:
         raise InputError(
-            "workload: max_concurrency, sessions and think times make arrivals depend on how "
-            "requests are served; here they must be known before"
+            "workload: arrivals must be known before the run; with max_concurrency, sessions or "
+            "think times they depend on the simulation"
         )
     return requests
 
@@ -290,7 +293,7 @@ def _replayed(
         arrivals = pace.times(make_random_stream(workload.seed, 0), len(trace))
     elif not trace.timed:
         raise InputError(
-            f"{trace.path}: has lengths and no arrival times; give workload.request_rate "
+            f"{trace.path}: contains no arrival times; set workload.request_rate "
             "(.inf: all at once)"
         )
     requests = trace.requests(timeout, arrivals, workload.max_tokens, workload.ignore_eos)

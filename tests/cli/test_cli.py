@@ -238,8 +238,8 @@ def test_rejects_invalid_scenarios(simkv: Simkv, text: str, complaint: str) -> N
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "s.yaml:1: a mapping of fields is expected; found nothing"),
-        ("- 1\n", "s.yaml:1: a mapping of fields is expected; found a list"),
+        ("", "s.yaml:1: must be a mapping of fields, got nothing"),
+        ("- 1\n", "s.yaml:1: must be a mapping of fields, got a list"),
         ("a: [1\n", "s.yaml:2: not valid YAML"),
         (bytes(range(256)), "s.yaml: not UTF-8 text"),
         (
@@ -248,7 +248,7 @@ def test_rejects_invalid_scenarios(simkv: Simkv, text: str, complaint: str) -> N
                 f"{x}: &{x} [{','.join([f'*{y}'] * 10)}]\n"
                 for y, x in zip("abcdefgh", "bcdefghi", strict=True)
             ),
-            "s.yaml:7: aliases unfold to more than 2,000,000 values",
+            "s.yaml:7: aliases expand to more than 2,000,000 values",
         ),
     ],
 )

@@ -56,7 +56,7 @@ def _rest_first(self: Any) -> Any:
 # ruff: noqa: E501
 MUTATIONS: list[tuple[str, type, str, Callable[..., Any]]] = [
     ("loads do not wait for each other", OffloadingConnector, "matched", _all_at_once),
-    ("nobody waits for a copy from a block", OffloadingConnector, "_fence", lambda s, job: None),
+    ("no waiting for a copy from a block", OffloadingConnector, "_fence", lambda s, job: None),
     ("a prompt is stored when it is done", OffloadingConnector, "owing", lambda s: []),
     ("those with blocks come last", RemoteKvQueue, "head", _rest_first),
     ("loads reserve nothing", VllmOffloadScheduler, "_leaves_reserved", lambda s, hits, tokens: True),

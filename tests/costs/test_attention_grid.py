@@ -84,9 +84,9 @@ def test_a_step_takes_as_long_as_the_host_needs_to_launch_it() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ValidationError, match="decode_s: should be 2 rows of 3"):
+    with pytest.raises(ValidationError, match="decode_s: must have 2 rows of 3"):
         AttentionGrid.model_validate({**GRID.model_dump(), "decode_s": [[1, 2, 3]]})
-    with pytest.raises(ValidationError, match="prefill_mean: values must rise strictly"):
+    with pytest.raises(ValidationError, match="prefill_mean: values must be strictly increasing"):
         AttentionGrid.model_validate({**GRID.model_dump(), "prefill_mean": [1, 1, 2]})
     with pytest.raises(ValidationError, match="does not depend on the context"):
         profile([CostTerm(name="x", feature="decode_mean", seconds=1.0)])

@@ -129,11 +129,11 @@ def test_beside_a_prefill_the_nearest_that_was_measured_says_the_share(
 @pytest.mark.parametrize(
     ("slices", "complaint"),
     [
-        (DECODES, "prefill alone"),
-        (PREFILLS, "decodes alone"),
-        ([*DECODES, *PREFILLS, DECODES[0]], "stands once"),
-        ([slice_(10, 0, (100, {0: 1.0}), (0, {0: 1.0})), *DECODES], "rise strictly"),
-        ([slice_(0, 1, (0, {300: 1.0, 100: 3.0})), *PREFILLS], "rise strictly"),
+        (DECODES, "prefills without decodes"),
+        (PREFILLS, "decodes without prefills"),
+        ([*DECODES, *PREFILLS, DECODES[0]], "duplicate pair"),
+        ([slice_(10, 0, (100, {0: 1.0}), (0, {0: 1.0})), *DECODES], "be strictly increasing"),
+        ([slice_(0, 1, (0, {300: 1.0, 100: 3.0})), *PREFILLS], "be strictly increasing"),
     ],
 )
 def test_what_is_no_table(slices: list[dict[str, Any]], complaint: str) -> None:

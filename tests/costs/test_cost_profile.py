@@ -152,23 +152,23 @@ def test_a_table_over_the_context_is_not_linear() -> None:
     ("terms", "complaint"),
     [
         ([], "at least 1 item"),
-        ([{"feature": "steps"}], "exactly one of seconds, pieces, table is needed"),
+        ([{"feature": "steps"}], "must have exactly one of seconds, pieces, table"),
         (
             [{"feature": "steps", "seconds": 1.0, "table": [[1, 1]]}],
-            "exactly one of seconds, pieces, table is needed",
+            "must have exactly one of seconds, pieces, table",
         ),
         ([{"feature": "stepps", "seconds": 1.0}], "Input should be 'steps'"),
         ([{"feature": "steps", "seconds": -1.0}], "greater than or equal to 0"),
         ([{"feature": "steps", "seconds": float("nan")}], "finite"),
         ([{"feature": "steps", "seconds": 1.0, "typo": 1}], "Extra inputs"),
         ([{"feature": "steps", "table": []}], "at least 1 item"),
-        ([{"feature": "steps", "table": [[1, 1], [1, 2]]}], "strictly rising"),
-        ([{"feature": "steps", "table": [[2, 1], [1, 2]]}], "strictly rising"),
+        ([{"feature": "steps", "table": [[1, 1], [1, 2]]}], "strictly increasing"),
+        ([{"feature": "steps", "table": [[2, 1], [1, 2]]}], "strictly increasing"),
         ([{"feature": "steps", "table": [[1, float("inf")]]}], "finite"),
-        ([{"feature": "steps", "pieces": [{"up_to": 3, "base": 1}]}], "none in the last"),
+        ([{"feature": "steps", "pieces": [{"up_to": 3, "base": 1}]}], "null in the last piece"),
         (
             [{"feature": "steps", "pieces": [{"base": 1}, {"base": 2}]}],
-            "pieces need a rising up_to",
+            "pieces: up_to must increase",
         ),
         (
             [
@@ -177,11 +177,11 @@ def test_a_table_over_the_context_is_not_linear() -> None:
                     "pieces": [{"up_to": 3, "base": 1}, {"up_to": 2, "base": 1}, {"base": 1}],
                 }
             ],
-            "pieces need a rising up_to",
+            "pieces: up_to must increase",
         ),
         ([{"feature": "prefill_tokens", "seconds": 1.0}], "a decode step of one sequence must"),
         ([{"feature": "decode_seqs", "seconds": 1.0}], "a prefill step of one sequence must"),
-        ([{"feature": "steps", "seconds": 0.0}], "must cost"),
+        ([{"feature": "steps", "seconds": 0.0}], "must take at least"),
     ],
 )
 def test_terms_that_make_no_sense_are_refused(terms: list[Any], complaint: str) -> None:
@@ -235,11 +235,11 @@ def test_a_profile_may_lie_beside_the_scenario(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("unit-stp", "'unit-stp' is not known (did you mean 'unit-step'?); expected one of"),
-        ("", "'' is not known"),
+        ("unit-stp", "unknown profile 'unit-stp' (did you mean 'unit-step'?); expected one of"),
+        ("", "unknown profile ''"),
         ("../unit-step", "is not known"),
-        ("nothing.json", "there is no file"),
-        ("folder.json", "there is no file"),
+        ("nothing.json", "does not exist"),
+        ("folder.json", "does not exist"),
     ],
 )
 def test_a_profile_that_is_not_there(tmp_path: Path, name: str, complaint: str) -> None:

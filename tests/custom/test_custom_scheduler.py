@@ -33,7 +33,7 @@ from tests.custom.sample_scheduler import GOOD, RULE, SCENARIO, write
 
 #: Records that it was executed.
 LOUD = GOOD + "\nopen(__file__ + '.ran', 'w').close()\n"
-NOT_TRUSTED = "is code that the scenario would run; read it, then say --trust"
+NOT_TRUSTED = "the scenario would run this code; review it, then pass --trust"
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +124,7 @@ def test_validates_custom_knobs(tmp_path: Path) -> None:
 
     assert "watermak: unknown field (did you mean 'watermark'?)" in error(watermak=1)
     assert "engine.watermark: should be a number; found 'x'" in error(watermark="x")
-    assert "engine.order: 'last' is not known; expected arrival, shortest" in error(order="last")
+    assert "engine.order: unknown value 'last'; expected arrival, shortest" in error(order="last")
     assert "num_blocks: 0; expected at least 1" in error(num_blocks=0)
     table = simkv.sweep(path, {"engine.watermark": [0.0, 0.5]}, jobs=1, trust=True)
     assert table["preemptions"].tolist()[0] > table["preemptions"].tolist()[1]
@@ -231,9 +231,9 @@ def test_installed_scheduler_needs_no_trust(
     ("code", "what"),
     [
         ("x = 1\n", "mine.py:1: defines no scheduler"),
-        ("def f(:\n", "mine.py:1: cannot be run: SyntaxError"),
-        ("\n\nraise ValueError('no')\n", "mine.py:3: cannot be run: ValueError: no"),
-        ("class A:\n    config: int\n    def schedule(self): ...\n", "expected a frozen dataclass"),
+        ("def f(:\n", "mine.py:1: cannot run: SyntaxError"),
+        ("\n\nraise ValueError('no')\n", "mine.py:3: cannot run: ValueError: no"),
+        ("class A:\n    config: int\n    def schedule(self): ...\n", "must be a frozen dataclass"),
     ],
 )
 def test_rejects_files_without_scheduler(tmp_path: Path, code: str, what: str) -> None:

@@ -118,7 +118,7 @@ def test_exports_vllm_policies_only(tmp_path: Path) -> None:
 
 
 def test_custom_policy_excludes_policy_setting(tmp_path: Path) -> None:
-    for knobs, what in (({"policy": "priority"}, "expected fcfs"), ({"variant": "0.33"}, "")):
+    for knobs, what in (({"policy": "priority"}, "must be fcfs"), ({"variant": "0.33"}, "")):
         path = write(tmp_path, PLAIN, engine={"name": "mine", "file": "mine.py", **knobs})
         if what:
             with pytest.raises(InputError, match=what):

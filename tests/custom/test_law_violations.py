@@ -165,11 +165,11 @@ ENDS_A_RUN = {
     "exits": "raised SystemExit: 0",
     "answers with nothing": "schedule at decision 1: found None, expected a Batch",
     "never answers": "used more than 0.2 s of CPU",
-    "computes without blocks": "blocks, there are 20",
-    "schedules twice": "stands 2 times in one step, expected once",
-    "sends tokens early": "gets a token before it is complete",
+    "computes without blocks": "blocks, but only 20 exist",
+    "schedules twice": "is listed 2 times in one step, expected once",
+    "sends tokens early": "gets a token before its prompt is complete",
     "asks for the future": "'Prompt' object has no attribute 'output_tokens'",
-    "never does anything": "decisions in a row brought no request a token",
+    "never does anything": "consecutive decisions produced no token",
 }
 
 

@@ -14,7 +14,7 @@ from simkv.core.errors import InputError
 from simkv.scenario.custom.code_source import set_trust
 from tests.custom.sample_scheduler import DECIDES, GOOD, write
 
-NOT_TRUSTED = "is code that the scenario would run; read it, then say --trust"
+NOT_TRUSTED = "the scenario would run this code; review it, then pass --trust"
 LOUD = GOOD + "\nopen(__file__ + '.ran', 'w').close()\n"
 
 

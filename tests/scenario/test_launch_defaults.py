@@ -145,7 +145,7 @@ def test_without_hardware_nothing_is_chosen(tmp_path: Path) -> None:
         "max_model_len": 8192,
     }
     assert plain.origins.engine is None
-    with pytest.raises(InputError, match=r"engine.max_num_seqs: auto needs hardware"):
+    with pytest.raises(InputError, match=r"engine.max_num_seqs: auto requires hardware"):
         one(tmp_path, "engine.max_num_seqs=auto", text=text)
     assert one(tmp_path, "engine.gpu_memory_utilization=auto", text=text) == plain
 

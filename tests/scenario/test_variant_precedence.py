@@ -26,7 +26,7 @@ variants:
   plain: {}
   other: {engine: {name: mistralrs, variant: bucketed, block_size: 8, num_gpu_blocks: 40}}
 """
-NOTE = "does not reach variant small, which sets engine.num_gpu_blocks itself, to 20"
+NOTE = "does not affect variant small, which sets engine.num_gpu_blocks itself, to 20"
 
 
 @pytest.fixture

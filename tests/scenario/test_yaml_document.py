@@ -142,9 +142,9 @@ def test_an_override_finds_a_key_that_is_a_number(tmp_path: Path) -> None:
         ("workload.requests.x={}", "expected an index from 0 to 1"),
         ("workload.requests.-1={}", "expected an index from 0 to 1"),
         ("workload.requests.2.prompt_tokens=1", "workload.requests has no fields"),
-        ("timeout=[", "the value is not YAML"),
-        ("timeout=!x 5", "the value is not YAML"),
-        ("timeout=" + "9" * 5000, "the value is not YAML"),
+        ("timeout=[", "the value is not valid YAML"),
+        ("timeout=!x 5", "the value is not valid YAML"),
+        ("timeout=" + "9" * 5000, "the value is not valid YAML"),
         ("name=&a [*a]", "an alias contains itself"),
         ("name=&a {x: *a}", "an alias contains itself"),
     ],
@@ -164,10 +164,10 @@ def test_an_override_that_makes_no_sense_says_why(
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "s.yaml:1: a mapping of fields is expected; found nothing"),
-        ("# nothing\n", "s.yaml:1: a mapping of fields is expected; found nothing"),
-        ("- 1\n", "s.yaml:1: a mapping of fields is expected; found a list"),
-        ("five\n", "s.yaml:1: a mapping of fields is expected; found 'five'"),
+        ("", "s.yaml:1: must be a mapping of fields, got nothing"),
+        ("# nothing\n", "s.yaml:1: must be a mapping of fields, got nothing"),
+        ("- 1\n", "s.yaml:1: must be a mapping of fields, got a list"),
+        ("five\n", "s.yaml:1: must be a mapping of fields, got 'five'"),
         ("a: 1\nb: 2\na: 3\n", "s.yaml:3: not valid YAML: found duplicate key"),
         ("a: 1\n---\nb: 2\n", "s.yaml:2: not valid YAML: but found another document"),
         ("a: 1\nb: [1,\n", "s.yaml:3: not valid YAML"),
@@ -196,7 +196,7 @@ def test_a_yaml_bomb_is_refused_at_once(tmp_path: Path) -> None:
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 30)]
     started = time.perf_counter()
     message = failure(tmp_path, "\n".join(lines))
-    assert message == "s.yaml:7: aliases unfold to more than 2,000,000 values"
+    assert message == "s.yaml:7: aliases expand to more than 2,000,000 values"
     assert time.perf_counter() - started < 2
 
 

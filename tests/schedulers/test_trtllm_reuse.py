@@ -158,7 +158,7 @@ TAKE = ReusingKvCache.take
 PLANTED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "blocks are shared whole or not at all": (ReusingKvCache, "_best", _no_part),
     "a part is always copied": (ReusingKvCache, "_part", lambda c, r, _: c.take(r, 1)),
-    "nobody waits": (ReusingKvCache, "waits", lambda *_: False),
+    "no waiting": (ReusingKvCache, "waits", lambda *_: False),
     "parts of prompts come unseen": (ReusingKvCache, "coming", lambda *_: set()),
     "what others share comes back": (
         ReusingKvCache,

@@ -267,7 +267,7 @@ def test_a_recorded_knob_that_the_rules_nearby_lack_is_left_out(made_up: Path) -
     facts["engine"] |= {"version": "0.18.1rc2", "scheduler_reserve_full_isl": True}
     (made_up / "case.json").write_text(json.dumps(facts))
     _, notes = engine_of(read_recorded_run(made_up))
-    assert "scheduler_reserve_full_isl True is left out: 0.18.0 does not have it" in notes
+    assert "ignored scheduler_reserve_full_isl True: 0.18.0 does not support it" in notes
     facts["engine"]["version"] = "v0.11.0"
     (made_up / "case.json").write_text(json.dumps(facts))
     with pytest.raises(InputError, match=r"not available in vLLM 0\.11\.0, added in 0\.19"):
@@ -315,7 +315,7 @@ def test_measured_times_that_are_no_numbers_are_named(made_up: Path) -> None:
 
 def test_rows_of_one_stage_only_leave_nothing_to_compare(tmp_path: Path) -> None:
     folder = write(tmp_path / "x", [[i, "sync", i, 9, 9, 0, 1, 1, 1] for i in range(9)])
-    with pytest.raises(InputError, match="none is left to compare"):
+    with pytest.raises(InputError, match="no rows to compare"):
         read_recorded_run(folder)
     with pytest.raises(InputError, match="not a recorded case"):
         read_recorded_run(tmp_path)
@@ -465,7 +465,7 @@ def test_without_errors_of_its_own_a_profile_gives_no_interval(made_up: Path) ->
     found = simulate_and_score(case, profile(), *engine_of(case))
     assert coverage([found]).figures == 0
     assert coverage([found]).refused > 10
-    assert refused_runs([found]) == ["made-up: its profile knows no error of its own"]
+    assert refused_runs([found]) == ["made-up: its profile contains no step error"]
 
 
 def test_a_case_may_name_its_hosts_link(made_up: Path) -> None:
@@ -497,8 +497,8 @@ def test_one_case_that_cannot_be_used_does_not_stop_the_others(
     done = CliRunner().invoke(app, ["validate", str(tmp_path)])
     assert done.exit_code == 2
     assert "made-up" in done.stdout
-    assert "All cases" in done.stdout
-    assert "none is left to compare" in done.stderr
+    assert "Errors of all cases" in done.stdout
+    assert "no rows to compare" in done.stderr
     assert done.stderr.count("\n") == 1
     # Of two runs of one model and GPU each is told with the costs of the other.
     rows = [line.split() for line in done.stdout.splitlines()]
@@ -561,7 +561,7 @@ def test_clients_in_a_closed_loop_send_when_they_have_an_answer(made_up: Path) -
     (made_up / "case.json").write_text(json.dumps({**facts, "max_concurrency": 1}))
     case = read_recorded_run(made_up)
     one = simulate_run(case, profile(), *engine_of(case))
-    # One at a time nobody waits, and the run is as long as all of them together.
+    # One at a time no waiting, and the run is as long as all of them together.
     assert one.requests["queue_ms"].max() == pytest.approx(0.0, abs=1e-3)
     total = (one.requests["e2e_ms"] - 2.0).sum() / 1e3
     assert one.makespan_s == pytest.approx(total, rel=0.01)

@@ -97,7 +97,7 @@ def test_several_ranks_and_missing_times_are_refused(tmp_path: Path) -> None:
     case = made(tmp_path / "x", profile())
     engine = {**ENGINE, "data_parallel": 2}
     (tmp_path / "x" / "case.json").write_text(json.dumps({**FACTS, "engine": engine}))
-    with pytest.raises(InputError, match="does not say which served a request"):
+    with pytest.raises(InputError, match="the rank of each request is not recorded"):
         host_times(read_recorded_run(tmp_path / "x"), profile())
     without = case.requests.drop(columns="queued_s")
     without.to_csv(tmp_path / "x" / "requests.csv", index=False)
@@ -118,7 +118,7 @@ def test_the_command_prints_the_table_and_writes_it(tmp_path: Path) -> None:
     arguments = ["validate", str(folder), "--profile", str(costs), "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(app, [*arguments, "--host-times"])
     assert done.exit_code == 0, done.output
-    assert "Above the kernels, by kind of step" in done.output
+    assert "Host time above the kernel times, by kind of step" in done.output
     table = pd.read_csv(tmp_path / "out" / "steps.csv")
     assert set(table["case"]) == {"made-up"}
     assert table["host_ms"].abs().max() < 0.1

@@ -1,4 +1,4 @@
-"""Cases of which only statistics are public."""
+"""Cases of which only statistics are published."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_statistics_are_compared_with_what_the_arrivals_make(tmp_path: Path) -> 
     assert all(abs(error) < 1e-9 for error in errors.values())
     assert found.per_request == []
     notes = " ".join(found.replayed.notes)
-    assert "only statistics are public" in notes
+    assert "only statistics are published" in notes
     assert "drawn as its statistics say, with seed 3" in notes
 
 
@@ -78,18 +78,18 @@ def test_lengths_may_be_known_where_times_are_not(tmp_path: Path) -> None:
     found = score(again, simulate_run(again, profile(), *engine_of(again)), "truth")
     assert abs(found.figure("e2e_ms", "mean").error_pct) < 1e-6
     # Without statistics the times of requests are asked for.
-    with pytest.raises(InputError, match=r"requests.csv: there is no column 'ttft_ms'"):
+    with pytest.raises(InputError, match=r"requests.csv: missing column 'ttft_ms'"):
         read_recorded_run(case(tmp_path / "x"))
 
 
 @pytest.mark.parametrize(
     ("facts", "complaint"),
     [
-        ({"measured": {}}, r"case.json: measured: there are no times of requests"),
-        ({"measured": {"ttf_ms": {"mean": 1}}}, r"'ttf_ms' is not known.*ttft_ms"),
+        ({"measured": {}}, r"case.json: measured: without times of requests"),
+        ({"measured": {"ttf_ms": {"mean": 1}}}, r"unknown metric 'ttf_ms'.*ttft_ms"),
         ({"measured": {"ttft_ms": 3}}, r"measured.ttft_ms: should be an object"),
-        ({"measured": {"ttft_ms": {"p98": 1}}}, r"measured.ttft_ms: 'p98' is not known"),
-        ({"measured": {"ttft_ms": {"mean": "x"}}}, r"ttft_ms.mean: should be a number.*'x'"),
+        ({"measured": {"ttft_ms": {"p98": 1}}}, r"measured.ttft_ms: unknown statistic 'p98'"),
+        ({"measured": {"ttft_ms": {"mean": "x"}}}, r"ttft_ms.mean: must be a non-negative number.*'x'"),
         ({"arrivals": {"num_prompts": 3}}, r"arrivals.prompt_tokens: field required"),
     ],
 )
@@ -108,6 +108,6 @@ def test_the_command_tells_and_writes_it_beside_others(tmp_path: Path) -> None:
     docs = ["--host-times", "--sensitivity"]
     done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out"), *docs])
     assert done.exit_code == 0, done.output
-    assert "not told: " in done.output
+    assert "not determined: " in done.output
     figures = pd.read_csv(tmp_path / "out" / "figures.csv")
     assert set(figures[figures["case"] == "other"]["statistic"]) == {"p90"}

@@ -92,14 +92,14 @@ def test_days_and_nights() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({}, "request_rate or ramp_up_strategy is needed"),
-        ({"request_rate": 1.0, "ramp_up_strategy": "linear"}, "goes without request_rate"),
-        ({"ramp_up_strategy": "linear", "ramp_up_start_rps": 1.0}, "needs ramp_up_start_rps"),
+        ({}, "missing; set request_rate or ramp_up_strategy"),
+        ({"request_rate": 1.0, "ramp_up_strategy": "linear"}, "cannot be combined with request_rate"),
+        ({"ramp_up_strategy": "linear", "ramp_up_start_rps": 1.0}, "requires ramp_up_start_rps"),
         (
             {"ramp_up_strategy": "linear", "ramp_up_start_rps": 3.0, "ramp_up_end_rps": 2.0},
-            "not above",
+            "at most ramp_up_end_rps",
         ),
-        ({"request_rate": 1.0, "ramp_up_end_rps": 2.0}, "need ramp_up_strategy"),
+        ({"request_rate": 1.0, "ramp_up_end_rps": 2.0}, "require ramp_up_strategy"),
         ({"request_rate": math.inf, "diurnal": {"amplitude": 0.5}}, "finite"),
         ({"request_rate": -1.0}, "request_rate\n.*greater than"),
         ({"request_rate": math.nan}, "request_rate\n.*greater than"),
@@ -240,7 +240,7 @@ def test_a_session_ends_before_the_context_is_full() -> None:
 def test_too_many_turns_are_refused() -> None:
     with pytest.raises(ValidationError, match="at most 1,000 turns"):
         Sessions.model_validate({**SESSIONS, "turns": 1001})
-    with pytest.raises(ValidationError, match="10,000,000 in all"):
+    with pytest.raises(ValidationError, match="10,000,000 in total"):
         Sessions.model_validate({**SESSIONS, "turns": 1000, "num_sessions": 10_001})
 
 

@@ -118,14 +118,14 @@ def test_prefixes_leave_arrivals_and_lengths_as_they_were() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ("prefix_group: x", "prefix_group and prefix_tokens need each other"),
-        ("prefix_tokens: 3", "prefix_group and prefix_tokens need each other"),
-        ("hash_ids: [1, 2]", "100 tokens are 1 blocks of 512; found 2 ids"),
-        ("hash_ids: [1], segments: [[x, 0, 100]]", "at most; found hash_ids and segments"),
-        ("segments: [[x, 0, 99]]", "must add up to prompt_tokens 100; found 99"),
+        ("prefix_group: x", "prefix_group and prefix_tokens must be set together"),
+        ("prefix_tokens: 3", "prefix_group and prefix_tokens must be set together"),
+        ("hash_ids: [1, 2]", "100 tokens require 1 blocks of 512; found 2 ids"),
+        ("hash_ids: [1], segments: [[x, 0, 100]]", "set at most one of prefix_group, hash_ids, segments; found hash_ids and segments"),
+        ("segments: [[x, 0, 99]]", "must add up to prompt_tokens (100), got 99"),
         ("segments: [[x, 5, 5], [y, 0, 100]]", "0 <= start < end"),
         ("segments: [[x, 0]]", "segments.0.2: "),
-        ("segments: [[3, 0, 100]]", "3 is a number here; put the text in quotes"),
+        ("segments: [[3, 0, 100]]", "YAML reads 3 as a number; put it in quotes"),
         ("hash_ids: [a]", "should be a whole number; found 'a'"),
     ],
 )
@@ -143,7 +143,7 @@ def test_a_prompt_that_cannot_be_is_refused(tmp_path: Path, fields: str, message
 
 
 def test_drawn_prefixes_need_a_length(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="prefix_groups needs prefix_tokens"):
+    with pytest.raises(ValueError, match="prefix_groups requires prefix_tokens"):
         requests(arrivals(prefix_groups=3, prefix_tokens=0))
     with pytest.raises(ValueError, match="no prefix_group beside it"):
         requests(arrivals(prefix_groups=3, prefix_group="x"))

@@ -184,7 +184,7 @@ def test_one_request_alone(tmp_path: Path) -> None:
 def test_nothing_left_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "l.csv"
     path.write_text("arrival,prompt_tokens,output_tokens\n")
-    with pytest.raises(InputError, match="no request is left"):
+    with pytest.raises(InputError, match="no requests selected"):
         inspect_trace(TraceReader(path))
 
 

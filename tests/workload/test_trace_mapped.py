@@ -63,11 +63,11 @@ def test_a_named_column_takes_the_place_of_one_with_our_name(tmp_path: Path) -> 
     ("columns", "what"),
     [
         ("arrival", "expected OURS=THEIRS"),
-        ("arrivl=ts", r"'arrivl' is not known \(did you mean 'arrival'\?\)"),
+        ("arrivl=ts", r"unknown column 'arrivl' \(did you mean 'arrival'\?\)"),
         ("arrival=ts,arrival=x", "given twice"),
         ("arrival=ts,timeout=ts", "given twice"),
-        ("arrival=time", r"log.csv:1: --columns arrival=time: there is no such column; found user"),
-        ("arrival=ts", r"log.csv:1: the header needs prompt_tokens, output_tokens"),
+        ("arrival=time", r"log.csv:1: --columns arrival=time: missing column; found user"),
+        ("arrival=ts", r"log.csv:1: header: missing prompt_tokens, output_tokens"),
         ("prompt_tokens=user,output_tokens=out_tok", "log.csv:2: prompt_tokens: should be a whole"),
     ],
 )
@@ -88,7 +88,7 @@ def test_a_broken_line_of_json_has_its_number(tmp_path: Path) -> None:
 )
 def test_a_column_that_is_there_twice_is_refused(tmp_path: Path, header: str) -> None:
     (tmp_path / "t.csv").write_text(f"{header}\n0,5,6,7\n")
-    with pytest.raises(InputError, match=r"t.csv:1: the header has 2 columns arrival"):
+    with pytest.raises(InputError, match=r"t.csv:1: header: 2 columns are named arrival"):
         read_trace(tmp_path / "t.csv")
 
 
@@ -107,5 +107,5 @@ def test_a_column_that_is_not_wanted_may_be_there_twice(tmp_path: Path) -> None:
 )
 def test_what_is_lacking_is_named(tmp_path: Path, header: str, lacking: str) -> None:
     (tmp_path / "t.csv").write_text(f"{header}\n0,5,6\n")
-    with pytest.raises(InputError, match=f"t.csv: lacks {lacking}; found a CSV file with"):
+    with pytest.raises(InputError, match=f"t.csv: missing {lacking}; found a CSV file with"):
         read_trace(tmp_path / "t.csv")

@@ -52,8 +52,8 @@ def test_aiperf_requests_and_what_they_took(tmp_path: Path) -> None:
     found = [(r.arrival, r.prompt_tokens, r.output_tokens) for r in trace.requests()]
     assert found == [(0.0, 550, 10), (pytest.approx(0.5), 80, 1)]
     told = " ".join(trace.tally.lines())
-    assert "1 cancelled (first in line 2); 1 of the warm-up (first in line 5)" in told
-    assert "1 with an error (first in line 4)" in told
+    assert "1 cancelled (first: line 2); 1 from the warm-up (first: line 5)" in told
+    assert "1 with an error (first: line 4)" in told
     assert read_trace(tmp_path).format == "aiperf"  # the folder stands for it
     table = read_measured_latencies(path)
     assert table["ttft_ms"].tolist() == [250.5, 250.5]
@@ -80,14 +80,14 @@ def test_llmservingsims_captures_count_from_the_engine_core(tmp_path: Path) -> N
     assert row["e2e_ms"] == pytest.approx(1400.0)
     assert row["queued_s"] == 0.0
     lines(path, [record, {**record, "last_token_ts": 5.9}])
-    with pytest.raises(InputError, match=r"requests.jsonl:2: queued_ts.*should not fall"):
+    with pytest.raises(InputError, match=r"requests.jsonl:2: queued_ts.*should not decrease"):
         read_measured_latencies(path)
 
 
 def test_a_format_without_measured_times_is_named(tmp_path: Path) -> None:
     path = tmp_path / "r.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n0,1,1\n")
-    with pytest.raises(InputError, match="case has no measured times"):
+    with pytest.raises(InputError, match="case has no measured request times"):
         read_measured_latencies(path)
 
 

@@ -105,7 +105,7 @@ def test_an_exact_sample_does_not_depend_on_how_the_rows_come(sizes: list[int], 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"start": -1.0}, "start: should be seconds from 0; found -1"),
+        ({"start": -1.0}, "start: should be non-negative seconds; found -1"),
         ({"duration": 0.0}, "duration"),
         ({"rate_scale": 0.0}, "rate_scale"),
         ({"limit": 0}, "limit"),
@@ -153,7 +153,7 @@ def test_a_bad_row_is_told_by_file_line_and_column(
     assert len(left) == 19
     assert left.tally.bad.total() == 1
     assert next(iter(left.tally.first.values())) == 12
-    assert left.tally.lines()[0].startswith(f"1 of 20 bad rows left out: 1 {column}: should")
+    assert left.tally.lines()[0].startswith(f"1 of 20 bad rows excluded: 1 {column}: should")
 
 
 def test_a_stray_quote_spoils_its_own_row_only(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_a_cut_gzip_is_one_clear_message(tmp_path: Path, keep: float) -> None:
     path = azure(tmp_path / "t.csv.gz", 3 * BATCH_ROWS)
     packed = path.read_bytes()
     path.write_bytes(packed[: int(len(packed) * keep)])
-    with pytest.raises(InputError, match=r"gzip data end too early, after line .* get it again"):
+    with pytest.raises(InputError, match=r"incomplete gzip data after line .* download the file again"):
         read_trace(path, Selection(skip_bad=True))
 
 
@@ -217,21 +217,21 @@ def test_damaged_gzip_is_one_clear_message(tmp_path: Path) -> None:
     packed = bytearray(path.read_bytes())
     packed[-6] ^= 255
     path.write_bytes(packed)
-    with pytest.raises(InputError, match="gzip data are damaged"):
+    with pytest.raises(InputError, match="damaged gzip data"):
         read_trace(path)
 
 
 def test_a_trace_without_any_request_is_an_error(tmp_path: Path, trace: Path) -> None:
     empty = tmp_path / "e.csv"
     empty.write_text(HEADER)
-    with pytest.raises(InputError, match="no request is left of this trace"):
+    with pytest.raises(InputError, match="no requests selected from this trace"):
         read_trace(empty)
-    with pytest.raises(InputError, match="no request is left"):
+    with pytest.raises(InputError, match="no requests selected"):
         read_trace(trace, Selection(start=1e6))
 
 
 def test_more_requests_than_allowed_are_refused_before_they_are_all_read(trace: Path) -> None:
-    with pytest.raises(InputError, match="more than 500 requests; take fewer"):
+    with pytest.raises(InputError, match="more than 500 requests; select fewer"):
         read_trace(trace, most=500)
 
 

@@ -59,7 +59,7 @@ def test_what_was_left_out_of_a_trace_is_told(scenario: Path) -> None:
     with pytest.raises(InputError, match=r"t\.csv:42: arrival: should be a number from 0"):
         run_file(scenario)
     result = run_file(scenario, ["workload.skip_bad=true"])["run"]
-    assert result.notes[0].startswith("1 of 41 bad rows left out: 1 arrival: should be")
+    assert result.notes[0].startswith("1 of 41 bad rows excluded: 1 arrival: should be")
 
 
 @pytest.mark.parametrize(
@@ -93,19 +93,19 @@ def test_variants_may_have_other_forms(scenario: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("trace: none.csv", r"s\.yaml:3: workload\.trace: there is no file .*none\.csv"),
+        ("trace: none.csv", r"s\.yaml:3: workload\.trace: file .*none\.csv"),
         ("trace: t.csv\n  format: azur", r"s\.yaml:4: workload\.format: .*did you mean 'azure'"),
         ("trace: t.csv\n  strat: 5", r"s\.yaml:4: workload\.strat: unknown.*did you mean 'start'"),
         ("trace: t.csv\n  start: -1", r"s\.yaml:4: workload\.start: should be greater"),
         ("trace: t.csv\n  sample: 1.5", r"s\.yaml:4: workload\.sample: should be less"),
         (
             "burst: {num_prompts: 1, prompt_tokens: 1, output_tokens: 1}\n  limit: 4",
-            r"s\.yaml:2: workload: limit here are for a trace",
+            r"s\.yaml:2: workload: limit: require a trace",
         ),
         (
             "arrivals: {num_prompts: 1, request_rate: 1, output_tokens: 1, prompt_tokens: "
             "{distribution: empirical, trace: x.csv}}",
-            r"s\.yaml:3: workload\.arrivals\.prompt_tokens\.trace: there is no file",
+            r"s\.yaml:3: workload\.arrivals\.prompt_tokens\.trace: file",
         ),
     ],
 )
@@ -118,7 +118,7 @@ def test_errors_name_the_place_in_the_scenario(scenario: Path, text: str, messag
 def test_lengths_need_a_pace(scenario: Path) -> None:
     (scenario.parent / "t.csv").write_text("prompt_tokens,output_tokens\n5,1\n7,2\n")
     scenario.write_text(SCENARIO.replace("  duration: 10\n", ""))
-    with pytest.raises(InputError, match=r"has lengths and no arrival times; give .*request_rate"):
+    with pytest.raises(InputError, match=r"contains no arrival times; set .*request_rate"):
         run_file(scenario)
     result = run_file(scenario, ["workload.request_rate=4"])["run"]
     assert [life.request.arrival for life in result.record.requests.values()][-1] == 0.5
@@ -165,7 +165,7 @@ def test_inspect_prints_a_table_or_json(
     assert simkv(monkeypatch, *arguments) == 0
     told = capsys.readouterr()
     assert "Requests" in told.out
-    assert "nobody waits" in told.out
+    assert "no waiting" in told.out
     assert told.err == ""
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert simkv(monkeypatch, *arguments) == 2
@@ -227,4 +227,4 @@ def test_bad_rows_are_told_on_the_side(
     assert "simkv: " in (message := capsys.readouterr().err)
     assert "--skip-bad" in message
     assert simkv(monkeypatch, "trace", "inspect", bad, "--skip-bad") == 0
-    assert "1 of 41 bad rows left out" in capsys.readouterr().err
+    assert "1 of 41 bad rows excluded" in capsys.readouterr().err

@@ -53,7 +53,7 @@ def read_cache_size(log: Path, block_size: int | None = None) -> LoggedCacheSize
                     break
     if found is None:
         examples = ", ".join(engine.cache_example for engine in ENGINES.values())
-        raise InputError(f"{log}: no line tells the size of the KV cache, such as {examples}")
+        raise InputError(f"{log}: no line with the KV cache size found, such as {examples}")
     block_size = found.block_size or block_size
     if block_size:
         blocks = found.blocks if found.blocks is not None else (found.tokens or 0) // block_size

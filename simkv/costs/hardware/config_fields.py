@@ -26,8 +26,10 @@ class ConfigFields:
             if value is None:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise self.field_error(field, f"{value!r}; expected a whole number from {least} on")
+                raise self.field_error(
+                    field, f"must be an integer of at least {least}, got {value!r}"
+                )
             return value
         if default is None:
-            raise self.field_error(fields[0], "is missing; a whole number is needed")
+            raise self.field_error(fields[0], "missing; expected an integer")
         return default

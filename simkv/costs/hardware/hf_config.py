@@ -89,9 +89,9 @@ def parse_architecture(config: Mapping[str, Any] | Path, name: str | None = None
         try:
             data = json.loads(read_bytes(config).decode("utf-8", errors="replace"))
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{config}: not JSON: {error}") from error
+            raise InputError(f"{config}: not valid JSON: {error}") from error
         if not isinstance(data, dict):
-            raise InputError(f"{config}: expected the object of a Hugging Face config.json")
+            raise InputError(f"{config}: must be a JSON object, as in a Hugging Face config.json")
         return _Reader(data, str(config)).architecture(name or str(data.get("_name_or_path") or ""))
     return _Reader(config, name or "config.json").architecture(name or "")
 
@@ -106,7 +106,7 @@ class _Reader(ConfigFields):
         if kind in _WRAPPED:
             inner = config.get("text_config")
             if not isinstance(inner, dict):
-                raise self.field_error("text_config", "the decoder's fields are needed here")
+                raise self.field_error("text_config", "missing; expected the fields of the decoder")
             self.config = inner
             kind = inner.get("model_type", kind)
         self.kind = _OF_WRAPPED.get(str(kind), str(kind))
@@ -114,14 +114,14 @@ class _Reader(ConfigFields):
         if self.kind not in known:
             raise self.field_error(
                 "model_type",
-                f"{kind!r} is not understood{spelling_hint(self.kind, known)}; "
+                f"unsupported model type {kind!r}{spelling_hint(self.kind, known)}; "
                 f"expected one of {', '.join(sorted((*known, *_WRAPPED)))}",
             )
         for field, harmless in _NOT_MODELLED.items():
             if self.config.get(field) not in (None, harmless) and field not in _OWN.get(
                 self.kind, ()
             ):
-                raise self.field_error(field, "changes the layers in a way that is not modelled")
+                raise self.field_error(field, "not supported: it changes the layers")
 
     def architecture(self, name: str) -> Architecture:
         depth = self.number("num_hidden_layers")
@@ -166,7 +166,7 @@ class _Reader(ConfigFields):
             return [self.mla()] * depth
         types = self.config.get("layer_types") or self.pattern(depth)
         if not isinstance(types, list) or len(types) != depth:
-            raise self.field_error("layer_types", f"expected a list of {depth} names, one a layer")
+            raise self.field_error("layer_types", f"must be a list of {depth} names, one per layer")
         known = {kind: self.attention(str(kind)) for kind in dict.fromkeys(types)}
         return [known[kind] for kind in types]
 
@@ -196,7 +196,7 @@ class _Reader(ConfigFields):
         if kind not in ("full_attention", "sliding_attention"):
             raise self.field_error(
                 "layer_types",
-                f"{kind!r} is not understood; expected full_attention, sliding_attention"
+                f"unsupported layer type {kind!r}; expected full_attention, sliding_attention"
                 + (" or linear_attention" if self.kind in _DELTA else ""),
             )
         heads = self.number("num_attention_heads")
@@ -255,7 +255,7 @@ class _Reader(ConfigFields):
             return self.compressed(told)
         raise self.field_error(
             "quantization_config",
-            f"quant_method {method!r} is not understood; expected fp8, mxfp4, awq or gptq with "
+            f"unsupported quant_method {method!r}; expected fp8, mxfp4, awq or gptq with "
             "4 bits, or compressed-tensors",
         )
 
@@ -265,7 +265,7 @@ class _Reader(ConfigFields):
         weights = [group.get("weights") or {} for group in groups.values()]
         if len(weights) != 1:
             raise self.field_error(
-                "quantization_config", f"{len(weights)} config_groups; exactly one is understood"
+                "quantization_config", f"must have one config_groups entry, got {len(weights)}"
             )
         bits, group = weights[0].get("num_bits"), weights[0].get("group_size")
         kind = weights[0].get("type")
@@ -281,7 +281,7 @@ class _Reader(ConfigFields):
         if name is None:
             raise self.field_error(
                 "quantization_config",
-                f"{bits}-bit {kind} in groups of {group} is not understood; there are "
+                f"unsupported format: {bits}-bit {kind} in groups of {group}; supported: "
                 f"{', '.join(f'{b}-bit {k} in groups of {g}' for k, b, g in names)}",
             )
         skipped = " ".join(str(pattern) for pattern in told.get("ignore") or [])

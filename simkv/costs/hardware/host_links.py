@@ -66,7 +66,7 @@ def find_link(name: str) -> HostLink:
         if link.name.casefold() == name.casefold():
             return link
     raise InputError(
-        f"link {name!r} is not known{spelling_hint(name, names)}; expected one of "
+        f"unknown link {name!r}{spelling_hint(name, names)}; expected one of "
         f"{', '.join(names)}, or "
         f"latency_us and bandwidth_gb_s"
     )
@@ -81,4 +81,4 @@ def parse_link(text: str) -> HostLink:
     if figures is None or not float(figures[2]):
         return find_link(text)
     latency, bandwidth = 1e-6 * float(figures[1]), 1e9 * float(figures[2])
-    return HostLink(name="the host's link", latency=latency, bandwidth=bandwidth, source="as given")
+    return HostLink(name="host link", latency=latency, bandwidth=bandwidth, source="specified")

@@ -87,9 +87,7 @@ def _nemotron(fields: ConfigFields) -> list[LayerParts]:
     An MLP layer is modeled as the second half of the layer before it.
     """
     if fields.config.get("moe_latent_size"):
-        raise fields.field_error(
-            "moe_latent_size", "changes the layers in a way that is not modelled"
-        )
+        raise fields.field_error("moe_latent_size", "not supported: it changes the layers")
     field = "hybrid_override_pattern"
     names = fields.config.get(field)
     if isinstance(names, str):
@@ -100,7 +98,7 @@ def _nemotron(fields: ConfigFields) -> list[LayerParts]:
     number = str(fields.config.get("mamba_ssm_cache_dtype", "float32"))
     if number not in NUMBER_BYTES:
         raise fields.field_error(
-            "mamba_ssm_cache_dtype", f"{number!r}; expected one of {', '.join(NUMBER_BYTES)}"
+            "mamba_ssm_cache_dtype", f"must be one of {', '.join(NUMBER_BYTES)}; got {number!r}"
         )
     heads, width = fields.number("mamba_num_heads"), fields.number("mamba_head_dim")
     mixers: dict[str, Attention] = {
@@ -119,7 +117,7 @@ def _nemotron(fields: ConfigFields) -> list[LayerParts]:
         if name in mixers:
             layers.append((mixers[name], DenseMlp(0)))
         elif not layers or layers[-1][1] != DenseMlp(0):
-            raise fields.field_error(field, f"{name} must follow mamba or attention")
+            raise fields.field_error(field, f"{name} must follow a mamba or attention layer")
         else:
             layers[-1] = (layers[-1][0], _ungated(fields, name))
     return layers
@@ -134,7 +132,7 @@ def _llama4(fields: ConfigFields) -> list[LayerParts]:
     rotary = fields.config.get("no_rope_layers") or [(i + 1) % 4 for i in range(depth)]
     if not isinstance(rotary, list) or len(rotary) != depth:
         raise fields.field_error(
-            "no_rope_layers", f"expected a list of {depth} numbers, one a layer"
+            "no_rope_layers", f"must be a list of {depth} numbers, one per layer"
         )
     step = fields.number("interleave_moe_layer_step", default=1)
     experts = fields.number("num_local_experts"), fields.number("num_experts_per_tok", default=1)
@@ -177,7 +175,7 @@ def _kimi_linear(fields: ConfigFields) -> list[LayerParts]:
     told = fields.config.get("linear_attn_config")
     if not isinstance(told, dict) or not isinstance(told.get("full_attn_layers"), list):
         raise fields.field_error(
-            "linear_attn_config", "expected full_attn_layers and shapes of the others"
+            "linear_attn_config", "must contain full_attn_layers and the shapes of the other layers"
         )
     linear = ConfigFields(told, f"{fields.where}, linear_attn_config")
     heads, width = linear.number("num_heads"), linear.number("head_dim")
@@ -241,11 +239,13 @@ def _names(fields: ConfigFields, field: str, names: object, known: Collection[st
     """Return the validated name of each layer."""
     depth = fields.number("num_hidden_layers")
     if not isinstance(names, list) or len(names) != depth:
-        raise fields.field_error(field, f"expected {depth} of {', '.join(known)}, one a layer")
+        raise fields.field_error(
+            field, f"must have one value per layer ({depth}) from {', '.join(known)}"
+        )
     for name in names:
         if name not in known:
             raise fields.field_error(
-                field, f"{name!r} is not understood; expected {' or '.join(known)}"
+                field, f"unsupported layer type {name!r}; expected {' or '.join(known)}"
             )
     return names
 

@@ -105,9 +105,9 @@ class KvCapacity:
         """Explanation why no KV block fits."""
         gpus = f"{self.hardware.gpus} x {self.hardware.gpu.name}"
         return (
-            f"{self.hardware.architecture.name} does not fit on {gpus}: of "
-            f"{self.usable / 1e9:.1f} GB that each may use weights take {self.weights / 1e9:.1f} "
-            f"and the largest step {(self.activations + self.outside) / 1e9:.1f}"
+            f"{self.hardware.architecture.name} does not fit on {gpus}: per GPU, "
+            f"{self.usable / 1e9:.1f} GB are usable, weights take {self.weights / 1e9:.1f} GB and "
+            f"the largest step {(self.activations + self.outside) / 1e9:.1f} GB"
         )
 
 

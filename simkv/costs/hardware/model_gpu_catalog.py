@@ -226,8 +226,7 @@ def find_model(name: str) -> Model:
             return model
     if any(wanted in _all_names(entry) for entry in _entries()):
         raise InputError(
-            f"model {name!r}: its layers are not all alike or do not attend to everything, which "
-            "this needs"
+            f"model {name!r}: not supported here: all layers must be equal and use full attention"
         )
     raise _unknown("model", name, [model.name for model in models()])
 
@@ -310,6 +309,5 @@ def _plain_words(name: str) -> str:
 
 def _unknown(kind: str, name: str, names: Sequence[str]) -> InputError:
     return InputError(
-        f"{kind} {name!r} is not known{spelling_hint(name, names)}; expected one of "
-        f"{', '.join(names)}"
+        f"unknown {kind} {name!r}{spelling_hint(name, names)}; expected one of {', '.join(names)}"
     )

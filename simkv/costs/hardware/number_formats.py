@@ -33,10 +33,10 @@ NUMBER_FORMATS: dict[str, NumberFormat] = {
     f.name: f
     for f in (
         NumberFormat("bf16", 2.0, 16, 16, "16 bits"),
-        NumberFormat("fp8", 1.0, 8, 8, "8 bits, a scale for each tensor or channel"),
-        NumberFormat("fp8_block", 1.0 + 4 / 128**2, 8, 8, "8 bits, a scale for each 128x128 block"),
-        NumberFormat("nvfp4", 0.5 + 1 / 16, 4, 4, "4 bits, a scale for each 16 numbers"),
-        NumberFormat("mxfp4", 0.5 + 1 / 32, 4, 16, "4 bits, a scale for each 32 numbers"),
+        NumberFormat("fp8", 1.0, 8, 8, "8 bits, one scale per tensor or channel"),
+        NumberFormat("fp8_block", 1.0 + 4 / 128**2, 8, 8, "8 bits, one scale per 128x128 block"),
+        NumberFormat("nvfp4", 0.5 + 1 / 16, 4, 4, "4 bits, one scale per 16 numbers"),
+        NumberFormat("mxfp4", 0.5 + 1 / 32, 4, 16, "4 bits, one scale per 32 numbers"),
         NumberFormat("int4", 0.5 + 2.5 / 128, 4, 16, "4-bit integers in groups of 128 (AWQ, GPTQ)"),
         NumberFormat("int4_g32", 0.5 + 2 / 32, 4, 16, "4-bit integers in groups of 32"),
     )
@@ -49,7 +49,6 @@ def find_number_format(name: str) -> NumberFormat:
     if name in NUMBER_FORMATS:
         return NUMBER_FORMATS[name]
     raise InputError(
-        f"number format {name!r} is not known{spelling_hint(name, NUMBER_FORMATS)}; expected "
-        "one of "
+        f"unknown number format {name!r}{spelling_hint(name, NUMBER_FORMATS)}; expected one of "
         f"{', '.join(NUMBER_FORMATS)}"
     )

@@ -93,17 +93,17 @@ def _check(hardware: Hardware) -> None:
         heads = part.attention.heads
         if heads % hardware.tp:
             raise InputError(
-                f"hardware: tp: {heads} heads of {model.name} cannot be shared by {hardware.tp} "
-                "GPUs"
+                f"hardware: tp: {hardware.tp} GPUs cannot split the {heads} heads of {model.name} "
+                "evenly"
             )
     if hardware.ep > 1 and not model.experts:
-        raise InputError(f"hardware: ep: {model.name} has no experts; leave it out")
+        raise InputError(f"hardware: ep: {model.name} has no experts; remove ep")
     if hardware.gpus % hardware.ep:
         raise InputError(
-            f"hardware: ep: {hardware.ep} must divide tp x dp, which is {hardware.gpus} GPUs"
+            f"hardware: ep: must divide tp x dp = {hardware.gpus} GPUs, got {hardware.ep}"
         )
     if hardware.ep > 1 and model.experts % hardware.ep:
         raise InputError(
-            f"hardware: ep: {model.experts} experts of {model.name} cannot be shared by "
-            f"{hardware.ep} GPUs"
+            f"hardware: ep: {hardware.ep} GPUs cannot split the {model.experts} experts of "
+            f"{model.name} evenly"
         )

@@ -72,8 +72,7 @@ def compose(
         range=ranges,
         fit=FitQuality(
             points=operators.points,
-            note="operators that were measured by themselves; the error of whole steps is not "
-            "known here",
+            note="composed of separately measured operators; the error of whole steps is unknown",
         ),
         source=[*source, *beside.sources, *operators.notes],
     )

@@ -38,8 +38,8 @@ MLP_LABELS = {"dense": "dense models", "moe": "mixtures of experts"}
 #: Descriptions of the levels of similarity, in the order of ``Configuration.levels``.
 LEVEL_LABELS = (
     "this model on this GPU in these formats",
-    "other models with such attention and formats on this GPU",
-    "other models with such attention and formats on {own.family} GPUs",
+    "other models with this kind of attention and these formats on this GPU",
+    "other models with this kind of attention and these formats on {own.family} GPUs",
     "{mlp} on {own.family} GPUs",
     "{mlp} on other GPUs",
     "other kinds of models on other GPUs",
@@ -207,12 +207,12 @@ def add_spread_error(
     if beyond:
         measured = " to ".join(dict.fromkeys(spread.releases))
         note += (
-            f"; {setting.engine} {setting.release} is {beyond} releases from those, {measured}: "
-            f"wider by {100 * wider:.0f} %"
+            f"; widened by {100 * wider:.0f} % because {setting.engine} {setting.release} is "
+            f"{beyond} releases away from the measured ones ({measured})"
         )
     errors = _with_estimate(_errors(spread.wider(wider)), profile.fit.held_out)
     if profile.fit.held_out:
-        note = f"{profile.fit.note}; on top of them, {note}"
+        note = f"{profile.fit.note}; combined with the error of whole steps: {note}"
     fit = profile.fit.model_copy(update={"held_out": errors, "note": note})
     return profile.model_copy(update={"fit": fit})
 
@@ -241,14 +241,13 @@ def describe_spread(
 def _note(spread: ErrorSpread, kind: Configuration, level: str) -> str:
     if level == kind.levels()[0]:
         return (
-            f"this model on this GPU is one of the calibrated pairs: errors are those of "
-            f"{spread.points} published serving points of it, each predicted without its own"
+            f"calibrated for this model on this GPU: errors from {spread.points} published "
+            "measurements of this pair, each predicted without using it"
         )
     return (
-        f"this model on this GPU in these formats was never seen as a whole: errors are those of "
-        f"{spread.points} published serving points of {kind.describe_level(level)}, the "
-        "nearest that "
-        f"there are, each predicted without any of its model on its GPU"
+        f"no measurement of this model on this GPU in these formats: errors from the nearest "
+        f"{spread.points} published measurements ({kind.describe_level(level)}), each "
+        "predicted without using any measurement of its model on its GPU"
     )
 
 

@@ -177,7 +177,7 @@ def _read(path: Path) -> pd.DataFrame:
         import pyarrow.parquet as pq
         from pyarrow.lib import ArrowException
     except ImportError as error:
-        raise InputError(f"{path}: needs pyarrow: pip install 'simkv[hardware]'") from error
+        raise InputError(f"{path}: requires pyarrow: pip install 'simkv[hardware]'") from error
     try:
         types = pq.read_schema(path)
         texts = [field.name for field in types if str(field.type).endswith("string")]
@@ -185,7 +185,7 @@ def _read(path: Path) -> pd.DataFrame:
     except (OSError, ArrowException) as error:
         raise InputError(f"{path}: cannot be read as a table: {error}") from error
     if "latency" not in frame:
-        raise InputError(f"{path}: there is no column 'latency' (milliseconds)")
+        raise InputError(f"{path}: missing column 'latency' (milliseconds)")
     if "head_dim" in frame and "window_size" not in frame:
         frame["window_size"] = 0  # older tables have no window column
     return frame

@@ -38,7 +38,7 @@ def resolve_profile(
     for folder in tables:
         if not (folder / system).is_dir():
             raise InputError(
-                f"hardware: tables: {folder}: nothing is of {hardware.gpu.name}; expected "
+                f"hardware: tables: {folder}: no tables of {hardware.gpu.name}; expected "
                 f"{folder}/{system}/FAMILY/BACKEND/VERSION/TABLE_perf.parquet"
             )
     return _profile_for(_Key(hardware, setting, tuple(tables)))
@@ -74,7 +74,7 @@ def compose_from_tables(
     whose = [*map(str, tables), *(["aiconfigurator (Apache-2.0)"] if package else [])]
     source = [f"operator tables of {', then '.join(whose)}, {store.system}: {read}"]
     if backend != setting.engine:
-        source.append(f"operators of {backend}: there are none of {setting.engine}")
+        source.append(f"operators of {backend}, because no tables of {setting.engine} exist")
     made = made.model_copy(update={"source": [*source, *made.source]})
     return apply_constants(made, changed)
 
@@ -95,8 +95,8 @@ def estimate_from_data_sheet(
     made = compose(hardware, setting, operators, source, measured=False)
     fit = FitQuality(
         points=0,
-        note="estimated from the data sheet; held_out are the errors of such estimates of measured "
-        "GPUs, each with the shares of the others, against profiles composed of their tables",
+        note="estimated from the data sheet; held_out are errors of the same estimate for measured "
+        "GPUs against their operator tables, each with efficiencies from the other GPUs",
         held_out=estimate_errors(),
     )
     return apply_constants(made.model_copy(update={"fit": fit}), changed)

@@ -42,8 +42,8 @@ def aiconfigurator_profile(folder: Path, model: Model, tp: int = 1) -> CostProfi
         [
             "operator tables of aiconfigurator (github.com/ai-dynamo/aiconfigurator, Apache-2.0)",
             f"{folder.name}: attention and matrix products in {DTYPE} only; no norms, activations, "
-            "collectives or host time; decodes beside a prefill cost what they cost alone",
-            *([f"decodes of {most} KV heads read as much more KV"] if most else []),
+            "collectives or host time; decodes cost the same with and without prefills in the step",
+            *([f"decodes measured with {most} KV heads, scaled to more KV"] if most else []),
         ],
     )
 
@@ -72,7 +72,7 @@ def _heads(folder: Path, name: str, model: Model, heads: int, kv_heads: int) -> 
     ]
     if kept.empty:
         raise InputError(
-            f"{path}: no rows for {heads} heads, {kv_heads} KV heads and {DTYPE}; there are "
+            f"{path}: no rows for {heads} heads, {kv_heads} KV heads and {DTYPE}; found "
             f"heads {sorted(frame['num_heads'].unique().tolist())} and KV heads "
             f"{sorted(frame['num_key_value_heads'].unique().tolist())}"
         )

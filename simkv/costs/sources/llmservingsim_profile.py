@@ -112,7 +112,7 @@ def bundle_profile(
     tables = folder / f"tp{tp}"
     if not tables.is_dir():
         known = sorted(p.name for p in folder.glob("tp*"))
-        raise InputError(f"{folder}: there is no {tables.name}; found {', '.join(known) or 'none'}")
+        raise InputError(f"{folder}: missing {tables.name}; found {', '.join(known) or 'none'}")
     moved, said = _collectives(str(meta.get("gpu", "")), layout)
     experts = _experts(tables, layout)
     terms = [*_dense(tables, layout), *experts, *_sampling(tables), *moved]
@@ -134,8 +134,8 @@ def bundle_profile(
         range=_range(table),
         fit=FitQuality(
             points=points,
-            note="errors of points of the attention table left out and read off the line between "
-            "their neighbours, as shares of the whole step; they say nothing about host time",
+            note="errors of attention table points interpolated between their neighbours, relative "
+            "to the whole step; host time is not tested",
         ),
         source=[
             "kernel tables of LLMServingSim's profiler (github.com/casys-kaist/LLMServingSim, MIT)",
@@ -185,7 +185,7 @@ def _collectives(gpu: str, layout: Sharding) -> tuple[list[CostTerm], str]:
         count = per_layer * layout.layers
         table = [(size / per_token, count * seconds) for size, seconds in points]
         terms.append(CostTerm(name=f"{name} x{count}", feature="slots", table=table))
-    where = layout.link.said if layout.link else "those of hardware/gpus.json"
+    where = layout.link.said if layout.link else "hardware/gpus.json"
     return terms, "".join(dict.fromkeys(missing)) + (f"; collectives: {where}" if terms else "")
 
 
@@ -223,8 +223,8 @@ def _experts(tables: Path, layout: Sharding) -> list[CostTerm]:
     if not layout.experts:
         if any((tables / f"moe.csv{end}").is_file() for end in ("", ".gz")):
             raise InputError(
-                f"{tables}: times of a mixture of experts, but the model has no experts; "
-                f"expected a model with experts and experts_per_token"
+                f"{tables}: contains expert times, but the model has no experts; expected a model "
+                "with experts and experts_per_token"
             )
         return []
     path = find_table(tables, "moe")
@@ -262,7 +262,7 @@ def _check_whole(path: Path, frame: pd.DataFrame, needed: Sequence[str]) -> None
     missing = [name for name in needed if name not in set(frame["layer"])]
     if missing:
         raise InputError(
-            f"{path}: layer: there is no row of {', '.join(missing)}; every step runs them"
+            f"{path}: layer: missing rows for {', '.join(missing)}, which every step runs"
         )
 
 
@@ -273,9 +273,7 @@ def _terms(
     terms = []
     for layer, rows in frame.groupby("layer"):
         if layer not in counts:
-            raise InputError(
-                f"{path}: layer {layer!r} is not known; expected some of {', '.join(counts)}"
-            )
+            raise InputError(f"{path}: unknown layer {layer!r}; expected {', '.join(counts)}")
         rows = rows.drop_duplicates(column, keep="last").sort_values(column)
         seconds = rows["time_us"] * 1e-6 * counts[str(layer)]
         points = list(zip(rows[column].astype(float), seconds.round(12), strict=True))
@@ -320,7 +318,7 @@ def _skew(folder: Path, meta: Mapping[str, Any], tp: int) -> SkewCorrection | No
         default = float(entry["alpha_default"])
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
-            f"{folder / 'meta.yaml'}: skew_fit: {error} is missing or wrong"
+            f"{folder / 'meta.yaml'}: skew_fit: {error} is missing or invalid"
         ) from error
     path = find_table(folder / f"tp{tp}", "skew_fit")
     names = ("n_label", "skew_rate_label", "kv_big_label", "kp_label")

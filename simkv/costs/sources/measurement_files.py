@@ -24,7 +24,7 @@ def find_table(folder: Path, stem: str) -> Path:
     for name in names:
         if (folder / name).is_file():
             return folder / name
-    raise InputError(f"{folder}: there is no {names[0]} or {names[1]}")
+    raise InputError(f"{folder}: contains neither {names[0]} nor {names[1]}")
 
 
 def read_table(
@@ -41,16 +41,16 @@ def read_table(
     except (OSError, ValueError, EOFError) as error:
         raise InputError(f"{path}: cannot be read as a table: {_first_line(error)}") from error
     except ImportError as error:
-        raise InputError(f"{path}: needs pyarrow: pip install 'simkv[parquet]'") from error
+        raise InputError(f"{path}: requires pyarrow: pip install 'simkv[parquet]'") from error
     for name in columns:
         if name not in frame:
             known = [str(column) for column in frame.columns]
             raise InputError(
-                f"{path}: there is no column {name!r}{spelling_hint(name, known)}; the file has "
+                f"{path}: missing column {name!r}{spelling_hint(name, known)}; found "
                 f"{', '.join(known)}"
             )
     if frame.empty:
-        raise InputError(f"{path}: there are no rows")
+        raise InputError(f"{path}: contains no rows")
     if rows is not None:
         frame = frame[rows(frame)]
     return frame[list(columns)].assign(
@@ -67,11 +67,11 @@ def _checked(path: Path, column: pd.Series[Any], kind: ColumnKind) -> pd.Series[
         wrong |= values != values.round()
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
-        what = "a whole number from 0" if kind == "whole" else "a number from 0"
+        what = "a non-negative integer" if kind == "whole" else "a non-negative number"
         value = column.iloc[row]
         found = "nothing" if pd.isna(value) else repr(getattr(value, "item", lambda: value)())
         raise InputError(
-            f"{path}:{column.index[row] + 2}: {column.name}: should be {what}; found {found}"
+            f"{path}:{column.index[row] + 2}: {column.name}: must be {what}, got {found}"
         )
     return values.astype(int) if kind == "whole" else values
 
@@ -80,7 +80,10 @@ def check_prefills_and_decodes(path: Path, prefills: object, decodes: object) ->
     """Raise InputError if an attention table lacks rows of isolated prefills or decodes."""
     for some, what in ((prefills, "a prefill"), (decodes, "decodes")):
         if not some:
-            raise InputError(f"{path}: there is no row of {what} alone; both kinds are needed")
+            raise InputError(
+                f"{path}: contains no row with only {what}; rows with only prefills and rows with "
+                "only decodes are required"
+            )
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -90,7 +93,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     except (YAMLError, ValueError) as error:
         raise InputError(f"{path}: not valid YAML: {_first_line(error)}") from error
     if not isinstance(found, dict):
-        raise InputError(f"{path}: should be a mapping of settings")
+        raise InputError(f"{path}: must be a mapping of settings")
     return found
 
 

@@ -45,7 +45,9 @@ def build_attention_table(prefills: pd.DataFrame, decodes: pd.DataFrame) -> Atte
 def check_dense(model: Model) -> None:
     """Raise InputError for a mixture of experts, which these tables do not cover."""
     if model.experts:
-        raise InputError(f"{model.name}: a mixture of experts; these tables are of dense models")
+        raise InputError(
+            f"{model.name}: is a mixture of experts; these tables support dense models only"
+        )
 
 
 def operators_profile(
@@ -84,8 +86,7 @@ def operators_profile(
             range=ranges,
             fit=FitQuality(
                 points=len(prefills) + len(decodes) + len(sizes),
-                note="errors of points of the attention table left out, as shares of the whole "
-                "step",
+                note="errors of excluded attention table points, relative to the whole step",
             ),
             source=[*source, "idle_pass_s is assumed"],
         )

@@ -96,8 +96,8 @@ def read_isolated_requests(
     rows = read_table(path, dict.fromkeys(columns, "number"), alone)
     if len(rows) < MIN_REQUESTS:
         raise InputError(
-            f"{path}: {len(rows)} requests in stage {stage!r} besides the first; at least "
-            f"{MIN_REQUESTS} are needed to fit to"
+            f"{path}: a fit needs at least {MIN_REQUESTS} requests in stage {stage!r} after the "
+            f"first, found {len(rows)}"
         )
     _check(path, rows)
     values = {name: rows[name].to_numpy(dtype=np.float64) for name in columns}
@@ -123,16 +123,15 @@ def _check(path: Path, rows: pd.DataFrame) -> None:
     """Raise InputError for impossible times, or without enough decodes for a fit."""
     long = rows["output_tokens"] >= MIN_OUTPUT_TOKENS
     wrong = {
-        "prompt_tokens: should be above 0": rows["prompt_tokens"] <= 0,
-        "prefill_ms: should be above 0": rows["prefill_ms"] <= 0,
-        "e2e_ms: should be above ttft_ms": long & (rows["e2e_ms"] <= rows["ttft_ms"]),
+        "prompt_tokens: must be greater than 0": rows["prompt_tokens"] <= 0,
+        "prefill_ms: must be greater than 0": rows["prefill_ms"] <= 0,
+        "e2e_ms: must be greater than ttft_ms": long & (rows["e2e_ms"] <= rows["ttft_ms"]),
     }
     for what, where in wrong.items():
         if where.any():
             raise InputError(f"{path}:{rows.index[where][0] + 2}: {what}")
     if long.sum() < 2:
         raise InputError(
-            f"{path}: {long.sum()} of the {len(rows)} requests to fit to have "
-            f"{MIN_OUTPUT_TOKENS} or more "
-            f"output tokens; at least 2 are needed to tell what a decode step costs"
+            f"{path}: a fit of decode steps needs at least 2 requests with {MIN_OUTPUT_TOKENS} or "
+            f"more output tokens, found {long.sum()} of {len(rows)}"
         )

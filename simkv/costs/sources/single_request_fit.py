@@ -193,7 +193,7 @@ def fit_single_request_profile(
     prices = fit_cost_coefficients(alone, shape, gpu)
     decodes, _ = _decodes(alone)
     computed = alone.prompt - alone.hits
-    told = f"KV and attention as likely on {gpu.name}" if gpu else "GPU not known: rows alone"
+    basis = f"with typical KV and attention times of {gpu.name}" if gpu else "GPU unknown"
     return CostProfile(
         name=name,
         engine=engine,
@@ -210,12 +210,12 @@ def fit_single_request_profile(
         },
         fit=FitQuality(
             points=len(alone),
-            note=f"least squares of relative errors over {len(alone)} requests that were alone; "
-            f"{told}; errors are those of requests left out",
+            note=f"least squares of relative errors over {len(alone)} isolated requests, {basis}; "
+            "leave-one-out errors",
             held_out=_left_out(alone, shape, gpu),
             beyond=_beyond(alone, shape, gpu),
         ),
-        source=[f"{len(alone)} requests one at a time, the first of the run left out"],
+        source=[f"{len(alone)} isolated requests, without the first of the run"],
     )
 
 

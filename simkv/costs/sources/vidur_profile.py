@@ -51,8 +51,8 @@ def vidur_profile(mlp: Path, attention: Path, model: Model, gpu: str, tp: int = 
         [
             "operator tables of Vidur's profiler (github.com/microsoft/vidur, MIT)",
             f"{mlp.name}, {attention.name}",
-            "no output head, no collectives, no host time; decodes beside a prefill cost what they "
-            "cost alone",
+            "no output head, no collectives, no host time; decodes cost the same "
+            "with and without prefills in the step",
         ],
     )
 
@@ -64,7 +64,7 @@ def _terms(path: Path, model: Model, tp: int) -> tuple[list[CostTerm], list[floa
     kept = frame[(frame[_DEGREE] == tp) & (frame["n_embd"] == model.hidden)]
     if kept.empty:
         raise InputError(
-            f"{path}: no rows for a hidden size of {model.hidden} and {tp} GPUs; there are "
+            f"{path}: no rows for a hidden size of {model.hidden} and {tp} GPUs; found "
             f"{_pairs(frame, 'n_embd')}"
         )
     medians = kept.groupby("num_tokens")[list(times)].median()
@@ -94,7 +94,7 @@ def _attention(path: Path, model: Model, tp: int) -> tuple[pd.DataFrame, pd.Data
     if not kept.any():
         raise InputError(
             f"{path}: no rows for {model.heads} heads, {model.kv_heads} KV heads and {tp} GPUs; "
-            f"there are {_pairs(frame, 'n_q_head')}"
+            f"found {_pairs(frame, 'n_q_head')}"
         )
     prefill = kept & (frame["is_prefill"] == "True")
     decode = kept & (frame["is_prefill"] == "False")

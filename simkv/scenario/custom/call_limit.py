@@ -97,4 +97,4 @@ def call_in_time(call: Callable[[], Answer]) -> Answer:
 
 def limits_exceeded() -> str:
     """Return the limits as text for a message."""
-    return f"used more than {CPU_SECONDS:g} s of CPU, or waited more than {WALL_SECONDS:g} s"
+    return f"used more than {CPU_SECONDS:g} s of CPU time or {WALL_SECONDS:g} s of wall-clock time"

@@ -108,7 +108,7 @@ def load_from_package(name: str) -> tuple[Any, CustomCode]:
                 raise InputError(f"{name}: {point.value} cannot be loaded: {error}") from error
             return found, CustomCode(str(path), path.read_bytes())
     raise InputError(
-        "no installed package has a scheduler "
+        "no installed package provides a scheduler "
         f"{name!r}{spelling_hint(name, list_installed_schedulers())}"
     )
 
@@ -117,7 +117,7 @@ def load_from_file(path: Path, name: str) -> tuple[Any, CustomCode]:
     """Load the scheduler in a file. Raises InputError if it is untrusted or no scheduler."""
     if not is_trusted():
         raise InputError(
-            f"{path} is code that the scenario would run; read it, then say --trust (in Python "
+            f"{path}: the scenario would run this code; review it, then pass --trust (in Python: "
             "trust=True)"
         )
     check_input(path)  # a pipe cannot be read again, by worker processes and debuggers
@@ -145,7 +145,7 @@ def load_scheduler_class(source: CustomCode, name: str) -> Any:
     except (Exception, SystemExit) as error:
         line = find_error_line(error, source.path) or getattr(error, "lineno", None) or 1
         what = f"{type(error).__name__}: {error}"
-        raise InputError(f"{source.shown}:{line}: cannot be run: {what}") from error
+        raise InputError(f"{source.shown}:{line}: cannot run: {what}") from error
     own = [
         one
         for one in vars(module).values()
@@ -153,7 +153,7 @@ def load_scheduler_class(source: CustomCode, name: str) -> Any:
     ]
     chosen = own if len(own) == 1 else [one for one in own if one.__name__.lower() == name.lower()]
     if not chosen:
-        what = f"{len(own)} schedulers, none of them called {name}" if own else "no scheduler"
+        what = f"{len(own)} schedulers, none of them named {name}" if own else "no scheduler"
         raise InputError(f"{source.shown}:1: defines {what}; expected a class with schedule()")
     return chosen[0]
 

@@ -116,7 +116,7 @@ def _config_of(of: type[Any], source: CustomCode) -> type[Any]:
     except Exception as error:
         raise InputError(f"{source.shown}:1: {of.__name__}.config: {error}") from error
     if not (isinstance(own, type) and is_dataclass(own)):
-        raise InputError(f"{source.shown}:1: {of.__name__}.config: expected a frozen dataclass")
+        raise InputError(f"{source.shown}:1: {of.__name__}.config: must be a frozen dataclass")
     if any(issubclass(own, engine.config) for engine in ENGINES.values()):
         return own
     needed = {"num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"}
@@ -150,8 +150,8 @@ def _setting(config: Any) -> ExecutionSettings:
 
 
 def _no_tables(config: Any) -> TabledScheduler:
-    raise InputError(f"engine {config.name}: a scheduler of one's own runs in simulations only")
+    raise InputError(f"engine {config.name}: custom schedulers only run in simulations")
 
 
 def _nowhere(_: Any) -> Any:
-    raise InputError("there are no recordings of a scheduler of one's own")
+    raise InputError("custom schedulers have no recordings")

@@ -105,7 +105,7 @@ class RequestTracker:
         ids = [i for i, _ in batch.scheduled]
         if len(set(ids)) < len(ids):
             twice = next(i for i in ids if ids.count(i) > 1)
-            what = f"request {twice} stands {ids.count(twice)} times in one step"
+            what = f"request {twice} is listed {ids.count(twice)} times in one step"
             raise BatchError("requests", f"{what}, expected once", [twice])
         if self.rows:
             self._check_group(batch)
@@ -128,9 +128,9 @@ class RequestTracker:
         for i in (
             set(delivered) ^ set(batch.emits) if self.tokens else set(delivered) - set(batch.emits)
         ):
-            raise BatchError("tokens", f"request {i} and its token do not belong together", [i])
+            raise BatchError("tokens", f"request {i} does not match its token", [i])
         if len(set(delivered)) < len(delivered):
-            raise BatchError("tokens", "a request gets two tokens of one step, expected one")
+            raise BatchError("tokens", "a request gets two tokens in one step, expected one")
         for i in (*delivered, *(self._group if batch.decodes else ())):
             if r := self.requests.get(i):
                 r.emitted += 1
@@ -138,7 +138,9 @@ class RequestTracker:
         limits = {i for i in batch.emits if i in self.requests and self.requests[i].at_limit}
         due = set(ended) & set(batch.emits) | limits
         for i in finished ^ due if self.tokens else due - finished:
-            what = "ends before its last token" if i in finished else "continues after it"
+            what = (
+                "ends before its last token" if i in finished else "continues after its last token"
+            )
             raise BatchError("requests", f"request {i} {what}", [i])
         self.remove([*finished, *completion.refused])
         if not self.tokens:
@@ -179,7 +181,7 @@ class RequestTracker:
         if not all(
             isinstance(n, int) and n >= 0 for n in (batch.decodes, batch.decode_context, *pair)
         ):
-            what = "Batch.decodes and decode_context: expected 0 or more; lora_loads: two of these"
+            what = "Batch.decodes and decode_context: must be at least 0; lora_loads: two numbers"
             raise BatchError("answers", what)
         if batch.fatal is not None and not isinstance(batch.fatal, str):
             raise BatchError("answers", f"Batch.fatal: found {batch.fatal!r}, expected text")
@@ -195,7 +197,7 @@ class RequestTracker:
             self._expect_known(getattr(batch, name), f"Batch.{name}")
         for name in ("aside", "refused"):
             if not isinstance(getattr(batch, name), dict):
-                raise BatchError("answers", f"Batch.{name}: expected a dict by request id")
+                raise BatchError("answers", f"Batch.{name}: must be a dict by request id")
             self._expect_known(getattr(batch, name), f"Batch.{name}")
         self._check_reasons(batch)
         for cause in batch.causes:
@@ -226,10 +228,14 @@ class RequestTracker:
             return
         self.tokens = False
         if wrong := [i for i in batch.left if i not in self._group]:
-            raise BatchError("answers", f"Batch.left: request {wrong[0]!r} is in no decode group")
+            raise BatchError(
+                "answers", f"Batch.left: request {wrong[0]!r} is not in the decode group"
+            )
         self._group -= set(batch.left)
         if wrong := [i for i in batch.joined if i in self._group]:
-            raise BatchError("answers", f"Batch.joined: request {wrong[0]} decodes already")
+            raise BatchError(
+                "answers", f"Batch.joined: request {wrong[0]} is already in the decode group"
+            )
         self._group |= set(batch.joined)
         if batch.decodes != len(self._group):
             what = f"Batch.decodes: found {batch.decodes}, expected {len(self._group)} members"
@@ -240,18 +246,22 @@ class RequestTracker:
             self._blocks -= self._needs(self.requests[i].computed)
             self.requests[i].computed = 0
         if len(batch.context) != len(ids):
-            raise BatchError("answers", f"{len(ids)} scheduled, {len(batch.context)} contexts")
+            raise BatchError(
+                "answers", f"{len(ids)} scheduled requests, but {len(batch.context)} contexts"
+            )
         emits = set()
         for (i, tokens), context in zip(batch.scheduled, batch.context, strict=True):
             if self._compute(i, tokens, context):
                 emits.add(i)
         if len(set(batch.emits)) < len(batch.emits):
-            raise BatchError("tokens", "Batch.emits names a request twice, expected once")
+            raise BatchError("tokens", "Batch.emits lists a request twice, expected once")
         for i in emits ^ set(batch.emits) if self.tokens else set(batch.emits) - set(ids):
-            what = "gets no token" if i in emits else "gets a token before it is complete"
+            what = "gets no token" if i in emits else "gets a token before its prompt is complete"
             raise BatchError("tokens", f"request {i} {what}", [i])
         if self._blocks > self._num_blocks:
-            what = f"the computed tokens need {self._blocks} blocks, there are {self._num_blocks}"
+            what = (
+                f"the computed tokens need {self._blocks} blocks, but only {self._num_blocks} exist"
+            )
             raise BatchError("blocks", what, ids)
 
     def _compute(self, i: int, tokens: Any, context: Any) -> bool:
@@ -262,12 +272,12 @@ class RequestTracker:
             numbers = isinstance(tokens, int) and isinstance(context, int)
             if not (numbers and tokens >= 1 and 0 <= context <= most - tokens):
                 what = f"request {i} computes {tokens!r} tokens after {context!r}"
-                raise BatchError("tokens", f"{what}, expected at most {most} in all", [i])
+                raise BatchError("tokens", f"{what}, expected at most {most} in total", [i])
             return False
         left = r.length - r.computed
         known = f"request {i} has {r.computed} of {r.length} tokens computed"
         if context != r.computed:
-            raise BatchError("tokens", f"{known}; the step says {context!r}", [i])
+            raise BatchError("tokens", f"{known}, but the step states {context!r}", [i])
         if not (isinstance(tokens, int) and 1 <= tokens <= left):
             what = f"{known}; the step computes {tokens!r} more, expected 1 to {left}"
             raise BatchError("tokens", what, [i])
@@ -285,12 +295,12 @@ class RequestTracker:
     def _expect_known(self, ids: Iterable[Any], field: str) -> None:
         for i in ids:
             if not (isinstance(i, int) and i in self.requests):
-                raise BatchError("requests", f"{field}: there is no request {i!r} any more")
+                raise BatchError("requests", f"{field}: request {i!r} has ended or does not exist")
 
     def _count_idle(self, steps: int) -> None:
         self._idle = self._idle + steps if steps else 0
         if self._idle >= MOST_IDLE:
-            what = f"{self._idle} decisions in a row brought no request a token"
+            what = f"{self._idle} consecutive decisions produced no token"
             raise BatchError("ends", what, sorted(self.requests)[:1])
 
     def _needs(self, tokens: int) -> int:

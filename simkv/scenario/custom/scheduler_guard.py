@@ -241,7 +241,7 @@ class GuardedScheduler:
             found = list(call())
             wrong = [i for i in found if not (isinstance(i, int) and i in known)]
             if wrong and self._tracker.rows:
-                raise BatchError("requests", f"there is no request {wrong[0]!r} any more")
+                raise BatchError("requests", f"request {wrong[0]!r} has ended or does not exist")
             return found
 
         return self._call(name, ids, list(known))

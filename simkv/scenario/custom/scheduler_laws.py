@@ -26,15 +26,15 @@ Answer = TypeVar("Answer")
 #: Description of each law, by name.
 LAWS = {
     "exceptions": "no call raises an exception",
-    "answers": "every call answers, with what the protocol says",
-    "requests": "a request is in one queue, once, until it ends, and a step has it once",
-    "tokens": "a step computes tokens that are there, on top of those that have KV, and sends one "
-    "for each request that is complete",
-    "blocks": "free and held blocks are all blocks, and who computes holds enough",
-    "limits": "no more run than max_num_seqs, and a step computes max_num_batched_tokens at most",
-    "future": "what will come decides nothing",
-    "chance": "the same scenario comes out the same",
-    "leaps": "leaping changes nothing",
+    "answers": "every call returns a valid value of the protocol",
+    "requests": "a request is in exactly one queue until it ends, and at most once in a step",
+    "tokens": "a step computes existing tokens after those with KV, and emits one token for each "
+    "request with all known tokens computed",
+    "blocks": "free and held blocks add up to all blocks, and running requests hold enough",
+    "limits": "at most max_num_seqs requests run, a step computes max_num_batched_tokens at most",
+    "future": "decisions do not depend on the future",
+    "chance": "the same scenario gives the same result",
+    "leaps": "leaping does not change the result",
     "ends": "every run ends",
 }
 
@@ -173,8 +173,12 @@ class CheckedScheduler:
             return
         tokens = sum(n for _, n in batch.scheduled) + batch.decodes
         most, seats = config.max_num_batched_tokens, config.max_num_seqs
-        self._expect(tokens <= most, "limits", f"the step computes {tokens} of {most} tokens")
-        self._expect(self.num_running <= seats, "limits", f"{self.num_running} of {seats} run")
+        self._expect(
+            tokens <= most, "limits", f"the step computes {tokens} tokens, the limit is {most}"
+        )
+        self._expect(
+            self.num_running <= seats, "limits", f"{self.num_running} run, the limit is {seats}"
+        )
 
     def _judge_state(self, call: str = "schedule") -> None:
         if self._ours:
@@ -186,11 +190,11 @@ class CheckedScheduler:
             gone = sorted(known.keys() - set(queues))
             more = sorted(set(queues) - known.keys())
             what = (
-                f"request {twice[0]} stands twice in the queues"
+                f"request {twice[0]} is in the queues twice"
                 if twice
                 else f"request {gone[0]} is in no queue"
                 if gone
-                else f"request {more[0]} has ended and is in a queue"
+                else f"request {more[0]} has ended but is still in a queue"
             )
             self._break("requests", what, call)
         pool = getattr(self.inner, "pool", None)
@@ -204,14 +208,19 @@ class CheckedScheduler:
             return
         good = sum(held.values()) + free == total and free >= 0
         self._expect(
-            good, "blocks", f"{sum(held.values())} held and {free} free are not {total}", call
+            good,
+            "blocks",
+            f"{sum(held.values())} held and {free} free blocks do not add up to {total}",
+            call,
         )
         size: int = getattr(getattr(self.inner, "config", None), "block_size", 0)
         for i, r in known.items():
             if not (size and self._tracker.tokens):
                 break
             least = blocks_for(r.computed, size)
-            what = f"request {i} has {r.computed} tokens in {held.get(i, 0)} blocks of {size}"
+            what = (
+                f"request {i} has {r.computed} tokens in {held.get(i, 0)} blocks of {size} tokens"
+            )
             self._expect(held.get(i, 0) >= least, "blocks", what, call)
 
     # Reporting of violations.

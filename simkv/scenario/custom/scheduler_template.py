@@ -55,7 +55,7 @@ class CustomConfig:
         """Raise ValueError if a setting is below 1."""
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)}; expected at least 1")
+                raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
 
 
 @dataclass(slots=True, eq=False)
@@ -105,7 +105,7 @@ class CustomScheduler:
 
     def decide(self, batch: Batch) -> None:
         """Select the tokens to compute in the next step; subclasses implement this."""
-        raise NotImplementedError("decide(self, batch) is to be written")
+        raise NotImplementedError("implement decide(self, batch)")
 
     def blocks(self, r: CustomRequest, tokens: int) -> int:
         """Return the number of additional blocks for ``tokens`` more tokens of a request."""
@@ -206,7 +206,7 @@ class CustomScheduler:
 
     def skip(self, steps: int) -> list[int]:
         """Account for ``steps`` identical steps; required if ``leap`` returns more than 1."""
-        raise NotImplementedError("skip(self, steps) is to be written where leap says more than 1")
+        raise NotImplementedError("implement skip(self, steps), because leap returned more than 1")
 
     def waiting_ids(self) -> list[int]:
         """Return the ids of waiting requests, in queue order."""

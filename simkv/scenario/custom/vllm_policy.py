@@ -36,17 +36,19 @@ class CustomVllmConfig(VllmConfig):
         """Raise ValueError for settings that vLLM or a custom policy does not support."""
         super().__post_init__()
         if self.rule is not None:
-            raise ValueError("rule: the rule is this file's; expected none")
+            raise ValueError("rule: must not be set, because this file defines the policy")
         for knob in ("num_cpu_blocks", "kv_connector"):
             if getattr(self, knob):
-                raise ValueError(f"{knob}: not supported with a custom policy; leave it out")
+                raise ValueError(f"{knob}: not supported with a custom policy; remove it")
         if self.policy != "fcfs":
-            raise ValueError(f"policy: {self.policy}; a rule takes the place of it, expected fcfs")
+            raise ValueError(f"policy: must be fcfs with a custom policy, got {self.policy}")
         if self.kv_cache_groups != (0,):
-            raise ValueError("kv_cache_groups: a rule is for one group of layers; leave it out")
+            raise ValueError(
+                "kv_cache_groups: custom policies support one group of layers; remove it"
+            )
         rules = find_rules(self.variant)
         if rules.skip_blocked:
-            raise ValueError(f"variant: {self.variant}: rules are for releases of vLLM")
+            raise ValueError(f"variant: custom policies require a vLLM release, got {self.variant}")
 
 
 class PolicyRequest(NamedTuple):

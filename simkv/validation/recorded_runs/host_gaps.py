@@ -230,5 +230,5 @@ def describe_host_times(one: HostTimes) -> str:
         f"{'longer' if kind.host > 0 else 'less'} than its kernels ({100 * kind.share:+.1f} %)"
         for kind in sure
     ]
-    said = "; ".join(told) or "no kind of step differs from its kernels beyond doubt"
-    return f"{one.case}: {said}; {one.counted} of {one.intervals} intervals between tokens count"
+    said = "; ".join(told) or "no kind of step differs significantly from its kernels"
+    return f"{one.case}: {said}; based on {one.counted} of {one.intervals} inter-token intervals"

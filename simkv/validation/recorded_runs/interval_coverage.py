@@ -70,9 +70,9 @@ def coverage_rows(scores: Sequence[Score]) -> Iterator[list[str]]:
 def refused_runs(scores: Sequence[Score]) -> list[str]:
     """Return cases whose figures have no interval, each with the reason."""
     return [
-        f"{s.case.name}: {100 * s.replayed.unknown:.0f} % of the busy time where nothing is known"
+        f"{s.case.name}: {100 * s.replayed.unknown:.0f} % of the busy time outside the known range"
         if s.replayed.unknown > MAX_UNKNOWN_SHARE
-        else f"{s.case.name}: its profile knows no error of its own"
+        else f"{s.case.name}: its profile contains no step error"
         for s in scores
         if not any(f.interval for f in s.figures)
     ]

@@ -69,13 +69,13 @@ def read_events(case: RecordedRun, requests: list[Request]) -> RequestEvents:
     missing = [name for name in ("queue_ms", "ttft_ms", "e2e_ms") if rows[name].isna().any()]
     if missing:
         raise InputError(
-            f"{case.table}: {missing[0]}: not recorded for all requests; --host-times needs when "
-            f"each was scheduled and had its tokens"
+            f"{case.table}: {missing[0]}: not recorded for all requests; --host-times requires "
+            "the schedule and token times of each request"
         )
     if not case.from_queue and "prefill_ms" not in rows:
         raise InputError(
-            f"{case.table}: neither queued_s nor prefill_ms is there; --host-times needs when each "
-            f"request was scheduled"
+            f"{case.table}: missing queued_s or prefill_ms; --host-times requires the time when "
+            "each request was scheduled"
         )
     base = rows["queued_s"] if case.from_queue else rows["arrival_s"]
     first, last = base + rows["ttft_ms"] / 1e3, base + rows["e2e_ms"] / 1e3
@@ -99,8 +99,8 @@ def replay_paced(case: RecordedRun, profile: CostProfile, config: VllmConfig) ->
     ranks = case.facts.engine.data_parallel
     if ranks > 1:
         raise InputError(
-            f"{case.folder}: {ranks} data-parallel ranks, and the record does not say which served "
-            f"a request; --host-times needs a run of one engine"
+            f"{case.folder}: {ranks} data-parallel ranks, but the rank of each request is not "
+            "recorded; --host-times requires a run of one engine"
         )
     requests = requests_of(case)
     events = read_events(case, requests)

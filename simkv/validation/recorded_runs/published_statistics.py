@@ -33,9 +33,8 @@ def read_statistics(measured: Mapping[str, Any], path: Path) -> dict[str, float]
     for metric, statistics in measured.items():
         if metric not in METRICS:
             raise InputError(
-                f"{path}: measured: {metric!r} is not known{spelling_hint(metric, METRICS)}; "
-                "expected "
-                f"some of {', '.join(METRICS)}"
+                f"{path}: measured: unknown metric {metric!r}{spelling_hint(metric, METRICS)}; "
+                f"expected {', '.join(METRICS)}"
             )
         if not isinstance(statistics, dict):
             raise InputError(f"{path}: measured.{metric}: should be an object of statistics")
@@ -45,20 +44,20 @@ def read_statistics(measured: Mapping[str, Any], path: Path) -> dict[str, float]
                 continue
             if name not in STATISTICS:
                 raise InputError(
-                    f"{path}: measured.{metric}: {name!r} is not known; expected some of "
+                    f"{path}: measured.{metric}: unknown statistic {name!r}; expected "
                     f"{', '.join(STATISTICS)}"
                 )
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or not isfinite(value) or value < 0:
                 raise InputError(
-                    f"{path}: measured.{metric}.{name}: should be a number of ms from 0; found "
+                    f"{path}: measured.{metric}.{name}: must be a non-negative number of ms, got "
                     f"{value!r}"
                 )
             found[f"{metric}.{name}"] = float(value)
     if not found:
         raise InputError(
-            f"{path}: measured: there are no times of requests, so the statistics that are to be "
-            f"compared are needed, such as {{'ttft_ms': {{'mean': 812.5}}}}"
+            f"{path}: measured: without times of requests, the statistics to compare are "
+            f"required, such as {{'ttft_ms': {{'mean': 812.5}}}}"
         )
     return found
 

@@ -110,9 +110,7 @@ class EngineFacts(_Facts):
         if self.link is None or isinstance(self.link, str):
             return find_link(self.link) if self.link else None
         latency, bandwidth = 1e-6 * self.link.latency_us, 1e9 * self.link.bandwidth_gb_s
-        return HostLink(
-            name="the host's link", latency=latency, bandwidth=bandwidth, source="case.json"
-        )
+        return HostLink(name="host link", latency=latency, bandwidth=bandwidth, source="case.json")
 
     @property
     def gpus(self) -> int:
@@ -234,9 +232,7 @@ def read_recorded_run(folder: Path) -> RecordedRun:
     if "stage" in requests:
         scored = requests["stage"] != CALIBRATION_STAGE
     if not scored.any():
-        raise InputError(
-            f"{table}: stage: all rows are {CALIBRATION_STAGE!r}; none is left to compare"
-        )
+        raise InputError(f"{table}: stage: all rows are {CALIBRATION_STAGE!r}; no rows to compare")
     return RecordedRun(folder, table, facts, requests, "queued_s" in requests, scored, known)
 
 
@@ -275,5 +271,7 @@ def find_recorded_runs(folder: Path) -> list[Path]:
         return [folder]
     found = sorted(path.parent for path in folder.glob("*/case.json"))
     if not found:
-        raise InputError(f"{folder}: no recorded case: neither it nor a folder in it has case.json")
+        raise InputError(
+            f"{folder}: not a recorded case: no case.json in this folder or its subfolders"
+        )
     return found

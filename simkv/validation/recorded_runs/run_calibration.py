@@ -58,9 +58,9 @@ def calibrate_run(
         near = ", ".join(folder.name for folder in _bundles(case, tables)) or "none"
         raise InputError(
             f"{case.folder}: no costs for {case.facts.model} on {setup.gpu}, tensor_parallel "
-            f"{setup.tensor_parallel}: of the kernel tables that case.json names or that are in a "
-            f"folder 'calibration' near it ({near}) none are for these, and no request is of stage "
-            f"'sync'; give a profile with --profile, or where tables are with --kernel-tables"
+            f"{setup.tensor_parallel}: no matching kernel tables in case.json or in a nearby "
+            f"'calibration' folder ({near}), and no requests of stage 'sync'; pass a profile with "
+            f"--profile or tables with --kernel-tables"
         )
     engine = (setup.max_num_batched_tokens, setup.block_size)
     shape = ModelTraits(
@@ -78,7 +78,7 @@ def calibrate_run(
         read_isolated_requests(case.table, block_size=setup.block_size, caching=setup.caches),
         shape,
         known_gpu(setup.gpu),
-        name=f"{case.name}, fitted to its requests that were alone",
+        name=f"{case.name}, fitted to its isolated requests",
         engine=f"{setup.engine} {setup.version}",
         model=case.facts.model,
         on=setup.gpu,

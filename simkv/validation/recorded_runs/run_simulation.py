@@ -149,7 +149,7 @@ def engine_of(case: RecordedRun, **changed: Any) -> tuple[VllmConfig, list[str]]
     if length is None or length < longest:
         notes.append(
             f"max_model_len {'was not recorded' if length is None else 'is below what was served'}:"
-            f" {longest} is taken, the longest request"
+            f" using {longest}, the longest request"
         )
         length = longest
     fields: dict[str, Any] = {
@@ -165,12 +165,12 @@ def engine_of(case: RecordedRun, **changed: Any) -> tuple[VllmConfig, list[str]]
     for name in ("async_scheduling", "scheduler_reserve_full_isl"):
         value = getattr(setup, name)
         if nearby and name in known and value not in (known[name].value, None):
-            notes.append(f"{name} {value} is left out: {variant} does not have it")
+            notes.append(f"ignored {name} {value}: {variant} does not support it")
         elif value is not None:
             fields[name] = value
         elif name not in known:
             default = getattr(find_rules(variant), name)
-            notes.append(f"{name} was not recorded: {default}, the default of {variant}")
+            notes.append(f"{name} was not recorded: using {default}, the default of {variant}")
     try:
         return VllmConfig(**{**fields, **changed}), notes
     except (ValueError, ValidationError) as error:
@@ -181,15 +181,16 @@ def _not_recorded(case: RecordedRun) -> list[str]:
     """Return notes on unrecorded facts of a case."""
     setup, notes = case.facts.engine, []
     if setup.gpus > 1 and setup.link is None:
-        notes.append("link was not recorded: what GPUs exchange is as measured on one host")
+        notes.append("link was not recorded: using collective times measured on another host")
     if case.told:
-        notes.append("only statistics are public: nothing is compared request by request")
+        notes.append("only statistics are published: requests are not compared individually")
     if case.facts.arrivals is not None and case.table.name == "case.json":
         seed = case.facts.arrivals.seed
-        notes.append(f"what was sent is drawn as its statistics say, with seed {seed}")
+        notes.append(f"requests are sampled from the published statistics with seed {seed}")
     elif setup.caches and not case.has_prefixes:
         notes.append(
-            "neither prefix_blocks.jsonl nor a column shared_prefix_tokens: prompts share nothing"
+            "prefix_blocks.jsonl and column shared_prefix_tokens are missing: "
+            "assuming no shared prefixes"
         )
     return notes
 
@@ -232,14 +233,14 @@ def _blocks(case: RecordedRun) -> tuple[int, list[str]]:
             memory_share=setup.gpu_memory_utilization,
         )
         fit = compute_kv_capacity(hardware, setting)
-        blocks, how = fit.num_gpu_blocks, "estimated from GPU, weights and utilisation"
+        blocks, how = fit.num_gpu_blocks, "estimated from GPU, weights and gpu_memory_utilization"
     except InputError:
         blocks, how = 0, ""
     if blocks < 2:
         tokens = case.requests["prompt_tokens"] + case.requests["output_tokens"]
         blocks = 1 + sum(blocks_for(int(n), setup.block_size) for n in tokens)
-        how = "enough for all requests at once, as model or GPU are not known"
-    return blocks, [f"num_gpu_blocks was not recorded: {blocks}, {how}"]
+        how = "enough for all requests at once, because model or GPU are unknown"
+    return blocks, [f"num_gpu_blocks was not recorded: using {blocks}, {how}"]
 
 
 def requests_of(case: RecordedRun) -> list[Request]:
@@ -251,8 +252,8 @@ def requests_of(case: RecordedRun) -> list[Request]:
     lengths = case.requests["prompt_tokens"].tolist()
     if [request.prompt_tokens for request in found] != lengths:
         raise InputError(
-            f"{case.table}: {len(lengths)} rows, of which {len(found)} can be "
-            f"served; every row should have an arrival, a prompt and an output"
+            f"{case.table}: {len(lengths)} rows, but only {len(found)} are "
+            f"usable; every row must have an arrival, a prompt and an output"
         )
     return found
 
@@ -262,7 +263,7 @@ def _check(case: RecordedRun, lives: list[RequestRecord]) -> None:
     for life in lives:
         if life.outcome is not Outcome.FINISHED:
             raise InputError(
-                f"{case.folder}: request {life.request.id}, which was served in the record, is "
+                f"{case.folder}: request {life.request.id} finished in the recorded run, but is "
                 f"{life.outcome} in the simulation: {life.reason or 'it never ended'}"
             )
 

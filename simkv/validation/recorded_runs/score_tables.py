@@ -47,11 +47,11 @@ def render_run(found: Score, changed: Sequence[SensitivityScore]) -> Iterator[Re
     )
     for per in found.per_request:
         if per.mape is None:
-            yield f"{TITLES[per.metric]}: request by request off by {per.mae_ms:,.1f} ms"
+            yield f"{TITLES[per.metric]}: mean absolute error per request {per.mae_ms:,.1f} ms"
             continue
         beside = "" if per.origin_mape is None else f" ({origin}: {per.origin_mape:.2f} %)"
         yield (
-            f"{TITLES[per.metric]}: request by request off by {per.mape:.2f} % on average{beside}, "
+            f"{TITLES[per.metric]}: mean absolute error per request {per.mape:.2f} %{beside}, "
             f"median {per.median_ape:.2f} %, {per.mae_ms:,.1f} ms"
         )
     if changed:
@@ -71,7 +71,7 @@ def _cells(f: FigureComparison, published: float | None) -> tuple[str, ...]:
 
 
 def _changed_parts(found: Score, changed: Sequence[SensitivityScore]) -> Iterator[RenderableType]:
-    yield "If it were otherwise (error of the mean and of P99, per cent):"
+    yield "Sensitivity (error of the mean and of P99, %):"
     rows = [("as simulated", found), *((other.change, other.score) for other in changed)]
     metrics = ("ttft_ms", "tpot_ms", "e2e_ms")
     cells = ([change, *(_pair(s, metric) for metric in metrics)] for change, s in rows)
@@ -92,17 +92,18 @@ def render_all_runs(
 
     Errors of the originating simulators are below simkv's.
     """
-    yield Text("\nAll cases: error in per cent", "bold")
+    yield Text("\nErrors of all cases, %", "bold")
     head = ("case", "simulator", "metric", *STATISTICS, "per request")
     yield make_adaptive_table(head, (row for s in scores for row in case_rows(s)), left=3, kept=4)
-    yield Text(
-        f"\nFigures in their interval, of which {STATED_COVERAGE} of 100 are meant to be", "bold"
-    )
+    yield Text(f"\nFigures within their {STATED_COVERAGE} % interval", "bold")
     yield make_adaptive_table(HEAD, coverage_rows(scores))
     for line in refused_runs(scores):
         yield f"no interval: {line}"
     if crossed:
-        yield Text("\nCosts of one run, load of another at the same budget: error of means", "bold")
+        yield Text(
+            "\nCosts of one run, load of another with the same token budget: errors of means",
+            "bold",
+        )
         yield make_adaptive_table(CROSSED, cross_prediction_rows(crossed), left=2)
 
 
@@ -129,8 +130,8 @@ def render_host_times(
     above: Sequence[HostTimes], untold: Sequence[str]
 ) -> Iterator[RenderableType]:
     """Yield the host times by case and kind of step, as a table and in words."""
-    yield Text("\nAbove the kernels, by kind of step", "bold")
+    yield Text("\nHost time above the kernel times, by kind of step", "bold")
     yield make_adaptive_table(HOST_TIME_COLUMNS, step_cells(above), left=2)
     yield from map(describe_host_times, above)
     for reason in untold:
-        yield f"not told: {reason}"
+        yield f"not determined: {reason}"

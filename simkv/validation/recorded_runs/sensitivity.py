@@ -65,10 +65,10 @@ def _changes(
     if profile.attention is not None and profile.attention.skew is not None:
         even = profile.attention.model_copy(update={"skew": None})
         costs = profile.model_copy(update={"attention": even})
-        changes.append(("no correction for unequal decodes", {}, costs))
+        changes.append(("no correction for decodes of unequal length", {}, costs))
     if profile.graph_sizes:
         changes.append(
-            ("no padding to CUDA graphs", {}, profile.model_copy(update={"graph_sizes": []}))
+            ("no padding to CUDA graph sizes", {}, profile.model_copy(update={"graph_sizes": []}))
         )
     if profile.front_s:
         changes.append(

@@ -114,8 +114,8 @@ def replay_point(
     lives = [record.requests[r.id] for r in counted if r.id in record.requests]
     unserved = len(counted) - sum(life.outcome is Outcome.FINISHED for life in lives)
     if unserved:
-        why = next((life.reason for life in lives if life.reason), "the engine stands still")
-        return PointReplay(None, why=f"{unserved} of {len(counted)} requests are not served: {why}")
+        why = next((life.reason for life in lives if life.reason), "the engine is deadlocked")
+        return PointReplay(None, why=f"{unserved} of {len(counted)} requests did not finish: {why}")
     preempted = sum(len(life.preempted_at) for life in lives)
     first = math.fsum(ttft(life) or 0.0 for life in lives) / len(lives)
     found = [value for life in lives if (value := tpot(life)) is not None]

@@ -103,20 +103,20 @@ def recipe_of(row: MeasuredRow) -> Recipe:
 
 def _nvidia(row: MeasuredRow, recipe: Recipe) -> Recipe:
     """Adapt a recipe to NVIDIA's own runs, as its deployment and benchmark generator has them."""
-    how = "10 x concurrency prompts in a closed loop, all lengths as stated"
+    how = "10 x concurrency prompts in a closed loop, all with the stated lengths"
     if row.backend == "vllm" and recipe.fresh > 1:
-        how = "10 x concurrency prompts in a closed loop, lengths within 1.5 % of those stated"
+        how = "10 x concurrency prompts in a closed loop, lengths within 1.5 % of the stated ones"
         recipe = replace(recipe, shares=APPROXIMATE_RANGE)
     elif row.backend == "vllm":
         recipe = replace(
             recipe, shares=EXACT_RANGE, max_num_batched_tokens=row.isl + NVIDIA_EXTRA_TOKENS
         )
-        how += f", steps of at most {NVIDIA_EXTRA_TOKENS} tokens more than a prompt"
+        how += f", at most {NVIDIA_EXTRA_TOKENS} tokens per step more than a prompt"
     else:
         recipe = replace(recipe, shares=EXACT_RANGE, memory_share=None)
         if row.version != "0.5.1":  # the times of 0.5.1 show neither
             recipe = replace(recipe, mixed=True, max_prefill_tokens=row.isl + NVIDIA_EXTRA_TOKENS)
-            how += ", decodes beside prefills"
+            how += ", decodes mixed with prefills"
     return replace(recipe, assumed=(*recipe.assumed, f"how it was run: {how}"))
 
 
@@ -144,8 +144,8 @@ def _fp(row: MeasuredRow, **known: FormatName) -> FormatName:
     """Return the format that a precision stands for in the recipes of a model."""
     if row.precision not in known:
         raise InputError(
-            f"line {row.line}: precision: no recipe for {row.model} in {row.precision or 'what?'!r}"
-            f"; there are {', '.join(known)}"
+            f"line {row.line}: precision: no recipe for {row.model} in "
+            f"{row.precision or 'unknown'!r}; known: {', '.join(known)}"
         )
     return known[row.precision]
 
@@ -153,15 +153,15 @@ def _fp(row: MeasuredRow, **known: FormatName) -> FormatName:
 def _dense(row: MeasuredRow) -> Recipe:
     """Return the recipe of Llama and Qwen3: vLLM 0.10.2 (InferenceMAX) or defaults (NVIDIA)."""
     if not row.precision and "fp8" not in row.model.lower():
-        return Recipe("bf16", assumed=("weights and KV in 16 bits: the source does not say",))
+        return Recipe("bf16", assumed=("assumed 16-bit weights and KV: not stated by the source",))
     block = "qwen3" in row.model.lower()
     row = replace(row, precision=row.precision or "fp8")
     weights = _fp(row, fp8="fp8_block" if block else "fp8", fp4="nvfp4", bf16="bf16")
     if row.protocol != INFERENCEMAX_PROTOCOL and row.backend == "vllm":
         # The measured rate exceeds the number of tokens per second that the GPU can prefill.
         why = (
-            f"of {UNCACHED_EVERY} prompts {UNCACHED_EVERY - 1} are in vLLM's prefix cache, which "
-            "is on by default"
+            f"{UNCACHED_EVERY - 1} of {UNCACHED_EVERY} prompts hit vLLM's prefix cache, which is "
+            "enabled by default"
         )
         return Recipe(weights, fresh=UNCACHED_EVERY, asynchronous=True, assumed=(why,))
     if row.protocol != INFERENCEMAX_PROTOCOL:
@@ -288,7 +288,7 @@ def _glm5(row: MeasuredRow) -> Recipe:
     weights = _fp(row, fp8="fp8_block", fp4="nvfp4")
     found = Recipe(weights, memory_share=0.85)
     if not is_blackwell(row):
-        why = "prompts at a time of SGLang's own choosing"
+        why = "SGLang's default number of prompts per prefill"
         return replace(found, radix=True, rounds=5, assumed=(why,))
     if weights == "nvfp4":
         found = replace(found, attention="bf16", memory_share=0.9, recv_interval=10)

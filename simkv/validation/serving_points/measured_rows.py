@@ -95,12 +95,12 @@ def read_rows(path: Path) -> list[MeasuredRow]:
     except csv.Error as error:
         raise InputError(f"{path}: not a CSV file: {error}") from error
     if not rows:
-        raise InputError(f"{path}: has no rows; expected a point in each line after the first")
+        raise InputError(f"{path}: contains no rows; expected one point per line after the header")
     lines: dict[str, int] = {}
     for row in rows:
         if row.id in lines:
             raise InputError(
-                f"{path}: line {row.line}: id: {row.id!r} stands in line {lines[row.id]} too"
+                f"{path}: line {row.line}: id: duplicate {row.id!r}, also in line {lines[row.id]}"
             )
         lines[row.id] = row.line
     return rows
@@ -110,14 +110,13 @@ def _check_columns(path: Path, found: list[str]) -> None:
     for name in REQUIRED_COLUMNS:
         if name not in found:
             raise InputError(
-                f"{path}: line 1: there is no column {name}{spelling_hint(name, found)}; "
-                "needed are "
-                f"{', '.join(REQUIRED_COLUMNS)}"
+                f"{path}: line 1: missing column {name}{spelling_hint(name, found)}; "
+                f"required: {', '.join(REQUIRED_COLUMNS)}"
             )
     if ("ttft_ms" in found) != ("tpot_ms" in found):
-        raise InputError(f"{path}: line 1: ttft_ms and tpot_ms need each other")
+        raise InputError(f"{path}: line 1: ttft_ms and tpot_ms must be given together")
     if twice := {name for name in found if found.count(name) > 1}:
-        raise InputError(f"{path}: line 1: column {min(twice)} stands twice")
+        raise InputError(f"{path}: line 1: duplicate column {min(twice)}")
 
 
 class _Fields:
@@ -127,15 +126,15 @@ class _Fields:
         self._where = f"{path}: line {line}"
         self._line = line
         if None in record or None in record.values():
-            raise InputError(f"{self._where}: has another number of fields than line 1")
+            raise InputError(f"{self._where}: number of fields differs from line 1")
         self._record = {str(k): (v or "").strip() for k, v in record.items()}
 
     def row(self) -> MeasuredRow:
         backend = self._text("backend").lower()
         if backend not in BACKENDS:
             raise InputError(
-                f"{self._where}: backend: {backend!r} is not "
-                f"known{spelling_hint(backend, BACKENDS)}; "
+                f"{self._where}: backend: unknown backend "
+                f"{backend!r}{spelling_hint(backend, BACKENDS)}; "
                 f"expected {' or '.join(BACKENDS)}"
             )
         name = self._text("id")
@@ -177,7 +176,7 @@ class _Fields:
             number = math.nan
         if not (1 <= number <= MAX_NUMBER and number == int(number)):
             raise InputError(
-                f"{self._where}: {name}: {text!r}; expected a whole number from 1 to {MAX_NUMBER:,}"
+                f"{self._where}: {name}: must be an integer from 1 to {MAX_NUMBER:,}, got {text!r}"
             )
         return int(number)
 
@@ -190,14 +189,18 @@ class _Fields:
         except ValueError:
             value = math.nan
         if not 0 < value < math.inf:
-            raise InputError(f"{self._where}: {name}: {text!r}; expected milliseconds above 0")
+            raise InputError(
+                f"{self._where}: {name}: must be milliseconds greater than 0, got {text!r}"
+            )
         return value
 
     def _latency(self, tool: str) -> Latency | None:
         ttft, tpot = self._milliseconds(f"{tool}ttft_ms"), self._milliseconds(f"{tool}tpot_ms")
         if (ttft is None) != (tpot is None):
             missing = f"{tool}{'ttft' if ttft is None else 'tpot'}_ms"
-            raise InputError(f"{self._where}: {missing}: is empty beside the other latency")
+            raise InputError(
+                f"{self._where}: {missing}: is empty although the other latency is given"
+            )
         return None if ttft is None or tpot is None else Latency(ttft, tpot)
 
     def _day(self, name: str) -> date | None:
@@ -208,7 +211,7 @@ class _Fields:
             return date.fromisoformat(text)
         except ValueError as error:
             raise InputError(
-                f"{self._where}: {name}: {text!r}; expected a day as 2026-01-31"
+                f"{self._where}: {name}: must be a date such as 2026-01-31, got {text!r}"
             ) from error
 
 

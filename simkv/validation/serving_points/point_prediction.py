@@ -160,12 +160,12 @@ def _prediction(
     spread = spreads.of(point.kind)
     notes = [replayed.why, *point.notes]
     if spread is None:
-        notes.append("nothing near was measured, so there is no interval")
+        notes.append("no interval: no similar measurements")
         return Prediction(row, replayed.latency, why="; ".join(notes))
     quantiles, level = spread
     more = 0.0
     if level != point.kind.levels()[0]:
-        notes.append(f"never seen: interval of {level}, left out as wholes")
+        notes.append(f"not measured: interval from {level}, each pair excluded from its fit")
         more = WIDENING_PER_RELEASE * min(point.releases, MAX_WIDENED_RELEASES)
     low, high = (
         Latency(

@@ -86,17 +86,19 @@ def point_of(row: MeasuredRow) -> ServingPoint:
     variant, releases = nearest_variant(row.backend, row.version)
     notes = list(recipe.assumed)
     if releases or not row.version:
-        notes.append(f"rules of {row.backend} {variant} stand for {row.version or 'no release'}")
+        notes.append(
+            f"rules of {row.backend} {variant} used for {row.version or 'an unknown release'}"
+        )
     if row.dp > 1:
-        notes.append(f"{row.dp} attention ranks in lock-step")
+        notes.append(f"{row.dp} attention ranks in lockstep")
     if cold := cold_start_s(row, recipe):
-        notes.append(f"stood still for {cold:g} s at first, warmed up by one request only")
+        notes.append(f"initial pause of {cold:g} s, because only one request warmed up the server")
     setting = _setting(row, recipe)
     tokens = kv_tokens(hardware, setting)
     longest = int(1.1 * (row.isl + row.osl)) + SPARE_LENGTH
     if tokens < row.isl + row.osl:
         raise InputError(
-            f"{tokens} tokens of KV fit beside the weights; a request has {row.isl + row.osl}"
+            f"{tokens} tokens of KV fit beside the weights; a request needs {row.isl + row.osl}"
         )
     tokens = max(tokens, longest + setting.block_size)
     engine: Any

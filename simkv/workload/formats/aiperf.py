@@ -32,7 +32,7 @@ def _outcome(record: dict[str, Any]) -> str | None:
     """Return the reason to leave out a request, or None."""
     metadata = record["metadata"]
     if metadata.get("benchmark_phase", "profiling") != "profiling":
-        return "of the warm-up"
+        return "from the warm-up"
     if metadata.get("was_cancelled"):
         return "cancelled"
     return "with an error" if record.get("error") else None

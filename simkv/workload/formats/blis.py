@@ -105,19 +105,17 @@ def _accumulates(source: TraceSource, text: str, path: Path | None) -> bool:
     try:
         header = YAML(typ="safe", pure=True).load(text.replace("\n---", "\n")) or {}
     except (YAMLError, RecursionError, ValueError) as error:
-        raise source.error(f"its header {path or ''} is not valid YAML") from error
+        raise source.error(f"header {path or ''}: not valid YAML") from error
     if not isinstance(header, dict) or not header:
-        source.tally.notes.append("no YAML header: input_tokens are taken as whole prompts")
+        source.tally.notes.append("no YAML header: input_tokens are assumed to be whole prompts")
         return False
     unit = header.get("time_unit", "microseconds")
     if unit != "microseconds":
-        raise source.error(
-            f"time_unit in its header should be microseconds; {describe_found(unit)}"
-        )
+        raise source.error(f"header: time_unit should be microseconds; {describe_found(unit)}")
     growth = header.get("session_context_growth") or ""
     if growth not in ("", "accumulate"):
         raise source.error(
-            "session_context_growth in its header should be accumulate or empty; "
+            "header: session_context_growth should be accumulate or empty; "
             f"{describe_found(growth)}"
         )
     return growth == "accumulate"
@@ -154,7 +152,7 @@ class _Rounds:
             fine = np.ones(count, np.bool_)
             if status is not None:
                 fine = np.array([text.strip() in ("", "ok") for text in status], np.bool_)
-                self.source.failed("whose status is not ok", ~fine, table.lines)
+                self.source.failed("with a status other than ok", ~fine, table.lines)
             lines = [line for line, good in zip(table.lines, fine, strict=True) if good]
             yield select_served(self.source, rows.where(fine), lines)
 

@@ -76,7 +76,7 @@ def detect_format(
             if format.name == name:
                 return format, path
         raise InputError(
-            f"format: {name!r} is not known{spelling_hint(name, FORMAT_NAMES)}; "
+            f"format: unknown format {name!r}{spelling_hint(name, FORMAT_NAMES)}; "
             f"expected auto, {', '.join(FORMAT_NAMES)}"
         )
     head = read_head(path)
@@ -85,16 +85,16 @@ def detect_format(
             return format, path
     if lacking := find_missing_columns(head):
         raise InputError(
-            f"{path}: lacks {', '.join(lacking)}; found {_described(head)}. If they have other "
-            f"names, `simkv trace convert --columns {lacking[0]}=NAME` reads them"
+            f"{path}: missing {', '.join(lacking)}; found {_described(head)}. If they have other "
+            f"names, use `simkv trace convert --columns {lacking[0]}=NAME`"
         )
     found = _described(head)
     if is_client_file(path.name):
-        found += " (a client of ServeGen: give the folder that it lies in)"
+        found += " (a single ServeGen client: pass its folder instead)"
     raise InputError(
-        f"{path}: not a trace of a known format; found {found}. Known are "
+        f"{path}: unknown trace format; found {found}. Supported: "
         f"{', '.join(FORMAT_NAMES)}; "
-        "`simkv trace formats` tells what they are"
+        "see `simkv trace formats`"
     )
 
 
@@ -151,9 +151,9 @@ def _beginning(path: Path) -> bytes:
     try:
         text = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(start, HEAD_BYTES)
     except zlib.error as error:
-        raise InputError(f"{path}: the gzip data are damaged; get it again") from error
+        raise InputError(f"{path}: damaged gzip data; download the file again") from error
     if not text and len(start) < EMPTY_GZIP:
-        raise InputError(f"{path}: the gzip data end before they begin; get it again")
+        raise InputError(f"{path}: empty gzip data; download the file again")
     return text
 
 

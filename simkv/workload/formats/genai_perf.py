@@ -49,12 +49,11 @@ def read_request_table(source: TraceSource) -> pd.DataFrame:
                 column, _, what = str(error).partition(": ")
                 source.bad(1, f"experiments[{number}].requests[{index}].{column}", what)
     if not rows:
-        raise source.error("no requests in it")
+        raise source.error("contains no requests")
     source.tally.notes.append(
-        "genai-perf's export has no lengths: a prompt counts a token for "
-        f"{CHARACTERS_PER_TOKEN} characters, "
-        "an answer one for each response; give another source, or lengths of your own, if that is "
-        "wrong"
+        "the genai-perf export contains no lengths; assumed: one prompt token per "
+        f"{CHARACTERS_PER_TOKEN} characters, one output token per response; if this is wrong, use "
+        "another source or set lengths"
     )
     read = pd.DataFrame(rows).sort_values("start_s", kind="stable", ignore_index=True)
     return read.assign(arrival_s=read["start_s"] - read["start_s"].min(), line=1)

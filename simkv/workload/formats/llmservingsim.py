@@ -67,7 +67,7 @@ def _check_call(call: dict[str, Any]) -> None:
     if call.get("input_tok_ids") and len(json_ids(call, "input_tok_ids")) != tokens:
         count = len(call["input_tok_ids"])
         raise ValueError(
-            f"input_tok_ids: should be {tokens} ids, as input_toks says; found {count}"
+            f"input_tok_ids: should be {tokens} ids, the value of input_toks; found {count}"
         )
 
 
@@ -79,8 +79,8 @@ def _rows(source: TraceSource) -> Iterator[RequestRows]:
             if rows.think_time is not None and not noted:
                 noted = True
                 source.tally.notes.append(
-                    "a call of a session comes tool_duration_ns after the one before it has ended; "
-                    "its arrival here is the earliest"
+                    "a call of a session arrives tool_duration_ns after the end of the previous "
+                    "call; the arrival stored here is a lower bound"
                 )
             yield rows
 
@@ -141,7 +141,7 @@ def _capture_measured(record: dict[str, Any]) -> MeasuredLatencies:
     queued, scheduled, first, last = (json_time(record, name) for name in names)
     if not queued <= scheduled <= first <= last:
         raise ValueError(
-            f"{', '.join(names)}: should not fall; {describe_found(record['last_token_ts'])}"
+            f"{', '.join(names)}: should not decrease; {describe_found(record['last_token_ts'])}"
         )
     steps = max(int(record["output_toks"]) - 1, 1)
     return MeasuredLatencies(

@@ -43,12 +43,12 @@ def parse_columns(text: str) -> dict[str, str]:
             raise InputError(f"--columns {text}: expected OURS=THEIRS, as in arrival=ts")
         if ours not in COLUMN_PARSERS:
             raise InputError(
-                f"--columns {text}: {ours!r} is not "
-                f"known{spelling_hint(ours, COLUMN_PARSERS)}; expected some "
-                f"of {', '.join(COLUMN_PARSERS)}"
+                f"--columns {text}: unknown column "
+                f"{ours!r}{spelling_hint(ours, COLUMN_PARSERS)}; expected "
+                f"{', '.join(COLUMN_PARSERS)}"
             )
         if ours in found or theirs in found.values():
-            raise InputError(f"--columns {text}: {pair.strip()}: one of them is given twice")
+            raise InputError(f"--columns {text}: {pair.strip()}: column given twice")
         found[ours] = theirs
     return found
 
@@ -59,9 +59,9 @@ def make_mapped_format(columns: Mapping[str, str], head: FileHead) -> TraceForma
     Raises InputError if the file is neither CSV nor JSON lines.
     """
     if head.kind not in ("csv", "json", "text"):
-        raise InputError(f"{head.path}: --columns is for CSV and JSON lines; found {head.kind}")
+        raise InputError(f"{head.path}: --columns requires CSV or JSON lines; found {head.kind}")
     rows = partial(_rows, columns=columns, is_json=head.kind == "json")
-    return TraceFormat("columns", "a log whose columns are named", lambda _: False, rows)
+    return TraceFormat("columns", "log with column names from --columns", lambda _: False, rows)
 
 
 def _rows(source: TraceSource, columns: Mapping[str, str], is_json: bool) -> Iterator[RequestRows]:
@@ -103,7 +103,7 @@ def _renamed(
         for ours, name in columns.items():
             if name.casefold() not in known:
                 raise source.error(
-                    f"--columns {ours}={name}: there is no such "
+                    f"--columns {ours}={name}: missing "
                     f"column{spelling_hint(name, header)}; "
                     f"found {', '.join(header)}",
                     number,

@@ -28,7 +28,7 @@ def read_measured_latencies(path: Path, source: TraceSource | None = None) -> pd
     if form.table is not None:
         return form.table(source)
     if form.measured is None:
-        raise InputError(f"{path}: {form.name} has no measured times of requests")
+        raise InputError(f"{path}: format {form.name} has no measured request times")
     rows = list(form.rows(source))
     records = _records(source, path)
     found = []

@@ -51,8 +51,8 @@ class _Checked:
         if not fitting:
             need = -(-prompt // self.block)
             raise ValueError(
-                f"hash_ids: should be one id for each {self.block} tokens, the last partial; "
-                f"found {count} ids for {prompt} tokens, which are {need} blocks"
+                f"hash_ids: should be one id per block of {self.block} tokens; "
+                f"found {count} ids for {prompt} tokens, expected {need}"
             )
         self.possible = fitting
 

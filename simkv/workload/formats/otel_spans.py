@@ -117,7 +117,7 @@ def _number(attributes: dict[str, Any], *names: str) -> float:
     value = next((attributes[name] for name in names if name in attributes), None)
     number = _float(value)
     if not 0 <= number <= MAX_TOKEN_COUNT:
-        what = "is missing" if value is None else describe_found(value)
+        what = "missing" if value is None else describe_found(value)
         raise ValueError(f"{names[0]}: should be a number from 0 to {MAX_TOKEN_COUNT:,}; {what}")
     return number
 
@@ -125,7 +125,7 @@ def _number(attributes: dict[str, Any], *names: str) -> float:
 def _record(start: float, attributes: dict[str, Any]) -> dict[str, Any]:
     """Return a span as a row of numbers. Raises ValueError with the text ``column: reason``."""
     if not np.isfinite(start):
-        raise ValueError("start: should be a time since 1970; is missing")
+        raise ValueError("start: should be a time since 1970; missing")
     row: dict[str, Any] = {"start_s": start, "request": str(attributes.get("gen_ai.request.id"))}
     for name, keys in _LENGTHS.items():
         row[name] = int(_number(attributes, *(_USAGE + key for key in keys)))
@@ -152,7 +152,7 @@ def read_request_table(source: TraceSource) -> pd.DataFrame:
                 column, _, what = str(error).partition(": ")
                 source.bad(line, column, what)
     if not rows:
-        raise source.error(f"no span named {SPAN_NAME} of vLLM in it")
+        raise source.error(f"contains no span named {SPAN_NAME} from vLLM")
     read = pd.DataFrame(rows).sort_values("start_s", kind="stable", ignore_index=True)
     steps = (read["output_tokens"] - 1).where(read["output_tokens"] > 1)
     decode = read["decode"].fillna(read["e2e"] - read["ttft"])

@@ -101,7 +101,9 @@ class ServegenClient:
             ) from None
         fine = np.isfinite(weights) & (weights >= 0) & (values >= 0) & (values <= MAX_TOKEN_COUNT)
         if not fine.all():
-            raise ValueError(f"{place}: lengths and probabilities should be finite and from 0")
+            raise ValueError(
+                f"{place}: lengths and probabilities should be finite and non-negative"
+            )
         order = np.argsort(values)
         values, weights = values[order], weights[order]
         possible = weights > 0
@@ -117,8 +119,8 @@ def _rows(source: TraceSource) -> Iterator[RequestRows]:
     end = np.inf if selection.duration is None else selection.start + selection.duration
     times = sorted({w.start for c in clients for w in c.windows if w.rate > 0 and w.end > w.start})
     source.tally.notes.append(
-        f"drawn from the statistics of {len(clients)} clients with seed {selection.seed}; those "
-        "that send nothing in the time that is taken are among them"
+        f"sampled from the statistics of {len(clients)} clients with seed {selection.seed}, "
+        "including clients without requests in the selected time"
     )
     by_time: dict[float, list[tuple[ServegenClient, RateWindow]]] = {time: [] for time in times}
     for client in clients:
@@ -159,7 +161,7 @@ def _draw(source: TraceSource, client: ServegenClient, window: RateWindow) -> Re
             raise source.error(str(error)) from error
         if law is None:
             source.failed(
-                f"of client {client.number}, whose {field} are not known",
+                f"from client {client.number} with unknown {field}",
                 np.ones(count, np.bool_),
                 [0] * count,
             )
@@ -179,11 +181,11 @@ def _clients(source: TraceSource) -> list[ServegenClient]:
     traces = {int(m[1]): name for name in texts if (m := _TRACE.fullmatch(Path(name).name))}
     datasets = {int(m[1]): name for name in texts if (m := _DATASET.fullmatch(Path(name).name))}
     if len(traces) + len(datasets) != len(texts):
-        raise source.error("holds the clients of more than one model; give the folder of one")
+        raise source.error("contains clients of several models; pass the folder of one model")
     clients = []
     for number, name in sorted(traces.items()):
         if number not in datasets:
-            source.tally.notes.append(f"client {number} has no dataset file and is left out")
+            source.tally.notes.append(f"client {number} is excluded: it has no dataset file")
             continue
         windows = _windows(source, name, texts[name])
         lengths = _lengths(source, datasets[number], texts[datasets[number]])
@@ -213,7 +215,7 @@ def _members(source: TraceSource) -> Iterator[tuple[str, str]]:
                 if content := tar.extractfile(member):
                     yield member.name, content.read().decode(errors="replace")
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise source.error(f"the tar is incomplete or damaged ({error}); get it again") from error
+        raise source.error(f"incomplete or damaged tar ({error}); download it again") from error
 
 
 def _windows(source: TraceSource, name: str, text: str) -> list[RateWindow]:
@@ -228,7 +230,7 @@ def _windows(source: TraceSource, name: str, text: str) -> list[RateWindow]:
                 raise ValueError(f"law: should be Gamma or Weibull; {describe_found(fields[3])}")
             shape = _number(fields[4], "shape")
             if rate > 0 and shape <= 0:
-                raise ValueError(f"shape: should be above 0; {describe_found(fields[4])}")
+                raise ValueError(f"shape: should be greater than 0; {describe_found(fields[4])}")
             rows.append((start, rate, law, shape))
         except ValueError as error:
             column, _, what = str(error).partition(": ")
@@ -265,13 +267,13 @@ def _lengths(source: TraceSource, name: str, text: str) -> list[tuple[float, dic
             key=lambda window: window[0],
         )
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise source.error(f"{name}: should be JSON of windows and fields") from error
+        raise source.error(f"{name}: should be a JSON object of windows and fields") from error
     for start, fields in lengths:
         missing = [field for field in LENGTH_FIELDS if not isinstance(fields.get(field), str)]
         if missing:
             raise source.error(
-                f"{name}: window {start:g} needs {' and '.join(missing)}; found "
-                f"{', '.join(fields) or 'nothing'} (clients with images are not known here)"
+                f"{name}: window {start:g}: missing {' and '.join(missing)}; found "
+                f"{', '.join(fields) or 'nothing'} (clients with images are not supported)"
             )
     return lengths
 

@@ -139,9 +139,9 @@ def _rows(source: TraceSource) -> Iterator[RequestRows]:
 def note_unknown(source: TraceSource, names: Iterable[str]) -> None:
     """Add one note about unknown columns, because they may be misspelled."""
     unknown = [name for name in names if name not in _IGNORED and name not in COLUMN_PARSERS]
-    if unknown and not any("not read" in note for note in source.tally.notes):
-        told = ", ".join(f"{name!r}{spelling_hint(name, COLUMN_PARSERS)}" for name in unknown)
-        source.tally.notes.append(f"columns that are not known and not read: {told}")
+    if unknown and not any("unknown columns" in note for note in source.tally.notes):
+        listed = ", ".join(f"{name!r}{spelling_hint(name, COLUMN_PARSERS)}" for name in unknown)
+        source.tally.notes.append(f"ignored unknown columns: {listed}")
 
 
 def rows_from_table(source: TraceSource, table: CsvTable) -> RequestRows:
@@ -166,7 +166,7 @@ def rows_from_table(source: TraceSource, table: CsvTable) -> RequestRows:
         source.bad(
             table.lines[row],
             "prefix",
-            f"should have at most as many tokens as the prompt; found {totals[row]} of "
+            f"should be at most the number of prompt tokens; found {totals[row]} of "
             f"{rows.prompt_tokens[row]}",
         )
     return rows.where(fits)

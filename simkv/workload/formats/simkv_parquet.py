@@ -43,7 +43,7 @@ def _pyarrow() -> Any:
         import pyarrow.parquet
     except ImportError as error:
         raise InputError(
-            "Parquet needs pyarrow, which is not installed: pip install 'simkv[parquet]', "
+            "Parquet requires pyarrow, which is not installed: pip install 'simkv[parquet]', "
             "or use CSV"
         ) from error
     return pyarrow
@@ -56,10 +56,10 @@ def _rows(source: TraceSource) -> Iterator[RequestRows]:
             names = file.schema_arrow.names
             missing = [name for name in LENGTH_PARSERS if name not in names]
             if missing:
-                raise source.error(f"needs {', '.join(missing)}; found {', '.join(names)}")
+                raise source.error(f"missing {', '.join(missing)}; found {', '.join(names)}")
             for name in COLUMN_PARSERS:
                 if names.count(name) > 1:
-                    raise source.error(f"has {names.count(name)} columns {name}")
+                    raise source.error(f"{names.count(name)} columns are named {name}")
             note_unknown(source, names)
             wanted = [name for name in COLUMN_PARSERS if name in names]
             for batch in file.iter_batches(ROW_GROUP, columns=wanted):

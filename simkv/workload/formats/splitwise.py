@@ -23,7 +23,7 @@ from simkv.workload.trace_source import TraceSource, select_served
 
 def _one_prompt(text: str) -> int:
     if text.strip() not in ("1", "1.0"):
-        raise ValueError(f"should be 1, for a row is one request; {describe_found(text)}")
+        raise ValueError(f"should be 1, because a row is one request; {describe_found(text)}")
     return 1
 
 

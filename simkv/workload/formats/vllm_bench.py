@@ -38,7 +38,7 @@ def _result(source: TraceSource) -> Any:
     except (ValueError, RecursionError):
         results = _appended(source, text)
     if len(results) > 1:
-        source.tally.notes.append(f"the last of {len(results)} appended results is taken")
+        source.tally.notes.append(f"using the last of {len(results)} appended results")
     return results[-1]
 
 
@@ -55,7 +55,7 @@ def read_request_table(source: TraceSource) -> pd.DataFrame:
     good = rows.number.tolist()
     times = [result.get(name) for name in ("ttfts", "itls")]
     if any(not isinstance(some, list) or len(some) <= max(good, default=-1) for some in times):
-        raise source.error("needs the lists ttfts, itls; they are kept with --save-detailed only")
+        raise source.error("missing lists ttfts, itls; record them with --save-detailed")
     ttfts, itls = times
     try:
         first = np.array([float(ttfts[index] or 0) for index in good])
@@ -100,19 +100,17 @@ def _of_result(source: TraceSource, result: Any) -> RequestRows:
 def _columns(source: TraceSource, result: Any) -> RequestRows:
     """Return all requests with valid values; ``number`` is their index in the lists."""
     if not isinstance(result, dict):
-        raise source.error("should be the JSON object of a result")
+        raise source.error("should be a JSON object with a result")
     missing = [name for name in _LISTS if not isinstance(result.get(name), list)]
     if missing:
-        raise source.error(
-            f"needs the lists {', '.join(missing)}; they are kept with --save-detailed only"
-        )
+        raise source.error(f"missing lists {', '.join(missing)}; record them with --save-detailed")
     lengths = {len(result[name]) for name in _LISTS}
     if len(lengths) > 1:
-        raise source.error(f"{', '.join(_LISTS)} should be equally long")
+        raise source.error(f"{', '.join(_LISTS)} should have equal lengths")
     if result.get("max_concurrency"):
         source.tally.notes.append(
-            f"measured with max_concurrency {result['max_concurrency']}: requests arrive when they "
-            "were sent, after their turn in the client"
+            f"measured with max_concurrency {result['max_concurrency']}: arrivals are the "
+            "times at which the client sent the requests"
         )
     good = [index for index in range(lengths.pop()) if _is_good(source, result, index)]
     columns = ([result[name][index] for index in good] for name in _LISTS)

@@ -60,7 +60,7 @@ def test_names_are_unique_and_found_in_longer_ones() -> None:
     assert find_gpu(long).name == "NVIDIA RTX PRO 6000 Blackwell Server Edition"
     assert find_gpu("NVIDIA H100 80GB (by the evaluator)").name == "NVIDIA H100 80GB HBM3"
     assert find_gpu("NVIDIA A100-SXM4-40GB").memory_bytes < 50e9
-    with pytest.raises(InputError, match="GPU 'TPU v9' is not known"):
+    with pytest.raises(InputError, match="unknown GPU 'TPU v9'"):
         find_gpu("TPU v9")
     with pytest.raises(InputError, match=r"did you mean 'meta-llama/Llama-3.1-8B'"):
         find_model("meta-llama/Llama-3.1-8")
@@ -87,7 +87,7 @@ def test_experts_are_shared_and_the_rest_is_not() -> None:
 def test_weights_that_do_not_fit_leave_no_block_and_say_so() -> None:
     fit = room("Llama-3.1-70B", "L4")
     assert fit.num_gpu_blocks == 0
-    assert "meta-llama/Llama-3.1-70B does not fit on 1 x NVIDIA L4: of 21.2 GB" in fit.refusal
+    assert "meta-llama/Llama-3.1-70B does not fit on 1 x NVIDIA L4: per GPU, 21.2 GB" in fit.refusal
 
 
 def test_tensor_parallelism_shares_weights_and_kv() -> None:
@@ -223,7 +223,7 @@ def test_an_engines_log_tells_its_cache(
 def test_a_log_without_a_cache_is_refused(tmp_path: Path) -> None:
     log = tmp_path / "engine.log"
     log.write_text("nothing of interest\n")
-    with pytest.raises(InputError, match="no line tells the size of the KV cache"):
+    with pytest.raises(InputError, match="no line with the KV cache size"):
         read_cache_size(log)
     with pytest.raises(InputError, match="cannot be read"):
         read_cache_size(tmp_path / "none.log")

@@ -225,7 +225,7 @@ def test_measured_points_of_the_package_are_not_opened(
 def test_tables_of_ones_own_go_first_also_for_a_gpu_that_nobody_measured(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     hardware = make_hardware(find_gpu("RTX 4090"), find_architecture("Llama-3.1-8B"))
-    with pytest.raises(InputError, match="nothing is of NVIDIA GeForce RTX 4090; expected"):
+    with pytest.raises(InputError, match="no tables of NVIDIA GeForce RTX 4090; expected"):
         resolve_profile(hardware, PACKAGED_SETTING, [tmp_path])
     place = tmp_path / "nvidia_geforce_rtx_4090" / "gemm" / "vllm" / "0.24.0"
     place.mkdir(parents=True)

@@ -40,13 +40,13 @@ def test_a_calibrated_pair_is_told_from_one_that_was_never_seen(
     profile = load_profile("unit-step")
     known(monkeypatch, 0, seen=True)
     fit = add_spread_error(profile, HARDWARE, setting("0.12.0")).fit
-    assert "is one of the calibrated pairs" in fit.note
+    assert "calibrated for this model on this GPU" in fit.note
     assert "wider" not in fit.note
     assert fit.held_out["prefill"].p95 == pytest.approx(max(math.exp(0.1) - 1, 1 - math.exp(-0.2)))
     for level, words in ((1, "on this GPU"), (2, "hopper GPUs"), (3, "dense models on hopper")):
         known(monkeypatch, level, seen=False)
         note = add_spread_error(profile, HARDWARE, setting("0.11.0")).fit.note
-        assert "was never seen as a whole" in note
+        assert "was not measured as a whole" in note
         assert words in note
 
 

@@ -150,7 +150,7 @@ def test_nothing_is_left_of_a_table_without_rows() -> None:
 def test_a_table_that_cannot_be_used_is_told_by_its_path(tmp_path: Path) -> None:
     store = TableStore((tmp_path,), "x", "vllm", "1.0")
     table(tmp_path, "x/gemm/vllm/1.0/gemm", [{"m": 1}])
-    with pytest.raises(InputError, match=r"gemm_perf\.parquet: there is no column 'latency'"):
+    with pytest.raises(InputError, match=r"gemm_perf\.parquet: missing column 'latency'"):
         store.rows("gemm", {})
     broken = tmp_path / "x/moe/vllm/1.0/moe_perf.parquet"
     broken.parent.mkdir(parents=True)

@@ -152,7 +152,7 @@ def test_experts_are_chosen_evenly_and_ranks_pool_their_tokens(tmp_path: Path) -
     )
     plain = StepCost(bundle_profile(bundle(tmp_path / "plain"), Sharding(2)))
     bundle(tmp_path, moe=moe)
-    with pytest.raises(InputError, match="times of a mixture of experts, but the model has no"):
+    with pytest.raises(InputError, match="contains expert times, but the model has no"):
         bundle_profile(tmp_path, Sharding(2))
     one = StepCost(bundle_profile(tmp_path, Sharding(2, experts=16, experts_per_token=2)))
     load = StepLoad(0, 0, 0, 1, 200, 0, 1)
@@ -210,20 +210,20 @@ def test_a_link_is_said_by_its_name_or_its_figures() -> None:
     link = parse_link("20,16")
     assert (link.latency, link.bandwidth) == (pytest.approx(2e-5), 1.6e10)
     for wrong in ("20", "20,x", "20,0", "-1,16", "20,16,1", "nan,16"):
-        with pytest.raises(InputError, match=r"is not known.*latency_us and bandwidth_gb_s"):
+        with pytest.raises(InputError, match=r"unknown link.*latency_us and bandwidth_gb_s"):
             parse_link(wrong)
 
 
 def test_known_links_have_names_and_sources() -> None:
     assert find_link("pcie 5.0, NO peer-to-peer").bandwidth == 1.6e10
     assert all(link.source for link in links())
-    with pytest.raises(InputError, match=r"link 'PCI' is not known.*latency_us"):
+    with pytest.raises(InputError, match=r"unknown link 'PCI'.*latency_us"):
         find_link("PCI")
 
 
 def test_a_table_without_rows_is_named(tmp_path: Path) -> None:
     bundle(tmp_path, dense="layer,tokens,time_us\n")
-    with pytest.raises(InputError, match=r"dense.csv: there are no rows"):
+    with pytest.raises(InputError, match=r"dense.csv: contains no rows"):
         bundle_profile(tmp_path, Sharding(2))
     cut = "\n".join(line for line in ATTENTION.splitlines() if not line.startswith("0,"))
     other = bundle(tmp_path / "cut", attention=cut + "\n")
@@ -243,12 +243,12 @@ def test_plain_and_packed_tables_are_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [
-        ({"dense": DENSE + "warp_drive,1,3\n"}, r"dense.csv: layer 'warp_drive' is not known"),
-        ({"dense": "layer,tokens\nembedding,1\n"}, r"dense.csv: there is no column 'time_us'"),
-        ({"dense": DENSE + "embedding,x,3\n"}, r"dense.csv:29: tokens: should be a whole number"),
-        ({"attention": ATTENTION + "0,0,1,400,-1\n"}, r"attention.csv:\d+: time_us: should be a"),
-        ({"dense": DENSE.replace("o_proj", "qk_norm")}, r"no row of o_proj; every step runs"),
-        ({"per_sequence": SEQUENCES.replace("sampler,1,5\n", "")}, r"there is no row of sampler"),
+        ({"dense": DENSE + "warp_drive,1,3\n"}, r"dense.csv: unknown layer 'warp_drive'"),
+        ({"dense": "layer,tokens\nembedding,1\n"}, r"dense.csv: missing column 'time_us'"),
+        ({"dense": DENSE + "embedding,x,3\n"}, r"dense.csv:29: tokens: must be a non-negative integer"),
+        ({"attention": ATTENTION + "0,0,1,400,-1\n"}, r"attention.csv:\d+: time_us: must be a"),
+        ({"dense": DENSE.replace("o_proj", "qk_norm")}, r"missing rows for o_proj, which every step runs"),
+        ({"per_sequence": SEQUENCES.replace("sampler,1,5\n", "")}, r"missing rows for sampler"),
         ({"per_sequence": ""}, r"per_sequence.csv: cannot be read as a table"),
     ],
 )
@@ -260,5 +260,5 @@ def test_bad_tables_are_named(tmp_path: Path, changed: dict[str, str], complaint
 def test_what_is_no_bundle(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"meta.yaml: cannot be read"):
         bundle_profile(tmp_path, Sharding(2))
-    with pytest.raises(InputError, match=r"there is no tp2; found tp1"):
+    with pytest.raises(InputError, match=r"missing tp2; found tp1"):
         bundle_profile(bundle(tmp_path), Sharding(2, tp=2))

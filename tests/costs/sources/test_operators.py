@@ -74,7 +74,7 @@ def test_vidurs_operators_add_up(tmp_path: Path) -> None:
 def test_vidurs_tables_of_another_model_are_refused(tmp_path: Path) -> None:
     mlp, attention = vidur_tables(tmp_path)
     other = MODEL.model_copy(update={"hidden": 128})
-    with pytest.raises(InputError, match=r"hidden size of 128 and 1 GPUs; there are 64 on 1"):
+    with pytest.raises(InputError, match=r"hidden size of 128 and 1 GPUs; found 64 on 1"):
         vidur_profile(mlp, attention, other, "Test GPU")
     heads = MODEL.model_copy(update={"heads": 16})
     with pytest.raises(InputError, match=r"no rows for 16 heads, 4 KV heads"):
@@ -156,13 +156,13 @@ def test_more_kv_heads_than_the_table_has_read_as_many_bytes(tmp_path: Path) -> 
 def test_heads_that_were_not_measured_are_named(tmp_path: Path) -> None:
     folder = aiconfigurator_tables(tmp_path)
     other = MODEL.model_copy(update={"heads": 16})
-    with pytest.raises(InputError, match=r"no rows for 16 heads.*there are heads \[8\]"):
+    with pytest.raises(InputError, match=r"no rows for 16 heads.*found heads \[8\]"):
         aiconfigurator_profile(folder, other)
 
 
 def test_tables_of_another_kind_of_model_are_refused(tmp_path: Path) -> None:
     experts = MODEL.model_copy(update={"experts": 8, "experts_per_token": 2})
-    with pytest.raises(InputError, match="a mixture of experts; these tables are of dense models"):
+    with pytest.raises(InputError, match="is a mixture of experts; these tables support dense models only"):
         aiconfigurator_profile(aiconfigurator_tables(tmp_path), experts)
     with pytest.raises(InputError, match="a mixture of experts"):
         vidur_profile(tmp_path / "mlp.csv", tmp_path / "attention.csv", experts, "L4")

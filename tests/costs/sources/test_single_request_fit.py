@@ -163,9 +163,9 @@ def test_a_prefix_is_cached_at_most_up_to_the_last_token_and_only_with_a_cache(
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        ("2,sync,5646,46,0.5,", "2,sync,0,46,0.5,", r"csv:4: prompt_tokens: should be above 0"),
-        ("2,sync,5646,46,0.5,", "2,sync,5646,46,0.5,0,9,1\n#", r"csv:4: prefill_ms: should be"),
-        ("2,sync,5646,46,0.5,", "2,sync,5646,46,0.5,5,9,1\n#", r"csv:4: e2e_ms: should be above"),
+        ("2,sync,5646,46,0.5,", "2,sync,0,46,0.5,", r"csv:4: prompt_tokens: must be greater than 0"),
+        ("2,sync,5646,46,0.5,", "2,sync,5646,46,0.5,0,9,1\n#", r"csv:4: prefill_ms: must be"),
+        ("2,sync,5646,46,0.5,", "2,sync,5646,46,0.5,5,9,1\n#", r"csv:4: e2e_ms: must be greater"),
         ("2,sync,5646,46,0.5,", "2,sync,5646,46,0.5,,9,1\n#", r"csv:4: prefill_ms: .* nothing"),
     ],
 )
@@ -182,12 +182,12 @@ def test_times_that_none_takes_are_named(
 def test_single_tokens_tell_nothing_of_decodes(tmp_path: Path) -> None:
     path = tmp_path / "requests.csv"
     path.write_text(HEADER + "".join(row(i, "sync", 500 + i, 1) for i in range(12)))
-    with pytest.raises(InputError, match="0 of the 11 requests to fit to have 8 or more output"):
+    with pytest.raises(InputError, match="8 or more output tokens, found 0 of 11"):
         read_isolated_requests(path)
 
 
 def test_too_few_rows_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"5 requests in stage 'sync' besides the first"):
+    with pytest.raises(InputError, match=r"in stage 'sync' after the first, found 5"):
         read_isolated_requests(table(tmp_path, 6))
     with pytest.raises(InputError, match=r"0 requests in stage 'quiet'"):
         read_isolated_requests(table(tmp_path), "quiet")

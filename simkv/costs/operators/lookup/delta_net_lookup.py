@@ -40,5 +40,5 @@ def lookup_delta_net(
         if len(part):
             parts.append(make_curve(make_nondecreasing(clean_rows(part, None, ("num_tokens",)))))
     scale = shape.v_heads / near[1]
-    note = "" if scale == 1 else f"gated delta net: {scale:.3g} x that of {near[1]} heads"
+    note = "" if scale == 1 else f"gated delta net: {scale:.3g} x the time of {near[1]} heads"
     return sum_curves(parts).times(scale), note

@@ -89,7 +89,7 @@ def _scaled(curve: Curve, shape: MoeShape, near: MoeShape) -> Curve:
 def _note(shape: MoeShape, near: MoeShape, form: str, dtype: str, anyone: bool) -> str:
     if shape != near:
         ratio = _share(shape) / _share(near)
-        return f"experts of {astuple(shape)}: {ratio:.3g} x {astuple(near)}"
+        return f"experts of {astuple(shape)}: {ratio:.3g} x the time of {astuple(near)}"
     if dtype != DTYPES[form][0]:
         return f"experts in {form}: from the table of {dtype}"
     return "experts: from the tables of another engine" if anyone else ""

@@ -83,7 +83,9 @@ def lookup_sparse_mla(
                     _, elsewhere = _like(others, heads, hidden, context=context)
                 points = clean_rows(own, elsewhere, ("batch_size", "length"))
                 plane = BatchLengthPlane(points, partial(_sparse_work, context, shape.sparse.topk))
-                note = "" if heads == shape.heads else f"sparse attention: that of {heads} heads"
+                note = (
+                    "" if heads == shape.heads else f"sparse attention: measured with {heads} heads"
+                )
                 return plane, note
     return None
 

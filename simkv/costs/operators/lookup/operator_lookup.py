@@ -46,7 +46,7 @@ class MeasuredOperators:
             wide = self._ask(lookup_gemm, "bf16", n, k, self._sheet.gpu.flops)
             if wide is not None:
                 found = _weight_only(wide, weights.bytes / 2)
-                self.notes[f"products in {form}: those of bf16 with fewer bytes of weights"] = None
+                self.notes[f"products in {form}: bf16 times, corrected for smaller weights"] = None
         return self._or(found, f"products in {form}", lambda: self._sheet.gemm(form, n, k))
 
     def prefill(self, shape: Gqa, kv: str) -> Lookup:
@@ -124,7 +124,7 @@ class MeasuredOperators:
         moved = self._ask(lookup_elementwise)
         return self._or(
             moved and moved.of(nbytes),
-            "kernels that only move bytes",
+            "memory-bound kernels",
             lambda: self._sheet.elementwise(nbytes),
         )
 
@@ -165,7 +165,7 @@ def _looked_up(
         return lookup(own, *args, **dict(named)), frozenset(own.seen)
     except KeyError as error:
         files = ", ".join(sorted(map(str, own.seen))) or "the tables"
-        raise InputError(f"{files}: a column is missing: {error}") from error
+        raise InputError(f"{files}: missing column: {error}") from error
 
 
 def _weight_only(wide: Curve, ratio: float) -> Curve:

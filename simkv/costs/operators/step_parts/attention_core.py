@@ -120,7 +120,7 @@ def _state_space(operators: OperatorTimes, kind: Mamba, tp: int, layers: int) ->
 
     A decode reads and writes its state; a prompt does so once per chunk.
     """
-    operators.notes["convolution and scan of Mamba: estimated from the bytes that they move"] = None
+    operators.notes["Mamba convolution and scan: estimated from the bytes moved"] = None
     state, seen = 2 * kind.state_bytes(tp), 4.0 * kind.channels(tp) / tp
     prompt = operators.elementwise(seen + state / SCAN_CHUNK_TOKENS).times(layers)
     decode = operators.elementwise(seen + state).times(layers)
@@ -150,9 +150,9 @@ def _prefill(operators: OperatorTimes, hardware: Hardware, kind: Gqa | Mla) -> t
     """Return the lookup of one layer, and the maximum number of attended tokens (0: all)."""
     if isinstance(kind, Gqa):
         if kind.chunked:
-            operators.notes["attention within chunks: that of windows as long, which is more"] = (
-                None
-            )
+            operators.notes[
+                "chunked attention: time of a sliding window of the same length, an upper bound"
+            ] = None
         return operators.prefill(_gqa_share(kind, hardware.tp), hardware.kv), kind.window
     hidden = hardware.architecture.hidden
     look = operators.mla_prefill(_share(kind, hardware.tp), hidden, hardware.attention, hardware.kv)
