@@ -237,7 +237,7 @@ def test_a_profile_may_lie_beside_the_scenario(tmp_path: Path) -> None:
     [
         ("unit-stp", "unknown profile 'unit-stp' (did you mean 'unit-step'?); expected one of"),
         ("", "unknown profile ''"),
-        ("../unit-step", "is not known"),
+        ("../unit-step", "unknown profile"),
         ("nothing.json", "does not exist"),
         ("folder.json", "does not exist"),
     ],

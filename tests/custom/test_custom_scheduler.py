@@ -125,7 +125,7 @@ def test_validates_custom_knobs(tmp_path: Path) -> None:
     assert "watermak: unknown field (did you mean 'watermark'?)" in error(watermak=1)
     assert "engine.watermark: should be a number; found 'x'" in error(watermark="x")
     assert "engine.order: unknown value 'last'; expected arrival, shortest" in error(order="last")
-    assert "num_blocks: 0; expected at least 1" in error(num_blocks=0)
+    assert "num_blocks: must be at least 1, got 0" in error(num_blocks=0)
     table = simkv.sweep(path, {"engine.watermark": [0.0, 0.5]}, jobs=1, trust=True)
     assert table["preemptions"].tolist()[0] > table["preemptions"].tolist()[1]
 

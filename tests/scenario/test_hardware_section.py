@@ -263,7 +263,7 @@ def test_replica_groups_say_what_differs(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="auto requires hardware"):
         one(tmp_path, text=text.replace(",\n  engine: {num_gpu_blocks: 700}", ""))
     wrong = text.replace("tp: 2", "tp: 5")
-    with pytest.raises(InputError, match=r"s.yaml:5: hardware: tp: 32 heads"):
+    with pytest.raises(InputError, match=r"s.yaml:5: hardware: tp: 5 GPUs cannot split the 32 heads"):
         one(tmp_path, text=wrong)
 
 

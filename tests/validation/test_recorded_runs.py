@@ -192,7 +192,7 @@ def test_what_was_not_recorded_is_said_and_varied(made_up: Path) -> None:
     assert [note.split(":")[0] for note in notes] == [
         "vLLM 0.15.2 was not recorded; simulated with the rules of 0.15.0",
         "num_gpu_blocks was not recorded",
-        "neither prefix_blocks.jsonl nor a column shared_prefix_tokens",
+        "prefix_blocks.jsonl and column shared_prefix_tokens are missing",
         "max_model_len was not recorded",
         "async_scheduling was not recorded",
     ]
@@ -306,7 +306,7 @@ def test_measured_times_that_are_no_numbers_are_named(made_up: Path) -> None:
     table = pd.read_csv(made_up / "requests.csv").astype({"tpot_ms": object})
     table.loc[20, "tpot_ms"] = "n/a?"
     table.to_csv(made_up / "requests.csv", index=False)
-    with pytest.raises(InputError, match=r"requests.csv:22: tpot_ms: .*found 'n/a\?'"):
+    with pytest.raises(InputError, match=r"requests.csv:22: tpot_ms: .*got 'n/a\?'"):
         read_recorded_run(made_up)
     table.iloc[:0].to_csv(made_up / "requests.csv", index=False)
     with pytest.raises(InputError, match=r"requests.csv: there are no rows"):

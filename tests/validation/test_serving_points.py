@@ -128,7 +128,7 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
         read_rows(write(tmp_path, LINE, LINE))
     with pytest.raises(InputError, match="line 1: missing column tp"):
         read_rows(write(tmp_path, LINE, head=HEAD.replace(",tp,", ",tpp,")))
-    with pytest.raises(InputError, match="has no rows"):
+    with pytest.raises(InputError, match="contains no rows"):
         read_rows(write(tmp_path))
     with pytest.raises(InputError, match="cannot be read"):
         read_rows(tmp_path / "none.csv")

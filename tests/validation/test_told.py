@@ -63,7 +63,7 @@ def test_statistics_are_compared_with_what_the_arrivals_make(tmp_path: Path) -> 
     assert found.per_request == []
     notes = " ".join(found.replayed.notes)
     assert "only statistics are published" in notes
-    assert "drawn as its statistics say, with seed 3" in notes
+    assert "sampled from the published statistics with seed 3" in notes
 
 
 def test_lengths_may_be_known_where_times_are_not(tmp_path: Path) -> None:

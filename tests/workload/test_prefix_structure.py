@@ -145,7 +145,7 @@ def test_a_prompt_that_cannot_be_is_refused(tmp_path: Path, fields: str, message
 def test_drawn_prefixes_need_a_length(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="prefix_groups requires prefix_tokens"):
         requests(arrivals(prefix_groups=3, prefix_tokens=0))
-    with pytest.raises(ValueError, match="no prefix_group beside it"):
+    with pytest.raises(ValueError, match="excludes prefix_group"):
         requests(arrivals(prefix_groups=3, prefix_group="x"))
 
 

@@ -234,7 +234,7 @@ def test_what_is_not_understood_is_refused_by_its_field(
     with pytest.raises(InputError, match=f"config.json: {words}"):
         parse_architecture(path)
     path.write_text("{")
-    with pytest.raises(InputError, match="not JSON"):
+    with pytest.raises(InputError, match="not valid JSON"):
         parse_architecture(path)
 
 

@@ -244,5 +244,5 @@ def test_tables_of_ones_own_go_first_also_for_a_gpu_that_nobody_measured(tmp_pat
     assert seconds(found, DECODE) == pytest.approx(1e-11 * read, rel=0.1)
     pd.DataFrame(rows).drop(columns="n").to_parquet(place / "gemm_perf.parquet")
     _read.cache_clear()
-    with pytest.raises(InputError, match=r"a column is missing: 'n'"):
+    with pytest.raises(InputError, match=r"missing column: 'n'"):
         resolve_profile(hardware, replace(PACKAGED_SETTING, release="0.24.1"), [tmp_path])

@@ -46,7 +46,7 @@ def test_a_calibrated_pair_is_told_from_one_that_was_never_seen(
     for level, words in ((1, "on this GPU"), (2, "hopper GPUs"), (3, "dense models on hopper")):
         known(monkeypatch, level, seen=False)
         note = add_spread_error(profile, HARDWARE, setting("0.11.0")).fit.note
-        assert "was not measured as a whole" in note
+        assert "no measurement of this model on this GPU" in note
         assert words in note
 
 
@@ -71,7 +71,7 @@ def test_an_estimate_from_a_data_sheet_is_off_by_its_own_error_too(
     composed = add_spread_error(load_profile("unit-step"), HARDWARE, setting("0.12.0")).fit
     guess = estimate_from_data_sheet(HARDWARE, setting("0.12.0"))
     fit = add_spread_error(guess, HARDWARE, setting("0.12.0")).fit
-    assert fit.note == f"{guess.fit.note}; on top of them, {composed.note}"
+    assert fit.note == f"{guess.fit.note}; combined with the error of whole steps: {composed.note}"
     for step, error in guess.fit.held_out.items():
         both = math.hypot(error.p95, composed.held_out[step].p95)
         assert fit.held_out[step].p95 == pytest.approx(both)

@@ -227,7 +227,7 @@ def test_a_table_without_rows_is_named(tmp_path: Path) -> None:
         bundle_profile(tmp_path, Sharding(2))
     cut = "\n".join(line for line in ATTENTION.splitlines() if not line.startswith("0,"))
     other = bundle(tmp_path / "cut", attention=cut + "\n")
-    with pytest.raises(InputError, match=r"attention.csv: there is no row of decodes alone"):
+    with pytest.raises(InputError, match=r"attention.csv: contains no row with only decodes"):
         bundle_profile(other, Sharding(2))
 
 

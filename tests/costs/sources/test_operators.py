@@ -214,5 +214,5 @@ def test_the_blocks_command(tmp_path: Path) -> None:
     log.write_text("Overriding num_gpu_blocks=0 with num_gpu_blocks_override=512\n")
     assert run(app, ["blocks", "--log", str(log)]).output.startswith("num_gpu_blocks: 512\n")
     seven = run(app, ["blocks", "--model", "Llama-3.1-8B", "--gpu", "L4", "--tp", "7"])
-    assert "32 heads of meta-llama/Llama-3.1-8B cannot be shared" in str(seven.exception)
+    assert "cannot split the 32 heads of meta-llama/Llama-3.1-8B" in str(seven.exception)
     assert isinstance(run(app, ["blocks", "--gpu", "L4"]).exception, InputError)

@@ -189,5 +189,5 @@ def test_single_tokens_tell_nothing_of_decodes(tmp_path: Path) -> None:
 def test_too_few_rows_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"in stage 'sync' after the first, found 5"):
         read_isolated_requests(table(tmp_path, 6))
-    with pytest.raises(InputError, match=r"0 requests in stage 'quiet'"):
+    with pytest.raises(InputError, match=r"in stage 'quiet' after the first, found 0"):
         read_isolated_requests(table(tmp_path), "quiet")
