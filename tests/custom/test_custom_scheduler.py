@@ -244,8 +244,8 @@ def test_rejects_files_without_scheduler(tmp_path: Path, code: str, what: str) -
 def test_law_violations_are_documented_and_picklable() -> None:
     broken = LawViolation("blocks", "one is gone", "mine.py", 7, 3)
     assert str(pickle.loads(pickle.dumps(broken))) == (
-        "mine.py:7: breaks the law of blocks at step 3: one is gone (free and held blocks are all "
-        "blocks, and who computes holds enough)"
+        "mine.py:7: breaks the law of blocks at step 3: one is gone (free and held blocks "
+        "add up to all blocks, and running requests hold enough)"
     )
     assert all(LAWS.values())
 

@@ -104,7 +104,7 @@ def test_costs_and_blocks_follow_from_the_hardware(tmp_path: Path) -> None:
         (["hardware.model=llama-4"], "hardware.model: unknown model 'llama-4'"),
         (["hardware.model=none.json"], "hardware.model: file"),
         (["hardware.pp=2"], "hardware.pp: must be 1, got 2: pipeline parallelism is not modelled"),
-        (["hardware.tp=3"], "hardware: tp: \d+ GPUs cannot split the 32 heads of meta-llama/Llama-3.1-8B"),
+        (["hardware.tp=3"], "hardware: tp: 3 GPUs cannot split the 32 heads of meta-llama"),
         (
             ["hardware.tp=4", "hardware.gpus_per_node=2"],
             "hardware: gpus_per_node: the model needs 4 GPUs, a node has 2",
@@ -263,7 +263,7 @@ def test_replica_groups_say_what_differs(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="auto requires hardware"):
         one(tmp_path, text=text.replace(",\n  engine: {num_gpu_blocks: 700}", ""))
     wrong = text.replace("tp: 2", "tp: 5")
-    with pytest.raises(InputError, match=r"s.yaml:5: hardware: tp: 5 GPUs cannot split the 32 heads"):
+    with pytest.raises(InputError, match=r"s.yaml:5: hardware: tp: 5 GPUs cannot split"):
         one(tmp_path, text=wrong)
 
 
@@ -349,7 +349,7 @@ def test_a_plan_over_hardware_says_which_is_cheapest(tmp_path: Path) -> None:
         "hardware.gpu=L4 hardware.tp=2",
     ]
     (told,) = left_out
-    assert told.startswith("hardware.gpu=L4 hardware.tp=1: left out: ")
+    assert told.startswith("hardware.gpu=L4 hardware.tp=1: skipped: ")
     assert "Qwen/Qwen3-14B does not fit on 1 x NVIDIA L4" in told
     with open_pooled_runner(None) as bench:
         plans = [make_plan(one, bench) for one in prepared]
@@ -413,7 +413,7 @@ profile: costs.json
         ("engine.kv_offloading_size=-1", "must be a number of GiB greater than 0, got -1"),
         ("engine.kv_offloading_size=lots", "must be a number of GiB greater than 0, got 'lots'"),
         ("engine.kv_offloading_size=0.0001", "less than one block of 2097152 bytes"),
-        ("engine.num_cpu_blocks=5", "num_cpu_blocks sets the same size in blocks; set only one of them"),
+        ("engine.num_cpu_blocks=5", "num_cpu_blocks sets the same size in blocks"),
         ("engine.kv_offloading_backend=lmcache", "must be native, got 'lmcache'"),
         ("engine.variant=0.20.0", "num_cpu_blocks: not modelled for vLLM 0.20.0"),
         ("hardware.gpu=foo", "hardware.gpu: unknown GPU 'foo'"),

@@ -217,7 +217,7 @@ def test_files_that_cannot_be_read_say_so(tmp_path: Path) -> None:
 def test_a_file_that_is_too_large_is_not_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "larger than 1 MiB" in failure(tmp_path, "a: " + "x" * (2 << 20))
+    assert "larger than the limit of 1 MiB" in failure(tmp_path, "a: " + "x" * (2 << 20))
 
 
 @pytest.mark.parametrize("text", ["\ufeffname: t\n", "name: t\r\nb: 1\r\n", "name: t"])
@@ -233,7 +233,7 @@ def test_byte_order_marks_and_line_ends_do_not_matter(tmp_path: Path, text: str)
 def test_what_would_take_long_is_refused_at_once(tmp_path: Path, text: str) -> None:
     """They took 34 s, and 9 s."""
     begin = time.process_time()
-    assert "nested deeper than" in (told := failure(tmp_path, text)) or "larger than 1 MiB" in told
+    assert "nested deeper than" in (why := failure(tmp_path, text)) or "larger than" in why
     with pytest.raises(InputError, match="not valid YAML"):
         YamlDocument(Path("s.yaml"), {}).override("a=" + "[" * 5000)
     assert time.process_time() - begin < 1.0

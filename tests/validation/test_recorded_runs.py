@@ -309,7 +309,7 @@ def test_measured_times_that_are_no_numbers_are_named(made_up: Path) -> None:
     with pytest.raises(InputError, match=r"requests.csv:22: tpot_ms: .*got 'n/a\?'"):
         read_recorded_run(made_up)
     table.iloc[:0].to_csv(made_up / "requests.csv", index=False)
-    with pytest.raises(InputError, match=r"requests.csv: there are no rows"):
+    with pytest.raises(InputError, match=r"requests.csv: contains no rows"):
         read_recorded_run(made_up)
 
 
@@ -553,7 +553,9 @@ def test_prefixes_beside_what_a_benchmark_wrote_are_said_not_to_count(
     (raw / "case.json").write_text((made_up / "case.json").read_text())
     (raw / "prefix_blocks.jsonl").write_text('{"id": 0, "hash_ids": [0]}\n')
     lines(raw / "profile_export.jsonl", [aiperf(0.0, 50, 5), aiperf(0.1, 50, 5)])
-    assert any("prompts share nothing" in note for note in engine_of(read_recorded_run(raw))[1])
+    assert any(
+        "assuming no shared prefixes" in note for note in engine_of(read_recorded_run(raw))[1]
+    )
 
 
 def test_clients_in_a_closed_loop_send_when_they_have_an_answer(made_up: Path) -> None:
@@ -561,7 +563,7 @@ def test_clients_in_a_closed_loop_send_when_they_have_an_answer(made_up: Path) -
     (made_up / "case.json").write_text(json.dumps({**facts, "max_concurrency": 1}))
     case = read_recorded_run(made_up)
     one = simulate_run(case, profile(), *engine_of(case))
-    # One at a time no waiting, and the run is as long as all of them together.
+    # With one request at a time none waits, and the run is as long as all of them together.
     assert one.requests["queue_ms"].max() == pytest.approx(0.0, abs=1e-3)
     total = (one.requests["e2e_ms"] - 2.0).sum() / 1e3
     assert one.makespan_s == pytest.approx(total, rel=0.01)

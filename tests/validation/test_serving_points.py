@@ -385,7 +385,7 @@ def test_predictions_need_nothing_measured_and_no_tables_of_the_extra(tmp_path: 
         app, ["validate", "silicon", str(rows), "--out", str(out), "--jobs", "1"]
     )
     assert done.exit_code == 0, done.output
-    assert "1 of 2 rows are answered" in done.output
+    assert "1 of 2 rows have a prediction" in done.output
     with (out / "points.csv").open(encoding="utf-8") as file:
         first, second = csv.DictReader(file)
     assert (first["id"], first["answered"], second["answered"]) == ("a", "yes", "no")

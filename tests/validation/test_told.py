@@ -89,7 +89,7 @@ def test_lengths_may_be_known_where_times_are_not(tmp_path: Path) -> None:
         ({"measured": {"ttf_ms": {"mean": 1}}}, r"unknown metric 'ttf_ms'.*ttft_ms"),
         ({"measured": {"ttft_ms": 3}}, r"measured.ttft_ms: should be an object"),
         ({"measured": {"ttft_ms": {"p98": 1}}}, r"measured.ttft_ms: unknown statistic 'p98'"),
-        ({"measured": {"ttft_ms": {"mean": "x"}}}, r"ttft_ms.mean: must be a non-negative number.*'x'"),
+        ({"measured": {"ttft_ms": {"mean": "x"}}}, r"ttft_ms.mean: must be a non-negative"),
         ({"arrivals": {"num_prompts": 3}}, r"arrivals.prompt_tokens: field required"),
     ],
 )

@@ -93,7 +93,7 @@ def test_days_and_nights() -> None:
     ("wrong", "message"),
     [
         ({}, "missing; set request_rate or ramp_up_strategy"),
-        ({"request_rate": 1.0, "ramp_up_strategy": "linear"}, "cannot be combined with request_rate"),
+        ({"request_rate": 1.0, "ramp_up_strategy": "linear"}, "cannot be combined"),
         ({"ramp_up_strategy": "linear", "ramp_up_start_rps": 1.0}, "requires ramp_up_start_rps"),
         (
             {"ramp_up_strategy": "linear", "ramp_up_start_rps": 3.0, "ramp_up_end_rps": 2.0},

@@ -121,7 +121,7 @@ def test_prefixes_leave_arrivals_and_lengths_as_they_were() -> None:
         ("prefix_group: x", "prefix_group and prefix_tokens must be set together"),
         ("prefix_tokens: 3", "prefix_group and prefix_tokens must be set together"),
         ("hash_ids: [1, 2]", "100 tokens require 1 blocks of 512; found 2 ids"),
-        ("hash_ids: [1], segments: [[x, 0, 100]]", "set at most one of prefix_group, hash_ids, segments; found hash_ids and segments"),
+        ("hash_ids: [1], segments: [[x, 0, 100]]", "set at most one of prefix_group, hash_ids"),
         ("segments: [[x, 0, 99]]", "must add up to prompt_tokens (100), got 99"),
         ("segments: [[x, 5, 5], [y, 0, 100]]", "0 <= start < end"),
         ("segments: [[x, 0]]", "segments.0.2: "),

@@ -376,7 +376,7 @@ def servegen(folder: Path) -> Path:
 
 def test_servegen_draws_its_clients_windows_at_their_rates(tmp_path: Path) -> None:
     trace = read_trace(servegen(tmp_path / "m"))
-    assert any("including clients without requests in the selected time" in n for n in trace.tally.notes)
+    assert any("including clients without requests" in n for n in trace.tally.notes)
     arrival, session = trace.rows.arrival, trace.rows.session
     assert trace.sessions == ["client 3", "client 7"]
     assert session is not None
@@ -419,7 +419,7 @@ def test_servegen_names_the_file_and_line_of_a_bad_window(tmp_path: Path) -> Non
     write(folder / "chunk-7-trace.csv", "0,0.1,3.0,Pareto,0.5,5.0\n")
     with pytest.raises(InputError, match=r"chunk-7-trace\.csv:1: law: should be Gamma or Weibull"):
         read_trace(folder)
-    with pytest.raises(InputError, match="pass .* folder"):
+    with pytest.raises(InputError, match=r"pass (its|the) folder"):
         read_trace(folder / "chunk-3-trace.csv")
 
 

@@ -188,7 +188,7 @@ def test_convert_writes_what_it_says(
     again = ("trace", "convert", trace, out, "--sample", "0.5", "--overwrite")
     assert simkv(monkeypatch, *again) == 0
     assert out.read_bytes() == first
-    for name, message in (("x.txt", "should end in"), ("t.csv", "is the input file")):
+    for name, message in (("x.txt", "must end in"), ("t.csv", "is the input file")):
         assert simkv(monkeypatch, "trace", "convert", trace, scenario.parent / name) == 2
         assert message in capsys.readouterr().err
     assert simkv(monkeypatch, "trace", "convert", trace, scenario.parent / "no" / "x.csv") == 2
@@ -215,7 +215,7 @@ def test_sample_prints_requests(
     assert len(lines) == 6
     assert set(lines[1:]) <= {f"{i / 2},{10 + i},{2 + i % 3}" for i in range(40)}
     assert simkv(monkeypatch, "trace", "sample", trace, "--sample", "many") == 2
-    assert "should be a fraction like 0.1" in capsys.readouterr().err
+    assert "expected a fraction such as 0.1" in capsys.readouterr().err
 
 
 def test_bad_rows_are_told_on_the_side(

@@ -168,7 +168,7 @@ def test_rows_out_of_order_are_written_in_order(tmp_path: Path) -> None:
         ("ignore_eos", "yes", "2: ignore_eos: should be 0 or 1; found 'yes'"),
         ("prefix", "h1", "2: prefix: should be pieces like h12:512 or o3:0-100; found 'h1'"),
         ("prefix", "a:9-9", "2: prefix: should be pieces that end after their start"),
-        ("prefix", "a:9 b:9", "2: prefix: should be at most the number of prompt tokens.*found 18 of 10"),
+        ("prefix", "a:9 b:9", "2: prefix: should be at most .*found 18 of 10"),
         ("max_tokens", "0", "2: max_tokens: should be a whole number from 1; found '0'"),
         ("think_time", "-1", "2: think_time: should be a number from 0"),
     ],
@@ -187,9 +187,7 @@ def test_a_misspelt_column_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("id,arrival,prompt_tokens,output_tokens,prioirty\n0,1,1,1,5\n")
     notes = read_trace(path).tally.notes
-    assert notes == [
-        "ignored unknown columns: 'prioirty' (did you mean 'priority'?)"
-    ]
+    assert notes == ["ignored unknown columns: 'prioirty' (did you mean 'priority'?)"]
 
 
 def test_parquet_has_the_same_checks(tmp_path: Path) -> None:

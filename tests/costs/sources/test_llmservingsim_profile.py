@@ -245,9 +245,9 @@ def test_plain_and_packed_tables_are_the_same(tmp_path: Path) -> None:
     [
         ({"dense": DENSE + "warp_drive,1,3\n"}, r"dense.csv: unknown layer 'warp_drive'"),
         ({"dense": "layer,tokens\nembedding,1\n"}, r"dense.csv: missing column 'time_us'"),
-        ({"dense": DENSE + "embedding,x,3\n"}, r"dense.csv:29: tokens: must be a non-negative integer"),
+        ({"dense": DENSE + "embedding,x,3\n"}, r"dense.csv:29: tokens: must be a non-neg"),
         ({"attention": ATTENTION + "0,0,1,400,-1\n"}, r"attention.csv:\d+: time_us: must be a"),
-        ({"dense": DENSE.replace("o_proj", "qk_norm")}, r"missing rows for o_proj, which every step runs"),
+        ({"dense": DENSE.replace("o_proj", "qk_norm")}, r"missing rows for o_proj, which"),
         ({"per_sequence": SEQUENCES.replace("sampler,1,5\n", "")}, r"missing rows for sampler"),
         ({"per_sequence": ""}, r"per_sequence.csv: cannot be read as a table"),
     ],
