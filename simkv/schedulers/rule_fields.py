@@ -23,10 +23,13 @@ class Rule:
     Without ``since`` it holds from the oldest release on if ``until`` is given, else in no release.
     ``values`` replaces both for rules with values: the value from each release on, oldest first.
 
-    ``otherwise`` is the behaviour of releases without the rule. A recording shows the rule if its
+    ``otherwise`` is the behavior of releases without the rule. A recording shows the rule if its
     config sets all ``knobs``. In addition the release must have the rules in ``needs`` and none in
-    ``hidden_by``. ``at_start``: the rule decides at start-up or sets a default, which no recording
-    shows. ``hidden``: the reason why no recording shows it, if it is another one.
+    ``hidden_by``. ``shown_since`` is the oldest release whose committed recordings show the rule;
+    without it, those of all releases do.
+
+    ``at_start``: the rule decides at start-up or sets a default, which no recording shows.
+    ``hidden``: the reason why no recording shows it, if it is another one.
     """
 
     topic: str
@@ -39,6 +42,7 @@ class Rule:
     knobs: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     hidden_by: tuple[str, ...] = ()
+    shown_since: str | None = None
     at_start: bool = False
     hidden: str = ""
 

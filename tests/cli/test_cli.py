@@ -476,7 +476,7 @@ def test_conform_accepts_all_names_of_a_release(simkv: Simkv, variant: str, said
 @pytest.mark.parametrize(
     ("engine", "variant", "config", "complaint"),
     [
-        ("vllm/0.27.0", "0.34", None, "'0.34' is not known; expected a release of vLLM from 0.9"),
+        ("vllm/0.27.0", "0.99", None, "'0.99' is not known; expected a release of vLLM from 0.9"),
         ("vllm/0.27.0", "0.28.0", "0.27.0", "'0.28.0', but '0.27.0' in config; expected the same"),
         ("sglang/0.5.22", "0.5.21", None, "'0.5.21' is not known; expected one of 0.5.23, "),
         ("mistralrs/seed", "sead", None, "'sead' is not known; expected one of seed, "),

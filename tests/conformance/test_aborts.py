@@ -104,7 +104,7 @@ def test_the_head_names_a_release_in_any_way(tmp_path: Path, name: str) -> None:
     assert check_trace(changed(tmp_path, GONE[0], called)).difference is None
 
 
-@pytest.mark.parametrize("name", ["0.8", "0.34", "0.270", "1.27", "0.27.x", "0.27.1.1", "0"])
+@pytest.mark.parametrize("name", ["0.8", "0.99", "0.270", "1.27", "0.27.x", "0.27.1.1", "0"])
 def test_a_release_that_is_not_known_is_refused(tmp_path: Path, name: str) -> None:
     def called(lines: Lines) -> None:
         lines[0]["variant"] = name

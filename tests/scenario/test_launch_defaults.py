@@ -16,6 +16,7 @@ from simkv.scenario.run_fields import find_differences
 from simkv.scenario.scenario import Scenario
 from simkv.scenario.scenario_loader import load
 from simkv.scenario.scenario_writer import to_yaml
+from simkv.schedulers.vllm.release_rules import NEWEST
 from simkv.study.field_changes import with_field
 from simkv.study.run_digest import compute_digest
 from simkv.study.sweep.sweep import build_sweep
@@ -179,11 +180,11 @@ def test_the_console_and_the_saved_file_mark_what_is_default(tmp_path: Path) -> 
     blocks = values(scenario)["num_gpu_blocks"]
     assert list(settings_lines({"run": result})) == [
         f"Settings: block_size 16, num_gpu_blocks {blocks}, max_num_batched_tokens 8192, "
-        "max_model_len 131072 (default of vllm 0.33.0 on H100-SXM); given: max_num_seqs 64."
+        f"max_model_len 131072 (default of vllm {NEWEST} on H100-SXM); given: max_num_seqs 64."
     ]
     text = to_yaml({"run": scenario})
     lines = [" ".join(line.split()) for line in text.splitlines()]
-    assert f"num_gpu_blocks: {blocks} # default of vllm 0.33.0 on H100-SXM" in lines
+    assert f"num_gpu_blocks: {blocks} # default of vllm {NEWEST} on H100-SXM" in lines
     assert "max_num_seqs: 64" in lines
     assert YAML(typ="safe").load(text)["engine"]["max_model_len"] == 131072
     again = one(tmp_path, text=text)

@@ -257,8 +257,8 @@ BROKEN: list[tuple[str, str]] = [
         "s.yaml:9: engine.variant (variant b): 'bucketed' is not known",
     ),
     (
-        PLAIN + "variants:\n  b: {engine: {name: vllm, variant: '0.34'}}\n",
-        "s.yaml:9: engine.variant (variant b): '0.34' is not known; expected a release of vLLM ",
+        PLAIN + "variants:\n  b: {engine: {name: vllm, variant: '0.99'}}\n",
+        "s.yaml:9: engine.variant (variant b): '0.99' is not known; expected a release of vLLM ",
     ),
     (
         PLAIN + "variants:\n  b: {engine: {name: vllm, variant: 0.30}}\n",

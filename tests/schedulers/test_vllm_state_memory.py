@@ -8,6 +8,7 @@ import pytest
 
 from simkv.core.request import Prompt, Segment
 from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.release_rules import NEWEST
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 from simkv.schedulers.vllm.state_memory import StateTable
 from tests.schedulers import vllm_layer_groups
@@ -144,7 +145,7 @@ def test_up_to_0_29_a_state_behind_a_gap_stays() -> None:
         ({"variant": "0.20.0"}, "not modelled for vLLM 0.20.0, only since 0.21"),
         (
             {"mamba_cache_mode": "all"},
-            "not available in vLLM 0.33.0, which always uses align since 0.32",
+            f"not available in vLLM {NEWEST}, which always uses align since 0.32",
         ),
         ({"enable_chunked_prefill": False, "max_num_batched_tokens": 64}, "must be true where"),
         (

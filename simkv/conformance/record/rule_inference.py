@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 from simkv.conformance.decision_replay import Mismatch, compare, replay_decisions
 from simkv.conformance.decision_trace import DecisionTrace
+from simkv.core.engine_version import is_since
 from simkv.schedulers.engine_registry import ENGINES
 from simkv.schedulers.rule_fields import Rule, described_rules
 from simkv.schedulers.sglang import versions as sglang_versions
@@ -51,9 +52,11 @@ def can_show(version: str, rule: str) -> bool:
     """Return whether recordings of a release of vLLM can show a rule.
 
     Some rules need a knob that the release does not have, or show only with or without another
-    rule.
+    rule. Recordings that are older than the simulation of a rule need not show it.
     """
     rules, described = find_rules(version), SHOWN_BY_VLLM[rule]
+    if described.shown_since is not None and not is_since(version, described.shown_since):
+        return False
     return (
         not any(knob in rules.fixed for knob in described.knobs)
         and all(getattr(rules, other) for other in described.needs)
