@@ -48,6 +48,14 @@ class Blocker(NamedTuple):
     block_seconds: float
 
 
+#: Reasons of preemptions as phrases.
+PREEMPTION_LABELS = {
+    "blocks": "because the KV cache was full",
+    "bucket": "because another bucket of lengths was running",
+    "patience": "because the head of the queue waited too long",
+}
+
+
 class Preemption(NamedTuple):
     """At ``at`` (s) the KV of ``victim`` was taken away in favor of ``by`` (None: all others).
 

@@ -16,11 +16,11 @@ from functools import cached_property
 from math import inf, log
 from typing import NamedTuple
 
-from simkv.core.figure_registry import format_seconds
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.core.scheduler_protocol import Scheduler
 from simkv.costs.step_load import Executor, StepLoad, count_attention_pairs
+from simkv.explain.verdicts.verdict import MAX_TIMEOUT_MULTIPLE, describe_shortfall
 from simkv.explain.wait_ledger import (
     WAIT_KINDS,
     LedgerKind,
@@ -40,8 +40,6 @@ from simkv.workload.clients import Clients
 
 #: Kinds that count as waiting. A request that the scheduler never saw has waited, too.
 WAITED_KINDS = WAIT_KINDS - {LedgerKind.UNSEEN} | {LedgerKind.HELD_UP}
-#: An isolated run is cut off after this multiple of the timeout.
-MAX_TIMEOUT_MULTIPLE = 10.0
 #: Maximum number of isolated runs. Beyond it, shapes whose estimated isolated duration is farthest
 #: from their timeout are classified by the estimate.
 MAX_ISOLATED_RUNS = 100
@@ -217,7 +215,7 @@ def _time_out(run: ScenarioRun, life: RequestRecord, lacked: Shortfall | None) -
     """Record that the request timed out, in every record that contains it."""
     i = life.request.id
     reason = "the client gave up" + (
-        f": {describe_shortfall(lacked, life.request)}" if lacked else ""
+        f": {describe_shortfall(lacked, life.request.timeout or 0.0)}" if lacked else ""
     )
     for record in (run.record, *(stint.engine.record for stint in run.lifetimes)):
         here = record.requests.get(i)
@@ -225,20 +223,3 @@ def _time_out(run: ScenarioRun, life: RequestRecord, lacked: Shortfall | None) -
             here.outcome, here.reason = Outcome.TIMED_OUT, reason
             if lacked:
                 record.shortfalls[i] = lacked
-
-
-def describe_shortfall(lacked: Shortfall, request: Request) -> str:
-    """Return the shortfall of a request as a sentence without its subject."""
-    timeout = request.timeout or 0.0
-    if lacked.alone is None:
-        return (
-            "in isolation it would not have finished within "
-            f"{format_seconds(MAX_TIMEOUT_MULTIPLE * timeout)} either"
-        )
-    text = (
-        f"in isolation it takes {format_seconds(lacked.alone)}, its timeout is "
-        f"{format_seconds(timeout)}"
-    )
-    if lacked.lacked is not None:
-        text += f"; it needed {format_seconds(lacked.lacked)} more"
-    return f"{text}; other requests delayed it by {format_seconds(lacked.company)}"

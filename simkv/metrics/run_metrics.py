@@ -13,6 +13,7 @@ import numpy.typing as npt
 from simkv.core.figure_registry import STATISTICS
 from simkv.core.grouped_quantile import quantile
 from simkv.core.outcome import FAILURES, Outcome
+from simkv.explain.verdicts.verdict import name_requests
 from simkv.metrics.censored_latency import compute_censored_latency
 from simkv.sim.run_record import (
     DraftCounts,
@@ -256,13 +257,8 @@ def run_verdict(record: RunRecord) -> tuple[str, str]:
         return stop.kind, f"at {stop.since:.3f} s: {stop.why}"
     for outcome in FAILURES[1:]:
         if lives := by_outcome[outcome]:
-            ids = ", ".join(str(life.request.id) for life in lives[:8])
-            more = f" and {len(lives) - 8} more" if len(lives) > 8 else ""
-            plural = "s" if len(lives) > 1 else ""
-            return (
-                outcome.value,
-                f"{len(lives)} of {len(record.requests)}: request{plural} {ids}{more}",
-            )
+            named = name_requests([life.request.id for life in lives])
+            return outcome.value, f"{len(lives)} of {len(record.requests)}: {named}"
     return "served", "every request finished"
 
 

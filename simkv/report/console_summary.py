@@ -71,7 +71,7 @@ def summarize_results(results: Mapping[str, RunResult]) -> list[str]:
     result = results[name]
     answer = {
         "Result": _describe_result(results, name),
-        "Affected": narrative.describe_affected_briefly(result.record),
+        "Affected": next(iter(narrative.describe_affected(result, most=3)), ""),
         "Cause": narrative.describe_cause(result),
         "Fix": _describe_fix(results, name),
         "Confidence": _describe_confidence(results),

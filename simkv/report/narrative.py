@@ -9,11 +9,12 @@ from typing import Any
 
 from simkv.core.figure_registry import METRICS, figure, format_seconds
 from simkv.core.outcome import FAILURES, Outcome, humanize
+from simkv.explain.blame import PREEMPTION_LABELS
 from simkv.explain.bottleneck import find_bottleneck
 from simkv.explain.diagnosis import Diagnosis
 from simkv.explain.verdicts.head_of_line import HeadOfLineBlocking
 from simkv.explain.verdicts.thrashing import Thrashing
-from simkv.explain.verdicts.unserved_requests import Starvation, rejection
+from simkv.explain.verdicts.unserved_requests import Starvation
 from simkv.explain.verdicts.verdict import Verdict
 from simkv.explain.wait_ledger import (
     COMPUTE_KINDS,
@@ -21,7 +22,7 @@ from simkv.explain.wait_ledger import (
     LedgerSegment,
     total_by_kind,
 )
-from simkv.metrics.run_metrics import e2e, longest_stall
+from simkv.metrics.run_metrics import e2e
 from simkv.metrics.run_result import RunResult
 from simkv.scenario.run_fields import WORLD_FIELDS, FieldDifference, find_differences
 from simkv.scenario.scenario import Scenario
@@ -91,15 +92,13 @@ def describe_ending(result: RunResult) -> str:
     return f"served, {humanize(wrong[0])}" if wrong else word
 
 
-def describe_affected(result: RunResult) -> list[str]:
-    """Return sentences on failed requests and causes, or on the slowest if all finished."""
-    said, sure = _who(result.record), might(result)
-    return [*said, f"{sure[0].upper()}{sure[1:]}."] if sure else said
+def describe_affected(result: RunResult, most: int = 8) -> list[str]:
+    """Return one phrase per kind of failure, most severe first, or the slowest request.
 
-
-def describe_affected_briefly(record: RunRecord) -> str:
-    """Return the failed requests of the most severe outcome, or the slowest request."""
-    lives = record.requests.values()
+    ``most`` limits the listed ranges of ids.
+    """
+    lives = result.record.requests.values()
+    said = []
     for outcome in FAILURES:
         failed = [life for life in lives if life.outcome is outcome]
         if not failed:
@@ -110,61 +109,15 @@ def describe_affected_briefly(record: RunRecord) -> str:
             Outcome.STARVED: f"; clients gave up{after}",
             Outcome.TIMED_OUT: f"; clients gave up{after}, too early even for an idle server",
         }
-        ids = format_request_ids((life.request.id for life in failed), 3)
-        return f"{ids} ({outcome.word}{why.get(outcome, '')})."
-    done = [(took, life.request.id) for life in lives if (took := e2e(life)) is not None]
-    if not done:
-        return ""
-    took, slowest = max(done, key=lambda found: (found[0], -found[1]))
-    return f"none. Slowest: request {slowest} ({format_seconds(took)})."
-
-
-def _who(record: RunRecord) -> list[str]:
-    lives = record.requests.values()
-    said = []
-    for outcome in FAILURES:
-        failed = [life for life in lives if life.outcome is outcome]
-        if failed:
-            label = "request" if len(lives) == 1 else "requests"
-            said += [
-                f"{len(failed):,} of {len(lives):,} {label} {_fate(outcome, failed, record)}",
-                f"{format_request_ids(life.request.id for life in failed)}.".capitalize(),
-            ]
+        ids = format_request_ids((life.request.id for life in failed), most)
+        said.append(f"{ids} ({outcome.word}{why.get(outcome, '')}).")
     if said:
         return said
-    if not lives:
-        return ["There were no requests."]
-    slowest = max(lives, key=lambda life: (e2e(life) or 0.0, -life.request.id))
-    took, gap = e2e(slowest) or 0.0, longest_stall(record)
-    said = [
-        f"None: all {len(lives):,} requests finished.",
-        f"Slowest: request {slowest.request.id} ({format_seconds(took)}).",
-    ]
-    if gap > 0.2 * took:
-        said.append(f"Longest pause within an answer: {format_seconds(gap)}.")
-    return said
-
-
-def _fate(outcome: Outcome, failed: Sequence[RequestRecord], record: RunRecord) -> str:
-    timeouts = {life.request.timeout for life in failed}
-    match outcome:
-        case Outcome.STARVED if len(timeouts) == 1 and None not in timeouts:
-            return f"starved: the clients gave up after {format_seconds(timeouts.pop() or 0.0)}."
-        case Outcome.STARVED:
-            return "starved: the clients gave up."
-        case Outcome.TIMED_OUT:
-            return "timed out: they would have been too slow in isolation as well."
-        case Outcome.STALLED if record.engine_halt:
-            stop = record.engine_halt
-            why = stop.why if stop.why.startswith(stop.kind) else f"{stop.kind}, {stop.why}"
-            return f"stalled permanently at {format_seconds(stop.since)}: {why}."
-        case Outcome.REJECTED:
-            return f"were rejected by the engine: {rejection(failed)}."
-        case Outcome.LOST:
-            return "were lost by the engine."
-        case Outcome.CUT_OFF:
-            return "were cut off by the horizon of the run."
-    return f"ended as {outcome}."
+    done = [(took, life.request.id) for life in lives if (took := e2e(life)) is not None]
+    if not done:
+        return []
+    took, slowest = max(done, key=lambda found: (found[0], -found[1]))
+    return [f"none. Slowest: request {slowest} ({format_seconds(took)})."]
 
 
 def describe_cause(result: RunResult, verdicts: Sequence[Verdict] | None = None) -> str:
@@ -177,22 +130,21 @@ def describe_cause(result: RunResult, verdicts: Sequence[Verdict] | None = None)
     verdicts = found.verdicts if verdicts is None else verdicts
     first, *others = [getattr(verdict, "found", verdict) for verdict in verdicts] or [None]
     if isinstance(first, Thrashing):
-        return _preemption_cost(found)
+        return _describe_preemptions(found)
     if isinstance(first, Starvation):
         requests, lanes = first.all, [found.ledger[first.requests[0]]]
     elif first is None or isinstance(first, HeadOfLineBlocking):
         requests, lanes = tuple(result.record.requests), list(found.ledger.values())
     else:
         return f"{verdicts[0].text}."
-    waits, lived = _largest_waits(lanes)
+    waits, lived = _largest_waits(lanes, 0.005)
     bottleneck = _find_bottleneck(result, requests)
     if bottleneck is None or not waits:
         return "none; requests hardly waited."
     said = [f"{bottleneck}."]
     if any(isinstance(verdict, Thrashing) for verdict in others):
-        cost = _preemption_cost(found)
-        said.append(cost[0].upper() + cost[1:])
-    shares = " and ".join(f"{100 * seconds / lived:.0f} % {kind}" for seconds, kind in waits)
+        said.append(_describe_preemptions(found))
+    shares = _shares(waits, lived)
     if isinstance(first, Starvation):
         behind = f", mainly because of request {first.behind[0].id}" if first.behind else ""
         said.append(f"Time of request {first.requests[0]}: {shares}{behind}.")
@@ -206,39 +158,21 @@ def describe_cause(result: RunResult, verdicts: Sequence[Verdict] | None = None)
 
 
 def _largest_waits(
-    lanes: Sequence[Sequence[LedgerSegment]],
+    lanes: Sequence[Sequence[LedgerSegment]], least: float
 ) -> tuple[list[tuple[float, str]], float]:
-    """Return the two largest waits (s) with their labels, and the total time of these lanes (s).
+    """Return the largest waits (s) with their labels, and the total time of these lanes (s).
 
-    There are none if waiting is less than 1 % of the time.
+    Waits of less than ``least`` of the time are omitted.
     """
     sums = total_by_kind(tile for tiles in lanes for tile in tiles)
     total = sum(sums.values())
     waits = [(time, KIND_LABELS[kind]) for kind, time in sums.items() if kind not in COMPUTE_KINDS]
-    if sum(time for time, _ in waits) < 0.01 * total:
-        return [], total
-    largest = sorted(waits, reverse=True)[:2]
-    return [(time, kind) for time, kind in largest if time >= 0.005 * total], total
+    return [wait for wait in sorted(waits, reverse=True)[:3] if wait[0] >= least * total], total
 
 
-_PREEMPTION_REASONS = {
-    "blocks": "KV cache full: ",
-    "bucket": "requests outside the running bucket lose their KV: ",
-    "patience": "long-waiting requests take the KV of running ones: ",
-}
-
-
-def _preemption_cost(found: Diagnosis) -> str:
-    """Return the main reason for preemptions, their number, and their cost in GPU time."""
-    count = len(found.preemptions)
-    reasons = Counter(taken.why for taken in found.preemptions)
-    reason = _PREEMPTION_REASONS.get(max(reasons, key=lambda why: reasons[why]), "")
-    busy = found.waste.busy
-    share = f" ({100 * found.waste.recompute / busy:.0f} % of GPU time)" if busy else ""
-    return (
-        f"{reason}{count:,} preemption{'s' if count != 1 else ''} forced the engine to recompute "
-        f"{found.recompute_tokens:,} tokens{share}."
-    )
+def _shares(waits: Sequence[tuple[float, str]], lived: float) -> str:
+    """Return ``92 % behind the head of the queue, 5 % waiting for KV blocks``."""
+    return ", ".join(f"{100 * seconds / lived:.0f} % {kind}" for seconds, kind in waits if lived)
 
 
 def _find_bottleneck(result: RunResult, requests: Collection[int]) -> str | None:
@@ -272,43 +206,39 @@ def describe_blockers(record: RunRecord, found: Diagnosis) -> list[str]:
         )
         said.append(f"Main blockers: {label} {names}{some}.")
     asked = failed or list(record.requests.values())
-    if waits := _waits(found, asked):
+    waits, lived = _largest_waits([found.ledger.get(life.request.id, ()) for life in asked], 0.03)
+    if waits:
         whose = "unserved" if failed else "all"
-        said.append(f"Time of {whose} requests: {', '.join(waits)}.")
+        said.append(f"Time of {whose} requests: {_shares(waits, lived)}.")
     if found.preemptions:
-        said.append(_preempted(found))
+        said += filter(None, (_describe_preemptions(found), _describe_beneficiaries(found)))
     return said or ["No request waited for another one."]
 
 
-def _waits(found: Diagnosis, asked: Sequence[RequestRecord]) -> list[str]:
-    """Return the largest waiting times of these requests, in percent of their total time."""
-    sums = total_by_kind(i for life in asked for i in found.ledger.get(life.request.id, ()))
-    total = sum(sums.values())
-    waits = [(time, kind) for kind, time in sums.items() if kind not in COMPUTE_KINDS]
-    return [
-        f"{100.0 * time / total:.0f} % {KIND_LABELS[kind]}"
-        for time, kind in sorted(waits, reverse=True)[:3]
-        if time >= 0.03 * total
-    ]
-
-
-def _preempted(found: Diagnosis) -> str:
-    """Return the number of preemptions, their main beneficiaries and their cost."""
+def _describe_preemptions(found: Diagnosis) -> str:
+    """Return the number of preemptions, their main reason, and their cost."""
     count = len(found.preemptions)
-    text = f"{count:,} preemption{'s' if count > 1 else ''} discarded KV"
-    sakes = Counter(p.by for p in found.preemptions if p.by not in (None, p.victim))
-    if sakes:
-        worst = sorted(sakes.items(), key=lambda item: (-item[1], item[0]))[:3]
-        names = ", ".join(f"{i} ({times:,})" if times > 1 else str(i) for i, times in worst)
-        label = "request" if len(worst) == 1 else "requests"
-        text += f",{' mostly' if len(sakes) > 1 else ''} in favor of {label} {names}"
+    reasons = Counter(taken.why for taken in found.preemptions)
+    reason = PREEMPTION_LABELS.get(max(reasons, key=lambda why: reasons[why]), "")
+    text = f"{count:,} preemption{'s' if count > 1 else ''} {reason}".rstrip()
     if found.recompute_tokens:
         waste, busy = found.waste.recompute, found.waste.busy
         share = f", {100.0 * waste / busy:.0f} % of GPU time" if busy > 0.0 else ""
         text += (
             f"; {found.recompute_tokens:,} tokens were recomputed ({format_seconds(waste)}{share})"
         )
-    return text + "."
+    return f"{text}."
+
+
+def _describe_beneficiaries(found: Diagnosis) -> str:
+    """Return the requests that gained most from preemptions; empty if unknown."""
+    gains = Counter(p.by for p in found.preemptions if p.by not in (None, p.victim))
+    if not gains:
+        return ""
+    most = sorted(gains.items(), key=lambda item: (-item[1], item[0]))[:3]
+    names = ", ".join(f"{i} ({times:,})" if times > 1 else str(i) for i, times in most)
+    label = "request" if len(most) == 1 else "requests"
+    return f"Preempted{' mostly' if len(gains) > 1 else ''} in favor of {label} {names}."
 
 
 def describe_main_victim(found: Diagnosis) -> str:

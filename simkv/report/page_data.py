@@ -7,6 +7,7 @@ from typing import Any
 
 from simkv.core.figure_registry import METRICS
 from simkv.core.outcome import Outcome
+from simkv.explain.blame import PREEMPTION_LABELS
 from simkv.explain.wait_ledger import (
     COMPUTE_KINDS,
     KIND_LABELS,
@@ -28,11 +29,6 @@ SYMBOLS = {
     "D": "diamond",
     ">": "triangle-right",
     "v": "triangle-down",
-}
-CAUSES = {
-    "blocks": "too few KV blocks were free",
-    "bucket": "another bucket of lengths was running",
-    "patience": "the head of the queue waited too long",
 }
 
 
@@ -66,7 +62,7 @@ def build_page_data(results: Mapping[str, RunResult], pair: Sequence[str]) -> di
         ],
         "words": {kind: label for kind, (label, _) in BARS.items()}
         | {kind.value: words for kind, words in KIND_LABELS.items()},
-        "causes": CAUSES,
+        "causes": PREEMPTION_LABELS,
         "outcomes": [_outcome(outcome) for outcome in Outcome],
         "vain": [outcome.wasted_wait_label for outcome in Outcome],
         "published": [

@@ -67,11 +67,8 @@ def build_page_text(results: Mapping[str, RunResult], pair: Sequence[str]) -> di
             "name": lead,
             "other": other,
             **badge(result),
-            "affected": narrative.describe_affected(result),
-            "cause": [
-                narrative.describe_cause(result),
-                *narrative.describe_blockers(result.record, result.diagnosis),
-            ],
+            "affected": list_affected(result),
+            "cause": _causes(result),
             "fix": narrative.describe_fix(results, lead, other),
             "verdicts": result.diagnosis.verdicts,
         },
@@ -127,6 +124,20 @@ def _about(results: dict[str, RunResult]) -> dict[str, Any]:
         **scenario.provenance.model_dump(),
         "yaml": to_yaml({name: result.scenario for name, result in results.items()}),
     }
+
+
+def list_affected(result: RunResult) -> list[str]:
+    """Return the outcomes, the affected requests, and how many might fail, as sentences."""
+    counts = f"{narrative.format_outcome_counts(result.record)}."
+    said = [counts, *narrative.describe_affected(result), narrative.might(result)]
+    return [f"{line[0].upper()}{line[1:].removesuffix('.')}." for line in said if line]
+
+
+def _causes(result: RunResult) -> list[str]:
+    """Return the cause as on the console, and the blockers that it does not mention."""
+    cause = narrative.describe_cause(result)
+    blockers = narrative.describe_blockers(result.record, result.diagnosis)
+    return [f"{cause[0].upper()}{cause[1:]}", *(line for line in blockers if line not in cause)]
 
 
 def badge(result: RunResult) -> dict[str, str]:

@@ -10,8 +10,8 @@ from textwrap import wrap
 
 from simkv.core.figure_registry import format_seconds
 from simkv.core.outcome import Outcome
-from simkv.explain.blame import Preemption
-from simkv.explain.timeouts import describe_shortfall
+from simkv.explain.blame import PREEMPTION_LABELS, Preemption
+from simkv.explain.verdicts.verdict import describe_shortfall
 from simkv.explain.wait_ledger import (
     KIND_LABELS,
     LedgerKind,
@@ -110,7 +110,9 @@ def explain_request(name: str, result: RunResult, request: int) -> Iterator[str]
         if request in verdict.requests:
             yield from _text(verdict.text, f"{verdict.name}: ")
     if lacked := record.shortfalls.get(request):
-        yield from _text(f"Timed out, not starved: {describe_shortfall(lacked, asked)}.")
+        yield from _text(
+            f"Timed out, not starved: {describe_shortfall(lacked, asked.timeout or 0.0)}."
+        )
     yield ""
     teller = _Teller(result)
     for line in _elide(tiles):
@@ -194,13 +196,9 @@ def _bars(sums: Mapping[LedgerKind, float]) -> Iterator[str]:
 def _by_reason(preemptions: Sequence[Preemption]) -> str:
     if not preemptions:
         return ""
-    words = {
-        "blocks": "because the KV cache was full",
-        "bucket": "because of their length",
-        "patience": "for a head of the queue that waited too long",
-    }
     counts = Counter(preemption.why for preemption in preemptions).most_common()
-    return f"Preempted {', '.join(f'{n} times {words.get(why, why)}' for why, n in counts)}."
+    reasons = ", ".join(f"{n} times {PREEMPTION_LABELS.get(why, why)}" for why, n in counts)
+    return f"Preempted {reasons}."
 
 
 def _text(text: str, lead: str = "", most: int | None = None) -> Iterator[str]:

@@ -51,7 +51,7 @@ def test_a_full_cache(tmp_path: Path) -> None:
     assert found.kv_use > 0.7
     assert describe_cause(result, []).startswith("KV cache full (9")
     assert " of 16 blocks used), up to " in describe_cause(result, [])
-    assert describe_cause(result).startswith("KV cache full: 10 preemptions forced the engine to")
+    assert describe_cause(result).startswith("10 preemptions because the KV cache was full; ")
 
 
 def test_a_full_cache_is_the_cause_even_if_all_slots_are_busy(tmp_path: Path) -> None:

@@ -66,8 +66,8 @@ def test_request_too_long_for_its_timeout_timed_out() -> None:
     (verdict,) = [v for v in result.diagnosis.verdicts if isinstance(v, TimedOutRequests)]
     assert (verdict.all, verdict.alone, verdict.lacked, verdict.company) == ((1,), 9.0, 5.0, 2.0)
     assert verdict.text == (
-        "one request timed out; request 1 takes 9 s in isolation, its timeout is 6 s; it needed "
-        "5 s more; other requests delayed it by 2 s"
+        "one request timed out; request 1: in isolation it takes 9 s, its timeout is 6 s; it "
+        "needed 5 s more; other requests delayed it by 2 s"
     )
     told = " ".join(explain_request("run", result, 1)).split("Timed out, not starved: ")[1]
     assert told.startswith("in isolation it takes 9 s, its timeout is 6 s; it needed 5 s more; ")

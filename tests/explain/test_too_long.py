@@ -55,9 +55,7 @@ def test_console_page_and_explain_name_the_limit(tmp_path: Path) -> None:
     assert summarize_results({"run": found})[2] == (
         f"Cause: 2 requests rejected: requests 0, 2; {REASON} (request 2)."
     )
-    assert any(
-        f"rejected by the engine: {REASON}" in line for line in narrative.describe_affected(found)
-    )
+    assert REASON in narrative.describe_cause(found)
     told = "\n".join(str(line) for line in explain_request("run", found, 0))
     assert "with 0 tokens: prompt 20,000 > max_model_len 8,192." in " ".join(told.split())
 

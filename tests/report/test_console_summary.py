@@ -16,6 +16,7 @@ from simkv.metrics.scenario_runner import run_file
 from simkv.report import narrative
 from simkv.report.adaptive_table import AdaptiveTable, Column, StackedTable
 from simkv.report.console_summary import explain_faster_recompute, render_brief, summarize_results
+from simkv.report.page_text import list_affected
 from simkv.report.published_figures import compare_published
 from tests.conftest import ROOT
 
@@ -40,10 +41,9 @@ def test_the_answer_is_five_lines(forty: dict[str, RunResult]) -> None:
     assert affected == "Affected: requests 16 to 39 (starved; clients gave up after 300 s)."
     assert cause.startswith(
         "Cause: only one bucket of requests (of one length or modality) runs at a time, KV cache "
-        "only 14 % used. Requests outside the running bucket lose their KV: 3,536 preemptions "
-        "forced the engine to recompute "
+        "only 14 % used. 3,536 preemptions because another bucket of lengths was running; "
     )
-    assert "Time of request 32: 99 % behind the head of the queue and 1 %" in cause
+    assert "Time of request 32: 99 % behind the head of the queue, 1 %" in cause
     assert fix == (
         "Fix: variant after-assumed serves all requests (engine.variant: bucketed → pr2034)."
     )
@@ -155,7 +155,7 @@ def test_uncertain_counts_are_reported_as_ranges(tmp_path: Path) -> None:
         "Result: giving-up, small: 7 of 10 finished, 3 starved; 0 to 7 of 10 requests might "
         "starve, given the error of the step times."
     )
-    assert narrative.describe_affected(found["small"])[-1] == (
+    assert list_affected(found["small"])[-1] == (
         "0 to 7 of 10 requests might starve, given the error of the step times."
     )
     assert narrative.might(found["patient"]) == ""

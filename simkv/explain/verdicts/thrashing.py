@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simkv.explain.blame import Preemption, WaitAttribution
+from simkv.explain.blame import PREEMPTION_LABELS, Preemption, WaitAttribution
 from simkv.explain.verdicts.verdict import Verdict, times_phrase
 from simkv.explain.wait_ledger import compute_runs
 from simkv.sim.run_record import RunRecord
@@ -35,7 +35,7 @@ class Thrashing(Verdict):
     @property
     def text(self) -> str:
         reasons = ", ".join(
-            f"{count} {_CAUSES.get(why, why)}" for why, count in self.reasons.items()
+            f"{count} {PREEMPTION_LABELS.get(why, why)}" for why, count in self.reasons.items()
         )
         victim, *other = self.requests
         text = (
@@ -45,13 +45,6 @@ class Thrashing(Verdict):
             f"{times_phrase(self.times)} and had {self.worst} tokens recomputed"
         )
         return text + "".join(f", mainly because of request {i}" for i in other)
-
-
-_CAUSES = {
-    "blocks": "because the KV cache was full",
-    "bucket": "because of another length than the running bucket",
-    "patience": "for a head of the queue that waited too long",
-}
 
 
 def find_thrashing(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simkv.core.figure_registry import format_seconds
 from simkv.core.outcome import Outcome
 from simkv.core.scheduler_protocol import blocks_for
 from simkv.explain.blame import Blocker, Overtake, WaitAttribution
 from simkv.explain.verdicts.verdict import (
     Verdict,
     count_phrase,
+    describe_shortfall,
     name_requests,
     requests_with_outcome,
 )
@@ -22,7 +22,7 @@ from simkv.explain.wait_ledger import (
     LedgerKind,
     total_by_kind,
 )
-from simkv.sim.run_record import RequestRecord, RunRecord
+from simkv.sim.run_record import RequestRecord, RunRecord, Shortfall
 
 
 @dataclass(frozen=True)
@@ -202,14 +202,11 @@ class TimedOutRequests(Verdict):
 
     @property
     def text(self) -> str:
-        worst, timeout = self.requests[0], format_seconds(self.timeout)
-        text = f"{count_phrase(self.all)} timed out; request {worst} "
-        if self.alone is None:
-            return f"{text}would need more than ten times its timeout of {timeout} in isolation"
-        text += f"takes {format_seconds(self.alone)} in isolation, its timeout is {timeout}"
-        if self.lacked is not None:
-            text += f"; it needed {format_seconds(self.lacked)} more"
-        return f"{text}; other requests delayed it by {format_seconds(self.company)}"
+        shortfall = Shortfall(self.alone, self.lacked, self.company)
+        return (
+            f"{count_phrase(self.all)} timed out; request {self.requests[0]}: "
+            f"{describe_shortfall(shortfall, self.timeout)}"
+        )
 
 
 def find_timed_out(record: RunRecord) -> TimedOutRequests | None:

@@ -6,8 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+from simkv.core.figure_registry import format_seconds
 from simkv.core.outcome import Outcome
-from simkv.sim.run_record import RequestRecord, RunRecord
+from simkv.sim.run_record import RequestRecord, RunRecord, Shortfall
+
+#: An isolated run is cut off after this multiple of the timeout.
+MAX_TIMEOUT_MULTIPLE = 10.0
 
 
 @dataclass(frozen=True)
@@ -58,3 +62,19 @@ def times_phrase(count: int) -> str:
 def count_phrase(ids: Sequence[int]) -> str:
     """Return ``one request`` or ``3 requests``."""
     return "one request" if len(ids) == 1 else f"{len(ids)} requests"
+
+
+def describe_shortfall(lacked: Shortfall, timeout: float) -> str:
+    """Return the shortfall of a request in words; ``timeout`` is in seconds."""
+    if lacked.alone is None:
+        return (
+            "in isolation it would not have finished within "
+            f"{format_seconds(MAX_TIMEOUT_MULTIPLE * timeout)} either"
+        )
+    text = (
+        f"in isolation it takes {format_seconds(lacked.alone)}, its timeout is "
+        f"{format_seconds(timeout)}"
+    )
+    if lacked.lacked is not None:
+        text += f"; it needed {format_seconds(lacked.lacked)} more"
+    return f"{text}; other requests delayed it by {format_seconds(lacked.company)}"

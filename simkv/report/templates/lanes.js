@@ -232,7 +232,7 @@ function aboutMoment(variant, lane, time) {
 
 function aboutArrow(variant, { at, by, why, tokens }) {
   const gained = by < 0 ? "" : ` in favor of request ${variant.id(by)}`;
-  return `preempted at ${number(at)} s${gained}: ${escaped(PAGE.causes[why] || why)}, ${number(tokens)} tokens of KV lost`;
+  return `preempted at ${number(at)} s${gained} ${escaped(PAGE.causes[why] || why)}, ${number(tokens)} tokens of KV lost`;
 }
 
 function behindWhom(variant, place) {
