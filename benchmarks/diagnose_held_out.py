@@ -87,7 +87,7 @@ SERVERS = (
         "vllm-31731-heavy-head",
         "before",
         VLLM,
-        ("head-of-line",),
+        ("head-of-line", "too few free KV blocks for the next request"),
         ("skip-blocked",),
     ),
     Blind(
@@ -95,7 +95,7 @@ SERVERS = (
         "vllm-37307-partial-admission",
         "before",
         (*VLLM, "vllm-log-iterations"),
-        ("thrash",),
+        ("thrash", "forced the engine to recompute"),
         ("--scheduler-reserve-full-isl",),
     ),
     Blind(
@@ -103,10 +103,10 @@ SERVERS = (
         "vllm-39734-larger-than-cache",
         "before",
         ("vllm-log", "vllm-log-requests", "otel", "bench"),
-        ("deadlock",),
+        ("deadlock", "the scheduler can run none of them"),
         ("--max-model-len", "--num-gpu-blocks"),
     ),
-    Blind("watermark", "vllm-44594-watermark", "off", VLLM, ("thrash", "blocks"), ("--watermark",)),
+    Blind("watermark", "vllm-44594-watermark", "off", VLLM, ("thrash", "forced the engine to recompute", "blocks"), ("--watermark",)),
     Blind(
         "chunk out of memory",
         "sglang-30743-chunk-oom",
@@ -168,7 +168,7 @@ SERVERS = (
         ),
         "run",
         VLLM,
-        ("thrash",),
+        ("thrash", "forced the engine to recompute"),
         ("vllm 0.", "--enable-prefix-caching"),
     ),
     Blind(
@@ -205,7 +205,7 @@ SERVERS = (
         ),
         "run",
         SGLANG,
-        ("thrash", "preempted", "blocks", "behind the head"),
+        ("thrash", "preempt", "blocks", "behind the head"),
         ("--schedule-conservativeness", "--max-running-requests"),
     ),
     Blind(

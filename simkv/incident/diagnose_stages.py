@@ -53,7 +53,7 @@ from simkv.incident.server_setup import (
     kv_tokens,
 )
 from simkv.incident.source_join import join
-from simkv.incident.source_reader import logs_iterations, read_source
+from simkv.incident.source_reader import logs_iterations, read_sources
 from simkv.incident.trial_bounds import bounds
 from simkv.incident.wait_summary import is_healthy, summarize_waits
 from simkv.incident.workload_rebuild import RebuiltWorkload, is_sampled, rebuild
@@ -90,10 +90,8 @@ def read_stage(
             f"--columns: none of {', '.join(map(str, inputs))} has a column "
             f"{' or '.join(columns.values())}"
         )
-    parts = [
-        read_mapped(path, columns) if columns and path in mapped else read_source(path, advance)
-        for path in inputs
-    ]
+    parts = [read_mapped(path, columns) for path in mapped if columns]
+    parts += read_sources([path for path in inputs if path not in mapped], advance)
     evidence = select_worst_part(join(parts))
     files.write_evidence(folder, evidence)
     return evidence

@@ -2,7 +2,8 @@
 
 JSON is one answer of ``/api/v1/query_range``, a list of answers, or one answer per line. Plain
 scrapes are concatenated outputs of ``/metrics``, with a timestamp per sample (ms, as in the text
-format) or a line ``# scraped TIME`` (s since 1970, or ISO 8601) before each scrape. A counter that
+format) or a line ``# scraped TIME`` (s since 1970, or ISO 8601) before each scrape. A file with a
+single scrape and no time has the time of the file's last change. A counter that
 falls was reset, and its new value counts as an increase. Label sets of several engines or models
 are summed. Names are recognized with and without ``_total``.
 """
@@ -69,14 +70,19 @@ _SCRAPED = re.compile(r"#\s*(?:scraped|time):?\s+(\S+)")
 Samples = dict[str, dict[tuple[tuple[str, str], ...], list[tuple[float, float]]]]
 
 
-def read_metrics(source: TraceSource) -> Evidence:
-    """Read the evidence in a metrics file. Raises InputError if it cannot be read."""
-    with source.text() as lines:
-        text = lines.read()
+def read_metrics(source: TraceSource, *others: TraceSource) -> Evidence:
+    """Read the evidence in a metrics file, or in several such as scrapes before and after a run.
+
+    Raises InputError if one cannot be read, or if there is only one scrape.
+    """
     samples: Samples = defaultdict(lambda: defaultdict(list))
-    found = _of_json(source, text) if text.lstrip()[:1] in ("{", "[") else _of_text(source, text)
-    for name, labels, at, value in found:
-        samples[name][tuple(sorted(labels.items()))].append((at, value))
+    for one in (source, *others):
+        with one.text() as lines:
+            text = lines.read()
+        is_json = text.lstrip()[:1] in ("{", "[")
+        found = _of_json(one, text) if is_json else _of_text(one, text, single=bool(others))
+        for name, labels, at, value in found:
+            samples[name][tuple(sorted(labels.items()))].append((at, value))
     for sets in samples.values():
         for values in sets.values():
             values.sort()
@@ -86,7 +92,8 @@ def read_metrics(source: TraceSource) -> Evidence:
     if len(times) < 2:
         raise InputError(
             f"{source.path}: {len(times)} scrapes of vLLM or SGLang with their times; at least 2 "
-            "are needed (timestamps, or a line '# scraped TIME' before each)"
+            "are needed (timestamps, a line '# scraped TIME' before each, or one file per scrape, "
+            "all given)"
         )
     grid = np.array(times)
     histograms = _increments(samples, grid)
@@ -122,18 +129,27 @@ def _of_json(source: TraceSource, text: str) -> Iterator[tuple[str, dict[str, st
             for series in results if isinstance(results, list) else ():
                 labels = dict(series.get("metric") or {})
                 name = str(labels.pop("__name__", ""))
-                for at, value in series.get("values") or ():
+                instant = [series["value"]] if series.get("value") else ()
+                for at, value in series.get("values") or instant:
                     if name and np.isfinite(number := _number(value)):
                         yield name, labels, float(at), number
 
 
-def _of_text(source: TraceSource, text: str) -> Iterator[tuple[str, dict[str, str], float, float]]:
-    scraped: float | None = None
+def _of_text(
+    source: TraceSource, text: str, *, single: bool
+) -> Iterator[tuple[str, dict[str, str], float, float]]:
+    """Yield the samples of scrapes; a ``single`` scrape may have no time."""
+    several = not single or any(_SCRAPED.match(row) for row in text.splitlines())
+    scraped = None if several else source.path.stat().st_mtime
+    counted: set[tuple[str, str]] = set()
     for line, row in enumerate(text.splitlines(), start=1):
         if match := _SCRAPED.match(row):
             scraped = _when(source, line, match[1])
         elif row.startswith(("vllm:", "sglang:")) and (found := _SAMPLE.match(row)):
             at = float(found["time"]) / 1e3 if found["time"] else scraped
+            if not found["time"] and not several:
+                at = None if (key := (found["name"], found["labels"] or "")) in counted else at
+                counted.add(key)
             if at is None:
                 raise source.error(
                     "should have the time of this scrape: a timestamp after the value, or a line "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -60,6 +60,28 @@ def logs_iterations(engine: str | None) -> bool:
     """Return whether an engine logs single iterations with their durations."""
     reader = log_reader(engine)
     return reader is not None and reader.LOGS_ITERATIONS
+
+
+def read_sources(
+    paths: Sequence[Path], advance: Callable[[int], None] | None = None
+) -> list[Evidence]:
+    """Read several sources; metrics files are read together, as scrapes of one server."""
+    metrics = [path for path in paths if path.is_file() and _is_metrics(path)]
+    found = [
+        read_source(path, advance) for path in paths if path not in metrics or len(metrics) < 2
+    ]
+    if len(metrics) > 1:
+        sources = [TraceSource(path, Selection(skip_bad=True), advance) for path in metrics]
+        found.append(prometheus_reader.read_metrics(*sources))
+    return found
+
+
+def _is_metrics(path: Path) -> bool:
+    if read_head(path).kind in ("tar", "parquet", "binary"):
+        return False
+    text = read_beginning(TraceSource(path, Selection(skip_bad=True)), HEAD_BYTES)
+    own = any(reader.OWN_LINE.search(text) for reader in LOGS)
+    return not own and prometheus_reader.is_metrics(text)
 
 
 def read_source(path: Path, advance: Callable[[int], None] | None = None) -> Evidence:

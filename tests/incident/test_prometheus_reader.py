@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from simkv.core.errors import InputError
 from simkv.incident.emit.emitted_files import emit
 from simkv.incident.emit.prometheus_writer import scrape_requests
 from simkv.incident.evidence import Evidence
-from simkv.incident.source_reader import read_source
+from simkv.incident.source_reader import read_source, read_sources
 from simkv.incident.workload_ensemble import BURST_SHARES, interval, sample_workload
 from simkv.metrics.prometheus_metrics import list_engine_metrics
 from simkv.metrics.run_result import RunResult
@@ -227,3 +228,29 @@ def test_an_interval_is_as_wide_as_its_members_and_their_bias() -> None:
     assert low == pytest.approx(1 - 0.19)
     assert high == pytest.approx(1 + 0.19)
     assert wider[1] > 2.0 > high
+
+
+@pytest.mark.parametrize("form", ["text", "JSON"])
+def test_scrapes_before_and_after_in_two_files(tmp_path: Path, form: str) -> None:
+    paths = []
+    for name, at, total in (("before", 1_700_000_000, 100), ("after", 1_700_000_060, 700)):
+        values = {
+            "vllm:num_requests_running": 2,
+            "vllm:num_requests_waiting": 0,
+            "vllm:generation_tokens_total": total,
+        }
+        path = tmp_path / f"{name}.txt"
+        if form == "text":
+            path.write_text("".join(f"{key}{{}} {value}\n" for key, value in values.items()))
+            os.utime(path, (at, at))
+        else:
+            result = [
+                {"metric": {"__name__": key}, "value": [at, str(value)]}
+                for key, value in values.items()
+            ]
+            document = {"status": "success", "data": {"resultType": "vector", "result": result}}
+            path.write_text(json.dumps(document))
+        paths.append(path)
+    (found,) = read_sources(paths)
+    assert found.series is not None
+    assert found.series["output_rate"].iloc[-1] == 10
