@@ -112,7 +112,7 @@ SERVERS = (
         "sglang-30743-chunk-oom",
         "before",
         SGLANG,
-        ("engine died",),
+        ("engine died", "out of memory"),
         ("without --enable-mixed-chunk", "--schedule-conservativeness"),
     ),
     Blind(
