@@ -1,3 +1,4 @@
+# mypyc: compile
 """Identity of token contents, which makes prefix caching exact instead of an assumed hit rate."""
 
 from __future__ import annotations

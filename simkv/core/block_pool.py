@@ -1,3 +1,4 @@
+# mypyc: compile
 """The pool of KV-cache blocks: the only module that tracks free blocks and block owners."""
 
 from __future__ import annotations

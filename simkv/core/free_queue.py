@@ -1,3 +1,4 @@
+# mypyc: compile
 """The queue of free blocks, which determines the order of allocation."""
 
 from __future__ import annotations

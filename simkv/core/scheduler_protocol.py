@@ -1,3 +1,4 @@
+# mypyc: compile
 """The protocol between an engine's scheduler and the rest of simkv.
 
 A scheduler is pure: it knows no clock except the arrival times of its requests, does no I/O, uses

@@ -1,3 +1,4 @@
+# mypyc: compile
 """The version of simkv, and whether the compiled modules are in use."""
 
 __version__ = "0.2.0"

@@ -1,3 +1,4 @@
+# mypyc: compile
 """Step costs as a sum of terms, each a function of one feature of the load."""
 
 from __future__ import annotations

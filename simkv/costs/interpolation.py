@@ -1,3 +1,4 @@
+# mypyc: compile
 """Linear interpolation between measured points."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypyc: compile
 """Executor that takes step durations from a cost profile."""
 
 from __future__ import annotations

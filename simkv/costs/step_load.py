@@ -1,3 +1,4 @@
+# mypyc: compile
 """Load of a step, and the executor protocol that returns its duration."""
 
 from __future__ import annotations

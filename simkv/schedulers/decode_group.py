@@ -1,3 +1,4 @@
+# mypyc: compile
 """Group of requests that decode in lockstep, advanced by one shared counter."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypyc: compile
 """The client side of a run: send requests until nothing more can happen."""
 
 from __future__ import annotations

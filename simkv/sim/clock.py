@@ -1,3 +1,4 @@
+# mypyc: compile
 """Exact points in SimPy time."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypyc: compile
 """Detection of repeated engine states, which mean that the engine is in a deadlock or livelock."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypyc: compile
 """Verification of draft tokens by the model while a batch runs; hidden from schedulers."""
 
 from __future__ import annotations

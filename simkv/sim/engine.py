@@ -1,3 +1,4 @@
+# mypyc: compile
 """The engine loop: schedule calls, steps and token delivery in SimPy time."""
 
 from __future__ import annotations

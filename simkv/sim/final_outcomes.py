@@ -1,3 +1,4 @@
+# mypyc: compile
 """Final outcomes of requests that are unresolved at the end of a run."""
 
 from __future__ import annotations

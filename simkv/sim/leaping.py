@@ -1,3 +1,4 @@
+# mypyc: compile
 """Work in flight of an engine: batches on the GPU, and leaps over several steps."""
 
 from __future__ import annotations

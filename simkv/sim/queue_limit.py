@@ -1,3 +1,4 @@
+# mypyc: compile
 """Admission control of a replica's server."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypyc: compile
 """The interface of a replica for clients and routers, independent of the engine loop."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypyc: compile
 """Records of a run: one row per step, and a short list of segments per request."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypyc: compile
 """Positions of requests in the step log, stored as flat arrays of numbers and read as tuples."""
 
 from __future__ import annotations

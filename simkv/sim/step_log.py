@@ -1,3 +1,4 @@
+# mypyc: compile
 """The step log: one row per step; steps that differ only in times and blocks form runs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypyc: compile
 """Requests that vLLM's API server rejects before the scheduler, with HTTP 503.
 
 Source: the wheels 0.29.0 to 0.33.0, ``AsyncLLM.check_admission`` (``vllm/v1/engine/async_llm.py``)

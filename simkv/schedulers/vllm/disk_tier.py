@@ -1,3 +1,4 @@
+# mypyc: compile
 """vLLM's KV blocks on disk, behind host memory: lookups, reads and writes.
 
 Source: ``TieringOffloadingManager`` (vllm/v1/kv_offload/tiering/manager.py, 0.33.0) with one tier

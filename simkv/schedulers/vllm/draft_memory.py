@@ -1,3 +1,4 @@
+# mypyc: compile
 """Block memory for speculative decoding, with blocks for drafts that may be rejected.
 
 A drafter with its own KV also has ``num_lookahead_tokens`` slots after the tokens of a step. A

@@ -1,3 +1,4 @@
+# mypyc: compile
 """vLLM's KV blocks in host memory: contents and eviction.
 
 Source: ``CPUOffloadingManager`` (vllm/v1/kv_offload/cpu/manager.py). A block is identified by its

@@ -1,3 +1,4 @@
+# mypyc: compile
 """Eviction policies of vLLM for KV blocks in host memory.
 
 Source: vllm/v1/kv_offload/cpu/policies/lru.py and ``arc.py``. With ``counts_uses_at_end``, uses of

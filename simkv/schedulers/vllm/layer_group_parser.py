@@ -1,3 +1,4 @@
+# mypyc: compile
 """Parser for the entries of ``kv_cache_groups``."""
 
 from __future__ import annotations

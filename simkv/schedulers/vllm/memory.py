@@ -1,3 +1,4 @@
+# mypyc: compile
 """KV blocks of vLLM's requests: required, held and cached blocks.
 
 The counterpart of ``vllm/v1/core/kv_cache_manager.py``: the scheduler decides token counts and asks

@@ -1,3 +1,4 @@
+# mypyc: compile
 """Selection of the block memory for a configuration."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypyc: compile
 """vLLM's V1 scheduler with KV offloading: computed KV is loaded from host memory for reuse.
 
 Source: vllm-project/vllm, ``vllm/v1/core/sched/scheduler.py`` with the offloading connector

@@ -1,3 +1,4 @@
+# mypyc: compile
 """Scheduler side of vLLM's offloading connector: KV copies to and from host memory.
 
 Source: ``OffloadingConnectorScheduler``

@@ -1,3 +1,4 @@
+# mypyc: compile
 """vLLM's ``prefill_schedule_interval``: limit prefills to every n-th step while requests decode."""
 
 from __future__ import annotations

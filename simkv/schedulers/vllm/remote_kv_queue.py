@@ -1,3 +1,4 @@
+# mypyc: compile
 """Waiting queue and block memory for requests that hold blocks while their KV is loaded."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypyc: compile
 """Base of vLLM's schedulers that load KV: from host memory, or from another replica.
 
 Source: ``vllm/v1/core/sched/scheduler.py``. A waiting request whose KV is elsewhere gets blocks for

@@ -1,3 +1,4 @@
+# mypyc: compile
 """State of a request in vLLM's scheduler, and the waiting queues."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypyc: compile
 """State of one ``schedule`` call of vLLM while it builds a batch."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypyc: compile
 """vLLM's V1 scheduler, for a text-only model on one engine.
 
 There is no prefill phase and no decode phase: each request has tokens whose KV is not computed yet.

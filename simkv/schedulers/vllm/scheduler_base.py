@@ -1,3 +1,4 @@
+# mypyc: compile
 """State of vLLM's scheduler between steps, and its public properties.
 
 The scheduling rules are in ``scheduler.py``.

@@ -1,3 +1,4 @@
+# mypyc: compile
 """Waiting queue that skips requests that cannot fit, for rules that try later requests."""
 
 from __future__ import annotations

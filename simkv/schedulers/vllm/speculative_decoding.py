@@ -1,3 +1,4 @@
+# mypyc: compile
 """Speculative decoding: a drafter proposes tokens and the model verifies them in one step.
 
 A decoding request computes its next token and its drafts. The model accepts a prefix of the drafts;

@@ -1,3 +1,4 @@
+# mypyc: compile
 """Chunk ends of prompts for models with states, aligned so that the prefix cache can store states.
 
 A state is written at the end of a chunk and can be found at the end of a block, so vLLM aligns

@@ -1,3 +1,4 @@
+# mypyc: compile
 """Block memory of models in which some layers have a state (``mamba`` groups).
 
 Mamba and linear attention layers have a state of all previous tokens. It fills one block, whatever

@@ -1,3 +1,4 @@
+# mypyc: compile
 """vLLM's V1 scheduler with a KV connector: prefill replicas send KV, decode replicas load it.
 
 Source: vllm-project/vllm, ``vllm/v1/core/sched/scheduler.py`` with the scheduler's side of

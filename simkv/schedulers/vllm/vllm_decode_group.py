@@ -1,3 +1,4 @@
+# mypyc: compile
 """Running requests of vLLM that decode in lockstep, and the steps skipped by a leap."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypyc: compile
 """Block memory of models with layer groups, some with sliding windows or chunked attention.
 
 vLLM divides layers into groups of equal size, each of one kind (``kv_cache_groups``). A request has
