@@ -76,7 +76,7 @@ def record(
                     traces[name] = driven.record(case, found, name)
                 except Exception as error:  # a release may have changed in any way
                     raise InputError(
-                        f"{engine} {found} cannot be driven: {describe_crash(name, error)}"
+                        f"{engine} {found} cannot be run: {describe_crash(name, error)}"
                     ) from error
                 advance()
     base = driven.base_release(found)
@@ -96,7 +96,7 @@ def record(
             write_bytes(out / f"{name}.jsonl.gz", pack_traces([trace]))
     steps = sum(len(trace.steps) for trace in traces.values())
     print(f"{engine} {found}: {len(traces)} recordings of {steps:,} steps in {out}")
-    print(f"the rules of {base} make {len(names) - len(different)} of {len(names)}")
+    print(f"the rules of {base} reproduce {len(names) - len(different)} of {len(names)}")
     if different:
         raise typer.Exit(1)
 

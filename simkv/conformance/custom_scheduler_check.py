@@ -68,9 +68,7 @@ def check_laws(file: Path, examples: int = 200, knobs: dict[str, Any] | None = N
     try:
         import hypothesis
     except ImportError as error:
-        raise InputError(
-            "check-scheduler: Hypothesis is missing; pip install 'simkv[own]'"
-        ) from error
+        raise InputError("check-scheduler needs Hypothesis: pip install 'simkv[own]'") from error
     found = CheckResult(knobs=knobs or {})
     with override_trust(True):
         _scenario(file, {**_PLAIN, "engine": {}}, found.knobs)  # rejects a bad file
@@ -113,14 +111,14 @@ def check_laws(file: Path, examples: int = 200, knobs: dict[str, Any] | None = N
 def _hash_otherwise(file: Path, found: CheckResult, trees: list[dict[str, Any]]) -> None:
     """Rerun the scenarios with the most requests in processes with other string hash seeds."""
     crowded = sorted(trees, key=lambda tree: -len(tree["workload"]["requests"]))[:RERUN_SCENARIOS]
-    told = json.dumps(crowded)
+    scenarios = json.dumps(crowded)
     command = [
         sys.executable,
         "-Wignore::FutureWarning:simkv.own",  # this process has already shown the warning
         "-P",  # exclude the current folder from imports; -I would also ignore PYTHONHASHSEED
         "-c",
         "import sys; from simkv.conformance.custom_scheduler_check import run_outcomes; "
-        "told = run_outcomes(sys.stdin.read()); print(); print(told)",
+        "outcomes = run_outcomes(sys.stdin.read()); print(); print(outcomes)",
     ]
     paths = os.pathsep.join([*filter(None, sys.path), str(Path(__file__).parents[2])])
     running = [
@@ -134,7 +132,7 @@ def _hash_otherwise(file: Path, found: CheckResult, trees: list[dict[str, Any]])
         for seed in HASH_SEEDS
     ]
     # Read the last line only: the scheduler may print before it.
-    one, other = (json.loads(run.communicate(told)[0].splitlines()[-1]) for run in running)
+    one, other = (json.loads(run.communicate(scenarios)[0].splitlines()[-1]) for run in running)
     for tree, a, b in zip(crowded, one, other, strict=True):
         if a != b:
             first = next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
@@ -152,17 +150,17 @@ def _hash_otherwise(file: Path, found: CheckResult, trees: list[dict[str, Any]])
 
 def run_outcomes(scenarios: str) -> str:
     """Return the outcome of each request of some scenarios as JSON, to compare processes."""
-    told = []
+    outcomes = []
     with override_trust(True):
         for tree in json.loads(scenarios):
             scenario = Scenario.model_validate(tree, context={"folder": Path()})
             try:
                 lives = check_scheduler_run(scenario, Path()).requests.values()
             except LawViolation as error:
-                told.append([f"{error}"] * len(tree["workload"]["requests"]))
+                outcomes.append([f"{error}"] * len(tree["workload"]["requests"]))
             else:
-                told.append([f"{life.outcome} at {life.ended_at} s" for life in lives])
-    return json.dumps(told)
+                outcomes.append([f"{life.outcome} at {life.ended_at} s" for life in lives])
+    return json.dumps(outcomes)
 
 
 _PLAIN: dict[str, Any] = {"requests": [{"prompt_tokens": 1, "output_tokens": 1}]}

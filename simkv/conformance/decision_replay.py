@@ -52,7 +52,7 @@ def check_trace(trace: DecisionTrace) -> Conformance:
     engine = ENGINES.get(trace.header["engine"])
     if engine is None:
         raise TraceError(
-            f"{trace.where}: engine: {trace.header['engine']!r} is not known; expected one of "
+            f"{trace.where}: engine: unknown engine {trace.header['engine']!r}; expected one of "
             f"{', '.join(sorted(ENGINES))}"
         )
     assumed = _assumed(engine, trace)
@@ -71,7 +71,7 @@ def _assumed(engine: EngineSpec, trace: DecisionTrace) -> str | None:
     """
     header, release = trace.header["variant"], trace.header["config"].get("variant")
     if release not in (None, header):
-        why = f"variant: {header!r}, but {release!r} in config; expected the same"
+        why = f"variant: {header!r} differs from {release!r} in config"
         raise TraceError(f"{trace.where}: {why}")
     name = header.removesuffix("_wtinf")
     has_releases = any(known[0].isdigit() for known in engine.variants)
@@ -81,7 +81,7 @@ def _assumed(engine: EngineSpec, trace: DecisionTrace) -> str | None:
         engine.variant(name)
     except KeyError:
         known = ", ".join(engine.variants)
-        why = f"variant: {name!r} is not known; expected one of {known}"
+        why = f"variant: unknown variant {name!r}; expected one of {known}"
         raise TraceError(f"{trace.where}: {why}") from None
     except ValueError as error:
         raise TraceError(f"{trace.where}: variant: {error}") from error

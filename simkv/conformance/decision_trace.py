@@ -26,6 +26,9 @@ class TraceError(Exception):
     """A trace file cannot be read; the message has the file, line and expected content."""
 
 
+#: JSON types in messages.
+_KINDS = {str: "a string", dict: "an object", list: "an array"}
+
 #: Kind of ending by a word in the ``why`` of the closing line, most specific first.
 _ENDINGS = (
     ("panic", "panic"),
@@ -84,7 +87,7 @@ class DecisionTrace:
 
 @dataclass(frozen=True)
 class Recording:
-    """One recording in a file, not parsed yet: its lines and the number of the first of them.
+    """An unparsed recording in a file: its lines and the line number of the first of them.
 
     ``case`` is the case that the header names, and ``packed`` whether the file has others.
     """
@@ -96,7 +99,7 @@ class Recording:
     packed: bool
 
     def parse(self) -> DecisionTrace:
-        """Return the recorded case. Raises TraceError if the lines are no recording."""
+        """Return the recorded case. Raises TraceError for invalid lines."""
         lines = {
             number: self._object(number, row)
             for number, row in enumerate(self.rows, start=self.first)
@@ -104,15 +107,17 @@ class Recording:
         }
         header, *steps = lines.values()
         if header.get("format") != FORMAT:
-            why = f"format: {header.get('format')!r} is not known; expected {FORMAT}"
+            why = f"format: must be {FORMAT}, got {header.get('format')!r}"
             raise self._error(self.first, why)
         for name, kind in (("engine", str), ("variant", str), ("config", dict), ("requests", list)):
             if not isinstance(header.get(name), kind):
-                why = f"{name}: a {kind.__name__} was expected in the header"
+                why = f"header: {name}: {_KINDS[kind]} was expected"
                 raise self._error(self.first, why)
         for number, line in list(lines.items())[1:]:
             if not ({"step", "tick", "truncated"} & line.keys()):
-                raise self._error(number, "neither a step, nor a tick, nor a closing line")
+                raise self._error(
+                    number, "unknown line; a step, a tick or a closing line was expected"
+                )
         truncated = steps.pop() if steps and steps[-1].get("truncated") else None
         name = f"{self.path}: {self.case}" if self.packed else f"{self.path}"
         return DecisionTrace(name, header, steps, truncated, self._where(self.first))

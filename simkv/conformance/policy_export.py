@@ -38,7 +38,7 @@ TARGET_RELEASE = "0.33.0"
 _STUBS = {"PolicyRequest", "CustomVllmConfig", "CustomVllmScheduler"}
 _TOP = '''"""{title}
 
-A rule over the decisions of vLLM {release}, written out by simkv from {file} (SHA-256 {digest}):
+A scheduling policy for vLLM {release}, exported by simkv from {file} (SHA-256 {digest}):
 
     vllm serve MODEL --scheduler-cls {module}.{rule}Scheduler
 
@@ -55,7 +55,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 
 class PolicyRequest(NamedTuple):
-    """A request as the rule sees it, in tokens; arrival is in seconds."""
+    """A request as the policy sees it: sizes in tokens, arrival in seconds."""
 
     prompt_tokens: int
     max_tokens: int
@@ -68,11 +68,11 @@ class PolicyRequest(NamedTuple):
 
 @dataclass(frozen=True)
 class CustomVllmConfig:
-    """The rule's knobs are its subclass."""
+    """Base class of the policy's settings."""
 
 
 class CustomVllmScheduler:
-    """vLLM's decisions as they are."""
+    """Decisions of vLLM without a policy."""
 
     def __init__(self, config):
         self.config = config
@@ -90,12 +90,12 @@ class CustomVllmScheduler:
         return None
 
 
-# The rule.
+# The policy.
 
 {aliases}'''
 _END = '''
 
-# What asks it.
+# Connection to vLLM.
 
 CONFIG = {config}
 
@@ -113,7 +113,7 @@ def _view(request):
 
 
 class _Asks:
-    """Sorts the queues and sets the limits of a step before vLLM decides it."""
+    """Sorts the queues and sets the limits before vLLM schedules each step."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -154,8 +154,8 @@ def load_policy(file: Path) -> tuple[EngineSpec, Any, CustomCode]:
         of, source = sources.load_from_file(file, file.stem)
     if not (issubclass(of, CustomVllmScheduler) and issubclass(spec.config, CustomVllmConfig)):
         raise InputError(
-            f"{file}: {of.__name__} is no CustomVllmScheduler with CustomVllmConfig; only such "
-            "can be written out (rules over mistral.rs, SGLang and FastDeploy are simulated only)"
+            f"{file}: {of.__name__} must be a CustomVllmScheduler with a CustomVllmConfig; "
+            "policies for mistral.rs, SGLang and FastDeploy can only be simulated"
         )
     return spec, of, source
 
@@ -167,14 +167,16 @@ def export_policy(file: Path, knobs: dict[str, Any], module: str) -> str:
     """
     if _is_scenario(file):
         if knobs:
-            raise InputError(f"--set {min(knobs)}: a rule of the small language has no knobs")
+            raise InputError(
+                f"--set {min(knobs)}: policies written as expressions have no settings"
+            )
         return render_policy_class(file, TARGET_RELEASE, module)
     spec, of, source = load_policy(file)
     vllms = {field.name for field in fields(CustomVllmConfig)} | {"file"}
     own = {f.name for f in fields(spec.config)} - vllms
     if unknown := knobs.keys() - own:
         raise InputError(
-            f"--set {sorted(unknown)[0]}: is no knob of the rule; expected one of "
+            f"--set {sorted(unknown)[0]}: unknown setting of the policy; expected one of "
             f"{', '.join(sorted(own)) or 'none'}"
         )
     given = asdict(spec.config(**knobs))

@@ -20,11 +20,11 @@ from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.policy_hooks import POLICY_HOOKS
 from simkv.schedulers.vllm.spec import VLLM
 
-_TEXT = '''"""A rule over the decisions of vLLM {release}, written out by simkv from {file}.
+_TEXT = '''"""A scheduling policy for vLLM {release}, exported by simkv from {file}.
 
 {lines}
 
-SHA-256 of the rule: {digest}
+SHA-256 of the policy: {digest}
 
     vllm serve MODEL --scheduler-cls {module}.EvolvedScheduler
 
@@ -39,7 +39,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue, SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 
-# The rule.
+# The policy.
 
 RULE = {{
 {rule}
@@ -55,11 +55,11 @@ def _value(seam, view):
     return value if value == value else 0.0
 
 
-# What it sees.
+# Values that it uses.
 
 
 class _View:
-    """A request, and the engine; without a request only the engine."""
+    """Values of a request and of the engine, or of the engine alone."""
 
     def __init__(self, scheduler, request=None):
         self._of, self._r = scheduler, request
@@ -106,11 +106,11 @@ class _View:
         return float(len(self._of.waiting))
 
 
-# What asks it.
+# Connection to vLLM.
 
 
 class _Queue(FCFSRequestQueue):
-    """Those who wait in the order of the rule; false while it takes nobody in."""
+    """Waiting requests in the order of the policy; false while it admits none."""
 
     def __init__(self, scheduler):
         super().__init__()
@@ -141,7 +141,7 @@ class _Queue(FCFSRequestQueue):
             self.add_request(request)
 
     def look_again(self):
-        """Sort by what is seen now."""
+        """Sort again by the current values."""
         requests = list(self)
         self.clear()
         for request in requests:
@@ -152,7 +152,7 @@ class _Queue(FCFSRequestQueue):
 
 
 class _Asks:
-    """Lets the rule decide what it says something about, and vLLM all else."""
+    """Applies the policy where it defines a decision; vLLM decides the rest."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -164,7 +164,7 @@ class _Asks:
             self.adaptive_long_prefill_threshold = False
 
     def place(self, seam, request):
-        """Equals go by arrival, and then as they were added."""
+        """Rank of a request; ties are broken by arrival, then by order of addition."""
         number = self._numbers[request.request_id]
         return _value(seam, _View(self, request)), request.arrival_time, number
 
@@ -195,11 +195,11 @@ class _Asks:
 
 
 class EvolvedScheduler(_Asks, AsyncScheduler):
-    """The rule, with asynchronous scheduling."""
+    """The policy with asynchronous scheduling."""
 
 
 class EvolvedSyncScheduler(_Asks, Scheduler):
-    """The rule, without."""
+    """The policy without asynchronous scheduling."""
 '''
 
 
@@ -209,8 +209,8 @@ def read_policy(file: Path) -> str:
     ruled = [one for one in engines if isinstance(one, VllmConfig) and one.rule]
     if not ruled:
         raise InputError(
-            f"{file}: no variant is a vllm with a rule; only such can be written out (rules over "
-            "mistral.rs are simulated only)"
+            f"{file}: no vLLM variant with a rule; only those can be exported (policies for "
+            "mistral.rs can only be simulated)"
         )
     return str(ruled[-1].rule)
 

@@ -426,7 +426,7 @@ def test_conform_names_the_recording_inside_a_packed_file(simkv: Simkv) -> None:
     assert ran.code == 2
     assert f"t.jsonl: {second}: differs at step 0 (fastdeploy ratio)" in ran.out
     line = len(rows[0]) + len(rows[1]) + 1
-    assert ran.err.startswith(f"simkv: t.jsonl:{line}: {third}: variant: 'rato' is not known")
+    assert ran.err.startswith(f"simkv: t.jsonl:{line}: {third}: variant: unknown variant 'rato'")
     assert ran.out.endswith("1 of 3 traces equal\n")
 
 
@@ -477,9 +477,9 @@ def test_conform_accepts_all_names_of_a_release(simkv: Simkv, variant: str, said
     ("engine", "variant", "config", "complaint"),
     [
         ("vllm/0.27.0", "0.99", None, "'0.99' is not known; expected a release of vLLM from 0.9"),
-        ("vllm/0.27.0", "0.28.0", "0.27.0", "'0.28.0', but '0.27.0' in config; expected the same"),
-        ("sglang/0.5.22", "0.5.21", None, "'0.5.21' is not known; expected one of 0.5.23, "),
-        ("mistralrs/seed", "sead", None, "'sead' is not known; expected one of seed, "),
+        ("vllm/0.27.0", "0.28.0", "0.27.0", "'0.28.0' differs from '0.27.0' in config"),
+        ("sglang/0.5.22", "0.5.21", None, "unknown variant '0.5.21'; expected one of 0.5.23, "),
+        ("mistralrs/seed", "sead", None, "unknown variant 'sead'; expected one of seed, "),
     ],
 )
 def test_conform_rejects_unknown_variants(

@@ -1,4 +1,4 @@
-"""Records when the loop of SGLang's wheel receives, from its own ``SchedulerRecvSkipper``.
+"""Record the turns in which SGLang's ``SchedulerRecvSkipper`` receives requests.
 
     pip download --no-deps sglang==0.5.23 && unzip sglang-0.5.23-*.whl -d SOURCE
     python -m tests.conformance.record_sglang_receiver SOURCE tests/conformance/receiver.json
@@ -52,7 +52,7 @@ def _stand_ins(source: Path, interval: int) -> dict[str, types.ModuleType]:
 
 
 def record(source: Path, interval: int, modes: str) -> str:
-    """Which turns receive, by the wheel's own code."""
+    """Return the turns in which SGLang's own code receives."""
     sys.modules.update(_stand_ins(source, interval))
     space: dict[str, Any] = {"__name__": "recv_skipper"}
     exec((source / FILE).read_text(), space)
@@ -67,7 +67,7 @@ def record(source: Path, interval: int, modes: str) -> str:
 
 
 def main(source: Path, out: Path) -> None:
-    """Draw sequences, record them, write them."""
+    """Record random sequences and write them."""
     draw = random.Random(0)
     rows = []
     for interval in (1, 2, 5, 10, 30):

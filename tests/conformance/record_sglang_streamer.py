@@ -1,4 +1,4 @@
-"""Records after which tokens SGLang's wheel sends to a client that streams, by its own ``accept``.
+"""Record when SGLang's own ``accept`` sends tokens to a streaming client.
 
     pip download --no-deps sglang==0.5.23 && unzip sglang-0.5.23-*.whl -d SOURCE
     python -m tests.conformance.record_sglang_streamer SOURCE tests/conformance/streamer.json
@@ -21,7 +21,7 @@ FILE = "sglang/srt/managers/scheduler_components/output_streamer.py"
 
 
 def accept_of(source: Path) -> Any:
-    """The method, as a function of what it calls ``self`` and a request."""
+    """Return the method as a function of ``self`` and a request."""
     tree = ast.parse((source / FILE).read_text())
     method = next(
         node
@@ -30,7 +30,7 @@ def accept_of(source: Path) -> Any:
         and node.name == "accept"
         and "stream_interval" in ast.unparse(node)
     )
-    # What follows the offset's update only copies figures of the request.
+    # The code after the update of the offset only copies figures of the request.
     last = next(
         i for i, s in enumerate(method.body) if "req.send_token_offset = len" in ast.unparse(s)
     )
@@ -41,7 +41,7 @@ def accept_of(source: Path) -> Any:
 
 
 def record(source: Path, interval: int, tokens: int) -> list[int]:
-    """Counts of tokens at which something is sent."""
+    """Return the numbers of tokens at which a message is sent."""
     accept = accept_of(source)
     collected: defaultdict[str, list[Any]] = defaultdict(list)
 
@@ -78,7 +78,7 @@ def record(source: Path, interval: int, tokens: int) -> list[int]:
 
 
 def main(source: Path, out: Path) -> None:
-    """Record each interval of the recipes, and small ones."""
+    """Record the intervals of SGLang's recipes, and small ones."""
     rows = [
         [interval, tokens, record(source, interval, tokens)]
         for interval in (1, 2, 3, 10, 30, 50)

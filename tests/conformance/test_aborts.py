@@ -1,4 +1,4 @@
-"""Recordings of requests whose clients go away, and of releases by any name."""
+"""Recordings with aborted requests, and names of releases in headers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Lines = list[dict[str, Any]]
 
 
 def recorded(folder: Path, engine: dict[str, Any], requests: Lines) -> Path:
-    """The trace of a run of ours."""
+    """Record a simulated run."""
     workload = {"requests": requests}
     given = {"name": "t", "workload": workload, "engine": engine, "profile": "unit-step"}
     scenario = Scenario.model_validate(given)
@@ -40,11 +40,11 @@ def recorded(folder: Path, engine: dict[str, Any], requests: Lines) -> Path:
 
 
 def changed(folder: Path, recording: Committed, change: Any) -> DecisionTrace:
-    """A copy of a recording after ``change(lines)``."""
+    """Return a recording after ``change(lines)``."""
     return read_trace(recording.write(folder / "changed.jsonl", change))
 
 
-def asks(count: int, timeouts: dict[int, float]) -> Lines:
+def burst(count: int, timeouts: dict[int, float]) -> Lines:
     plain = {"arrival": 0.0, "prompt_tokens": 12, "output_tokens": 12}
     return [plain | ({"timeout": timeouts[i]} if i in timeouts else {}) for i in range(count)]
 
@@ -62,8 +62,8 @@ ENGINES = {
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 def test_a_run_with_timeouts_is_replayed(tmp_path: Path, engine: dict[str, Any]) -> None:
-    # One leaves while it runs, in the middle of a step, one while it waits.
-    path = recorded(tmp_path, engine, asks(4, {0: 4.5, 3: 2.5}))
+    # Request 0 is aborted during a step while it runs, request 3 while it waits.
+    path = recorded(tmp_path, engine, burst(4, {0: 4.5, 3: 2.5}))
     trace = read_trace(path)
     assert {i for _, _, i in trace.header["aborts"]} == {0, 3}
     assert sorted(i for line in trace.steps for i in line.get("aborted", ())) == [0, 3]
@@ -73,7 +73,7 @@ def test_a_run_with_timeouts_is_replayed(tmp_path: Path, engine: dict[str, Any])
 
 
 @pytest.mark.parametrize("recording", GONE, ids=lambda recording: recording.case)
-def test_when_a_client_leaves_shows(tmp_path: Path, recording: Committed) -> None:
+def test_a_later_abort_changes_decisions(tmp_path: Path, recording: Committed) -> None:
     def leaves_later(lines: Lines) -> None:
         there = {i for line in lines[1:] for i in line.get("aborted", ())}
         lines[0]["aborts"] = [
@@ -84,7 +84,7 @@ def test_when_a_client_leaves_shows(tmp_path: Path, recording: Committed) -> Non
         assert check_trace(changed(tmp_path, recording, leaves_later)).difference is not None
 
 
-def test_an_abort_of_one_that_is_not_there_does_nothing(tmp_path: Path) -> None:
+def test_an_abort_before_arrival_or_after_the_end_is_ignored(tmp_path: Path) -> None:
     def more(lines: Lines) -> None:
         ends = {i: line["step"] for line in lines[1:] for i in line["finished"]}
         i, step = min(ends.items(), key=lambda item: item[1])
@@ -96,7 +96,7 @@ def test_an_abort_of_one_that_is_not_there_does_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["0.27", "0.27.0", "0.27.1", "0.27.9"])
-def test_the_head_names_a_release_in_any_way(tmp_path: Path, name: str) -> None:
+def test_headers_accept_every_form_of_a_release_name(tmp_path: Path, name: str) -> None:
     def called(lines: Lines) -> None:
         lines[0]["variant"] = name
         del lines[0]["config"]["variant"]
@@ -105,7 +105,7 @@ def test_the_head_names_a_release_in_any_way(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["0.8", "0.99", "0.270", "1.27", "0.27.x", "0.27.1.1", "0"])
-def test_a_release_that_is_not_known_is_refused(tmp_path: Path, name: str) -> None:
+def test_rejects_unknown_releases(tmp_path: Path, name: str) -> None:
     def called(lines: Lines) -> None:
         lines[0]["variant"] = name
         del lines[0]["config"]["variant"]

@@ -1,4 +1,4 @@
-"""A small selection of recorded decisions, committed: every engine, variant and kind of ending."""
+"""Committed recordings: every engine, variant and kind of ending."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ RECORDINGS = all_committed()
 
 
 @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda recording: recording.name)
-def test_is_equal(recording: Committed) -> None:
+def test_simulation_reproduces_recording(recording: Committed) -> None:
     trace = recording.trace()
     result = check_trace(trace)
     assert result.difference is None
     assert result.steps == len(trace.steps)
 
 
-def test_covers_every_variant_and_ending() -> None:
+def test_recordings_cover_every_variant_and_ending() -> None:
     closing = [(recording.engine, json.loads(recording.text.rows[-1])) for recording in RECORDINGS]
     endings = {(engine, ending_kind(line)) for engine, line in closing if line.get("truncated")}
     assert endings == {
@@ -70,10 +70,10 @@ def test_covers_every_variant_and_ending() -> None:
     assert {recording.release for recording in RECORDINGS} >= VARIANTS.keys()
 
 
-# Mutations: with one rule of mistral.rs changed, some committed trace must differ.
+# Mutations: if one rule of mistral.rs changes, some committed recording must differ.
 
 
-#: How often a changed rule showed in recordings of a kind (``gone`` of ``gone-224``) so far.
+#: Number of times that a kind of recording (``gone`` of ``gone-224``) has shown a changed rule.
 SHOWED: Counter[tuple[str, str]] = Counter()
 
 
@@ -95,7 +95,7 @@ def broken(variant: str) -> bool:
     return any(recording.differs() for recording in committed("mistralrs", variant))
 
 
-#: ``mixed_decode`` of pr2034 and pr2031a is in no recording; tests/schedulers holds it.
+#: No recording shows ``mixed_decode`` of pr2034 and pr2031a; tests/schedulers tests it.
 RULE_MUTATIONS: list[tuple[str, dict[str, Any]]] = [
     ("bucketed", {"decode_order": "oldest first"}),
     ("merged2250", {"decode_order": "newest first"}),
@@ -122,7 +122,7 @@ RULE_MUTATIONS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(
     ("variant", "change"), RULE_MUTATIONS, ids=lambda v: str(v) if isinstance(v, str) else str(*v)
 )
-def test_a_changed_rule_is_noticed(
+def test_a_changed_rule_changes_decisions(
     variant: str, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert replace(RULES[variant], **change) != RULES[variant], "the mutation changes nothing"
@@ -130,7 +130,7 @@ def test_a_changed_rule_is_noticed(
     assert broken(variant)
 
 
-def test_every_rule_is_mutated() -> None:
+def test_every_rule_of_mistralrs_has_a_mutation() -> None:
     assert {field for _, change in RULE_MUTATIONS for field in change} == set(
         MistralrsRules.__dataclass_fields__
     )
@@ -176,7 +176,7 @@ AT_PATCHES = [
     + AT_CHANGES
     + AT_PATCHES,
 )
-def test_a_changed_rule_of_a_version_of_vllm_is_noticed(
+def test_a_changed_rule_of_vllm_changes_decisions(
     version: str, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules = vllm_rules.find_rules(version)
@@ -189,7 +189,7 @@ def test_a_changed_rule_of_a_version_of_vllm_is_noticed(
     ("version", "rule"),
     [(v, rule) for v, rules in sglang_rules.RULES_SHOWN.items() for rule in rules],
 )
-def test_a_changed_rule_of_a_release_of_sglang_is_noticed(version: str, rule: str) -> None:
+def test_a_changed_rule_of_sglang_changes_decisions(version: str, rule: str) -> None:
     rules = sglang_rules.RULES[version]
     changed = replace(rules, **{rule: not getattr(rules, rule)})
     assert find_mismatch(sglang_traces(version)[0], rules) is None
@@ -201,19 +201,19 @@ def test_a_changed_rule_of_a_release_of_sglang_is_noticed(version: str, rule: st
 
 
 def sglang_traces(version: str) -> list[DecisionTrace]:
-    """The recordings of a release itself, without those of setups such as ``lpm``."""
+    """Return the recordings of a release, without setups such as ``lpm``."""
     return [r.trace() for r in committed("sglang", version) if r.variant == version]
 
 
-#: By default, and refused.
+#: Policies without recordings: the default, and a rejected one.
 UNSHOWN = ("fcfs", "random")
-#: Knobs of SGLang that recordings show, in all releases but for those in ``UNSEEN``.
+#: Settings of SGLang that recordings of all releases show, except those in ``UNSEEN``.
 SHOWN = {*SHOWN_KNOBS, "prefill_decode_interval"} - {"schedule_policy", "retraction_policy"}
 SHOWN |= {
     f"schedule_policy: {policy}" for policy in get_args(SchedulePolicy) if policy not in UNSHOWN
 }
 SHOWN |= {"retraction_policy: priority"}
-#: In 0.5.15 prompts are delayed without end while rows are few; what it lacks is refused.
+#: SGLang 0.5.15 delays prompts forever while rows are few; it rejects the other settings.
 UNSEEN = {
     "0.5.15": {
         "prefill_delayer_max_delay_passes",
@@ -224,7 +224,7 @@ UNSEEN = {
 
 
 @pytest.mark.parametrize("version", sglang_rules.RELEASES)
-def test_knobs_of_sglang_that_are_left_out_are_noticed(version: str) -> None:
+def test_every_setting_of_sglang_changes_decisions(version: str) -> None:
     rules = sglang_rules.RULES[version]
     policies = {f"schedule_policy: {policy}" for policy in rules.policies}
     missing = {
@@ -238,8 +238,8 @@ def test_knobs_of_sglang_that_are_left_out_are_noticed(version: str) -> None:
     assert not missing
 
 
-def test_every_rule_of_sglang_that_can_be_seen_is_flipped() -> None:
-    # A change that is not released, what start-up refuses, and what nothing shows.
+def test_every_observable_rule_of_sglang_has_a_mutation() -> None:
+    # An unreleased change, settings that start-up rejects, and a rule without effect on decisions.
     not_seen = {"lpm_aging", "lacks", "policies", "empty_opens"}
     assert {*sglang_rules.RULES_SHOWN["0.5.23"]} | not_seen == {
         *sglang_rules.SglangRules.__dataclass_fields__
@@ -247,13 +247,13 @@ def test_every_rule_of_sglang_that_can_be_seen_is_flipped() -> None:
 
 
 @pytest.mark.parametrize("version", sglang_rules.RELEASES)
-def test_every_release_of_sglang_is_recorded_with_aborts(version: str) -> None:
+def test_recordings_of_sglang_have_aborts(version: str) -> None:
     traces = sglang_traces(version)
     assert len(traces) >= 28
     assert sum("aborted" in line for trace in traces for line in trace.steps) >= 8
 
 
-def test_every_release_of_vllm_is_recorded_with_aborts() -> None:
+def test_recordings_of_vllm_have_aborts() -> None:
     releases = {vllm_rules.find_variant(release) for release in RECORDED}
     assert releases == {name for name in vllm_rules.RULES if "-" not in name}
     assert {*RECORDED} >= {*PATCHES}
@@ -263,7 +263,7 @@ def test_every_release_of_vllm_is_recorded_with_aborts() -> None:
         assert sum("aborted" in line for trace in gone for line in trace.steps) >= 8
 
 
-def test_the_recordings_stay_small_and_few() -> None:
+def test_recordings_are_small_and_few() -> None:
     assert sum(path.stat().st_size for path in FILES) <= 6_000_000
     assert len(FILES) <= 60
 
@@ -295,7 +295,7 @@ METHOD_MUTATIONS: list[tuple[str, str, type, str, Callable[..., Any]]] = [
     [case[1:] for case in METHOD_MUTATIONS],
     ids=[case[0] for case in METHOD_MUTATIONS],
 )
-def test_a_changed_method_is_noticed(
+def test_a_changed_method_changes_decisions(
     variant: str,
     owner: type,
     method: str,

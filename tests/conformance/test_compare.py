@@ -1,4 +1,4 @@
-"""Comparing a replay with a recording: every field of every line, and the end."""
+"""Comparison of a replay with a recording: every field of every line, and the ending."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.conformance.recordings import FILES, Committed, committed
 
 A, B = {"step": 0, "x": 1}, {"step": 1, "x": 2}
 PANIC = {"truncated": True, "why": "engine panic"}
-PANICKED = {"truncated": True, "ending": "panic", "why": "panic: of the test"}
+PANICKED = {"truncated": True, "ending": "panic", "why": "panic: test"}
 STALLED = {"truncated": True, "ending": "stall", "why": "nothing can run"}
 
 
@@ -32,38 +32,38 @@ def test_equal_lines_are_equal_and_counted() -> None:
     assert compare(trace(A, B), iter([A, B])) == (2, None)
 
 
-def test_more_than_was_recorded_does_not_matter() -> None:
+def test_additional_simulated_fields_are_ignored() -> None:
     assert difference(trace(A), {**A, "extra": 1}) is None
 
 
-def test_the_first_difference_shows_both_sides_of_the_fields_that_differ() -> None:
+def test_the_first_mismatch_has_the_differing_fields_of_both_sides() -> None:
     assert difference(trace(A, B), A, {"step": 1, "x": 3}) == ("1", {"x": 2}, {"x": 3})
     assert difference(trace(A, B), A, {"step": 1}) == ("1", {"x": 2}, {"x": None})
     assert compare(trace(A, B), iter([A, {}]))[0] == 1
 
 
-def test_a_field_that_is_missing_is_not_equal_to_none() -> None:
+def test_a_missing_field_differs_from_none() -> None:
     assert difference(trace({"step": 0, "x": None}), {"step": 0}) is not None
 
 
-def test_a_replay_that_ends_too_early_differs() -> None:
+def test_a_shorter_replay_differs() -> None:
     assert difference(trace(A, B), A) == ("1", B, {"step": None, "x": None})
 
 
-def test_a_replay_that_goes_on_differs() -> None:
+def test_a_longer_replay_differs() -> None:
     assert difference(trace(A), A, B) == ("end", {"ending": ENDED}, B)
 
 
-def test_the_same_impasse_is_equal_and_another_is_not() -> None:
+def test_endings_of_the_same_kind_are_equal() -> None:
     stuck = trace(A, truncated=PANIC)
     assert difference(stuck, A, PANICKED) is None
-    assert difference(stuck, A, B, PANICKED) is None  # it may take more steps to get there
+    assert difference(stuck, A, B, PANICKED) is None  # it may take more steps
     assert difference(stuck, A, STALLED) == ("end", {"ending": "panic"}, STALLED)
     assert difference(stuck, A) == ("end", {"ending": "panic"}, {"ending": ENDED})
     assert difference(trace(A), A, PANICKED) == ("end", {"ending": ENDED}, PANICKED)
 
 
-# Whole files
+# Files
 
 
 def one_per_engine() -> list[Committed]:
@@ -72,7 +72,7 @@ def one_per_engine() -> list[Committed]:
 
 
 @pytest.mark.parametrize("source", one_per_engine(), ids=lambda source: source.engine)
-def test_every_recorded_field_counts(source: Committed, tmp_path: Path) -> None:
+def test_every_recorded_field_is_compared(source: Committed, tmp_path: Path) -> None:
     lines = source.lines()
     middle = len(lines) // 2
     for field in lines[middle]:
@@ -85,29 +85,32 @@ def test_every_recorded_field_counts(source: Committed, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", one_per_engine(), ids=lambda source: source.engine)
-def test_a_line_too_few_or_too_many_differs(source: Committed, tmp_path: Path) -> None:
+def test_a_missing_or_additional_line_differs(source: Committed, tmp_path: Path) -> None:
     for change in (lambda x: x.pop(), lambda x: x.append({**x[-1], "step": -1, "tick": -1})):
         assert check_trace(read_trace(source.write(tmp_path / "t.jsonl", change))).difference
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
+    ("change", "message"),
     [
-        ({"engine": "vllmm"}, "engine: 'vllmm' is not known; expected one of fastdeploy, mistral"),
-        ({"variant": "nope"}, "variant: 'nope' is not known; expected one of seed, bucketed"),
+        (
+            {"engine": "vllmm"},
+            "engine: unknown engine 'vllmm'; expected one of fastdeploy, mistral",
+        ),
+        ({"variant": "nope"}, "variant: unknown variant 'nope'; expected one of seed, bucketed"),
         ({"config": {}}, "header: cannot be replayed"),
         ({"requests": [5]}, "header: cannot be replayed"),
         ({"requests": [{"id": 0}]}, "header: cannot be replayed"),
     ],
 )
-def test_a_header_that_cannot_be_replayed_is_bad_input(
-    tmp_path: Path, change: dict[str, Any], complaint: str
+def test_rejects_headers_that_cannot_be_replayed(
+    tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     source = committed("mistralrs", "bucketed")[0]
     path = source.write(tmp_path / "t.jsonl", lambda lines: lines[0].update(change))
     with pytest.raises(TraceError) as raised:
         check_trace(read_trace(path))
-    assert str(raised.value).startswith(f"{path}:1: {complaint}")
+    assert str(raised.value).startswith(f"{path}:1: {message}")
 
 
 # Lockstep
@@ -126,7 +129,7 @@ def test_a_request_ends_with_its_last_token() -> None:
     assert emitted.ended(Batch(emits=[0])) == {0}
 
 
-def test_progress_makes_a_state_new_again() -> None:
+def test_progress_resets_the_stall_detector() -> None:
     watch = StallDetector()
     assert not watch.repeats("a")
     assert not watch.repeats("b")

@@ -1,4 +1,4 @@
-"""The counts that ``simkv policies`` shows are those that the recordings give."""
+"""The counts shown by ``simkv policies`` agree with the recordings."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.vllm.config import VllmConfig
 from tests.conformance.recordings import all_committed, committed
 
-#: Of so many recorded traces one is replayed here; ``test_shared`` replays them all.
+#: One of this number of recordings is replayed here; ``test_shared_recordings`` replays a third.
 EVERY = 20
 
 
-def test_counts_are_those_of_the_recordings(shared: Path) -> None:
+def test_packaged_counts_agree_with_recordings(shared: Path) -> None:
     recorded: Counter[tuple[str, str]] = Counter()
     for folder in (shared / "golden").glob("*/*"):
         engine = folder.parent.name
         recorded[engine, variant_of(engine, folder.name)] += len(list(folder.glob("*.jsonl.gz")))
-    # Recorded by simkv record.
+    # Recorded with `simkv record`.
     for recording in all_committed():
         if recording.variant[0].isdigit():
             recorded[recording.engine, variant_of(recording.engine, recording.variant)] += 1
@@ -44,7 +44,7 @@ def test_counts_are_those_of_the_recordings(shared: Path) -> None:
             assert unequal <= claimed["recorded"] - claimed["equal"], f"{engine} {variant}"
 
 
-def test_a_trace_that_differs_is_not_counted_as_equal() -> None:
+def test_differing_traces_are_not_counted_as_equal() -> None:
     results = [
         Conformance("a", "mistralrs", "seed_wtinf", 3, None),
         Conformance("b", "mistralrs", "seed", 3, Mismatch("3", {}, {})),
@@ -56,12 +56,12 @@ def test_a_trace_that_differs_is_not_counted_as_equal() -> None:
     assert counts["sglang"] == {}
 
 
-def test_set_ups_of_an_engine_are_replayed_by_its_default_variant() -> None:
+def test_setups_of_an_engine_count_for_its_default_variant() -> None:
     assert variant_of("vllm", "v1-knobs") == VllmConfig().variant
     assert variant_of("sglang", "lpm-page16") == SglangConfig().variant
 
 
-def test_policies_tells_of_every_variant() -> None:
+def test_policies_lists_every_variant() -> None:
     lines = CliRunner().invoke(app, ["policies"]).stdout.splitlines()
     heads = [line for line in lines if not line.startswith(" ")]
     assert [line.split()[:2] for line in heads] == [
@@ -71,18 +71,22 @@ def test_policies_tells_of_every_variant() -> None:
     for line in heads:
         engine, name = line.split()[:2]
         found = counts[engine].get(name)
-        told = f"reproduces {found['equal']} of {found['recorded']} " if found else "never recorded"
-        assert told in line
+        shown = (
+            f"reproduces {found['equal']} of {found['recorded']} " if found else "never recorded"
+        )
+        assert shown in line
         recorded = ENGINES[engine].partly_recorded or "recorded on the real code"
         assert (recorded if found else "read from source") in line
-    said = [line.strip() for line in lines if "in no recording, only read from source: " in line]
-    assert said == [
+    unrecorded = [
+        line.strip() for line in lines if "in no recording, only read from source: " in line
+    ]
+    assert unrecorded == [
         f"of {engine} in no recording, only read from source: {spec.unrecorded}"
         for engine, spec in ENGINES.items()
     ]
 
 
-def test_conform_counts() -> None:
+def test_counts_equal_and_recorded_traces() -> None:
     found = committed("fastdeploy", "fixed-reserve")
     assert count(check_trace(recording.trace()) for recording in found)["fastdeploy"] == {
         "fixed-reserve": {"equal": len(found), "recorded": len(found)}

@@ -1,4 +1,4 @@
-"""Trace files: what is one, and what is said about others."""
+"""Reading and packing of recordings, and messages about invalid files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read(folder: Path, content: bytes) -> Any:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_trace_is_a_header_and_steps(tmp_path: Path, packed: bool) -> None:
+def test_reads_header_and_steps(tmp_path: Path, packed: bool) -> None:
     content = text(HEADER, {"step": 0}, {"tick": 1})
     trace = read(tmp_path, gzip.compress(content) if packed else content)
     assert trace.header == HEADER
@@ -46,19 +46,19 @@ def test_a_trace_is_a_header_and_steps(tmp_path: Path, packed: bool) -> None:
     assert trace.truncated is None
 
 
-def test_the_closing_line_is_no_step(tmp_path: Path) -> None:
+def test_separates_the_closing_line(tmp_path: Path) -> None:
     closing = {"truncated": True, "why": "engine panic"}
     trace = read(tmp_path, text(HEADER, {"step": 0}, closing))
     assert trace.steps == [{"step": 0}]
     assert trace.truncated == closing
 
 
-def test_empty_lines_do_not_matter(tmp_path: Path) -> None:
+def test_ignores_empty_lines(tmp_path: Path) -> None:
     assert read(tmp_path, text(HEADER) + b"\n\n" + text({"step": 0}) + b"\n").steps
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"),
+    ("content", "message"),
     [
         (b"", "trace.jsonl: empty; a header line was expected"),
         (b"\n \n", "trace.jsonl: empty; a header line was expected"),
@@ -67,33 +67,41 @@ def test_empty_lines_do_not_matter(tmp_path: Path) -> None:
         (b"[" * 100_000, "trace.jsonl:1: not JSON"),
         (b"9" * 5000, "trace.jsonl:1: not JSON"),
         (b"[1]", "trace.jsonl:1: a JSON object was expected, found '[1]'"),
-        (text({**HEADER, "format": 2}), "trace.jsonl:1: format: 2 is not known; expected 1"),
-        (text({"engine": "x"}), "trace.jsonl:1: format: None is not known; expected 1"),
-        (text({**HEADER, "engine": 5}), "trace.jsonl:1: engine: a str was expected"),
-        (text({**HEADER, "config": []}), "trace.jsonl:1: config: a dict was expected"),
-        (text({**HEADER, "requests": {}}), "trace.jsonl:1: requests: a list was expected"),
-        (text(HEADER, {"x": 1}), "trace.jsonl:2: neither a step, nor a tick, nor a closing line"),
+        (text({**HEADER, "format": 2}), "trace.jsonl:1: format: must be 1, got 2"),
+        (text({"engine": "x"}), "trace.jsonl:1: format: must be 1, got None"),
+        (text({**HEADER, "engine": 5}), "trace.jsonl:1: header: engine: a string was expected"),
+        (text({**HEADER, "config": []}), "trace.jsonl:1: header: config: an object was expected"),
+        (
+            text({**HEADER, "requests": {}}),
+            "trace.jsonl:1: header: requests: an array was expected",
+        ),
+        (
+            text(HEADER, {"x": 1}),
+            "trace.jsonl:2: unknown line; a step, a tick or a closing line was expected",
+        ),
         (b"\xff\xfe\x00", "trace.jsonl: not UTF-8 text"),
         (b"\x1f\x8bnonsense", "trace.jsonl: damaged gzip data"),
         (gzip.compress(text(HEADER))[:-9], "trace.jsonl: damaged gzip data"),
     ],
     ids=range(16),
 )
-def test_what_is_no_trace_is_refused(tmp_path: Path, content: bytes, complaint: str) -> None:
+def test_rejects_invalid_files_with_line_and_field(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
     with pytest.raises(TraceError) as raised:
         read(tmp_path, content)
-    assert str(raised.value).startswith(f"{tmp_path}/{complaint}")
+    assert str(raised.value).startswith(f"{tmp_path}/{message}")
     assert "\n" not in str(raised.value)
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_rejects_missing_files_and_directories(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="cannot be read: no such file"):
         read_trace(tmp_path / "nothing")
     with pytest.raises(TraceError, match="cannot be read: is a directory"):
         read_trace(tmp_path)
 
 
-def test_a_file_may_contain_several_recordings(tmp_path: Path) -> None:
+def test_reads_several_recordings_from_one_file(tmp_path: Path) -> None:
     path = tmp_path / "packed.jsonl"
     closing = {"truncated": True, "why": "stall"}
     named = {**HEADER, "case": "rand-1"}
@@ -107,16 +115,16 @@ def test_a_file_may_contain_several_recordings(tmp_path: Path) -> None:
         read_trace(path)
 
 
-def test_an_error_in_one_recording_names_it_and_spares_the_others(tmp_path: Path) -> None:
+def test_an_error_names_its_recording_and_others_are_read(tmp_path: Path) -> None:
     path = tmp_path / "packed.jsonl"
     path.write_bytes(text({**HEADER, "case": "a"}, {"x": 1}, {**HEADER, "case": "b"}, {"step": 0}))
     bad, good = split_recordings(path)
-    with pytest.raises(TraceError, match=r"packed.jsonl:2: a: neither a step"):
+    with pytest.raises(TraceError, match=r"packed.jsonl:2: a: unknown line"):
         bad.parse()
     assert good.parse().steps == [{"step": 0}]
 
 
-def test_a_directory_is_read_with_its_subdirectories(tmp_path: Path) -> None:
+def test_reads_directories_with_subdirectories(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "one.jsonl").write_bytes(text(HEADER))
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(text(HEADER, HEADER)))
@@ -127,7 +135,7 @@ def test_a_directory_is_read_with_its_subdirectories(tmp_path: Path) -> None:
         list(read_traces(tmp_path / "empty"))
 
 
-def test_packing_restores_every_recording_and_is_reproducible(tmp_path: Path) -> None:
+def test_packing_is_lossless_and_reproducible(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl.gz"
     closing = {"truncated": True, "why": "stall"}
     path.write_bytes(gzip.compress(text(HEADER, {"step": 0}, closing, HEADER, {"step": 0})))
@@ -151,5 +159,5 @@ def test_packing_restores_every_recording_and_is_reproducible(tmp_path: Path) ->
         ("something new", "something new"),
     ],
 )
-def test_the_kind_of_an_ending(why: str, kind: str) -> None:
+def test_classifies_endings(why: str, kind: str) -> None:
     assert ending_kind({"truncated": True, "why": why}) == kind

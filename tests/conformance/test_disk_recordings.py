@@ -1,4 +1,4 @@
-"""Recordings with KV on disk behind host memory: what each rule of it decides shows in some."""
+"""Recordings with a disk tier behind host memory: each of its rules shows in some of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.conformance.recordings import of_kind
 RECORDINGS = of_kind("vllm", "0.33.0", "disk")
 
 
-def test_there_are_forty_that_read_and_write_and_look() -> None:
+def test_recordings_cover_reads_writes_and_lookups() -> None:
     traces = [recording.trace() for recording in RECORDINGS]
     assert len(traces) == 40
     for field in ("reads", "writes", "look", "loads", "flush", "preempted", "aborted"):
@@ -42,7 +42,7 @@ def _at_once(self: Any, looks: Any) -> None:
 
 
 def _sees(self: Any, key: int, place: int, asker: int, uses: Any) -> str:
-    """Whoever finds nothing asks again in each step."""
+    """A request that finds nothing asks again in each step."""
     verdict = self._verdicts.get(key)
     if verdict and verdict.answer is False and key in self.files:
         verdict.answer = True
@@ -52,14 +52,14 @@ def _sees(self: Any, key: int, place: int, asker: int, uses: Any) -> str:
 REAL_FIND = DiskTier.find
 
 MUTATIONS: list[tuple[str, type, str, Callable[..., Any]]] = [
-    ("what is found holds for one request", DiskTier, "forget", _forgets),
-    ("it never forgets", DiskTier, "forget", lambda s, asker: s.promoted.pop(asker, None)),
-    ("all that is asked for is there", DiskTier, "looked", _at_once),
-    ("a miss does not last", DiskTier, "find", _sees),
-    ("nothing is looked for", DiskTier, "find", lambda *_: "absent"),
-    ("nothing is written on", DiskTier, "write", lambda s, owner, keys: None),
-    ("what is being written may go", HostBlockStore, "pin", lambda s, keys: None),
-    ("who is over is forgotten late", OffloadingConnector, "_forget", lambda s, share: None),
+    ("a hit is valid for one request", DiskTier, "forget", _forgets),
+    ("lookups are kept forever", DiskTier, "forget", lambda s, asker: s.promoted.pop(asker, None)),
+    ("every lookup is a hit", DiskTier, "looked", _at_once),
+    ("a miss is not remembered", DiskTier, "find", _sees),
+    ("no lookups", DiskTier, "find", lambda *_: "absent"),
+    ("no writes to disk", DiskTier, "write", lambda s, owner, keys: None),
+    ("blocks in transfer are evicted", HostBlockStore, "pin", lambda s, keys: None),
+    ("finished requests are forgotten late", OffloadingConnector, "_forget", lambda s, share: None),
 ]  # fmt: skip
 
 
@@ -68,7 +68,7 @@ MUTATIONS: list[tuple[str, type, str, Callable[..., Any]]] = [
     [case[1:] for case in MUTATIONS],
     ids=[case[0] for case in MUTATIONS],
 )
-def test_a_changed_rule_is_noticed(
+def test_a_changed_rule_changes_decisions(
     owner: type, method: str, rule: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, method, rule)

@@ -1,4 +1,4 @@
-"""Recordings with KV in host memory: what each rule of it decides shows in some of them."""
+"""Recordings with KV in host memory: each of its rules shows in some of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.conformance.recordings import of_kind
 RECORDINGS = of_kind("vllm", "0.33.0", "tier")
 
 
-def test_there_are_that_load_and_store_and_wait() -> None:
+def test_recordings_cover_loads_stores_and_waits() -> None:
     traces = [recording.trace() for recording in RECORDINGS]
     assert len(traces) > 40
     for field in ("loads", "stores", "flush", "preempted", "aborted"):
@@ -30,14 +30,14 @@ def test_there_are_that_load_and_store_and_wait() -> None:
 @pytest.mark.parametrize(
     "version", [name for name in MINORS.values() if "num_cpu_blocks" not in find_rules(name).fixed]
 )
-def test_every_release_that_has_host_memory_is_recorded(version: str) -> None:
+def test_every_release_with_host_memory_is_recorded(version: str) -> None:
     traces = [recording.trace() for recording in of_kind("vllm", version, "tier")]
     for field in ("loads", "stores", "flush", "preempted", "aborted"):
         assert any(any(line.get(field) for line in trace.steps) for trace in traces)
 
 
 def _all_at_once(self: Any, r: Any, here: int) -> int | None:
-    """Neither copies of its own nor blocks that others load make a request wait."""
+    """A request waits neither for its own copies nor for blocks that others load."""
     share = self._shares[r.id]
     share.stored = 0
     if share.jobs:
@@ -57,14 +57,14 @@ def _rest_first(self: Any) -> Any:
 MUTATIONS: list[tuple[str, type, str, Callable[..., Any]]] = [
     ("loads do not wait for each other", OffloadingConnector, "matched", _all_at_once),
     ("no waiting for a copy from a block", OffloadingConnector, "_fence", lambda s, job: None),
-    ("a prompt is stored when it is done", OffloadingConnector, "owing", lambda s: []),
-    ("those with blocks come last", RemoteKvQueue, "head", _rest_first),
+    ("prompts are stored at their end", OffloadingConnector, "owing", lambda s: []),
+    ("requests with blocks come last", RemoteKvQueue, "head", _rest_first),
     ("loads reserve nothing", VllmOffloadScheduler, "_leaves_reserved", lambda s, hits, tokens: True),
-    ("who is computed can be preempted", VllmOffloadScheduler, "_gives_way", lambda s, victim: True),
-    ("uses do not count when a request is over", LruPolicy, "over", lambda s, keys, uses: None),
-    ("uses do not count at once", LruPolicy, "used", lambda s, keys, uses: None),
-    ("ghosts teach nothing", ArcPolicy, "missed", lambda s, keys: None),
-    ("twice is once", ArcPolicy, "over", lambda s, keys, uses: None),
+    ("computed requests can be preempted", VllmOffloadScheduler, "_gives_way", lambda s, victim: True),
+    ("uses do not count when a request ends", LruPolicy, "over", lambda s, keys, uses: None),
+    ("uses do not count immediately", LruPolicy, "used", lambda s, keys, uses: None),
+    ("ghost hits have no effect", ArcPolicy, "missed", lambda s, keys: None),
+    ("a second use has no effect", ArcPolicy, "over", lambda s, keys, uses: None),
 ]  # fmt: skip
 
 
@@ -73,7 +73,7 @@ MUTATIONS: list[tuple[str, type, str, Callable[..., Any]]] = [
     [case[1:] for case in MUTATIONS],
     ids=[case[0] for case in MUTATIONS],
 )
-def test_a_changed_rule_is_noticed(
+def test_a_changed_rule_changes_decisions(
     owner: type, method: str, rule: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, method, rule)

@@ -1,4 +1,4 @@
-"""Recordings that stopped at the recorder's limit: a circle that is proved and goes on in them."""
+"""Recordings that stopped at the recorder's limit during a proved cycle."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from simkv.conformance.decision_trace import DecisionTrace, read_trace
 from simkv.schedulers.engine_registry import ENGINES
 
 LIMIT = {"truncated": True, "why": "limit"}
-#: Two requests in a cache for one: each takes the other's blocks for ever.
+#: Two requests in a cache for one: each preempts the other forever.
 HEADER = {
     "format": 1,
     "engine": "fastdeploy",
     "variant": "preempt-sync-sentinel",
-    "case": "circle",
+    "case": "cycle",
     "config": {
         "block_size": 8,
         "max_num_seqs": 8,
@@ -42,7 +42,7 @@ HEADER = {
         "idle_worker_sends_ack": True,
     },
 }
-#: No token comes for so many ticks before the simulation is sure; the recording goes on.
+#: Ticks without a token until the simulation has proved a cycle, and ticks of the recording.
 PROVED, TICKS = 1522, 2200
 
 
@@ -56,20 +56,20 @@ def written(path: Path, lines: list[Any]) -> Path:
     return path
 
 
-def test_the_circle_goes_on_until_the_limit(tmp_path: Path, lines: list[Any]) -> None:
+def test_a_cycle_until_the_limit_is_equal(tmp_path: Path, lines: list[Any]) -> None:
     *steps, end = lines
     assert (len(steps), end["proved"]) == (TICKS, PROVED)
     result = check_trace(read_trace(written(tmp_path / "t.jsonl", steps)))
     assert (result.steps, result.difference) == (TICKS, None)
 
 
-def test_before_the_proof_nothing_is_known(tmp_path: Path, lines: list[Any]) -> None:
+def test_a_recording_shorter_than_the_proof_differs(tmp_path: Path, lines: list[Any]) -> None:
     found = check_trace(read_trace(written(tmp_path / "t.jsonl", lines[: PROVED - 5]))).difference
     assert found
     assert (found.step, found.recorded) == ("end", {"ending": "limit"})
 
 
-def test_a_recording_that_leaves_the_circle_differs(tmp_path: Path, lines: list[Any]) -> None:
+def test_a_recording_that_leaves_the_cycle_differs(tmp_path: Path, lines: list[Any]) -> None:
     steps = json.loads(json.dumps(lines[:-1]))
     steps[PROVED + 300]["free_blocks"] += 1
     found = check_trace(read_trace(written(tmp_path / "t.jsonl", steps))).difference
@@ -77,8 +77,8 @@ def test_a_recording_that_leaves_the_circle_differs(tmp_path: Path, lines: list[
     assert (found.step, list(found.recorded)) == (str(PROVED + 300), ["free_blocks"])
 
 
-def test_the_rest_must_repeat() -> None:
-    """Even where every line is as simulated."""
+def test_the_rest_of_the_recording_must_repeat() -> None:
+    """This holds even if every line is as simulated."""
 
     def compared(steps: list[Any], proved: int | None) -> bool:
         end = {"truncated": True, "ending": "stall", "why": "", "proved": proved}
@@ -94,8 +94,8 @@ def test_the_rest_must_repeat() -> None:
     assert not compared(turn, 12)
 
 
-def test_moments_are_told_from_the_line() -> None:
-    """A message is known by when it was sent: one tick ago is one tick ago."""
+def test_times_are_relative_to_their_line() -> None:
+    """Messages of the previous tick are equal in all lines."""
 
     def line(tick: int, sent: int) -> dict[str, Any]:
         events = [["ack", 3, "true", f"msg{sent}"], ["finished", 0]]

@@ -1,4 +1,4 @@
-"""The turns that receive are those of the wheel's own code (``record_receiver``)."""
+"""Requests are received in the same turns as by SGLang (``record_sglang_receiver``)."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,9 @@ KINDS: dict[str, BatchKind | None] = {"D": "decode", "E": "prefill", "M": "mixed
 
 
 @pytest.mark.parametrize(("interval", "modes", "received"), RECORDED)
-def test_the_same_turns_receive(interval: int, modes: str, received: str) -> None:
+def test_requests_are_received_in_the_recorded_turns(
+    interval: int, modes: str, received: str
+) -> None:
     receiver = Receiver(interval)
     turns = []
     for letter in modes:

@@ -1,4 +1,4 @@
-"""Clients get messages after the tokens that the wheel's own code sends (``record_streamer``)."""
+"""Tokens are streamed in the same messages as by SGLang (``record_sglang_streamer``)."""
 
 import json
 from pathlib import Path
@@ -15,8 +15,10 @@ RECORDED = json.loads((Path(__file__).parent / "streamer.json").read_text(encodi
 
 
 @pytest.mark.parametrize(("interval", "tokens", "sent"), RECORDED)
-def test_the_same_tokens_are_sent(interval: int, tokens: int, sent: list[int]) -> None:
-    """The first token comes with a prefill in row 7; decodes pause for another's prefill."""
+def test_messages_are_sent_after_the_recorded_tokens(
+    interval: int, tokens: int, sent: list[int]
+) -> None:
+    """The first token is prefilled in row 7; decodes pause for the prefill of another request."""
     life = RequestRecord(Request(0, 4, tokens), tokens=tokens, every=interval)
     segments = [RowSegment("prefill", 7, 7, True), RowSegment("decode", 9, 7 + tokens, True)]
     life.spans = pack_segments(segments)

@@ -1,6 +1,6 @@
-"""Recorded decisions, where they are: thousands of files in a folder beside the checkout.
+"""Recordings outside the repository: thousands of files in the shared directory.
 
-Every third of them, for time's sake; ``simkv conform ../shared/golden`` compares them all.
+Every third file is tested, to save time; ``simkv conform ../shared/golden`` compares them all.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ VARIANTS = sorted(path for path in (SHARED / "golden").glob("*/*") if path.is_di
 
 
 @pytest.mark.parametrize("folder", VARIANTS, ids=lambda p: f"{p.parent.name}/{p.name}")
-def test_all_recorded_traces_of_a_variant_are_equal(folder: Path) -> None:
+def test_simulation_reproduces_every_third_recording(folder: Path) -> None:
     files = sorted(folder.glob("*.jsonl.gz"))[::3]
     assert files
     results = [check_trace(read_trace(path)) for path in files]
     assert [r.name for r in results if r.difference] == []
 
 
-def test_there_are_recorded_traces(shared: Path) -> None:
+def test_recordings_of_four_engines_are_present(shared: Path) -> None:
     engines = {folder.parent.name for folder in VARIANTS}
     assert engines == {"fastdeploy", "mistralrs", "sglang", "vllm"}

@@ -1,4 +1,4 @@
-"""Recordings with KV of other replicas: what each rule of it decides shows in some of them."""
+"""Recordings with KV of other replicas: each of its rules shows in some of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.conformance.recordings import of_kind
 RECORDINGS = of_kind("vllm", "0.33.0", "pd")
 
 
-def test_there_are_forty_that_send_and_load_and_preempt() -> None:
+def test_recordings_cover_sends_loads_and_preemptions() -> None:
     traces = [recording.trace() for recording in RECORDINGS]
     assert len(traces) == 40
     for field in ("loads", "sends", "preempted", "aborted"):
@@ -25,7 +25,7 @@ def test_there_are_forty_that_send_and_load_and_preempt() -> None:
 
 
 def _all_but_the_last(self: Any, r: Any, step: Any) -> Any:
-    """As before this was recorded: the last token of a prompt is not loaded."""
+    """Load all but the last token of a prompt, as before these recordings."""
     r.length -= 1
     turn = LOAD(self, r, step)
     r.length += 1
@@ -38,9 +38,9 @@ LOAD = VllmTransferScheduler._load
 MUTATIONS: list[tuple[str, str, Callable[..., Any]]] = [
     ("the last token of a prompt is not loaded", "_load", _all_but_the_last),
     ("blocks are free when a request ends", "keep", lambda s, i: None),
-    ("who is aborted keeps blocks, too", "abort", lambda s, i: (setattr(s, "_ending", True), VllmScheduler.abort(s, i), setattr(s, "_ending", False))),
-    ("those whose KV is there have no blocks", "_fits", VllmScheduler._fits),
-    ("nobody is told who will not load", "_remove", lambda s, r: (s._elsewhere.discard(r.id), REMOVE(s, r))),
+    ("aborted requests keep blocks", "abort", lambda s, i: (setattr(s, "_ending", True), VllmScheduler.abort(s, i), setattr(s, "_ending", False))),
+    ("requests whose KV has arrived have no blocks", "_fits", VllmScheduler._fits),
+    ("removals are not reported to the sender", "_remove", lambda s, r: (s._elsewhere.discard(r.id), REMOVE(s, r))),
 ]  # fmt: skip
 
 REMOVE = VllmTransferScheduler._remove
@@ -51,7 +51,7 @@ REMOVE = VllmTransferScheduler._remove
     [case[1:] for case in MUTATIONS],
     ids=[case[0] for case in MUTATIONS],
 )
-def test_a_changed_rule_is_noticed(
+def test_a_changed_rule_changes_decisions(
     method: str, rule: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(VllmTransferScheduler, method, rule)

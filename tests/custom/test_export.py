@@ -105,15 +105,17 @@ def test_empty_policy_changes_nothing(tmp_path: Path) -> None:
 
 def test_exports_vllm_policies_only(tmp_path: Path) -> None:
     write(tmp_path)
-    with pytest.raises(InputError, match="no CustomVllmScheduler"):
+    with pytest.raises(InputError, match="must be a CustomVllmScheduler"):
         export_policy(tmp_path / "mine.py", {}, "x")
-    with pytest.raises(InputError, match="no knob of the rule; expected one of alike, few"):
+    with pytest.raises(
+        InputError, match="unknown setting of the policy; expected one of alike, few"
+    ):
         export_policy(RULE, {"many": 1}, "x")
-    with pytest.raises(InputError, match="a rule of the small language has no knobs"):
+    with pytest.raises(InputError, match="policies written as expressions have no settings"):
         export_policy(FOUND, {"few": 1}, "x")
     plain = tmp_path / "plain.yaml"
     plain.write_text(re.sub(r"variants:.*", "", FOUND.read_text(), flags=re.S))
-    with pytest.raises(InputError, match="no variant is a vllm with a rule"):
+    with pytest.raises(InputError, match="no vLLM variant with a rule"):
         export_policy(plain, {}, "x")
 
 

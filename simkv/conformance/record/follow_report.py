@@ -19,21 +19,21 @@ def headline(release: str, newest: str, found: FollowResult) -> str:
     ``newest`` is the release whose rules the changes refer to.
     """
     if found.broken:
-        return f"{release} cannot be driven: {found.broken}"
+        return f"{release} cannot be run: {found.broken}"
     if found.like:
-        *more, last = [f"of {name}" for name in found.like]
-        rules = " and ".join([", ".join(more), last] if more else [last])
-        return f"{release} decides by the rules {rules}"
+        *more, last = found.like
+        releases = " and ".join([", ".join(more), last] if more else [last])
+        return f"{release} uses the rules of {releases}"
     if found.changed:
         ways = " or with ".join(_changes(changed) for changed in found.changed)
-        return f"{release} decides by no release's rules: by those of {newest} with {ways}"
-    return f"{release} decides as no combination of the known rules does"
+        return f"{release} uses new rules: those of {newest} with {ways}"
+    return f"{release} differs from every combination of known rules"
 
 
 def render_follow_report(release: str, newest: str, form: CaseSchema, found: FollowResult) -> str:
     """Return a page with the outcome, the number of cases, and the first unexplained case."""
     lines = [f"# {headline(release, newest, found)}", ""]
-    lines.append(f"{found.cases} random cases, {found.steps:,} steps of its unmodified scheduler.")
+    lines.append(f"{found.cases} random cases, {found.steps:,} steps of the unmodified scheduler.")
     if found.unexplained:
         lines += ["", *_unlike(found.unexplained, form)]
     return "\n".join([*lines, ""])
@@ -45,9 +45,9 @@ def _changes(changed: Mapping[str, bool]) -> str:
 
 def _unlike(unlike: UnexplainedCase, form: CaseSchema) -> Iterator[str]:
     header = unlike.trace.header
-    yield f"## Case {unlike.name}, made as small as it was found"
+    yield f"## Case {unlike.name}, reduced"
     yield ""
-    yield f"Knobs: {_knobs(unlike.trace)}"
+    yield f"Settings: {_knobs(unlike.trace)}"
     yield ""
     yield f"| {' | '.join(form.columns)} |"
     yield f"| {' | '.join('---' for _ in form.columns)} |"
@@ -55,10 +55,10 @@ def _unlike(unlike: UnexplainedCase, form: CaseSchema) -> Iterator[str]:
         yield f"| {' | '.join(column(request) for column in form.columns.values())} |"
     yield ""
     if aborts := header.get("aborts"):
-        yield f"Clients that leave (step, phase, request): {json.dumps(aborts)}"
+        yield f"Aborts (step, phase, request): {json.dumps(aborts)}"
         yield ""
     found = unlike.difference
-    yield f"The rules of {unlike.nearest} go along farthest, to step {found.step}:"
+    yield f"The closest rules are those of {unlike.nearest}, up to step {found.step}:"
     yield ""
     yield "| field | recorded | simulated |"
     yield "| --- | --- | --- |"

@@ -50,7 +50,7 @@ def open_sources(package: str, version: str, given: Path | None = None) -> Itera
             folder, version = _unpacked(wheel, package, Path(room)), _version_of(wheel)
         if not (folder / package).is_dir():
             raise InputError(
-                f"{folder}: no folder {package}/ in it; expected the package's sources"
+                f"{folder}: no directory {package}/; expected the sources of the package"
             )
         yield Sources(folder, version)
 
@@ -74,9 +74,9 @@ def _downloaded(package: str, version: str, room: Path) -> Path:
     got = subprocess.run([*pip, *only, wanted], capture_output=True, text=True, check=False)
     wheels = list(room.glob("*.whl"))
     if got.returncode or not wheels:
-        why = (got.stderr.strip() or "no wheel came").splitlines()[-1]
+        why = (got.stderr.strip() or "no wheel found").splitlines()[-1]
         raise InputError(
-            f"{wanted}: pip cannot download it: {why}; --source names a wheel or folder"
+            f"{wanted}: download by pip failed: {why}; use --source with a wheel or directory"
         )
     return wheels[0]
 
@@ -94,5 +94,5 @@ def _unpacked(wheel: Path, package: str, room: Path) -> Path:
             names = [n for n in archive.namelist() if n.startswith(f"{package}/")]
             archive.extractall(folder, [n for n in names if n.endswith(".py")])
     except (OSError, BadZipFile) as error:
-        raise InputError(f"{wheel}: not a folder, nor a wheel that can be read: {error}") from error
+        raise InputError(f"{wheel}: neither a directory nor a readable wheel: {error}") from error
     return folder

@@ -333,7 +333,7 @@ def stub_sglang_imports(source: Path) -> Iterator[None]:
         import torch  # noqa: F401 - before its own packages are hidden
     except ImportError as error:
         raise InputError(
-            "SGLang's scheduler needs torch: pip install 'simkv[gpu]' (a CPU is enough)"
+            "SGLang's scheduler needs torch, also without a GPU: pip install 'simkv[gpu]'"
         ) from error
     for name in before:
         del sys.modules[name]

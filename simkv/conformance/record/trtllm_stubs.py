@@ -265,7 +265,9 @@ def stub_trtllm_imports(source: Path) -> Iterator[None]:
     """
     file = source.joinpath(*SCHEDULER.split(".")).with_suffix(".py")
     if not file.is_file():
-        raise InputError(f"{file}: not there; expected the Python scheduler of TensorRT-LLM")
+        raise InputError(
+            f"{file}: missing; expected the sources of TensorRT-LLM's Python scheduler"
+        )
     before = {name: sys.modules.pop(name, None) for name in (*STUBBED_MODULES, SCHEDULER)}
     try:
         sys.modules.update(_hollow_modules())

@@ -1,6 +1,6 @@
-"""Following a release: schedulers with planted changes are told from all that is known.
+"""Following a release: planted changes of a scheduler are detected.
 
-Here simkv's own scheduler is what is recorded; ``test_wheels`` does the same with real ones.
+The recorded scheduler is simkv's own; ``test_release_sources`` records real ones.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Build = Callable[[VllmConfig], VllmScheduler]
 
 
 def recorded(build: Build) -> following.RecordCase:
-    """Records what a scheduler of ours decides, as if it were a release's."""
+    """Return a function that records a simulated scheduler as if it were a release."""
 
     def record(case: RecordingCase, name: str) -> DecisionTrace:
         knobs = asdict(case.config)
@@ -62,28 +62,30 @@ def recorded(build: Build) -> following.RecordCase:
     return record
 
 
-def drawn(count: int, version: str = "0.33.0") -> dict[str, RecordingCase]:
-    """Random cases but for those with KV in host memory or of other replicas, which schedulers of
-    their own decide."""
+def random_cases(count: int, version: str = "0.33.0") -> dict[str, RecordingCase]:
+    """Return random cases without KV in host memory or of other replicas.
+
+    Other scheduler classes decide those.
+    """
     names = [
         name for name in case_names(version, count) if not name.startswith(("tier", "disk", "pd"))
     ]
     return {name: make_case(version, name) for name in names}
 
 
-class AtTheEnd(FcfsQueue):
+class AppendingQueue(FcfsQueue):
     put_back = FcfsQueue.add
 
 
 class Planted(VllmScheduler):
-    """One change each, in ``what``."""
+    """A scheduler with the change that ``what`` names."""
 
     what = ""
 
     def __init__(self, config: VllmConfig) -> None:
         super().__init__(config)
         if self.what == "order" and config.policy == "fcfs":
-            self.waiting = AtTheEnd()
+            self.waiting = AppendingQueue()
         self._max_tokens -= self.what == "budget"
         self.memory.watermark += self.what == "watermark"
 
@@ -97,7 +99,7 @@ class Planted(VllmScheduler):
 
 @pytest.fixture
 def few_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of rules and of smaller cases only few are tried, to save time."""
+    """Try few rules and few smaller cases, to save time."""
     monkeypatch.setitem(
         known.OBSERVABLE_RULES,
         "vllm",
@@ -107,27 +109,27 @@ def few_rules(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("what", ["order", "budget", "watermark", "victim", "threshold"])
-def test_a_planted_change_is_caught(
+def test_a_planted_change_is_detected(
     what: str, monkeypatch: pytest.MonkeyPatch, few_rules: None
 ) -> None:
     monkeypatch.setattr(Planted, "what", what)
-    found = follow("vllm", CASE_SCHEMA, drawn(30), recorded(Planted))
+    found = follow("vllm", CASE_SCHEMA, random_cases(30), recorded(Planted))
     assert not found.known
     assert found.unexplained is not None
-    small, first = found.unexplained.trace, drawn(30)[found.unexplained.name]
+    small, first = found.unexplained.trace, random_cases(30)[found.unexplained.name]
     assert len(small.header["requests"]) <= len(first.requests)
     for rules in distinct_releases("vllm").values():
         assert find_mismatch(small, rules) is not None
     page = render_follow_report("vLLM 0.34.0", "0.33.0", CASE_SCHEMA, found)
-    assert page.startswith("# vLLM 0.34.0 decides as no combination of the known rules does\n")
+    assert page.startswith("# vLLM 0.34.0 differs from every combination of known rules\n")
     assert "| field | recorded | simulated |" in page
     at = next(s for s in small.steps if str(s["step"]) == found.unexplained.difference.step)
     assert all(at[name] == value for name, value in found.unexplained.difference.recorded.items())
 
 
 @pytest.mark.parametrize("version", ["0.33.0", "0.28.0", "0.11.0"])
-def test_an_unchanged_release_gives_no_alarm(version: str) -> None:
-    found = follow("vllm", CASE_SCHEMA, drawn(8, version), recorded(VllmScheduler))
+def test_an_unchanged_release_is_known(version: str) -> None:
+    found = follow("vllm", CASE_SCHEMA, random_cases(8, version), recorded(VllmScheduler))
     same = {
         name
         for name, rules in distinct_releases("vllm").items()
@@ -136,43 +138,43 @@ def test_an_unchanged_release_gives_no_alarm(version: str) -> None:
     assert same <= {*found.like}
     assert found.known
     assert headline(f"vLLM {version}", "0.33.0", found).startswith(
-        f"vLLM {version} decides by the rules of 0."
+        f"vLLM {version} uses the rules of 0."
     )
     assert found.unexplained is found.broken is None
 
 
-def test_rules_that_no_release_has_together_are_found(few_rules: None) -> None:
+def test_finds_new_combinations_of_rules(few_rules: None) -> None:
     rules = replace(RULES["0.33.0"], reuses_uncached_first=False)
     found = follow(
-        "vllm", CASE_SCHEMA, drawn(24), recorded(lambda config: VllmScheduler(config, rules))
+        "vllm", CASE_SCHEMA, random_cases(24), recorded(lambda config: VllmScheduler(config, rules))
     )
     assert [*found.changed] == [{"reuses_uncached_first": False}]
     assert not found.known
     assert headline("vLLM 0.34.0", "0.33.0", found).endswith(
-        "no release's rules: by those of 0.33.0 with `reuses_uncached_first: false`"
+        "new rules: those of 0.33.0 with `reuses_uncached_first: false`"
     )
 
 
-def test_a_case_that_a_release_makes_is_not_shown_as_what_none_makes() -> None:
+def test_reports_a_case_that_no_release_reproduces() -> None:
     flipped = replace(RULES["0.33.0"], reuses_uncached_first=False)
 
-    def of_two(config: VllmConfig) -> VllmScheduler:
+    def mixed(config: VllmConfig) -> VllmScheduler:
         return VllmScheduler(config, flipped if config.variant == "0.33.0" else None)
 
-    # No release makes the first, which a combination does; of the second it is the other way round.
+    # A combination of rules reproduces the first case, and a release the second.
     names = {"rand-216": "0.33.0", "spec-201": "0.16.0"}
     cases = {name: make_case(version, name) for name, version in names.items()}
-    found = follow("vllm", CASE_SCHEMA, cases, recorded(of_two))
+    found = follow("vllm", CASE_SCHEMA, cases, recorded(mixed))
     assert found.unexplained is not None
     assert found.unexplained.name == "rand-216"
     assert find_mismatch(found.unexplained.trace, RULES[found.unexplained.nearest]) is not None
 
 
-def test_only_rules_whose_knob_a_case_sets_can_show_in_it() -> None:
+def test_a_case_shows_only_rules_whose_settings_it_has() -> None:
     record = recorded(VllmScheduler)
     config = VllmConfig(block_size=4, num_gpu_blocks=9, max_model_len=32, max_num_seqs=8)
-    asks = drawn(1)["rand-200"].requests[:1]
-    shown = observable_rules(record(RecordingCase(config, asks), "fcfs"))
+    requests = random_cases(1)["rand-200"].requests[:1]
+    shown = observable_rules(record(RecordingCase(config, requests), "fcfs"))
     assert "reuses_uncached_first" in shown
     assert not {
         "continues_after_self_preemption",
@@ -180,7 +182,7 @@ def test_only_rules_whose_knob_a_case_sets_can_show_in_it() -> None:
         "allows_large_state_blocks",
     } & {*shown}
     urgent = replace(config, policy="priority", kv_cache_groups=(0, 8), startup_check=False)
-    shown = observable_rules(record(RecordingCase(urgent, asks), "priority"))
+    shown = observable_rules(record(RecordingCase(urgent, requests), "priority"))
     assert {
         "continues_after_self_preemption",
         "reuses_uncached_windows_first",
@@ -188,20 +190,20 @@ def test_only_rules_whose_knob_a_case_sets_can_show_in_it() -> None:
     } <= {*shown}
 
 
-def test_a_release_that_cannot_be_driven_is_told() -> None:
+def test_reports_a_release_that_cannot_be_run() -> None:
     def broken(case: RecordingCase, name: str) -> DecisionTrace:
-        raise AttributeError("no such thing")
+        raise AttributeError("missing")
 
-    found = follow("vllm", CASE_SCHEMA, drawn(2), broken)
+    found = follow("vllm", CASE_SCHEMA, random_cases(2), broken)
     assert found == FollowResult(0, 0, broken=found.broken)
-    said = r"rand-200: AttributeError: no such thing \(test_release_follower\.py:\d+\)"
-    assert re.fullmatch(said, found.broken or "")
+    expected = r"rand-200: AttributeError: missing \(test_release_follower\.py:\d+\)"
+    assert re.fullmatch(expected, found.broken or "")
     assert headline("vLLM 0.34.0", "0.33.0", found).startswith(
-        "vLLM 0.34.0 cannot be driven: rand-200: "
+        "vLLM 0.34.0 cannot be run: rand-200: "
     )
 
 
-def test_a_version_that_is_not_known_has_the_newest_release_s_knobs() -> None:
+def test_an_unknown_version_has_the_settings_of_the_newest_release() -> None:
     newest = next(iter(MINORS.values()))
     assert make_case("0.99.0", "rand-200").config.variant == newest
     assert make_case("0.27.1", "rand-200").config.variant == "0.27.1"
@@ -218,7 +220,7 @@ def test_every_combination_of_rules_is_tried_once() -> None:
     assert len(tried[-1]) == MAX_CHANGED_RULES
 
 
-def test_a_recording_is_written_as_conform_reads_it(tmp_path: Path) -> None:
+def test_a_written_recording_is_read_back(tmp_path: Path) -> None:
     trace = recorded(VllmScheduler)(make_case("0.33.0", "gone-201"), "gone-201")
     file = tmp_path / "gone-201.jsonl.gz"
     file.write_bytes(pack_traces([trace]))
@@ -226,7 +228,7 @@ def test_a_recording_is_written_as_conform_reads_it(tmp_path: Path) -> None:
     assert read_trace(file).steps == trace.steps
 
 
-def test_what_is_kept_shows_every_rule() -> None:
+def test_selected_recordings_show_every_rule() -> None:
     version = "0.24.0"
     traces = {recording.case: recording.trace() for recording in committed("vllm", version)}
     rules, seen = (

@@ -1,8 +1,8 @@
-"""Wheels: found, unpacked and, where some are at hand, driven from ``make follow`` to its report.
+"""Sources of releases: finding, unpacking and running them with ``make follow``.
 
-The wheels are hundreds of megabytes each and not part of the repository: the folder ``wheels``
-beside the checkout, or the one that SIMKV_WHEELS names, holds them unpacked as ``vllm-VERSION`` and
-``sglang-VERSION``. Without it the tests that drive them are skipped.
+Wheels have hundreds of megabytes and are not part of the repository. Tests of real schedulers need
+them unpacked as ``vllm-VERSION`` and ``sglang-VERSION`` in the directory ``SIMKV_WHEELS``, by
+default ``wheels`` beside the checkout, and are skipped without them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WHEELS = Path(os.environ.get("SIMKV_WHEELS", ROOT.parent / "wheels"))
 VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23"}
 TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
 
-#: A file of its sources, what stands there, and what is planted in its place.
+#: Planted changes: file, text, replacement.
 CORE, MANAGERS = "vllm/v1/core", "sglang/srt/managers"
 PLANTED = {
     ("vllm", "order"): (f"{CORE}/sched/request_queue.py", "self.appendleft(", "self.append("),
@@ -77,7 +77,7 @@ PLANTED = {
         "if len(adder.can_run_list) + 1 >= self.get_num_allocatable_reqs(",
     ),
 }
-#: Packages of the sources that are copied to plant something.
+#: Packages that are copied before a change is planted.
 SRT = ("managers", "mem_cache", "sampling", "environ.py")
 COPIED = {"vllm": ("vllm/v1", "vllm/distributed"), "sglang": [f"sglang/srt/{part}" for part in SRT]}
 
@@ -85,7 +85,7 @@ COPIED = {"vllm": ("vllm/v1", "vllm/distributed"), "sglang": [f"sglang/srt/{part
 def wheel_of(engine: str, version: str) -> Path:
     folder = WHEELS / f"{engine}-{version}"
     if not folder.is_dir():
-        pytest.skip(f"no wheel is at hand: no folder {folder.name} in {WHEELS.name}/")
+        pytest.skip(f"no wheel of this release: {folder.name} is missing in {WHEELS.name}/")
     if engine == "sglang":
         pytest.importorskip("torch")
     return folder
@@ -97,7 +97,7 @@ def wheel() -> Path:
 
 
 def make_follow(engine: str, report: Path, source: Path) -> subprocess.CompletedProcess[str]:
-    """``make follow`` with this interpreter's simkv in place of the one that it would install."""
+    """Run ``make follow`` with the simkv of this interpreter instead of installing one."""
     simkv = f"{sys.executable} -m simkv"
     given = [f"ENGINE={engine}", f"VERSION={VERSIONS[engine]}", f"SOURCE={source}"]
     given += [f"REPORT={report}", "COUNT=40"]
@@ -118,7 +118,7 @@ def test_make_follow_reports_an_unchanged_release(engine: str, tmp_path: Path) -
     done = make_follow(engine, tmp_path / "page.md", wheel_of(engine, version))
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "page.md").read_text(encoding="utf-8")
-    assert page.startswith(f"# {TITLES[engine]} {version} decides by the rules of {version}\n")
+    assert page.startswith(f"# {TITLES[engine]} {version} uses the rules of {version}\n")
 
 
 @pytest.mark.parametrize(("engine", "what"), PLANTED)
@@ -137,12 +137,12 @@ def test_make_follow_reports_a_planted_change(engine: str, what: str, tmp_path: 
     done = make_follow(engine, tmp_path / "page.md", copy)
     assert done.returncode != 0
     page = (tmp_path / "page.md").read_text(encoding="utf-8")
-    told = f"# {TITLES[engine]} {version} decides as no combination of the known rules does\n"
-    assert page.startswith(told)
+    title = f"# {TITLES[engine]} {version} differs from every combination of known rules\n"
+    assert page.startswith(title)
     assert "| field | recorded | simulated |" in page
 
 
-def test_record_keeps_what_conform_reads(wheel: Path, tmp_path: Path) -> None:
+def test_conform_reads_the_output_of_record(wheel: Path, tmp_path: Path) -> None:
     run = CliRunner().invoke
     given = ["record", "vllm", VERSIONS["vllm"], "--cases", "4", "--source", str(wheel)]
     result = run(app, [*given, "--out", str(tmp_path / "new/folder")])
@@ -150,17 +150,20 @@ def test_record_keeps_what_conform_reads(wheel: Path, tmp_path: Path) -> None:
     files = sorted(map(str, (tmp_path / "new/folder").glob("*.jsonl.gz")))
     assert len(files) >= 4
     assert run(app, ["conform", *files]).exit_code == 0
+    packed = str(tmp_path / "all.jsonl.gz")
+    assert run(app, [*given, "--out", packed]).exit_code == 0
+    assert f"{len(files)} of {len(files)} traces equal" in run(app, ["conform", packed]).output
 
 
 @pytest.mark.parametrize("version", ["0.5.15", "0.5.20", "0.5.22", "0.5.23"])
-def test_the_whole_loop_of_sglang_is_recorded(version: str, tmp_path: Path) -> None:
+def test_sglang_releases_are_recorded(version: str, tmp_path: Path) -> None:
     folder = wheel_of("sglang", version)
     given = ["record", "sglang", version, "--cases", "12", "--source", str(folder)]
     command = [sys.executable, "-m", "simkv", *given, "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     rare = len(RARE.get(version, ()))
-    assert f"the rules of {version} make {12 + rare} of {12 + rare}" in done.stdout
+    assert f"the rules of {version} reproduce {12 + rare} of {12 + rare}" in done.stdout
     assert len(list(tmp_path.iterdir())) == 12 + rare
 
 
@@ -173,7 +176,7 @@ def _wheel(folder: Path, version: str) -> Path:
     return path
 
 
-def test_of_a_wheel_the_sources_are_unpacked_and_go_again(tmp_path: Path) -> None:
+def test_unpacks_the_sources_of_a_wheel_temporarily(tmp_path: Path) -> None:
     with open_sources("engine", "newest", _wheel(tmp_path, "1.2.3+cu12")) as found:
         assert found.version == "1.2.3"
         files = [p.relative_to(found.folder) for p in found.folder.rglob("*") if p.is_file()]
@@ -181,36 +184,36 @@ def test_of_a_wheel_the_sources_are_unpacked_and_go_again(tmp_path: Path) -> Non
     assert not found.folder.exists()
 
 
-def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_uses_a_directory_of_sources_in_place(tmp_path: Path) -> None:
     (tmp_path / "engine").mkdir()
     with open_sources("engine", "1.0", tmp_path) as found:
         assert found == (tmp_path, "1.0")
     with (
-        pytest.raises(InputError, match="no folder other/ in it"),
+        pytest.raises(InputError, match="no directory other/"),
         open_sources("other", "1.0", tmp_path),
     ):
         pass
 
 
-def test_what_is_no_wheel_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_rejects_files_that_are_no_wheel(tmp_path: Path) -> None:
     (tmp_path / "not.whl").write_text("no", encoding="utf-8")
     given = ["follow", "vllm", "1.0", "--source", str(tmp_path / "not.whl")]
     result = CliRunner().invoke(app, given)
     assert isinstance(result.exception, InputError)
-    assert "not a folder, nor a wheel that can be read" in str(result.exception)
+    assert "neither a directory nor a readable wheel" in str(result.exception)
 
 
-def test_what_is_installed_is_found() -> None:
+def test_finds_installed_packages() -> None:
     from importlib.metadata import version
 
     with open_sources("simpy", version("simpy")) as found:
         assert (found.folder / "simpy" / "core.py").is_file()
 
 
-def test_a_wheel_that_pip_cannot_get_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_a_failed_download(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "false")
     with (
-        pytest.raises(InputError, match=r"engine==1\.0: pip cannot download it: .*--source"),
+        pytest.raises(InputError, match=r"engine==1\.0: download by pip failed: .*--source"),
         open_sources("engine", "1.0"),
     ):
         pass

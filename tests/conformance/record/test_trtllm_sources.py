@@ -1,8 +1,7 @@
-"""TensorRT-LLM's own Python scheduler, driven where its sources are at hand and told from others.
+"""TensorRT-LLM's own Python scheduler, run with stubs of the rest of the engine.
 
-The folder ``wheels`` beside the checkout, or the one that SIMKV_WHEELS names, holds them as
-``trtllm-5f480b7a6``; without it these tests are skipped. What stands in for the rest is tried in
-any case.
+Tests of the scheduler need its sources as ``trtllm-5f480b7a6`` in the directory ``SIMKV_WHEELS``,
+by default ``wheels`` beside the checkout, and are skipped without them.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from simkv.conformance.record.trtllm_cases import RARE, case_names, make_case
 from simkv.conformance.record.trtllm_recorder import record
 from simkv.conformance.record.trtllm_stubs import SCHEDULER, KvCacheStub, LlmRequestStub
 from simkv.conformance.record.trtllm_stubs import LlmRequestState as State
-from simkv.conformance.record.trtllm_stubs import stub_trtllm_imports as hollowed
+from simkv.conformance.record.trtllm_stubs import stub_trtllm_imports as stub_imports
 from simkv.core.errors import InputError
 from tests.conformance.record.test_release_sources import WHEELS
 
 VERSION = "5f480b7a6"
 FILE = Path(*SCHEDULER.split(".")).with_suffix(".py")
-#: What stands in the sources, and what is planted in its place.
+#: Planted changes: text, replacement.
 PLANTED = {
     "order": (
         "for i in range(req_it_end - 1, req_it - 1, -1)",
@@ -40,37 +39,40 @@ PLANTED = {
 def source() -> Path:
     folder = WHEELS / f"trtllm-{VERSION}"
     if not folder.is_dir():
-        pytest.skip(f"no sources are at hand: no folder {folder.name} in {WHEELS.name}/")
+        pytest.skip(f"no sources of this revision: {folder.name} is missing in {WHEELS.name}/")
     return folder
 
 
-def unlike(folder: Path, names: list[str]) -> Iterator[str]:
-    """The cases in which simkv decides otherwise than the sources in ``folder``."""
-    with hollowed(folder):
+def differing_cases(folder: Path, names: list[str]) -> Iterator[str]:
+    """Yield the cases that simkv decides differently from the sources in ``folder``."""
+    with stub_imports(folder):
         for name in names:
             if find_mismatch(record(make_case(VERSION, name), VERSION, name), None):
                 yield name
 
 
-def test_its_decisions_are_ours(source: Path) -> None:
-    assert [*unlike(source, [*case_names(VERSION, 30), *RARE[VERSION]])] == []
+def test_simulation_reproduces_its_decisions(source: Path) -> None:
+    assert [*differing_cases(source, [*case_names(VERSION, 30), *RARE[VERSION]])] == []
 
 
 @pytest.mark.parametrize("what", PLANTED)
-def test_a_planted_change_is_caught(what: str, source: Path, tmp_path: Path) -> None:
+def test_a_planted_change_is_detected(what: str, source: Path, tmp_path: Path) -> None:
     text, (old, new) = (source / FILE).read_text(encoding="utf-8"), PLANTED[what]
     assert old in text
     (tmp_path / FILE).parent.mkdir(parents=True)
     (tmp_path / FILE).write_text(text.replace(old, new), encoding="utf-8")
-    assert next(unlike(tmp_path, [*RARE[VERSION], *case_names(VERSION, 200)]), None)
+    assert next(differing_cases(tmp_path, [*RARE[VERSION], *case_names(VERSION, 200)]), None)
 
 
-def test_a_folder_without_the_scheduler_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"scheduler\.py: not there; expected"), hollowed(tmp_path):
+def test_rejects_a_directory_without_the_scheduler(tmp_path: Path) -> None:
+    with (
+        pytest.raises(InputError, match=r"scheduler\.py: missing; expected"),
+        stub_imports(tmp_path),
+    ):
         pass
 
 
-def test_blocks_of_the_stand_in() -> None:
+def test_the_stub_counts_blocks() -> None:
     cache, r = KvCacheStub(6, 4, window=24), LlmRequestStub(0, 9, 10, left=10)
     assert cache.get_needed_blocks_one_step(r, False, 24) == 3
     assert cache.get_remaining_blocks_to_completion(r, 24) == 5
@@ -87,7 +89,7 @@ def test_blocks_of_the_stand_in() -> None:
     assert cache.free == 3
 
 
-def test_a_pause_sets_even_a_finished_request_back() -> None:
+def test_a_pause_resets_even_a_finished_request() -> None:
     r = LlmRequestStub(0, 3, 1, left=1)
     r.add_token()
     assert r.is_finished
