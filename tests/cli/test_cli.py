@@ -478,7 +478,7 @@ def test_conform_accepts_all_names_of_a_release(simkv: Simkv, variant: str, said
     [
         ("vllm/0.27.0", "0.99", None, "'0.99' is not known; expected a release of vLLM from 0.9"),
         ("vllm/0.27.0", "0.28.0", "0.27.0", "'0.28.0' differs from '0.27.0' in config"),
-        ("sglang/0.5.22", "0.5.21", None, "unknown variant '0.5.21'; expected one of 0.5.23, "),
+        ("sglang/0.5.22", "0.5.21", None, "'0.5.21' is not known; expected one of 0.5.23, "),
         ("mistralrs/seed", "sead", None, "unknown variant 'sead'; expected one of seed, "),
     ],
 )
