@@ -106,7 +106,14 @@ SERVERS = (
         ("deadlock", "the scheduler can run none of them"),
         ("--max-model-len", "--num-gpu-blocks"),
     ),
-    Blind("watermark", "vllm-44594-watermark", "off", VLLM, ("thrash", "forced the engine to recompute", "blocks"), ("--watermark",)),
+    Blind(
+        "watermark",
+        "vllm-44594-watermark",
+        "off",
+        VLLM,
+        ("thrash", "forced the engine to recompute", "blocks"),
+        ("--watermark",),
+    ),
     Blind(
         "chunk out of memory",
         "sglang-30743-chunk-oom",
@@ -120,7 +127,7 @@ SERVERS = (
         "sglang-31954-lpm-cold",
         "before",
         SGLANG,
-        ("starvation",),
+        ("starvation", "slots busy"),
         ("--schedule-policy", "--max-running-requests", "lpm-aging"),
     ),
     Blind(
@@ -152,7 +159,7 @@ SERVERS = (
         _load({"long_prefill_token_threshold": 16}, 2.0, 2000, 50),
         "run",
         VLLM,
-        ("while they are prefilled",),
+        ("while they prefill",),
         ("--long-prefill-token-threshold",),
     ),
     # The next six were written before the reader had processed similar incidents;
@@ -192,7 +199,7 @@ SERVERS = (
         _cold(),
         "run",
         SGLANG,
-        ("starvation",),
+        ("starvation", "slots busy"),
         ("--schedule-policy", "--max-running-requests", "lpm-aging"),
     ),
     Blind(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from itertools import chain
 from typing import Any
 
@@ -23,8 +24,10 @@ from simkv.core.launcher_rules import LaunchError, LaunchTarget
 from simkv.costs.hardware.execution_settings_lookup import find_execution_settings
 from simkv.costs.hardware.kv_capacity import compute_kv_capacity
 from simkv.costs.hardware.model_gpu_catalog import (
+    architectures,
     find_architecture,
     find_gpu,
+    gpus,
     known_gpu,
     known_model,
 )
@@ -34,6 +37,8 @@ from simkv.scenario.launch_defaults import target_of_gpu
 from simkv.schedulers.engine_registry import ENGINES, find_engine_spec
 
 Floats = npt.NDArray[np.float64]
+#: Number of names suggested for an unknown one.
+NEAREST_NAMES = 5
 #: Minimum queue time of a request that waited for resources (s).
 MIN_QUEUE_S = 0.5
 
@@ -138,6 +143,14 @@ class _Maker:
             self._take(engine, self.spec.launch.after(engine, machine))
         self._tell_defaults(engine)
         model = known_model(self.model or "")
+        if self.asked.model and model is None:
+            self.assumed.append(
+                f"{self.asked.model} gives no prior values of step costs because its layers are "
+                "not all alike; they are fitted from the inputs alone"
+            )
+        elif (self.asked.model and not self.gpu) or (self.asked.gpu and not self.model):
+            missing = "--model" if not self.model else "--gpu"
+            self.assumed.append(f"without {missing}, the hardware gives no prior step costs")
         return ServerSetup(
             self._valid(engine),
             self.gpu,
@@ -343,19 +356,26 @@ class _Maker:
 
 def _check_hardware(asked: UserSettings) -> None:
     """Raise InputError with the nearest names if a GPU or a model of the user is unknown."""
-    if asked.gpu:
-        try:
-            find_gpu(asked.gpu)
-        except InputError as error:
-            raise InputError(f"--gpu: {error}") from error
+    if asked.gpu and known_gpu(asked.gpu) is None:
+        names = [gpu.name for gpu in gpus()]
+        raise InputError(f"--gpu: unknown GPU {asked.gpu!r}; {_nearest(asked.gpu, names)}")
     if asked.model:
         try:
             find_architecture(asked.model)
         except InputError as error:
+            names = [one.name for one in architectures()]
             raise InputError(
-                f"--model: {error} (`simkv profile list` lists models; omit --model to fit step "
-                "costs without one)"
+                f"--model: unknown model {asked.model!r}; {_nearest(asked.model, names)}. `simkv "
+                "profile list` lists all; without --model, step costs are fitted from the inputs"
             ) from error
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    """Return the nearest names in words; the organization of a model is ignored."""
+    short = {one.rpartition("/")[2].casefold(): one for one in names}
+    wanted = name.rpartition("/")[2].casefold()
+    found = get_close_matches(wanted, short, n=NEAREST_NAMES, cutoff=0.0)
+    return f"nearest: {', '.join(short[one] for one in found)}"
 
 
 def _flags(spec: EngineSpec) -> Iterator[tuple[str, str]]:
