@@ -7,8 +7,11 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import count
 
 from simkv.conformance.decision_recorder import Recorder, ended_requests
-from simkv.conformance.scripted_copies import ScriptedCopies, ScriptedDisk
-from simkv.conformance.scripted_transfers import ReplayedTransfers
+from simkv.conformance.scripted_transfers import (
+    ReplayedTransfers,
+    ScriptedCopies,
+    ScriptedDisk,
+)
 from simkv.core.engine_spec import EngineSpec
 from simkv.core.recording_format import RecordingLine
 from simkv.core.scheduler_protocol import (

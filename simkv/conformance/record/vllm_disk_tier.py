@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from simkv.conformance.record.import_stubs import ConfigStub
-from simkv.conformance.scripted_copies import ScriptedDisk
+from simkv.conformance.scripted_transfers import ScriptedDisk
 from simkv.core.recording_format import RecordingLine
 from simkv.core.scheduler_protocol import DiskTransfers, KvCopy
 
