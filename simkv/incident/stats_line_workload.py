@@ -110,7 +110,7 @@ def sample_from_lines(
             drawn = _drawn(cut, known, seed, luck, arrivals)
             found.append(drawn.assign(engine=engine))
     if not found:
-        raise UndeterminedError("no line tells of tokens that were computed")
+        raise UndeterminedError("no statistics line reports computed tokens")
     return pd.concat(found).sort_values("t_s", kind="stable", ignore_index=True)
 
 

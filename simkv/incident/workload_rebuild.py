@@ -93,14 +93,14 @@ def rebuild(
     elif caching and "cached_tokens" in whole and whole["cached_tokens"].max() > 0:
         rows.pieces = _found(whole, source)
         notes.append(
-            "whoever had tokens in the prefix cache is taken to share them with all others that "
-            "had; the first request that is long enough brought them"
+            "requests with cached tokens are assumed to share them with all other such requests; "
+            "the first request that is long enough computes them"
         )
     elif share > MIN_HIT_RATE:
         rows.pieces = _common(rows, share, source)
         notes.append(
-            f"prompts are taken to begin alike, for {100 * share:.0f} % of their tokens were found "
-            "in the prefix cache; no source tells which"
+            f"all prompts are assumed to have a common beginning: {100 * share:.0f} % of their "
+            "tokens were found in the prefix cache, and no source identifies them"
         )
     return RebuiltWorkload(rows, origin, whole.drop(columns=["emits"]), tuple(notes))
 
@@ -250,8 +250,8 @@ def _with_missing(
         missing = missing[missing["t_s"].between(begin - 1, end + 1)]
         if len(missing):
             notes.append(
-                f"{len(missing)} requests came that nothing else is known of; what is not told of "
-                "their lengths is taken to be as of the others in the middle"
+                f"{len(missing)} requests are known by their arrival only; their unknown lengths "
+                "are the medians of the other requests"
             )
             whole = pd.concat([whole, missing.assign(output_tokens=0)])
     return whole.sort_values("t_s", kind="stable", ignore_index=True)
@@ -283,8 +283,8 @@ def _lengths(whole: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
     prompts = whole["prompt_tokens"].fillna(0)
     if (count := int((~answered).sum())) and answered.any():
         notes.append(
-            f"{count} requests had no answer; they are taken to want as many tokens as they asked "
-            "for, or as others in the middle"
+            f"{count} requests had no answer; their output is assumed to have the requested "
+            "length, or the median length"
         )
     return whole.assign(
         emits=emits,

@@ -1,0 +1,77 @@
+"""Words of an answer's confidence: sources of figures, differences and the ensemble."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from simkv.incident.evidence import Evidence
+from simkv.incident.incident_answer import describe_ensemble
+from simkv.incident.log_summary import summarize_log
+from simkv.incident.observed_comparison import FigureMatch
+
+
+@pytest.mark.parametrize(
+    ("observed", "simulated", "difference"),
+    [(2.0, 2.5, "+25.0 %"), (1e-9, 0.02, "+0.02"), (0.0, 0.3, "+0.3")],
+)
+def test_difference_of_values_near_zero_is_absolute(
+    observed: float, simulated: float, difference: str
+) -> None:
+    assert FigureMatch("E2E mean (s)", observed, simulated, True).difference == difference
+
+
+def test_sampled_figure_is_not_called_measured() -> None:
+    assert FigureMatch("E2E mean (s)", 1.0, 1.0, True, "15 %", True).kind == "reconstructed"
+    assert FigureMatch("E2E mean (s)", 1.0, 1.0, True, "15 %").kind == "measured"
+
+
+@pytest.mark.parametrize(("high", "word"), [(2.2, "is identifiable"), (5.0, "not identifiable")])
+def test_spread_of_the_reconstructions_decides_whether_it_is_identifiable(
+    high: float, word: str
+) -> None:
+    assert word in describe_ensemble(pd.DataFrame({"e2e": [2.0, high]}))
+
+
+def lines(hit_rates: list[float], running: list[int]) -> pd.DataFrame:
+    rows = len(running)
+    return pd.DataFrame(
+        {
+            "t_s": [10.0 * i for i in range(rows)],
+            "engine": 0,
+            "running": running,
+            "waiting": 0,
+            "usage": 0.5,
+            "prompt_rate": 100.0,
+            "output_rate": 100.0,
+            "hit_rate": hit_rates,
+            "preemptions": 0,
+        }
+    )
+
+
+def test_falling_hit_rate_is_a_finding() -> None:
+    series = lines([0.88, 0.8, 0.7, 0.6, 0.5, 0.4], [4, 8, 16, 32, 64, 128])
+    summary = summarize_log(Evidence("server.log", series=series))
+    assert summary is not None
+    assert [one.name for one in summary.problems] == ["hit rate falls"]
+    assert "fell from 88 to 40 %" in summary.problems[0].text
+    assert "evicted" in summary.problems[0].text
+
+
+def test_ttft_far_above_prefill_with_an_empty_queue_is_front_end_bound() -> None:
+    requests = pd.DataFrame({"ttft_ms": [200.0] * 3, "queue_ms": [1.0] * 3, "prefill_ms": 60.0})
+    evidence = Evidence("server.log", series=lines([0.0] * 4, [2] * 4), requests=requests)
+    summary = summarize_log(evidence)
+    assert summary is not None
+    assert [one.name for one in summary.problems] == ["front-end bound"]
+
+
+def test_admission_limit_needs_free_cache() -> None:
+    series = lines([0.0] * 4, [32] * 4).assign(waiting=9)
+    names = [
+        [one.name for one in found.problems]
+        for usage in (0.5, 0.97)
+        if (found := summarize_log(Evidence("s", series=series.assign(usage=usage))))
+    ]
+    assert names == [["admission limit"], ["KV cache full"]]
