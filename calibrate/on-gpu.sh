@@ -1,29 +1,31 @@
 #!/usr/bin/env bash
-# What to do on a machine with a GPU, from the root of the repository; see calibrate/README.md.
+# Commands for a machine with a GPU, from the root of the repository; see calibrate/README.md.
 #
-#     calibrate/on-gpu.sh smoke    OUT [FA3.so]   does each part work at all? four minutes
-#     calibrate/on-gpu.sh first    OUT [FA3.so]   correctness, ceilings, both models calibrated
-#     calibrate/on-gpu.sh validate OUT PLAN       serve what PLAN says and judge its profile by it
+#     calibrate/on-gpu.sh smoke     OUT        test every part of the engine on this GPU
+#     calibrate/on-gpu.sh calibrate OUT [IN]   measure kernels and steps, fit a profile
+#     calibrate/on-gpu.sh validate  OUT IN     serve a plan and record the runs
 #
-# The last two take less than ten minutes each. All that is found lies in OUT from the start, and in
-# the end in a few files; what was done when time runs out is there, too. OUT may be one that was
-# cut off: it goes on. With REHEARSE=1 all of it runs on a CPU with the tiny model.
+# Each ends within ten minutes and leaves at most eight files in OUT. IN has the files of an earlier
+# call that was cut off, or the plan (validate); it is only read. MODEL and KV_TOKENS replace the
+# sizes that follow from the free memory. With REHEARSE=1 everything runs on a CPU.
 began=$SECONDS
 set -uo pipefail
-what=${1:-} out=${2:-} given=${3:-}
-[[ $what =~ ^(smoke|first|validate)$ && -n $out ]] || { sed -n 2,11p "$0" >&2; exit 2; }
-if [[ $what == validate && ! -f $given/plan.json ]]; then
-    echo "on-gpu.sh: $given/plan.json: no such plan; make one with simkv gpu validate --plan-only," \
-        "commit it, and give its folder" >&2
+what=${1:-} out=${2:-} in=${3:-}
+[[ $what =~ ^(smoke|calibrate|validate)$ && -n $out ]] || { sed -n 2,10p "$0" >&2; exit 2; }
+if [[ -n $in && ! -d $in ]]; then
+    echo "on-gpu.sh: $in: not a directory" >&2
     exit 2
 fi
 mkdir -p "$out"
 exec > >(tee -a "$out/log.txt") 2>&1
-for packed in "$out"/*.tar.gz; do  # of a run that was cut off
-    [[ -f $packed ]] && tar -C "$out" -xzf "$packed" && rm "$packed"
+for packed in ${in:+"$in"/*.tar.gz} "$out"/*.tar.gz; do
+    [[ -f $packed ]] && tar -C "$out" -xzf "$packed"
 done
-pack() {  # folders become files, which travel more easily
-    local folder
+rm -f "$out"/*.tar.gz
+pack() {  # each directory becomes one file, and the logs of stages another
+    local folder logs
+    logs=("$out"/smoke-*.log)
+    [[ -f ${logs[0]} ]] && mkdir -p "$out/logs" && mv "${logs[@]}" "$out/logs"
     for folder in "$out"/*/; do
         [[ -d $folder ]] || continue
         folder=${folder%/}
@@ -34,82 +36,76 @@ trap pack EXIT
 trap 'exit 143' TERM INT
 export PYTHONUNBUFFERED=1
 PYTHON=${PYTHON:-python3}
-# Packages that the machine does not have travel as wheels.
+# Packages that the machine lacks travel as wheels.
 WHEELS=${WHEELS:-.whl}
 if compgen -G "$WHEELS/*.whl" >/dev/null; then
     $PYTHON -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade \
         --target /tmp/site "$WHEELS"/*.whl || exit
 fi
 export PYTHONPATH=".:/tmp/site${PYTHONPATH:+:$PYTHONPATH}"
+most_s=${LIMIT:-570}
 if [[ -n ${REHEARSE:-} ]]; then
-    on=(--device cpu --small --repeats 3) big=tiny small=tiny workers=0 checks=tests/gpu/test_device.py
-    most_s=${LIMIT:-600} check_s=300 spare_s=10 big_s=${BUDGET:-20} small_s=${BUDGET:-5}
-    validate_s=${BUDGET:-60}
+    on=(--device cpu) small=(--small --repeats 3) model=${MODEL:-tiny} budget=${BUDGET:-20s}
 else
-    on=(--device cuda) big=llama-3-8b small=qwen2.5-0.5b workers=8
-    checks="tests/gpu/test_device.py tests/gpu/test_triton_kernels.py"
-    most_s=580 check_s=150 spare_s=100 big_s=230 small_s=70 validate_s=520
+    on=(--device cuda) small=() model=${MODEL:-} budget=${BUDGET:-}
 fi
-left() { echo $((most_s - (SECONDS - began))); }  # seconds until there must be an end
-least() { echo $(($1 < $2 ? $1 : $2)); }
-step() {  # name, seconds at most, command...
+sizes=(${model:+--model "$model"} ${KV_TOKENS:+--kv-tokens "$KV_TOKENS"})
+left() { echo $((most_s - (SECONDS - began))); }  # seconds
+step() {  # name, most seconds, command...
     local name=$1 limit status
-    limit=$(least "$2" "$(left)")
+    limit=$(($2 < $(left) ? $2 : $(left)))
     shift 2
     if ((limit < 1)); then
-        echo "== $name: LEFT OUT, no time is left"
+        echo "== $name: SKIPPED, no time is left"
         return 1
     fi
-    echo "== $name: begins after $((SECONDS - began)) s, has $limit s"
-    timeout --kill-after=15 "$limit" "$@"
+    echo "== $name: starts after $((SECONDS - began)) s, limit $limit s"
+    timeout --kill-after=10 "$limit" "$@"
     status=$?
     case $status in
         0) echo "== $name: done after $((SECONDS - began)) s" ;;
-        124 | 137) echo "== $name: STOPPED at its limit of $limit s; what it did lies in $out" ;;
+        124 | 137) echo "== $name: STOPPED at its limit of $limit s; finished parts are in $out" ;;
         *) echo "== $name: FAILED ($status) after $((SECONDS - began)) s" ;;
     esac
     return "$status"
 }
-run() { step "$1" "$2" "$PYTHON" -m simkv.cli "${@:3}"; }
-calibrate() {  # model, seconds to measure, options...
-    local budget
-    budget=$(least "$2" $(($(left) - spare_s)))  # three real runs come after it
-    if ((budget < 5)); then
-        echo "== calibrate-$1: LEFT OUT, $(left) s are left and $spare_s are needed for real runs"
-        return 1
-    fi
-    run "calibrate-$1" "$(left)" gpu calibrate "$out/$1" "${on[@]}" --model "$1" \
-        --budget "${budget}s" "${@:3}"
-}
+simkv() { step "$1" "$2" "$PYTHON" -m simkv.cli gpu "${@:3}"; }
 command -v nvidia-smi >/dev/null && nvidia-smi | head -15
 
 case $what in
 smoke)
     # shellcheck disable=SC2086
-    "$PYTHON" calibrate/smoke.py "$out" ${REHEARSE:+--rehearse} ${given:+--fa3 "$given"} \
-        ${STAGES:+--stages $STAGES}
-    exit
+    step smoke "$(left)" "$PYTHON" calibrate/smoke.py "$out" ${REHEARSE:+--rehearse} \
+        ${model:+--model "$model"} ${STAGES:+--stages $STAGES}
     ;;
-first)
-    # shellcheck disable=SC2086
-    step check $check_s "$PYTHON" -m pytest -vv -p no:cacheprovider -n $workers -rs --durations=5 \
-        $checks
-    run bench 90 gpu bench "${on[@]}" --model $big --out "$out/bench.json" --warm-up 3 \
-        ${given:+--fa3 "$given"}
-    spare_s=$((spare_s + small_s + 30)) calibrate $big $big_s
-    [[ $small == "$big" ]] || spare_s=30 calibrate $small $small_s --warm-up 3
+calibrate)
+    [[ -f $out/bench.json ]] || simkv bench 90 bench "${on[@]}" ${small[@]+"${small[@]}"} \
+        ${sizes[@]+"${sizes[@]}"} --out "$out/bench.json" --warm-up 3
+    # Six runs with a model in service follow the measurements.
+    budget=${budget:-$(($(left) - 170))s}
+    if [[ ${budget%s} -lt 5 ]]; then
+        echo "== campaign: SKIPPED, $(left) s are left"
+        exit 1
+    fi
+    simkv campaign "$(left)" calibrate "$out/campaign" "${on[@]}" ${small[@]+"${small[@]}"} \
+        ${sizes[@]+"${sizes[@]}"} --budget "$budget"
     ;;
 validate)
     mkdir -p "$out/validation"
-    if [[ -d $out/validation/plan ]] && ! diff -r "$given" "$out/validation/plan"; then
-        echo "on-gpu.sh: $out has begun with another plan; give another OUT" >&2
+    for plan in ${in:+"$in/plan" "$in"}; do
+        [[ -f $plan/plan.json ]] || continue
+        if [[ -d $out/validation/plan ]] && ! diff -r "$plan" "$out/validation/plan" >/dev/null; then
+            echo "on-gpu.sh: $out has been started with another plan; use another OUT" >&2
+            exit 2
+        fi
+        [[ -d $out/validation/plan ]] || cp -r "$plan" "$out/validation/plan"
+        break
+    done
+    if [[ ! -f $out/validation/plan/plan.json ]]; then
+        echo "on-gpu.sh: ${in:-IN}: has no plan; write one with simkv gpu validate --plan-only" >&2
         exit 2
     fi
-    [[ -d $out/validation/plan ]] || cp -r "$given" "$out/validation/plan"
-    run validate "$validate_s" gpu validate "$out/validation" "${on[@]}" --model $big \
-        --profile "$out/validation/plan/profile.json" --budget ${validate_s}s
-    status=$?
-    cp "$out"/validation/*.{md,json,png} "$out" 2>/dev/null
-    exit "$status"
+    simkv validate "$(left)" validate "$out/validation" "${on[@]}" \
+        --budget "${BUDGET:-$(($(left) - 15))s}" --serve-only
     ;;
 esac

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkv.cli.command_support import Trust, print_error, progress
+from simkv.cli.command_support import Trust, progress
 from simkv.cli.gpu_options import (
     Clock,
     Device,
-    KvLayout,
+    KvTokens,
     Model,
     Repeats,
     RunFolder,
@@ -29,10 +28,10 @@ from simkv.core.atomic_files import check_file, write_text
 from simkv.core.errors import InputError, spelling_hint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from simkv.gpu.execution_record import ExecutionRecord
-    from simkv.gpu.kernel_benchmark import Reading
+
+#: Line in place of the ratios to composed costs.
+NOT_COMPOSED = "The catalog lacks this GPU or model, so no composed costs are compared."
 
 app = typer.Typer(
     cls=Commands, no_args_is_help=True, help="Run, calibrate and validate on a GPU (or a CPU)."
@@ -45,7 +44,7 @@ def run(
         Path, typer.Argument(help="Scenario file (YAML), or the name of a packaged scenario.")
     ],
     device: Device = "cuda",
-    model: Model = "llama-3-8b",
+    model: Model = None,
     variant: Annotated[
         list[str] | None, typer.Option(help="Run only this variant; may be repeated.")
     ] = None,
@@ -59,7 +58,6 @@ def run(
         Path | None,
         typer.Option(help="Write results to this directory (default: runs/gpu-<scenario>/)."),
     ] = None,
-    layout: KvLayout = "block",
     graphs: Annotated[bool, typer.Option(help="Capture CUDA graphs.")] = True,
     warm_up: WarmUp = None,
     threads: Threads = 1,
@@ -75,7 +73,7 @@ def run(
     from simkv.scenario.packaged_scenarios import find_scenario
     from simkv.scenario.scenario_loader import load
 
-    setup = device_setup(device, model, layout, graphs, warm_up, threads, seed)
+    setup = device_setup(device, model, graphs, warm_up, threads, seed)
     path = find_scenario(scenario)
     variants = load(path, set_ or [])
     for name in variant or []:
@@ -133,16 +131,10 @@ def replay(
 @app.command()
 def bench(
     device: Device = "cuda",
-    model: Model = "llama-3-8b",
+    model: Model = None,
     small: Small = False,
+    kv_tokens: KvTokens = None,
     repeats: Repeats = 20,
-    fa3: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Also measure FlashAttention 3, from _vllm_fa3_C.abi3.so of a vLLM wheel.",
-        ),
-    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the results to this file as JSON.")
     ] = None,
@@ -151,33 +143,23 @@ def bench(
 ) -> None:
     """Benchmark attention kernels and whole steps.
 
-    Compares them with the limits of the device, for both KV layouts.
+    Compares them with the limits of the device and with torch's own attention.
     """
-    setup = device_setup(device, model, "block", True, warm_up, threads, 0)
+    setup = device_setup(device, model, True, warm_up, threads, 0)
     if out:
         check_file("--out", out)
-    from simkv.gpu.fa3_baseline import FlashAttention3
-    from simkv.gpu.kernel_benchmark import SIZES, SMALL_SIZES, compare_attention
+    from simkv.gpu.device_memory import fit_limits
+    from simkv.gpu.kernel_benchmark import SIZES, SMALL_SIZES, sizes_for
     from simkv.gpu.kernel_benchmark import bench as measured
 
+    limits = SMALL_SIZES if small else SIZES
+    sizes = sizes_for(fit_limits(setup, limits, kv_tokens).kv_tokens, limits)
     found = []
-    sizes = SMALL_SIZES if small else SIZES
-    about = (setup.shape, sizes, setup.device)
-
-    def shown(rows: Iterable[Reading]) -> None:
-        for row in rows:
-            print(row, flush=True)
-            found.append(row._asdict())
-            if out:
-                write_text(out, json.dumps(found, indent=1) + "\n")
-
-    shown(measured(*about, repeats=repeats, warm_up=setup.warm_up))
-    if fa3:
-        try:
-            shown(compare_attention(FlashAttention3(fa3), *about, repeats=repeats))
-        except (InputError, RuntimeError, TypeError) as error:  # all other results are complete
-            print_error(error)
-            raise typer.Exit(2) from error
+    for row in measured(setup.shape, sizes, setup.device, repeats=repeats, warm_up=setup.warm_up):
+        print(row, flush=True)
+        found.append(row._asdict())
+        if out:
+            write_text(out, json.dumps(found, indent=1) + "\n")
 
 
 @app.command()
@@ -187,18 +169,12 @@ def calibrate(
         typer.Argument(help="Directory for the measurements; existing measurements are reused."),
     ],
     device: Device = "cuda",
-    model: Model = "llama-3-8b",
+    model: Model = None,
     budget: Annotated[
         str, typer.Option(metavar="TIME", help="Maximum measuring time, such as 8m or 90s.")
     ] = "8m",
     small: Small = False,
-    kv_tokens: Annotated[
-        int | None,
-        typer.Option(
-            metavar="TOKENS", help="Size of the KV cache (default: 400,000; 2,048 with --small)."
-        ),
-    ] = None,
-    layout: KvLayout = "block",
+    kv_tokens: KvTokens = None,
     repeats: Repeats = 20,
     warm_up: WarmUp = None,
     threads: Threads = 1,
@@ -206,20 +182,22 @@ def calibrate(
 ) -> None:
     """Measure step times on this device and fit a cost profile.
 
-    Reports the error of the profile on steps that were not fitted.
+    Reports the error of the profile on steps that were not fitted, and the measured step time
+    over the one that `hardware:` composes from public operator tables.
     """
-    setup = device_setup(device, model, layout, True, warm_up, threads, 0, clock)
+    setup = device_setup(device, model, True, warm_up, threads, 0, clock)
     budget_s = parse_duration(budget)
     from simkv.gpu import gpu_calibration as campaign
     from simkv.gpu.campaign_plan import SMALL_LIMITS, Limits
+    from simkv.gpu.device_memory import fit_limits
+    from simkv.validation.gpu_runs.comparison_levels import measured_over_composed
 
-    limits = SMALL_LIMITS if small else Limits()
-    if kv_tokens:
-        limits = replace(limits, kv_tokens=kv_tokens)
+    limits = fit_limits(setup, SMALL_LIMITS if small else Limits(), kv_tokens)
     with progress("measurements") as advance:
-        profile, samples = campaign.calibrate(
+        profile, samples, judged = campaign.calibrate(
             setup, limits, out, budget_s, repeats=repeats, progress=advance
         )
+    print(f"{setup.shape.name} with {limits.kv_tokens} tokens of KV on {profile.gpu}")
     print(f"{len(samples)} measurements; {profile.source[-1]}")
     for what, value in campaign.achieved_rates(samples, setup.shape, setup.itemsize).items():
         print(f"{what}: {value}")
@@ -228,10 +206,16 @@ def calibrate(
         shares = [100 * x for x in (error.median, error.p95, error.bias)]
         print(f"  {kind:<8}{shares[0]:6.1f} % {shares[1]:6.1f} % {shares[2]:+6.1f} %", end="")
         print(f"  of {error.points} steps")
+    steps = [(step.load, step.seconds) for step in judged]
+    ratios = measured_over_composed(steps, profile.gpu, profile.model)
+    print("Measured over composed step time (median, P10 to P90):" if ratios else NOT_COMPOSED)
+    for kind, (low, middle, high) in ratios.items():
+        print(f"  {kind:<8}{middle:6.2f}   {low:.2f} to {high:.2f}")
     print(f"Written to {out}: {', '.join(sorted(p.name for p in out.iterdir()))}")
 
 
 app.command()(validate)
+app.command("serve", help="Run a scenario on this device in real time; same as `gpu run`.")(run)
 
 
 def _report(name: str, run: ExecutionRecord, different: int | None) -> str:

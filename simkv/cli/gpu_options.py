@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,16 +14,23 @@ if TYPE_CHECKING:
     from simkv.gpu.execution_record import GpuSetup
 
 Device = Annotated[str, typer.Option(help="Torch device: cuda, cuda:N or cpu (slow, for tests).")]
-Model = Annotated[str, typer.Option(help="Model whose shape to use; weights are random.")]
-Small = Annotated[bool, typer.Option(help="Use small sizes, for --model tiny.")]
-KvLayout = Annotated[
-    str,
+Model = Annotated[
+    str | None,
     typer.Option(
-        "--kv-layout",
-        metavar="block|layer",
-        help="Unit of the KV cache that is contiguous in memory.",
+        help="Model whose shape is used; weights are random (default: llama-3-8b if it fits on the "
+        "GPU, else qwen2.5-0.5b; small on a CPU)."
     ),
 ]
+KvTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--kv-tokens",
+        metavar="TOKENS",
+        min=1,
+        help="Size of the KV pool (default: what fits, at most 400,000).",
+    ),
+]
+Small = Annotated[bool, typer.Option(help="Use small sizes, for the tiny model.")]
 WarmUp = Annotated[
     float | None,
     typer.Option(
@@ -56,8 +63,7 @@ def parse_duration(text: str) -> float:
 
 def device_setup(
     device: str,
-    model: str,
-    layout: str,
+    model: str | None,
     graphs: bool,
     warm_up: float | None,
     threads: int,
@@ -69,33 +75,36 @@ def device_setup(
         raise InputError("torch is not installed; run: pip install 'simkv[gpu]'")
     from simkv.costs.hardware.model_shape import MODEL_SHAPES
 
-    if model not in MODEL_SHAPES:
+    if model is not None and model not in MODEL_SHAPES:
         known = ", ".join(MODEL_SHAPES)
         raise InputError(
             f"--model {model}: unknown model{spelling_hint(model, MODEL_SHAPES)}; "
             f"expected one of {known}"
         )
-    layouts: dict[str, Literal["block", "layer"]] = {"block": "block", "layer": "layer"}
-    if layout not in layouts:
-        raise InputError(f"--kv-layout {layout}: expected block or layer")
     import torch
 
+    from simkv.gpu.device_memory import default_model
     from simkv.gpu.execution_record import GpuSetup
 
     try:
         kind = torch.device(device).type
     except RuntimeError as error:
         raise InputError(f"--device {device}: expected cuda, cuda:<n> or cpu") from error
-    if kind not in ("cuda", "cpu") or (kind == "cuda" and not torch.cuda.is_available()):
-        raise InputError(f"--device {device}: torch {torch.__version__} finds no such device")
+    if kind not in ("cuda", "cpu"):
+        raise InputError(
+            f"--device {device}: not supported; simkv runs on NVIDIA GPUs (cuda, cuda:<n>) and on "
+            "the CPU (cpu). AMD GPUs also appear as cuda in torch for ROCm, which is untested"
+        )
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"--device {device}: torch {torch.__version__} finds no such device here")
     _use_clock(clock, kind, threads)
     if kind == "cpu":
         torch.set_num_threads(threads)
     if warm_up is None:
         warm_up = 10.0 if kind == "cuda" else 0.0
-    shape = MODEL_SHAPES[model]
+    shape = MODEL_SHAPES[model or default_model(device)]
     largest = 2816 if graphs else 0
-    return GpuSetup(shape, device, layouts[layout], largest, warm_up, seed, overlap=kind == "cuda")
+    return GpuSetup(shape, device, largest, warm_up, seed, overlap=kind == "cuda")
 
 
 def _use_clock(clock: str, kind: str, threads: int) -> None:

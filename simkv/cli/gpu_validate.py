@@ -14,9 +14,8 @@ from simkv.cli.command_support import Trust, progress
 from simkv.cli.gpu_options import (
     Clock,
     Device,
-    KvLayout,
+    KvTokens,
     Model,
-    Small,
     Threads,
     WarmUp,
     device_setup,
@@ -26,18 +25,15 @@ from simkv.core.atomic_files import check_file, write_text
 from simkv.core.errors import InputError, spelling_hint
 
 if TYPE_CHECKING:
-    from simkv.costs.cost_profile import CostProfile
     from simkv.validation.gpu_runs.load_sizing import Trial
+    from simkv.validation.gpu_runs.validation_plan_file import Plan
 
-#: Share of the time for planning and serving; the rest is for comparisons.
-SERVING = 0.85
-#: Duration of a plan in units of one case: two of its cases may take four units each, and setup
-#: takes time as well.
-CASES = 15
 #: Options that apply only to recorded runs.
 FOR_RECORDED = {"repeat_run": "--repeat-run", "out": "--out"}
 #: Arguments that apply to both.
 FOR_BOTH = {"folder", "profile", "_trusted"}
+#: Seconds before the first run on a CPU.
+CPU_START_S = 10.0
 
 
 def validate(
@@ -49,30 +45,44 @@ def validate(
             "directory of `simkv gpu run`, only that run is evaluated."
         ),
     ],
-    profile: Annotated[Path, typer.Option(metavar="FILE", help="Cost profile to validate (JSON).")],
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Cost profile to validate (JSON), or a directory of `simkv gpu calibrate` with one "
+            "or two of them (default: those of the plan in FOLDER).",
+        ),
+    ] = None,
     device: Device = "cuda",
-    model: Model = "llama-3-8b",
+    model: Model = None,
     budget: Annotated[
-        str, typer.Option(metavar="TIME", help="Maximum total time, such as 9m or 90s.")
+        str, typer.Option(metavar="TIME", help="Time for serving, such as 9m or 90s.")
     ] = "9m",
-    small: Small = False,
-    repeats: Annotated[int, typer.Option(help="Maximum number of runs per case.")] = 3,
+    kv_tokens: KvTokens = None,
+    repeats: Annotated[
+        int, typer.Option(help="Runs of one case with the same seed, for the noise of the machine.")
+    ] = 2,
     plan_only: Annotated[
         bool, typer.Option("--plan-only", help="Write the plan and its predictions, then exit.")
     ] = False,
+    serve_only: Annotated[
+        bool,
+        typer.Option(
+            "--serve-only", help="Serve and judge nothing; a later call judges, on any machine."
+        ),
+    ] = False,
     case: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Run only this case of the plan; may be repeated."),
+        typer.Option(metavar="NAME", help="Run only this trial of the plan; may be repeated."),
     ] = None,
     allow_other_gpu: Annotated[
         bool,
         typer.Option("--allow-other-gpu", help="Accept a profile of another GPU."),
     ] = False,
-    layout: KvLayout = "block",
     warm_up: WarmUp = None,
     threads: Threads = 1,
     clock: Clock = "wall",
-    seed: Annotated[int, typer.Option(help="Random seed for the workloads.")] = 0,
+    seed: Annotated[int, typer.Option(help="First of the two random seeds of each case.")] = 0,
     repeat_run: Annotated[
         Path | None,
         typer.Option(
@@ -89,73 +99,128 @@ def validate(
     """Validate a cost profile against runs on this device.
 
     Validates three levels. L0: decisions of a simulation with the measured step times. L1: step
-    times. L2: figures of a simulation with predicted step times, compared with simple cost models
-    and with the noise between repeated runs. The plan and its predictions are written before the
-    runs. Cases are sized by the data sheet of the GPU, not by the profile. An existing plan in
-    FOLDER is used. Exit 1 if a decision differs.
+    times. L2: figures of a simulation with predicted step times, compared with other cost models
+    and with the noise between repeated runs. The plan, its duration and its predictions are written
+    before the runs. Cases are sized by the data sheet of the GPU, not by the profile. An existing
+    plan in FOLDER is used; if all of its runs are there, they are judged without a device. Exit 1
+    if a decision differs.
     """
-    from simkv.costs.cost_profile import load_profile
-
     recorded = _is_run(folder)
     _check_options(context, folder, recorded)
-    judged = load_profile(profile.name, profile.parent)
     if recorded:
-        same = _judge_recorded(folder, judged, repeat_run, out)
-        if not same:
+        if profile is None:
+            raise InputError("--profile: is needed to judge a recorded run")
+        if not _judge_recorded(folder, profile, repeat_run, out):
             raise typer.Exit(1)
         return
     begin = perf_counter()
-    from simkv.validation.gpu_runs import validation_suite
-    from simkv.validation.gpu_runs.device_drift import read_sentinels
-    from simkv.validation.gpu_runs.gpu_report import write_gpu_report
-    from simkv.validation.gpu_runs.nominal_costs import nominal_profile
-    from simkv.validation.gpu_runs.run_ranking import judge_trials
-    from simkv.validation.gpu_runs.validation_plan_file import read_plan, write_plan
-
     budget_s = parse_duration(budget)
     if repeats < 1:
         raise InputError(f"--repeats {repeats}: expected 1 or more")
-    setup = None
-    if not plan_only:
-        setup = device_setup(device, model, layout, True, warm_up, threads, 0, clock)
-    trials = read_plan(folder, judged)
-    if trials is None:
-        scale = validation_suite.SMALL_SCALE if small else validation_suite.FULL_SCALE
-        seconds = SERVING * budget_s / (CASES * repeats)
-        trials = validation_suite.plan_trials(
-            judged, scale, seconds, seed, sized_by=nominal_profile(judged)
-        )
-        write_plan(folder, trials, judged)
-    trials = _wanted(trials, case or [])
-    for trial in trials:
-        size, preemptions = trial.scenario.workload.size, trial.predicted["preemptions"]
-        print(
-            f"{trial.name}: {size} requests, predicted {trial.predicted_s:.2f} s, "
-            f"{preemptions} preemptions"
-        )
-    if setup is None:
+    plan = _find_plan(folder, profile, budget_s, seed, kv_tokens, on_cpu=device == "cpu")
+    main = next(iter(plan.profiles.values()))
+    if model not in (None, main.model):
+        raise InputError(f"--model {model}: the profile is of {main.model}")
+    trials = _wanted(plan.trials, case or [])
+    _print_plan(trials, on_cpu=device == "cpu")
+    if plan_only:
         print(f"Written to {folder / 'plan'}")
         return
+    from simkv.validation.gpu_runs.validation_suite import order_trial_runs
 
-    from simkv.gpu.validation_plan_runner import check_device, execute_plan
+    skipped: list[str] = []
+    runs = order_trial_runs(trials, repeats)
+    if not all((folder / "runs" / run.name).exists() for run in runs):
+        from simkv.gpu.validation_plan_runner import check_device, execute_plan
 
-    check_device(judged, setup, other_gpu=allow_other_gpu)
-    with progress("requests") as advance:
-        skipped = execute_plan(
-            trials,
-            setup,
-            folder,
-            lambda: SERVING * budget_s - (perf_counter() - begin),
-            repeats=repeats,
-            say=lambda line: print(line, flush=True),
-            advance=advance,
+        setup = device_setup(device, main.model, True, warm_up, threads, 0, clock)
+        check_device(main, setup, other_gpu=allow_other_gpu)
+        with progress("requests") as advance:
+            skipped = execute_plan(
+                trials,
+                setup,
+                folder,
+                lambda: budget_s - (perf_counter() - begin),
+                repeats=repeats,
+                say=lambda line: print(line, flush=True),
+                advance=advance,
+            )
+    if serve_only:
+        print(f"Not judged; `simkv gpu validate {folder}` judges these runs on any machine")
+        return
+    if not _judge(folder, plan, trials, skipped):
+        raise typer.Exit(1)
+
+
+def _find_plan(
+    folder: Path,
+    path: Path | None,
+    budget_s: float,
+    seed: int,
+    kv_tokens: int | None,
+    *,
+    on_cpu: bool,
+) -> Plan:
+    """Return the plan in ``folder``, written now if there is none."""
+    from simkv.validation.gpu_runs.load_sizing import scale_of
+    from simkv.validation.gpu_runs.nominal_costs import nominal_profile
+    from simkv.validation.gpu_runs.validation_plan_file import (
+        Plan,
+        read_campaign_training,
+        read_plan,
+        read_profiles,
+        write_plan,
+    )
+    from simkv.validation.gpu_runs.validation_suite import START_S, plan_trials
+
+    profiles, campaign = read_profiles(path) if path else ({}, folder)
+    plan = read_plan(folder, profiles)
+    if plan is not None:
+        return plan
+    if not profiles:
+        raise InputError(f"--profile: is needed, because {folder} has no plan yet")
+    main = next(iter(profiles.values()))
+    trials = plan_trials(
+        profiles,
+        scale_of(main, kv_tokens),
+        budget_s,
+        seed,
+        sized_by=nominal_profile(main, campaign),
+        start_s=CPU_START_S if on_cpu else START_S,
+    )
+    plan = Plan(trials, profiles, read_campaign_training(profiles, campaign))
+    write_plan(folder, plan)
+    return plan
+
+
+def _print_plan(trials: list[Trial], *, on_cpu: bool) -> None:
+    """Print each trial with its load, and the predicted duration of all."""
+    from simkv.validation.gpu_runs.validation_suite import START_S, predicted_duration
+
+    print(f"{'trial':<30}{'requests':>9}{'rows':>7}{'most':>6}{'KV tokens':>11}{'seconds':>9}")
+    for trial in trials:
+        p = trial.predicted
+        print(
+            f"{trial.name:<30}{p['requests']:>9}{p['rows_mean']:>7.1f}{p['rows_peak']:>6}"
+            f"{p['kv_tokens_peak']:>11}{trial.predicted_s:>9.1f}"
+            + (f"   {p['preemptions']} preemptions" if p["preemptions"] else "")
+            + (f"   outside the range: {', '.join(p['outside'])}" if p["outside"] else "")
         )
-    found = judge_trials(trials, judged, folder)
-    files = write_gpu_report(folder, found, judged, skipped, read_sentinels(folder))
+    minutes = predicted_duration(trials, CPU_START_S if on_cpu else START_S) / 60
+    print(f"Predicted duration: {minutes:.1f} minutes")
+
+
+def _judge(folder: Path, plan: Plan, trials: list[Trial], skipped: list[str]) -> bool:
+    """Judge all runs and write the report; return whether all decisions are the same."""
+    from simkv.validation.gpu_runs.device_drift import read_sentinels
+    from simkv.validation.gpu_runs.gpu_report import write_gpu_report
+    from simkv.validation.gpu_runs.run_ranking import judge_trials
+
+    found = judge_trials(trials, plan, folder)
+    files = write_gpu_report(folder, found, plan.profiles, skipped, read_sentinels(folder))
     print((folder / "validation.md").read_text(encoding="utf-8"))
     print(f"Written to {folder}: {', '.join(path.name for path in files)}, runs/")
-    if any(one.found.verdict.step is not None for one in found):
-        raise typer.Exit(1)
+    return all(one.found.verdict.step is None for one in found)
 
 
 def _is_run(folder: Path) -> bool:
@@ -179,20 +244,23 @@ def _check_options(context: typer.Context, folder: Path, recorded: bool) -> None
             )
 
 
-def _judge_recorded(
-    folder: Path, profile: CostProfile, repeat_run: Path | None, out: Path | None
-) -> bool:
+def _judge_recorded(folder: Path, path: Path, repeat_run: Path | None, out: Path | None) -> bool:
     """Print the three levels of a recorded run; return whether all decisions are the same."""
+    from simkv.validation.gpu_runs.baseline_models import fit_baselines, read_training
     from simkv.validation.gpu_runs.comparison_levels import validate_run
     from simkv.validation.gpu_runs.gpu_report import render_run_tables
     from simkv.validation.gpu_runs.timed_replay import read_runs
+    from simkv.validation.gpu_runs.validation_plan_file import read_profiles
 
     if out:
         check_file("--out", out)
+    profiles, campaign = read_profiles(path)
+    profile = next(iter(profiles.values()))
+    baselines = fit_baselines(read_training(campaign, profile), profile)
     repeated = read_runs(repeat_run) if repeat_run else {}
     found = {
-        variant: validate_run(run, profile, [repeated[variant]] if variant in repeated else [])
-        for variant, run in read_runs(folder).items()
+        name: validate_run(run, profile, [repeated[name]] if name in repeated else [], baselines)
+        for name, run in read_runs(folder).items()
     }
     for variant, result in found.items():
         for line in render_run_tables(variant, result):

@@ -13,7 +13,6 @@ REMOVED_IN = "0.4"
 #: New command by old command.
 COMMANDS = {
     "calibrate": "gpu calibrate",
-    "gpu serve": "gpu run",
     "profile build sync": "profile build single-request",
     "profiles": "profile list",
     "validate gpu": "gpu validate",
@@ -27,7 +26,6 @@ OPTIONS = {
     "bisect": _JOBS,
     "diagnose": {**_JOBS, "--flags": "--try-flags", "--no-flags": "--no-try-flags"},
     "evolve": {**_RAY, "--final": "--validation", "--random": "--random-search"},
-    "gpu": {"--layout": "--kv-layout"},
     "gpu validate": {
         "--again": "--repeat-run",
         "--only-plan": "--plan-only",

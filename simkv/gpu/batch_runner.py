@@ -11,7 +11,7 @@ sampled by the previous one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ from simkv.gpu.graph_buckets import (
     graph_sizes,
     step_size,
 )
-from simkv.gpu.kv_pool import KVPool, Layout
+from simkv.gpu.kv_pool import KVPool
 from simkv.gpu.prompt_token_ids import prompt_ids
 from simkv.gpu.timer import read_timer
 from simkv.gpu.transformer import Transformer, random_weights
@@ -56,7 +56,6 @@ class RunnerConfig:
     max_len: int = 1024
     max_decodes: int = 256
     graph_tokens: int = 2816
-    layout: Layout = "block"
     seed: int = 0
 
 
@@ -75,8 +74,9 @@ def covering_config(configs: Iterable[RunnerConfig]) -> RunnerConfig:
 class Timing(NamedTuple):
     """Times of a step in seconds, and how it was run.
 
-    ``gpu_s`` is the device's time from the first copy of the inputs to the last of the outputs (on
-    a CPU: the time inside the model). ``prepare_s``, ``launch_s`` and ``wait_s`` are host times.
+    ``gpu_s`` is the device's time from the start of the model to the copy of its outputs (on a CPU:
+    the time inside the model); copies of inputs and launches by the host are not in it.
+    ``prepare_s``, ``launch_s`` and ``wait_s`` are host times.
     ``size`` is the padded size; ``graph`` is true for a captured step. ``unbacked`` tokens had no
     block; ``premature`` tokens were sampled before all known tokens of their request had KV. Both
     only happen if an engine's rules are wrong.
@@ -135,9 +135,7 @@ class Runner:
         self.on_gpu = self.device.type == "cuda"
         dtype = dtype or (torch.bfloat16 if self.on_gpu else torch.float32)
         weights = random_weights(shape, self.device, dtype, config.seed)
-        self.pool = KVPool(
-            shape, config.num_blocks, config.block_size, self.device, dtype, config.layout
-        )
+        self.pool = KVPool(shape, config.num_blocks, config.block_size, self.device, dtype)
         self.model = Transformer(
             shape, weights, self.pool, seats=config.seats, max_len=config.max_len
         )
@@ -190,9 +188,7 @@ class Runner:
         clock = _DeviceClock() if self.on_gpu else _HostClock()
         if delta.places:
             self._write_tables(delta.places, delta.blocks)
-        found = self.enqueue(packed, size)
-        sampled = self._host(len(found))
-        sampled.copy_(found, non_blocking=True)
+        sampled = self._submit(packed, size, clock.start)
         clock.stop()
         launched = read_timer()
         return InFlightStep(
@@ -208,11 +204,26 @@ class Runner:
             premature,
         )
 
-    def enqueue(self, packed: torch.Tensor, size: StepSize) -> torch.Tensor:
-        """Enqueue a step of packed inputs; the sampled tokens are valid until the next step."""
+    def _submit(
+        self, packed: torch.Tensor, size: StepSize, begin: Callable[[], None]
+    ) -> torch.Tensor:
+        """Enqueue a step and the copy of its sampled tokens to pinned memory."""
+        found = self.enqueue(packed, size, begin)
+        sampled = self._host(len(found))
+        sampled.copy_(found, non_blocking=True)
+        return sampled
+
+    def enqueue(
+        self, packed: torch.Tensor, size: StepSize, begin: Callable[[], None] = lambda: None
+    ) -> torch.Tensor:
+        """Enqueue a step of packed inputs; the sampled tokens are valid until the next step.
+
+        ``begin`` is called when the inputs are enqueued and before the model is.
+        """
         if size in self.graphs.sizes:
-            return self.graphs.run(packed, size)
+            return self.graphs.run(packed, size, begin)
         moved = packed.to(self.device, non_blocking=True)
+        begin()
         return self.model.step(input_views(moved, size), size)
 
     def wait(self, flight: InFlightStep) -> StepDone:
@@ -238,7 +249,8 @@ class Runner:
     def warm_up(self, seconds: float) -> None:
         """Run empty steps for the given time, each kind at least once.
 
-        Compilation of kernels and setup of libraries then happen before any measurement.
+        Compilation of kernels and setup of libraries then happen before any measurement. Inputs and
+        outputs use the same pinned memory as real steps, which torch allocates once.
         """
         most = self.config.max_decodes
         counts = [(1, 0, 1), (most, 0, most), (0, 1, 512), (1, 1, 512), (1, PREFILL_ROWS + 1, 4096)]
@@ -248,7 +260,9 @@ class Runner:
         end = read_timer() + seconds
         while True:
             for size in sizes:
-                self.enqueue(padding(size, self.config.seats), size)
+                packed = self._host(packed_length(size))
+                packed.copy_(padding(size, self.config.seats))
+                self._submit(packed, size, lambda: None)
             if self.on_gpu:
                 torch.cuda.synchronize()
             if read_timer() >= end:
@@ -308,8 +322,8 @@ class Runner:
 class _HostClock:
     """Time of a step that runs where it is launched."""
 
-    def __init__(self) -> None:
-        self._begin = self._end = read_timer()
+    def start(self) -> None:
+        self._begin = read_timer()
 
     def stop(self) -> None:
         self._end = read_timer()
@@ -324,6 +338,8 @@ class _DeviceClock:
     def __init__(self) -> None:
         self._begin = torch.cuda.Event(enable_timing=True)
         self._end = torch.cuda.Event(enable_timing=True)
+
+    def start(self) -> None:
         self._begin.record()
 
     def stop(self) -> None:

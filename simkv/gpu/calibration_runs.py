@@ -1,4 +1,4 @@
-"""Short real runs of a campaign: one to fit the overhead of serving, the others to evaluate it.
+"""Short real runs of a campaign: one to fit the cost of serving, the others to evaluate it.
 
 They differ in load, prompt lengths and step tokens, so that the reported error is for sizes that
 were not fitted. Each starts with its maximum number of requests, so steps are full. Then a new
@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from simkv.gpu.batch_runner import Runner, covering_config
+from simkv.gpu.batch_runner import covering_config
 from simkv.gpu.campaign_plan import Limits
+from simkv.gpu.device_memory import new_runner
 from simkv.gpu.execution_record import ExecutionRecord, GpuSetup
-from simkv.gpu.scenario_execution import check_fits, execute_scenario, runner_config
+from simkv.gpu.scenario_execution import execute_scenario, runner_config
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.engine_registry import DEFAULT
 
@@ -99,16 +100,14 @@ def evaluation_loads(limits: Limits) -> list[CalibrationLoad]:
 def run_calibration_loads(setup: GpuSetup, limits: Limits) -> Iterator[tuple[str, ExecutionRecord]]:
     """Run all loads on one runner, and yield each record with its name, the fitting load first.
 
-    If steps overlap, the evaluation loads run again with a pipelined scheduler. Raises InputError
-    if model and cache do not fit on the device.
+    If steps overlap, all loads run with a pipelined scheduler first, as engines do by default, and
+    then with a synchronous one. Raises InputError if model and cache do not fit on the device.
     """
     setup = replace(setup, warm_up=min(setup.warm_up, 2.0))  # the device is already warm
     works = [fit_load(limits), *evaluation_loads(limits)]
-    scenarios = [work.scenario(limits) for work in works]
-    if setup.overlap:
-        scenarios += [work.scenario(limits, pipelined=True) for work in evaluation_loads(limits)]
+    modes = (True, False) if setup.overlap else (False,)
+    scenarios = [work.scenario(limits, pipelined=mode) for mode in modes for work in works]
     config = covering_config(runner_config(scenario, setup) for scenario in scenarios)
-    check_fits(setup, config)
-    runner = Runner(setup.shape, config, setup.device)
+    runner = new_runner(setup, config)
     for scenario in scenarios:
         yield scenario.name, execute_scenario(scenario, setup, runner)

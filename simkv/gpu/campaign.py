@@ -66,7 +66,7 @@ def measure(
     Measurements already in the file are not repeated. Returns the whole contents of the file.
     """
     begin = perf_counter()
-    _mend(path)
+    _drop_incomplete_line(path)
     done = {(sample.key, sample.passed) for sample in read_samples(path)}
     earlier = max((sample.at_s for sample in read_samples(path)), default=0.0)
     random = np.random.default_rng(seed)
@@ -110,8 +110,8 @@ def _append(path: Path, sample: Measurement) -> None:
         writer.writerow(sample)
 
 
-def _mend(path: Path) -> None:
-    """Drop an incomplete last line."""
+def _drop_incomplete_line(path: Path) -> None:
+    """Drop the last line if writing it was interrupted."""
     if path.exists() and not (text := path.read_bytes()).endswith(b"\n"):
         path.write_bytes(text[: text.rfind(b"\n") + 1])
 
@@ -140,8 +140,38 @@ def check_same(path: Path, about: dict[str, Any]) -> None:
         path.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         return
     there = json.loads(path.read_text(encoding="utf-8"))
-    for name in ("shape", "limits", "device", "torch", "version", "layout", "clock"):
+    for name in ("shape", "limits", "device", "torch", "version", "clock"):
         if there.get(name) != about[name]:
             raise InputError(
                 f"{path}: {name} was {there.get(name)}, now {about[name]}; use another --out"
             )
+
+
+#: Ratio to its own scatter above which a change of the sentinel counts.
+SIGNIFICANT_DRIFT = 3.0
+#: A repeat stalled if it took this factor times the median of its point, and this excess (s).
+STALL_FACTOR, STALL_EXCESS_S = 3.0, 5e-3
+
+
+def measure_drift(samples: Sequence[Measurement]) -> float:
+    """Return the relative change of the sentinel over the campaign, by a linear fit.
+
+    0 if the change is within the scatter, or there are fewer than four measurements. It is
+    reported, and nothing is corrected for it.
+    """
+    seen = [(s.at_s, s.median_s) for s in samples if s.key.startswith("sentinel")]
+    if len(seen) < 4:
+        return 0.0
+    at, seconds = np.array(seen).T
+    slope, base = np.polyfit(at, seconds, 1)
+    first, last = base + slope * at.min(), base + slope * at.max()
+    scatter = float(np.std(seconds - (base + slope * at)))
+    sure = abs(last - first) > SIGNIFICANT_DRIFT * scatter * (12 / len(seen)) ** 0.5
+    return float(last / first - 1.0) if sure and first > 0 else 0.0
+
+
+def count_stalled(samples: Sequence[Measurement]) -> int:
+    """Return the number of points with a stalled repeat; their median is used."""
+    return sum(
+        s.most_s > max(STALL_FACTOR * s.median_s, s.median_s + STALL_EXCESS_S) for s in samples
+    )

@@ -34,9 +34,15 @@ class StepGraphs:
         if self.buffer.is_cuda:
             self._capture_all(sorted(sizes, reverse=True))
 
-    def run(self, packed: torch.Tensor, size: StepSize) -> torch.Tensor:
-        """Run a step of this size; the result is valid until the next step is enqueued."""
+    def run(
+        self, packed: torch.Tensor, size: StepSize, begin: Callable[[], None] = lambda: None
+    ) -> torch.Tensor:
+        """Run a step of this size; the result is valid until the next step is enqueued.
+
+        ``begin`` is called between the copy of the inputs and the model.
+        """
         self.buffer[: len(packed)].copy_(packed, non_blocking=True)
+        begin()
         if size in self._graphs:
             graph, sampled = self._graphs[size]
             graph.replay()

@@ -33,11 +33,15 @@ def tiles_of(kernel: AttentionKernel, q: torch.Tensor) -> Tiles:
 
 
 def architecture() -> int:
-    """Return the device's architecture, such as 90; also 90 in Triton's interpreter."""
+    """Return the device's architecture, such as 90; also 90 in Triton's interpreter.
+
+    0 for an AMD GPU, whose architecture is a name such as ``gfx942``.
+    """
     try:
-        return int(driver.active.get_current_target().arch)
+        found = driver.active.get_current_target().arch
     except RuntimeError:
         return 90
+    return found if isinstance(found, int) else 0
 
 
 @lru_cache(maxsize=8)

@@ -3,9 +3,10 @@
     with log_clocks(Path("clocks.csv"), "cuda"):
         ...
 
-On a GPU: clocks, power and temperature, from one permanent ``nvidia-smi`` process, because starting
-it repeatedly would leave the device idle each time. On a CPU: the load of the machine and the clock
-of its cores.
+On a GPU: clocks, power and temperature with the driver's own timestamps, from one permanent
+``nvidia-smi`` process, because starting it repeatedly would leave the device idle each time. The
+process buffers its output, so ``unix_s``, when a line was read, may be seconds later. On a CPU: the
+load of the machine and the clock of its cores.
 """
 
 from __future__ import annotations

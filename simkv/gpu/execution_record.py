@@ -12,7 +12,6 @@ from simkv.core.atomic_files import write_text
 from simkv.core.request import Request
 from simkv.core.version import __version__
 from simkv.costs.hardware.model_shape import ModelShape
-from simkv.gpu.kv_pool import Layout
 from simkv.gpu.machine_info import ceilings, machine_info
 from simkv.gpu.torch_executor import Pass
 from simkv.metrics.run_metrics import request_rows, summarize
@@ -24,7 +23,7 @@ from simkv.sim.run_record import RunRecord
 
 @dataclass(frozen=True)
 class GpuSetup:
-    """Setup of a run: a model's shape, a device, and the memory layout of its cache.
+    """Setup of a run: a model's shape and a device.
 
     ``graph_tokens`` is the largest step that may become a CUDA graph (0: none). ``warm_up`` is the
     duration of steps before the clock starts (s), which bring a GPU to its working clocks. With
@@ -33,7 +32,6 @@ class GpuSetup:
 
     shape: ModelShape
     device: str = "cpu"
-    layout: Layout = "block"
     graph_tokens: int = 2816
     warm_up: float = 0.0
     seed: int = 0

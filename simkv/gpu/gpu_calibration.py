@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-import torch
 from scipy.optimize import nnls
 
 from simkv.core.atomic_files import make_folder, write_text
 from simkv.core.errors import InputError
 from simkv.core.version import __version__
-from simkv.costs.cost_profile import CostProfile, StepCost
+from simkv.costs.cost_profile import CostProfile
 from simkv.costs.hardware.model_shape import ModelShape
 from simkv.gpu.calibration_runs import OVERLAPPED, run_calibration_loads
-from simkv.gpu.campaign import Measurement, check_same, measure
+from simkv.gpu.campaign import (
+    Measurement,
+    check_same,
+    count_stalled,
+    measure,
+    measure_drift,
+)
 from simkv.gpu.campaign_plan import Limits, plan_campaign
 from simkv.gpu.device_clocks import log_clocks
-from simkv.gpu.drift_correction import count_stalled, measure_drift
 from simkv.gpu.execution_record import ExecutionRecord, GpuSetup, pass_rows
-from simkv.gpu.machine_info import machine_info
+from simkv.gpu.machine_info import ceilings, machine_info
 from simkv.gpu.microbenchmark import Microbenchmark
-from simkv.gpu.overlapped_engine import overlap_profile
 from simkv.gpu.profile_fit import (
     HostCosts,
     MedianPass,
     RealStep,
+    fit_overlapped,
     fit_profile,
     points_by_part,
-    relative_step_errors,
 )
 from simkv.gpu.torch_executor import Pass
 
@@ -48,14 +50,14 @@ def calibrate(
     *,
     repeats: int = 20,
     progress: Callable[[], None] = lambda: None,
-) -> tuple[CostProfile, list[Measurement]]:
+) -> Campaign:
     """Measure within ``budget_s`` seconds, including the start of the model, and fit.
 
-    Resumes an earlier campaign. After the budget there are only three short runs: one determines
-    the overhead of serving, the others the error of the profile. Writes to ``folder`` the raw
-    measurements (``samples.csv``), the setup (``campaign.json``), the state of the device
-    (``clocks.csv``), every pass of the real runs (``passes.csv``) and the profile
-    (``profile.json``); if steps overlap, also the profile of pipelined engines
+    Resumes an earlier campaign. After the budget there are only short runs: one per mode determines
+    the cost of serving, the others the error of the profile. Writes to ``folder`` the raw
+    measurements (``samples.csv``), the setup and the device's ceilings (``campaign.json``), the
+    state of the device (``clocks.csv``), every pass of the real runs (``passes.csv``) and the
+    profile (``profile.json``); if steps overlap, also the profile of pipelined engines
     (``profile-overlapped.json``). Raises InputError if the folder holds a campaign with another
     setup, or there are too few measurements for a fit.
     """
@@ -69,11 +71,12 @@ def calibrate(
             "version": __version__,
             "shape": asdict(setup.shape),
             "limits": asdict(limits),
-            "layout": setup.layout,
+            "itemsize": setup.itemsize,
+            "ceilings": ceilings(setup.device)._asdict(),
         },
     )
     with log_clocks(folder / "clocks.csv", setup.device):
-        stand = Microbenchmark(setup.shape, limits, setup.device, setup.layout)
+        stand = Microbenchmark(setup.shape, limits, setup.device)
         stand.runner.warm_up(setup.warm_up)
         samples = measure(
             stand,
@@ -84,45 +87,45 @@ def calibrate(
             progress=progress,
         )
         del stand
-        gc.collect()
-        if torch.device(setup.device).type == "cuda":
-            torch.cuda.empty_cache()
-        fitted, *others = _served(setup, limits, folder / "passes.csv")
-        ahead = [run for run in others if run.scenario.name.endswith(OVERLAPPED)]
-        others = [run for run in others if run not in ahead]
-    real = real_steps(fitted.passes)
+        runs = _served(setup, limits, folder / "passes.csv")
+    fitted, *others = (run for run in runs if not run.scenario.name.endswith(OVERLAPPED))
     judged = [step for run in others for step in real_steps(run.passes)]
-    host = fit_host(fitted.passes)
-    gpu = str(about["device"])
     try:
         profile = fit_profile(
             samples,
-            host,
-            real,
+            fit_host(fitted.passes),
+            real_steps(fitted.passes),
             judged,
             name=f"{setup.shape.name}-{setup.device}",
             model=setup.shape.name,
-            gpu=gpu,
+            gpu=str(about["device"]),
             source=[
                 f"simkv {__version__}, {len(samples)} measurements, {about['date']}",
                 f"torch {about['torch']}, {about.get('nvidia_smi') or about['python']}",
                 f"the device drifted by {100 * measure_drift(samples):+.1f} % during the "
-                "campaign, which "
-                f"is reckoned out; {count_stalled(samples)} measurements stalled once, not counted",
+                f"campaign (not corrected); {count_stalled(samples)} measurements had a stalled "
+                "repeat (medians are used)",
             ],
         )
+        found = Campaign(profile, samples, judged)
+        _write(profile, folder / "profile.json")
+        if setup.overlap:
+            first, *rest = (run for run in runs if run.scenario.name.endswith(OVERLAPPED))
+            steps = [step for run in rest for step in real_steps(run.passes)]
+            overlapped = fit_overlapped(profile, real_steps(first.passes), steps)
+            _write(overlapped, folder / "profile-overlapped.json")
+            found = Campaign(overlapped, samples, steps)
     except ValueError as error:
         raise InputError(f"{folder}: {error}") from error
-    _write(profile, folder / "profile.json")
-    if ahead:
-        steps = [(s.load, s.seconds) for run in ahead for s in real_steps(run.passes)]
-        found = overlap_profile(profile)
-        fit = found.fit.model_copy(
-            update={"held_out": relative_step_errors(StepCost(found), steps)}
-        )
-        found = found.model_copy(update={"fit": fit})
-        _write(found, folder / "profile-overlapped.json")
-    return profile, samples
+    return found
+
+
+class Campaign(NamedTuple):
+    """Result of a campaign: its main profile, all measurements, and the steps that judge it."""
+
+    profile: CostProfile
+    samples: list[Measurement]
+    judged: list[RealStep]
 
 
 def _write(profile: CostProfile, path: Path) -> None:

@@ -1,10 +1,7 @@
-"""Compare kernels with the device's ceilings: a first check of a new GPU.
+"""Speed of the attention kernels and of whole steps, relative to the device's ceilings.
 
-    for row in bench(MODEL_SHAPES["llama-3-8b"], SIZES, "cuda"):
-        print(row.what, row.value, row.unit, row.ceiling)
-    tiles = fastest(time_tiles(MODEL_SHAPES["llama-3-8b"], SIZES, "cuda"), head_dim=128)
-    fa3 = FlashAttention3(path)
-    rows = list(compare_attention(fa3, MODEL_SHAPES["llama-3-8b"], SIZES, "cuda"))
+    for reading in bench(MODEL_SHAPES["llama-3-8b"], SIZES, "cuda"):
+        print(reading)
 
 Attention runs through all layers of the model, so keys and values come from the device's memory and
 not from its cache. Bytes and FLOPs are computed: each byte of KV once, four FLOPs per head,
@@ -13,8 +10,8 @@ dimension and pair of tokens.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
 
@@ -23,9 +20,8 @@ import torch
 from simkv.costs.hardware.model_shape import ModelShape
 from simkv.costs.step_load import count_attention_pairs
 from simkv.gpu.campaign_plan import Limits, Probe
-from simkv.gpu.fa3_baseline import FlashAttention3
-from simkv.gpu.kv_pool import Layout
-from simkv.gpu.machine_info import Ceilings, ceilings
+from simkv.gpu.device_memory import release_memory
+from simkv.gpu.machine_info import ceilings
 from simkv.gpu.microbenchmark import Microbenchmark, WithAttention
 from simkv.gpu.triton_tile_configs import (
     AttentionKernel,
@@ -33,10 +29,17 @@ from simkv.gpu.triton_tile_configs import (
     candidates,
     override_tiles,
 )
+from simkv.gpu.varlen_baseline import VarlenAttention, find_varlen
 
 #: 64 rows with 4,096 tokens of context, and a prompt of 4,096 tokens.
 SIZES = Limits(decodes=64, tokens=4096, context=4096, kv_tokens=64 * 4112 + 8192)
 SMALL_SIZES = Limits(decodes=8, tokens=128, context=128, kv_tokens=4096)
+
+
+def sizes_for(kv_tokens: int, sizes: Limits = SIZES) -> Limits:
+    """Return the sizes with fewer rows if ``kv_tokens`` are too few for all of them."""
+    rows = (kv_tokens - 2 * sizes.tokens) // (sizes.context + sizes.block_size)
+    return replace(sizes, decodes=max(min(sizes.decodes, rows), 1), kv_tokens=kv_tokens)
 
 
 class Reading(NamedTuple):
@@ -61,47 +64,32 @@ def bench(
     repeats: int = 20,
     warm_up: float = 0.0,
 ) -> Iterator[Reading]:
-    """Yield the ceilings, attention in both layouts of the pool, and steps.
+    """Yield the ceilings, attention, whole steps, and torch's attention where it runs.
 
     ``warm_up`` seconds of steps bring the device to its working clocks before any timing.
     """
-    Microbenchmark(shape, sizes, device).runner.warm_up(warm_up)
-    _release(device)
+    release_memory(device)
     top = ceilings(device)
     yield Reading("copy on the device, read and written", top.bytes_per_s / 1e9, "GB/s")
     yield Reading("copy from the host", top.host_bytes_per_s / 1e9, "GB/s")
     yield Reading("matrix product", top.flops_per_s / 1e12, "TFLOP/s")
-    layouts: tuple[Layout, ...] = ("layer", "block")
-    for layout in layouts:
-        yield from _of_layout(Microbenchmark(shape, sizes, device, layout), layout, top, repeats)
-        _release(device)
-
-
-def _of_layout(
-    made: Microbenchmark, layout: Layout, top: Ceilings, repeats: int
-) -> Iterator[Reading]:
-    """Yield attention over a pool of this layout; for the block layout, whole steps, too."""
-    shape, sizes = made.model.shape, made.limits
-    itemsize = made.runner.pool.data.element_size()
-    for rows in (1, sizes.decodes):
+    release_memory(device)
+    made = Microbenchmark(shape, sizes, device)
+    made.runner.warm_up(warm_up)
+    itemsize = made.runner.pool.blocks.element_size()
+    for rows in sorted({1, sizes.decodes}):
         point = Probe("decode", (sizes.context,) * rows)
         moved = rows * sizes.context * shape.kv_bytes_per_token(itemsize)
         rate = moved / median(made.time(point, repeats)) / 1e9
-        what = f"decode attention, {rows} x {sizes.context}, {layout} layout"
+        what = f"decode attention, {rows} x {sizes.context}"
         yield Reading(what, rate, "GB/s", top.bytes_per_s / 1e9)
     point = Probe("prefill", (), ((sizes.tokens, 0),))
     rate = _flops(shape, sizes.tokens) / median(made.time(point, repeats)) / 1e12
-    what = f"prefill attention, {sizes.tokens}, {layout} layout"
+    what = f"prefill attention, {sizes.tokens}"
     yield Reading(what, rate, "TFLOP/s", top.flops_per_s / 1e12)
-    if layout == "block":
-        yield from _steps(made, shape, itemsize, repeats, top.bytes_per_s)
-
-
-def _release(device: str) -> None:
-    """Release memory that is no longer referenced."""
-    gc.collect()
-    if torch.device(device).type == "cuda":
-        torch.cuda.empty_cache()
+    yield from _steps(made, shape, itemsize, repeats, top.bytes_per_s)
+    if made.on_gpu and (attention := find_varlen()):
+        yield from compare_attention(made, VarlenAttention(attention), repeats=repeats)
 
 
 def _steps(
@@ -125,7 +113,7 @@ def time_tiles(
     if not made.on_gpu:
         return
     major, minor = torch.cuda.get_device_capability(device)
-    itemsize = made.runner.pool.data.element_size()
+    itemsize = made.runner.pool.blocks.element_size()
     decodes = Probe("decode", (sizes.context,) * sizes.decodes)
     moved = sizes.decodes * sizes.context * shape.kv_bytes_per_token(itemsize) / 1e9
     prompt = Probe("prefill", (), ((sizes.tokens, 0),))
@@ -155,27 +143,20 @@ def fastest(
 
 
 def compare_attention(
-    anchor: FlashAttention3, shape: ModelShape, sizes: Limits, device: str, *, repeats: int = 20
+    made: Microbenchmark, other: VarlenAttention, *, repeats: int = 20
 ) -> Iterator[Reading]:
-    """Compare with attention of another library: its rate, and its numerical difference."""
-    made = Microbenchmark(shape, sizes, device)
-    itemsize = made.runner.pool.data.element_size()
-    ours, made.model.ops = made.model.ops, WithAttention(made.model.ops, anchor.attend)
-    for point in (
-        Probe("decode", (sizes.context,) * sizes.decodes),
-        Probe("prefill", (), ((sizes.tokens, 0),)),
-    ):
+    """Yield the rate of another library's prefill attention, and its numerical difference."""
+    shape, tokens = made.model.shape, made.limits.tokens
+    point = Probe("prefill", (), ((tokens, 0),))
+    ours, made.model.ops = made.model.ops, WithAttention(made.model.ops, other.attend)
+    try:
         error = made.difference(point, ours, made.model.ops)
         made.forget()
         taken = median(made.time(point, repeats))
-        if point.part == "decode":
-            moved = sizes.decodes * sizes.context * shape.kv_bytes_per_token(itemsize)
-            yield Reading(f"{anchor.name}: decode attention", moved / taken / 1e9, "GB/s")
-        else:
-            rate = _flops(shape, sizes.tokens) / taken / 1e12
-            yield Reading(f"{anchor.name}: prefill attention", rate, "TFLOP/s")
-        yield Reading(f"{anchor.name}: difference to ours, {point.part}", error, "relative")
-    made.model.ops = ours
+    finally:
+        made.model.ops = ours
+    yield Reading(f"{other.name}, {tokens}", _flops(shape, tokens) / taken / 1e12, "TFLOP/s")
+    yield Reading(f"{other.name}: difference to ours", error, "relative")
 
 
 def _flops(shape: ModelShape, tokens: int) -> float:

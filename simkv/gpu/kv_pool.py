@@ -8,20 +8,15 @@ Blocks are numbered as in simkv's block pools: from 1, with 0 as the null block 
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 
 from simkv.costs.hardware.model_shape import ModelShape
-
-Layout = Literal["block", "layer"]
 
 
 class KVPool:
     """Keys and values of ``num_blocks`` blocks of ``block_size`` tokens, and of the null block.
 
-    With the ``block`` layout the tensor is [block, layer, 2, token, kv head, head dim], so that a
-    block is contiguous; with ``layer`` it is [layer, 2, block, token, kv head, head dim]. Its
+    The tensor is [block, layer, 2, token, kv head, head dim], so that a block is contiguous. Its
     contents are initially undefined, except for the null block, which is zero.
     """
 
@@ -32,20 +27,12 @@ class KVPool:
         block_size: int,
         device: torch.device | str,
         dtype: torch.dtype,
-        layout: Layout = "block",
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.layout = layout
         block = (block_size, shape.kv_heads, shape.head_dim)
-        size = (
-            (num_blocks + 1, shape.layers, 2, *block)
-            if layout == "block"
-            else (shape.layers, 2, num_blocks + 1, *block)
-        )
-        self.data = torch.empty(size, device=device, dtype=dtype)
-        #: The same tensor with the block as its first dimension, in any layout.
-        self.blocks = self.data if layout == "block" else self.data.permute(2, 0, 1, 3, 4, 5)
+        size = (num_blocks + 1, shape.layers, 2, *block)
+        self.blocks = torch.empty(size, device=device, dtype=dtype)
         self.blocks[0].zero_()
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,4 +42,4 @@ class KVPool:
     @property
     def block_bytes(self) -> int:
         """Bytes of one block over all layers."""
-        return int(self.blocks[0].numel() * self.data.element_size())
+        return int(self.blocks[0].numel() * self.blocks.element_size())

@@ -14,8 +14,8 @@ import torch
 
 from simkv.gpu.timer import current_clock, read_timer
 
-#: Fields queried with ``nvidia-smi``.
-SMI_FIELDS = "driver_version,clocks.sm,clocks.mem,power.draw,temperature.gpu"
+#: Fields queried with ``nvidia-smi``; ``timestamp`` is the driver's own.
+SMI_FIELDS = "timestamp,driver_version,clocks.sm,clocks.mem,power.draw,temperature.gpu"
 
 
 class Ceilings(NamedTuple):

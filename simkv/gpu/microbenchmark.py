@@ -23,7 +23,6 @@ from simkv.gpu.batch_runner import Runner, RunnerConfig
 from simkv.gpu.campaign_plan import Limits, Probe
 from simkv.gpu.cuda_graphs import capture
 from simkv.gpu.graph_buckets import step_size
-from simkv.gpu.kv_pool import Layout
 from simkv.gpu.machine_info import time_repeats
 
 
@@ -45,9 +44,7 @@ class Microbenchmark:
     Captured graphs are stored until ``forget``, because capturing takes longer than running.
     """
 
-    def __init__(
-        self, shape: ModelShape, limits: Limits, device: str, layout: Layout = "block"
-    ) -> None:
+    def __init__(self, shape: ModelShape, limits: Limits, device: str) -> None:
         self.limits = limits
         config = RunnerConfig(
             num_blocks=limits.kv_tokens // limits.block_size,
@@ -56,7 +53,6 @@ class Microbenchmark:
             max_len=limits.context + limits.tokens + 8,
             max_decodes=limits.decodes,
             graph_tokens=0,
-            layout=layout,
         )
         self.runner = Runner(shape, config, device)
         self.model = self.runner.model
@@ -126,7 +122,7 @@ class Microbenchmark:
         return partial(self._attention_only, self._queries(size), fields, size), lay
 
     def _queries(self, size: StepSize) -> torch.Tensor:
-        shape, pool = self.model.shape, self.runner.pool.data
+        shape, pool = self.model.shape, self.runner.pool.blocks
         return torch.randn(
             size.tokens, shape.heads, shape.head_dim, device=pool.device, dtype=pool.dtype
         )
@@ -169,10 +165,6 @@ class Microbenchmark:
 
 def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
     target.copy_(source)
-
-
-def _nothing() -> None:
-    """Do nothing: no preparation is needed."""
 
 
 class WithAttention:

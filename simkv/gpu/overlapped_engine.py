@@ -7,9 +7,7 @@ the host's and the device's time instead of their sum.
 
 from __future__ import annotations
 
-from simkv.costs.cost_profile import CostProfile
 from simkv.gpu.torch_executor import TorchExecutor
-from simkv.gpu.whole_step import device_profile, is_host_term
 from simkv.sim.clock import SimProcess
 from simkv.sim.engine import Engine
 
@@ -64,10 +62,3 @@ class OverlappedEngine(Engine):
         for flight in launched[len(launched) - self.executor.in_flight :]:
             self._finish(flight.row)
         super().finalize()
-
-
-def overlap_profile(profile: CostProfile) -> CostProfile:
-    """Return the profile of an overlapped engine: a step takes the maximum of device and host."""
-    host = [term for term in profile.terms if is_host_term(term)]
-    name = f"{profile.name}-overlapped"
-    return device_profile(profile).model_copy(update={"name": name, "floor": host})

@@ -38,13 +38,14 @@ from simkv.costs.held_out_errors import summarize_errors_by_kind
 from simkv.costs.scaled_executor import classify_step
 from simkv.costs.step_load import StepLoad
 from simkv.gpu.campaign import Measurement
-from simkv.gpu.drift_correction import correct_drift
 from simkv.gpu.graph_buckets import decode_bucket, token_bucket
 from simkv.gpu.whole_step import (
     KINDS,
     constant_term,
     device_profile,
     fit_whole_steps,
+    is_host_term,
+    scaled_term,
 )
 
 Floats = npt.NDArray[np.float64]
@@ -126,7 +127,7 @@ def fit_profile(
     which give the profile's error. Without them, whole steps of the campaign give the error, of the
     device only. Raises ValueError if a part was not measured at all, or a step would cost no time.
     """
-    parts = points_by_part(correct_drift(samples))
+    parts = points_by_part(samples)
     for part in ("rest", "decode", "prefill"):
         if not parts.get(part):
             raise ValueError(f"no point of part {part!r} was measured; a longer budget is needed")
@@ -192,13 +193,13 @@ def fit_profile(
     )
     seen, unseen = halves(parts.get("step", []))
     profile = profile.model_copy(
-        update={"terms": fit_whole_steps(profile, [(step.load, step.seconds) for step in seen])}
+        update={"terms": fit_whole_steps(profile, [(s.load, s.seconds) for s in seen], WHOLE)}
     )
     cost = StepCost(device_profile(profile))
     told_by = [(step.load, step.seconds) for step in unseen]
     if real:
-        extra = _in_service(cost, real)
-        profile = profile.model_copy(update={"terms": [*profile.terms, *extra]})
+        terms = fit_whole_steps(profile, [(s.load, s.device_s) for s in real], SERVICE)
+        profile = profile.model_copy(update={"terms": terms})
     if judged:
         cost = StepCost(profile)
         told_by = [(step.load, step.seconds) for step in judged]
@@ -215,18 +216,49 @@ def _checked(profile: CostProfile) -> CostProfile:
         raise ValueError(f"the fit is no profile: {error.errors()[0]['msg']}") from error
 
 
-def _in_service(cost: Callable[[StepLoad], float], real: Sequence[RealStep]) -> list[CostTerm]:
-    """Return by kind the extra device time of real steps over steps measured in isolation."""
-    terms = []
-    for when, prefills in KINDS:
-        beyond = [
-            step.device_s - cost(step.load)
-            for step in real
-            if bool(step.load.prefill_seqs) is prefills
-        ]
-        if beyond:
-            terms.append(constant_term(f"service, {when}", median(beyond), when))
-    return terms
+#: Names of the constants of whole steps beyond their parts, and of steps in service beyond steps in
+#: isolation.
+WHOLE, SERVICE = "whole steps beyond their parts", "service"
+#: Minimum number of steps to fit a term of the overlapped profile to their total time.
+MIN_STEPS = 20
+
+
+def fit_overlapped(
+    profile: CostProfile, real: Sequence[RealStep], judged: Sequence[RealStep]
+) -> CostProfile:
+    """Return the profile of a pipelined engine: a step takes the maximum of device and host.
+
+    The device's terms start from those of the synchronous ``profile``. They are scaled to the total
+    time of those ``real`` steps of a pipelined run that wait for the device, where the host is
+    hidden, and the host's terms to steps that wait for the host. ``judged`` steps of other
+    pipelined runs give the error.
+    """
+    device = device_profile(profile)
+    cost = StepCost(device)
+    host = [term for term in profile.terms if is_host_term(term)]
+    floor = StepCost(profile.model_copy(update={"terms": host}))
+    behind = [step for step in real if floor(step.load) >= cost(step.load)]
+    if len(behind) >= MIN_STEPS:
+        share = median(step.seconds / floor(step.load) for step in behind)
+        host = [scaled_term(term, share) for term in host]
+        floor = StepCost(profile.model_copy(update={"terms": host}))
+    steps = []
+    for _, prefills in KINDS:
+        alike = [step for step in real if bool(step.load.prefill_seqs) is prefills]
+        waiting = [step for step in alike if cost(step.load) > 1.1 * floor(step.load)]
+        if len(waiting) >= MIN_STEPS:
+            steps += [(step.load, step.seconds) for step in waiting]
+        else:
+            steps += [(step.load, step.device_s) for step in alike]
+    terms = fit_whole_steps(device, steps, f"overlapped {SERVICE}")
+    update = {"name": f"{profile.name}-overlapped", "terms": terms, "floor": host}
+    found = profile.model_copy(update=update)
+    told_by = [(step.load, step.seconds) for step in judged]
+    cost = StepCost(found)
+    fit = found.fit.model_copy(
+        update={"held_out": relative_step_errors(cost, told_by), "rms_s": _rms(cost, told_by)}
+    )
+    return _checked(found.model_copy(update={"fit": fit}))
 
 
 def halves(steps: Sequence[MedianPass]) -> tuple[list[MedianPass], list[MedianPass]]:

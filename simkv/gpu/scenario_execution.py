@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 from simkv.conformance.decision_recorder import Recorder
 from simkv.core.errors import InputError
 from simkv.gpu.batch_runner import Runner, RunnerConfig, covering_config
+from simkv.gpu.device_memory import new_runner
 from simkv.gpu.execution_record import ExecutionRecord, GpuSetup, figures
 from simkv.gpu.overlapped_engine import OverlappedEngine
 from simkv.gpu.torch_executor import TorchExecutor, WallClock
@@ -38,8 +37,7 @@ class ScenarioExecution:
     def __init__(self, scenario: Scenario, setup: GpuSetup, runner: Runner | None = None) -> None:
         config = runner_config(scenario, setup)
         if runner is None:
-            check_fits(setup, config)
-            runner = Runner(setup.shape, config, setup.device)
+            runner = new_runner(setup, config)
         elif covering_config([config, runner.config]) != runner.config:
             raise InputError(f"{scenario.name}: needs {config}, the runner has {runner.config}")
         runner.reset()
@@ -134,26 +132,8 @@ def runner_config(scenario: Scenario, setup: GpuSetup) -> RunnerConfig:
         max_len=max(r.prompt_tokens + r.output_tokens for r in requests) + OVERSHOOT,
         max_decodes=min(getattr(engine, spec.seats), len(requests), MOST_DECODES),
         graph_tokens=setup.graph_tokens,
-        layout=setup.layout,
         seed=setup.seed,
     )
-
-
-def check_fits(setup: GpuSetup, config: RunnerConfig) -> None:
-    """Raise InputError if weights, KV pool and token store exceed the device's free memory."""
-    on_gpu = torch.device(setup.device).type == "cuda"
-    shape, itemsize = setup.shape, setup.itemsize
-    weights = (shape.step_weights + (0 if shape.tied else shape.vocab * shape.hidden)) * itemsize
-    cache = (config.num_blocks + 1) * config.block_size * shape.kv_bytes_per_token(itemsize)
-    store = 4 * (config.seats + 1) * config.max_len
-    free = torch.cuda.mem_get_info()[0] if on_gpu else 8 << 30
-    if weights + cache + store > 0.95 * free:
-        gib = [f"{x / (1 << 30):.1f}" for x in (weights, cache, store, free)]
-        raise InputError(
-            f"{shape.name} on {setup.device}: weights {gib[0]} GiB, {config.num_blocks} blocks of "
-            f"KV {gib[1]} GiB and {config.seats} requests of {config.max_len} tokens {gib[2]} GiB "
-            f"do not fit into {gib[3]} GiB"
-        )
 
 
 @contextmanager

@@ -92,7 +92,7 @@ class Transformer:
     def __init__(
         self, shape: ModelShape, weights: Weights, pool: KVPool, *, seats: int, max_len: int
     ) -> None:
-        device = pool.data.device
+        device = pool.blocks.device
         self.shape = shape
         self.weights = weights
         self.pool = pool

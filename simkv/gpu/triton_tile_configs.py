@@ -2,10 +2,11 @@
 
     choose_tiles("decode", 128, 2, arch=90, device="NVIDIA H100 80GB HBM3")
 
-Candidates by architecture compile without spills and fit into its shared memory (see
-tests/gpu/compile_kernels.py); the first one is the default. ``gpu bench`` tries all candidates on a
-real device and reports the fastest; an entry in ``tiles.json`` beside this file then replaces the
-default on that device. Nothing is tuned while a step runs or is captured.
+Candidates compile without spills for Hopper (90) and Ada (89) and fit into their shared memory (see
+tests/gpu/compile_kernels.py); other architectures, AMD's included, use those of Ada and are
+untested. The first candidate is the default. `calibrate/on-gpu.sh smoke` tries all on a real device
+and reports the fastest; an entry in ``tiles.json`` beside this file then replaces the default on
+that device. Nothing is tuned while a step runs or is captured.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Literal, NamedTuple
 
 AttentionKernel = Literal["decode", "prefill"]
 MEASURED_TILES_FILE = Path(__file__).with_name("tiles.json")
-#: Bytes of shared memory available to a program, by architecture.
-SHARED_MEMORY_BYTES = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
+#: Bytes of shared memory available to a program, for the architectures that the tests compile for.
+SHARED_MEMORY_BYTES = {89: 101376, 90: 232448}
 
 
 class Tiles(NamedTuple):
@@ -38,14 +39,9 @@ class Tiles(NamedTuple):
 
 #: Three stages leave a single buffer for the next tile; two buffers need at least five.
 DECODES = (Tiles(32, 16, 4, 5), Tiles(64, 16, 4, 5), Tiles(64, 16, 4, 3))
-PREFILLS_LARGE = (Tiles(64, 128, 8, 5), Tiles(64, 128, 8, 3), Tiles(32, 128, 8, 3))
-#: With Triton 3.6, five stages spill on Ampere if blocks have one token.
-PREFILLS_AMPERE = (Tiles(64, 128, 8, 4), Tiles(64, 128, 8, 3), Tiles(32, 128, 8, 3))
-PREFILLS_SMALL = (Tiles(64, 128, 8, 3), Tiles(32, 128, 8, 3), Tiles(32, 64, 4, 3))
-#: On large Blackwell GPUs, tiles of 64 tokens spill with heads of 64 dimensions, others with larger
-#: heads. With Triton 3.6, four warps spill, too, if blocks have one token.
-PREFILLS_BLACKWELL = (Tiles(64, 128, 8, 5), Tiles(64, 128, 8, 3))
-PREFILLS_BLACKWELL_64 = (Tiles(32, 128, 8, 5), Tiles(32, 128, 8, 3))
+PREFILLS_HOPPER = (Tiles(64, 128, 8, 5), Tiles(64, 128, 8, 3), Tiles(32, 128, 8, 3))
+#: For all other architectures: at most 101,376 bytes of shared memory (Ada).
+PREFILLS = (Tiles(64, 128, 8, 3), Tiles(32, 128, 8, 3), Tiles(32, 64, 4, 3))
 #: Float32, for checks only: twice the bytes, so smaller tiles or more warps.
 FLOAT32_TILES = {"decode": Tiles(64, 16, 4, 3), "prefill": Tiles(16, 32, 8, 2)}
 #: Heads of less than 64 dimensions, which only the tiny model has.
@@ -62,11 +58,7 @@ def candidates(kernel: AttentionKernel, head_dim: int, itemsize: int, arch: int)
         return (FLOAT32_TILES[kernel],)
     if kernel == "decode":
         return DECODES
-    if 100 <= arch < 120:
-        return PREFILLS_BLACKWELL_64 if head_dim == 64 else PREFILLS_BLACKWELL
-    if arch < 86:
-        return PREFILLS_AMPERE
-    return PREFILLS_LARGE if shared_memory(arch) > SHARED_MEMORY_BYTES[86] else PREFILLS_SMALL
+    return PREFILLS_HOPPER if 90 <= arch < 100 else PREFILLS
 
 
 def choose_tiles(
@@ -89,12 +81,6 @@ def override_tiles(kernel: AttentionKernel, tiles: Tiles) -> Iterator[None]:
         yield
     finally:
         del _tried[kernel]
-
-
-def shared_memory(arch: int) -> int:
-    """Return the shared memory in bytes for the latest known architecture up to ``arch``."""
-    known = [number for number in SHARED_MEMORY_BYTES if number <= arch]
-    return SHARED_MEMORY_BYTES[max(known, default=min(SHARED_MEMORY_BYTES))]
 
 
 @lru_cache(maxsize=1)

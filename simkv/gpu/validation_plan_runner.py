@@ -16,11 +16,12 @@ from time import perf_counter
 
 from simkv.core.errors import InputError
 from simkv.costs.cost_profile import CostProfile
-from simkv.gpu.batch_runner import Runner, covering_config
+from simkv.gpu.batch_runner import covering_config
 from simkv.gpu.device_clocks import log_clocks
+from simkv.gpu.device_memory import new_runner
 from simkv.gpu.execution_record import GpuSetup, write_executions
 from simkv.gpu.machine_info import machine_info
-from simkv.gpu.scenario_execution import check_fits, execute_scenario, runner_config
+from simkv.gpu.scenario_execution import execute_scenario, runner_config
 from simkv.gpu.sentinel_step import time_sentinel
 from simkv.validation.gpu_runs.device_drift import AFTER_LAST_RUN, note_sentinel
 from simkv.validation.gpu_runs.load_sizing import Trial
@@ -54,9 +55,8 @@ def execute_plan(
     if not left:
         return []
     config = covering_config([runner_config(case.scenario, setup) for case in cases])
-    check_fits(setup, config)
     with log_clocks(folder / "clocks.csv", setup.device):
-        runner = Runner(setup.shape, config, setup.device)
+        runner = new_runner(setup, config)
         runner.warm_up(setup.warm_up)
         say(f"weights, {len(runner.graphs.sizes)} graphs, warm-up: {perf_counter() - begin:.1f} s")
         # Long enough to raise the clocks again after a pause for writing.

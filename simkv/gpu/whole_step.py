@@ -22,49 +22,67 @@ KINDS: tuple[tuple[StepFilter, bool], ...] = (("pure decode", False), ("prefill"
 
 
 def fit_whole_steps(
-    profile: CostProfile, steps: Sequence[tuple[StepLoad, float]]
+    profile: CostProfile, steps: Sequence[tuple[StepLoad, float]], name: str
 ) -> list[CostTerm]:
-    """Scale the terms to match whole ``steps`` (load, seconds): a factor and a constant per kind.
+    """Scale the terms to match whole ``steps`` (load, seconds).
 
-    Parts measured in isolation run at other clocks and without overlap, which changes a share of
-    the step.
+    Per kind of step there is a factor on attention, one on all other terms, and a constant. Parts
+    measured in isolation run at other clocks and without overlap, which changes a share of the
+    step; so does a clock that falls under the load of serving. ``name`` is that of the constants.
     """
-    cost = StepCost(device_profile(profile))
+    terms = device_profile(profile).terms
+    groups = [[t for t in terms if _is_attention(t) is mine] for mine in (True, False)]
+    costs = [StepCost(profile.model_copy(update={"terms": g, "floor": None})) for g in groups]
     terms = profile.terms
     for when, prefills in KINDS:
         alike = [(load, taken) for load, taken in steps if bool(load.prefill_seqs) is prefills]
         if alike:
             seconds = np.array([taken for _, taken in alike])
-            parts = np.array([cost(load) for load, _ in alike])
-            share = _share(parts, seconds)
-            beyond = float(np.median(seconds - share * parts))
-            terms = [piece for term in terms for piece in _scaled_when(term, when, share)]
-            terms.append(constant_term(f"whole steps beyond their parts, {when}", beyond, when))
+            parts = np.array([[cost(load) for cost in costs] for load, _ in alike])
+            shares = _shares(parts, seconds)
+            beyond = float(np.median(seconds - parts @ shares))
+            terms = [
+                piece
+                for term in terms
+                for piece in _scaled_when(
+                    term, when, float(shares[0 if _is_attention(term) else 1])
+                )
+            ]
+            terms.append(constant_term(f"{name}, {when}", beyond, when))
     return terms
+
+
+def _is_attention(term: CostTerm) -> bool:
+    return "attention" in term.name and not term.name.startswith("all but")
 
 
 #: Weight of the prior that whole steps are the sum of their parts, relative to a step.
 SUM_OF_PARTS = 0.3
 #: Rounds of reweighting, and the difference at which a step weighs as much as that prior.
 ROUNDS, SATURATION_ERROR = 20, 1e-2
+#: Smallest factor on a group of terms.
+MIN_SHARE = 0.2
 
 
-def _share(parts: Floats, seconds: Floats) -> float:
-    """Fit the factor on the sum of parts by least relative differences, beside a constant.
+def _shares(parts: Floats, seconds: Floats) -> Floats:
+    """Fit factors on the columns of ``parts`` by least relative differences, beside a constant.
 
     Absolute instead of squared differences give less weight to steps that the terms cannot
     describe.
     """
-    rows = np.stack((parts, np.ones(len(parts))), axis=1) / seconds[:, None]
-    rows = np.vstack((rows, [SUM_OF_PARTS, 0.0]))
-    wanted = np.append(np.ones(len(parts)), SUM_OF_PARTS)
+    count = parts.shape[1]
+    rows = np.hstack((parts, np.ones((len(parts), 1)))) / seconds[:, None]
+    prior = SUM_OF_PARTS * np.eye(count, count + 1)
+    rows = np.vstack((rows, prior))
+    wanted = np.append(np.ones(len(parts)), np.full(count, SUM_OF_PARTS))
     weights = np.ones(len(rows))
+    found = np.ones(count + 1)
     for _ in range(ROUNDS):
-        (share, more), *_ = np.linalg.lstsq(rows * weights[:, None], wanted * weights, rcond=None)
-        off = np.abs(rows @ (share, more) - wanted)
+        found, *_ = np.linalg.lstsq(rows * weights[:, None], wanted * weights, rcond=None)
+        off = np.abs(rows @ found - wanted)
         weights = 1.0 / np.sqrt(np.maximum(off, 1e-3))
-        weights[-1] = 1.0 / np.sqrt(SATURATION_ERROR)
-    return float(share)
+        weights[-count:] = 1.0 / np.sqrt(SATURATION_ERROR)
+    return np.maximum(found[:count], MIN_SHARE)
 
 
 #: Conditions of a term that apply to each kind of step.
@@ -85,10 +103,11 @@ def _scaled_when(term: CostTerm, when: StepFilter, share: float) -> list[CostTer
             for part in parts
             for t in _scaled_when(term.model_copy(update={"when": part}), when, share)
         ]
-    return [_scaled(term, share) if term.when in SPLIT_CONDITIONS[when] else term]
+    return [scaled_term(term, share) if term.when in SPLIT_CONDITIONS[when] else term]
 
 
-def _scaled(term: CostTerm, share: float) -> CostTerm:
+def scaled_term(term: CostTerm, share: float) -> CostTerm:
+    """Return the term multiplied by ``share``."""
     if term.pieces is None:
         return term.model_copy(update={"seconds": share * (term.seconds or 0.0)})
     pieces = [

@@ -93,7 +93,6 @@ CALLS = {
     "profile build sync": "profile build single-request",
     "calibrate": "gpu calibrate",
     "calibrate --help": "gpu calibrate --help",
-    "gpu serve nothing.yaml": "gpu run nothing.yaml",
     "validate gpu out --profile p.json --only-plan": (
         "gpu validate out --profile p.json --plan-only"
     ),

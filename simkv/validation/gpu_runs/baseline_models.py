@@ -1,51 +1,188 @@
 """Simple cost models for comparison with a profile, which must be better than these.
 
-constant step     the same time for every step: the best constant for the evaluated run
-tokens only       a line over the tokens of a step, also the best for that run
-roofline          weights, KV and FLOPs over the two ceilings of the device; not fitted
+    models = fit_baselines(training, profile)
+    models["tokens only"].seconds(loads)
+
+All are fitted to steps of the same campaign as the profile and judged on the same runs:
+
+constant step   the same time for every step
+tokens only     a line over the tokens of a step
+five prices     prices per step, prefill token, pair of prefill tokens, decode, and token of context
+random forest   on the features of Vidur: tokens, decodes and their mean context, prefills
+
+Not fitted: ``roofline``, weights, KV and FLOPs over the two ceilings of the device; and
+``composed``, the costs that ``hardware: {gpu, model}`` gives, from public operator tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from math import floor
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from simkv.costs.cost_profile import (
-    CostProfile,
-    CostTerm,
-    FitQuality,
-    LinearPiece,
-)
+from simkv.core.errors import InputError
+from simkv.costs.cost_profile import CostProfile, CostTerm, Feature, FitQuality, LinearPiece
+from simkv.costs.cost_profile import StepCost as ProfileCost
+from simkv.costs.cost_terms import compute_feature
 from simkv.costs.hardware.model_shape import ModelShape
 from simkv.costs.step_load import StepLoad
 
+Floats = npt.NDArray[np.float64]
+#: Features of each linear model.
+LINEAR_MODELS: dict[str, tuple[Feature, ...]] = {
+    "constant step": ("steps",),
+    "tokens only": ("steps", "tokens"),
+    "five prices": (
+        "steps",
+        "prefill_tokens",
+        "prefill_pairs",
+        "decode_seqs",
+        "decode_context",
+    ),
+}
+#: Features of the forest: those of Vidur's predictors of one step.
+FOREST: tuple[Feature, ...] = (
+    "tokens",
+    "decode_seqs",
+    "decode_mean",
+    "prefill_tokens",
+    "prefill_context",
+    "prefill_pairs",
+)
+TREES, DEPTH = 250, 16
 
-def baselines(
-    steps: Sequence[tuple[StepLoad, float]], profile: CostProfile
-) -> dict[str, CostProfile]:
-    """Return the two fitted models with the least relative error on ``steps`` (load, seconds)."""
-    seconds = np.array([s for _, s in steps])
-    tokens = np.array([load.prefill_tokens + load.decode_seqs for load, _ in steps])
-    ones = np.ones(len(seconds))
-    constant = float((1 / seconds).sum() / (1 / seconds**2).sum())
-    rows = np.stack((ones, tokens), axis=1) / seconds[:, None]
-    (base, slope), *_ = np.linalg.lstsq(rows, ones, rcond=None)
-    fit = FitQuality(points=len(seconds), note="a baseline, fitted to the run that it is judged by")
-    forms = {
-        "constant step": [CostTerm(name="constant", feature="steps", seconds=constant)],
-        "tokens only": [
-            CostTerm(name="constant", feature="steps", seconds=max(float(base), 1e-9)),
-            CostTerm(name="tokens", feature="tokens", seconds=max(float(slope), 0.0)),
-        ],
+
+class TrainingStep(NamedTuple):
+    """A step that baselines are fitted to, with its total time (s)."""
+
+    load: StepLoad
+    seconds: float
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """A cost model; ``profile`` is None for one that cannot be simulated."""
+
+    seconds: Callable[[Sequence[StepLoad]], Sequence[float]]
+    profile: CostProfile | None = None
+
+
+def profile_model(profile: CostProfile) -> CostModel:
+    """Return a profile as a cost model."""
+    cost = ProfileCost(profile)
+    return CostModel(lambda loads: [cost(load) for load in loads], profile)
+
+
+def fit_baselines(steps: Sequence[TrainingStep], profile: CostProfile) -> dict[str, CostModel]:
+    """Return all fitted models with the least squares of relative errors on ``steps``.
+
+    Empty without steps. The forest needs scikit-learn and is missing without it.
+    """
+    if not steps:
+        return {}
+    found = {
+        name: profile_model(_linear(name, features, steps, profile))
+        for name, features in LINEAR_MODELS.items()
     }
-    plain: dict[str, Any] = {"fit": fit, "range": {}, "attention": None, "graph_sizes": []}
-    return {
-        name: profile.model_copy(update={"name": name, "terms": terms, **plain})
-        for name, terms in forms.items()
-    }
+    if (forest := _forest(steps)) is not None:
+        found["random forest"] = forest
+    return found
+
+
+def _linear(
+    name: str, features: Sequence[Feature], steps: Sequence[TrainingStep], profile: CostProfile
+) -> CostProfile:
+    from scipy.optimize import nnls
+
+    seconds = np.array([step.seconds for step in steps])
+    rows = _columns([step.load for step in steps], features) / seconds[:, None]
+    scale = np.maximum(np.abs(rows).max(axis=0), 1e-30)
+    solution = nnls(rows / scale, np.ones(len(seconds)))[0] / scale
+    terms = [
+        CostTerm(name=feature, feature=feature, seconds=max(float(price), 1e-12))
+        for feature, price in zip(features, solution, strict=True)
+    ]
+    terms[0] = terms[0].model_copy(update={"seconds": max(float(solution[0]), 1e-9)})
+    plain: dict[str, Any] = {"range": {}, "attention": None, "grid": None, "graph_sizes": []}
+    plain |= {"floor": None, "fit": FitQuality(points=len(steps), note="a baseline")}
+    return profile.model_copy(update={"name": name, "terms": terms, **plain})
+
+
+def _forest(steps: Sequence[TrainingStep]) -> CostModel | None:
+    try:
+        from sklearn.ensemble import RandomForestRegressor
+    except ImportError:
+        return None
+    # Logarithms make the forest's squared errors relative, as those of the linear models are.
+    forest = RandomForestRegressor(TREES, max_depth=DEPTH, random_state=0)
+    forest.fit(
+        _columns([step.load for step in steps], FOREST), np.log([step.seconds for step in steps])
+    )
+
+    def predict(loads: Sequence[StepLoad]) -> Sequence[float]:
+        found: list[float] = np.exp(forest.predict(_columns(loads, FOREST))).tolist()
+        return found
+
+    return CostModel(predict)
+
+
+def _columns(loads: Iterable[StepLoad], features: Sequence[Feature]) -> Floats:
+    return np.array(
+        [[float(compute_feature(load, name)) for name in features] for load in loads],
+        dtype=np.float64,
+    )
+
+
+def read_training(folder: Path, profile: CostProfile) -> list[TrainingStep]:
+    """Return the steps of a campaign that ``profile`` was fitted to: real ones and whole ones.
+
+    Empty if the folder has no campaign. Raises InputError for a damaged one.
+    """
+    paths = folder / "passes.csv", folder / "samples.csv"
+    if not all(path.is_file() for path in paths):
+        return []
+    fitted = "fitted-overlapped" if profile.floor else "fitted"
+    try:
+        real = [
+            TrainingStep(parse_load(row, row["longest_context"]), float(row["seconds"]))
+            for row in _rows(paths[0])
+            if row["variant"] == fitted and row["kind"] != "idle"
+        ]
+        whole = [
+            TrainingStep(parse_load(row, row["longest"]), float(row["median_s"]))
+            for row in _rows(paths[1])
+            if row["part"] == "step" and not row["key"].startswith("sentinel")
+        ]
+    except (KeyError, ValueError) as error:
+        raise InputError(f"{folder}: not a folder of `simkv gpu calibrate`: {error}") from error
+    return [*real, *with_host(whole, profile)]
+
+
+def with_host(steps: Sequence[TrainingStep], profile: CostProfile) -> list[TrainingStep]:
+    """Return steps measured without a host with the profile's host time added, or overlapped."""
+    host = profile.floor or [term for term in profile.terms if term.name.startswith("host")]
+    nothing = CostTerm(name="nothing", feature="steps", seconds=1e-9)
+    cost = ProfileCost(profile.model_copy(update={"terms": [*host, nothing], "floor": None}))
+    combine = max if profile.floor else sum
+    return [TrainingStep(step.load, combine((step.seconds, cost(step.load)))) for step in steps]
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def parse_load(row: Mapping[str, str], longest: str) -> StepLoad:
+    """Return the load of a row of ``passes.csv`` or ``samples.csv``."""
+    counts = {name: int(row[name]) for name in StepLoad._fields if row.get(name)}
+    return StepLoad(**{**counts, "longest": int(longest)})
 
 
 def roofline(
@@ -79,6 +216,29 @@ def roofline(
         ],
         idle_pass_s=1e-5,
         range={},
-        fit=FitQuality(points=0, note="fitted to nothing: the two ceilings of the device"),
+        fit=FitQuality(points=0, note="not fitted: the two ceilings of the device"),
         source=["the larger of bytes and FLOPs of each part, over the ceilings of the device"],
     )
+
+
+#: Models of the runner with the shape of a model that has operator tables.
+SAME_SHAPE = {"llama-3-8b": "Llama-3.1-8B"}
+
+
+@lru_cache(maxsize=4)
+def composed(gpu: str, model: str) -> CostProfile | None:
+    """Return the costs of ``hardware: {gpu, model}``, or None if the catalog lacks either."""
+    from simkv.costs.hardware.model_gpu_catalog import known_gpu
+    from simkv.scenario.hardware_section import HardwareSection
+    from simkv.scenario.scenario_costs import ReplicaCosts
+    from simkv.schedulers.engine_registry import DEFAULT
+
+    if known_gpu(gpu) is None:
+        return None
+    try:
+        section = HardwareSection.model_validate(
+            {"gpu": gpu, "model": SAME_SHAPE.get(model, model)}
+        )
+        return ReplicaCosts(DEFAULT.config(), None, section).load(Path())
+    except (InputError, ValueError):
+        return None

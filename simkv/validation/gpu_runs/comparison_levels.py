@@ -5,15 +5,16 @@ L0  the simulation, given the run's own step times, makes the same decisions; bo
 L1  the profile's step times against the measured ones, for the run's own decisions
 L2  a free simulation with the profile, against the run
 
-Simple cost models (see baseline_models.py) and repeats of the scenario are compared, too: an error
+Other cost models (see baseline_models.py) and repeats of the scenario are compared, too: an error
 below the difference between two real runs is not significant. Every error has a 95 % interval over
-resampled steps or runs.
+resampled steps or runs. The interval of a figure is the one that every simulation with the profile
+prints; it is scored by its width and by whether it contains the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import nan
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -25,13 +26,8 @@ from simkv.core.figure_registry import figure
 from simkv.costs.cost_profile import CostProfile, StepCost, StepError
 from simkv.costs.hardware.model_shape import ModelShape
 from simkv.costs.held_out_errors import summarize_errors_by_kind
-from simkv.costs.scaled_executor import (
-    ErrorSide,
-    ScaledExecutor,
-    StepKind,
-    classify_step,
-    compute_step_scales,
-)
+from simkv.costs.profile_uncertainty import make_scaled_executor
+from simkv.costs.scaled_executor import ErrorSide, classify_step
 from simkv.costs.simulated_executor import SimulatedExecutor
 from simkv.costs.step_load import Executor, StepLoad
 from simkv.metrics.intervals import MeasuredRun, compute_interval
@@ -43,7 +39,12 @@ from simkv.sim.engine import Engine
 from simkv.sim.run_record import RunRecord
 from simkv.validation.bootstrap import ConfidenceInterval, step_error_intervals
 from simkv.validation.figure_comparison import FigureComparison
-from simkv.validation.gpu_runs.baseline_models import baselines, roofline
+from simkv.validation.gpu_runs.baseline_models import (
+    CostModel,
+    composed,
+    profile_model,
+    roofline,
+)
 from simkv.validation.gpu_runs.stalled_steps import Stall
 from simkv.validation.gpu_runs.timed_replay import Agreement, GpuRun
 from simkv.workload.workload_section import build_clients
@@ -69,7 +70,8 @@ class Validation:
 
     ``step_ends`` are the 95 % intervals of ``steps``. ``stalls`` are the steps of each run that L1
     excludes. ``same_victims`` is, per cost model, the share of requests preempted in the run or in
-    the simulation that were preempted in both.
+    the simulation that were preempted in both. ``over_composed`` is P10, median and P90 of the
+    measured over the composed step time, by kind of step.
     """
 
     verdict: Agreement
@@ -78,23 +80,36 @@ class Validation:
     same_victims: dict[str, float]
     step_ends: dict[str, dict[str, dict[str, ConfidenceInterval]]]
     stalls: list[list[Stall]]
+    over_composed: dict[str, tuple[float, float, float]] = field(default_factory=dict)
 
 
-def validate_run(run: GpuRun, profile: CostProfile, again: Sequence[GpuRun] = ()) -> Validation:
-    """Compare ``profile`` with a run and its repeats (``again``).
+def validate_run(
+    run: GpuRun,
+    profile: CostProfile,
+    again: Sequence[GpuRun] = (),
+    baselines: Mapping[str, CostModel] | None = None,
+) -> Validation:
+    """Compare ``profile`` and ``baselines`` with a run and its repeats (``again``).
 
-    All of them count: their steps without stalls, and the means of their figures. The simple models
-    are fitted to the steps of the first run, and then used like the profile.
+    All of them count: their steps without stalls, and the means of their figures. The roofline of
+    the device and the composed costs of its catalog entry are added where they are known.
     """
     runs = [run, *again]
-    fitted = [(load, seconds) for load, seconds, _ in steady_steps([run])]
-    profiles = {"profile": profile, **baselines(fitted, profile), **_roofline(run)}
-    records = {name: simulate_with_profile(run.scenario, p) for name, p in profiles.items()}
+    models = {
+        "profile": profile_model(profile),
+        **(baselines or {}),
+        **_unfitted_models(run, profile),
+    }
+    records = {
+        name: simulate_with_profile(run.scenario, model.profile)
+        for name, model in models.items()
+        if model.profile
+    }
     real = [figures_of(one.record) for one in runs]
     simulated = {name: figures_of(record) for name, record in records.items()}
     ends = _ends(run.scenario, profile, records["profile"])
     steps = steady_steps(runs)
-    errors = {name: _step_errors(steps, StepCost(p)) for name, p in profiles.items()}
+    errors = {name: _step_errors(steps, model) for name, model in models.items()}
     differing = [one.verdict for one in runs if one.verdict.step is not None]
     return Validation(
         differing[0] if differing else run.verdict,
@@ -112,17 +127,43 @@ def validate_run(run: GpuRun, profile: CostProfile, again: Sequence[GpuRun] = ()
         {name: _overlap(_victims(run.record), _victims(r)) for name, r in records.items()},
         {name: _step_ends(found) for name, found in errors.items()},
         [one.stalls for one in runs],
+        measured_over_composed([step[:2] for step in steps], profile.gpu, profile.model),
     )
 
 
-def _roofline(run: GpuRun) -> dict[str, CostProfile]:
-    """Return the roofline of the run's device, if its ceilings were recorded."""
-    if "ceilings" not in run.about:
+def _unfitted_models(run: GpuRun, profile: CostProfile) -> dict[str, CostModel]:
+    """Return the roofline, if the device's ceilings were recorded, and the composed costs."""
+    found = {}
+    if packaged := composed(profile.gpu, profile.model):
+        found["composed"] = profile_model(packaged)
+    if "ceilings" in run.about:
+        top, setup = run.about["ceilings"], run.about["setup"]
+        itemsize = 2 if setup["device"].startswith("cuda") else 4
+        shape = ModelShape(**setup["shape"])
+        line = roofline(shape, itemsize, top["bytes_per_s"], top["flops_per_s"])
+        found["roofline"] = profile_model(line)
+    return found
+
+
+def measured_over_composed(
+    steps: Sequence[tuple[StepLoad, float]], gpu: str, model: str
+) -> dict[str, tuple[float, float, float]]:
+    """Return P10, median and P90 of measured over composed step time, by kind of step.
+
+    Empty if the catalog lacks the GPU or the model.
+    """
+    packaged = composed(gpu, model)
+    if packaged is None or not steps:
         return {}
-    found, setup = run.about["ceilings"], run.about["setup"]
-    shape = ModelShape(**setup["shape"])
-    itemsize = 2 if setup["device"].startswith("cuda") else 4
-    return {"roofline": roofline(shape, itemsize, found["bytes_per_s"], found["flops_per_s"])}
+    cost = StepCost(packaged)
+    ratios: dict[str, list[float]] = {}
+    for load, seconds in steps:
+        ratios.setdefault(classify_step(load), []).append(seconds / cost(load))
+    found = {}
+    for kind, values in sorted(ratios.items()):
+        low, middle, high = np.percentile(values, (10, 50, 90))
+        found[kind] = (float(low), float(middle), float(high))
+    return found
 
 
 def _ends(
@@ -132,17 +173,13 @@ def _ends(
 
     Figures that the re-runs do not bound are missing.
     """
-    errors = profile.fit.held_out
-    if not errors:
+    if not profile.fit.held_out:
         return {}
     sides: tuple[ErrorSide, ...] = ("cheaper", "dearer")
-    records = [
-        nominal,
-        *(
-            simulate_with_profile(scenario, profile, compute_step_scales(errors, side))
-            for side in sides
-        ),
-    ]
+    records = [nominal]
+    for side in sides:
+        scale = make_scaled_executor(profile, side)
+        records.append(simulate(scenario, scale(SimulatedExecutor(profile))))
     peaks = [_peak_blocks(record) for record in records]
     found: dict[str, tuple[float, float]] = {"peak_blocks": (min(peaks), max(peaks))}
     runs = [MeasuredRun.of("", record) for record in records]
@@ -154,17 +191,52 @@ def _ends(
     return found
 
 
-def simulate_with_profile(
-    scenario: Scenario, profile: CostProfile, scale: Mapping[StepKind, float] | None = None
-) -> RunRecord:
-    """Simulate the scenario with ``profile``, its step times multiplied by ``scale`` if given."""
-    executor: Executor = SimulatedExecutor(profile)
-    if scale:
-        executor = ScaledExecutor(executor, scale)
+def simulate_with_profile(scenario: Scenario, profile: CostProfile) -> RunRecord:
+    """Simulate the scenario with ``profile``."""
+    return simulate(scenario, SimulatedExecutor(profile))
+
+
+def simulate(scenario: Scenario, executor: Executor) -> RunRecord:
+    """Simulate the scenario with an executor."""
     engine = Engine(
         simpy.Environment(), build_scheduler(scenario.engine), executor, scenario.engine_ready
     )
     return run_clients(engine, build_clients(scenario.workload, scenario.timeout), scenario.horizon)
+
+
+@dataclass(frozen=True)
+class IntervalScore:
+    """Score of intervals over figures: coverage and width together.
+
+    ``held`` of ``figures`` real values lie in their interval; ``useful`` are those whose interval
+    is also at most ``USEFUL_WIDTH`` wide. Widths are relative to the real value. ``score`` is the
+    mean interval score of Gneiting and Raftery (2007): the width, plus 40 times the distance of a
+    real value outside its interval; less is better.
+    """
+
+    figures: int
+    held: int
+    useful: int
+    width: float
+    score: float
+
+
+#: Relative width of an interval above which it says little, and its stated level.
+USEFUL_WIDTH, LEVEL = 0.2, 0.95
+
+
+def score_intervals(figures: Sequence[FigureComparison]) -> IntervalScore | None:
+    """Score the intervals of figures that are not 0; None if there are none."""
+    found = [(f.interval, f.real) for f in figures if f.interval and f.real]
+    if not found:
+        return None
+    widths = [(high - low) / real for (low, high), real in found]
+    missed = [max(low - real, real - high, 0.0) / real for (low, high), real in found]
+    scores = [w + 2 / (1 - LEVEL) * m for w, m in zip(widths, missed, strict=True)]
+    useful = sum(w <= USEFUL_WIDTH and not m for w, m in zip(widths, missed, strict=True))
+    return IntervalScore(
+        len(found), sum(not m for m in missed), useful, float(np.median(widths)), fmean(scores)
+    )
 
 
 def figures_of(record: RunRecord) -> dict[str, float]:
@@ -201,14 +273,13 @@ def steady_steps(runs: Sequence[GpuRun]) -> list[SteadyStep]:
     return found
 
 
-def _step_errors(
-    steps: Sequence[SteadyStep], cost: Callable[[StepLoad], float]
-) -> list[tuple[str, float]]:
+def _step_errors(steps: Sequence[SteadyStep], model: CostModel) -> list[tuple[str, float]]:
     """Return relative errors of predicted step times, once per kind that the step belongs to."""
     found = []
-    for load, seconds, preempting in steps:
+    predicted = model.seconds([step.load for step in steps]) if steps else []
+    for (load, seconds, preempting), cost in zip(steps, predicted, strict=True):
         kinds = {classify_step(load): True, "all": True, "preempting": preempting}
-        error = cost(load) / seconds - 1.0
+        error = cost / seconds - 1.0
         found += [(kind, error) for kind, there in kinds.items() if there]
     return found
 

@@ -49,15 +49,14 @@ def read_sentinels(folder: Path) -> list[Sentinel]:
 
 
 def drift_lines(sentinels: Sequence[Sentinel]) -> Iterator[str]:
-    """Yield a sentence or two on the drift; nothing for fewer than two measurements."""
+    """Yield one or two sentences on the drift; none for fewer than two measurements."""
     if len(sentinels) < 2:
         return
     first = sentinels[0].seconds
     changes = [s.seconds / first - 1.0 for s in sentinels[1:]]
     yield (
-        f"One and the same step took {1e3 * first:.3g} ms before the first run and "
-        f"{100 * min(changes):+.1f} to {100 * max(changes):+.1f} % of that more "
-        f"before the {len(changes)} others and at the end."
+        f"Drift: a fixed step took {1e3 * first:.3g} ms before the first run; later it changed by "
+        f"{100 * min(changes):+.1f} to {100 * max(changes):+.1f} % ({len(changes)} measurements)."
     )
     doubtful = [
         s.before
@@ -65,4 +64,4 @@ def drift_lines(sentinels: Sequence[Sentinel]) -> Iterator[str]:
         if abs(change) > MAX_DRIFT
     ]
     if doubtful:
-        yield f"By more than {100 * MAX_DRIFT:.0f} % before: {', '.join(doubtful)}."
+        yield f"It changed by more than {100 * MAX_DRIFT:.0f} % before: {', '.join(doubtful)}."

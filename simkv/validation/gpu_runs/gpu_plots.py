@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -32,14 +32,15 @@ PLOTTED_FIGURES = (
 )
 
 
-def draw_steps(judged: Sequence[JudgedTrial], profile: CostProfile) -> Figure:
+def draw_steps(judged: Sequence[JudgedTrial], profiles: Mapping[str, CostProfile]) -> Figure:
     """Plot measured against predicted times of all steps in each case, by kind."""
     columns = min(len(judged), 3)
     rows = -(-len(judged) // columns)
     figure = Figure(figsize=(WIDTH, 0.8 + 2.8 * rows))
     grid = figure.subplots(rows, columns, squeeze=False)
-    cost = StepCost(profile)
+    costs = {name: StepCost(profile) for name, profile in profiles.items()}
     for axes, one in zip(grid.flat, judged, strict=False):
+        cost = costs[one.trial.profile]
         for kind, colour in COLOURS.items():
             points = [
                 (s * 1e3, cost(x) * 1e3) for x, s in one.run.steps if classify_step(x) == kind
@@ -64,7 +65,7 @@ def draw_steps(judged: Sequence[JudgedTrial], profile: CostProfile) -> Figure:
         Line2D([], [], linestyle="", marker="o", color=colour, mec=DARK, mew=0.3, label=kind)
         for kind, colour in COLOURS.items()
     ]
-    title_and_legend(figure, f"Step times: {profile.name} against the device", handles)
+    title_and_legend(figure, "Step times: predicted against measured", handles)
     return figure
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from simkv.core.atomic_files import write_text
@@ -13,7 +14,11 @@ from simkv.costs.cost_profile import CostProfile, StepError
 from simkv.report.plot_style import plot_settings, save
 from simkv.validation.bootstrap import ConfidenceInterval
 from simkv.validation.figure_comparison import FigureComparison, format_error, markdown
-from simkv.validation.gpu_runs.comparison_levels import Validation
+from simkv.validation.gpu_runs.comparison_levels import (
+    USEFUL_WIDTH,
+    Validation,
+    score_intervals,
+)
 from simkv.validation.gpu_runs.device_drift import Sentinel, drift_lines
 from simkv.validation.gpu_runs.gpu_plots import draw_figures, draw_steps
 from simkv.validation.gpu_runs.run_ranking import JudgedTrial, Ranking, rankings
@@ -28,48 +33,49 @@ PAGE_FIGURES = (
     "preemptions",
     "peak_blocks",
 )
-HELD = {None: "-", True: "holds", False: "does not"}
+HELD = {None: "-", True: "holds", False: "does not hold"}
 
 
 def write_gpu_report(
     folder: Path,
     judged: Sequence[JudgedTrial],
-    profile: CostProfile,
+    profiles: Mapping[str, CostProfile],
     skipped: Sequence[str],
     sentinels: Sequence[Sentinel] = (),
 ) -> list[Path]:
     """Write ``validation.json``, ``validation.md``, ``steps.png`` and ``figures.png``."""
     ranked = rankings(judged)
-    tables = _tables(judged, ranked, profile, skipped)
-    tables["sentinels"] = [sentinel._asdict() for sentinel in sentinels]
+    tables = {
+        "profiles": {name: profile.name for name, profile in profiles.items()},
+        "skipped": list(skipped),
+        "machine": judged[0].run.about.get("machine") if judged else None,
+        "trials": {
+            one.trial.name: {
+                "stresses": one.trial.stresses,
+                "profile": one.trial.profile,
+                "intervals": asdict(one.score) if one.score else None,
+                **asdict(one.found),
+            }
+            for one in judged
+        },
+        "models": {
+            name: {model: asdict(score) for model, score in compare_models(judged, name).items()}
+            for name in profiles
+        },
+        "rankings": [{**asdict(r), "right": r.right} for r in ranked],
+        "sentinels": [sentinel._asdict() for sentinel in sentinels],
+    }
     text = json.dumps(tables, indent=1, default=_plain)
-    page = "\n".join(_page(judged, ranked, profile, skipped, sentinels)) + "\n"
+    page = "\n".join(_page(judged, ranked, profiles, skipped, sentinels)) + "\n"
     files = {"validation.json": text + "\n", "validation.md": page}
     for name, content in files.items():
         write_text(folder / name, content)
     found = [folder / name for name in files]
     if judged:
         with plot_settings():
-            found.append(save(draw_steps(judged, profile), folder / "steps.png"))
+            found.append(save(draw_steps(judged, profiles), folder / "steps.png"))
             found.append(save(draw_figures(judged), folder / "figures.png"))
     return found
-
-
-def _tables(
-    judged: Sequence[JudgedTrial],
-    ranked: Sequence[Ranking],
-    profile: CostProfile,
-    skipped: Sequence[str],
-) -> dict[str, Any]:
-    return {
-        "profile": profile.name,
-        "skipped": list(skipped),
-        "machine": judged[0].run.about.get("machine") if judged else None,
-        "cases": {
-            one.trial.name: {"stresses": one.trial.stresses, **asdict(one.found)} for one in judged
-        },
-        "rankings": [{**asdict(r), "right": r.right} for r in ranked],
-    }
 
 
 def _plain(value: Any) -> Any:
@@ -78,34 +84,67 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"cannot be written as JSON: {value!r}")
 
 
+@dataclass(frozen=True)
+class ModelScore:
+    """Step errors of a cost model over all trials, and the trials in which the profile is better.
+
+    ``median`` and ``p95`` are means over trials of the relative errors of their steps. The profile
+    wins a trial if its median error is smaller.
+    """
+
+    median: float
+    p95: float
+    wins: int
+    trials: int
+
+
+def compare_models(judged: Sequence[JudgedTrial], profile: str) -> dict[str, ModelScore]:
+    """Return the score of each cost model over the trials of a profile."""
+    errors = [one.found.steps for one in judged if one.trial.profile == profile]
+    models = [m for m in (errors[0] if errors else {}) if all(m in found for found in errors)]
+    return {
+        model: ModelScore(
+            fmean(found[model]["all"].median for found in errors),
+            fmean(found[model]["all"].p95 for found in errors),
+            sum(found["profile"]["all"].median < found[model]["all"].median for found in errors),
+            len(errors),
+        )
+        for model in models
+    }
+
+
 def _page(
     judged: Sequence[JudgedTrial],
     ranked: Sequence[Ranking],
-    profile: CostProfile,
+    profiles: Mapping[str, CostProfile],
     skipped: Sequence[str],
     sentinels: Sequence[Sentinel],
 ) -> Iterator[str]:
     """Yield the lines of the Markdown page."""
-    yield f"# {profile.name} judged by real runs"
+    main = next(iter(profiles.values()))
+    yield f"# Validation of {main.name}"
     yield ""
-    yield f"Profile: {profile.model} on {profile.gpu}; {'; '.join(profile.source)}."
+    yield f"Profile: {main.model} on {main.gpu}; {'; '.join(main.source)}."
     if judged:
         machine = judged[0].run.about.get("machine", {})
         yield f"Served on: {', '.join(f'{k} {v}' for k, v in machine.items())}."
-        if machine.get("device") not in (None, profile.gpu):
-            yield "**Not the device that the profile is of**: its error is that of another one."
+        if machine.get("device") not in (None, main.gpu):
+            yield "**Other device**: the profile was measured on a different GPU."
     yield from drift_lines(sentinels)
     if skipped:
-        yield f"Not served for want of time: {', '.join(skipped)}."
-    yield from ("", "## L0: the simulation, fed the measured times, decides the same", "")
+        yield f"Not served because time ran out: {', '.join(skipped)}."
+    yield from ("", "## Summary", "")
+    for name in profiles:
+        yield from _summary(judged, name)
+    yield from ("", "## L0: decisions of the simulation with the measured times", "")
     yield (
-        "The served run and the simulation share one scheduler. This tests the plumbing between "
-        "scheduler, clock, clients and device, not whether the rules are those of the engine that "
-        "they are named after; `simkv conform` tests that."
+        "The run and the simulation share one scheduler. This tests the connection of scheduler, "
+        "clock, clients and device, not whether the rules are those of the named engine; "
+        "`simkv conform` tests that."
     )
     yield ""
     yield from markdown(
-        ["case", "decisions", "requests", "preemptions", "verdict"],
+        ["trial", "decisions", "requests", "preemptions", "verdict"],
         [
             [
                 one.trial.name,
@@ -119,43 +158,90 @@ def _page(
     )
     yield from ("", "## L1: predicted against measured step times", "")
     yield (
-        "Median and P95 of the absolute relative error, and the bias (mean with its sign), over "
-        "all repeats; below each of the profile's where it lies for 95 of 100 resampled sets of "
-        "steps (of fewer than a hundred steps P95 may well be larger). The constant step and the "
-        "line over tokens are fitted to the first of these runs."
+        "Median and P95 of the absolute relative error, and the bias (signed mean). Below those of "
+        "the profile are their 95 % intervals over resampled steps; with fewer than a hundred "
+        "steps, P95 may be larger. All models except the roofline and the composed costs are "
+        "fitted to the same campaign as the profile."
     )
     yield ""
-    yield from markdown(["case", "kind", "steps", *_models(judged)], _step_rows(judged))
+    yield from markdown(["trial", "kind", "steps", *_models(judged)], _step_rows(judged))
     yield from _stall_lines(judged)
+    yield from _composed_lines(judged)
     yield from ("", "## L2: a free simulation against the run", "")
     yield (
-        "Errors are simulated over the mean of the repeats, less 1; *95 of 100*: where the "
-        "profile's lies over resampled repeats. *Noise* is the largest difference between two "
-        "repeats (A/A); *interval*: whether the run lies where the profile's own error puts it."
+        "Errors are relative to the run, or to the mean of its repeats. *Noise* is the largest "
+        "difference between two repeats with the same seed. *Interval*: whether the run lies in "
+        "the interval that a simulation with this profile prints."
     )
-    held = [f.held for one in judged for f in one.found.figures if f.held is not None]
-    if held:
-        yield f"Of {len(held)} figures {sum(held)} lie in their interval."
     for one in judged:
         yield from ("", f"### {one.trial.name}: {one.trial.stresses}", "")
         models = list(one.found.same_victims)
         rows = [_figure_row(one.figure(name), models) for name in PAGE_FIGURES]
         overlaps = [f"{100 * one.found.same_victims[model]:.0f} %" for model in models]
         rows.append(["same requests preempted", "", "", *overlaps, "", "", ""])
-        titles = ["figure", "run", "simulated", *models, "95 of 100", "noise", "interval"]
+        titles = ["figure", "run", "simulated", *models, "95 % interval", "noise", "interval"]
         yield from markdown(titles, rows)
     if ranked:
-        yield from ("", "## Which is better", "")
-        yield "A case over the one beside it; the order counts where it is above twice the noise."
+        yield from ("", "## Comparison of pairs", "")
+        yield "Ratio of a trial to the other; the order counts above twice the noise."
         yield ""
         words = {True: "right", False: "wrong", None: "within the noise"}
         yield from markdown(
-            ["case", "over", "figure", "real", "simulated", "order"],
+            ["trial", "over", "figure", "real", "simulated", "order"],
             [
                 [r.case, r.beside, r.figure, f"{r.real:.3f}", f"{r.simulated:.3f}", words[r.right]]
                 for r in ranked
             ],
         )
+
+
+def _summary(judged: Sequence[JudgedTrial], profile: str) -> Iterator[str]:
+    """Yield the step errors of all models, and the score of the profile's intervals."""
+    scores = compare_models(judged, profile)
+    if not scores:
+        return
+    count = scores["profile"].trials
+    yield f"Step errors with {profile}.json, means over {count} trials:"
+    yield ""
+    yield from markdown(
+        ["cost model", "median", "P95", "trials in which the profile is better"],
+        [
+            [
+                model,
+                f"{100 * score.median:.1f} %",
+                f"{100 * score.p95:.1f} %",
+                "-" if model == "profile" else f"{score.wins} of {score.trials}",
+            ]
+            for model, score in scores.items()
+        ],
+        1,
+    )
+    yield ""
+    figures = [f for one in judged if one.trial.profile == profile for f in one.found.figures]
+    if score := score_intervals(figures):
+        yield (
+            f"Intervals of {score.figures} figures: {score.held} contain the run, {score.useful} "
+            f"of these with a width of at most {100 * USEFUL_WIDTH:.0f} %; median width "
+            f"{100 * score.width:.1f} %, mean interval score {100 * score.score:.1f} % (less is "
+            "better)."
+        )
+        yield ""
+
+
+def _composed_lines(judged: Sequence[JudgedTrial]) -> Iterator[str]:
+    """Yield the table of measured over composed step times."""
+    yield ""
+    rows = [
+        [one.trial.name, kind, *(f"{ratio:.2f}" for ratio in ratios)]
+        for one in judged
+        for kind, ratios in one.found.over_composed.items()
+    ]
+    if not rows:
+        yield "The catalog lacks this GPU or model, so no composed costs are compared."
+        return
+    yield "Measured step time over the one that `hardware: {gpu, model}` composes:"
+    yield ""
+    yield from markdown(["trial", "kind", "P10", "median", "P90"], rows, 2)
 
 
 def _models(judged: Sequence[JudgedTrial]) -> list[str]:
@@ -193,19 +279,18 @@ def _stall_lines(judged: Sequence[JudgedTrial]) -> Iterator[str]:
     ]
     yield ""
     if not found:
-        yield "No step is left out: none stalled."
+        yield "No step stalled, so none is left out."
         return
     yield (
-        f"Left out are {len(found)} stalls, steps that took more than {STALL_FACTOR:g} times "
-        "what is "
-        "usual for their size. They are in the figures of L2."
+        f"{len(found)} stalled steps are left out: they took more than {STALL_FACTOR:g} times the "
+        "usual time of their size. The figures of L2 include them."
     )
     yield ""
     rows = [
         [f"{name}-{run}", str(s.number), f"{1e3 * s.seconds:.1f}", f"{1e3 * s.usual_s:.1f}", s.side]
         for name, run, s in found
     ]
-    yield from markdown(["run", "step", "took (ms)", "usual (ms)", "on the side of the"], rows, 1)
+    yield from markdown(["run", "step", "time (ms)", "usual (ms)", "cause"], rows, 1)
 
 
 def _figure_row(f: FigureComparison, models: Sequence[str]) -> list[str]:
@@ -239,4 +324,4 @@ def render_run_tables(variant: str, found: Validation) -> Iterator[str]:
 
 
 def _same(verdict: Agreement, same: str) -> str:
-    return same if verdict.step is None else f"parts at decision {verdict.step}"
+    return same if verdict.step is None else f"differs at decision {verdict.step}"

@@ -2,52 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from simkv.core.errors import InputError
 from simkv.core.request import Request
 from simkv.costs.cost_profile import CostProfile
+from simkv.costs.cost_terms import compute_feature
+from simkv.costs.simulated_executor import SimulatedExecutor, advance_load
+from simkv.costs.step_load import StepLoad
 from simkv.metrics.run_metrics import summarize
 from simkv.scenario.scenario import Scenario
-from simkv.validation.gpu_runs.comparison_levels import simulate_with_profile
+from simkv.validation.gpu_runs.comparison_levels import simulate
 from simkv.workload.workload_section import Workload, build_clients
 
 JsonDict = dict[str, Any]
 #: Minimum and target number of preemptions of a run under memory pressure.
 MIN_PREEMPTIONS, TARGET_PREEMPTIONS = 50, 80
+#: Arrival rate relative to the capacity.
+ARRIVAL_LOAD = 0.85
 #: Horizon of a run relative to its predicted duration.
 HORIZON_FACTOR = 3.0
+#: Mean prompt below which a closed loop is not shortened further, in tokens.
+SHORTEST_PROMPT = 24
 
 
 @dataclass(frozen=True)
-class WorkloadScale:
-    """Workload sizes in tokens.
+class PlanScale:
+    """Sizes that all cases follow.
 
-    ``prompt`` and ``output`` are means, as are ``long_prompt`` and its ``short_output``.
-    ``longest`` is the maximum request length, ``budget`` the tokens of a step; the rest are rows
-    and blocks. Lengths of recorded and published workloads are divided by ``divisor``.
+    ``rows`` are the largest number of decodes of a step, ``kv_tokens`` the size of the KV pool,
+    ``context`` the longest request and ``budget`` the largest step, in tokens. Closed loops have at
+    most ``mean_context`` tokens per row. Lengths of recorded workloads are divided by ``divisor``.
     """
 
-    prompt: int
-    output: int
-    long_prompt: int
-    short_output: int
-    longest: int
-    budget: int
-    max_num_seqs: int
-    num_blocks: int
+    rows: int = 256
+    kv_tokens: int = 400_000
+    context: int = 6000
+    budget: int = 2048
+    mean_context: int = 1200
     block_size: int = 16
     divisor: int = 1
 
 
+def scale_of(profile: CostProfile, kv_tokens: int | None = None) -> PlanScale:
+    """Return the sizes that the campaign of ``profile`` covered.
+
+    ``kv_tokens`` limits the pool. Raises InputError if the profile has no calibrated range, or the
+    pool is larger than the range.
+    """
+    wanted = ("decode_seqs", "decode_context", "decode_tail", "prefill_tokens")
+    if missing := [name for name in wanted if name not in profile.range]:
+        raise InputError(
+            f"{profile.name}: range: has no {', '.join(missing)}; a plan follows the range of a "
+            "profile made by `simkv gpu calibrate`"
+        )
+    rows, covered, tail, tokens = (int(profile.range[name][1]) for name in wanted)
+    if kv_tokens and kv_tokens > covered:
+        raise InputError(
+            f"--kv-tokens {kv_tokens}: the profile was calibrated up to {covered} tokens of KV"
+        )
+    large = tail > 2000
+    return PlanScale(
+        rows=rows,
+        kv_tokens=kv_tokens or covered,
+        context=tail,
+        budget=max(tokens // 4, 2 * rows),
+        divisor=1 if large else 10,
+    )
+
+
 @dataclass(frozen=True)
 class Trial:
-    """A scenario to be served; ``beside`` names the case that it is compared with.
+    """A scenario to be served; ``beside`` names the trial that it is compared with.
 
-    ``predicted`` are the figures predicted by the profile, as in ``summarize.json``.
+    ``profile`` is the name of the profile that predicts it: ``profile-overlapped`` for a pipelined
+    scheduler, else ``profile``. ``predicted`` are the predicted figures, as in ``summary.json``,
+    with rows and KV tokens.
     """
 
     name: str
@@ -55,6 +89,7 @@ class Trial:
     scenario: Scenario
     predicted: dict[str, Any]
     beside: str | None = None
+    profile: str = "profile"
 
     @property
     def predicted_s(self) -> float:
@@ -64,105 +99,164 @@ class Trial:
 
 @dataclass(frozen=True)
 class LoadSizer:
-    """Chooses rates and numbers of requests by simulating with ``profile``."""
+    """Chooses rates and numbers of requests by simulating with the costs of a data sheet."""
 
     profile: CostProfile
     seconds: float
-    seed: int
+    scale: PlanScale
 
-    def drawn(
-        self,
-        name: str,
-        engine: JsonDict,
-        prompt: Any,
-        output: Any,
-        scale: WorkloadScale,
-        load: float = 0.7,
-    ) -> Scenario:
-        """Return Poisson arrivals at a share ``load`` of the engine's capacity."""
-        shape = {
-            "prompt_tokens": clip_lengths(prompt, scale.longest // 2),
-            "output_tokens": clip_lengths(output, scale.longest // 4),
-        }
-        return self._at_load(name, engine, shape, load)
+    def closed_loop(self, name: str, engine: JsonDict, rows: int, shape: JsonDict) -> Scenario:
+        """Return ``rows`` clients that each send the next request when the last one has ended.
 
-    def make_pressure_scenario(
-        self, name: str, engine: JsonDict, prompt: JsonDict, output: JsonDict
-    ) -> Scenario:
-        """Return a scenario with the largest pool that causes enough preemptions.
-
-        If there is none, the run is extended to at most four times the seconds.
+        Lengths are at most those of ``shape``, and shorter if one request per client would take too
+        long.
         """
-        shape = {"prompt_tokens": prompt, "output_tokens": output}
-        engine = {**engine, "max_model_len": prompt["high"] + output["high"]}
-        least = engine["max_model_len"] // engine["block_size"] + 2
-        for factor in (1, 2, 4):
-            longer = replace(self, seconds=factor * self.seconds)
-            calm = longer._at_load(name, engine, shape, 0.85)
-            blocks = engine["num_gpu_blocks"]
-            while blocks >= least:
-                scenario = with_engine(calm, name, num_gpu_blocks=blocks)
-                if self._figures(scenario)["preemptions"] >= TARGET_PREEMPTIONS:
-                    return scenario
-                blocks = int(0.9 * blocks)
-        raise InputError(
-            f"{name}: no pool gives {TARGET_PREEMPTIONS} preemptions in {4 * self.seconds:g} s; "
-            "a longer --budget is needed"
-        )
+        while True:
 
-    def make_spike_scenario(self, name: str, engine: JsonDict, scale: WorkloadScale) -> Scenario:
-        """Return a packaged trace of spikes with its rate scaled to the engine's capacity."""
-        path = packaged_trace("spikes.csv")
-        workload = Workload.model_validate({"trace": path.name}, context={"folder": path.parent})
-        requests = build_clients(workload, None).requests
-        longest = scale.longest - 1
-        rows = [
-            row
-            for r in requests
-            if (row := listed_request(r, scale.divisor))["prompt_tokens"] + row["output_tokens"]
-            < longest
-        ]
+            def of(count: int, shape: JsonDict = shape) -> Scenario:
+                arrivals = {"num_prompts": count, "request_rate": float("inf"), **shape}
+                return scenario_of(name, engine, {"max_concurrency": rows, "arrivals": arrivals})
+
+            once, twice = (self._seconds(of(n * rows)) for n in (1, 2))
+            mean = shape["prompt_tokens"]["mean"]
+            if once <= self.seconds or mean <= SHORTEST_PROMPT:
+                each = max((twice - once) / rows, 1e-9)
+                return of(rows + max(int((self.seconds - once) / each), 0))
+            shape = shortened(shape)
+
+    def burst(self, name: str, engine: JsonDict) -> Scenario:
+        """Return requests that all arrive at once, at least twice the rows of a step."""
+        context = min(512, self.scale.mean_context // 4, self.scale.kv_tokens // self.scale.rows)
 
         def of(count: int) -> Scenario:
-            return scenario_of(name, engine, {"requests": [dict(r) for r in rows[:count]]})
+            shape = lengths(context, self.scale)
+            arrivals = {"num_prompts": count, "request_rate": float("inf"), **shape}
+            return scenario_of(name, engine, {"arrivals": arrivals})
 
-        sample = min(len(rows), 100)
-        at_once = [{**row, "arrival": 0.0} for row in rows[:sample]]
-        burst = self._figures(scenario_of(name, engine, {"requests": at_once}))
-        rate = 0.6 * sample / burst["makespan_s"]
-        begin, end = rows[0]["arrival"], rows[-1]["arrival"]
-        pace = len(rows) / (end - begin) / rate
-        for row in rows:
-            row["arrival"] = round((row["arrival"] - begin) * pace, 6)
-        count = max(min(int(rate * self.seconds), len(rows)), 12)
-        return of(self.cut(of, count))
+        least = 2 * self.scale.rows
+        return of(max(int(least * self.seconds / self._seconds(of(least))), least))
 
-    def cut(self, of: Callable[[int], Scenario], count: int) -> int:
-        """Return the number of requests, at most ``count``, that fit into the available time."""
-        while count > 6 and self._figures(of(count))["makespan_s"] > 1.3 * self.seconds:
+    def poisson(self, name: str, engine: JsonDict) -> Scenario:
+        """Return Poisson arrivals at a share of the engine's capacity."""
+        shape = lengths(min(500, self.scale.mean_context // 4), self.scale)
+        sample = 2 * self.scale.rows
+
+        def of(count: int, rate: float) -> Scenario:
+            arrivals = {"num_prompts": count, "request_rate": rate, **shape}
+            return scenario_of(name, engine, {"arrivals": arrivals})
+
+        rate = float(f"{ARRIVAL_LOAD * sample / self._seconds(of(sample, float('inf'))):.4g}")
+        return of(
+            self.fitting_count(lambda n: of(n, rate), max(int(rate * self.seconds), 12)), rate
+        )
+
+    def pressure(self, name: str, calm: Scenario) -> Scenario:
+        """Return the scenario with the largest pool that causes enough preemptions.
+
+        Raises InputError if there is none.
+        """
+        blocks = int(0.9 * self._figures(calm)["kv_tokens_peak"] // self.scale.block_size)
+        least = self.scale.context // self.scale.block_size + 2
+        enough = None
+        while blocks >= least:
+            scenario = with_engine(calm, name, num_gpu_blocks=blocks)
+            preemptions = self._figures(scenario)["preemptions"]
+            if preemptions >= TARGET_PREEMPTIONS:
+                return scenario
+            if preemptions >= MIN_PREEMPTIONS and enough is None:
+                enough = scenario
+            blocks = int(0.9 * blocks)
+        if enough is None:
+            raise InputError(
+                f"{name}: no pool causes {MIN_PREEMPTIONS} preemptions in {self.seconds:.1f} s; "
+                "use a longer --budget"
+            )
+        return enough
+
+    def spikes(self, name: str, engine: JsonDict, window: int) -> Scenario:
+        """Return part of a packaged trace of spikes with its rate scaled to the capacity.
+
+        Different ``window`` numbers give different parts.
+        """
+        rows = trace_requests(self.scale.divisor, self.scale.context)
+        engine = {**engine, "enable_prefix_caching": True}
+
+        def of(part: Sequence[JsonDict]) -> Scenario:
+            return scenario_of(name, engine, {"requests": [dict(row) for row in part]})
+
+        sample = rows[: min(len(rows), 2 * self.scale.rows)]
+        rate = (
+            ARRIVAL_LOAD
+            * len(sample)
+            / self._seconds(of([{**row, "arrival": 0.0} for row in sample]))
+        )
+        count = max(min(int(rate * self.seconds), len(rows) // 2), 12)
+        first = window * count % (len(rows) - count + 1)
+        part = rows[first : first + count]
+        begin, end = part[0]["arrival"], part[-1]["arrival"]
+        pace = count / (end - begin) / rate
+        part = [{**row, "arrival": round((row["arrival"] - begin) * pace, 6)} for row in part]
+        return of(part[: self.fitting_count(lambda n: of(part[:n]), count)])
+
+    def fitting_count(self, of: Callable[[int], Scenario], count: int) -> int:
+        """Return the number of requests, at most ``count``, that fit into the time."""
+        while count > 6 and self._seconds(of(count)) > 1.3 * self.seconds:
             count = max(3 * count // 4, 6)
         return count
 
-    def _at_load(self, name: str, engine: JsonDict, shape: JsonDict, load: float) -> Scenario:
-        def of(count: int, rate: float) -> Scenario:
-            arrivals = {"num_prompts": count, "request_rate": rate, "seed": self.seed, **shape}
-            return scenario_of(name, engine, {"arrivals": arrivals})
-
-        sample = 64
-        rate = load * sample / self._figures(of(sample, float("inf")))["makespan_s"]
-        rate = float(f"{rate:.4g}")
-        wanted = max(int(rate * self.seconds), 12)
-        return of(self.cut(lambda count: of(count, rate), wanted), rate)
+    def _seconds(self, scenario: Scenario) -> float:
+        return float(self._figures(scenario)["makespan_s"])
 
     def _figures(self, scenario: Scenario) -> dict[str, Any]:
         return predict_figures(scenario, self.profile)
 
 
+class ObservedExecutor(SimulatedExecutor):
+    """Executor that also records the rows of steps, and the largest value of each feature."""
+
+    def __init__(self, profile: CostProfile) -> None:
+        super().__init__(profile)
+        self.needs_decode_range = True
+        self.peaks: dict[str, float] = {}
+        self.row_seconds = self.seconds = 0.0
+        self._features = ["decode_seqs", "decode_context", *profile.range]
+
+    def run(self, load: StepLoad) -> float:
+        taken = super().run(load)
+        self._observe(load, taken)
+        return taken
+
+    def ran(self, load: StepLoad, seconds: Sequence[float]) -> None:
+        super().ran(load, seconds)
+        self._observe(advance_load(load, len(seconds)), sum(seconds))
+
+    def _observe(self, load: StepLoad, taken: float) -> None:
+        self.seconds += taken
+        self.row_seconds += taken * load.decode_seqs
+        for name in self._features:
+            self.peaks[name] = max(compute_feature(load, name), self.peaks.get(name, 0.0))
+
+
 def predict_figures(scenario: Scenario, profile: CostProfile) -> dict[str, Any]:
-    """Return the request count and the figures of ``summarize.json`` predicted by ``profile``."""
+    """Return the figures of ``summary.json`` predicted by ``profile``, and the load of the run.
+
+    ``rows_mean`` is the mean number of decodes over time, ``rows_peak`` and ``kv_tokens_peak`` the
+    largest number of decodes and of KV tokens, ``outside`` the features that leave the profile's
+    range.
+    """
+    executor = ObservedExecutor(profile)
+    record = simulate(scenario, executor)
+    engine: Any = scenario.engine
+    free = min(record.steps.free_blocks, default=record.num_blocks)
     return {
-        **summarize(simulate_with_profile(scenario, profile)),
+        **summarize(record),
         "requests": scenario.workload.size,
+        "rows_mean": round(executor.row_seconds / max(executor.seconds, 1e-9), 1),
+        "rows_peak": int(executor.peaks.get("decode_seqs", 0)),
+        "kv_tokens_peak": (record.num_blocks - free) * engine.block_size,
+        "outside": [
+            name for name, (_, high) in profile.range.items() if executor.peaks.get(name, 0) > high
+        ],
     }
 
 
@@ -174,6 +268,68 @@ def with_prediction(case: Trial, profile: CostProfile) -> Trial:
     return replace(case, scenario=scenario, predicted=predicted)
 
 
+def lengths(context: int, scale: PlanScale, output: float = 0.5) -> JsonDict:
+    """Return lengths of requests whose rows hold about ``context`` tokens of KV on average.
+
+    Prompts are three quarters of that, outputs the share ``output`` of it; a request stays within
+    the scale's longest context.
+    """
+    prompt, low, high = 3 * context // 4, int(output * context / 2), int(1.5 * output * context)
+    return {
+        "prompt_tokens": {
+            "distribution": "lognormal",
+            "mean": max(prompt, 2),
+            "sigma": 0.7,
+            "max": max(scale.context - high - 2, prompt, 2),
+        },
+        "output_tokens": {"distribution": "uniform", "low": max(low, 2), "high": max(high, 3)},
+    }
+
+
+def shortened(shape: JsonDict) -> JsonDict:
+    """Return lengths that are a fifth shorter."""
+    prompt, output = shape["prompt_tokens"], shape["output_tokens"]
+    return {
+        "prompt_tokens": {**prompt, "mean": int(0.8 * prompt["mean"])},
+        "output_tokens": {
+            **output,
+            "low": max(int(0.8 * output["low"]), 2),
+            "high": max(int(0.8 * output["high"]), 3),
+        },
+    }
+
+
+def scenario_of(name: str, engine: Mapping[str, Any], workload: JsonDict) -> Scenario:
+    """Return the scenario of an engine and a workload."""
+    document = {"name": name, "engine": engine, "workload": workload, "profile": "unit-step"}
+    return Scenario.model_validate(document)
+
+
+def with_engine(scenario: Scenario, name: str, **knobs: Any) -> Scenario:
+    """Return the scenario under another name and with other settings of its engine."""
+    engine = replace(scenario.engine, **knobs)
+    return scenario.model_copy(update={"name": name, "engine": engine})
+
+
+def with_seed(scenario: Scenario, seed: int) -> Scenario:
+    """Return the scenario with other sampled lengths and arrivals; lists stay as they are."""
+    arrivals = scenario.workload.arrivals
+    if arrivals is None:
+        return scenario
+    arrivals = arrivals.model_copy(update={"seed": seed})
+    workload = scenario.workload.model_copy(update={"arrivals": arrivals})
+    return scenario.model_copy(update={"workload": workload})
+
+
+@lru_cache(maxsize=4)
+def trace_requests(divisor: int, longest: int) -> list[JsonDict]:
+    """Return the requests of the packaged trace of spikes that are shorter than ``longest``."""
+    path = packaged_trace("spikes.csv")
+    workload = Workload.model_validate({"trace": path.name}, context={"folder": path.parent})
+    rows = [listed_request(r, divisor) for r in build_clients(workload, None).requests]
+    return [row for row in rows if row["prompt_tokens"] + row["output_tokens"] < longest]
+
+
 def packaged_trace(name: str) -> Path:
     """Return the path of a packaged trace. Raises InputError if it is missing."""
     package = Path(__file__).parents[2]
@@ -183,22 +339,10 @@ def packaged_trace(name: str) -> Path:
     raise InputError(f"the trace {name} is not installed beside simkv")
 
 
-def scenario_of(
-    name: str, engine: Mapping[str, Any], workload: JsonDict, timeout: float | None = None
-) -> Scenario:
-    document = {"name": name, "engine": engine, "workload": workload, "profile": "unit-step"}
-    return Scenario.model_validate({**document, "timeout": timeout})
-
-
-def with_engine(scenario: Scenario, name: str, **knobs: Any) -> Scenario:
-    engine = replace(scenario.engine, **knobs)
-    return scenario.model_copy(update={"name": name, "engine": engine})
-
-
-def listed_request(r: Request, divisor: int, *, timed: bool = False) -> JsonDict:
-    """Return a request for a scenario with lengths (if ``timed``, also arrival) divided."""
+def listed_request(r: Request, divisor: int) -> JsonDict:
+    """Return a request for a scenario with its lengths divided."""
     row: JsonDict = {
-        "arrival": r.arrival / (divisor if timed else 1),
+        "arrival": r.arrival,
         "prompt_tokens": max(r.prompt_tokens // divisor, 1),
         "output_tokens": max(r.output_tokens // divisor, 2),
     }
@@ -206,7 +350,3 @@ def listed_request(r: Request, divisor: int, *, timed: bool = False) -> JsonDict
     if shared and (tokens := min(shared[0].end // divisor, row["prompt_tokens"])):
         row |= {"prefix_group": shared[0].stream[1:], "prefix_tokens": tokens}
     return row
-
-
-def clip_lengths(lengths: Any, most: int) -> Any:
-    return {**lengths, "max": most} if isinstance(lengths, dict) else lengths

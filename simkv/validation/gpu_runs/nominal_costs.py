@@ -5,23 +5,26 @@ They are independent of the evaluated profile, which could otherwise select favo
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from simkv.core.errors import InputError, spelling_hint
 from simkv.costs.cost_profile import CostProfile, CostTerm
 from simkv.costs.hardware.model_gpu_catalog import known_gpu
 from simkv.costs.hardware.model_shape import MODEL_SHAPES
 from simkv.validation.gpu_runs.baseline_models import roofline
 
-#: Attainable shares of a GPU's bandwidth and 16-bit FLOP/s, and host seconds per step. They affect
-#: only loads and lengths of runs.
-BANDWIDTH_SHARE, FLOPS_SHARE, HOST_S = 0.8, 0.6, 1e-3
-#: Bytes/s, FLOP/s and host seconds of an unknown CPU core.
-CPU_CORE = (1e10, 1e11, 2e-3)
+#: Attainable shares of a GPU's bandwidth and 16-bit FLOP/s by its data sheet, attainable shares of
+#: measured ceilings, and host seconds per step. They affect only loads and lengths of runs.
+SHEET_SHARES, MEASURED_SHARES, HOST_S = (0.8, 0.6), (0.9, 0.8), 1e-3
 
 
-def nominal_profile(profile: CostProfile) -> CostProfile:
+def nominal_profile(profile: CostProfile, campaign: Path | None = None) -> CostProfile:
     """Return unmeasured costs of the profile's model on its GPU.
 
-    Raises InputError for a model of unknown shape.
+    For a GPU that the catalog lacks they follow from the ceilings that ``campaign``, a directory of
+    `simkv gpu calibrate`, has measured. Raises InputError for a model of unknown shape, or if both
+    are missing.
     """
     shape = MODEL_SHAPES.get(profile.model)
     if shape is None:
@@ -29,12 +32,27 @@ def nominal_profile(profile: CostProfile) -> CostProfile:
             f"{profile.name}: model: {profile.model} is not one of the runner's"
             f"{spelling_hint(profile.model, MODEL_SHAPES)}; expected {', '.join(MODEL_SHAPES)}"
         )
-    gpu = known_gpu(profile.gpu)
-    if gpu is None:
-        bandwidth, flops, host_s = CPU_CORE
-        found = roofline(shape, 4, bandwidth, flops)
+    if gpu := known_gpu(profile.gpu):
+        rates, shares, itemsize = (gpu.bandwidth, gpu.flops), SHEET_SHARES, 2
     else:
-        host_s = HOST_S
-        found = roofline(shape, 2, BANDWIDTH_SHARE * gpu.bandwidth, FLOPS_SHARE * gpu.flops)
-    host = CostTerm(name="host", feature="steps", seconds=host_s)
+        rates, itemsize = _measured_ceilings(profile, campaign)
+        shares = MEASURED_SHARES
+    found = roofline(shape, itemsize, shares[0] * rates[0], shares[1] * rates[1])
+    host = CostTerm(name="host", feature="steps", seconds=HOST_S)
     return found.model_copy(update={"name": "nominal", "terms": [*found.terms, host]})
+
+
+def _measured_ceilings(
+    profile: CostProfile, campaign: Path | None
+) -> tuple[tuple[float, float], int]:
+    """Return bytes/s and FLOP/s that the campaign measured, and the bytes of a number."""
+    path = (campaign or Path()) / "campaign.json"
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        found = about["ceilings"]
+        return (found["bytes_per_s"], found["flops_per_s"]), int(about["itemsize"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{profile.name}: gpu: {profile.gpu} is not in the catalog, and {path} has no measured "
+            "ceilings; give the directory of `simkv gpu calibrate` as --profile"
+        ) from error

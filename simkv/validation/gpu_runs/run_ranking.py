@@ -6,11 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from simkv.costs.cost_profile import CostProfile
 from simkv.validation.figure_comparison import FigureComparison
-from simkv.validation.gpu_runs.comparison_levels import Validation, validate_run
+from simkv.validation.gpu_runs.baseline_models import fit_baselines
+from simkv.validation.gpu_runs.comparison_levels import (
+    IntervalScore,
+    Validation,
+    score_intervals,
+    validate_run,
+)
 from simkv.validation.gpu_runs.load_sizing import Trial
 from simkv.validation.gpu_runs.timed_replay import GpuRun, read_runs
+from simkv.validation.gpu_runs.validation_plan_file import Plan
 from simkv.validation.gpu_runs.validation_suite import TrialRun
 
 #: Figures that pairs of trials are ranked by.
@@ -24,6 +30,11 @@ class JudgedTrial:
     trial: Trial
     run: GpuRun
     found: Validation
+
+    @property
+    def score(self) -> IntervalScore | None:
+        """Score of the intervals of its figures."""
+        return score_intervals(self.found.figures)
 
     def figure(self, name: str) -> FigureComparison:
         """Return one of the compared figures."""
@@ -52,15 +63,21 @@ class Ranking:
         return (self.real > 1.0) == (self.simulated > 1.0)
 
 
-def judge_trials(trials: Sequence[Trial], profile: CostProfile, folder: Path) -> list[JudgedTrial]:
-    """Compare ``profile`` with all repeats of every trial served into ``folder``."""
+def judge_trials(trials: Sequence[Trial], plan: Plan, folder: Path) -> list[JudgedTrial]:
+    """Compare the plan's profiles with all runs of every trial served into ``folder``."""
     judged = []
+    baselines = {
+        name: fit_baselines(plan.training.get(name, []), profile)
+        for name, profile in plan.profiles.items()
+    }
     for trial in trials:
         runs: list[GpuRun] = []
         while (path := folder / "runs" / TrialRun(trial, len(runs) + 1).name).exists():
             runs.append(read_runs(path)["run"])
         if runs:
-            judged.append(JudgedTrial(trial, runs[0], validate_run(runs[0], profile, runs[1:])))
+            profile, models = plan.profiles[trial.profile], baselines[trial.profile]
+            found = validate_run(runs[0], profile, runs[1:], models)
+            judged.append(JudgedTrial(trial, runs[0], found))
     return judged
 
 

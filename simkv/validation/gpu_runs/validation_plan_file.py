@@ -1,76 +1,141 @@
 """Store a plan on disk, so that predictions are recorded before any run.
 
-``plan/plan.json`` has the predictions and the profile's hash, ``plan/<case>.yaml`` the scenarios,
-``plan/profile.json`` the profile.
+``plan/plan.json`` has the predictions and the profiles' hashes, ``plan/<trial>.yaml`` the
+scenarios, ``plan/profile*.json`` the profiles, ``plan/training*.csv`` the steps that the other cost
+models are fitted to.
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from simkv.core.atomic_files import atomic_folder
 from simkv.core.errors import InputError
-from simkv.costs.cost_profile import CostProfile
+from simkv.costs.cost_profile import CostProfile, load_profile
+from simkv.costs.step_load import StepLoad
 from simkv.scenario.scenario_loader import load
 from simkv.scenario.scenario_writer import to_yaml
+from simkv.validation.gpu_runs.baseline_models import TrainingStep, read_training
 from simkv.validation.gpu_runs.load_sizing import Trial
+from simkv.validation.gpu_runs.validation_suite import OVERLAPPED, SYNCHRONOUS
 
 
-def write_plan(folder: Path, cases: Sequence[Trial], profile: CostProfile) -> None:
-    """Write ``cases`` to ``folder/plan``, atomically; the plan must not exist yet."""
+@dataclass(frozen=True)
+class Plan:
+    """Trials in the order of serving, the profiles by name, and the campaign's training steps."""
+
+    trials: list[Trial]
+    profiles: dict[str, CostProfile]
+    training: dict[str, list[TrainingStep]] = field(default_factory=dict)
+
+
+def read_profiles(path: Path) -> tuple[dict[str, CostProfile], Path]:
+    """Return the profiles at ``path``, the overlapped one first, and their directory.
+
+    ``path`` is a profile, or a directory of `simkv gpu calibrate`, which may have two. Raises
+    InputError if there is none.
+    """
+    if not path.is_dir():
+        profile = load_profile(path.name, path.parent)
+        return {OVERLAPPED if profile.floor else SYNCHRONOUS: profile}, path.parent
+    names = [name for name in (OVERLAPPED, SYNCHRONOUS) if (path / f"{name}.json").is_file()]
+    if not names:
+        raise InputError(f"--profile {path}: has no {SYNCHRONOUS}.json of `simkv gpu calibrate`")
+    return {name: load_profile(f"{name}.json", path) for name in names}, path
+
+
+def read_campaign_training(
+    profiles: Mapping[str, CostProfile], folder: Path
+) -> dict[str, list[TrainingStep]]:
+    """Return the training steps of each profile from the campaign in ``folder``, if any."""
+    return {name: read_training(folder, profile) for name, profile in profiles.items()}
+
+
+def write_plan(folder: Path, plan: Plan) -> None:
+    """Write a plan to ``folder/plan``, atomically; it must not exist yet."""
     if (folder / "plan").exists():
         raise InputError(f"{folder / 'plan'}: there is a plan already")
     with atomic_folder(folder / "plan") as new:
-        for case in cases:
-            text = to_yaml({"run": case.scenario})
-            (new / f"{case.name}.yaml").write_text(text, encoding="utf-8", newline="\n")
+        for trial in plan.trials:
+            text = to_yaml({"run": trial.scenario})
+            (new / f"{trial.name}.yaml").write_text(text, encoding="utf-8", newline="\n")
         about = {
-            "profile": profile.name,
-            "profile_hash": profile_hash(profile),
-            "cases": [
+            "profiles": {name: profile_hash(profile) for name, profile in plan.profiles.items()},
+            "trials": [
                 {
-                    "name": case.name,
-                    "stresses": case.stresses,
-                    "beside": case.beside,
-                    "predicted": case.predicted,
+                    "name": trial.name,
+                    "stresses": trial.stresses,
+                    "profile": trial.profile,
+                    "beside": trial.beside,
+                    "predicted": trial.predicted,
                 }
-                for case in cases
+                for trial in plan.trials
             ],
         }
         (new / "plan.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-        (new / "profile.json").write_text(_text(profile), encoding="utf-8")
+        for name, profile in plan.profiles.items():
+            (new / f"{name}.json").write_text(_text(profile), encoding="utf-8")
+        for name, steps in plan.training.items():
+            _write_training(new / f"training-{name}.csv", steps)
 
 
-def read_plan(folder: Path, profile: CostProfile) -> list[Trial] | None:
-    """Return the cases of ``folder/plan``, or None if there is no plan.
+def read_plan(folder: Path, profiles: Mapping[str, CostProfile] | None = None) -> Plan | None:
+    """Return the plan in ``folder/plan``, or None if there is none.
 
-    Raises InputError for a plan of another profile or a damaged plan.
+    Raises InputError for a damaged plan, or one that was made with other ``profiles``, if given.
     """
     path = folder / "plan" / "plan.json"
     if not path.is_file():
         return None
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
-        if about["profile_hash"] != profile_hash(profile):
-            raise InputError(
-                f"{path}: was made with another profile, named {about['profile']}; "
-                f"use that one ({path.parent / 'profile.json'}) or another folder"
-            )
-        return [
+        for name, profile in (profiles or {}).items():
+            if about["profiles"].get(name) != profile_hash(profile):
+                raise InputError(
+                    f"{path}: was made with another profile than {profile.name}; use those in "
+                    f"{path.parent}, or another directory"
+                )
+        trials = [
             Trial(
                 one["name"],
                 one["stresses"],
                 load(path.parent / f"{one['name']}.yaml")["run"],
                 one["predicted"],
                 one["beside"],
+                one["profile"],
             )
-            for one in about["cases"]
+            for one in about["trials"]
         ]
+        stored = {name: load_profile(f"{name}.json", path.parent) for name in about["profiles"]}
+        training = {
+            name: list(_read_training(path.parent / f"training-{name}.csv")) for name in stored
+        }
+        return Plan(trials, stored, training)
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: not a plan of `simkv gpu validate`: {error}") from error
+
+
+def _write_training(path: Path, steps: Sequence[TrainingStep]) -> None:
+    if not steps:
+        return
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow((*StepLoad._fields[:9], "seconds"))
+        writer.writerows((*step.load[:9], f"{step.seconds:.9g}") for step in steps)
+
+
+def _read_training(path: Path) -> Iterator[TrainingStep]:
+    if not path.is_file():
+        return
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            counts = {name: int(row[name]) for name in StepLoad._fields if name in row}
+            yield TrainingStep(StepLoad(**counts), float(row["seconds"]))
 
 
 def _text(profile: CostProfile) -> str:

@@ -1,47 +1,70 @@
 """Scenarios that compare a profile with a real device. Needs no torch.
 
-    cases = plan_trials(profile, FULL_SCALE, seconds=14.0, sized_by=nominal_profile(profile))
-    [(case.name, case.scenario.workload.size, case.predicted_s) for case in cases]
+    plan = plan_trials(profiles, scale_of(profile), 540.0, sized_by=nominal_profile(profile))
+    [(trial.name, trial.predicted["rows_mean"], trial.predicted_s) for trial in plan]
 
-Rates, run lengths and pool sizes follow from a data sheet (load_sizing.py, nominal_costs.py), not
-from the evaluated profile and before any run. The plan and the profile's predictions can therefore
-be recorded first, and no profile can select favorable cases.
+Cases are sized by concurrency: a decode step of few rows costs almost the same whatever it does, so
+any cost model would look accurate. Lengths follow from a data sheet (load_sizing.py,
+nominal_costs.py), not from the evaluated profile and before any run. The plan and the profile's
+predictions can therefore be recorded first, and no profile can select favorable cases.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from simkv.costs.cost_profile import CostProfile
-from simkv.scenario.packaged_scenarios import list_packaged_scenarios
+from simkv.core.errors import InputError
+from simkv.costs.cost_profile import CostProfile, StepCost
+from simkv.costs.step_load import StepLoad
 from simkv.scenario.scenario import Scenario
-from simkv.scenario.scenario_loader import load
 from simkv.validation.gpu_runs.load_sizing import (
     JsonDict,
     LoadSizer,
+    PlanScale,
     Trial,
-    WorkloadScale,
-    listed_request,
-    scenario_of,
+    lengths,
     with_engine,
     with_prediction,
+    with_seed,
 )
-from simkv.workload.workload_section import build_clients
 
-#: An 8B model on a large GPU, with a pool cut to 96,000 tokens.
-FULL_SCALE = WorkloadScale(300, 250, 2000, 64, 8000, 2048, 256, 6000)
-#: The tiny model on a CPU.
-SMALL_SCALE = WorkloadScale(30, 20, 120, 8, 480, 128, 16, 400, divisor=10)
+#: Names of the profile of pipelined schedulers and of the others, as files of a campaign.
+OVERLAPPED, SYNCHRONOUS = "profile-overlapped", "profile"
+#: Case that is served again with the same seed, for the noise of the machine (A/A).
+NOISE_CASE = "rows-quarter"
+#: Seconds before the first run (weights, graphs, warm-up), and between two runs.
+START_S, PAUSE_S = 90.0, 3.0
+#: Steps of the shortest case; more would not make errors of steps more certain.
+UNIT_STEPS = 1200
 
-#: Cases repeated first; their noise represents similar cases.
-REPEATED_FIRST = ("decode-heavy", "memory-pressure")
+
+@dataclass(frozen=True)
+class Case:
+    """A kind of load; its run takes ``weight`` units of time."""
+
+    name: str
+    stresses: str
+    weight: float
+
+
+CASES = (
+    Case("rows-full", "decodes of the most rows, KV pool mostly full", 2.0),
+    Case("rows-half", "decodes of half the rows", 1.5),
+    Case("rows-quarter", "decodes of a quarter of the rows", 1.0),
+    Case("burst", "all requests at once, saturated", 1.0),
+    Case("memory-pressure", "preemption by recompute", 1.5),
+    Case("long-prompts", "chunked prompts and mixed steps", 1.0),
+    Case("poisson", "arrivals at 85 % of the capacity", 1.0),
+    Case("spikes", "spikes of a public trace, shared prefixes", 1.0),
+)
+#: Cases that are repeated with a synchronous scheduler.
+SYNCHRONOUS_CASES = ("rows-half", "memory-pressure")
 
 
 @dataclass(frozen=True)
 class TrialRun:
-    """A case to be served for the ``number``-th time, starting at 1."""
+    """A trial to be served for the ``number``-th time, starting at 1."""
 
     trial: Trial
     number: int
@@ -53,109 +76,131 @@ class TrialRun:
 
 
 def plan_trials(
-    profile: CostProfile,
-    scale: WorkloadScale,
-    seconds: float,
+    profiles: Mapping[str, CostProfile],
+    scale: PlanScale,
+    budget_s: float,
     seed: int = 0,
     *,
     sized_by: CostProfile,
+    start_s: float = START_S,
 ) -> list[Trial]:
-    """Return all cases, the most informative first, with the predictions of ``profile``.
+    """Return all trials in the order of serving, with the predictions of ``profiles``.
 
-    Each takes about ``seconds`` by the costs of ``sized_by``. Raises InputError if no pool is small
-    enough for the target number of preemptions.
+    Each case has two trials with different seeds. With an overlapped profile, pipelined schedulers
+    come first and synchronous ones second. All runs take ``budget_s`` seconds or less by the costs
+    of ``sized_by`` and by the profiles' own predictions. Raises InputError if that is too short.
     """
-    vllm = _vllm(scale, pipelined=bool(profile.floor))
-    sized = LoadSizer(sized_by, seconds, seed)
-    decodes = sized.drawn(
-        "decode-heavy", vllm, _lognormal(scale.prompt), _lognormal(scale.output), scale
+    count = len(list(_trials(profiles)))
+    units = sum(weight for _, _, weight in _trials(profiles))
+    pauses = start_s + PAUSE_S * (count + 1)
+    unit = min((budget_s - pauses) / (units + 1.0), UNIT_STEPS * _typical_step(sized_by, scale))
+    for _ in range(4):
+        if unit <= 0:
+            break
+        found = _sized(profiles, scale, unit, seed, sized_by)
+        serving = predicted_duration(found, start_s) - pauses
+        if serving <= budget_s - pauses:
+            return found
+        unit *= 0.95 * (budget_s - pauses) / serving
+    raise InputError(
+        f"--budget: {budget_s:.0f} s are too short for {count + 1} runs; give at least "
+        f"{pauses + 1.5 * (units + 1.0):.0f}s"
     )
-    prefills = sized.drawn(
-        "prefill-heavy", vllm, _lognormal(scale.long_prompt), scale.short_output, scale
-    )
-    whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": scale.longest}
-    pressed = sized.make_pressure_scenario(
-        "memory-pressure",
-        vllm,
-        _uniform(scale.prompt // 2, 3 * scale.prompt // 2),
-        _uniform(scale.output // 2, 2 * scale.output),
-    )
-    spikes = sized.make_spike_scenario(
-        "bursty-trace", {**vllm, "enable_prefix_caching": True}, scale
-    )
-    found = [
-        Trial("decode-heavy", "batched decodes", decodes, {}),
-        Trial("memory-pressure", "preemption by recompute", pressed, {}),
-        Trial("prefill-heavy", "chunks and mixed steps", prefills, {}),
-        Trial(
-            "prefill-whole",
-            "prompts in one piece",
-            with_engine(prefills, "prefill-whole", **whole),
-            {},
-            beside="prefill-heavy",
-        ),
-        *_incident(sized, scale, "mistralrs-six", "before"),
-        *_incident(sized, scale, "mistralrs-forty", "before-fitted"),
-        Trial("bursty-trace", "spikes, shared prefixes", spikes, {}),
-    ]
-    return [with_prediction(case, profile) for case in found]
 
 
-def order_trial_runs(cases: Sequence[Trial], repeats: int) -> list[TrialRun]:
-    """Return every case once, then the repeats, ``REPEATED_FIRST`` first."""
-    again = sorted(cases, key=lambda case: case.name not in REPEATED_FIRST)
-    found = [TrialRun(case, 1) for case in cases]
-    return found + [TrialRun(case, n) for n in range(2, repeats + 1) for case in again]
+def predicted_duration(trials: Sequence[Trial], start_s: float = START_S) -> float:
+    """Return the predicted seconds of serving a plan, with start and pauses."""
+    runs = order_trial_runs(trials, 2)
+    return start_s + sum(run.trial.predicted_s + PAUSE_S for run in runs)
 
 
-def _incident(sized: LoadSizer, scale: WorkloadScale, name: str, variant: str) -> list[Trial]:
-    """Return a packaged mistral.rs incident before and after its fix, at the scale's block size."""
-    original = load(list_packaged_scenarios()[name])[variant]
-    requests = build_clients(original.workload, original.timeout).requests
-    engine: Any = original.engine
-    blocks = (engine.num_gpu_blocks - 1) * engine.block_size // scale.block_size + 1
-    knobs = {
-        "name": "mistralrs",
-        "block_size": scale.block_size,
-        "num_gpu_blocks": min(blocks, scale.num_blocks),
-        "max_num_seqs": min(engine.max_num_seqs, scale.max_num_seqs),
-    }
-
-    def of(variant: str) -> Callable[[int], Scenario]:
-        rows = [listed_request(r, scale.divisor, timed=True) for r in requests]
-        return lambda count: scenario_of(
-            f"{name}-{variant}",
-            {**knobs, "variant": variant},
-            {"requests": rows[:count]},
-            timeout=original.timeout,
-        )
-
-    # The run before the fix takes longest; both must serve the same requests.
-    count = sized.cut(of("bucketed"), len(requests))
-    before, after = of("bucketed")(count), of("pr2034")(count)
+def order_trial_runs(trials: Sequence[Trial], repeats: int) -> list[TrialRun]:
+    """Return every trial once, then the first trial of ``NOISE_CASE`` up to ``repeats`` times."""
+    again = [trial for trial in trials if trial.name.startswith(NOISE_CASE)][:1]
     return [
-        Trial(before.name, "recompute at every length that differs", before, {}),
-        Trial(after.name, "the same after the fix", after, {}, beside=before.name),
+        *(TrialRun(trial, 1) for trial in trials),
+        *(TrialRun(trial, n) for n in range(2, repeats + 1) for trial in again),
     ]
 
 
-def _vllm(scale: WorkloadScale, *, pipelined: bool) -> JsonDict:
-    """Return the engine of most cases; it overlaps steps if the profile's engine does."""
+def _trials(profiles: Mapping[str, CostProfile]) -> Iterator[tuple[str, int, float]]:
+    """Yield (case, seed, weight) of each trial; a case of a synchronous scheduler ends in -sync."""
+    for number in (0, 1):
+        yield from ((case.name, number, case.weight) for case in CASES)
+        if len(profiles) > 1:
+            weights = {case.name: case.weight for case in CASES}
+            yield from ((f"{name}-sync", number, weights[name]) for name in SYNCHRONOUS_CASES)
+
+
+def _sized(
+    profiles: Mapping[str, CostProfile],
+    scale: PlanScale,
+    unit: float,
+    seed: int,
+    sized_by: CostProfile,
+) -> list[Trial]:
+    """Return all trials with cases of ``unit`` seconds per weight."""
+    pipelined = OVERLAPPED in profiles
+    vllm = _vllm(scale, pipelined=pipelined)
+    weights = {case.name: case.weight for case in CASES}
+    sizers = {name: LoadSizer(sized_by, w * unit, scale) for name, w in weights.items()}
+    scenarios = {name: _build(name, sizers[name], vllm) for name in weights if name != "spikes"}
+    stresses = {case.name: case.stresses for case in CASES}
+    found = []
+    for name, number, _ in _trials(profiles):
+        base, sync = name.removesuffix("-sync"), name.endswith("-sync")
+        suffix = f"-seed{seed + number}"
+        if base == "spikes":
+            scenario = sizers[base].spikes(base, vllm, seed + number)
+        else:
+            scenario = with_seed(scenarios[base], seed + number)
+        if sync:
+            scenario = with_engine(scenario, name, async_scheduling=False)
+        by = OVERLAPPED if pipelined and not sync else SYNCHRONOUS
+        beside = f"{base}{suffix}" if sync else None
+        trial = Trial(f"{name}{suffix}", stresses[base], scenario, {}, beside, by)
+        found.append(with_prediction(trial, profiles[by]))
+    return found
+
+
+def _build(name: str, sized: LoadSizer, vllm: JsonDict) -> Scenario:
+    """Return the scenario of a case."""
+    scale = sized.scale
+    most = min(scale.mean_context, scale.context // 2)
+
+    def closed(share: int) -> Scenario:
+        rows = max(scale.rows // share, 1)
+        context = min(int(0.75 * scale.kv_tokens / rows), most)
+        return sized.closed_loop(name, vllm, rows, lengths(context, scale))
+
+    if name == "memory-pressure":
+        shape = lengths(most // 3, scale)
+        return sized.pressure(name, sized.closed_loop(name, vllm, scale.rows, shape))
+    if name == "burst":
+        return sized.burst(name, vllm)
+    if name == "poisson":
+        return sized.poisson(name, vllm)
+    if name == "long-prompts":
+        shape = lengths(most, scale, output=1 / 16)
+        return sized.closed_loop(name, vllm, max(scale.rows // 8, 1), shape)
+    return closed({"rows-full": 1, "rows-half": 2, "rows-quarter": 4}[name])
+
+
+def _typical_step(profile: CostProfile, scale: PlanScale) -> float:
+    """Return the seconds of a decode step of half the rows with half of the pool."""
+    rows = max(scale.rows // 2, 1)
+    return StepCost(profile)(StepLoad(0, 0, 0, rows, scale.kv_tokens // 2))
+
+
+def _vllm(scale: PlanScale, *, pipelined: bool) -> JsonDict:
+    """Return the engine of most cases; it overlaps steps if the first profile's engine does."""
     return {
         "name": "vllm",
         "block_size": scale.block_size,
-        "num_gpu_blocks": scale.num_blocks,
-        "max_num_seqs": scale.max_num_seqs,
+        "num_gpu_blocks": scale.kv_tokens // scale.block_size,
+        "max_num_seqs": scale.rows,
         "max_num_batched_tokens": scale.budget,
-        "max_model_len": scale.longest,
+        "max_model_len": scale.context,
         "enable_prefix_caching": False,
         "async_scheduling": pipelined,
     }
-
-
-def _lognormal(mean: int) -> JsonDict:
-    return {"distribution": "lognormal", "mean": mean, "sigma": 0.7}
-
-
-def _uniform(low: int, high: int) -> JsonDict:
-    return {"distribution": "uniform", "low": low, "high": high}

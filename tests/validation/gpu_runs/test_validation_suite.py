@@ -1,4 +1,4 @@
-"""The plan of a validation: what it stresses, how it is sized, and that it can be read again."""
+"""The plan of a validation: its load, its sizes, its duration, and its file."""
 
 from __future__ import annotations
 
@@ -8,171 +8,203 @@ import pytest
 
 from simkv.core.errors import InputError
 from simkv.costs.cost_profile import CostProfile, StepCost
-from simkv.costs.hardware.model_shape import MODEL_SHAPES
 from simkv.costs.step_load import StepLoad
-from simkv.metrics.run_metrics import summarize
-from simkv.validation.gpu_runs.baseline_models import roofline
-from simkv.validation.gpu_runs.comparison_levels import simulate_with_profile
-from simkv.validation.gpu_runs.load_sizing import MIN_PREEMPTIONS, Trial, packaged_trace
+from simkv.validation.gpu_runs.baseline_models import TrainingStep
+from simkv.validation.gpu_runs.load_sizing import (
+    MIN_PREEMPTIONS,
+    PlanScale,
+    Trial,
+    packaged_trace,
+    predict_figures,
+    scale_of,
+)
 from simkv.validation.gpu_runs.nominal_costs import nominal_profile
-from simkv.validation.gpu_runs.validation_plan_file import read_plan, write_plan
+from simkv.validation.gpu_runs.validation_plan_file import (
+    Plan,
+    read_plan,
+    read_profiles,
+    write_plan,
+)
 from simkv.validation.gpu_runs.validation_suite import (
-    FULL_SCALE,
-    SMALL_SCALE,
+    CASES,
+    OVERLAPPED,
+    SYNCHRONOUS,
     order_trial_runs,
     plan_trials,
+    predicted_duration,
 )
+from tests.validation.gpu_runs.plan_table import BUDGET_S, RANGE, planned, profiles_for
 
-H200 = roofline(MODEL_SHAPES["llama-3-8b"], 2, 4.3e12, 790e12)
-SECONDS = 4.0
-#: A device on which the small sizes take their time.
-SLOW = CostProfile.model_validate(
-    {
-        **H200.model_dump(),
+H200 = profiles_for("NVIDIA H200", "llama-3-8b")
+#: A short plan of a small model, for tests of everything but its load.
+TINY_SCALE = PlanScale(rows=16, kv_tokens=2048, context=200, budget=64, divisor=10)
+TINY_S = 170.0
+
+
+def tiny_plan(profile: CostProfile, seed: int = 0) -> list[Trial]:
+    """Return a small plan of one profile."""
+    return plan_trials(
+        {SYNCHRONOUS: profile}, TINY_SCALE, TINY_S, seed, sized_by=SLOW, start_s=10.0
+    )
+
+
+#: A device on which the small sizes take some time.
+SLOW = H200[SYNCHRONOUS].model_copy(
+    update={
         "terms": [
-            *(term.model_dump() for term in H200.terms),
-            {**H200.terms[1].model_dump(), "feature": "steps", "seconds": 1e-3},
-        ],
+            t.model_copy(update={"seconds": 1e-2}) if t.name == "host" else t
+            for t in H200[SYNCHRONOUS].terms
+        ]
     }
 )
 
 
 @pytest.fixture(scope="module")
-def cases() -> list[Trial]:
-    return plan_trials(H200, FULL_SCALE, SECONDS, sized_by=H200)
+def trials() -> list[Trial]:
+    return tiny_plan(SLOW)
 
 
-def by_name(cases: list[Trial], name: str) -> Trial:
-    return next(case for case in cases if case.name == name)
+@pytest.fixture(scope="module")
+def full_plan() -> list[Trial]:
+    """The plan for an H200; plan_table.py prints it, and those of other GPUs."""
+    return planned("NVIDIA H200", "llama-3-8b")
 
 
-def test_it_has_all_that_a_profile_is_to_be_judged_by(cases):
-    assert [case.name for case in cases] == [
-        "decode-heavy",
-        "memory-pressure",
-        "prefill-heavy",
-        "prefill-whole",
-        "mistralrs-six-bucketed",
-        "mistralrs-six-pr2034",
-        "mistralrs-forty-bucketed",
-        "mistralrs-forty-pr2034",
-        "bursty-trace",
-    ]
-    assert by_name(cases, "memory-pressure").predicted["preemptions"] >= MIN_PREEMPTIONS
-    assert by_name(cases, "mistralrs-six-bucketed").predicted["preemptions"] == 245
-    for case in cases:
-        longer = 4 if case.name.startswith("memory-pressure") else 1.5
-        assert case.predicted_s < longer * SECONDS
-        assert case.scenario.horizon > 3 * case.predicted_s
-        assert case.beside is None or by_name(cases, case.beside)
+def test_plan_has_many_rows_within_the_range_and_ten_minutes(full_plan):
+    assert predicted_duration(full_plan) <= BUDGET_S
+    by_name = {t.name: t.predicted for t in full_plan}
+    assert {t.predicted["rows_peak"] for t in full_plan} >= {64, 128, 256}
+    above_64 = {t.name.rsplit("-", 1)[0] for t in full_plan if t.predicted["rows_mean"] > 64}
+    assert len(above_64) >= 3
+    assert by_name["rows-full-seed0"]["kv_tokens_peak"] > 300_000
+    assert by_name["memory-pressure-seed0"]["preemptions"] >= MIN_PREEMPTIONS
+    assert by_name["memory-pressure-seed0"]["rows_mean"] > 64
+    assert all(found["outside"] == [] for found in by_name.values())
+    assert not any(found["preemptions"] for name, found in by_name.items() if "memory" not in name)
 
 
-def test_decodes_and_prefills_are_what_their_names_say(cases):
-    decodes, prefills = (
-        by_name(cases, f"{kind}-heavy").predicted for kind in ("decode", "prefill")
+def test_pipelined_trials_come_first_and_each_case_has_two_seeds(full_plan):
+    names = [trial.name for trial in full_plan]
+    assert names[: len(CASES)] == [f"{case.name}-seed0" for case in CASES]
+    assert {t.profile for t in full_plan[: len(CASES)]} == {OVERLAPPED}
+    assert set(names) >= {f"{case.name}-seed1" for case in CASES}
+    for trial in full_plan:
+        assert trial.scenario.engine.async_scheduling is (trial.profile == OVERLAPPED)
+        if trial.beside:
+            other = full_plan[names.index(trial.beside)].scenario
+            assert trial.scenario.workload == other.workload
+            assert trial.scenario.engine != other.engine
+    by_name = {trial.name: trial.scenario.workload for trial in full_plan}
+    for case in CASES:
+        assert by_name[f"{case.name}-seed0"] != by_name[f"{case.name}-seed1"]
+
+
+def test_plan_is_reproducible(trials):
+    assert tiny_plan(SLOW) == trials
+    assert tiny_plan(SLOW, seed=1) != trials
+
+
+def test_profile_does_not_select_its_trials(trials):
+    """A profile with other costs predicts other figures for the same workloads."""
+    faster = SLOW.model_copy(
+        update={"terms": [t for t in SLOW.terms if t.name != "host"], "name": "faster"}
     )
-    assert decodes["total_output_tokens"] > 0.7 * decodes["total_input_tokens"]
-    assert prefills["total_input_tokens"] > 20 * prefills["total_output_tokens"]
+    for trial, same in zip(tiny_plan(faster), trials, strict=True):
+        assert trial.scenario.workload == same.scenario.workload
+        assert trial.predicted_s < same.predicted_s
 
 
-def test_pairs_serve_the_same_requests(cases):
-    for case in cases:
-        if case.beside:
-            other = by_name(cases, case.beside).scenario
-            assert case.scenario.workload == other.workload
-            assert case.scenario.engine != other.engine
+def test_plan_shrinks_if_the_profile_predicts_a_longer_one(trials):
+    terms = [t.model_copy(update={"seconds": 3e-2}) if t.name == "host" else t for t in SLOW.terms]
+    slower = tiny_plan(SLOW.model_copy(update={"terms": terms}))
+    assert predicted_duration(slower, 10.0) <= TINY_S
+    requests = [sum(t.predicted["requests"] for t in plan) for plan in (slower, trials)]
+    assert requests[0] < requests[1]
 
 
-def test_the_same_plan_every_time():
-    first, again, other = (
-        plan_trials(SLOW, SMALL_SCALE, 0.5, seed=s, sized_by=SLOW) for s in (0, 0, 1)
-    )
-    assert first == again != other
+def test_rejects_a_budget_that_is_too_short():
+    with pytest.raises(InputError, match="20 s are too short for 17 runs; give at least"):
+        plan_trials({SYNCHRONOUS: SLOW}, TINY_SCALE, 20.0, sized_by=SLOW, start_s=10.0)
 
 
-def test_a_slower_device_gets_lower_rates(cases):
-    slow = H200.model_copy(update={"terms": [_slower(term) for term in H200.terms]})
-    rates = [
-        by_name(found, "decode-heavy").scenario.workload.arrivals.request_rate
-        for found in (cases, plan_trials(slow, FULL_SCALE, SECONDS, sized_by=slow))
-    ]
-    assert rates[1] == pytest.approx(rates[0] / 2, rel=0.01)
+def test_scale_follows_the_range_of_the_campaign():
+    scale = scale_of(H200[SYNCHRONOUS])
+    assert (scale.rows, scale.kv_tokens, scale.budget) == (256, 393_216, 2048)
+    assert scale_of(H200[SYNCHRONOUS], 50_000).kv_tokens == 50_000
+    with pytest.raises(InputError, match="calibrated up to 393216 tokens"):
+        scale_of(H200[SYNCHRONOUS], 500_000)
+    with pytest.raises(InputError, match="range: has no decode_tail"):
+        scale_of(H200[SYNCHRONOUS].model_copy(update={"range": {"decode_seqs": (1, 2)} | {
+            name: RANGE[name] for name in ("decode_context", "prefill_tokens")}}))  # fmt: skip
 
 
-def _slower(term):
-    if term.seconds is not None:
-        return term.model_copy(update={"seconds": 2 * term.seconds})
-    pieces = [p.model_copy(update={"base": 2 * p.base, "slope": 2 * p.slope}) for p in term.pieces]
-    return term.model_copy(update={"pieces": pieces})
-
-
-def test_a_profile_does_not_choose_its_judges(cases):
-    """Another one predicts otherwise, and is judged by the same cases."""
-    slow = H200.model_copy(update={"terms": [_slower(term) for term in H200.terms]})
-    for case, same in zip(
-        plan_trials(slow, FULL_SCALE, SECONDS, sized_by=H200), cases, strict=True
-    ):
-        assert case.scenario.workload == same.scenario.workload
-        assert case.predicted_s > same.predicted_s
-
-
-def test_cases_are_sized_by_what_a_data_sheet_says():
+def test_sizes_follow_the_data_sheet_or_the_measured_ceilings(tmp_path):
     decode = StepLoad(0, 0, 0, 1, 100)
-    on_a_gpu = nominal_profile(H200.model_copy(update={"gpu": "NVIDIA H200"}))
-    assert 1.2 < StepCost(on_a_gpu)(decode) / StepCost(H200)(decode) < 1.6
-    on_a_core = nominal_profile(H200)
-    assert StepCost(on_a_core)(decode) > 100 * StepCost(on_a_gpu)(decode)
+    sheet = StepCost(nominal_profile(H200[SYNCHRONOUS]))(decode)
+    unknown = H200[SYNCHRONOUS].model_copy(update={"gpu": "Some GPU"})
+    with pytest.raises(InputError, match="Some GPU is not in the catalog"):
+        nominal_profile(unknown, tmp_path)
+    about = {"itemsize": 2, "ceilings": {"bytes_per_s": 4.8e11, "flops_per_s": 9.9e13}}
+    (tmp_path / "campaign.json").write_text(json.dumps(about))
+    measured = StepCost(nominal_profile(unknown, tmp_path))(decode)
+    assert 5 < measured / sheet < 10  # a tenth of the bandwidth, and the same host
     with pytest.raises(InputError, match="model: lama is not one of the runner's"):
-        nominal_profile(H200.model_copy(update={"model": "lama"}))
+        nominal_profile(unknown.model_copy(update={"model": "lama"}))
 
 
-def test_a_time_too_short_for_preemptions_is_refused():
-    with pytest.raises(InputError, match="a longer --budget is needed"):
-        plan_trials(H200, FULL_SCALE, 0.01, sized_by=H200)
-
-
-def test_a_plan_is_read_as_it_was_written(cases, tmp_path):
-    write_plan(tmp_path, cases, H200)
-    found = read_plan(tmp_path, H200)
-    assert [case.name for case in found] == [case.name for case in cases]
-    for case, other in zip(cases, found, strict=True):
-        figures = summarize(simulate_with_profile(other.scenario, H200))
-        assert {**figures, "requests": case.scenario.workload.size} == case.predicted
-        assert case.predicted == other.predicted
+def test_plan_file_round_trip(trials, tmp_path):
+    steps = [TrainingStep(StepLoad(0, 0, 0, 3, 30, longest=12), 0.25)]
+    write_plan(tmp_path, Plan(trials, {SYNCHRONOUS: SLOW}, {SYNCHRONOUS: steps}))
+    found = read_plan(tmp_path, {SYNCHRONOUS: SLOW})
+    assert found is not None
+    assert found.profiles == {SYNCHRONOUS: SLOW}
+    assert found.training == {SYNCHRONOUS: steps}
+    for trial, other in zip(trials, found.trials, strict=True):
+        assert trial.predicted == other.predicted
+        assert (trial.name, trial.profile, trial.beside) == (
+            other.name, other.profile, other.beside,
+        )  # fmt: skip
+    again = predict_figures(found.trials[0].scenario, SLOW)
+    assert again == trials[0].predicted
     with pytest.raises(InputError, match="there is a plan already"):
-        write_plan(tmp_path, cases, H200)
+        write_plan(tmp_path, found)
     assert {path.name for path in tmp_path.iterdir()} == {"plan"}
 
 
-def test_a_plan_belongs_to_its_profile(cases, tmp_path):
-    assert read_plan(tmp_path, H200) is None
-    write_plan(tmp_path, cases[:1], H200)
+def test_plan_belongs_to_its_profiles(trials, tmp_path):
+    assert read_plan(tmp_path) is None
+    write_plan(tmp_path, Plan(trials[:1], {SYNCHRONOUS: SLOW}))
+    changed = SLOW.model_copy(update={"idle_pass_s": 1e-4})
     with pytest.raises(InputError, match="made with another profile"):
-        read_plan(tmp_path, H200.model_copy(update={"idle_pass_s": 1e-4}))
+        read_plan(tmp_path, {SYNCHRONOUS: changed})
     path = tmp_path / "plan" / "plan.json"
     about = json.loads(path.read_text())
-    del about["cases"]
+    del about["trials"]
     path.write_text(json.dumps(about))
     with pytest.raises(InputError, match="not a plan"):
-        read_plan(tmp_path, H200)
+        read_plan(tmp_path)
 
 
-def test_everything_is_served_once_before_anything_twice(cases):
-    found = order_trial_runs(cases, 3)
-    assert [turn.number for turn in found] == [n for n in (1, 2, 3) for _ in cases]
-    assert [turn.name for turn in found[len(cases) :][:2]] == [
-        "decode-heavy-2",
-        "memory-pressure-2",
-    ]
-    assert len({turn.name for turn in found}) == 3 * len(cases)
+def test_profiles_of_a_campaign_directory(tmp_path):
+    for name, profile in H200.items():
+        (tmp_path / f"{name}.json").write_text(profile.model_dump_json(exclude_none=True))
+    both, folder = read_profiles(tmp_path)
+    assert (list(both), folder) == ([OVERLAPPED, SYNCHRONOUS], tmp_path)
+    single, folder = read_profiles(tmp_path / f"{OVERLAPPED}.json")
+    assert (list(single), folder) == ([OVERLAPPED], tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"has no profile\.json"):
+        read_profiles(tmp_path / "empty")
 
 
-def test_the_trace_is_there():
+def test_every_trial_is_served_before_one_is_repeated(trials):
+    runs = order_trial_runs(trials, 3)
+    assert [run.number for run in runs] == [1] * len(trials) + [2, 3]
+    assert [run.name for run in runs[-2:]] == ["rows-quarter-seed0-2", "rows-quarter-seed0-3"]
+    assert len({run.name for run in runs}) == len(runs)
+
+
+def test_packaged_trace():
     assert packaged_trace("spikes.csv").is_file()
     with pytest.raises(InputError, match="not installed"):
         packaged_trace("nothing.csv")
-
-
-def test_small_sizes_fit_a_profile_of_a_slow_device():
-    found = plan_trials(SLOW, SMALL_SCALE, 0.5, sized_by=SLOW)
-    assert max(case.predicted_s for case in found if "memory" not in case.name) < 1.0

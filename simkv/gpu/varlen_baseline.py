@@ -1,0 +1,59 @@
+"""FlashAttention of torch (``torch.nn.attention.varlen``) as a baseline for prefill attention.
+
+It reads contiguous keys and values, so the pool's blocks are gathered before timing. Steps of one
+prefill without earlier context are compared.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from simkv.gpu.batch_inputs import StepInputs, StepSize
+
+
+def find_varlen() -> Callable[..., Any] | None:
+    """Return torch's ``varlen_attn``, or None if this torch does not have it."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    found: Callable[..., Any] = varlen_attn
+    return found
+
+
+class VarlenAttention:
+    """Attention by ``varlen_attn`` with the signature of ``cpu_ops.attend``, for one prefill."""
+
+    name = "torch varlen_attn"
+
+    def __init__(self, attention: Callable[..., Any]) -> None:
+        self._attention = attention
+        known = inspect.signature(attention).parameters
+        # torch 2.11 has a window instead of a flag, and aligns it to the end of the sequence.
+        self._options: dict[str, Any] = (
+            {"is_causal": True} if "is_causal" in known else {"window_size": (-1, 0)}
+        )
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        fields: StepInputs,
+        size: StepSize,  # noqa: ARG002
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        tables: torch.Tensor,
+    ) -> torch.Tensor:
+        """Compute ``cpu_ops.attend`` for a step of one prefill that fills all token slots."""
+        tokens, heads = q.shape[:2]
+        blocks = tables[fields.row_seat[0], : -(-tokens // keys.shape[1])]
+        group = heads // keys.shape[2]
+        k, v = (
+            x[blocks].flatten(0, 1)[:tokens].repeat_interleave(group, dim=1) for x in (keys, values)
+        )
+        ends = torch.tensor([0, tokens], dtype=torch.int32, device=q.device)
+        found: torch.Tensor = self._attention(q, k, v, ends, ends, tokens, tokens, **self._options)
+        return found
