@@ -2,9 +2,8 @@
 
     choose_tiles("decode", 128, 2, arch=90, device="NVIDIA H100 80GB HBM3")
 
-Candidates compile without spills for Hopper (90) and Ada (89) and fit into their shared memory (see
-tests/gpu/compile_kernels.py); other architectures, AMD's included, use those of Ada and are
-untested. The first candidate is the default. `calibrate/on-gpu.sh smoke` tries all on a real device
+Candidates compile without spills for Ampere, Ada, Hopper and small Blackwell GPUs and fit into their
+shared memory (see tests/gpu/compile_kernels.py); other architectures use the same and are untested. The first candidate is the default. `calibrate/on-gpu.sh smoke` tries all on a real device
 and reports the fastest; an entry in ``tiles.json`` beside this file then replaces the default on
 that device. Nothing is tuned while a step runs or is captured.
 """
@@ -21,7 +20,7 @@ from typing import Literal, NamedTuple
 AttentionKernel = Literal["decode", "prefill"]
 MEASURED_TILES_FILE = Path(__file__).with_name("tiles.json")
 #: Bytes of shared memory available to a program, for the architectures that the tests compile for.
-SHARED_MEMORY_BYTES = {89: 101376, 90: 232448}
+SHARED_MEMORY_BYTES = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 120: 101376}
 
 
 class Tiles(NamedTuple):
@@ -40,7 +39,7 @@ class Tiles(NamedTuple):
 #: Three stages leave a single buffer for the next tile; two buffers need at least five.
 DECODES = (Tiles(32, 16, 4, 5), Tiles(64, 16, 4, 5), Tiles(64, 16, 4, 3))
 PREFILLS_HOPPER = (Tiles(64, 128, 8, 5), Tiles(64, 128, 8, 3), Tiles(32, 128, 8, 3))
-#: For all other architectures: at most 101,376 bytes of shared memory (Ada).
+#: For all other architectures: at most 101,376 bytes of shared memory.
 PREFILLS = (Tiles(64, 128, 8, 3), Tiles(32, 128, 8, 3), Tiles(32, 64, 4, 3))
 #: Float32, for checks only: twice the bytes, so smaller tiles or more warps.
 FLOAT32_TILES = {"decode": Tiles(64, 16, 4, 3), "prefill": Tiles(16, 32, 8, 2)}

@@ -39,7 +39,6 @@ from simkv.gpu.triton_tile_configs import (
     AttentionKernel,
     candidates,
     override_tiles,
-    shared_memory,
 )
 
 SHAPES = [MODEL_SHAPES["llama-3-8b"], MODEL_SHAPES["qwen2.5-0.5b"]]
@@ -128,9 +127,10 @@ def wrong_with(name: str, kernel: Any, arch: int, *, wide: bool = False) -> list
     found = []
     if used["STACK"] or used["LOCAL"]:
         found.append(f"spills {used['STACK'] + used['LOCAL']} bytes a thread")
-    if shared > shared_memory(arch):
-        found.append(f"wants {shared} bytes of shared memory, sm_{arch} has {shared_memory(arch)}")
-    four_fit = 4 * shared <= shared_memory(arch)
+    available = SHARED_MEMORY_BYTES[arch]
+    if shared > available:
+        found.append(f"wants {shared} bytes of shared memory, sm_{arch} has {available}")
+    four_fit = 4 * shared <= available
     if name == "decode" and four_fit and used["REG"] > 128 and not wide:
         found.append(f"takes {used['REG']} registers, so not four of it fit a multiprocessor")
     if name == "prefill" and arch == 90 and not wide and "wgmma" not in kernel.asm["ptx"]:

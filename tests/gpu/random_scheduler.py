@@ -47,7 +47,6 @@ class RandomServer:
         shape: ModelShape,
         *,
         block_size: int,
-        layout: str = "block",
         requests: int = 6,
         graph_tokens: int = 64,
         device: str = "cpu",
@@ -64,7 +63,6 @@ class RandomServer:
             max_len=128,
             max_decodes=8,
             graph_tokens=graph_tokens,
-            layout=layout,
             seed=seed,
         )
         self.runner = Runner(shape, config, device, dtype)

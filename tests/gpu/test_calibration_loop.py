@@ -10,6 +10,7 @@ import sys
 import tarfile
 
 import pytest
+from simkv.gpu.drift_correction import count_stalled
 from typer.testing import CliRunner
 
 from simkv.cli import app
@@ -17,7 +18,6 @@ from simkv.core.errors import InputError
 from simkv.costs.cost_profile import load_profile
 from simkv.gpu import timer
 from simkv.gpu.campaign import read_samples
-from simkv.gpu.drift_correction import count_stalled
 from simkv.gpu.scenario_execution import ScenarioExecution
 from simkv.gpu.torch_executor import WallClock
 from simkv.validation.gpu_runs.comparison_levels import validate_run

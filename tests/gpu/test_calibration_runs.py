@@ -1,4 +1,4 @@
-"""The real runs of a campaign reach what they should, and an error of other sizes is seen."""
+"""Real runs of a campaign: the sizes they reach, and errors at sizes that were not fitted."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from simkv.schedulers.engine_registry import find_engine_spec
 from simkv.sim.client_loop import run_clients
 from simkv.sim.engine import Engine
 from simkv.workload.workload_section import build_clients
-from tests.gpu.test_gpu_calibration import FakeStand
+from tests.gpu.test_gpu_calibration import FakeBenchmark
 
 LARGE = Limits()
 
 
 class PlantedDevice:
-    """An executor whose steps cost what ``truth`` says of their load; the host is free."""
+    """An executor with the costs given by ``truth``, without host time."""
 
     needs_decode_range = False
 
@@ -43,7 +43,7 @@ class PlantedDevice:
         return []
 
     def ran(self, load, seconds):
-        raise AssertionError("nothing was foreseen")
+        raise AssertionError("no steps were forecast")
 
     def idle(self):
         return 1e-4
@@ -60,7 +60,7 @@ def serve_on(truth, work: CalibrationLoad, limits: Limits) -> list[RealStep]:
 
 
 @pytest.mark.parametrize("limits", [SMALL_LIMITS, LARGE], ids=["small", "large"])
-def test_the_runs_that_judge_reach_other_sizes_than_the_one_fitted_on(limits):
+def test_evaluation_runs_reach_other_sizes_than_the_fitted_run(limits):
     works = [fit_load(limits), *evaluation_loads(limits)]
     assert len({work.budget for work in works}) == len(works)
     fitted, *judged = ([s.load for s in serve_on(lambda _: 0.01, w, limits)] for w in works)
@@ -81,14 +81,14 @@ def test_the_runs_that_judge_reach_other_sizes_than_the_one_fitted_on(limits):
     assert max(means) > limits.context / 5
 
 
-def test_an_error_in_sizes_that_were_not_fitted_to_is_told(tmp_path):
-    """Large steps cost a quarter more in service, which no constant of the fit can say.
+def test_errors_at_sizes_that_were_not_fitted_are_reported(tmp_path):
+    """Large steps cost a quarter more in service, which the fit cannot describe.
 
-    Told by other steps of the run that was fitted on, the error would be next to nothing.
+    Judged by other steps of the fitted run, the error would be almost zero.
     """
 
     def parts(point: Probe) -> float:
-        load, slots = point.load, FakeStand().size(point).tokens
+        load, slots = point.load, FakeBenchmark().size(point).tokens
         rest = 5e-3 + slots * 1e-5
         decode = 1e-4 + 3e-8 * load.decode_context
         prefill = 1e-4 + 5e-9 * load.prefill_pairs
@@ -96,7 +96,7 @@ def test_an_error_in_sizes_that_were_not_fitted_to_is_told(tmp_path):
         return {"rest": rest, "decode": decode, "prefill": prefill}.get(point.part, whole)
 
     samples = measure(
-        FakeStand(parts), plan_campaign(SMALL_LIMITS), tmp_path / "s.csv", 1e9, repeats=1
+        FakeBenchmark(parts), plan_campaign(SMALL_LIMITS), tmp_path / "s.csv", 1e9, repeats=1
     )
     nothing = HostCosts(0.0, 0.0, 1e-4)
     about = {"name": "x", "model": "m", "gpu": "g", "source": []}

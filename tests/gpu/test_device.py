@@ -40,9 +40,8 @@ def test_blocks_beyond_two_to_the_31():
 @pytest.mark.parametrize("seed", range(6))
 def test_tokens_against_the_dense_model(seed):
     shape = (TINY, test_transformer.TINY_QWEN)[seed % 2]
-    layout = ("block", "layer")[seed % 3 == 0]
     block_size = (1, 4, 16)[seed % 3]
-    server = RandomServer(seed, shape, block_size=block_size, layout=layout, device="cuda")
+    server = RandomServer(seed, shape, block_size=block_size, device="cuda")
     assert test_transformer.wrong_tokens(server) == 0
 
 

@@ -1,4 +1,4 @@
-"""A GPU's log of itself, by a tool that only says what it is told to say."""
+"""The log of a GPU's clocks, with a script in place of nvidia-smi."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from simkv.gpu.device_clocks import log_clocks
 
 TOOL = """#!/bin/sh
 echo "$@" >> "$(dirname "$0")/calls"
-while :; do echo "580.95, 1980 MHz, 2619 MHz, 699.50 W, 61"; sleep 0.02; done
+at="2026/11/23 20:37:34.123"
+while :; do echo "$at, 580.95, 1980 MHz, 2619 MHz, 699.50 W, 61"; sleep 0.02; done
 """
 
 
@@ -31,12 +32,12 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_one_process_tells_all_the_while(tool: Path, tmp_path: Path) -> None:
+def test_one_process_logs_continuously(tool: Path, tmp_path: Path) -> None:
     path = tmp_path / "clocks.csv"
     with log_clocks(path, "cuda"):
         end = monotonic() + 60
         while not (path.exists() and path.read_text().count("\n") > 5):
-            assert monotonic() < end, "it writes nothing"
+            assert monotonic() < end, "nothing was written"
             sleep(0.01)
     length = path.stat().st_size
     (call,) = (tool / "calls").read_text().splitlines()
@@ -45,6 +46,7 @@ def test_one_process_tells_all_the_while(tool: Path, tmp_path: Path) -> None:
     with path.open() as file:
         rows = list(csv.DictReader(file))
     assert float(rows[0]["unix_s"]) > 1e9
+    assert rows[0]["timestamp"] == "2026/11/23 20:37:34.123"
     assert rows[0]["clocks.sm"] == "1980 MHz"
     assert rows[0]["power.draw"] == "699.50 W"
     assert rows[0]["temperature.gpu"] == "61"
@@ -52,7 +54,7 @@ def test_one_process_tells_all_the_while(tool: Path, tmp_path: Path) -> None:
     assert path.stat().st_size == length
 
 
-def test_where_there_is_no_tool_nothing_is_written(
+def test_nothing_is_written_without_the_tool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -62,7 +64,7 @@ def test_where_there_is_no_tool_nothing_is_written(
     assert not (tmp_path / "clocks.csv").exists()
 
 
-def test_a_device_is_asked_once_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_data_are_queried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
     def run(command: list[str], **_: object) -> SimpleNamespace:

@@ -1,4 +1,4 @@
-"""The campaign can be stopped and goes on; the fit finds what is there; the profile is used."""
+"""Campaigns can be resumed, and the fit reproduces devices of a known form."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LARGE = Limits()
 @pytest.mark.parametrize(
     "limits", [SMALL_LIMITS, Limits(), Limits(decodes=64, kv_tokens=30_000)], ids=str
 )
-def test_plan_stays_within_its_limits_and_begins_with_everything(limits):
+def test_plan_stays_within_its_limits_and_starts_with_all_parts(limits):
     points = plan_campaign(limits)
     assert len({point.key for point in points}) == len(points)
     assert {point.part for point in points[:12]} == {
@@ -46,8 +46,8 @@ def test_plan_stays_within_its_limits_and_begins_with_everything(limits):
         assert len(point.decodes) <= max(limits.decodes, 64)
 
 
-class FakeStand:
-    """Measures nothing: every point takes what ``truth`` says of its load."""
+class FakeBenchmark:
+    """Measures nothing: every point takes the time given by ``truth``."""
 
     limits = SMALL_LIMITS
     on_gpu = False
@@ -57,7 +57,7 @@ class FakeStand:
         self.timed: list[str] = []
 
     def forget(self) -> None:
-        """Nothing is kept."""
+        """Discard nothing."""
 
     def size(self, point: Probe) -> StepSize:
         return step_size(
@@ -69,24 +69,24 @@ class FakeStand:
 
     def time(self, point: Probe, repeats: int) -> list[float]:
         self.timed.append(point.key)
-        if point.part == "mixed decode":  # as if alone
+        if point.part == "mixed decode":  # as in isolation
             point = Probe("decode", point.decodes)
         return [self.truth(point)] * repeats
 
 
-def test_a_stopped_campaign_goes_on_where_it_was(tmp_path, monkeypatch):
+def test_interrupted_campaign_resumes(tmp_path, monkeypatch):
     whole, parts = tmp_path / "whole.csv", tmp_path / "parts.csv"
     points = plan_campaign(SMALL_LIMITS)
-    stand = FakeStand()
+    stand = FakeBenchmark()
     clock = count()
     monkeypatch.setattr(campaign, "perf_counter", lambda: next(clock))
     expected = measure(stand, points, whole, 1e9)
-    again = FakeStand()
+    again = FakeBenchmark()
     lines = [0, 2]
     while lines[-1] > lines[-2]:
         measure(again, points, parts, 50.0)
         with parts.open("a") as file:
-            file.write("step|cut sho")  # killed in the middle of a line
+            file.write("step|cut sho")  # interrupted in the middle of a line
         lines.append(len(parts.read_text().splitlines()))
     measure(again, points, parts, 1e9)
     found = read_samples(parts)
@@ -95,11 +95,11 @@ def test_a_stopped_campaign_goes_on_where_it_was(tmp_path, monkeypatch):
     assert len(found) > 2 * len(points)
 
 
-def test_fit_finds_what_is_there(tmp_path):
-    """A device that costs exactly what the form can say is predicted exactly."""
+def test_fit_reproduces_its_own_form(tmp_path):
+    """A device whose costs have the form of the profile is predicted exactly."""
 
     def truth(point: Probe) -> float:
-        load, slots = point.load, FakeStand().size(point).tokens
+        load, slots = point.load, FakeBenchmark().size(point).tokens
         rest = 1e-3 + slots * 1e-5 + 1e-4 * (slots > 100)
         decode = 2e-4 + 3e-8 * load.decode_context + 1e-6 * load.decode_seqs
         prefill = 1e-4 + 5e-9 * load.prefill_pairs + 2e-7 * load.prefill_tokens
@@ -109,7 +109,7 @@ def test_fit_finds_what_is_there(tmp_path):
         return {"rest": rest + mixed, "decode": decode, "prefill": prefill}.get(point.part, whole)
 
     samples = measure(
-        FakeStand(truth), plan_campaign(SMALL_LIMITS), tmp_path / "s.csv", 1e9, repeats=3
+        FakeBenchmark(truth), plan_campaign(SMALL_LIMITS), tmp_path / "s.csv", 1e9, repeats=3
     )
     profile = fit_profile(samples, HOST, name="x", model="m", gpu="g", source=[])
     assert {"decode", "mixed", "prefill", "all"} <= profile.fit.held_out.keys()
@@ -122,9 +122,11 @@ def test_fit_finds_what_is_there(tmp_path):
 
 
 @pytest.mark.parametrize("share", [1.0, 0.3])
-def test_sizes_between_those_measured(tmp_path, share):
-    """Products padded to 128 tokens, in waves of 1,024 that no term names; no size in between is
-    measured above the largest graph, and of a short campaign few below it."""
+def test_unmeasured_sizes_are_interpolated(tmp_path, share):
+    """Products are padded to 128 tokens and run in waves of 1,024, which no term describes.
+
+    Above the largest graph few sizes are measured, and in a short campaign few below it.
+    """
 
     def truth(tokens: int) -> float:
         slots = step_size(0, 1, tokens, LARGE.decodes).tokens
@@ -136,7 +138,7 @@ def test_sizes_between_those_measured(tmp_path, share):
     points = plan_campaign(LARGE)
     parts = [[p for p in points if p.part == part] for part in ("rest", "decode", "prefill")]
     kept = [p for part in parts for p in part[: int(share * len(part))]]
-    samples = measure(FakeStand(stand), kept, tmp_path / "s.csv", 1e9, repeats=1, passes=1)
+    samples = measure(FakeBenchmark(stand), kept, tmp_path / "s.csv", 1e9, repeats=1, passes=1)
     profile = fit_profile(samples, HOST, name="x", model="m", gpu="g", source=[])
     rest = next(t for t in profile.terms if t.name == "all but attention, prefills")
     cost = StepCost(profile.model_copy(update={"terms": [rest]}))
@@ -145,8 +147,8 @@ def test_sizes_between_those_measured(tmp_path, share):
 
 
 @pytest.mark.parametrize("saved", [3e-4, -3e-4], ids=["cheaper", "dearer"])
-def test_whole_steps_may_be_cheaper_than_their_parts(tmp_path, saved):
-    """About 3 % here: what a kernel launched after another does not wait for."""
+def test_whole_steps_can_be_cheaper_than_their_parts(tmp_path, saved):
+    """About 3 % here, because launches of consecutive kernels overlap."""
 
     def truth(point: Probe) -> float:
         parts = {"rest": 8e-3, "decode": 1e-3, "prefill": 2e-3}
@@ -155,7 +157,7 @@ def test_whole_steps_may_be_cheaper_than_their_parts(tmp_path, saved):
         return parts.get(point.part, whole - saved)
 
     samples = measure(
-        FakeStand(truth), plan_campaign(SMALL_LIMITS), tmp_path / "s.csv", 1e9, repeats=1
+        FakeBenchmark(truth), plan_campaign(SMALL_LIMITS), tmp_path / "s.csv", 1e9, repeats=1
     )
     profile = fit_profile(samples, HOST, name="x", model="m", gpu="g", source=[])
     assert profile.fit.held_out["all"].points > 20
@@ -173,8 +175,8 @@ def test_whole_steps_may_be_cheaper_than_their_parts(tmp_path, saved):
         fit_profile(samples, HOST, absurd, absurd, name="x", model="m", gpu="g", source=[])
 
 
-def test_the_longest_decode_is_waited_for(tmp_path):
-    """A device that waits for it from some length on, and splits it otherwise beside prefills."""
+def test_longest_decode_delays_the_step(tmp_path):
+    """A device that waits for it above some length, and splits it less beside prefills."""
 
     def attention(point: Probe, splits: int) -> float:
         return 1e-4 + max(2e-8 * sum(point.decodes), 1.5e-6 * max(point.decodes) / splits)
@@ -188,7 +190,7 @@ def test_the_longest_decode_is_waited_for(tmp_path):
         own = attention(point, splits) if point.decodes else 0.0
         return own if "decode" in point.part else 2e-3 + own + 1e-3 * bool(point.prefills)
 
-    class Waiting(FakeStand):
+    class Waiting(FakeBenchmark):
         def time(self, point: Probe, repeats: int) -> list[float]:
             return [truth(point)] * repeats
 
@@ -203,12 +205,14 @@ def test_the_longest_decode_is_waited_for(tmp_path):
     assert cost(skewed) - host == pytest.approx(2e-3 + longer, rel=0.15)
     assert cost(even) - host == pytest.approx(2e-3 + attention(Probe("", (1000,) * 32), 8), rel=0.1)
     beside = skewed._replace(prefill_seqs=1, prefill_tokens=500, prefill_pairs=125_250)
-    assert cost(beside) - cost(skewed) > 1e-3 + 5e-4  # it is split less
+    assert cost(beside) - cost(skewed) > 1e-3 + 5e-4  # split less
 
 
-def test_what_serving_adds_is_found_and_told_apart(tmp_path):
-    """Steps of a real run that cost more than their parts; steps of another tell the error."""
-    samples = measure(FakeStand(), plan_campaign(SMALL_LIMITS), tmp_path / "s.csv", 1e9, repeats=1)
+def test_cost_of_serving_is_fitted(tmp_path):
+    """Steps of a real run cost more than their parts; steps of another run give the error."""
+    samples = measure(
+        FakeBenchmark(), plan_campaign(SMALL_LIMITS), tmp_path / "s.csv", 1e9, repeats=1
+    )
     plain = StepCost(fit_profile(samples, HOST, name="x", model="m", gpu="g", source=[]))
     host = HOST._replace(prefill_s=2e-3)
     real = []
@@ -232,12 +236,12 @@ def test_what_serving_adds_is_found_and_told_apart(tmp_path):
 
 def test_fit_needs_every_part(tmp_path):
     points = [point for point in plan_campaign(SMALL_LIMITS) if point.part != "decode"]
-    samples = measure(FakeStand(), points, tmp_path / "s.csv", 1e9, repeats=1)
+    samples = measure(FakeBenchmark(), points, tmp_path / "s.csv", 1e9, repeats=1)
     with pytest.raises(ValueError, match="no point of part 'decode'"):
         fit_profile(samples, HOST, name="x", model="m", gpu="g", source=[])
 
 
-def test_host_time_is_what_the_device_does_not_explain():
+def test_host_time_is_the_rest_of_the_step():
     passes = [
         SimpleNamespace(
             seconds=5e-3 + 2e-4 + 3e-6 * n,
@@ -251,7 +255,7 @@ def test_host_time_is_what_the_device_does_not_explain():
     assert np.allclose(found, (2e-4, 3e-6, 7e-5, 0.0))
 
 
-def test_too_short_a_budget_says_so(tmp_path):
+def test_rejects_a_budget_that_is_too_short(tmp_path):
     arguments = ["gpu", "calibrate", str(tmp_path / "c"), "--device", "cpu", "--model", "tiny"]
     with pytest.raises(InputError, match="a longer budget is needed"):
         CliRunner().invoke(
@@ -261,17 +265,17 @@ def test_too_short_a_budget_says_so(tmp_path):
         CliRunner().invoke(app, [*arguments, "--budget", "8 minutes"], catch_exceptions=False)
 
 
-def test_samples_of_another_kind_are_refused(tmp_path):
+def test_rejects_samples_of_another_format(tmp_path):
     path = tmp_path / "samples.csv"
     path.write_text("a,b\n1,2\n")
     with pytest.raises(InputError, match="not measurements of this version"):
         read_samples(path)
 
 
-def test_a_sample_reads_back_as_it_was(tmp_path):
+def test_samples_round_trip(tmp_path):
     path = tmp_path / "samples.csv"
     samples = measure(
-        FakeStand(lambda point: 1 / 3),
+        FakeBenchmark(lambda point: 1 / 3),
         plan_campaign(SMALL_LIMITS)[:2],
         path,
         1e9,

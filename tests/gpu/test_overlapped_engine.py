@@ -13,7 +13,8 @@ import simpy
 from simkv.costs.cost_profile import CostProfile, StepCost
 from simkv.costs.simulated_executor import SimulatedExecutor
 from simkv.costs.step_load import StepLoad
-from simkv.gpu.overlapped_engine import OverlappedEngine, overlap_profile
+from simkv.gpu.overlapped_engine import OverlappedEngine
+from simkv.gpu.profile_fit import RealStep, fit_overlapped
 from simkv.gpu.scenario_execution import ScenarioExecution
 from simkv.gpu.torch_executor import TorchExecutor, WallClock
 from simkv.schedulers.engine_registry import build_scheduler, find_engine_spec
@@ -142,17 +143,39 @@ def test_a_horizon_in_the_middle_of_a_step_replays():
     check_l0(run)
 
 
-def test_a_profile_of_overlapped_steps_is_the_larger_of_both():
-    terms = [
-        {"name": "all", "feature": "decode_context", "seconds": 1e-5},
-        {"name": "host, per step", "feature": "steps", "seconds": 2e-3},
-        {"name": "host, per sequence", "feature": "decode_seqs", "seconds": 1e-4},
-    ]
+TERMS = [
+    {"name": "all", "feature": "decode_context", "when": "pure decode", "seconds": 1e-5},
+    {"name": "host, per step", "feature": "steps", "seconds": 2e-3},
+    {"name": "host, per sequence", "feature": "decode_seqs", "seconds": 1e-4},
+]
+
+
+def synchronous_profile() -> CostProfile:
     about = {"name": "x", "engine": "e", "model": "m", "gpu": "g", "basis": "measured"}
     rest = {"idle_pass_s": 1e-5, "range": {}, "fit": {"points": 0}, "source": []}
-    profile = CostProfile.model_validate({**about, **rest, "terms": terms})
-    ahead = CostProfile.model_validate_json(overlap_profile(profile).model_dump_json())
+    return CostProfile.model_validate({**about, **rest, "terms": TERMS})
+
+
+def test_overlapped_profile_is_the_maximum_of_host_and_device():
+    profile = synchronous_profile()
+    ahead = CostProfile.model_validate_json(fit_overlapped(profile, [], []).model_dump_json())
     for context, seconds in ((100, 2.4e-3), (1000, 1e-2)):
         load = StepLoad(0, 0, 0, 4, context)
         assert StepCost(ahead)(load) == pytest.approx(seconds)
         assert StepCost(profile)(load) == pytest.approx(1e-5 * context + 2.4e-3)
+
+
+def test_overlapped_profile_is_fitted_to_a_pipelined_run():
+    """Steps take 5 % and 0.2 ms more there, and the host 10 % less than in a synchronous run."""
+    profile = synchronous_profile()
+
+    def true(load: StepLoad) -> float:
+        host = 0.9 * (2e-3 + 1e-4 * load.decode_seqs)
+        return max(1.05e-5 * load.decode_context + 2e-4, host)
+
+    loads = [StepLoad(0, 0, 0, n, n * c) for n in (1, 4, 9) for c in range(10, 900, 5)]
+    steps = [RealStep(load, true(load), 1.0) for load in loads]
+    found = fit_overlapped(profile, steps[::2], steps[1::2])
+    assert found.fit.held_out["all"].points == len(steps[1::2])
+    assert found.fit.held_out["all"].p95 < 0.02
+    assert fit_overlapped(profile, [], steps).fit.held_out["all"].p95 > 0.05

@@ -35,11 +35,8 @@ def wrong_tokens(server: RandomServer) -> int:
 def test_tokens(seed):
     shape = (TINY, TINY_QWEN)[seed % 2]
     block_size = (1, 4, 16, 5)[seed % 4]
-    layout = ("block", "layer")[seed % 3 == 0]
     graph_tokens = (64, 0)[seed == 7]
-    server = RandomServer(
-        seed, shape, block_size=block_size, layout=layout, graph_tokens=graph_tokens
-    )
+    server = RandomServer(seed, shape, block_size=block_size, graph_tokens=graph_tokens)
     assert wrong_tokens(server) == 0
 
 

@@ -4,6 +4,7 @@ built for sm_90 just as it would be."""
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -88,7 +89,6 @@ BUILDS = [
     (86, 0, 16, torch.bfloat16),
     (89, 1, 1, torch.bfloat16),
     (90, 1, 1, torch.bfloat16),
-    (100, 1, 16, torch.bfloat16),
     (120, 0, 16, torch.bfloat16),
     (120, 0, 16, torch.float32),
 ]
@@ -124,7 +124,7 @@ def test_spills_and_too_much_shared_memory_are_seen():
     assert shared.endswith("bytes of shared memory, sm_86 has 101376")
 
 
-def test_the_fastest_measured_is_taken_on_that_device(tmp_path, monkeypatch):
+def test_measured_tiles_apply_to_their_device(tmp_path, monkeypatch):
     given = {"NVIDIA X": {"decode 128": [64, 16, 4, 5]}}
     monkeypatch.setattr(triton_tile_configs, "measured_tiles", lambda: given)
     assert triton_tile_configs.choose_tiles("decode", 128, 2, arch=90, device="NVIDIA X") == Tiles(
@@ -139,7 +139,15 @@ def test_the_fastest_measured_is_taken_on_that_device(tmp_path, monkeypatch):
         assert triton_tile_configs.choose_tiles(
             "decode", 128, 2, arch=90, device="NVIDIA X"
         ) == Tiles(1, 2, 3, 4)
-    assert triton_tile_configs.shared_memory(103) == triton_tile_configs.SHARED_MEMORY_BYTES[100]
+
+
+@pytest.mark.parametrize(("arch", "expected"), [(90, 90), ("gfx942", 0)])
+def test_architecture_of_amd_gpus_is_a_name(arch, expected, monkeypatch):
+    target = SimpleNamespace(arch=arch)
+    active = SimpleNamespace(get_current_target=lambda: target)
+    monkeypatch.setattr(cuda_ops, "driver", SimpleNamespace(active=active))
+    assert cuda_ops.architecture() == expected
+    assert triton_tile_configs.candidates("prefill", 128, 2, cuda_ops.architecture())
 
 
 def test_a_kernel_is_built_once_for_all_steps_of_a_size(built):

@@ -107,7 +107,7 @@ def validate_run(
     }
     real = [figures_of(one.record) for one in runs]
     simulated = {name: figures_of(record) for name, record in records.items()}
-    ends = _ends(run.scenario, profile, records["profile"])
+    ends = figure_intervals(run.scenario, profile, records["profile"])
     steps = steady_steps(runs)
     errors = {name: _step_errors(steps, model) for name, model in models.items()}
     differing = [one.verdict for one in runs if one.verdict.step is not None]
@@ -166,7 +166,7 @@ def measured_over_composed(
     return found
 
 
-def _ends(
+def figure_intervals(
     scenario: Scenario, profile: CostProfile, nominal: RunRecord
 ) -> dict[str, tuple[float, float]]:
     """Return each figure's interval by the profile's held-out error; empty if that is unknown.

@@ -59,8 +59,9 @@ def main() -> None:
     for gpu, model in GPUS:
         trials = planned(gpu, model)
         outside = sorted({name for t in trials for name in t.predicted["outside"]})
-        print(f"\n{gpu}, {model}: {predicted_duration(trials) / 60:.1f} minutes, pool of "
-              f"{RANGE['decode_context'][1]:,} tokens, outside the range: {outside or 'nothing'}\n")  # fmt: skip
+        minutes, pool = predicted_duration(trials) / 60, RANGE["decode_context"][1]
+        print(f"\n{gpu}, {model}: {minutes:.1f} minutes, pool of {pool:,} tokens, outside the "
+              f"calibrated range: {', '.join(outside) or 'nothing'}\n")  # fmt: skip
         rows = [
             [
                 trial.name,
