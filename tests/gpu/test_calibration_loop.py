@@ -1,4 +1,4 @@
-"""The whole loop on a CPU, in a short form: measured, fitted, predicted, served, judged."""
+"""The whole method on a CPU in a short form: calibrate, plan, serve, judge."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import sys
 import tarfile
 
 import pytest
-from simkv.gpu.drift_correction import count_stalled
 from typer.testing import CliRunner
 
 from simkv.cli import app
 from simkv.core.errors import InputError
 from simkv.costs.cost_profile import load_profile
 from simkv.gpu import timer
-from simkv.gpu.campaign import read_samples
+from simkv.gpu.campaign import count_stalled, read_samples
 from simkv.gpu.scenario_execution import ScenarioExecution
 from simkv.gpu.torch_executor import WallClock
 from simkv.validation.gpu_runs.comparison_levels import validate_run
 from simkv.validation.gpu_runs.timed_replay import read_runs
+from simkv.validation.gpu_runs.validation_plan_file import profile_hash
 from tests.conftest import ROOT
 from tests.gpu.test_scenario_execution import SETUP, check_l0
 from tests.laws.pressure_scenarios import plain_scenario
@@ -29,12 +29,12 @@ from tests.laws.pressure_scenarios import plain_scenario
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
-    """One case of the tiny model, served once."""
+    """One trial of the tiny model, served once."""
     path = tmp_path_factory.mktemp("loop") / "out"
-    given = {"PYTHON": sys.executable, "MODEL": "tiny", "TIMES": "3", "REPEATS": "1"}
+    given = {"PYTHON": sys.executable, "MODEL": "tiny", "TIMES": "3", "SERVE": "110s"}
     done = subprocess.run(
         ["bash", str(ROOT / "calibrate/loop.sh"), str(path)],
-        env={**os.environ, **given, "CASES": "prefill-heavy"},
+        env={**os.environ, **given, "CASES": "burst-seed0"},
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -48,7 +48,7 @@ def cpu_time():
     timer.use_clock("wall")
 
 
-def test_it_leaves_what_was_measured(out):
+def test_files_of_the_campaign(out):
     assert {path.name for path in out.iterdir()} == {
         "campaign.json", "clocks.csv", "passes.csv", "profile.json", "samples.csv",
         "validation", "validation.json", "validation.md", "steps.png", "figures.png",
@@ -63,7 +63,7 @@ def test_it_leaves_what_was_measured(out):
     assert runs == {"fitted", "few-and-long", "many-and-short"}
 
 
-def test_the_profile_says_what_it_is(out):
+def test_profile_can_be_used(out):
     profile = load_profile("profile.json", out)
     assert (profile.basis, profile.model) == ("measured", "tiny")
     assert profile.fit.held_out["all"].points > 20
@@ -86,46 +86,50 @@ def test_the_profile_says_what_it_is(out):
 
 def test_decisions_are_the_same(out):
     found = json.loads((out / "validation.json").read_text())
-    assert found["cases"].keys() == {"prefill-heavy"}
-    verdict = found["cases"]["prefill-heavy"]["verdict"]
+    assert found["trials"].keys() == {"burst-seed0"}
+    verdict = found["trials"]["burst-seed0"]["verdict"]
     assert verdict["step"] is None
     assert verdict["decisions"] > 50
+    assert {"constant step", "tokens only", "five prices"} <= found["models"]["profile"].keys()
     assert "| same |" in (out / "validation.md").read_text()
 
 
-def test_the_campaign_that_is_shown_is_whole():
-    """Its samples and profile are of this version's form, its plan is that of its profile."""
+def test_committed_example_is_complete():
+    """Its samples and profile have the current format, and its plan belongs to its profile."""
     example = ROOT / "calibrate" / "cpu-example"
-    assert sum(path.stat().st_size for path in example.rglob("*")) < 2 << 20
+    assert sum(path.stat().st_size for path in example.rglob("*")) < 3 << 20
     samples = read_samples(example / "samples.csv")
     assert len(samples) > 250
-    profile = load_profile("profile.json", example)
-    plan = json.loads((example / "plan" / "plan.json").read_text())
-    found = json.loads((example / "validation.json").read_text())["cases"]
-    assert [case["name"] for case in plan["cases"]] == list(found)
-    assert plan["profile"] == profile.name
-    assert all(case["verdict"]["step"] is None for case in found.values())
-    assert all(len(case["stalls"]) == 3 for case in found.values())  # three runs of each
-
-
-def test_the_page_that_is_shown_is_of_the_runs_that_are_kept(tmp_path):
-    """One case of it, judged again without serving: the errors of steps and their ends."""
-    example = ROOT / "calibrate" / "cpu-example"
+    found = json.loads((example / "validation.json").read_text())["trials"]
     with tarfile.open(example / "runs.tar.gz") as runs:
-        kept = [m for m in runs.getmembers() if "mistralrs-six-pr2034-" in m.name]
-        runs.extractall(tmp_path, members=kept)
+        names = {member.name.split("/")[1] for member in runs.getmembers() if "/" in member.name}
+    assert names >= {f"{trial}-1" for trial in found}
+    plan = json.loads((example / "plan" / "plan.json").read_text())
+    assert [trial["name"] for trial in plan["trials"]] == list(found)
+    profile = load_profile("profile.json", example)
+    assert plan["profiles"] == {"profile": profile_hash(profile)}
+    assert all(trial["verdict"]["step"] is None for trial in found.values())
+
+
+def test_committed_report_follows_from_the_committed_runs(tmp_path):
+    """Judge one trial again without serving it: the same step errors and intervals."""
+    example, name = ROOT / "calibrate" / "cpu-example", "rows-quarter-seed0"
+    with tarfile.open(example / "runs.tar.gz") as runs:
+        members = [m for m in runs.getmembers() if f"/{name}-" in m.name]
+        runs.extractall(tmp_path, members=members)
     again = [read_runs(path)["run"] for path in sorted((tmp_path / "runs").iterdir())]
+    assert len(again) == 2
     profile = load_profile("profile.json", example)
     found = validate_run(again[0], profile, again[1:])
-    told = json.loads((example / "validation.json").read_text())["cases"]["mistralrs-six-pr2034"]
-    assert len(again) == 3
+    stored = json.loads((example / "validation.json").read_text())["trials"][name]
     for kind, error in found.steps["profile"].items():
-        assert error.model_dump() == pytest.approx(told["steps"]["profile"][kind], rel=1e-9)
-        for name, ends in found.step_ends["profile"][kind].items():
-            assert list(ends) == pytest.approx(told["step_ends"]["profile"][kind][name], rel=1e-9)
+        assert error.model_dump() == pytest.approx(stored["steps"]["profile"][kind], rel=1e-9)
+        for figure, ends in found.step_ends["profile"][kind].items():
+            expected = stored["step_ends"]["profile"][kind][figure]
+            assert list(ends) == pytest.approx(expected, rel=1e-9)
 
 
-def test_a_campaign_of_something_else_is_not_gone_on_with(out):
+def test_campaign_with_other_settings_is_not_continued(out):
     arguments = ["gpu", "calibrate", str(out), "--device", "cpu", "--model", "tiny", "--small"]
     with pytest.raises(InputError, match="clock was cpu, now wall"):
         CliRunner().invoke(app, arguments, catch_exceptions=False)
@@ -141,7 +145,7 @@ def test_a_campaign_of_something_else_is_not_gone_on_with(out):
         timer.use_clock("wall")
 
 
-def test_in_cpu_time_nobody_waits(cpu_time):
+def test_cpu_time_jumps_over_waits(cpu_time):
     clock = WallClock()
     clock.process(_after(clock, 1e6))
     clock.run()

@@ -1,9 +1,8 @@
-"""What travels to a machine with a GPU is what is tested here."""
+"""Scripts and packages for a machine with a GPU, rehearsed on a CPU."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -18,14 +17,14 @@ SCRIPT = ROOT / "calibrate" / "on-gpu.sh"
 
 
 def on_gpu(*arguments, **environment):
-    """The script's first and last words, as it runs on a CPU."""
+    """Run the script as on a GPU machine, but on a CPU."""
     given = {**os.environ, "REHEARSE": "1", "PYTHON": sys.executable, **environment}
     command = ["bash", str(SCRIPT), *map(str, arguments)]
     return subprocess.run(command, env=given, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def python_but(folder, module, does):
-    """A Python that ``does`` something else in the place of ``module``."""
+    """Return a Python that runs the command ``does`` in place of ``module``."""
     path = folder / "python"
     path.write_text(
         f'#!/bin/sh\n[ "$2" = {module} ] && exec {does}\nexec "{sys.executable}" "$@"\n'
@@ -34,35 +33,48 @@ def python_but(folder, module, does):
     return str(path)
 
 
-def test_wheels_are_of_the_versions_that_are_tested():
+def test_wheels_have_the_tested_versions():
     pinned = set((ROOT / "constraints.txt").read_text().split())
     lines = (ROOT / "calibrate" / "wheels.txt").read_text().splitlines()
     wheels = {line for line in lines if line and not line.startswith("#")}
-    (numpy,) = (line for line in wheels if line.startswith("numpy=="))
-    assert wheels - {numpy} <= pinned
-    assert {"typing_extensions", "numpy"} <= {line.split("==")[0] for line in wheels}
+    assert wheels <= pinned
+    assert "numpy" not in {line.split("==")[0] for line in wheels}  # torch brings its own
 
 
-#: What a machine with torch and triton has, jinja2 among it; junitparser is for `simkv test` alone.
-THERE = {"torch", "triton", "scipy", "pandas", "matplotlib", "rich", "typer"}
-THERE |= {"jinja2", "markupsafe", "junitparser"}
+#: Packages of a machine with torch and triton; junitparser is only for `simkv test`.
+PRESENT = {"torch", "triton", "scipy", "pandas", "matplotlib", "rich", "typer", "numpy"}
+PRESENT |= {"jinja2", "markupsafe", "junitparser"}
 
 
-def test_what_simkv_needs_is_there_or_carried():
+def test_all_dependencies_are_present_or_carried():
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     lines = (ROOT / "calibrate" / "wheels.txt").read_text().splitlines()
     carried = {line.split("==")[0].replace("-", "_") for line in lines}
-    assert {line.split(">=")[0].replace("-", "_") for line in needed} <= THERE | carried
+    assert {line.split(">=")[0].replace("-", "_") for line in needed} <= PRESENT | carried
 
 
-def test_the_script_says_how_it_is_used(tmp_path):
+def test_tree_is_small_enough_to_travel():
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if tracked.returncode:
+        pytest.skip("not a git checkout")
+    paths = [ROOT / name for name in tracked.stdout.split("\0") if name]
+    size = sum(path.stat().st_size for path in paths if path.is_file())
+    assert size < 56 << 20  # 64 MB with the wheels, which are less than 8 MB
+
+
+def test_script_prints_its_usage(tmp_path):
     done = on_gpu()
     assert done.returncode == 2
-    assert "on-gpu.sh validate OUT PLAN" in done.stderr
+    assert "on-gpu.sh validate  OUT IN" in done.stderr
+    done = on_gpu("validate", tmp_path / "out", tmp_path / "none")
+    assert done.returncode == 2
+    assert "none: not a directory" in done.stderr
+    assert not (tmp_path / "out").exists()
     done = on_gpu("validate", tmp_path / "out", tmp_path)
     assert done.returncode == 2
-    assert "no such plan" in done.stderr
-    assert not (tmp_path / "out").exists()
+    assert "has no plan" in done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -74,28 +86,33 @@ def smoke():
     return module
 
 
-def test_every_stage_of_the_smoke_test_passes_here(smoke, tmp_path):
-    given = smoke.Options(tmp_path, "cpu", "tiny", None)
-    said = {name: stage.run(given) for name, stage in smoke.STAGES.items()}
-    assert "torch" in said["imports"]
-    assert "all the same" in said["l0"]
+def test_every_stage_of_the_smoke_test_passes_on_a_cpu(smoke, tmp_path):
+    given = smoke.Options(tmp_path, "cpu", "tiny")
+    output = {name: stage.run(given) for name, stage in smoke.STAGES.items()}
+    assert "torch" in output["imports"]
+    assert "are equal in its replay" in output["l0"]
 
 
-def test_a_rehearsal_of_the_smoke_test(tmp_path):
+def test_smoke_test_fits_into_ten_minutes(smoke):
+    assert sum(stage.limit_s for stage in smoke.STAGES.values()) < 570
+    assert smoke.STAGES["imports"].limit_s == 120  # on a fresh machine
+
+
+def test_rehearsal_of_the_smoke_test_packs_its_logs(tmp_path):
     done = on_gpu("smoke", tmp_path / "out", STAGES="imports")
     assert done.returncode == 0, done.stdout
     assert "1 of 1 stages passed" in done.stdout
-    assert (tmp_path / "out/log.txt").read_text() == done.stdout
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"log.txt", "logs.tar.gz"}
+    with tarfile.open(tmp_path / "out/logs.tar.gz") as packed:
+        assert "logs/smoke-imports.log" in packed.getnames()
 
 
-def test_a_stage_that_fails_or_takes_too_long_is_told_and_the_rest_goes_on(
-    smoke, tmp_path, monkeypatch, capsys
-):
+def test_failed_and_slow_stages_do_not_stop_the_others(smoke, tmp_path, monkeypatch, capsys):
     for name, limit_s in (("far", 0.01), ("imports", 600)):
         stage = smoke.STAGES[name]._replace(limit_s=limit_s)
         monkeypatch.setitem(smoke.STAGES, name, stage)
     monkeypatch.setattr(sys, "argv", ["smoke.py", str(tmp_path), "--stages", "far", "imports"])
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # what is asked for on a GPU fails
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # so that calls for a GPU fail
     assert smoke.main() == 1
     first, second, *rest = capsys.readouterr().out.splitlines()
     assert first.startswith("FAIL far")
@@ -106,55 +123,53 @@ def test_a_stage_that_fails_or_takes_too_long_is_told_and_the_rest_goes_on(
     assert "Error" in (tmp_path / "smoke-imports.log").read_text()
 
 
-def test_a_rehearsal_of_the_first_command(tmp_path):
-    """All of it lies in a few files in the end; what has no time left is told and left out."""
-    done = on_gpu("first", tmp_path / "out", BUDGET="300", LIMIT="1200")
+def test_rehearsal_of_a_calibration_and_its_continuation(tmp_path):
+    """A later call reads the earlier one's files from IN and leaves IN as it is."""
+    done = on_gpu("calibrate", tmp_path / "first", BUDGET="300s", LIMIT="1200")
     assert done.returncode == 0, done.stdout
     assert "FAILED" not in done.stdout, done.stdout
-    names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"bench.json", "log.txt", "tiny.tar.gz"}
-    assert "test_device.py::test_graphs_change_nothing SKIPPED" in done.stdout  # each by its name
-    with tarfile.open(tmp_path / "out/tiny.tar.gz") as packed:
-        inside = {name.removeprefix("tiny/") for name in packed.getnames()}
+    names = {"bench.json", "campaign.tar.gz", "log.txt"}
+    assert {path.name for path in (tmp_path / "first").iterdir()} == names
+    with tarfile.open(tmp_path / "first/campaign.tar.gz") as packed:
+        inside = {name.removeprefix("campaign/") for name in packed.getnames()}
     assert inside >= {"samples.csv", "passes.csv", "clocks.csv", "campaign.json", "profile.json"}
-    python = python_but(tmp_path, "pytest", "sleep 600")
-    done = on_gpu("first", tmp_path / "out", LIMIT="8", PYTHON=python)
-    assert "check: STOPPED at its limit" in done.stdout
-    assert "calibrate-tiny: LEFT OUT" in done.stdout
-    with tarfile.open(tmp_path / "out/tiny.tar.gz") as packed:
-        assert "tiny/samples.csv" in packed.getnames()  # what was there is there
+    before = (tmp_path / "first/campaign.tar.gz").read_bytes()
+    python = python_but(tmp_path, "simkv.cli", "sleep 600")
+    done = on_gpu(
+        "calibrate", tmp_path / "second", tmp_path / "first", LIMIT="4", BUDGET="9s", PYTHON=python
+    )
+    assert "campaign: STOPPED at its limit" in done.stdout
+    assert (tmp_path / "first/campaign.tar.gz").read_bytes() == before
+    with tarfile.open(tmp_path / "second/campaign.tar.gz") as packed:
+        assert "campaign/samples.csv" in packed.getnames()  # from the first call
 
 
-def test_the_time_that_packages_take_to_install_counts(tmp_path):
-    """What is left after it is a negative time, which no command is given."""
+def test_time_to_install_packages_counts(tmp_path):
     (tmp_path / "simkv.whl").touch()
     python = python_but(tmp_path, "pip", "sleep 2")
-    done = on_gpu("first", tmp_path / "out", PYTHON=python, WHEELS=str(tmp_path), LIMIT="1")
-    assert done.returncode == 0, done.stdout + done.stderr
-    for name in ("check", "bench", "calibrate-tiny"):
-        assert f"{name}: LEFT OUT" in done.stdout
+    done = on_gpu("calibrate", tmp_path / "out", PYTHON=python, WHEELS=str(tmp_path), LIMIT="1")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "bench: SKIPPED, no time is left" in done.stdout
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"log.txt"}
 
 
-def test_a_rehearsal_of_the_second_command(tmp_path):
-    """It serves the plan that it is given and no other, and packs what there is."""
-    from tests.gpu.test_validate_gpu import PROFILE, invoke
+def test_rehearsal_of_a_validation(tmp_path):
+    """It serves the given plan and no other, and packs the runs."""
+    from tests.gpu.test_validate_gpu import invoke, keep, write_campaign
 
-    (tmp_path / "p.json").write_text(PROFILE.model_dump_json(exclude_none=True))
-    assert invoke(tmp_path, "--budget", "7s", "--repeats", "1", "--plan-only").exit_code == 0
+    write_campaign(tmp_path / "campaign")
+    command = ["--profile", str(tmp_path / "campaign"), "--budget", "110s", "--plan-only"]
+    assert invoke(tmp_path, *command).exit_code == 0
     plan = tmp_path / "out/plan/plan.json"
-    about = json.loads(plan.read_text())
-    about["cases"] = [case for case in about["cases"] if case["name"] == "prefill-heavy"]
-    plan.write_text(json.dumps(about))
-    done = on_gpu("validate", tmp_path / "v", plan.parent, BUDGET="400")
+    keep(plan, ["burst-seed0"])
+    done = on_gpu("validate", tmp_path / "v", tmp_path / "out", BUDGET="400s", LIMIT="900")
     assert done.returncode == 0, done.stdout + done.stderr
-    names = {path.name for path in (tmp_path / "v").iterdir()}
-    assert names >= {"log.txt", "validation.md", "validation.json", "validation.tar.gz"}
-    found = json.loads((tmp_path / "v/validation.json").read_text())
-    assert found["cases"].keys() == {"prefill-heavy"}
+    assert {path.name for path in (tmp_path / "v").iterdir()} == {"log.txt", "validation.tar.gz"}
     with tarfile.open(tmp_path / "v/validation.tar.gz") as packed:
-        assert "validation/plan/plan.json" in packed.getnames()
-    plan.write_text(json.dumps(about | {"profile": "another"}))
-    done = on_gpu("validate", tmp_path / "v", plan.parent)
+        names = packed.getnames()
+    assert "validation/plan/plan.json" in names
+    assert "validation/runs/burst-seed0-1/passes.csv" in names
+    plan.write_text(plan.read_text().replace("burst-seed0", "other"))
+    done = on_gpu("validate", tmp_path / "v", tmp_path / "out")
     assert done.returncode == 2
-    assert "has begun with another plan" in done.stdout
+    assert "started with another plan" in done.stdout
