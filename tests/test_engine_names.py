@@ -38,7 +38,6 @@ ALLOWED = {
     "cli/check_scheduler.py": "writes custom rules out as plug-ins of vLLM",
     "cli/record.py": "arguments of the recorders",
     "costs/operators/operator_tables.py": "folders of aiconfigurator's operator tables",
-    "gpu/fa3_baseline.py": "loads FlashAttention 3 out of a wheel of vLLM",
     "conformance/policy_export.py": "writes custom rules out as plug-ins of vLLM",
     "conformance/vllm_policy_code.py": "writes evolved rules out as plug-ins of vLLM",
     "validation/": "replays measurements of vLLM and SGLang servers as their files name them",

@@ -16,20 +16,20 @@ Read the files in this order; each has one topic.
     batch_runner.py            run batches: prepare, launch (graph or eager), wait
     torch_executor.py          wall clock, scheduler recorder and measuring executor
     overlapped_engine.py       pipelined steps, prepared while the device runs the last one
-    scenario_execution.py      `simkv gpu run`: run a scenario on the device
+    device_memory.py           models and pools that fit; one runner at a time
+    scenario_execution.py      `simkv gpu serve`: run a scenario on the device
     execution_record.py        setup and record of a run, and its output files
     validation_plan_runner.py  `simkv gpu validate`: run the scenarios that test a profile
     campaign_plan.py           `simkv gpu calibrate`: points to measure, the most useful first
     microbenchmark.py          a model to time the points on
     campaign.py                all points within a time limit, each written at once
-    drift_correction.py        measurements without the device's drift; stalls counted
     profile_fit.py             from measurements to a cost profile and its error
     whole_step.py              cost of whole steps beyond the sum of their parts
     gpu_calibration.py         measure and fit, and what the host adds
     device_clocks.py           log of the device's clocks, once a second
     machine_info.py            machine data, timing, and the two ceilings of the device
     kernel_benchmark.py        `simkv gpu bench`: kernels and steps relative to the ceilings
-    fa3_baseline.py            attention by FlashAttention 3, for comparison
+    varlen_baseline.py         attention of torch, for comparison
 
 Model shapes are in costs/hardware/model_shape.py. Runs are replayed and evaluated without torch in
 validation/gpu_runs. Outside this package, only the command line imports torch, and `import simkv`

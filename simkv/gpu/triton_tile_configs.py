@@ -2,10 +2,11 @@
 
     choose_tiles("decode", 128, 2, arch=90, device="NVIDIA H100 80GB HBM3")
 
-Candidates compile without spills for Ampere, Ada, Hopper and small Blackwell GPUs and fit into their
-shared memory (see tests/gpu/compile_kernels.py); other architectures use the same and are untested. The first candidate is the default. `calibrate/on-gpu.sh smoke` tries all on a real device
-and reports the fastest; an entry in ``tiles.json`` beside this file then replaces the default on
-that device. Nothing is tuned while a step runs or is captured.
+Candidates compile without spills for Ampere, Ada, Hopper and small Blackwell GPUs and fit into
+their shared memory (see tests/gpu/compile_kernels.py); other architectures, AMD's included, use the
+same and are untested. The first candidate is the default. `calibrate/on-gpu.sh smoke` tries all on
+a real device and reports the fastest; an entry in ``tiles.json`` beside this file then replaces the
+default on that device. Nothing is tuned while a step runs or is captured.
 """
 
 from __future__ import annotations

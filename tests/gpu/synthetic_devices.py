@@ -385,7 +385,7 @@ def calibrate(device: Device, *, repeats: int = 1) -> Calibration:
 
 
 #: Seconds of the plan, less than half of a real one, because all devices are served on a CPU.
-PLAN_S = 240.0
+PLAN_S = 220.0
 
 
 @lru_cache(maxsize=2)
@@ -394,7 +394,8 @@ def planned(seconds: float = PLAN_S) -> tuple[Trial, ...]:
     profiles = calibrate(Device(sample_nature(0))).profiles
     profile = profiles[SYNCHRONOUS]
     scale: PlanScale = scale_of(profile)
-    trials = plan_trials(profiles, scale, seconds, sized_by=nominal_profile(profile))
+    nominal = nominal_profile(profile)
+    trials = plan_trials(profiles, scale, seconds, sized_by=nominal, start_s=0.0)
     return tuple(trial for trial in trials if trial.name.endswith("-seed0"))
 
 

@@ -53,7 +53,7 @@ def test_limits_follow_the_free_memory(monkeypatch):
         fit_limits(setup, Limits(), 100_000)
     assert "\n" not in str(error.value)
     monkeypatch.setattr(device_memory, "free_memory", lambda device: 12 * GIB)
-    with pytest.raises(InputError, match="try --model qwen2.5-0.5b"):
+    with pytest.raises(InputError, match=r"try --model qwen2\.5-0\.5b"):
         fit_limits(setup, Limits(), None)
 
 

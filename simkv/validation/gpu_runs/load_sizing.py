@@ -10,7 +10,7 @@ from typing import Any
 
 from simkv.core.errors import InputError
 from simkv.core.request import Request
-from simkv.costs.cost_profile import CostProfile
+from simkv.costs.cost_profile import CostProfile, Feature
 from simkv.costs.cost_terms import compute_feature
 from simkv.costs.simulated_executor import SimulatedExecutor, advance_load
 from simkv.costs.step_load import StepLoad
@@ -54,7 +54,7 @@ def scale_of(profile: CostProfile, kv_tokens: int | None = None) -> PlanScale:
     ``kv_tokens`` limits the pool. Raises InputError if the profile has no calibrated range, or the
     pool is larger than the range.
     """
-    wanted = ("decode_seqs", "decode_context", "decode_tail", "prefill_tokens")
+    wanted: tuple[Feature, ...] = ("decode_seqs", "decode_context", "decode_tail", "prefill_tokens")
     if missing := [name for name in wanted if name not in profile.range]:
         raise InputError(
             f"{profile.name}: range: has no {', '.join(missing)}; a plan follows the range of a "

@@ -94,17 +94,18 @@ def plan_trials(
     units = sum(weight for _, _, weight in _trials(profiles))
     pauses = start_s + PAUSE_S * (count + 1)
     unit = min((budget_s - pauses) / (units + 1.0), UNIT_STEPS * _typical_step(sized_by, scale))
-    for _ in range(4):
+    least = pauses + 3.0 * (units + 1.0)
+    for _ in range(6):
         if unit <= 0:
             break
         found = _sized(profiles, scale, unit, seed, sized_by)
-        serving = predicted_duration(found, start_s) - pauses
-        if serving <= budget_s - pauses:
+        duration = predicted_duration(found, start_s)
+        if duration <= budget_s:
             return found
-        unit *= 0.95 * (budget_s - pauses) / serving
+        least = max(least, duration)
+        unit *= 0.9 * (budget_s - pauses) / (duration - pauses)
     raise InputError(
-        f"--budget: {budget_s:.0f} s are too short for {count + 1} runs; give at least "
-        f"{pauses + 1.5 * (units + 1.0):.0f}s"
+        f"--budget: {budget_s:.0f} s are too short for {count + 1} runs; give at least {least:.0f}s"
     )
 
 
