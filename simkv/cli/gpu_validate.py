@@ -49,8 +49,8 @@ def validate(
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="Cost profile to validate (JSON), or a directory of `simkv gpu calibrate` with one "
-            "or two of them (default: those of the plan in FOLDER).",
+            help="Cost profile to validate (JSON), or a directory of `simkv gpu calibrate` with "
+            "one or two of them (default: those of the plan in FOLDER).",
         ),
     ] = None,
     device: Device = "cuda",
