@@ -175,7 +175,7 @@ def test_file_names_are_not_parsed_as_options(folder: Path, bin_folder: Path) ->
     (folder / "-e.yaml").write_text("name: silent\n")
     ran = check(folder, bin_folder, "out", *names)
     assert ran.returncode == 2
-    assert "--trust:4: engine: mine.py is code that the scenario would run" in ran.stderr
+    assert "--trust:4: engine: mine.py: the scenario would run this code" in ran.stderr
     assert "./-e.yaml: expects nothing" in ran.stdout
     assert executed(folder) == []
     assert {path.name for path in (folder / "out").glob("*.xml")} == {"-rf.xml", "scenario...xml"}

@@ -346,7 +346,7 @@ class FleetSection(FleetSettings):
         for outage in sorted(outages, key=lambda outage: outage.at):
             if outage.at < until.get(outage.replica, 0.0):
                 raise ValueError(
-                    f"replica {outage.replica} has two failures at the same time; expected one"
+                    f"replica {outage.replica} has two entries at the same time; expected one"
                 )
             until[outage.replica] = inf if outage.back_at is None else outage.back_at
         return outages

@@ -91,7 +91,7 @@ def test_notes_a_run_outside_the_profile_range(tmp_path: Path) -> None:
 
 
 def test_rejects_a_missing_profile(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"s\.yaml:5: profile: there is no file"):
+    with pytest.raises(InputError, match=r"s\.yaml:5: profile: file .*mine\.json does not exist"):
         run(tmp_path, PLAIN.replace("unit-step", "mine.json"))
 
 

@@ -109,7 +109,7 @@ def test_rejects_incompatible_settings(knobs: dict[str, Any], said: str) -> None
 
 def test_rejects_offloading_in_lockstep_or_disaggregation() -> None:
     tree = scenario(ask(0, "a")).model_dump(exclude_unset=True)
-    with pytest.raises(ValueError, match="lockstep is not modelled with KV in host memory"):
+    with pytest.raises(ValueError, match="lockstep cannot be combined with KV in host"):
         Scenario.model_validate({**tree, "fleet": {"replicas": 2, "lockstep": True}})
     groups = [{"role": "prefill"}, {"role": "decode"}]
     transfer = {"bytes_per_token": 1, "bandwidth": 1000.0}

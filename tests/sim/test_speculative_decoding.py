@@ -127,7 +127,7 @@ def test_traces_and_lists_set_acceptance(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rates", "words"),
     [
-        ([0.5, 0.6], "must not rise"),
+        ([0.5, 0.6], "must not increase"),
         ([0.5, "x"], "valid number"),
         ([], "at least 1 item"),
         (1.5, "less than or equal to 1"),

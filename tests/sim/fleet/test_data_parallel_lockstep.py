@@ -197,5 +197,5 @@ def test_lockstep_in_scenario(tmp_path: Path) -> None:
 def test_rejects_unequal_replicas(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(SCENARIO.replace("replicas: 2", "lockstep: true, replicas: [{}, {}]"))
-    with pytest.raises(InputError, match="of one group"):
+    with pytest.raises(InputError, match="all replicas in one group"):
         run_file(path)

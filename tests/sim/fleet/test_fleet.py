@@ -195,13 +195,16 @@ def test_crashing_request_kills_replicas_in_turn() -> None:
 @pytest.mark.parametrize(
     ("section", "says"),
     [
-        ({"replicas": 2, "failures": [{"replica": 2, "at": 1.0}]}, "there is no replica 2"),
-        ({"failures": [{"replica": 0, "at": 2.0, "back_at": 1.0}]}, "must be later than at 2"),
+        ({"replicas": 2, "failures": [{"replica": 2, "at": 1.0}]}, "replica 2 does not exist"),
+        ({"failures": [{"replica": 0, "at": 2.0, "back_at": 1.0}]}, "must be later than at (2)"),
         (
             {"drains": [{"replica": 0, "at": 1.0}, {"replica": 0, "at": 2.0}]},
-            "two at one time of replica 0",
+            "replica 0 has two entries at the same time",
         ),
-        ({"replicas": 3, "autoscale": {"target": 1.0, "max_replicas": 2}}, "must be from"),
+        (
+            {"replicas": 3, "autoscale": {"target": 1.0, "max_replicas": 2}},
+            "must be between min_replicas",
+        ),
         ({"replicas": [{}], "autoscale": {"target": 1.0, "max_replicas": 2}}, "equal replicas"),
         ({"router": "lest_loaded"}, "did you mean 'least_loaded'"),
         ({"replicas": [{"engine": {"block_sise": 2}}]}, "fleet.replicas.0.engine.block_sise"),

@@ -104,5 +104,5 @@ def test_whatif_prints_answer() -> None:
 def test_whatif_rejects_unknown_figures() -> None:
     with pytest.raises(InputError, match=r"--rank-by preemption: .*did you mean 'preemptions'"):
         simkv("whatif", LOOP, "--rank-by", "preemption")
-    with pytest.raises(InputError, match="no such file, nor a packaged scenario"):
+    with pytest.raises(InputError, match="neither a file nor a packaged scenario"):
         simkv("whatif", "nonesuch.yaml")
