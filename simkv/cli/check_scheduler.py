@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from simkv.cli.command_support import Trust, progress
+from simkv.cli.command_support import Overwrite, Trust, progress
 from simkv.core.atomic_files import check_new_file, write_text
 from simkv.core.errors import InputError
 
@@ -37,9 +37,7 @@ def check_scheduler(
             help="Write the counterexample to this file (default: <file>-broken.yaml).",
         ),
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an existing file.")
-    ] = False,
+    overwrite: Overwrite = False,
     _trusted: Trust = False,
 ) -> None:
     """Test a custom scheduler on random scenarios.
@@ -133,9 +131,7 @@ def export_scheduler(
             help="vLLM 0.33.0 for --check: wheel file or unpacked wheel.",
         ),
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an existing file.")
-    ] = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Export a custom policy as a vLLM scheduler class.
 

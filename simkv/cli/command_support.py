@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 import typer
 
 from simkv.core.atomic_files import check_folder
+from simkv.core.errors import InputError, spelling_hint
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -47,7 +48,29 @@ Trust = Annotated[
     ),
 ]
 
+ScenarioArgument = Annotated[
+    Path, typer.Argument(help="Scenario file (YAML), or the name of a packaged scenario.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Override a scenario field; may be repeated."),
+]
+VariantOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Variant of the scenario (default: the first)."),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")]
+
 INTERRUPTED = 130
+
+
+def check_variant(name: str | None, variants: Collection[str]) -> None:
+    """Raise InputError if a variant was given that the scenario does not have."""
+    if name is not None and name not in variants:
+        raise InputError(
+            f"--variant {name}: there is no such variant{spelling_hint(name, variants)}; expected "
+            f"one of {', '.join(variants)}"
+        )
 
 
 class Interrupted(SystemExit):

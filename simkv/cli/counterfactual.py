@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from simkv.cli.command_support import (
+    Jobs,
+    Overrides,
+    Overwrite,
+    ScenarioArgument,
     Trust,
+    VariantOption,
+    check_variant,
     progress,
     show,
     warn_overruled,
@@ -26,17 +32,6 @@ if TYPE_CHECKING:
     from simkv.study.whatif.trial_evaluation import Evaluator
 
 
-ScenarioArgument = Annotated[
-    Path, typer.Argument(help="Scenario file (YAML), or the name of a packaged scenario.")
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Override a scenario field; may be repeated."),
-]
-Jobs = Annotated[
-    int | None,
-    typer.Option(min=1, help="Maximum number of processes (default: one per core)."),
-]
 MaxRuns = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", help="Stop after this number of runs (default: no limit)."),
@@ -72,9 +67,7 @@ def shrink(
             help="Write the scenario to this file (default: print it).",
         ),
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an existing file.")
-    ] = False,
+    overwrite: Overwrite = False,
     knobs: Annotated[
         bool, typer.Option(help="Also reduce engine settings such as the number of KV blocks.")
     ] = True,
@@ -95,7 +88,8 @@ def shrink(
         check_new_file("--out", out, path, overwrite)
     with _evaluator(path, jobs, max_runs) as (evaluator, tell):
         name = variant or _first_that_shows(wanted, variants, evaluator)
-        chosen = _variant(variants, name)
+        check_variant(name, variants)
+        chosen = variants[name]
         found = smallest(chosen, wanted, evaluator, knobs=knobs, tell=tell)
         command = f"simkv shrink {scenario} --keep {shlex.quote(keep)} --variant {name}"
         text = write_shrunk(found, wanted, command, path.parent, out)
@@ -132,10 +126,7 @@ def bisect(
             help="Distance between values (default: 1; for fractions 1/1000 of the range)."
         ),
     ] = None,
-    variant: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Variant of the scenario (default: the first)."),
-    ] = None,
+    variant: VariantOption = None,
     set_: Overrides = None,
     _trusted: Trust = False,
     as_json: AsJson = False,
@@ -160,7 +151,8 @@ def bisect(
     shown = parse_condition(when, "--when") if when else None
     path, choice = _load(scenario, set_)
     name = variant or next(iter(choice))
-    chosen = _variant(choice, name)
+    check_variant(name, choice)
+    chosen = choice[name]
     with _evaluator(path, jobs, max_runs) as (evaluator, tell):
         if field:
             found = find_flips(chosen, *field, evaluator, shown, samples, tell)
@@ -175,10 +167,7 @@ def bisect(
 
 def whatif(
     scenario: ScenarioArgument,
-    variant: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Variant of the scenario (default: the first)."),
-    ] = None,
+    variant: VariantOption = None,
     rank_by: Annotated[
         str | None,
         typer.Option(
@@ -212,7 +201,8 @@ def whatif(
         )
     path, variants = _load(scenario, set_)
     name = variant or next(iter(variants))
-    chosen = _variant(variants, name)
+    check_variant(name, variants)
+    chosen = variants[name]
     with _evaluator(path, jobs) as (evaluator, tell):
         found = ask(chosen, evaluator, rank_by, tell)
     if as_json:
@@ -230,16 +220,6 @@ def _load(scenario: Path, overrides: list[str] | None) -> tuple[Path, dict[str, 
     found = load(path, overrides or [])
     warn_overruled(path, overrides or [])
     return path, found
-
-
-def _variant(variants: dict[str, Scenario], name: str) -> Scenario:
-    if name not in variants:
-        raise InputError(
-            f"--variant {name}: there is no such variant{spelling_hint(name, variants)}; "
-            "expected one of "
-            f"{', '.join(variants)}"
-        )
-    return variants[name]
 
 
 def _first_that_shows(

@@ -11,6 +11,7 @@ from simkv.cli.command_support import (
     Address,
     ExecutorOption,
     Jobs,
+    Overrides,
     Trust,
     check_store,
     open_job_runner,
@@ -65,12 +66,7 @@ def evolve(
         str | None,
         typer.Option(metavar="NAME", help="Variant of the scenarios (default: the first of each)."),
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="PATH=VALUE", help="Override a scenario field; may be repeated."
-        ),
-    ] = None,
+    set_: Overrides = None,
     train: Annotated[
         int, typer.Option(min=1, help="Number of seeds, or windows of a trace, for the search.")
     ] = 3,

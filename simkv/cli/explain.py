@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from simkv.cli.command_support import Trust
-from simkv.core.errors import InputError, spelling_hint
+from simkv.cli.command_support import Trust, check_variant
+from simkv.core.errors import InputError
 
 
 def explain(
@@ -41,12 +41,7 @@ def explain(
     from simkv.report.run_explanation import explain_request, explain_run, explain_run_briefly
 
     planned = find_runs([run])
-    if variant is not None and variant not in planned:
-        raise InputError(
-            f"--variant {variant}: there is no such variant{spelling_hint(variant, planned)}; "
-            "expected "
-            f"one of {', '.join(planned)}"
-        )
+    check_variant(variant, planned)
     names = list(planned) if variant is None else [variant]
     if request is not None:
         for name in names:

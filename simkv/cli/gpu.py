@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkv.cli.command_support import Trust, progress
+from simkv.cli.command_support import (
+    Overrides,
+    ScenarioArgument,
+    Trust,
+    check_variant,
+    progress,
+)
 from simkv.cli.gpu_options import (
     Clock,
     Device,
@@ -25,7 +31,6 @@ from simkv.cli.gpu_options import (
 from simkv.cli.gpu_validate import validate
 from simkv.cli.usage_errors import Commands
 from simkv.core.atomic_files import check_file, write_text
-from simkv.core.errors import InputError, spelling_hint
 
 if TYPE_CHECKING:
     from simkv.gpu.execution_record import ExecutionRecord
@@ -40,20 +45,13 @@ app = typer.Typer(
 
 @app.command()
 def run(
-    scenario: Annotated[
-        Path, typer.Argument(help="Scenario file (YAML), or the name of a packaged scenario.")
-    ],
+    scenario: ScenarioArgument,
     device: Device = "cuda",
     model: Model = None,
     variant: Annotated[
         list[str] | None, typer.Option(help="Run only this variant; may be repeated.")
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="PATH=VALUE", help="Override a scenario field; may be repeated."
-        ),
-    ] = None,
+    set_: Overrides = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Write results to this directory (default: runs/gpu-<scenario>/)."),
@@ -77,12 +75,7 @@ def run(
     path = find_scenario(scenario)
     variants = load(path, set_ or [])
     for name in variant or []:
-        if name not in variants:
-            known = ", ".join(variants)
-            raise InputError(
-                f"--variant {name}: no such variant in {path}{spelling_hint(name, variants)}; "
-                f"expected one of {known}"
-            )
+        check_variant(name, variants)
     chosen = {k: v for k, v in variants.items() if not variant or k in variant}
     folder = out or Path("runs") / f"gpu-{next(iter(chosen.values())).name}"
     check_run_folder(folder)
@@ -232,5 +225,5 @@ def _report(name: str, run: ExecutionRecord, different: int | None) -> str:
         f"  {found['steps']} steps, {100 * found['graph_share']:.0f} % from fixed buffers; device "
         f"busy {100 * found['device_share']:.0f} % of their time\n"
         f"  L0: "
-        + (f"{decisions}, all equal" if different is None else f"differs at step {different}")
+        + (f"{decisions}, all the same" if different is None else f"differs at step {different}")
     )

@@ -9,7 +9,9 @@ import typer
 
 from simkv.cli.command_support import (
     Junit,
+    Overrides,
     Perfetto,
+    ScenarioArgument,
     Trust,
     progress,
     show,
@@ -23,15 +25,8 @@ if TYPE_CHECKING:
 
 
 def run(
-    scenario: Annotated[
-        Path, typer.Argument(help="Scenario file (YAML), or the name of a packaged scenario.")
-    ],
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="PATH=VALUE", help="Override a scenario field; may be repeated."
-        ),
-    ] = None,
+    scenario: ScenarioArgument,
+    set_: Overrides = None,
     out: Annotated[
         Path | None,
         typer.Option(

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkv.cli.command_support import Trust, print_error
+from simkv.cli.command_support import Overrides, Trust, VariantOption, check_variant, print_error
 from simkv.core.atomic_files import check_file
-from simkv.core.errors import InputError, spelling_hint
+from simkv.core.errors import InputError
 
 if TYPE_CHECKING:
     from simkv.scenario.scenario import Scenario
@@ -53,16 +53,8 @@ def serve(
     speed: Annotated[
         float, typer.Option(metavar="FACTOR", help="Simulated seconds per real second.")
     ] = 1.0,
-    variant: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Variant of the scenario (default: the first)."),
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="PATH=VALUE", help="Override a scenario field; may be repeated."
-        ),
-    ] = None,
+    variant: VariantOption = None,
+    set_: Overrides = None,
     api_key: Annotated[
         str | None,
         typer.Option(
@@ -158,10 +150,5 @@ def _chosen(
     if path is None:
         return build_scenario(engine or "", *hardware, overrides), Path()
     path, variants = load_served_scenario(path, overrides)
-    if variant is not None and variant not in variants:
-        raise InputError(
-            f"--variant {variant}: there is no such "
-            f"variant{spelling_hint(variant, variants)}; expected "
-            f"one of {', '.join(variants)}"
-        )
+    check_variant(variant, variants)
     return variants[variant or next(iter(variants))], path.parent

@@ -12,6 +12,7 @@ from simkv.cli.command_support import (
     Address,
     ExecutorOption,
     Jobs,
+    ScenarioArgument,
     Trust,
     check_store,
     open_job_runner,
@@ -34,9 +35,7 @@ MOST_ROWS = 40
 
 
 def sweep(
-    scenario: Annotated[
-        Path, typer.Argument(help="Scenario file (YAML), or the name of a packaged scenario.")
-    ],
+    scenario: ScenarioArgument,
     over: Annotated[
         list[str] | None,
         typer.Option(

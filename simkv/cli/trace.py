@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkv.cli.command_support import print_error, progress, show
+from simkv.cli.command_support import Overwrite, print_error, progress, show
 from simkv.cli.usage_errors import Commands
 from simkv.core.atomic_files import check_new_file
 from simkv.core.errors import InputError
@@ -55,7 +55,6 @@ SeedOption = Annotated[
 SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Skip and count invalid rows instead of failing.")
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")]
 
 
 @app.command()

@@ -60,4 +60,4 @@ def test_table_has_row_per_budget() -> None:
 
 def test_reports_missing_tables() -> None:
     done = CliRunner().invoke(app, ["validate", "budgets", "--kernel-tables", "nowhere"])
-    assert "there is no such folder" in str(done.exception)
+    assert "there is no such directory" in str(done.exception)

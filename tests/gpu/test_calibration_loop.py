@@ -139,7 +139,10 @@ def test_campaign_with_other_settings_is_not_continued(out):
     try:
         with pytest.raises(InputError, match="limits was"):
             CliRunner().invoke(app, arguments, catch_exceptions=False)
-        for option, message in (("sun", "expected wall or cpu"), ("cpu", "is that of one thread")):
+        for option, message in (
+            ("sun", "expected wall or cpu"),
+            ("cpu", "measures a single thread"),
+        ):
             options = [*arguments, "--clock", option, "--threads", "2"]
             with pytest.raises(InputError, match=message):
                 CliRunner().invoke(app, options, catch_exceptions=False)

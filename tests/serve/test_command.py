@@ -124,7 +124,7 @@ def test_accepts_options_at_bounds() -> None:
         (["mistralrs-six", "--port-per-replica"], "requires a fleet"),
         (["mistralrs-six", "--tokenizer", "none.json"], "no such file"),
         (["nowhere.yaml"], "no such file"),
-        ([], "one of a scenario and --engine is needed"),
+        ([], "expected a scenario or --engine"),
         (["--engine", "vlm"], "did you mean 'vllm'?"),
     ],
 )

@@ -121,9 +121,9 @@ def test_writes_table_plots_and_front(small: Path, tmp_path: Path, sweep: Sweep)
 @pytest.mark.parametrize(
     ("more", "what"),
     [
-        ([], "--over: missing"),
+        ([], "--over: expected a setting"),
         (["--over", "engine.num_gpu_blocks=0,-5"], "num_gpu_blocks=-5"),
-        (["--over", "timeout=1", "--plot", "steps:x"], "not a knob"),
+        (["--over", "timeout=1", "--plot", "steps:x"], "not a setting"),
         (["--over", "timeout=1", "--ray-address", "auto"], "requires --executor ray"),
         (["--over", "timeout=1", "--sample", "x"], "random:N or lhs:N"),
     ],

@@ -114,7 +114,7 @@ def test_empty_front(frame: pd.DataFrame, tmp_path: Path) -> None:
     ("text", "what"),
     [
         ("e2e_ms.p9:engine.a", "did you mean 'e2e_ms.p9"),
-        ("e2e_ms.p99:engine.c", "not a knob of this sweep"),
+        ("e2e_ms.p99:engine.c", "not a setting of this sweep"),
         ("e2e_ms.p99", "expected FIGURE:KNOB"),
     ],
 )

@@ -45,7 +45,7 @@ def test_shrink_writes_file_and_summary(tmp_path: Path) -> None:
 
 
 def test_shrink_rejects_invalid_input(tmp_path: Path, root: Path) -> None:
-    with pytest.raises(InputError, match="no variant shows 'lost': before-seed is livelock"):
+    with pytest.raises(InputError, match="no variant meets 'lost': before-seed is livelock"):
         simkv("shrink", LOOP, "--keep", "lost")
     with pytest.raises(InputError, match=r"--variant bfore: .*did you mean 'before'"):
         simkv("shrink", LOOP, "--keep", "stalled", "--variant", "bfore")
@@ -75,9 +75,9 @@ def test_bisect_over_knob(root: Path) -> None:
 def test_bisect_defaults_to_variants() -> None:
     said = simkv("bisect", LOOP, "--variant", "patient")
     assert said == simkv("bisect", LOOP, "--variant", "patient", "--variants")
-    assert "no change found; served throughout" in said
+    assert "no change found; served for all values" in said
     assert "All 7 values were tried." in said
-    with pytest.raises(InputError, match="expected one of them"):
+    with pytest.raises(InputError, match="expected --over or --variants, not both"):
         simkv("bisect", LOOP, "--variants", "--over", "timeout=1..2")
 
 
@@ -92,7 +92,7 @@ def test_bisect_by_figure() -> None:
 
 def test_whatif_prints_answer() -> None:
     said = simkv("whatif", LOOP, "--variant", "before")
-    assert "As it is: engine died" in said
+    assert "Unchanged: engine died" in said
     best = "waiting_timeout: 64 -> 128: 2 stalled (engine died) -> 0"
     assert f"Best single change: {best}" in said
     told = json.loads(simkv("whatif", LOOP, "--variant", "before", "--json"))
