@@ -90,10 +90,10 @@ def test_vllm_gives_chunks_by_the_rule() -> None:
 @pytest.mark.parametrize(
     ("config", "knobs", "told"),
     [
-        (MistralrsConfig, {"variant": "seed"}, "no seams"),
-        (MistralrsConfig, {"variant": "pr2034july"}, "no seams"),
-        (VllmConfig, {"variant": "0.33.0-skip-blocked"}, "no seams"),
-        (VllmConfig, {"policy": "priority"}, "takes the place"),
+        (MistralrsConfig, {"variant": "seed"}, "does not support custom policies"),
+        (MistralrsConfig, {"variant": "pr2034july"}, "does not support custom policies"),
+        (VllmConfig, {"variant": "0.33.0-skip-blocked"}, "does not support custom policies"),
+        (VllmConfig, {"policy": "priority"}, "a custom policy replaces policy"),
     ],
 )
 def test_where_there_are_no_seams_a_rule_is_refused(

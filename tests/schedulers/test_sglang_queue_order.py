@@ -96,7 +96,7 @@ def test_a_prompt_waits_while_fewer_rows_are_free_than_a_prefill_had(
 @pytest.mark.parametrize(
     ("knobs", "why"),
     [
-        ({"schedule_policy": "random"}, "which nobody else has; expected one of fcfs"),
+        ({"schedule_policy": "random"}, "process, which are unknown; expected one of fcfs"),
         ({"schedule_policy": "shortest-prefill-first"}, "only with the radix cache"),
         ({"enable_prefill_delayer": True}, "needs the overlap schedule"),
         ({"max_queued_requests": 0, "enable_priority_scheduling": True}, "dies of the first"),

@@ -201,6 +201,6 @@ def _differs(recording: Committed) -> bool:
 
 
 def test_a_device_copies_no_parts_of_blocks() -> None:
-    with pytest.raises(InputError, match="enable_block_reuse: a device here copies no parts"):
+    with pytest.raises(InputError, match="enable_block_reuse: the GPU runner does not copy parts"):
         TRTLLM.build_with_tables(TrtllmConfig())
     TRTLLM.build_with_tables(TrtllmConfig(enable_block_reuse=False))

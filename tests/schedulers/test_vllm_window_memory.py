@@ -144,12 +144,12 @@ def test_a_sequence_longer_than_the_pool_fits_through_windows_alone() -> None:
             r"blocks of \[4, 6\] tokens must be multiples of block_size",
         ),
         ({"kv_cache_groups": ("0/8", "8/8")}, "and some of just that"),
-        ({"kv_cache_groups": (0, "mamba/8")}, "for windows only, not beside mamba or chunks"),
+        ({"kv_cache_groups": (0, "mamba/8")}, "for windows only, not with mamba or chunks"),
         ({"kv_cache_groups": ("0/8", "chunked-8")}, "for windows only"),
         ({"kv_cache_groups": (0, "chunked-6")}, "chunked-6 must be a multiple of block_size 4"),
         (
             {"kv_cache_groups": (0, "chunked-8"), "num_speculative_tokens": 2},
-            "with eagle vLLM has no group of its own for chunked-8",
+            "with eagle vLLM has no separate group for chunked-8",
         ),
         # Of the longest sequence 16 blocks in the first group, and of the window 16 and one.
         ({"num_gpu_blocks": 33}, "32 blocks that can be used; a sequence .* 64 takes 33"),
@@ -164,7 +164,7 @@ def test_what_is_for_one_group_says_so() -> None:
     config = VllmConfig(**SMALL)
     with pytest.raises(InputError, match="kv_cache_groups"):
         VLLM.build_with_tables(config)
-    with pytest.raises(ValueError, match=r"kv_cache_groups: .* with kv_connector; say \[0\]"):
+    with pytest.raises(ValueError, match=r"kv_cache_groups: .* with kv_connector; use \[0\]"):
         config.in_role("prefill")
     with pytest.raises(ValueError, match="kv_cache_groups"):
         CustomVllmConfig(**SMALL)

@@ -54,7 +54,9 @@ class MistralrsConfig:
 
     def __post_init__(self) -> None:
         if self.rule is not None and self.variant in VARIANTS_WITHOUT_HOOKS:
-            raise ValueError(f"rule: variant {self.variant!r} has no seams for rules; use bucketed")
+            raise ValueError(
+                f"rule: variant {self.variant!r} does not support custom policies; use bucketed"
+            )
         parse_policy(self.rule, POLICY_HOOKS)
         if self.variant == "seed" and self.prefix_caching:
             raise ValueError("prefix_caching: variant 'seed' has no prefix cache; use false")

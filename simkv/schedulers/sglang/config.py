@@ -212,7 +212,7 @@ class SglangConfig:
         defaults = {field.name: field.default for field in fields(self)}
         for knob in RULES[self.variant].lacks:
             if getattr(self, knob) != defaults[knob]:
-                raise ValueError(f"{knob}: SGLang {self.variant} does not have it; leave it out")
+                raise ValueError(f"{knob}: SGLang {self.variant} does not have it; remove it")
         if self.max_total_num_tokens % self.page_size:
             raise ValueError(
                 f"max_total_num_tokens ({self.max_total_num_tokens}) must be a multiple of "
@@ -230,8 +230,8 @@ class SglangConfig:
         policies = RULES[self.variant].policies
         if self.schedule_policy == "random":
             raise ValueError(
-                "schedule_policy: 'random' shuffles the queue in every pass by the random numbers "
-                f"of SGLang's process, which nobody else has; expected one of {', '.join(policies)}"
+                "schedule_policy: 'random' shuffles the queue with random numbers of SGLang's "
+                f"process, which are unknown; expected one of {', '.join(policies)}"
             )
         if self.schedule_policy == "shortest-prefill-first" and self.disable_radix_cache:
             raise ValueError(

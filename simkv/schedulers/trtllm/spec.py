@@ -29,7 +29,9 @@ def _build(config: TrtllmConfig) -> TrtllmScheduler:
 
 def _with_tables(config: TrtllmConfig) -> TabledScheduler:
     if config.enable_block_reuse:
-        raise InputError("enable_block_reuse: a device here copies no parts of blocks; say false")
+        raise InputError(
+            "enable_block_reuse: the GPU runner does not copy parts of blocks; use false"
+        )
     scheduler = _build(config)
     scheduler.cache.pool = BlockPool(config.num_blocks)
     return TabledScheduler(scheduler, scheduler.cache.pool.tables)

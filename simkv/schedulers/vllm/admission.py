@@ -1,7 +1,7 @@
 # mypyc: compile
 """Requests that vLLM's API server rejects before the scheduler, with HTTP 503.
 
-Source: the wheels 0.29.0 to 0.33.0, ``AsyncLLM.check_admission`` (``vllm/v1/engine/async_llm.py``)
+Source: the wheels since 0.29.0, ``AsyncLLM.check_admission`` (``vllm/v1/engine/async_llm.py``)
 and ``vllm/exceptions.py``. All tokens of a prompt count until its first output token, including
 computed and cached ones. One server counts all data-parallel ranks that it serves.
 """

@@ -264,12 +264,10 @@ class VllmConfig:
     def _check_rule(self, rules: VllmRules) -> None:
         if rules.skip_blocked:
             raise ValueError(
-                f"rule: variant {self.variant!r} has no seams for rules; use a release"
+                f"rule: variant {self.variant!r} does not support custom policies; use a release"
             )
         if self.policy != "fcfs":
-            raise ValueError(
-                f"rule: policy is {self.policy}; a rule takes the place of it, use fcfs"
-            )
+            raise ValueError(f"rule: a custom policy replaces policy {self.policy}; use fcfs")
         parse_policy(self.rule, POLICY_HOOKS)
 
     def _check_drafts(self, rules: VllmRules) -> None:
@@ -284,10 +282,10 @@ class VllmConfig:
         if self.async_scheduling and method not in rules.async_draft_methods:
             raise ValueError(
                 f"async_scheduling: vLLM {self.variant} schedules asynchronously with "
-                f"{' or '.join(rules.async_draft_methods)} only, not with {method}; leave it out"
+                f"{' or '.join(rules.async_draft_methods)} only, not with {method}; remove it"
             )
         if self.rule is not None:
-            raise ValueError("rule: there are no seams for rules with num_speculative_tokens")
+            raise ValueError("rule: custom policies are not supported with num_speculative_tokens")
         self._check_drafts_in_groups(rules)
         if rules.pads_admissions and 0 < self.long_prefill_token_threshold <= drafts:
             raise ValueError(
@@ -318,23 +316,23 @@ class VllmConfig:
         }
         if self.has_states and self.mamba_cache_mode == "all":
             raise ValueError(
-                "mamba_cache_mode: all is not modelled with num_speculative_tokens; leave it out"
+                "mamba_cache_mode: all is not modelled with num_speculative_tokens; remove it"
             )
         for what, (since, _) in ((what, why) for what, why in refused.items() if why[1]):
             raise ValueError(
-                f"kv_cache_groups: {what} is modelled with {method} from vLLM {since} on, not for "
-                f"{self.variant}; say [0]"
+                f"kv_cache_groups: {what} is not modelled with {method} for vLLM "
+                f"{self.variant}, only since {since}; use [0]"
             )
 
     def _check_offloading(self, rules: VllmRules) -> None:
         if len(self.secondary_tiers) > 1:
-            raise ValueError("secondary_tiers: more than one is not modelled; say [fs]")
+            raise ValueError("secondary_tiers: more than one is not modelled; use [fs]")
         if not self.offloads:
             if self.secondary_tiers:
-                raise ValueError("secondary_tiers: they are behind num_cpu_blocks; say 1 or more")
+                raise ValueError("secondary_tiers: needs num_cpu_blocks of at least 1")
             return
         if self.block_size == 1:
-            raise ValueError("block_size: 1 is not modelled with num_cpu_blocks; say 2 or more")
+            raise ValueError("block_size: 1 is not modelled with num_cpu_blocks; use 2 or more")
         for knob, fits, only in (
             ("enable_prefix_caching", self.caches(rules), "true"),
             ("kv_cache_groups", self.kv_cache_groups == (0,), "[0]"),
@@ -343,7 +341,7 @@ class VllmConfig:
         ):
             if not fits:
                 raise ValueError(
-                    f"{knob}: {getattr(self, knob)} is not modelled with num_cpu_blocks; say {only}"
+                    f"{knob}: {getattr(self, knob)} is not modelled with num_cpu_blocks; use {only}"
                 )
 
     def _check_transfer(self, rules: VllmRules) -> None:
@@ -357,7 +355,7 @@ class VllmConfig:
         ):
             if not fits:
                 raise ValueError(
-                    f"{knob}: {getattr(self, knob)} is not modelled with kv_connector; say {only}"
+                    f"{knob}: {getattr(self, knob)} is not modelled with kv_connector; use {only}"
                 )
         if (
             self.kv_role != "kv_consumer"
@@ -365,8 +363,8 @@ class VllmConfig:
             and not rules.skips_last_token_in_flight
         ):
             raise ValueError(
-                f"async_scheduling: in vLLM {self.variant} a request whose KV is to be sent ends "
-                "twice then, which is not modelled; leave it out"
+                f"async_scheduling: in vLLM {self.variant} a request whose KV is sent then ends "
+                "twice, which is not modelled; remove it"
             )
 
     def in_role(self, role: str) -> VllmConfig:
@@ -374,7 +372,7 @@ class VllmConfig:
         kv_role = {"prefill": "kv_producer", "decode": "kv_consumer"}[role]
         if self.kv_role not in (None, "kv_both", kv_role):
             raise ValueError(
-                f"kv_role: {self.kv_role} is not that of a replica with role: {role}; "
+                f"kv_role: {self.kv_role} does not fit a replica with role {role}; "
                 f"expected {kv_role} or kv_both"
             )
         given: dict[str, Any] = {"kv_role": self.kv_role or kv_role}
@@ -468,8 +466,8 @@ class VllmConfig:
             )
         if len(self.kv_cache_groups) > 1 and len({*kinds}) == 1:
             raise ValueError(
-                f"kv_cache_groups: {list(self.kv_cache_groups)} are layers of one kind, which vLLM "
-                f"has in one group; say [{self.kv_cache_groups[0]}]"
+                f"kv_cache_groups: {list(self.kv_cache_groups)} are layers of one kind, which form "
+                f"one group in vLLM; use [{self.kv_cache_groups[0]}]"
             )
         self._check_sizes(kinds)
         for kind in kinds:
@@ -493,7 +491,7 @@ class VllmConfig:
         if len(sizes) > 1 and any(kind.states or kind.chunk for kind in kinds):
             raise ValueError(
                 "kv_cache_groups: blocks of several sizes are modelled for windows only, not "
-                "beside mamba or chunks; say no sizes"
+                "with mamba or chunks; remove the sizes"
             )
 
     def _check_chunk(self, chunk: int) -> None:
@@ -504,8 +502,8 @@ class VllmConfig:
             )
         if chunk and self.num_speculative_tokens and self.speculative_method == "eagle":
             raise ValueError(
-                f"kv_cache_groups: with eagle vLLM has no group of its own for {CHUNKED}{chunk}; "
-                "say [0]"
+                f"kv_cache_groups: with eagle vLLM has no separate group for {CHUNKED}{chunk}; "
+                "use [0]"
             )
 
     def _check_states(self, rules: VllmRules) -> None:

@@ -1,6 +1,6 @@
 """Defaults that ``vllm serve`` derives from the release, the GPU and the model.
 
-Source: the wheels 0.9.0 to 0.33.0. ``vllm serve`` uses the defaults of
+Source: the wheels since 0.9.0. ``vllm serve`` uses the defaults of
 ``UsageContext.OPENAI_API_SERVER``; the class ``LLM`` has different ones.
 
 - ``max_num_batched_tokens``, ``max_num_seqs``: ``vllm/engine/arg_utils.py``, in

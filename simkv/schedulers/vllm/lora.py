@@ -1,7 +1,7 @@
 """LoRA adapters of vLLM: the limit per step, and adapter loads.
 
 Source: ``Scheduler.schedule`` (vllm/v1/core/sched/scheduler.py) and ``LRUCacheWorkerLoRAManager``
-(vllm/lora/worker_manager.py), 0.9.2 to 0.33.0.
+(vllm/lora/worker_manager.py), since 0.9.2.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ the least urgent one). The victim keeps its tokens and recomputes their KV.
 The asynchronous scheduler differs in one point: it schedules a step before the tokens of the
 previous step are known. ``RequestState`` counts tokens in flight, so one set of rules serves both.
 
-The code follows 0.33.0; ``VllmRules`` holds the differences of other versions. This module decides
-token counts, preemptions and admissions. ``VllmMemory`` owns blocks and the prefix cache, the
-queues own the order of waiting requests, and ``VllmDecodeGroup`` owns decoding requests.
+The code follows the newest release; ``VllmRules`` holds the differences of others. This module
+decides token counts, preemptions and admissions. ``VllmMemory`` owns blocks and the prefix cache,
+the queues own the order of waiting requests, and ``VllmDecodeGroup`` owns decoding requests.
 """
 
 from __future__ import annotations

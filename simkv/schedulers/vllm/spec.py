@@ -66,15 +66,15 @@ def _with_tables(config: VllmConfig) -> TabledScheduler:
     chooses = config.policy == "priority" or config.rule is not None
     if chooses and not find_rules(config.variant).removes_victims:
         raise InputError(
-            f"policy: under priority or a rule vLLM {config.variant} computes requests whose "
-            "blocks are gone, which no device can follow; only fcfs"
+            f"policy: with priority or a custom policy vLLM {config.variant} computes "
+            "requests without blocks, which no device can do; use fcfs"
         )
     if config.kv_cache_groups != (0,):
-        raise InputError("kv_cache_groups: a device here has one group of layers; say [0]")
+        raise InputError("kv_cache_groups: the GPU runner supports one group of layers; use [0]")
     if config.num_speculative_tokens:
-        raise InputError("num_speculative_tokens: a device here drafts nothing; say 0")
+        raise InputError("num_speculative_tokens: the GPU runner does not support drafts; use 0")
     if config.offloads:
-        raise InputError("num_cpu_blocks: a device here offloads nothing; say 0")
+        raise InputError("num_cpu_blocks: the GPU runner does not support offloading; use 0")
     scheduler = build(config, tables=True)
     assert scheduler.memory.tables is not None
     return TabledScheduler(scheduler, scheduler.memory.tables.tables)

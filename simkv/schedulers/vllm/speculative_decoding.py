@@ -6,7 +6,7 @@ the scheduler takes back the rest. A synchronous scheduler knows the drafts when
 asynchronous one reserves ``num_speculative_tokens`` placeholders, and gets the number of accepted
 tokens one step later.
 
-Source: ``Scheduler`` and ``AsyncScheduler`` (vllm/v1/core/sched), 0.12.0 to 0.33.0.
+Source: ``Scheduler`` and ``AsyncScheduler`` (vllm/v1/core/sched), since 0.12.0.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """Chunk ends of prompts for models with states, aligned so that the prefix cache can store states.
 
 A state is written at the end of a chunk and can be found at the end of a block, so vLLM aligns
-chunks to blocks. Source: ``Scheduler._mamba_block_aligned_split`` of 0.21.0 to 0.33.0, for groups
+chunks to blocks. Source: ``Scheduler._mamba_block_aligned_split`` since 0.21.0, for groups
 of one block size and without drafts.
 """
 

@@ -2,8 +2,8 @@
 """Block memory of models in which some layers have a state (``mamba`` groups).
 
 Mamba and linear attention layers have a state of all previous tokens. It fills one block, whatever
-their number. ``MambaManager`` of ``single_type_kv_cache_manager.py`` in ``vllm/v1/core``, 0.21.0 to
-0.33.0, stores states in three ways (``mamba_cache_mode``):
+their number. ``MambaManager`` of ``single_type_kv_cache_manager.py`` in ``vllm/v1/core`` (since
+0.21.0) stores states in three ways (``mamba_cache_mode``):
 
 - Without a prefix cache, a request holds one block in such a group from admission to end.
 - ``align``: a chunk writes its state into a new block at the position of its last token in the

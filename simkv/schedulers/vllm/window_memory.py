@@ -6,7 +6,7 @@ one block table per group, all from one pool; a block holds ``block_size`` token
 Blocks that have left the window of a group are freed while the request runs.
 
 Source: ``single_type_kv_cache_manager.py`` and ``kv_cache_coordinator.py`` in ``vllm/v1/core``,
-0.21.0 to 0.33.0:
+since 0.21.0:
 
 - A hit needs all blocks up to its end in groups without a window. In groups with a window it needs
   the blocks in the window before the next token.

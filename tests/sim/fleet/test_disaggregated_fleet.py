@@ -196,11 +196,11 @@ def test_cached_blocks_are_not_sent() -> None:
         ({"replicas": HALVES_OF_010}, "roles prefill and decode require engine vllm (0.33.0, "),
         (
             {"replicas": [{"role": "prefill", "engine": ASYNC_011}, {"role": "decode"}]},
-            "async_scheduling: in vLLM 0.11.0 a request whose KV is to be sent ends twice",
+            "async_scheduling: in vLLM 0.11.0 a request whose KV is sent then ends twice",
         ),
         (
             {"replicas": [{"role": "prefill"}, {"role": "decode", "engine": PRODUCER}]},
-            "kv_role: kv_producer is not that of a replica with role: decode; expected kv_consumer",
+            "kv_role: kv_producer does not fit a replica with role decode; expected kv_consumer",
         ),
     ],
 )
