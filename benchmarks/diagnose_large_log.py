@@ -129,7 +129,7 @@ def main() -> None:
         print(
             f"{engine}: {size / 1e9:g} GB, {count:,} lines to the end in {cpu:.0f} CPU s "
             f"({count / cpu:,.0f} lines per CPU s, {cpu / floor:.0f} times a loop that does "
-            f"nothing); peak {high:.0f} MiB, {high / low:.2f} times that of a quarter of it",
+            f"nothing); peak {high:.0f} MiB, {high / low:.2f} times the peak of the quarter",
             flush=True,
         )
 

@@ -46,7 +46,7 @@ SCENARIO = HERE / "evolve-forty.yaml"
 #: Sizes for the evaluation; the search uses the smallest and the largest.
 SIZES = (257, 513, 1025)
 OBJECTIVES = ("e2e_ms.mean", "slowest_e2e_s", "makespan_s")
-#: Figures that must be as good as with the fix: the ones that the pull request publishes.
+#: Figures that must be as good as with the fix: the figures in the pull request.
 FIGURES = ("unserved", *OBJECTIVES)
 #: Seeds for the search and for the final.
 CHOSEN_BY, FINAL_BY = 3, 16

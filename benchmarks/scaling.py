@@ -37,7 +37,7 @@ ROOMY: dict[str, dict[str, Any]] = {
     "trtllm": {"max_tokens_in_paged_kv_cache": 640_000, "tokens_per_block": 16},
 }
 PROMPT, OUTPUT = 60, 20
-#: Settings with which an engine observes priorities.
+#: Settings that make an engine observe priorities.
 PRIORITIES = {"vllm": {"policy": "priority"}}
 
 

@@ -153,7 +153,7 @@ class EngineSpec:
     names the limit that a prompt exceeds.
 
     ``host(config)`` is whether KV of prompts is copied to host memory (None: never). ``launch`` are
-    the rules by which its launcher fills in missing settings on known hardware. ``transfer`` is
+    the launcher's rules for missing settings on known hardware. ``transfer`` is
     None if KV cannot be sent to another replica. ``has_threads`` is whether its threads can run
     side by side, as the ``pipeline`` of a scenario specifies. ``policy_hooks`` are the decisions
     that its knob ``rule`` can replace.

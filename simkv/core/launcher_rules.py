@@ -70,7 +70,7 @@ class LaunchRules:
     """Rules of an engine's launcher for settings that were not given.
 
     ``before(given, machine)`` returns the settings that the engine knows before it has measured its
-    memory. ``after(section, machine)`` returns those that follow from the KV-cache size, which
+    memory. ``after(section, machine)`` returns settings that follow from the KV-cache size, which
     ``section`` includes by then, and raises LaunchError if the engine refuses to start. Neither
     returns a setting that is in ``given``.
 

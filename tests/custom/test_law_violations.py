@@ -286,7 +286,7 @@ METHODS = [
 
 @pytest.mark.parametrize("field", [*Batch.__slots__, *Completion.__slots__, *METHODS])
 def test_invalid_results_cause_no_traceback(field: str, tmp_path: Path) -> None:
-    """One decision, one completion or every call returns an invalid value in one place."""
+    """A decision, a completion or every call returns an invalid value in one place."""
     good = GOOD.replace("import Batch,", "import Completion, Batch,")
     for junk in JUNK:
         code = RETURNS_JUNK.replace("FIELD", repr(field)).replace("JUNK", junk)

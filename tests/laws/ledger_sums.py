@@ -29,7 +29,7 @@ def assert_ledger(record: RunRecord) -> None:
         assert_sums(life, tiles)
         assert_steps_agree(record, life, tiles)
         if not record.engine_halt:  # engines that die had admitted a request and lost it
-            assert LedgerKind.QUEUED not in kinds, "a scheduler did not say why somebody waits"
+            assert LedgerKind.QUEUED not in kinds, "a scheduler gave no reason for a wait"
             assert LedgerKind.STALLED not in kinds
         if not life.preempted_at:
             assert not kinds & {LedgerKind.PREEMPTED, LedgerKind.RECOMPUTE}

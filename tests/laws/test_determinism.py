@@ -26,7 +26,7 @@ profile: l4-mistralrs-pr2034
 timeout: 25.0
 variants:
 """
-#: A small cache, so that many decisions differ.
+#: A small cache, for different decisions.
 TIGHT = {
     "mistralrs": "num_gpu_blocks: 30, block_size: 4, max_num_seqs: 6",
     "vllm": "num_gpu_blocks: 40, block_size: 4, max_model_len: 110, max_num_seqs: 8",

@@ -80,7 +80,7 @@ class Watched:
         self.calls += 1
         assert self.calls < 50_000, "the run does not end"
         batch = self.scheduler.schedule()
-        assert len(batch.causes) == len(batch.preempted), "preempted for nobody's sake"
+        assert len(batch.causes) == len(batch.preempted), "preempted without a cause"
         if not batch.fatal:
             waiting = self.scheduler.waiting_ids()
             here = [i for i in waiting if batch.aside.get(i) != "kv"] or waiting

@@ -46,7 +46,7 @@ def test_pause_of_preempted_stream_matches_explanation(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 def test_token_order_matches_record(tmp_path: Path, policy: str) -> None:
-    """The same arrivals are served in another order under another policy, as in a run."""
+    """Another policy serves the same arrivals in another order, as in a run."""
     text = scenario(40, 512).replace("max_num_seqs: 64", f"max_num_seqs: 1\n  policy: {policy}")
     urgency = [0, 5, 1] if policy == "priority" else [0, 0, 0]
     with serving(tmp_path, text, "--record", "came.csv", "--speed", "0.1") as served:

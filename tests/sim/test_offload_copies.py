@@ -30,17 +30,17 @@ def scenario(*requests: dict[str, Any], engine: Any = None, **link: float) -> Sc
 
 
 def ask(arrival: float, group: str, outputs: int = 2, shared: int = 48) -> dict[str, Any]:
-    """Return a prompt of 48 tokens, the given number of which are shared by a group."""
+    """Return a prompt of 48 tokens; the given number of them is shared by a group."""
     named = {"prefix_group": group, "prefix_tokens": shared}
     return {"arrival": arrival, "prompt_tokens": 48, "output_tokens": outputs, **named}
 
 
-#: A prompt, another one that takes its blocks on the GPU, and the first one again.
+#: A prompt, a second prompt that evicts its blocks on the GPU, and the first prompt again.
 AGAIN = [ask(0, "a"), ask(100, "b", 8), ask(200, "a")]
 
 
 def test_loads_computed_kv_from_host_memory() -> None:
-    """The same prompt again: 48 tokens in 48 ms, and the last token is recomputed."""
+    """Repeat the prompt: 48 tokens load in 48 ms, and the last token is recomputed."""
     result = run_scenario(scenario(*AGAIN), Path())
     record = result.record
     first = record.requests[2].chunks[0]

@@ -4,10 +4,10 @@ Data-parallel ranks of a mixture-of-experts model run this way, because they exc
 every layer (vLLM 0.19.0, ``DPEngineCoreProc.run_busy_loop`` in ``vllm/v1/engine/core.py`` and
 ``coordinate_batch_across_dp`` in ``vllm/v1/worker/dp_utils.py``; see docs/vllm-versions.md).
 
-A rank without work runs dummy passes while another rank works. Its next request waits for the end
-of the pass; then all ranks decide again. A dummy pass is never the slowest. Two effects are
-not modeled: the up to 31 dummy passes after the last request, and the padding of all ranks to the
-same number of tokens with CUDA graphs.
+A rank without work runs dummy passes while another rank works. Its next request waits until the
+pass ends; then all ranks decide again. A dummy pass is never the slowest. Two effects are not
+modeled: the up to 31 dummy passes after the last request, and the padding of all ranks to the same
+number of tokens with CUDA graphs.
 """
 
 from __future__ import annotations

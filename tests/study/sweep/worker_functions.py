@@ -22,7 +22,7 @@ def square_once_killed(item: tuple[Path, int]) -> int:
     except FileExistsError:
         return number * number
     time.sleep(60)
-    raise AssertionError("nobody killed this worker")
+    raise AssertionError("this worker was not killed")
 
 
 def kill_itself(number: int) -> int:
@@ -49,4 +49,4 @@ def simulate_once_killed(item: tuple[Path, SimulationJob]) -> JobResult:
     except FileExistsError:
         return run_job(job)
     time.sleep(60)
-    raise AssertionError("nobody killed this worker")
+    raise AssertionError("this worker was not killed")
