@@ -86,14 +86,14 @@ def ground(unseen: int, seed: int) -> TrialSplit:
 def search(grow: Grow, on: TrialSplit, seed: int, budget: int, bench: JobRunner) -> Found:
     """Run one search and compare its winner with the fix."""
     goals = parse_goals(OBJECTIVES, {})
-    contest = Tournament(on.train, goals, {}, bench, firsts=on.scenarios)
-    contest.start()
-    seams = find_engine_spec(on.train[0].scenario.engine).policy_hooks
+    tournament = Tournament(on.train, goals, {}, bench, firsts=on.scenarios)
+    tournament.start()
+    hooks = find_engine_spec(on.train[0].scenario.engine).policy_hooks
     seats = count_final_candidates(budget, on)
-    grow(contest, seams, budget - seats, seed)
-    tried = list(contest.standings.values())[1:]
-    winner, finalists = run_final(contest, on, seats)
-    (fix,) = contest.add([FIX], thorough=True)
+    grow(tournament, hooks, budget - seats, seed)
+    tried = list(tournament.standings.values())[1:]
+    winner, finalists = run_final(tournament, on, seats)
+    (fix,) = tournament.add([FIX], thorough=True)
     good = [n for n, one in enumerate(tried, start=1) if _as_good(one, fix)]
     by_score = sorted(finalists, key=lambda one: one.score)
     picked = next(
@@ -127,11 +127,11 @@ def _worse(
     winner: Candidate, trials: Sequence[TrialScenario], bench: JobRunner
 ) -> tuple[str, float]:
     """Return the figure with the winner's worst ratio to the fix, and the ratio."""
-    contest = Tournament(trials, parse_goals(FIGURES, {}), {}, bench)
-    contest.start()
-    ours, fix = contest.add([winner, FIX], thorough=True)
+    tournament = Tournament(trials, parse_goals(FIGURES, {}), {}, bench)
+    tournament.start()
+    ours, fix = tournament.add([winner, FIX], thorough=True)
     found = []
-    for goal in contest.goals:
+    for goal in tournament.goals:
         name = goal.figure
         mine, its = (mean(v[name] or 0.0 for v in one.values) for one in (ours, fix))
         found.append(
@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/evolve-benchmark"))
     asked = parser.parse_args()
     on = ground(asked.unseen, asked.workload)
-    seams = find_engine_spec(on.train[0].scenario.engine).policy_hooks
+    hooks = find_engine_spec(on.train[0].scenario.engine).policy_hooks
     ways: dict[str, Grow] = {"search": evolve_policies, "by chance": sample_policies}
     found: dict[str, list[Found]] = {way: [] for way in ways}
     with open_pooled_runner(asked.out / "points.jsonl", asked.jobs) as bench:
@@ -178,7 +178,7 @@ def main() -> None:
         )
     print("The first that holds, in words:")
     first = next((one for one in found["search"] if one.holds), None)
-    print("\n".join(describe_policy(first.rule, seams)) if first else "none")
+    print("\n".join(describe_policy(first.rule, hooks)) if first else "none")
 
 
 if __name__ == "__main__":

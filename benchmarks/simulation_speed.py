@@ -83,8 +83,8 @@ def run_fleets() -> None:
         fleet = make_fleet(replicas)
         cpu = _cpu(lambda fleet=fleet, sent=requests: run_clients(fleet, sent, None))
         speeds.append(len(requests) / cpu)
-        leaps = sum(stint.engine.leaps for stint in fleet.lifetimes)
-        steps = sum(len(stint.engine.record.steps) for stint in fleet.lifetimes)
+        leaps = sum(lifetime.engine.leaps for lifetime in fleet.lifetimes)
+        steps = sum(len(lifetime.engine.record.steps) for lifetime in fleet.lifetimes)
         print(
             f"{'fleet':<12}least_loaded{replicas:>3} replicas{rate:>5}/s{steps:>11,} steps"
             f"{leaps:>10,} leaps{cpu:>9.2f} CPU s{speeds[-1]:>10,.0f} req/s"

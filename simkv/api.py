@@ -193,8 +193,8 @@ def sweep(
     _warn(whole.notes)
     with open_pooled_runner(
         None if store is None else Path(store), jobs, executor, address
-    ) as bench:
-        return build_sweep_table(whole, run_sweep(whole, bench, advance))
+    ) as runner:
+        return build_sweep_table(whole, run_sweep(whole, runner, advance))
 
 
 def plot(table: pd.DataFrame, figure: str, knob: str, folder: str | Path = ".") -> Path:
@@ -316,10 +316,10 @@ def plan(
         override_trust(trust),
         open_pooled_runner(
             None if store is None else Path(store), jobs, executor, address
-        ) as bench,
+        ) as runner,
     ):
         prepared = prepare(find_scenario(Path(scenario)), parse_plan_request(asked))
-        return Plans({one.label or "run": make_plan(one, bench, advance) for one in prepared})
+        return Plans({one.label or "run": make_plan(one, runner, advance) for one in prepared})
 
 
 def _with_fields(function: Callable[..., Plans]) -> inspect.Signature:
@@ -373,8 +373,8 @@ def evolve(
     )
     there = None if folder is None else _folder(folder)
     store = there and there / "points.jsonl"
-    with override_trust(trust), open_pooled_runner(store, jobs, executor, address) as bench:
-        return EvolutionResult(look_for_better(wanted, bench, there, advance))
+    with override_trust(trust), open_pooled_runner(store, jobs, executor, address) as runner:
+        return EvolutionResult(look_for_better(wanted, runner, there, advance))
 
 
 def _assignments(fields: Mapping[str, Any] | None) -> tuple[str, ...]:

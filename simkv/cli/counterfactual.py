@@ -230,7 +230,7 @@ def _first_that_shows(
         figures = evaluator.evaluate(evaluator.job(scenario))
         if wanted.is_met(figures):
             return name
-        told.append(f"{name} is {wanted.told(figures)}")
+        told.append(f"{name} is {wanted.describe(figures)}")
     raise InputError(f"no variant meets {wanted.text!r}: {'; '.join(told)}")
 
 

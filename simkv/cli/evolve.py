@@ -135,8 +135,11 @@ def evolve(
     name = next(iter(load(files[0], asked.overrides).values())).name
     folder = out or Path("runs") / f"{name}-evolve"
     check_store(folder, "search")
-    with open_job_runner(folder, jobs, executor, address, "candidates", budget) as (bench, advance):
-        found = look(asked, bench, folder, advance)
+    with open_job_runner(folder, jobs, executor, address, "candidates", budget) as (
+        runner,
+        advance,
+    ):
+        found = look(asked, runner, folder, advance)
     show(*summarize_evolution(found))
     show(f"Written to {folder}: {', '.join(write_evolution(found, folder))}")
     if not found.holds:

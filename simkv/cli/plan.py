@@ -62,11 +62,11 @@ def plan(
     prepared = prepare(
         find_scenario(Path(file)), parse_plan_request({**asked, "goodput": limits}), print_error
     )
-    warn_overruled(find_scenario(Path(file)), prepared[0].asked.overrides)
+    warn_overruled(find_scenario(Path(file)), prepared[0].request.overrides)
     folder = out or Path("runs") / f"{prepared[0].name}-plan"
     check_store(folder, "plan")
-    with open_job_runner(folder, jobs, executor, address) as (bench, advance):
-        plans = [make_plan(one, bench, advance) for one in prepared]
+    with open_job_runner(folder, jobs, executor, address) as (runner, advance):
+        plans = [make_plan(one, runner, advance) for one in prepared]
 
     from simkv.report.plan_files import write_plans
     from simkv.study.plan.plan_summary import compare_plans, describe_plan

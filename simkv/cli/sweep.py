@@ -127,8 +127,8 @@ def sweep(
         print_error(f"note: {note}")
     for knob in whole.idle_knobs:
         print_error(f"note: {knob} has no effect at any point")
-    with open_job_runner(folder, jobs, executor, address) as (bench, advance):
-        summaries = run_sweep(whole, bench, advance)
+    with open_job_runner(folder, jobs, executor, address) as (runner, advance):
+        summaries = run_sweep(whole, runner, advance)
     asked = {
         "version": __version__,
         "scenario": str(scenario),

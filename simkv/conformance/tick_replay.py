@@ -136,8 +136,8 @@ class _Watched(AsyncPipeline):
             self._step["emitted"] = [self.lines.token(token) for token in message]
         return message
 
-    def hear(self, message: Message) -> MessageEffects:
-        heard = super().hear(message)
+    def receive(self, message: Message) -> MessageEffects:
+        heard = super().receive(message)
         self._hearings.append((self._sent_at.popleft(), heard))
         return heard
 

@@ -191,7 +191,7 @@ class EngineSpec:
     naming: VariantNaming = VariantNaming()
     has_threads: bool = False
     policy_hooks: tuple[PolicyHook, ...] = ()
-    has_no_flags: bool = False
+    has_negatable_flags: bool = False
     """Whether the server turns a switch off with ``--no-SWITCH``."""
     logs_all_options: bool = False
     """Whether the log starts with the value of every option."""

@@ -1,7 +1,7 @@
 """The registry of figures in ``summary.json``: their names, units and labels.
 
 METRICS["ttft_ms.p99"].heading      # 'P99 TTFT (ms)'
-METRICS["ttft_ms.p99"].said(420.0)  # '0.42 s'
+METRICS["ttft_ms.p99"].format(420.0)  # '0.42 s'
 figure(summary, "ttft_ms.p99")      # None if no request finished
 
 A name means the same figure wherever it is shown or compared.
@@ -62,7 +62,7 @@ class Metric:
         """Return the value, in seconds if the figure is a time."""
         return value if self.unit != "ms" else value / 1000.0
 
-    def said(self, value: float) -> str:
+    def format(self, value: float) -> str:
         """Return the value as text: ``0.42 s``, ``16 ms``, ``1,234 tok/s``, ``12``."""
         if self.per_second:
             return format_seconds(self.to_seconds(value))

@@ -50,13 +50,13 @@ HookResult = Literal["order", "group", "test", "tokens"]
 class PolicyHook:
     """A decision that a custom policy may replace.
 
-    ``sort`` is the meaning of the expression's value; ``own`` describes the engine's own rule.
+    ``sort`` is the meaning of the expression's value; ``default_rule`` the engine's own rule.
     """
 
     name: str
     sort: HookResult
     description: str
-    own: str
+    default_rule: str
 
     @property
     def names(self) -> tuple[str, ...]:

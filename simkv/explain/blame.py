@@ -194,8 +194,8 @@ class WaitAttribution:
             ):
                 held.add(i, start, end, blocks)
         waits = [(tile.start, tile.end) for tiles in ledger.values() for tile in tiles]
-        heads = np.array([at for at, _ in record.heads], dtype=np.float64)
-        whys = np.array(["", *(held.why if held else "" for _, held in record.heads)])
+        heads = np.array([at for at, _ in record.queue_heads], dtype=np.float64)
+        whys = np.array(["", *(held.why if held else "" for _, held in record.queue_heads)])
         edges = [np.array(column) for c in (held, computed) for column in (c.start, c.end)]
         times: Floats = np.sort(np.concatenate([*edges, heads, np.ravel(waits)]))
         # np.unique is not used because it imports many modules
@@ -384,6 +384,6 @@ def compute_wasted_time(record: RunRecord) -> WastedTime:
                 again.append(upto[min(run.first + run.recomputed, stop)] - upto[run.first])
             elif stop > run.first:
                 again.append(run.recomputed * per_token[run.first])
-        dropped += [per_token[row] for row in life.dropped if row < after]
+        dropped += [per_token[row] for row in life.dropped_rows if row < after]
     busy = fsum(end - start for start, end in zip(log.start, log.end, strict=True))
     return WastedTime(fsum(gone), fsum(dropped), fsum(again), busy)

@@ -145,9 +145,9 @@ class _Heads:
 
     def __init__(self, record: RunRecord) -> None:
         self._decided = np.array(record.steps.decided)
-        ends = [at for at, _ in record.heads[1:]] + [record.end]
+        ends = [at for at, _ in record.queue_heads[1:]] + [record.end]
         self._times: dict[LedgerKind, tuple[list[float], list[float]]] = {}
-        for (start, held), end in zip(record.heads, ends, strict=False):
+        for (start, held), end in zip(record.queue_heads, ends, strict=False):
             if held and end > start:
                 starts, stops = self._times.setdefault(LedgerKind(held.why), ([], []))
                 starts.append(start)

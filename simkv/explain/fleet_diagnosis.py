@@ -61,9 +61,12 @@ def diagnose_fleet(fleet: Fleet, record: RunRecord, block_sizes: Sequence[int]) 
 
     ``block_sizes`` are in tokens, by replica. Replicas without requests are omitted.
     """
-    stints = [stint for stint in fleet.lifetimes if stint.engine.record.requests]
-    found = [diagnose_run(stint.engine.record, block_sizes[stint.replica]) for stint in stints]
-    places = [fleet.lifetimes.index(stint) for stint in stints]
+    lifetimes = [lifetime for lifetime in fleet.lifetimes if lifetime.engine.record.requests]
+    found = [
+        diagnose_run(lifetime.engine.record, block_sizes[lifetime.replica])
+        for lifetime in lifetimes
+    ]
+    places = [fleet.lifetimes.index(lifetime) for lifetime in lifetimes]
     by_place = dict(zip(places, found, strict=True))
     ledger = {
         i: _one([by_place[place].ledger[i] for place in fleet.sent.get(i, ())], life)
@@ -84,8 +87,8 @@ def diagnose_fleet(fleet: Fleet, record: RunRecord, block_sizes: Sequence[int]) 
         if wastes
         else WastedTime(0.0, 0.0, 0.0, 0.0),
         verdicts=tuple(
-            ReplicaVerdict(verdict.requests, stint.replica, verdict)
-            for stint, part in zip(stints, found, strict=True)
+            ReplicaVerdict(verdict.requests, lifetime.replica, verdict)
+            for lifetime, part in zip(lifetimes, found, strict=True)
             for verdict in part.verdicts
         ),
         pressure=pressure,

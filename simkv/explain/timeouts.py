@@ -152,12 +152,14 @@ def classify_timeouts(run: ScenarioRun, world: IsolatedRuns) -> None:
 def _waited(run: ScenarioRun, lives: Sequence[RequestRecord]) -> Iterator[int]:
     """Yield the ids of the given requests that waited."""
     ids = {life.request.id for life in lives}
-    for stint in run.lifetimes:
-        here = stint.engine.record
+    for lifetime in run.lifetimes:
+        here = lifetime.engine.record
         for i, tiles in build_ledger(here, [i for i in here.requests if i in ids]).items():
-            if here.requests[i].seen is None or any(tile.kind in WAITED_KINDS for tile in tiles):
+            if here.requests[i].received_at is None or any(
+                tile.kind in WAITED_KINDS for tile in tiles
+            ):
                 yield i
-    known = {i for stint in run.lifetimes for i in stint.engine.record.requests}
+    known = {i for lifetime in run.lifetimes for i in lifetime.engine.record.requests}
     yield from ids - known  # they waited for any replica to start
 
 
@@ -217,7 +219,7 @@ def _time_out(run: ScenarioRun, life: RequestRecord, lacked: Shortfall | None) -
     reason = "the client gave up" + (
         f": {describe_shortfall(lacked, life.request.timeout or 0.0)}" if lacked else ""
     )
-    for record in (run.record, *(stint.engine.record for stint in run.lifetimes)):
+    for record in (run.record, *(lifetime.engine.record for lifetime in run.lifetimes)):
         here = record.requests.get(i)
         if here is not None and (here is life or here.outcome is Outcome.STARVED):
             here.outcome, here.reason = Outcome.TIMED_OUT, reason

@@ -283,7 +283,9 @@ def _layers(
     layers = [_stretch(LedgerKind.STALLED, engine.stopped, inf)]
     chosen = _stretch(LedgerKind.IN_FLIGHT, decided, inf)
     if before is None:
-        unseen = _stretch(LedgerKind.UNSEEN, -inf, inf if life.seen is None else life.seen)
+        unseen = _stretch(
+            LedgerKind.UNSEEN, -inf, inf if life.received_at is None else life.received_at
+        )
         head = _among(engine.at_head.get(life.request.id, []))
         layers += [chosen, unseen, head, aside, _among(engine.queue)]
         return [*layers, _stretch(LedgerKind.QUEUED, -inf, inf)]
@@ -348,8 +350,8 @@ class _Engine:
         self.stopped = record.engine_halt.since if record.engine_halt else inf
         self.at_head: dict[int, list[LedgerSegment]] = {}
         self.queue: list[LedgerSegment] = []
-        ends = [at for at, _ in record.heads[1:]] + [inf]
-        for (start, held), end in zip(record.heads, ends, strict=False):
+        ends = [at for at, _ in record.queue_heads[1:]] + [inf]
+        for (start, held), end in zip(record.queue_heads, ends, strict=False):
             if held is None or end <= start:
                 continue
             head = LedgerSegment(LedgerKind(held.why), start, end)

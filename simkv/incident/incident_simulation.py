@@ -36,7 +36,7 @@ def simulate_incident(
 
 def rank_records(run: ScenarioRun) -> list[RunRecord]:
     """Return the records of each rank, in the order of their steps in the run's record."""
-    return [stint.engine.record for stint in run.lifetimes]
+    return [lifetime.engine.record for lifetime in run.lifetimes]
 
 
 def request_times(record: RunRecord, front_s: float = 0.0) -> pd.DataFrame:

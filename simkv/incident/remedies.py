@@ -255,7 +255,7 @@ def _as_typed(scenario: Scenario, change: Change) -> str | None:
         return f"{source.name}={change.after}"
     if not isinstance(source, Flag):
         return None
-    return source.to_argument(change.field, change.after, negatable=spec.has_no_flags)
+    return source.to_argument(change.field, change.after, negatable=spec.has_negatable_flags)
 
 
 def _ranked(remedies: list[Remedy]) -> list[Remedy]:

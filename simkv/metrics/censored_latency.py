@@ -21,7 +21,7 @@ _SHARES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 def is_counted(life: RequestRecord) -> bool:
     """Return whether the request was sent and not rejected."""
-    was_sent = life.seen is not None or get_waiting_time(life) > 0.0
+    was_sent = life.received_at is not None or get_waiting_time(life) > 0.0
     return was_sent and life.outcome is not Outcome.REJECTED
 
 

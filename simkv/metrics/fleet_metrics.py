@@ -38,10 +38,16 @@ def fleet_figures(fleet: Fleet, end: float) -> dict[str, Any]:
 
 def _transfers(fleet: DisaggregatedFleet) -> dict[str, Any]:
     """Return figures of KV transfers: count, bytes, mean wait for blocks, mean transfer time."""
-    done = [h for h in fleet.handovers.values() if h.asked is not None and h.arrived_at is not None]
-    waits = [h.asked - h.ready for h in done if h.asked is not None]
+    done = [
+        h
+        for h in fleet.handovers.values()
+        if h.requested_at is not None and h.arrived_at is not None
+    ]
+    waits = [h.requested_at - h.prefilled_at for h in done if h.requested_at is not None]
     takes = [
-        h.arrived_at - h.asked for h in done if h.asked is not None and h.arrived_at is not None
+        h.arrived_at - h.requested_at
+        for h in done
+        if h.requested_at is not None and h.arrived_at is not None
     ]
     assert fleet.rules.kv_transfer is not None
     size = fleet.rules.kv_transfer.bytes_per_token
@@ -60,12 +66,12 @@ def replica_figures(fleet: Fleet, replica: int, end: float) -> dict[str, Any]:
     ``mean_ttft_ms`` is over all requests with a first token from this replica, finished or not; 0
     without any.
     """
-    stints = [stint for stint in fleet.lifetimes if stint.replica == replica]
-    lives = [life for stint in stints for life in stint.engine.record.requests.values()]
-    busy = fsum(_busy(stint, end) for stint in stints)
-    there = fsum((end if s.end is None else s.end) - s.start for s in stints)
+    lifetimes = [lifetime for lifetime in fleet.lifetimes if lifetime.replica == replica]
+    lives = [life for lifetime in lifetimes for life in lifetime.engine.record.requests.values()]
+    busy = fsum(_busy(lifetime, end) for lifetime in lifetimes)
+    there = fsum((end if s.end is None else s.end) - s.start for s in lifetimes)
     decodes = isinstance(fleet, DisaggregatedFleet) and any(
-        fleet.decodes(stint) for stint in stints
+        fleet.decodes(lifetime) for lifetime in lifetimes
     )
     hits, taken_in = (0, 0) if decodes else _hits(lives)
     first_tokens = [s for life in lives if (s := ttft(life)) is not None]
@@ -84,9 +90,9 @@ def replica_figures(fleet: Fleet, replica: int, end: float) -> dict[str, Any]:
     }
 
 
-def _busy(stint: ReplicaLifetime, end: float) -> float:
+def _busy(lifetime: ReplicaLifetime, end: float) -> float:
     """Return the busy seconds of a replica, up to its end."""
-    log, until = stint.engine.record.steps, end if stint.end is None else stint.end
+    log, until = lifetime.engine.record.steps, end if lifetime.end is None else lifetime.end
     busy = fsum(log.end) - fsum(log.start)
     if log.end and log.end[-1] > until:  # only the last step can extend past the end
         busy -= min(log.end[-1] - until, log.end[-1] - log.start[-1])

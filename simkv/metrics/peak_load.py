@@ -17,9 +17,9 @@ def find_peak_load(result: RunResult) -> dict[str, Any]:
     """
     at, most = _most(result.record.requests.values())
     by_replica: dict[int, int] = {}
-    for stint in result.fleet.lifetimes if result.fleet else ():
-        here = sum(_is_there(life, at) for life in stint.engine.record.requests.values())
-        by_replica[stint.replica] = by_replica.get(stint.replica, 0) + here
+    for lifetime in result.fleet.lifetimes if result.fleet else ():
+        here = sum(_is_there(life, at) for life in lifetime.engine.record.requests.values())
+        by_replica[lifetime.replica] = by_replica.get(lifetime.replica, 0) + here
     replica = max(by_replica, key=lambda one: (by_replica[one], -one), default=0)
     return {"at_s": at, "in_flight": most, "replica": replica}
 

@@ -81,7 +81,7 @@ def tpot(life: RequestRecord) -> float | None:
 def token_rows(life: RequestRecord) -> list[tuple[int, int]]:
     """Return ranges (first, last) of step-log rows at whose end the client got a token."""
     ranges: list[tuple[int, int]] = []
-    left = life.tokens - life.beyond
+    left = life.tokens - life.accepted_tokens
     for first, last in emitting_rows(life):
         if not left:
             break
@@ -98,7 +98,9 @@ def message_rows(life: RequestRecord) -> npt.NDArray[np.int64]:
     """
     ranges = [np.arange(first, last + 1) for first, last in token_rows(life)]
     rows = np.concatenate(ranges) if ranges else np.zeros(0, dtype=np.int64)
-    places = np.unique(np.append(np.arange(0, len(rows), life.every), max(len(rows) - 1, 0)))
+    places = np.unique(
+        np.append(np.arange(0, len(rows), life.tokens_per_chunk), max(len(rows) - 1, 0))
+    )
     found: npt.NDArray[np.int64] = rows[places[: len(rows)]]
     return found
 
@@ -114,7 +116,7 @@ def token_gaps(record: RunRecord, lives: Iterable[RequestRecord]) -> Samples:
     across: list[float] = []
     for life in lives:
         previous: int | None = None
-        if life.every > 1:
+        if life.tokens_per_chunk > 1:
             across += np.diff(ends[message_rows(life)]).tolist()
             continue
         for first, last in token_rows(life):
@@ -204,9 +206,11 @@ def _tiers(lives: Iterable[RequestRecord], copied: KvCopyCounts) -> dict[str, fl
     taken_in = [life for life in lives if life.chunk_rows]
     tokens = sum(life.request.prompt_tokens for life in taken_in)
     # The last token of a fully cached prompt is recomputed; it counts against the GPU's share.
-    loaded = sum(min(life.loaded, life.chunks[0].context) for life in taken_in)
+    loaded = sum(min(life.loaded_tokens, life.chunks[0].context) for life in taken_in)
     hits = sum(life.chunks[0].context for life in taken_in) - loaded
-    read = sum(min(life.read, life.loaded, life.chunks[0].context) for life in taken_in)
+    read = sum(
+        min(life.disk_tokens, life.loaded_tokens, life.chunks[0].context) for life in taken_in
+    )
     figures = {
         "gpu_hit_rate": 100.0 * hits / tokens if tokens else 0.0,
         "host_hit_rate": 100.0 * (loaded - read) / tokens if tokens else 0.0,

@@ -20,19 +20,19 @@ from simkv.sim.simulation import ReplicaSpec
 
 
 def replica_notes(
-    stints: Sequence[ReplicaLifetime], specs: Sequence[ReplicaSpec], requests: Sequence[Request]
+    lifetimes: Sequence[ReplicaLifetime], specs: Sequence[ReplicaSpec], requests: Sequence[Request]
 ) -> list[str]:
     """Return notes about problems on replicas; a note common to all is given once."""
     notes: dict[str, list[int]] = {}
-    for stint in stints:
-        engine = stint.engine
-        config = specs[stint.replica].engine
+    for lifetime in lifetimes:
+        engine = lifetime.engine
+        config = specs[lifetime.replica].engine
         found = _never_fit(requests, engine.scheduler, config)
         found += engine.run_notes()
         if assumed := find_engine_spec(config).naming.assumed(config.variant):
             found.insert(0, assumed)
         for note in found:
-            notes.setdefault(note, []).append(stint.replica)
+            notes.setdefault(note, []).append(lifetime.replica)
     return [
         note if len(set(where)) == len(specs) else f"replica {', '.join(map(str, where))}: {note}"
         for note, where in notes.items()

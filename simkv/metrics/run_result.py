@@ -70,21 +70,21 @@ class RunResult:
     @property
     def parts(self) -> dict[str, RunRecord]:
         """Records with steps in order of time: one for the run, or one for each fleet replica."""
-        return {"": self.record} if self.fleet is None else self.fleet.parts
+        return {"": self.record} if self.fleet is None else self.fleet.replica_records
 
     def apart(self) -> dict[str, RunResult]:
         """Return the results to plot over time: the run, or each fleet replica by name."""
         if self.fleet is None:
             return {"": self}
         found = {}
-        for stint in self.run.lifetimes:
-            spec, record = self.specs[stint.replica], stint.engine.record
+        for lifetime in self.run.lifetimes:
+            spec, record = self.specs[lifetime.replica], lifetime.engine.record
             record.isolated_s = self.record.isolated_s
             scenario = self.scenario.model_copy(update={"engine": spec.engine, "fleet": None})
             figures = {"notes": self.notes, "fidelity": self.fidelity.to_json()}
-            found[stint.name] = RunResult(
+            found[lifetime.name] = RunResult(
                 scenario,
-                ScenarioRun(record, [stint]),
+                ScenarioRun(record, [lifetime]),
                 {**summarize(record), **figures},
                 self.notes,
                 self.fidelity,
@@ -94,15 +94,15 @@ class RunResult:
 
     def request_rows(self, variant: str) -> list[dict[str, Any]]:
         """Return the rows of ``requests.csv``; in a fleet with the replicas of each request."""
-        replicas = None if self.fleet is None else self.fleet.where
+        replicas = None if self.fleet is None else self.fleet.routes
         return request_rows(variant, self.record, replicas)
 
     def step_rows(self, variant: str) -> list[dict[str, Any]]:
         """Return the rows of ``steps.csv``; in a fleet replica by replica, with its number."""
         return [
-            row if self.fleet is None else {**row, "replica": stint.replica}
-            for stint in self.run.lifetimes
-            for row in step_rows(variant, stint.engine.record)
+            row if self.fleet is None else {**row, "replica": lifetime.replica}
+            for lifetime in self.run.lifetimes
+            for row in step_rows(variant, lifetime.engine.record)
         ]
 
     @cached_property

@@ -71,7 +71,7 @@ def run_scenario(
     requests = [life.request for life in record.requests.values()]
     alone = SimulatedExecutor(replicas[0].profile)
     record.isolated_s = {r.id: alone.alone(r.prompt_tokens, r.output_tokens) for r in requests}
-    executors = [_measured(stint.engine.executor) for stint in run.lifetimes]
+    executors = [_measured(lifetime.engine.executor) for lifetime in run.lifetimes]
     notes = [
         *scenario.workload.notes,
         *replica_notes(run.lifetimes, replicas, requests),

@@ -125,7 +125,7 @@ def _describe_largest_gain(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -
         return float((before + 1e-3) / (after + 1e-3))
 
     best = max(narrative.COMPARED_FIGURES, key=gain)
-    before, after = (best.said(figure(figures, best.key)) for figures in (ours, theirs))
+    before, after = (best.format(figure(figures, best.key)) for figures in (ours, theirs))
     return f"reduces {best.label} from {before} to {after}"
 
 
@@ -160,7 +160,9 @@ def build_variants_table(results: Mapping[str, RunResult]) -> AdaptiveTable:
     for rank, key in enumerate(_FIGURES, start=3):
         if any(METRICS[key].unit or result.summary[key] for result in found):
             metric = METRICS[key]
-            columns.append(Column(metric.label, [_cell(r, key, metric.said) for r in found], rank))
+            columns.append(
+                Column(metric.label, [_cell(r, key, metric.format) for r in found], rank)
+            )
     return AdaptiveTable(columns)
 
 

@@ -178,11 +178,11 @@ def _shares(waits: Sequence[tuple[float, str]], lived: float) -> str:
 def _find_bottleneck(result: RunResult, requests: Collection[int]) -> str | None:
     """Return the bottleneck of these requests as a phrase; in a fleet, for the worst replica."""
     found = []
-    for stint in result.run.lifetimes:
-        record, config = stint.engine.record, result.specs[stint.replica].engine
+    for lifetime in result.run.lifetimes:
+        record, config = lifetime.engine.record, result.specs[lifetime.replica].engine
         here = [i for i in requests if i in record.requests]
         if here and (bottleneck := find_bottleneck(record, result.diagnosis.ledger, here)):
-            where = f"{stint.name}: " if result.fleet else ""
+            where = f"{lifetime.name}: " if result.fleet else ""
             found.append(
                 (bottleneck.seconds, where + bottleneck.describe(config, find_engine_spec(config)))
             )
@@ -395,7 +395,7 @@ def describe_fix(results: Mapping[str, RunResult], name: str, other: str | None)
             continue
         if abs(before - after) > 0.02 * max(before, after):
             which = gains["Better" if after < before else "Worse"]
-            which.append(f"{metric.label} {metric.said(before)} → {metric.said(after)}")
+            which.append(f"{metric.label} {metric.format(before)} → {metric.format(after)}")
     return said + [f"{word}: {'; '.join(which)}." for word, which in gains.items() if which]
 
 

@@ -92,5 +92,5 @@ def remedies(variant: PlannedRun, tick: Callable[[], None] = lambda: None) -> li
     """
     with Evaluator(variant.folder, workers=cores(), tick=tick) as evaluator:
         found = run_whatif(variant.scenario, evaluator)
-    best = found.judged("fixes", "helps")[:MAX_NAMED_CHANGES]
+    best = found.with_judgement("fixes", "helps")[:MAX_NAMED_CHANGES]
     return [effect.sentence.replace(" -> ", " → ") for effect in best]

@@ -276,7 +276,7 @@ class _Teller:
         return f"held at mid-interval by request{'s' if len(worst) > 1 else ''} {named}{more}"
 
     def _heads(self, tile: LedgerSegment) -> str:
-        heads = self.record.heads
+        heads = self.record.queue_heads
         first = max(bisect_right(heads, tile.start, key=lambda head: head[0]) - 1, 0)
         spent: dict[tuple[int, str], float] = defaultdict(float)
         for index in range(first, len(heads)):

@@ -102,7 +102,7 @@ def _sampling(found: Flips) -> str:
 def render_whatif(found: WhatIfResult, everything: bool = False) -> Iterator[RenderableType]:
     """Yield the answer in one line, then the changes that help, hurt, or change little."""
     best = found.best
-    yield f"Unchanged: {found.base.shown}"
+    yield f"Unchanged: {found.base.summary}"
     if found.cause:
         yield f"Cause of the rejection: {found.cause}"
     if best is None:
@@ -110,10 +110,10 @@ def render_whatif(found: WhatIfResult, everything: bool = False) -> Iterator[Ren
     else:
         yield f"Best single change: {best.sentence}"
     if best and best.change.kind == "memory":
-        others = [e for e in found.judged("fixes", "helps") if e.change.kind != "memory"]
+        others = [e for e in found.with_judgement("fixes", "helps") if e.change.kind != "memory"]
         if others:
             yield f"Best in the same memory: {others[0].sentence}"
-    effects = found.judged("fixes", "helps", "changes little", "hurts")
+    effects = found.with_judgement("fixes", "helps", "changes little", "hurts")
     shown = effects if everything else _one_per_field(effects)
     runs = [found.base, *(effect.figures for effect in shown)]
     helped = [str(len(x.newly_finished) + len(x.faster)) for x in shown]
@@ -130,7 +130,7 @@ def render_whatif(found: WhatIfResult, everything: bool = False) -> Iterator[Ren
     )
     if more := len(effects) - len(shown):
         yield f"{more} more value{'s' * (more > 1)} of these fields: --all, --json"
-    if same := found.judged("changes nothing"):
+    if same := found.with_judgement("changes nothing"):
         at_work = {effect.change.field for effect in effects}
         yield f"No effect: {_fields((effect.change for effect in same), at_work)}"
     if found.skipped:

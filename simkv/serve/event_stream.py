@@ -66,11 +66,11 @@ class Writer:
     """Writer of the replies to one call in one of the two response formats."""
 
     def __init__(
-        self, desk: RequestHandler, call: Generation, body: Body, dialect: Dialect
+        self, handler: RequestHandler, call: Generation, body: Body, dialect: Dialect
     ) -> None:
-        self.handler, self.call, self.body, self.dialect = desk, call, body, dialect
+        self.handler, self.call, self.body, self.dialect = handler, call, body, dialect
         self._head = {
-            "id": call.name,
+            "id": call.response_id,
             "object": dialect.chunk_kind,
             "created": int(time.time()),
             "model": call.model,
@@ -90,18 +90,18 @@ class Writer:
 
     def reason(self, answer: Reply) -> str:
         """Return the finish reason of a reply."""
-        return finish_reason(answer.request, answer.tokens, self.handler.front.longest)
+        return finish_reason(answer.request, answer.tokens, self.handler.served.longest)
 
     async def events(self, index: int) -> AsyncIterator[bytes]:
         """Yield the events of one prompt's reply; tokens that are already due are sent together."""
-        answer, word = self.call.answers[index], self.handler.front.texts.word
+        answer, word = self.call.replies[index], self.handler.served.texts.word
         number, sent = answer.request.id, 0
         form = self._event([self._choice(index, self.dialect.chunk(TEXT_PLACEHOLDER), None)])
         # The text is the last string of a chunk; the id and model before it may contain the
         # placeholder.
         before, _, after = form.rpartition(json.dumps(TEXT_PLACEHOLDER)[1:-1].encode())
         while True:
-            due = await answer.news(sent)
+            due = await answer.wait_for_tokens(sent)
             parts = []
             if sent == 0 and answer.tokens and self.dialect.opening:
                 parts.append(self._event([self._choice(index, self.dialect.opening, None)]))
@@ -121,7 +121,7 @@ class Writer:
             if parts:
                 yield b"".join(parts)
             if due is not None:
-                self.handler.sent(due)
+                self.handler.record_delay(due)
             if answer.ended and sent == answer.tokens:
                 break
         if answer.outcome is not Outcome.FINISHED:
@@ -135,11 +135,11 @@ class Writer:
 
     def whole(self) -> JSONResponse:
         """Return all complete replies as one JSON response."""
-        bad = [answer for answer in self.call.answers if answer.outcome is not Outcome.FINISHED]
+        bad = [answer for answer in self.call.replies if answer.outcome is not Outcome.FINISHED]
         if bad:
             return error_response(*reply_error(bad[0]))
-        word, choices = self.handler.front.texts.word, []
-        for index, answer in enumerate(self.call.answers):
+        word, choices = self.handler.served.texts.word, []
+        for index, answer in enumerate(self.call.replies):
             number = answer.request.id
             text = "".join(word(number, place) for place in range(answer.tokens))
             choices.append(self._choice(index, self.dialect.whole(text), self.reason(answer)))
@@ -193,7 +193,7 @@ class ReplyResponse(Response):
 
     async def _events(self) -> AsyncIterator[bytes]:
         """Yield the events of all replies in order of completion."""
-        count = len(self.writer.call.answers)
+        count = len(self.writer.call.replies)
         if count == 1:
             async for events in self.writer.events(0):
                 yield events
@@ -217,9 +217,9 @@ class ReplyResponse(Response):
                 task.cancel()
 
     async def _at_once(self, scope: Scope, receive: Receive, send: Send) -> None:
-        for answer in self.writer.call.answers:
+        for answer in self.writer.call.replies:
             while not answer.ended:
-                await answer.news(answer.tokens)
+                await answer.wait_for_tokens(answer.tokens)
         response = self.writer.whole()
         response.headers.update(self.writer.call.headers)
         await response(scope, receive, send)

@@ -43,7 +43,7 @@ DEAD: dict[int | str, dict[str, Any]] = {503: {"description": "the engine is dea
 
 
 def application(
-    desk: RequestHandler, explainer: Explainer, describe: Describe, metrics: Callable[[], bytes]
+    handler: RequestHandler, explainer: Explainer, describe: Describe, metrics: Callable[[], bytes]
 ) -> FastAPI:
     """Build the application over a request handler.
 
@@ -58,14 +58,14 @@ def application(
     )
     install_error_handlers(app)
     remove_unused_schemas(app)
-    _add_generation(app, desk)
-    _add_state(app, desk, metrics)
-    _add_explanations(app, desk, explainer, describe)
+    _add_generation(app, handler)
+    _add_state(app, handler, metrics)
+    _add_explanations(app, handler, explainer, describe)
     return app
 
 
-def _add_generation(app: FastAPI, desk: RequestHandler) -> None:
-    texts = desk.front.texts
+def _add_generation(app: FastAPI, handler: RequestHandler) -> None:
+    texts = handler.served.texts
 
     @app.post("/v1/completions", responses=GENERATION, openapi_extra=body_of("CompletionBody"))
     async def completions(request: Request) -> Response:
@@ -77,8 +77,8 @@ def _add_generation(app: FastAPI, desk: RequestHandler) -> None:
             for prompt in body.prompts()
         ]
         name = id_of(request.headers.get("x-request-id"))
-        call = desk.begin(COMPLETION.prefix, name, body, prompts)
-        return ReplyResponse(Writer(desk, call, body, COMPLETION))
+        call = handler.begin(COMPLETION.prefix, name, body, prompts)
+        return ReplyResponse(Writer(handler, call, body, COMPLETION))
 
     @app.post("/v1/chat/completions", responses=GENERATION, openapi_extra=body_of("ChatBody"))
     async def chat(request: Request) -> Response:
@@ -87,8 +87,8 @@ def _add_generation(app: FastAPI, desk: RequestHandler) -> None:
         body.check_stop()
         prompt = texts.chat(_turns(body.messages))
         name = id_of(request.headers.get("x-request-id"))
-        call = desk.begin(CHAT.prefix, name, body, [prompt])
-        return ReplyResponse(Writer(desk, call, body, CHAT))
+        call = handler.begin(CHAT.prefix, name, body, [prompt])
+        return ReplyResponse(Writer(handler, call, body, CHAT))
 
     @app.post("/tokenize", responses=errors(400, 503), openapi_extra=body_of("TokenizeBody"))
     async def tokenize(request: Request) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _add_generation(app: FastAPI, desk: RequestHandler) -> None:
             raise RequestError(400, "expected either prompt or messages", "prompt")
         tokens = texts.chat(_turns(body.messages or [])) if body.messages else None
         tokens = texts.encode(body.prompt or "") if tokens is None else tokens
-        longest = desk.front.longest
+        longest = handler.served.longest
         return {"count": len(tokens), "max_model_len": longest, "tokens": tokens.tolist()}
 
     @app.post("/detokenize", responses=errors(400, 503), openapi_extra=body_of("DetokenizeBody"))
@@ -112,8 +112,8 @@ def _turns(messages: list[ChatMessage]) -> list[tuple[str, str]]:
     return [(message.role, message.text) for message in messages]
 
 
-def _add_state(app: FastAPI, desk: RequestHandler, metrics: Callable[[], bytes]) -> None:
-    front, live = desk.front, desk.live
+def _add_state(app: FastAPI, handler: RequestHandler, metrics: Callable[[], bytes]) -> None:
+    front, live = handler.served, handler.live
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -140,7 +140,7 @@ def _add_state(app: FastAPI, desk: RequestHandler, metrics: Callable[[], bytes])
     @app.get("/load")
     async def load() -> dict[str, int]:
         """Return the number of calls in flight."""
-        return {"server_load": desk.in_flight}
+        return {"server_load": handler.in_flight}
 
     @app.get("/metrics", responses=content("text/plain"), response_class=Response)
     async def figures() -> Response:
@@ -149,9 +149,9 @@ def _add_state(app: FastAPI, desk: RequestHandler, metrics: Callable[[], bytes])
 
 
 def _add_explanations(
-    app: FastAPI, desk: RequestHandler, explainer: Explainer, describe: Describe
+    app: FastAPI, handler: RequestHandler, explainer: Explainer, describe: Describe
 ) -> None:
-    live = desk.live
+    live = handler.live
 
     @app.get("/scenario", responses=content("application/yaml"), response_class=Response)
     async def scenario() -> Response:
@@ -172,7 +172,7 @@ def _add_explanations(
         """Explain the waiting time of a call, by the id of its reply or by its request number."""
         if not name:
             return await explain(format)
-        found = desk.find(name)
+        found = handler.find(name)
         if not found:
             raise RequestError(404, f"unknown request {name!r}")
         return _said(await explainer.explain(found), format)

@@ -72,7 +72,7 @@ LoraOf = Callable[[int], tuple[int, str] | None]
 
 
 class CacheWatcher:
-    """Detects which blocks of a pool gained or lost their key since the last call of ``look``."""
+    """Detects which blocks of a pool gained or lost their key since the last call of ``poll``."""
 
     def __init__(
         self, pool: BlockPool, block_size: int, tokens_of: TokensOf, lora_of: LoraOf
@@ -83,7 +83,7 @@ class CacheWatcher:
         self._hashes: dict[int, int] = {}
         self._tables: dict[int, array[int]] = {}
 
-    def look(self) -> list[KvEvent]:
+    def poll(self) -> list[KvEvent]:
         """Return the events since the last call, removals first."""
         keys = self._pool.keys()
         changed = np.flatnonzero(keys != self._keys)
@@ -108,9 +108,9 @@ class CacheWatcher:
             if not len(places):
                 continue
             fresh[held[places]] = False
-            yield from self._of(owner, table, places.tolist())
+            yield from self._block_events(owner, table, places.tolist())
 
-    def _of(self, owner: int, table: array[int], places: list[int]) -> Iterator[KvEvent]:
+    def _block_events(self, owner: int, table: array[int], places: list[int]) -> Iterator[KvEvent]:
         size = self._size
         tokens = self._tokens_of(owner, (places[-1] + 1) * size)
         lora = self._lora_of(owner)
@@ -132,42 +132,42 @@ class BatchPublisher:
 
     def __init__(self, endpoint: str, replay: str | None, rank: int, topic: str = "") -> None:
         self._rank, self._topic = rank, topic.encode()
-        self._kept: deque[tuple[int, bytes]] = deque(maxlen=REPLAY_BATCHES)
+        self._retained: deque[tuple[int, bytes]] = deque(maxlen=REPLAY_BATCHES)
         self._number = 0
         context = Context.instance()
-        self._out = zmq.Context.instance().socket(zmq.PUB)
-        self._again = context.socket(zmq.ROUTER) if replay is not None else None
-        _bind(self._out, "--kv-events", _of_rank(endpoint, rank))
-        if self._again is not None and replay is not None:
-            _bind(self._again, "--kv-replay", _of_rank(replay, rank))
+        self._socket = zmq.Context.instance().socket(zmq.PUB)
+        self._replay_socket = context.socket(zmq.ROUTER) if replay is not None else None
+        _bind(self._socket, "--kv-events", _of_rank(endpoint, rank))
+        if self._replay_socket is not None and replay is not None:
+            _bind(self._replay_socket, "--kv-replay", _of_rank(replay, rank))
 
     def publish(self, events: list[KvEvent], now: float) -> None:
         """Publish the events of time ``now`` (s), if there are any."""
         if events:
             payload = msgspec.msgpack.encode([now, events, self._rank])
             frames = (self._topic, self._number.to_bytes(8, "big"), payload)
-            self._out.send_multipart(frames, zmq.NOBLOCK)
-            self._kept.append((self._number, payload))
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
+            self._retained.append((self._number, payload))
             self._number += 1
 
     async def replay(self) -> None:
         """Answer requests for batches from a given sequence number on, until cancelled."""
-        while self._again is not None:
-            frames = await self._again.recv_multipart()
+        while self._replay_socket is not None:
+            frames = await self._replay_socket.recv_multipart()
             if len(frames) != 3:
                 continue
             client, _, first = frames
-            for number, payload in list(self._kept):
+            for number, payload in list(self._retained):
                 if number >= int.from_bytes(first, "big"):
                     head = (client, b"", self._topic, number.to_bytes(8, "big"))
-                    await self._again.send_multipart((*head, payload))
-            await self._again.send_multipart((client, b"", b"", END, b""))
+                    await self._replay_socket.send_multipart((*head, payload))
+            await self._replay_socket.send_multipart((client, b"", b"", END, b""))
 
     def close(self) -> None:
         """Close the sockets; messages in flight are still sent."""
-        self._out.close(linger=500)
-        if self._again is not None:
-            self._again.close(linger=500)
+        self._socket.close(linger=500)
+        if self._replay_socket is not None:
+            self._replay_socket.close(linger=500)
 
 
 class KvEventPublisher:
@@ -196,7 +196,7 @@ class KvEventPublisher:
         self._of: dict[int, tuple[CacheWatcher, BatchPublisher]] = {}
         for replica in live.replicas:
             self._get(replica)
-        live.told.append(self._told)
+        live.on_tokens.append(self._publish)
 
     def _get(self, replica: Replica) -> tuple[CacheWatcher, BatchPublisher]:
         if found := self._of.get(id(replica)):
@@ -216,9 +216,9 @@ class KvEventPublisher:
         name = self._live.journal[number].lora
         return None if name is None else (self._numbers[name], name)
 
-    def _told(self, replica: Replica, _: Sequence[int]) -> None:
+    def _publish(self, replica: Replica, _: Sequence[int]) -> None:
         watcher, publisher = self._get(replica)
-        publisher.publish(watcher.look(), replica.env.now)
+        publisher.publish(watcher.poll(), replica.env.now)
 
     async def replay(self) -> None:
         """Answer replay requests for all replicas until cancelled."""

@@ -35,21 +35,21 @@ class Listener(socket.socket):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self._visitors: set[CountedConnection] = set()
+        self._connections: set[CountedConnection] = set()
         self._most = max(raise_file_limit() - RESERVED_FILES, 1)
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Accept the next connection. Raises ConnectionAbortedError if it was rejected."""
         number, address = self._accept()  # type: ignore[attr-defined]
-        if len(self._visitors) >= self._most:
+        if len(self._connections) >= self._most:
             os.close(number)
             raise ConnectionAbortedError(errno.ECONNABORTED, "too many connections")
         visitor = CountedConnection(self.family, self.type, self.proto, fileno=number)
         # asyncio sets this option only if the protocol number is TCP's; here it is 0. Otherwise
         # Nagle's algorithm holds a response's body back until the client's delayed ACK (40 ms).
         visitor.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        visitor.others = self._visitors
-        self._visitors.add(visitor)
+        visitor.others = self._connections
+        self._connections.add(visitor)
         return visitor, address
 
 

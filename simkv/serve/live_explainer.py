@@ -69,16 +69,16 @@ class ExplainedRun:
 
     def __init__(self, scenario: Scenario, folder: Path) -> None:
         self._scenario, self._folder = scenario, folder
-        self._came: dict[int, Request] = {}
+        self._requests: dict[int, Request] = {}
         self._result: RunResult | None = None
         self._until = 0.0
-        self._news = False
+        self._changed = False
         self.runs = 0
 
-    def hear(self, requests: Sequence[Request]) -> None:
+    def add_requests(self, requests: Sequence[Request]) -> None:
         """Add received requests, or update requests whose clients have left since."""
-        self._came.update((request.id, request) for request in requests)
-        self._news = True
+        self._requests.update((request.id, request) for request in requests)
+        self._changed = True
 
     def explain(self, numbers: Sequence[int], asked: float, until: float) -> LiveExplanation:
         """Explain the whole run, or the waiting time of the requests ``numbers``.
@@ -88,22 +88,22 @@ class ExplainedRun:
         """
         result = self._result
         if result is None or (self._until < asked and not self._settled(result, numbers)):
-            came = recorded_scenario(self._scenario, list(self._came.values()), until)
+            came = recorded_scenario(self._scenario, list(self._requests.values()), until)
             result = self._result = run_scenario(came, self._folder, intervals=False)
-            self._until, self._news = until, False
+            self._until, self._changed = until, False
             self.runs += 1
         return _of_some(result, numbers) if numbers else _of_all(result)
 
     def _settled(self, result: RunResult, numbers: Sequence[int]) -> bool:
         """Return whether a new simulation has the same result for these requests, or for all."""
         lives = result.record.requests
-        if not numbers and self._news:
+        if not numbers and self._changed:
             return False
         return all(i in lives and lives[i].outcome in SETTLED for i in numbers or lives)
 
     def scenario(self) -> str:
         """Return a scenario file of the received requests."""
-        return to_yaml({"run": recorded_scenario(self._scenario, list(self._came.values()))})
+        return to_yaml({"run": recorded_scenario(self._scenario, list(self._requests.values()))})
 
 
 def _of_all(result: RunResult) -> LiveExplanation:
@@ -165,7 +165,7 @@ def _begin(scenario: Scenario, folder: Path) -> None:
 
 
 def _hear(requests: Sequence[Request]) -> None:
-    _kept.hear(requests)
+    _kept.add_requests(requests)
 
 
 def _explain(numbers: Sequence[int], asked: float, until: float) -> LiveExplanation:
@@ -180,9 +180,9 @@ class Explainer:
     """Explains the requests of a server in a process that starts with the first question."""
 
     def __init__(self, live: LiveSimulation, scenario: Scenario, folder: Path) -> None:
-        self._live, self._made_of = live, (scenario, folder)
+        self._live, self._init_args = live, (scenario, folder)
         self._pool: ProcessPoolExecutor | None = None
-        self._told = 0
+        self._sent = 0
         self._turn = asyncio.Lock()
 
     async def explain(self, numbers: Sequence[int]) -> LiveExplanation:
@@ -192,7 +192,7 @@ class Explainer:
         """
         asked = self._live.now
         async with self._turn:
-            await self._tell()
+            await self._send_changes()
             return await self._do(_explain, list(numbers), asked, self._live.now)
 
     async def scenario(self) -> str:
@@ -201,24 +201,26 @@ class Explainer:
         Raises RequestError if the process is killed.
         """
         async with self._turn:
-            await self._tell()
+            await self._send_changes()
             return await self._do(_scenario)
 
-    async def _tell(self) -> None:
+    async def _send_changes(self) -> None:
         """Send the process all changes, including changes that arrive meanwhile."""
-        while news := self._live.changes[self._told : self._told + MAX_BATCH]:
+        while news := self._live.changes[self._sent : self._sent + MAX_BATCH]:
             await self._do(_hear, news)
-            self._told += len(news)
+            self._sent += len(news)
 
     async def _do(self, what: Callable[P, T], *given: P.args, **_: P.kwargs) -> T:
         try:
             with safe_module_path():  # the first call starts the process
                 if self._pool is None:
-                    self._pool = ProcessPoolExecutor(1, get_context("spawn"), _begin, self._made_of)
+                    self._pool = ProcessPoolExecutor(
+                        1, get_context("spawn"), _begin, self._init_args
+                    )
                 answer = asyncio.get_running_loop().run_in_executor(self._pool, what, *given)
             return await answer
         except BrokenProcessPool:
-            self._pool, self._told = None, 0
+            self._pool, self._sent = None, 0
             raise RequestError(503, "the explaining process was killed; try again") from None
 
     def close(self) -> None:

@@ -70,9 +70,9 @@ class LiveSimulation:
 
     ``journal`` lists received requests by number; a request whose client left has a ``timeout``.
     ``changes`` lists the same requests in order of receipt, and again when a client leaves; it only
-    grows. ``replicas`` includes ended replicas. Each callback in ``told`` receives a replica and
-    the numbers of requests that get a token. ``over`` receives each ended request's record;
-    ``warn`` receives a sentence.
+    grows. ``replicas`` includes ended replicas. Each callback in ``on_tokens`` receives a replica
+    and the numbers of requests that get a token. ``on_request_end`` receives each ended request's
+    record; ``warn`` receives a sentence.
     """
 
     def __init__(
@@ -82,24 +82,24 @@ class LiveSimulation:
         self.journal: list[Request] = []
         self.changes: list[Request] = []
         self.replicas: list[Replica] = []
-        self.answers: dict[int, Reply] = {}
-        self.told: list[Callable[[Replica, Sequence[int]], None]] = []
-        self.over: Callable[[RequestRecord], None] = lambda _: None
+        self.replies: dict[int, Reply] = {}
+        self.on_tokens: list[Callable[[Replica, Sequence[int]], None]] = []
+        self.on_request_end: Callable[[RequestRecord], None] = lambda _: None
         self.warn: Callable[[str], None] = lambda _: None
         self.started_at = int(time.time())
         self.dead = ""
         self.lag = 0.0
         self._scenario = scenario
         self.server = build_server(scenario, specs, self._make, build_session_lookup(Clients([])))
-        self.server.ended = self._ended
+        self.server.on_request_end = self._ended
         self.env = self.server.env
         self._start = self._warned = -inf
         self._timer: asyncio.Handle | None = None
 
     def _make(self, spec: ReplicaSpec, env: simpy.Environment, rank: int) -> Replica:
         replica = build_replica(self._scenario, spec, env, rank, leaping=False)
-        replica.delivered = partial(self._deliver, replica, spec.role != "prefill")
-        replica.died = partial(self._died, replica)
+        replica.on_tokens = partial(self._deliver, replica, spec.role != "prefill")
+        replica.on_death = partial(self._died, replica)
         self.replicas.append(replica)
         return replica
 
@@ -118,7 +118,7 @@ class LiveSimulation:
         """Simulated seconds since the start, after all processed events."""
         return max(self._elapsed, nextafter(self.env.now, inf))
 
-    def wall(self, moment: float) -> float:
+    def wall_clock(self, moment: float) -> float:
         """Return the wall-clock time of a simulated moment (s since 1970)."""
         return self._began + moment / self.speed
 
@@ -128,12 +128,12 @@ class LiveSimulation:
 
     def _tick(self) -> None:
         """Process due events and set the timer."""
-        with suppress(InputError), self._careful():
-            self._go_on()
+        with suppress(InputError), self._end_replies_on_error():
+            self._process_due()
         self._plan()
 
     @contextmanager
-    def _careful(self) -> Iterator[None]:
+    def _end_replies_on_error(self) -> Iterator[None]:
         """End all replies on an error, including laws broken by custom schedulers."""
         try:
             yield
@@ -144,7 +144,7 @@ class LiveSimulation:
             self._end_all(f"internal error in simkv: {error!r}")
             raise
 
-    def _go_on(self) -> None:
+    def _process_due(self) -> None:
         """Process due events for at most one time slice."""
         stop, env = time.monotonic() + SLICE_S, self.env
         while env.peek() <= self._elapsed:
@@ -178,7 +178,7 @@ class LiveSimulation:
 
     def submit(self, ask: ClientRequest) -> Reply:
         """Submit a request now."""
-        with self._careful():
+        with self._end_replies_on_error():
             self.env.run(until=self.now)
         return self._enter(ask)
 
@@ -187,7 +187,7 @@ class LiveSimulation:
 
         The choice of the router does not matter if the queue limit of every replica is reached.
         """
-        with self._careful():
+        with self._end_replies_on_error():
             self.env.run(until=self.now)
         if not all(
             replica.queue_limit and replica.queue_limit.find_rejection()
@@ -196,7 +196,7 @@ class LiveSimulation:
             return None
         answer = self._enter(ask())
         if answer.refusal is None:  # no replica can take the request
-            self.leave(answer)
+            self.disconnect(answer)
             return None
         return answer
 
@@ -216,30 +216,30 @@ class LiveSimulation:
         )
         self.journal.append(request)
         self.changes.append(request)
-        answer = self.answers[number] = Reply(request)
+        answer = self.replies[number] = Reply(request)
         self.server.submit(request)
         self._plan()
         return answer
 
-    def leave(self, answer: Reply) -> None:
+    def disconnect(self, answer: Reply) -> None:
         """Record that the client left, if its request has not ended."""
         request = answer.request
-        if request.id not in self.answers:
+        if request.id not in self.replies:
             return
         now = max(self.now, request.arrival + MIN_LEAVE_DELAY_S)
-        with self._careful():
+        with self._end_replies_on_error():
             self.env.run(until=now)
-        if self.answers.pop(request.id, None) is None:
+        if self.replies.pop(request.id, None) is None:
             return
         left = self.journal[request.id] = replace(request, timeout=now - request.arrival)
         self.changes.append(left)
-        self.server.leave(request.id)
+        self.server.disconnect(request.id)
         self._plan()
 
     def cut_off(self) -> None:
         """Cut off all unfinished replies."""
-        for answer in list(self.answers.values()):
-            self.leave(answer)
+        for answer in list(self.replies.values()):
+            self.disconnect(answer)
             answer.end(Outcome.CUT_OFF)
 
     # Engine events.
@@ -249,18 +249,18 @@ class LiveSimulation:
         due = self._start + self.env.now / self.speed
         self._note_lag(due)
         for number, times in groupby(numbers):
-            if answers and (answer := self.answers.get(number)):
+            if answers and (answer := self.replies.get(number)):
                 answer.add_tokens(due, replica, len(list(times)))
-        for tell in self.told:
+        for tell in self.on_tokens:
             tell(replica, numbers)
 
     def _ended(self, life: RequestRecord) -> None:
-        answer = self.answers.get(life.request.id)
-        self.over(life)
+        answer = self.replies.get(life.request.id)
+        self.on_request_end(life)
         if life.outcome is Outcome.LOST and not isinstance(self.server, Fleet):
             self.warn(f"request {life.request.id}: {life.reason}; its client waits indefinitely")
         elif answer:
-            del self.answers[life.request.id]
+            del self.replies[life.request.id]
             answer.end(life.outcome, life.reason, life.refusal)
 
     def _died(self, replica: Replica) -> None:
@@ -271,6 +271,6 @@ class LiveSimulation:
         """End all replies because the engine is dead."""
         self.dead = why
         self.warn(f"the engine is dead: {why}")
-        for answer in list(self.answers.values()):
+        for answer in list(self.replies.values()):
             answer.end(Outcome.STALLED, self.dead)
-        self.answers.clear()
+        self.replies.clear()

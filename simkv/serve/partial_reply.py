@@ -21,10 +21,10 @@ class Reply:
     """
 
     __slots__ = (
-        "_again",
         "_ends",
-        "_news",
+        "_repeated",
         "_source",
+        "_waiter",
         "due",
         "outcome",
         "reason",
@@ -40,9 +40,9 @@ class Reply:
         self.outcome: Outcome | None = None
         self.reason = ""
         self.refusal: Refusal | None = None
-        self._news: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[None] | None = None
         self._source: object = None
-        self._again = 0
+        self._repeated = 0
         self._ends: deque[int] = deque()  # bounds of messages with several tokens
 
     @property
@@ -57,9 +57,9 @@ class Reply:
         skipped.
         """
         if source is not self._source:
-            self._source, self._again = source, self.tokens
-        if again := min(self._again, tokens):
-            self._again -= again
+            self._source, self._repeated = source, self.tokens
+        if again := min(self._repeated, tokens):
+            self._repeated -= again
             tokens -= again
             if not tokens:
                 return
@@ -86,13 +86,13 @@ class Reply:
         self._wake()
 
     def _wake(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
-    async def news(self, seen: int) -> float | None:
+    async def wait_for_tokens(self, seen: int) -> float | None:
         """Wait for more than ``seen`` tokens or for the end; return ``due`` and reset it."""
         while self.tokens <= seen and not self.ended:
-            self._news = asyncio.get_running_loop().create_future()
-            await self._news
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
         due, self.due = self.due, None
         return due

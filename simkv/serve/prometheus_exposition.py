@@ -98,10 +98,10 @@ class Exposition:
         family = GaugeMetricFamily(asked.name, "LoRA adapters in use", labels=asked.labels)
         told: dict[str, float] = {}
         for meter in meters:
-            for names, at in meter.adapters.told().items():
+            for names, at in meter.adapters.last_used().items():
                 told[names] = max(at, told.get(names, 0.0))
         for names, at in told.items():
-            family.add_metric([asked.most, names, names], self._live.wall(at))
+            family.add_metric([asked.most, names, names], self._live.wall_clock(at))
         return family
 
 
@@ -121,13 +121,13 @@ def _values(
         return
     if "is_streaming" in row.extra:
         for streaming, tally in meter.tallies.items():
-            spread = tally.spreads.get(row.measure)
+            spread = tally.histograms.get(row.measure)
             value = tally.counts[row.measure] if spread is None else spread
             yield [str(streaming).lower()], value
         return
     streamed, whole = meter.tallies[True], meter.tallies[False]
     if row.kind == "histogram":
-        yield [], streamed.spreads[row.measure].combine(whole.spreads[row.measure])
+        yield [], streamed.histograms[row.measure].combine(whole.histograms[row.measure])
     elif row.extra:
         ours, theirs = streamed.by_label[row.measure], whole.by_label[row.measure]
         yield from _labelled({label: count + theirs[label] for label, count in ours.items()})

@@ -19,14 +19,14 @@ MAX_TOKENS = 8_000_000
 class PrefixNode:
     """Tokens after the tokens of the node above; they are ``stream`` from ``start`` on."""
 
-    __slots__ = ("above", "below", "seen", "start", "stream", "tokens")
+    __slots__ = ("children", "last_used", "parent", "start", "stream", "tokens")
 
     def __init__(
         self, tokens: array[int], stream: str, start: int, above: PrefixNode | None
     ) -> None:
-        self.tokens, self.stream, self.start, self.above = tokens, stream, start, above
-        self.below: dict[int, PrefixNode] = {}
-        self.seen = 0
+        self.tokens, self.stream, self.start, self.parent = tokens, stream, start, above
+        self.children: dict[int, PrefixNode] = {}
+        self.last_used = 0
 
 
 class PromptTree:
@@ -38,7 +38,7 @@ class PromptTree:
         self._root = PrefixNode(array("q"), "", 0, None)
         self._clock = 0
 
-    def name(self, tokens: array[int], own: str) -> list[Segment]:
+    def segments_of(self, tokens: array[int], own: str) -> list[Segment]:
         """Return the prompt as segments; tokens not seen before are the stream ``own`` from 0 on.
 
         The list is empty if no token was seen before.
@@ -52,7 +52,7 @@ class PromptTree:
             segments.append(Segment(own, 0, len(tokens) - shared))
         return segments
 
-    def answer(self, prompt: array[int], emitted: array[int], own: str) -> None:
+    def add_reply(self, prompt: array[int], emitted: array[int], own: str) -> None:
         """Add the tokens emitted after a prompt as the stream ``own`` from 0 on, unless known."""
         tokens = prompt + emitted
         node, found = self._walk(tokens)
@@ -64,48 +64,48 @@ class PromptTree:
         """Return the last node and all nodes of the longest known prefix."""
         self._clock += 1
         node, place, found = self._root, 0, []
-        while place < len(tokens) and (child := node.below.get(tokens[place])):
+        while place < len(tokens) and (child := node.children.get(tokens[place])):
             shared = _common(child.tokens, tokens, place)
             if shared < len(child.tokens):
                 child = self._split(child, shared)
-            child.seen = self._clock
+            child.last_used = self._clock
             found.append(child)
             node, place = child, place + shared
         return node, found
 
     def _add(self, node: PrefixNode, tokens: array[int], stream: str, start: int) -> None:
         new = PrefixNode(tokens, stream, start, node)
-        new.seen = self._clock
-        node.below[tokens[0]] = new
+        new.last_used = self._clock
+        node.children[tokens[0]] = new
         self.size += len(tokens)
         if self.size > self.most:
             self._forget()
 
     def _split(self, node: PrefixNode, at: int) -> PrefixNode:
         """Split a node in two and return the upper one."""
-        assert node.above is not None
-        upper = PrefixNode(node.tokens[:at], node.stream, node.start, node.above)
-        upper.seen = node.seen
-        upper.below[node.tokens[at]] = node
-        node.above.below[node.tokens[0]] = upper
-        node.tokens, node.start, node.above = node.tokens[at:], node.start + at, upper
+        assert node.parent is not None
+        upper = PrefixNode(node.tokens[:at], node.stream, node.start, node.parent)
+        upper.last_used = node.last_used
+        upper.children[node.tokens[at]] = node
+        node.parent.children[node.tokens[0]] = upper
+        node.tokens, node.start, node.parent = node.tokens[at:], node.start + at, upper
         return upper
 
     def _forget(self) -> None:
         """Drop the least recently used leaves until a tenth of the limit is free."""
-        for leaf in sorted(self._leaves(), key=lambda leaf: leaf.seen):
-            if self.size <= 0.9 * self.most or leaf.seen == self._clock:
+        for leaf in sorted(self._leaves(), key=lambda leaf: leaf.last_used):
+            if self.size <= 0.9 * self.most or leaf.last_used == self._clock:
                 return
-            assert leaf.above is not None
-            del leaf.above.below[leaf.tokens[0]]
+            assert leaf.parent is not None
+            del leaf.parent.children[leaf.tokens[0]]
             self.size -= len(leaf.tokens)
 
     def _leaves(self) -> Iterator[PrefixNode]:
         stack = [self._root]
         while stack:
             node = stack.pop()
-            stack.extend(node.below.values())
-            if not node.below and node is not self._root:
+            stack.extend(node.children.values())
+            if not node.children and node is not self._root:
                 yield node
 
 

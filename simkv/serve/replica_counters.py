@@ -54,11 +54,11 @@ class RequestCounters:
     def __init__(self, bounds: Mapping[str, Sequence[float]]) -> None:
         self.counts: Counter[str] = Counter()
         self.by_label = {measure: Counter(dict.fromkeys(v, 0)) for measure, v in LABELS.items()}
-        self.spreads = {measure: BucketHistogram(those) for measure, those in bounds.items()}
+        self.histograms = {measure: BucketHistogram(those) for measure, those in bounds.items()}
 
-    def see(self, measure: str, value: float) -> None:
+    def observe(self, measure: str, value: float) -> None:
         """Add a value to the histogram of a measure, if there is one."""
-        if spread := self.spreads.get(measure):
+        if spread := self.histograms.get(measure):
             spread.add(value)
 
 
@@ -71,30 +71,30 @@ class AdapterUsage:
     """
 
     def __init__(self) -> None:
-        self._under_way: Counter[str] = Counter()
+        self._in_use: Counter[str] = Counter()
         self._at: float | None = None
-        self._seen: dict[str, float] = {}
+        self._last_used: dict[str, float] = {}
 
     def change(self, name: str | None, by: int, now: float) -> None:
         """Record a step's result: ``by`` more requests use the adapter ``name`` (None: none)."""
         if now != self._at:
-            self.told()
+            self.last_used()
         self._at = now
         if name is not None:
-            self._under_way[name] += by
-            if not self._under_way[name]:
-                del self._under_way[name]
+            self._in_use[name] += by
+            if not self._in_use[name]:
+                del self._in_use[name]
 
     @property
     def decoding(self) -> int:
         """Number of adapters with requests between their first and last token."""
-        return len(self._under_way)
+        return len(self._in_use)
 
-    def told(self) -> dict[str, float]:
+    def last_used(self) -> dict[str, float]:
         """Return the time of the last step (s) by the joined names of adapters in use."""
         if self._at is not None:
-            self._seen[",".join(self._under_way)] = self._at
-        return self._seen
+            self._last_used[",".join(self._in_use)] = self._at
+        return self._last_used
 
 
 class ReplicaCounters:
@@ -126,7 +126,7 @@ class ReplicaCounters:
         self.accepted: list[int] = []
         self.lora_slots = 0
 
-    def told(self, numbers: Iterable[int]) -> None:
+    def count_tokens(self, numbers: Iterable[int]) -> None:
         """Count a token for each entry: the clients of these requests receive them now."""
         now, last = self.replica.env.now, self._last
         self.adapters.change(None, 0, now)
@@ -140,7 +140,7 @@ class ReplicaCounters:
             if before is None:
                 self._begin(number, tally, now)
             else:
-                tally.see("itl", now - before)
+                tally.observe("itl", now - before)
             last[number] = now
 
     def _begin(self, number: int, tally: RequestCounters, now: float) -> None:
@@ -149,7 +149,7 @@ class ReplicaCounters:
         self._first[number] = now
         self.adapters.change(life.request.lora, 1, now)
         cached, prompt = self._cached(life), life.request.prompt_tokens
-        tally.see("ttft", now - life.request.arrival)
+        tally.observe("ttft", now - life.request.arrival)
         tally.counts["prompt_tokens"] += prompt
         tally.counts["queried"] += prompt
         tally.counts["cached"] += cached
@@ -161,7 +161,7 @@ class ReplicaCounters:
         """Return the number of prompt tokens found in the cache when the request began."""
         return life.chunks[0].context if life.chunks else 0
 
-    def over(self, life: RequestRecord) -> None:
+    def count_end(self, life: RequestRecord) -> None:
         """Count the end of a request."""
         number, request = life.request.id, life.request
         tally = self.tallies[self._streams(number)]
@@ -183,7 +183,7 @@ class ReplicaCounters:
         if not finished or first is None or last is None:
             return
         begun = self.replica.record.steps.decided[life.chunks[0].row] if life.chunks else first
-        queued = request.arrival if life.seen is None else life.seen
+        queued = request.arrival if life.received_at is None else life.received_at
         values = {
             "e2e": last - request.arrival,
             "queue_time": begun - queued,
@@ -199,7 +199,7 @@ class ReplicaCounters:
             "request_n": 1,
         }
         for measure, value in values.items():
-            tally.see(measure, value)
+            tally.observe(measure, value)
 
     def now(self) -> dict[str, MeasuredValue]:
         """Return current values, and add the steps since the last call to the counters."""
@@ -207,7 +207,7 @@ class ReplicaCounters:
         tally = self.tallies[False]
         while self._rows < len(log) and log.end[self._rows] <= replica.env.now:
             row = self._rows
-            tally.see("step_tokens", log.prefill_tokens[row] + log.decode_seqs[row])
+            tally.observe("step_tokens", log.prefill_tokens[row] + log.decode_seqs[row])
             tally.counts["preemptions"] += log.preempted[row]
             self._rows += 1
         blocks, free = replica.scheduler.num_blocks, replica.free_blocks

@@ -21,30 +21,32 @@ class ReplicaMetrics:
     A request that was sent to several replicas is counted at the last one.
     """
 
-    def __init__(self, desk: RequestHandler, config: EngineConfig) -> None:
-        self._desk = desk
+    def __init__(self, handler: RequestHandler, config: EngineConfig) -> None:
+        self._handler = handler
         self._meters: dict[int, ReplicaCounters] = {}
-        rows = list_engine_metrics(config.name, config, several=isinstance(desk.live.server, Fleet))
+        rows = list_engine_metrics(
+            config.name, config, several=isinstance(handler.live.server, Fleet)
+        )
         self._config = config
         self._block_size = find_engine_spec(config).block_size(config)
-        self._bounds = bucket_bounds(rows, desk.front.longest or 1_000_000)
-        constant = {"model_name": desk.front.model, "engine_type": "unified"}
-        self._exposition = Exposition(rows, self._all, constant, desk.live, config)
-        desk.late = self._exposition.lag.observe
-        desk.live.told.append(self._told)
-        desk.live.over = self._over
+        self._bounds = bucket_bounds(rows, handler.served.longest or 1_000_000)
+        constant = {"model_name": handler.served.model, "engine_type": "unified"}
+        self._exposition = Exposition(rows, self._all, constant, handler.live, config)
+        handler.on_token_delay = self._exposition.lag.observe
+        handler.live.on_tokens.append(self._count_tokens)
+        handler.live.on_request_end = self._count_end
 
     def text(self) -> bytes:
         """Return all metrics in the Prometheus text format."""
         return self._exposition.text()
 
     def _all(self) -> list[ReplicaCounters]:
-        return [self._of(replica) for replica in self._desk.live.replicas]
+        return [self._counters_of(replica) for replica in self._handler.live.replicas]
 
-    def _of(self, replica: Replica) -> ReplicaCounters:
+    def _counters_of(self, replica: Replica) -> ReplicaCounters:
         if found := self._meters.get(id(replica)):
             return found
-        streamed = self._desk.streamed.__contains__
+        streamed = self._handler.streamed.__contains__
         meter = ReplicaCounters(replica, self._block_size, self._bounds, streamed, self._reason)
         spec = find_engine_spec(self._config)
         meter.lora_slots = spec.lora_capacity(self._config)
@@ -53,12 +55,12 @@ class ReplicaMetrics:
         return meter
 
     def _reason(self, life: RequestRecord, tokens: int) -> str:
-        return finish_reason(life.request, tokens, self._desk.front.longest)
+        return finish_reason(life.request, tokens, self._handler.served.longest)
 
-    def _told(self, replica: Replica, numbers: Sequence[int]) -> None:
-        self._of(replica).told(numbers)
+    def _count_tokens(self, replica: Replica, numbers: Sequence[int]) -> None:
+        self._counters_of(replica).count_tokens(numbers)
 
-    def _over(self, life: RequestRecord) -> None:
+    def _count_end(self, life: RequestRecord) -> None:
         for meter in self._all():
             if meter.replica.record.requests.get(life.request.id) is life:
-                meter.over(life)
+                meter.count_end(life)

@@ -81,8 +81,8 @@ class ServedModel:
 class Generation:
     """A call of a client: its prompts and the replies to them.
 
-    ``called`` is the request id, given by the client or generated; ``name`` is the id of the
-    response; ``model`` is the model name in it.
+    ``request_id`` is given by the client or generated; ``response_id`` and ``model`` are the id and
+    the model name in the response.
     """
 
     def __init__(
@@ -93,14 +93,14 @@ class Generation:
         prompts: list[array[int]],
         answers: list[Reply],
     ) -> None:
-        self.called, self.name, self.model = called, prefix + called, model
+        self.request_id, self.response_id, self.model = called, prefix + called, model
         self.prompts = prompts
-        self.answers = answers
+        self.replies = answers
 
     @property
     def headers(self) -> dict[str, str]:
         """The header ``x-request-id``; empty if the id is too long for a header."""
-        header = quote(self.called, safe=_PRINTABLE)
+        header = quote(self.request_id, safe=_PRINTABLE)
         return {"x-request-id": header} if len(header) <= LONGEST_HEADER else {}
 
     @property
@@ -111,7 +111,7 @@ class Generation:
     @property
     def completion_tokens(self) -> int:
         """Number of tokens of all replies so far."""
-        return sum(answer.tokens for answer in self.answers)
+        return sum(answer.tokens for answer in self.replies)
 
     def usage(self) -> dict[str, int]:
         """Return the token usage in the format of the API."""
@@ -127,20 +127,20 @@ class Generation:
 class RequestHandler:
     """Sends the prompts of calls to the engine and finds calls by name.
 
-    ``names`` maps a call's name to its requests. ``late`` receives the delay of each written token
-    in seconds.
+    ``names`` maps a call's name to its requests. ``on_token_delay`` receives the delay of each
+    written token in seconds.
     """
 
     live: LiveSimulation
-    front: ServedModel
+    served: ServedModel
     names: dict[str, list[int]] = field(default_factory=dict)
-    late: Callable[[float], None] = lambda _: None
+    on_token_delay: Callable[[float], None] = lambda _: None
 
     def __post_init__(self) -> None:
         self.streamed: set[int] = set()
         self._prompts: dict[int, array[int]] = {}
         self._known = PromptTree()
-        self._random = np.random.default_rng(self.front.seed)
+        self._random = np.random.default_rng(self.served.seed)
         self.in_flight = 0
 
     def begin(
@@ -151,7 +151,7 @@ class RequestHandler:
         A full queue is reported before an invalid prompt, as in vLLM 0.33.0 (``_preflight``). If
         the queue limit rejects one prompt, the whole call is rejected.
         """
-        lora = self.front.adapter(body.model)
+        lora = self.served.adapter(body.model)
         if self.live.dead:
             raise RequestError(503, f"the engine is dead: {self.live.dead}")
         called = name or body.request_id or uuid.uuid4().hex
@@ -161,7 +161,7 @@ class RequestHandler:
         self._preflight(called, body, prompts[0], lora)
         if body.n is not None and body.n > 1:
             raise RequestError(400, "n: simkv does not model parallel sampling; expected 1", "n")
-        if body.priority and not self.front.by_priority:
+        if body.priority and not self.served.by_priority:
             said = "Got priority {} but priority scheduling is not enabled."
             raise RequestError(400, said.format(body.priority), "priority")
         limits = [self._limit(body, len(prompt)) for prompt in prompts]
@@ -172,13 +172,13 @@ class RequestHandler:
         self.names[called] = [answer.request.id for answer in answers]
         if refusals := [answer.refusal for answer in answers if answer.refusal]:
             for answer in answers:
-                self.live.leave(answer)
+                self.live.disconnect(answer)
             raise _turned_away(refusals[0])
         self._prompts.update(zip(self.names[called], prompts, strict=True))
         if body.stream:
             self.streamed.update(self.names[called])
         self.in_flight += 1
-        model = lora or self.front.model
+        model = lora or self.served.model
         return Generation(prefix, called, model, list(prompts), answers)
 
     def _preflight(self, called: str, body: Body, prompt: array[int], lora: str | None) -> None:
@@ -199,23 +199,23 @@ class RequestHandler:
     def end(self, call: Generation) -> None:
         """End a call: cancel unfinished requests, store prompts and replies as prefixes."""
         self.in_flight -= 1
-        for prompt, answer in zip(call.prompts, call.answers, strict=True):
-            self.live.leave(answer)
+        for prompt, answer in zip(call.prompts, call.replies, strict=True):
+            self.live.disconnect(answer)
             number = answer.request.id
             self.streamed.discard(number)
             del self._prompts[number]
-            emitted = self.front.texts.emitted(number, answer.tokens)
-            self._known.answer(prompt, emitted, f"o{number}")
+            emitted = self.served.texts.emitted(number, answer.tokens)
+            self._known.add_reply(prompt, emitted, f"o{number}")
 
     def tokens(self, number: int, count: int) -> array[int]:
         """Return the first ``count`` tokens of a request in flight: its prompt, then its output."""
         prompt = self._prompts.get(number, array("q"))
-        emitted = self.front.texts.emitted(number, max(count - len(prompt), 0))
+        emitted = self.served.texts.emitted(number, max(count - len(prompt), 0))
         return (prompt + emitted)[:count]
 
-    def sent(self, due: float) -> None:
+    def record_delay(self, due: float) -> None:
         """Record the delay of a token that was due at ``due`` and has just been written."""
-        self.late(time.monotonic() - due)
+        self.on_token_delay(time.monotonic() - due)
 
     def find(self, name: str) -> list[int]:
         """Return the requests of a call, by reply id, request id or request number."""
@@ -229,11 +229,11 @@ class RequestHandler:
         """Return the maximum number of output tokens. Raises RequestError for invalid limits."""
         if prompt == 0:
             raise RequestError(400, "The prompt is empty.", "prompt")
-        limit, longest = body.limit, self.front.longest
+        limit, longest = body.limit, self.served.longest
         if longest is not None:
             limit = max_output_tokens(longest, prompt, limit, body.limit_param)
         elif limit is None:
-            limit = self._draw() if self.front.lengths else 16
+            limit = self._draw() if self.served.lengths else 16
         if limit < 1:
             raise RequestError(400, f"max_tokens must be at least 1, got {limit}.", "max_tokens")
         if limit > MAX_TOKEN_COUNT:
@@ -248,7 +248,7 @@ class RequestHandler:
         emits = limit
         if body.simkv.output_tokens is not None:
             emits = body.simkv.output_tokens
-        elif not body.ignore_eos and self.front.lengths:
+        elif not body.ignore_eos and self.served.lengths:
             emits = self._draw()
         return ClientRequest(
             prompt_tokens=len(prompt),
@@ -261,11 +261,11 @@ class RequestHandler:
         )
 
     def _segments(self, prompt: array[int], number: int) -> list[Segment]:
-        return self._known.name(prompt, f"u{number}")
+        return self._known.segments_of(prompt, f"u{number}")
 
     def _draw(self) -> int:
-        assert self.front.lengths is not None
-        return self.front.lengths(self._random)
+        assert self.served.lengths is not None
+        return self.served.lengths(self._random)
 
 
 def _turned_away(refusal: Refusal) -> RequestError:

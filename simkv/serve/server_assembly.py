@@ -97,7 +97,7 @@ class HttpServer:
         self.live.warn = warn
         engine = scenario.engine
         spec = find_engine_spec(engine)
-        self.front = ServedModel(
+        self.served = ServedModel(
             engine=engine.name,
             variant=engine.variant,
             model=options.model or _model(scenario),
@@ -109,8 +109,8 @@ class HttpServer:
             loras=_loras(scenario, replicas),
             lora_by_model=spec.lora_by_model,
         )
-        self.handler = RequestHandler(self.live, self.front)
-        self.figures = ReplicaMetrics(self.handler, engine)
+        self.handler = RequestHandler(self.live, self.served)
+        self.metrics = ReplicaMetrics(self.handler, engine)
         self.kv_publisher = self._kv_publisher(spec, engine)
         self.explainer = Explainer(self.live, self.scenario, folder)
         self._ending = ending
@@ -123,7 +123,7 @@ class HttpServer:
         from simkv.serve.kv_events import KvEventPublisher
 
         where = options.kv_events, options.kv_replay, options.rank
-        size, loras = spec.block_size(engine), self.front.loras
+        size, loras = spec.block_size(engine), self.served.loras
         return KvEventPublisher(
             self.live, where, size, self.handler.tokens, loras, spec.published_cache
         )
@@ -137,7 +137,7 @@ class HttpServer:
     @property
     def banner(self) -> str:
         """Start message: the scenario, its address and the speed."""
-        front = self.front
+        front = self.served
         times = (
             "real time" if self.options.speed == 1 else f"{self.options.speed:g} times real time"
         )
@@ -149,10 +149,10 @@ class HttpServer:
         )
 
     @property
-    def site(self) -> ServedApp:
+    def served_app(self) -> ServedApp:
         """The application, its simulation and its socket, for the server process."""
-        app = application(self.handler, self.explainer, self.describe, self.figures.text)
-        guard = Guard(app, self.options.speed, self.options.api_key, refuse=self._ending.why)
+        app = application(self.handler, self.explainer, self.describe, self.metrics.text)
+        guard = Guard(app, self.options.speed, self.options.api_key, refuse=self._ending.reason)
         return ServedApp(guard, app, self.live, self._socket, lambda: self.handler.in_flight)
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ class HttpServer:
         """Return a scenario file with the configuration and all requests so far, ready to run."""
         about = [
             f"Requests received so far by simkv serve at --speed {self.options.speed:g}.",
-            f"Token counts: {self.front.texts.rule}.",
+            f"Token counts: {self.served.texts.rule}.",
         ]
         lines = "".join(f"# {line}\n" for line in about)
         if not self.live.journal:
@@ -209,7 +209,7 @@ class Deployment:
         ``ready`` is called once, when clients can connect.
         """
         beside = [server.kv_publisher.replay() for server in self.servers if server.kv_publisher]
-        sites = [server.site for server in self.servers]
+        sites = [server.served_app for server in self.servers]
         try:
             asyncio.run(serve_until_shutdown(sites, self._ending, self._grace, ready, beside))
         finally:

@@ -78,11 +78,11 @@ class ShutdownFlag:
     """Whether the process received a shutdown signal."""
 
     def __init__(self) -> None:
-        self.told = False
+        self.is_set = False
 
-    def why(self) -> str:
+    def reason(self) -> str:
         """Return the reason why new calls are rejected, or an empty string."""
-        return "the server is shutting down" if self.told else ""
+        return "the server is shutting down" if self.is_set else ""
 
 
 async def serve_until_shutdown(
@@ -121,7 +121,7 @@ async def serve_until_shutdown(
     ready()
     others = [asyncio.ensure_future(one) for one in beside]
     await stop.wait()
-    ending.told = True
+    ending.is_set = True
     for server in servers:
         server.should_exit = True
     limit = loop.time() + grace

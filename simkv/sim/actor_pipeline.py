@@ -73,7 +73,7 @@ class AsyncPipeline(Replica):
         self._preempted: list[int] = []
         self._received: dict[int, ReceivedTokens] = {}
         self._useful: dict[int, int] = {}
-        self._sent = self._heard = self._barren_steps = 0
+        self._sent = self._received_messages = self._steps_without_token = 0
         self._border = 0.0
         self._watch = CycleDetector(self._state)
         self._planned_at = self._decided = 0.0
@@ -89,7 +89,7 @@ class AsyncPipeline(Replica):
         planned: list[Any] = []
         while True:
             self._pull()
-            this_call = self._heard, self.manager.fingerprint()
+            this_call = self._received_messages, self.manager.fingerprint()
             # A call that changed nothing would change nothing again.
             in_vain = this_call == last_call and (not planned or self._at_rest())
             if in_vain or self.state_repeats():
@@ -133,8 +133,8 @@ class AsyncPipeline(Replica):
         """SimPy process: the token processor thread."""
         while True:
             message = yield self.messages.get()
-            self._heard += 1
-            self.hear(message)
+            self._received_messages += 1
+            self.receive(message)
             self.notify()
 
     def _take(self) -> Generator[simpy.Event, Any, list[Any]]:
@@ -193,14 +193,14 @@ class AsyncPipeline(Replica):
         lives = self.record.requests
         return self.worker.step(lambda i, k: k >= lives[i].request.output_tokens)
 
-    def hear(self, message: Message) -> MessageEffects:
+    def receive(self, message: Message) -> MessageEffects:
         """Process a message: deliver its tokens to clients and resolve finished requests."""
         heard = self.processor.receive(message)
         self.changed = True
         for i in heard.delivered:
             self._deliver(i)
-        if self.delivered:
-            self.delivered(heard.delivered)
+        if self.on_tokens:
+            self.on_tokens(heard.delivered)
         for i in heard.finished:
             self.resolve(self.record.requests[i], Outcome.FINISHED)
         return heard
@@ -225,7 +225,7 @@ class AsyncPipeline(Replica):
             count = min(seats, self.pacing.max_prefill_num)
         for request in self._new[:count]:
             self.manager.add(request)
-            self.record.requests[request.id].seen = self.env.now
+            self.record.requests[request.id].received_at = self.env.now
         del self._new[:count]
 
     def _begin(self, work: list[Any], tasks: list[Any]) -> float:
@@ -249,7 +249,7 @@ class AsyncPipeline(Replica):
         life, now = self.record.requests[i], self.env.now
         self._useful[i] = self._useful.get(i, 0) + 1
         if self._useful[i] <= life.request.output_tokens:  # not a token that was generated twice
-            self._barren_steps = 0
+            self._steps_without_token = 0
             self._watch.progress()
         if life.outcome is None:
             before = self._received.get(i, ReceivedTokens(0, now, now))
@@ -272,7 +272,7 @@ class AsyncPipeline(Replica):
     def _at_rest(self) -> bool:
         """Whether no step, message or task is in progress, so that only the engine can act."""
         idle = not self.tasks.items and not self.worker.work()
-        return idle and self._sent == self._heard
+        return idle and self._sent == self._received_messages
 
     def _state(self) -> Hashable:
         """Return all state that determines the future while only the engine can act."""
@@ -291,10 +291,10 @@ class AsyncPipeline(Replica):
 
         The limit is 1000 steps plus one step per token of the live requests.
         """
-        self._barren_steps += 1
+        self._steps_without_token += 1
         alive = self.manager.alive()
-        if self._barren_steps > 1000 + sum(seq.total for seq in alive):
-            why = f"no client received a token in the last {self._barren_steps} steps"
+        if self._steps_without_token > 1000 + sum(seq.total for seq in alive):
+            why = f"no client received a token in the last {self._steps_without_token} steps"
             self.die("livelock", why, [seq.id for seq in alive])
 
     def _stop(self, kind: str, why: str) -> None:

@@ -21,7 +21,7 @@ class SimulatedServer(Protocol):
     """A server of requests: an engine or a fleet of engines."""
 
     env: simpy.Environment
-    ended: Callable[[RequestRecord], None] | None
+    on_request_end: Callable[[RequestRecord], None] | None
 
     def submit(self, request: Request) -> None:
         """Receive a request now."""
@@ -69,7 +69,7 @@ def _converse(engine: SimulatedServer, clients: Clients) -> SimProcess:
         if not answered.triggered:
             answered.succeed()
 
-    engine.ended = ended
+    engine.on_request_end = ended
     while True:
         while sent := clients.send(env.now):  # a rejection can allow the next request at once
             for request in sent:

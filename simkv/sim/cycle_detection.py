@@ -48,7 +48,7 @@ class CycleDetector:
             self._saved_at = self._count
         return False
 
-    def quiet(self, alike: int) -> int:
+    def silent_calls(self, alike: int) -> int:
         """Return how many of the next calls of ``repeats`` would neither match nor store a state.
 
         The last ``alike`` states and all coming ones must differ from each other.

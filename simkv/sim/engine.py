@@ -81,19 +81,19 @@ class Engine(Replica):
         #: Called instead of ``cut`` if other engines leap together with this one.
         self.on_leap_cut: Callable[[], None] | None = None
         self.in_flight: deque[InFlight] = deque()
-        self._outside = False
-        self._circles = False  # livelock: KV copies repeat forever without progress
+        self._external_event = False
+        self._copy_livelock = False  # livelock: KV copies repeat forever without progress
         self._leap: Leap | None = None
-        self._rest: IdleStretch | None = None
+        self._idle_stretch: IdleStretch | None = None
         self._idle_passes = 0  # consecutive idle passes
         self._watch = CycleDetector(scheduler.fingerprint, lambda: scheduler.free_blocks)
         self._clocked = clocked(scheduler)
         self._kv_waiter = kv_waiter(scheduler)
         self._offloader = offloader(scheduler)
         self._group_row = self._completed_row = -1
-        # ``_left``: tokens per request not yet assigned to a step. ``_finishes``, ``_ending``:
+        # ``_remaining``: tokens per request not yet assigned to a step. ``_finishes``, ``_ending``:
         # step-log rows in which members of the decode group receive their last token.
-        self._left: dict[int, int] = {}
+        self._remaining: dict[int, int] = {}
         self._finishes: list[tuple[int, int, int]] = []
         self._ending: dict[int, list[int]] = {}
 
@@ -130,17 +130,17 @@ class Engine(Replica):
                 yield self.sleep()
                 yield self.timeout_at(self.env.now)  # after all other events of that time
             elif turn == "idle":
-                rest = self._plan_rest()
+                rest = self._plan_idle_stretch()
                 yield rest.wake
-                self._end_rest(len(rest.moments) - 1)
+                self._end_idle_stretch(len(rest.moments) - 1)
 
     def finish_iteration(self, batch: Batch) -> NextAction:
         """Complete the oldest batch after ``batch`` was decided; return the next action."""
         oldest = self.in_flight.popleft()
         delivered = self._complete(oldest)
-        if self._outside or delivered:
+        if self._external_event or delivered:
             self._watch.progress()
-            self._outside = False
+            self._external_event = False
         if delivered:  # external events alone may have changed nothing
             self.record.engine_halt = None
         working = bool(batch or oldest.batch) or any(f.batch for f in self.in_flight)
@@ -150,11 +150,11 @@ class Engine(Replica):
                 return "sleep"
             if self._kv_waiter is not None and self._kv_waiter.awaits_kv:
                 if self._watch.repeats(working=True, now=self.env.now):
-                    self._circles = True
-                    self._stand_still(self._watch.since)
+                    self._copy_livelock = True
+                    self._record_halt(self._watch.since)
                 return "sleep"
         if self._watch.repeats(working, self.env.now):
-            self._stand_still(self._watch.since)
+            self._record_halt(self._watch.since)
             return "sleep"
         if not working:
             self.record.idle_passes += 1
@@ -167,7 +167,7 @@ class Engine(Replica):
         """Make a scheduling decision; return None if it ends the engine."""
         self.changed = True
         now = self.record.end = self.env.now
-        self._hear()
+        self._deliver_inbox()
         try:
             batch = self.scheduler.schedule()
         except Livelock as livelock:
@@ -185,14 +185,14 @@ class Engine(Replica):
             self.resolve(
                 self.record.requests[i], Outcome.LOST, "the engine dropped it from its queues"
             )
-        if batch.loads and self.loads:
-            self.loads(batch.loads)
+        if batch.loads and self.on_kv_loads:
+            self.on_kv_loads(batch.loads)
         if batch.fatal:
             self.die("engine died", batch.fatal, [i for i, _ in batch.scheduled])
             return None
         return batch
 
-    def _hear(self) -> None:
+    def _deliver_inbox(self) -> None:
         """Pass the time and all messages in ``inbox`` to the scheduler."""
         now = self.env.now
         if self._clocked is not None:
@@ -200,8 +200,8 @@ class Engine(Replica):
         for message in self.inbox:
             if isinstance(message, Request):
                 self.scheduler.add(message)
-                self._left[message.id] = message.output_tokens
-                self.record.requests[message.id].seen = now
+                self._remaining[message.id] = message.output_tokens
+                self.record.requests[message.id].received_at = now
             elif isinstance(message, int):
                 self.scheduler.abort(message)
             else:
@@ -215,16 +215,16 @@ class Engine(Replica):
 
         The duration comes from the executor, unless ``seconds`` is given.
         """
-        if batch.moves and self.copies:
-            start = self.copies.before(batch.moves, start if batch else self.env.now)
+        if batch.moves and self.copy_engine:
+            start = self.copy_engine.before(batch.moves, start if batch else self.env.now)
         if not batch:
-            end = start if batch.moves and self.copies else self.env.now
+            end = start if batch.moves and self.copy_engine else self.env.now
             self.in_flight.append(InFlight(batch, -1, end, frozenset()))
         else:
             end = start + (self.executor.run(load) if seconds is None else seconds)
             self._write(batch, load, start, end)
-        if batch.moves and self.copies:
-            self.copies.after(batch.moves, end)
+        if batch.moves and self.copy_engine:
+            self.copy_engine.after(batch.moves, end)
         return end
 
     def _write(self, batch: Batch, load: StepLoad, start: float, end: float) -> None:
@@ -235,15 +235,15 @@ class Engine(Replica):
         if batch.decodes:
             self._group_row = row
         for i in batch.joined:
-            heappush(self._finishes, (row + self._left[i] - 1, i, row))
+            heappush(self._finishes, (row + self._remaining[i] - 1, i, row))
         last_of = []
         drafted, lives = batch.drafted, self.record.requests
-        accepted = verify_drafts(drafted, batch.emits, lives, self._left) if drafted else None
+        accepted = verify_drafts(drafted, batch.emits, lives, self._remaining) if drafted else None
         for i in batch.emits:
-            self._left[i] -= 1 + accepted.get(i, 0) if accepted else 1
-            if self._left[i] == 0:
+            self._remaining[i] -= 1 + accepted.get(i, 0) if accepted else 1
+            if self._remaining[i] == 0:
                 last_of.append(i)
-        group = self.record.decoding() if self.delivered and batch.decodes else ()
+        group = self.record.decoding() if self.on_tokens and batch.decodes else ()
         self.in_flight.append(InFlight(batch, row, end, frozenset(last_of), group))
 
     def _note_departures(self, batch: Batch) -> None:
@@ -252,8 +252,8 @@ class Engine(Replica):
             since = self.record.decoding_since(i)
             if since is None:
                 continue
-            last_token = since + self._left[i] - 1
-            self._left[i] -= self.record.leave(i, self._group_row)
+            last_token = since + self._remaining[i] - 1
+            self._remaining[i] -= self.record.leave_decode_group(i, self._group_row)
             if self._completed_row < last_token <= self._group_row:
                 self._ending.setdefault(last_token, []).append(i)
 
@@ -279,10 +279,10 @@ class Engine(Replica):
             if lives[i].outcome is Outcome.REJECTED:
                 lives[i].outcome, lives[i].ended_at, lives[i].reason = None, None, ""
         if self.queue_limit:
-            self.queue_limit.told(completion.delivered)
-        if self.delivered:
+            self.queue_limit.record_tokens(completion.delivered)
+        if self.on_tokens:
             told = repeat_per_token(delivered, batch.drafted) if batch.drafted else delivered
-            self.delivered([*told, *flight.group])
+            self.on_tokens([*told, *flight.group])
         self._end(completion)
         return bool(completion.delivered or completion.refused or batch.decodes)
 
@@ -297,8 +297,8 @@ class Engine(Replica):
         """Count dropped tokens as remaining: the engine must compute them again."""
         accepted = batch.drafted.accepted if batch.drafted else {}
         for i in set(batch.emits) - set(completion.delivered):
-            self._left[i] += 1 + accepted.get(i, 0)
-            self.record.requests[i].ensure_interruptions().dropped.append(row)
+            self._remaining[i] += 1 + accepted.get(i, 0)
+            self.record.requests[i].ensure_interruptions().dropped_rows.append(row)
 
     def _next_finish(self) -> int:
         """Return the next row of the step log in which a member of the decode group finishes."""
@@ -321,7 +321,7 @@ class Engine(Replica):
         if oldest.finishing_ids or oldest.row in self._ending:
             most = 0
         for i in batch.emits:
-            most = min(most, self._left[i] + newest.row - oldest.row)
+            most = min(most, self._remaining[i] + newest.row - oldest.row)
         return 0 if most < 1 else self.scheduler.leap(int(most) + 1) - 1
 
     def _plan_leap(self, batch: Batch, load: StepLoad) -> Leap | None:
@@ -369,8 +369,8 @@ class Engine(Replica):
             self._group_row = newest.row + done
         lasts: dict[int, list[int]] = {}
         for i in batch.emits:
-            lasts.setdefault(newest.row + self._left[i], []).append(i)
-            self._left[i] -= done
+            lasts.setdefault(newest.row + self._remaining[i], []).append(i)
+            self._remaining[i] -= done
         rows = [(newest.row + done, ends[-1])]
         if oldest is not newest:
             rows.insert(0, (oldest.row + done, leap.moments[done]))
@@ -378,20 +378,20 @@ class Engine(Replica):
         for row, end in rows:
             self.in_flight.append(InFlight(batch, row, end, frozenset(lasts.get(row, ()))))
 
-    def _plan_rest(self) -> IdleStretch:
+    def _plan_idle_stretch(self) -> IdleStretch:
         """Start a stretch of idle passes that repeat the last one, plus one pass."""
         passes = 1
-        most = self._watch.quiet(self._idle_passes) if self.leaping else 0
+        most = self._watch.silent_calls(self._idle_passes) if self.leaping else 0
         if most and not any(flight.batch for flight in self.in_flight):
             passes = self.scheduler.leap(most + 1)
         moments = accumulate(repeat(self.executor.idle(), passes), initial=self.env.now)
         ends = array("d", moments)[1:]
-        self._rest = IdleStretch(ends, self.timeout_at(ends[-1]))
-        return self._rest
+        self._idle_stretch = IdleStretch(ends, self.timeout_at(ends[-1]))
+        return self._idle_stretch
 
-    def _end_rest(self, passes: int) -> None:
+    def _end_idle_stretch(self, passes: int) -> None:
         """Advance all state by ``passes`` idle passes."""
-        self._rest = None
+        self._idle_stretch = None
         if passes:
             self.scheduler.skip(passes)
             self._watch.skip(passes)
@@ -407,7 +407,7 @@ class Engine(Replica):
     def _catch_up(self) -> None:
         """Advance a leap in progress to the present time; the rest of it continues."""
         leap = self._leap
-        if leap is None or not (done := self._over(leap)):
+        if leap is None or not (done := self._completed_iterations(leap)):
             return
         self._land(leap, done)
         load = leap.load
@@ -426,14 +426,14 @@ class Engine(Replica):
     def finalize(self) -> None:
         """Close the record at the end of the run, after advancing a leap in progress."""
         self._stop_here()
-        self._left.clear()
+        self._remaining.clear()
         self.record.close(self._group_row)
 
     def _stop_here(self) -> None:
         if self._leap is not None:
-            self._land(self._leap, self._over(self._leap))
-        if self._rest is not None:
-            self._end_rest(self._over(self._rest))
+            self._land(self._leap, self._completed_iterations(self._leap))
+        if self._idle_stretch is not None:
+            self._end_idle_stretch(self._completed_iterations(self._idle_stretch))
 
     def _busy(self) -> bool:
         return bool(self.scheduler.num_waiting or self.scheduler.num_running)
@@ -443,24 +443,24 @@ class Engine(Replica):
 
         In a detected livelock the engine reacts only to ``news``.
         """
-        if self._circles and not news:
+        if self._copy_livelock and not news:
             return
         super().notify()
         if news:
-            self._outside, self._circles = True, False
+            self._external_event, self._copy_livelock = True, False
         (self.on_leap_cut or self.cut)()
 
     def cut(self) -> None:
         """End a leap in progress with the present step."""
-        ahead = self._leap or self._rest
+        ahead = self._leap or self._idle_stretch
         if ahead is not None:
             moments = ahead.moments
-            index = self._over(ahead)
+            index = self._completed_iterations(ahead)
             if index < len(moments) - 1:
                 del moments[index + 1 :]
                 ahead.wake = ahead.wake.move(moments[-1])
 
-    def _over(self, leap: Leap | IdleStretch) -> int:
+    def _completed_iterations(self, leap: Leap | IdleStretch) -> int:
         """Return the number of the leap's iterations that are complete by now.
 
         An iteration that ends exactly now counts only if the current event comes from an engine of
@@ -471,7 +471,7 @@ class Engine(Replica):
             return bisect_right(moments, now)
         return bisect_left(moments, now)
 
-    def _stand_still(self, since: float) -> None:
+    def _record_halt(self, since: float) -> None:
         """Record a deadlock or livelock: the state at ``since`` (s) repeats by itself."""
         if self.record.engine_halt is None:
             stuck = [*self.scheduler.running_ids(), *self.scheduler.waiting_ids()]
@@ -479,7 +479,7 @@ class Engine(Replica):
             kind, why = "deadlock", "requests wait, but the scheduler can run none of them"
             if decided and decided[-1] >= since:
                 kind, why = "livelock", "the same decisions repeat without emitting a token"
-            if self._circles:
+            if self._copy_livelock:
                 kind, why = "livelock", "the same KV is read repeatedly and no request can run"
             held = dict(self.scheduler.blocks_held())
             self.record.engine_halt = EngineHalt(

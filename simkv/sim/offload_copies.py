@@ -57,35 +57,35 @@ class CopyEngine:
 
     def _begin(self, job: int, done: float) -> None:
         self._due[job] = done
-        self._at(done, lambda: self._over(job))
+        self._at(done, lambda: self._finish(job))
 
     def _begin_on(self, disk: OffloadLink, moves: DiskTransfers) -> None:
         """Start the disk transfers of a step when the step is decided."""
         now = self._env.now
         for jobs, copy in ((moves.reads, disk.load), (moves.writes, disk.store)):
             for move in jobs:
-                self._at(copy(move.tokens, now), partial(self._over_on_disk, [move.job], []))
+                self._at(copy(move.tokens, now), partial(self._finish_on_disk, [move.job], []))
         if moves.look:
-            self._at(now + disk.latency, partial(self._over_on_disk, [], [moves.look[0]]))
+            self._at(now + disk.latency, partial(self._finish_on_disk, [], [moves.look[0]]))
 
     def _at(self, time: float, happens: Callable[[], None]) -> None:
         moment = ExactTimeout(self._env, time, ExactTimeout.BEFORE)
         moment.callbacks.append(lambda _: happens())
 
-    def _over_on_disk(self, jobs: list[int], looks: list[int]) -> None:
+    def _finish_on_disk(self, jobs: list[int], looks: list[int]) -> None:
         # With too little host memory for a prompt, the same blocks can be read forever; this must
         # not count as progress.
         message = partial(self._scheduler.finish_disk_transfers, jobs, looks)
-        self._replica.tell(message, news=False)
+        self._replica.call_soon(message, news=False)
 
-    def _over(self, job: int) -> None:
+    def _finish(self, job: int) -> None:
         del self._due[job]
-        self._replica.tell(partial(self._scheduler.moved, [job]))
+        self._replica.call_soon(partial(self._scheduler.moved, [job]))
 
 
 def attach_copy_engine(
     replica: Replica, link: OffloadLink, disk: OffloadLink | None = None
 ) -> None:
     """Attach a copy engine to a replica, with its link and disk, and count copies in its record."""
-    replica.copies = CopyEngine(replica.env, replica, link, disk)
+    replica.copy_engine = CopyEngine(replica.env, replica, link, disk)
     replica.record.copied = KvCopyCounts() if disk is None else KvCopyCounts(0, 0, 0, 0)

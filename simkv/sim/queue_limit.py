@@ -16,31 +16,31 @@ class QueueLimit:
 
     def __init__(self, admission: AdmissionCheck) -> None:
         self._admission = admission
-        self._inside: set[int] = set()
+        self._admitted: set[int] = set()
         self._prompts: dict[int, int] = {}  # of requests without a first token
         self._in_prefill = 0
 
     def find_rejection(self) -> Refusal | None:
         """Return why a request that arrives now would be rejected, or None."""
-        return self._admission(len(self._inside), self._in_prefill)
+        return self._admission(len(self._admitted), self._in_prefill)
 
-    def enter(self, request: Request) -> Refusal | None:
+    def admit(self, request: Request) -> Refusal | None:
         """Admit a request; return a refusal if it is rejected."""
         if refusal := self.find_rejection():
             return refusal
-        self._inside.add(request.id)
+        self._admitted.add(request.id)
         self._prompts[request.id] = request.prompt_tokens
         self._in_prefill += request.prompt_tokens
         return None
 
-    def told(self, ids: Iterable[int]) -> None:
+    def record_tokens(self, ids: Iterable[int]) -> None:
         """Record that these requests received a token."""
         for i in ids:
             self._in_prefill -= self._prompts.pop(i, 0)
 
-    def left(self, i: int) -> None:
+    def remove(self, i: int) -> None:
         """Remove a request that has ended or was rejected."""
-        self._inside.discard(i)
+        self._admitted.discard(i)
         self._in_prefill -= self._prompts.pop(i, 0)
 
 

@@ -45,8 +45,8 @@ class Replica(ABC):
     """A scheduler, an executor and the record of their run.
 
     Start ``run()`` as a SimPy process and pass requests to ``submit``. Requests that arrive before
-    ``ready`` (s) wait until then. ``resolved`` is called whenever a request has ended, ``ended``
-    with its record. At equal times, replicas with a lower ``rank`` act first.
+    ``ready`` (s) wait until then. ``resolved`` is called whenever a request has ended,
+    ``on_request_end`` with its record. At equal times, replicas with a lower ``rank`` act first.
 
     ``inbox`` contains external messages since the last decision: requests, ids of requests whose
     clients have left, and callbacks. ``wake`` is the event that ends its sleep, or None while it is
@@ -70,15 +70,15 @@ class Replica(ABC):
         self.ready = ready
         self.dead = False
         self.halted = False
-        self.ended: Callable[[RequestRecord], None] | None = None
+        self.on_request_end: Callable[[RequestRecord], None] | None = None
         #: Called when the engine has died.
-        self.died: Callable[[], None] | None = None
+        self.on_death: Callable[[], None] | None = None
         #: Called with the KV that a schedule call wants to load from another replica.
-        self.loads: Callable[[list[tuple[int, int]]], None] | None = None
+        self.on_kv_loads: Callable[[list[tuple[int, int]]], None] | None = None
         #: Performs copies to and from host memory, if any.
-        self.copies: Copier | None = None
+        self.copy_engine: Copier | None = None
         #: Called with the ids of requests that receive a token now.
-        self.delivered: Callable[[Sequence[int]], None] | None = None
+        self.on_tokens: Callable[[Sequence[int]], None] | None = None
         #: Whether its load may have changed since a router last read it.
         self.changed = True
         #: Admission control of the server in front of it, if it rejects requests.
@@ -88,14 +88,14 @@ class Replica(ABC):
         self.inbox: list[Request | int | Callable[[], None]] = []
         self.wake: simpy.Event | None = None
         self.resolved = resolved
-        self._spread = wants_spread(executor)
+        self._wants_spread = wants_spread(executor)
 
     # Interface for clients and routers.
 
     def submit(self, request: Request) -> None:
         """Receive a request now; its client starts to wait."""
         life = self.record.arrive(request)
-        if self.queue_limit and (refusal := self.queue_limit.enter(request)):
+        if self.queue_limit and (refusal := self.queue_limit.admit(request)):
             self.refuse(life, refusal)
             return
         self.inbox.append(request)
@@ -104,12 +104,12 @@ class Replica(ABC):
             patience.callbacks.append(lambda _: self._give_up(life))
         self.notify()
 
-    def tell(self, message: Callable[[], None], *, news: bool = True) -> None:
+    def call_soon(self, message: Callable[[], None], *, news: bool = True) -> None:
         """Queue a callback to run before the next decision; for ``news`` see ``notify``."""
         self.inbox.append(message)
         self.notify(news=news)
 
-    def leave(self, request_id: int) -> None:
+    def disconnect(self, request_id: int) -> None:
         """Record that the client of a submitted request has left."""
         self._give_up(self.record.requests[request_id])
 
@@ -193,7 +193,7 @@ class Replica(ABC):
 
     def load(self, batch: Batch) -> StepLoad:
         """Return the executor's description of a batch."""
-        return compute_step_load(batch, spread=self._spread)
+        return compute_step_load(batch, spread=self._wants_spread)
 
     def resolve(self, life: RequestRecord, outcome: Outcome, reason: str = "") -> None:
         """End a request now, unless it has already ended."""
@@ -201,11 +201,11 @@ class Replica(ABC):
             self.changed = True
             life.outcome, life.reason, life.ended_at = outcome, reason, self.env.now
             if self.queue_limit:
-                self.queue_limit.left(life.request.id)
+                self.queue_limit.remove(life.request.id)
             if self.resolved:
                 self.resolved()
-            if self.ended:
-                self.ended(life)
+            if self.on_request_end:
+                self.on_request_end(life)
 
     def refuse(self, life: RequestRecord, refusal: Refusal) -> None:
         """Reject a request for a limit now, unless it has already ended."""
@@ -233,5 +233,5 @@ class Replica(ABC):
         self.dead = True
         held = dict(self.scheduler.blocks_held())
         self.record.engine_halt = EngineHalt(kind, self.env.now, why, sorted(set(requests)), held)
-        if self.died:
-            self.died()
+        if self.on_death:
+            self.on_death()

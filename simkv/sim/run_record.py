@@ -46,7 +46,7 @@ class Interruptions:
     preempted_at: list[float] = field(default_factory=list)
     preempted_rows: list[int] = field(default_factory=list)
     causes: list[PreemptionCause] = field(default_factory=list)
-    dropped: list[int] = field(default_factory=list)
+    dropped_rows: list[int] = field(default_factory=list)
     aside: list[tuple[float, str]] = field(default_factory=list)
 
 
@@ -54,7 +54,7 @@ class Interruptions:
 class RequestRecord:
     """The record of one request; times in seconds since the start of the run.
 
-    - ``seen``: when the scheduler received the request.
+    - ``received_at``: when the scheduler received the request.
     - ``preempted_at``: times at which computed KV was taken away. ``causes`` and ``preempted_rows``
       belong to it: the cause, and the number of rows in the step log at that time, which orders the
       preemption among steps that a pipelined scheduler decides at the same time.
@@ -63,17 +63,18 @@ class RequestRecord:
     - ``recomputed_tokens``: number of tokens computed again.
     - ``tokens``, ``first_token``, ``last_token``: tokens that reached the client, and when the
       first and last did; computed from the segments at the end of the run.
-    - ``dropped``: rows whose tokens were computed but discarded by the engine.
+    - ``dropped_rows``: rows whose tokens were computed but discarded by the engine.
     - ``chunks``: its prefill rows, and other rows that started from a context that it had not
       reached.
     - ``aside``: start times of periods in which it was skipped, with reasons; "" ends a period.
-    - ``every``: tokens per chunk sent to the client; the first and last token are sent at once.
-    - ``more``: pairs of a row and the number of accepted drafts emitted there; ``beyond`` is the
-      number of accepted drafts in ``tokens``.
+    - ``tokens_per_chunk``: tokens per chunk sent to the client; the first and last token are sent
+      at once.
+    - ``accepted_drafts``: pairs of a row and the number of accepted drafts emitted there;
+      ``accepted_tokens`` is the number of accepted drafts in ``tokens``.
     - ``drafted``: its decodes verify drafts, and each decode has a row in ``chunks``.
     - ``refusal``: why it was rejected for a limit, or None.
-    - ``loaded``: tokens of KV loaded from host memory before its first step; ``read``: how many of
-      these were first read from disk.
+    - ``loaded_tokens``: tokens of KV loaded from host memory before its first step;
+      ``disk_tokens``: how many of these were first read from disk.
     """
 
     request: Request
@@ -85,33 +86,33 @@ class RequestRecord:
     tokens: int = 0
     bounces: int = 0
     recomputed_tokens: int = 0
-    seen: float | None = None
-    every: int = 1
+    received_at: float | None = None
+    tokens_per_chunk: int = 1
     refusal: Refusal | None = None
     # Number of tokens computed so far, whether their KV exists, and whether it has emitted a token.
     computed: int = 0
     has_kv: bool = False
     emitting: bool = False
     # Encoded segments and chunks; see ``simkv.sim.segments``.
-    spans: array[int] = field(default_factory=lambda: array("i"))
+    segment_data: array[int] = field(default_factory=lambda: array("i"))
     chunk_rows: array[int] = field(default_factory=lambda: array("i"))
     interruptions: Interruptions | None = None
-    more: array[int] | None = None
-    beyond: int = 0
+    accepted_drafts: array[int] | None = None
+    accepted_tokens: int = 0
     drafted: bool = False
-    loaded: int = 0
-    read: int = 0
+    loaded_tokens: int = 0
+    disk_tokens: int = 0
 
     def extra_tokens_in(self, first: int, last: int) -> int:
         """Return the number of accepted drafts that it emitted in these rows."""
-        if self.more is None:
+        if self.accepted_drafts is None:
             return 0
-        rows, counts = self.more[::2], self.more[1::2]
+        rows, counts = self.accepted_drafts[::2], self.accepted_drafts[1::2]
         return sum(counts[bisect_left(rows, first) : bisect_right(rows, last)])
 
     @property
     def segments(self) -> list[RowSegment]:
-        return read_segments(self.spans)
+        return read_segments(self.segment_data)
 
     @property
     def chunks(self) -> list[Chunk]:
@@ -130,8 +131,8 @@ class RequestRecord:
         return self.interruptions.causes if self.interruptions else []
 
     @property
-    def dropped(self) -> list[int]:
-        return self.interruptions.dropped if self.interruptions else []
+    def dropped_rows(self) -> list[int]:
+        return self.interruptions.dropped_rows if self.interruptions else []
 
     @property
     def aside(self) -> list[tuple[float, str]]:
@@ -169,14 +170,14 @@ class EngineHalt:
 class Shortfall(NamedTuple):
     """Time that a request lacked when its client gave up, in seconds.
 
-    ``alone`` is its duration in isolation, or None if that exceeds ten times its timeout.
-    ``lacked`` is the part of that which remained when the client left. ``company`` is the delay by
-    other requests up to then.
+    ``isolated_s`` is its duration in isolation, or None if that exceeds ten times its timeout.
+    ``remaining_s`` is the part of that which remained when the client left. ``delay_s`` is the
+    delay by other requests up to then.
     """
 
-    alone: float | None
-    lacked: float | None
-    company: float
+    isolated_s: float | None
+    remaining_s: float | None
+    delay_s: float
 
 
 @dataclass(slots=True)
@@ -211,15 +212,15 @@ class RunRecord:
     """The complete record of a run, written while it runs.
 
     ``isolated_s`` is the duration of each request in isolation, where the executor knows it.
-    ``heads`` lists each change of the queue's head: the time, and the request with the reason for
-    its wait (None: no request waited). ``shortfalls`` are for requests that timed out. ``every`` is
-    the number of tokens per chunk sent to clients. ``drafting`` counts drafts and ``copied`` KV
-    copies to and from host memory, or None where there are none.
+    ``queue_heads`` lists each change of the queue's head: the time, and the request with the reason
+    for its wait (None: no request waited). ``shortfalls`` are for requests that timed out.
+    ``tokens_per_chunk`` is the number of tokens per chunk sent to clients. ``drafting`` counts
+    drafts and ``copied`` KV copies to and from host memory, or None where there are none.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.every = 1
+        self.tokens_per_chunk = 1
         self.requests: dict[int, RequestRecord] = {}
         self.steps = StepLog()
         self.idle_passes = 0
@@ -228,7 +229,7 @@ class RunRecord:
         self.engine_halt: EngineHalt | None = None
         self.end = 0.0
         self.isolated_s: dict[int, float] = {}
-        self.heads: list[tuple[float, Held | None]] = []
+        self.queue_heads: list[tuple[float, Held | None]] = []
         self.shortfalls: dict[int, Shortfall] = {}
         self._held: Held | None = None
         self._aside: dict[int, WaitReason] = {}
@@ -236,7 +237,9 @@ class RunRecord:
 
     def arrive(self, request: Request) -> RequestRecord:
         """Record the arrival of a request at the engine."""
-        life = self.requests[request.id] = RequestRecord(request, every=self.every)
+        life = self.requests[request.id] = RequestRecord(
+            request, tokens_per_chunk=self.tokens_per_chunk
+        )
         return life
 
     def decided(self, batch: Batch, now: float) -> None:
@@ -247,14 +250,14 @@ class RunRecord:
             self._note_copied(batch.moves, self.copied)
         if batch.held != self._held:
             self._held = batch.held
-            self.heads.append((now, batch.held))
+            self.queue_heads.append((now, batch.held))
 
     def _note_copied(self, moves: KvCopies, counts: KvCopyCounts) -> None:
         counts.stored_tokens += sum(move.tokens for move in moves.stores)
         for move in moves.loads:
             counts.loaded_tokens += move.tokens
-            if not (life := self.requests[move.id]).spans:
-                life.loaded, life.read = move.tokens, move.disk
+            if not (life := self.requests[move.id]).segment_data:
+                life.loaded_tokens, life.disk_tokens = move.tokens, move.disk
         if moves.disk:
             reads, writes = (sum(m.tokens for m in jobs) for jobs in moves.disk[:2])
             counts.read_tokens = (counts.read_tokens or 0) + reads
@@ -310,7 +313,7 @@ class RunRecord:
                 life.drafted = True
             else:
                 _count_tokens(life, context, tokens)
-            goes_on = append_row(life.spans, row, decode=decode, emits=i in emits) and decode
+            goes_on = append_row(life.segment_data, row, decode=decode, emits=i in emits) and decode
             if not goes_on or batch.drafted:
                 life.chunk_rows.extend((row, tokens, context))
         for i in emits:
@@ -329,8 +332,10 @@ class RunRecord:
                 if accepted := drafted.accepted[i]:
                     counts.num_accepted_tokens += accepted
                     life = self.requests[i]
-                    life.more = array("i") if life.more is None else life.more
-                    life.more.extend((row, accepted))
+                    life.accepted_drafts = (
+                        array("i") if life.accepted_drafts is None else life.accepted_drafts
+                    )
+                    life.accepted_drafts.extend((row, accepted))
 
     def repeat(self, batch: Batch, ends: array[float], free_blocks: list[int], lag: int) -> None:
         """Append rows for steps that repeat the newest step with the same batch of decodes.
@@ -342,16 +347,16 @@ class RunRecord:
         self.steps.repeat(ends, free_blocks, lag)
         for i, _ in batch.scheduled:
             life = self.requests[i]
-            life.spans[-1] += steps
+            life.segment_data[-1] += steps
             life.computed += steps
 
-    def leave(self, i: int, last: int) -> int:
+    def leave_decode_group(self, i: int, last: int) -> int:
         """Remove ``i`` from the decode group after row ``last``; return its step count there."""
         first = self._decoding_since.pop(i)
         steps = last - first + 1
         if steps > 0:
             life = self.requests[i]
-            life.spans.extend((DECODE + EMITS, first, last))
+            life.segment_data.extend((DECODE + EMITS, first, last))
             life.computed += steps
         return steps
 
@@ -366,10 +371,10 @@ class RunRecord:
     def close(self, last: int) -> None:
         """Close open segments at the end of the run and compute the tokens delivered to clients."""
         for i in list(self._decoding_since):
-            self.leave(i, last)
+            self.leave_decode_group(i, last)
         for life in self.requests.values():
             life.computed = 0  # no longer needed; a million integers take 32 MB
-            if life.dropped:
+            if life.dropped_rows:
                 _drop(life)
             self._settle(life)
 
@@ -389,7 +394,7 @@ class RunRecord:
             if life.first_token is None:
                 life.first_token = ends[first]
             beyond = life.extra_tokens_in(first, first + count - 1)
-            life.beyond += beyond
+            life.accepted_tokens += beyond
             life.tokens += count + beyond
             last_token = ends[first + count - 1]
             life.last_token = until if last_token == until else last_token  # share one float object
@@ -404,12 +409,12 @@ def _count_tokens(life: RequestRecord, context: int, tokens: int) -> None:
 
 def emitting_rows(life: RequestRecord) -> Iterator[tuple[int, int]]:
     """Yield ranges (first, last) of step-log rows that end with a token of the request."""
-    return emitting_ranges(life.spans)
+    return emitting_ranges(life.segment_data)
 
 
 def _drop(life: RequestRecord) -> None:
     """Exclude rows whose token the engine discarded from the emitting segments."""
-    gone = set(life.dropped)
+    gone = set(life.dropped_rows)
     kept: list[RowSegment] = []
     for segment in life.segments:
         here = [row for row in range(segment.first, segment.last + 1) if row in gone]
@@ -424,4 +429,4 @@ def _drop(life: RequestRecord) -> None:
             start = row + 1
         if start <= segment.last:
             kept.append(RowSegment("decode", start, segment.last, segment.emits))
-    life.spans = pack_segments(kept)
+    life.segment_data = pack_segments(kept)

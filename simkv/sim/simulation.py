@@ -168,7 +168,7 @@ def build_replica(
             read, write = asked.disk_read_gb_s * 1e9, asked.disk_write_gb_s * 1e9
             disk = OffloadLink(asked.bytes_per_token, read, asked.disk_latency_us / 1e6, write)
         attach_copy_engine(engine, link, disk)
-    engine.record.every = find_engine_spec(spec.engine).tokens_per_chunk(spec.engine)
+    engine.record.tokens_per_chunk = find_engine_spec(spec.engine).tokens_per_chunk(spec.engine)
     return engine
 
 

@@ -2,9 +2,9 @@
 
 Example:
 
-    with open_pooled_runner(Path("points.jsonl"), jobs=4) as bench:
-        failed = bench.run(jobs)
-        bench.done[jobs[0].digest]
+    with open_pooled_runner(Path("points.jsonl"), jobs=4) as runner:
+        failed = runner.run(jobs)
+        runner.done[jobs[0].digest]
 """
 
 from __future__ import annotations
@@ -96,5 +96,5 @@ def open_pooled_runner(
     address: str | None = None,
 ) -> Iterator[JobRunner]:
     """Yield a runner for the options of commands; see ``open_executor`` and ``open_runner``."""
-    with open_executor(executor, jobs, address) as execute, open_runner(execute, file) as bench:
-        yield bench
+    with open_executor(executor, jobs, address) as execute, open_runner(execute, file) as runner:
+        yield runner

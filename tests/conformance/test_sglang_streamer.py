@@ -19,8 +19,8 @@ def test_messages_are_sent_after_the_recorded_tokens(
     interval: int, tokens: int, sent: list[int]
 ) -> None:
     """The first token is prefilled in row 7; decodes pause for the prefill of another request."""
-    life = RequestRecord(Request(0, 4, tokens), tokens=tokens, every=interval)
+    life = RequestRecord(Request(0, 4, tokens), tokens=tokens, tokens_per_chunk=interval)
     segments = [RowSegment("prefill", 7, 7, True), RowSegment("decode", 9, 7 + tokens, True)]
-    life.spans = pack_segments(segments)
+    life.segment_data = pack_segments(segments)
     row_of = np.append([7], np.arange(9, 8 + tokens))
     assert message_rows(life).tolist() == [row_of[count - 1] for count in sent]

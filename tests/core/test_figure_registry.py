@@ -57,7 +57,7 @@ def test_labels_are_unique() -> None:
 )
 def test_formats_figures(name: str, value: float, head: str, head_s: str, said: str) -> None:
     metric = METRICS[name]
-    assert (metric.heading, metric.heading_in_seconds, metric.said(value)) == (head, head_s, said)
+    assert (metric.heading, metric.heading_in_seconds, metric.format(value)) == (head, head_s, said)
     assert heading(name) == head
     assert heading("goodput_share") == "goodput_share"  # derived, not in summary.json
 

@@ -89,9 +89,9 @@ def test_request_delayed_only_by_shared_steps_timed_out() -> None:
     result = simulate([ask(30), ask(30, timeout=(alone + both) / 2)], **profile)
     assert outcomes(result) == [Outcome.FINISHED, Outcome.TIMED_OUT]
     short = result.record.shortfalls[1]
-    assert short.alone == pytest.approx(alone)
-    assert short.lacked is not None
-    assert 0.0 < short.lacked < short.company
+    assert short.isolated_s == pytest.approx(alone)
+    assert short.remaining_s is not None
+    assert 0.0 < short.remaining_s < short.delay_s
 
 
 def test_prompt_larger_than_the_cache_times_out() -> None:
@@ -100,7 +100,7 @@ def test_prompt_larger_than_the_cache_times_out() -> None:
     result = simulate(requests, engine=engine, horizon=25.0)
     assert outcomes(result)[0] in (Outcome.TIMED_OUT, Outcome.STALLED, Outcome.REJECTED)
     if short := result.record.shortfalls.get(0):
-        assert short.alone is None
+        assert short.isolated_s is None
 
 
 def test_many_shapes_are_estimated_from_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,9 +120,9 @@ def test_isolation_in_a_fleet_uses_one_replica(replicas: int) -> None:
     result = simulate(requests, fleet=fleet)
     assert outcomes(result)[replicas:] == [Outcome.STARVED, Outcome.TIMED_OUT]
     inside = [
-        stint.engine.record.requests[replicas + 1].outcome
-        for stint in result.run.lifetimes
-        if replicas + 1 in stint.engine.record.requests
+        lifetime.engine.record.requests[replicas + 1].outcome
+        for lifetime in result.run.lifetimes
+        if replicas + 1 in lifetime.engine.record.requests
     ]
     assert inside == [Outcome.TIMED_OUT]
     assert "timed_out" in [verdict.name for verdict in result.diagnosis.verdicts]
@@ -142,9 +142,9 @@ def test_isolation_with_disaggregation_uses_the_fleet() -> None:
     result = simulate([ask(3, timeout=6.5)], fleet=fleet)
     assert outcomes(result) == [Outcome.TIMED_OUT]
     short = result.record.shortfalls[0]
-    assert short.alone is not None
-    assert short.alone > 6.5
-    assert short.company == pytest.approx(0.0, abs=1e-9)
+    assert short.isolated_s is not None
+    assert short.isolated_s > 6.5
+    assert short.delay_s == pytest.approx(0.0, abs=1e-9)
 
 
 def test_expectations_and_exit_code_use_the_outcome() -> None:
@@ -174,7 +174,7 @@ def test_starved_requests_finish_in_isolation(engine: str, data: st.DataObject) 
         if life.outcome not in (Outcome.STARVED, Outcome.TIMED_OUT):
             continue
         tiles = result.diagnosis.ledger[i]
-        waited = life.seen is None or any(tile.kind in WAITED_KINDS for tile in tiles)
+        waited = life.received_at is None or any(tile.kind in WAITED_KINDS for tile in tiles)
         request = life.request
         alone = scenario.model_copy(
             update={

@@ -55,7 +55,7 @@ def test_fleet_requests_end_once(engine: str, variant: str, data: st.DataObject)
         assert life.ended_at is not None
         assert 0 <= life.tokens <= life.request.output_tokens
         messages = sum(last - first + 1 for first, last in token_rows(life))
-        assert messages == life.tokens - life.beyond
+        assert messages == life.tokens - life.accepted_tokens
         if life.outcome is Outcome.FINISHED:
             assert life.last_token == life.ended_at
         if life.outcome is Outcome.CUT_OFF:
@@ -65,7 +65,9 @@ def test_fleet_requests_end_once(engine: str, variant: str, data: st.DataObject)
                 and life.reason == "it was not sent before the run ended"
             )
             assert scenario.horizon is not None or closed
-        seen = [stint.place for stint in fleet.lifetimes if i in stint.engine.record.requests]
+        seen = [
+            lifetime.index for lifetime in fleet.lifetimes if i in lifetime.engine.record.requests
+        ]
         assert sorted(fleet.sent.get(i, [])) == seen
         assert set(fleet.served_by.get(i, [])) <= set(seen)
     figures = result.summary

@@ -148,7 +148,7 @@ def check_requests(done: Run) -> None:
             assert done.record.engine_halt is not None
         # the step log agrees with the counters
         emitted = sum(last - first + 1 for first, last in token_rows(life))
-        assert emitted == life.tokens - life.beyond
+        assert emitted == life.tokens - life.accepted_tokens
     figures = summarize(done.record)
     assert sum(figures[outcome.value] for outcome in Outcome) == figures["requests"] == len(lives)
 

@@ -26,7 +26,7 @@ def life(i: int, outcome: Outcome, ended: float, first: float | None = None) -> 
         outcome,
         first_token=first,
         ended_at=ended,
-        seen=1.0,
+        received_at=1.0,
     )
     found.last_token = ended if outcome is Outcome.FINISHED else first
     return found

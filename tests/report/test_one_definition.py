@@ -77,7 +77,7 @@ def shown(result: RunResult, key: str, value: str) -> bool:
         return value == "none"
     bound = "> " if is_lower_bound(result.summary, key) else ""
     said = {
-        metric.said(found),
+        metric.format(found),
         f"{found:.2f}" if isinstance(found, float) else str(found),
         simkv.core.figure_registry.format_number(metric.to_seconds(found)),
     }

@@ -116,7 +116,7 @@ def life_of(
     life = RequestRecord(request, outcome, ended_at=ended_at)
     if preempted:
         life.interruptions = Interruptions([preempted[0]], [preempted[1]])
-    life.spans = pack_segments(
+    life.segment_data = pack_segments(
         RowSegment(kind, first, last, True) for kind, first, last in segments
     )
     return life

@@ -81,7 +81,7 @@ def test_a_sweep_says_so_and_shows_what_was_run(file: Path) -> None:
 
 def test_a_run_of_a_sweep_knows_its_own(file: Path) -> None:
     whole = build_sweep(file, [parse_axis("timeout=3,4")])
-    assert all(run.own == {} for run in whole.runs)
+    assert all(run.variant_knobs == {} for run in whole.runs)
     assert whole.notes == ()
 
 

@@ -153,7 +153,7 @@ async def inside(
     (house,) = Deployment(
         scenario, folder, ServerOptions(port=0, **options), lambda _: None
     ).servers
-    site = house.site
+    site = house.served_app
     site.live.start()
     over = httpx.ASGITransport(site.app)
     try:

@@ -40,7 +40,7 @@ def came(number: int, arrival: float, tokens: int = 4) -> Request:
 
 def test_simulates_only_if_needed(tmp_path: Path) -> None:
     kept = ExplainedRun(loaded(tmp_path), tmp_path)
-    kept.hear([came(0, 1.0), came(1, 2.0, tokens=1000)])
+    kept.add_requests([came(0, 1.0), came(1, 2.0, tokens=1000)])
     first = kept.explain([0], asked=5.0, until=5.0)
     assert kept.runs == 1
     assert first.data["requests"][0]["outcome"] == "finished"
@@ -51,7 +51,7 @@ def test_simulates_only_if_needed(tmp_path: Path) -> None:
     assert kept.runs == 2
     kept.explain([], asked=60.0, until=60.0)
     assert kept.runs == 2  # all requests had ended, and none were received since
-    kept.hear([came(2, 61.0)])
+    kept.add_requests([came(2, 61.0)])
     kept.explain([], asked=62.0, until=62.0)
     assert kept.runs == 3
 
@@ -59,9 +59,9 @@ def test_simulates_only_if_needed(tmp_path: Path) -> None:
 def test_disconnected_client_updates_explanation(tmp_path: Path) -> None:
     kept = ExplainedRun(loaded(tmp_path), tmp_path)
     request = came(0, 1.0, tokens=1000)
-    kept.hear([request])
+    kept.add_requests([request])
     assert kept.explain([0], 2.0, 2.0).data["requests"][0]["outcome"] == "cut_off"
-    kept.hear([replace(request, timeout=2.0)])
+    kept.add_requests([replace(request, timeout=2.0)])
     told = kept.explain([0], 4.0, 4.0).data["requests"][0]
     assert (told["outcome"], told["e2e_s"], told["lasted_s"]) == ("timed_out", None, 2.0)
 

@@ -103,8 +103,8 @@ async def visit(live: LiveSimulation, seed: int) -> list[int]:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(luck.choice([3.0, luck.random() * 0.3])):
                 while not answer.ended:
-                    await answer.news(answer.tokens)
-        live.leave(answer)
+                    await answer.wait_for_tokens(answer.tokens)
+        live.disconnect(answer)
         got.append((answer.request.id, answer.tokens))
 
     await asyncio.gather(*(client(number) for number in range(45)))
@@ -130,8 +130,8 @@ def test_rerun_makes_same_decisions(tmp_path: Path, kind: str, runner: asyncio.R
     if kind in ("vllm", "fleet"):
         assert any(life.preempted_at for life in run.record.requests.values())
     steps = 0
-    for stint, replica in zip(run.lifetimes, live.replicas, strict=True):
-        there, here = stint.engine.record, replica.record
+    for lifetime, replica in zip(run.lifetimes, live.replicas, strict=True):
+        there, here = lifetime.engine.record, replica.record
         ours, theirs = columns(here), columns(there)
         steps += len(theirs["end"])
         for name in ("kind", "prefill_tokens", "decode_seqs", "preempted", "running"):
@@ -172,7 +172,7 @@ def test_internal_error_ends_all_replies(tmp_path: Path) -> None:
         await asyncio.sleep(0.05)
         live.replicas[0].scheduler.schedule = broken  # type: ignore[method-assign,assignment]
         reply = live.submit(ClientRequest(5, 5, 5, lambda _: []))
-        await asyncio.wait_for(reply.news(0), PATIENCE)
+        await asyncio.wait_for(reply.wait_for_tokens(0), PATIENCE)
         return reply.outcome
 
     assert asyncio.run(client()) is Outcome.STALLED

@@ -73,7 +73,7 @@ def test_sglang_accepts_model_colon_adapter(tmp_path: Path) -> None:
                 assert answer.status_code == 200
             assert [request.lora for request in house.live.journal] == ["sql", "chat", None]
             slow = asyncio.create_task(client.post("/v1/completions", json=body("sql", 4000)))
-            (meter,) = house.figures._all()
+            (meter,) = house.metrics._all()
             await until(lambda: meter.adapters.decoding == 1)
             text = (await client.get("/metrics")).text
             slow.cancel()

@@ -32,9 +32,9 @@ def drawn(folder: Path, text: str, **asked: object) -> set[int | None]:
     (folder / "came.csv").write_text(TRACE)
     served = load_served_scenario(path, [])[1]["run"]
     front = ServedModel("vllm", "0.33.0", "m", load_tokenizer(None), 4096, answer_lengths(served))
-    desk = RequestHandler(LiveSimulation(served, build_replica_specs(served, folder)), front)
+    handler = RequestHandler(LiveSimulation(served, build_replica_specs(served, folder)), front)
     body = decode(COMPLETION_BODY, json.dumps({"prompt": "x", "max_tokens": 99, **asked}).encode())
-    return {desk._ask(body, array("q", [1]), 99, None).output_tokens for _ in range(100)}
+    return {handler._ask(body, array("q", [1]), 99, None).output_tokens for _ in range(100)}
 
 
 @pytest.mark.parametrize(

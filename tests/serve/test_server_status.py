@@ -75,7 +75,7 @@ def test_rejects_calls_during_shutdown(tmp_path: Path) -> None:
                 client.post("/v1/completions", json={**BODY, "max_tokens": 2000})
             )
             await until(lambda: house.handler.in_flight == 1)
-            house._ending.told = True
+            house._ending.is_set = True
             refused = await client.post("/v1/completions", json=BODY)
             assert refused.status_code == 503
             assert "shutting down" in refused.json()["error"]["message"]
@@ -94,7 +94,7 @@ def test_late_body_times_out(tmp_path: Path) -> None:
 
     async def visit() -> None:
         async with inside(tmp_path, scenario()) as (house, _):
-            guard = Guard(house.site.unguarded_app, 1.0, limits=BodyLimits(seconds=0.01))
+            guard = Guard(house.served_app.unguarded_app, 1.0, limits=BodyLimits(seconds=0.01))
             over = httpx.ASGITransport(guard)
             async with httpx.AsyncClient(transport=over, base_url="http://x") as client:
                 late = await client.post("/v1/completions", content=never())

@@ -48,11 +48,11 @@ def test_tokenizer_file(tmp_path: Path) -> None:
 
 def test_equal_prefixes_have_equal_names() -> None:
     known = PromptTree()
-    assert known.name(tokens(1, 2, 3), "u0") == []
-    assert known.name(tokens(1, 2, 9), "u1") == [Segment("u0", 0, 2), Segment("u1", 0, 1)]
-    assert known.name(tokens(1, 2, 3), "u2") == [Segment("u0", 0, 2), Segment("u0", 2, 3)]
-    known.answer(tokens(1, 2, 9), tokens(4, 5), "o1")
-    said = known.name(tokens(1, 2, 9, 4, 5, 6), "u3")
+    assert known.segments_of(tokens(1, 2, 3), "u0") == []
+    assert known.segments_of(tokens(1, 2, 9), "u1") == [Segment("u0", 0, 2), Segment("u1", 0, 1)]
+    assert known.segments_of(tokens(1, 2, 3), "u2") == [Segment("u0", 0, 2), Segment("u0", 2, 3)]
+    known.add_reply(tokens(1, 2, 9), tokens(4, 5), "o1")
+    said = known.segments_of(tokens(1, 2, 9, 4, 5, 6), "u3")
     assert said == [
         Segment("u0", 0, 2),
         Segment("u1", 0, 1),
@@ -67,7 +67,7 @@ def test_names_are_equal_only_for_equal_prefixes(prompts: list[list[int]]) -> No
     seen: list[tuple[list[int], list[tuple[str, int]]]] = []
     for number, prompt in enumerate(prompts):
         own = f"u{number}"
-        segments = known.name(tokens(*prompt), own) or [Segment(own, 0, len(prompt))]
+        segments = known.segments_of(tokens(*prompt), own) or [Segment(own, 0, len(prompt))]
         names = [(s.stream, place) for s in segments for place in range(s.start, s.end)]
         assert len(names) == len(prompt)
         for other, others in seen:
@@ -80,7 +80,7 @@ def test_names_are_equal_only_for_equal_prefixes(prompts: list[list[int]]) -> No
 def test_drops_least_recent_prefixes() -> None:
     known = PromptTree(most=100)
     for number in range(50):
-        known.name(tokens(*[number] * 10), f"u{number}")
+        known.segments_of(tokens(*[number] * 10), f"u{number}")
     assert known.size <= 100
-    assert known.name(tokens(*[0] * 10), "again") == []
-    assert known.name(tokens(*[49] * 10), "again") == [Segment("u49", 0, 10)]
+    assert known.segments_of(tokens(*[0] * 10), "again") == []
+    assert known.segments_of(tokens(*[49] * 10), "again") == [Segment("u49", 0, 10)]

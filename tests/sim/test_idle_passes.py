@@ -56,10 +56,10 @@ def test_leaps_over_idle_passes(variant: str, name: str, horizon: float | None) 
     left_out, few = served(variant, SENT[name], horizon, leaping=True)
     looked_at, many = served(variant, SENT[name], horizon, leaping=False)
     assert left_out.idle_passes == looked_at.idle_passes
-    assert (left_out.end, left_out.heads) == (looked_at.end, looked_at.heads)
+    assert (left_out.end, left_out.queue_heads) == (looked_at.end, looked_at.queue_heads)
     assert left_out.engine_halt == looked_at.engine_halt
     for i, life in looked_at.requests.items():
         other = left_out.requests[i]
         assert (other.outcome, other.ended_at) == (life.outcome, life.ended_at)
-        assert (other.segments, other.seen) == (life.segments, life.seen)
+        assert (other.segments, other.received_at) == (life.segments, life.received_at)
     assert many <= 200 or few < many / 5

@@ -171,7 +171,7 @@ def test_prompt_larger_than_host_memory_is_livelock() -> None:
     assert (record.copied.read_tokens or 0) > 10 * 96
     room = run_scenario(scenario(*asks, engine={**engine, "num_cpu_blocks": 6}, **DISK), Path())
     assert room.record.engine_halt is None
-    assert room.record.requests[2].read == 96
+    assert room.record.requests[2].disk_tokens == 96
 
 
 def test_rejects_unsupported_tiers() -> None:

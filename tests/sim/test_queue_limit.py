@@ -50,7 +50,7 @@ def test_rejects_requests_beyond_limit() -> None:
     found = lives(asked, max_num_queued_reqs=3)
     assert turned_away(found) == [3, 4]  # the first two end at 3 s
     away = found[3]
-    assert (away.ended_at, away.tokens, away.seen) == (0.75, 0, None)
+    assert (away.ended_at, away.tokens, away.received_at) == (0.75, 0, None)
     assert away.reason.startswith("max_num_queued_reqs: The engine is currently busy and cannot")
 
 

@@ -55,7 +55,7 @@ def made(folder: Path, costs: CostProfile) -> RecordedRun:
     )
     record = run_clients(engine, sent, None)
     lives = [record.requests[request.id] for request in sent]
-    queued = pd.Series([life.seen for life in lives])
+    queued = pd.Series([life.received_at for life in lives])
     decided = pd.Series([record.steps.decided[life.segments[0].first] for life in lives])
     first = pd.Series([life.first_token for life in lives])
     last = pd.Series([life.last_token for life in lives])

@@ -148,7 +148,7 @@ def _deadlock(
     """Return the verdict; it shows the largest block holders and the head of the queue."""
     stuck = tuple(life.request.id for life in stalled)
     holds = {i: blocks for i, blocks in stop.held.items() if blocks}
-    head = record.heads[-1][1] if record.heads else None
+    head = record.queue_heads[-1][1] if record.queue_heads else None
     shown = sorted((i for i in stuck if i in holds), key=lambda i: (-holds[i], i))[:2]
     requests = tuple(dict.fromkeys([*shown, *([head.id] if head else [])])) or stuck[:1]
     lacks = {i: _lacks(record.requests[i], holds.get(i, 0), block_size) for i in requests}

@@ -94,8 +94,8 @@ def find_head_of_line_blocking(
 def _heads_without_blocks(record: RunRecord) -> Iterator[tuple[int, float, float]]:
     """Yield (request, start, end) for each head of the queue that lacked blocks."""
     end = record.engine_halt.since if record.engine_halt else record.end
-    following = [at for at, _ in record.heads[1:]] + [end]
-    for (start, held), until in zip(record.heads, following, strict=False):
+    following = [at for at, _ in record.queue_heads[1:]] + [end]
+    for (start, held), until in zip(record.queue_heads, following, strict=False):
         if held and held.why == "blocks" and until > start:
             yield held.id, start, until
 

@@ -219,9 +219,9 @@ def find_timed_out(record: RunRecord) -> TimedOutRequests | None:
 
     def lack(i: int) -> tuple[bool, float, int]:
         short = record.shortfalls[i]
-        return short.lacked is None, short.lacked or 0.0, -i
+        return short.remaining_s is None, short.remaining_s or 0.0, -i
 
     worst = max(known, key=lack)
     short = record.shortfalls[worst]
     timeout = record.requests[worst].request.timeout or 0.0
-    return TimedOutRequests((worst,), ids, timeout, short.alone, short.lacked, short.company)
+    return TimedOutRequests((worst,), ids, timeout, short.isolated_s, short.remaining_s, short.delay_s)

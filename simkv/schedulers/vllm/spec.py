@@ -119,7 +119,7 @@ VLLM = EngineSpec(
     ),
     naming=VariantNaming(find_variant, find_equivalent_release, unrecorded_note),
     policy_hooks=POLICY_HOOKS,
-    has_no_flags=True,
+    has_negatable_flags=True,
     transfer_knobs=("kv_connector", "kv_role"),
     graph_sizes=graph_sizes,
     unrecorded="what start-up refuses and which defaults it fills in; variants that are no release",

@@ -17,22 +17,24 @@ class Autoscaler:
         self.rule = rule
         self._wanted: deque[tuple[float, int]] = deque()
 
-    def wanted(self, now: float, signals: Sequence[LoadSignal], coming: int, at_door: int) -> int:
-        """Return the number of replicas that there should be.
+    def target_size(
+        self, now: float, signals: Sequence[LoadSignal], starting: int, unrouted: int
+    ) -> int:
+        """Return the target number of replicas.
 
-        ``now`` is the time (s), ``signals`` the loads of replicas that accept requests, ``coming``
-        the number of starting replicas, and ``at_door`` the number of requests that wait for a
-        replica.
+        ``now`` is the time (s), ``signals`` the loads of replicas that accept requests,
+        ``starting`` the number of starting replicas, and ``unrouted`` the number of requests that
+        wait for a replica.
         """
-        rule, there = self.rule, len(signals) + coming
-        load: float = sum(getattr(signal, rule.metric) for signal in signals) + at_door
+        rule, current = self.rule, len(signals) + starting
+        load: float = sum(getattr(signal, rule.metric) for signal in signals) + unrouted
         want = ceil(load / rule.target)
-        if there and abs(load / (there * rule.target) - 1.0) <= rule.tolerance:
-            want = there
+        if current and abs(load / (current * rule.target) - 1.0) <= rule.tolerance:
+            want = current
         want = min(max(want, rule.min_replicas), rule.max_replicas)
         self._wanted.append((now, want))
         while self._wanted[0][0] < now - rule.scale_down_after:
             self._wanted.popleft()
-        if want >= there:
+        if want >= current:
             return want
-        return min(there, max(number for _, number in self._wanted))
+        return min(current, max(number for _, number in self._wanted))

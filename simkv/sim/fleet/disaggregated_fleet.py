@@ -53,18 +53,18 @@ class DisaggregatedFleet(Fleet):
         super().__init__(env, makers, router, rules, resolved)
 
     def _decoders(self) -> list[tuple[int, Replica]]:
-        return [(stint.replica, stint.engine) for stint in self._decoding]
+        return [(lifetime.replica, lifetime.engine) for lifetime in self._decoding]
 
-    def decodes(self, stint: ReplicaLifetime) -> bool:
+    def decodes(self, lifetime: ReplicaLifetime) -> bool:
         """Whether a replica decodes requests that others prefilled."""
-        return self._roles[stint.replica] == "decode"
+        return self._roles[lifetime.replica] == "decode"
 
-    def _serve(self, stint: ReplicaLifetime) -> None:
-        if self.decodes(stint):
-            self._decoding.append(stint)
-            stint.engine.loads = partial(self._fetch, stint)
+    def _serve(self, lifetime: ReplicaLifetime) -> None:
+        if self.decodes(lifetime):
+            self._decoding.append(lifetime)
+            lifetime.engine.on_kv_loads = partial(self._fetch, lifetime)
         else:
-            super()._serve(stint)
+            super()._serve(lifetime)
 
     def run(self) -> SimProcess:
         """SimPy process: as in ``Fleet``, and refresh the load of the decode replicas."""
@@ -76,30 +76,30 @@ class DisaggregatedFleet(Fleet):
         """Send the prompt of a request to a prefill replica."""
         self._requests[request.id] = request
         asked = prefill_request(request)
-        stint = self._choose(self._serving, self.router, self._board, asked)
-        self._scheduler(stint).keep(request.id)
-        stint.engine.submit(asked)
+        lifetime = self._choose(self._serving, self.router, self._board, asked)
+        self._scheduler(lifetime).keep(request.id)
+        lifetime.engine.submit(asked)
 
-    def _over(self, stint: ReplicaLifetime, life: RequestRecord) -> None:
+    def _request_ended(self, lifetime: ReplicaLifetime, life: RequestRecord) -> None:
         i = life.request.id
-        if self.decodes(stint):
+        if self.decodes(lifetime):
             self._release_unless_fetched(i)
         elif life.outcome is Outcome.FINISHED:
-            stint.in_flight -= 1
+            lifetime.in_flight -= 1
             request, self.served_by[i] = self._requests[i], []
             target = self._choose(self._decoding, self._decode_router, self._decode_board, request)
-            self.handovers[i] = Handover(request, stint.place, target.place, self.env.now)
+            self.handovers[i] = Handover(request, lifetime.index, target.index, self.env.now)
             self._scheduler(target).fetch(i)
             target.engine.submit(request)
             return
         else:  # any KV that it may still compute is not needed
-            stint.engine.tell(partial(self._scheduler(stint).sent, i))
-        super()._over(stint, life)
+            lifetime.engine.call_soon(partial(self._scheduler(lifetime).sent, i))
+        super()._request_ended(lifetime, life)
 
     def _release_unless_fetched(self, i: int) -> None:
         """Free the KV of an ended request on its prefill replica, unless it is being sent."""
         handover = self.handovers[i]
-        if handover.asked is None:
+        if handover.requested_at is None:
             handover.arrived_at = self.env.now
             self._release(handover)
 
@@ -109,7 +109,7 @@ class DisaggregatedFleet(Fleet):
             handover = self.handovers[i]
             if handover.arrived_at is not None:
                 continue  # its client has left; the prefill replica was informed
-            handover.asked, handover.tokens = self.env.now, tokens
+            handover.requested_at, handover.tokens = self.env.now, tokens
             source = self.lifetimes[handover.source].replica
             handover.arrived_at = self._links.send(source, tokens, self.env.now)
             self.env.process(self._carry(target, handover))
@@ -119,22 +119,22 @@ class DisaggregatedFleet(Fleet):
         yield ExactTimeout(self.env, handover.arrived_at, ExactTimeout.BEFORE)
         i = handover.request.id
         self._release(handover)
-        target.engine.tell(partial(self._scheduler(target).loaded, i))
+        target.engine.call_soon(partial(self._scheduler(target).loaded, i))
 
     def _release(self, handover: Handover) -> None:
         source = self.lifetimes[handover.source]
-        source.engine.tell(partial(self._scheduler(source).sent, handover.request.id))
+        source.engine.call_soon(partial(self._scheduler(source).sent, handover.request.id))
 
     @staticmethod
-    def _scheduler(stint: ReplicaLifetime) -> KvConnector:
-        return cast("KvConnector", stint.engine.scheduler)
+    def _scheduler(lifetime: ReplicaLifetime) -> KvConnector:
+        return cast("KvConnector", lifetime.engine.scheduler)
 
-    def _whole(
+    def _merge(
         self,
         records: list[RunRecord],
         lives: RecordsByRequest,
         end: float,
-        in_vain: RecordsByRequest,
+        unobserved: RecordsByRequest,
     ) -> RunRecord:
         unsent = {i: way[0][1].request for i, way in lives.items()}
-        return merge_records(records, lives, end, {**unsent, **self._requests}, in_vain)
+        return merge_records(records, lives, end, {**unsent, **self._requests}, unobserved)

@@ -38,8 +38,8 @@ class Fleet:
     """Replicas in one simulation, with the interface of a ``Replica`` (``submit`` and others).
 
     ``makers`` build the engines, one per possible replica; the first ``initial`` of them exist from
-    the start (default: all). ``resolved`` is called whenever a request has ended, ``ended`` with
-    its record.
+    the start (default: all). ``resolved`` is called whenever a request has ended,
+    ``on_request_end`` with its record.
 
     ``in_system_s`` is the number of requests in the fleet, integrated over time; divided by the
     length of the run it is their mean number. ``sent`` maps a request to the lifetimes (indices) it
@@ -59,21 +59,21 @@ class Fleet:
         self.router = router
         self.rules = rules or FleetSettings()
         self.size = len(makers)
-        self.ended: Callable[[RequestRecord], None] | None = None
+        self.on_request_end: Callable[[RequestRecord], None] | None = None
         self.lifetimes: list[ReplicaLifetime] = []
         self.in_system_s = 0.0
         self.sent: dict[int, list[int]] = {}
         self.served_by: dict[int, list[int]] = {}
         self.retries = 0
-        self._deaths = 0  # replica failures since the last finished request
+        self._failures = 0  # replica failures since the last finished request
         self._makers = makers
         self._initial = self.size if initial is None else initial
         self.resolved = resolved
         self._serving: list[ReplicaLifetime] = []
         self._draining: list[ReplicaLifetime] = []
-        self._coming: set[int] = set()
+        self._starting: set[int] = set()
         #: Requests that wait for any replica to start.
-        self._door = RunRecord(0)
+        self._unrouted = RunRecord(0)
         self._in_system: set[int] = set()
         self._counted_to = 0.0
         self._ticks = RecurringTasks(env)
@@ -86,15 +86,15 @@ class Fleet:
     # Replicas and records.
 
     def _engines(self) -> list[tuple[int, Replica]]:
-        return [(stint.replica, stint.engine) for stint in self._serving]
+        return [(lifetime.replica, lifetime.engine) for lifetime in self._serving]
 
     @property
-    def parts(self) -> dict[str, RunRecord]:
+    def replica_records(self) -> dict[str, RunRecord]:
         """Records of the replica lifetimes by name; a replica that restarted has several."""
-        return {stint.name: stint.engine.record for stint in self.lifetimes}
+        return {lifetime.name: lifetime.engine.record for lifetime in self.lifetimes}
 
     @property
-    def where(self) -> dict[int, str]:
+    def routes(self) -> dict[int, str]:
         """Replicas that each request was sent to, in order: ``3``, or ``3 0`` for two."""
         return {
             i: " ".join(str(self.lifetimes[place].replica) for place in places)
@@ -106,7 +106,7 @@ class Fleet:
     def run(self) -> SimProcess:
         """SimPy process: start the replicas, planned outages, load refreshes and autoscaling."""
         rules = self.rules
-        replicas = [stint.engine for stint in self.lifetimes]
+        replicas = [lifetime.engine for lifetime in self.lifetimes]
         if rules.lockstep:
             self.env.process(
                 DataParallelLockstep([e for e in replicas if isinstance(e, Engine)]).run()
@@ -129,31 +129,31 @@ class Fleet:
     def _start(self, replica: int) -> ReplicaLifetime:
         """Start a replica with an empty cache."""
         engine = self._makers[replica](self.env, RANKS_PER_REPLICA * replica)
-        stint = ReplicaLifetime(replica, engine, len(self.lifetimes), self.env.now)
-        engine.ended = lambda life: self._over(stint, life)
+        lifetime = ReplicaLifetime(replica, engine, len(self.lifetimes), self.env.now)
+        engine.on_request_end = lambda life: self._request_ended(lifetime, life)
         if self.rules.lockstep and self.lifetimes:  # ranks behind one server
             engine.queue_limit = self.lifetimes[0].engine.queue_limit
         if self.size > 1 and not self.rules.lockstep:
-            engine.died = lambda: self._fail(stint, "its engine died")
-        self.lifetimes.append(stint)
-        self._serve(stint)
-        return stint
+            engine.on_death = lambda: self._fail(lifetime, "its engine died")
+        self.lifetimes.append(lifetime)
+        self._serve(lifetime)
+        return lifetime
 
-    def _serve(self, stint: ReplicaLifetime) -> None:
+    def _serve(self, lifetime: ReplicaLifetime) -> None:
         """Route requests to this replica from now on."""
-        self._serving.append(stint)
-        self._serving.sort(key=lambda stint: stint.replica)
+        self._serving.append(lifetime)
+        self._serving.sort(key=lambda lifetime: lifetime.replica)
 
     def _add(self, replica: int, lag: float = 0.0) -> SimProcess:
         """SimPy process: start a replica after ``lag`` and its cold start (s)."""
-        self._coming.add(replica)
+        self._starting.add(replica)
         yield ExactTimeout(
             self.env, self.env.now + lag + self.rules.cold_start, ExactTimeout.BEFORE
         )
-        self._coming.discard(replica)
+        self._starting.discard(replica)
         if self._at(replica) is None:
             self.env.process(self._start(replica).engine.run())
-            self._let_in()
+            self._route_waiting()
 
     def _at(self, replica: int) -> ReplicaLifetime | None:
         """Return the present lifetime of a replica, which may be draining, or None."""
@@ -162,68 +162,72 @@ class Fleet:
 
     def _fail_from_to(self, outage: Outage) -> SimProcess:
         yield ExactTimeout(self.env, outage.at, ExactTimeout.BEFORE)
-        if stint := self._at(outage.replica):
-            self._fail(stint, "it failed")
+        if lifetime := self._at(outage.replica):
+            self._fail(lifetime, "it failed")
         if outage.back_at is not None:
             yield ExactTimeout(self.env, outage.back_at, ExactTimeout.BEFORE)
             yield from self._add(outage.replica)
 
     def _drain_from_to(self, outage: Outage) -> SimProcess:
         yield ExactTimeout(self.env, outage.at, ExactTimeout.BEFORE)
-        stint = self._at(outage.replica)
-        if stint not in self._serving:
+        lifetime = self._at(outage.replica)
+        if lifetime not in self._serving:
             return
-        self._drain(stint, for_good=outage.back_at is None)
+        self._drain(lifetime, for_good=outage.back_at is None)
         if outage.back_at is not None:
             yield ExactTimeout(self.env, outage.back_at, ExactTimeout.BEFORE)
-            if stint in self._draining:
-                self._draining.remove(stint)
-                self._serve(stint)
-                self._let_in()
+            if lifetime in self._draining:
+                self._draining.remove(lifetime)
+                self._serve(lifetime)
+                self._route_waiting()
 
-    def _drain(self, stint: ReplicaLifetime, *, for_good: bool) -> None:
+    def _drain(self, lifetime: ReplicaLifetime, *, for_good: bool) -> None:
         """Stop sending requests to a replica."""
-        self._serving.remove(stint)
-        self._draining.append(stint)
-        stint.leaving = for_good
-        self._leave_if_done(stint)
+        self._serving.remove(lifetime)
+        self._draining.append(lifetime)
+        lifetime.leaving = for_good
+        self._leave_if_done(lifetime)
 
-    def _leave_if_done(self, stint: ReplicaLifetime) -> None:
-        if stint.leaving and not stint.in_flight and stint in self._draining:
-            self._draining.remove(stint)
-            stint.engine.halt()
-            stint.end = self.env.now
-            self.router.forget(stint.replica)
+    def _leave_if_done(self, lifetime: ReplicaLifetime) -> None:
+        if lifetime.leaving and not lifetime.in_flight and lifetime in self._draining:
+            self._draining.remove(lifetime)
+            lifetime.engine.halt()
+            lifetime.end = self.env.now
+            self.router.forget(lifetime.replica)
 
     def _scale(self) -> bool:
         """Adjust the number of replicas; return whether checks can pause until the next event."""
-        there, coming = len(self._serving), len(self._coming)
+        current, starting = len(self._serving), len(self._starting)
         signals = [
             LoadSignal(s.replica, s.in_flight, s.engine.num_waiting, s.engine.num_running)
             for s in self._serving
         ]
-        want = self._scaler.wanted(self.env.now, signals, coming, len(self._door.requests))
-        taken = {stint.replica for stint in (*self._serving, *self._draining)} | self._coming
+        want = self._scaler.target_size(
+            self.env.now, signals, starting, len(self._unrouted.requests)
+        )
+        taken = {
+            lifetime.replica for lifetime in (*self._serving, *self._draining)
+        } | self._starting
         free = (i for i in range(self.size) if i not in taken)
-        for replica in islice(free, max(want - there - coming, 0)):
+        for replica in islice(free, max(want - current - starting, 0)):
             self.env.process(self._add(replica, self._scaler.rule.lag))
-        for stint in self._serving[there + min(want - there, 0) :]:
-            self._drain(stint, for_good=True)
-        at_least = len(self._serving) + len(self._coming) <= self._scaler.rule.min_replicas
-        return at_least and not self._in_system and not self._coming
+        for lifetime in self._serving[current + min(want - current, 0) :]:
+            self._drain(lifetime, for_good=True)
+        at_least = len(self._serving) + len(self._starting) <= self._scaler.rule.min_replicas
+        return at_least and not self._in_system and not self._starting
 
-    def _fail(self, stint: ReplicaLifetime, why: str) -> None:
+    def _fail(self, lifetime: ReplicaLifetime, why: str) -> None:
         """Remove a failed replica; its requests are lost or sent again."""
         for place in (self._serving, self._draining):
-            if stint in place:
-                place.remove(stint)
-        stint.end = self.env.now
-        self.router.forget(stint.replica)
-        self._deaths += 1
-        why = f"replica {stint.replica}: {why}"
-        for life in stint.engine.halt():
-            if self.rules.on_failure == "lose" or self._deaths > MAX_FAILURES:
-                stint.engine.resolve(life, Outcome.LOST, why)
+            if lifetime in place:
+                place.remove(lifetime)
+        lifetime.end = self.env.now
+        self.router.forget(lifetime.replica)
+        self._failures += 1
+        why = f"replica {lifetime.replica}: {why}"
+        for life in lifetime.engine.halt():
+            if self.rules.on_failure == "lose" or self._failures > MAX_FAILURES:
+                lifetime.engine.resolve(life, Outcome.LOST, why)
                 continue
             life.outcome, life.ended_at = Outcome.CUT_OFF, self.env.now
             life.reason = f"{why}; the request was sent to another replica"
@@ -235,75 +239,79 @@ class Fleet:
 
     def submit(self, request: Request) -> None:
         """Receive a request now and route it to a replica, if there is one."""
-        self._count()
+        self._integrate()
         self._in_system.add(request.id)
         self._send(request)
         self._ticks.notify()
 
     def _send(self, request: Request) -> None:
         if not self._serving:
-            self._wait_at_door(request)
+            self._wait_for_replica(request)
             return
         self._choose(self._serving, self.router, self._board, request).engine.submit(request)
 
     def _choose(
-        self, stints: Sequence[ReplicaLifetime], router: Router, board: LoadBoard, request: Request
+        self,
+        lifetimes: Sequence[ReplicaLifetime],
+        router: Router,
+        board: LoadBoard,
+        request: Request,
     ) -> ReplicaLifetime:
         """Choose a replica for a request and record the choice; the caller submits the request."""
-        chosen = router.choose(request, board.signals(stints))
-        stint = next(stint for stint in stints if stint.replica == chosen)
-        stint.in_flight += 1
-        board.sent(chosen)
+        chosen = router.choose(request, board.signals(lifetimes))
+        lifetime = next(lifetime for lifetime in lifetimes if lifetime.replica == chosen)
+        lifetime.in_flight += 1
+        board.record_sent(chosen)
         for places in (self.sent, self.served_by):
-            places.setdefault(request.id, []).append(stint.place)
-        return stint
+            places.setdefault(request.id, []).append(lifetime.index)
+        return lifetime
 
-    def _wait_at_door(self, request: Request) -> None:
-        life = self._door.arrive(request)
+    def _wait_for_replica(self, request: Request) -> None:
+        life = self._unrouted.arrive(request)
         if life.deadline is not None:
             patience = self.env.timeout(max(life.deadline - self.env.now, 0.0))
             patience.callbacks.append(lambda _: self._give_up(life))
 
     def _give_up(self, life: RequestRecord) -> None:
-        if self._door.requests.get(life.request.id) is life:
+        if self._unrouted.requests.get(life.request.id) is life:
             life.outcome, life.reason = Outcome.STARVED, "the client gave up"
             life.ended_at = self.env.now
-            self._left(life)
+            self._remove(life)
 
-    def leave(self, request_id: int) -> None:
+    def disconnect(self, request_id: int) -> None:
         """Record that the client of a submitted request has left."""
-        if life := self._door.requests.get(request_id):
+        if life := self._unrouted.requests.get(request_id):
             self._give_up(life)
         else:
-            self.lifetimes[self.sent[request_id][-1]].engine.leave(request_id)
+            self.lifetimes[self.sent[request_id][-1]].engine.disconnect(request_id)
 
-    def _let_in(self) -> None:
+    def _route_waiting(self) -> None:
         """Route the requests that waited for a replica."""
-        for life in list(self._door.requests.values()):
+        for life in list(self._unrouted.requests.values()):
             if life.outcome is None:
-                del self._door.requests[life.request.id]
+                del self._unrouted.requests[life.request.id]
                 self._send(life.request)
 
-    def _over(self, stint: ReplicaLifetime, life: RequestRecord) -> None:
+    def _request_ended(self, lifetime: ReplicaLifetime, life: RequestRecord) -> None:
         """Record that a request has ended on a replica."""
         if life.outcome is Outcome.FINISHED:
-            self._deaths = 0
+            self._failures = 0
         if life.request.id in self._in_system:
-            stint.in_flight -= 1
-        self._left(life)
-        self._leave_if_done(stint)
+            lifetime.in_flight -= 1
+        self._remove(life)
+        self._leave_if_done(lifetime)
 
-    def _left(self, life: RequestRecord) -> None:
+    def _remove(self, life: RequestRecord) -> None:
         """Record that a request has ended."""
         if life.request.id in self._in_system:
-            self._count()
+            self._integrate()
             self._in_system.discard(life.request.id)
             if self.resolved:
                 self.resolved()
-        if self.ended:
-            self.ended(life)
+        if self.on_request_end:
+            self.on_request_end(life)
 
-    def _count(self, until: float | None = None) -> None:
+    def _integrate(self, until: float | None = None) -> None:
         """Add the number of requests in the fleet to its integral over time."""
         now = self.env.now if until is None else until
         self.in_system_s += len(self._in_system) * (now - self._counted_to)
@@ -311,52 +319,52 @@ class Fleet:
 
     def conclude(self, requests: Iterable[Request], horizon: float | None) -> RunRecord:
         """End the run: assign an outcome to every request; return the record of the fleet."""
-        door = self._door
-        records = [*(stint.engine.record for stint in self.lifetimes), door]
+        unrouted = self._unrouted
+        records = [*(lifetime.engine.record for lifetime in self.lifetimes), unrouted]
         ends = [record.end for record in records]
         ends += [
             life.request.arrival if life.ended_at is None else life.ended_at
-            for life in door.requests.values()
+            for life in unrouted.requests.values()
         ]
         end = max(ends) if horizon is None else horizon
-        stuck = [i for i, life in door.requests.items() if life.outcome is None]
+        stuck = [i for i, life in unrouted.requests.items() if life.outcome is None]
         if stuck and horizon is None:
-            door.engine_halt = EngineHalt("deadlock", end, "no replica accepts requests", stuck)
-        for record, stint in zip_longest(records, self.lifetimes):
-            if stint is None or stint.end is None:
+            unrouted.engine_halt = EngineHalt("deadlock", end, "no replica accepts requests", stuck)
+        for record, lifetime in zip_longest(records, self.lifetimes):
+            if lifetime is None or lifetime.end is None:
                 record.end = end
             assign_outcomes(record, horizon)
-        for stint in self.lifetimes:
-            stint.engine.finalize()
+        for lifetime in self.lifetimes:
+            lifetime.engine.finalize()
         lives = {
             i: [(place, records[place].requests[i]) for place in places]
             for i, places in self.served_by.items()
         }
-        lives |= {i: [(len(self.lifetimes), life)] for i, life in door.requests.items()}
-        self._count_rest([lives[i][-1][1] for i in self._in_system])
+        lives |= {i: [(len(self.lifetimes), life)] for i, life in unrouted.requests.items()}
+        self._integrate_rest([lives[i][-1][1] for i in self._in_system])
         for request in requests:
             if request.id not in lives:
-                record_cut_off(door, request)
-                lives[request.id] = [(len(self.lifetimes), door.requests[request.id])]
+                record_cut_off(unrouted, request)
+                lives[request.id] = [(len(self.lifetimes), unrouted.requests[request.id])]
         seen = {i: {place for place, _ in way} for i, way in lives.items()}
-        in_vain = {
+        unobserved = {
             i: [(place, records[place].requests[i]) for place in places if place not in seen[i]]
             for i, places in self.sent.items()
             if not seen[i].issuperset(places)
         }
-        return self._whole(records, lives, end, in_vain)
+        return self._merge(records, lives, end, unobserved)
 
-    def _whole(
+    def _merge(
         self,
         records: list[RunRecord],
         lives: RecordsByRequest,
         end: float,
-        in_vain: RecordsByRequest,
+        unobserved: RecordsByRequest,
     ) -> RunRecord:
-        return merge_records(records, lives, end, in_vain=in_vain)
+        return merge_records(records, lives, end, unobserved=unobserved)
 
-    def _count_rest(self, lives: Iterable[RequestRecord]) -> None:
+    def _integrate_rest(self, lives: Iterable[RequestRecord]) -> None:
         """Count requests still in the fleet until their records end."""
         for life in sorted(lives, key=lambda life: life.ended_at or 0.0):
-            self._count(max(life.ended_at or 0.0, self._counted_to))
+            self._integrate(max(life.ended_at or 0.0, self._counted_to))
             self._in_system.discard(life.request.id)

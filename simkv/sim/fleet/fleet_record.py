@@ -29,12 +29,12 @@ def merge_records(
     lives: Mapping[int, Sequence[tuple[int, RequestRecord]]],
     end: float,
     requests: Mapping[int, Request] | None = None,
-    in_vain: Mapping[int, Sequence[tuple[int, RequestRecord]]] | None = None,
+    unobserved: Mapping[int, Sequence[tuple[int, RequestRecord]]] | None = None,
 ) -> RunRecord:
     """Return the record of a fleet whose run ended at ``end`` (s).
 
     ``lives`` has, by request, the records that its client observed, in order, each with the index
-    of its part. ``in_vain`` has the records that the client did not observe; their preemptions
+    of its part. ``unobserved`` has the records that the client did not observe; their preemptions
     count too. The engine halt is the earliest one of all parts. ``requests`` are the requests as
     sent by clients, if replicas received modified ones.
     """
@@ -63,8 +63,8 @@ def merge_records(
     offsets = [0, *accumulate(len(part.steps) for part in parts)]
     for i, way in lives.items():
         life = _one([_shifted(life, offsets[part]) for part, life in way])
-        if in_vain and i in in_vain:
-            life = _counted(life, [_shifted(other, offsets[part]) for part, other in in_vain[i]])
+        if unobserved and i in unobserved:
+            life = _counted(life, [_shifted(other, offsets[part]) for part, other in unobserved[i]])
         record.requests[i] = replace(life, request=requests[i]) if requests else life
     return record
 
@@ -83,16 +83,16 @@ def _shifted(life: RequestRecord, rows: int) -> RequestRecord:
     if mishaps is not None:
         mishaps = replace(
             mishaps,
-            dropped=[row + rows for row in life.dropped],
+            dropped_rows=[row + rows for row in life.dropped_rows],
             preempted_rows=[row + rows for row in life.preempted_rows],
         )
     more = None
-    if life.more is not None:
-        more = array("i", [n + rows * (k % 2 == 0) for k, n in enumerate(life.more)])
+    if life.accepted_drafts is not None:
+        more = array("i", [n + rows * (k % 2 == 0) for k, n in enumerate(life.accepted_drafts)])
     return replace(
         life,
-        more=more,
-        spans=shift_rows(life.spans, rows, (1, 2)),
+        accepted_drafts=more,
+        segment_data=shift_rows(life.segment_data, rows, (1, 2)),
         chunk_rows=shift_rows(life.chunk_rows, rows, (0,)),
         interruptions=mishaps,
     )
@@ -111,15 +111,18 @@ def _one(lives: Sequence[RequestRecord]) -> RequestRecord:
         first_token=first_tokens[0] if first_tokens else None,
         last_token=last_tokens[-1] if last_tokens else None,
         tokens=sum(life.tokens for life in lives),
-        beyond=sum(life.beyond for life in lives),
+        accepted_tokens=sum(life.accepted_tokens for life in lives),
         drafted=any(life.drafted for life in lives),
-        more=array("i", chain.from_iterable(life.more or () for life in lives)) or None,
-        spans=array("i", chain.from_iterable(life.spans for life in lives)),
-        seen=lives[0].seen,
+        accepted_drafts=array(
+            "i", chain.from_iterable(life.accepted_drafts or () for life in lives)
+        )
+        or None,
+        segment_data=array("i", chain.from_iterable(life.segment_data for life in lives)),
+        received_at=lives[0].received_at,
         chunk_rows=array("i", chain.from_iterable(life.chunk_rows for life in lives)),
         interruptions=replace(
             whole.interruptions or Interruptions(),
-            dropped=[row for life in lives for row in life.dropped],
+            dropped_rows=[row for life in lives for row in life.dropped_rows],
             aside=[change for life in lives for change in life.aside],
         ),
     )

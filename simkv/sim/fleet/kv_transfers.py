@@ -12,15 +12,15 @@ from simkv.scenario.fleet_section import KvTransfer
 class Handover:
     """A request between two replicas, given by the indices of their lifetimes; times in seconds.
 
-    Its prompt was computed at ``ready``. ``tokens`` tokens of KV were requested at ``asked``, when
-    blocks for them were allocated, and had arrived at ``arrived_at``.
+    Its prompt was computed at ``prefilled_at``. ``tokens`` tokens of KV were requested at
+    ``requested_at``, when blocks for them were allocated, and had arrived at ``arrived_at``.
     """
 
     request: Request
     source: int
     target: int
-    ready: float
-    asked: float | None = None
+    prefilled_at: float
+    requested_at: float | None = None
     arrived_at: float | None = None
     tokens: int = 0
 

@@ -44,18 +44,18 @@ class LoadBoard:
         self._engines = engines
         self._loads: dict[int, Occupancy] = {}
 
-    def signals(self, stints: Sequence[ReplicaLifetime]) -> list[LoadSignal]:
+    def signals(self, lifetimes: Sequence[ReplicaLifetime]) -> list[LoadSignal]:
         """Return the load of these replicas as known to the router."""
         if self.interval or self._reads_kv:
-            return [self._signal(stint) for stint in stints]
-        for stint in stints:
-            if stint.engine.changed:
-                stint.engine.changed = False
-                stint.signal = self._signal(stint)
-        return [stint.signal for stint in stints]
+            return [self._signal(lifetime) for lifetime in lifetimes]
+        for lifetime in lifetimes:
+            if lifetime.engine.changed:
+                lifetime.engine.changed = False
+                lifetime.signal = self._signal(lifetime)
+        return [lifetime.signal for lifetime in lifetimes]
 
-    def _signal(self, stint: ReplicaLifetime) -> LoadSignal:
-        replica, engine, in_flight = stint.replica, stint.engine, stint.in_flight
+    def _signal(self, lifetime: ReplicaLifetime) -> LoadSignal:
+        replica, engine, in_flight = lifetime.replica, lifetime.engine, lifetime.in_flight
         if self.interval:
             load = self._loads.get(replica) or Occupancy()
             return LoadSignal(replica, in_flight, load.waiting, load.running, load.kv_usage)
@@ -64,7 +64,7 @@ class LoadBoard:
         usage = kv_usage(engine) if self._reads_kv else 0.0
         return LoadSignal(replica, in_flight, engine.num_waiting, engine.num_running, usage)
 
-    def sent(self, replica: int) -> None:
+    def record_sent(self, replica: int) -> None:
         """Record that the router has sent a request to ``replica``."""
         if self.interval and self.router.counts_own_sends:
             self._loads.setdefault(replica, Occupancy()).waiting += 1

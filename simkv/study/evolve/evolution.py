@@ -3,8 +3,8 @@
 Example:
 
     search = EvolutionRequest((Path("forty.yaml"),), ("e2e_ms.mean",), budget=200)
-    with open_pooled_runner(Path("points.jsonl")) as bench:
-        found = run_evolution(search, bench)
+    with open_pooled_runner(Path("points.jsonl")) as runner:
+        found = run_evolution(search, runner)
 """
 
 from __future__ import annotations
@@ -71,26 +71,26 @@ class EvolutionRequest:
 
 @dataclass(frozen=True)
 class Evolution:
-    """Result of a search. ``what`` is the kind of candidate, in plural.
+    """Result of a search. ``kind`` is the kind of candidate, in plural.
 
     ``winner`` has its score from the ``final`` round, which is empty if the workload has no
     randomness.
     """
 
     name: str
-    what: str
+    kind: str
     goals: tuple[FigureGoal, ...]
-    ground: TrialSplit
+    split: TrialSplit
     policy_hooks: tuple[PolicyHook, ...]
     standings: tuple[CandidateScore, ...]
     front: tuple[CandidateScore, ...]
     final: tuple[CandidateScore, ...]
     winner: CandidateScore
-    judged: tuple[WinnerEvaluation, ...]
+    evaluations: tuple[WinnerEvaluation, ...]
     costs: tuple[RequestClassCost, ...]
     notes: tuple[str, ...] = ()
     has_outcome_goal: bool = False
-    asked: EvolutionRequest | None = field(default=None, compare=False)
+    request: EvolutionRequest | None = field(default=None, compare=False)
 
     @property
     def tried(self) -> int:
@@ -105,12 +105,12 @@ class Evolution:
     @property
     def holds(self) -> bool:
         """Whether there is a winner and it holds under all evaluation conditions."""
-        return bool(self.winner.candidate.change) and all(one.holds for one in self.judged)
+        return bool(self.winner.candidate.change) and all(one.holds for one in self.evaluations)
 
 
 def run_evolution(
     search: EvolutionRequest,
-    bench: JobRunner,
+    runner: JobRunner,
     folder: Path | None = None,
     advance: ProgressCallback | None = None,
 ) -> Evolution:
@@ -122,26 +122,26 @@ def run_evolution(
     goals = parse_goals(search.objectives, limits)
     scenarios = [_scenario(path, search) for path in search.scenarios]
     ground = split_trials(scenarios, search.train, search.final, search.test)
-    contest = Tournament(ground.train, goals, limits, bench, firsts=ground.scenarios)
+    tournament = Tournament(ground.train, goals, limits, runner, scenarios=ground.scenarios)
     engine = find_engine_spec(scenarios[0][0].engine)
     seats = count_final_candidates(search.budget, ground)
-    look = _how(replace(search, budget=search.budget - seats), engine, contest, folder)
-    contest.start()
+    look = _how(replace(search, budget=search.budget - seats), engine, tournament, folder)
+    tournament.start()
     look(advance)
-    winner, final = run_final(contest, ground, seats)
+    winner, final = run_final(tournament, ground, seats)
     judged: list[WinnerEvaluation] = []
     costs: list[RequestClassCost] = []
     ways, notes = build_evaluation_conditions(ground, search.profile_error)
     if winner.candidate.change:
-        judged, costs = evaluate_winner(winner.candidate, ways, goals, limits, bench)
+        judged, costs = evaluate_winner(winner.candidate, ways, goals, limits, runner)
     return Evolution(
         scenarios[0][0].name,
         "knob settings" if search.over else "proposals" if search.propose else "policies",
         goals,
         ground,
         engine.policy_hooks,
-        tuple(contest.standings.values()),
-        tuple(contest.front()),
+        tuple(tournament.standings.values()),
+        tuple(tournament.front()),
         tuple(final),
         winner,
         tuple(judged),
@@ -165,7 +165,7 @@ def _scenario(path: Path, search: EvolutionRequest) -> tuple[Scenario, Path]:
 
 
 def _how(
-    search: EvolutionRequest, engine: EngineSpec, contest: Tournament, folder: Path | None
+    search: EvolutionRequest, engine: EngineSpec, tournament: Tournament, folder: Path | None
 ) -> _Look:
     if search.over and search.propose:
         raise InputError("--propose: cannot be combined with --over; use one of them")
@@ -177,13 +177,15 @@ def _how(
     if search.propose:
         kept = (folder or Path()) / "proposals"
         return lambda advance: propose(
-            contest, Proposer(search.propose or "", kept), search.budget, advance
+            tournament, Proposer(search.propose or "", kept), search.budget, advance
         )
     if search.over:
-        axes = [_axis(text, contest.trials[0]) for text in search.over]
+        axes = [_axis(text, tournament.trials[0]) for text in search.over]
         store = folder / "study.journal" if folder else None
         name = _name(search, axes)
-        return lambda advance: tune(contest, axes, search.budget, search.seed, store, name, advance)
+        return lambda advance: tune(
+            tournament, axes, search.budget, search.seed, store, name, advance
+        )
     if not engine.policy_hooks:
         able = " and ".join(name for name, one in ENGINES.items() if one.policy_hooks)
         raise InputError(
@@ -191,7 +193,9 @@ def _how(
             "use --over or --propose"
         )
     grow = sample_policies if search.random else evolve_policies
-    return lambda advance: grow(contest, engine.policy_hooks, search.budget, search.seed, advance)
+    return lambda advance: grow(
+        tournament, engine.policy_hooks, search.budget, search.seed, advance
+    )
 
 
 def _axis(text: str, trial: TrialScenario) -> Axis:

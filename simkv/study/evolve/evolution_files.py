@@ -23,8 +23,8 @@ def write_evolution(found: Evolution, folder: Path) -> list[str]:
     """
     write_rows(folder / "candidates.csv", candidate_rows(found))
     write_text(folder / "evolve.md", "\n".join(summarize_evolution(found)) + "\n")
-    trial = found.ground.train[0]
-    both = {"shipped": SHIPPED.of(trial), "evolved": found.winner.candidate.of(trial)}
+    trial = found.split.train[0]
+    both = {"shipped": SHIPPED.apply_to(trial), "evolved": found.winner.candidate.apply_to(trial)}
     text = to_yaml(both)
     for scenario in both.values():
         for path in find_profiles(scenario).values():

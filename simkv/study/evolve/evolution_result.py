@@ -20,25 +20,25 @@ from simkv.study.evolve.evolution_summary import summarize_evolution
 class EvolutionResult:
     """Result of a search for a better scheduler; its text is the output of ``simkv evolve``."""
 
-    found: Evolution
+    evolution: Evolution
 
     @property
     def winner(self) -> dict[str, Any]:
         """Fields that the winner changes, with their values; empty if nothing is better."""
-        return dict(self.found.winner.candidate.change)
+        return dict(self.evolution.winner.candidate.change)
 
     @property
     def holds(self) -> bool:
         """Whether the winner is surely better under all evaluation conditions."""
-        return self.found.holds
+        return self.evolution.holds
 
     @cached_property
     def candidates(self) -> pd.DataFrame:
         """A row per candidate, as in candidates.csv."""
-        return pd.DataFrame(candidate_rows(self.found))
+        return pd.DataFrame(candidate_rows(self.evolution))
 
     def __str__(self) -> str:
-        return "\n".join(summarize_evolution(self.found))
+        return "\n".join(summarize_evolution(self.evolution))
 
     def __repr__(self) -> str:
         return f"Evolved({self.winner or 'nothing better'}, holds={self.holds})"
@@ -50,4 +50,4 @@ class EvolutionResult:
     def write(self, folder: str | Path) -> list[Path]:
         """Write candidates.csv, evolve.md and winner.yaml into a folder."""
         make_folder(Path(folder))
-        return [Path(folder) / name for name in write_evolution(self.found, Path(folder))]
+        return [Path(folder) / name for name in write_evolution(self.evolution, Path(folder))]

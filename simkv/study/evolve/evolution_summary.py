@@ -45,12 +45,12 @@ def summarize_evolution(found: Evolution) -> list[str]:
 
 def _head(found: Evolution) -> str:
     goals = "; ".join(map(str, found.goals))
-    trials = len(found.ground.train)
+    trials = len(found.split.train)
     where = f"evaluated on {trials} {'trial' if trials == 1 else 'trials'}"
     if found.final:
-        final = len(found.ground.final)
+        final = len(found.split.final)
         where += f", {len(found.final)} of them on {final} further trials in the final round"
-    return f"{found.name}: {found.tried} {found.what} {where}, for {goals}"
+    return f"{found.name}: {found.tried} {found.kind} {where}, for {goals}"
 
 
 def _winner(found: Evolution) -> list[str]:
@@ -71,7 +71,7 @@ def _same_for_all(found: Evolution) -> list[str]:
     """
     sent = [
         request
-        for trial in found.ground.train
+        for trial in found.split.train
         for request in build_clients(trial.scenario.workload, trial.scenario.timeout).requests
     ]
     rule = dict(found.winner.candidate.change).get("engine.rule", "")
@@ -86,12 +86,12 @@ def _same_for_all(found: Evolution) -> list[str]:
     return lines
 
 
-def describe_candidate(one: CandidateScore, seams: Sequence[PolicyHook]) -> list[str]:
+def describe_candidate(one: CandidateScore, hooks: Sequence[PolicyHook]) -> list[str]:
     """Describe a candidate, as lines."""
     lines: list[str] = []
     for path, value in one.candidate.change:
         if path == "engine.rule":
-            lines += describe_policy(str(value), tuple(seams))
+            lines += describe_policy(str(value), tuple(hooks))
         elif isinstance(value, dict):
             lines.append(f"the scheduler in {value['file']} ({one.candidate.parts} lines)")
         else:
@@ -99,14 +99,14 @@ def describe_candidate(one: CandidateScore, seams: Sequence[PolicyHook]) -> list
     return lines
 
 
-def describe_policy(rule: str, seams: tuple[PolicyHook, ...]) -> list[str]:
+def describe_policy(rule: str, hooks: tuple[PolicyHook, ...]) -> list[str]:
     """Describe a rule, a line for each hook, and the meaning of its variables."""
     lines, used = [], dict[str, str]()
-    known = {seam.name: seam for seam in seams}
-    for name, expression in parse_policy(rule, seams).items():
-        seam = known[name]
+    known = {hook.name: hook for hook in hooks}
+    for name, expression in parse_policy(rule, hooks).items():
+        hook = known[name]
         lines.append(f"{name} = {expression.text}")
-        lines.append(f"  {_of_seam(seam, expression.text, bool(expression.names))}")
+        lines.append(f"  {_of_seam(hook, expression.text, bool(expression.names))}")
         used |= {
             one: said
             for one, said in {**REQUEST_VARIABLES, **ENGINE_VARIABLES}.items()
@@ -114,31 +114,33 @@ def describe_policy(rule: str, seams: tuple[PolicyHook, ...]) -> list[str]:
         }
     if used:
         lines.append("; ".join(f"{one}: {said}" for one, said in used.items()))
-    left = [f"{seam.name} ({seam.own})" for seam in seams if f"{seam.name} =" not in rule]
+    left = [f"{hook.name} ({hook.default_rule})" for hook in hooks if f"{hook.name} =" not in rule]
     return [*lines, *([f"as shipped: {', '.join(left)}"] if left else [])]
 
 
-def _of_seam(seam: PolicyHook, text: str, looks: bool) -> str:
+def _of_seam(hook: PolicyHook, text: str, looks: bool) -> str:
     if looks:
-        return seam.description
-    if seam.sort in _CONSTANT:
-        return f"{seam.description}: {_CONSTANT[seam.sort]}"
-    if seam.sort == "tokens":
-        return f"{seam.description}: {text}"
+        return hook.description
+    if hook.sort in _CONSTANT:
+        return f"{hook.description}: {_CONSTANT[hook.sort]}"
+    if hook.sort == "tokens":
+        return f"{hook.description}: {text}"
     yes = not text.startswith("-") and float(text) > 0
-    return f"{seam.description}: {'always' if yes else 'never'}"
+    return f"{hook.description}: {'always' if yes else 'never'}"
 
 
 def _judged(found: Evolution) -> list[str]:
-    lines = [line for judged in found.judged for line in describe_evaluation(judged)]
-    if found.ground.apart is None:
+    lines = [line for judged in found.evaluations for line in describe_evaluation(judged)]
+    if found.split.held_out is None:
         lines.append("the workload has no randomness, so there are no held-out trials")
     else:
-        lines.append(f"evaluated on {found.ground.apart}; brackets: 95 % interval of the mean gain")
-    missed = [judged.condition.changed for judged in found.judged if not judged.holds]
+        lines.append(
+            f"evaluated on {found.split.held_out}; brackets: 95 % interval of the mean gain"
+        )
+    missed = [judged.condition.description for judged in found.evaluations if not judged.holds]
     if missed:
         lines.append(f"The improvement does NOT hold: {', '.join(missed)}")
-    elif found.ground.apart is None:
+    elif found.split.held_out is None:
         lines.append(
             "The improvement holds under all conditions, on the requests that it was selected on"
         )
@@ -149,7 +151,7 @@ def _judged(found: Evolution) -> list[str]:
 
 def describe_evaluation(judged: WinnerEvaluation) -> list[str]:
     """Describe the evaluation under one condition."""
-    name = judged.condition.changed
+    name = judged.condition.description
     if judged.why:
         return [f"{name}: cannot be run: {judged.why}"]
     gains = "; ".join(_gain(gain) for gain in judged.gains)
@@ -159,7 +161,7 @@ def describe_evaluation(judged: WinnerEvaluation) -> list[str]:
 
 
 def _gain(gain: Improvement) -> str:
-    said = _said(gain.goal.figure, gain.shipped), _said(gain.goal.figure, gain.won)
+    said = _said(gain.goal.figure, gain.shipped), _said(gain.goal.figure, gain.evolved)
     wide = "" if gain.low is None else f" [{gain.low:+.1%}, {gain.high:+.1%}]"
     return f"{gain.goal.figure} {said[0]} -> {said[1]}, gain {gain.mean:+.1%}{wide}"
 
@@ -167,7 +169,7 @@ def _gain(gain: Improvement) -> str:
 def _said(figure: str, value: float | None) -> str:
     if value is None:
         return "none"
-    return METRICS[figure].said(value) if figure in METRICS else f"{value:.4g}"
+    return METRICS[figure].format(value) if figure in METRICS else f"{value:.4g}"
 
 
 def describe_cost(cost: RequestClassCost) -> str:

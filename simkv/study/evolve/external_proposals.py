@@ -46,7 +46,7 @@ class Proposer:
     command: str
     folder: Path
 
-    def ask(self, told: str, number: int) -> Path:
+    def request(self, told: str, number: int) -> Path:
         """Return a proposal's file. Raises InputError if the command fails or prints nothing."""
         try:
             answer = subprocess.run(
@@ -70,23 +70,23 @@ class Proposer:
 
 
 def propose(
-    contest: Tournament, proposer: Proposer, budget: int, advance: ProgressCallback | None = None
+    tournament: Tournament, proposer: Proposer, budget: int, advance: ProgressCallback | None = None
 ) -> None:
     """Request ``budget`` proposals in sequence, each with the results of the earlier ones."""
     last: CandidateScore | None = None
     for number in range(1, budget + 1):
-        told = "\n".join(_letter(contest, last, number, budget))
-        file = proposer.ask(told, number)
-        candidate = make_code_candidate(file, contest.trials[0])
-        if isinstance(candidate, Candidate) and (broken := _broken_law(candidate, contest)):
+        told = "\n".join(_letter(tournament, last, number, budget))
+        file = proposer.request(told, number)
+        candidate = make_code_candidate(file, tournament.trials[0])
+        if isinstance(candidate, Candidate) and (broken := _broken_law(candidate, tournament)):
             candidate = broken
         if isinstance(candidate, str):
             last = make_failed_score(
-                _refused(file), len(contest.goals), len(contest.trials), candidate
+                _refused(file), len(tournament.goals), len(tournament.trials), candidate
             )
-            contest.standings[last.candidate.key] = last
+            tournament.standings[last.candidate.key] = last
         else:
-            (last,) = contest.add([candidate])
+            (last,) = tournament.add([candidate])
         if advance:
             advance(number, budget)
 
@@ -112,11 +112,11 @@ def make_code_candidate(file: Path, trial: TrialScenario) -> Candidate | str:
     return Candidate((("engine", change),), len(file.read_text().splitlines()))
 
 
-def _broken_law(candidate: Candidate, contest: Tournament) -> str:
+def _broken_law(candidate: Candidate, tournament: Tournament) -> str:
     """Return the law that a proposal breaks in the first trial, or an empty string."""
-    trial = contest.trials[0]
+    trial = tournament.trials[0]
     try:
-        scenario = candidate.of(trial)
+        scenario = candidate.apply_to(trial)
         if scenario.fleet is None:
             check_scheduler_run(scenario, trial.folder)
     except InputError as error:
@@ -138,7 +138,7 @@ def _file(candidate: Candidate) -> Path:
 
 
 def _letter(
-    contest: Tournament, last: CandidateScore | None, number: int, budget: int
+    tournament: Tournament, last: CandidateScore | None, number: int, budget: int
 ) -> list[str]:
     """Return the prompt for the program, as lines."""
     lines = [
@@ -146,21 +146,25 @@ def _letter(
         "Write one Python file with a scheduler class for simkv (from simkv.custom import",
         "CustomScheduler, or CustomVllmScheduler to change single decisions of its engine).",
         "Reply with the file and nothing else.",
-        "Objectives: " + "; ".join(map(str, contest.goals)) + "; all requests served; short code.",
+        "Objectives: "
+        + "; ".join(map(str, tournament.goals))
+        + "; all requests served; short code.",
         "",
         "## Scenario of the first trial",
-        *_told_of(contest.trials[0]),
+        *_told_of(tournament.trials[0]),
         "",
         "## Candidates so far, best first",
         "Losses are relative to the shipped scheduler; negative is better.",
     ]
-    tried = [one for one in contest.standings.values() if one.candidate.change]
+    tried = [one for one in tournament.standings.values() if one.candidate.change]
     for one in sorted(tried, key=lambda one: one.score)[:MAX_REPORTED_CANDIDATES]:
-        lines += _line(contest, one)
+        lines += _line(tournament, one)
     if last is not None:
-        lines += ["", "## Last proposal", *_line(contest, last)]
+        lines += ["", "## Last proposal", *_line(tournament, last)]
         if not last.why:
-            lines += _why(last.candidate.of(contest.trials[0]), contest.trials[0].folder)
+            lines += _why(
+                last.candidate.apply_to(tournament.trials[0]), tournament.trials[0].folder
+            )
         lines += ["```python", _file(last.candidate).read_text().rstrip(), "```"]
     return lines
 
@@ -171,11 +175,11 @@ def _told_of(trial: TrialScenario) -> list[str]:
     return [f"engine: {knobs}", *_why(scenario, trial.folder)]
 
 
-def _line(contest: Tournament, one: CandidateScore) -> list[str]:
+def _line(tournament: Tournament, one: CandidateScore) -> list[str]:
     if one.why:
         return [f"- {_file(one.candidate).name}: rejected: {one.why}"]
     losses = ", ".join(
-        f"{goal.figure} {loss:+.1%}" for goal, loss in zip(contest.goals, one.loss, strict=True)
+        f"{goal.figure} {loss:+.1%}" for goal, loss in zip(tournament.goals, one.loss, strict=True)
     )
     return [f"- {_file(one.candidate).name}: {losses}, unserved {one.unserved:+.1%}"]
 

@@ -23,24 +23,24 @@ def count_final_candidates(budget: int, ground: TrialSplit) -> int:
 
 
 def run_final(
-    contest: Tournament, ground: TrialSplit, seats: int
+    tournament: Tournament, ground: TrialSplit, seats: int
 ) -> tuple[CandidateScore, list[CandidateScore]]:
     """Return the winner and the scores in the final; without a final, the best of the search."""
     if not seats:
-        return prune_policy(contest, contest.front()[0]), []
-    final = Tournament(ground.final, contest.goals, contest.limits, contest.bench)
+        return prune_policy(tournament, tournament.front()[0]), []
+    final = Tournament(ground.final, tournament.goals, tournament.limits, tournament.runner)
     final.start()
-    best = _best(contest)[: max(ceil(seats * FINALIST_SHARE), 2)]
+    best = _best(tournament)[: max(ceil(seats * FINALIST_SHARE), 2)]
     best = final.add([one.candidate for one in best], thorough=True)
     winner = min([*best, final.standings[SHIPPED.key]], key=lambda one: one.score)
     winner = prune_policy(final, winner, seats - len(best))
     return winner, [one for key, one in final.standings.items() if key != SHIPPED.key]
 
 
-def _best(contest: Tournament) -> list[CandidateScore]:
+def _best(tournament: Tournament) -> list[CandidateScore]:
     """Return the candidates, best first; among equal results in all trials, only the shortest."""
     found: dict[object, CandidateScore] = {}
-    tried = [one for key, one in contest.standings.items() if key != SHIPPED.key and not one.why]
+    tried = [one for key, one in tournament.standings.items() if key != SHIPPED.key and not one.why]
     for one in sorted(tried, key=lambda one: (one.score, one.candidate.parts)):
         found.setdefault((one.losses, one.left_out), one)
     return list(found.values())

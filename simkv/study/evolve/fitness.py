@@ -30,10 +30,10 @@ class FigureGoal:
     """A figure, and whether higher values are better."""
 
     figure: str
-    more: bool
+    more_is_better: bool
 
     def __str__(self) -> str:
-        return f"{self.figure} ({'higher' if self.more else 'lower'} is better)"
+        return f"{self.figure} ({'higher' if self.more_is_better else 'lower'} is better)"
 
     def loss(self, value: float | None, shipped: float | None) -> float:
         """Return the loss relative to the shipped value; negative if better.
@@ -43,7 +43,7 @@ class FigureGoal:
         if value is None or shipped is None:
             return 0.0 if value is shipped else NO_FIGURE if value is None else -NO_FIGURE
         off = (value - shipped) / (abs(shipped) or 1.0)
-        return min(-off if self.more else off, NO_FIGURE)
+        return min(-off if self.more_is_better else off, NO_FIGURE)
 
 
 def parse_goals(asked: Sequence[str], limits: Mapping[str, float]) -> tuple[FigureGoal, ...]:

@@ -47,7 +47,7 @@ class PolicyGenerator:
     it is unchanged.
     """
 
-    def __init__(self, seams: Sequence[PolicyHook], seed: int) -> None:
+    def __init__(self, hooks: Sequence[PolicyHook], seed: int) -> None:
         try:
             from deap import gp
         except ImportError as error:
@@ -55,16 +55,16 @@ class PolicyGenerator:
                 "simkv evolve: DEAP is not installed; run pip install 'simkv[search]'"
             ) from error
         self._gp = gp
-        self.policy_hooks = seams
-        self._seams = [seam.name for seam in seams]
-        self._sorts = {seam.name: seam.sort for seam in seams}
-        self._sets = {seam.name: _primitives(gp, seam) for seam in seams}
-        self._mine = random.Random(seed).getstate()
-        self._others: Any = None
+        self.policy_hooks = hooks
+        self._hooks = [hook.name for hook in hooks]
+        self._sorts = {hook.name: hook.sort for hook in hooks}
+        self._sets = {hook.name: _primitives(gp, hook) for hook in hooks}
+        self._own_state = random.Random(seed).getstate()
+        self._global_state: Any = None
 
     def __enter__(self) -> Self:
-        self._others = random.getstate()
-        random.setstate(self._mine)
+        self._global_state = random.getstate()
+        random.setstate(self._own_state)
         return self
 
     def __exit__(
@@ -73,29 +73,29 @@ class PolicyGenerator:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._mine = random.getstate()
-        random.setstate(self._others)
+        self._own_state = random.getstate()
+        random.setstate(self._global_state)
 
-    def draw(self) -> PolicyTrees:
+    def sample(self) -> PolicyTrees:
         """Return a random rule with an expression for at least one hook."""
-        said = [name for name in self._seams if random.random() < HOOK_PROBABILITY]
-        return {name: self._tree(name) for name in said or [random.choice(self._seams)]}
+        said = [name for name in self._hooks if random.random() < HOOK_PROBABILITY]
+        return {name: self._tree(name) for name in said or [random.choice(self._hooks)]}
 
     def crossover(self, one: PolicyTrees, other: PolicyTrees) -> PolicyTrees:
         """Return a child with the tree of either parent, or a crossover of both, for each hook."""
         child: PolicyTrees = {}
-        for name in self._seams:
+        for name in self._hooks:
             ours, theirs = one.get(name), other.get(name)
             if ours is not None and theirs is not None and random.random() < 0.5:
                 child[name] = self._low(self._gp.cxOnePoint(_copy(ours), _copy(theirs))[0], ours)
             elif (chosen := random.choice((ours, theirs))) is not None:
                 child[name] = _copy(chosen)
-        return child or self.draw()
+        return child or self.sample()
 
-    def changed(self, rule: PolicyTrees) -> PolicyTrees:
+    def mutate(self, rule: PolicyTrees) -> PolicyTrees:
         """Return the rule with one tree mutated, added or removed."""
         child = {name: _copy(tree) for name, tree in rule.items()}
-        name = random.choice(self._seams)
+        name = random.choice(self._hooks)
         if name not in child:
             child[name] = self._tree(name)
         elif len(child) > 1 and random.random() < 0.25:
@@ -111,7 +111,7 @@ class PolicyGenerator:
             child[name] = self._low(random.choice(ways)(_copy(child[name]))[0], child[name])
         return child
 
-    def chosen(self, among: Sequence[int]) -> int:
+    def choose(self, among: Sequence[int]) -> int:
         """Return one of the given numbers with equal probability."""
         return random.choice(among)
 
@@ -144,13 +144,13 @@ def _copy(tree: Any) -> Any:
     return type(tree)(tree)
 
 
-def _primitives(gp: Any, seam: PolicyHook) -> Any:
+def _primitives(gp: Any, hook: PolicyHook) -> Any:
     """Return the primitives of expressions at this hook; none is specific to an engine's policy."""
-    pset = gp.PrimitiveSet(seam.name, 0)
+    pset = gp.PrimitiveSet(hook.name, 0)
     for name, (form, arity) in OPERATIONS.items():
         pset.addPrimitive(len, arity, name=name)
         pset.mapping[name].seq = form
-    for name in seam.names:
+    for name in hook.names:
         pset.addTerminal(name, name=name)
     for number in NUMBERS:
         pset.addTerminal(number, name=f"n{number:g}")
@@ -158,9 +158,9 @@ def _primitives(gp: Any, seam: PolicyHook) -> Any:
     return pset
 
 
-def format_policy(trees: PolicyTrees, seams: Sequence[PolicyHook]) -> str:
+def format_policy(trees: PolicyTrees, hooks: Sequence[PolicyHook]) -> str:
     """Return a rule as text for a scenario, each expression in its simplest equivalent form."""
-    sorts = {seam.name: seam.sort for seam in seams}
+    sorts = {hook.name: hook.sort for hook in hooks}
     return "\n".join(
         f"{name} = {simplify_for_hook(simplify(_text(tree)), sorts[name])}"
         for name, tree in sorted(trees.items())

@@ -17,7 +17,7 @@ BATCH_SIZE = 8
 
 
 def tune(
-    contest: Tournament,
+    tournament: Tournament,
     axes: Sequence[Axis],
     budget: int,
     seed: int,
@@ -30,15 +30,15 @@ def tune(
 
     Raises InputError if Optuna is not installed.
     """
-    study = _study(contest, seed, store, name)
+    study = _study(tournament, seed, store, name)
     optuna = _optuna()
     kept = [one for one in study.trials if one.state == optuna.trial.TrialState.COMPLETE]
-    contest.add([_candidate(one.params, axes) for one in kept[:budget]])
+    tournament.add([_candidate(one.params, axes) for one in kept[:budget]])
     done = len(kept)
     while done < budget:
         asked = [study.ask() for _ in range(min(BATCH_SIZE, budget - done))]
         candidates = [_candidate({a.path: _value(one, a) for a in axes}, axes) for one in asked]
-        for one, standing in zip(asked, contest.add(candidates), strict=True):
+        for one, standing in zip(asked, tournament.add(candidates), strict=True):
             study.tell(one, list(standing.fitness))
         done += len(asked)
         if advance:
@@ -70,7 +70,7 @@ def _optuna() -> Any:
     return optuna
 
 
-def _study(contest: Tournament, seed: int, store: Path | None, name: str) -> Any:
+def _study(tournament: Tournament, seed: int, store: Path | None, name: str) -> Any:
     optuna = _optuna()
     storage = None
     if store is not None:
@@ -81,7 +81,7 @@ def _study(contest: Tournament, seed: int, store: Path | None, name: str) -> Any
         storage = JournalStorage(JournalFileBackend(str(store)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        ways = ["minimize"] * len(contest.goals)
+        ways = ["minimize"] * len(tournament.goals)
         study = optuna.create_study(
             storage=storage, study_name=name, directions=ways, load_if_exists=True
         )

@@ -27,7 +27,7 @@ MAX_DUPLICATES = 500
 
 
 @dataclass(eq=False)
-class _Plant:
+class _Individual:
     """A rule as trees, with its DEAP ``fitness``."""
 
     trees: PolicyTrees
@@ -45,8 +45,8 @@ def make_policy_candidate(text: str) -> Candidate:
 
 
 def evolve_policies(
-    contest: Tournament,
-    seams: Sequence[PolicyHook],
+    tournament: Tournament,
+    hooks: Sequence[PolicyHook],
     budget: int,
     seed: int,
     advance: ProgressCallback | None = None,
@@ -54,41 +54,41 @@ def evolve_policies(
     """Try ``budget`` rules: first random ones, then children of the best (NSGA-II)."""
     from deap import base, tools
 
-    kind = type("Less", (base.Fitness,), {"weights": (-1.0,) * len(contest.goals)})
-    search = _Search(contest, PolicyGenerator(seams, seed), budget, advance)
-    living = search.try_all(search.drawn(min(INITIAL_POPULATION, budget)), kind)
+    kind = type("Less", (base.Fitness,), {"weights": (-1.0,) * len(tournament.goals)})
+    search = _Search(tournament, PolicyGenerator(hooks, seed), budget, advance)
+    population = search.try_all(search.sample(min(INITIAL_POPULATION, budget)), kind)
     while not search.done:
-        living = tools.selNSGA2(living, min(POPULATION, len(living)))
-        children = search.try_all(search.children(living), kind)
+        population = tools.selNSGA2(population, min(POPULATION, len(population)))
+        children = search.try_all(search.children(population), kind)
         if not children:
             return
-        living += children
+        population += children
 
 
 def sample_policies(
-    contest: Tournament,
-    seams: Sequence[PolicyHook],
+    tournament: Tournament,
+    hooks: Sequence[PolicyHook],
     budget: int,
     seed: int,
     advance: ProgressCallback | None = None,
 ) -> None:
     """Try ``budget`` random rules."""
-    search = _Search(contest, PolicyGenerator(seams, seed), budget, advance)
-    while not search.done and search.try_all(search.drawn(GENERATION_SIZE), None):
+    search = _Search(tournament, PolicyGenerator(hooks, seed), budget, advance)
+    while not search.done and search.try_all(search.sample(GENERATION_SIZE), None):
         pass
 
 
 def prune_policy(
-    contest: Tournament, winner: CandidateScore, most: int = MAX_DUPLICATES
+    tournament: Tournament, winner: CandidateScore, most: int = MAX_DUPLICATES
 ) -> CandidateScore:
     """Return the rule without decisions that the engine makes as well, after ``most`` tries."""
     lines = str(dict(winner.candidate.change).get("engine.rule", "")).splitlines()
     for line in lines[:most] if len(lines) > 1 else []:
         most -= 1
         shorter = "\n".join(other for other in lines if other != line)
-        (entry,) = contest.add([make_policy_candidate(shorter)], thorough=True)
+        (entry,) = tournament.add([make_policy_candidate(shorter)], thorough=True)
         if entry.score <= winner.score:
-            return prune_policy(contest, entry, most)
+            return prune_policy(tournament, entry, most)
     return winner
 
 
@@ -96,8 +96,8 @@ def prune_policy(
 class _Search:
     """Common part of both searches: no rule is tried twice, and at most ``budget`` rules are."""
 
-    contest: Tournament
-    garden: PolicyGenerator
+    tournament: Tournament
+    generator: PolicyGenerator
     budget: int
     advance: ProgressCallback | None
     tried: int = 0
@@ -109,48 +109,50 @@ class _Search:
     def done(self) -> bool:
         return self.tried >= self.budget
 
-    def drawn(self, count: int) -> list[_Plant]:
+    def sample(self, count: int) -> list[_Individual]:
         """Return new random rules."""
-        return self._new(count, iter(self.garden.draw, None))
+        return self._new(count, iter(self.generator.sample, None))
 
-    def children(self, living: Sequence[_Plant]) -> list[_Plant]:
-        """Return new rules bred from ``living``, with preference for the first of them."""
-        return self._new(GENERATION_SIZE, self._born(living))
+    def children(self, population: Sequence[_Individual]) -> list[_Individual]:
+        """Return new rules bred from ``population``, with preference for the first of them."""
+        return self._new(GENERATION_SIZE, self._breed(population))
 
-    def _born(self, living: Sequence[_Plant]) -> Iterator[PolicyTrees]:
-        garden, places = self.garden, range(len(living))
+    def _breed(self, population: Sequence[_Individual]) -> Iterator[PolicyTrees]:
+        generator, places = self.generator, range(len(population))
 
         def parent() -> PolicyTrees:
-            return living[min(garden.chosen(places), garden.chosen(places))].trees
+            return population[min(generator.choose(places), generator.choose(places))].trees
 
         while True:
-            if garden.chance(RANDOM_SHARE):
-                yield garden.draw()
-            elif garden.chance(CROSSOVER_SHARE):
-                yield garden.crossover(parent(), parent())
+            if generator.chance(RANDOM_SHARE):
+                yield generator.sample()
+            elif generator.chance(CROSSOVER_SHARE):
+                yield generator.crossover(parent(), parent())
             else:
-                yield garden.changed(parent())
+                yield generator.mutate(parent())
 
-    def _new(self, count: int, source: Iterator[PolicyTrees]) -> list[_Plant]:
-        found: list[_Plant] = []
+    def _new(self, count: int, source: Iterator[PolicyTrees]) -> list[_Individual]:
+        found: list[_Individual] = []
         misses = 0
-        with self.garden:
+        with self.generator:
             while len(found) < min(count, self.budget - self.tried) and misses < MAX_DUPLICATES:
                 trees = next(source)
-                text = format_policy(trees, self.garden.policy_hooks)
+                text = format_policy(trees, self.generator.policy_hooks)
                 misses += 1
                 if text not in self._seen:
                     self._seen.add(text)
-                    found.append(_Plant(trees, text))
+                    found.append(_Individual(trees, text))
                     misses = 0
         return found
 
-    def try_all(self, plants: list[_Plant], kind: Any) -> list[_Plant]:
+    def try_all(self, individuals: list[_Individual], kind: Any) -> list[_Individual]:
         """Evaluate rules and set their fitness."""
-        standings: list[CandidateScore] = self.contest.add([plant.candidate for plant in plants])
-        for plant, standing in zip(plants, standings, strict=True):
-            plant.fitness = kind and kind(standing.fitness)
-        self.tried += len(plants)
+        standings: list[CandidateScore] = self.tournament.add(
+            [individual.candidate for individual in individuals]
+        )
+        for individual, standing in zip(individuals, standings, strict=True):
+            individual.fitness = kind and kind(standing.fitness)
+        self.tried += len(individuals)
         if self.advance:
             self.advance(self.tried, self.budget)
-        return plants
+        return individuals

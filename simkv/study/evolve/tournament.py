@@ -37,7 +37,7 @@ class Candidate:
         """Key that identifies the candidate."""
         return repr(self.change)
 
-    def of(self, trial: TrialScenario) -> Scenario:
+    def apply_to(self, trial: TrialScenario) -> Scenario:
         """Return the trial's scenario with the candidate. Raises InputError if it is invalid."""
         found = trial.scenario
         for path, value in self.change:
@@ -84,12 +84,12 @@ class CandidateScore:
         )
         return tuple(loss + more for loss in self.loss)
 
-    def after(self, trials: int) -> CandidateScore:
+    def truncate(self, trials: int) -> CandidateScore:
         """Return the score after the first ``trials`` trials."""
         return replace(self, losses=self.losses[:trials], left_out=self.left_out[:trials])
 
     @property
-    def gains(self) -> bool:
+    def improves(self) -> bool:
         """Whether anything is better than with the shipped scheduler."""
         return not self.why and (self.unserved < 0 or any(loss < 0 for loss in self.loss))
 
@@ -103,20 +103,20 @@ class CandidateScore:
 class Tournament:
     """Candidates evaluated on some trials; ``standings`` are in the order of evaluation.
 
-    Each of the first ``firsts`` trials belongs to a different scenario.
+    Each of the first ``scenarios`` trials belongs to a different scenario.
     """
 
     trials: Sequence[TrialScenario]
     goals: Sequence[FigureGoal]
     limits: Mapping[str, float]
-    bench: JobRunner
+    runner: JobRunner
     endings: bool = False
-    firsts: int = 1
+    scenarios: int = 1
     standings: dict[str, CandidateScore] = field(default_factory=dict)
 
     def job(self, candidate: Candidate, trial: TrialScenario) -> SimulationJob:
         """Return the job of a candidate and trial. Raises InputError if they do not fit."""
-        return make_job(candidate.of(trial), trial.folder, self.limits, endings=self.endings)
+        return make_job(candidate.apply_to(trial), trial.folder, self.limits, endings=self.endings)
 
     def summaries(
         self, candidates: Sequence[Candidate], trials: Sequence[TrialScenario]
@@ -128,7 +128,9 @@ class Tournament:
                 jobs.append([self.job(candidate, trial) for trial in trials])
             except InputError as error:
                 jobs.append(str(error))
-        failed = self.bench.run([job for some in jobs if not isinstance(some, str) for job in some])
+        failed = self.runner.run(
+            [job for some in jobs if not isinstance(some, str) for job in some]
+        )
         found: list[list[dict[str, Any]] | str] = []
         for some in jobs:
             if isinstance(some, str):
@@ -136,7 +138,7 @@ class Tournament:
             elif broken := [failed[job.digest] for job in some if job.digest in failed]:
                 found.append(str(broken[0]))
             else:
-                found.append([self.bench.done[job.digest] for job in some])
+                found.append([self.runner.done[job.digest] for job in some])
         return found
 
     def start(self) -> CandidateScore:
@@ -163,14 +165,14 @@ class Tournament:
         """
         left = list({one.key: one for one in candidates if one.key not in self.standings}.values())
         every = len(self.trials)
-        for heat in sorted({every} if thorough else {1, self.firsts, every}):
+        for heat in sorted({every} if thorough else {1, self.scenarios, every}):
             ran = self._try(left, self.trials[:heat])
             self.standings.update({one.candidate.key: one for one in ran})
-            left = [one.candidate for one in ran if one.gains and self._stays(one, heat)]
+            left = [one.candidate for one in ran if one.improves and self._stays(one, heat)]
         return [self.standings[one.key] for one in candidates]
 
     def _stays(self, one: CandidateScore, heat: int) -> bool:
-        so_far = [other.after(heat) for other in self.standings.values()]
+        so_far = [other.truncate(heat) for other in self.standings.values()]
         return (
             sum(_beats(other, one) for other in so_far if len(other.losses) == heat)
             < HEAT_SURVIVORS

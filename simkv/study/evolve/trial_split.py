@@ -38,7 +38,7 @@ class TrialScenario:
 class EvaluationCondition:
     """A condition for judging the winner: the change, and several held-out trials."""
 
-    changed: str
+    description: str
     trials: tuple[TrialScenario, ...]
 
 
@@ -46,7 +46,7 @@ class EvaluationCondition:
 class TrialSplit:
     """Trials for the search, for the final round, and for judging the winner.
 
-    Each of the first ``scenarios`` search trials belongs to a different scenario. ``apart``
+    Each of the first ``scenarios`` search trials belongs to a different scenario. ``held_out``
     describes how the held-out trials differ; None if nothing is random, so that there is no final
     round and nothing held out.
     """
@@ -54,7 +54,7 @@ class TrialSplit:
     train: tuple[TrialScenario, ...]
     final: tuple[TrialScenario, ...]
     test: tuple[TrialScenario, ...]
-    apart: str | None
+    held_out: str | None
     scenarios: int = 1
 
 
@@ -63,7 +63,7 @@ def split_trials(
 ) -> TrialSplit:
     """Split each scenario into three sets of trials by seeds, or by windows of a trace."""
     parts = [_split(scenario, folder, train, final, test) for scenario, folder in scenarios]
-    words = dict.fromkeys(part.apart for part in parts)
+    words = dict.fromkeys(part.held_out for part in parts)
     in_turn = zip_longest(*(part.train for part in parts))
     return TrialSplit(
         tuple(trial for turn in in_turn for trial in turn if trial is not None),

@@ -27,7 +27,7 @@ class Improvement:
     """Gain in a goal relative to the shipped scheduler: the mean over trials.
 
     ``low`` to ``high`` contains the mean over all such trials, by Student's t; None for one trial.
-    ``shipped`` and ``won`` are the means of the figure; None if a trial has no such figure.
+    ``shipped`` and ``evolved`` are the means of the figure; None if a trial has no such figure.
     """
 
     goal: FigureGoal
@@ -35,7 +35,7 @@ class Improvement:
     low: float | None
     high: float | None
     shipped: float | None
-    won: float | None
+    evolved: float | None
 
     @property
     def surely_better(self) -> bool:
@@ -93,19 +93,19 @@ def evaluate_winner(
     stands: Sequence[EvaluationCondition],
     goals: Sequence[FigureGoal],
     limits: Mapping[str, float],
-    bench: JobRunner,
+    runner: JobRunner,
 ) -> tuple[list[WinnerEvaluation], list[RequestClassCost]]:
     """Judge the winner under all conditions; return the cost by request class for the first one."""
     found: list[WinnerEvaluation] = []
     costs: list[RequestClassCost] = []
     for stand in stands:
-        contest = Tournament(stand.trials, goals, limits, bench, endings=True)
-        contest.start()
-        (standing,) = contest.add([winner], thorough=True)
+        tournament = Tournament(stand.trials, goals, limits, runner, endings=True)
+        tournament.start()
+        (standing,) = tournament.add([winner], thorough=True)
         if standing.why:
             found.append(WinnerEvaluation(stand, (), why=standing.why))
             continue
-        shipped = contest.standings[SHIPPED.key].values
+        shipped = tournament.standings[SHIPPED.key].values
         losses = zip(*standing.losses, strict=True)
         gains = tuple(
             _gain(goal, of_goal, shipped, standing.values)
@@ -115,7 +115,7 @@ def evaluate_winner(
             fsum(v["unserved"] or 0 for v in some) for some in (shipped, standing.values)
         )
         found.append(WinnerEvaluation(stand, gains, (unserved[0], unserved[1])))
-        costs = costs or _costs(contest, winner)
+        costs = costs or _costs(tournament, winner)
     return found, costs
 
 
@@ -148,11 +148,11 @@ def _mean(values: Sequence[Mapping[str, float | None]], name: str) -> float | No
     return mean(known) if known and len(known) == len(values) else None
 
 
-def _costs(contest: Tournament, winner: Candidate) -> list[RequestClassCost]:
+def _costs(tournament: Tournament, winner: Candidate) -> list[RequestClassCost]:
     """Return the effect on the requests of all trials, by prompt length."""
     rows: list[tuple[int, Any, Any]] = []
-    shipped, won = contest.summaries([SHIPPED, winner], contest.trials)
-    for trial, before, after in zip(contest.trials, shipped, won, strict=True):
+    shipped, won = tournament.summaries([SHIPPED, winner], tournament.trials)
+    for trial, before, after in zip(tournament.trials, shipped, won, strict=True):
         assert isinstance(before, dict)
         assert isinstance(after, dict)
         sent = build_clients(trial.scenario.workload, trial.scenario.timeout).requests

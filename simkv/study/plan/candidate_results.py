@@ -63,7 +63,7 @@ class PlanQuestion:
     The search starts at ``hint``, if there is one.
     """
 
-    board: CandidateResults
+    results: CandidateResults
     conditions: tuple[PlanCondition, ...]
     hint: int | None = None
 
@@ -71,14 +71,14 @@ class PlanQuestion:
     def known(self) -> dict[int, bool]:
         """Known verdicts by candidate."""
         verdicts = {
-            candidate: self.board.verdict(candidate, self.conditions)
-            for candidate in range(len(self.board.case.candidates))
+            candidate: self.results.verdict(candidate, self.conditions)
+            for candidate in range(len(self.results.case.candidates))
         }
         return {i: verdict for i, verdict in verdicts.items() if verdict is not None}
 
     def wanted(self, neighbours: int, exhaustive: bool) -> list[tuple[int, PlanCondition]]:
         """Return the next candidates to try and their conditions; empty if the answer is known."""
-        known, count = self.known, len(self.board.case.candidates)
+        known, count = self.known, len(self.results.case.candidates)
         if exhaustive:
             probes = tuple(i for i in range(count) if i not in known)
         else:
@@ -86,13 +86,13 @@ class PlanQuestion:
         return [
             (probe, condition)
             for probe in probes
-            for condition in self.board.missing(probe, self.conditions)
+            for condition in self.results.missing(probe, self.conditions)
         ]
 
 
 def answer_questions(
     questions: Sequence[PlanQuestion],
-    bench: JobRunner,
+    runner: JobRunner,
     neighbours: int,
     exhaustive: bool = False,
     advance: ProgressCallback | None = None,
@@ -102,16 +102,16 @@ def answer_questions(
     ``advance`` gets the number of finished runs and the total. Raises RunsFailed.
     """
     while True:
-        rounds = [(q.board, *one) for q in questions for one in q.wanted(neighbours, exhaustive)]
+        rounds = [(q.results, *one) for q in questions for one in q.wanted(neighbours, exhaustive)]
         wanted = list(dict.fromkeys(rounds))
         if not wanted:
             return
-        run_candidates(wanted, bench, advance)
+        run_candidates(wanted, runner, advance)
 
 
 def run_candidates(
     wanted: Sequence[tuple[CandidateResults, int, PlanCondition]],
-    bench: JobRunner,
+    runner: JobRunner,
     advance: ProgressCallback | None = None,
 ) -> None:
     """Run candidates under conditions and store the results. Raises RunsFailed."""
@@ -119,7 +119,7 @@ def run_candidates(
     for board, candidate, condition in wanted:
         calm = board.summaries.get((candidate, condition.without_failure))
         jobs[board, candidate, condition] = board.case.job(candidate, condition, calm)
-    failed = bench.run(jobs.values(), advance)
+    failed = runner.run(jobs.values(), advance)
     if failed:
         (board, candidate, _), job = next(one for one in jobs.items() if one[1].digest in failed)
         value = board.case.candidates[candidate]
@@ -128,4 +128,4 @@ def run_candidates(
             f"{failed[job.digest]}"
         )
     for (board, candidate, condition), job in jobs.items():
-        board.add(candidate, condition, bench.done[job.digest])
+        board.add(candidate, condition, runner.done[job.digest])

@@ -3,8 +3,8 @@
 Example:
 
     request = PlanRequest(smallest="fleet.replicas=1..20", objectives=["starved<=0"])
-    with open_pooled_runner(None) as bench:
-        plan = make_plan(prepare(Path("scenario.yaml"), request)[0], bench)
+    with open_pooled_runner(None) as runner:
+        plan = make_plan(prepare(Path("scenario.yaml"), request)[0], runner)
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class CapacityPlan:
     """
 
     prepared: PreparedPlan
-    board: CandidateResults
+    results: CandidateResults
     answer: int | None
     answers: tuple[int | None, ...]
     by_error: AnswerRange | None
@@ -80,7 +80,7 @@ class CapacityPlan:
         if self.answer is None:
             return 0
         scenario = self.prepared.case.scenario(self.answer)
-        return count_gpus(scenario, self.prepared.asked.gpus_per_replica)
+        return count_gpus(scenario, self.prepared.request.gpus_per_replica)
 
     @property
     def by_seed(self) -> AnswerRange:
@@ -95,7 +95,7 @@ class CapacityPlan:
 
 
 def make_plan(
-    prepared: PreparedPlan, bench: JobRunner, advance: ProgressCallback | None = None
+    prepared: PreparedPlan, runner: JobRunner, advance: ProgressCallback | None = None
 ) -> CapacityPlan:
     """Find the answer with the runs that are not done yet. Raises RunsFailed.
 
@@ -105,19 +105,25 @@ def make_plan(
 
     def settled(questions: Sequence[PlanQuestion]) -> None:
         answer_questions(
-            questions, bench, prepared.asked.neighbours, prepared.asked.exhaustive, advance
+            questions, runner, prepared.request.neighbours, prepared.request.exhaustive, advance
         )
 
     # For the smallest, start at the cheap end in growing strides to avoid oversized candidates.
-    first = 0 if prepared.asked.smallest else None
+    first = 0 if prepared.request.smallest else None
     nominal = PlanQuestion(board, prepared.nominal, first)
-    single = [PlanQuestion(board, prepared.of(repeat), first) for repeat in range(prepared.repeats)]
+    single = [
+        PlanQuestion(board, prepared.seed_conditions(repeat), first)
+        for repeat in range(prepared.repeats)
+    ]
     settled([nominal, *single])
     known = nominal.known
-    answer = find_edge(known, prepared.asked.neighbours)
+    answer = find_edge(known, prepared.request.neighbours)
     last = len(prepared.case.candidates) - 1
     hint = last if answer is None else answer
-    sides = {side: PlanQuestion(board, prepared.on(side), hint) for side in prepared.error.factors}
+    sides = {
+        side: PlanQuestion(board, prepared.side_conditions(side), hint)
+        for side in prepared.error.factors
+    }
     elsewhere = prepared.held_back and PlanQuestion(
         CandidateResults(prepared.held_back), prepared.nominal, hint
     )
@@ -125,30 +131,34 @@ def make_plan(
     by_error = None
     if sides:
         cheaper, dearer = (
-            find_edge(sides[side].known, prepared.asked.neighbours)
+            find_edge(sides[side].known, prepared.request.neighbours)
             for side in ("cheaper", "dearer")
         )
         by_error = find_answer_range([cheaper, answer, dearer])
     points: list[RateResult] = []
-    if prepared.asked.cliff:
+    if prepared.request.cliff:
         shown = answer if answer is not None else last
         conditions = [
             PlanCondition(side, False, repeat)
             for side in (None, *prepared.error.factors)
             for repeat in range(prepared.repeats)
         ]
-        points = cliff(prepared.case, shown, conditions, bench, advance)
+        points = cliff(prepared.case, shown, conditions, runner, advance)
     held_back = None
     if elsewhere:
         there = elsewhere.known
-        verdict = False if answer is None else elsewhere.board.verdict(answer, prepared.nominal)
-        held_back = (bool(verdict), find_edge(there, prepared.asked.neighbours), elsewhere.board)
+        verdict = False if answer is None else elsewhere.results.verdict(answer, prepared.nominal)
+        held_back = (
+            bool(verdict),
+            find_edge(there, prepared.request.neighbours),
+            elsewhere.results,
+        )
     worse = find_nonmonotone_candidates(known)
     return CapacityPlan(
         prepared,
         board,
         answer,
-        tuple(find_edge(question.known, prepared.asked.neighbours) for question in single),
+        tuple(find_edge(question.known, prepared.request.neighbours) for question in single),
         by_error,
         tuple(i for i in sorted(known) if known[i] and any(j > i for j in worse)),
         tuple(worse),
@@ -195,7 +205,7 @@ def _cost(prepared: PreparedPlan, board: CandidateResults, answer: int | None) -
     if prepared.price is None or answer is None:
         return None
     summary = board.summaries[answer, PlanCondition()]
-    gpus = count_gpus(prepared.case.scenario(answer), prepared.asked.gpus_per_replica)
+    gpus = count_gpus(prepared.case.scenario(answer), prepared.request.gpus_per_replica)
     return compute_cost(
         prepared.gpu,
         prepared.price,

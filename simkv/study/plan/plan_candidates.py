@@ -90,7 +90,7 @@ class PlanCandidates:
     ) -> SimulationJob:
         """Return the job that tries a candidate; a condition with a failure needs the summary of
         the ``calm`` run without it."""
-        scenario = self.tried(self.scenario(candidate), condition)
+        scenario = self.with_condition(self.scenario(candidate), condition)
         if condition.failing:
             assert calm is not None
             scenario = with_failure(scenario, calm["peak"])
@@ -100,7 +100,7 @@ class PlanCandidates:
         """Return the job that computes the objectives' figures of a scenario."""
         return make_job(scenario, self.folder, self.limits, peak=self.survive)
 
-    def tried(self, scenario: Scenario, condition: PlanCondition) -> Scenario:
+    def with_condition(self, scenario: Scenario, condition: PlanCondition) -> Scenario:
         """Return the scenario with the seed and the step costs of a condition."""
         scenario = reseed_scenario(scenario, condition.repeat)
         if condition.side is None:

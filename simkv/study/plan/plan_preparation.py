@@ -39,7 +39,7 @@ class PreparedPlan:
     """
 
     name: str
-    asked: PlanRequest
+    request: PlanRequest
     case: PlanCandidates
     repeats: int
     error: ProfileError
@@ -57,16 +57,20 @@ class PreparedPlan:
     @property
     def nominal(self) -> tuple[PlanCondition, ...]:
         """Conditions that the answer must satisfy."""
-        return tuple(one for repeat in range(self.repeats) for one in self.of(repeat))
+        return tuple(one for repeat in range(self.repeats) for one in self.seed_conditions(repeat))
 
-    def of(self, repeat: int, side: ErrorSide | None = None) -> tuple[PlanCondition, ...]:
+    def seed_conditions(
+        self, repeat: int, side: ErrorSide | None = None
+    ) -> tuple[PlanCondition, ...]:
         """Return the conditions of one seed: without a failure and, if requested, with one."""
         calm = PlanCondition(side, False, repeat)
-        return (calm, replace(calm, failing=True)) if self.asked.survive else (calm,)
+        return (calm, replace(calm, failing=True)) if self.request.survive else (calm,)
 
-    def on(self, side: ErrorSide) -> tuple[PlanCondition, ...]:
+    def side_conditions(self, side: ErrorSide) -> tuple[PlanCondition, ...]:
         """Return all conditions on one side of the profile's error."""
-        return tuple(one for repeat in range(self.repeats) for one in self.of(repeat, side))
+        return tuple(
+            one for repeat in range(self.repeats) for one in self.seed_conditions(repeat, side)
+        )
 
 
 def prepare(
@@ -77,7 +81,9 @@ def prepare(
     Raises InputError for invalid input. An impossible combination, such as weights that do not fit,
     is reported to ``left_out``, unless all combinations are impossible.
     """
-    asked = request.over(read_plan_section(_overridden(path, request.overrides)), path.parent)
+    asked = request.with_defaults(
+        read_plan_section(_overridden(path, request.overrides)), path.parent
+    )
     if bool(asked.smallest) == bool(asked.largest):
         raise InputError(
             "--smallest: expected either --smallest or --largest, with a field and its candidates, "

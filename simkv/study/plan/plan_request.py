@@ -77,7 +77,7 @@ class PlanRequest(PlanSection):
     def _path(cls, given: str | Path) -> str:
         return str(given)
 
-    def over(self, section: PlanSection, folder: Path) -> PlanRequest:
+    def with_defaults(self, section: PlanSection, folder: Path) -> PlanRequest:
         """Return the request completed with the ``section`` of a file in ``folder``."""
         asked, said = _given(self), _given(section)
         if asked.keys() & {"smallest", "largest"}:

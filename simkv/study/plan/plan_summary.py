@@ -12,13 +12,13 @@ from simkv.study.plan.plan_confidence import AnswerRange, bound_violated_share, 
 def describe_plan(plan: CapacityPlan) -> list[str]:
     """Describe the answer, its uncertainty, its binding objectives and its cost."""
     prepared, case = plan.prepared, plan.prepared.case
-    superlative = "largest" if prepared.asked.largest else "smallest"
+    superlative = "largest" if prepared.request.largest else "smallest"
     name = f"{prepared.name}, {prepared.label}" if prepared.label else prepared.name
     held = "; ".join(
         f"{held.objective}{' (assumed)' if held.objective.assumed else ''}"
         for held in plan.objectives
     )
-    also = ", including with one replica failing" if prepared.asked.survive else ""
+    also = ", including with one replica failing" if prepared.request.survive else ""
     lines = [f"{name}: {superlative} {case.knob} that meets {held}{also}"]
     lines.append(_answer(plan))
     more = (*_sureness(plan), *_binding(plan), *_others(plan), *_fidelity(plan))
@@ -29,7 +29,7 @@ def _fidelity(plan: CapacityPlan) -> list[str]:
     """Return the notes and fidelity of ``simkv run`` at the answer, for the first seed."""
     last = len(plan.prepared.case.candidates) - 1
     tried = last if plan.answer is None else plan.answer
-    summary = plan.board.summaries.get((tried, PlanCondition()))
+    summary = plan.results.summaries.get((tried, PlanCondition()))
     if summary is None:
         return []
     return [*summary["notes"], f"Fidelity: {summary['fidelity']['note']}"]
@@ -70,7 +70,7 @@ def _answer(plan: CapacityPlan) -> str:
 def _range(plan: CapacityPlan, interval: AnswerRange) -> str:
     low, high = plan.value(interval.low), plan.value(interval.high)
     last = format_value(plan.prepared.case.candidates[-1])
-    beyond = f"{'below' if plan.prepared.asked.largest else 'beyond'} {last}"
+    beyond = f"{'below' if plan.prepared.request.largest else 'beyond'} {last}"
     first = beyond if low is None else format_value(low)
     second = beyond if high is None else format_value(high)
     return first if first == second else f"{first} to {second}"
@@ -132,7 +132,7 @@ def _others(plan: CapacityPlan) -> list[str]:
         lines.append(f"not monotone: {meets} meets the objectives, {fails} does not")
     if plan.held_back:
         holds, there, board = plan.held_back
-        changed = " ".join(board.case.overrides[len(plan.board.case.overrides) :])
+        changed = " ".join(board.case.overrides[len(plan.results.case.overrides) :])
         needs = "none" if there is None else format_value(board.case.candidates[there])
         verdict = "holds" if holds else "does NOT hold"
         lines.append(

@@ -25,7 +25,7 @@ def evaluations(plan: CapacityPlan) -> pd.DataFrame:
     replica was ``failing``; ``holds`` and ``misses`` (the violated objectives); the figures of
     summary.json and those derived from them; ``held_back`` marks runs of the held-out scenario.
     """
-    rows = _evaluated(plan.board, held_back=False)
+    rows = _evaluated(plan.results, held_back=False)
     if plan.held_back:
         rows += _evaluated(plan.held_back[2], held_back=True)
     return make_typed_frame([_labelled(plan, row) for row in rows])
@@ -66,11 +66,11 @@ def cliff_table(plan: CapacityPlan) -> pd.DataFrame:
 
 def _at_rate(plan: CapacityPlan, point: RateResult) -> dict[str, Any]:
     return {
-        "variant": plan.board.case.variant,
+        "variant": plan.results.case.variant,
         "factor": point.factor,
         "rate": point.rate,
         **_condition(point.condition),
-        "holds": all(one.holds(point.values) for one in plan.board.case.objectives),
+        "holds": all(one.holds(point.values) for one in plan.results.case.objectives),
         **_figures(point.summary, point.values),
     }
 
@@ -98,14 +98,14 @@ def to_json(plan: CapacityPlan) -> dict[str, Any]:
     found: dict[str, Any] = {
         "variant": case.variant,
         **({"over": prepared.point} if prepared.point else {}),
-        "largest" if prepared.asked.largest else "smallest": case.knob,
+        "largest" if prepared.request.largest else "smallest": case.knob,
         "candidates": [case.candidates[0], case.candidates[-1], len(case.candidates)],
         "answer": plan.value(plan.answer),
         "objectives": [_held(held) for held in plan.objectives],
         "binding": [str(held.objective) for held in plan.binding],
-        "survives_one_failing": bool(prepared.asked.survive),
-        "tried": len({candidate for candidate, _ in plan.board.summaries}),
-        "runs": len(plan.board.summaries),
+        "survives_one_failing": bool(prepared.request.survive),
+        "tried": len({candidate for candidate, _ in plan.results.summaries}),
+        "runs": len(plan.results.summaries),
         "not_monotone": {
             "meets": [plan.value(i) for i in plan.isolated_answers],
             "does_not": [plan.value(i) for i in plan.failing],

@@ -81,7 +81,7 @@ def cliff(
     case: PlanCandidates,
     candidate: int,
     conditions: Sequence[PlanCondition],
-    bench: JobRunner,
+    runner: JobRunner,
     advance: ProgressCallback | None = None,
 ) -> list[RateResult]:
     """Run a candidate at other rates; empty if its clients have no rate. Raises RunsFailed.
@@ -96,7 +96,7 @@ def cliff(
 
     def tried(factor: float, sides: Sequence[ErrorSide | None]) -> list[RateResult]:
         wanted = [condition for condition in conditions if condition.side in sides]
-        return _at(case, base, wanted, bench, factor, advance)
+        return _at(case, base, wanted, runner, factor, advance)
 
     def holding(points: Sequence[RateResult]) -> dict[ErrorSide | None, bool]:
         found: dict[ErrorSide | None, bool] = {}
@@ -122,14 +122,14 @@ def _at(
     case: PlanCandidates,
     base: Scenario,
     conditions: Sequence[PlanCondition],
-    bench: JobRunner,
+    runner: JobRunner,
     factor: float,
     advance: ProgressCallback | None,
 ) -> list[RateResult]:
     scenario = base if factor == 1.0 else scale_rate(base, factor)
     assert scenario is not None
-    jobs = {one: case.job_of(case.tried(scenario, one)) for one in conditions}
-    failed = bench.run(jobs.values(), advance)
+    jobs = {one: case.job_of(case.with_condition(scenario, one)) for one in conditions}
+    failed = runner.run(jobs.values(), advance)
     if failed:
         raise RunsFailed(
             f"{len(failed)} runs at other request rates failed: {next(iter(failed.values()))}"
@@ -138,5 +138,5 @@ def _at(
     return [
         RateResult(factor, factor * rate, condition, summary, compute_objective_figures(summary))
         for condition, job in jobs.items()
-        for summary in [bench.done[job.digest]]
+        for summary in [runner.done[job.digest]]
     ]

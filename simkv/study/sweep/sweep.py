@@ -3,8 +3,8 @@
 Example:
 
     sweep = build_sweep(Path("scenario.yaml"), [parse_axis("engine.num_gpu_blocks=256,512")])
-    with open_pooled_runner(Path("points.jsonl")) as bench:
-        frame = build_sweep_table(sweep, run_sweep(sweep, bench))
+    with open_pooled_runner(Path("points.jsonl")) as runner:
+        frame = build_sweep_table(sweep, run_sweep(sweep, runner))
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MAX_SHOWN_ERRORS = 50
 class SweepRun:
     """A row of the table: the number of its point, knobs, variant, repeat and job.
 
-    ``own`` are the knobs that the variant sets itself, with its values.
+    ``variant_knobs`` are the knobs that the variant sets itself, with its values.
     """
 
     point: int
@@ -54,7 +54,7 @@ class SweepRun:
     variant: str
     repeat: int
     job: SimulationJob
-    own: KnobSettings
+    variant_knobs: KnobSettings
 
     @property
     def seed(self) -> int | None:
@@ -195,16 +195,16 @@ def _shown(knobs: KnobSettings) -> str:
 
 
 def run_sweep(
-    sweep: Sweep, bench: JobRunner, advance: ProgressCallback | None = None
+    sweep: Sweep, runner: JobRunner, advance: ProgressCallback | None = None
 ) -> dict[str, Summary]:
     """Run the jobs that are not done; return the summary of every job of the sweep by digest.
 
     Equal settings are run once. Raises RunsFailed at the end if some runs failed.
     """
-    failed = bench.run([run.job for run in sweep.runs], advance)
+    failed = runner.run([run.job for run in sweep.runs], advance)
     if failed:
         raise RunsFailed(_failures(sweep, failed))
-    return {run.job.digest: bench.done[run.job.digest] for run in sweep.runs}
+    return {run.job.digest: runner.done[run.job.digest] for run in sweep.runs}
 
 
 def _failures(sweep: Sweep, failed: Mapping[str, Exception]) -> str:

@@ -27,7 +27,7 @@ def build_sweep_table(sweep: Sweep, summaries: Mapping[str, Summary]) -> pd.Data
         {
             "point": run.point,
             **run.knobs,
-            **run.own,
+            **run.variant_knobs,
             "variant": run.variant,
             "repeat": run.repeat,
             "seed": run.seed,

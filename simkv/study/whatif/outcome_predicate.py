@@ -36,9 +36,9 @@ class VerdictCondition:
     def is_met(self, figures: RunFigures) -> bool:
         return figures.verdict in self.words
 
-    def told(self, figures: RunFigures) -> str:
+    def describe(self, figures: RunFigures) -> str:
         """Return the run's verdict and the requests affected."""
-        return figures.shown
+        return figures.summary
 
     @property
     def outcome(self) -> str:
@@ -69,7 +69,7 @@ class FigureCondition:
             return True
         return self.sign != "=" and (found > self.number) == (self.sign == ">=")
 
-    def told(self, figures: RunFigures) -> str:
+    def describe(self, figures: RunFigures) -> str:
         """Return the run's value of the figure, and its verdict."""
         found = figures[self.figure]
         shown = "none" if isnan(found) else f"{found:.10g}"

@@ -50,7 +50,7 @@ def write_shrunk(
         found = evaluate_job(make_trial_job(load(new)["run"], new.parent))
         if found != shrunk.after:
             raise AssertionError(
-                f"the new file results in {found.shown}, expected {shrunk.after.shown}"
+                f"the new file results in {found.summary}, expected {shrunk.after.summary}"
             )
     return text
 
@@ -68,8 +68,8 @@ def header(shrunk: ShrunkScenario, wanted: RunCondition, command: str) -> list[s
     drawn = shrunk.original.workload.arrivals
     lines = [
         f"Created by: {command} (simkv {__version__}, {shrunk.runs} runs)",
-        f"Result before: {wanted.told(shrunk.before)}",
-        f"Result now: {wanted.told(shrunk.after)}",
+        f"Result before: {wanted.describe(shrunk.before)}",
+        f"Result now: {wanted.describe(shrunk.after)}",
         f"Requests: {before} before, {now} now (originally numbers {_ranges(shrunk.numbers)}).",
     ]
     if shrunk.count_before_simplifying != now:

@@ -57,7 +57,7 @@ class RunFigures:
         return nan if value is None else value
 
     @property
-    def shown(self) -> str:
+    def summary(self) -> str:
         """The verdict and the affected requests, as in ``starved (24 of 40: requests 16, …)``."""
         return self.verdict if self.verdict == "served" else f"{self.verdict} ({self.detail})"
 
@@ -134,10 +134,10 @@ class Evaluator:
     ) -> None:
         self.folder, self._workers, self._most = folder, workers, most_runs
         self._pool, self._memory = WorkerPool(workers), _Memory(tick)
-        self._bench = JobRunner(self._pool.run, self._memory)
+        self._runner = JobRunner(self._pool.run, self._memory)
         self._asked: set[str] = set()
         self._seconds = 0.0
-        self._ahead: set[str] = set()
+        self._batch: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -158,7 +158,7 @@ class Evaluator:
     @property
     def expected(self) -> int | None:
         """Number of jobs after the current batch, if known."""
-        return len(self._asked | self._ahead) if self._ahead else None
+        return len(self._asked | self._batch) if self._batch else None
 
     def job(self, scenario: Scenario, rules: Any = None) -> SimulationJob:
         """Return the job of running a scenario. Raises InputError if its files are unusable."""
@@ -178,14 +178,14 @@ class Evaluator:
     def evaluate_all(self, jobs: Iterable[SimulationJob]) -> list[RunFigures]:
         """Return the figures of all jobs, in order."""
         jobs = list(jobs)
-        self._ahead = {job.digest for job in jobs}
+        self._batch = {job.digest for job in jobs}
         new = {job.digest: job for job in jobs if job.digest not in self._memory.done}
         if len(new) > 1:
             self.evaluate(new.pop(next(iter(new))))  # its duration predicts the others'
             if self._pays(len(new)):
                 self._run(list(new.values()))
         found = [self.evaluate(job) for job in jobs]
-        self._ahead = set()
+        self._batch = set()
         return found
 
     def stream(self, jobs: Iterable[SimulationJob]) -> Iterator[RunFigures]:
@@ -211,7 +211,7 @@ class Evaluator:
     def _run(self, jobs: Sequence[SimulationJob], execute: JobExecutor | None = None) -> None:
         """Run jobs, by default in other processes. Raises the error of a failed job."""
         start, at_once = perf_counter(), 1 if execute else min(self._workers, len(jobs))
-        failed = self._bench.run(jobs, execute=execute)
+        failed = self._runner.run(jobs, execute=execute)
         self._seconds = (perf_counter() - start) * at_once / len(jobs)
         for error in failed.values():
             raise error

@@ -39,7 +39,7 @@ class SteppedRange:
     step: float
 
     @property
-    def last(self) -> int:
+    def last_index(self) -> int:
         """Index of the highest value."""
         return int((self.high - self.low) / self.step + 1e-9)
 
@@ -49,7 +49,7 @@ class SteppedRange:
 
     def grid(self, samples: int) -> list[int]:
         """Return about ``samples`` indices, including the first and the last index."""
-        last, parts = self.last, max(samples - 1, 1)
+        last, parts = self.last_index, max(samples - 1, 1)
         if self.low > 0 and self.high >= MIN_LOG_RATIO * self.low:
             ratio = self.high / self.low
             values = (self.low * ratio ** (part / parts) for part in range(parts + 1))
@@ -152,7 +152,7 @@ def find_flips(
             if known[low].state != known[high].state and high - low > 1
         ]
     tried = [known[index] for index in sorted(known)]
-    return _report(path, tried, values.last + 1, len(grid), complete, evaluator.runs)
+    return _report(path, tried, values.last_index + 1, len(grid), complete, evaluator.runs)
 
 
 def find_variant_flips(

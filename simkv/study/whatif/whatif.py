@@ -84,7 +84,7 @@ class WhatIfResult:
         helpful = (e for e in self.effects if e.judgement in ("fixes", "helps"))
         return next(helpful, None)
 
-    def judged(self, *judgements: Judgement) -> list[Effect]:
+    def with_judgement(self, *judgements: Judgement) -> list[Effect]:
         """Return the effects with these judgements, in order."""
         return [effect for effect in self.effects if effect.judgement in judgements]
 

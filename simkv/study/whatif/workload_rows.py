@@ -44,7 +44,7 @@ def list_requests(scenario: Scenario, folder: Path) -> dict[int, ListedRequest]:
 
 def _was_sent(life: RequestRecord) -> bool:
     """Whether the request reached the engine before the run ended."""
-    return life.outcome is not Outcome.CUT_OFF or life.seen is not None
+    return life.outcome is not Outcome.CUT_OFF or life.received_at is not None
 
 
 def _row(r: Request, timeout: float | None) -> ListedRequest:

@@ -86,18 +86,19 @@ def shrink(
     before = evaluator.evaluate(evaluator.job(draft.listed_scenario))
     if not wanted.is_met(before):
         raise InputError(
-            f"{scenario.name} does not show {wanted.text!r}; its result is {wanted.told(before)}"
+            f"{scenario.name} does not show {wanted.text!r}; its result is "
+            f"{wanted.describe(before)}"
         )
     if isinstance(wanted, VerdictCondition):  # narrow several words to the actual verdict
         wanted = replace(wanted, words=(before.verdict,))
     search = _Search(draft, wanted, evaluator, tell, _victims(wanted, draft, before))
     minimal = True
     try:
-        search.fewest_requests()
-        search.enough = len(search.draft.rows)
+        search.remove_requests()
+        search.minimal_count = len(search.draft.rows)
         search.guarded = search.served_in_isolation(search.draft)
-        search.plainest(knobs)
-        search.knobs_as_they_were(scenario)
+        search.simplify(knobs)
+        search.restore_sizes(scenario)
     except TooManyRuns:
         minimal = False
     small = search.draft
@@ -107,7 +108,7 @@ def shrink(
         numbers=small.numbers,
         before=before,
         after=search.figures,
-        count_before_simplifying=search.enough or len(small.rows),
+        count_before_simplifying=search.minimal_count or len(small.rows),
         knobs=_knob_changes(scenario, small.scenario),
         served_in_isolation=search.guarded,
         minimal=minimal,
@@ -136,10 +137,10 @@ class _Search:
     draft: WorkloadDraft
     wanted: RunCondition
     evaluator: Evaluator
-    tell: Callable[[str], None]
+    report: Callable[[str], None]
     victims: frozenset[int]
     guarded: bool = False
-    enough: int = 0
+    minimal_count: int = 0
 
     @property
     def figures(self) -> RunFigures:
@@ -163,7 +164,7 @@ class _Search:
             for found in self.evaluator.stream(jobs)
         )
 
-    def fewest_requests(self) -> None:
+    def remove_requests(self) -> None:
         """Remove requests until the verdict disappears without any single one of them.
 
         Requests are removed first if the verdict then still affects a request that it affected
@@ -186,7 +187,7 @@ class _Search:
         end = before
         while end > 0:
             draft, left = self.draft, len(self.draft.rows)
-            self.tell(f"{left} requests, removing {size} at a time")
+            self.report(f"{left} requests, removing {size} at a time")
             chunks = [(max(e - size, 0), e) for e in range(end, 0, -size)]
             chunks = [(start, e) for start, e in chunks if e - start < left]
             found = self._first_that_shows(draft.without(*chunk) for chunk in chunks)
@@ -219,15 +220,15 @@ class _Search:
     def _same_victims(self, draft: WorkloadDraft, figures: RunFigures) -> bool:
         return not self.victims or bool(self.victims & _victims(self.wanted, draft, figures))
 
-    def plainest(self, knobs: bool) -> None:
+    def simplify(self, knobs: bool) -> None:
         """Simplify the engine and the rows in rounds until nothing changes."""
         while True:
             before = self.draft
             if knobs:
                 self._unless_others(self._engine_steps)
-                self.fewest_requests()
+                self.remove_requests()
             self._unless_others(self._row_steps)
-            self.fewest_requests()
+            self.remove_requests()
             if self.draft == before:
                 return
 
@@ -259,18 +260,18 @@ class _Search:
                 return True
         return False
 
-    def knobs_as_they_were(self, original: Scenario) -> None:
+    def restore_sizes(self, original: Scenario) -> None:
         """Restore sizes whose reduction is not needed for the remaining requests."""
         sizes = find_engine_spec(original.engine).sizes
         former = [partial(self._try_size, name, getattr(original.engine, name)) for name in sizes]
         self._unless_others(lambda: former)
-        self.fewest_requests()
+        self.remove_requests()
 
     def _try(self, draft: WorkloadDraft) -> bool:
         """Continue from ``draft`` if it shows ``wanted`` and each of its requests can be served."""
         if draft == self.draft:
             return False
-        self.tell(f"{len(self.draft.rows)} requests, simplifying")
+        self.report(f"{len(self.draft.rows)} requests, simplifying")
         figures = self.tried(draft)
         if not self.wanted.is_met(figures) or not self._same_victims(draft, figures):
             return False

@@ -171,10 +171,10 @@ class PacedEngine(Engine):
             if i not in self._begun:
                 self._begun.add(i)
                 yield self._events.first[i]
-            if self._left[i] == 1:
+            if self._remaining[i] == 1:
                 yield self._events.last[i]
         for i in batch.joined:
-            if self._left[i] == 1:
+            if self._remaining[i] == 1:
                 yield self._events.last[i]
         for end, i, since in self._finishes:
             if end == row and self.record.decoding_since(i) == since:

@@ -269,7 +269,7 @@ def _check(case: RecordedRun, lives: list[RequestRecord]) -> None:
 
 
 def _row(life: RequestRecord, record: RunRecord, from_queue: bool, shift: float) -> dict[str, Any]:
-    seen = life.request.arrival if life.seen is None else life.seen
+    seen = life.request.arrival if life.received_at is None else life.received_at
     wait = seen - life.request.arrival if from_queue else -shift
     each, steps = tpot(life), record.steps
     return {

@@ -120,6 +120,6 @@ def replay_point(
     first = math.fsum(ttft(life) or 0.0 for life in lives) / len(lives)
     found = [value for life in lives if (value := tpot(life)) is not None]
     per_token = math.fsum(found) / len(found) if found else 0.0
-    parts = list(server.parts.values()) if isinstance(server, Fleet) else [record]
+    parts = list(server.replica_records.values()) if isinstance(server, Fleet) else [record]
     moved = slopes([part.steps for part in parts], lives, profile)
     return PointReplay(Latency(1e3 * first, 1e3 * per_token), preempted, moved=moved)

@@ -60,7 +60,7 @@ def test_step_lasts_as_long_as_slowest_rank() -> None:
     ]
     served = fleet([Fifo(), Fifo()], [Seconds(1.0), Seconds(3.0)])
     run_clients(served, requests, None)
-    first, second = (stint.engine.record for stint in served.lifetimes)
+    first, second = (lifetime.engine.record for lifetime in served.lifetimes)
     # In isolation it would take a second per token, and the other would start at 0.5.
     assert spans(first) == [(0.0, 1.0), (1.0, 4.0), (4.0, 5.0)]
     assert spans(second) == [(1.0, 4.0)]
@@ -75,7 +75,7 @@ def test_ranks_sleep_and_wake() -> None:
     ]
     served = fleet([Fifo(), Fifo()], [Seconds(1.0), Seconds(2.0)])
     run_clients(served, requests, None)
-    assert [spans(stint.engine.record) for stint in served.lifetimes] == [
+    assert [spans(lifetime.engine.record) for lifetime in served.lifetimes] == [
         [(0.0, 1.0), (20.0, 22.0)],
         [(10.0, 12.0), (20.0, 22.0)],
     ]
@@ -132,8 +132,8 @@ def test_group_steps_are_synchronous(scenario: Scenario, count: int) -> None:
     assert {r.id for r in requests} == set(record.requests)
     assert all(life.outcome for life in record.requests.values())
     ends: dict[float, float] = {}
-    for stint in served.lifetimes:
-        for start, end in spans(stint.engine.record):
+    for lifetime in served.lifetimes:
+        for start, end in spans(lifetime.engine.record):
             assert ends.setdefault(start, end) == end
     passes = sorted(ends.items())
     assert all(end <= start for (_, end), (start, _) in pairwise(passes))
@@ -164,10 +164,10 @@ def test_group_leaps_until_arrival(depth: int) -> None:
     served = fleet(schedulers, [SimulatedExecutor(profile) for _ in range(3)])
     requests = [Request(i, 8, 300, at, output_tokens=300) for i, at in enumerate((0, 0, 100.5))]
     record = run_clients(served, requests, None)
-    assert record.requests[2].seen == 101.0  # the third was asleep, the others were leaping
-    for stint in served.lifetimes:
-        assert stint.engine.leaps > 0
-        assert len(stint.engine.record.steps) > 10 * stint.engine.leaps
+    assert record.requests[2].received_at == 101.0  # the third was asleep, the others were leaping
+    for lifetime in served.lifetimes:
+        assert lifetime.engine.leaps > 0
+        assert len(lifetime.engine.record.steps) > 10 * lifetime.engine.leaps
 
 
 SCENARIO = """

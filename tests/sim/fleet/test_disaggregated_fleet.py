@@ -76,11 +76,11 @@ def fleet_of(result: RunResult) -> DisaggregatedFleet:
 
 
 def check_all_free(result: RunResult) -> None:
-    for stint in fleet_of(result).lifetimes:
-        scheduler = stint.engine.scheduler
+    for lifetime in fleet_of(result).lifetimes:
+        scheduler = lifetime.engine.scheduler
         assert isinstance(scheduler, VllmTransferScheduler)
         scheduler.pool.check()
-        assert scheduler.free_blocks == scheduler.num_blocks, f"replica {stint.replica}"
+        assert scheduler.free_blocks == scheduler.num_blocks, f"replica {lifetime.replica}"
 
 
 def test_hands_request_from_prefill_to_decode() -> None:
@@ -123,7 +123,7 @@ def test_full_decode_pool_delays_prefills() -> None:
     handovers = fleet_of(result).handovers
     # 3 s for the KV, 10 s to decode; then the next request is fetched, and only after that
     # there is capacity for another prefill.
-    assert [(h.ready, h.asked, h.arrived_at) for h in handovers.values()] == [
+    assert [(h.prefilled_at, h.requested_at, h.arrived_at) for h in handovers.values()] == [
         (1.0, 1.0, 4.0),
         (5.0, 14.0, 17.0),
         (18.0, 27.0, 30.0),
@@ -132,7 +132,7 @@ def test_full_decode_pool_delays_prefills() -> None:
     assert result.summary["verdict"] == "served"
     check_all_free(result)
     roomy = split(requests, engine=small, decode={"num_gpu_blocks": 100})
-    assert [h.ready for h in fleet_of(roomy).handovers.values()] == [1.0, 5.0, 9.0]
+    assert [h.prefilled_at for h in fleet_of(roomy).handovers.values()] == [1.0, 5.0, 9.0]
 
 
 def test_single_token_comes_from_decode_replica() -> None:

@@ -81,7 +81,10 @@ def test_requests_wait_at_router_without_replicas() -> None:
     assert first.ended_at == 15.0
     assert (second.outcome, second.ended_at) == (Outcome.TIMED_OUT, 5.0)
     assert where(result) == ["0 0", None]
-    assert [stint.name for stint in result.fleet.lifetimes] == ["replica 0", "replica 0 from 10 s"]
+    assert [lifetime.name for lifetime in result.fleet.lifetimes] == [
+        "replica 0",
+        "replica 0 from 10 s",
+    ]
 
 
 def test_requests_stall_without_any_replica() -> None:
@@ -141,11 +144,11 @@ def test_autoscaling_follows_load_with_lag() -> None:
     }
     section = {"replicas": 1, "router": "least_loaded", "autoscale": rule}
     result = fleet(section, at(*[0.5] * 6, 3.5, 30.0))
-    stints = [(s.replica, s.start, s.end) for s in result.fleet.lifetimes]
+    lifetimes = [(s.replica, s.start, s.end) for s in result.fleet.lifetimes]
     # At 1 s six requests are in flight: three replicas from 3 s on. Three seconds after the
     # load has ended, two replicas stop.
-    assert stints[:3] == [(0, 0.0, None), (1, 3.0, stints[1][2]), (2, 3.0, stints[2][2])]
-    assert all(end is not None and 9.0 <= end <= 14.0 for _, _, end in stints[1:])
+    assert lifetimes[:3] == [(0, 0.0, None), (1, 3.0, lifetimes[1][2]), (2, 3.0, lifetimes[2][2])]
+    assert all(end is not None and 9.0 <= end <= 14.0 for _, _, end in lifetimes[1:])
     assert where(result)[6:] == ["1", "0"]
     assert result.summary["finished"] == 8
     assert result.summary["fleet"]["replica_s"] < 3 * result.record.end
@@ -183,7 +186,7 @@ def test_crashing_request_kills_replicas_in_turn() -> None:
     }
     requests = [{**row, "prompt_tokens": 1} for row in at(*[0.0] * 6, tokens=1)]
     result = fleet({"replicas": 2}, requests, engine=engine)
-    ends = [stint.end for stint in result.fleet.lifetimes]
+    ends = [lifetime.end for lifetime in result.fleet.lifetimes]
     assert None not in ends, "both died"
     assert {life.outcome for life in result.record.requests.values()} <= {
         Outcome.STALLED,

@@ -35,7 +35,7 @@ from simkv.study.evolve.winner_evaluation import (
 from simkv.study.job_runner import open_pooled_runner
 from tests.study.evolve.small_scenarios import write
 
-GOAL = FigureGoal("ttft_ms.mean", more=False)
+GOAL = FigureGoal("ttft_ms.mean", more_is_better=False)
 
 
 def search(folder: Path, budget: int = 25, **more: Any) -> EvolutionRequest:
@@ -45,8 +45,8 @@ def search(folder: Path, budget: int = 25, **more: Any) -> EvolutionRequest:
 
 
 def run(asked: EvolutionRequest, folder: Path) -> Evolution:
-    with open_pooled_runner(folder / "points.jsonl", jobs=1) as bench:
-        return run_evolution(asked, bench, folder)
+    with open_pooled_runner(folder / "points.jsonl", jobs=1) as runner:
+        return run_evolution(asked, runner, folder)
 
 
 # Objectives.
@@ -54,7 +54,7 @@ def run(asked: EvolutionRequest, folder: Path) -> Evolution:
 
 def test_loss_is_relative_to_shipped_value() -> None:
     assert GOAL.loss(9.0, 10.0) == pytest.approx(-0.1)
-    assert FigureGoal("jain_index", more=True).loss(0.6, 0.5) == pytest.approx(-0.2)
+    assert FigureGoal("jain_index", more_is_better=True).loss(0.6, 0.5) == pytest.approx(-0.2)
     assert GOAL.loss(3.0, 0.0) == 3.0
     assert GOAL.loss(None, 4.0) == 10.0
     assert (GOAL.loss(4.0, None), GOAL.loss(None, None)) == (-10.0, 0.0)
@@ -77,7 +77,7 @@ def test_rejects_invalid_objectives(asked: tuple[str, ...], wrong: str) -> None:
 
 def test_goals_know_better_direction() -> None:
     found = parse_goals(("jain_index", "recompute_tax", "starved", "makespan_s:max"), {})
-    assert [goal.more for goal in found] == [True, False, False, True]
+    assert [goal.more_is_better for goal in found] == [True, False, False, True]
 
 
 # Held-out trials.
@@ -121,7 +121,7 @@ def test_deterministic_workload_has_no_held_out_trials(tmp_path: Path) -> None:
     burst = {"burst": {"num_prompts": 9, "prompt_tokens": 20, "output_tokens": 5}}
     scenario = load(write(tmp_path, workload=burst))["run"]
     ground = split_trials([(scenario, tmp_path)], 2, 1, 3)
-    assert (ground.apart, ground.final) == (None, ())
+    assert (ground.held_out, ground.final) == (None, ())
 
 
 # Evaluation.
@@ -162,7 +162,7 @@ def test_policy_search_writes_winner_scenario(tmp_path: Path) -> None:
     assert figures["evolved"] == evolved.values[0]["ttft_ms.mean"]
     assert figures["shipped"] == found.standings[0].values[0]["ttft_ms.mean"]
     words = (tmp_path / "evolve.md").read_text()
-    assert words.count(": does NOT hold") == sum(not one.holds for one in found.judged)
+    assert words.count(": does NOT hold") == sum(not one.holds for one in found.evaluations)
     assert ("The improvement does NOT hold" in words) != found.holds
     lines = (tmp_path / "points.jsonl").read_text()
     again = run(search(tmp_path), tmp_path)
@@ -174,12 +174,12 @@ def test_policy_search_writes_winner_scenario(tmp_path: Path) -> None:
 def test_prunes_unneeded_parts_of_winner(tmp_path: Path) -> None:
     scenario = load(write(tmp_path))["run"]
     ground = split_trials([(scenario, tmp_path)], 1, 1, 1)
-    with open_pooled_runner(None, jobs=1) as bench:
-        contest = Tournament(ground.train, (GOAL,), {}, bench)
-        contest.start()
+    with open_pooled_runner(None, jobs=1) as runner:
+        tournament = Tournament(ground.train, (GOAL,), {}, runner)
+        tournament.start()
         long = "waiting_order = prompt_tokens\nchunk = 9000\nadmit = 1"
-        (entry,) = contest.add([make_policy_candidate(long)])
-        assert prune_policy(contest, entry).candidate == make_policy_candidate(
+        (entry,) = tournament.add([make_policy_candidate(long)])
+        assert prune_policy(tournament, entry).candidate == make_policy_candidate(
             "waiting_order = prompt_tokens"
         )
 
@@ -313,7 +313,7 @@ def test_python_api_matches_command(tmp_path: Path) -> None:
     path = write(tmp_path)
     ours = simkv.evolve(path, objectives=["ttft_ms.mean"], budget=5, folder=tmp_path / "a", **few)
     assert len(ours.candidates) == 6
-    assert ours.holds == ours.found.holds
+    assert ours.holds == ours.evolution.holds
     written = ours.write(tmp_path / "b")
     assert (tmp_path / "b" / "evolve.md").read_text() == f"{ours}\n"
     assert [file.name for file in written] == ["candidates.csv", "evolve.md", "winner.yaml"]

@@ -97,23 +97,25 @@ def test_equivalent_expressions_have_one_form(text: str, sort: Any, short: str) 
 
 @pytest.mark.parametrize("engine", ["mistralrs", "vllm"])
 def test_generated_trees_are_valid_policies(engine: str) -> None:
-    seams = ENGINES[engine].policy_hooks
-    with PolicyGenerator(seams, 3) as garden:
-        rules = [garden.draw() for _ in range(60)]
-        rules += [garden.crossover(a, b) for a, b in pairwise(rules)]
-        rules += [garden.changed(rule) for rule in rules]
-    texts = {format_policy(rule, seams) for rule in rules}
+    hooks = ENGINES[engine].policy_hooks
+    with PolicyGenerator(hooks, 3) as generator:
+        rules = [generator.sample() for _ in range(60)]
+        rules += [generator.crossover(a, b) for a, b in pairwise(rules)]
+        rules += [generator.mutate(rule) for rule in rules]
+    texts = {format_policy(rule, hooks) for rule in rules}
     assert len(texts) > 100
     for text in texts:
-        parse_policy(text, seams)
+        parse_policy(text, hooks)
         assert count_parts(text) >= 1
-    assert {name for rule in rules for name in rule} == {seam.name for seam in seams}
+    assert {name for rule in rules for name in rule} == {hook.name for hook in hooks}
 
 
 def test_generator_leaves_global_random_state() -> None:
     def drawn(seed: int) -> list[str]:
-        with PolicyGenerator(ENGINES["vllm"].policy_hooks, seed) as garden:
-            return [format_policy(garden.draw(), ENGINES["vllm"].policy_hooks) for _ in range(5)]
+        with PolicyGenerator(ENGINES["vllm"].policy_hooks, seed) as generator:
+            return [
+                format_policy(generator.sample(), ENGINES["vllm"].policy_hooks) for _ in range(5)
+            ]
 
     random.seed(1)
     first = random.random()

@@ -22,7 +22,7 @@ from simkv.study.evolve.tournament import (
 from simkv.study.evolve.trial_split import EvaluationCondition, TrialScenario, TrialSplit
 from simkv.study.evolve.winner_evaluation import evaluate_winner
 
-GOAL = FigureGoal("ttft_ms.mean", more=False)
+GOAL = FigureGoal("ttft_ms.mean", more_is_better=False)
 NO_BENCH = cast(Any, None)
 
 
@@ -54,8 +54,8 @@ def trials(*says: dict[str, float | None]) -> tuple[TrialScenario, ...]:
     return tuple(TrialScenario(f"{i}", cast(Any, one), Path()) for i, one in enumerate(says))
 
 
-def contest(on: Sequence[TrialScenario], firsts: int = 1) -> Tournament:
-    found = Tournament(on, (GOAL,), {}, NO_BENCH, firsts=firsts)
+def tournament(on: Sequence[TrialScenario], firsts: int = 1) -> Tournament:
+    found = Tournament(on, (GOAL,), {}, NO_BENCH, scenarios=firsts)
     found.start()
     return found
 
@@ -63,7 +63,7 @@ def contest(on: Sequence[TrialScenario], firsts: int = 1) -> Tournament:
 def test_candidate_without_gain_is_dropped(ran: list[tuple[str, int]]) -> None:
     worse, better = "admit = 0", "admit = 1"
     each = {"shipped": 10.0, worse: 11.0, better: 8.0}
-    found = contest(trials(each, each, {**each, better: 5.0}), firsts=2)
+    found = tournament(trials(each, each, {**each, better: 5.0}), firsts=2)
     bad, good = found.add([make_policy_candidate(worse), make_policy_candidate(better)])
     assert ran[1:] == [(worse, 1), (better, 1), (better, 2), (better, 3)]
     assert good.loss == pytest.approx(((-0.2 - 0.2 - 0.5) / 3,))
@@ -76,7 +76,7 @@ def test_only_best_candidates_advance(ran: list[tuple[str, int]]) -> None:
     rules = [f"chunk = {i}" for i in range(HEAT_SURVIVORS + 5)]
     each: dict[str, float | None] = {"shipped": 100.0}
     each |= {rule: 50.0 + i for i, rule in enumerate(rules)}
-    found = contest(trials(each, each))
+    found = tournament(trials(each, each))
     found.add([make_policy_candidate(rule) for rule in rules])
     assert [rule for rule, count in ran[1:] if count == 2] == rules[:HEAT_SURVIVORS]
 
@@ -86,7 +86,7 @@ def test_trial_without_finished_requests_uses_other_trials(
 ) -> None:
     rule, none = "admit = 1", "admit = 0"
     on = trials({"shipped": None, rule: 30.0, none: None}, {"shipped": 20.0, rule: 10.0, none: 5.0})
-    one, other = contest(on).add(
+    one, other = tournament(on).add(
         [make_policy_candidate(rule), make_policy_candidate(none)], thorough=True
     )
     assert one.losses == ((0.5,), (-0.5,))
@@ -102,7 +102,7 @@ def test_final_corrects_luck_and_prunes_winner(
     search = {"shipped": 10.0, lucky: 1.0, steady: 5.0}
     final = {"shipped": 10.0, lucky: 9.0, steady: 5.0, short: 5.0, "admit = 1": 10.0}
     ground = TrialSplit(trials(search), trials(final), (), "other seeds")
-    found = contest(ground.train)
+    found = tournament(ground.train)
     found.add([make_policy_candidate(lucky), make_policy_candidate(steady)])
     assert found.front()[0].candidate == make_policy_candidate(lucky)
     winner, everybody = run_final(found, ground, count_final_candidates(100, ground))
@@ -118,7 +118,7 @@ def test_shipped_scheduler_can_win_final(ran: list[tuple[str, int]]) -> None:
     lucky, other = "chunk = 1", "chunk = 2"
     search = {"shipped": 10.0, lucky: 1.0, other: 2.0}
     ground = TrialSplit(trials(search), trials({**search, lucky: 11.0, other: 12.0}), (), "others")
-    found = contest(ground.train)
+    found = tournament(ground.train)
     found.add([make_policy_candidate(lucky), make_policy_candidate(other)])
     assert run_final(found, ground, 2)[0].candidate == SHIPPED
     assert ran
@@ -142,7 +142,7 @@ def test_gain_is_bounded_without_served_requests(ran: list[tuple[str, int]]) -> 
     )
     (gain,) = ruling.gains
     assert gain.mean == pytest.approx(0.0)  # 0.5 more there, 0.5 less here
-    assert (gain.shipped, gain.won) == (
+    assert (gain.shipped, gain.evolved) == (
         None,
         20.0,
     )  # without a shipped figure in a trial, there is no mean

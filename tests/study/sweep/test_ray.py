@@ -92,8 +92,8 @@ def test_sweep_with_killed_worker_is_identical(
     small: Path, killing: Callable[..., Iterator[JobResult]]
 ) -> None:
     whole = build_sweep(small, [parse_axis("engine.num_gpu_blocks=96..256:32")], repeats=2)
-    with open_runner(killing) as bench:
-        found = build_sweep_table(whole, run_sweep(whole, bench))
+    with open_runner(killing) as runner:
+        found = build_sweep_table(whole, run_sweep(whole, runner))
     here = simkv.sweep(small, {"engine.num_gpu_blocks": "96..256:32"}, repeats=2, jobs=1)
     assert found.to_csv() == here.to_csv()
 
@@ -110,10 +110,10 @@ def test_plan_with_killed_worker_is_identical(
         profile_error=0.1,
     )
     (prepared,) = prepare(small, request)
-    with open_runner(killing) as bench:
-        there = make_plan(prepared, bench)
-    with open_runner(map) as bench:
-        here = make_plan(prepare(small, request)[0], bench)
+    with open_runner(killing) as runner:
+        there = make_plan(prepared, runner)
+    with open_runner(map) as runner:
+        here = make_plan(prepare(small, request)[0], runner)
     assert to_json(there) == to_json(here)
     assert evaluations(there).to_csv() == evaluations(here).to_csv()
     assert cliff_table(there).to_csv() == cliff_table(here).to_csv()

@@ -39,8 +39,8 @@ def here(function: Any, jobs: Sequence[SimulationJob]) -> Iterator[JobResult]:
 def run_all(
     sweep: Sweep, execute: JobExecutor, store: Path | None = None, advance: Any = None
 ) -> dict[str, Any]:
-    with open_runner(execute, store) as bench:
-        return run_sweep(sweep, bench, advance)
+    with open_runner(execute, store) as runner:
+        return run_sweep(sweep, runner, advance)
 
 
 def swept(sweep: Sweep, store: Path | None = None) -> pd.DataFrame:

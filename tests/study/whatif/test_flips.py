@@ -91,7 +91,7 @@ def test_fractional_ranges_and_steps() -> None:
     path, values = parse_bisect_values("engine.max_num_seqs=2..20", step=6)
     assert path == "engine.max_num_seqs"
     assert isinstance(values, SteppedRange)
-    assert [values.value(k) for k in range(values.last + 1)] == [2, 8, 14, 20]
+    assert [values.value(k) for k in range(values.last_index + 1)] == [2, 8, 14, 20]
 
 
 @pytest.mark.parametrize(("low", "high", "step"), [(1, 2000, 1), (0, 9, 1), (0.5, 4.0, 0.01)])
@@ -100,9 +100,9 @@ def test_grid_includes_both_ends(low: float, high: float, step: float, samples: 
     values = SteppedRange(low, high, step)
     grid = values.grid(samples)
     assert grid == sorted(set(grid))
-    assert (grid[0], grid[-1]) == (0, values.last)
+    assert (grid[0], grid[-1]) == (0, values.last_index)
     assert len(grid) <= samples
-    assert values.value(values.last) == pytest.approx(high)
+    assert values.value(values.last_index) == pytest.approx(high)
 
 
 def test_tries_listed_values_in_order() -> None:

@@ -126,7 +126,7 @@ def test_ranks_similar_latencies_by_preemptions() -> None:
     """The loop of FastDeploy 5696: reserved blocks end it, larger steps only shorten it."""
     path = find_scenario(Path("fastdeploy-5696-preempt-loop"))
     found = run_whatif(load(path)["before"], Evaluator(path.parent))
-    helped = found.judged("helps")
+    helped = found.with_judgement("helps")
     assert str(helped[0].change) == "reserve_init: 0 -> 16"
     assert (found.base["preemptions"], helped[0].figures["preemptions"]) == (180, 1)
     shorter = effect(found, "max_num_batched_tokens: 256 -> 512")
