@@ -44,10 +44,9 @@ from simkv.study.plan.plan_preparation import prepare
 from simkv.study.plan.plan_request import PlanRequest, parse_plan_request
 from simkv.study.plan.plan_summary import describe_plan
 from simkv.study.plan.plan_tables import cliff_table, evaluations, to_json
-from simkv.study.sweep.random_sampling import parse_sample
 from simkv.study.sweep.sweep import build_sweep, run_sweep
 from simkv.study.sweep.sweep_table import build_sweep_table, flatten_figures, list_knobs
-from simkv.study.sweep_axes import format_assignment, make_axis
+from simkv.study.sweep_axes import format_assignment, make_axis, parse_sample
 
 #: Path of a scenario file, name of a packaged scenario, mapping of fields, or loaded scenario.
 ScenarioSource = str | Path | Mapping[str, Any] | Scenario

@@ -99,10 +99,9 @@ def sweep(
     from simkv.core.figure_registry import FLEET_METRICS
     from simkv.report.sweep_plots import parse_pareto, parse_plot
     from simkv.scenario.packaged_scenarios import find_scenario
-    from simkv.study.sweep.random_sampling import parse_sample
     from simkv.study.sweep.sweep import build_sweep, run_sweep
     from simkv.study.sweep.sweep_table import build_sweep_table
-    from simkv.study.sweep_axes import VARIANTS_AXIS, parse_axis
+    from simkv.study.sweep_axes import VARIANTS_AXIS, parse_axis, parse_sample
 
     if not over:
         raise InputError(

@@ -164,7 +164,7 @@ def _begin(scenario: Scenario, folder: Path) -> None:
     Thread(target=watch, daemon=True).start()
 
 
-def _hear(requests: Sequence[Request]) -> None:
+def _add_requests(requests: Sequence[Request]) -> None:
     _kept.add_requests(requests)
 
 
@@ -207,7 +207,7 @@ class Explainer:
     async def _send_changes(self) -> None:
         """Send the process all changes, including changes that arrive meanwhile."""
         while news := self._live.changes[self._sent : self._sent + MAX_BATCH]:
-            await self._do(_hear, news)
+            await self._do(_add_requests, news)
             self._sent += len(news)
 
     async def _do(self, what: Callable[P, T], *given: P.args, **_: P.kwargs) -> T:

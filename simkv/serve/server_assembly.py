@@ -15,15 +15,14 @@ from simkv.scenario.scenario import Scenario
 from simkv.scenario.scenario_writer import to_yaml
 from simkv.schedulers.engine_registry import find_engine_spec
 from simkv.serve.http_app import application
-from simkv.serve.listener import bind
 from simkv.serve.live_explainer import Explainer
 from simkv.serve.live_simulation import LiveSimulation
+from simkv.serve.prometheus_exposition import ReplicaMetrics
 from simkv.serve.recorded_workload import write_recorded_trace
-from simkv.serve.replica_metrics import ReplicaMetrics
 from simkv.serve.request_guard import Guard
 from simkv.serve.request_handler import RequestHandler, ServedModel
 from simkv.serve.served_scenario import answer_lengths, replicas_of
-from simkv.serve.server_process import ServedApp, ShutdownFlag, serve_until_shutdown
+from simkv.serve.server_process import ServedApp, ShutdownFlag, bind, serve_until_shutdown
 from simkv.serve.text_tokenizers import load_tokenizer
 from simkv.sim.simulation import ReplicaSpec, build_replica_specs, check_lora
 

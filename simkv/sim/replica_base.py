@@ -10,6 +10,7 @@ from typing import Protocol
 import simpy
 from mypy_extensions import mypyc_attr
 
+from simkv.core.engine_spec import AdmissionCheck, EngineConfig
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.core.scheduler_protocol import (
@@ -24,10 +25,48 @@ from simkv.costs.step_load import (
     compute_step_load,
     wants_spread,
 )
+from simkv.schedulers.engine_registry import find_engine_spec
 from simkv.sim.clock import ExactTimeout, SimProcess
-from simkv.sim.final_outcomes import assign_outcomes, record_cut_off
-from simkv.sim.queue_limit import QueueLimit
 from simkv.sim.run_record import EngineHalt, RequestRecord, RunRecord
+
+
+class QueueLimit:
+    """Applies ``admission`` to each arriving request and counts the admitted ones."""
+
+    def __init__(self, admission: AdmissionCheck) -> None:
+        self._admission = admission
+        self._admitted: set[int] = set()
+        self._prompts: dict[int, int] = {}  # of requests without a first token
+        self._in_prefill = 0
+
+    def find_rejection(self) -> Refusal | None:
+        """Return why a request that arrives now would be rejected, or None."""
+        return self._admission(len(self._admitted), self._in_prefill)
+
+    def admit(self, request: Request) -> Refusal | None:
+        """Admit a request; return a refusal if it is rejected."""
+        if refusal := self.find_rejection():
+            return refusal
+        self._admitted.add(request.id)
+        self._prompts[request.id] = request.prompt_tokens
+        self._in_prefill += request.prompt_tokens
+        return None
+
+    def record_tokens(self, ids: Iterable[int]) -> None:
+        """Record that these requests received a token."""
+        for i in ids:
+            self._in_prefill -= self._prompts.pop(i, 0)
+
+    def remove(self, i: int) -> None:
+        """Remove a request that has ended or was rejected."""
+        self._admitted.discard(i)
+        self._in_prefill -= self._prompts.pop(i, 0)
+
+
+def build_queue_limit(config: EngineConfig) -> QueueLimit | None:
+    """Return the admission control of a server, or None if it admits all requests."""
+    admission = find_engine_spec(config).admission(config)
+    return QueueLimit(admission) if admission else None
 
 
 class Copier(Protocol):
@@ -235,3 +274,34 @@ class Replica(ABC):
         self.record.engine_halt = EngineHalt(kind, self.env.now, why, sorted(set(requests)), held)
         if self.on_death:
             self.on_death()
+
+
+def record_cut_off(record: RunRecord, request: Request) -> None:
+    """Record a request that never arrived as cut off."""
+    life = record.arrive(request)
+    life.outcome, life.reason = Outcome.CUT_OFF, "it was not sent before the run ended"
+    life.ended_at = request.arrival
+
+
+def assign_outcomes(record: RunRecord, horizon: float | None) -> None:
+    """Assign an outcome to each unresolved request.
+
+    If the engine halted before a client gave up, the halt is the cause: the request is stalled.
+    """
+    stop = record.engine_halt
+    for life in record.requests.values():
+        waited_for_nothing = (
+            stop is not None
+            and life.outcome is Outcome.STARVED
+            and life.ended_at is not None
+            and life.ended_at >= stop.since
+        )
+        if waited_for_nothing or (stop and life.outcome is None):
+            assert stop is not None
+            life.outcome, life.reason = Outcome.STALLED, f"{stop.kind}: {stop.why}"
+        elif life.outcome is None and horizon is not None:
+            life.outcome, life.reason = Outcome.CUT_OFF, "the run reached its horizon"
+        elif life.outcome is None:
+            life.outcome, life.reason = Outcome.LOST, "the engine went idle without finishing it"
+        if life.ended_at is None:
+            life.ended_at = record.end

@@ -30,8 +30,7 @@ from simkv.sim.fleet.fleet import Fleet
 from simkv.sim.fleet.replica_lifetime import ReplicaLifetime
 from simkv.sim.fleet.routers import SessionLookup, build_router
 from simkv.sim.offload_copies import attach_copy_engine
-from simkv.sim.queue_limit import build_queue_limit
-from simkv.sim.replica_base import Replica
+from simkv.sim.replica_base import Replica, build_queue_limit
 from simkv.sim.run_record import RunRecord
 from simkv.workload.clients import Clients
 from simkv.workload.workload_section import build_clients

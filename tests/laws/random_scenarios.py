@@ -32,7 +32,7 @@ from simkv.schedulers.vllm.versions import RULES, find_rules
 from simkv.sim.client_loop import run_clients
 from simkv.sim.engine import Engine
 from simkv.sim.offload_copies import attach_copy_engine
-from simkv.sim.queue_limit import build_queue_limit
+from simkv.sim.replica_base import build_queue_limit
 from simkv.sim.run_record import RunRecord
 from simkv.workload.workload_section import generate_requests
 

@@ -22,7 +22,7 @@ from simkv.scenario.scenario import Scenario
 from simkv.schedulers.engine_registry import build_scheduler
 from simkv.sim.client_loop import run_clients
 from simkv.sim.engine import Engine
-from simkv.sim.queue_limit import build_queue_limit
+from simkv.sim.replica_base import build_queue_limit
 from simkv.sim.run_record import RunRecord
 from simkv.workload.workload_section import generate_requests
 from tests.laws.random_scenarios import ENGINES, let_copy, scenarios

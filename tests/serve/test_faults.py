@@ -117,7 +117,7 @@ def test_drains_on_shutdown(tmp_path: Path, grace: str, whole: bool) -> None:
             chunks.append(chunk)
         with pytest.raises(httpx.ConnectError):
             served.get("/health")
-    assert "Written came.csv: 1 requests" in said
+    assert "1 requests written to came.csv" in said
     assert (len(chunks) == 30 and "error" not in chunks[-1]) is whole
     assert ("stopped before" in str(chunks[-1])) is not whole
     rows = (tmp_path / "came.csv").read_text().splitlines()

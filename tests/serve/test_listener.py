@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from simkv.core.errors import InputError
-from simkv.serve.listener import bind
+from simkv.serve.server_process import bind
 from tests.serve.running_server import scenario, serving
 
 

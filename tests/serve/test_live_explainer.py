@@ -76,7 +76,7 @@ def test_concurrent_questions_share_two_runs(
     async def do(_: Explainer, what: Any, *given: Any) -> Any:
         """Act like the explaining process, but in this process, while others ask."""
         await asyncio.sleep(0)
-        if what is live_explainer._hear:
+        if what is live_explainer._add_requests:
             portions.append(len(given[0]))
         return getattr(kept, what.__name__.removeprefix("_"))(*given)
 

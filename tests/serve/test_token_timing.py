@@ -41,7 +41,7 @@ def test_pause_of_preempted_stream_matches_explanation(tmp_path: Path) -> None:
         assert chunks[number][emitted - 1] >= before - 0.001
         assert chunks[number][emitted] >= before + pause - 0.001
         text = served.get("/explain/both").text
-        assert f"held above all by request {1 - number}" in text
+        assert f"Main blockers: request {1 - number}" in text
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])

@@ -51,8 +51,8 @@ class Watched(AsyncPipeline):
         self.check()
         return planned
 
-    def hear(self, message: Message) -> MessageEffects:
-        heard = super().hear(message)
+    def receive(self, message: Message) -> MessageEffects:
+        heard = super().receive(message)
         self.check()
         return heard
 
@@ -401,7 +401,7 @@ def test_detects_livelock_at_first_repeated_state() -> None:
 class Deaf(Watched):
     """Pipeline whose messages are lost."""
 
-    def hear(self, message: Message) -> MessageEffects:
+    def receive(self, message: Message) -> MessageEffects:
         return MessageEffects()
 
 

@@ -50,7 +50,7 @@ def changes(path: Path) -> bool:
         *(
             "api.py",
             "study/worker_pool.py",
-            "study/result_store.py",
+            "study/job_runner.py",
             "study/random_seeds.py",
             "study/plan/capacity_plan.py",
         ),

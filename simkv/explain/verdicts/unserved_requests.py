@@ -224,4 +224,6 @@ def find_timed_out(record: RunRecord) -> TimedOutRequests | None:
     worst = max(known, key=lack)
     short = record.shortfalls[worst]
     timeout = record.requests[worst].request.timeout or 0.0
-    return TimedOutRequests((worst,), ids, timeout, short.isolated_s, short.remaining_s, short.delay_s)
+    return TimedOutRequests(
+        (worst,), ids, timeout, short.isolated_s, short.remaining_s, short.delay_s
+    )

@@ -12,7 +12,6 @@ from simkv.core.request import Request
 from simkv.scenario.fleet_section import FleetSettings, Outage
 from simkv.sim.clock import ExactTimeout, SimProcess
 from simkv.sim.engine import Engine
-from simkv.sim.final_outcomes import assign_outcomes, record_cut_off
 from simkv.sim.fleet.autoscaler import Autoscaler
 from simkv.sim.fleet.data_parallel_lockstep import DataParallelLockstep
 from simkv.sim.fleet.fleet_record import merge_records
@@ -20,7 +19,7 @@ from simkv.sim.fleet.load_signals import LoadBoard
 from simkv.sim.fleet.recurring_tasks import RecurringTasks
 from simkv.sim.fleet.replica_lifetime import ReplicaLifetime
 from simkv.sim.fleet.routers import LoadSignal, Router
-from simkv.sim.replica_base import Replica
+from simkv.sim.replica_base import Replica, assign_outcomes, record_cut_off
 from simkv.sim.run_record import EngineHalt, RequestRecord, RunRecord
 
 #: Records of a request, each with the index of the run record that contains it, by request.

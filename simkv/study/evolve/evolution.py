@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil
 from pathlib import Path
 
 from simkv.core.engine_spec import EngineSpec
@@ -23,11 +24,10 @@ from simkv.scenario.scenario import Scenario
 from simkv.scenario.scenario_loader import load
 from simkv.schedulers.engine_registry import ENGINES, find_engine_spec
 from simkv.study.evolve.external_proposals import Proposer, propose
-from simkv.study.evolve.final_round import count_final_candidates, run_final
 from simkv.study.evolve.fitness import FigureGoal, has_outcome_goal, parse_goals
 from simkv.study.evolve.knob_search import tune
-from simkv.study.evolve.policy_search import evolve_policies, sample_policies
-from simkv.study.evolve.tournament import CandidateScore, Tournament
+from simkv.study.evolve.policy_search import evolve_policies, prune_policy, sample_policies
+from simkv.study.evolve.tournament import SHIPPED, CandidateScore, Tournament
 from simkv.study.evolve.trial_split import (
     TrialScenario,
     TrialSplit,
@@ -217,3 +217,38 @@ def _name(search: EvolutionRequest, axes: Sequence[Axis]) -> str:
     """Return the name of a study, which is specific to scenarios, knobs and objectives."""
     asked = (search.scenarios, search.objectives, search.variant, search.overrides, axes)
     return hashlib.sha256(repr((asked, search.train, search.goodput)).encode()).hexdigest()[:16]
+
+
+#: Fraction of the budget for the final, and fraction of that for the finalists; the rest is for
+#: pruning the winner.
+FINAL_SHARE, FINALIST_SHARE = 0.1, 0.6
+
+
+def count_final_candidates(budget: int, ground: TrialSplit) -> int:
+    """Return the number of candidates for the final round; 0 if the budget is too small."""
+    seats = int(budget * FINAL_SHARE)
+    return seats if ground.final and seats > 1 else 0
+
+
+def run_final(
+    tournament: Tournament, ground: TrialSplit, seats: int
+) -> tuple[CandidateScore, list[CandidateScore]]:
+    """Return the winner and the scores in the final; without a final, the best of the search."""
+    if not seats:
+        return prune_policy(tournament, tournament.front()[0]), []
+    final = Tournament(ground.final, tournament.goals, tournament.limits, tournament.runner)
+    final.start()
+    best = _best(tournament)[: max(ceil(seats * FINALIST_SHARE), 2)]
+    best = final.add([one.candidate for one in best], thorough=True)
+    winner = min([*best, final.standings[SHIPPED.key]], key=lambda one: one.score)
+    winner = prune_policy(final, winner, seats - len(best))
+    return winner, [one for key, one in final.standings.items() if key != SHIPPED.key]
+
+
+def _best(tournament: Tournament) -> list[CandidateScore]:
+    """Return the candidates, best first; among equal results in all trials, only the shortest."""
+    found: dict[object, CandidateScore] = {}
+    tried = [one for key, one in tournament.standings.items() if key != SHIPPED.key and not one.why]
+    for one in sorted(tried, key=lambda one: (one.score, one.candidate.parts)):
+        found.setdefault((one.losses, one.left_out), one)
+    return list(found.values())

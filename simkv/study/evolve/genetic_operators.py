@@ -3,8 +3,8 @@
 Example:
 
     with PolicyGenerator(engine.policy_hooks, seed=1) as generator:
-        rule = generator.draw()
-        other = generator.changed(rule)
+        rule = generator.sample()
+        other = generator.mutate(rule)
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ from typing import Any
 from simkv.core.errors import InputError, spelling_hint
 from simkv.costs.scaled_executor import ErrorSide, StepKind
 from simkv.metrics.scenario_runner import check_scenario
+from simkv.scenario.fleet_section import Outage
 from simkv.scenario.objectives import Objective
 from simkv.scenario.scenario import Scenario, StepScale
 from simkv.scenario.scenario_loader import resolve_variants, variant_names
 from simkv.scenario.yaml_document import YamlDocument, read_document
-from simkv.study.plan.replica_failure import with_failure
 from simkv.study.random_seeds import reseed_scenario
 from simkv.study.simulation_job import SimulationJob, make_job
 from simkv.study.sweep_axes import (
@@ -148,3 +148,16 @@ def select_variants(path: Path, overrides: Sequence[str], wanted: Sequence[str])
                 f"{', '.join(known)}"
             )
     return [name for name in known if not wanted or name in wanted]
+
+
+def with_failure(scenario: Scenario, peak: Mapping[str, Any]) -> Scenario:
+    """Return the scenario with one replica failing permanently at the ``peak`` of a run without.
+
+    The peak is the time with the most requests in flight, and the replica is the one with the most
+    of them. The fleet's ``on_failure`` determines how they continue.
+    """
+    fleet = scenario.fleet
+    assert fleet is not None
+    outage = Outage(replica=peak["replica"], at=peak["at_s"])
+    failing = fleet.model_copy(update={"failures": [*fleet.failures, outage]})
+    return scenario.model_copy(update={"fleet": failing})

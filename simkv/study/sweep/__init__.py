@@ -1,5 +1,5 @@
 """Parameter sweeps: one scenario at many settings of its knobs, in one table.
 
-``random_sampling`` and ``simkv.study.sweep_axes`` define the points, ``sweep`` builds and runs
-them, and ``sweep_table`` tabulates the results.
+``simkv.study.sweep_axes`` defines the points, ``sweep`` builds and runs them, and ``sweep_table``
+tabulates the results.
 """

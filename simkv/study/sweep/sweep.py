@@ -28,14 +28,15 @@ from simkv.study.simulation_job import (
     Summary,
     make_job,
 )
-from simkv.study.sweep.random_sampling import SampleSpec, sample_points
 from simkv.study.sweep_axes import (
     MAX_POINTS,
     VARIANTS_AXIS,
     Axis,
     KnobSettings,
+    SampleSpec,
     format_assignment,
     grid,
+    sample_points,
 )
 
 #: Maximum number of errors in a message; one mistake may cause an error at every point.

@@ -28,13 +28,15 @@ from simkv.study.field_changes import with_knobs
 from simkv.study.simulation_job import SimulationJob
 from simkv.study.whatif.outcome_predicate import RunCondition, VerdictCondition
 from simkv.study.whatif.trial_evaluation import Evaluator, RunFigures, TooManyRuns
-from simkv.study.whatif.workload_draft import (
+from simkv.study.whatif.workload_rows import (
+    NOTHING_SHARED,
     WorkloadDraft,
+    change_row,
     halve_fields,
+    list_requests,
     round_arrivals,
     set_fields,
 )
-from simkv.study.whatif.workload_rows import NOTHING_SHARED, change_row, list_requests
 from simkv.workload.listed_requests import ListedRequest
 
 #: Factors for the test with a large size; the first that the engine allows is used.

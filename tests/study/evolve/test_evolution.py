@@ -16,7 +16,7 @@ from simkv.scenario.scenario_loader import load
 from simkv.schedulers.engine_registry import ENGINES
 from simkv.study.evolve import external_proposals
 from simkv.study.evolve.evolution import Evolution, EvolutionRequest, run_evolution
-from simkv.study.evolve.evolution_files import write_evolution
+from simkv.study.evolve.evolution_result import write_evolution
 from simkv.study.evolve.evolution_summary import describe_policy, summarize_evolution
 from simkv.study.evolve.fitness import FigureGoal, parse_goals
 from simkv.study.evolve.policy_search import make_policy_candidate, prune_policy
@@ -92,7 +92,7 @@ def test_evaluation_uses_held_out_seeds(tmp_path: Path) -> None:
     assert ([len(part) for part in parts], len(seeds)) == ([3, 2, 4], 9)
     ways, notes = build_evaluation_conditions(ground, 0.1)
     assert (len(ways), notes) == (7, [])
-    blocks = {one.changed: one.trials[0].scenario.engine.num_gpu_blocks for one in ways}  # type: ignore[attr-defined]
+    blocks = {one.description: one.trials[0].scenario.engine.num_gpu_blocks for one in ways}  # type: ignore[attr-defined]
     assert (blocks["as configured"], blocks["cache x 1.25"]) == (64, 80)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from simkv.study.evolve import tournament as contests
 from simkv.study.evolve import winner_evaluation
-from simkv.study.evolve.final_round import count_final_candidates, run_final
+from simkv.study.evolve.evolution import count_final_candidates, run_final
 from simkv.study.evolve.fitness import FigureGoal
 from simkv.study.evolve.policy_search import make_policy_candidate
 from simkv.study.evolve.tournament import (

@@ -6,12 +6,14 @@ import pytest
 
 from simkv.core.errors import InputError
 from simkv.scenario.yaml_document import YamlDocument
-from simkv.study.sweep.random_sampling import SampleSpec, parse_sample, sample_points
 from simkv.study.sweep_axes import (
+    SampleSpec,
     format_assignment,
     grid,
     make_axis,
     parse_axis,
+    parse_sample,
+    sample_points,
 )
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simkv.core.errors import InputError
-from simkv.study.result_store import ResultFile
+from simkv.study.job_runner import ResultFile
 
 FIRST, SECOND = {"steps": 3, "e2e_ms": {"mean": 0.1 + 0.2}}, {"steps": 4, "verdict": "served"}
 

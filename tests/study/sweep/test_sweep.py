@@ -23,10 +23,9 @@ from simkv.study.simulation_job import (
     SimulationJob,
     run_job,
 )
-from simkv.study.sweep.random_sampling import parse_sample
 from simkv.study.sweep.sweep import Sweep, build_sweep, run_sweep
 from simkv.study.sweep.sweep_table import build_sweep_table, flatten_figures
-from simkv.study.sweep_axes import parse_axis
+from simkv.study.sweep_axes import parse_axis, parse_sample
 
 BLOCKS = "engine.num_gpu_blocks"
 
