@@ -251,7 +251,7 @@ class Scenario(Section):
     @model_validator(mode="after")
     def _pipelines_go_on(self) -> Self:
         if self.pipeline and self.fleet and (self.fleet.failures or self.fleet.autoscale):
-            raise ValueError("fleet: replicas with pipeline parallelism cannot fail or be scaled")
+            raise ValueError("fleet: replicas with a pipeline section cannot fail or be scaled")
         if (
             self.fleet
             and self.fleet.lockstep
@@ -284,7 +284,7 @@ class Scenario(Section):
         if pacing and engine and not find_engine_spec(engine).has_threads:
             able = " and ".join(name for name, spec in ENGINES.items() if spec.has_threads)
             raise ValueError(
-                f"engine {engine.name} does not support pipeline parallelism; only {able} does"
+                f"engine {engine.name} has no asynchronous pipeline; only {able} has one"
             )
         return pacing
 
@@ -296,7 +296,7 @@ class Scenario(Section):
         if fleet and fleet.lockstep and len(fleet.groups) > 1:
             raise ValueError("lockstep: requires all replicas in one group")
         if fleet and fleet.lockstep and info.data.get("pipeline"):
-            raise ValueError("lockstep: cannot be combined with pipeline parallelism")
+            raise ValueError("lockstep: cannot be combined with pipeline")
         return fleet
 
 

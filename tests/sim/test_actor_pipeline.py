@@ -258,7 +258,9 @@ def test_hang_is_detected_beside_active_requests(root: Path) -> None:
 
 def test_only_fastdeploy_supports_pipeline(root: Path) -> None:
     path = root / "scenarios" / "mistralrs-six.yaml"
-    with pytest.raises(InputError, match=r"pipeline.*engine mistralrs has no pipeline"):
+    with pytest.raises(
+        InputError, match=r"pipeline.*engine mistralrs has no asynchronous pipeline"
+    ):
         load(path, ["pipeline.put_gap=0.1"])
     with pytest.raises(InputError, match=r"pipeline\.schedule_interval"):
         load(root / "scenarios" / "fastdeploy-5796.yaml", ["pipeline.schedule_interval=0"])
