@@ -66,15 +66,15 @@ def count_phrase(ids: Sequence[int]) -> str:
 
 def describe_shortfall(lacked: Shortfall, timeout: float) -> str:
     """Return the shortfall of a request in words; ``timeout`` is in seconds."""
-    if lacked.alone is None:
+    if lacked.isolated_s is None:
         return (
             "in isolation it would not have finished within "
             f"{format_seconds(MAX_TIMEOUT_MULTIPLE * timeout)} either"
         )
     text = (
-        f"in isolation it takes {format_seconds(lacked.alone)}, its timeout is "
+        f"in isolation it takes {format_seconds(lacked.isolated_s)}, its timeout is "
         f"{format_seconds(timeout)}"
     )
-    if lacked.lacked is not None:
-        text += f"; it needed {format_seconds(lacked.lacked)} more"
-    return f"{text}; other requests delayed it by {format_seconds(lacked.company)}"
+    if lacked.remaining_s is not None:
+        text += f"; it needed {format_seconds(lacked.remaining_s)} more"
+    return f"{text}; other requests delayed it by {format_seconds(lacked.delay_s)}"
