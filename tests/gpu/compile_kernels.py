@@ -1,4 +1,4 @@
-"""Compiles our Triton kernels for GPUs that are not there, just as launches on them would.
+"""Compile the Triton kernels for GPUs without having them, exactly as launches would.
 
     python -m tests.gpu.compile_kernels [80 100]   every kernel in every configuration, all
     architectures
@@ -47,7 +47,7 @@ Kernels = dict[str, list[Any]]
 
 
 class NoDriver:
-    """Says that there is a GPU of this architecture; that is all it can do."""
+    """A driver that reports a GPU of this architecture and nothing else."""
 
     def __init__(self, arch: int) -> None:
         self.arch = arch
@@ -64,7 +64,7 @@ class NoDriver:
 
 @contextmanager
 def compiling(arch: int) -> Iterator[Kernels]:
-    """Kernels by name, as they are built by launches that end before the launch itself."""
+    """Collect kernels by name from launches that are compiled but not run."""
     found: Kernels = {}
     launch = JITFunction.run
 
@@ -111,7 +111,7 @@ def fuse(shape: ModelShape, block_size: int, dtype: Any) -> None:
 
 
 def resources(kernel: Any) -> dict[str, int]:
-    """What the assembler says of a kernel: registers, bytes of stack and of local memory."""
+    """Return a kernel's registers, and its bytes of stack and of local memory."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
@@ -122,7 +122,7 @@ def resources(kernel: Any) -> dict[str, int]:
 
 
 def wrong_with(name: str, kernel: Any, arch: int, *, wide: bool = False) -> list[str]:
-    """What would make this build slow, or fail. ``wide``: for float32, which is for checks."""
+    """Return the reasons why this build is slow or fails; ``wide`` is for float32 checks."""
     used, shared = resources(kernel), kernel.metadata.shared
     found = []
     if used["STACK"] or used["LOCAL"]:
@@ -139,7 +139,7 @@ def wrong_with(name: str, kernel: Any, arch: int, *, wide: bool = False) -> list
 
 
 def every(arch: int) -> Iterator[tuple[str, list[str]]]:
-    """Every build that the runner might use on ``arch``, and what is wrong with it."""
+    """Yield every build that the runner might use on ``arch``, with its faults."""
     decodes = [StepSize(rows, rows, 0) for rows in (1, 16, 256)]  # with 64 splits to none
     for shape in SHAPES:
         for dtype in (torch.bfloat16, torch.float32):
@@ -149,7 +149,7 @@ def every(arch: int) -> Iterator[tuple[str, list[str]]]:
 
 
 def fusions(arch: int, shape: ModelShape, dtype: Any) -> Iterator[tuple[str, list[str]]]:
-    """The builds of the small fusions."""
+    """Yield the builds of the small fusions."""
     wide = dtype == torch.float32
     for block_size in (16,) if wide else (16, 1):
         with compiling(arch) as found:

@@ -1,7 +1,7 @@
-"""What must hold on any device before anything is measured on it: one function for each.
+"""Checks of a device before measurements: one function for each.
 
-``tests/gpu/test_device.py`` and ``calibrate/smoke.py`` ask them; on a CPU they see the same code
-over the plain operations.
+``tests/gpu/test_device.py`` and ``calibrate/smoke.py`` call them; on a CPU they test the same code
+with the plain operations.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ALLOWED = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
 def ops_of(device: str) -> Any:
-    """The operations that the model uses there."""
+    """Return the model's operations on a device."""
     if not device.startswith("cuda"):
         return cpu_ops
     from simkv.gpu import cuda_ops
@@ -45,7 +45,7 @@ def ops_of(device: str) -> Any:
 def attention_error(
     seed: int, heads: tuple[int, int, int], block_size: int, layout: str, dtype: Any, device: str
 ) -> float:
-    """The largest relative error of attention against float64 in a random batch."""
+    """Return the largest relative error of attention against float64 in a random batch."""
     c = test_attention.case(seed, *heads, block_size, layout)
     fields = type(c.fields)(*(field.to(device) for field in c.fields))
     cache = torch.stack((c.keys, c.values)).to(device, dtype)
@@ -55,10 +55,10 @@ def attention_error(
 
 
 def far_errors(device: str) -> list[float]:
-    """The same of a decode and a prefill in blocks beyond 2^31 numbers.
+    """Return the errors of a decode and a prefill in blocks beyond 2^31 numbers.
 
-    A block-major pool of the 8B shape has 2^20 numbers per block. What nobody writes takes no
-    memory on a CPU.
+    A block-major pool of the 8B shape has 2^20 numbers per block. Memory that is never
+    written is not allocated on a CPU.
     """
     random = np.random.default_rng(0)
     blocks, layers = 2200, 32
@@ -93,7 +93,7 @@ def far_errors(device: str) -> list[float]:
 
 
 def graphs_change_nothing(device: str) -> bool:
-    """Whether steps from captured graphs leave the KV of eager ones, to the last bit."""
+    """Return whether the KV cache is equal bit for bit with captured graphs and eager steps."""
     pools = []
     for graph_tokens in (64, 0):
         server = RandomServer(
@@ -111,7 +111,7 @@ def graphs_change_nothing(device: str) -> bool:
 
 
 def l0(device: str) -> Agreement:
-    """A scenario that preempts, served for real and replayed with its own times."""
+    """Serve a scenario with preemptions, and compare it with its replay."""
     run = ScenarioExecution(plain_scenario("vllm", "0.33.0"), GpuSetup(TINY, device)).serve()
     assert run.summary["preemptions"] > 0
     return check_agreement(run.scenario, run.passes, run.recorder)

@@ -1,4 +1,4 @@
-"""What the paged engine is checked against: attention and the whole model, dense, in float64.
+"""Reference for the paged engine: attention and the whole model, dense, in float64.
 
 Written without any of the engine's operations; only the weights are shared.
 """

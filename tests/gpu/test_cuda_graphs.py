@@ -1,4 +1,4 @@
-"""How graphs are captured and timed, with a device that only keeps count."""
+"""Capture and timing of graphs, with a fake device that counts calls."""
 
 from __future__ import annotations
 

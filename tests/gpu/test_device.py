@@ -1,4 +1,4 @@
-"""What can be seen on a GPU only; run first when one is at hand."""
+"""Tests that need a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.gpu import (
 from tests.gpu.device_checks import ALLOWED
 from tests.gpu.random_scheduler import RandomServer
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 TINY = MODEL_SHAPES["tiny"]
 
@@ -54,7 +54,7 @@ def test_graphs_change_nothing():
 
 
 def test_graphs_are_equal_bit_for_bit_in_bfloat16():
-    """Logits are not kept, but a cache that is equal to the last bit says as much."""
+    """Logits are not stored, so the KV caches are compared."""
     assert device_checks.graphs_change_nothing("cuda")
 
 

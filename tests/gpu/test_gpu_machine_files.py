@@ -154,7 +154,7 @@ def test_time_to_install_packages_counts(tmp_path):
 
 
 def test_rehearsal_of_a_validation(tmp_path):
-    """It serves the given plan and no other, and packs the runs."""
+    """Serve the given plan, reject another one, and pack the runs."""
     from tests.gpu.test_validate_gpu import invoke, keep, write_campaign
 
     write_campaign(tmp_path / "campaign")

@@ -18,7 +18,7 @@ from simkv.gpu import (
 from tests.gpu import random_scheduler, test_attention, test_transformer
 from tests.gpu.random_scheduler import RandomServer
 
-#: Module, what stands there, what stands there instead.
+#: Module, original code, and the code that replaces it.
 ATTENTION = [
     (cpu_ops, "< length[:, None]\n    k, v = (torch", "<= length[:, None]\n    k, v = (torch"),
     (cpu_ops, "index * block_size < length", "index * block_size <= length"),

@@ -18,7 +18,7 @@ from simkv.validation.gpu_runs.timed_replay import check_agreement, read_runs
 from tests.laws.pressure_scenarios import plain_scenario
 
 SETUP = GpuSetup(MODEL_SHAPES["tiny"], graph_tokens=64)
-#: Engine, variant, what stands in its scheduler, and what a clumsy hand makes of it.
+#: Engine, variant, original code of its scheduler, and a faulty replacement.
 BUGS = [
     ("vllm", "0.33.0", "next(reversed(self.running))]", "next(iter(self.running))]"),
     (
@@ -90,7 +90,7 @@ def test_l0_sees(engine, variant, old, new, plant, tmp_path):
 
 
 def test_a_scheduler_that_looks_at_the_clock_is_seen(monkeypatch):
-    """What decides by anything but the lengths of the steps cannot be replayed from them."""
+    """Decisions that depend on more than the step times cannot be replayed."""
     server = ScenarioExecution(plain_scenario("vllm", "0.33.0"), SETUP)
     scheduler, clock = server.recorder.inner, server.clock
     decide = scheduler.schedule

@@ -42,7 +42,7 @@ def test_interpreted():
     assert "model" in done.stdout
 
 
-#: What stands in the kernels, and what is planted there.
+#: Original code of the kernels, and a faulty replacement.
 BUGS = [
     ("acc = acc * shrink[:, None] + ", "acc = acc + "),
     ("total = total * shrink + ", "total = total + "),

@@ -1,4 +1,4 @@
-"""A step is prepared while the device runs the one before it, and decisions are what they were."""
+"""Steps prepared while the device runs the last one; decisions stay the same."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OVERLAP = replace(SETUP, overlap=True)
 
 
 def pipelined(engine: str = "vllm", variant: str = "0.33.0") -> Any:
-    """A scenario whose requests are all there from the start: nothing hangs on when they come."""
+    """Return a scenario whose requests all arrive at the start."""
     scenario = plain_scenario(engine, variant)
     arrivals = scenario.workload.arrivals.model_copy(update={"request_rate": float("inf")})
     workload = scenario.workload.model_copy(update={"arrivals": arrivals})
@@ -41,7 +41,7 @@ def pipelined(engine: str = "vllm", variant: str = "0.33.0") -> Any:
 
 
 class PlantedClock(WallClock):
-    """Time passes only where something is said to take it."""
+    """Time advances only by the durations given."""
 
     def __init__(self) -> None:
         self.spent = 0.0
@@ -59,17 +59,17 @@ class PlantedClock(WallClock):
 
 
 class PlantedRunner:
-    """A device that takes one step after the other, and a host that prepares them."""
+    """A device that runs one step after the other, and a host that prepares them."""
 
     def __init__(self, clock: PlantedClock, host_s: float, device_s: float) -> None:
         self.clock, self.host_s, self.device_s = clock, host_s, device_s
         self.free = 0.0
 
     def admit(self, prompt: Any) -> None:
-        """Nothing to be done."""
+        """Do nothing."""
 
     def retire(self, request_id: int) -> None:
-        """Nothing to be done."""
+        """Do nothing."""
 
     def launch(self, *given: Any) -> Any:
         self.clock.spent += self.host_s
@@ -82,7 +82,7 @@ class PlantedRunner:
 
 
 def served(kind: type[Engine], host_s: float, device_s: float) -> tuple[Any, Sequence[Any]]:
-    """The record of a pipelined scheduler on a planted device, and its passes."""
+    """Return the record of a pipelined scheduler on a planted device, and its passes."""
     scenario = pipelined()
     clock = PlantedClock()
     runner: Any = PlantedRunner(clock, host_s, device_s)
@@ -124,7 +124,7 @@ def test_decisions_are_those_of_the_simulated_pipeline():
     ("engine", "variant"), [("vllm", "0.33.0"), ("sglang", "0.5.23"), ("mistralrs", "pr2034")]
 )
 def test_a_real_run_replays_and_emits_what_the_model_emits(engine, variant):
-    """Of a scheduler that is not pipelined nothing overlaps."""
+    """Steps of a scheduler without a pipeline do not overlap."""
     scenario = (
         plain_scenario(engine, variant) if engine == "mistralrs" else pipelined(engine, variant)
     )

@@ -1,4 +1,4 @@
-"""A real run is judged, and a rule that changed since shows in L0."""
+"""Recorded runs are judged, and a rule that changed since then is found in L0."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def test_a_real_run_is_judged(tmp_path):
     assert written["verdict"]["step"] is None
     assert set(written["steps"]) == {"profile", "constant step", "tokens only", "roofline"}
     recorded = read_runs(tmp_path / "out")["run"]
-    assert recorded.record.steps == runs["run"].record.steps  # so its figures are those of the run
+    assert recorded.record.steps == runs["run"].record.steps  # so its figures are equal, too
     assert len(recorded.steps) == len(recorded.record.steps)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "mistralrs", "fastdeploy"])
 def test_another_scheduler_shows_in_l0(engine, tmp_path, monkeypatch):
-    """A rule changed between the run and its replay: here, half the sequences may run."""
+    """The replay allows half as many running sequences as the run."""
     variant = {
         "vllm": "0.33.0", "sglang": "0.5.23", "mistralrs": "pr2034", "fastdeploy": "ratio",
     }[engine]  # fmt: skip

@@ -37,7 +37,7 @@ every_engine = pytest.mark.parametrize(("engine", "variant"), ENGINES, ids=lambd
 
 
 def in_milliseconds(scenario: Scenario) -> Scenario:
-    """The same with every second a millisecond, which is about what a step of ``tiny`` takes."""
+    """Return the scenario with milliseconds for seconds, about the time of a step of ``tiny``."""
 
     def scaled(model: Any, *names: str) -> Any:
         given = {name: getattr(model, name) for name in names}
@@ -50,7 +50,7 @@ def in_milliseconds(scenario: Scenario) -> Scenario:
 
 
 def without_ends(scenario: Scenario) -> Scenario:
-    """The same with clients that wait for ever."""
+    """Return the scenario without client timeouts."""
     rows = scenario.workload.requests or ()
     rows = [row.model_copy(update={"timeout": None}) for row in rows]
     workload = scenario.workload.model_copy(update={"requests": rows})
@@ -64,7 +64,7 @@ def times(run: ExecutionRecord) -> tuple[list[float], list[float]]:
 
 
 def everything(record: RunRecord) -> dict[str, Any]:
-    """All that a record holds, for comparison."""
+    """Return the contents of a record, for comparison."""
     lives = {
         i: {name: getattr(life, name) for name in life.__slots__}
         for i, life in record.requests.items()
@@ -97,7 +97,7 @@ def check_conform(run: ExecutionRecord, folder: Path) -> None:
 
 
 def check_tokens(run: ExecutionRecord, runner: Runner) -> None:
-    """What was emitted through the scheduler's blocks is what the dense model emits."""
+    """Compare the emitted tokens with those of the dense model."""
     for life in run.record.requests.values():
         if life.outcome is Outcome.FINISHED:
             prompt = life.request.prompt_tokens

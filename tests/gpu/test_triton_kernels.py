@@ -151,7 +151,7 @@ def test_architecture_of_amd_gpus_is_a_name(arch, expected, monkeypatch):
 
 
 def test_a_kernel_is_built_once_for_all_steps_of_a_size(built):
-    """Else a step in the middle of a run would wait for the compiler."""
+    """A build in the middle of a run would delay a step."""
     before = triton_kernels.count_builds()
     run_steps(MODEL_SHAPES["qwen2.5-0.5b"], 16)
     assert triton_kernels.count_builds() - before == len(
@@ -163,7 +163,7 @@ def test_a_kernel_is_built_once_for_all_steps_of_a_size(built):
 
 
 def test_no_size_of_a_step_makes_another_build(built):
-    """Where a step's rows begin in its packed inputs decides how they are aligned in memory."""
+    """The position of the rows in the packed inputs determines their alignment in memory."""
     heads, kv_heads, dim = 14, 2, 64
     pool = torch.zeros(4, 2, 16, kv_heads, dim, dtype=torch.bfloat16)
     tables = torch.zeros(4, 64, dtype=torch.int32)
