@@ -38,7 +38,12 @@ HASH_SEEDS = ("1", "2")
 
 @dataclass
 class CheckResult:
-    """Result of a check: number of scenarios run, and the broken law with its counterexample."""
+    """Result of a check: the number of scenarios run, the broken law, if any, and its
+    counterexample.
+
+    ``counterexample`` is a scenario as plain data. ``knobs`` are the engine settings that the user
+    fixed.
+    """
 
     scenarios: int = 0
     broken: LawViolation | None = None
@@ -58,12 +63,11 @@ class CheckResult:
 
 
 def check_laws(file: Path, examples: int = 200, knobs: dict[str, Any] | None = None) -> CheckResult:
-    """Run random scenarios with the scheduler in ``file`` until one breaks a law, and shrink that
-    one.
+    """Run random scenarios with the scheduler in ``file`` until one breaks a law, then shrink that
+    scenario.
 
-    The code in ``file`` is executed. ``knobs`` have fixed values.
-
-    Raises InputError if the file contains no scheduler or Hypothesis is not installed.
+    The code in ``file`` is executed. ``knobs`` are engine settings that are the same in every
+    scenario. Raises InputError if the file contains no scheduler or Hypothesis is not installed.
     """
     try:
         import hypothesis
@@ -109,7 +113,10 @@ def check_laws(file: Path, examples: int = 200, knobs: dict[str, Any] | None = N
 
 
 def _hash_otherwise(file: Path, found: CheckResult, trees: list[dict[str, Any]]) -> None:
-    """Rerun the scenarios with the most requests in processes with other string hash seeds."""
+    """Rerun the largest scenarios in processes with different string hash seeds.
+
+    A request whose outcome depends on the hash seed is stored in ``found`` as a violation.
+    """
     crowded = sorted(trees, key=lambda tree: -len(tree["workload"]["requests"]))[:RERUN_SCENARIOS]
     scenarios = json.dumps(crowded)
     command = [
@@ -149,7 +156,11 @@ def _hash_otherwise(file: Path, found: CheckResult, trees: list[dict[str, Any]])
 
 
 def run_outcomes(scenarios: str) -> str:
-    """Return the outcome of each request of some scenarios as JSON, to compare processes."""
+    """Return the outcome of every request as JSON: one list of texts for each scenario.
+
+    ``scenarios`` is a JSON array of scenarios. The texts of two processes are compared to detect
+    random decisions.
+    """
     outcomes = []
     with override_trust(True):
         for tree in json.loads(scenarios):
@@ -169,7 +180,10 @@ _PLAIN: dict[str, Any] = {"requests": [{"prompt_tokens": 1, "output_tokens": 1}]
 def _scenario(
     file: Path, drawn: dict[str, Any], knobs: dict[str, Any]
 ) -> tuple[dict[str, Any], Scenario]:
-    """Build a sampled scenario and return it as plain data and validated. Raises InputError."""
+    """Return the sampled scenario as plain data and as a validated scenario.
+
+    Raises InputError if the scheduler or a knob is invalid.
+    """
     tree = {
         "name": "counterexample",
         "workload": {"requests": drawn["requests"]},
@@ -190,7 +204,7 @@ def _name(file: Path) -> str:
 
 
 def _drawn() -> SearchStrategy[dict[str, Any]]:
-    """Sample up to eight short requests and a small cache, enough for every kind of violation."""
+    """Sample at most eight short requests and a small cache: enough to show any violation."""
     from hypothesis import strategies as st
 
     request = st.fixed_dictionaries(

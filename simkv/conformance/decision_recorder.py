@@ -25,16 +25,17 @@ from simkv.schedulers.engine_registry import find_engine_spec
 
 
 class Recorder:
-    """A scheduler that records every decision of the inner scheduler, which was built from
-    ``config``.
+    """A scheduler that wraps ``inner`` and records its decisions. ``config`` is the configuration
+    of ``inner``.
 
-    ``lines`` has one line per ``schedule`` call with the fields common to all engines, read at the
-    time at which this engine's recordings read them. ``added`` maps each request to the call before
-    which it arrived. ``aborts`` are (call, phase, request id): phase 1 is before the call, phase 2
-    between the call and the delivery after it. ``ending`` is the reason why the engine died,
-    or None. The engine must not leap.
+    ``lines`` has one line for each call of ``schedule``. A line has the fields common to all
+    engines. The queues are read at the moment at which the recordings of this engine read them.
+    ``added`` maps the id of a request to the index of the first call after its arrival. ``aborts``
+    are tuples (call, phase, request id): phase 1 is before the call, phase 2 is between the call
+    and the delivery of its tokens. ``ending`` is the reason why the engine died, or None.
 
-    With ``whole``, lines also have the fields specific to this engine.
+    With ``whole``, lines also have the fields that only this engine has. The simulated engine must
+    be built with ``leaping=False``, because skipped steps would not be recorded.
     """
 
     def __init__(self, inner: Any, config: Any, *, whole: bool = False) -> None:
@@ -119,7 +120,7 @@ class Recorder:
         return completion
 
     def close(self) -> None:
-        """End the current step: record the state that it left."""
+        """Record the queues at the end of the current step."""
         if self._open and not self.recording.reads_queues_early:
             self.lines[-1] |= self.recording.queues(self.inner)
         if self._open and self.whole:
@@ -127,11 +128,11 @@ class Recorder:
         self._open = False
 
     def until_all_ended(self) -> tuple[list[RecordingLine], set[int]]:
-        """Return the lines up to the end of a recording, and the requests that had not ended by
-        then.
+        """Return the lines up to the end of the recording and the ids of the requests that are
+        unfinished there.
 
-        A recording ends with the step in which the last request ends, or later if its
-        ``RecordingFormat`` drains the pipeline.
+        A recording ends with the step in which the last request ends. It ends later if the
+        ``RecordingFormat`` of the engine also records the steps that drain the pipeline.
         """
         alive = set(self.added)
         for index, line in enumerate(self.lines):
@@ -141,21 +142,25 @@ class Recorder:
         return self.lines, alive
 
     def drains(self, line: RecordingLine) -> bool:
-        """Whether a recording continues after this line although all requests have ended."""
+        """Whether the recording continues after ``line`` to drain the pipeline, if all requests
+        have ended.
+        """
         under_way = self.recording.drains and self.inner.pipeline_depth > 1
         return under_way and bool(line["scheduled"])
 
 
 def ended_requests(line: RecordingLine) -> set[int]:
-    """Return the ids of requests that ended in a step, or were lost or aborted before it."""
+    """Return the ids of requests that finished or were rejected in a step, or were lost or
+    aborted before it.
+    """
     left = (line["finished"], line["ignored"], line.get("lost", ()), line.get("aborted", ()))
     return {i for ids in left for i in ids}
 
 
 def decision_hashes(lines: Iterable[RecordingLine]) -> list[str]:
-    """Return for each line a hash of it and all lines before it.
+    """Return one hash for each line, computed over that line and all lines before it.
 
-    The hashes of two runs differ from their first different line on.
+    The hashes of two runs are equal up to the first line that differs.
     """
     chain = hashlib.sha256()
     hashes = []
@@ -168,10 +173,11 @@ def decision_hashes(lines: Iterable[RecordingLine]) -> list[str]:
 def write_decision_trace(
     path: Path, recorder: Recorder, requests: Iterable[Request], stopped: str | None = None
 ) -> None:
-    """Write a decision trace to ``path`` (gzip'd JSON Lines), complete or not at all.
+    """Write the recorded decisions to ``path`` as gzip'd JSON Lines; after an error, no partial
+    file is left.
 
-    ``stopped`` is the reason for unfinished requests if the engine did not die by itself. Equal
-    decisions give equal bytes.
+    ``stopped`` is the reason to record if requests are unfinished although the engine did not die.
+    Equal decisions give equal bytes.
     """
     recorder.close()
     by_id = {request.id: request for request in requests}

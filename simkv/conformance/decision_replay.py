@@ -22,7 +22,11 @@ ENDED = "all requests ended"
 
 @dataclass(frozen=True)
 class Mismatch:
-    """The first step at which simkv differs from the recording, and the fields that differ."""
+    """The first step at which simkv differs from a recording, with the fields that differ.
+
+    ``recorded`` and ``simulated`` map the names of these fields to their values. ``step`` is "end"
+    if only the endings differ.
+    """
 
     step: str
     recorded: RecordingLine
@@ -31,9 +35,10 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Conformance:
-    """Result for one recording: equal if ``difference`` is None; ``steps`` is the number compared.
+    """Result of replaying one recording; ``difference`` is None if all steps are equal.
 
-    ``assumed`` is an assumption about the variant that no recording confirms, or None.
+    ``steps`` is the number of equal steps. ``assumed`` is an assumption about the variant that no
+    recording confirms, or None.
     """
 
     name: str
@@ -45,7 +50,7 @@ class Conformance:
 
 
 def check_trace(trace: DecisionTrace) -> Conformance:
-    """Replay a recording and compare every field of every recorded line.
+    """Replay a recording and compare every field of every recorded line with the simulated line.
 
     Raises TraceError if this version of simkv cannot replay the recording.
     """
@@ -64,10 +69,10 @@ def check_trace(trace: DecisionTrace) -> Conformance:
 
 
 def _assumed(engine: EngineSpec, trace: DecisionTrace) -> str | None:
-    """Return an unconfirmed assumption about a recording's variant, or None.
+    """Return an unconfirmed assumption about the variant of a recording, or None.
 
-    Raises TraceError for an unknown variant. Some are named after the configuration of a release
-    (``v1-async``, ``lpm``), which does not identify the release.
+    Raises TraceError for an unknown variant. Variants such as ``v1-async`` or ``lpm`` are named
+    after a configuration and do not identify a release; they are accepted.
     """
     header, release = trace.header["variant"], trace.header["config"].get("variant")
     if release not in (None, header):
@@ -91,10 +96,11 @@ def _assumed(engine: EngineSpec, trace: DecisionTrace) -> str | None:
 def replay_decisions(
     engine: EngineSpec, header: RecordingLine, at_least: int
 ) -> Iterator[RecordingLine]:
-    """Yield the lines of simkv's scheduler on the recorded workload, in this engine's format.
+    """Yield one line for each decision of simkv's scheduler on the workload of ``header``.
 
-    The last one is ``{"truncated": True, "ending": ..., "why": ...}`` if the engine dies, or if its
-    state repeats after ``at_least`` lines.
+    The lines have the format of the engine's recordings. The last line is ``{"truncated": True,
+    "ending": ..., "why": ...}`` if the engine dies, or if its state repeats and at least
+    ``at_least`` lines were yielded.
     """
     if engine.recording.ticks and "delays" in header:
         return tick_replay.replay_ticks(engine, header, at_least)
@@ -104,11 +110,12 @@ def replay_decisions(
 def compare(
     trace: DecisionTrace, simulated: Iterator[RecordingLine]
 ) -> tuple[int, Mismatch | None]:
-    """Count the equal leading lines of ``trace`` and return the first difference, if any.
+    """Return the number of equal leading lines and the first difference, or None.
 
-    Every recorded field must be reproduced, and the run must end as the recorded one: by itself or
-    in the same kind of impasse (see ``decision_trace.ending_kind``). A recording that stopped at
-    the recorder's limit must repeat a cycle that simkv has proved by then.
+    Every recorded field must be reproduced. Both runs must also end in the same way: all requests
+    end, or both stop for the same kind of reason (see ``decision_trace.ending_kind``). If a
+    recording stopped at the recorder's step limit, it must be periodic from the step at which simkv
+    detects a cycle.
     """
     for count, line in enumerate(trace.steps):
         ours = next(simulated, {})
@@ -120,8 +127,11 @@ def compare(
 
 
 def _compare_ends(trace: DecisionTrace, simulated: Iterator[RecordingLine]) -> Mismatch | None:
-    """Compare the ends: simkv must end after the last recorded step, or continue to the same
-    impasse."""
+    """Return the difference of the endings, or None.
+
+    simkv must end after the last recorded step or, for a truncated recording, stop for the same
+    kind of reason.
+    """
     truncated = trace.truncated
     recorded = {"ending": ending_kind(truncated) if truncated else ENDED}
     for ours in simulated:
@@ -136,7 +146,7 @@ def _compare_ends(trace: DecisionTrace, simulated: Iterator[RecordingLine]) -> M
 
 
 def _goes_round(steps: list[RecordingLine], ours: RecordingLine) -> bool:
-    """Whether the recording is periodic from the step at which simkv has ``proved`` a cycle."""
+    """Whether the recording is periodic from the step at which simkv detected a cycle."""
     proved = ours.get("proved")
     if proved is None or proved >= len(steps):
         return False

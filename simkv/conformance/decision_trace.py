@@ -23,7 +23,9 @@ FORMAT = 1
 
 
 class TraceError(Exception):
-    """A trace file cannot be read; the message has the file, line and expected content."""
+    """A trace file cannot be read; the message names the file, the line and the expected
+    content.
+    """
 
 
 #: JSON types in messages.
@@ -48,13 +50,19 @@ RECORDER_LIMIT = "limit"
 
 
 def ending_kind(closing: RecordingLine) -> str:
-    """Return the kind of impasse in a closing line: panic, livelock, lost, stall, ..."""
+    """Return the kind of ending in a closing line, such as panic, livelock, lost or stall.
+
+    An unknown reason is returned unchanged.
+    """
     why = str(closing.get("why", ""))
     return next((kind for word, kind in _ENDINGS if word in why), why)
 
 
 def relative_times(line: RecordingLine) -> RecordingLine:
-    """Return a line with times relative to its own, so that repetitions of a cycle are equal."""
+    """Return a line with its step numbers and ticks relative to the line itself.
+
+    Lines of two repetitions of a cycle are then equal.
+    """
     now = line.get("tick", 0)
     moments: RecordingLine = {"step": 0, "tick": 0}
     if "delivered" in line and isinstance(line["delivered"], list):
@@ -65,17 +73,19 @@ def relative_times(line: RecordingLine) -> RecordingLine:
 
 
 def _since(word: Any, now: int) -> Any:
-    """Return ``msg57``, the message of tick 57, with its tick relative to ``now``."""
+    """Return ``word`` with the tick in a message name made relative: ``msg57`` at tick 50
+    becomes ``msg7``.
+    """
     sent = isinstance(word, str) and word.startswith("msg") and word[3:].isdecimal()
     return f"msg{int(word[3:]) - now}" if sent else word
 
 
 @dataclass(frozen=True)
 class DecisionTrace:
-    """A recorded case: ``header`` (engine, variant, config, requests) and its step lines.
+    """A parsed recording: the header (engine, variant, config and requests) and one line per step.
 
-    ``truncated`` is the closing line of a case that the engine could not finish, or ``None``.
-    ``name`` identifies the case in messages and ``where`` its header line.
+    ``truncated`` is the closing line if the engine could not finish all requests, or None. In
+    messages, ``name`` identifies the recording and ``where`` is the position of its header line.
     """
 
     name: str
@@ -87,9 +97,10 @@ class DecisionTrace:
 
 @dataclass(frozen=True)
 class Recording:
-    """An unparsed recording in a file: its lines and the line number of the first of them.
+    """An unparsed recording: its lines and the line number of its header in the file.
 
-    ``case`` is the case that the header names, and ``packed`` whether the file has others.
+    ``case`` is the name of the recorded case, or its number. ``packed`` is True if the file
+    contains several recordings.
     """
 
     path: Path
@@ -99,7 +110,7 @@ class Recording:
     packed: bool
 
     def parse(self) -> DecisionTrace:
-        """Return the recorded case. Raises TraceError for invalid lines."""
+        """Return the parsed recording. Raises TraceError for invalid lines."""
         lines = {
             number: self._object(number, row)
             for number, row in enumerate(self.rows, start=self.first)
@@ -139,9 +150,9 @@ class Recording:
 
 
 def recording_files(path: Path) -> list[Path]:
-    """Return ``path``, or the recording files in a directory and its subdirectories.
+    """Return ``path`` itself, or the recording files under it if it is a directory.
 
-    Raises TraceError if a directory contains none.
+    Raises TraceError if the directory contains no recordings.
     """
     if not path.is_dir():
         return [path]
@@ -171,7 +182,9 @@ def split_recordings(path: Path) -> list[Recording]:
 
 
 def _case(row: str) -> str | None:
-    """Return the case that a header line names, "" if it names none, None for other lines."""
+    """Return the case name in a header line: "" for a header without a name, None for other
+    lines.
+    """
     try:
         header = json.loads(row)
     except (ValueError, RecursionError):
@@ -182,14 +195,18 @@ def _case(row: str) -> str | None:
 
 
 def read_traces(path: Path) -> Iterator[DecisionTrace]:
-    """Yield the recorded cases of a file or directory. Raises TraceError if one cannot be read."""
+    """Yield the parsed recordings of a file or a directory. Raises TraceError for an unreadable
+    file.
+    """
     for file in recording_files(path):
         for recording in split_recordings(file):
             yield recording.parse()
 
 
 def read_trace(path: Path) -> DecisionTrace:
-    """Return the recorded case of a file with a single one. Raises TraceError for other files."""
+    """Return the only recording of a file. Raises TraceError if the file has several or cannot
+    be read.
+    """
     recording, *more = split_recordings(path)
     if more:
         raise TraceError(f"{path}: {len(more) + 1} recordings; a file with one was expected")
@@ -197,9 +214,9 @@ def read_trace(path: Path) -> DecisionTrace:
 
 
 def pack_traces(traces: Iterable[DecisionTrace]) -> bytes:
-    """Return recorded cases as the content of a file that ``read_traces`` reads.
+    """Return recordings as the gzip'd content of a file that ``read_traces`` can read.
 
-    Equal traces give equal bytes (with one version of zlib).
+    Equal recordings give equal bytes (with the same version of zlib).
     """
     lines = (
         line
@@ -211,7 +228,6 @@ def pack_traces(traces: Iterable[DecisionTrace]) -> bytes:
 
 
 def _text(path: Path) -> str:
-    """Return the text of a plain or gzip'd file."""
     try:
         raw = read_bytes(path)
         if raw[:2] == b"\x1f\x8b":

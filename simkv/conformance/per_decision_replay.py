@@ -25,9 +25,10 @@ from simkv.core.scheduler_protocol import (
 def replay_steps(
     engine: EngineSpec, header: RecordingLine, at_least: int
 ) -> Iterator[RecordingLine]:
-    """Yield the decisions of simkv's scheduler on the workload of ``header``.
+    """Yield the decisions of simkv's scheduler on the workload of ``header``, one line per
+    decision.
 
-    See ``decision_replay.replay_decisions``.
+    The parameters are those of ``decision_replay.replay_decisions``.
     """
     recording, config = engine.recording, engine.recording.config(header)
     recorder = Recorder(engine.build(config), config, whole=True)
@@ -75,15 +76,17 @@ def replay_steps(
 
 
 def closing_line(ending: str, why: str, proved: int | None = None) -> RecordingLine:
-    """Return the last line of a replay that cannot finish.
+    """Return the last line of a replay in which requests remain unfinished.
 
-    ``proved`` is the step that proves that the replay repeats a cycle.
+    ``proved`` is the step at which a state of the scheduler was seen for the second time, or None.
     """
     return {"truncated": True, "ending": ending, "why": why, "proved": proved}
 
 
 class InFlightBatches:
-    """Batches in flight, the oldest first, with their decode groups."""
+    """Batches that were scheduled but not completed, the oldest first, each with the ids of its
+    decode group.
+    """
 
     def __init__(
         self,
@@ -101,7 +104,7 @@ class InFlightBatches:
         return len(self._batches)
 
     def launch(self, step: int, batch: Batch) -> None:
-        """Launch a step's batch and start the copies that it requests."""
+        """Add the batch of a step and start the KV copies and transfers that it requests."""
         self._batches.append((step, batch, _members(batch)))
         if batch.moves:
             self._copies.begin(batch.moves, step)
@@ -113,7 +116,9 @@ class InFlightBatches:
         self._transfers.launch(batch, step)
 
     def deliver(self) -> bool:
-        """Complete the oldest batch; return whether there was a token, a rejection, or a copy."""
+        """Complete the oldest batch; return whether it had a token, a rejection, a finished copy
+        or a transfer.
+        """
         step, batch, members = self._batches.popleft()
         if done := self._copies.done(step):
             self._recorder.moved(done)
@@ -125,7 +130,9 @@ class InFlightBatches:
 
 
 def _members(batch: Batch) -> list[int]:
-    """Return the ids of the decode group of a batch that was just decided."""
+    """Return the ids of the batch's requests that decode as a group and are not in
+    ``scheduled``.
+    """
     if not batch.decodes:
         return []
     listed = {i for i, _ in batch.scheduled}
@@ -133,7 +140,9 @@ def _members(batch: Batch) -> list[int]:
 
 
 def arrivals_by_step(requests: list[RecordingLine]) -> dict[int, list[RecordingLine]]:
-    """Return recorded requests grouped by ``arrival_step``, in the order of the header."""
+    """Return the recorded requests by ``arrival_step``. Requests of a step keep the order of the
+    header.
+    """
     steps: dict[int, list[RecordingLine]] = {}
     for request in requests:
         steps.setdefault(request["arrival_step"], []).append(request)
@@ -141,10 +150,11 @@ def arrivals_by_step(requests: list[RecordingLine]) -> dict[int, list[RecordingL
 
 
 class ScriptedClients:
-    """Arrivals and aborts of each step; ``alive`` are the requests that have not ended.
+    """Arrivals and aborts of each step, as recorded; ``alive`` has the ids of unfinished requests.
 
-    Aborts of the header are (step, phase, id): phase 0 is before the arrivals of the step, phase 1
-    between them and the decision, phase 2 between the decision and the delivery after it.
+    Aborts in the header are tuples (step, phase, id). Phase 0 is before the arrivals of the step,
+    phase 1 is between the arrivals and the decision, phase 2 is between the decision and the
+    delivery of tokens.
     """
 
     def __init__(
@@ -159,11 +169,13 @@ class ScriptedClients:
 
     @property
     def expected(self) -> bool:
-        """Whether any arrival or abort is still to come."""
+        """Whether arrivals or aborts remain."""
         return bool(self._arrivals or self._aborts)
 
     def arrive(self, step: int) -> bool:
-        """Process all events before a decision; return whether there were any."""
+        """Apply the arrivals and aborts before the decision of ``step``; return whether there
+        were any.
+        """
         moved = self.leave(step, 0)
         for request in self._arrivals.pop(step, ()):
             self._transfers.announce(request)
@@ -172,7 +184,9 @@ class ScriptedClients:
         return self.leave(step, 1) or moved
 
     def leave(self, step: int, phase: int) -> bool:
-        """Abort the requests that are present; return whether there were any."""
+        """Apply the aborts of a phase to unfinished requests; return whether any request was
+        aborted.
+        """
         left = False
         for i in self._aborts.pop((step, phase), ()):
             if i in self.alive and i in self._recorder.added:
@@ -183,7 +197,9 @@ class ScriptedClients:
 
 
 class RemainingOutput:
-    """Tokens that each request still has to emit: known to the model, not to the scheduler."""
+    """Number of tokens that the model will still emit for each request; the scheduler does not
+    know it.
+    """
 
     def __init__(self, requests: list[RecordingLine]) -> None:
         self._left = {request["id"]: request["output_tokens"] for request in requests}
@@ -191,7 +207,9 @@ class RemainingOutput:
         self._given = dict.fromkeys(self._left, 0)
 
     def accept(self, batch: Batch) -> None:
-        """Set the number of accepted drafts of each request in a batch."""
+        """Set how many draft tokens of each request in ``batch`` are accepted, as the recording
+        specifies.
+        """
         if not (drafted := batch.drafted):
             return
         for i, tokens in drafted.tokens.items():
@@ -200,28 +218,31 @@ class RemainingOutput:
             drafted.accepted[i] = max(min(accepts[self._given[i] % len(accepts)], most), 0)
 
     def ended(self, batch: Batch, members: Iterable[int] = ()) -> set[int]:
-        """Return the ids of ``batch`` whose token of this step is the last that the model emits.
+        """Return the ids of requests for which the tokens of ``batch`` are the last that the model
+        emits.
 
-        ``members`` are the ids of its decode group.
+        ``members`` are the ids of the batch's decode group.
         """
         return {i for i in (*batch.emits, *members) if self._left[i] == 1 + _more(batch, i)}
 
     def count(self, batch: Batch, completion: Completion, members: Iterable[int] = ()) -> None:
-        """Count the delivered tokens, including one for each of ``members``."""
+        """Subtract the delivered tokens of a batch. ``members`` are the ids of its decode group."""
         for i in (*completion.delivered, *members):
             self._left[i] -= 1 + _more(batch, i)
             self._given[i] += 1 + _more(batch, i)
 
 
 def _more(batch: Batch, i: int) -> int:
-    """Return the tokens that a request gets in a batch beyond one."""
+    """Return the number of accepted draft tokens: those that the request gets in addition to
+    one.
+    """
     return batch.drafted.accepted.get(i, 0) if batch.drafted else 0
 
 
 class StallDetector:
-    """Detects that a scheduler's state repeats without external events.
+    """Detect that the scheduler's state repeats while no external event occurs.
 
-    ``proved`` is the step that proves it, or None.
+    ``proved`` is the step at which a state was seen for the second time, or None.
     """
 
     def __init__(self) -> None:
@@ -229,18 +250,22 @@ class StallDetector:
         self.proved: int | None = None
 
     def after(self, step: int, moved: bool, state: Callable[[], Hashable]) -> None:
-        """Check the state after a step, unless something ``moved`` or is still to come."""
+        """Check the scheduler's state after a step.
+
+        If ``moved`` is true, an event occurred or is expected, and the states seen before are
+        discarded.
+        """
         if moved:
             self.progress()
         elif self.proved is None and self.repeats(state()):
             self.proved = step
 
     def progress(self) -> None:
-        """Forget the states seen so far, after an arrival or a delivered token."""
+        """Discard the states seen so far, because an event makes them irrelevant."""
         self._seen.clear()
 
     def repeats(self, state: Hashable) -> bool:
-        """Whether ``state`` was seen since the last progress; stores it."""
+        """Whether ``state`` was seen since the last call of ``progress``; otherwise store it."""
         if state in self._seen:
             return True
         self._seen.add(state)

@@ -1,8 +1,9 @@
 """Export a custom vLLM policy as a class for vLLM's ``--scheduler-cls``.
 
-The generated file contains the policy's own source, stubs for its imports from simkv, and a
-scheduler that calls the policy before each step. ``check_export`` runs the scheduler of a vLLM
-wheel with it on random small workloads and compares every decision with the simulated one.
+The generated file contains the source of the policy, stubs for its imports from simkv, and a
+scheduler class that calls the policy before each step. ``check_export`` runs this class with the
+scheduler of a released vLLM wheel on random small workloads and compares every decision with the
+simulated one.
 """
 
 from __future__ import annotations
@@ -145,9 +146,10 @@ class {rule}SyncScheduler(_Asks, Scheduler):
 
 
 def load_policy(file: Path) -> tuple[EngineSpec, Any, CustomCode]:
-    """Return the engine of a policy file, the policy's class and its code. The file is executed.
+    """Return the engine built from a policy file, the policy's class and its source. The file is
+    executed.
 
-    Raises InputError if the file contains no policy.
+    Raises InputError if the file contains no policy for vLLM.
     """
     with override_trust(True):
         spec = build_custom_spec(file.stem, file.name, file.parent)
@@ -161,9 +163,10 @@ def load_policy(file: Path) -> tuple[EngineSpec, Any, CustomCode]:
 
 
 def export_policy(file: Path, knobs: dict[str, Any], module: str) -> str:
-    """Return the source of the class for vLLM; ``knobs`` are the policy's own, by name.
+    """Return the source of a Python module with the scheduler class for vLLM.
 
-    Raises InputError.
+    ``knobs`` are values for the policy's own settings. ``module`` is the name under which vLLM will
+    import the file. Raises InputError if the file contains no policy or a setting is unknown.
     """
     if _is_scenario(file):
         if knobs:
@@ -197,7 +200,9 @@ def export_policy(file: Path, knobs: dict[str, Any], module: str) -> str:
 
 
 def _aliases(text: str) -> Iterator[tuple[str, str]]:
-    """Yield (old, new) for the classes at the top that the policy's file names differently."""
+    """Yield (name in the policy file, name in the generated file) for classes whose names
+    differ.
+    """
     for node in ast.parse(text).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "simkv":
             for one in node.names:
@@ -207,7 +212,9 @@ def _aliases(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _name(name: str) -> str:
-    """Return the ``simkv.custom`` name of a name in ``simkv.own``."""
+    """Return the current name of a class that the old module ``simkv.own`` provides under
+    another name.
+    """
     return OLD_NAMES.get(name, name)
 
 
@@ -221,7 +228,9 @@ def scheduler_class_name(text: str) -> str:
 
 
 def _without_imports(text: str) -> str:
-    """Return a policy's source without its simkv and future imports and its module docstring."""
+    """Return source code without its module docstring and its imports of simkv and
+    ``__future__``.
+    """
     lines = text.splitlines(keepends=True)
     tree = ast.parse(text)
     gone = [
@@ -241,10 +250,10 @@ def _without_imports(text: str) -> str:
 def check_export(
     file: Path, knobs: dict[str, Any], folder: Path, cases: int
 ) -> Iterator[tuple[str, Mismatch | None]]:
-    """Yield the name of each random case, and the first mismatch or None.
+    """Yield the name of each random case and its first mismatch, or None.
 
-    A mismatch is a decision of the vLLM scheduler in ``folder``, under the policy, that differs
-    from the simulated one.
+    A mismatch is a step in which the vLLM scheduler in ``folder``, with the exported policy,
+    decides differently from the simulated one.
     """
     simulated = simulated_spec(file, knobs)
     for trace in record_export(file, knobs, folder, cases):
@@ -257,7 +266,7 @@ def first_mismatch(trace: DecisionTrace, simulated: EngineSpec) -> Mismatch | No
 
 
 def simulated_spec(file: Path, knobs: dict[str, Any]) -> EngineSpec:
-    """Return vLLM under a policy, as the engine for replaying a recording."""
+    """Return the simulated vLLM engine with the policy in ``file``, to replay a recording."""
     if _is_scenario(file):
         return policy_spec(file)
     spec, of, _ = load_policy(file)
@@ -271,7 +280,9 @@ def simulated_spec(file: Path, knobs: dict[str, Any]) -> EngineSpec:
 def record_export(
     file: Path, knobs: dict[str, Any], folder: Path, cases: int
 ) -> Iterator[DecisionTrace]:
-    """Yield the decisions of vLLM's scheduler in ``folder`` under the exported policy."""
+    """Yield recordings of ``cases`` random cases, made by the vLLM in ``folder`` with the
+    exported policy.
+    """
     text = export_policy(file, knobs, file.stem)
     for number in range(cases):
         name = f"{('rand', 'gone')[number % 2]}-{200 + number // 2:03}"
@@ -285,7 +296,7 @@ def record_export(
 
 
 def _subclass(module: ModuleType, name: str) -> Any:
-    """Return a function that maps a vLLM scheduler class to the policy's subclass of it."""
+    """Return a function that maps a scheduler class of vLLM to its subclass in ``module``."""
     rule = name.removesuffix("Scheduler")
     kinds = [getattr(module, f"{rule}{suffix}") for suffix in ("Scheduler", "SyncScheduler")]
     return lambda kind: next(one for one in kinds if one.__mro__[2] is kind)

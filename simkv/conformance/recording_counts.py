@@ -1,4 +1,4 @@
-"""Numbers of recorded traces that each variant reproduces, shipped as data (``counts.json``)."""
+"""Number of recorded traces that simkv reproduces for each variant, packaged as ``counts.json``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ RecordingCounts = dict[str, dict[str, dict[str, int]]]
 
 
 def packaged_counts() -> RecordingCounts:
-    """Return the counts packaged with this version."""
+    """Return the number of reproduced and of replayed traces by engine and variant."""
     counts: RecordingCounts = json.loads(COUNTS_FILE.read_text(encoding="utf-8"))
     return counts

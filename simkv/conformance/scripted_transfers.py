@@ -1,4 +1,6 @@
-"""Completion of KV copies and transfers in a recording: after the number of steps in its header."""
+"""Durations of KV copies and transfers in a replay: the numbers of steps in the recording's
+header.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from simkv.core.scheduler_protocol import Batch, DiskTransfers, KvCopies
 
 
 def _take_due(due: dict[int, int], step: int) -> list[int]:
-    """Remove the numbers that are due by ``step`` and return them in order."""
+    """Remove the keys whose value is at most ``step`` and return them sorted."""
     numbers = sorted(number for number, last in due.items() if last <= step)
     for number in numbers:
         del due[number]
@@ -18,10 +20,11 @@ def _take_due(due: dict[int, int], step: int) -> list[int]:
 
 
 class ScriptedCopies:
-    """Copies in which number ``n`` takes ``steps[n % len(steps)]`` steps.
+    """KV copies between GPU and host memory; copy number ``n`` takes ``steps[n % len(steps)]``
+    steps.
 
-    A load may finish in the step that starts it, a store in the next one. A copy that a step
-    flushes finishes in that step.
+    A copy to the GPU can finish in the step that starts it, a copy to host memory in the next step.
+    A copy that a step flushes finishes in that step.
     """
 
     def __init__(self, steps: Sequence[int]) -> None:
@@ -29,7 +32,7 @@ class ScriptedCopies:
         self._due: dict[int, int] = {}
 
     def begin(self, moves: KvCopies, step: int) -> None:
-        """Start the copies of a batch."""
+        """Start the copies that a batch requests and finish the copies that it flushes."""
         for first, jobs in ((step, moves.loads), (step + 1, moves.stores)):
             for number, *_ in jobs:
                 self._due[number] = first + self._steps[number % len(self._steps)]
@@ -37,15 +40,14 @@ class ScriptedCopies:
             self._due[number] = min(self._due[number], step)
 
     def done(self, step: int) -> list[int]:
-        """Return the numbers of the copies reported with this step's batch, in order."""
+        """Return the sorted numbers of the copies that finish by ``step``."""
         return _take_due(self._due, step)
 
 
 class ScriptedDisk:
-    """A disk whose transfer ``n`` finishes ``steps[n % len(steps)]`` steps after its request.
+    """KV transfers to and from a disk; transfer ``n`` takes ``steps[n % len(steps)]`` steps.
 
-    A lookup takes the number of steps in ``looks`` and finishes after the transfers of its last
-    step.
+    Lookup ``n`` takes ``looks[n % len(looks)]`` steps. In a step, transfers finish before lookups.
     """
 
     def __init__(self, steps: Sequence[int], looks: Sequence[int]) -> None:
@@ -54,7 +56,7 @@ class ScriptedDisk:
         self._looks: dict[int, int] = {}
 
     def begin(self, moves: DiskTransfers, step: int) -> None:
-        """Start the transfers and the lookup of a batch."""
+        """Start the disk transfers and the lookup that a batch requests."""
         for move in (*moves.reads, *moves.writes):
             self._due[move.job] = step + self._steps[move.job % len(self._steps)]
         if moves.look:
@@ -62,12 +64,14 @@ class ScriptedDisk:
             self._looks[number] = step + self._delays[number % len(self._delays)]
 
     def done(self, step: int) -> tuple[list[int], list[int]]:
-        """Return the numbers of transfers and lookups that finish before the next decision."""
+        """Return the numbers of the transfers and of the lookups that finish before the next
+        decision.
+        """
         return _take_due(self._due, step), _take_due(self._looks, step)
 
 
 class KvTransferHooks(Protocol):
-    """Methods of a scheduler with a connector that receive transfer events; see ``KvConnector``."""
+    """Methods with which a scheduler receives events of KV transfers; see ``KvConnector``."""
 
     sends: list[int]
 
@@ -78,11 +82,11 @@ class KvTransferHooks(Protocol):
 
 
 class ScriptedTransfers:
-    """Transfers in which number ``n``, in order of their start, takes ``steps[n % len(steps)]``
-    steps.
+    """KV transfers between replicas; transfer number ``n`` takes ``steps[n % len(steps)]`` steps.
 
-    The loads of a step start before its sends, whose receiver is not simulated. Each may finish in
-    the step that starts it. A load of 0 blocks only notifies the other side.
+    Transfers are numbered in the order of their start; in a step, loads start before sends. A
+    transfer can finish in the step that starts it. The receiver of a send is not simulated. A load
+    of 0 blocks only notifies the sender and never finishes.
     """
 
     def __init__(self, steps: Sequence[int]) -> None:
@@ -92,7 +96,7 @@ class ScriptedTransfers:
         self._sends: dict[int, int] = {}
 
     def begin(self, loads: Sequence[tuple[int, int]], sends: Sequence[int], step: int) -> None:
-        """Start loads, as (request id, blocks), and offer the blocks of requests in ``sends``."""
+        """Start loads, given as (request id, number of blocks), and sends, given as request ids."""
         loading = [i for i, much in loads if much]
         for due, ids in ((self._loads, loading), (self._sends, sends)):
             for i in ids:
@@ -100,30 +104,34 @@ class ScriptedTransfers:
                 self._count += 1
 
     def done(self, step: int) -> tuple[list[int], list[int]]:
-        """Return the request ids of loads and sends reported with this step's batch."""
+        """Return the request ids of the loads and of the sends that finish by ``step``."""
         return _take_due(self._loads, step), _take_due(self._sends, step)
 
 
 class ReplayedTransfers:
-    """KV transfers during the replay of a recording; none if ``steps`` is None."""
+    """KV transfers between replicas while a recording is replayed; there are none if ``steps``
+    is None.
+    """
 
     def __init__(self, scheduler: KvTransferHooks, steps: Sequence[int] | None) -> None:
         self._scheduler = scheduler
         self._script = None if steps is None else ScriptedTransfers(steps)
 
     def announce(self, request: RecordingLine) -> None:
-        """Announce a request that is about to be added."""
+        """Tell the scheduler, before a request is added, that its KV will be sent or loaded."""
         if kv := request.get("kv"):
             tell = {"send": self._scheduler.keep, "load": self._scheduler.fetch}[kv]
             tell(request["id"])
 
     def launch(self, batch: Batch, step: int) -> None:
-        """Start the transfers of a step's batch."""
+        """Start the transfers of a batch."""
         if self._script:
             self._script.begin(batch.loads, self._scheduler.sends, step)
 
     def deliver(self, step: int) -> bool:
-        """Deliver the transfers reported with a step's batch; return whether there were any."""
+        """Report the transfers that finish by ``step`` to the scheduler; return whether there
+        were any.
+        """
         if not self._script:
             return False
         loads, sends = self._script.done(step)

@@ -1,4 +1,6 @@
-"""Replay recordings of threads that run concurrently: one line per tick of the pipeline."""
+"""Replay recordings of an engine whose threads run concurrently. A recording has one line per
+tick.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,11 @@ from simkv.sim.clock import SimProcess
 def replay_ticks(
     engine: EngineSpec, header: RecordingLine, at_least: int
 ) -> Iterator[RecordingLine]:
-    """Yield the decisions of simkv's pipeline on the workload of ``header``.
+    """Yield the decisions of simkv's pipeline on the workload of ``header``, one line per tick.
 
-    In a tick it receives messages, decides, possibly receives messages in the gap, puts tasks and
-    steps. See ``decision_replay.replay_decisions``.
+    In a tick, the pipeline receives messages, decides, puts tasks into the worker's queue and runs
+    a step. It may also receive messages between the decision and the put. The parameters are those
+    of ``decision_replay.replay_decisions``.
     """
     delays, recording = header["delays"], engine.recording
     gap = delays["messages_processed_between_schedule_and_put"] > 0
@@ -69,11 +72,12 @@ TICK_MARGIN_S = 0.125
 
 
 def one_step_per_tick(lag: int, gap: bool) -> Pacing:
-    """Return delays that give each of the three threads one turn per tick, as recorded.
+    """Return delays with which each of the three threads runs once per tick, as in the recordings.
 
-    A step takes one second. A tick takes half a second more if there is a ``gap``, which is then
-    the time from decision to put. A message of tick t is received before the decision of t + 1 +
-    ``lag``, or with a ``gap`` (and a ``lag``) before the put of tick t + ``lag``, if there is one.
+    A step takes one second. A tick takes one second, or 1.5 seconds with ``gap``; the additional
+    half second is then the time from the decision to the put. A message of tick t is received
+    before the decision of tick t + 1 + ``lag``. With ``gap`` and a positive ``lag``, it is received
+    before the put of tick t + ``lag``.
     """
     wait = 0.5 if gap else 0.0
     tick = 1.0 + wait
@@ -89,7 +93,7 @@ def one_step_per_tick(lag: int, gap: bool) -> Pacing:
 
 
 class _Watched(AsyncPipeline):
-    """A pipeline that records the fields of a tick line."""
+    """A pipeline that records what happens in each tick."""
 
     def __init__(self, actors: Threads, pacing: Pacing, lines: TickFormat) -> None:
         executor = SimulatedExecutor(load_profile("unit-step"))
@@ -142,13 +146,16 @@ class _Watched(AsyncPipeline):
         return heard
 
     def worked(self) -> RecordingLine:
-        """Return the tasks put and tokens computed since the last call."""
+        """Return the queued tasks and the computed tokens since the last call."""
         idle = {"tasks": [], "emitted": None, "stalled": self.worker.stalled()}
         line, self._step = idle | self._step, {}
         return line
 
     def heard(self, when: str, line: RecordingLine) -> RecordingLine:
-        """Add the messages received to ``line``; an ack is early if older than the preemption."""
+        """Add the messages received since the last call to ``line``, labeled with ``when``.
+
+        An acknowledgment is early if its message was sent before the preemption that it confirms.
+        """
         for sent, heard in self._hearings:
             line["delivered"].append([sent, when])
             for i in heard.acked:
@@ -159,7 +166,7 @@ class _Watched(AsyncPipeline):
         return line
 
     def queues(self) -> RecordingLine:
-        """Return the engine's queues and memory."""
+        """Return the recorded fields for the engine's queues and memory."""
         return self.lines.queues(self.manager)
 
 

@@ -1,8 +1,9 @@
 """Export a policy of ``simkv.core.policy_language`` as a scheduler class for vLLM.
 
-Such a policy decides in the middle of a step. The class needs no copy of vLLM's ``schedule``: its
-waiting queue is false while the policy does not admit the head, ranks replace priorities for the
-choice of victims, and the prefill threshold is set for each step.
+Such a policy takes part in decisions in the middle of a step, but the class needs no copy of vLLM's
+``schedule`` method. Its waiting queue is false while the policy does not admit the first request.
+Ranks replace the priorities when vLLM selects a request to preempt. The prefill threshold is set
+before each step.
 """
 
 from __future__ import annotations
@@ -204,7 +205,10 @@ class EvolvedSyncScheduler(_Asks, Scheduler):
 
 
 def read_policy(file: Path) -> str:
-    """Return the rule of the last variant of a scenario that has one. Raises InputError."""
+    """Return the text of the policy of the last variant in a scenario file that has one.
+
+    Raises InputError if no variant has a policy for vLLM.
+    """
     engines = [scenario.engine for scenario in load(file).values()]
     ruled = [one for one in engines if isinstance(one, VllmConfig) and one.rule]
     if not ruled:
@@ -216,7 +220,10 @@ def read_policy(file: Path) -> str:
 
 
 def render_policy_class(file: Path, release: str, module: str) -> str:
-    """Return the source of the class for vLLM. Raises InputError."""
+    """Return the source of a Python module with the scheduler class for vLLM.
+
+    Raises InputError if the scenario has no policy for vLLM.
+    """
     text = read_policy(file)
     rule = parse_policy(text, POLICY_HOOKS)
     order = rule.get("waiting_order")
@@ -232,7 +239,7 @@ def render_policy_class(file: Path, release: str, module: str) -> str:
 
 
 def policy_spec(file: Path) -> EngineSpec:
-    """Return vLLM under a scenario's rule, as the engine for replaying a recording."""
+    """Return the simulated vLLM engine with the policy of a scenario, to replay a recording."""
     text = read_policy(file)
 
     def build(config: Any) -> Any:

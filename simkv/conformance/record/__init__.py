@@ -1,1 +1,1 @@
-"""Record the decisions of engines' own schedulers and determine the rules of a release."""
+"""Record decisions of the engines' released schedulers and determine the rules of a release."""

@@ -15,7 +15,10 @@ MAX_TRIES = 600
 def shrink_case(
     case: RecordingCase, form: CaseSchema, holds: Callable[[RecordingCase], bool]
 ) -> RecordingCase:
-    """Return the smallest case found for which ``holds`` is true, as it is for ``case``."""
+    """Return a smaller case for which ``holds`` is still true.
+
+    ``holds`` must be true for ``case``. At most ``MAX_TRIES`` cases are tried.
+    """
     left = MAX_TRIES
     found = True
     while found and left:
@@ -31,7 +34,9 @@ def shrink_case(
 
 
 def _smaller(case: RecordingCase, form: CaseSchema) -> Iterator[RecordingCase]:
-    """Yield cases with one part removed, the largest reductions first."""
+    """Yield variants of a case with one element removed or simplified, the largest reductions
+    first.
+    """
     requests, aborts = case.requests, case.aborts
     for request in reversed(requests):
         i = request["id"]
@@ -55,7 +60,7 @@ def _smaller(case: RecordingCase, form: CaseSchema) -> Iterator[RecordingCase]:
 
 
 def _plainer(config: Any, form: CaseSchema) -> Iterator[Any]:
-    """Yield the config with one knob reset to its default."""
+    """Yield variants of a configuration with one knob reset to its default."""
     plain: dict[str, Any] = {field.name: field.default for field in fields(config)}
     for knob, default in {**plain, **form.plain}.items():
         if knob not in form.kept and getattr(config, knob) != default:

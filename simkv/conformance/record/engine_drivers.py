@@ -28,15 +28,17 @@ from simkv.schedulers.vllm.versions import find_rules
 
 @dataclass(frozen=True)
 class EngineDriver:
-    """Functions that drive the scheduler of an engine's releases.
+    """Functions that record the released scheduler of an engine.
 
-    Within ``stub_imports(folder)``, the scheduler of ``package`` is imported from ``folder`` and
+    Within ``stub_imports(folder)``, the scheduler of ``package`` is imported from ``folder``, and
     ``record(case, version, name)`` records a case. ``make_case(version, name)`` builds a case;
-    ``case_names(version, count)`` are names of random cases and ``handmade_names(version)`` of
-    handmade ones. ``base_release(version)`` is the release whose rules (``rules_of``) a version is
-    compared with; ``rules_of`` returns None if versions do not differ in rules. ``seen`` are the
-    rules that recordings can show. For each of ``knobs``, recordings that show it are kept.
-    ``form`` describes the cases.
+    ``case_names(version, count)`` returns names of random cases, and ``handmade_names(version)``
+    returns names of handmade ones. ``form`` describes the structure of the cases.
+
+    ``base_release(version)`` is the release with which the rules of a version are compared.
+    ``rules_of`` returns the rules of a release, or None if all versions have the same rules.
+    ``seen`` returns the rules that recordings can reveal. For each of ``knobs``, recordings that
+    depend on it are kept.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""Render the result of following a release as Markdown."""
+"""Render a Markdown report on the rules that a new release uses."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from simkv.schedulers.engine_registry import ENGINES
 
 
 def headline(release: str, newest: str, found: FollowResult) -> str:
-    """Return the outcome for a ``release``, such as ``vLLM 0.33.0``, in one line.
+    """Return a one-line result for a ``release``, such as ``vLLM 0.33.0``.
 
-    ``newest`` is the release whose rules the changes refer to.
+    ``newest`` is the release to which the changed rules refer.
     """
     if found.broken:
         return f"{release} cannot be run: {found.broken}"
@@ -31,7 +31,9 @@ def headline(release: str, newest: str, found: FollowResult) -> str:
 
 
 def render_follow_report(release: str, newest: str, form: CaseSchema, found: FollowResult) -> str:
-    """Return a page with the outcome, the number of cases, and the first unexplained case."""
+    """Return a Markdown page with the result, the number of cases and an unexplained case, if
+    any.
+    """
     lines = [f"# {headline(release, newest, found)}", ""]
     lines.append(f"{found.cases} random cases, {found.steps:,} steps of the unmodified scheduler.")
     if found.unexplained:
@@ -71,7 +73,7 @@ def _shown(line: RecordingLine, name: str) -> str:
 
 
 def _knobs(trace: DecisionTrace) -> str:
-    """Return the knobs that are not at their defaults."""
+    """Return the knobs of a recording that differ from their defaults, as text."""
     recording = ENGINES[trace.header["engine"]].recording
     config = recording.config(trace.header)
     plain = {field.name: field.default for field in fields(config)}

@@ -1,8 +1,8 @@
 """Stubs for the imports of vLLM's scheduler that do not affect its decisions.
 
-The scheduler, its block manager and its requests (``REAL_MODULES``) come unmodified from a wheel;
-torch, the configuration, the model runner and the rest are stubs, so the scheduler runs within a
-second and without a GPU.
+The modules in ``REAL_MODULES`` (scheduler, KV cache manager, requests) are loaded unmodified from
+an unpacked wheel. All other modules, such as torch and the model runner, are stubs. The scheduler
+can therefore be imported in one second and without a GPU.
 """
 
 from __future__ import annotations
@@ -137,7 +137,9 @@ class StubModule(types.ModuleType):
 
 @contextlib.contextmanager
 def stub_imports(source: Path) -> Iterator[None]:
-    """Import vLLM from ``source`` within the context; afterwards restore the previous imports."""
+    """Context in which vLLM is imported from ``source``; the previous imports are restored at
+    its end.
+    """
     finder, before = VllmStubFinder(source), {**sys.modules}
     for name in before:
         if name.split(".")[0] in STUBBED_PACKAGES:
@@ -153,7 +155,9 @@ def stub_imports(source: Path) -> Iterator[None]:
 
 
 class VllmStubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Find the modules in ``REAL_MODULES`` under ``source`` and create stubs for all others."""
+    """Import hook that loads ``REAL_MODULES`` from ``source`` and creates stubs for other
+    modules.
+    """
 
     def __init__(self, source: Path) -> None:
         self.source = source
@@ -172,7 +176,7 @@ class VllmStubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return StubModule(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Set the few attributes that need a real implementation."""
+        """Set the few attributes of a stub module that need a real implementation."""
         real: dict[str, Any] = {
             "vllm.logger": {"init_logger": _logger},
             "vllm.utils": {"cdiv": _cdiv, "length_from_prompt_token_ids_or_embeds": _length},
@@ -202,7 +206,6 @@ class VllmStubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _logger(name: str) -> Any:
-    """Return a logger without output."""
     logger = logging.Logger(name, logging.CRITICAL + 1)
     for level in ("debug_once", "info_once", "warning_once"):
         setattr(logger, level, lambda *_, **__: None)
@@ -234,7 +237,7 @@ class _View:
 
 
 class HostRegion:
-    """Stub of vLLM's ``SharedOffloadRegion``: a buffer of ``num_chunks`` blocks."""
+    """Stub of vLLM's ``SharedOffloadRegion``: a buffer of ``num_chunks`` blocks of KV."""
 
     BLOCK_SIZE_ALIGNMENT = 1
 
@@ -243,12 +246,14 @@ class HostRegion:
         self._shape = (num_chunks, kv_bytes_per_chunk)
 
     def create_kv_memoryview(self) -> memoryview:
-        """Return a view with a row for each block."""
+        """Return a view of shape (number of blocks, bytes per block)."""
         return self._bytes.cast("B", self._shape)
 
 
 def accepted_fields(kind: type, **arguments: Any) -> dict[str, Any]:
-    """Return the ``arguments`` that the constructor of ``kind`` accepts; they differ by release."""
+    """Return those ``arguments`` that the constructor of ``kind`` accepts; they differ between
+    releases.
+    """
     known = {
         name
         for cls in kind.__mro__
@@ -259,6 +264,6 @@ def accepted_fields(kind: type, **arguments: Any) -> dict[str, Any]:
 
 
 def accepted_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the ``arguments`` that a function accepts."""
+    """Return those ``arguments`` that ``function`` accepts."""
     known = inspect.signature(function).parameters
     return {name: value for name, value in arguments.items() if name in known}

@@ -1,4 +1,6 @@
-"""A workload on which an engine's own scheduler is recorded, and the schema of such cases."""
+"""A workload on which an engine's released scheduler is recorded, and the structure of such
+workloads.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,12 @@ from simkv.core.recording_format import RecordingLine
 
 
 class RecordingCase(NamedTuple):
-    """Knobs, requests and aborts of a recording; ``aborts`` are (step, phase, request id).
+    """Configuration, requests and aborts of a recording; ``aborts`` are tuples (step, phase,
+    request id).
 
-    The other fields are durations in steps, used in turn: ``copies`` of KV to and from host memory,
-    transfers of a ``disk``, lookups (``looks``) on it, and ``transfers`` of KV from and to other
-    replicas.
+    The other fields are durations in steps, which are used in turn: ``copies`` for KV copies to and
+    from host memory, ``disk`` for transfers to and from a disk, ``looks`` for lookups on the disk,
+    and ``transfers`` for KV transfers between replicas.
     """
 
     config: Any
@@ -27,7 +30,7 @@ class RecordingCase(NamedTuple):
 
     @property
     def header_fields(self) -> RecordingLine:
-        """Non-empty durations, as in the header of a recording."""
+        """Durations that are set, by their field name in the header of a recording."""
         said = {"copies": self.copies, "disk": self.disk, "looks": self.looks}
         said["transfers"] = self.transfers
         return {name: steps for name, steps in said.items() if steps}
@@ -35,13 +38,13 @@ class RecordingCase(NamedTuple):
 
 @dataclass(frozen=True)
 class CaseSchema:
-    """Structure of an engine's cases, used to shrink and display them.
+    """Structure of the cases of an engine, used to shrink and display a case.
 
-    Knobs in ``kept`` do not change when a case is shrunk: they are sizes, or select who decides.
-    The others are reset to their defaults, or to their values in ``plain``. ``cut(request,
-    tokens)`` returns the fields of a request whose prompt is shortened to ``tokens``. ``limit`` is
-    the field with the maximum number of output tokens. Fields in ``idle`` may be 0. ``columns``
-    maps the headings of a table to functions of a request.
+    Knobs in ``kept`` do not change when a case is shrunk: they are sizes or select a scheduler. All
+    other knobs are reset to their defaults or to their values in ``plain``. ``cut(request,
+    tokens)`` returns the fields to change if the prompt of a request is shortened to ``tokens``.
+    ``limit`` is the name of the field with the maximum number of output tokens. Fields in ``idle``
+    may be 0. ``columns`` maps table headings to functions that return the cell of a request.
     """
 
     kept: Collection[str]
@@ -52,7 +55,7 @@ class CaseSchema:
     columns: Mapping[str, Callable[[RecordingLine], str]] = field(default_factory=dict)
 
     def simplify_request(self, request: RecordingLine) -> Iterator[RecordingLine]:
-        """Yield changes of fields that make a request smaller, earlier, or more like the others."""
+        """Yield changes of fields, each of which makes a request smaller, earlier or simpler."""
         for name in ("lora", "routing_key", "logprobs_from"):
             if request.get(name) is not None:
                 yield {name: None}
@@ -69,5 +72,5 @@ class CaseSchema:
 
 
 def field_column(name: str) -> Callable[[RecordingLine], str]:
-    """Return a table column that shows a field of a request unchanged."""
+    """Return a function that returns a field of a request as text, for a table column."""
     return lambda request: str(request[name])

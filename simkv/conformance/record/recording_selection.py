@@ -1,4 +1,4 @@
-"""Select which recordings of a release to keep."""
+"""Select the recordings of a release that are kept as test data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ RECORDINGS_SEARCHED = 300
 def recordings_by_rule(
     rules: Any, seen: Collection[str], traces: Mapping[str, DecisionTrace]
 ) -> dict[str, list[str]]:
-    """Return for each rule in ``seen`` the recordings, in order, that differ if it is flipped."""
+    """Return, for each rule in ``seen``, the names of recordings that simkv fails to reproduce if
+    the rule is inverted.
+
+    The order of ``traces`` is kept.
+    """
     return {
         rule: [
             name
@@ -34,7 +38,8 @@ def recordings_by_rule(
 def recordings_by_knob(
     rules: Any, knobs: Collection[str], traces: Mapping[str, DecisionTrace]
 ) -> dict[str, list[str]]:
-    """Return for each knob the recordings, in order, that differ if it is reset to its default.
+    """Return, for each knob, the names of recordings that simkv fails to reproduce if the knob has
+    its default.
 
     A knob with string values has an entry for each recorded value.
     """
@@ -64,12 +69,12 @@ def choose(
     traces: Mapping[str, DecisionTrace],
     knobs: Collection[str] = (),
 ) -> list[str]:
-    """Return the names of the recordings to keep: two for every rule in ``seen``, then small ones.
+    """Return the names of the recordings to keep: two for each rule in ``seen``, then small ones.
 
-    The small ones fill up to ``RANDOM_CASES_KEPT``, those with preemptions first; up to a third of
-    the total also has effective aborts. In addition there are two recordings for each of ``knobs``.
-
-    Raises InputError if no recording shows one of the rules; more cases are needed then.
+    Small recordings are added up to ``RANDOM_CASES_KEPT``, starting with recordings that have
+    preemptions and aborts (up to a third) and then those with preemptions. Two recordings for each
+    of ``knobs`` are added. Raises InputError if no recording reveals one of the rules; record more
+    cases then.
     """
     traces = dict(sorted(traces.items(), key=lambda item: len(pack_traces([item[1]]))))
     apart = recordings_by_rule(rules, seen, dict(list(traces.items())[:RECORDINGS_SEARCHED]))
