@@ -1,10 +1,10 @@
 """Attention times of a whole model, separately for the prefills and the decodes of a step.
 
-Prefills are looked up by their tokens and by the mean number of attended tokens (pairs over
-tokens). One prompt, several short prompts and a chunk on top of KV are points of the same plane,
-and interpolation between its points keeps the work (tokens times mean) exact. Decodes are looked up
-by their number and their mean context. In a mixed step, prefills and decodes cost as much as in
-separate steps.
+Prefills are looked up by their total number of tokens and by the mean number of tokens that each
+token attends to. This covers one prompt, several short prompts, and a chunk on top of cached KV.
+Interpolation preserves the attention work, which is the product of both numbers. Decodes are looked
+up by the number of sequences and by their mean context. A mixed step costs the sum of its prefills
+and decodes as separate steps.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ GridSeconds = list[list[Annotated[float, Field(ge=0)]]]
 class AttentionGrid(FrozenModel):
     """Attention times (s) over all layers.
 
-    ``prefill_s`` is indexed by ``prefill_tokens``, then by ``prefill_mean`` (mean attended tokens);
-    ``decode_s`` by ``decode_seqs``, then by ``decode_context`` (context tokens per decode).
+    ``prefill_s`` is indexed by ``prefill_tokens``, then by ``prefill_mean`` (mean number of tokens
+    that a prefill token attends to); ``decode_s`` by ``decode_seqs``, then by ``decode_context``
+    (context tokens per decode).
     """
 
     prefill_tokens: GridAxis
@@ -54,7 +55,7 @@ class AttentionGrid(FrozenModel):
 
 
 class GridCost:
-    """Function from a step's load to seconds, based on a grid."""
+    """Attention time of a step in seconds, interpolated from an ``AttentionGrid``."""
 
     def __init__(self, grid: AttentionGrid) -> None:
         self._grid = grid
@@ -71,7 +72,10 @@ class GridCost:
         return seconds
 
     def ahead(self, load: StepLoad, steps: int) -> list[float]:
-        """Return the seconds of the next ``steps`` decode steps; each adds a token of context."""
+        """Return the durations in seconds of the next ``steps`` decode steps.
+
+        Each step adds one token to the context of every sequence in ``load``.
+        """
         xs, ys = self._grid.decode_context, self._line(load.decode_seqs)
         mean = load.decode_context / load.decode_seqs
         found: list[float] = []
@@ -100,7 +104,7 @@ class GridCost:
         return lerp(first, interpolate(grid.prefill_mean, grid.prefill_s[high], mean), share)
 
     def _line(self, seqs: int) -> Sequence[float]:
-        """Return decode times by context for the given number of sequences."""
+        """Return the decode times (s) of ``seqs`` sequences, one per value of ``decode_context``."""
         line = self._lines.get(seqs)
         if line is None:
             low, high, share = bracket(self._grid.decode_seqs, seqs)

@@ -1,17 +1,17 @@
 """Attention times of a whole model, looked up in a table of measured batches.
 
 A measured batch is one prefill of a given length on top of a given KV length, together with a
-number of decodes of equal context. A step is looked up as an equivalent batch:
+number of decodes of equal context. A step is converted to an equivalent batch:
 
-- decodes at their mean context, which keeps the total KV read;
-- several prefills as one prefill with the same number of tokens, on top of a KV length that gives
-  the same number of attention pairs. If even no KV gives more pairs (several short prompts), the
-  cost above that of the shortest measured prefill is scaled in proportion to the pairs.
+- all decodes get the mean context, which keeps the total KV read;
+- several prefills become one prefill with the same number of tokens. Its KV length is chosen so
+  that the number of attention pairs stays the same. Several short prompts have fewer pairs than one
+  prefill without KV. Their cost above that of the shortest measured prefill is then scaled in
+  proportion to the pairs.
 
-Interpolation is linear on all four axes. Logarithmic interpolation, as a doubling grid suggests,
-has errors of 9 to 14 % on these tables according to their authors (LLMServingSim, commit 5daddb2).
-Without measured mixed batches, the prefills and decodes of a mixed step cost the same as in
-separate steps.
+Interpolation is linear on all four axes. The authors of LLMServingSim report errors of 9 to 14 %
+for logarithmic interpolation of these tables (commit 5daddb2). If the table has no mixed batches, a
+mixed step costs the sum of its prefills and decodes as separate steps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class AttentionRow(FrozenModel):
-    """Times (s) by context of each decode, for prefills on top of ``prefill_context``."""
+    """Measured times in seconds for one KV length below the prefill, ``prefill_context``.
+
+    ``seconds`` has one value per ``decode_context``, the context in tokens of each decode.
+    """
 
     prefill_context: Count
     decode_context: list[Count] = Field(min_length=1)
@@ -64,15 +67,15 @@ class AttentionSlice(FrozenModel):
 class SkewCorrection(FrozenModel):
     """Additional cost of decodes of unequal length, as LLMServingSim corrects it.
 
-    The time moves from the value at the mean context towards the value at the longest context by a
-    share. The share is looked up in buckets of prefill tokens (nearest measured value, in
-    doublings), number of decodes, position of the mean between shortest and longest (0..1), longest
-    context, and KV of the prefill; ``default`` applies without a bucket. An upper edge belongs to
-    its bucket.
+    The correction interpolates between the time at the mean context and the time at the longest
+    context. Its share (0: mean, 1: longest) is looked up in buckets of prefill tokens (nearest
+    measured value on a logarithmic scale), number of decodes, position of the mean between the
+    shortest and the longest context (0 to 1), longest context, and KV length of the prefill.
+    ``default`` applies to buckets without a measured share. An upper edge belongs to its bucket.
 
-    LLMServingSim itself requires an exact match of the prefill tokens, which almost no engine step
-    has. Beside prefills it therefore uses its default instead of the measured shares: 0.05 instead
-    of 0.3 at 16 decodes, and -0.01 at 128 (RTX PRO 6000, Llama-3.1-8B).
+    LLMServingSim itself requires an exact match of the prefill tokens, which few engine steps have.
+    In mixed steps it therefore uses its default instead of the measured shares: 0.05 instead of 0.3
+    at 16 decodes, and 0.05 instead of -0.01 at 128 (RTX PRO 6000, Llama-3.1-8B).
     """
 
     default: float
@@ -80,7 +83,7 @@ class SkewCorrection(FrozenModel):
     rate: list[float]
     longest: list[float]
     prefill_context: list[float]
-    #: prefill tokens, then the bucket number on each axis, then the share.
+    #: Each entry: prefill tokens, the bucket number on each of the other four axes, and the share.
     shares: list[tuple[int, int, int, int, int, float]]
 
 
@@ -103,7 +106,7 @@ class AttentionTable(FrozenModel):
 
 
 class AttentionCost:
-    """Function from a step's load to seconds, based on a table."""
+    """Attention time of a step in seconds, interpolated from an ``AttentionTable``."""
 
     def __init__(self, table: AttentionTable) -> None:
         self._slices = {(s.prefill_tokens, s.decode_seqs): s for s in table.slices}
@@ -119,7 +122,7 @@ class AttentionCost:
 
     @property
     def needs_decode_range(self) -> bool:
-        """Whether the shortest and the longest decode context affect the cost."""
+        """Whether the cost depends on the shortest and the longest decode context of a step."""
         return self._skew is not None
 
     def __call__(self, load: StepLoad) -> float:
@@ -135,14 +138,14 @@ class AttentionCost:
         return time + share * max(self._batch(load, load.longest) - time, 0.0) if share else time
 
     def decodes(self, seqs: int, context: float) -> float:
-        """Return the seconds of ``seqs`` decodes without prefills, each with ``context`` tokens."""
+        """Return the attention time in seconds of ``seqs`` decodes with ``context`` tokens each."""
         line = self._lines.get(seqs)
         if line is None:
             line = self._lines[seqs] = self._line(seqs)
         return interpolate(*line, context)
 
     def _batch(self, load: StepLoad, context: float) -> float:
-        """Return the seconds if each decode had ``context`` tokens."""
+        """Return the attention time in seconds if every decode had ``context`` tokens."""
         tokens, seqs = load.prefill_tokens, load.decode_seqs
         if not tokens:
             return self.decodes(seqs, context) if seqs else 0.0
@@ -155,7 +158,10 @@ class AttentionCost:
         return least + max(whole - least, 0.0) * load.prefill_pairs / own
 
     def _measured(self, tokens: int, before: float, seqs: int, context: float) -> float:
-        """Interpolate between slices, by decodes and then by prefill tokens."""
+        """Interpolate first by the number of decodes, then by prefill tokens.
+
+        ``before`` is the KV length below the prefill. Returns seconds.
+        """
         prefills = self._beside if seqs else self._alone
         low, high, share = bracket(prefills, tokens)
         first = self._by_decodes(prefills[low], before, seqs, context)
@@ -164,7 +170,7 @@ class AttentionCost:
         return lerp(first, self._by_decodes(prefills[high], before, seqs, context), share)
 
     def _by_decodes(self, tokens: int, before: float, seqs: int, context: float) -> float:
-        """Interpolate between slices of the same prefill; extrapolate beyond the last."""
+        """Interpolate by number of decodes; extrapolate beyond the largest measured number."""
         known = self._decodes[tokens]
         low, high, share = bracket(known, seqs)
         first = self._in_slice((tokens, known[low]), before, context)
@@ -183,7 +189,7 @@ class AttentionCost:
         )
 
     def _line(self, seqs: int) -> tuple[Sequence[float], Sequence[float]]:
-        """Return times by context for the given number of decodes without prefills."""
+        """Return decode contexts, and the attention times (s) of ``seqs`` decodes at each of them."""
         known = self._decodes[0]
         low, high, share = bracket(known, seqs)
         rows = [self._slices[0, known[index]].rows[0] for index in (low, high)]
@@ -201,7 +207,7 @@ class _SkewShares:
         self._prefills = sorted({key[0] for key in self._shares if key[0]})
 
     def __call__(self, load: StepLoad, mean: float) -> float:
-        """Return the share between equal decodes (0) and all decodes at the longest context (1)."""
+        """Return the share of the time at the longest context, from 0 (mean context only) to 1."""
         skew, tokens = self._skew, load.prefill_tokens
         before = max(load.prefill_pairs - tokens * (tokens + 1) / 2, 0.0) / max(tokens, 1)
         rate = (mean - load.shortest) / (load.longest - load.shortest)
@@ -215,12 +221,15 @@ class _SkewShares:
         return self._shares.get(key, skew.default)
 
     def _nearest(self, tokens: int) -> int:
-        """Return the nearest measured number of prefill tokens; 0 stays 0."""
+        """Return the measured number of prefill tokens with the nearest logarithm; 0 stays 0."""
         if not tokens or not self._prefills:
             return tokens
         return min(self._prefills, key=lambda measured: abs(log2(measured / tokens)))
 
 
 def _bucket(ends: Sequence[float], value: float) -> int:
-    """Return the bucket number from the upper edges; the last bucket includes larger values."""
+    """Return the index of the bucket of ``value``; ``ends`` are the upper edges of the buckets.
+
+    The last bucket includes all larger values.
+    """
     return min(bisect_left(ends, value), len(ends) - 1)

@@ -74,15 +74,16 @@ class LinearPiece(FrozenModel):
 class CostTerm(FrozenModel):
     """A term of a step's cost, in seconds.
 
-    The term is a function of one ``feature`` of the step: a count of sequences, tokens or context
-    tokens, or ``steps``, which is 1. Further features: ``slots`` (tokens padded for CUDA graphs),
-    ``group_tokens`` (tokens of all engines in lock-step), ``emits`` (sequences with a sampled
-    token), ``prefill_mean`` (mean attended tokens per prefill token), ``decode_mean`` (mean context
-    of decodes), ``decode_tail`` (longest context minus mean), ``mixed_decode_seqs`` (decodes beside
-    prefills).
+    The term is a function of one ``feature`` of the step: a number of sequences, tokens or context
+    tokens, or ``steps``, which is always 1. Further features: ``slots`` (tokens after padding for
+    CUDA graphs), ``group_tokens`` (tokens of all data-parallel ranks that step in lockstep),
+    ``emits`` (sequences with a sampled token), ``prefill_mean`` (mean number of tokens that a
+    prefill token attends to), ``decode_mean`` (mean context of the decodes), ``decode_tail``
+    (longest decode context minus the mean), ``mixed_decode_seqs`` (number of decodes in a step that
+    also has prefills).
 
-    The function is given as ``seconds`` per unit, as linear ``pieces``, or as a ``table`` of
-    measured ``[value, seconds]`` points with linear interpolation. ``when`` restricts the term to
+    The function has one of three forms: ``seconds`` per unit, linear ``pieces``, or a ``table`` of
+    measured ``[value, seconds]`` pairs with linear interpolation. ``when`` restricts the term to
     steps with prefills, with decodes, with both (``mixed``) or with decodes only (``pure decode``).
     """
 
@@ -109,9 +110,9 @@ class CostTerm(FrozenModel):
 
 
 class StepError(FrozenModel):
-    """Relative errors over ``points`` held-out steps; 0.01 is one per cent.
+    """Relative errors of predicted step times over ``points`` held-out steps; 0.01 is 1 %.
 
-    ``median`` and ``p95`` are of the absolute error, ``bias`` is the signed mean.
+    ``median`` and ``p95`` summarize the absolute error; ``bias`` is the mean of the signed error.
     """
 
     points: int
@@ -121,10 +122,10 @@ class StepError(FrozenModel):
 
     @property
     def lasting(self) -> float:
-        """Error of the mean of many steps.
+        """Relative error of the mean duration of many steps.
 
-        Errors of individually measured steps cancel out except for their bias, which is uncertain
-        by their scatter.
+        Random errors of individually measured steps cancel out in the mean. What remains is the
+        bias and the statistical uncertainty of the bias.
         """
         if not self.points:
             return self.p95
@@ -132,11 +133,12 @@ class StepError(FrozenModel):
 
 
 class FitQuality(FrozenModel):
-    """Quality of the fitted terms: ``rms_s`` over ``points`` measurements.
+    """Quality of the fit of the terms.
 
-    ``held_out`` are errors on steps excluded from the fit, by kind of step. ``beyond`` is the
-    growth of the step error per doubling outside the range, by feature, measured on excluded ends
-    of the data.
+    ``rms_s`` is the root mean square error in seconds over ``points`` measurements. ``held_out``
+    maps a kind of step to the errors on steps excluded from the fit. ``beyond`` maps a feature to
+    the relative step error added per doubling of the feature outside the range. It was measured by
+    extrapolating to excluded data at the ends of the range.
     """
 
     points: int
@@ -149,17 +151,17 @@ class FitQuality(FrozenModel):
 class CostProfile(FrozenModel):
     """Step costs of an engine, model and GPU, with their basis, range and sources.
 
-    The step time is the sum of the ``terms``, plus the ``attention`` table or the ``grid`` if
-    present. ``floor`` is the host time to launch a step while the GPU runs: a step takes at least
-    the sum of these terms.
+    The step time is the sum of the ``terms``, plus the time from the ``attention`` table or the
+    ``grid`` if present. The sum of the terms in ``floor`` is the host time to launch a step while
+    the GPU runs; no step is shorter than this time.
 
-    ``graph_sizes`` are the token counts of captured CUDA graphs: a step is padded to the next size
-    (``slots``); larger steps are not padded.
+    ``graph_sizes`` are the token counts of captured CUDA graphs. A step is padded to the next size
+    (``slots``); steps larger than the last size are not padded.
 
-    ``range`` is the smallest and largest value per step covered by the data, by feature.
-    ``idle_pass_s`` is the time of a scheduler pass with nothing to run. ``front_s`` is the time
-    before the engine core receives a request (API server, tokenization, queues); ``simkv validate``
-    adds it, while the clients of a scenario send requests to the core directly.
+    ``range`` maps a feature to the smallest and largest value per step that the data covers.
+    ``idle_pass_s`` is the duration of a scheduler pass with nothing to run. ``front_s`` is the time
+    before the engine core receives a request (API server, tokenization, queues). ``simkv validate``
+    adds it; the clients of a scenario send requests directly to the core.
     """
 
     format: Literal[1] = 1
@@ -208,7 +210,7 @@ class CostProfile(FrozenModel):
 
 
 class StepCost:
-    """Function from a step's load to seconds, based on a profile."""
+    """Step time in seconds, computed from a ``CostProfile``."""
 
     def __init__(self, profile: CostProfile) -> None:
         if profile.grid:
@@ -242,9 +244,10 @@ class StepCost:
         return max(seconds, self._host(load)) if self._floor else seconds
 
     def ahead(self, load: StepLoad, steps: int) -> list[float] | None:
-        """Return the seconds of the next ``steps`` decode steps at once, each one token longer.
+        """Return the durations in seconds of the next ``steps`` decode steps.
 
-        None if the profile allows only step-by-step evaluation.
+        Each step adds one token to the context of every sequence. Returns None if the profile
+        requires that each step is evaluated separately.
         """
         if not (self._by_batch_only and isinstance(self._attention, GridCost)):
             return None
@@ -253,7 +256,6 @@ class StepCost:
         return [max(base + more, least) for more in self._attention.ahead(load, steps)]
 
     def _host(self, load: StepLoad) -> float:
-        """Return the host time to launch a step, in seconds."""
         if load.prefill_seqs:
             return sum_terms(self._floor, load, self._graph_sizes)
         found = self._floors.get(load.decode_seqs)
@@ -274,9 +276,10 @@ class StepCost:
         return self._sum(load) + self._attention(load)
 
     def linear_decode_cost(self, seqs: int) -> tuple[float, float]:
-        """Return seconds of a step that decodes ``seqs`` sequences, and per token of their context.
+        """Return the base cost of a decode step (s), and the cost per context token (s).
 
-        Only for a profile that is ``linear`` in the context; every sequence has a token sampled.
+        ``seqs`` is the number of decoded sequences; each has a token sampled. The base excludes
+        attention from a table or grid. The cost per token is valid only if ``linear`` is true.
         """
         base = self._by_batch.get(seqs)
         if base is None:
@@ -285,13 +288,13 @@ class StepCost:
 
     @property
     def needs_decode_range(self) -> bool:
-        """Whether the shortest and the longest decode of a step are needed."""
+        """Whether the cost depends on the shortest and the longest decode context of a step."""
         by_table = isinstance(self._attention, AttentionCost) and self._attention.needs_decode_range
         return self._by_tail or by_table
 
     @property
     def linear(self) -> bool:
-        """Whether the cost of a decode step is linear in the context."""
+        """Whether the cost of a decode step is linear in the total context of the decodes."""
         return self._linear
 
     def _sum(self, load: StepLoad) -> float:
@@ -299,9 +302,9 @@ class StepCost:
 
 
 def merge_tables(terms: Sequence[CostTerm]) -> list[CostTerm]:
-    """Merge tables with the same feature and ``when`` into one, without loss of accuracy.
+    """Merge tables with the same ``feature`` and ``when`` into one table with the same sum.
 
-    Composed profiles have many tables, and every remaining table is evaluated in each step.
+    Composed profiles have many tables, and each table costs a lookup in every step.
     """
     groups: dict[object, list[CostTerm]] = {}
     for number, term in enumerate(terms):
@@ -345,8 +348,9 @@ def packaged_profiles() -> list[str]:
 
 
 def profile_path(name: str, beside: Path | None = None) -> Path:
-    """Return the path of a packaged profile, or of a JSON file (relative to ``beside``).
+    """Return the path of the packaged profile ``name``, or of a JSON file.
 
+    A name that ends in ``.json`` is a path relative to ``beside`` (default: the current directory).
     Raises InputError if there is no such profile.
     """
     if name.endswith(".json"):
@@ -364,7 +368,7 @@ def profile_path(name: str, beside: Path | None = None) -> Path:
 
 
 def load_profile(name: str, beside: Path | None = None) -> CostProfile:
-    """Load the profile at ``profile_path``. Raises InputError if it is missing or invalid."""
+    """Load the profile found by ``profile_path``. Raises InputError if it is missing or invalid."""
     path = profile_path(name, beside)
     try:
         return CostProfile.model_validate_json(read_text(path))

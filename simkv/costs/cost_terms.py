@@ -1,5 +1,5 @@
 # mypyc: compile
-"""Step costs as a sum of terms, each a function of one feature of the load."""
+"""Step costs as a sum of terms, each a function of one feature of the step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FeatureFunction = Callable[[float], float]
 
 
 class TermFunction:
-    """Term as a function: ``form`` of ``feature``, in the steps selected by ``when``."""
+    """Term of the step cost: ``form(feature value)`` in seconds, for steps selected by ``when``."""
 
     def __init__(self, feature: str, when: str, form: FeatureFunction) -> None:
         self.feature = feature
@@ -26,7 +26,7 @@ class TermFunction:
 def sum_terms(
     summands: Sequence[TermFunction], load: StepLoad, graph_sizes: Sequence[int]
 ) -> float:
-    """Return the seconds of a step with this load."""
+    """Return the duration of a step in seconds, as the sum of all terms that apply to the step."""
     prefills, decodes = load.prefill_seqs > 0, load.decode_seqs > 0
     seconds = 0.0
     for summand in summands:
@@ -41,11 +41,12 @@ def sum_terms(
 
 
 def compute_feature(load: StepLoad, feature: str, graph_sizes: Sequence[int] = ()) -> float:
-    """Return the value of a feature of one step; ``slots`` depend on the CUDA graph sizes.
+    """Return the value of a feature of one step.
 
-    If all engines in lock-step run a CUDA graph, they and their ``group_tokens`` are padded to the
-    largest of their sizes; if one exceeds the largest graph, none runs a graph (vLLM 0.19.0,
-    ``_synchronize_dp_ranks`` in ``vllm/v1/worker/dp_utils.py``).
+    ``graph_sizes`` are the token counts of captured CUDA graphs; ``slots`` and ``group_tokens``
+    depend on them. If all data-parallel ranks in lockstep run a CUDA graph, every rank is padded to
+    the graph size of the largest rank. If one rank exceeds the largest graph, no rank runs a graph
+    (vLLM 0.19.0, ``_synchronize_dp_ranks`` in ``vllm/v1/worker/dp_utils.py``).
     """
     if feature == "steps":
         return 1
@@ -71,7 +72,10 @@ def compute_feature(load: StepLoad, feature: str, graph_sizes: Sequence[int] = (
 
 
 def _padded(tokens: int, most: int, graph_sizes: Sequence[int]) -> int:
-    """Return tokens padded to a CUDA graph, or to the largest graph of engines in lock-step."""
+    """Return ``tokens`` padded to a CUDA graph size.
+
+    ``most`` is the largest number of tokens of any rank in lockstep, which sets the graph size.
+    """
     if not graph_sizes or tokens > graph_sizes[-1]:
         return tokens
     wanted = max(tokens, most) if most <= graph_sizes[-1] else tokens
@@ -79,12 +83,15 @@ def _padded(tokens: int, most: int, graph_sizes: Sequence[int]) -> int:
 
 
 def make_linear(slope: float) -> FeatureFunction:
-    """Return a function with a constant cost per unit."""
+    """Return the function ``slope * x``."""
     return lambda x: slope * x
 
 
 def make_piecewise_linear(pieces: Sequence[tuple[float, float, float]]) -> FeatureFunction:
-    """Return a piecewise linear function of pieces (up to, base, slope); the last is unbounded."""
+    """Return a piecewise linear function; each piece is (largest x, base, slope).
+
+    The largest x of the last piece must be infinite.
+    """
 
     def form(x: float) -> float:
         _, base, slope = next(piece for piece in pieces if x <= piece[0])
@@ -94,12 +101,12 @@ def make_piecewise_linear(pieces: Sequence[tuple[float, float, float]]) -> Featu
 
 
 def make_interpolated(xs: Sequence[float], ys: Sequence[float]) -> FeatureFunction:
-    """Return linear interpolation between points, with extrapolation, never below 0."""
+    """Return a function that interpolates and extrapolates linearly, but never returns less than 0."""
     return lambda x: max(extrapolate(xs, ys, x), 0.0)
 
 
 def memoize(form: FeatureFunction) -> FeatureFunction:
-    """Return a cached version of ``form``, because token counts repeat often."""
+    """Return ``form`` with a cache of results, because token counts repeat often."""
     said: dict[float, float] = {}
 
     def keeping(x: float) -> float:

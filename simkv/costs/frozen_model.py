@@ -1,4 +1,4 @@
-"""Base of models for costs and hardware data: validated, immutable, without unknown fields."""
+"""Base class of cost profiles and hardware data: validated, immutable, no unknown fields."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ LARGEST = 1e15
 
 
 def check_numbers(data: Any, where: str = "") -> None:
-    """Raise ValueError, with the field, for a number beyond ``LARGEST`` in JSON data."""
+    """Raise ValueError if JSON data contains a number whose absolute value exceeds ``LARGEST``.
+
+    The message names the field; ``where`` is the dotted path of ``data`` in the file.
+    """
     if isinstance(data, dict | list):
         for key, value in data.items() if isinstance(data, dict) else enumerate(data):
             check_numbers(value, f"{where}.{key}" if where else str(key))

@@ -22,7 +22,7 @@ AttentionPoint = tuple[int, int, int, int]
 
 
 def add_error_estimates(profile: CostProfile) -> CostProfile:
-    """Return the profile with errors of its attention table at held-out points and ends."""
+    """Return the profile with ``fit.held_out`` and ``fit.beyond`` from its attention table."""
     table = profile.attention
     assert table is not None
     rest = StepCost(profile.model_copy(update={"attention": None}))
@@ -37,11 +37,12 @@ def add_error_estimates(profile: CostProfile) -> CostProfile:
 def compute_held_out_errors(
     table: AttentionTable, rest: Callable[[StepLoad], float]
 ) -> dict[str, StepError]:
-    """Return errors of step times by kind of step, each measured point predicted from neighbors.
+    """Return the relative errors of step times, by kind of step (decode, prefill or mixed).
 
-    A point is excluded and interpolated between its two neighbors, along each axis that has both;
-    ``rest`` is the cost of a step without attention (s). The interpolation spans two intervals, so
-    the error within one interval is smaller. The result is empty if no point has two neighbors.
+    Each measured batch is excluded and predicted by interpolation between its two neighbors, along
+    each axis on which it has both. ``rest`` returns the time of a step without attention (s). Such
+    an interpolation spans two intervals of the table; the error within one interval is smaller. The
+    result is empty if no batch has two neighbors.
     """
     measured = _measured(table)
 
@@ -54,7 +55,7 @@ def compute_held_out_errors(
     return summarize_errors_by_kind(named())
 
 
-#: Features of a step that correspond to each axis of a table.
+#: Features of a step that correspond to each axis of an attention table.
 _AXES: tuple[tuple[Feature, ...], ...] = (
     ("prefill_tokens",),
     ("prefill_context",),
@@ -66,9 +67,10 @@ _AXES: tuple[tuple[Feature, ...], ...] = (
 def compute_extrapolation_errors(
     table: AttentionTable, rest: Callable[[StepLoad], float]
 ) -> dict[Feature, float]:
-    """Return, by feature, the 90th percentile of the step error per doubling out of range.
+    """Return the relative step error per doubling outside the range, by feature (90th percentile).
 
-    The last point of each line along an axis is extrapolated from the two points before it.
+    The last value of each line along an axis is extrapolated from the two values before it.
+    ``rest`` returns the time of a step without attention (s).
     """
     measured = _measured(table)
     found: dict[Feature, float] = {}
@@ -97,7 +99,7 @@ def _measured(table: AttentionTable) -> dict[AttentionPoint, float]:
 
 
 def _axis(measured: Iterable[AttentionPoint], axis: int) -> dict[tuple[int, ...], list[int]]:
-    """Return the sorted values on one axis, grouped by the values on the other axes."""
+    """Return the sorted values on one axis, for each combination of values on the other axes."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for point in measured:
         groups.setdefault((*point[:axis], *point[axis + 1 :]), []).append(point[axis])
@@ -105,7 +107,7 @@ def _axis(measured: Iterable[AttentionPoint], axis: int) -> dict[tuple[int, ...]
 
 
 def summarize_errors_by_kind(errors: Iterable[tuple[str, float]]) -> dict[str, StepError]:
-    """Summarize (kind, relative error) pairs by kind; 0.01 is one per cent."""
+    """Summarize pairs of a step kind and a relative error (0.01 is 1 %), by kind."""
     kinds: dict[str, list[float]] = {}
     for kind, error in errors:
         kinds.setdefault(kind, []).append(error)
@@ -123,7 +125,7 @@ def _summed(errors: list[float]) -> StepError:
 
 
 def _lines(measured: dict[AttentionPoint, float]) -> Iterator[tuple[AttentionPoint, float]]:
-    """Yield points with values interpolated between their neighbors, axis by axis."""
+    """Yield measured batches, each with the time (s) interpolated between its two neighbors."""
     for axis in range(4):
         for key, values in _axis(measured, axis).items():
             for low, x, high in zip(values, values[1:], values[2:], strict=False):

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 
 def bracket(points: Sequence[float], x: float) -> tuple[int, int, float]:
-    """Return the indices of the points around ``x``, and its relative position between them.
+    """Return the indices of the two points around ``x``, and the position of ``x`` between them.
 
-    The position is 0 at the first and 1 at the second point. Values below the first point map to
-    it; above the last point the position exceeds 1 (extrapolation). ``points`` increase strictly.
+    The position is 0 at the left point and 1 at the right point. If ``x`` is below the first point,
+    the result is the first point; above the last point the position exceeds 1 (extrapolation).
+    ``points`` must increase strictly.
     """
     if len(points) == 1 or x <= points[0]:
         return 0, 0, 0.0
@@ -26,17 +27,21 @@ def lerp(left: float, right: float, share: float) -> float:
 
 
 def interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
-    """Return the value at ``x``: constant below the first point, linear elsewhere."""
+    """Return the linearly interpolated value at ``x``, constant below the first point.
+
+    Above the last point, the last segment is extrapolated.
+    """
     left, right, share = bracket(xs, x)
     return lerp(ys[left], ys[right], share)
 
 
 def extrapolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
-    """Return the interpolated value at ``x`` with linear extrapolation at both ends.
+    """Return the linearly interpolated value at ``x``, extrapolated at both ends.
 
-    A single point applies everywhere. Below the range, the nearest line continues. Above it, the
-    slope is the mean slope from half of the last x on, the last octave: times of matrix products
-    grow in steps and are constant between two points of one step.
+    If there is only one point, its value is returned for every ``x``. Below the first point, the
+    first segment is extrapolated. Above the last point, the slope is the mean slope between half of
+    the last x and the last x. A mean is used because the time of a matrix product grows in steps
+    and is constant within a step.
     """
     if len(xs) == 1:
         return ys[0]

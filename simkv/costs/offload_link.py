@@ -4,16 +4,16 @@ from __future__ import annotations
 
 
 class OffloadLink:
-    """Link that copies KV in both directions, concurrently with steps.
+    """Link that copies KV in both directions, concurrently with engine steps.
 
-    Copies in one direction run one after another, and the directions are independent: between GPU
-    and host memory as in vLLM 0.33.0 (``SingleDirectionOffloadingHandler`` in
-    ``vllm/v1/kv_offload/cpu/gpu_worker.py``), between host memory and disk as shared by many
-    threads.
+    Copies in one direction run one after another; the two directions are independent. Between GPU
+    and host memory, this is the behavior of vLLM 0.33.0 (``SingleDirectionOffloadingHandler`` in
+    ``vllm/v1/kv_offload/cpu/gpu_worker.py``). Between host memory and disk, it approximates many
+    threads that share the link.
 
     ``bandwidth`` is in bytes per second towards the GPU, ``back`` in the other direction (default:
-    the same); ``latency`` (s) applies to each copy. The values are not calibrated, and the slowdown
-    of steps by copies is not modeled.
+    the same). ``latency`` in seconds is added to each copy. The values are not calibrated, and
+    copies do not slow down steps in the simulation.
     """
 
     def __init__(
@@ -25,11 +25,13 @@ class OffloadLink:
         self._loaded = self._stored = 0.0
 
     def load(self, tokens: int, start: float) -> float:
-        """Return the end time (s) of a copy of ``tokens`` to the GPU, begun at ``start``."""
+        """Add a copy of ``tokens`` tokens to the GPU at ``start`` (s), and return its end time (s)."""
         self._loaded = max(self._loaded, start) + (self.latency + tokens * self._load)
         return self._loaded
 
     def store(self, tokens: int, start: float) -> float:
-        """Return the end time (s) of a copy of ``tokens`` off the GPU, begun at ``start``."""
+        """Add a copy of ``tokens`` tokens from the GPU at ``start`` (s), and return its end time
+        (s).
+        """
         self._stored = max(self._stored, start) + (self.latency + tokens * self._store)
         return self._stored

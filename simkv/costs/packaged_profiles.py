@@ -1,4 +1,4 @@
-"""Search packaged profiles, and models and GPUs with composed profiles."""
+"""Search for packaged profiles, and for models and GPUs whose costs simkv can compose."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ from simkv.costs.operators.roofline import estimate_errors
 from simkv.schedulers.engine_registry import DEFAULT
 
 DATA_SHEET_BASIS = "estimated from the data sheet"
-#: GPU counts to try for whether the weights fit.
+#: Numbers of GPUs to try when searching the minimum that holds a model.
 GPU_COUNTS = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True)
 class KnownCost:
-    """Available step costs: a packaged profile by ``name``, or a model on a GPU (no name).
+    """Available step costs: a packaged profile, or a model and a GPU with composed costs.
 
-    ``fits`` is the minimum number of GPUs that hold the model in its published format, None if
-    unknown. ``error`` describes the error on steps excluded from fits.
+    ``name`` is empty for composed costs. ``fits`` is the minimum number of GPUs that hold the model
+    in its published number format, or None if unknown. ``error`` describes the error of step times
+    on steps excluded from the fit.
     """
 
     name: str
@@ -49,7 +50,7 @@ class KnownCost:
 
 
 def find_known_costs(words: Sequence[str] = ()) -> list[KnownCost]:
-    """Return all costs whose names contain all ``words``, in any case and order."""
+    """Return all available costs whose names contain all ``words``, ignoring case and order."""
     wanted = [_squeezed(word) for word in words]
     found: list[KnownCost] = []
     for name in packaged_profiles():
@@ -70,7 +71,7 @@ def find_known_costs(words: Sequence[str] = ()) -> list[KnownCost]:
 
 
 def find_cost_basis(gpu: Gpu) -> str:
-    """Return the basis of costs on this GPU, given the installed tables."""
+    """Return the basis of costs on this GPU: measured operators if installed, or the data sheet."""
     tables = find_installed_tables()
     measured = tables and gpu.system and _measured(tables, gpu.system)
     return "composed of measured operators" if measured else DATA_SHEET_BASIS
@@ -83,7 +84,10 @@ def _measured(tables: Path, system: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def find_min_gpus(model: Architecture, gpu: Gpu) -> int | None:
-    """Return the minimum of 1, 2, 4, 8 and 16 GPUs for the model and 8,192 tokens of KV."""
+    """Return the number of GPUs (1, 2, 4, 8 or 16) that hold the model and KV for 8,192 tokens.
+
+    Returns the smallest such number, or None if 16 GPUs are too few.
+    """
     setting = ExecutionSettings(
         DEFAULT.name, DEFAULT.config().variant, 8192, 256, memory_share=0.92
     )
@@ -98,7 +102,7 @@ def find_min_gpus(model: Architecture, gpu: Gpu) -> int | None:
 
 
 def _combined(wanted: Sequence[str]) -> Iterator[KnownCost]:
-    """Yield hardware whose composed profile is packaged with simkv."""
+    """Yield the costs of model and GPU pairs whose composed profile is packaged with simkv."""
     for one in combinations():
         hardware = one.hardware
         if one.path is None:
@@ -112,7 +116,6 @@ def _combined(wanted: Sequence[str]) -> Iterator[KnownCost]:
 
 
 def _error(model: Architecture, gpu: Gpu, basis: str) -> str:
-    """Return the error for the published model, for any number of GPUs."""
     estimate = estimate_errors() if basis == DATA_SHEET_BASIS else None
     return describe_spread(make_hardware(gpu, model), PACKAGED_SETTING, estimate) or "not known"
 

@@ -1,9 +1,10 @@
 """Uncertainty of a profile over a whole run, and its growth outside the profile's range.
 
-A figure of a run depends on many steps. If the errors were measured on single steps on the same
-device (basis ``measured``), they cancel out except for their bias; if they come from other devices
-or configurations, all steps have the same error. Variation between runs and hosts is added to both,
-and outside the range the error per doubling seen on excluded ends of the data.
+A metric of a run depends on many steps. If the errors were measured on single steps on the same
+device (basis ``measured``), they cancel out except for their bias. If they come from other devices
+or configurations, all steps have the same error. Variation between runs and hosts is added in both
+cases. Outside the range, an error per doubling is added, which was measured by extrapolating to
+excluded data at the ends of the range.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ MAX_UNKNOWN_SHARE = 0.05
 class OutOfRangeMargin:
     """Additional relative error of a step outside the range of its profile.
 
-    The error is 0 inside the range and grows per doubling outside by the error seen on excluded
-    ends of the data (``FitQuality.beyond``). Several exceeded axes add up as independent errors.
+    The error is 0 inside the range. Outside, it grows with each doubling of a feature by
+    ``FitQuality.beyond``. If several features are outside, their errors add up as independent
+    errors.
     """
 
     def __init__(self, profile: CostProfile) -> None:
@@ -58,30 +60,42 @@ class OutOfRangeMargin:
 
 
 def compute_profile_scales(profile: CostProfile, side: ErrorSide) -> dict[StepKind, float]:
-    """Return scale factors of steps in range if all are off by the profile's error."""
+    """Return the factor on step times, by kind of step, for the ``side`` of the profile's error.
+
+    The factors apply to steps within the range of the profile.
+    """
     lasting = profile.basis == "measured"
     return compute_step_scales(profile.fit.held_out, side, RUN_VARIATION, lasting=lasting)
 
 
 def make_scaled_executor(profile: CostProfile, side: ErrorSide) -> Callable[[Executor], Executor]:
-    """Return a function that makes an executor's steps faster or slower by the profile's error.
+    """Return a function that wraps an executor and scales its steps by the profile's error.
 
-    Raises InputError if the profile has no error estimate.
+    ``side`` selects whether steps become faster or slower. Raises InputError if the profile has no
+    error estimate.
     """
     if not profile.fit.held_out:
-        raise InputError(f"profile {profile.name} ({profile.basis}) contains no step error")
+        raise InputError(
+            f"profile {profile.name} ({profile.basis}) has no error estimate of step times"
+        )
     scale, wider = compute_profile_scales(profile, side), OutOfRangeMargin(profile) or None
     return lambda inner: ScaledExecutor(inner, scale, wider)
 
 
 def doublings(value: float, low: float, high: float) -> float:
-    """Return the number of doublings from a value to a range; infinite for an empty range."""
+    """Return the number of doublings between ``value`` and the nearest end of the range.
+
+    The result is 0 inside the range, and infinite above a range that ends at 0.
+    """
     if value > high:
         return log2(value / high) if high > 0 else inf
     return log2(low / value) if value < low else 0.0
 
 
 def unknown_share(profile: CostProfile, outside: Mapping[Feature, float], busy: float) -> float:
-    """Return the share of busy time (s) ``outside`` the range in features without known error."""
+    """Return the share of busy time spent outside the range in features without a known error.
+
+    ``outside`` maps a feature to the seconds outside its range; ``busy`` is in seconds.
+    """
     unknown = [s for feature, s in outside.items() if feature not in profile.fit.beyond]
     return max(unknown, default=0.0) / busy if busy else 0.0

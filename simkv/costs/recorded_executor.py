@@ -9,10 +9,10 @@ from simkv.costs.step_load import StepLoad
 
 
 class RecordedExecutor:
-    """Steps and idle passes of recorded durations (s), in the recorded order.
+    """Executor with recorded durations (s) of steps and idle passes, in the recorded order.
 
-    Raises RuntimeError if more are requested than were recorded, because the run then differs from
-    the recorded one.
+    Raises RuntimeError if the run requests more durations than were recorded, because it then
+    differs from the recorded run.
     """
 
     def __init__(self, steps: Iterable[float], idles: Iterable[float]) -> None:

@@ -30,13 +30,13 @@ MAX_ERROR = 0.9
 def compute_step_scales(
     errors: Mapping[str, StepError], side: ErrorSide, runs: float = 0.0, *, lasting: bool = False
 ) -> dict[StepKind, float]:
-    """Return scale factors by kind of step so that 95 of 100 real steps lie between both sides.
+    """Return the factor on step times, by kind of step, for one side of an interval.
 
-    ``runs`` is the relative variation between runs and hosts. With ``lasting``, the mean of many
-    steps lies between both sides.
+    Of 100 real steps, 95 lie between both sides. ``lasting`` instead makes the mean of many steps
+    lie between them. ``runs`` is the relative variation between runs and hosts.
 
-    An error is predicted time over real time, minus 1. Kinds of steps that were not measured use
-    the error of all steps, or the largest error.
+    An error is the predicted time divided by the real time, minus 1. A kind of step without
+    measured error uses the error of all steps or, if that is missing, the largest error.
     """
     worst = max(errors.values(), key=lambda error: error.p95)
     found: dict[StepKind, float] = {}
@@ -52,16 +52,16 @@ def _factor(error: float, side: ErrorSide) -> float:
 
 
 def classify_step(load: StepLoad) -> StepKind:
-    """Return the kind of a step from its load."""
+    """Return whether a step has decodes only, prefills only, or both (``mixed``)."""
     if not load.prefill_seqs:
         return "decode"
     return "mixed" if load.decode_seqs else "prefill"
 
 
 class ScaledExecutor:
-    """Executor that scales the step times of an inner executor by kind of step.
+    """Executor that multiplies the step times of an inner executor by a factor per kind of step.
 
-    ``wider`` returns the additional relative error of a step outside the range.
+    ``wider`` returns the additional relative error of a step outside the profile's range.
     """
 
     def __init__(

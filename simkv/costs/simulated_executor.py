@@ -16,7 +16,10 @@ MIN_VECTOR_STEPS = 16
 
 
 def advance_load(load: StepLoad, steps: int) -> StepLoad:
-    """Return the load of the same decodes after ``steps`` steps, each one token longer per step."""
+    """Return the work of the decode step that follows ``load`` after ``steps`` steps.
+
+    The same sequences decode; each gains one token of context per step.
+    """
     context = load.decode_context + steps * load.decode_seqs
     shortest, longest = load.shortest, load.longest
     if longest:
@@ -26,19 +29,20 @@ def advance_load(load: StepLoad, steps: int) -> StepLoad:
 
 
 class SimulatedExecutor:
-    """Executor with step times from a profile; it records use outside the profile's range.
+    """Executor with step times from a cost profile; records steps outside the profile's range.
 
-    ``outside`` maps a feature to the seconds of steps in which it left the range, and ``extremes``
-    to the smallest and largest value seen; ``busy`` is the sum of all steps in seconds, and
-    ``outside_s`` the sum of those with any feature out of range.
+    ``outside`` maps a feature to the total seconds of the steps in which it left the range.
+    ``extremes`` maps it to the smallest and largest value in those steps. ``busy`` is the total
+    duration of all steps in seconds, and ``outside_s`` that of steps with any feature outside.
 
-    Loading a missing LoRA adapter takes ``loading`` seconds before the step: to the GPU, and before
-    that from disk if it is not in host memory, one after another in the engine's thread (vLLM
-    0.33.0, ``_apply_adapters`` in ``vllm/lora/worker_manager.py``).
+    ``loading`` is the time in seconds to copy a LoRA adapter from host memory to the GPU, and the
+    time to read it from disk into host memory before. Both delay the step, because the engine's
+    thread loads adapters one after another (vLLM 0.33.0, ``_apply_adapters`` in
+    ``vllm/lora/worker_manager.py``).
 
     Verification of a draft token costs as much as a decode without context: one more row in the
-    products and a sampled token. A drafter pass takes the share ``drafting`` of a step in which the
-    model decodes the same sequences. Neither is calibrated.
+    matrix products and one sampled token. A drafter pass takes the fraction ``drafting`` of the
+    time of a step in which the model decodes the same sequences. Neither value is calibrated.
     """
 
     def __init__(
@@ -70,7 +74,7 @@ class SimulatedExecutor:
         return seconds
 
     def _draft(self, load: StepLoad) -> float:
-        """Return the seconds of the drafter after a step with this load."""
+        """Return the duration of all drafter passes after a step, in seconds."""
         step = StepLoad(0, 0, 0, load.emits, load.decode_context, 0, load.emits)
         return load.draft_passes * self._drafting * self._cost(step)
 
@@ -117,9 +121,10 @@ class SimulatedExecutor:
             self.outside_s += seconds
 
     def alone(self, prompt_tokens: int, output_tokens: int) -> float:
-        """Return the seconds of a request in isolation, from its start to its last token.
+        """Return the seconds that a request takes in isolation, from its start to its last token.
 
-        One prefill, then decodes at batch size 1, evaluated at their mean context.
+        It is the time of one prefill and of decodes at batch size 1, evaluated at their mean
+        context.
         """
         first = self._cost(
             StepLoad(1, prompt_tokens, 0, 0, 0, count_attention_pairs(prompt_tokens, 0), 1)

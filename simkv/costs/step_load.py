@@ -1,5 +1,5 @@
 # mypyc: compile
-"""Load of a step, and the executor protocol that returns its duration."""
+"""Amount of work in a step, and the protocol of an executor that returns a step's duration."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ Floats = npt.NDArray[np.float64]
 
 
 class StepLoad(NamedTuple):
-    """Work of the GPU in a step.
+    """Amount of work in a step.
 
     ``prefill_seqs`` sequences compute ``prefill_tokens`` tokens on top of ``prefill_context``
-    tokens of earlier KV; ``decode_seqs`` sequences compute one token each and read
-    ``decode_context`` tokens of KV in total. ``prefill_pairs`` counts the pairs of a prefill token
-    and a token that it attends to. ``emits`` sequences have a token sampled. ``shortest`` and
-    ``longest`` are the KV lengths of single decodes, set only for an executor that needs them
-    (``compute_step_load``), else 0. ``group_ranks`` engines in lock-step compute ``group_tokens``
-    in total and at most ``group_most`` each; 0 means a single engine. Before the step,
-    ``lora_copies`` adapters are copied to the GPU, ``lora_reads`` of them read from disk. Decodes
-    verify ``draft_tokens`` in addition to their own tokens, and the drafter runs ``draft_passes``
-    times after the step.
+    tokens of earlier KV; all are totals over the sequences. ``decode_seqs`` sequences compute one
+    token each and read ``decode_context`` tokens of KV in total. ``prefill_pairs`` is the number of
+    pairs of a prefill token and a token that it attends to. ``emits`` is the number of sequences
+    with a sampled token. ``shortest`` and ``longest`` are the smallest and largest KV length of a
+    decode; they are 0 unless the executor needs them (``compute_step_load``).
+
+    ``group_ranks`` data-parallel ranks in lockstep compute ``group_tokens`` tokens in total and at
+    most ``group_most`` each; 0 means a single engine. Before the step, ``lora_copies`` adapters are
+    copied to the GPU; ``lora_reads`` of them are first read from disk. Decodes verify
+    ``draft_tokens`` in addition to their own tokens, and the drafter runs ``draft_passes`` times
+    after the step.
     """
 
     prefill_seqs: int
@@ -48,15 +50,19 @@ class StepLoad(NamedTuple):
 
 
 def count_attention_pairs(tokens: int, context: int) -> int:
-    """Return the pairs of a token and a token that it attends to (or itself) in a prefill."""
+    """Return the number of attention pairs of a prefill of ``tokens`` on top of ``context`` tokens.
+
+    Each token attends to the context, to earlier tokens of the prefill, and to itself.
+    """
     return tokens * context + tokens * (tokens + 1) // 2
 
 
 def compute_step_load(batch: Batch, *, spread: bool = False) -> StepLoad:
-    """Return the load of a batch; in a mixed batch, a row of one token on top of KV is a decode.
+    """Return the amount of work in a batch.
 
-    Draft tokens do not count as tokens of their row. With ``spread``, the shortest and the longest
-    decode are determined, row by row.
+    In a mixed batch, a sequence that computes one token on top of KV counts as a decode. Draft
+    tokens are not counted in this comparison. With ``spread``, the shortest and longest decode
+    context are computed too, which iterates over all sequences.
     """
     load = _computed(batch)
     if batch.drafted:
@@ -95,12 +101,12 @@ def _computed(batch: Batch) -> StepLoad:
 
 
 def _own(batch: Batch, i: int, tokens: int) -> int:
-    """Return the tokens of a row without its draft tokens."""
+    """Return the number of ``tokens`` of request ``i`` in this step without its draft tokens."""
     return tokens - batch.drafted.tokens.get(i, 0) if batch.drafted else tokens
 
 
 def _with_drafts(load: StepLoad, batch: Batch, drafted: DraftedTokens) -> StepLoad:
-    """Add the draft tokens that decodes verify; prefill tokens already include theirs."""
+    """Add the draft tokens that decodes verify; the tokens of prefills already include drafts."""
     prefill = {
         i
         for (i, tokens), context in zip(batch.scheduled, batch.context, strict=True)
@@ -111,33 +117,39 @@ def _with_drafts(load: StepLoad, batch: Batch, drafted: DraftedTokens) -> StepLo
 
 
 class Executor(Protocol):
-    """Protocol that runs a batch, simulated or real (see ``SpreadExecutor``)."""
+    """Protocol of an object that runs a step, simulated or real, and returns its duration.
+
+    An executor may also implement ``SpreadExecutor``.
+    """
 
     def run(self, load: StepLoad) -> float:
-        """Return the seconds of a step with this load."""
+        """Run a step with this amount of work and return its duration in seconds."""
 
     def forecast_steps(self, load: StepLoad, steps: int) -> Sequence[float] | Floats:
-        """Return the seconds of each of the ``steps`` steps after a step of decodes only.
+        """Return the durations in seconds of up to ``steps`` decode steps after a decode-only step.
 
-        Steps count as run only when reported to ``ran``. An executor that cannot forecast returns
-        an empty sequence and is called step by step.
+        Forecast steps count as run only when they are reported to ``ran``. An executor that cannot
+        forecast returns an empty sequence; the engine then calls ``run`` for each step.
         """
 
     def ran(self, load: StepLoad, seconds: Sequence[float]) -> None:
-        """Record that the first forecast steps for ``load`` were run and took ``seconds``."""
+        """Record that forecast steps after ``load`` ran.
+
+        ``seconds`` are the durations of the first ``len(seconds)`` of these steps.
+        """
 
     def idle(self) -> float:
-        """Return the seconds of a scheduler pass with nothing to run."""
+        """Return the duration in seconds of a scheduler pass with nothing to run."""
 
 
 class SpreadExecutor(Executor, Protocol):
-    """Executor that may need the shortest and longest decode of each step."""
+    """Executor that may need the shortest and longest decode context of each step."""
 
     needs_decode_range: bool
 
 
 def wants_spread(executor: Executor) -> bool:
-    """Return whether an executor needs the shortest and longest decode; checked once per engine."""
+    """Return whether an executor needs the shortest and longest decode context of each step."""
     return (
         hasattr(executor, "needs_decode_range")
         and cast(SpreadExecutor, executor).needs_decode_range

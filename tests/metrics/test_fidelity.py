@@ -106,7 +106,9 @@ def test_scenario_can_select_one_end_of_the_error(tmp_path: Path) -> None:
         for side in ("cheaper", "dearer")
     ]
     assert [figure(one.summary, "e2e_ms.mean") for one in found] == [low, high]
-    with pytest.raises(InputError, match=r"profile p .measured. contains no step error"):
+    with pytest.raises(
+        InputError, match=r"profile p .measured. has no error estimate of step times"
+    ):
         run(tmp_path, f"{SCENARIO}step_scale: {{error: dearer}}\n")
 
 
