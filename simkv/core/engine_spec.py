@@ -38,9 +38,10 @@ TooLong = Callable[[Any, int], str | None]
 
 
 class EngineConfig(Protocol):
-    """The settings of an engine under its own names: a frozen dataclass that validates itself.
+    """Settings of an engine, with the engine's own option names.
 
-    Field annotations are read by pydantic; ``name`` has the engine's name as its only value.
+    An implementation is a frozen dataclass that validates its values when it is created. Pydantic
+    reads its field annotations. The only allowed value of ``name`` is the name of the engine.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
@@ -51,13 +52,13 @@ class EngineConfig(Protocol):
 
     @property
     def variant(self) -> str:
-        """Name of the scheduler variant: a version, a pull request, or a variant of simkv."""
+        """Name of the scheduler variant: a release, an unreleased change, or a custom variant."""
 
 
 class TabledScheduler(NamedTuple):
-    """A scheduler that allocates numbered blocks, and its block tables.
+    """A scheduler that allocates numbered KV blocks, together with its block tables.
 
-    A simulation only needs block counts; a GPU needs the block numbers.
+    A simulation needs only the number of blocks; a run on a GPU also needs the block numbers.
     """
 
     scheduler: Scheduler
@@ -66,10 +67,11 @@ class TabledScheduler(NamedTuple):
 
 @dataclass(frozen=True)
 class KvTransferSpec:
-    """The ``variants`` that can send KV to another replica, and how to build their scheduler.
+    """How an engine sends KV from prefill replicas to decode replicas.
 
-    ``in_role`` returns the config for the role ``prefill`` or ``decode``, and ``build`` makes the
-    scheduler from it. Raises ValueError if this is not possible.
+    ``variants`` are the names of the variants that support it. ``in_role(config, role)`` returns
+    the config of a replica with the role ``prefill`` or ``decode``. ``build(config)`` builds the
+    scheduler for that config. Both raise ValueError if the config does not allow a transfer.
     """
 
     variants: tuple[str, ...]
@@ -102,11 +104,12 @@ KvSizing = Literal["measured", "measured by release", "static", "rest"]
 
 @dataclass(frozen=True)
 class VariantNaming:
-    """Names of the variants of an engine, where a variant has several.
+    """How the variant names that users write map to the keys of ``EngineSpec.variants``.
 
-    ``variant_of`` returns the key of a name in ``EngineSpec.variants`` and raises ValueError for an
-    unknown name. ``like`` returns the first variant with the same rules. ``assumed`` returns the
-    unverified assumption behind a name, or None.
+    ``variant_of(name)`` returns the key for a name, such as 0.27.0 for 0.27, and raises ValueError
+    for an unknown name. ``like(name)`` returns the variant that represents all variants with the
+    same rules. ``assumed(name)`` returns a note for the user if no recording confirms the rules
+    that simkv uses for this name, else None.
     """
 
     variant_of: Callable[[str], str] = _itself
@@ -118,45 +121,50 @@ class VariantNaming:
 class EngineSpec:
     """The specification of an engine, for code that must not depend on a particular engine.
 
-    ``build(config)`` makes its scheduler, ``build_with_tables(config)`` one with block tables for a
-    GPU. ``recording`` is the format of its recorded decisions. ``setting(config)`` returns the
-    settings that determine step durations and KV size. ``naming`` resolves the names of
-    ``variants``.
+    ``build(config)`` builds its scheduler. ``build_with_tables(config)`` builds a scheduler with
+    block tables, which a run on a GPU needs. ``recording`` is the file format of its recorded
+    decisions. ``setting(config)`` returns the settings that determine step durations and the size
+    of the KV cache. ``naming`` maps the variant names that users write to keys of ``variants``.
 
-    Fields that hold the name of a config field (a knob), or None where the engine has none:
+    These fields hold the name of a config field, or None if the engine has no such setting:
 
-    - ``seats``: limit on running requests
-    - ``longest``: limit on the length of a request; the whole cache must hold one such request
-    - ``memory``: size of the KV cache in blocks, or in tokens if ``memory_in_tokens``
-    - ``block``: tokens per block
-    - ``groups``: windows of layer groups that have blocks of their own
-    - ``checkpoints``: whether kernels write states within a chunk
-    - ``stream``: tokens per chunk sent to a client
-    - ``ranks``: number of such engines that step together
+    - ``seats``: maximum number of running requests
+    - ``longest``: maximum length of a request in tokens; the KV cache must hold at least one
+      request of this length
+    - ``memory``: size of the KV cache, in tokens if ``memory_in_tokens``, else in blocks
+    - ``block``: tokens per KV block
+    - ``groups``: sliding-window sizes of the layer groups that have separate block tables
+    - ``checkpoints``: whether kernels also save the recurrent state of Mamba-like layers inside a
+      prefill chunk, not only at its end
+    - ``stream``: tokens per chunk that the server sends to a client
+    - ``ranks``: number of data-parallel ranks that step in lockstep
     - ``lora``: whether requests may use LoRA adapters
     - ``drafts``: number of draft tokens per request and step
-    - ``host_blocks``: number of blocks in host memory
+    - ``host_blocks``: number of KV blocks in host memory
 
-    ``lacks`` lists, by variant, the knobs that the variant does not have; it rejects or ignores
-    them.
+    ``lacks`` maps a variant to the settings that it does not support. The engine rejects or
+    ignores them.
 
-    ``rules`` are the variants whose individual rules can be changed (fields of a frozen dataclass,
-    of type bool or Literal): ``build(config, rules)`` uses the given rules instead of the
-    variant's. ``rules_read`` names the fields that a variant reads, if not all.
+    ``rules`` maps a variant to its scheduling rules, a frozen dataclass whose fields have the type
+    bool or Literal. To change individual rules, pass a modified copy: ``build(config, rules)``.
+    ``rules_read`` maps a variant to the names of the rules that it uses; a variant that is missing
+    there uses all of them.
 
-    ``cache_lines`` are regular expressions for the log lines that report the cache size, with the
-    groups ``blocks`` or ``tokens``, and ``size`` (tokens per block) where it is logged.
-    ``cache_example`` is an example of such a line for messages.
+    ``cache_lines`` are regular expressions for the log lines that report the size of the KV cache.
+    Their groups are ``blocks`` or ``tokens`` and, if it is logged, ``size`` (tokens per block).
+    ``cache_example`` is an example of such a line for error messages.
 
-    ``admission(config)`` is the check of its server before the scheduler sees a request, or None;
-    rejections by the scheduler itself are in ``Batch.refused``. ``too_long(config, prompt_tokens)``
-    names the limit that a prompt exceeds.
+    ``admission(config)`` returns the check that the API server makes before a request reaches the
+    scheduler, or None if there is none. Rejections by the scheduler are in ``Batch.refused``.
+    ``too_long(config, prompt_tokens)`` returns the reason if a prompt exceeds a length limit, else
+    None.
 
-    ``host(config)`` is whether KV of prompts is copied to host memory (None: never). ``launch`` are
-    the launcher's rules for missing settings on known hardware. ``transfer`` is
-    None if KV cannot be sent to another replica. ``has_threads`` is whether its threads can run
-    side by side, as the ``pipeline`` of a scenario specifies. ``policy_hooks`` are the decisions
-    that its knob ``rule`` can replace.
+    ``host(config)`` returns whether the KV of prompts is copied to host memory; the field is None
+    if the engine cannot do this. ``launch`` determines the settings that the user leaves out, as
+    the engine's launcher does on known hardware. ``transfer`` is None if the engine cannot send KV
+    to another replica. ``has_threads``: the scheduler, the worker and the token processor of this
+    engine run in parallel threads, timed by ``pipeline`` in a scenario. ``policy_hooks`` are the
+    decisions that a custom policy (the setting ``rule``) can replace.
     """
 
     name: str
@@ -192,75 +200,78 @@ class EngineSpec:
     has_threads: bool = False
     policy_hooks: tuple[PolicyHook, ...] = ()
     has_negatable_flags: bool = False
-    """Whether the server turns a switch off with ``--no-SWITCH``."""
+    """Whether the server has a flag ``--no-X`` that turns the setting of a flag ``--X`` off."""
     logs_all_options: bool = False
     """Whether the log starts with the value of every option."""
     release_part: int = 1
-    """Part of the version that a regular release increases: 1 for minor, 2 for patch releases."""
+    """Index of the version number that a regular release increases: 1 for minor, 2 for patch."""
     sizing: KvSizing = "measured"
     """How the server determines the size of the KV cache."""
     states_in_blocks_since: str | None = None
-    """First release that stores states of layers in blocks like KV; None: no release."""
+    """First release that stores recurrent states in KV blocks; None if no release does."""
     step_tokens: str = "max_num_batched_tokens"
-    """Knob for the maximum tokens per step."""
+    """Name of the setting for the maximum number of tokens per step."""
     memory_share: str | None = None
-    """Knob for the share of GPU memory, with its flag; None: not supported by ``simkv blocks``."""
+    """Name of the setting for the fraction of GPU memory; None if ``simkv blocks`` cannot use it."""
     graph_sizes: Callable[[int], list[int]] = lambda _: []
-    """Sizes in tokens of the CUDA graphs that a server with this number of seats captures."""
+    """CUDA graph sizes in tokens, given the maximum number of running requests."""
     unrecorded: str = ""
-    """Behavior that no recording covers, though other decisions were recorded."""
+    """Behavior that no recording covers, for engines whose other decisions were recorded."""
     partly_recorded: str | None = None
-    """The recorded part, for an engine whose decisions were recorded only in part."""
+    """Decisions that were recorded; None if simkv has recordings of all kinds of decisions."""
     rank_knobs: Callable[[int], Mapping[str, Any]] = _no_knobs
-    """Knobs of a server with this number of data-parallel attention groups."""
+    """Settings of a server with the given number of data-parallel attention ranks."""
     rank_router: Mapping[str, Any] = field(default_factory=lambda: {"router": "round_robin"})
-    """Router in front of data-parallel ranks, as in ``fleet`` of a scenario."""
+    """Load balancer in front of data-parallel ranks, in the format of ``fleet`` in a scenario."""
     ranks_in_lockstep: bool = False
-    """Whether data-parallel ranks of a mixture-of-experts model step together."""
+    """Whether the data-parallel ranks of a mixture-of-experts model step in lockstep."""
     disk: Callable[[Any], bool] | None = None
-    """Whether KV in host memory is written to disk; None: never."""
+    """Whether a config writes the KV in host memory to disk; None if the engine cannot do this."""
     transfer_knobs: tuple[str, ...] = ()
-    """Knobs of replicas that send KV to others or load it."""
+    """Names of the settings that only replicas which send or load KV use."""
     in_priority_order: Callable[[Any], bool] = _always
-    """Whether a config observes the priorities of requests."""
+    """Whether the scheduler considers the priorities of requests, given a config."""
     lora_slots: str | None = None
-    """Knob for the number of LoRA adapters that run at once, where the engine reports their use."""
+    """Name of the setting for the number of LoRA adapters that run at once; None: not reported."""
     lora_by_model: bool = False
-    """Whether clients may name an adapter as ``model:adapter``."""
+    """Whether a client may select a LoRA adapter with the model name ``model:adapter``."""
     published_cache: Callable[[Any], BlockPool | None] | None = None
-    """Prefix cache of a scheduler whose changes the server publishes; None: none."""
+    """Prefix cache of a scheduler whose changes the server publishes as KV events, or None."""
     published_cache_knob: str | None = None
-    """Knob that must be set for anything to be published."""
+    """Name of the setting that must be on for the server to publish KV events."""
 
     def variant(self, name: str) -> Variant:
-        """Return the variant that a config calls by this name."""
+        """Return the description of the variant with this name, which may be an alias such as 0.27.
+
+        Raises ValueError for an unknown name.
+        """
         return self.variants[self.naming.variant_of(name)]
 
     @property
     def distinct_variants(self) -> list[str]:
-        """Names of the variants with distinct rules, one per set of rules."""
+        """Names of the variants, only one of each set of variants with equal rules."""
         return [name for name in self.variants if self.naming.like(name) == name]
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """Knobs that limit the engine's capacity."""
+        """Names of the settings for the number and length of requests and for the KV cache size."""
         return tuple(knob for knob in (self.seats, self.longest, self.memory) if knob)
 
     def takes_loras(self, config: EngineConfig) -> bool:
-        """Whether requests may use LoRA adapters."""
+        """Return whether requests may use LoRA adapters."""
         return self.lora is not None and bool(getattr(config, self.lora))
 
     def offloads(self, config: EngineConfig) -> bool:
-        """Whether the KV of prompts is copied to host memory."""
+        """Return whether the engine copies the KV of prompts to host memory."""
         return self.host is not None and self.host(config)
 
     def rule_of(self, config: EngineConfig) -> str | None:
-        """Return the custom policy of a config, or None."""
+        """Return the source text of the custom policy in a config; None if the config has none."""
         rule: str | None = getattr(config, "rule") if self.policy_hooks else None  # noqa: B009
         return rule
 
     def uses_disk(self, config: EngineConfig) -> bool:
-        """Whether KV in host memory is written to disk."""
+        """Return whether the engine writes the KV in host memory to disk."""
         return self.disk is not None and self.disk(config)
 
     def drafted_tokens(self, config: EngineConfig) -> int:
@@ -268,19 +279,22 @@ class EngineSpec:
         return self._number(config, self.drafts)
 
     def lora_capacity(self, config: EngineConfig) -> int:
-        """Return the number of concurrent LoRA adapters; 0 if the engine does not report them."""
+        """Return the maximum number of concurrent LoRA adapters.
+
+        The result is 0 if the engine does not report the use of its adapters.
+        """
         return self._number(config, self.lora_slots)
 
     def tokens_per_chunk(self, config: EngineConfig) -> int:
-        """Return the number of tokens sent to a client at a time."""
+        """Return the number of tokens that the server sends to a client at a time."""
         return self._number(config, self.stream) or 1
 
     def length_limit(self, config: EngineConfig) -> int | None:
-        """Return the maximum tokens of a request, or None if the engine has no such limit."""
+        """Return the maximum number of tokens of a request, or None if there is no such limit."""
         return self._number(config, self.longest) or None
 
     def _number(self, config: EngineConfig, knob: str | None) -> int:
-        """Return the value of a knob; 0 if the engine lacks it or it is not set."""
+        """Return the value of a setting; 0 if the engine lacks it or the config does not set it."""
         value: int | None = getattr(config, knob) if knob else None
         return value or 0
 

@@ -1,1 +1,1 @@
-"""Schedulers of real engines: one package each, listed in ``engine_registry``."""
+"""Schedulers of the supported engines, one package per engine, listed in ``engine_registry``."""

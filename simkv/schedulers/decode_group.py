@@ -1,5 +1,8 @@
 # mypyc: compile
-"""Group of requests that decode in lockstep, advanced by one shared counter."""
+"""Group of requests that decode in lockstep.
+
+One shared step counter advances the token counts of all requests in the group at once.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,16 @@ from mypy_extensions import mypyc_attr
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class DecodingRequest:
-    """State of a request in the group; in tokens, except ``id``, ``order`` and ``joined``.
+    """Token counts of a request that can join a ``DecodeGroup``.
 
-    - ``computed``: tokens with KV, including tokens of steps in flight.
-    - ``length``: known tokens; at ``stop_length`` the request ends.
-    - ``placeholders``: tokens not delivered yet; ``in_flight``: tokens being computed.
-    - ``order``: position among the running requests.
-    - ``joined``: the group's step at which it joined. Its counts do not change while it is a
-      member.
+    - ``id``: number of the request.
+    - ``computed``: tokens with KV, including the tokens of steps in flight.
+    - ``length``: known tokens, prompt and output. The request ends at ``stop_length`` tokens.
+    - ``placeholders``: output tokens that are scheduled but not delivered yet.
+    - ``in_flight``: tokens that scheduled steps are computing.
+    - ``order``: position among the running requests, by admission.
+    - ``joined``: step count of the group when the request joined. While it is a member, its own
+      token counts do not change; the group derives the current ones from its step count.
     """
 
     def __init__(self, id: int, length: int, stop_length: int) -> None:
@@ -37,10 +42,11 @@ R = TypeVar("R", bound=DecodingRequest)
 class DecodeGroup(Generic[R]):
     """Running requests that each compute exactly one token per step.
 
-    ``scheduled`` counts the steps decided for the group and ``delivered`` the steps whose tokens
-    have been delivered; a pipelined scheduler is one step ahead. A member needs a new block every
-    ``block_size`` steps, when its computed tokens fill its blocks. Members are stored by that step
-    modulo ``block_size``, so that a step accesses only the members that need a block.
+    ``scheduled`` is the number of steps scheduled for the group, and ``delivered`` the number of
+    steps whose tokens were delivered. With asynchronous scheduling, ``scheduled`` is one step
+    ahead. A member needs a new KV block every ``block_size`` steps, when its computed tokens fill
+    its blocks. The group indexes its members by that step modulo ``block_size``, so a step visits
+    only the members that need a block.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -60,7 +66,7 @@ class DecodeGroup(Generic[R]):
         return r.id in self.members
 
     def join(self, r: R) -> None:
-        """Add ``r`` to the group from the step that is being decided."""
+        """Add ``r`` to the group; the step that is being scheduled is its first one as a member."""
         r.joined = self.scheduled
         self.members[r.id] = r
         self.context += r.computed
@@ -68,7 +74,10 @@ class DecodeGroup(Generic[R]):
         heappush(self._stops, (self._stop(r), r.id, r.joined))
 
     def leave(self, r: R) -> int:
-        """Remove ``r`` and update its counts; return the number of its tokens not delivered yet."""
+        """Remove ``r`` and update its token counts.
+
+        Returns the number of tokens that ``r`` computed as a member and that are not delivered yet.
+        """
         del self.members[r.id]
         del self._border(r)[r.id]
         steps = self.scheduled - r.joined
@@ -81,30 +90,31 @@ class DecodeGroup(Generic[R]):
         return steps - delivered
 
     def step(self, steps: int = 1) -> None:
-        """Advance the group by ``steps``: every member computes one token per step."""
+        """Advance the group by ``steps`` steps: every member computes one token per step."""
         self.scheduled += steps
         self.context += steps * len(self.members)
 
     def in_flight(self, r: R) -> int:
-        """Return the tokens of ``r`` that are being computed."""
+        """Return the number of tokens of ``r`` that steps in flight are computing."""
         return r.in_flight + self.scheduled - max(self.delivered, r.joined)
 
     def computed(self, r: R) -> int:
-        """Return the tokens of ``r`` that have KV."""
+        """Return the number of tokens of ``r`` that have KV."""
         return r.computed + self.scheduled - r.joined
 
     def length(self, r: R) -> int:
-        """Return the known tokens of ``r``."""
+        """Return the number of known tokens of ``r``, prompt and output."""
         return r.length + max(self.delivered - r.joined, 0)
 
     def full_block_members(self, ahead: int = 0) -> dict[int, R]:
-        """Return the members whose blocks are full ``ahead`` steps from now."""
+        """Return the members, by request id, whose blocks are full ``ahead`` steps from now."""
         return self._borders[(self.scheduled + ahead) % self.block_size]
 
     def quiet(self, aheads: Sequence[int] = (0,)) -> int:
-        """Return for how many steps no member's blocks are full, for each offset in ``aheads``.
+        """Return the number of steps from now on in which no member's blocks are full.
 
-        At most ``block_size``, because the pattern repeats.
+        A step counts only if no blocks are full at any of the offsets ``aheads`` from it, in steps.
+        The result is at most ``block_size``, because the pattern repeats after that.
         """
         borders, size = self._borders, self.block_size
         for step in range(size):
@@ -114,21 +124,27 @@ class DecodeGroup(Generic[R]):
         return size
 
     def growth(self, steps: int) -> list[int]:
-        """Return how many members need a block in each of the next ``steps`` steps."""
+        """Return the number of members that need a block, for each of the next ``steps`` steps."""
         first = self.scheduled % self.block_size
         counts = list(map(len, self._borders))
         round_ = counts[first:] + counts[:first]
         return (round_ * (steps // self.block_size + 1))[:steps]
 
     def stopped(self, steps: int) -> list[R]:
-        """Return members that reach ``stop_length`` by the group's step ``steps`` (once each)."""
+        """Return the members that reach ``stop_length`` by step ``steps`` of the group.
+
+        Each member is returned once, even if this is called again.
+        """
         found: list[R] = []
         while (stop := self.next_stop()) is not None and stop <= steps:
             found.append(self.members[heappop(self._stops)[1]])
         return found
 
     def next_stop(self) -> int | None:
-        """Return the group's step at which the first member reaches ``stop_length``, or None."""
+        """Return the first step of the group at which a member reaches ``stop_length``.
+
+        The result is None if the group is empty.
+        """
         stops = self._stops
         while stops:
             stop, i, joined = stops[0]
@@ -138,7 +154,7 @@ class DecodeGroup(Generic[R]):
         return None
 
     def _stop(self, r: R) -> int:
-        """Return the group's step at which ``r`` needs no further token."""
+        """Return the step of the group at which all output tokens of ``r`` are scheduled."""
         return r.joined + r.stop_length - r.length - r.placeholders
 
     def _border(self, r: R) -> dict[int, R]:

@@ -22,16 +22,22 @@ DEFAULT = VLLM
 
 
 def find_engine_spec(config: EngineConfig) -> EngineSpec:
-    """Return the spec of the engine that ``config`` is for; a custom config carries its own."""
+    """Return the spec of the engine that ``config`` configures.
+
+    The config of a custom scheduler carries its own spec.
+    """
     own: EngineSpec | None = getattr(config, "own_spec", None)
     return own or ENGINES[config.name]
 
 
 def build_scheduler(config: EngineConfig) -> Scheduler:
-    """Build the scheduler that ``config`` describes."""
+    """Build the scheduler of the engine and variant that ``config`` names."""
     return find_engine_spec(config).build(config)
 
 
 def list_variants(engine: str) -> Mapping[str, Variant]:
-    """Return the variants of an engine by name."""
+    """Return the variants of an engine, a mapping from names to descriptions.
+
+    Raises KeyError for an unknown engine.
+    """
     return ENGINES[engine].variants

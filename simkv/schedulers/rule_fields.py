@@ -1,8 +1,8 @@
-"""Rules that differ between the releases of an engine, as annotated fields of a dataclass.
+"""Scheduling rules that differ between releases of an engine, as annotated dataclass fields.
 
-A rule states once what it means, where the engine's source has it, in which releases it holds and
-which recordings show it. Releases, messages, tables of the documentation and the recorder's
-selection follow from these fields.
+Each field states what the rule means, where the engine's source code implements it, in which
+releases it applies, and which recordings show it. The rules of each release, error messages,
+tables in the documentation and the recorder's choice of releases are derived from these fields.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ Rules = TypeVar("Rules")
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule of an engine; it holds from release ``since`` on and before release ``until``.
+    """A scheduling rule that applies from release ``since`` on and before release ``until``.
 
-    Without ``since`` it holds from the oldest release on if ``until`` is given, else in no release.
-    ``values`` replaces both for rules with values: the value from each release on, oldest first.
+    With ``until`` only, the rule applies from the oldest release on. With neither, it applies in
+    no release. A rule with more than two values has ``values`` instead: a mapping from a release to
+    the value that applies from this release on, oldest first.
 
-    ``otherwise`` is the behavior of releases without the rule. A recording shows the rule if its
-    config sets all ``knobs``. In addition the release must have the rules in ``needs`` and none in
-    ``hidden_by``. ``shown_since`` is the oldest release whose committed recordings show the rule;
-    without it, those of all releases do.
+    ``meaning`` describes releases with the rule, ``otherwise`` releases without it. A recording
+    shows the rule only if its config sets all settings in ``knobs``, and its release has all rules
+    in ``needs`` and none in ``hidden_by``. ``shown_since`` is the oldest release whose committed
+    recordings show the rule; if it is None, the recordings of all releases do.
 
-    ``at_start``: the rule decides at start-up or sets a default, which no recording shows.
-    ``hidden``: the reason why no recording shows it, if it is another one.
+    ``at_start``: the rule sets a default or is checked at start-up, so no recording can show it.
+    ``hidden``: any other reason why no recording can show it.
     """
 
     topic: str
@@ -48,7 +49,10 @@ class Rule:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """Values of the rule by the release from which on they apply, without the oldest."""
+        """Releases in which the value of the rule changes, with the new value.
+
+        The oldest release is not included.
+        """
         if self.values is not None:
             return dict(list(self.values.items())[1:])
         starts = {self.since: True} if self.since else {}
@@ -56,13 +60,13 @@ class Rule:
 
     @property
     def first(self) -> Any:
-        """Value in the oldest release."""
+        """Value of the rule in the oldest release."""
         if self.values is not None:
             return next(iter(self.values.values()))
         return self.until is not None and self.since is None
 
     def value_in(self, release: str) -> Any:
-        """Return the value in a release."""
+        """Return the value of the rule in a release."""
         value = self.first
         for start, new in self.changes.items():
             value = new if is_since(release, start) else value
@@ -75,30 +79,36 @@ class Rule:
 
 
 def rule(topic: str, meaning: str, otherwise: str = "", **facts: Any) -> Any:
-    """Return a dataclass field for a ``Rule``; its default is the value in the oldest release."""
+    """Return a dataclass field that holds a ``Rule``.
+
+    The default of the field is the value of the rule in the oldest release.
+    """
     described = Rule(topic, meaning, otherwise, **facts)
     return field(default=described.first, metadata={"rule": described})
 
 
 def described_rules(kind: Any) -> dict[str, Rule]:
-    """Return the rules of a dataclass by the names of their fields."""
+    """Return the rules of a dataclass, a mapping from field names to ``Rule`` objects."""
     return {each.name: each.metadata["rule"] for each in fields(kind) if "rule" in each.metadata}
 
 
 def rules_in(kind: type[Rules], release: str) -> Rules:
-    """Return the rules of a release."""
+    """Return an instance of the rules dataclass ``kind`` with the values for a release."""
     return kind(**{name: each.value_in(release) for name, each in described_rules(kind).items()})
 
 
 def differing_rules(rules: Any, others: Any) -> list[str]:
-    """Return the names of the rules in which two releases differ."""
+    """Return the field names of the rules whose values differ between two releases."""
     return [
         name for name in described_rules(rules) if getattr(rules, name) != getattr(others, name)
     ]
 
 
 def describe_changes(rules: Any, before: Any) -> str:
-    """Return the rules that a release adds, ends or changes, compared with the release before."""
+    """Describe in one line which rules a release adds, ends or changes.
+
+    ``before`` holds the rules of the release before it.
+    """
     changed = {name: getattr(rules, name) for name in differing_rules(rules, before)}
     parts = {
         "adds": [name for name, value in changed.items() if value is True],

@@ -1,9 +1,10 @@
 # mypyc: compile
-"""Requests that vLLM's API server rejects before the scheduler, with HTTP 503.
+"""Requests that vLLM's API server rejects with an HTTP error before the scheduler sees them.
 
-Source: the wheels since 0.29.0, ``AsyncLLM.check_admission`` (``vllm/v1/engine/async_llm.py``)
-and ``vllm/exceptions.py``. All tokens of a prompt count until its first output token, including
-computed and cached ones. One server counts all data-parallel ranks that it serves.
+Source of the queue limits (HTTP 503): the released vLLM code since 0.29.0,
+``AsyncLLM.check_admission`` (``vllm/v1/engine/async_llm.py``) and ``vllm/exceptions.py``. All
+tokens of a prompt count until its first output token, including computed and cached ones. A server
+adds up the requests of all data-parallel ranks behind it.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ BACKLOG = Refusal(
 
 
 def too_long(config: VllmConfig, prompt_tokens: int) -> str | None:
-    """Return the reason for HTTP 400 if a prompt leaves no token of ``max_model_len``, else None
-    (``_validate_input`` of ``vllm/entrypoints/openai``)."""
+    """Return the reason to reject a prompt with HTTP 400; None if the server accepts it.
+
+    The server rejects a prompt of ``max_model_len`` tokens or more (``_validate_input`` of
+    ``vllm/entrypoints/openai``).
+    """
     most = config.max_model_len
     if prompt_tokens < most:
         return None
@@ -35,7 +39,7 @@ def too_long(config: VllmConfig, prompt_tokens: int) -> str | None:
 
 
 def build_admission_check(config: VllmConfig) -> AdmissionCheck | None:
-    """Build the check for the queue limits of a server; None if no limit is set."""
+    """Build the check for the queue limits of a server; None if the config sets no such limit."""
     most, most_tokens = config.max_num_queued_reqs, config.max_num_queued_tokens
     if most is None and most_tokens is None:
         return None

@@ -1,4 +1,4 @@
-"""vLLM scheduler with decisions replaced by expressions of a custom policy."""
+"""vLLM scheduler in which the expressions of a custom policy replace some decisions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ MAX_COUNTED_PREEMPTIONS = 64
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """The engine as seen by an expression; ``simkv.core.policy_language`` defines the names."""
+    """The values of the engine that an expression can read.
+
+    ``simkv.core.policy_language`` defines what the names mean.
+    """
 
     of: VllmExpressionScheduler
 
@@ -41,7 +44,7 @@ class EngineView:
 
 @dataclass(frozen=True, slots=True)
 class RequestView(EngineView):
-    """The engine and one request, as seen by an expression."""
+    """The values of the engine and of one request that an expression can read."""
 
     r: RequestState
 
@@ -75,7 +78,10 @@ class RequestView(EngineView):
 
 
 class VllmExpressionScheduler(VllmScheduler):
-    """Scheduler of a variant with the decisions of a custom policy; ties are broken by arrival."""
+    """Scheduler of a vLLM release with the decisions of a custom policy.
+
+    Requests for which an expression has equal values are ordered by arrival.
+    """
 
     # If VllmScheduler is compiled, copies must include the attributes of this class.
     __mypyc_attrs__ = (*getattr(VllmScheduler, "__mypyc_attrs__", ()), "__dict__")
@@ -92,11 +98,11 @@ class VllmExpressionScheduler(VllmScheduler):
             self.waiting = PolicyQueue(self._place(order))
 
     def length(self, r: RequestState) -> int:
-        """Return the tokens of a request, prompt and output."""
+        """Return the number of tokens of a request, prompt and output."""
         return self.decoding.length(r) if r in self.decoding else r.length
 
     def held(self, r: RequestState) -> int:
-        """Return the number of blocks of a request."""
+        """Return the number of KV blocks that a request holds."""
         return self.memory.held(self._computed(r)) if r.id in self.running else 0
 
     def add(self, prompt: Prompt) -> None:
@@ -105,8 +111,10 @@ class VllmExpressionScheduler(VllmScheduler):
         super().add(prompt)
 
     def leap(self, most: int) -> int:
-        """Return the variant's leap, or 1 if values that the policy reads change from step to
-        step."""
+        """Return the number of decode-only steps, as ``VllmScheduler.leap`` does.
+
+        The result is 1 if the policy reads values that change from step to step.
+        """
         admit, chunk = self.rule.get("admit"), self.rule.get("chunk")
         if self._held_back and admit and admit.moves:
             return 1
@@ -161,7 +169,7 @@ class VllmExpressionScheduler(VllmScheduler):
 
 
 class PolicyQueue(PriorityQueue):
-    """Waiting requests in the order of a policy, as evaluated at the last sort."""
+    """Waiting requests in the order of a custom policy, as evaluated at the last sort."""
 
     # If PriorityQueue is compiled, copies must include the attributes of this class.
     __mypyc_attrs__ = (*getattr(PriorityQueue, "__mypyc_attrs__", ()), "__dict__")
@@ -172,7 +180,7 @@ class PolicyQueue(PriorityQueue):
         self._places: dict[int, QueuePosition] = {}
 
     def sort(self) -> None:
-        """Evaluate the policy for all requests again."""
+        """Evaluate the expression for all waiting requests again, and sort them."""
         self._places = {}
         self._requests.sort(key=self._urgency)
 

@@ -24,7 +24,10 @@ LookupResult = Literal["absent", "coming", "unknown"]
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class DiskJob:
-    """A transfer in flight between disk and host memory, with one file for each of ``keys``."""
+    """A transfer in flight between disk and host memory, with one file per block in ``keys``.
+
+    ``owner`` is the id of the request, and ``writes`` the direction: true from host memory to disk.
+    """
 
     def __init__(self, owner: int, keys: Sequence[int], *, writes: bool) -> None:
         self.owner, self.keys, self.writes = owner, keys, writes
@@ -32,9 +35,10 @@ class DiskJob:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class DiskLookup:
-    """Whether a block is on disk; ``answer`` is None until the lookup completes.
+    """The lookup whether a block is on disk; ``answer`` is None until the lookup completes.
 
-    The answer is valid for all ``requesters`` until the last one ends, regardless of later writes.
+    ``requesters`` are the ids of the requests that asked. The answer stays valid for all of them
+    until the last one ends, even if the block is written to disk in the meantime.
     """
 
     def __init__(self) -> None:
@@ -44,10 +48,11 @@ class DiskLookup:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class DiskTier:
-    """Blocks on disk (``files``), with transfers (``jobs``) and lookups (``looks``) in flight.
+    """KV blocks on disk, by cache key (``files``), and transfers (``jobs``) and lookups in flight.
 
-    ``coming`` are blocks that are being read, or will be from the end of the step. ``promoted[i]``
-    are blocks read for request ``i``.
+    ``looks`` maps the number of a lookup in flight to its keys. ``coming`` are blocks that are
+    being read from disk, or whose read starts at the end of the step. ``promoted[i]`` are the
+    blocks that were read from disk for request ``i``.
     """
 
     def __init__(self, store: HostBlockStore, block_size: int) -> None:
@@ -66,11 +71,14 @@ class DiskTier:
 
     @property
     def has_pending_copies(self) -> bool:
-        """Whether there are writes that no batch contains yet."""
+        """Whether some writes to disk are not in a batch yet."""
         return bool(self._writes)
 
     def find(self, key: int, place: int, asker: int, uses: BlockUses) -> LookupResult:
-        """Look up a block that is not in host memory; if it is on disk, start to read it."""
+        """Look up a block that is not in host memory, and start to read it if it is on disk.
+
+        ``place`` is the position of the block in the prompt of request ``asker``.
+        """
         verdict = self._verdicts.get(key)
         if verdict is None:
             verdict = self._verdicts[key] = DiskLookup()
@@ -87,13 +95,15 @@ class DiskTier:
         return "coming"
 
     def write(self, owner: int, keys: Sequence[int]) -> None:
-        """Write blocks that were copied to host memory; they stay there until the write
-        completes."""
+        """Start to write blocks from host memory to disk.
+
+        The blocks cannot be evicted from host memory until the write completes.
+        """
         self._store.pin(keys)
         self._writes.append(self._begin(DiskJob(owner, keys, writes=True)))
 
     def moves(self) -> DiskTransfers | None:
-        """Return the transfers and the lookup that start with a step."""
+        """Return the disk transfers and the lookup that start with a step, or None."""
         reads = [
             self._begin(DiskJob(owner, keys, writes=False)) for owner, keys in self._wanted.items()
         ]
@@ -106,7 +116,7 @@ class DiskTier:
         return DiskTransfers(reads, writes, look) if reads or writes or look else None
 
     def done(self, jobs: Iterable[int]) -> None:
-        """Record completed transfers."""
+        """Record that the transfers with these numbers completed."""
         for number in jobs:
             job = self.jobs.pop(number)
             if job.writes:
@@ -117,28 +127,33 @@ class DiskTier:
                 self._store.complete_write(job.keys)
 
     def looked(self, looks: Iterable[int]) -> None:
-        """Record completed lookups."""
+        """Record that the lookups with these numbers completed."""
         for number in looks:
             for key in self.looks.pop(number):
                 self._verdicts[key].answer = key in self.files
                 self._drop(key)
 
     def forget(self, asker: int) -> None:
-        """Forget a request that has ended and has no store to host memory in flight."""
+        """Discard the lookups of request ``asker``.
+
+        The request must have ended, and its copies from the GPU to host memory must be complete.
+        """
         self.promoted.pop(asker, None)
         for key in self._asked.pop(asker, ()):
             self._verdicts[key].requesters.discard(asker)
             self._drop(key)
 
     def fingerprint(self) -> Hashable:
-        """Return the state that determines later steps; jobs by position, since numbers only
-        grow."""
+        """Return the state that determines later steps.
+
+        Jobs are included without their numbers, because the numbers only grow.
+        """
         jobs = tuple((job.owner, job.writes, *job.keys) for job in self.jobs.values())
         verdicts = tuple((key, v.answer, len(v.requesters)) for key, v in self._verdicts.items())
         return len(self.files), jobs, tuple(map(len, self.looks.values())), verdicts
 
     def _drop(self, key: int) -> None:
-        """Forget a completed lookup that no request uses."""
+        """Delete the lookup of ``key`` if it is complete and no request uses it any more."""
         verdict = self._verdicts[key]
         if not verdict.requesters and verdict.answer is not None:
             del self._verdicts[key]

@@ -1,11 +1,13 @@
 # mypyc: compile
-"""Block memory for speculative decoding, with blocks for drafts that may be rejected.
+"""Block memory for speculative decoding, with KV blocks for draft tokens that may be rejected.
 
-A drafter with its own KV also has ``num_lookahead_tokens`` slots after the tokens of a step. A
-request retains its blocks when drafts are rejected, so it may hold more than its tokens need.
+A drafter with KV of its own also needs ``num_lookahead_tokens`` KV slots after the tokens of a
+step. A request keeps its blocks when drafts are rejected, so it may hold more blocks than its
+tokens need.
 
-EAGLE's KV at a position depends on the next token. A hit is therefore one block shorter than the
-cached prefix (``use_eagle``); since 0.33 the key of a block covers the next token instead.
+The KV of EAGLE at a position depends on the next token. A prefix-cache hit is therefore one block
+shorter than the cached prefix (``use_eagle``). Since 0.33 the cache key of a block covers the next
+token instead, and hits are not shortened.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from simkv.schedulers.vllm.window_memory import has_limited_attention, longest_r
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class DraftMemory(StateMemory):
-    """Block tables of all groups; the drafter's layers belong to one of them."""
+    """Block tables of all layer groups; the layers of the drafter are in one of these groups."""
 
     def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
         super().__init__(config, rules)
@@ -45,11 +47,10 @@ class DraftMemory(StateMemory):
         self.frees_while_running = config.kv_cache_groups != (0,)
 
     def beyond(self, r: RequestState, start: int, n: int) -> int:
-        """Return the additional blocks of ``r`` beyond the blocks that ``n`` tokens after ``start``
-        fill.
+        """Return the number of blocks that ``r`` needs in addition to ``blocks_to_grow(start, n)``.
 
-        These are blocks for lookahead slots and for states after drafts, less the blocks that it
-        still holds for rejected drafts.
+        These are the blocks for lookahead slots and for the states after drafts, minus the blocks
+        that ``r`` still holds for rejected drafts. The result can be negative.
         """
         end, table = start + n, self._tables[r.id]
         within = int(super().beyond(r, start, n) > 0)
@@ -62,13 +63,17 @@ class DraftMemory(StateMemory):
         return needed
 
     def missing(self, hits: CacheHits, end: int) -> int:
-        """Return the blocks to allocate for the tokens up to ``end`` of a request that reuses
-        ``hits``."""
+        """Return the number of blocks that a waiting request needs for its tokens up to ``end``.
+
+        The request reuses the cached blocks ``hits``, which are not counted.
+        """
         return self._admitting(hits, end, min(end + self._at_first, self._longest), 0)
 
     def fits(self, r: RequestState, hits: CacheHits, end: int, *, running: bool) -> bool:
-        """Return whether ``r`` can be admitted with ``hits`` to compute its tokens up to
-        ``end``."""
+        """Return whether there are enough free blocks to admit ``r`` with its tokens up to ``end``.
+
+        The request reuses the cached blocks ``hits``. ``running``: other requests run.
+        """
         if self.has_unready_hits(r, hits):
             return False
         start, whole = hits.tokens, 0
@@ -82,15 +87,14 @@ class DraftMemory(StateMemory):
         return needed + revived <= self.room(running=running)
 
     def register(self, r: RequestState, tokens: int) -> None:
-        """Register the blocks filled by the first ``tokens`` tokens of ``r`` in the prefix
-        cache."""
+        """Add the blocks that the first ``tokens`` tokens of ``r`` fill to the prefix cache."""
         super().register(r, tokens)
         if self._ahead and self._unit > self.block_size and self.cache and r.content is not None:
             self._register_tails(r, tokens // self._unit * self._unit)
 
     def _agreed(self, found: list[array[int]], tokens: int) -> tuple[int, int]:
         # Each kind is first looked up one block further, and its hit is shortened by one block;
-        # again after another kind shortens the hit. Hits of states are not shortened.
+        # this repeats after another kind shortens the hit. Hits of states are not shortened.
         if not self._drops:
             return super()._agreed(found, tokens)
         kinds, size = self._kinds, self.block_size
@@ -123,9 +127,10 @@ class DraftMemory(StateMemory):
     def _less_one(
         self, kind: LayerKind, groups: list[array[int]], most: int, *, drops: bool
     ) -> int:
-        """Return the tokens of the longest hit of a kind in ``most`` blocks.
+        """Return the length in tokens of the longest hit for layers of ``kind``.
 
-        With ``drops``, the hit is one block shorter than the cached blocks, which it still needs.
+        The hit has at most ``most`` blocks. With ``drops``, EAGLE requires one more cached block
+        after it, so the hit is one block shorter than the cached prefix.
         """
         reach = window_blocks(kind)
         blocks = longest_run(groups, most, reach + drops if reach else 0, 1)
@@ -144,7 +149,10 @@ class DraftMemory(StateMemory):
         return [(end - window_blocks(kind), end + behind) for end in ends]
 
     def _register_tails(self, r: RequestState, tokens: int) -> None:
-        """Register the larger block in which a prompt ends under the key of its last known part."""
+        """Cache the partly filled, larger block in which a prompt ends.
+
+        Its key is the key of the last full block of ``block_size`` tokens inside it.
+        """
         size = self.block_size
         end = self._keyed(r, r.prompt.prompt_tokens - 1) // size * size
         for g, owner in enumerate(self._owners(r.id)):
@@ -169,8 +177,10 @@ class DraftMemory(StateMemory):
     def _admitting(
         self, hits: CacheHits, end: int, slots: int, within: int, *, whole: bool = False
     ) -> int:
-        """Return the blocks in all groups for tokens up to ``end`` and their ``slots``, after
-        ``hits``."""
+        """Return the number of blocks to allocate in all groups for a waiting request.
+
+        Counts the tokens up to ``end`` and the drafter's slots up to ``slots``, without ``hits``.
+        """
         hit = hits.tokens // self.block_size
         needed = StateTable(hit, self._spare).lacks(self._states_to(end), within)
         needed *= sum(self._single)

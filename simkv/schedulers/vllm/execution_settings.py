@@ -20,11 +20,12 @@ _MODES: dict[str, GraphMode] = {
 
 
 def graph_sizes(max_num_seqs: int, most: int | None = None) -> list[int]:
-    """Return the default CUDA graph sizes (tokens): 1, 2, 4, multiples of 8 below 256, then of 16.
+    """Return the default CUDA graph sizes in tokens, in ascending order.
 
-    The largest is at most ``most`` (``max_cudagraph_capture_size``), by default twice
-    ``max_num_seqs`` and at most 512. Source: vLLM 0.19.0 with ``max_num_seqs`` 256
-    (``cudagraph_capture_sizes`` in the record of a run).
+    They are 1, 2, 4, the multiples of 8 below 256, and then the multiples of 16. The largest is at
+    most ``most`` (the setting ``max_cudagraph_capture_size``). The default of ``most`` is twice
+    ``max_num_seqs``, but at most 512. Source: ``cudagraph_capture_sizes`` in the record of a run of
+    vLLM 0.19.0 with ``max_num_seqs`` 256.
     """
     limit = min(2 * max_num_seqs, MAX_GRAPH_SIZE) if most is None else most
     sizes = [1, 2, 4, *range(8, 256, 8), *range(256, limit + 1, 16)]
@@ -32,10 +33,11 @@ def graph_sizes(max_num_seqs: int, most: int | None = None) -> list[int]:
 
 
 def derive_settings(config: VllmConfig) -> ExecutionSettings:
-    """Return the execution settings, with defaults of the version.
+    """Return the settings that determine step durations and KV cache size.
 
-    Graphs are piecewise up to 0.10 and full for decodes from 0.11.0 on. ``gpu_memory_utilization``
-    is 0.9 up to 0.19 and 0.92 from 0.20.0 on (vllm/config of the wheels).
+    Settings that ``config`` leaves out get the default of the release. CUDA graphs are piecewise up
+    to 0.10; from 0.11.0 on, decode steps use full graphs. ``gpu_memory_utilization`` is 0.9 up to
+    0.19 and 0.92 from 0.20.0 on (vllm/config of the released code).
     """
     release = release_of_variant(config.variant)
     default_mode = "FULL_AND_PIECEWISE" if is_since(release, "0.11") else "PIECEWISE"

@@ -1,8 +1,8 @@
 # mypyc: compile
-"""vLLM's KV blocks in host memory: contents and eviction.
+"""KV blocks that vLLM holds in host memory, and their eviction.
 
-Source: ``CPUOffloadingManager`` (vllm/v1/kv_offload/cpu/manager.py). A block is identified by its
-prefix-cache key.
+Source: ``CPUOffloadingManager`` (vllm/v1/kv_offload/cpu/manager.py). The prefix-cache key of a
+block identifies it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from simkv.schedulers.vllm.release_rules import VllmRules
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class HostBlockStore:
-    """``capacity`` blocks in host memory, with a reference count for each key.
+    """Host memory for ``capacity`` KV blocks.
 
-    ``refs`` counts the copies in flight from a block to the GPU or to disk; it is ``BEING_WRITTEN``
-    while the block is written.
+    ``refs`` maps the key of each block to the number of copies in flight from it to the GPU or to
+    disk. The value is ``BEING_WRITTEN`` until the block's own copy from the GPU or disk completes.
     """
 
     def __init__(self, capacity: int, policy: str, rules: VllmRules) -> None:
@@ -30,29 +30,34 @@ class HostBlockStore:
         self._order = build_eviction_policy(policy, self.refs, capacity, rules)
 
     def read(self, keys: Sequence[int], first: int, uses: BlockUses) -> None:
-        """Start copies to the GPU of blocks that are present, from block ``first`` of a prompt
-        on."""
+        """Record the start of copies of blocks from host memory to the GPU.
+
+        All ``keys`` must be present. ``first`` is the position of the first block in the prompt.
+        """
         self.pin(keys)
         self._note(keys, {key: first + i for i, key in enumerate(keys)}, uses)
         uses.reused.update(key for key in keys if key not in uses.inserted)
 
     def pin(self, keys: Iterable[int]) -> None:
-        """Protect blocks from eviction while they are copied; this does not count as a use."""
+        """Protect blocks from eviction while they are copied.
+
+        The eviction policy does not count this as a use of the blocks.
+        """
         for key in keys:
             self._idle -= self.refs[key] == 0
             self.refs[key] += 1
 
     def complete_read(self, keys: Iterable[int]) -> None:
-        """Record completed copies from these blocks."""
+        """Record that copies from these blocks completed."""
         for key in keys:
             self.refs[key] -= 1
             self._free(key)
 
     def write(self, keys: Sequence[int], first: int, uses: BlockUses) -> list[int] | None:
-        """Allocate the absent blocks of a prompt, from its block ``first`` on, and return their
-        keys.
+        """Allocate host memory for the blocks of ``keys`` that are not present.
 
-        Returns None if there is not enough room.
+        ``first`` is the position of the first block in the prompt. Returns the keys of the newly
+        allocated blocks, or None if not enough blocks can be evicted.
         """
         absent = [key for key in keys if key not in self.refs]
         there = [key for key in keys if self.refs.get(key, BEING_WRITTEN) != BEING_WRITTEN]
@@ -72,21 +77,24 @@ class HostBlockStore:
         return absent
 
     def complete_write(self, keys: Iterable[int]) -> None:
-        """Record completed copies to these blocks."""
+        """Record that copies to these blocks completed."""
         for key in keys:
             self.refs[key] = 0
             self._free(key)
 
     def touch(self, keys: Sequence[int]) -> None:
-        """Record that a request looked up or stored blocks; ``keys`` are all keys that it has."""
+        """Record that a request looked up or stored blocks.
+
+        ``keys`` are the keys of all full blocks of the request, in the order of its tokens.
+        """
         self._order.touch(keys)
 
     def over(self, uses: BlockUses) -> None:
-        """Count the uses of a request that has ended."""
+        """Record the end of a request, so that the eviction policy counts its uses of blocks."""
         self._order.over(sorted(uses.seen, key=uses.seen.__getitem__), uses)
 
     def fingerprint(self) -> Hashable:
-        """Return the state that determines later contents."""
+        """Return the state that determines which blocks are stored later."""
         return tuple(self.refs.items()), self._order.fingerprint()
 
     def _note(self, keys: Iterable[int], places: dict[int, int], uses: BlockUses) -> None:

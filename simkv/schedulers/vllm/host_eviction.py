@@ -1,9 +1,10 @@
 # mypyc: compile
 """Eviction policies of vLLM for KV blocks in host memory.
 
-Source: vllm/v1/kv_offload/cpu/policies/lru.py and ``arc.py``. With ``counts_uses_at_end``, uses of
-a block by a request count once, when the request ends. In earlier releases all blocks of a request
-are touched at each lookup, and when it has stored blocks.
+Source: vllm/v1/kv_offload/cpu/policies/lru.py and ``arc.py``. In releases with
+``counts_uses_at_end``, all uses of a block by one request count as one use, at the end of the
+request. In earlier releases, each lookup and each store of a request counts as a use of all its
+blocks.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ BEING_WRITTEN = -1
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class BlockUses:
-    """A request's uses of blocks in host memory, by key.
+    """The blocks in host memory that one request uses, by key.
 
-    ``seen`` maps blocks that it has read, written or offered to their positions in its prompt. Of
-    these it has ``inserted`` new blocks and ``reused`` existing ones; ``missed`` were absent.
-    ``rank`` is its position in the order of uses, 0 until it has one.
+    ``seen`` maps each block that the request read, wrote or tried to write to its position in the
+    prompt. ``inserted`` are the blocks that the request wrote, ``reused`` the blocks that were
+    already present, and ``missed`` the blocks that were absent at its first lookup. ``rank`` is the
+    position of the request in the order of first uses; 0 until its first use.
     """
 
     def __init__(self) -> None:
@@ -40,45 +42,51 @@ class BlockUses:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class EvictionPolicy:
-    """Base class that receives all events of blocks; ``refs`` counts the copies of each block."""
+    """Base class of eviction policies; the methods receive all events of blocks.
+
+    ``refs`` maps the key of each block to its number of copies in flight.
+    """
 
     def __init__(self, refs: dict[int, int]) -> None:
         self._refs = refs
 
     def insert(self, key: int, place: int, uses: BlockUses) -> None:
-        """Record that a block is about to be written."""
+        """Record that a block, at position ``place`` of a prompt, is about to be written."""
 
     def missed(self, keys: Sequence[int]) -> None:
-        """Record blocks that are absent at the first lookup by a request."""
+        """Record the blocks that are absent when a request looks them up for the first time."""
 
     def used(self, keys: Iterable[int], uses: BlockUses) -> None:
-        """Record the first use of these blocks by a request."""
+        """Record that a request uses these blocks for the first time."""
 
     def touch(self, keys: Sequence[int]) -> None:
-        """Record a lookup or store of these blocks by a request, in the order of its tokens."""
+        """Record that a request looks up or stores these blocks, in the order of its tokens."""
 
     def idle(self, key: int) -> None:
-        """Record that a block can be evicted, unless it is being copied."""
+        """Record that a block has become evictable; ignored if a copy of it is in flight."""
 
     def over(self, keys: Sequence[int], uses: BlockUses) -> None:
-        """Record the end of a request that used ``keys``, in the order of its prompt."""
+        """Record the end of a request that used ``keys``, given in the order of its prompt."""
 
     def evict(self, count: int, spared: Collection[int]) -> list[int] | None:
-        """Evict ``count`` blocks and return them in order; None, without a change, if
-        impossible."""
+        """Evict ``count`` blocks, but none of ``spared``, and return their keys in eviction order.
+
+        Returns None and evicts nothing if fewer blocks can be evicted.
+        """
         raise NotImplementedError
 
     def fingerprint(self) -> Hashable:
-        """Return the state that determines the next evictions."""
+        """Return the state that determines which blocks are evicted next."""
         raise NotImplementedError
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class LruPolicy(EvictionPolicy):
-    """Evict the least recently used block first, and within one request its last block.
+    """Evict the least recently used block first; among blocks of one request, the last one.
 
-    While a request is in the engine, its blocks have the rank of its first use, or unless
-    ``by_request`` the rank of their write. When it ends, each gets a new rank.
+    Until a request ends, its blocks have the rank of its first use. Without ``by_request``, each
+    block has the rank of its own write instead. When the request ends, each of its blocks gets a
+    new rank.
     """
 
     def __init__(self, refs: dict[int, int], *, by_request: bool) -> None:
@@ -140,7 +148,7 @@ class LruPolicy(EvictionPolicy):
         return list(chosen)
 
     def fingerprint(self) -> Hashable:
-        """Return the eviction order, without the ranks."""
+        """Return the keys of the blocks in eviction order."""
         return tuple(sorted(self._ranks, key=self._ranks.__getitem__))
 
     def _rank(self, uses: BlockUses) -> int:
@@ -152,11 +160,12 @@ class LruPolicy(EvictionPolicy):
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class ArcPolicy(EvictionPolicy):
-    """Blocks used once (``_recent``) and more often (``_frequent``), each in the order of use.
+    """Adaptive replacement cache: separate LRU lists for blocks used once and more often.
 
-    ``_ghosts`` are evicted blocks; a miss on one shows which of the two lists was too small.
-    ``_target`` is the number of recent blocks to retain. If there are no frequent blocks, recent
-    ones are evicted nevertheless if ``_either``.
+    ``_recent`` are blocks used once, ``_frequent`` blocks used more often, each in the order of
+    use. ``_ghosts`` are the keys of blocks evicted from the two lists; a miss on such a key shows
+    that its list was too small. ``_target`` is the number of recent blocks to retain. With
+    ``_either``, recent blocks below this number are evicted if no frequent block can be.
     """
 
     def __init__(self, refs: dict[int, int], capacity: int, *, either: bool) -> None:
@@ -259,10 +268,10 @@ class TouchLruPolicy(EvictionPolicy):
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class TouchArcPolicy(ArcPolicy):
-    """ARC in which each touch is a further use, unless the block is being written."""
+    """ARC in which each touch of a block is a further use, unless the block is being written."""
 
     def missed(self, keys: Sequence[int]) -> None:
-        """Do nothing: ghosts are updated by touches."""
+        """Ignore the miss, because ``touch`` already adapts the two lists to evicted blocks."""
 
     def touch(self, keys: Sequence[int]) -> None:
         for key in reversed(keys):
@@ -277,13 +286,13 @@ class TouchArcPolicy(ArcPolicy):
                 super().missed([key])
 
     def over(self, keys: Sequence[int], uses: BlockUses) -> None:
-        """Do nothing: all uses are counted by touches."""
+        """Ignore the end of a request, because ``touch`` already counted its uses."""
 
 
 def build_eviction_policy(
     policy: str, refs: dict[int, int], capacity: int, rules: VllmRules
 ) -> EvictionPolicy:
-    """Build an eviction policy with the rules of a release."""
+    """Build the eviction policy ``lru`` or ``arc`` with the rules of a release."""
     if policy == "arc":
         arc = ArcPolicy if rules.counts_uses_at_end else TouchArcPolicy
         return arc(refs, capacity, either=rules.evicts_used_once)
