@@ -104,7 +104,9 @@ class GridCost:
         return lerp(first, interpolate(grid.prefill_mean, grid.prefill_s[high], mean), share)
 
     def _line(self, seqs: int) -> Sequence[float]:
-        """Return the decode times (s) of ``seqs`` sequences, one per value of ``decode_context``."""
+        """Return the decode times (s) of ``seqs`` sequences, for each value of
+        ``decode_context``.
+        """
         line = self._lines.get(seqs)
         if line is None:
             low, high, share = bracket(self._grid.decode_seqs, seqs)

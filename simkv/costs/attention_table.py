@@ -189,7 +189,7 @@ class AttentionCost:
         )
 
     def _line(self, seqs: int) -> tuple[Sequence[float], Sequence[float]]:
-        """Return decode contexts, and the attention times (s) of ``seqs`` decodes at each of them."""
+        """Return decode contexts and, for each of them, the time (s) of ``seqs`` decodes."""
         known = self._decodes[0]
         low, high, share = bracket(known, seqs)
         rows = [self._slices[0, known[index]].rows[0] for index in (low, high)]

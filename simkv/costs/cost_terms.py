@@ -101,7 +101,7 @@ def make_piecewise_linear(pieces: Sequence[tuple[float, float, float]]) -> Featu
 
 
 def make_interpolated(xs: Sequence[float], ys: Sequence[float]) -> FeatureFunction:
-    """Return a function that interpolates and extrapolates linearly, but never returns less than 0."""
+    """Return a function that interpolates and extrapolates linearly; negative results become 0."""
     return lambda x: max(extrapolate(xs, ys, x), 0.0)
 
 

@@ -25,13 +25,13 @@ class OffloadLink:
         self._loaded = self._stored = 0.0
 
     def load(self, tokens: int, start: float) -> float:
-        """Add a copy of ``tokens`` tokens to the GPU at ``start`` (s), and return its end time (s)."""
+        """Add a copy of ``tokens`` tokens to the GPU at ``start`` (s); return its end time (s)."""
         self._loaded = max(self._loaded, start) + (self.latency + tokens * self._load)
         return self._loaded
 
     def store(self, tokens: int, start: float) -> float:
-        """Add a copy of ``tokens`` tokens from the GPU at ``start`` (s), and return its end time
-        (s).
+        """Add a copy of ``tokens`` tokens from the GPU at ``start`` (s); return its end
+        time (s).
         """
         self._stored = max(self._stored, start) + (self.latency + tokens * self._store)
         return self._stored

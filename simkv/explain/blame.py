@@ -39,8 +39,9 @@ class BlockHolding(NamedTuple):
 class Blocker(NamedTuple):
     """A request that held a resource for which other requests waited.
 
-    ``seconds`` is its share of their waiting time (see ``WaitAttribution``). ``block_seconds`` is
-    the number of blocks it held while they waited, integrated over time.
+    ``seconds`` is the part of their waiting time that is attributed to it (see
+    ``WaitAttribution``). ``block_seconds`` is the number of blocks it held while they waited,
+    integrated over time.
     """
 
     id: int
@@ -57,11 +58,11 @@ PREEMPTION_LABELS = {
 
 
 class Preemption(NamedTuple):
-    """At ``at`` (s) the KV of ``victim`` was taken away in favor of ``by`` (None: all others).
+    """Preemption of ``victim`` at ``at`` (s), in favor of request ``by`` (None: no single request).
 
-    ``why`` is ``blocks`` (too few blocks), ``bucket`` (the victim's length differs from the bucket
-    that runs) or ``patience`` (the head of the queue had waited too long). ``tokens`` is the number
-    of tokens of KV lost.
+    ``why`` is ``blocks`` (too few blocks), ``bucket`` (another bucket of requests runs) or
+    ``patience`` (the head of the queue had waited too long). ``tokens`` is the number of tokens
+    whose KV was lost.
     """
 
     at: float
@@ -72,10 +73,10 @@ class Preemption(NamedTuple):
 
 
 class Overtake(NamedTuple):
-    """Overtaking of ``victim`` by ``others`` requests that arrived later and started before it.
+    """Overtaking of ``victim`` by ``others`` requests that arrived later but started earlier.
 
-    ``by`` is the first of these; ``seconds`` is the time between the start of ``by`` and the start
-    of ``victim``. A victim that never started counts as started at its end.
+    ``by`` is the overtaking request that started first. ``seconds`` is the time between the start
+    of ``by`` and the start of ``victim``. If ``victim`` never started, its end counts as its start.
     """
 
     victim: int
@@ -85,11 +86,11 @@ class Overtake(NamedTuple):
 
 
 class WastedTime(NamedTuple):
-    """GPU time without benefit, in seconds; each step's time is divided among its tokens.
+    """GPU time without benefit, in seconds; the time of a step is divided among its tokens.
 
-    ``gone``: for requests that had already ended. ``dropped``: for tokens that were computed and
-    discarded. ``recompute``: for tokens that had been computed before. ``busy`` is the time of all
-    steps.
+    ``gone`` was spent on requests that had already ended, ``dropped`` on tokens that were computed
+    and discarded, and ``recompute`` on tokens that had been computed before. ``busy`` is the total
+    time of all steps, for comparison.
     """
 
     gone: float
@@ -106,11 +107,12 @@ class WastedTime(NamedTuple):
 def find_block_holdings(
     record: RunRecord, life: RequestRecord, block_size: int
 ) -> list[BlockHolding]:
-    """Return the blocks that a request held over time, computed from its tokens of KV.
+    """Return the number of KV blocks of a request over time, computed from its tokens.
 
-    The holdings are in order and do not overlap, and adjacent ones differ. Shared prefixes count in
-    full; blocks that the engine allocated ahead of use do not count. A request that is stalled or
-    cut off holds its blocks to the end of the run.
+    The holdings are ordered by time and do not overlap; adjacent ones differ in their number of
+    blocks. Blocks of shared prefixes count in full. Blocks that the engine allocated before use do
+    not count. A request that is stalled or cut off holds its blocks until the end of the run.
+    ``block_size`` is in tokens.
     """
     changes = _changes(record, life, block_size, list(compute_runs(life)))
     return [BlockHolding(*holding) for holding in _held(changes, record.end)]
@@ -119,9 +121,9 @@ def find_block_holdings(
 def _changes(
     record: RunRecord, life: RequestRecord, block_size: int, computed: Sequence[ComputeRun]
 ) -> list[tuple[float, int]]:
-    """Return the times at which the number of blocks changes, with the new number, in order.
+    """Return pairs of a time (s) and the number of blocks that a request holds from then on.
 
-    ``computed`` are the runs of the request.
+    ``computed`` are the runs of the request (``compute_runs``).
     """
     decided = record.steps.decided
     found: list[tuple[float, int]] = []
@@ -144,7 +146,6 @@ def _changes(
 
 
 def _held(changes: Iterable[tuple[float, int]], end: float) -> Iterator[tuple[float, float, int]]:
-    """Yield (start, end, blocks) for each holding; ``end`` is the end of the run (s)."""
     since, held = 0.0, 0
     for at, blocks in chain(changes, [(end, 0)]):
         if blocks == held:
@@ -169,11 +170,11 @@ _PREEMPTED = frozenset({LedgerKind.PREEMPTED})
 class WaitAttribution:
     """Attribution of waiting time to the requests that hold the resource waited for.
 
-    - Waiting for blocks is divided among the holders in proportion to their blocks.
+    - Waiting for blocks is divided among the holders of blocks in proportion to their number.
     - Waiting for a slot is divided equally among the holders of slots.
-    - Waiting for an adapter slot is divided equally among requests with an adapter that hold
+    - Waiting for an adapter slot is divided equally among requests with a LoRA adapter that hold
       blocks.
-    - Waiting for steps is divided in proportion to the tokens computed in them.
+    - Waiting for steps of other requests is divided in proportion to the tokens computed in them.
 
     Requests behind the head of the queue wait for the same resource as the head. A preempted
     request waits for blocks, unless the head waits for a slot or an adapter slot.
@@ -212,19 +213,22 @@ class WaitAttribution:
         self._head_wants_adapter = why == "adapter"
 
     def on(self, request: int) -> list[Blocker]:
-        """Return the requests that blocked ``request``, worst first."""
+        """Return the requests that blocked ``request``, the longest blocking time first."""
         return self._share(self._ledger.get(request, []), request)
 
     def on_all(self, requests: Iterable[int]) -> list[Blocker]:
-        """Return the requests that blocked any of these requests, possibly including themselves."""
+        """Return the requests that blocked any of ``requests``, the longest blocking time first.
+
+        The result can include members of ``requests``.
+        """
         return self._share([tile for i in requests for tile in self._ledger.get(i, [])], None)
 
     def block_holders(self, at: float) -> dict[int, int]:
-        """Return the number of blocks by request just before a time (s)."""
+        """Return the number of KV blocks held by each request just before the time ``at`` (s)."""
         return self._blocks.at(int(np.searchsorted(self._times, at)))
 
     def _share(self, tiles: Sequence[LedgerSegment], own: int | None) -> list[Blocker]:
-        """Divide the waiting time of these intervals among all requests except ``own``."""
+        """Divide the waiting time in ``tiles`` among all requests except ``own``."""
         behind, preempted = self._count(tiles, _HEAD), self._count(tiles, _PREEMPTED)
         wants_blocks, wants_slot = self._head_wants_blocks, self._head_wants_slot
         wants_adapter = self._head_wants_adapter
@@ -253,7 +257,7 @@ class WaitAttribution:
         return sorted(blockers, key=lambda blocker: (-round(blocker.seconds, 9), blocker.id))
 
     def _count(self, tiles: Sequence[LedgerSegment], kinds: frozenset[LedgerKind]) -> Floats:
-        """Return the number of simultaneous intervals of these kinds, over time."""
+        """Return the number of segments of these kinds in each interval between ``_times``."""
         chosen = [(tile.start, tile.end) for tile in tiles if tile.kind in kinds]
         if not chosen:
             return np.zeros(len(self._seconds))
@@ -262,7 +266,10 @@ class WaitAttribution:
 
 
 class _Columns(NamedTuple):
-    """Rows: request ``id`` has ``amount`` of a resource from ``start`` to ``end`` (s)."""
+    """Columns of a table of resources held.
+
+    Request ``id`` has ``amount`` of a resource from ``start`` to ``end`` (s).
+    """
 
     id: array[int]
     start: array[float]
@@ -270,7 +277,7 @@ class _Columns(NamedTuple):
     amount: array[int]
 
     def add(self, i: int, start: float, end: float, amount: int) -> None:
-        """Append a row."""
+        """Append a row to the table."""
         self.id.append(i)
         self.start.append(start)
         self.end.append(end)
@@ -282,9 +289,9 @@ def _columns() -> _Columns:
 
 
 class _Shares:
-    """Resource held by requests over time.
+    """Amount of a resource held by each request over time.
 
-    ``times`` are all times at which an amount changes.
+    ``times`` must contain all times at which an amount changes.
     """
 
     def __init__(self, rows: _Columns, times: Floats) -> None:
@@ -296,7 +303,10 @@ class _Shares:
         self._all = _over_time(self._size, self._start, self._end, self._amount)
 
     def of(self, seconds: Floats, own: int | None) -> list[tuple[int, float]]:
-        """Divide ``seconds`` among all requests except ``own``, in proportion to their amounts."""
+        """Divide ``seconds`` among all requests except ``own``, in proportion to their amounts.
+
+        ``seconds`` has one value per interval between consecutive times.
+        """
         total = self._all
         mine = self._ids[self._place] == own
         if mine.any():
@@ -305,21 +315,24 @@ class _Shares:
         return self.sums(np.divide(seconds, total, out=np.zeros_like(seconds), where=total > 0.5))
 
     def sums(self, weight: Floats) -> list[tuple[int, float]]:
-        """Return the amount of each request, integrated over time with a weight."""
+        """Return, for each request, the sum over intervals of its amount times ``weight``."""
         upto = np.concatenate([[0.0], np.cumsum(weight)])
         amount = self._amount * (upto[self._end] - upto[self._start])
         sums = np.bincount(self._place, amount, len(self._ids))
         return list(zip(self._ids.tolist(), sums.tolist(), strict=True))
 
     def at(self, place: int) -> dict[int, int]:
-        """Return the amount of each request just before the time at an index."""
+        """Return the amount of each request just before the time with index ``place``."""
         here = (self._start < place) & (self._end >= place)
         amount = self._amount[here].astype(int)
         return dict(zip(self._ids[self._place[here]].tolist(), amount.tolist(), strict=True))
 
 
 def _over_time(size: int, start: Ints, end: Ints, amount: Floats) -> Floats:
-    """Return the total amount between consecutive times; each row lasts from start to end."""
+    """Return the total amount in each interval between consecutive times.
+
+    ``start`` and ``end`` are indices of times between which ``amount`` is held.
+    """
     change = np.zeros(size)
     np.add.at(change, start, amount)
     np.subtract.at(change, end, amount)
@@ -327,7 +340,7 @@ def _over_time(size: int, start: Ints, end: Ints, amount: Floats) -> Floats:
 
 
 def find_preemptions(record: RunRecord) -> list[Preemption]:
-    """Return all losses of computed KV, in order of time."""
+    """Return all preemptions in which a request lost computed KV, ordered by time."""
     found = []
     for i, life in record.requests.items():
         if not life.preempted_at:
@@ -346,7 +359,7 @@ def find_preemptions(record: RunRecord) -> list[Preemption]:
 
 
 def find_overtakes(record: RunRecord) -> list[Overtake]:
-    """Return all overtaken requests, longest overtaking first."""
+    """Return one entry per overtaken request, the longest time first."""
     starts = record.steps.start
     later: list[tuple[float, int]] = []
     found: list[Overtake] = []
@@ -366,7 +379,7 @@ def find_overtakes(record: RunRecord) -> list[Overtake]:
 
 
 def compute_wasted_time(record: RunRecord) -> WastedTime:
-    """Return the wasted GPU seconds of a run. Time that counts as ``gone`` counts nowhere else."""
+    """Return the wasted GPU time of a run. Time counted as ``gone`` is not counted elsewhere."""
     log = record.steps
     tokens = [a + b for a, b in zip(log.prefill_tokens, log.decode_seqs, strict=True)]
     rows = zip(log.start, log.end, tokens, strict=True)

@@ -13,11 +13,11 @@ from simkv.core.engine_spec import EngineConfig, EngineSpec
 from simkv.explain.wait_ledger import COMPUTE_KINDS, KIND_LABELS, LedgerKind, LedgerSegment
 from simkv.sim.run_record import RunRecord
 
-#: Minimum use of a full KV cache. It is then the limit, whatever the head of the queue waits for.
+#: KV cache use (0 to 1) from which the cache counts as the bottleneck, whatever the head waits for.
 FULL = 0.95
-#: KV cache use below which the cache is clearly not the limit.
+#: KV cache use (0 to 1) below which the cache is clearly not the bottleneck.
 MOSTLY_EMPTY = 0.5
-#: Limits that matter only while the KV cache has space.
+#: Resources that can be the bottleneck only while the KV cache has free space.
 _BEFORE_FULL = {LedgerKind.SLOT, LedgerKind.BUDGET, LedgerKind.QUEUED}
 _BLOCKS = {LedgerKind.BLOCKS, LedgerKind.RESERVED}
 
@@ -26,8 +26,9 @@ _BLOCKS = {LedgerKind.BLOCKS, LedgerKind.RESERVED}
 class Bottleneck:
     """The resource that requests waited for longest, for ``seconds`` in total.
 
-    The other fields describe the engine while the resource was short: mean use of the KV cache of
-    ``blocks`` blocks (0 to 1), and the maximum numbers of running and waiting requests.
+    The other fields describe the engine during this wait: the mean use of the KV cache (``kv_use``,
+    0 to 1), the number of blocks in the cache, and the maximum numbers of running and waiting
+    requests.
     """
 
     kind: LedgerKind
@@ -86,10 +87,10 @@ def find_bottleneck(
     ledger: Mapping[int, Sequence[LedgerSegment]],
     requests: Collection[int],
 ) -> Bottleneck | None:
-    """Return what ``requests`` waited for longest, or None if they never waited.
+    """Return the resource that ``requests`` waited for longest, or None if they never waited.
 
-    Time behind the head of the queue counts for the resource that the head waits for. ``record``
-    is the record of one replica, with its steps in order of time.
+    Time behind the head of the queue counts for the resource that the head waits for. ``record`` is
+    the record of one replica, with its steps ordered by time.
     """
     heads = _Heads(record)
     seconds = _seconds_by_resource(record, ledger, requests, heads)
@@ -123,7 +124,11 @@ def _seconds_by_resource(
     requests: Collection[int],
     heads: _Heads,
 ) -> dict[LedgerKind, float]:
-    """Return the waiting time of ``requests`` by resource; preempted ones wait for theirs."""
+    """Return the waiting time (s) of ``requests`` by resource.
+
+    A preempted request waits for its bucket if one of its preemptions had this cause, else for
+    blocks.
+    """
     seconds: dict[LedgerKind, float] = {}
     for i in requests:
         bucketed = any(cause.why == "bucket" for cause in record.requests[i].causes)
@@ -141,7 +146,7 @@ def _seconds_by_resource(
 
 
 class _Heads:
-    """The resources that the head of the queue waits for, over time."""
+    """The resource that the head of the queue waits for, over time."""
 
     def __init__(self, record: RunRecord) -> None:
         self._decided = np.array(record.steps.decided)
@@ -155,11 +160,11 @@ class _Heads:
         self._known = {kind: _Cumulative(*times) for kind, times in self._times.items()}
 
     def between(self, start: float, end: float) -> dict[LedgerKind, float]:
-        """Return the seconds between two times by resource."""
+        """Return how long the head waited for each resource between two times, in seconds."""
         return {kind: known.at(end) - known.at(start) for kind, known in self._known.items()}
 
     def rows(self, kind: LedgerKind) -> NDArray[np.bool_]:
-        """Return which steps were decided while the head waited for this resource."""
+        """Return a mask of the steps that were decided while the head waited for this resource."""
         starts, ends = self._times.get(kind, ([], []))
         place = np.searchsorted(np.array(starts), self._decided, side="right")
         until = np.array([-inf, *ends])[place]
@@ -167,7 +172,7 @@ class _Heads:
 
 
 class _Cumulative:
-    """Total time of ordered intervals up to a time, in seconds."""
+    """Total length of ordered intervals up to a given time, in seconds."""
 
     def __init__(self, starts: list[float], ends: list[float]) -> None:
         self._edges = np.ravel(np.column_stack([starts, ends]))
@@ -175,5 +180,5 @@ class _Cumulative:
         self._sums = np.cumsum(np.ravel(lengths))
 
     def at(self, time: float) -> float:
-        """Return the total time up to ``time``."""
+        """Return the total length (s) of the intervals before ``time``."""
         return float(np.interp(time, self._edges, self._sums, left=0.0))

@@ -60,7 +60,7 @@ __all__ = [
     "preemption_rows",
 ]
 
-#: Number of blockers that the figures include.
+#: Number of blockers in ``Diagnosis.figures``.
 MAX_LISTED = 10
 
 
@@ -68,10 +68,12 @@ MAX_LISTED = 10
 class Diagnosis:
     """The diagnosis of a run.
 
-    ``totals`` are the seconds of all requests by kind. ``blockers`` are the requests that others
-    waited for, worst first. ``recompute_tokens`` and ``waste.recompute`` (s) are the recompute tax.
-    ``overtakes`` counts pairs of requests; ``worst_overtakes`` has one entry per overtaken request,
-    longest first. ``verdicts`` are ordered by severity, most severe first.
+    ``ledger`` maps a request to its segments, and ``totals`` a kind of segment to its seconds over
+    all requests. ``blockers`` are the requests that others waited for, the longest blocking time
+    first. ``recompute_tokens`` and ``waste.recompute`` (s) are the recompute tax. ``overtakes``
+    counts pairs of an overtaking and an overtaken request; ``worst_overtakes`` has one entry per
+    overtaken request, longest first. ``verdicts`` starts with the most severe one. ``pressure``
+    attributes waiting time to blockers.
     """
 
     ledger: dict[int, list[LedgerSegment]]
@@ -86,7 +88,10 @@ class Diagnosis:
     pressure: WaitAttribution = field(repr=False, compare=False)
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures as plain JSON: seconds by kind, blockers, recompute tax and waste."""
+        """Return the metrics as JSON data.
+
+        They are the seconds by kind, the blockers, the recompute tax and the wasted GPU time.
+        """
         return {
             "time_s": {str(kind): seconds for kind, seconds in self.totals.items()},
             "blockers": [blocker._asdict() for blocker in self.blockers[:MAX_LISTED]],
@@ -97,12 +102,15 @@ class Diagnosis:
         }
 
     def blockers_of(self, request: int) -> list[Blocker]:
-        """Return the requests that blocked ``request``, worst first."""
+        """Return the requests that blocked ``request``, the longest blocking time first."""
         return self.pressure.on(request)
 
 
 def ledger_rows(variant: str, found: Diagnosis) -> list[dict[str, Any]]:
-    """Return the rows of ``ledger.csv``: one per interval of a request, times in seconds."""
+    """Return the rows of ``ledger.csv``: one per segment of a request, with times in seconds.
+
+    ``variant`` is the name of the run in the first column.
+    """
     return [
         {"variant": variant, "id": i, "kind": str(kind), "start_s": start, "end_s": end}
         for i, intervals in sorted(found.ledger.items())
@@ -113,8 +121,8 @@ def ledger_rows(variant: str, found: Diagnosis) -> list[dict[str, Any]]:
 def preemption_rows(variant: str, found: Diagnosis) -> list[dict[str, Any]]:
     """Return the rows of ``preemptions.csv``, one per preemption.
 
-    A row has the time (s), the victim, the request in whose favor it was preempted, the reason and
-    the lost tokens.
+    A row has the name of the run (``variant``), the time (s), the victim, the request in whose
+    favor it was preempted, the reason, and the number of tokens whose KV was lost.
     """
     return [
         {
@@ -130,7 +138,7 @@ def preemption_rows(variant: str, found: Diagnosis) -> list[dict[str, Any]]:
 
 
 def diagnose_run(record: RunRecord, block_size: int) -> Diagnosis:
-    """Diagnose a run; ``block_size`` is in tokens."""
+    """Return the diagnosis of a run; ``block_size`` is the KV block size in tokens."""
     intervals = build_ledger(record)
     pressure = WaitAttribution(record, intervals, block_size)
     taken = find_preemptions(record)

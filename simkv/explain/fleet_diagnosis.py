@@ -1,4 +1,4 @@
-"""The diagnosis of a fleet's run, combined from the diagnoses of its replicas."""
+"""Diagnosis of a run with several replicas, combined from the diagnoses of the replicas."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from simkv.sim.run_record import RequestRecord, RunRecord
 
 @dataclass(frozen=True)
 class ReplicaVerdict(Verdict):
-    """A verdict on one replica."""
+    """Verdict ``found`` on the replica with index ``replica``."""
 
     replica: int
     found: Verdict
@@ -57,9 +57,10 @@ class _Pressures(WaitAttribution):
 
 
 def diagnose_fleet(fleet: Fleet, record: RunRecord, block_sizes: Sequence[int]) -> Diagnosis:
-    """Diagnose the run of a fleet; ``record`` is the merged record.
+    """Diagnose the run of a fleet, a deployment with several replicas.
 
-    ``block_sizes`` are in tokens, by replica. Replicas without requests are omitted.
+    ``record`` is the merged record of all replicas. ``block_sizes`` has the KV block size of each
+    replica, in tokens. Replicas without requests are omitted.
     """
     lifetimes = [lifetime for lifetime in fleet.lifetimes if lifetime.engine.record.requests]
     found = [
@@ -96,7 +97,10 @@ def diagnose_fleet(fleet: Fleet, record: RunRecord, block_sizes: Sequence[int]) 
 
 
 def _one(ledgers: Sequence[Sequence[LedgerSegment]], life: RequestRecord) -> list[LedgerSegment]:
-    """Join a request's intervals on successive replicas; each ledger begins at its arrival."""
+    """Join the segments of a request on successive replicas.
+
+    The ledger of every replica begins at the arrival of the request, so overlaps are removed.
+    """
     tiles: list[LedgerSegment] = []
     since = life.request.arrival
     for ledger in ledgers:

@@ -2,9 +2,9 @@
 
 A request has *starved* if it waited (was queued, deferred, preempted, held up or never seen by the
 scheduler) and would have finished within its timeout in isolation, on the same engine and profile.
-Otherwise it has *timed out*; ``RunRecord.shortfalls`` then state how much time it lacked and how
-far other requests delayed it. Isolated runs are made only for requests whose clients gave up, one
-per shape.
+Otherwise it has *timed out*; ``RunRecord.shortfalls`` then states how much more time it needed and
+how long other requests delayed it. Only requests whose clients gave up are simulated in isolation,
+and requests with equal inputs only once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from simkv.sim.simulation import (
 )
 from simkv.workload.clients import Clients
 
-#: Kinds that count as waiting. A request that the scheduler never saw has waited, too.
+#: Kinds that count as waiting. A request that the scheduler never received has waited, too.
 WAITED_KINDS = WAIT_KINDS - {LedgerKind.UNSEEN} | {LedgerKind.HELD_UP}
 #: Maximum number of isolated runs. Beyond it, shapes whose estimated isolated duration is farthest
 #: from their timeout are classified by the estimate.
@@ -48,11 +48,11 @@ LATE_ARRIVAL_S = 1.0
 
 
 class IsolatedRequest(NamedTuple):
-    """The shape of a request: all inputs that determine its duration in isolation.
+    """All inputs that determine the duration of a request in isolation (its shape).
 
-    ``request`` has no id. It arrives at 0, or at ``LATE_ARRIVAL_S`` if the engine was ready before
-    its arrival. ``ready`` is the time from its arrival until the engine is ready (s). ``replica``
-    is the index of a replica on which it takes equally long.
+    ``request`` has no id. It arrives at 0, or at ``LATE_ARRIVAL_S`` if it arrived after the engine
+    was ready. ``ready`` is the time in seconds from its arrival until the engine is ready.
+    ``replica`` is the index of a replica with the same setup as the one that served it.
     """
 
     request: Request
@@ -61,13 +61,16 @@ class IsolatedRequest(NamedTuple):
 
     @property
     def timeout(self) -> float:
-        """Timeout of its client in seconds."""
+        """Timeout of the client in seconds; infinity if there is none."""
         return self.request.timeout or inf
 
 
 @dataclass(frozen=True)
 class IsolatedRuns:
-    """The inputs of isolated runs, as for ``simulate_scenario``; ``scheduler`` is not modified."""
+    """Inputs of ``simulate_scenario`` for simulations of single requests in isolation.
+
+    ``scheduler`` is copied before each run and therefore not modified.
+    """
 
     scenario: Scenario
     replicas: Sequence[ReplicaSpec]
@@ -76,7 +79,10 @@ class IsolatedRuns:
     changed: ExecutorChange | None = None
 
     def shape(self, run: ScenarioRun, request: Request) -> IsolatedRequest:
-        """Return the shape of a request in a run of this scenario, on its last replica."""
+        """Return the inputs for an isolated run of ``request`` on the last replica that served it.
+
+        The parameter ``run`` is the original run.
+        """
         replica = 0
         if run.fleet and not self._split and (places := run.fleet.sent.get(request.id)):
             spec = self.replicas[run.fleet.lifetimes[places[-1]].replica]
@@ -91,10 +97,11 @@ class IsolatedRuns:
         return self.scenario.fleet is not None and self.scenario.fleet.disaggregated
 
     def alone(self, shape: IsolatedRequest) -> RunRecord:
-        """Return the record of an isolated run without a timeout, up to the maximum horizon.
+        """Simulate a request in isolation and return the record of the run.
 
-        The run uses one replica that is always available, or the whole fleet if some replicas
-        prefill and others decode.
+        The request has no timeout, but the run is cut off at ``MAX_TIMEOUT_MULTIPLE`` times its
+        real timeout. The run uses one replica that is always available, or the whole fleet if
+        prefill and decode run on different replicas.
         """
         horizon = shape.request.arrival + MAX_TIMEOUT_MULTIPLE * shape.timeout
         changes = {"engine_ready": shape.ready, "horizon": horizon}
@@ -117,7 +124,11 @@ class IsolatedRuns:
         return [build_executor(self.scenario, spec, self.changed) for spec in self.replicas]
 
     def estimate_seconds(self, shape: IsolatedRequest) -> float:
-        """Return an estimate of the isolated duration (s): a prefill plus average decodes."""
+        """Return an estimate of the duration in isolation, in seconds.
+
+        It is the time of one prefill and of decodes at batch size 1, evaluated at their mean
+        context.
+        """
         executor = self._executors[shape.replica]
         prompt, decodes = shape.request.prompt_tokens, shape.request.output_tokens - 1
         prefill = executor.run(StepLoad(1, prompt, 0, 0, 0, count_attention_pairs(prompt, 0), 1))
@@ -126,7 +137,11 @@ class IsolatedRuns:
 
 
 def classify_timeouts(run: ScenarioRun, world: IsolatedRuns) -> None:
-    """Separate timed-out requests from starved ones, in all records of a run."""
+    """Change the outcome of starved requests that would not have finished in time in isolation.
+
+    Requests that never waited change, too. The new outcome is ``TIMED_OUT``, in all records of
+    ``run``; the shortfalls are added to these records.
+    """
     record = run.record
     by_shape: dict[IsolatedRequest, list[RequestRecord]] = {}
     for life in record.requests.values():
@@ -150,7 +165,6 @@ def classify_timeouts(run: ScenarioRun, world: IsolatedRuns) -> None:
 
 
 def _waited(run: ScenarioRun, lives: Sequence[RequestRecord]) -> Iterator[int]:
-    """Yield the ids of the given requests that waited."""
     ids = {life.request.id for life in lives}
     for lifetime in run.lifetimes:
         here = lifetime.engine.record
@@ -164,7 +178,7 @@ def _waited(run: ScenarioRun, lives: Sequence[RequestRecord]) -> Iterator[int]:
 
 
 def _end(solo: RunRecord) -> float | None:
-    """Return the E2E latency of the only request in seconds, or None if it did not finish."""
+    """Return the E2E latency (s) of the only request in ``solo``, or None if it did not finish."""
     life = solo.requests[0]
     if life.outcome is not Outcome.FINISHED or life.last_token is None:
         return None
@@ -183,7 +197,7 @@ def _shortfall(
 
 
 def _rows(life: RequestRecord) -> Iterator[tuple[int, int, int]]:
-    """Yield each row of computation, with the tokens of KV before and after it."""
+    """Yield step-log rows in which the request computed, with its tokens of KV before and after."""
     for run in compute_runs(life):
         context = run.context
         for row in range(run.first, run.last + 1):
@@ -192,7 +206,10 @@ def _rows(life: RequestRecord) -> Iterator[tuple[int, int, int]]:
 
 
 def _reached(record: RunRecord, life: RequestRecord, until: float) -> float:
-    """Return the most tokens of KV up to ``until`` (s); a step in progress counts in part."""
+    """Return the largest number of tokens with KV until ``until`` (s).
+
+    A step in progress counts in proportion to its elapsed time.
+    """
     log, most = record.steps, 0.0
     for row, before, after in _rows(life):
         if log.start[row] >= until:
@@ -203,7 +220,7 @@ def _reached(record: RunRecord, life: RequestRecord, until: float) -> float:
 
 
 def _reached_at(record: RunRecord, life: RequestRecord, tokens: float) -> float | None:
-    """Return the time from arrival until ``tokens`` tokens had KV (s), or None."""
+    """Return the seconds from arrival until ``tokens`` tokens had KV, or None if they never had."""
     log = record.steps
     for row, before, after in _rows(life):
         if after >= tokens:

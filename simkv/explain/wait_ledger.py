@@ -50,7 +50,7 @@ class LedgerKind(StrEnum):
     STALLED = "stalled"  # the engine has died, or its state repeats forever
 
 
-#: Labels of the kinds in plain words.
+#: Labels of the kinds for output.
 KIND_LABELS: dict[LedgerKind, str] = {
     LedgerKind.UNSEEN: "not yet seen by scheduler",
     LedgerKind.BLOCKS: "waiting for KV blocks",
@@ -115,11 +115,12 @@ Ledger = Mapping[int, Sequence[LedgerSegment]]
 
 
 class ComputeRun(NamedTuple):
-    """Consecutive rows ``first`` to ``last`` of the step log in which a request computed.
+    """Consecutive rows ``first`` to ``last`` of the step log in which a request computed tokens.
 
-    It computed ``tokens`` tokens in each row, in the first row after ``context`` tokens with KV.
-    ``recomputed`` of all these tokens had been computed before. A prefill has one row. For decodes
-    with drafts only the regular token counts; tokens computed in place of rejected drafts are new.
+    The request computed ``tokens`` tokens in each row. Before the first row, ``context`` of its
+    tokens had KV. Over all rows, ``recomputed`` tokens had already been computed earlier. A run of
+    prefill has one row. For decodes with draft tokens, only the regular token counts; tokens
+    computed in place of rejected drafts are new.
     """
 
     kind: LedgerKind
@@ -131,7 +132,7 @@ class ComputeRun(NamedTuple):
 
 
 def compute_runs(life: RequestRecord) -> Iterator[ComputeRun]:
-    """Yield all computations for a request, in order; decodes in consecutive rows form one run."""
+    """Yield all computation of a request in order; consecutive decode steps form one run."""
     chunks = {chunk.row: chunk for chunk in life.chunks}
     context = known = 0
     for segment in life.segments:
@@ -157,10 +158,11 @@ def compute_runs(life: RequestRecord) -> Iterator[ComputeRun]:
 
 
 def kv_lost_at(life: RequestRecord, before: int, after: int | None) -> float:
-    """Return when the KV was taken away (s) between two rows of computation, or infinity.
+    """Return the time (s) at which the request lost its KV between two runs, or infinity.
 
-    ``before`` is the last row of a run and ``after`` the first row of the next one, or None. One
-    schedule call may preempt a request and run it again.
+    ``before`` is the last row of a run. ``after`` is the first row of the next run, or None if
+    there is none. The rows can be adjacent, because one ``schedule`` call may preempt a request and
+    run it again.
     """
     index = bisect_right(life.preempted_rows, before)
     if index == len(life.preempted_rows):
@@ -173,12 +175,13 @@ def kv_lost_at(life: RequestRecord, before: int, after: int | None) -> float:
 def build_ledger(
     record: RunRecord, among: Iterable[int] | None = None
 ) -> dict[int, list[LedgerSegment]]:
-    """Return the ledger of all requests, or of the requests in ``among``, by id.
+    """Return the wait ledger of each request, by request id.
 
-    The segments of a request are contiguous: the first starts at its arrival, the last ends with
-    the request (``RequestRecord.ended_at``), and adjacent segments differ in kind. They add up
-    exactly to its E2E latency, or for an unfinished request to the time until its outcome. A
-    request that would have arrived after the end of the run has no segments.
+    ``among`` restricts the result to these ids (default: all requests). The segments of a request
+    are contiguous: the first starts at its arrival, the last ends with the request
+    (``RequestRecord.ended_at``), and adjacent segments differ in kind. Their sum is the E2E
+    latency, or the time until the outcome of an unfinished request. A request that would have
+    arrived after the end of the run has no segments.
     """
     engine = _Engine(record)
     lives = record.requests
@@ -189,9 +192,9 @@ def build_ledger(
 def find_wasted_segments(
     record: RunRecord, life: RequestRecord, paused: Sequence[int] | None = None
 ) -> list[LedgerSegment]:
-    """Return the computation for a request after its end, when its client no longer waited.
+    """Return the segments in which the engine computed for a request that had already ended.
 
-    For many requests, pass ``find_pauses(record)`` as ``paused``.
+    For many requests, compute ``paused`` once with ``find_pauses(record)``.
     """
     log, found = record.steps, list[LedgerSegment]()
     finish = record.end if life.ended_at is None else life.ended_at
@@ -207,13 +210,12 @@ def find_wasted_segments(
 
 
 def find_pauses(record: RunRecord) -> list[int]:
-    """Return the rows of the step log that precede an idle period of the engine."""
+    """Return the row numbers of steps in the step log that are followed by an idle period."""
     following = zip(record.steps.end, islice(record.steps.start, 1, None), strict=False)
     return [row for row, (end, start) in enumerate(following) if start - end > NEGLIGIBLE]
 
 
 def _cut(computed: Iterable[ComputeRun], paused: Sequence[int]) -> Iterator[ComputeRun]:
-    """Yield the runs, split wherever the engine paused inside a run."""
     for run in computed:
         first = run.first
         for row in paused[bisect_left(paused, first) : bisect_left(paused, run.last)]:
@@ -223,7 +225,7 @@ def _cut(computed: Iterable[ComputeRun], paused: Sequence[int]) -> Iterator[Comp
 
 
 def total_by_kind(intervals: Iterable[LedgerSegment]) -> dict[LedgerKind, float]:
-    """Return the seconds of each kind that occurs, in the order of ``LedgerKind``."""
+    """Return the total seconds of each kind that occurs, in the order of ``LedgerKind``."""
     seconds: dict[LedgerKind, list[float]] = {}
     for interval in intervals:
         seconds.setdefault(interval.kind, []).append(interval.seconds)
@@ -252,7 +254,10 @@ def _tile(life: RequestRecord, spans: Iterable[LedgerSegment]) -> list[LedgerSeg
 
 
 def _spans(life: RequestRecord, engine: _Engine) -> Iterator[LedgerSegment]:
-    """Yield the activity or wait reason of a request from its arrival, without an end."""
+    """Yield segments with the activity or wait reason of a request, from its arrival on.
+
+    The last segment has no finite end; ``_tile`` clips it.
+    """
     log = engine.log
     before: ComputeRun | None = None
     reached = life.request.arrival
@@ -267,7 +272,7 @@ def _spans(life: RequestRecord, engine: _Engine) -> Iterator[LedgerSegment]:
         before = after
 
 
-#: Returns the intervals of a request between two times.
+#: A function that returns the segments of a request between two times (s).
 Layer = Callable[[float, float], Iterable[LedgerSegment]]
 
 
@@ -278,7 +283,10 @@ def _layers(
     before: ComputeRun | None,
     after: ComputeRun | None,
 ) -> list[Layer]:
-    """Return the layers that fill a gap between two runs; earlier layers cover later ones."""
+    """Return the layers that explain the gap between two runs of a request.
+
+    Where layers overlap, the earlier layer in the list applies.
+    """
     decided = engine.log.decided[after.first] if after else inf
     layers = [_stretch(LedgerKind.STALLED, engine.stopped, inf)]
     chosen = _stretch(LedgerKind.IN_FLIGHT, decided, inf)
@@ -296,7 +304,7 @@ def _layers(
 
 
 def _paint(start: float, end: float, layers: Sequence[Layer]) -> Iterator[LedgerSegment]:
-    """Yield the top layer's intervals from ``start`` to ``end``, and lower layers in its gaps."""
+    """Yield segments from ``start`` to ``end`` from the first layer; later layers fill its gaps."""
     for piece in layers[0](start, end):
         left, right = max(piece.start, start), min(piece.end, end)
         if left > start:
@@ -338,11 +346,11 @@ def _aside(life: RequestRecord) -> list[LedgerSegment]:
 
 
 class _Engine:
-    """Data of the run that the ledgers of all requests share.
+    """Data of a run that the ledgers of all requests share.
 
-    ``at_head`` maps a request to the intervals in which it was the head of the queue. ``queue`` has
-    the intervals in which any request was the head, so that others waited behind it. The engine
-    halted at ``stopped`` (s; infinity: never).
+    ``at_head`` maps a request to the segments in which it was the head of the queue. ``queue``
+    contains the segments in which any request was the head, so that other requests waited behind
+    it. The engine halted at ``stopped`` (s), which is infinity if it never halted.
     """
 
     def __init__(self, record: RunRecord) -> None:
@@ -366,7 +374,7 @@ class _Engine:
         self._turns = [row for row, (a, b) in enumerate(turns) if (a > 0) != (b > 0)]
 
     def prefills(self, start: float, end: float) -> Iterator[LedgerSegment]:
-        """Yield the intervals between ``start`` and ``end`` in which steps with a prefill ran."""
+        """Yield the segments between ``start`` and ``end`` in which steps with a prefill ran."""
         log, turns = self.log, self._turns
         row = bisect_right(log.end, start)
         stop = bisect_left(log.start, end)

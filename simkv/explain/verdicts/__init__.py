@@ -1,1 +1,1 @@
-"""Verdicts on a run, each with its evidence and the smallest set of requests that shows it."""
+"""Verdicts: problems found in a run, each with evidence and the fewest requests that show it."""

@@ -1,4 +1,4 @@
-"""Verdicts: the engine stopped for good because of a livelock, a deadlock or a crash."""
+"""Verdicts: the engine stopped permanently because of a livelock, a deadlock or a crash."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ MAX_LISTED_DECISIONS = 32
 
 
 class Decision(NamedTuple):
-    """A decision at ``at`` (s): the ids of requests that prefill, decode and are preempted."""
+    """A scheduling decision at ``at`` (s).
+
+    The fields contain the ids of the requests that prefill, decode and are preempted.
+    """
 
     at: float
     prefill: tuple[int, ...]
@@ -38,10 +41,11 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True)
 class LivelockVerdict(Verdict):
-    """The engine works forever without emitting tokens: its state of time ``since`` repeats.
+    """The engine works forever without emitting tokens, because its state repeats.
 
-    One cycle has ``decisions`` decisions and takes ``seconds``; ``cycle`` lists the first of them.
-    It is empty if the loop is inside a single ``schedule`` call.
+    The cycle was detected at ``since`` (s). One cycle has ``decisions`` decisions and takes
+    ``seconds``; ``cycle`` lists the first decisions. ``cycle`` is empty if the loop is inside a
+    single ``schedule`` call.
     """
 
     name = "livelock"
@@ -66,10 +70,12 @@ class LivelockVerdict(Verdict):
 
 @dataclass(frozen=True)
 class Deadlock(Verdict):
-    """No request can ever run. ``holds`` and ``lacks`` are blocks by request, ``free`` are left.
+    """No request can ever run again.
 
-    A request lacks the blocks that it needs, beyond the blocks it holds, to compute one more token.
-    ``head`` is the first request in the queue, which waits for ``kind``.
+    ``stuck`` are the ids of all affected requests. ``holds`` maps a request to the number of blocks
+    it holds, and ``lacks`` to the number of additional blocks it needs to compute one more token.
+    ``free`` is the number of free blocks. ``head`` is the first request in the queue and waits for
+    ``kind``.
     """
 
     name = "deadlock"
@@ -95,7 +101,7 @@ class Deadlock(Verdict):
 
 @dataclass(frozen=True)
 class EngineDied(Verdict):
-    """The real engine panics, raises or hangs at ``since`` (s)."""
+    """The real engine would panic, raise an exception or hang at ``since`` (s)."""
 
     name = "engine died"
     since: float
@@ -107,7 +113,7 @@ class EngineDied(Verdict):
 
 
 def find_engine_halt(record: RunRecord, block_size: int) -> Verdict | None:
-    """Return why the engine stopped for good, or None if no request is stalled."""
+    """Return the verdict on a permanent stop of the engine, or None if no request is stalled."""
     stop = record.engine_halt
     if stop is None or not (stalled := requests_with_outcome(record, Outcome.STALLED)):
         return None
@@ -120,7 +126,6 @@ def find_engine_halt(record: RunRecord, block_size: int) -> Verdict | None:
 
 
 def _livelock(record: RunRecord, stop: EngineHalt) -> LivelockVerdict:
-    """Return the verdict with the decisions since the repeated state."""
     log = record.steps
     begin = stop.since if stop.cycle_start is None else stop.cycle_start
     first, last = bisect_left(log.decided, begin), bisect_left(log.decided, stop.since) - 1
@@ -145,7 +150,6 @@ def _livelock(record: RunRecord, stop: EngineHalt) -> LivelockVerdict:
 def _deadlock(
     record: RunRecord, stop: EngineHalt, stalled: Sequence[RequestRecord], block_size: int
 ) -> Deadlock:
-    """Return the verdict; it shows the largest block holders and the head of the queue."""
     stuck = tuple(life.request.id for life in stalled)
     holds = {i: blocks for i, blocks in stop.held.items() if blocks}
     head = record.queue_heads[-1][1] if record.queue_heads else None
@@ -158,5 +162,5 @@ def _deadlock(
 
 
 def _lacks(life: RequestRecord, held: int, block_size: int) -> int:
-    """Return the blocks that a request lacks to compute one token beyond its delivered ones."""
+    """Return the number of missing blocks to compute one more token than was delivered."""
     return max(blocks_for(life.request.prompt_tokens + life.tokens, block_size) - held, 0)

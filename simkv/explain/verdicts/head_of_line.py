@@ -1,4 +1,4 @@
-"""Verdict: the head of the queue blocks requests that would fit."""
+"""Verdict: the head of the queue waits for KV blocks and blocks requests that would fit."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ MIN_BLOCKED_SHARE = 0.05
 
 @dataclass(frozen=True)
 class HeadOfLineBlocking(Verdict):
-    """For ``seconds`` the head of the queue lacked blocks that were enough for requests behind it.
+    """The head of the queue waited for blocks while a request behind it would have fit.
 
-    The worst head ``needs`` more blocks than the ``free`` ones. The second request in ``requests``
-    needs ``other_needs`` blocks and waited behind it for ``longest`` s.
+    This lasted for ``seconds`` in total. The example in ``requests`` is the longest case: the first
+    request was the head and needs ``needs`` blocks, of which only ``free`` were free. The second
+    request needs ``other_needs`` blocks and waited behind it for ``longest`` s.
     """
 
     name = "head-of-line blocking"
@@ -43,7 +44,9 @@ class HeadOfLineBlocking(Verdict):
 
 
 class _Behind(NamedTuple):
-    """A request behind the head of the queue: the blocks it needs, and from when to when (s)."""
+    """A request that was behind the head from ``start`` to ``end`` (s) and needs
+    ``needs`` blocks.
+    """
 
     needs: int
     id: int
@@ -54,7 +57,11 @@ class _Behind(NamedTuple):
 def find_head_of_line_blocking(
     record: RunRecord, ledger: Ledger, block_size: int
 ) -> HeadOfLineBlocking | None:
-    """Check, while the head waits for blocks, whether the smallest request behind it fits."""
+    """Return the verdict, or None if blocking is less than ``MIN_BLOCKED_SHARE`` of the run.
+
+    While the head of the queue waits for blocks, the request behind it with the smallest need is
+    compared with the free blocks. ``block_size`` is in tokens.
+    """
     queue = sorted(
         (
             _Behind(blocks_for(life.request.prompt_tokens + 1, block_size), i, tile.start, tile.end)
@@ -92,7 +99,7 @@ def find_head_of_line_blocking(
 
 
 def _heads_without_blocks(record: RunRecord) -> Iterator[tuple[int, float, float]]:
-    """Yield (request, start, end) for each head of the queue that lacked blocks."""
+    """Yield (request id, start, end) of the periods in which the queue's head lacked blocks."""
     end = record.engine_halt.since if record.engine_halt else record.end
     following = [at for at, _ in record.queue_heads[1:]] + [end]
     for (start, held), until in zip(record.queue_heads, following, strict=False):
@@ -101,7 +108,7 @@ def _heads_without_blocks(record: RunRecord) -> Iterator[tuple[int, float, float
 
 
 def _least_free(record: RunRecord, start: float, end: float) -> int:
-    """Return the minimum of free blocks after any decision between two times."""
+    """Return the smallest number of free blocks after any decision between two times (s)."""
     log = record.steps
     first, last = bisect_left(log.decided, start), bisect_left(log.decided, end)
     if first == last:
@@ -110,7 +117,7 @@ def _least_free(record: RunRecord, start: float, end: float) -> int:
 
 
 def _known(record: RunRecord, request: int, at: float) -> int:
-    """Return the tokens of a request known at a time: its prompt and the tokens it has emitted."""
+    """Return the number of prompt and emitted tokens of a request at time ``at`` (s)."""
     life, ends = record.requests[request], record.steps.end
     emitted = sum(
         (count := bisect_right(ends, at, first, last + 1) - first)

@@ -1,4 +1,4 @@
-"""Verdict: requests went ahead of more urgent ones."""
+"""Verdict: requests were served before more urgent ones."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from simkv.sim.run_record import RunRecord
 
 @dataclass(frozen=True)
 class PriorityInversion(Verdict):
-    """A request went ahead ``count`` times while a more urgent one waited.
+    """``count`` times, a request was served while a more urgent request waited.
 
-    It was admitted, or another request was preempted in its favor. The first request in
-    ``requests`` is the more urgent one; at ``at`` (s) it had to wait for ``seconds`` more.
+    It was admitted, or another request was preempted in its favor. The example is the longest wait:
+    the first request in ``requests`` is the more urgent one. From time ``at`` (s), it waited for
+    another ``seconds``. ``priorities`` are those of both requests.
     """
 
     name = "priority inversion"
@@ -44,7 +45,7 @@ class PriorityInversion(Verdict):
 
 
 class _Wait(NamedTuple):
-    """A request waits to be admitted or readmitted."""
+    """A period in which request ``id`` waits to be admitted or readmitted, in seconds."""
 
     priority: int
     start: float
@@ -55,7 +56,11 @@ class _Wait(NamedTuple):
 def find_priority_inversion(
     record: RunRecord, ledger: Ledger, preemptions: Sequence[Preemption]
 ) -> PriorityInversion | None:
-    """Compare each admitted or favored request with the most urgent waiting request."""
+    """Return the verdict, or None if no request was served before a more urgent waiting request.
+
+    Each request that is admitted, or favored by a preemption, is compared with the most urgent
+    request that waits at this time.
+    """
     priority = {i: life.request.priority for i, life in record.requests.items()}
     if len(set(priority.values())) < 2:
         return None
@@ -91,7 +96,7 @@ def find_priority_inversion(
 
 
 def _waits(ledger: Ledger, priority: Mapping[int, int]) -> Iterator[_Wait]:
-    """Yield all periods of waiting that the scheduler knew of."""
+    """Yield all waiting periods of requests that the scheduler had received."""
     for i, tiles in ledger.items():
         for waits, stretch in groupby(
             tiles, key=lambda tile: tile.kind in WAIT_KINDS - {LedgerKind.UNSEEN}

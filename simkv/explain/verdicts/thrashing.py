@@ -11,17 +11,20 @@ from simkv.explain.verdicts.verdict import Verdict, times_phrase
 from simkv.explain.wait_ledger import compute_runs
 from simkv.sim.run_record import RunRecord
 
-#: Minimum ratio of repeated to kept tokens; in addition, a request must be preempted twice.
+#: Minimum ratio of recomputed to kept tokens for a verdict. Some request must also be preempted
+#: at least twice.
 MIN_REPEATED_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class Thrashing(Verdict):
-    """``repeated`` tokens were computed again, compared with ``kept`` ones, after ``preemptions``.
+    """Preemptions caused a large amount of recomputation.
 
-    The victim had the most tokens computed again: ``worst`` tokens, after ``times`` preemptions.
-    The second request in ``requests`` gained the most from these, or held the most blocks if the
-    victim itself lacked them. ``reasons`` counts all preemptions by their cause.
+    After ``preemptions`` preemptions, ``repeated`` tokens were computed again; ``kept`` tokens did
+    not have to be. ``reasons`` counts the preemptions by cause. The first request in ``requests``
+    is the victim with the most recomputed tokens: ``worst`` tokens after ``times`` preemptions. The
+    second request, if any, is the one that benefited from most of these preemptions or, if there is
+    none, the one that held the most blocks at the last of them.
     """
 
     name = "thrash"
@@ -50,7 +53,11 @@ class Thrashing(Verdict):
 def find_thrashing(
     record: RunRecord, pressure: WaitAttribution, preemptions: Sequence[Preemption]
 ) -> Thrashing | None:
-    """Return the verdict, or None; the worst request had the most tokens computed again."""
+    """Return the verdict on recomputation, or None.
+
+    The result is None if the ratio of recomputed to kept tokens is below ``MIN_REPEATED_SHARE``, or
+    if no request was preempted twice.
+    """
     lives = record.requests
     repeated = sum(life.recomputed_tokens for life in lives.values())
     if not repeated:

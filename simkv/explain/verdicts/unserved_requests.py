@@ -27,7 +27,10 @@ from simkv.sim.run_record import RequestRecord, RunRecord, Shortfall
 
 @dataclass(frozen=True)
 class UnservableRequests(Verdict):
-    """Requests that exceed the whole cache; the worst of them ``needs`` the most blocks."""
+    """Requests that need more blocks than the whole KV cache has.
+
+    The largest of them needs ``needs`` blocks; the cache has ``has``. ``all`` are their ids.
+    """
 
     name = "unservable"
     needs: int
@@ -45,7 +48,10 @@ class UnservableRequests(Verdict):
 
 @dataclass(frozen=True)
 class LostRequests(Verdict):
-    """Requests that the engine lost: they are in no queue and never ended."""
+    """Requests that the engine lost: they are in no queue and never ended.
+
+    ``all`` are their ids; ``why`` is the reason of the first.
+    """
 
     name = "lost"
     all: tuple[int, ...]
@@ -58,7 +64,7 @@ class LostRequests(Verdict):
 
 @dataclass(frozen=True)
 class RejectedRequests(Verdict):
-    """Requests that the engine rejected."""
+    """Requests that the engine rejected; ``all`` are their ids."""
 
     name = "rejected"
     all: tuple[int, ...]
@@ -70,7 +76,10 @@ class RejectedRequests(Verdict):
 
 
 def find_unservable(record: RunRecord, block_size: int) -> UnservableRequests | None:
-    """Find requests that do not fit into the cache even in isolation."""
+    """Return the verdict on requests that exceed the KV cache even in isolation, or None.
+
+    ``block_size`` is in tokens.
+    """
     needs = {
         i: blocks_for(life.request.prompt_tokens + life.request.output_tokens - 1, block_size)
         for i, life in record.requests.items()
@@ -84,21 +93,24 @@ def find_unservable(record: RunRecord, block_size: int) -> UnservableRequests | 
 
 
 def find_lost(record: RunRecord) -> LostRequests | None:
-    """Find requests with the outcome lost."""
+    """Return the verdict on requests with the outcome ``lost``, or None."""
     lives = requests_with_outcome(record, Outcome.LOST)
     ids = tuple(life.request.id for life in lives)
     return LostRequests(ids[:1], ids, lives[0].reason) if ids else None
 
 
 def find_rejected(record: RunRecord) -> RejectedRequests | None:
-    """Find requests with the outcome rejected."""
+    """Return the verdict on requests with the outcome ``rejected``, or None."""
     lives = requests_with_outcome(record, Outcome.REJECTED)
     ids = tuple(life.request.id for life in lives)
     return RejectedRequests(ids[:1], ids, rejection(lives)) if ids else None
 
 
 def rejection(lives: Sequence[RequestRecord]) -> str:
-    """Return why requests were rejected: for each limit, the reason of the longest prompt."""
+    """Return the reason for the rejection of requests.
+
+    For each engine limit that was exceeded, it includes the reason of the longest prompt.
+    """
     longest: dict[str, RequestRecord] = {}
     for life in lives:
         limit = life.refusal.knob if life.refusal else ""
@@ -112,10 +124,13 @@ def rejection(lives: Sequence[RequestRecord]) -> str:
 
 @dataclass(frozen=True)
 class Starvation(Verdict):
-    """Clients gave up. The worst request spent ``waited`` of its ``lived`` seconds waiting.
+    """Clients gave up on requests that waited and would have finished in time in isolation.
 
-    ``kinds`` are the seconds of waiting by reason. ``behind`` are the requests that blocked it,
-    worst first. ``overtaken`` is its overtaking by others, if any.
+    ``all`` are the ids of these requests. The other fields describe the one that waited longest: it
+    waited for ``waited`` of ``lived`` seconds and got ``tokens`` tokens. ``kinds`` are the seconds
+    of waiting by reason. ``behind`` are the requests that blocked it, starting with the longest
+    blocking time. ``overtaken`` describes requests that arrived later and started earlier, or is
+    None.
     """
 
     name = "starvation"
@@ -152,9 +167,10 @@ class Starvation(Verdict):
 def find_starvation(
     record: RunRecord, ledger: Ledger, pressure: WaitAttribution, overtakes: Sequence[Overtake]
 ) -> Starvation | None:
-    """Return the verdict, or None; the worst request waited longest.
+    """Return the verdict on starved requests, or None if no request starved.
 
-    Among equal waits, it is the request with the fewest tokens.
+    The example is the request that waited longest and, among equal waits, the one with the fewest
+    tokens.
     """
     ids = tuple(life.request.id for life in requests_with_outcome(record, Outcome.STARVED))
     if not ids:
@@ -186,11 +202,12 @@ def _tokens(count: int) -> str:
 
 @dataclass(frozen=True)
 class TimedOutRequests(Verdict):
-    """Clients gave up, and would have in isolation as well, or their requests never waited.
+    """Clients gave up on requests that never waited or would have timed out in isolation, too.
 
-    The worst request takes ``alone`` seconds in isolation (None: more than ten times its
-    ``timeout``). When its client left, it ``lacked`` that number of seconds, and others had delayed
-    it by ``company`` (s).
+    ``all`` are the ids of these requests. The other fields describe the one with the largest known
+    shortfall. It takes ``alone`` seconds in isolation (None: more than ten times its ``timeout``).
+    When its client gave up, it needed ``lacked`` more seconds; other requests had delayed it by
+    ``company`` seconds.
     """
 
     name = "timed_out"
@@ -210,7 +227,10 @@ class TimedOutRequests(Verdict):
 
 
 def find_timed_out(record: RunRecord) -> TimedOutRequests | None:
-    """Return the verdict, or None; the worst request has the largest known shortfall."""
+    """Return the verdict on timed-out requests, or None if no shortfall is known.
+
+    The example is the request with the largest shortfall.
+    """
     lives = requests_with_outcome(record, Outcome.TIMED_OUT)
     ids = tuple(life.request.id for life in lives)
     known = [i for i in ids if i in record.shortfalls]

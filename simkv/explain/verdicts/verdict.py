@@ -10,13 +10,13 @@ from simkv.core.figure_registry import format_seconds
 from simkv.core.outcome import Outcome
 from simkv.sim.run_record import RequestRecord, RunRecord, Shortfall
 
-#: An isolated run is cut off after this multiple of the timeout.
+#: A run of a single request in isolation is cut off after this multiple of its timeout.
 MAX_TIMEOUT_MULTIPLE = 10.0
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A problem in a run. ``requests`` is the smallest set of requests that shows it."""
+    """A problem found in a run. ``requests`` are the ids of the fewest requests that show it."""
 
     name: ClassVar[str]
     requests: tuple[int, ...]
@@ -33,7 +33,7 @@ class Verdict:
 
 
 def _plain(value: Any) -> Any:
-    """Return evidence as JSON values; a named tuple becomes an object."""
+    """Convert evidence to JSON values; a named tuple becomes an object."""
     if isinstance(value, tuple):
         named = getattr(value, "_asdict", None)
         return _plain(named()) if named else [_plain(item) for item in value]
@@ -48,24 +48,30 @@ def requests_with_outcome(record: RunRecord, outcome: Outcome) -> list[RequestRe
 
 
 def name_requests(ids: Sequence[int], most: int = 8) -> str:
-    """Return ``request 3`` or ``requests 3, 5 and 9 more``."""
+    """Return a phrase with the ids, such as ``request 3`` or ``requests 3, 5 and 9 more``.
+
+    At most ``most`` ids are listed.
+    """
     first = ", ".join(map(str, ids[:most]))
     more = f" and {len(ids) - most} more" if len(ids) > most else ""
     return f"request{'s' if len(ids) > 1 else ''} {first}{more}"
 
 
 def times_phrase(count: int) -> str:
-    """Return ``once`` or ``3 times``."""
+    """Return a frequency as a phrase: ``once`` or ``3 times``."""
     return "once" if count == 1 else f"{count} times"
 
 
 def count_phrase(ids: Sequence[int]) -> str:
-    """Return ``one request`` or ``3 requests``."""
+    """Return the number of ids as a phrase: ``one request`` or ``3 requests``."""
     return "one request" if len(ids) == 1 else f"{len(ids)} requests"
 
 
 def describe_shortfall(lacked: Shortfall, timeout: float) -> str:
-    """Return the shortfall of a request in words; ``timeout`` is in seconds."""
+    """Return a sentence part that states how long a request takes in isolation and was delayed.
+
+    ``timeout`` is in seconds.
+    """
     if lacked.isolated_s is None:
         return (
             "in isolation it would not have finished within "
