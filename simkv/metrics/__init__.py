@@ -1,1 +1,1 @@
-"""Figures of a run: latencies, throughput, goodput, and their intervals."""
+"""Metrics of a run: latencies, throughput, goodput, and their intervals."""

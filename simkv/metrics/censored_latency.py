@@ -1,7 +1,8 @@
-"""Latencies over all requests, which do not favor a variant that serves few requests.
+"""Latency statistics over all requests, including requests that were not served.
 
-A request without a first token, or without a complete answer, is *censored* in the sense of
-survival analysis: its latency is at least the time it waited.
+Statistics over finished requests favor a variant that serves few requests. Here, a request without
+a first token, or without a complete answer, is *censored* in the sense of survival analysis: its
+latency is at least the time it waited.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _SHARES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
 def is_counted(life: RequestRecord) -> bool:
-    """Return whether the request was sent and not rejected."""
+    """Return whether the request was sent to the engine and not rejected."""
     was_sent = life.received_at is not None or get_waiting_time(life) > 0.0
     return was_sent and life.outcome is not Outcome.REJECTED
 
@@ -32,20 +33,21 @@ def get_waiting_time(life: RequestRecord) -> float:
 
 @dataclass(frozen=True)
 class CensoredLatency:
-    """Latency of several requests in seconds.
+    """Latencies of several requests in seconds, some of them only known to exceed a value.
 
-    ``known`` are the measured latencies, ``censored`` the waiting times of the other requests, both
-    in ascending order.
+    ``known`` are the measured latencies, and ``censored`` the waiting times of the other requests.
+    Both are in ascending order.
     """
 
     known: Sequence[float]
     censored: Sequence[float]
 
     def at_least(self, statistic: str) -> float | None:
-        """Return the statistic with waiting times as the censored latencies, a lower bound.
+        """Return a lower bound of a statistic, in seconds; None if there are no requests.
 
-        None without requests. Percentiles are linear between samples
-        (``simkv.core.grouped_quantile``).
+        ``statistic`` is ``mean``, ``median``, ``p90``, ``p95`` or ``p99``. Each waiting time counts
+        as the latency of its censored request. Percentiles are interpolated linearly between
+        samples (``simkv.core.grouped_quantile``).
         """
         values = sorted([*self.known, *self.censored])
         if not values:
@@ -55,7 +57,10 @@ class CensoredLatency:
         return quantile(values, range(1, len(values) + 1), _SHARES[statistic])
 
     def at_most(self, statistic: str) -> float | None:
-        """Return the statistic with infinite censored latencies; None if it is infinite."""
+        """Return an upper bound of a statistic, in seconds; None if it is infinite.
+
+        The latency of each censored request counts as infinite.
+        """
         if not self.censored:
             return self.at_least(statistic)
         count = len(self.known) + len(self.censored)
@@ -65,9 +70,9 @@ class CensoredLatency:
         return quantile(values, range(1, count + 1), _SHARES[statistic])
 
     def figures_ms(self) -> dict[str, Any]:
-        """Return the group of figures in ``summary.json``, in milliseconds.
+        """Return the entries of ``summary.json`` for this latency, in milliseconds.
 
-        ``censored`` is the number of censored requests; ``at_least`` lists the statistics that are
+        ``censored`` is the number of censored requests. ``at_least`` lists the statistics that are
         only lower bounds because of them.
         """
         found: dict[str, Any] = {}
@@ -81,7 +86,10 @@ class CensoredLatency:
 def compute_censored_latency(
     lives: Iterable[RequestRecord], latency: Callable[[RequestRecord], float | None]
 ) -> CensoredLatency:
-    """Collect a latency (s, None if missing) of all requests that were sent and not rejected."""
+    """Collect a latency of all requests that were sent and not rejected.
+
+    ``latency`` returns the latency of a request in seconds, or None if the request is censored.
+    """
     known, censored = [], []
     for life in lives:
         if is_counted(life):

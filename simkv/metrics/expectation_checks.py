@@ -15,10 +15,11 @@ from simkv.scenario.expectations import Bound, iterate_expectations
 
 @dataclass(frozen=True)
 class ExpectationCheck:
-    """Expectation of one variant, and the result found.
+    """Expectation of one variant, and the value found for it.
 
-    ``missed_by`` is the distance to the bound. It is None if there is no distance: for words, or if
-    the request never reached the figure (``found`` is then None).
+    ``figure`` is the name of the metric. ``found`` is None if the request never reached the event
+    that the metric measures. ``missed_by`` is the distance to the bound; it is None if the
+    expectation holds, if the values are text, or if ``found`` is None.
     """
 
     variant: str
@@ -34,14 +35,14 @@ class ExpectationCheck:
 
 
 def format_found(found: float | str | None) -> str:
-    """Format a figure as text; ``none`` if it is missing."""
+    """Format a metric as text; a missing value becomes ``none``."""
     if found is None:
         return "none"
     return found if isinstance(found, str) else f"{found:.10g}"
 
 
 def check_expectations(results: Mapping[str, RunResult]) -> list[ExpectationCheck]:
-    """Check every expectation of the scenario against the results of its variants."""
+    """Check every expectation of the scenario against the results of its variants, by name."""
     checks: list[ExpectationCheck] = []
     for variant, result in results.items():
         expected = result.scenario.expect.get(variant)
@@ -56,14 +57,15 @@ def check_expectations(results: Mapping[str, RunResult]) -> list[ExpectationChec
     return checks
 
 
-#: Verdicts of a run that served every request it could serve.
+#: Verdicts of runs that count as successful.
 SERVED_VERDICTS = ("served", "cut_off")
 
 
 def exit_code(results: Iterable[RunResult], checks: Sequence[ExpectationCheck]) -> int:
-    """Return the exit code of a run: 0 served, 1 expectation missed, 3 requests not served.
+    """Return the exit code: 0 if all requests were served, 1 expectation missed, 3 not all served.
 
-    Expectations take precedence: if some are given and all hold, starvation was expected.
+    If expectations are given, only they count: if all hold, a failed request was expected and the
+    exit code is 0.
     """
     if checks:
         return int(not all(found.ok for found in checks))

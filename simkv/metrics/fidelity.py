@@ -1,10 +1,10 @@
-"""Intervals of a run's figures, from the known errors of its cost profile.
+"""Intervals of a run's metrics, from the known errors of its cost profile.
 
-A measured profile carries its error on steps excluded from the fit, by kind of step. The run is
-simulated twice more, with every step faster and slower by the mean error of such steps
-(``costs/profile_uncertainty.py``). The results give the interval of each figure
+A measured profile contains its error on steps excluded from the fit, by kind of step. The run is
+simulated twice more: with every step faster, and with every step slower by the error of such steps
+(``costs/profile_uncertainty.py``). The results give the interval of each metric
 (``metrics/intervals.py``), including the effects of queueing, preemptions and starvation. Outside
-the profile's range the interval widens; the share of time there is reported with it.
+the profile's range the intervals widen; the share of busy time spent there is reported with them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ RERUNS: dict[ErrorSide, str] = {"cheaper": "with faster steps", "dearer": "with 
 
 @dataclass(frozen=True)
 class Fidelity:
-    """Known error of a run.
+    """Known errors of a run's metrics.
 
-    ``outside`` is the share of busy time outside the profile's range; ``errors`` are the profile's
-    own errors by kind of step; ``intervals`` are the intervals of figures (empty if the profile has
-    no error estimate); ``reasons`` explain unbounded ends. ``note`` is a summary sentence.
+    ``outside`` is the share of busy time outside the profile's range, and ``errors`` are the errors
+    of step times by kind of step. ``intervals`` maps a metric to its interval; it is empty if the
+    profile has no error estimate. ``reasons`` maps a metric to the reason for an unbounded end.
+    ``note`` is a summary sentence.
     """
 
     profile: str
@@ -47,12 +48,15 @@ class Fidelity:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def of(self, name: str, show: Callable[[float], str]) -> str:
-        """Return the interval of a figure as text; empty if it has none."""
+        """Return the interval of the metric ``name`` as text; empty if it has none.
+
+        ``show`` formats its values.
+        """
         found = self.intervals.get(name)
         return "" if found is None else found.text(show, self.reasons.get(name, ""))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields for ``summary.json``."""
+        """Return the entry ``fidelity`` of ``summary.json``."""
         return {
             "profile": self.profile,
             "basis": self.basis,
@@ -71,11 +75,12 @@ def estimate_fidelity(
     again: Callable[[str, Callable[[Executor], Executor]], MeasuredRun] | None,
     unknown: float = 0.0,
 ) -> Fidelity:
-    """Estimate the fidelity of a ``run``.
+    """Return the known errors and the intervals of a run's metrics.
 
-    ``again`` simulates the run again under a name, with an executor changed by the given function;
-    None skips intervals. ``unknown`` is the share of busy time outside the range in a feature
-    without a known error there.
+    ``outside`` is the share of busy time outside the profile's range. ``unknown`` is the share in
+    which the error is unknown, because the profile has no error for a feature outside its range.
+    ``again`` simulates the run again; its arguments are a name for the re-run and a function that
+    changes the executor. Without ``again``, no intervals are computed.
     """
     errors = profile.fit.held_out
     intervals: dict[str, FigureInterval] = {}
@@ -98,7 +103,10 @@ def estimate_fidelity(
 
 
 def scaled_executors(profile: CostProfile) -> list[Callable[[Executor], Executor]]:
-    """Return functions that make an executor's steps faster and slower by the profile's error."""
+    """Return two functions that wrap an executor: for faster and for slower steps.
+
+    The factor is the profile's error.
+    """
     return [make_scaled_executor(profile, side) for side in RERUNS]
 
 

@@ -1,4 +1,4 @@
-"""Figures of a fleet and of its replicas."""
+"""Metrics of a fleet (a deployment with several replicas) and of each replica."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from simkv.sim.run_record import RequestRecord
 
 
 def fleet_figures(fleet: Fleet, end: float) -> dict[str, Any]:
-    """Return the figures in ``summary.json`` of a fleet whose run ended at ``end`` (s).
+    """Return the entries of ``summary.json`` for a fleet whose run ended at ``end`` (s).
 
     ``mean_in_system`` is the mean number of requests in the fleet. ``imbalance`` is the busy time
-    of the busiest replica over the mean of all (1 is equal). ``replica_s`` is the sum of replica
-    lifetimes (s), ``retries`` the number of requests re-sent from a failed replica.
+    of the busiest replica divided by the mean busy time (1 if all are equal). ``replica_s`` is the
+    sum of the replica lifetimes (s). ``retries`` is the number of requests that were sent again
+    after a replica failed.
     """
     replicas = [replica_figures(fleet, replica, end) for replica in range(fleet.size)]
     busy = [row["busy_s"] for row in replicas]
@@ -37,7 +38,11 @@ def fleet_figures(fleet: Fleet, end: float) -> dict[str, Any]:
 
 
 def _transfers(fleet: DisaggregatedFleet) -> dict[str, Any]:
-    """Return figures of KV transfers: count, bytes, mean wait for blocks, mean transfer time."""
+    """Return the metrics of KV transfers between replicas.
+
+    They are the number and total bytes of transfers, the mean wait for blocks (ms) and the mean
+    transfer time (ms).
+    """
     done = [
         h
         for h in fleet.handovers.values()
@@ -60,11 +65,11 @@ def _transfers(fleet: DisaggregatedFleet) -> dict[str, Any]:
 
 
 def replica_figures(fleet: Fleet, replica: int, end: float) -> dict[str, Any]:
-    """Return the figures of one replica.
+    """Return the metrics of one replica in a run that ended at ``end`` (s).
 
-    ``hit_rate`` is the share of the prompt tokens of admitted requests found in its prefix cache.
-    ``mean_ttft_ms`` is over all requests with a first token from this replica, finished or not; 0
-    without any.
+    ``hit_rate`` is the share of the prompt tokens of admitted requests that was found in the prefix
+    cache. ``mean_ttft_ms`` includes all requests with a first token from this replica, finished or
+    not; it is 0 if there are none.
     """
     lifetimes = [lifetime for lifetime in fleet.lifetimes if lifetime.replica == replica]
     lives = [life for lifetime in lifetimes for life in lifetime.engine.record.requests.values()]
@@ -91,7 +96,7 @@ def replica_figures(fleet: Fleet, replica: int, end: float) -> dict[str, Any]:
 
 
 def _busy(lifetime: ReplicaLifetime, end: float) -> float:
-    """Return the busy seconds of a replica, up to its end."""
+    """Return the busy seconds of a replica, up to the end of its lifetime or of the run."""
     log, until = lifetime.engine.record.steps, end if lifetime.end is None else lifetime.end
     busy = fsum(log.end) - fsum(log.start)
     if log.end and log.end[-1] > until:  # only the last step can extend past the end
@@ -100,7 +105,7 @@ def _busy(lifetime: ReplicaLifetime, end: float) -> float:
 
 
 def _hits(lives: Sequence[RequestRecord]) -> tuple[int, int]:
-    """Return cached and total prompt tokens of requests at their first admission."""
+    """Return the numbers of cached and of all prompt tokens of requests at first admission."""
     hits = taken_in = 0
     for life in lives:
         if life.chunks:

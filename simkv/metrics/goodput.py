@@ -1,9 +1,8 @@
-"""Goodput: requests served within latency limits.
+"""Goodput: the rate of requests served within latency limits.
 
-Defined as in ``vllm bench serve --goodput ttft:500 tpot:50`` (vLLM 0.33,
-``vllm/benchmarks/serve_throughput.py``, ``calculate_metrics``): a request is good if it finished
-and none of its limited latencies exceeds its limit (ms); the TPOT of a request with one token
-counts as 0.
+The definition is that of ``vllm bench serve --goodput ttft:500 tpot:50`` (vLLM 0.33,
+``vllm/benchmarks/serve_throughput.py``, ``calculate_metrics``). A request is good if it finished
+and no latency exceeds its limit (ms). The TPOT of a request with one output token counts as 0.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from simkv.metrics.run_metrics import (
 )
 from simkv.sim.run_record import RequestRecord, RunRecord
 
-#: Latencies that may have a limit, by their names in vLLM; in seconds.
+#: Functions that return a latency in seconds, by the name of the latency in vLLM.
 LATENCY_FUNCTIONS: dict[str, Callable[[RequestRecord], float | None]] = {
     "ttft": ttft,
     "tpot": tpot,
@@ -29,7 +28,10 @@ LATENCY_FUNCTIONS: dict[str, Callable[[RequestRecord], float | None]] = {
 
 
 def is_good(life: RequestRecord, limits_ms: Mapping[str, float]) -> bool:
-    """Return whether a request finished within the limits (ms by name)."""
+    """Return whether a request finished within the limits.
+
+    ``limits_ms`` maps the name of a latency, as in ``LATENCY_FUNCTIONS``, to its limit in ms.
+    """
     if life.outcome is not Outcome.FINISHED:
         return False
     return all(
@@ -39,9 +41,10 @@ def is_good(life: RequestRecord, limits_ms: Mapping[str, float]) -> bool:
 
 
 def goodput(record: RunRecord, limits_ms: Mapping[str, float]) -> dict[str, Any]:
-    """Return the number of ``good`` requests, ``goodput`` per second and ``goodput_share``.
+    """Return the number of ``good`` requests, the ``goodput`` (1/s) and the ``goodput_share``.
 
-    The time is the makespan, as for ``request_throughput``; the share is of all requests.
+    The goodput is the number of good requests divided by the makespan, as in
+    ``request_throughput``. The share is relative to all requests.
     """
     lives = list(record.requests.values())
     good = sum(is_good(life, limits_ms) for life in lives)

@@ -1,8 +1,9 @@
-"""Intervals of a run's figures, from the run and its re-runs at the profile's error bounds.
+"""Intervals of a run's metrics, from the run and re-runs at the profile's error bounds.
 
-A re-run bounds a figure only if its value is comparable with the value in the run. Latencies of
-finished requests are comparable if the same requests finish; a latency of all requests has no upper
-bound if some requests are never answered. An unbounded end is None, never 0, and has a reason.
+A re-run bounds a metric only if its value is comparable with the value in the run. Latencies of
+finished requests are comparable if the same requests finish. A latency of all requests has no upper
+bound if some requests are never answered. An unbounded end of an interval is None, never 0, and has
+a reason.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from simkv.metrics.censored_latency import compute_censored_latency, is_counted
 from simkv.metrics.run_metrics import e2e, summarize, ttft
 from simkv.sim.run_record import RunRecord
 
-#: Figures with an interval, named as in ``summary.json``.
+#: Metrics with an interval, named as in ``summary.json``.
 INTERVAL_FIGURES = (
     "makespan_s",
     "request_throughput",
@@ -45,22 +46,25 @@ _MISSING = {OVER_ALL["ttft_ms"]: "no first token", OVER_ALL["e2e_ms"]: "no compl
 
 
 class FigureInterval(NamedTuple):
-    """Range of a figure in its unit; None is an unbounded end."""
+    """Range of a metric in its unit; None is an unbounded end."""
 
     low: float | None
     high: float | None
 
     @property
     def is_certain(self) -> bool:
-        """Whether the figure has a single value."""
+        """Whether both ends of the interval are equal."""
         return self.low is not None and self.low == self.high
 
     def contains(self, value: float) -> bool:
-        """Return whether a value of the figure is in the interval."""
+        """Return whether ``value`` is in the interval."""
         return (self.low is None or self.low <= value) and (self.high is None or value <= self.high)
 
     def text(self, show: Callable[[float], str], reason: str = "") -> str:
-        """Return ``from 2 to 3``, ``at least 2 (reason)`` or ``not determined (reason)``."""
+        """Return the interval as text, with values formatted by ``show``.
+
+        The result is like ``from 2 to 3``, ``at least 2 (reason)`` or ``not determined (reason)``.
+        """
         why = f" ({reason})" if reason else ""
         if self.low is not None and self.high is not None:
             return f"from {show(self.low)} to {show(self.high)}"
@@ -73,25 +77,26 @@ NOT_DETERMINED = FigureInterval(None, None)
 
 
 class Members(NamedTuple):
-    """Size and digest of a set of requests, to compare sets."""
+    """Size and hash of a set of request ids, to compare sets without storing them."""
 
     size: int
     digest: int
 
     @classmethod
     def of(cls, ids: Collection[int]) -> Members:
-        """Build from request ids."""
+        """Compute the size and hash of a set of request ids."""
         return cls(len(ids), hash(frozenset(ids)))
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """Figures of a run or re-run needed for intervals; ``name`` identifies it in reasons.
+    """Metrics of a run or re-run that are needed for intervals.
 
-    ``counted`` are the requests in a latency of all requests; ``at_most`` are these latencies in ms
-    if no censored one ever ended (None if infinite). ``left_open`` is the number of requests
-    without an answer at the end of the run, ``halted`` the number of these that stalled or were
-    lost.
+    ``name`` identifies the run in reasons, and ``figures`` is its summary. ``finished`` are the
+    finished requests, and ``counted`` the requests included in latencies of all requests.
+    ``at_most`` contains upper bounds of these latencies in ms, for the case that no censored
+    request ever ends (None if infinite). ``left_open`` is the number of requests without an answer
+    at the end of the run; ``halted`` of them stalled or were lost.
     """
 
     name: str
@@ -106,7 +111,7 @@ class MeasuredRun:
     def of(
         cls, name: str, record: RunRecord, figures: Mapping[str, Any] | None = None
     ) -> MeasuredRun:
-        """Build from a run record; ``figures`` is its summary if already computed."""
+        """Build from a run record; ``figures`` is the summary of the run if it is already known."""
         lives = record.requests
         measures = {"ttft_ms": ttft, "e2e_ms": e2e}
         at_most: dict[str, float | None] = {}
@@ -126,13 +131,16 @@ class MeasuredRun:
         )
 
     def value(self, name: str) -> float | None:
-        """Return a figure; None without a sample."""
+        """Return the metric ``name``, or None if the run has no sample of it."""
         found = figure(self.figures, name)
         return None if found is None else float(found)
 
 
 def compute_interval(name: str, runs: Sequence[MeasuredRun]) -> tuple[FigureInterval, str]:
-    """Return the interval of a figure over ``runs``, and the reason for an unbounded end."""
+    """Return the interval of the metric ``name`` over ``runs``, and a reason.
+
+    The reason explains an unbounded end and is empty if both ends are bounded.
+    """
     group = name.partition(".")[0]
     lows = [run.value(name) for run in runs]
     highs = lows
@@ -159,7 +167,11 @@ def compute_interval(name: str, runs: Sequence[MeasuredRun]) -> tuple[FigureInte
 
 
 def _reason(what: str, runs: Sequence[MeasuredRun], count: Callable[[MeasuredRun], int]) -> str:
-    """Return ``finished: 300 requests with faster steps, 237 in the run, 60 with slower steps``."""
+    """Return a reason with the ``count`` of each run.
+
+    An example is ``finished: 300 requests with faster steps, 237 in the run, 60 with slower
+    steps``.
+    """
     first, *others = (f"{count(run):,} {run.name}" for run in runs)
     number, _, name = first.partition(" ")
     return f"{what}: {', '.join([f'{number} requests {name}', *others])}"

@@ -1,4 +1,4 @@
-"""Time of peak load in a run, when a failure would affect most requests."""
+"""Time at which most requests are in flight, when a failure would affect most requests."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from simkv.sim.run_record import RequestRecord
 
 
 def find_peak_load(result: RunResult) -> dict[str, Any]:
-    """Return the time and number of most requests in flight, and the busiest replica then.
+    """Return the time of the most requests in flight, their number, and the busiest replica.
 
-    ``at_s`` is the first such time (s), just after the arrival that caused it. ``replica`` is 0
-    without a fleet; among equal replicas it is the first.
+    ``at_s`` is the first such time (s), just after the arrival that caused it. ``replica`` is the
+    index of the replica with the most requests at that time; among equal ones it is the first. It
+    is 0 without a fleet.
     """
     at, most = _most(result.record.requests.values())
     by_replica: dict[int, int] = {}
@@ -25,7 +26,10 @@ def find_peak_load(result: RunResult) -> dict[str, Any]:
 
 
 def _most(lives: Collection[RequestRecord]) -> tuple[float, int]:
-    """Return the first time with the most requests, and their number; ends precede arrivals."""
+    """Return the first time (s) with the most requests in flight, and their number.
+
+    A request that ends at the time of an arrival is not counted together with the new request.
+    """
     changes = [(life.request.arrival, 1) for life in lives]
     changes += [(life.ended_at, -1) for life in lives if life.ended_at is not None]
     at, now, most = 0.0, 0, 0

@@ -1,9 +1,10 @@
-"""Check that a custom scheduler uses neither future knowledge nor chance.
+"""Check that a custom scheduler uses neither future knowledge nor random numbers.
 
-A repeated run with the same requests, step by step, must have equal results. In two other repeated
-runs, requests emit other numbers of tokens, which a scheduler cannot know in advance: in one the
-shortest outputs become the longest, in the other the lengths of the last half to end are replaced.
-Decisions must be equal until the first changed request ends.
+The run is repeated step by step with the same requests; the results must be equal. In two further
+runs, some requests emit other numbers of output tokens, which a scheduler cannot know in advance.
+In one of these runs, the shortest outputs become the longest. In the other, the output lengths of
+the half of the requests that ended last are replaced. Decisions must be equal until the first
+changed request ends.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ TWIN_ID_OFFSET = 1 << 40
 
 
 def check_scheduler_run(scenario: Scenario, folder: Path) -> RunRecord:
-    """Run a scenario of one engine with every call of its custom scheduler checked.
+    """Run a scenario on a single engine and check every call of its custom scheduler.
 
-    Raises LawBroken if the scheduler breaks a law or decides differently in a repeated run, and
-    InputError for a scenario with a fleet or without a custom scheduler.
+    Raises LawBroken if the scheduler violates a scheduler law or decides differently in a repeated
+    run. Raises InputError if the scenario has a fleet or no custom scheduler.
     """
     if scenario.fleet is not None:
         raise InputError("fleet: schedulers are checked on a single engine; remove `fleet`")
@@ -80,7 +81,10 @@ def _twin(
     futures: Mapping[int, int] | None = None,
     shift: int = 0,
 ) -> ScenarioRun:
-    """Run again step by step; ``futures`` replaces output lengths by request id."""
+    """Repeat the run step by step.
+
+    ``futures`` replaces output lengths by request id, and ``shift`` is added to all request ids.
+    """
     sent = build_clients(scenario.workload, scenario.timeout)
     requests = [_with_future(futures or {}, request, shift) for request in sent.requests]
     after = {i + shift: (before + shift, think) for i, (before, think) in sent.after.items()}
@@ -89,14 +93,17 @@ def _twin(
 
 
 def _run(scenario: Scenario, replicas: Sequence[ReplicaSpec], **how: Any) -> ScenarioRun:
-    """Run the scenario with a new scheduler under check."""
+    """Run the scenario with a new instance of its scheduler, whose calls are checked."""
     (replica,) = replicas
     watched = watched_scheduler(replica.engine)
     return simulate_scenario(scenario, replicas, scheduler=watched, **how)
 
 
 def _other_futures(record: RunRecord) -> Iterator[dict[int, int]]:
-    """Yield alternative output lengths by request id; other requests keep theirs."""
+    """Yield two mappings from request id to another output length.
+
+    Requests that a mapping does not contain keep their output length.
+    """
     lives = sorted(
         record.requests.values(), key=lambda life: (life.ended_at or inf, life.request.id)
     )
@@ -120,13 +127,15 @@ def _watched(run: ScenarioRun) -> CheckedScheduler:
 
 
 def _first(ours: Sequence[int], others: Sequence[int]) -> int | None:
-    """Return the first step, from 1, in which two decision trails differ."""
+    """Return the first step (counted from 1) in which two decision trails differ, or None."""
     pairs = enumerate(zip(ours, others, strict=False), start=1)
     return next((step for step, (a, b) in pairs if a != b), None)
 
 
 def _unlike(record: RunRecord, other: RunRecord) -> str:
-    """Return the difference between two records that should be equal; empty if none."""
+    """Return the first difference between two records as text, or an empty text if there
+    is none.
+    """
     for i, life in record.requests.items():
         twin = other.requests[i]
         same = (life.outcome, life.tokens) == (twin.outcome, twin.tokens)

@@ -1,4 +1,4 @@
-"""Compute the figures of a run from its record, as ``vllm bench serve`` defines them."""
+"""Compute the metrics of a run from its record, as ``vllm bench serve`` defines them."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Samples:
-    """Weighted samples: ``values`` in seconds, ``weights`` integer counts."""
+    """Weighted samples: ``values`` in seconds, each counted ``weights`` times."""
 
     values: Floats
     weights: npt.NDArray[np.int64]
 
     def statistics_ms(self) -> dict[str, float]:
-        """Return mean, median, P90, P95 and P99 in milliseconds; 0 without samples.
+        """Return mean, median, P90, P95 and P99 in milliseconds, by name; all are 0 without
+        samples.
 
-        Percentiles interpolate linearly between samples, as in numpy.
+        Percentiles are interpolated linearly between samples, as in numpy.
         """
         return {name: 1000.0 * value for name, value in self._statistics().items()}
 
@@ -58,19 +59,25 @@ def _plain(values: Iterable[float]) -> Samples:
 
 
 def ttft(life: RequestRecord) -> float | None:
-    """Return seconds from arrival to the first token; a preemption does not change it."""
+    """Return the seconds from arrival to the first token, or None if there is no token.
+
+    A later preemption does not change the value.
+    """
     return None if life.first_token is None else life.first_token - life.request.arrival
 
 
 def e2e(life: RequestRecord) -> float | None:
-    """Return seconds from arrival to the last token of a finished request, or None."""
+    """Return the seconds from arrival to the last token, or None if the request did not finish."""
     if life.outcome is not Outcome.FINISHED or life.last_token is None:
         return None
     return life.last_token - life.request.arrival
 
 
 def tpot(life: RequestRecord) -> float | None:
-    """Return mean seconds per token after the first of a finished request, or None."""
+    """Return the mean seconds per output token after the first (TPOT).
+
+    Returns None if the request did not finish or has fewer than two output tokens.
+    """
     if life.outcome is not Outcome.FINISHED or life.tokens < 2:
         return None
     assert life.first_token is not None
@@ -79,7 +86,10 @@ def tpot(life: RequestRecord) -> float | None:
 
 
 def token_rows(life: RequestRecord) -> list[tuple[int, int]]:
-    """Return ranges (first, last) of step-log rows at whose end the client got a token."""
+    """Return the ranges (first, last) of steps after which the client received a token.
+
+    The numbers are rows of the step log.
+    """
     ranges: list[tuple[int, int]] = []
     left = life.tokens - life.accepted_tokens
     for first, last in emitting_rows(life):
@@ -92,9 +102,10 @@ def token_rows(life: RequestRecord) -> list[tuple[int, int]]:
 
 
 def message_rows(life: RequestRecord) -> npt.NDArray[np.int64]:
-    """Return the step-log rows at whose end the client got a message.
+    """Return the rows of the step log after which the client received a message.
 
-    Messages are the first token, every further ``every`` tokens, and the last token.
+    A client receives the first token, then every ``life.tokens_per_chunk``-th token, and the last
+    token.
     """
     ranges = [np.arange(first, last + 1) for first, last in token_rows(life)]
     rows = np.concatenate(ranges) if ranges else np.zeros(0, dtype=np.int64)
@@ -106,10 +117,11 @@ def message_rows(life: RequestRecord) -> npt.NDArray[np.int64]:
 
 
 def token_gaps(record: RunRecord, lives: Iterable[RequestRecord]) -> Samples:
-    """Return the gaps between successive token messages of each request, pooled.
+    """Return the times between successive token messages of a request, for all requests.
 
-    With one token per message, a gap within a segment is the time between two rows of the step log,
-    for every request in it. The runtime therefore depends on segments and steps, not on tokens.
+    If each message has one token, the gap is the time between two rows of the step log and applies
+    to all requests that decode in both. Such gaps are stored once with a weight, so the runtime
+    depends on the number of steps, not of tokens.
     """
     ends = np.asarray(record.steps.end, dtype=np.float64)
     change = np.zeros(len(ends) + 1, dtype=np.int64)
@@ -135,15 +147,16 @@ def token_gaps(record: RunRecord, lives: Iterable[RequestRecord]) -> Samples:
 
 
 def longest_stall(record: RunRecord) -> float:
-    """Return the longest gap (s) between two tokens of any request; 0 without gaps."""
+    """Return the longest time (s) between two token messages of a request; 0 if there are none."""
     samples = token_gaps(record, record.requests.values())
     return float(samples.values.max()) if len(samples.values) else 0.0
 
 
 def jain_index(values: Floats) -> float:
-    """Return Jain's fairness index, (sum x)^2 / (n sum x^2).
+    """Return Jain's fairness index, ``(sum x)^2 / (n sum x^2)``.
 
-    1 is equal service, 1/n means one request got everything, 0 means no request got anything.
+    The index is 1 if all requests get equal service, and 1/n if one request gets everything. The
+    function returns 0 if no request gets anything.
     """
     if not len(values) or not values.any():
         return 0.0
@@ -151,7 +164,10 @@ def jain_index(values: Floats) -> float:
 
 
 def normalized_speeds(record: RunRecord) -> Floats:
-    """Return the isolated duration over E2E of each request; 0 if unfinished."""
+    """Return the duration in isolation divided by the E2E latency, for each request.
+
+    The value is 0 for an unfinished request.
+    """
     return np.asarray(
         [
             record.isolated_s.get(i, 0.0) / seconds if (seconds := e2e(life)) else 0.0
@@ -161,7 +177,7 @@ def normalized_speeds(record: RunRecord) -> Floats:
 
 
 def summarize(record: RunRecord) -> dict[str, Any]:
-    """Return the figures of one variant, as in ``summary.json``."""
+    """Return the metrics of a run, as in ``summary.json``."""
     lives = list(record.requests.values())
     count = {outcome: sum(life.outcome is outcome for life in lives) for outcome in Outcome}
     finished = [life for life in lives if life.outcome is Outcome.FINISHED]
@@ -202,7 +218,9 @@ def summarize(record: RunRecord) -> dict[str, Any]:
 
 
 def _tiers(lives: Iterable[RequestRecord], copied: KvCopyCounts) -> dict[str, float]:
-    """Return cache hit rates by tier at first admission, and the tokens copied in total."""
+    """Return cache hit rates (%) at first admission by memory tier, and numbers of
+    copied tokens.
+    """
     taken_in = [life for life in lives if life.chunk_rows]
     tokens = sum(life.request.prompt_tokens for life in taken_in)
     # The last token of a fully cached prompt is recomputed; it counts against the GPU's share.
@@ -225,7 +243,7 @@ def _tiers(lives: Iterable[RequestRecord], copied: KvCopyCounts) -> dict[str, fl
 
 
 def _drafting(counts: DraftCounts) -> dict[str, float]:
-    """Return draft acceptance figures, under the names of ``vllm bench serve`` (0.33.0)."""
+    """Return the metrics of draft acceptance, named as in ``vllm bench serve`` (0.33.0)."""
     drafts, tokens = counts.num_drafts, counts.num_draft_tokens
     accepted = counts.num_accepted_tokens
     return {
@@ -242,7 +260,7 @@ def _rate(count: int, seconds: float) -> float:
 
 
 def makespan(lives: list[RequestRecord]) -> float:
-    """Return the seconds from the first arrival until every client has an answer or gave up."""
+    """Return the seconds from the first arrival until every request has ended."""
     if not lives:
         return 0.0
     first = min(life.request.arrival for life in lives)
@@ -251,7 +269,7 @@ def makespan(lives: list[RequestRecord]) -> float:
 
 
 def run_verdict(record: RunRecord) -> tuple[str, str]:
-    """Return the verdict of the run, and a sentence of detail; the most severe applies."""
+    """Return the most severe verdict that applies to the run, and a sentence with details."""
     stop = record.engine_halt
     by_outcome = {
         outcome: [life for life in record.requests.values() if life.outcome is outcome]
@@ -269,11 +287,11 @@ def run_verdict(record: RunRecord) -> tuple[str, str]:
 def request_rows(
     variant: str, record: RunRecord, replicas: Mapping[int, str] | None = None
 ) -> list[dict[str, Any]]:
-    """Return one row per request, as in ``requests.csv``; times in seconds, None if missing.
+    """Return the rows of ``requests.csv``, one per request; times in seconds, None if missing.
 
-    ``output_tokens`` is the intended output length; ``ttft_s`` is given for every request with a
-    token, other latencies for finished requests only. ``replicas`` lists the replicas of each
-    request in a fleet.
+    ``output_tokens`` is the requested output length. ``ttft_s`` is given for every request with a
+    token, other latencies only for finished requests. In a fleet, ``replicas`` maps a request to
+    the names of its replicas.
     """
     return [
         {
@@ -297,7 +315,10 @@ def request_rows(
 
 
 def step_rows(variant: str, record: RunRecord) -> list[dict[str, Any]]:
-    """Return one row per step, as in ``steps.csv``; queues and blocks are after scheduling."""
+    """Return the rows of ``steps.csv``, one per step.
+
+    The numbers of waiting and running requests and of free blocks are those after scheduling.
+    """
     log = record.steps
     columns = zip(
         log.start,

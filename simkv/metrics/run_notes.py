@@ -1,4 +1,4 @@
-"""Notes that accompany the figures of a run."""
+"""Notes on problems of a run, shown with its metrics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from simkv.sim.simulation import ReplicaSpec
 def replica_notes(
     lifetimes: Sequence[ReplicaLifetime], specs: Sequence[ReplicaSpec], requests: Sequence[Request]
 ) -> list[str]:
-    """Return notes about problems on replicas; a note common to all is given once."""
+    """Return notes about problems on replicas.
+
+    A note that applies to all replicas is returned once; other notes name their replicas.
+    """
     notes: dict[str, list[int]] = {}
     for lifetime in lifetimes:
         engine = lifetime.engine
@@ -40,7 +43,9 @@ def replica_notes(
 
 
 def _never_fit(requests: Sequence[Request], scheduler: Scheduler, engine: Any) -> list[str]:
-    """Return a note on requests whose KV exceeds the whole cache."""
+    """Return a list with one note on requests whose KV exceeds the whole cache, or an
+    empty list.
+    """
     block_size = getattr(engine, "block_size", None)
     if block_size is None:
         return []
@@ -59,7 +64,7 @@ def _never_fit(requests: Sequence[Request], scheduler: Scheduler, engine: Any) -
 
 
 def profile_range_notes(executors: Sequence[SimulatedExecutor]) -> list[str]:
-    """Return notes on the share of the run outside the data range of the cost profiles."""
+    """Return notes on time spent outside the data range of each cost profile of the run."""
     names = dict.fromkeys(executor.profile.name for executor in executors)
     return [
         note
@@ -69,13 +74,17 @@ def profile_range_notes(executors: Sequence[SimulatedExecutor]) -> list[str]:
 
 
 def outside_range_share(executors: Sequence[SimulatedExecutor]) -> float:
-    """Return the share of busy time outside the profiles' ranges."""
+    """Return the share of busy time (0 to 1) in steps outside the range of their cost profile."""
     busy = sum(executor.busy for executor in executors)
     return sum(executor.outside_s for executor in executors) / busy if busy else 0.0
 
 
 def unknown_error_share(executors: Sequence[SimulatedExecutor]) -> float:
-    """Return the largest share of a profile's busy time outside its range without a known error."""
+    """Return the largest share of busy time, over profiles, with an unknown error.
+
+    The error of a step is unknown if a feature is outside the range and the profile has no error
+    for extrapolating this feature.
+    """
     profiles = {executor.profile.name: executor.profile for executor in executors}
     return max(
         unknown_share(profile, *_spent([e for e in executors if e.profile.name == name]))
@@ -84,7 +93,7 @@ def unknown_error_share(executors: Sequence[SimulatedExecutor]) -> float:
 
 
 def _spent(executors: Sequence[SimulatedExecutor]) -> tuple[dict[Feature, float], float]:
-    """Return seconds outside the range by feature, and busy seconds, for one profile."""
+    """Return the seconds outside the range by feature, and the busy seconds, of one profile."""
     outside: Counter[Feature] = Counter()
     for executor in executors:
         outside.update(executor.outside)
@@ -92,7 +101,7 @@ def _spent(executors: Sequence[SimulatedExecutor]) -> tuple[dict[Feature, float]
 
 
 def _outside(executors: Sequence[SimulatedExecutor]) -> list[str]:
-    """Return notes on the share of the run outside the range of one profile."""
+    """Return one note for each feature that left the range of the executors' common profile."""
     notes = []
     profile, busy = executors[0].profile, sum(executor.busy for executor in executors)
     for feature in sorted({feature for executor in executors for feature in executor.outside}):
@@ -112,9 +121,9 @@ _RELEASE = re.compile(r"\d+\.\d+(?:\.\d+)*")
 
 
 def engine_mismatch_notes(replicas: Iterable[ReplicaSpec]) -> list[str]:
-    """Return a note for each profile that was made for another engine or release.
+    """Return a note for each profile that was made for another engine or engine release.
 
-    Profiles without a known engine name (``any``) produce no note.
+    Profiles that do not name a known engine (such as ``any``) produce no note.
     """
     return list(dict.fromkeys(note for one in replicas if (note := _note(one))))
 

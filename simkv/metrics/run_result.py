@@ -1,4 +1,4 @@
-"""Result of a scenario run: its record, figures, notes and diagnosis."""
+"""Result of a scenario run: its record, metrics, notes and diagnosis."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from simkv.sim.simulation import ReplicaSpec, ScenarioRun
 class RunResult:
     """Result of one variant of a scenario.
 
-    ``notes`` report use outside the range of the cost profile, requests that cannot fit into the
-    cache, and pipeline problems. ``fidelity`` holds the error estimates. ``run`` is the run itself,
-    ``specs`` the specifications of its replicas (one without a fleet).
+    ``summary`` contains the metrics as in ``summary.json``. ``notes`` are sentences about use
+    outside the range of the cost profile, requests that cannot fit into the cache, and pipeline
+    problems. ``fidelity`` contains error estimates. ``run`` is the simulated run. ``specs`` are the
+    specifications of its replicas; without a fleet there is one.
     """
 
     scenario: Scenario
@@ -37,7 +38,7 @@ class RunResult:
 
     @property
     def short_summary(self) -> str:
-        """Verdict and key figures as a sentence."""
+        """Verdict and main metrics as a sentence."""
         figures = self.summary
         return (
             f"{figures['verdict']}, {figures['finished']} of {figures['requests']} finished in "
@@ -54,7 +55,7 @@ class RunResult:
 
     @property
     def fleet(self) -> Fleet | None:
-        """Fleet, or None."""
+        """The simulated fleet, or None if the scenario has a single replica without a fleet."""
         return self.run.fleet
 
     @property
@@ -64,16 +65,22 @@ class RunResult:
 
     @property
     def profiles(self) -> dict[str, CostProfile]:
-        """Cost profiles of the run, by their names in the scenario."""
+        """Cost profiles of all replicas, by their names in the scenario."""
         return {spec.profile_name: spec.profile for spec in self.specs}
 
     @property
     def parts(self) -> dict[str, RunRecord]:
-        """Records with steps in order of time: one for the run, or one for each fleet replica."""
+        """Records whose steps are ordered by time, by replica name.
+
+        Without a fleet there is one record, whose name is empty.
+        """
         return {"": self.record} if self.fleet is None else self.fleet.replica_records
 
     def apart(self) -> dict[str, RunResult]:
-        """Return the results to plot over time: the run, or each fleet replica by name."""
+        """Return one result per fleet replica, by name, for plots over time.
+
+        Without a fleet, the only result is this one; its name is empty.
+        """
         if self.fleet is None:
             return {"": self}
         found = {}
@@ -93,12 +100,16 @@ class RunResult:
         return found
 
     def request_rows(self, variant: str) -> list[dict[str, Any]]:
-        """Return the rows of ``requests.csv``; in a fleet with the replicas of each request."""
+        """Return the rows of ``requests.csv``; in a fleet they include the replicas of
+        each request.
+        """
         replicas = None if self.fleet is None else self.fleet.routes
         return request_rows(variant, self.record, replicas)
 
     def step_rows(self, variant: str) -> list[dict[str, Any]]:
-        """Return the rows of ``steps.csv``; in a fleet replica by replica, with its number."""
+        """Return the rows of ``steps.csv``; in a fleet, replica by replica with the
+        replica's index.
+        """
         return [
             row if self.fleet is None else {**row, "replica": lifetime.replica}
             for lifetime in self.run.lifetimes
@@ -107,7 +118,7 @@ class RunResult:
 
     @cached_property
     def diagnosis(self) -> Diagnosis:
-        """Diagnosis of the run, computed on first use."""
+        """Diagnosis of the run, computed on first access."""
         sizes = [find_engine_spec(one.engine).block_size(one.engine) for one in self.specs]
         if self.fleet is None:
             return diagnose_run(self.record, sizes[0])
@@ -115,7 +126,10 @@ class RunResult:
 
 
 def records_by_replica(results: Mapping[str, RunResult]) -> dict[str, RunRecord]:
-    """Return the records of variants with steps in order of time, by variant and replica."""
+    """Return the records of all variants, split by replica so that steps are ordered by time.
+
+    The keys are ``variant`` or, in a fleet, ``variant: replica``.
+    """
     return {
         f"{variant}: {name}" if name else variant: record
         for variant, result in results.items()
@@ -124,7 +138,10 @@ def records_by_replica(results: Mapping[str, RunResult]) -> dict[str, RunRecord]
 
 
 def split_by_replica(results: Mapping[str, RunResult]) -> dict[str, RunResult]:
-    """Return the results of variants, with fleets split into replicas."""
+    """Return the results of all variants, split by replica.
+
+    The keys are ``variant`` or, in a fleet, ``variant: replica``.
+    """
     return {
         f"{variant}: {name}" if name else variant: part
         for variant, result in results.items()

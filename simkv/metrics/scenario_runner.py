@@ -1,4 +1,4 @@
-"""Run scenarios and assemble their records, figures, notes and intervals."""
+"""Run scenarios and assemble their records, metrics, notes and intervals."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from simkv.workload.workload_section import build_clients
 
 
 def run_file(path: Path, overrides: Sequence[str] = ()) -> dict[str, RunResult]:
-    """Run all variants of a scenario file, in the order of the file, and return them by name.
+    """Run all variants of a scenario file and return the results by variant, in file order.
 
-    ``overrides`` are ``path=value`` assignments. Raises InputError if the file, an override or a
-    profile cannot be used.
+    ``overrides`` are ``path=value`` assignments to fields of the scenario. Raises InputError if the
+    file, an override or a profile cannot be used.
     """
     return {
         name: run_scenario(scenario, path.parent)
@@ -54,12 +54,13 @@ def run_scenario(
     scheduler: Scheduler | None = None,
     intervals: bool = True,
 ) -> RunResult:
-    """Run one scenario; profile files are searched beside ``folder``.
+    """Run one scenario and return its result.
 
-    ``resolved`` is called whenever a request ends. ``leaping`` affects speed only, not results.
-    ``scheduler`` replaces the scenario's scheduler, except in a fleet. With ``intervals``, a
-    profile with known errors causes two more simulations, for the interval of each figure; not with
-    a given ``scheduler``, which can run only once. Raises InputError if the profile cannot be used.
+    Paths of profile files are relative to ``folder``. ``resolved`` is called whenever a request
+    ends. ``leaping`` affects only the speed of the simulation. ``scheduler`` replaces the scheduler
+    of the scenario, except in a fleet. With ``intervals``, a profile with known errors is simulated
+    twice more to compute the interval of each metric. This is omitted if ``scheduler`` is given,
+    because it can run only once. Raises InputError if the profile cannot be used.
     """
     if scenario.fleet is not None:  # replicas cannot share a scheduler
         scheduler = None
@@ -99,7 +100,7 @@ def run_scenario(
 
 
 def _measured(executor: Executor) -> SimulatedExecutor:
-    """Return the executor that uses the profile, inside any scaled executors."""
+    """Return the innermost executor, which uses the profile, without scaling around it."""
     inner = executor
     while isinstance(inner, ScaledExecutor):
         inner = inner.inner
@@ -108,7 +109,7 @@ def _measured(executor: Executor) -> SimulatedExecutor:
 
 
 def _least_known(replicas: Sequence[ReplicaSpec]) -> CostProfile:
-    """Return the profile without an error estimate, or with the largest error."""
+    """Return a profile without error estimate or, if there is none, that with the largest error."""
 
     def error(spec: ReplicaSpec) -> float:
         errors = spec.profile.fit.held_out.values()
@@ -118,7 +119,7 @@ def _least_known(replicas: Sequence[ReplicaSpec]) -> CostProfile:
 
 
 def check_scenario(scenario: Scenario, folder: Path) -> None:
-    """Raise the InputError that running the scenario would raise, without running it."""
+    """Raise the InputError that running the scenario would raise, without simulating it."""
     for spec in build_replica_specs(scenario, folder):
         build_scheduler(spec.engine)
     build_clients(scenario.workload, scenario.timeout)
