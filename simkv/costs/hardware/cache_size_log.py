@@ -15,9 +15,9 @@ from simkv.schedulers.engine_registry import ENGINES
 
 @dataclass(frozen=True)
 class LoggedCacheSize:
-    """KV cache size in a log: ``blocks`` or ``tokens`` (None if not logged), and the line.
+    """KV cache size found in a log, as number of ``blocks`` or ``tokens`` (None if not logged).
 
-    ``block_size`` is set if the log contains it.
+    ``line`` is the line number in the log. ``block_size`` is in tokens, or None if not logged.
     """
 
     engine: str

@@ -16,11 +16,15 @@ class ConfigFields:
         self.where = where
 
     def field_error(self, field: str, why: str) -> InputError:
-        """Return an error about a field."""
+        """Return an InputError with the source, the field and the reason ``why``."""
         return InputError(f"{self.where}: {field}: {why}")
 
     def number(self, *fields: str, default: int | None = None, least: int = 1) -> int:
-        """Return the first of these fields that is present, as an integer."""
+        """Return the value of the first field in ``fields`` that is present, as an integer.
+
+        If none is present, returns ``default``. Raises InputError if there is no default, or if the
+        value is not an integer of at least ``least``.
+        """
         for field in fields:
             value = self.config.get(field)
             if value is None:

@@ -22,9 +22,10 @@ SIZES = tuple(2**n for n in range(12, 27))
 
 
 class HostLink(FrozenModel):
-    """``latency`` (s) of the smallest all-reduce and ``bandwidth`` (bytes/s) per GPU and direction.
+    """Link between the GPUs of a host, measured with an all-reduce.
 
-    Both are measured with a host's all-reduce.
+    ``latency`` (s) is the time of the smallest all-reduce; ``bandwidth`` is in bytes/s per GPU and
+    direction.
     """
 
     name: str
@@ -43,10 +44,11 @@ class HostLink(FrozenModel):
         )
 
     def times(self, collective: str, ranks: int) -> list[tuple[int, float]]:
-        """Return ``[bytes, seconds]`` of a ring collective.
+        """Return pairs of message size (bytes) and duration (s) of a ring collective on ``ranks``
+        GPUs.
 
-        An all-reduce sends everything twice around the ring. Bytes are the whole message for an
-        all-reduce, and one GPU's part for other collectives.
+        An all-reduce sends all data twice around the ring. The size is the whole message for an
+        all-reduce, and the data of one GPU for other collectives.
         """
         trips = 2 * (ranks - 1) / ranks if collective == "all_reduce" else float(ranks - 1)
         return [(size, self.latency + trips * size / self.bandwidth) for size in SIZES]

@@ -8,10 +8,10 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Interconnect:
-    """Interconnect of a node's GPUs: ``bandwidth`` in bytes/s per direction, ``latency`` in s.
+    """Interconnect between GPUs: ``bandwidth`` in bytes/s per direction, ``latency`` in s.
 
-    Kind ``measured``: both values come from the all-reduce of a host, for single messages. Other
-    kinds have data-sheet values (latency 0).
+    Both values are measured with single all-reduce messages if the kind is ``measured``. Otherwise
+    they come from data sheets, and the latency is 0.
     """
 
     kind: Literal["NVLink", "PCIe", "measured"]

@@ -76,10 +76,10 @@ PREFILL_GRAPH, LATENT_PREFILL_GRAPHS = 8, 1536
 
 @dataclass(frozen=True)
 class KvCapacity:
-    """Use of a GPU's share of memory, in bytes, and the remaining KV blocks.
+    """Memory use of one GPU in bytes, and the KV blocks that fit into the rest.
 
-    ``block_bytes`` is the size of one block of ``block_size`` tokens, over all layers with KV or
-    over one group of them.
+    ``block_bytes`` is the size of a block of ``block_size`` tokens: of all layers with KV, or of
+    one group of layers.
     """
 
     hardware: Hardware
@@ -92,7 +92,7 @@ class KvCapacity:
 
     @property
     def rest(self) -> int:
-        """Bytes for KV; 0 or less if the weights do not fit."""
+        """Bytes that remain for KV; 0 or less if the weights do not fit."""
         return self.usable - self.weights - self.activations - self.outside
 
     @property
@@ -212,8 +212,9 @@ def block_bytes(hardware: Hardware, setting: ExecutionSettings) -> int:
 
 
 def block_size(hardware: Hardware, setting: ExecutionSettings) -> int:
-    """Return the tokens per block: the configured size, or more if a state needs more.
+    """Return the number of tokens per block.
 
+    This is the configured size, or more if the recurrent state of a layer needs a larger block.
     vLLM logs "Setting attention block size to 528 tokens to ensure that attention page size is >=
     mamba page size" (``vllm/platforms/interface.py`` of 0.33).
     """
@@ -229,13 +230,13 @@ def block_size(hardware: Hardware, setting: ExecutionSettings) -> int:
 
 
 def kv_groups(hardware: Hardware, block_size: int = 16) -> list[int | str]:
-    """Return the window in tokens (0: all) of each layer group with its own blocks.
+    """Return the attention window in tokens (0: all) of each layer group with its own blocks.
 
-    Layers with a window, layers without, layers with chunked attention (``chunked-8192``) and
-    layers with a state (``mamba``) share one pool, in groups of equal size; a block belongs to one
-    group. Layers with fewer bytes per token get proportionally larger blocks so that all pages have
-    equal size (``0/32``); if no such size exists, their pages are padded
-    (``vllm/v1/core/kv_cache_planning.py`` of 0.33).
+    All groups share one pool of blocks and have equal size; a block belongs to one group. Layers
+    with a window, layers without, layers with chunked attention (``chunked-8192``) and layers with
+    a recurrent state (``mamba``) form separate groups. Layers with fewer bytes per token get
+    proportionally larger blocks so that all pages have equal size (``0/32``). If no such size
+    exists, their pages are padded (``vllm/v1/core/kv_cache_planning.py`` of 0.33).
     """
     counts = _by_kind(hardware)
     if len({name for name, _ in counts}) < 2:
@@ -251,14 +252,14 @@ def kv_groups(hardware: Hardware, block_size: int = 16) -> list[int | str]:
 
 
 def can_checkpoint_states(hardware: Hardware) -> bool:
-    """Return whether all state kernels can save a state inside a chunk (Mamba-2 only)."""
+    """Return whether all kernels can save the recurrent state inside a prefill chunk (Mamba-2)."""
     kinds = [part.attention for part in hardware.architecture.layers]
     states = [kind for kind in kinds if isinstance(kind, Recurrent)]
     return bool(states) and all(isinstance(s, Mamba) and s.mamba2_heads > 0 for s in states)
 
 
 def _keeps_states(hardware: Hardware, setting: ExecutionSettings) -> bool:
-    """Return whether states, if any, are stored in blocks like KV."""
+    """Return whether recurrent states are stored in blocks like KV; True if there are none."""
     states = any(isinstance(part.attention, Recurrent) for part in hardware.architecture.layers)
     engine = ENGINES.get(setting.engine)
     since = engine.states_in_blocks_since if engine else None
@@ -291,7 +292,7 @@ def _group_size(counts: Collection[int]) -> int:
 
 
 def _activations(hardware: Hardware, setting: ExecutionSettings, per_word: float) -> int:
-    """Return the peak bytes of vLLM's largest step."""
+    """Return the peak memory of vLLM's largest step, in bytes."""
     model, tokens = hardware.architecture, setting.max_num_batched_tokens
     dense = [part.mlp.intermediate for part in model.layers if isinstance(part.mlp, DenseMlp)]
     width = max(dense, default=0) // hardware.tp

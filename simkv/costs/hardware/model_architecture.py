@@ -14,9 +14,9 @@ from simkv.costs.hardware.number_formats import FormatName, KvFormatName
 class Gqa:
     """Grouped-query attention: ``heads`` query heads share ``kv_heads`` heads of ``head_dim``.
 
-    A token attends to ``window`` tokens (0: all); with ``chunked``, only to those after the last
-    multiple of ``window``, as in Llama 4. ``output_gate``: the query projection also produces as
-    many output gates, as in Qwen3.5.
+    A token attends to the last ``window`` tokens (0: all). With ``chunked``, it attends only to
+    tokens after the last multiple of ``window``, as in Llama 4. With ``output_gate``, the query
+    projection also computes an output gate for each query, as in Qwen3.5.
     """
 
     heads: int
@@ -34,9 +34,10 @@ class Gqa:
 
 @dataclass(frozen=True)
 class Indexer:
-    """Sparse attention as in DeepSeek-V3.2: every query attends to the ``topk`` best tokens.
+    """Sparse attention as in DeepSeek-V3.2: each query attends to the ``topk`` best tokens.
 
-    ``heads`` of ``head_dim`` select them, with one key of ``head_dim`` per token.
+    An indexer with ``heads`` heads of size ``head_dim`` selects them; it stores one key of
+    ``head_dim`` numbers per token.
     """
 
     heads: int
@@ -61,15 +62,17 @@ class Mla:
 
     @property
     def latent_width(self) -> int:
-        """KV numbers per token."""
+        """Number of KV values stored per token and layer."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
     def weights(self, hidden: int) -> int:
-        """Return the parameters of the projections, including the indexer."""
+        """Return the number of parameters of the projections, including the indexer."""
         return self.shared_weights(hidden) + self.split_weights(hidden)
 
     def shared_weights(self, hidden: int) -> int:
-        """Return parameters replicated on tensor-parallel GPUs: latent and index projections."""
+        """Return the number of parameters that every tensor-parallel GPU holds: latent
+        and indexer.
+        """
         down = hidden * (self.q_lora_rank + self.latent_width)
         if not self.sparse:
             return down
@@ -77,7 +80,7 @@ class Mla:
         return down + queries + hidden * (self.sparse.head_dim + self.sparse.heads)
 
     def split_weights(self, hidden: int) -> int:
-        """Return parameters that are split by heads across tensor-parallel GPUs."""
+        """Return the number of parameters that are split by heads across tensor-parallel GPUs."""
         queries = (self.q_lora_rank or hidden) * (self.qk_nope_head_dim + self.qk_rope_head_dim)
         keys_values = self.kv_lora_rank * (self.qk_nope_head_dim + self.v_head_dim)
         return self.heads * (queries + keys_values + self.v_head_dim * hidden)
@@ -101,13 +104,15 @@ class GatedDeltaNet:
 
     @property
     def gates(self) -> int:
-        """Projection columns from the hidden size to gate, decay and beta of the heads."""
+        """Number of output columns of the projections that compute gate, decay and beta
+        of all heads.
+        """
         gate = self.v_heads * self.v_dim + self.v_heads
         return (2 * self.gate_rank or gate) + self.v_heads
 
     @property
     def channels(self) -> int:
-        """Channels of the convolution: queries, keys and values."""
+        """Number of channels of the convolution, over queries, keys and values."""
         return 2 * self.k_heads * self.k_dim + self.v_heads * self.v_dim
 
     def weights(self, hidden: int) -> int:
@@ -126,7 +131,7 @@ class GatedDeltaNet:
 
     @property
     def heads(self) -> int:
-        """Heads, which are split across GPUs."""
+        """Number of heads, which are split across GPUs."""
         return self.v_heads
 
 
@@ -149,7 +154,7 @@ class Mamba:
 
     @property
     def heads(self) -> int:
-        """Heads or channels, which are split across GPUs."""
+        """Number of heads (Mamba-2) or channels (Mamba-1), which are split across GPUs."""
         return self.mamba2_heads or self.inner
 
     def channels(self, tp: int = 1) -> int:

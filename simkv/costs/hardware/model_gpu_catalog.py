@@ -68,7 +68,7 @@ class Model(_Named):
 
     @property
     def parameters(self) -> int:
-        """Total parameters including embedding and head, without biases (below 0.1 %)."""
+        """Number of parameters with embedding and head, but without biases (below 0.1 %)."""
         attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
         router = self.hidden * self.experts
         embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
@@ -77,7 +77,7 @@ class Model(_Named):
 
     @property
     def mlp_parameters(self) -> int:
-        """Parameters of the MLPs, including all experts."""
+        """Number of parameters of all MLPs, including all experts."""
         return self.layers * 3 * self.hidden * self.intermediate * max(self.experts, 1)
 
     def weight_bytes(self, tensor_parallel: int = 1, expert_ranks: int = 1) -> int:
@@ -95,7 +95,7 @@ class Model(_Named):
 
     @property
     def flops_per_pair(self) -> int:
-        """Attention operations per pair of a token and a token that it attends to."""
+        """Attention FLOP per pair of a token and a token that it attends to, over all layers."""
         return 4 * self.layers * self.heads * self.head_dim
 
 
@@ -168,7 +168,7 @@ def models() -> tuple[Model, ...]:
 
 
 def _plain(entry: _Entry, known: Architecture) -> Model | None:
-    """Return an architecture as a plain decoder, or None if it is not one."""
+    """Return the model as a plain decoder, or None if its layers differ or are of another kind."""
     part, attention = known.layers[0], known.layers[0].attention
     if len(known.layers) > 1 or not isinstance(attention, Gqa) or attention.window:
         return None
@@ -196,7 +196,7 @@ def _plain(entry: _Entry, known: Architecture) -> Model | None:
 
 @lru_cache(maxsize=1)
 def gpus() -> tuple[Gpu, ...]:
-    """Return all GPUs."""
+    """Return all GPUs of the catalog."""
     data = json.loads((_HERE / "gpus.json").read_text(encoding="utf-8"))
     return tuple(TypeAdapter(list[Gpu]).validate_python(data))
 

@@ -24,7 +24,7 @@ SPARSE_FP8_TOKEN_BYTES = 656
 
 
 def weight_bytes(hardware: Hardware) -> int:
-    """Return the bytes of weights per GPU. Embedding, head, router and norms have 16 bits."""
+    """Return the bytes of weights per GPU; embedding, head, router and norms have 16 bits."""
     model = hardware.architecture
     norms = 2 * (2 * model.depth + 1) * model.hidden
     layers = sum(part.count * _layer(part, hardware) for part in model.layers)
@@ -75,5 +75,7 @@ def kv_bytes(attention: Attention, hardware: Hardware) -> float:
 
 
 def state_bytes(attention: Attention, hardware: Hardware) -> float:
-    """Return the bytes of a sequence's state per layer and GPU; 0 without a state."""
+    """Return the bytes of the recurrent state of a sequence, per layer and GPU; 0 if it
+    has none.
+    """
     return attention.state_bytes(hardware.tp) if isinstance(attention, Recurrent) else 0.0

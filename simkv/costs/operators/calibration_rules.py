@@ -48,7 +48,7 @@ class CostConstants(FrozenModel):
     front_s: float = 0.0
 
     def joined(self, other: CostConstants) -> CostConstants:
-        """Return the combination of both changes."""
+        """Return the combination: factors are multiplied and seconds are added."""
         mine, theirs = self.model_dump(), other.model_dump()
         return CostConstants(
             **{
@@ -59,7 +59,10 @@ class CostConstants(FrozenModel):
 
 
 class ConstantsRule(FrozenModel):
-    """Constants, and the conditions under which they apply; all given conditions must match."""
+    """Constants of a calibration, and the conditions under which they apply.
+
+    All given conditions must match. ``source`` states where the constants come from.
+    """
 
     systems: list[str] | None = None
     engine: str | None = None

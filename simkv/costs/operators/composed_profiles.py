@@ -37,7 +37,9 @@ PACKAGED_SETTING = ExecutionSettings(
 
 @dataclass(frozen=True)
 class PackagedCombination:
-    """Hardware with a packaged profile; ``path`` None means an estimate from the data sheet."""
+    """Hardware in ``packaged.json``; ``path`` is its profile, None if estimated from the
+    data sheet.
+    """
 
     hardware: Hardware
     path: Path | None

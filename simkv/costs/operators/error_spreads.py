@@ -127,7 +127,7 @@ class ErrorSpread:
     releases: tuple[str, str] = ("", "")
 
     def beyond(self, engine: str, release: str) -> int:
-        """Return the number of releases between a release and the measured ones; 0 if unknown."""
+        """Return how many releases ``release`` is away from the measured ones; 0 if unknown."""
         part = ENGINES[engine].release_part if engine in ENGINES else 1
         first, last = self.releases
         return max(count_releases(release, first, part), count_releases(last, release, part), 0)
@@ -147,7 +147,9 @@ class ErrorSpreads:
     provenance: Mapping[str, Any]
 
     def of(self, kind: Configuration) -> tuple[ErrorSpread, str] | None:
-        """Return the spread of the nearest kind and its level, or None."""
+        """Return the spread of the most similar configurations and the name of its
+        level, or None.
+        """
         own, *wider = kind.levels()
         if own in self.groups:
             return self.groups[own], own
@@ -259,7 +261,7 @@ def _errors(spread: ErrorSpread) -> dict[str, StepError]:
 def _with_estimate(
     errors: Mapping[str, StepError], estimate: Mapping[str, StepError]
 ) -> dict[str, StepError]:
-    """Combine both errors by kind of step, as independent errors."""
+    """Combine two errors by kind of step, as independent errors."""
     return {
         step: error.model_copy(
             update={

@@ -1,6 +1,7 @@
 """Protocol of operator times in seconds, provided by ``MeasuredOperators`` and ``Roofline``.
 
-Shapes are per GPU: heads, widths and experts are its share. Curves are functions of tokens.
+All shapes are per GPU: numbers of heads, widths and experts are the share of one GPU. A ``Curve``
+is a function of the number of tokens.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class MoeShape:
 
 @dataclass(frozen=True)
 class DeltaNetShape:
-    """Share of a gated delta net on a single GPU."""
+    """Shape of the part of a gated delta net (linear attention) that one GPU computes."""
 
     hidden: int
     k_heads: int
@@ -48,25 +49,40 @@ class OperatorTimes(Protocol):
     points: int
 
     def gemm(self, form: str, n: int, k: int) -> Curve:
-        """Return the time of a product of (tokens, k) and (k, n)."""
+        """Return the time of multiplying matrices of shape (tokens, ``k``) and (``k``, ``n``).
+
+        ``form`` is the number format.
+        """
 
     def prefill(self, attention: Gqa, kv: str) -> Lookup:
-        """Return the time of attention of prompts, by number and length; one layer."""
+        """Return the attention time of prompts in one layer, by number of prompts and
+        their length.
+        """
 
     def decode(self, attention: Gqa, kv: str) -> Lookup:
-        """Return the time of attention of decodes, by number and context; one layer."""
+        """Return the attention time of decodes in one layer, by number of decodes and context."""
 
     def mla_prefill(self, attention: Mla, hidden: int, form: str, kv: str) -> Lookup:
-        """Return the time of MLA of prompts, with projections if sparse; one layer."""
+        """Return the time of multi-head latent attention (MLA) of prompts in one layer.
+
+        The arguments of the result are the number and length of prompts. Sparse attention includes
+        the projections.
+        """
 
     def mla_decode(self, attention: Mla, hidden: int, form: str, kv: str) -> Lookup:
-        """Return the time of MLA of decodes, with projections if sparse; one layer."""
+        """Return the time of multi-head latent attention (MLA) of decodes in one layer.
+
+        The arguments of the result are the number and context of decodes. Sparse attention includes
+        the projections.
+        """
 
     def absorbed(self, attention: Mla) -> Curve:
         """Return the time of both absorbed projections of MLA decodes, by tokens."""
 
     def experts(self, shape: MoeShape, form: str) -> Curve:
-        """Return the time of a layer's routed experts, by the tokens of all their GPUs."""
+        """Return the time of the routed experts of a layer, by the total tokens of all
+        their GPUs.
+        """
 
     def delta(self, shape: DeltaNetShape, phase: Literal["context", "generation"]) -> Curve:
         """Return the time of a gated delta net's convolution and recurrence, by tokens."""

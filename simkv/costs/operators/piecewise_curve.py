@@ -23,7 +23,7 @@ class Curve:
         return Curve(self.xs, tuple(factor * y for y in self.ys))
 
     def of(self, per_x: float) -> Curve:
-        """Return the curve as a function of a variable with ``per_x`` units of x each."""
+        """Return the curve for a variable of which each unit is ``per_x`` units of x."""
         return Curve(tuple(x / per_x for x in self.xs), self.ys)
 
     def at_least(self, seconds: float) -> Curve:
@@ -45,7 +45,10 @@ def sum_curves(curves: Iterable[Curve]) -> Curve:
 
 
 def make_nondecreasing(points: Mapping[float, float]) -> dict[float, float]:
-    """Return points where each is the minimum of itself and all larger x (padding is possible)."""
+    """Return the points, each lowered to the minimum of itself and all points with larger x.
+
+    A larger size cannot be faster, because a smaller one could be padded.
+    """
     found: dict[float, float] = {}
     least = float("inf")
     for x in sorted(points, reverse=True):

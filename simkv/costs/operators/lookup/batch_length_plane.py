@@ -9,11 +9,11 @@ from simkv.costs.operators.piecewise_curve import Curve, make_curve, make_nondec
 
 
 class BatchLengthPlane:
-    """Seconds of ``batch`` sequences of ``length`` tokens, from points ``{(batch, length)}``.
+    """Time in seconds of ``batch`` sequences of ``length`` tokens, from measured points.
 
-    Interpolation is linear on both axes. Beyond the largest batch the time grows with the batch,
-    beyond the longest measured length with ``work(length)`` (tokens of a decode, pairs of a
-    prompt). No point costs more than a larger one.
+    Interpolation is linear on both axes. Beyond the largest batch, the time grows in proportion to
+    the batch. Beyond the longest length, it grows with ``work(length)`` (the context of a decode,
+    or the attention pairs of a prompt). Larger points never cost less than smaller ones.
     """
 
     def __init__(

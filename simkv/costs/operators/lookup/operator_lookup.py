@@ -29,7 +29,10 @@ T = TypeVar("T")
 
 
 class MeasuredOperators:
-    """Operators from ``store``, otherwise from ``sheet``; ``notes`` list the latter."""
+    """Operator times from the measured tables in ``store``, or estimates where they are missing.
+
+    ``notes`` lists the estimated operators.
+    """
 
     def __init__(self, store: TableStore, sheet: Roofline) -> None:
         self._store = store
@@ -139,7 +142,9 @@ class MeasuredOperators:
 
     @property
     def _own_link(self) -> bool:
-        """Whether the interconnect equals that between the measured GPUs."""
+        """Whether the interconnect is the one between the GPUs on which the tables were
+        measured.
+        """
         return self._sheet.link == self._sheet.gpu.interconnect()
 
     def _or(self, found: T | None, what: str, estimate: Callable[[], T]) -> T:

@@ -147,7 +147,7 @@ def _gqa_share(kind: Gqa, tp: int) -> Gqa:
 
 
 def _prefill(operators: OperatorTimes, hardware: Hardware, kind: Gqa | Mla) -> tuple[Lookup, int]:
-    """Return the lookup of one layer, and the maximum number of attended tokens (0: all)."""
+    """Return the time of one layer, and the maximum number of attended tokens (0: no limit)."""
     if isinstance(kind, Gqa):
         if kind.chunked:
             operators.notes[
@@ -187,7 +187,7 @@ def _length_of(pairs: float) -> float:
 
 
 def _never_falling(plane: list[list[float]]) -> list[list[float]]:
-    """Limit each point to the minimum of all points with more work."""
+    """Lower each value to the minimum of all values with more work, and round it."""
     for row in plane:
         for i in range(len(row) - 2, -1, -1):
             row[i] = min(row[i], row[i + 1])

@@ -1,4 +1,4 @@
-"""Part of a step before it becomes a term of a profile."""
+"""Contribution to the step time, before it becomes a term of a cost profile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from simkv.costs.operators.piecewise_curve import Curve
 
 @dataclass(frozen=True)
 class StepPart:
-    """Seconds by a step feature; parts with equal name, feature and ``when`` form one term."""
+    """Seconds as a function (``curve``) of a step feature, in steps selected by ``when``.
+
+    Contributions with equal name, feature and ``when`` are added to one term.
+    """
 
     name: str
     feature: Feature
