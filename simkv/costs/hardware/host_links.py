@@ -44,8 +44,7 @@ class HostLink(FrozenModel):
         )
 
     def times(self, collective: str, ranks: int) -> list[tuple[int, float]]:
-        """Return pairs of message size (bytes) and duration (s) of a ring collective on ``ranks``
-        GPUs.
+        """Return pairs of size (bytes) and duration (s) of a ring collective on ``ranks`` GPUs.
 
         An all-reduce sends all data twice around the ring. The size is the whole message for an
         all-reduce, and the data of one GPU for other collectives.

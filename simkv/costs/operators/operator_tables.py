@@ -55,7 +55,7 @@ def find_installed_tables() -> Path | None:
 
 @dataclass(frozen=True)
 class TableStore:
-    """Tables of a GPU (``system``) for a release of a backend, and of other backends."""
+    """Operator tables of the GPU ``system``, for a release of a backend and for other backends."""
 
     roots: tuple[Path, ...]
     system: str
@@ -69,9 +69,10 @@ class TableStore:
         return bool(self._files(table, self.backend))
 
     def rows(self, table: str, where: RowFilter, *, anyone: bool = False) -> pd.DataFrame | None:
-        """Return rows of all versions of the backend, or of other backends (``anyone``), or None.
+        """Return the rows of all versions of the backend that match ``where``, or None.
 
-        Column ``rank`` is 0 for the preferred version and increases.
+        ``anyone`` selects other backends instead. Column ``rank`` is 0 for the preferred version
+        and larger for others.
         """
         import pandas as pd
 
@@ -107,7 +108,9 @@ class TableStore:
         return [] if found is None else sorted(found[column].unique().tolist())
 
     def _rank(self, version: str) -> float:
-        """Return the rank of a version: the engine's release, newer ones, then older ones."""
+        """Return the sort key of a version: the engine's release first, then newer, then
+        older ones.
+        """
         own, wanted = version_key(version), version_key(self.release)
         distance = sum(1e-3**i * (a - b) for i, (a, b) in enumerate(zip(own, wanted, strict=True)))
         return distance if distance >= 0 else 1e6 - distance
@@ -131,7 +134,7 @@ def version_key(version: str) -> tuple[int, int, int, float]:
 
 
 def select_first_ranked(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the preferred version among those with rows here (rule 2)."""
+    """Return the rows of the best-ranked version that occurs in ``rows`` (rule 2)."""
     first: pd.DataFrame = rows[rows["rank"] == rows["rank"].min()]
     return first
 
@@ -142,9 +145,10 @@ def clean_rows(
     keys: Sequence[str],
     fastest: Callable[[pd.DataFrame], pd.Series[float]] | None = None,
 ) -> dict[Any, float]:
-    """Return seconds by the values of ``keys``, by rules 1 to 3 of this module (3 with ``others``).
+    """Return the time (s) for each combination of values of ``keys``, after rules 1 to 3.
 
-    ``fastest`` gives the minimum milliseconds of each row at peak rate.
+    Rule 3 applies only with ``others``. ``fastest`` returns the minimum time (ms) of each row at
+    the peak rate of the GPU.
     """
     found, elsewhere = (
         {} if rows is None else _least(_possible(rows, fastest), keys) for rows in (own, others)

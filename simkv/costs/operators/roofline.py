@@ -71,17 +71,20 @@ def _seen() -> EfficiencyFile:
 
 
 def efficiency() -> Efficiency:
-    """Return the shares of all measured GPUs."""
+    """Return the fractions of data-sheet rates that operators reach on the measured GPUs."""
     return _seen().shares
 
 
 def estimate_errors() -> dict[str, StepError]:
-    """Return the errors of estimates of measured GPUs, each with the shares of the others."""
+    """Return the errors of data-sheet estimates for measured GPUs, by kind of step.
+
+    Each GPU is estimated with the fractions reached on the other GPUs.
+    """
     return _seen().left_out
 
 
 class Roofline:
-    """Estimated operators of a GPU or shape without measurements."""
+    """Operator times estimated from a data sheet, for GPUs or shapes without measurements."""
 
     def __init__(self, gpu: Gpu, link: Interconnect, shares: Efficiency | None = None) -> None:
         self.gpu = gpu

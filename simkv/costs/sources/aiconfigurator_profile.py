@@ -80,7 +80,10 @@ def _heads(folder: Path, name: str, model: Model, heads: int, kv_heads: int) -> 
 
 
 def _alike(frame: pd.DataFrame, head_dim: int) -> pd.Series[bool]:
-    """Return a mask of rows with this head size and no window, as far as the columns exist."""
+    """Return a mask of the rows with this head size and without attention window.
+
+    A condition is ignored if the table lacks its column.
+    """
     kept = pd.Series(True, index=frame.index)
     for column, wanted in (("head_dim", head_dim), ("window_size", 0)):
         if column in frame:
@@ -102,7 +105,10 @@ def _prefills(folder: Path, model: Model, tp: int) -> pd.DataFrame:
 
 
 def _decodes(folder: Path, model: Model, tp: int) -> tuple[pd.DataFrame, int]:
-    """Return decode times, and the KV heads per GPU if they exceed the table's maximum (else 0)."""
+    """Return the table of decode times, and a number of KV heads.
+
+    The number is that per GPU if it exceeds the maximum in the tables, else 0.
+    """
     heads, kv_heads = model.heads // tp, max(model.kv_heads // tp, 1)
     path = folder / "generation_attention_perf.parquet"
     most = int(read_table(path, {"num_key_value_heads": "whole"})["num_key_value_heads"].max())
@@ -144,7 +150,7 @@ def _products(folder: Path, model: Model, tp: int) -> tuple[list[CostTerm], list
 
 
 def _product(part: pd.DataFrame, n: int, k: int) -> float:
-    """Return the time (ms) of a product of ``n`` columns and depth ``k`` by interpolation."""
+    """Return the interpolated time (ms) of a matrix product with ``n`` columns and depth ``k``."""
     depths, times = [], []
     for depth, rows in part.groupby("k"):
         rows = rows.sort_values("n")

@@ -36,7 +36,10 @@ def launch_time(gpu: str) -> float:
 
 
 def make_launch_term(graph_sizes: Sequence[int], seconds: float) -> CostTerm:
-    """Return the term for the host time of steps that are launched kernel by kernel."""
+    """Return the term for the host time (s) of steps larger than the largest CUDA graph.
+
+    Such steps are launched kernel by kernel.
+    """
     pieces = [LinearPiece(up_to=graph_sizes[-1], base=0.0), LinearPiece(base=seconds)]
     return CostTerm(
         name=f"{HOST_TERM}, over the largest CUDA graph", feature="tokens", pieces=pieces
@@ -44,7 +47,7 @@ def make_launch_term(graph_sizes: Sequence[int], seconds: float) -> CostTerm:
 
 
 def without_host(profile: CostProfile) -> CostProfile:
-    """Return the profile without host time."""
+    """Return the profile without the terms for host time."""
     kept = [term for term in profile.terms if not term.name.startswith(HOST_TERM)]
     return (
         profile if len(kept) == len(profile.terms) else profile.model_copy(update={"terms": kept})

@@ -80,11 +80,12 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 
 @dataclass(frozen=True)
 class Sharding:
-    """Model shape, as far as the tables lack it, and its distribution over GPUs.
+    """Distribution of a model over GPUs, and the model shape that the tables lack.
 
-    ``hidden`` is needed for collectives, ``experts`` and ``experts_per_token`` for a mixture of
-    experts, which is split equally across ``expert_ranks`` GPUs. ``link`` is the host link of the
-    GPUs; None means the host on which the GPU's collectives were measured.
+    ``hidden`` is needed for collectives. ``experts`` and ``experts_per_token`` are needed for a
+    mixture of experts, whose experts are split equally across ``expert_ranks`` GPUs. ``link`` is
+    the link between the GPUs; None selects the host on which the collectives in the GPU catalog
+    were measured.
     """
 
     layers: int
@@ -102,10 +103,10 @@ _AXES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 def bundle_profile(
     folder: Path, layout: Sharding, graph_sizes: list[int] | None = None
 ) -> CostProfile:
-    """Build the profile of a model with this ``layout`` from a bundle's tables.
+    """Build the profile of a model from the tables of an LLMServingSim bundle.
 
-    ``graph_sizes`` are the engine's CUDA graph sizes, None for no padding. Raises InputError if the
-    bundle cannot be used.
+    ``layout`` distributes the model over GPUs. ``graph_sizes`` are the token counts of the engine's
+    CUDA graphs; None disables padding. Raises InputError if the bundle cannot be used.
     """
     layers, tp = layout.layers, layout.tp
     meta = read_settings(folder / "meta.yaml")
@@ -154,7 +155,7 @@ def bundle_profile(
 
 
 def bundle_model(folder: Path) -> str:
-    """Return the model of an LLMServingSim bundle; empty if not given."""
+    """Return the name of the model in an LLMServingSim bundle; empty if the bundle has none."""
     return str(read_settings(folder / "meta.yaml").get("model", ""))
 
 
@@ -171,7 +172,7 @@ def _dense(tables: Path, layout: Sharding) -> list[CostTerm]:
 
 
 def _collectives(gpu: str, layout: Sharding) -> tuple[list[CostTerm], str]:
-    """Return the terms of a layout's collectives, and a note on their source or absence."""
+    """Return the cost terms of collectives, and a note on their source or absence."""
     wanted = _wanted(layout)
     known = known_gpu(gpu)
     measured = known.collectives if known else {}
@@ -190,7 +191,10 @@ def _collectives(gpu: str, layout: Sharding) -> tuple[list[CostTerm], str]:
 
 
 def _wanted(layout: Sharding) -> list[tuple[str, int, int, int]]:
-    """Return collectives: name, GPUs, number per layer, and bytes per token (0: unknown)."""
+    """Return each collective of a layer: name, number of GPUs, runs, and bytes per token.
+
+    Zero bytes mean that the size is unknown.
+    """
     hidden, chosen = 2 * (layout.hidden or 0), 4 * layout.experts_per_token
     found = [("all_reduce", layout.tp, 2, hidden)] if layout.tp > 1 else []
     if layout.expert_ranks > 1:
@@ -203,7 +207,10 @@ def _wanted(layout: Sharding) -> list[tuple[str, int, int, int]]:
 
 
 def scale_collectives(profile: CostProfile, times: float) -> CostProfile | None:
-    """Return the profile with collective times scaled by ``times``; None if it has none."""
+    """Return the profile with the times of collectives multiplied by ``times``.
+
+    Returns None if the profile has no collectives.
+    """
     named = [term.name.partition(" ")[0] in COLLECTIVES for term in profile.terms]
     if not any(named):
         return None

@@ -19,10 +19,11 @@ from simkv.costs.held_out_errors import add_error_estimates
 
 
 def build_attention_table(prefills: pd.DataFrame, decodes: pd.DataFrame) -> AttentionTable:
-    """Build a table from the columns of ``prefills`` and ``decodes``.
+    """Build an attention table from measured times of prefills and of decodes.
 
-    ``prefills`` has ``tokens``, ``before``, ``seconds``; ``decodes`` has ``seqs``, ``context``,
-    ``seconds``. The median is used for repeated measurements of a point.
+    ``prefills`` has the columns ``tokens``, ``before`` (KV tokens before the prefill) and
+    ``seconds``; ``decodes`` has ``seqs``, ``context`` and ``seconds``. Repeated measurements are
+    replaced by their median.
     """
     slices = []
     for _, part in prefills.groupby("tokens"):
@@ -60,10 +61,11 @@ def operators_profile(
     decodes: pd.DataFrame,
     source: list[str],
 ) -> CostProfile:
-    """Build a profile from ``terms`` measured at ``sizes`` tokens, and attention times.
+    """Build a profile from ``terms`` and from attention times.
 
-    Attention columns are described in ``build_attention_table``. ``source`` should name everything
-    that was not measured.
+    ``sizes`` are the numbers of tokens at which the terms were measured. ``build_attention_table``
+    describes the columns of ``prefills`` and ``decodes``. ``source`` should name everything that
+    was not measured.
     """
     ranges: dict[Feature, tuple[float, float]] = {
         "tokens": (min(sizes), max(sizes)),

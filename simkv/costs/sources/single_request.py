@@ -1,4 +1,4 @@
-"""Requests measured in isolation on an engine, and traits of their model."""
+"""Measurements of single requests that ran in isolation, and properties of their model."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ MIN_OUTPUT_TOKENS = 8
 
 @dataclass(frozen=True)
 class ModelTraits:
-    """Model traits used by the fit: KV bytes per token and FLOP per pair, over all layers.
+    """Properties of a model and engine that the fit uses.
 
-    ``max_num_batched_tokens`` and ``block_size`` are the engine's. ``flops_per_token`` are the
-    operations per computed token (0 if unknown). For a mixture of experts, ``expert_share`` is the
-    share of expert weights in all weights, and ``chosen`` the share of experts that a token uses.
+    ``kv_bytes_per_token`` and ``flops_per_pair`` (FLOP per pair of a token and a token that it
+    attends to) are totals over all layers. ``max_num_batched_tokens`` and ``block_size`` are
+    settings of the engine. ``flops_per_token`` is the FLOP per computed token (0 if unknown). For a
+    mixture of experts, ``expert_share`` is the fraction of all weights that belongs to experts, and
+    ``chosen`` the fraction of experts that a token uses.
     """
 
     kv_bytes_per_token: int
@@ -42,7 +44,7 @@ class ModelTraits:
 def compute_model_traits(
     model: Model, max_num_batched_tokens: int, block_size: int = 16, tensor_parallel: int = 1
 ) -> ModelTraits:
-    """Return the traits of a catalog model on each of its GPUs."""
+    """Return the properties of a catalog model, per GPU."""
     chosen = model.experts_per_token / model.experts if model.experts else 1.0
     embeddings = model.vocab * model.hidden * (1 if model.tied else 2)
     computed = model.parameters - embeddings - (1 - chosen) * model.mlp_parameters
@@ -59,10 +61,11 @@ def compute_model_traits(
 
 @dataclass(frozen=True)
 class IsolatedRequests:
-    """Requests in isolation, one entry each: tokens, and times in seconds.
+    """Requests that ran in isolation: numbers of tokens and times (s), one entry per request.
 
-    ``hits`` are leading tokens found in the prefix cache, ``front`` the time before the engine core
-    received the request; ``decode`` is the mean time of a decode step, NaN for a single token.
+    ``hits`` is the number of leading tokens found in the prefix cache. ``front`` is the time before
+    the engine core received the request. ``decode`` is the mean duration of a decode step, or NaN
+    if the request has a single output token.
     """
 
     prompt: Floats

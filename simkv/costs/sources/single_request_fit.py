@@ -81,7 +81,10 @@ TOKEN_KNOTS = np.unique(np.round(2.0 ** (np.arange(113) / 8)))
 
 @dataclass(frozen=True)
 class CostCoefficients:
-    """Fitted seconds of a prefill step and a decode step, and per token, pair and context token."""
+    """Fitted costs in seconds: per prefill step, decode step, token, pair and context token.
+
+    A pair is a token and a token that it attends to.
+    """
 
     prefill_step: float
     decode_step: float
@@ -120,13 +123,16 @@ def fit_cost_coefficients(
 def compute_non_attention_seconds(
     tokens: Floats, prices: CostCoefficients, shape: ModelTraits
 ) -> Floats:
-    """Return the seconds of steps with prefills without attention, by tokens."""
+    """Return the durations (s) of steps with prefills, excluding attention, by number of tokens."""
     floor = prices.decode_step + prices.token
     return _products(tokens, floor, prices.prefill_step, prices.token, shape)
 
 
 def _products(tokens: Floats, one: float, step: float, token: float, shape: ModelTraits) -> Floats:
-    """Return these seconds, given ``one``: the time of a decode without its KV."""
+    """Return the durations (s) of the matrix products of steps, by number of tokens.
+
+    ``one`` is the duration of a decode step without the time to read its KV.
+    """
     if shape.expert_share:
         return _weights(tokens, one, step, shape) + token * (tokens - 1)
     line = step + token * tokens
@@ -136,9 +142,9 @@ def _products(tokens: Floats, one: float, step: float, token: float, shape: Mode
 
 
 def _weights(tokens: Floats, one: float, step: float, shape: ModelTraits) -> Floats:
-    """Return the seconds to read the weights needed by this number of tokens.
+    """Return the time (s) to read the weights that are needed for each number of tokens.
 
-    All weights take ``step``, or longer if the weights of ``one`` token imply it.
+    Reading all weights takes ``step`` or, if ``one`` implies a longer time, that time.
     """
     if not shape.expert_share:
         return np.full(len(tokens), one)
@@ -186,9 +192,10 @@ def fit_single_request_profile(
     model: str,
     on: str,
 ) -> CostProfile:
-    """Fit an engine's profile to isolated requests.
+    """Return a cost profile fitted to requests in isolation; ``on`` names the GPU.
 
-    Its errors are leave-one-out errors of each request's prefill and mean decode step.
+    The errors in the profile are leave-one-out errors of the prefill and mean decode step of each
+    request.
     """
     prices = fit_cost_coefficients(alone, shape, gpu)
     decodes, _ = _decodes(alone)
@@ -220,7 +227,10 @@ def fit_single_request_profile(
 
 
 def _left_out(alone: IsolatedRequests, shape: ModelTraits, gpu: Gpu | None) -> dict[str, StepError]:
-    """Return leave-one-out errors of each request's prefill and decode steps."""
+    """Return the relative errors of prefills and decode steps, by kind of step.
+
+    Each request is excluded from the fit and predicted from the others.
+    """
 
     def named() -> Iterator[tuple[str, float]]:
         for index in range(len(alone)):
@@ -238,10 +248,11 @@ def _left_out(alone: IsolatedRequests, shape: ModelTraits, gpu: Gpu | None) -> d
 
 
 def _beyond(alone: IsolatedRequests, shape: ModelTraits, gpu: Gpu | None) -> dict[Feature, float]:
-    """Return, by feature, the error of a step per doubling out of range, from excluded ends.
+    """Return the relative step error per doubling outside the range, by feature.
 
-    The longest and the shortest third are excluded in turn and predicted from the rest. Isolated
-    requests contain no batches of decodes: ``BATCH_DOUBLING_ERROR`` is used for them.
+    The longest third of the requests and the shortest third are excluded in turn and predicted from
+    the rest. Requests in isolation have no batches of decodes, so ``BATCH_DOUBLING_ERROR`` is used
+    for the batch size.
     """
     found: dict[Feature, float] = {"decode_seqs": BATCH_DOUBLING_ERROR}
     computed = alone.prompt - alone.hits
@@ -285,7 +296,9 @@ def _kept(alone: IsolatedRequests, rows: npt.NDArray[np.bool_]) -> IsolatedReque
 
 
 def _predicted(alone: IsolatedRequests, shape: ModelTraits, p: CostCoefficients) -> Floats:
-    """Return the seconds of each request's prefill, in chunks of the token budget."""
+    """Return the predicted duration (s) of each request's prefill, in chunks of the
+    token budget.
+    """
     return _chunked(alone, shape, p.decode_step + p.token, p.prefill_step, p.token, p.pair)
 
 
@@ -303,7 +316,10 @@ def _chunked(
 def _curved(
     alone: IsolatedRequests, shape: ModelTraits, one: float, aims: dict[int, tuple[float, float]]
 ) -> tuple[float, float, float]:
-    """Return the costs of a step, a token and a pair with least relative error (see ``_solve``)."""
+    """Return the costs (s) of a prefill step, a token and a pair with the least relative error.
+
+    ``_solve`` describes the additional observations ``aims``.
+    """
     scale = np.array([one, one / 300, one / 1e6])
     for column, (value, _) in aims.items():
         scale[column] = value
@@ -328,21 +344,21 @@ def _curved(
 
 
 def _decodes(alone: IsolatedRequests) -> tuple[Floats, Floats]:
-    """Return rows (1, mean KV of a step) and step times of requests with enough decodes."""
+    """Return the inputs (1, mean KV of a step) and step times of requests with enough decodes."""
     kept = alone.output >= MIN_OUTPUT_TOKENS
     return np.stack([np.ones(len(alone)), _decoded(alone)], 1)[kept], alone.decode[kept]
 
 
 def _decoded(alone: IsolatedRequests) -> Floats:
-    """Return the mean KV read by the decodes of each request."""
+    """Return the mean number of KV tokens that a decode step of each request reads."""
     return alone.prompt + (alone.output - 1) / 2
 
 
 def _solve(rows: Floats, times: Floats, likely: dict[int, tuple[float, float]]) -> Sequence[float]:
-    """Return non-negative coefficients of least relative error.
+    """Return the non-negative coefficients with the least relative error.
 
-    ``likely`` are additional observations (value, uncertainty) by column, weighted by the ratio of
-    the rows' scatter to their uncertainty.
+    ``likely`` adds observations (value, uncertainty) by column. Their weight is the scatter of the
+    measured rows divided by their uncertainty.
     """
     scaled = rows / times[:, None]
     prices, _ = nnls(scaled, np.ones(len(times)))

@@ -16,7 +16,7 @@ _SHAPE = ["num_heads", "num_key_value_heads", "head_dim", "window_size"]
 
 
 def prompt_pairs(length: float, window: int = 0) -> float:
-    """Return the pairs of a token and a token that it attends to in a prompt."""
+    """Return the number of attention pairs in a prompt, with the given window (0: none)."""
     if window and length > window:
         return window * (window + 1) / 2 + window * (length - window)
     return length * (length + 1) / 2
@@ -87,7 +87,10 @@ def _whole(key: Iterable[object]) -> tuple[int, int, int, int]:
 
 
 def _distance(a: Gqa, b: Gqa) -> float:
-    """Return the distance of two shapes: window first, then head width, then number of heads."""
+    """Return a measure of the difference between two shapes.
+
+    The window has the largest weight, then the head size, then the number of heads.
+    """
     window = 0.0 if a.window == b.window else 10 + abs(log((a.window or 1e6) / (b.window or 1e6)))
     width = 3 * abs(log(a.head_dim / b.head_dim))
     return window + width + abs(log(a.heads / b.heads)) + 2 * abs(log(a.kv_heads / b.kv_heads))

@@ -39,7 +39,10 @@ def _curves(store: TableStore, gpus: int, *, graph: bool, anyone: bool) -> list[
 
 
 def lookup_nccl(store: TableStore, name: str, gpus: int) -> Curve | None:
-    """Return seconds of an NCCL collective by 16-bit numbers."""
+    """Return the time (s) of an NCCL collective by the number of 16-bit values, or None.
+
+    None means that it was not measured.
+    """
     rows = store.rows("nccl", {"op_name": name, "num_gpus": gpus, "nccl_dtype": "half"})
     if rows is None:
         return None

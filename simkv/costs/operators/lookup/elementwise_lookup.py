@@ -7,7 +7,7 @@ from simkv.costs.operators.piecewise_curve import Curve, make_curve, make_nondec
 
 
 def lookup_elementwise(store: TableStore) -> Curve | None:
-    """Return seconds by bytes that a kernel moves."""
+    """Return the time (s) of a kernel by the bytes that it moves, or None if not measured."""
     parts = [store.rows("scale_matrix", {}, anyone=anyone) for anyone in (False, True)]
     found: dict[float, float] = {}
     for rows in parts:
@@ -20,7 +20,7 @@ def lookup_elementwise(store: TableStore) -> Curve | None:
 
 
 def _thin(curve: Curve) -> Curve:
-    """Keep points that are at least a fifth larger than the last one."""
+    """Remove points whose x is less than 20 % larger than that of the last remaining point."""
     kept = {curve.xs[0]: curve.ys[0], curve.xs[-1]: curve.ys[-1]}
     last = curve.xs[0]
     for x, y in zip(curve.xs, curve.ys, strict=True):

@@ -39,7 +39,9 @@ def name_expert_distribution(experts: int) -> str:
 def lookup_experts(
     store: TableStore, shape: MoeShape, form: str, flops: float
 ) -> tuple[Curve, str] | None:
-    """Return seconds by tokens, and a note on substitutes (or empty)."""
+    """Return the time (s) by number of tokens and a note on substitutes, or None if not
+    measured.
+    """
     for anyone in (False, True):
         for dtype in DTYPES.get(form, ()):
             where = {"moe_dtype": dtype, "distribution": name_expert_distribution(shape.experts)}
@@ -68,7 +70,7 @@ def _curve(rows: pd.DataFrame, others: pd.DataFrame | None, near: MoeShape, flop
 
 
 def _by_rank(rows: pd.DataFrame, near: MoeShape, flops: float) -> list[Curve]:
-    """Return a curve for each version that has the shape, in order of preference."""
+    """Return one curve for each table version that has the shape, in order of preference."""
     mine = rows[(rows[_SHAPE] == [*astuple(near)]).all(axis=1)]
     # The busiest GPU of a skewed distribution has more than its share, never less.
     each = 6.0 * near.hidden * near.intermediate * near.per_token / (near.tp * near.ep)
@@ -96,12 +98,12 @@ def _note(shape: MoeShape, near: MoeShape, form: str, dtype: str, anyone: bool) 
 
 
 def _share(shape: MoeShape) -> float:
-    """Return the expert weights per GPU."""
+    """Return the number of expert weights per GPU, up to a constant factor."""
     return shape.hidden * shape.intermediate * shape.experts / (shape.tp * shape.ep)
 
 
 def _distance(a: MoeShape, b: MoeShape) -> float:
-    """Return the distance of two shapes."""
+    """Return a measure of the difference between two shapes; 0 if they are equal."""
     return (
         abs(log(a.hidden / b.hidden))
         + abs(log(a.intermediate / b.intermediate))

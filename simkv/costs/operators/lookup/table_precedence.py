@@ -10,10 +10,11 @@ from simkv.costs.operators.piecewise_curve import Curve
 
 
 def select_plausible_curve(own: Sequence[Curve], others: Sequence[Curve]) -> Curve:
-    """Return the first curve of ``own``, in order of preference, that is not slow as a whole.
+    """Return the first curve of ``own`` that is not implausibly slow.
 
-    A curve qualifies if the median over its points is at most ``HOST_BOUND`` times the fastest of
-    all curves. Without one, the fastest curve is returned.
+    ``own`` is in order of preference. A curve qualifies if the median over its points of its time
+    divided by the fastest time of all curves is at most ``HOST_BOUND``. If no curve qualifies, the
+    fastest is returned.
     """
     every = [*own, *others]
     for curve in own:

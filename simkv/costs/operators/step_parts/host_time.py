@@ -44,7 +44,10 @@ def host_times() -> tuple[HostTime, ...]:
 
 
 class HostTerms(NamedTuple):
-    """Terms added to the GPU's time, terms that are a lower bound of the step time, and sources."""
+    """Cost terms of the host: ``on_top`` are added to the GPU's time; ``floor`` is a lower bound.
+
+    The lower bound applies to the step time. ``sources`` states where the values come from.
+    """
 
     on_top: list[CostTerm]
     floor: list[CostTerm]
