@@ -212,7 +212,8 @@ class EngineSpec:
     step_tokens: str = "max_num_batched_tokens"
     """Name of the setting for the maximum number of tokens per step."""
     memory_share: str | None = None
-    """Name of the setting for the fraction of GPU memory; None if ``simkv blocks`` cannot use it."""
+    """Name of the setting for the fraction of GPU memory; None if ``simkv blocks`` cannot use
+    it."""
     graph_sizes: Callable[[int], list[int]] = lambda _: []
     """CUDA graph sizes in tokens, given the maximum number of running requests."""
     unrecorded: str = ""

@@ -72,14 +72,20 @@ DEFAULT_BLOCK = 16
 
 
 def release_of(given: Mapping[str, Any]) -> str:
-    """Return the release of a ``variant``: its own patch number, or the recorded patch."""
+    """Return the release that a config section names.
+
+    If ``variant`` has no patch number, the result is the recorded patch release that it stands for.
+    """
     name = str(given.get("variant", VllmConfig.variant))
     release = release_of_variant(name)
     return release if release.count(".") > 1 else release_of_variant(find_variant(name))
 
 
 def before(given: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
-    """Return the defaults for tokens and sequences per step and for tokens per block."""
+    """Return defaults for the tokens and sequences per step and for the tokens per block.
+
+    ``given`` are the settings that the user specified; they are not in the result.
+    """
     release = release_of(given)
     chosen: dict[str, Any] = {}
     if "block_size" not in given:
@@ -123,7 +129,7 @@ def _tokens(
 
 
 def model_length(model: ModelFacts, release: str) -> int:
-    """Return ``max_model_len`` as derived from the model's config.json."""
+    """Return the default of ``max_model_len``, derived from the model's config.json."""
     kind = model.rope_type
     if kind == "longrope" and is_since(release, LONGROPE_ORIGINAL) and model.rope_original:
         return model.rope_original
@@ -149,9 +155,11 @@ def _block_size(machine: LaunchTarget, release: str) -> int:
 
 
 def after(section: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
-    """Return the model's length, or with ``auto`` the part of it that the KV cache holds.
+    """Return ``max_model_len``: the model's length or, with ``auto``, the length that fits the
+    cache.
 
-    Raises LaunchError if vLLM refuses to start because the cache is too small.
+    The result is empty if the user specified a number. Raises LaunchError if vLLM refuses to start
+    because the KV cache is too small.
     """
     asked = section.get("max_model_len")
     if machine.model is None or asked not in (None, AUTO):
@@ -174,9 +182,11 @@ def after(section: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
 
 
 def longest(section: Mapping[str, Any], most: int) -> int:
-    """Return the longest sequence that the cache of ``section`` holds, at most ``most`` tokens.
+    """Return the length in tokens of the longest sequence that the KV cache holds, at most
+    ``most``.
 
-    Returns ``most`` for sections with other errors, which the check of the section reports.
+    ``section`` are the engine settings. If other settings in it are invalid, the result is
+    ``most``; the validation of the section reports them.
     """
     known = {field.name for field in fields(VllmConfig)}
     plain = {name: value for name, value in section.items() if name in known}

@@ -9,9 +9,12 @@ STATES, CHUNKED = "mamba", "chunked-"
 
 
 class LayerKind(NamedTuple):
-    """Attention of the layers in a group: to a ``window`` of tokens, to tokens since the last
-    multiple of ``chunk``, or with both 0 to all tokens; or layers with ``states``. ``block_size``
-    is in tokens."""
+    """The attention of the layers in a group.
+
+    Layers attend to a sliding ``window`` of tokens, or to the tokens since the last multiple of
+    ``chunk``, or to all tokens if both are 0. With ``states`` they have a recurrent state instead
+    of KV. ``block_size`` is the number of tokens per KV block.
+    """
 
     window: int
     chunk: int
@@ -20,9 +23,10 @@ class LayerKind(NamedTuple):
 
 
 def parse_layer_group(group: int | str, block_size: int) -> LayerKind:
-    """Parse an entry of ``kv_cache_groups``; ``block_size`` is the default without a suffix.
+    """Parse an entry of ``kv_cache_groups``, such as 1024, ``mamba`` or ``0/32``.
 
-    Raises ValueError for an invalid entry.
+    ``block_size`` is the number of tokens per block for entries without a suffix. Raises ValueError
+    for an invalid entry.
     """
     name, told, size = str(group).partition("/")
     chunked = name.startswith(CHUNKED)

@@ -1,4 +1,4 @@
-"""LoRA adapters of vLLM: the limit per step, and adapter loads.
+"""LoRA adapters of vLLM: the maximum number per step, and copies to the GPU.
 
 Source: ``Scheduler.schedule`` (vllm/v1/core/sched/scheduler.py) and ``LRUCacheWorkerLoRAManager``
 (vllm/lora/worker_manager.py), since 0.9.2.
@@ -11,11 +11,11 @@ from collections.abc import Iterable
 
 
 class VllmLoras:
-    """The adapters of running requests, and those on the GPU and in host memory.
+    """The adapters of running requests, on the GPU and in host memory.
 
-    At most ``most`` adapters run at a time, and the GPU holds the same number. Host memory holds
-    ``kept`` adapters. The least recently used one is evicted; an adapter evicted from host memory
-    leaves the GPU too.
+    At most ``most`` adapters run at a time, and the GPU has space for the same number. Host memory
+    has space for ``kept`` adapters. Both evict the least recently used adapter. An adapter that is
+    evicted from host memory is also removed from the GPU.
     """
 
     def __init__(self, most: int, kept: int) -> None:
@@ -26,8 +26,11 @@ class VllmLoras:
         self._slots, self._host = Lru(most), Lru(kept)
 
     def begin(self, sat_out: Iterable[str | None]) -> None:
-        """Begin the admission phase; adapters of skipped requests (``sat_out``) do not count in
-        it."""
+        """Begin the admission phase of a step.
+
+        ``sat_out`` are the adapters of running requests that the step skips. They do not count
+        against the maximum in this phase.
+        """
         if self._running:
             out = Counter(lora for lora in sat_out if lora is not None)
             self._used = set(self._running - out)
@@ -37,9 +40,9 @@ class VllmLoras:
 
     @property
     def exceeds_limit(self) -> bool:
-        """Whether more than ``most`` adapters run after a skipped request returns.
+        """Whether more than ``most`` adapters run because a skipped request runs again.
 
-        vLLM asserts that this does not happen.
+        An assertion in vLLM fails in this case.
         """
         return len(self._used) > self.most
 
@@ -62,10 +65,10 @@ class VllmLoras:
                 del self._running[lora]
 
     def load(self) -> tuple[int, int]:
-        """Load the adapters of the requests admitted in this step.
+        """Copy the adapters of the requests admitted in this step to the GPU.
 
-        Returns the number of adapters copied to the GPU, and the number of these that were first
-        read into host memory.
+        Returns the number of adapters copied to the GPU, and how many of them were first read from
+        disk into host memory.
         """
         if not self._taken:
             return 0, 0
@@ -84,7 +87,7 @@ class VllmLoras:
 
 
 class Lru:
-    """Names in the order of their last use, at most ``most``."""
+    """Up to ``most`` names in the order of their last use."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -99,7 +102,7 @@ class Lru:
             self._names.move_to_end(name)
 
     def add(self, name: str) -> str | None:
-        """Add a name; returns the evicted name, if any."""
+        """Add a name and return the name evicted to make room, or None."""
         oldest = None
         if len(self._names) >= self._most:
             oldest, _ = self._names.popitem(last=False)

@@ -1,8 +1,8 @@
 # mypyc: compile
-"""KV blocks of vLLM's requests: required, held and cached blocks.
+"""KV blocks of vLLM's requests and the prefix cache, for models with full attention.
 
 The counterpart of ``vllm/v1/core/kv_cache_manager.py``: the scheduler decides token counts and asks
-this module whether there are enough blocks. All counts are in blocks unless named tokens.
+this module whether there are enough blocks. Counts are in blocks unless they are named tokens.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from simkv.schedulers.vllm.request_state import RequestState
 
 
 class CacheHits(NamedTuple):
-    """Cached blocks that a request can reuse, by layer group, and the number of ``tokens`` they
-    cover."""
+    """Cached blocks that a request can reuse.
+
+    ``tokens`` is the number of tokens that they cover. ``groups`` lists the block ids of each layer
+    group.
+    """
 
     tokens: int
     groups: list[array[int]]
@@ -35,13 +38,15 @@ NO_HITS = CacheHits(0, [NO_BLOCKS])
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class VllmMemory:
-    """Block memory of a model whose layers all attend to all tokens.
+    """KV blocks of a model in which all layers attend to all tokens.
 
-    ``whole``: the whole sequence of a request must fit at admission; else its first chunk. An
-    admission leaves ``watermark`` blocks free. ``cache`` is the pool if prefix caching is on.
-    ``tables`` is the pool if blocks have ids; else they are only counted. ``frees_while_running``:
-    running requests free blocks. ``aheads`` lists the numbers of tokens before a block is full at
-    which a step does more to a decoding request than add a token.
+    - ``pool``: all blocks. ``cache`` is the same pool if prefix caching is on, else None.
+      ``tables`` is the same pool if blocks have ids, and None if they are only counted.
+    - ``whole``: at admission, all tokens of a request must fit, not only its first chunk.
+    - ``watermark``: number of blocks that stay free at admission.
+    - ``frees_while_running``: running requests free blocks before they end.
+    - ``aheads``: distances in tokens from the end of a block. In a step in which a decoding request
+      is at one of them, it needs more than a token in an existing block.
     """
 
     def __init__(self, config: VllmConfig, rules: VllmRules, *, tables: bool) -> None:
@@ -59,43 +64,52 @@ class VllmMemory:
         self._keys = BlockKeys(config.block_size)
 
     def begin(self) -> None:
-        """Begin a step."""
+        """Discard the state of the previous step; does nothing here, subclasses override it."""
 
     def content(self, prompt: Prompt) -> TokenContent | None:
-        """Return the identity of a prompt's tokens if prefix caching is on, else None."""
+        """Return the identity of a prompt's tokens, or None if prefix caching is off."""
         return TokenContent(prompt) if self.cache else None
 
     def held(self, tokens: int) -> int:
-        """Return the blocks that a running request with this number of computed tokens holds."""
+        """Return the number of blocks of a running request that has computed ``tokens`` tokens."""
         return blocks_for(tokens, self.block_size)
 
     def blocks_held_by(self, r: RequestState, computed: int) -> int:  # noqa: ARG002
-        """Return the blocks of the running request ``r`` with this number of computed tokens."""
+        """Return the number of blocks that ``r`` holds with ``computed`` computed tokens."""
         return self.held(computed)
 
     def missing(self, hits: CacheHits, end: int) -> int:
-        """Return the blocks to allocate for the tokens up to ``end`` of a request that reuses
-        ``hits``."""
+        """Return the number of blocks that a waiting request needs for its tokens up to ``end``.
+
+        The request reuses the cached blocks ``hits``, which are not counted.
+        """
         return blocks_for(end, self.block_size) - len(hits.groups[0])
 
     def blocks_to_grow(self, computed: int, n: int) -> int:
-        """Return the additional blocks for ``n`` tokens after ``computed`` ones."""
+        """Return the number of additional blocks to compute ``n`` tokens after ``computed``
+        tokens."""
         size = self.block_size
         return blocks_for(computed + n, size) - blocks_for(computed, size)
 
     def beyond(self, r: RequestState, start: int, n: int) -> int:  # noqa: ARG002
-        """Return the additional blocks of ``r`` beyond the blocks that ``n`` tokens after ``start``
-        fill."""
+        """Return the number of blocks that ``r`` needs in addition to ``blocks_to_grow(start, n)``.
+
+        Only memory for drafts or recurrent states needs such blocks.
+        """
         return 0
 
     def room(self, *, running: bool) -> int:
-        """Return the free blocks available to an admission; the watermark applies if requests
-        run."""
+        """Return the number of free blocks that an admission can use.
+
+        If other requests are ``running``, the watermark is subtracted.
+        """
         return self.pool.free - (self.watermark if running else 0)
 
     def hits(self, r: RequestState) -> CacheHits:
-        """Return the cached blocks that ``r`` can reuse; at least its last token stays to be
-        computed."""
+        """Return the cached blocks that ``r`` can reuse.
+
+        The last token of ``r`` is never reused, because a step must compute at least one token.
+        """
         if not self.cache or r.content is None or r.computed:
             return NO_HITS
         blocks = (r.length - 1) // self.block_size
@@ -104,30 +118,38 @@ class VllmMemory:
         return CacheHits(len(found) * self.block_size, [found])
 
     def name(self, r: RequestState, tokens: int) -> None:
-        """Compute the keys of the full blocks in the first ``tokens`` tokens of ``r``."""
+        """Compute the cache keys of the full blocks in the first ``tokens`` tokens of ``r``."""
         if r.content is not None:
             self._keys.extend(r.keys, r.content, tokens)
 
     def fits(self, r: RequestState, hits: CacheHits, end: int, *, running: bool) -> bool:
-        """Return whether ``r`` can be admitted with ``hits`` to compute its tokens up to
-        ``end``."""
+        """Return whether there are enough free blocks to admit ``r`` with its tokens up to ``end``.
+
+        The request reuses the cached blocks ``hits``. ``running``: other requests run.
+        """
         end = r.length if self.whole else end
         revived = self.cache.count_unreferenced(hits.groups[0]) if self.cache else 0
         return self.missing(hits, end) + revived <= self.room(running=running)
 
     def has_unready_hits(self, r: RequestState, hits: CacheHits) -> bool:  # noqa: ARG002
-        """Return whether ``hits`` are written in this step and therefore usable only from the
-        next."""
+        """Return whether this step still writes the blocks in ``hits``.
+
+        Such blocks can be reused from the next step on. Only recurrent states have this
+        restriction.
+        """
         return False
 
     def share(self, r: RequestState, hits: CacheHits) -> None:
-        """Add ``hits`` to the empty block table of ``r``."""
+        """Add the cached blocks ``hits`` to the block table of ``r``, which is empty."""
         if self.cache:
             self.cache.share(r.id, hits.groups[0])
         r.registered = len(hits.groups[0])
 
     def free_unneeded(self, r: RequestState, computed: int, in_flight: int) -> None:
-        """Free blocks that the running request ``r`` no longer needs; none with full attention."""
+        """Free blocks of the running request ``r`` that no later token attends to.
+
+        Does nothing here, because with full attention every token attends to all earlier tokens.
+        """
 
     def take(self, r: RequestState, count: int, end: int) -> None:  # noqa: ARG002
         """Allocate ``count`` free blocks for the tokens of ``r`` up to ``end``."""
@@ -135,8 +157,7 @@ class VllmMemory:
             self.pool.take(r.id, count)
 
     def register(self, r: RequestState, tokens: int) -> None:
-        """Register the blocks filled by the first ``tokens`` tokens of ``r`` in the prefix
-        cache."""
+        """Add the blocks that the first ``tokens`` tokens of ``r`` fill to the prefix cache."""
         full = tokens // self.block_size
         if not self.cache or r.content is None or full <= r.registered:
             return
@@ -149,14 +170,18 @@ class VllmMemory:
         r.registered = full
 
     def release(self, r: RequestState, unused: int = 0) -> None:
-        """Free the blocks of ``r``, including ``unused`` ones; it is in no group."""
+        """Free all blocks of ``r``, including ``unused`` blocks allocated for tokens never
+        computed.
+
+        ``r`` must not be a member of the decode group.
+        """
         if isinstance(self.pool, BlockPool):
             self.pool.release(r.id, keyless_first=self._keyless_first)
         else:
             self.pool.return_blocks(self.held(r.computed) + unused)
 
     def blocks_of(self, request_id: int) -> list[int]:
-        """Return the ids of the blocks that a request holds, if blocks have ids."""
+        """Return the ids of the blocks that a request holds; empty if blocks are only counted."""
         return self.tables.tables.get(request_id, NO_BLOCKS).tolist() if self.tables else []
 
     def fingerprint(self) -> Hashable:

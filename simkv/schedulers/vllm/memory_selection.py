@@ -1,5 +1,5 @@
 # mypyc: compile
-"""Selection of the block memory for a configuration."""
+"""Selection of the class that manages KV blocks for a configuration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from simkv.schedulers.vllm.window_memory import WindowMemory
 
 
 def build_memory(config: VllmConfig, rules: VllmRules, *, tables: bool) -> VllmMemory:
-    """Build the block memory for the configured layer groups, drafter and offloading."""
+    """Build the block memory for the configured layer groups, drafter and KV offloading.
+
+    With ``tables``, blocks have ids even if no feature needs them.
+    """
     if config.num_speculative_tokens:
         return DraftMemory(config, rules)
     if config.offloads:

@@ -28,8 +28,10 @@ from simkv.schedulers.vllm.scheduler import AdmissionStep
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class VllmOffloadScheduler(VllmRemoteKvScheduler):
-    """Scheduler with ``num_cpu_blocks`` blocks in host memory; ``KvCopies`` lists a batch's
-    copies."""
+    """Scheduler with ``num_cpu_blocks`` KV blocks in host memory.
+
+    ``Batch.moves`` lists the copies that start with a step.
+    """
 
     def __init__(
         self, config: VllmConfig, rules: VllmRules | None = None, *, tables: bool = False
@@ -54,11 +56,17 @@ class VllmOffloadScheduler(VllmRemoteKvScheduler):
     # Events.
 
     def moved(self, jobs: Sequence[int]) -> None:
-        """Record completed copies; they take effect with the next completed batch."""
+        """Record that the copies with these numbers completed.
+
+        The scheduler processes them together with the next completed batch, as vLLM does.
+        """
         self._reported += [job for job in jobs if job in self.connector.jobs]
 
     def finish_disk_transfers(self, jobs: Sequence[int], looks: Sequence[int]) -> None:
-        """Record completed disk transfers and lookups; they take effect in the next step."""
+        """Record that the disk transfers ``jobs`` and the lookups ``looks`` completed.
+
+        They take effect in the next step.
+        """
         if self.connector.disk:
             self.connector.disk.done(jobs)
             self.connector.disk.looked(looks)
@@ -146,14 +154,15 @@ class VllmOffloadScheduler(VllmRemoteKvScheduler):
 
     @property
     def awaits_kv(self) -> bool:
-        """Whether copies are in flight, so that a halt is temporary."""
+        """Whether copies are in flight whose completion can end a step without scheduled
+        requests."""
         disk = self.connector.disk
         under_way = self.connector.jobs or (disk and (disk.jobs or disk.looks))
         return bool(under_way) and not self._news
 
     @property
     def has_pending_copies(self) -> bool:
-        """Whether there are copies to start that no batch contains yet."""
+        """Whether some copies are ready to start but not in a batch yet."""
         return self.connector.disk is not None and self.connector.disk.has_pending_copies
 
     def fingerprint(self) -> Hashable:

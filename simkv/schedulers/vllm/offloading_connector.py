@@ -1,11 +1,11 @@
 # mypyc: compile
-"""Scheduler side of vLLM's offloading connector: KV copies to and from host memory.
+"""Scheduler side of vLLM's offloading connector: KV copies between the GPU and host memory.
 
 Source: ``OffloadingConnectorScheduler``
-(vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py) with its defaults: only
-blocks of prompts, one by one, for one group of layers and one worker. The scheduler looks up blocks
-(``matched``) and reports its actions. Each step starts copies (``moves``); ``done`` records their
-completion.
+(vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py) with its defaults: it copies
+only blocks of prompts, each by itself, for one layer group and one worker. The scheduler looks up
+blocks (``matched``) and reports which requests run, stop and end. Each step starts copies
+(``moves``), and ``done`` records their completion.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ ABORT_CRASH = "AssertionError: a client left whose prompt has no blocks yet"
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class CopyJob:
-    """A copy in flight: the ``keys`` of its blocks, and the GPU ``blocks`` it reads if it
-    ``stores``."""
+    """A copy in flight between the GPU and host memory.
+
+    ``owner`` is the id of the request and ``keys`` are the keys of the copied blocks. If
+    ``stores``, the copy reads the GPU blocks ``blocks``; otherwise it loads to the GPU.
+    """
 
     def __init__(self, owner: int, keys: Sequence[int], blocks: Sequence[int], *, stores: bool):
         self.owner = owner
@@ -40,11 +43,14 @@ class CopyJob:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class RequestOffloadState:
-    """State of a request in the connector: the first ``stored`` blocks of its prompt are settled.
+    """State of a request in the connector.
 
-    ``left`` are the blocks that it held when it stopped running, until its next lookup. ``named``
-    is the number of its full blocks at the last update. ``jobs`` are its copies in flight.
-    ``over``: it has ended and all its copies have started.
+    - ``uses``: the blocks in host memory that the request uses.
+    - ``stored``: number of leading blocks of its prompt that need no further copy to host memory.
+    - ``left``: block ids that the request held when it stopped running, until its next lookup.
+    - ``named``: number of its full blocks at the last update.
+    - ``jobs``: numbers of its copies in flight.
+    - ``over``: the request has ended and all its copies have started.
     """
 
     def __init__(self, r: RequestState) -> None:
@@ -58,11 +64,11 @@ class RequestOffloadState:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class OffloadingConnector:
-    """Copies, numbered in order, and the blocks they use.
+    """Copies between the GPU and host memory (``jobs``), numbered by their start.
 
-    A block of an ended request that is still being copied (``_fences``) can be reallocated, but the
-    step that reuses it waits for the copy. ``behind`` is the reason that the last lookup must be
-    repeated. ``disk`` is the optional disk tier.
+    When a request ends, its blocks can be reallocated even if they are still being copied
+    (``_fences``); a step that reuses such a block waits for the copy. ``behind`` is the reason why
+    the last lookup had no result yet. ``disk`` is the optional disk tier.
     """
 
     def __init__(
@@ -90,15 +96,15 @@ class OffloadingConnector:
         self.died: str | None = None
 
     def enter(self, r: RequestState) -> None:
-        """Add a new request."""
+        """Add the state of a new request."""
         self._shares[r.id] = RequestOffloadState(r)
 
     def matched(self, r: RequestState, here: int) -> int | None:
-        """Return the blocks in host memory after the first ``here`` of ``r``; None: look up again
-        later.
+        """Return the number of blocks of ``r`` in host memory or None if it is not known yet.
 
-        The result is None while the request has copies in flight, or one of the blocks is being
-        written or read, or may be on disk.
+        The first ``here`` blocks are on the GPU and not counted. The result is None while the
+        request has copies in flight, or while one of the blocks is being written, read or looked up
+        on disk. The scheduler then repeats the lookup in a later step.
         """
         share = self._shares[r.id]
         self.behind = "kv"
@@ -126,7 +132,10 @@ class OffloadingConnector:
         return None if wait else found
 
     def load(self, r: RequestState, first: int, end: int) -> None:
-        """Copy blocks ``first`` to ``end`` of ``r`` from host memory, where they are present."""
+        """Start to copy blocks ``first`` to ``end`` of ``r`` from host memory to the GPU.
+
+        All of these blocks must be in host memory.
+        """
         share, keys = self._shares[r.id], r.keys[first:end]
         self.store.read(keys, first, share.uses)
         share.stored = end
@@ -137,23 +146,25 @@ class OffloadingConnector:
         self._loads.append(load)
 
     def runs(self, r: RequestState) -> None:
-        """Record that ``r`` computes tokens, so that blocks of its prompt are stored."""
+        """Record that a step computes tokens of ``r``, so that blocks of its prompt can be
+        stored."""
         prompt = r.prompt.prompt_tokens
         again = not self._rules.remembers_offered and r.computed < prompt
         if again or self._shares[r.id].stored < prompt // self._size:
             self._owing[r.id] = r
 
     def stops(self, r: RequestState, table: array[int]) -> None:
-        """Record that ``r`` no longer runs; ``table`` lists the blocks that it held."""
+        """Record that ``r`` stops running; ``table`` lists the ids of the blocks that it held."""
         self._owing.pop(r.id, None)
         self._shares[r.id].left = table[:]
 
     def ends(
         self, r: RequestState, length: int, computed: int | None, table: array[int] | None
     ) -> None:
-        """Record the end of ``r`` at ``length`` tokens; ``table`` lists its blocks if it runs.
+        """Record the end of ``r``, which has ``length`` tokens.
 
-        After a client disconnect, ``computed`` is the number of computed tokens; else None.
+        ``computed`` is the number of computed tokens if the client disconnected, else None.
+        ``table`` lists the ids of the blocks that ``r`` holds; None if it is not running.
         """
         self._owing.pop(r.id, None)
         share, tokens = self._shares[r.id], r.prompt.prompt_tokens
@@ -172,10 +183,11 @@ class OffloadingConnector:
         taken: Collection[int],
         preempted: Iterable[int],
     ) -> KvCopies | None:
-        """Return the copies that start with a step, and the copies that it waits for.
+        """Return the copies that start with a step and the copies that the step waits for, or None.
 
-        ``given`` lists running requests with their lengths and scheduled tokens, in order.
-        ``taken`` are the blocks allocated in this step.
+        ``given`` lists running requests with their lengths and scheduled tokens, in running order.
+        ``tables`` maps requests to block ids, ``taken`` are the ids of blocks allocated in this
+        step, and ``preempted`` are the ids of requests preempted in this step.
         """
         flush = {job for i in preempted for job in self._shares[i].jobs}
         if self._fences:
@@ -215,11 +227,14 @@ class OffloadingConnector:
         return bool(self._fences)
 
     def owing(self) -> list[RequestState]:
-        """Return the running requests whose prompts are not fully stored."""
+        """Return the running requests whose prompts are not completely stored in host memory."""
         return list(self._owing.values())
 
     def done(self, jobs: Iterable[int]) -> list[int]:
-        """Record completed copies. Returns the requests that waited for one."""
+        """Record that the copies with these numbers completed.
+
+        Returns the ids of the requests that waited for one of these copies.
+        """
         arrived = []
         for number in jobs:
             job = self.jobs.pop(number)
@@ -248,8 +263,10 @@ class OffloadingConnector:
         return arrived
 
     def fingerprint(self) -> Hashable:
-        """Return the state that determines later steps; jobs by position, since numbers only
-        grow."""
+        """Return the state that determines later steps.
+
+        Copies are included without their numbers, because the numbers only grow.
+        """
         stored = tuple((i, share.stored, len(share.jobs)) for i, share in self._shares.items())
         jobs = tuple((job.owner, job.stores, len(job.keys)) for job in self.jobs.values())
         on_disk = self.disk.fingerprint() if self.disk else None
@@ -258,8 +275,11 @@ class OffloadingConnector:
     def _offer(
         self, r: RequestState, end: int, table: array[int], stores: list[KvCopy]
     ) -> int | None:
-        """Store the blocks of ``r`` up to token ``end`` that are not stored; return the job, if
-        any."""
+        """Start to store the blocks of ``r`` up to token ``end`` that are not stored yet.
+
+        Appends the copy to ``stores`` and returns its number; None if there is nothing to copy or
+        no space in host memory.
+        """
         share, last = self._shares[r.id], end // self._size
         first = share.stored
         if last <= first:
@@ -285,7 +305,8 @@ class OffloadingConnector:
         return stores[-1].job
 
     def _touch(self, share: RequestOffloadState) -> None:
-        """Mark all named blocks of a request as used now."""
+        """Count a use of all full blocks of a request, unless the release counts uses at its
+        end."""
         if not self._rules.counts_uses_at_end:
             r = share.r
             self._memory.name(r, share.named * self._size)

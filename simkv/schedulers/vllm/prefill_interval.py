@@ -10,10 +10,10 @@ from mypy_extensions import mypyc_attr
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class PrefillInterval:
-    """Counter of non-empty steps since the last step with a prefill, up to ``steps``.
+    """Counter of non-empty steps since the last step with a prefill, at most ``steps``.
 
-    ``backlog``: the last admission phase left requests behind, so the next step may contain
-    prefills.
+    If the last admission phase left requests in the queue (the backlog), the next step may also
+    contain prefills.
     """
 
     def __init__(self, steps: int) -> None:
@@ -22,21 +22,21 @@ class PrefillInterval:
         self._backlog = False
 
     def too_early(self) -> bool:
-        """Return whether this step must not contain prefills if requests decode."""
+        """Return whether this step must not contain prefills while requests decode."""
         return not self._backlog and self._since + 1 < self.steps
 
     def admitted(self, *, left_behind: bool) -> None:
-        """Record the end of an admission phase that allowed prefills."""
+        """Record the end of an admission phase; ``left_behind``: requests stayed in the queue."""
         self._backlog = left_behind
 
     def note_step(self, *, empty: bool, prefill: bool) -> None:
-        """Record a scheduled step."""
+        """Record a scheduled step: whether it is empty, and whether it contains a prefill."""
         self._since += not empty
         if prefill:
             self._since = 0
 
     def skipped(self, steps: int, *, waiting: bool) -> None:
-        """Record ``steps`` scheduled steps with decodes only."""
+        """Record ``steps`` decode-only steps; ``waiting``: requests stay in the queue."""
         self._since += steps
         if self._backlog or self._since >= self.steps:
             self._backlog = waiting  # some of these steps allowed prefills

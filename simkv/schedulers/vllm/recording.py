@@ -1,7 +1,7 @@
-"""Recordings of vLLM: one line per ``schedule`` call.
+"""Format of recorded vLLM decisions: one line per ``schedule`` call.
 
-An iteration schedules a step and then delivers the oldest batch if ``pipeline_depth`` batches are
-in flight.
+In each iteration, the recorder schedules a step. If ``pipeline_depth`` batches are then in flight,
+it delivers the oldest one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ LATER_KNOBS = {
 
 
 def _config(header: RecordingLine) -> VllmConfig:
-    """Return the recorded knobs; the recorder ran the scheduler without the start-up check."""
+    """Return the config of a recording.
+
+    It has no start-up check, because the recorder ran the scheduler without one.
+    """
     ours = {"name", "variant", "rule", "startup_check", *COST_KNOBS}
     knobs = {knob.name for knob in fields(VllmConfig)} - ours
     recorded = header["config"]
@@ -115,7 +118,10 @@ def _decide(scheduler: VllmScheduler) -> tuple[Batch, RecordingLine]:
 
 
 def _copies(config: VllmConfig, moves: KvCopies) -> RecordingLine:
-    """Return the copies of a batch in blocks; for each load also the number of blocks from disk."""
+    """Return the KV copies of a batch as recording fields, in blocks.
+
+    With a disk tier, each load also has the number of its blocks that were read from disk.
+    """
     size = config.block_size
 
     def blocks(copies: list[KvCopy]) -> list[list[int]]:

@@ -1,4 +1,5 @@
-"""Knobs of vLLM that not all releases have, or that are not modelled for all of them."""
+"""Settings of vLLM that some releases do not have, or that simkv does not model for all
+releases."""
 
 from __future__ import annotations
 
@@ -13,9 +14,10 @@ MODELLED = "not modelled for vLLM {{version}}, only since {since}; remove it"
 
 
 class ReleasedKnob(NamedTuple):
-    """A knob that can be set from release ``since`` on and before release ``until``.
+    """A setting that is available from release ``since`` on and before release ``until``.
 
-    Other releases accept only ``value``. ``why`` is the message for releases before ``since``.
+    Other releases accept only ``value``. ``why`` is the error message for releases before
+    ``since``, and ``why_ended`` the one for releases from ``until`` on.
     """
 
     since: str
@@ -73,7 +75,7 @@ RELEASED_KNOBS: Mapping[str, ReleasedKnob] = {
 
 
 def fixed_knobs(release: str) -> dict[str, FixedKnob]:
-    """Return the knobs that cannot be set in a release."""
+    """Return the settings that cannot be changed in a release, a mapping from names to values."""
     fixed: dict[str, FixedKnob] = {}
     for knob, (since, value, why, until, why_ended) in RELEASED_KNOBS.items():
         if not is_since(release, since):

@@ -1,12 +1,12 @@
 """Releases of vLLM, and the rules of its V1 scheduler that differ between them.
 
 Everything that depends on a release is stated here once: the recorded releases and, as a field of
-``VllmRules``, each rule with its meaning, its source and the releases in which it holds. A new
+``VllmRules``, each rule with its meaning, its source and the releases in which it applies. A new
 release needs an entry in ``RELEASES``; a rule that it changes needs a ``since`` or ``until``
 (docs/how-to/follow-a-new-release.md).
 
 Sources are files and names of vllm-project/vllm; a name without a file is in
-``vllm/v1/core/sched/scheduler.py``. All were read in the wheels of the releases.
+``vllm/v1/core/sched/scheduler.py``. All were read in the released code.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from simkv.schedulers.rule_fields import rule
 
 
 class Release(NamedTuple):
-    """A recorded release: the ``commit`` of its wheel, and later or earlier patch releases whose
-    random cases the same rules reproduce (``alike``).
+    """A recorded release of vLLM.
 
-    ``stands_for_minor``: whether a minor release without a patch number (0.27) means this release.
+    ``commit`` is the commit that the release was built from. ``alike`` are other patch releases
+    whose random test cases the same rules reproduce. ``stands_for_minor``: a minor release without
+    a patch number, such as 0.27, means this release.
     """
 
     commit: str
@@ -66,8 +67,10 @@ NEWEST = list(RELEASES)[-1]
 
 
 class FixedKnob(NamedTuple):
-    """The only value of a knob that a release accepts, and the reason; ``{version}`` is filled
-    in."""
+    """The only value of a setting that a release accepts.
+
+    ``why`` is the error message for other values, in which ``{version}`` is replaced.
+    """
 
     value: object
     why: str
@@ -86,9 +89,10 @@ _transfer = partial(rule, "KV from other replicas", knobs=("kv_connector",))
 
 @dataclass(frozen=True)
 class VllmRules:
-    """Rules that differ between releases; the defaults belong to the oldest release.
+    """Scheduling rules that differ between releases; the defaults belong to the oldest release.
 
-    ``fixed`` lists the knobs that a release does not have, or that are not modelled for it.
+    ``fixed`` maps the settings that a release does not have, or for which it is not modelled, to
+    their only accepted values.
     """
 
     fixed: Mapping[str, FixedKnob] = field(default_factory=dict)
@@ -457,8 +461,7 @@ class VllmRules:
     )
 
     def refuse(self, version: str, config: object) -> None:
-        """Raise ValueError if ``config`` sets a knob to a value that ``version`` does not
-        accept."""
+        """Raise ValueError if ``config`` has a value that ``version`` does not accept."""
         for knob, fixed in self.fixed.items():
             if getattr(config, knob) not in (fixed.value, None):
                 raise ValueError(f"{knob}: {fixed.why.format(version=version)}")

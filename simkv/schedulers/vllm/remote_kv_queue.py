@@ -22,9 +22,10 @@ from simkv.schedulers.vllm.request_state import (
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class RemoteKvQueue:
-    """Waiting requests that hold blocks, then all others, each in the order of the policy.
+    """Waiting requests that hold blocks, followed by all other waiting requests.
 
-    Without ``queues_loads_apart`` both are in one queue.
+    Both queues have the order of the scheduling policy. In releases without
+    ``queues_loads_apart``, all requests are in one queue.
     """
 
     def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
@@ -50,7 +51,7 @@ class RemoteKvQueue:
         self._rest.put_back(r)
 
     def hold(self, r: RequestState) -> None:
-        """Set ``r`` aside, which holds blocks from now on."""
+        """Record that ``r`` holds blocks from now on, and set it aside for this step."""
         if not self._apart:
             self._rest.set_aside(r)
             return
@@ -75,7 +76,8 @@ class RemoteKvQueue:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class TakenBlocksMemory(VllmMemory):
-    """Block memory that records the blocks allocated or shared (``taken``) in a step."""
+    """Block memory that records the ids of the blocks that a step allocates or shares
+    (``taken``)."""
 
     def __init__(self, config: VllmConfig, rules: VllmRules, *, tables: bool) -> None:
         super().__init__(config, rules, tables=tables)

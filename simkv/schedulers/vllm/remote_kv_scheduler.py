@@ -1,12 +1,13 @@
 # mypyc: compile
-"""Base of vLLM's schedulers that load KV: from host memory, or from another replica.
+"""Base of vLLM's schedulers that load KV from host memory or from another replica.
 
-Source: ``vllm/v1/core/sched/scheduler.py``. A waiting request whose KV is elsewhere gets blocks for
-it but no tokens, and waits as ``WAITING_FOR_REMOTE_KVS``. When the load is complete, it can be
-admitted like any other request.
+Source: ``vllm/v1/core/sched/scheduler.py``. If the KV of a waiting request can be loaded, the
+request gets blocks for it and waits in the state ``WAITING_FOR_REMOTE_KVS``; no step computes its
+tokens. When the load is complete, the request can be admitted like any other request.
 
-With asynchronous scheduling, blocks that a step in flight writes to are freed when it ends, and
-requests with such blocks cannot be preempted (``frees_when_steps_end``, ``protects_in_flight``).
+With asynchronous scheduling, blocks that a step in flight writes to are freed when this step ends
+(``frees_when_steps_end``), and requests with such blocks cannot be preempted
+(``protects_in_flight``).
 """
 
 from __future__ import annotations
@@ -33,13 +34,16 @@ LOADING_REASONS = ("kv", "disk", "remote")
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class VllmRemoteKvScheduler(VllmScheduler):
-    """Requests that load KV, and blocks that are freed later.
+    """Scheduler with requests that load KV, and with blocks that are freed later.
 
-    ``_loading`` requests hold blocks and wait for their KV; it is complete for requests in
-    ``_arrived``. ``_ready`` requests have KV, with the number of cached blocks, and do not run yet.
-    Clients of ``_gone`` requests disconnected during the load. ``_unfinished`` requests load KV or
-    compute a prompt. ``_freed`` are requests whose blocks a step in flight still writes to, with
-    the number of steps to complete first.
+    - ``_loading``: requests that hold blocks and wait for their KV; in ``_arrived``, it is
+      complete.
+    - ``_ready``: requests that have their KV and do not run yet, with the number of their blocks in
+      the prefix cache.
+    - ``_gone``: requests whose clients disconnected during the load.
+    - ``_unfinished``: requests that load KV or compute their prompt.
+    - ``_freed``: requests whose blocks are freed later because a step in flight still writes to
+      them, with the number of steps that must complete first.
     """
 
     def __init__(self, config: VllmConfig, rules: VllmRules | None, *, tables: bool) -> None:
@@ -82,8 +86,7 @@ class VllmRemoteKvScheduler(VllmScheduler):
         return super()._consider(r, step)
 
     def _arrives(self, r: RequestState) -> bool:
-        """Return whether the load of ``r`` is complete, and if so make ``r`` ready for
-        admission."""
+        """Return whether the KV of ``r`` is complete; if so, make ``r`` ready for admission."""
         if r.id not in self._arrived:
             return False
         del self._loading[r.id]
@@ -98,10 +101,9 @@ class VllmRemoteKvScheduler(VllmScheduler):
     def _begin_load(
         self, r: RequestState, hits: CacheHits, tokens: int, step: ScheduleStep
     ) -> AdmissionStep:
-        """Allocate blocks for the first ``tokens`` tokens of ``r``, which it loads except for
-        ``hits``.
+        """Start to load the KV of the first ``tokens`` tokens of ``r``, except for ``hits``.
 
-        Returns "stops" if there are too few free blocks.
+        Allocates the blocks for it. Returns "stops" if too few blocks are free.
         """
         if not self._fits(r, hits, tokens) or not self._leaves_reserved(hits, tokens):
             step.skip_request("blocks")
@@ -121,7 +123,7 @@ class VllmRemoteKvScheduler(VllmScheduler):
         return "steps aside"
 
     def _leaves_reserved(self, hits: CacheHits, tokens: int) -> bool:
-        """Return whether a load leaves enough blocks for all requests that load KV or compute
+        """Return whether a load leaves enough blocks for all requests that load or compute
         prompts."""
         if not self.rules.reserves_for_prompts:
             return True
@@ -135,7 +137,6 @@ class VllmRemoteKvScheduler(VllmScheduler):
         return self.memory.missing(hits, tokens) + revived <= room
 
     def _table(self, r: RequestState) -> array[int]:
-        """Return the ids of the blocks of ``r``."""
         assert self.memory.tables is not None
         return self.memory.tables.tables.get(r.id, NO_BLOCKS)
 
@@ -193,8 +194,10 @@ class VllmRemoteKvScheduler(VllmScheduler):
         return batch
 
     def _first_held(self, step: ScheduleStep) -> Held:
-        """Return the first blocked request that does not wait for a load, else the head of the
-        queue."""
+        """Return the first waiting request that is blocked for another reason than a load.
+
+        If there is none, return the head of the queue.
+        """
         for r in self.waiting:
             if step.batch.aside.get(r.id) not in LOADING_REASONS:
                 full: WaitReason = "slot" if step.budget > 0 else "budget"

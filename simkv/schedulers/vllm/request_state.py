@@ -20,28 +20,29 @@ from simkv.schedulers.vllm.release_rules import VllmRules
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class RequestState(DecodingRequest):
-    """A request in the engine; all counts are in tokens.
+    """A request in vLLM's scheduler; all counts are in tokens unless stated otherwise.
 
-    ``length`` is prompt plus delivered tokens and never decreases; the request ends at
-    ``stop_length``. ``computed`` tokens have KV, or will have it after the steps in flight.
-    ``chunk``: after its last scheduling, some of its tokens had no KV.
+    ``length`` is the number of prompt and delivered tokens. It never decreases, and the request
+    ends at ``stop_length``. ``computed`` tokens have KV, including the tokens of steps in flight.
+    ``chunk``: the last step that scheduled the request did not compute all its known tokens.
 
-    In flight: ``placeholders`` are tokens to be delivered, ``in_flight`` tokens being computed,
-    ``stale`` those among them whose blocks were freed.
+    In flight: ``placeholders`` are output tokens to be delivered and ``in_flight`` tokens being
+    computed. ``stale`` is the number of tokens being computed whose blocks were already freed.
 
-    Prefix cache: ``keys`` identify the leading full blocks, as far as needed; the first
-    ``registered`` blocks of the table are in the cache.
+    Prefix cache: ``keys`` are the cache keys of its leading full blocks, as far as they were
+    needed. The first ``registered`` blocks of its block table are in the cache.
 
-    With layer groups (``window_memory.py``): ``gone`` is the number of blocks freed at the head of
-    each table. At ``junction`` (tokens) the longest hit of a single group ended.
+    With layer groups (``window_memory.py``): ``gone`` is the number of blocks freed at the start of
+    each block table. ``junction`` is the length of the longest prefix-cache hit of a single layer
+    group, if it is longer than the common hit of all groups; else 0.
 
     With drafts (``speculative_decoding.py``): ``drafts`` is the number of draft tokens for the next
-    step. The model rejects all of them if ``discards_drafts``. ``fresh``: the current step admits
-    the request. ``is_padded``: its first step is padded with slots for drafts.
+    step. If ``discards_drafts``, the model rejects all of them. ``fresh``: the current step admits
+    the request. ``is_padded``: its first step reserves slots for drafts.
 
-    ``order`` is its position in ``running``; ``joined`` is the decode group's step at which it
-    joined. ``deferred``: it was skipped for a reason that only other requests' steps can change,
-    and has not run since.
+    ``order`` is its position in the order of admission; ``joined`` is the step count of the decode
+    group when it joined. ``deferred``: a step skipped it for a reason that only steps of other
+    requests can change, and it has not run since.
     """
 
     def __init__(self, prompt: Prompt, stop_length: int, content: TokenContent | None) -> None:
@@ -62,9 +63,9 @@ class RequestState(DecodingRequest):
 class FcfsQueue:
     """Waiting requests in arrival order; a preempted request returns to the front.
 
-    Requests that are set aside leave the queue until ``restore_aside`` puts them back at the front.
-    Their order is retained, or reversed if ``turned``. If ``apart``, they form a separate queue
-    ahead of all other requests, including preempted ones.
+    A request that is set aside leaves the queue until ``restore_aside`` returns all such requests
+    to the front, in their old order or, with ``turned``, in reverse order. With ``apart``, they
+    form a separate queue ahead of all other requests, including preempted ones.
     """
 
     def __init__(self, *, turned: bool = False, apart: bool = False) -> None:
@@ -152,8 +153,8 @@ class PriorityQueue:
 class HeapQueue(PriorityQueue):
     """Waiting requests by (priority, arrival) in a heap, as in vLLM up to 0.11.
 
-    Two requests of equal priority and arrival cannot be compared. When the heap compares them, the
-    engine crashes with a TypeError; ``tied`` records this.
+    vLLM crashes with a TypeError when the heap compares two requests of equal priority and arrival.
+    ``tied`` is set when this happens.
     """
 
     def __init__(self) -> None:
@@ -181,7 +182,7 @@ class HeapQueue(PriorityQueue):
 
 
 def build_queue(policy: str, rules: VllmRules) -> FcfsQueue | PriorityQueue:
-    """Build the waiting queue of a policy with the rules of a release."""
+    """Build the waiting queue for the scheduling policy ``fcfs`` or ``priority``."""
     if policy == "fcfs":
         return FcfsQueue(turned=rules.reverses_skipped, apart=rules.queues_skipped_apart)
     return PriorityQueue() if rules.breaks_ties_by_id else HeapQueue()
