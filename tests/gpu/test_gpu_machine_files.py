@@ -43,7 +43,7 @@ def test_wheels_have_the_tested_versions():
 
 #: Packages of a machine with torch and triton; junitparser is only for `simkv test`.
 PRESENT = {"torch", "triton", "scipy", "pandas", "matplotlib", "rich", "typer", "numpy"}
-PRESENT |= {"jinja2", "markupsafe", "junitparser"}
+PRESENT |= {"jinja2", "markupsafe", "junitparser", "packaging"}
 
 
 def test_all_dependencies_are_present_or_carried():

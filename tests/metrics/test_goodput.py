@@ -39,9 +39,9 @@ def test_parse() -> None:
         ("tft:500", "did you mean 'ttft'"),
         ("itl:5", "expected NAME:MILLISECONDS"),
         ("ttft", "found nothing"),
-        ("ttft:-1", "from 0 on"),
-        ("ttft:nan", "from 0 on"),
-        ("ttft:inf", "from 0 on"),
+        ("ttft:-1", "expected non-negative milliseconds"),
+        ("ttft:nan", "expected non-negative milliseconds"),
+        ("ttft:inf", "expected non-negative milliseconds"),
         ("ttft:x", "found x"),
     ],
 )

@@ -123,7 +123,7 @@ def test_accepts_options_at_bounds() -> None:
         (["mistralrs-six", "--port", "99999"], "--port 99999"),
         (["mistralrs-six", "--port-per-replica"], "requires a fleet"),
         (["mistralrs-six", "--tokenizer", "none.json"], "no such file"),
-        (["nowhere.yaml"], "no such file"),
+        (["nowhere.yaml"], "neither a file nor a packaged scenario"),
         ([], "expected a scenario or --engine"),
         (["--engine", "vlm"], "did you mean 'vllm'?"),
     ],
@@ -173,5 +173,5 @@ def test_port_per_replica(tmp_path: Path) -> None:
         assert other.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).is_success
         other.close()
         said = served.end()
-    assert "came-0.csv: 2 requests" in said
-    assert "came-1.csv: 1 requests" in said
+    assert "2 requests written to came-0.csv" in said
+    assert "1 requests written to came-1.csv" in said

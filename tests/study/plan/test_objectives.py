@@ -83,8 +83,8 @@ def test_assumed_objectives() -> None:
     ("asked", "what"),
     [
         ([], "--slo: missing"),
-        (["starved<=0", "starved<=1"], "bounded twice"),
-        (["goodput>=1"], "needs limits"),
+        (["starved<=0", "starved<=1"], "has two bounds"),
+        (["goodput>=1"], "requires limits"),
     ],
 )
 def test_rejects_contradictory_objectives(asked: list[str], what: str) -> None:

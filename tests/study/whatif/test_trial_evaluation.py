@@ -73,7 +73,7 @@ def test_results_are_independent_of_workers(monkeypatch: pytest.MonkeyPatch) -> 
         assert beside.evaluate_all(cases) == alone.evaluate_all(cases)
         assert list(beside.stream(cases)) == [alone.evaluate(case) for case in cases]
         assert beside.runs == alone.runs == 5
-        with pytest.raises(InputError, match="not known"):
+        with pytest.raises(InputError, match="unknown profile"):
             beside.job(overload().model_copy(update={"profile": "none"}))
 
 
