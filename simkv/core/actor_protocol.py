@@ -1,7 +1,8 @@
 """Protocols for engines whose scheduler, worker and token processor are separate threads.
 
-The engine's package implements the three; ``sim/actor_pipeline.py`` runs them side by side. Tasks,
-parcels of tasks and work items are opaque objects of the engine.
+The engine's package implements the three protocols, and ``sim/actor_pipeline.py`` simulates the
+threads concurrently. Tasks, parcels (serialized lists of tasks) and work items are opaque objects
+of the engine.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ IsLastToken = Callable[[int, int], bool]
 
 
 class WorkerCrash(RuntimeError):
-    """A task that crashes the real worker."""
+    """Raised for a task on which the real worker thread crashes."""
 
 
 @dataclass(slots=True)
 class MessageEffects:
-    """Ids that received a token, were acknowledged or ended by a message, in slot order."""
+    """Request ids that received a token, were acknowledged or ended by a message, in slot order."""
 
     delivered: list[int] = field(default_factory=list)
     acked: list[int] = field(default_factory=list)
@@ -40,7 +41,7 @@ class MessageEffects:
 
 
 class ManagerThread(Protocol):
-    """The scheduler's thread: queues and slots."""
+    """The scheduler's thread, which owns the queues and the slots of running requests."""
 
     waiting: deque[Any]
     slots: list[Any]
@@ -52,23 +53,23 @@ class ManagerThread(Protocol):
         """Append a new request to ``waiting``."""
 
     def schedule(self) -> list[Any]:
-        """Make one decision; return the planned tasks."""
+        """Make one scheduling decision and return its tasks for the worker."""
 
     def held(self) -> Held | None:
-        """Return the head of ``waiting`` and why the last ``schedule`` call skipped it."""
+        """Return the head of ``waiting`` and why the last ``schedule`` call skipped it, or None."""
 
     def put(self, tasks: Iterable[Any]) -> Any:
         """Serialize the tasks of a decision into a parcel with ``tasks``."""
 
     def alive(self) -> list[Any]:
-        """Return the requests that have not ended."""
+        """Return the engine's objects for all requests that have not ended."""
 
     def fingerprint(self) -> Hashable:
-        """Return all state that determines future calls."""
+        """Return a hashable value of the whole state that determines future calls."""
 
 
 class WorkerThread(Protocol):
-    """The worker's thread: slots, each with a request."""
+    """The worker's thread, which runs the model on slots with one request each."""
 
     slots: dict[int, Any]
 
@@ -76,27 +77,27 @@ class WorkerThread(Protocol):
         """Execute the tasks of one parcel. Raises WorkerCrash."""
 
     def work(self) -> list[Any]:
-        """Return the work of the next step."""
+        """Return the engine's work items that the next step will run."""
 
     def stalled(self) -> list[int]:
-        """Return the ids of requests without a block for their next token."""
+        """Return the ids of the running requests that lack a KV block for their next token."""
 
     def step(self, ends: IsLastToken) -> Message | None:
-        """Run one step; return None if there was nothing to run."""
+        """Run one step and return its message with the new tokens; None if there was no work."""
 
     def fingerprint(self) -> Hashable:
-        """Return all state that determines future steps."""
+        """Return a hashable value of the whole state that determines future steps."""
 
 
 class ProcessorThread(Protocol):
-    """The token processor's thread."""
+    """The token processor's thread, which turns the worker's messages into tokens for clients."""
 
     def receive(self, message: Message) -> MessageEffects:
-        """Deliver one message."""
+        """Process one message of the worker and return which requests it affects."""
 
 
 class Threads(ABC):
-    """A scheduler whose three threads can run side by side."""
+    """A scheduler whose three threads can be simulated concurrently."""
 
     manager: ManagerThread
     worker: WorkerThread
@@ -104,8 +105,10 @@ class Threads(ABC):
 
     @abstractmethod
     def aside(self) -> dict[int, WaitReason]:
-        """Return the requests without a block for their next token or chunk, and the reasons."""
+        """Return the ids of requests that lack a block for their next token or chunk, with the
+        reasons.
+        """
 
     @abstractmethod
     def batch_of(self, work: list[Any], prefills: int, preempted: list[int]) -> Batch:
-        """Return the worker's work of a step as a batch, with its ``prefills`` first."""
+        """Convert the worker's work items of a step to a batch, with its ``prefills`` first."""

@@ -19,7 +19,7 @@ from simkv.core.errors import InputError
 
 @contextmanager
 def translate_disk_errors(path: object, what: str) -> Iterator[None]:
-    """Turn an OSError into InputError: ``PATH: cannot be WHAT: no space left on device``.
+    """Turn an OSError into an InputError such as ``PATH: cannot be WHAT: no space left on device``.
 
     ``what`` is "read" or "written".
     """
@@ -32,10 +32,11 @@ def translate_disk_errors(path: object, what: str) -> Iterator[None]:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a new file beside ``path`` that replaces ``path`` on success.
+    """Yield the path of a temporary file that replaces ``path`` if the block succeeds.
 
-    Its name ends with the name of ``path``. A pipe or device is written to directly. Raises
-    InputError if the file cannot be written.
+    The temporary file is in the same directory, and its name ends with the name of ``path``. If
+    ``path`` is a pipe or a device, it is written to directly. Raises InputError if the file cannot
+    be written.
     """
     with translate_disk_errors(path, "written"):
         if path.exists() and not path.is_file():
@@ -50,7 +51,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text to a file atomically, with the same bytes on every platform."""
+    """Write text to a file atomically as UTF-8, with the same bytes on every platform."""
     write_bytes(path, text.encode())
 
 
@@ -68,10 +69,11 @@ def make_folder(folder: Path) -> None:
 
 @contextmanager
 def atomic_folder(folder: Path, own: Sequence[str] = ("*",)) -> Iterator[Path]:
-    """Yield a new directory that replaces ``folder`` on success.
+    """Yield a new directory that replaces ``folder`` if the block succeeds.
 
-    Files in ``folder`` that match none of the patterns ``own`` are kept: notes, traces, named
-    reports. Raises InputError if the directory cannot be written.
+    ``own`` are glob patterns of the files that simkv writes. Files in ``folder`` that match none of
+    them, such as notes or traces of the user, are copied to the new directory. Raises InputError if
+    the directory cannot be written.
     """
     make_folder(folder.parent)
     with (
@@ -86,7 +88,6 @@ def atomic_folder(folder: Path, own: Sequence[str] = ("*",)) -> Iterator[Path]:
 
 
 def _keep(folder: Path, new: Path, own: Sequence[str]) -> None:
-    """Copy the entries of ``folder`` that match no pattern of ``own`` to ``new``."""
     for path in folder.iterdir() if folder.exists() else ():
         target = new / path.name
         if target.exists() or any(path.match(name) for name in own):
@@ -110,9 +111,9 @@ def _replace(folder: Path, new: Path, old: Path) -> None:
 
 
 def check_file(option: str, file: Path) -> None:
-    """Raise InputError if ``file`` cannot be written.
+    """Raise InputError, which names ``option``, if ``file`` cannot be written.
 
-    It must not be a directory, and its directory must exist and be writable.
+    ``file`` must not be a directory, and its parent directory must exist and be writable.
     """
     what = ""
     with translate_disk_errors(f"{option} {file}", "written"):
@@ -127,7 +128,10 @@ def check_file(option: str, file: Path) -> None:
 
 
 def check_new_file(option: str, file: Path, source: Path, overwrite: bool) -> None:
-    """Raise InputError if ``file`` cannot be written, is the ``source``, or already exists."""
+    """Raise InputError if ``file`` cannot be written, is the ``source``, or already exists.
+
+    An existing file is accepted if ``overwrite`` is True.
+    """
     check_file(option, file)
     if file.exists() and file.resolve() == source.resolve():
         raise InputError(f"{option} {file}: is the input file; choose another output file")
@@ -138,10 +142,10 @@ def check_new_file(option: str, file: Path, source: Path, overwrite: bool) -> No
 def check_folder(
     option: str, folder: Path, what: str = "", is_own: Callable[[Path], bool] | None = None
 ) -> None:
-    """Raise InputError if ``folder`` cannot be created or written, or holds other files.
+    """Raise InputError if ``folder`` cannot be created or written, or contains unrelated files.
 
-    ``is_own`` returns whether a directory that is not empty holds an earlier ``what`` of simkv;
-    without it any content is accepted.
+    ``is_own`` returns whether a directory that is not empty contains an earlier ``what`` (such as a
+    report) of simkv. Without ``is_own``, any content is accepted.
     """
     with translate_disk_errors(f"{option} {folder}", "written"):
         found = _find_conflict(folder, what, is_own)
@@ -151,7 +155,6 @@ def check_folder(
 
 
 def _find_conflict(folder: Path, what: str, is_own: Callable[[Path], bool] | None) -> str:
-    """Return why ``folder`` cannot be written, or an empty string."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     name = "" if existing is folder else f"{existing} "
     if not existing.is_dir():

@@ -1,5 +1,5 @@
 # mypyc: compile
-"""Identity of token contents, which makes prefix caching exact instead of an assumed hit rate."""
+"""Keys of token contents, so that prefix caching compares tokens instead of assuming a hit rate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simkv.core.request import Prompt, Segment
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class TokenContent:
-    """The tokens of one request by identity: its prompt, followed by its output."""
+    """The sequence of tokens of one request: its prompt, followed by its output."""
 
     def __init__(self, prompt: Prompt) -> None:
         segments = prompt.segments or (Segment(f"u{prompt.id}", 0, prompt.prompt_tokens),)
@@ -55,7 +55,7 @@ class TokenContent:
 
 
 def _merged(segments: Iterable[Segment]) -> list[Segment]:
-    """Return the same tokens in the smallest number of segments."""
+    """Join adjacent segments of the same stream, so that their number is the smallest."""
     merged: list[Segment] = []
     for segment in segments:
         before = merged[-1] if merged else None
@@ -72,15 +72,15 @@ KEYS_PER_RUN = 32
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class BlockKeys:
-    """Keys of full blocks, which identify their own tokens and all tokens before them.
+    """Assigns keys to full blocks; a key identifies the block's tokens and all tokens before them.
 
     The key of block ``i`` depends on the key of block ``i - 1`` and on the block's tokens, like the
     chained hashes of real engines. Keys are numbers instead of hashes, so that different contents
-    never collide. Only the first block of a run is looked up by its content; the keys of the other
-    blocks of the same stream are consecutive numbers.
+    never have the same key. Only the first block of a run (consecutive blocks of one token stream)
+    is looked up by its content; the keys of the other blocks are consecutive numbers.
 
     With ``ahead``, the key of a block also covers the next ``ahead`` tokens and exists only when
-    these are known.
+    these tokens are known.
     """
 
     ROOT = 0
@@ -93,7 +93,9 @@ class BlockKeys:
         self._heads: list[tuple[str, int] | None] = [None]
 
     def extend(self, keys: list[int] | array[int], content: TokenContent, tokens: int) -> None:
-        """Extend ``keys`` to name every full block of the first ``tokens`` tokens."""
+        """Append the missing keys, so that ``keys`` covers every full block of the first ``tokens``
+        tokens.
+        """
         size = self.block_size
         position, end = len(keys) * size, tokens // size * size
         if self.ahead:
@@ -124,7 +126,7 @@ class BlockKeys:
         return self._run((stream, start), parent, stream, start)
 
     def _run(self, head: tuple[str, int] | None, *name: object) -> int:
-        """Return the first key of the run with that name, which begins with ``head``."""
+        """Return the first key of the run of blocks with this name, which starts with ``head``."""
         run = self._runs.get(name)
         if run is None:
             run = self._runs[name] = len(self._heads)

@@ -61,7 +61,9 @@ class BlockPool:
         return len(self.tables.get(owner, ()))
 
     def holdings(self) -> dict[int, int]:
-        """Return the number of blocks by owner; a shared block counts for each owner."""
+        """Return a mapping from owner to its number of blocks; a shared block counts for each
+        owner.
+        """
         return {owner: len(table) for owner, table in self.tables.items()}
 
     def is_free(self, block: int) -> bool:
@@ -73,10 +75,10 @@ class BlockPool:
         return len(blocks) - int(np.count_nonzero(ints_view(self._references)[ints_view(blocks)]))
 
     def take(self, owner: int, count: int) -> array[int]:
-        """Append ``count`` blocks from the front of the free queue to the table of ``owner``.
+        """Append ``count`` blocks from the front of the free queue to the block table of ``owner``.
 
-        An allocated block loses its key. Raises RuntimeError if fewer are free; callers check
-        first.
+        An allocated block loses its key. Raises RuntimeError if fewer than ``count`` blocks are
+        free; callers check this first.
         """
         if count > self._free.length:
             raise RuntimeError(f"{count} blocks requested, {self._free.length} free")
@@ -100,30 +102,37 @@ class BlockPool:
         return blocks
 
     def share(self, owner: int, blocks: Sequence[int]) -> None:
-        """Append cached ``blocks`` to the table of ``owner``; increment their reference counts."""
+        """Append cached ``blocks`` to the block table of ``owner`` and increment their reference
+        counts.
+        """
         shared, references = np.array(blocks, dtype=np.intc), ints_view(self._references)
         self._free.remove(shared[references[shared] == 0])
         references[shared] += 1
         self.tables.setdefault(owner, array("i")).extend(_column(shared))
 
     def release(self, owner: int, *, keyless_first: bool = False) -> None:
-        """Drop the table of ``owner``, last block first; unreferenced blocks become free.
+        """Drop the block table of ``owner``, last block first; blocks without references become
+        free.
 
-        Freed blocks go to the back of the free queue. With ``keyless_first``, blocks without a key
-        go to its front instead, the first one visited at the very front (vLLM 0.33). Does nothing
-        if ``owner`` has no table.
+        Freed blocks go to the back of the free queue. With ``keyless_first``, freed blocks without
+        a key go to the front instead, each in front of the next (vLLM 0.33). Has no effect if
+        ``owner`` has no table.
         """
         if table := self.tables.pop(owner, None):
             self._unreference(ints_view(table)[::-1], keyless_first=keyless_first)
 
     def release_head(self, owner: int, count: int, *, keyless_first: bool = False) -> None:
-        """Drop the first ``count`` blocks of a table, last first, with the rules of ``release``."""
+        """Drop the first ``count`` blocks of the owner's table, last one first, as ``release``
+        does.
+        """
         head = np.array(self.tables[owner][:count], dtype=np.intc)
         del self.tables[owner][:count]
         self._unreference(head[::-1], keyless_first=keyless_first)
 
     def release_at(self, owner: int, places: Sequence[int], *, keyless_first: bool = False) -> None:
-        """Drop the blocks at these indices of a table, in this order, as in ``release``."""
+        """Drop the blocks at the indices ``places`` of the owner's table, in this order, as
+        ``release`` does.
+        """
         table = self.tables[owner]
         blocks = np.array([table[place] for place in places], dtype=np.intc)
         for place in sorted(places, reverse=True):
@@ -131,12 +140,14 @@ class BlockPool:
         self._unreference(blocks, keyless_first=keyless_first)
 
     def to_end(self, owner: int, place: int) -> None:
-        """Move the block at this index of a table to its end."""
+        """Move the block at index ``place`` of the owner's table to the end of the table."""
         table = self.tables[owner]
         table.append(table.pop(place))
 
     def abandon(self, owner: int) -> None:
-        """Drop the table of ``owner`` but leak its blocks, as a buggy engine does."""
+        """Drop the block table of ``owner`` but never free its blocks, to reproduce leaks of real
+        engines.
+        """
         self.tables.pop(owner, None)
 
     def register(self, block: int, key: int) -> None:
@@ -170,9 +181,9 @@ class BlockPool:
             self.register(block, key)
 
     def lookup(self, keys: Sequence[int]) -> array[int]:
-        """Return the blocks of the longest cached prefix of ``keys``.
+        """Return the numbers of the blocks that hold the longest cached prefix of ``keys``.
 
-        If several blocks have the same key, the one registered first is returned.
+        If several blocks have the same key, the block that was registered first is returned.
         """
         if not keys or keys[0] >= len(self._block_of) or not self._block_of[keys[0]]:
             return array("i")
@@ -181,17 +192,19 @@ class BlockPool:
         return _column(found[: misses[0]] if len(misses) else found)
 
     def find(self, keys: Sequence[int]) -> array[int]:
-        """Return the block of each key, chosen as in ``lookup``; 0 for keys that are not cached."""
+        """Return the block number for each key, chosen as in ``lookup``; 0 for a key that is not
+        cached.
+        """
         return _column(self._found(keys)) if keys else array("i")
 
     def free_order(self) -> tuple[int, ...]:
-        """Return the free blocks in the order in which they will be taken."""
+        """Return the numbers of the free blocks in the order in which they will be allocated."""
         return tuple(self._free)
 
     def fingerprint(self) -> Hashable:
-        """Return the state that determines future allocations.
+        """Return a hashable value of the state that determines future allocations.
 
-        This is the free count, or the whole state if blocks are cached.
+        This is the number of free blocks if no block is cached, otherwise the whole state.
         """
         if not self.cached:
             return self._free.length
@@ -234,7 +247,7 @@ class BlockPool:
         return blocks
 
     def _extend_keys(self, key: int) -> None:
-        """Extend the column of keys to include ``key``."""
+        """Make the array of blocks by key long enough to contain ``key``."""
         if key >= len(self._block_of):
             longer = max(key + 1, 2 * len(self._block_of))
             self._block_of.frombytes(bytes(4 * (longer - len(self._block_of))))
@@ -245,7 +258,6 @@ class BlockPool:
             self._forget_one(block, key)
 
     def _forget(self, blocks: Ints) -> None:
-        """Remove the keys of these blocks."""
         of_block, of_key = np.frombuffer(self._key_of, dtype=np.int64), ints_view(self._block_of)
         keys = of_block[blocks]
         if self._several and (of_key[keys] < 0).any():
@@ -256,7 +268,7 @@ class BlockPool:
             of_block[blocks] = 0
 
     def _forget_one(self, block: int, key: int) -> None:
-        """Remove ``key`` from ``block``, which may be one of several blocks with that key."""
+        """Remove ``key`` from ``block``; other blocks with the same key stay registered."""
         self._key_of[block] = 0
         if key not in self._several:
             self._block_of[key] = 0
@@ -271,9 +283,10 @@ class BlockPool:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class UnnumberedPool(BlockPool):
-    """A pool that counts blocks per owner without numbering them, and therefore caches nothing.
+    """A pool that counts blocks per owner but does not number them, and therefore has no prefix
+    cache.
 
-    It makes the same decisions as ``BlockPool`` without registered blocks, but faster.
+    It makes the same decisions as a ``BlockPool`` without registered blocks, but is faster.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -292,7 +305,7 @@ class UnnumberedPool(BlockPool):
         return dict(self._held)
 
     def take(self, owner: int, count: int) -> array[int]:
-        """Allocate ``count`` blocks, without numbers. Raises RuntimeError if fewer are free."""
+        """Allocate ``count`` blocks to ``owner``. Raises RuntimeError if fewer are free."""
         if count > self._left:
             raise RuntimeError(f"{count} blocks requested, {self._left} free")
         self._left -= count
@@ -309,7 +322,7 @@ class UnnumberedPool(BlockPool):
         return self._left
 
     def check(self) -> None:
-        """Assert the invariant of this pool: free + held = total."""
+        """Assert the invariant of this pool: free plus held blocks equal the total."""
         assert self._left >= 0
         assert self._left + sum(self._held.values()) == self.num_blocks
 
@@ -322,8 +335,9 @@ def _column(blocks: Ints) -> array[int]:
 class BlockCounter:
     """A pool that only counts free blocks.
 
-    It makes the same decisions as ``BlockPool``, but faster, if no code reads block tables or uses
-    a prefix cache and each owner knows its own number of blocks.
+    It makes the same decisions as ``BlockPool``, but is faster. It can be used if no code reads
+    block tables or uses a prefix cache, and if the caller stores the number of blocks of each
+    owner.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -343,7 +357,7 @@ class BlockCounter:
         self.free += count
 
     def fingerprint(self) -> Hashable:
-        """Return the state that determines future allocations."""
+        """Return a hashable value of the state that determines future allocations."""
         return self.free
 
     def check(self) -> None:

@@ -1,7 +1,7 @@
-"""Python processes that import no modules from the current directory.
+"""Start Python processes that import no modules from the current directory.
 
 A child process of ``multiprocessing`` starts as ``python -c``, which puts the current directory
-first on its module path: a file ``pickle.py`` in a downloaded directory would run in it.
+first on its module path. It would therefore run a file ``pickle.py`` in a downloaded directory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ _VARIABLE = "PYTHONSAFEPATH"
 
 @contextmanager
 def safe_module_path() -> Iterator[None]:
-    """Exclude the current directory from the module path of new Python processes."""
+    """While the block runs, start Python processes without the current directory on their module
+    path.
+    """
     before = os.environ.get(_VARIABLE)
     os.environ[_VARIABLE] = "1"
     try:

@@ -1,4 +1,4 @@
-"""CSV tables."""
+"""Write tables as CSV files."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 def write_rows(
     file: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None
 ) -> None:
-    """Write rows with the same ``columns`` (default: the keys of the first row).
+    """Write ``rows`` as CSV with the given ``columns`` (default: the keys of the first row).
 
-    If any number of a column is a float, all its numbers are written as floats; None is an empty
-    cell.
+    If any number of a column is a float, all numbers of the column are written as floats. None is
+    written as an empty cell.
     """
     names = list(columns if columns is not None else rows[0] if rows else ())
     values = [_alike([row[name] for row in rows]) for name in names]

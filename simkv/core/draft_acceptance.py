@@ -1,4 +1,4 @@
-"""Acceptance of draft tokens by the model; hidden from schedulers, like output lengths."""
+"""Number of draft tokens that the model accepts; hidden from schedulers, like output lengths."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ SAMPLES_PER_CHUNK = 32
 
 @dataclass(frozen=True, slots=True)
 class DraftAcceptance:
-    """Number of accepted draft tokens of a request, sampled for each output position.
+    """Samples the number of accepted draft tokens of a request for each output position.
 
-    A float in ``rates`` is the probability that a draft is accepted if the drafts before it were. A
-    tuple has the share of accepted drafts for each draft position, in non-increasing order; drafts
-    past its end are never accepted. The result depends only on ``seed`` and the output position,
-    not on the order of calls.
+    If ``rates`` is a float, it is the probability that a draft is accepted given that all drafts
+    before it were accepted. If it is a tuple, it contains the fraction of accepted drafts for each
+    draft position, in non-increasing order; drafts past its end are never accepted. The result
+    depends only on ``seed`` and the output position, not on the order of calls.
     """
 
     rates: float | tuple[float, ...]
     seed: int
 
     def accepted(self, place: int, drafts: int) -> int:
-        """Return how many of ``drafts`` draft tokens after output token ``place`` are accepted."""
+        """Return the number of accepted drafts, out of ``drafts``, after output token ``place``."""
         luck, count = _lucks(self.seed, place // SAMPLES_PER_CHUNK)[place % SAMPLES_PER_CHUNK], 0
         for chance in _chances(self.rates, drafts):
             if luck >= chance:
@@ -35,7 +35,7 @@ class DraftAcceptance:
 
 @lru_cache(maxsize=2048)  # one entry per active request, each in one part of its output
 def _lucks(seed: int, part: int) -> list[float]:
-    """Return the random samples for the positions in one part of the output."""
+    """Return the uniform random samples for one block of consecutive output positions."""
     dice = Random((seed << 32) + part)
     return [dice.random() for _ in range(SAMPLES_PER_CHUNK)]
 

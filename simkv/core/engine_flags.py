@@ -1,12 +1,12 @@
-"""The source of each engine setting: a flag, an environment variable or other, as an annotation.
+"""Annotations that name the source of an engine setting, such as a flag or environment variable.
 
 class VllmConfig:
    block_size: Annotated[int, Gt(0), Flag("--block-size")] = 16
 
 flags(VllmConfig)["block_size"]  # "--block-size"
 
-Suggested fixes, versions and log readers depend on these; the text under a field is documentation
-only.
+Suggested fixes, version checks and log readers depend on these annotations. The text under a field
+is documentation only.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any, cast, get_type_hints
 
 @dataclass(frozen=True)
 class KnobSource:
-    """The source of a setting that no option sets: a constant, a file or a pull request.
+    """Source of a setting that has no command-line option: a constant, a file or a pull request.
 
-    ``note`` is for the reader, such as the option's unit or its default.
+    ``note`` is additional information for readers, such as the unit or the default of the option.
     """
 
     name: str
@@ -46,8 +46,8 @@ class Flag(KnobSource):
     def to_argument(self, field: str, value: Any, *, negatable: bool) -> str:
         """Return the command-line argument that sets ``field`` to ``value``.
 
-        ``negatable``: the server turns a switch off with ``--no-SWITCH``. A setting without such an
-        argument is named in words.
+        With ``negatable``, the server disables a boolean option with ``--no-OPTION``. If no
+        argument can express the value, the result is a description in words.
         """
         removed = f"without {self.name}"
         if value is True:
@@ -69,11 +69,11 @@ class Flag(KnobSource):
 
 @dataclass(frozen=True)
 class Env(KnobSource):
-    """The environment variable of the engine's server for a setting."""
+    """The environment variable of the engine's server that sets a field."""
 
 
 def sources(config: type[object]) -> dict[str, KnobSource]:
-    """Return the declared source of each setting of a config class, by field, in order."""
+    """Return a mapping from field name to the declared source, in field order."""
     return _sources(cast(Hashable, config))
 
 
@@ -89,5 +89,5 @@ def _sources(config: Any) -> dict[str, KnobSource]:
 
 
 def flags(config: type[object]) -> dict[str, str]:
-    """Return the command-line option of each setting that has one, by field."""
+    """Return a mapping from field name to command-line option, for the fields that have one."""
     return {name: one.name for name, one in sources(config).items() if isinstance(one, Flag)}

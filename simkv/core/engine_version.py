@@ -1,4 +1,4 @@
-"""Versions in the names of releases and variants, in release order."""
+"""Parse and compare the versions in the names of releases and variants."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ def find_version(name: str) -> Version | None:
 
 @lru_cache(maxsize=4096)
 def is_since(name: str, release: str) -> bool:
-    """Return whether a version is ``release`` or a later one.
+    """Return whether the version in ``name`` is ``release`` or a later one.
 
-    Pre-releases and development versions count as their release, since they mostly contain its
-    changes.
+    Pre-releases and development versions count as the release that they precede, because they
+    mostly contain its changes.
     """
     found = parse_version(name)
     return Version(found.base_version) >= parse_version(release)
 
 
 def plain_release(name: str) -> str | None:
-    """Return the release in a name without ``v``, post release and local version, or None.
+    """Return the release in ``name`` without ``v``, post-release and local version, or None.
 
-    ``v0.11.0``, ``0.11.0.post1`` and ``0.11.0+cu128`` are 0.11.0. The result is None for names of
-    variants and for pre-releases, which have only some changes of their release.
+    For example, ``v0.11.0``, ``0.11.0.post1`` and ``0.11.0+cu128`` are release 0.11.0. The result
+    is None for variants and pre-releases, which contain only some changes of their release.
     """
     try:
         version = Version(name)
@@ -62,16 +62,18 @@ def plain_release(name: str) -> str | None:
 def release_of_variant(name: str) -> str:
     """Return the release in the name of a variant, without prefix and suffix.
 
-    The result is 0.33.0 for ``0.33.0-skip-blocked`` and for ``v0.33.0``.
+    For example, ``0.33.0-skip-blocked`` and ``v0.33.0`` are variants of 0.33.0.
     """
     return plain_release(name) or name.partition("-")[0]
 
 
 def count_releases(older: str, newer: str, part: int) -> int:
-    """Return the number of regular releases from one version to another; 0 if one is unknown.
+    """Return the number of regular releases from ``older`` to ``newer``; 0 if either has no
+    version.
 
-    Regular releases increase ``part`` of the version: 1 is the minor and 2 the patch number. A
-    change of an earlier part counts as ``MANY`` releases.
+    Regular releases increment component ``part`` of the version: 1 is the minor and 2 the patch
+    number. If an earlier component differs, the result is ``MANY``, or ``-MANY`` if ``newer`` is
+    older.
     """
     first, last = find_version(older), find_version(newer)
     if first is None or last is None:
@@ -83,7 +85,7 @@ def count_releases(older: str, newer: str, part: int) -> int:
 
 
 def nearest_release(name: str, releases: Iterable[str]) -> str:
-    """Return the release nearest to a version; of two equally near releases, the older."""
+    """Return the entry of ``releases`` nearest to the version ``name``; in a tie, the older one."""
     wanted = parse_version(name)
     known = sorted(releases, key=parse_version)
     older = [release for release in known if parse_version(release) <= wanted]
@@ -98,5 +100,4 @@ def _numbers(version: Version) -> tuple[int, int, int]:
 
 
 def _distance(one: Version, other: Version) -> tuple[int, ...]:
-    """Return the distance of two versions, number by number."""
     return tuple(abs(a - b) for a, b in zip(_numbers(one), _numbers(other), strict=True))

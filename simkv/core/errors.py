@@ -14,8 +14,8 @@ class InputError(Exception):
 def spelling_hint(name: str, known: Iterable[str]) -> str:
     """Return `` (did you mean 'x'?)`` for the known name closest to ``name``, or an empty string.
 
-    A name is close if at least three quarters of its letters match in order, if it has the same
-    letters in another order, or if it starts with ``name`` (3 letters or more).
+    A known name is close if at least three quarters of the letters match in order, if it has the
+    same letters in another order, or if it starts with ``name`` (at least three letters).
     """
     names = [one for one in known if one != name]
     match = get_close_matches(name, names, n=1, cutoff=0.75)
@@ -50,7 +50,7 @@ _PLAIN = [
 
 
 def simplify_pydantic_message(message: str) -> str:
-    """Return a pydantic message in plain words, without pydantic's own terms."""
+    """Reword a pydantic validation message without pydantic's own terms."""
     for pattern, words in _PLAIN:
         found = re.fullmatch(pattern, message, re.IGNORECASE | re.DOTALL)
         if found:

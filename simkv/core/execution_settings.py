@@ -13,12 +13,18 @@ class ExecutionSettings:
     """The settings of an engine that a cost model reads, under engine-independent names.
 
     ``release`` is the version whose rules are used (``0.19.0``). ``max_num_batched_tokens`` is the
-    limit on tokens per step, ``max_num_seqs`` on sequences. ``graph_sizes`` are the batch sizes
-    with captured CUDA graphs. ``graph_mode`` is the steps that use them: all (``full``: over the
-    whole model; ``piecewise``: between attention layers; ``full and piecewise``: full for decodes,
-    piecewise for other steps), decodes only (``full decode only``), or none (``eager``).
-    ``asynchronous``: a step is scheduled while the previous one runs. ``block_size`` is in tokens.
-    ``memory_share`` is the share of GPU memory that the engine may use (None: unknown).
+    maximum number of tokens per step and ``max_num_seqs`` the maximum number of running sequences.
+    ``graph_sizes`` are the batch sizes with captured CUDA graphs.
+
+    ``graph_mode`` states which steps use CUDA graphs. With ``full``, ``piecewise`` and ``full and
+    piecewise``, all steps do: a full graph covers the whole model, and piecewise graphs cover the
+    layers between attention layers. ``full and piecewise`` uses full graphs for decode steps and
+    piecewise graphs for other steps. With ``full decode only``, only decode steps use graphs, and
+    with ``eager`` none does.
+
+    With ``asynchronous``, the engine schedules a step while the previous one runs. ``block_size``
+    is in tokens. ``memory_share`` is the fraction of GPU memory that the engine may use, or None if
+    it is unknown.
     """
 
     engine: str

@@ -20,7 +20,7 @@ from functools import cache
 
 
 def read_field_docs(one: type[object]) -> dict[str, str]:
-    """Return the text under each field of a class, by field; base classes come first."""
+    """Return a mapping from field name to the text under the field; base classes come first."""
     found: dict[str, str] = {}
     for base in reversed(one.__mro__):
         if base.__module__.startswith("simkv."):
@@ -30,7 +30,7 @@ def read_field_docs(one: type[object]) -> dict[str, str]:
 
 @cache
 def _classes(module: str) -> dict[str, dict[str, str]]:
-    """Return the texts under the fields of all classes of a module; empty without its source."""
+    """Return, for each class of a module, its field texts; empty if the source is unavailable."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except OSError:

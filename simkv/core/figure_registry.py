@@ -1,10 +1,10 @@
-"""The registry of figures in ``summary.json``: their names, units and labels.
+"""The registry of metrics in ``summary.json``: names, units and labels.
 
 METRICS["ttft_ms.p99"].heading      # 'P99 TTFT (ms)'
 METRICS["ttft_ms.p99"].format(420.0)  # '0.42 s'
 figure(summary, "ttft_ms.p99")      # None if no request finished
 
-A name means the same figure wherever it is shown or compared.
+A name means the same metric wherever it is shown or compared.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ OVER_ALL_TITLE = "Latency of All Requests"
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure: its name in ``summary.json``, its label and its unit.
+    """A metric: its name in ``summary.json``, its label and its unit.
 
-    The unit of a count is "". ``more_is_better`` is False also for figures that are neither good
+    The unit of a count is "". ``more_is_better`` is False also for metrics that are neither good
     nor bad. ``description`` adds facts that the label does not state.
     """
 
@@ -45,25 +45,27 @@ class Metric:
 
     @property
     def heading(self) -> str:
-        """Title of a column or line: ``Mean TTFT (ms)``."""
+        """Heading of a table column or output line, such as ``Mean TTFT (ms)``."""
         return _heading(self.label, self.unit)
 
     @property
     def heading_in_seconds(self) -> str:
-        """Title for values in seconds, if the figure is a time: ``Mean TTFT (s)``."""
+        """Heading for values in seconds, such as ``Mean TTFT (s)``; if the metric is not a time,
+        ``heading``.
+        """
         return _heading(self.label, "s" if self.per_second else self.unit)
 
     @property
     def per_second(self) -> float | None:
-        """Number of its units per second; None if the figure is not a time."""
+        """Number of the unit per second (1,000 for ms); None if the metric is not a time."""
         return {"s": 1.0, "ms": 1000.0}.get(self.unit)
 
     def to_seconds(self, value: float) -> float:
-        """Return the value, in seconds if the figure is a time."""
+        """Convert ``value`` to seconds if the metric is a time; return it unchanged otherwise."""
         return value if self.unit != "ms" else value / 1000.0
 
     def format(self, value: float) -> str:
-        """Return the value as text: ``0.42 s``, ``16 ms``, ``1,234 tok/s``, ``12``."""
+        """Format a value with its unit: ``0.42 s``, ``16 ms``, ``1,234 tok/s``, ``12``."""
         if self.per_second:
             return format_seconds(self.to_seconds(value))
         return f"{format_number(value)} {self.unit}".rstrip()
@@ -74,7 +76,9 @@ def _heading(label: str, unit: str) -> str:
 
 
 def _over_all(group: str, event: str) -> tuple[Metric, ...]:
-    """Return the figures of a latency over all requests; those without ``event`` are censored."""
+    """Return the metrics of a latency over all requests; for requests without ``event``, the
+    latency is censored.
+    """
     short, key = LATENCIES[group][0], OVER_ALL[group]
     population = (
         f"all requests that were sent and not rejected; a request without {event} counts with its "
@@ -178,9 +182,9 @@ _OF_FINISHED = ("fastest_e2e_s", "slowest_e2e_s")
 
 
 def figure(figures: Mapping[str, Any], name: str) -> Any:
-    """Return the figure of a summary with a dotted name such as ``e2e_ms.mean``.
+    """Return the metric of a summary with a dotted name such as ``e2e_ms.mean``.
 
-    Return None for a latency without a sample. ``summary.json`` reports it as 0, as
+    Return None for a latency without a sample. ``summary.json`` reports such a latency as 0, as
     ``vllm bench serve`` does, but 0 would rank as the best value.
     """
     group, _, statistic = name.partition(".")
@@ -201,7 +205,7 @@ def is_lower_bound(figures: Mapping[str, Any], name: str) -> bool:
 
 
 def heading(name: str) -> str:
-    """Return the title of a figure in a table or plot; for a derived figure, its name."""
+    """Return the heading of a metric in a table or plot; for a derived metric, its name."""
     metric = next(
         (
             m
@@ -214,14 +218,16 @@ def heading(name: str) -> str:
 
 
 def format_seconds(value: float) -> str:
-    """Return ``0.42 s``, ``12.3 s``, ``1,234 s``; below 0.1 s in milliseconds."""
+    """Format a duration given in seconds: ``0.42 s``, ``12.3 s``, ``1,234 s``; below 0.1 s in
+    milliseconds.
+    """
     if 0.0 < abs(value) < 0.1:
         return f"{1000.0 * value:.3g} ms"
     return f"{format_number(value)} s"
 
 
 def format_number(value: float) -> str:
-    """Return a number with three significant digits, or all digits before the decimal point."""
+    """Format a number with three significant digits, or all digits before the decimal point."""
     if isinstance(value, int) or value == int(value):
         return f"{int(value):,}"
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2

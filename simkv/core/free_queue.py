@@ -14,15 +14,17 @@ Ints = npt.NDArray[np.intc]
 
 
 def ints_view(column: array[int]) -> Ints:
-    """Return a view of a column of ints (``array("i")``); the column must not grow while in use."""
+    """Return a numpy view of an array of ints (``array("i")``), which must not grow while the view
+    is in use.
+    """
     return np.frombuffer(column, dtype=np.intc)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class FreeQueue:
-    """A queue of blocks from 1 to ``size``; initially all of them, in order.
+    """A queue of the block numbers from 1 to ``size``; initially all of them, in order.
 
-    The queue is a section, from ``_head`` to ``_tail``, of an array with three times ``size``
+    The queue is the section from ``_head`` to ``_tail`` of an array with three times ``size``
     entries. ``_place[b]`` is the index of block ``b`` in the array, or -1 if it is not in the
     queue. An entry at any other index is stale and is skipped.
     """
@@ -94,7 +96,6 @@ class FreeQueue:
         self.length -= len(blocks)
 
     def _present(self) -> Ints:
-        """Return a copy of the blocks in the queue, in order."""
         part = ints_view(self._line)[self._head : self._tail]
         present: Ints = part[ints_view(self._place)[part] == np.arange(self._head, self._tail)]
         return present

@@ -1,4 +1,4 @@
-"""Quantiles of values with multiplicities."""
+"""Quantiles of sorted values that occur several times each."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 
 def quantile(values: Sequence[float], ends: Sequence[int], share: float) -> float:
-    """Return the ``share`` quantile (0..1) of sorted ``values`` with cumulative counts ``ends``.
+    """Return the quantile at ``share`` (0..1) of sorted ``values`` with cumulative counts ``ends``.
 
-    Interpolates linearly between samples, like numpy's default: the median of 1, 1, 4 (values 1 and
-    4, ends 2 and 3) is 1.
+    Interpolates linearly between samples, like numpy's default. For example, the median of 1, 1, 4
+    (values 1 and 4, ends 2 and 3) is 1.
     """
     place = share * (ends[-1] - 1)
     low = int(place)

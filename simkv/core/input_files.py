@@ -1,4 +1,4 @@
-"""Reading of input files: bounded in size, and never a device or a directory.
+"""Read input files with a size limit; reject devices and directories.
 
 raw = read_bytes(Path("costs.json"))
 with open_bytes(Path("server.log")) as stream:
@@ -73,7 +73,8 @@ def read_text(path: Path, encoding: str = "utf-8", most: int = MAX_FILE_BYTES) -
 class BoundedLines(io.BufferedIOBase):
     """A byte stream that rejects lines longer than ``MAX_LINE_BYTES`` bytes.
 
-    Without it, a line reader would load a file without line ends (or its gzip) into memory.
+    Without this limit, a line reader would load a whole file without line ends, such as a
+    compressed one, into memory.
     """
 
     def __init__(self, stream: IO[bytes], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Defaults that an engine's launcher chooses for settings that were not given."""
+"""Defaults that an engine's launcher chooses for settings that the user did not specify."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class ModelFacts:
     """The properties of a model that launchers read.
 
     ``length`` is ``max_position_embeddings``. ``rope_type``, ``rope_factor`` and ``rope_original``
-    (the training length) describe its scaling. ``latent_width``: latent attention (MLA).
-    ``sparse``: attention with an indexer that selects tokens. ``model_type`` is the value in
-    config.json.
+    (the context length in training) describe the RoPE scaling. ``latent_width`` is True for a model
+    with latent attention (MLA). ``sparse`` is True if an indexer selects the tokens to attend to.
+    ``model_type`` is the value in config.json.
     """
 
     name: str
@@ -29,11 +29,11 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class LaunchTarget:
-    """The GPUs and the model that an engine is started on.
+    """The GPUs and the model that an engine is started with.
 
-    ``memory_bytes`` is the memory of one ``gpu`` as CUDA reports it, ``capability`` its compute
-    capability (None: not a CUDA GPU, or unknown). ``kv`` is the number format of the KV cache.
-    ``model`` is None if only the GPU is known.
+    ``memory_bytes`` is the memory of one ``gpu`` as reported by CUDA. ``capability`` is its compute
+    capability, or None if it is not a CUDA GPU or the capability is unknown. ``kv`` is the number
+    format of the KV cache. ``model`` is None if only the GPU is known.
     """
 
     gpu: str
@@ -49,7 +49,7 @@ class LaunchTarget:
 
 
 class LaunchError(ValueError):
-    """The engine does not start with a default value; ``field`` is the setting to specify."""
+    """Raised if the engine would not start with a default; ``field`` is the setting to specify."""
 
     def __init__(self, field: str, why: str) -> None:
         super().__init__(why)
@@ -61,24 +61,25 @@ ChooseDefaults = Callable[[Mapping[str, Any], LaunchTarget], dict[str, Any]]
 
 
 def choose_nothing(_given: Mapping[str, Any], _machine: LaunchTarget) -> dict[str, Any]:
-    """Return no further defaults."""
+    """Return an empty mapping, for an engine whose launcher chooses no defaults at this stage."""
     return {}
 
 
 @dataclass(frozen=True)
 class LaunchRules:
-    """Rules of an engine's launcher for settings that were not given.
+    """Rules of an engine's launcher for settings that the user did not specify.
 
-    ``before(given, machine)`` returns the settings that the engine knows before it has measured its
-    memory. ``after(section, machine)`` returns settings that follow from the KV-cache size, which
-    ``section`` includes by then, and raises LaunchError if the engine refuses to start. Neither
-    returns a setting that is in ``given``.
+    ``before(given, machine)`` returns the defaults that the engine chooses before it measures its
+    memory. ``after(section, machine)`` returns the defaults that follow from the KV-cache size,
+    which ``section`` then includes. It raises LaunchError if the engine refuses to start. Neither
+    function returns a setting that is in ``given``.
 
-    ``longest(section, most)`` returns the longest sequence, up to ``most`` tokens, that the KV
-    cache of ``section`` holds; None if no setting limits sequences.
+    ``longest(section, most)`` returns the length in tokens, up to ``most``, of the longest sequence
+    that the KV cache of ``section`` can hold. ``longest`` returns None if no setting limits
+    sequences.
 
-    ``fields`` are the settings that may be ``auto``. ``fitted`` are the fields for which the engine
-    itself accepts ``auto``; the value is passed to ``after``.
+    ``fields`` are the settings that may be ``auto``. ``fitted`` are the settings for which the
+    engine itself accepts ``auto``; this value is passed to ``after``.
     """
 
     before: ChooseDefaults = choose_nothing

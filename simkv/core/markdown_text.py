@@ -1,4 +1,4 @@
-"""Markdown escaping for text of users, such as request ids, file names and settings."""
+"""Escape Markdown in text from users, such as request ids, file names and settings."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """The outcome of a request; every request ends with exactly one."""
+    """The outcome of a request; every request has exactly one."""
 
     FINISHED = "finished"
     STARVED = "starved"  # the client gave up; in isolation the request would have finished in time
@@ -28,9 +28,11 @@ class Outcome(StrEnum):
 
     @property
     def wasted_wait_label(self) -> str | None:
-        """Label for all waiting time of such a request, or None if the wait was not wasted.
+        """Label for the waiting time of a request with this outcome, or None if the wait was not
+        wasted.
 
-        None also for requests that the horizon cut off: they might still have been served.
+        None also for requests that the horizon of the simulation cut off, because they might still
+        have been served.
         """
         if self in (Outcome.STARVED, Outcome.TIMED_OUT):
             return str(self)

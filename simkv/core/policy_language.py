@@ -50,7 +50,8 @@ HookResult = Literal["order", "group", "test", "tokens"]
 class PolicyHook:
     """A decision that a custom policy may replace.
 
-    ``sort`` is the meaning of the expression's value; ``default_rule`` the engine's own rule.
+    ``sort`` is the meaning of the expression's value; ``default_rule`` describes the engine's own
+    decision.
     """
 
     name: str
@@ -85,7 +86,7 @@ class PolicyExpression:
 
     @property
     def moves(self) -> bool:
-        """Whether the value may change while requests only decode."""
+        """Whether the value may change in steps in which requests only decode."""
         return bool(self.names & CHANGING_VARIABLES)
 
 
@@ -94,10 +95,10 @@ CustomPolicy = Mapping[str, PolicyExpression]
 
 @lru_cache(maxsize=4096)
 def parse_policy(text: str | None, hooks: tuple[PolicyHook, ...]) -> CustomPolicy:
-    """Return the expressions of a policy by hook.
+    """Return a mapping from hook name to the expression of a policy.
 
-    The text has lines ``hook = expression``, which may also be separated by ``;``. Raises
-    ValueError with the reason.
+    The text has lines of the form ``hook = expression``, which may also be separated by ``;``.
+    Raises ValueError with the reason if the text is invalid.
     """
     known = {hook.name: hook for hook in hooks}
     found: dict[str, PolicyExpression] = {}
@@ -122,7 +123,10 @@ def parse_policy(text: str | None, hooks: tuple[PolicyHook, ...]) -> CustomPolic
 
 
 def parse_expression(text: str, names: Sequence[str], where: str) -> PolicyExpression:
-    """Parse an expression over these variables. Raises ValueError that starts with ``where``."""
+    """Parse an expression over the variables ``names``.
+
+    Raises ValueError if it is invalid; the message starts with ``where``.
+    """
     try:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -143,7 +147,9 @@ def _over(a: float, b: float) -> float:
 
 
 def _checked(node: ast.expr, names: Sequence[str], used: set[str], where: str) -> ast.expr:
-    """Return the node with names as view attributes, numbers as floats and safe divisions."""
+    """Return the syntax tree with variables as attributes of the view, numbers as floats and safe
+    divisions.
+    """
 
     def inner(one: ast.expr) -> ast.expr:
         return _checked(one, names, used, where)

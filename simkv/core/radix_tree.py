@@ -6,7 +6,7 @@
    tree.lock(node)                     # protects `node` and its ancestors
    tree.evict(50)                      # evicts unlocked leaves, least recent first
 
-Rules of SGLang 0.5.23 (``mem_cache/unified_radix_cache.py`` and its tree core, one device pool).
+It reproduces SGLang 0.5.23 (``mem_cache/unified_radix_cache.py``), with KV in GPU memory only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from simkv.core.block_keys import TokenContent
 
 
 class RadixNode:
-    """Tokens ``start`` to ``end`` of ``content``; its ancestors hold the tokens before them."""
+    """A node with the tokens ``start`` to ``end`` of ``content``; its ancestors have the tokens
+    before.
+    """
 
     __slots__ = ("children", "content", "end", "locks", "parent", "queued", "recency", "start")
 
@@ -34,7 +36,7 @@ class RadixNode:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens in this node itself."""
+        """Number of tokens in this node, without its ancestors."""
         return self.end - self.start
 
 
@@ -54,9 +56,11 @@ class RadixTree:
         self._leaves: list[tuple[int, int, RadixNode]] = []
 
     def match(self, content: TokenContent, tokens: int) -> tuple[int, RadixNode]:
-        """Return length and end node of the longest cached prefix of the first ``tokens`` tokens.
+        """Return the length and the last node of the longest cached prefix of the first ``tokens``
+        tokens.
 
-        Refreshes the recency of the path, and splits the last node if only a part of it matches.
+        Marks the nodes on the path as recently used. If only a part of the last node matches, the
+        node is split.
         """
         end = tokens // self.page_size * self.page_size
         node = self.root
@@ -76,7 +80,7 @@ class RadixTree:
         return node.end, node
 
     def insert(self, content: TokenContent, tokens: int) -> tuple[int, RadixNode]:
-        """Cache the first ``tokens`` tokens; return the number already cached and the end node."""
+        """Cache the first ``tokens`` tokens; return the number already cached and the last node."""
         end = tokens // self.page_size * self.page_size
         node = self.root
         while node.end < end and (child := self._child(node, content)):
@@ -95,7 +99,9 @@ class RadixTree:
         return present, node
 
     def lock(self, node: RadixNode) -> None:
-        """Protect ``node`` and its ancestors from eviction; locks are counted."""
+        """Protect ``node`` and its ancestors from eviction until ``unlock`` is called as often as
+        ``lock``.
+        """
         for held in self.path_to_root(node):
             if held.locks == 0:
                 self.evictable -= held.tokens
@@ -110,7 +116,7 @@ class RadixTree:
                 self._offer(held)
 
     def evict(self, tokens: int) -> int:
-        """Evict unlocked leaves, least recent first, until ``tokens`` tokens are freed.
+        """Evict unlocked leaves, least recently used first, until ``tokens`` tokens are freed.
 
         Leaves are evicted as a whole. Return the number of freed tokens: possibly more than
         ``tokens``, or fewer if no unlocked leaf is left.
@@ -131,15 +137,18 @@ class RadixTree:
         return freed
 
     def _evicted(self, node: RadixNode) -> None:
-        """Hook for subclasses: called when a leaf has left the tree."""
+        """Hook for subclasses: called when a leaf has left the tree; does nothing here."""
 
     def fingerprint(self) -> Hashable:
-        """Return all state that determines future behavior; clock readings count by their order."""
+        """Return a hashable value of all state that determines future behavior.
+
+        Only the order of the nodes' last uses is part of it, not the clock readings.
+        """
         nodes = sorted(self.nodes(), key=lambda node: node.recency)
         return tuple((self._name(node), node.start, node.locks) for node in nodes)
 
     def order(self) -> Hashable:
-        """Return the order of the nodes, in which siblings are in insertion order."""
+        """Return a hashable value of the order of the nodes; siblings are in insertion order."""
         return tuple((self._name(node), node.start) for node in self.nodes())
 
     def nodes(self) -> Iterator[RadixNode]:
@@ -193,8 +202,8 @@ class RadixTree:
         return upper
 
     def _shared(self, node: RadixNode, content: TokenContent, end: int) -> int:
-        """Return how many leading tokens of ``node``, in whole pages, ``content`` has before
-        ``end``.
+        """Return the number of leading tokens, in whole pages, that ``node`` and ``content`` up to
+        ``end`` have in common.
         """
         end = min(end, node.end)
         assert node.content is not None

@@ -1,8 +1,8 @@
 """The format of recorded decisions: a header, then one JSON object per step.
 
-A header has ``engine``, ``variant``, ``config`` and ``requests``. A line always has ``step``,
-``scheduled``, ``kind``, ``preempted``, ``ignored``, ``finished`` and the queues;
-``simkv.conformance`` documents their comparison.
+The header has ``engine``, ``variant``, ``config`` and ``requests``. The object of a step always has
+``step``, ``scheduled``, ``kind``, ``preempted``, ``ignored``, ``finished`` and the queues.
+``simkv.conformance`` documents how they are compared.
 """
 
 from __future__ import annotations
@@ -27,21 +27,24 @@ def read_queues(scheduler: Any) -> RecordingLine:
 
 
 def record_decision(scheduler: Any) -> tuple[Batch, RecordingLine]:
-    """Call ``schedule`` of an engine whose recordings have no extra fields."""
+    """Call ``scheduler.schedule()`` and return the batch with an empty set of extra recording
+    fields.
+    """
     return scheduler.schedule(), {}
 
 
 def no_extra_fields(_: Any) -> RecordingLine:
-    """Return no extra fields."""
+    """Return an empty mapping, for an engine whose recordings have no extra fields."""
     return {}
 
 
 @dataclass(frozen=True)
 class TickFormat:
-    """The recording format of parallel threads: one line per tick of the engine's thread.
+    """The recording format of an engine with concurrent threads: one line per tick of the engine
+    thread.
 
-    ``queues`` reads their shared state, ``task`` converts a task when it is put, and ``token`` a
-    token when it is sent.
+    ``queues`` reads the state shared by the threads. ``task`` converts a task when the scheduler
+    queues it, and ``token`` converts a token when it is sent.
     """
 
     queues: Callable[[Any], RecordingLine]
@@ -53,16 +56,18 @@ class TickFormat:
 class RecordingFormat:
     """The recording format of one engine.
 
-    For replay: ``config`` reads the header's config and ``prompt`` a request in it. For recording:
-    ``knobs`` returns the settings of a config and ``shown`` the other fields of a request that the
-    engine sees.
+    For replay, ``config`` reads the config in the header and ``prompt`` a request in the header.
+    For recording, ``knobs`` returns the settings of a config and ``shown`` the other fields of a
+    request that the engine sees.
 
-    ``queues`` reads the queues at the end of a step, or right after the decision with
-    ``reads_queues_early``. ``decide`` makes a decision and returns extra fields to record; ``left``
-    returns extra fields at the end of the step. ``crash_line``: a batch that kills the engine has a
-    line. ``drains``: with batches in flight, a recording ends with the first step after the last
-    request that launches nothing. ``handles_aborts``: a request leaves the engine when its client
-    disconnects.
+    ``queues`` reads the queues at the end of a step, or right after the decision if
+    ``reads_queues_early`` is True. ``decide`` makes a decision and returns extra fields to record;
+    ``left`` returns extra fields at the end of the step.
+
+    ``crash_line`` is True if a recording has a line for a batch that crashes the engine. ``drains``
+    applies to recordings with several batches in flight: they end with the first step after the
+    last request that launches nothing. ``handles_aborts`` is True if a request leaves the engine
+    when its client disconnects.
     """
 
     config: Callable[[RecordingLine], Any]

@@ -22,14 +22,15 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The part of a request that schedulers see.
+    """The fields of a request that schedulers see.
 
     ``arrival`` is the engine's timestamp of the request in seconds. ``prompt_tokens`` and
-    ``max_tokens`` (the client's limit on emitted tokens) are token counts. A smaller ``priority``
-    is more urgent, as in vLLM. Empty ``segments`` mean a prompt that shares no tokens with others.
-    ``lora`` is the name of the requested LoRA adapter; None is the base model. ``routing_key``
-    identifies the owner of the request. ``logprobs_from`` is the first token for which log
-    probabilities are requested: -1 requests them for output tokens only, None for no token.
+    ``max_tokens`` (the client's limit on output tokens) are token counts. A smaller ``priority`` is
+    more urgent, as in vLLM. If ``segments`` is empty, the prompt shares no tokens with other
+    prompts. ``lora`` is the name of the requested LoRA adapter, or None for the base model.
+    ``routing_key`` is the request's key for SGLang's policy ``routing-key``. ``logprobs_from`` is
+    the index of the first token for which log probabilities are requested: -1 requests them for
+    output tokens only, None for no token.
     """
 
     id: int
@@ -47,12 +48,12 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Request(Prompt):
-    """A prompt with its real output length, its client's timeout and its draft acceptance.
+    """A prompt with the real output length, the client's timeout and the draft acceptance.
 
-    ``output_tokens`` is the number of tokens that the model emits. Schedulers take a ``Prompt``, so
-    the type checker prevents them from reading it. ``timeout`` is how long the client waits for the
-    last token, in seconds after ``arrival``; None means without limit. ``acceptance`` decides which
-    draft tokens the model accepts; None accepts none.
+    ``output_tokens`` is the number of tokens that the model emits. Schedulers accept a ``Prompt``,
+    so the type checker prevents them from reading this number. ``timeout`` is the time that the
+    client waits for the last token, in seconds after ``arrival``; None means no limit.
+    ``acceptance`` decides which draft tokens the model accepts; None means that it accepts none.
     """
 
     output_tokens: int = 1

@@ -38,7 +38,9 @@ class Variant:
 
 
 class BatchRow(NamedTuple):
-    """A request in a step: ``tokens`` to compute after ``context`` tokens that already have KV."""
+    """A request in a step, with ``tokens`` to compute after ``context`` tokens that already have
+    KV.
+    """
 
     id: int
     tokens: int
@@ -91,10 +93,10 @@ PreemptionReason = Literal["blocks", "bucket", "patience"]
 
 
 class KvCopy(NamedTuple):
-    """A copy of a request's KV between GPU and host memory, or host memory and disk.
+    """A copy of a request's KV between GPU and host memory, or between host memory and disk.
 
-    ``tokens`` is its size; ``disk`` is the number of tokens of a load that were read from disk for
-    the request.
+    ``tokens`` is the size of the copy. ``disk`` is the number of tokens of a copy to the GPU that
+    were read from disk for the request.
     """
 
     job: int
@@ -106,8 +108,8 @@ class KvCopy(NamedTuple):
 class DiskTransfers(NamedTuple):
     """Disk transfers that start with a step.
 
-    ``reads`` go into host memory, ``writes`` come from it. ``look`` is a lookup of the blocks on
-    disk: its number and the number of blocks.
+    ``reads`` copy from disk to host memory, ``writes`` from host memory to disk. ``look`` is a
+    query for blocks on disk: its job number and the number of blocks.
     """
 
     reads: list[KvCopy]
@@ -118,8 +120,8 @@ class DiskTransfers(NamedTuple):
 class KvCopies(NamedTuple):
     """KV copies that start with a step.
 
-    ``loads`` to the GPU start at once, ``stores`` to host memory when the step has run. The step
-    starts only when all jobs in ``flush`` are done; these may have started earlier. ``disk``
+    ``loads`` to the GPU start at once, ``stores`` to host memory after the step. The step starts
+    only after all jobs in ``flush`` have finished; these jobs may have started earlier. ``disk``
     transfers start at once.
     """
 
@@ -130,7 +132,9 @@ class KvCopies(NamedTuple):
 
 
 class PreemptionCause(NamedTuple):
-    """The request that caused a preemption (None: all requests that stay), and the reason."""
+    """The reason for a preemption and the request that caused it (None: all requests that still
+    run).
+    """
 
     by: int | None
     why: PreemptionReason = "blocks"
@@ -140,11 +144,11 @@ class PreemptionCause(NamedTuple):
 class DraftedTokens:
     """Draft tokens of a batch that the model verifies, by request.
 
-    ``tokens`` is the number of draft tokens at the end of a request's tokens in the step. Drafts of
-    requests in ``padding`` are fillers, and none of them is accepted. ``accepted`` is the number of
-    accepted drafts, which the request receives in addition to one token; the simulation fills it in
-    before the batch is completed, because schedulers cannot know it. The drafter runs ``passes``
-    times when the step has run.
+    ``tokens`` maps a request to the number of draft tokens at the end of its tokens in the step.
+    Drafts of requests in ``padding`` are fillers, and none of them is accepted. ``accepted`` maps a
+    request to its number of accepted drafts, which it receives in addition to one token. The
+    simulation sets ``accepted`` before the batch is completed, because schedulers cannot know it.
+    The drafter runs ``passes`` times after the step.
     """
 
     passes: int = 0
@@ -157,26 +161,26 @@ class DraftedTokens:
 class Batch:
     """A scheduling decision: the work of the next step.
 
-    ``scheduled`` lists ``(request id, new tokens)`` in the engine's order and ``context`` the
-    number of tokens that already have KV for each of them. ``emits`` are the ids that receive a
-    token when the step has run. ``preempted`` are the ids whose blocks were taken back, in order
-    (an id may occur twice). ``ignored`` are the ids that the engine gives up, ``refused`` the ids
-    rejected for a limit, and ``lost`` the ids that are in no queue although they never ended.
-    ``fatal`` is the reason why the real engine crashes on this batch, or None. ``moves`` are copies
-    to and from host memory that run beside the steps. ``loads`` are ``(request id, tokens)`` for
-    requests that have blocks and wait for that number of tokens of KV from another replica.
-    ``lora_loads`` is the number of LoRA adapters that are copied to the GPU before the step, and
-    the number of these that are first read into host memory.
+    ``scheduled`` lists ``(request id, new tokens)`` in the engine's order. ``context`` is the
+    number of tokens that already have KV for each of these requests. ``emits`` are the ids of the
+    requests that receive a token after the step. ``preempted`` are the ids of the preempted
+    requests, in order; an id may occur twice. ``ignored`` are the ids that the engine drops,
+    ``refused`` the ids rejected because of a limit, and ``lost`` the ids that are in no queue
+    although they never ended. ``fatal`` is the reason why the real engine crashes on this batch, or
+    None. ``moves`` are copies to and from host memory, concurrent with the steps. ``loads`` are
+    ``(request id, tokens)`` for requests that have blocks and wait for that number of tokens of KV
+    from another replica. ``lora_loads`` contains two counts: the LoRA adapters that are copied to
+    the GPU before the step, and how many of them are first read into host memory.
 
     Three fields explain waiting. ``held`` is the head of the queue, which blocks all requests
     behind it; a request whose KV is in transfer is reported only if no other request waits.
-    ``aside`` are requests that are skipped in this step, in the queue or outside it. ``causes`` has
-    one entry per entry of ``preempted``.
+    ``aside`` are requests that are skipped in this step, whether or not they are in the queue.
+    ``causes`` has one entry per entry of ``preempted``.
 
-    A scheduler may keep requests that decode in lockstep as a group and report only its changes:
-    the members that ``joined`` and ``left`` since the previous batch, the number of current members
-    (``decodes``) and their total tokens of KV (``decode_context``). ``expand`` then returns all
-    rows, as long as this is the newest batch.
+    A scheduler may keep requests that decode in lockstep as a group and report only how the group
+    changes: the members that ``joined`` and ``left`` since the previous batch, the number of
+    current members (``decodes``) and the total number of their tokens with KV (``decode_context``).
+    ``expand`` then returns all rows, as long as this is the newest batch.
     """
 
     scheduled: list[tuple[int, int]]
@@ -255,13 +259,13 @@ class Batch:
         self.causes.append(PreemptionCause(by, why))
 
     def __bool__(self) -> bool:
-        """Whether there is anything to compute."""
+        """Whether the batch contains any tokens to compute."""
         return bool(self.scheduled or self.decodes)
 
     def rows(self) -> list[BatchRow]:
-        """Return all rows in the engine's order.
+        """Return a row for each scheduled request, in the engine's order.
 
-        With a decode group, they are available only until the next decision.
+        With a decode group, the rows are available only until the next decision.
         """
         if self.expand is not None:
             return self.expand()
@@ -270,10 +274,10 @@ class Batch:
 
 @dataclass(slots=True, init=False)
 class Completion:
-    """The result of a batch: ids that received a token and ids that ended, in order.
+    """The result of a batch: the ids that received a token and the ids that ended, in order.
 
-    ``refused`` are ids whose clients are answered with a rejection. ``delivered`` excludes the
-    members of a decode group; every member received a token.
+    ``refused`` are ids whose clients receive a rejection. ``delivered`` excludes the members of a
+    decode group, all of which received a token.
     """
 
     delivered: list[int]
@@ -289,9 +293,9 @@ class Completion:
 
 
 class Livelock(Exception):
-    """A single ``schedule`` call of the real engine would never return.
+    """Raised when a single ``schedule`` call of the real engine would never return.
 
-    ``cycle`` are the ids of the requests in the cycle; ``why`` explains it in one sentence.
+    ``cycle`` are the ids of the requests in the cycle; ``why`` explains the cycle in one sentence.
     """
 
     def __init__(self, why: str, cycle: Sequence[int]) -> None:
@@ -305,7 +309,10 @@ class Scheduler(Protocol):
 
     @property
     def pipeline_depth(self) -> int:
-        """Batches in flight: 1 completes a batch before the next ``schedule``, 2 after it."""
+        """Number of batches in flight.
+
+        With 1, a batch is completed before the next ``schedule`` call; with 2, after this call.
+        """
 
     def add(self, prompt: Prompt) -> None:
         """Add a new request, just before a ``schedule`` call."""
@@ -314,7 +321,9 @@ class Scheduler(Protocol):
         """Decide the next step. Raises Livelock where the real call would never return."""
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
-        """Account for a batch that has run; ``ended`` ids have received their last token."""
+        """Record the results of a batch that has run; the requests ``ended`` received their last
+        token.
+        """
 
     def abort(self, request_id: int) -> None:
         """Abort a request whose client has disconnected."""
@@ -336,15 +345,18 @@ class Scheduler(Protocol):
         """Length of the running list."""
 
     def leap(self, most: int) -> int:
-        """Return for how many steps, 1 to ``most``, ``schedule`` would repeat its last batch.
+        """Return the number of steps, 1 to ``most``, for which ``schedule`` would repeat its last
+        batch.
 
-        The count assumes that no request arrives, is aborted or ends.
+        The number is valid if no request arrives, is aborted or ends.
         """
 
     def skip(self, steps: int) -> list[int]:
-        """Do the work of ``steps`` pairs of ``complete`` and ``schedule`` within such a stretch.
+        """Perform ``steps`` pairs of ``complete`` and ``schedule`` calls that repeat the last
+        batch.
 
-        Return the number of free blocks after each of the ``schedule`` calls.
+        ``steps`` must be at most the result of ``leap``. Return the number of free blocks after
+        each of the ``schedule`` calls.
         """
 
     def waiting_ids(self) -> list[int]:
@@ -354,21 +366,25 @@ class Scheduler(Protocol):
         """Return the ids in the running list, in the engine's own order."""
 
     def blocks_held(self) -> Mapping[int, int]:
-        """Return the number of blocks per live request; a shared block counts for each sharer."""
+        """Return a mapping from live request to its number of blocks; shared blocks count for each
+        sharer.
+        """
 
     def fingerprint(self) -> Hashable:
-        """Return all state that determines future ``schedule`` calls.
+        """Return a hashable value of all state that determines future ``schedule`` calls.
 
-        If it is equal at two steps with no external event in between, the engine repeats itself
-        forever.
+        If the value is equal at two steps with no external event in between, the engine repeats the
+        same steps forever.
         """
 
 
 class ClockedScheduler(Scheduler, Protocol):
-    """A scheduler with a rule that depends on the clock."""
+    """A scheduler whose decisions depend on the current time."""
 
     def set_time(self, now: float) -> None:
-        """Set the current time in seconds, before each iteration's ``add`` and ``schedule``."""
+        """Set the current time in seconds, before the ``add`` and ``schedule`` calls of each
+        iteration.
+        """
 
 
 class KvWaiter(Scheduler, Protocol):
@@ -376,7 +392,7 @@ class KvWaiter(Scheduler, Protocol):
 
     @property
     def awaits_kv(self) -> bool:
-        """Whether KV is in transfer, so that a halt ends by itself."""
+        """Whether KV is in transfer; an engine without work then resumes when it arrives."""
 
 
 class OffloadingScheduler(KvWaiter, Protocol):
@@ -384,17 +400,21 @@ class OffloadingScheduler(KvWaiter, Protocol):
 
     @property
     def has_pending_copies(self) -> bool:
-        """Whether there are copies to make that no batch has listed yet."""
+        """Whether there are copies to make that no batch has listed so far."""
 
     def moved(self, jobs: Sequence[int]) -> None:
-        """Report finished copies; the scheduler sees them with the next completed batch."""
+        """Report the numbers of finished copies; they take effect with the next completed batch."""
 
     def finish_disk_transfers(self, jobs: Sequence[int], looks: Sequence[int]) -> None:
-        """Report finished disk transfers and finished lookups (``looks``)."""
+        """Report the numbers of finished disk transfers (``jobs``) and of finished queries
+        (``looks``).
+        """
 
 
 class KvConnector(KvWaiter, Protocol):
-    """A scheduler in a disaggregated fleet: one replica retains KV that another one loads."""
+    """A scheduler in a disaggregated fleet: one replica retains KV until another replica has loaded
+    it.
+    """
 
     def keep(self, request_id: int) -> None:
         """Retain a request's blocks after it ends, until ``sent``. Called just before ``add``."""
@@ -403,7 +423,7 @@ class KvConnector(KvWaiter, Protocol):
         """Free the blocks of an ended request: its KV has been read or is not needed."""
 
     def fetch(self, request_id: int) -> None:
-        """Expect the KV of a request from another replica. Called just before ``add``."""
+        """Make the next request wait for KV from another replica. Called just before ``add``."""
 
     def loaded(self, request_id: int) -> None:
         """Report that the KV of a request has arrived."""
