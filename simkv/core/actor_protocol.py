@@ -59,7 +59,7 @@ class ManagerThread(Protocol):
         """Return the head of ``waiting`` and why the last ``schedule`` call skipped it, or None."""
 
     def put(self, tasks: Iterable[Any]) -> Any:
-        """Serialize the tasks of a decision into a parcel with ``tasks``."""
+        """Serialize the tasks of a decision and return them as one parcel for the worker."""
 
     def alive(self) -> list[Any]:
         """Return the engine's objects for all requests that have not ended."""
@@ -105,8 +105,8 @@ class Threads(ABC):
 
     @abstractmethod
     def aside(self) -> dict[int, WaitReason]:
-        """Return the ids of requests that lack a block for their next token or chunk, with the
-        reasons.
+        """Return a mapping from the id of each request that lacks a block for its next token or
+        chunk to the reason.
         """
 
     @abstractmethod

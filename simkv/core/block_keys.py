@@ -47,7 +47,9 @@ class TokenContent:
         return tuple(pieces)
 
     def segment_at(self, position: int) -> tuple[str, int, int]:
-        """Return the segment that contains token ``position``, from that token on."""
+        """Return the rest of the segment that contains token ``position``: stream, offset of the
+        token and end offset.
+        """
         starts = self._starts
         index = -1 if position >= starts[-1] else bisect_right(starts, position) - 1
         stream, start, end = self._segments[index]
@@ -126,7 +128,9 @@ class BlockKeys:
         return self._run((stream, start), parent, stream, start)
 
     def _run(self, head: tuple[str, int] | None, *name: object) -> int:
-        """Return the first key of the run of blocks with this name, which starts with ``head``."""
+        """Return the first key of the run with this ``name``. A new run is registered with
+        ``head``.
+        """
         run = self._runs.get(name)
         if run is None:
             run = self._runs[name] = len(self._heads)

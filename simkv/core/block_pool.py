@@ -24,10 +24,11 @@ class BlockPool:
 
     Blocks are numbered from 1 (0 is the null block that engines use for padding). The free queue is
     ordered: blocks are taken from its front. A free block may still have a key in the prefix cache.
-    It loses the key only when it is allocated again, which is the only eviction.
+    It is evicted from the cache, which means that it loses the key, only when it is allocated again
+    or when ``forget`` is called.
 
-    Blocks and keys are stored in columns, so that a table of thousands of blocks takes only a few
-    operations.
+    Block numbers and keys are stored in arrays, so that a table of thousands of blocks takes only a
+    few operations.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -67,11 +68,11 @@ class BlockPool:
         return {owner: len(table) for owner, table in self.tables.items()}
 
     def is_free(self, block: int) -> bool:
-        """Whether ``block`` has no owner."""
+        """Return whether no block table contains ``block``."""
         return self._references[block] == 0
 
     def count_unreferenced(self, blocks: array[int]) -> int:
-        """Return the number of ``blocks`` that have no owner."""
+        """Return the number of ``blocks`` that no block table contains."""
         return len(blocks) - int(np.count_nonzero(ints_view(self._references)[ints_view(blocks)]))
 
     def take(self, owner: int, count: int) -> array[int]:
@@ -115,8 +116,8 @@ class BlockPool:
         free.
 
         Freed blocks go to the back of the free queue. With ``keyless_first``, freed blocks without
-        a key go to the front instead, each in front of the next (vLLM 0.33). Has no effect if
-        ``owner`` has no table.
+        a key go to its front instead, in the same order (vLLM 0.33). Has no effect if ``owner`` has
+        no table.
         """
         if table := self.tables.pop(owner, None):
             self._unreference(ints_view(table)[::-1], keyless_first=keyless_first)
@@ -164,7 +165,7 @@ class BlockPool:
             self._block_of[key] = -abs(first)
 
     def register_all(self, blocks: array[int], keys: array[int]) -> None:
-        """Register each block under the key at the same index."""
+        """Register each block under the key at the same index, as ``register`` does."""
         fresh = False
         if len(keys) > SMALL_BATCH:
             named = np.frombuffer(keys, dtype=np.int64)
@@ -215,9 +216,9 @@ class BlockPool:
     def check(self) -> None:
         """Assert the invariants of the pool.
 
-        Free and held blocks add up to the total, reference counts match the tables, no table has a
-        block twice, and no block is both free and held. Leaked blocks (``abandon``) violate this,
-        as in the engine that leaks them.
+        Free blocks and blocks in tables add up to the total, reference counts match the tables, no
+        table lists a block twice, and no block is both free and in a table. Leaked blocks
+        (``abandon``) violate these invariants.
         """
         counts = [0] * (self.num_blocks + 1)
         for table in self.tables.values():

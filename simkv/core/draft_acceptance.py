@@ -35,7 +35,7 @@ class DraftAcceptance:
 
 @lru_cache(maxsize=2048)  # one entry per active request, each in one part of its output
 def _lucks(seed: int, part: int) -> list[float]:
-    """Return the uniform random samples for one block of consecutive output positions."""
+    """Return uniform random samples for ``SAMPLES_PER_CHUNK`` consecutive output positions."""
     dice = Random((seed << 32) + part)
     return [dice.random() for _ in range(SAMPLES_PER_CHUNK)]
 

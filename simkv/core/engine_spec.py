@@ -21,19 +21,18 @@ from simkv.core.scheduler_protocol import (
     Variant,
 )
 
-#: Block numbers by request, in order and starting at 1; they cover every token of the batch when
-#: ``schedule`` returns. A list only grows; when blocks are replaced, a new list object replaces it.
+#: The block numbers of each request in order; numbers start at 1. When ``schedule`` returns, they
+#: cover all tokens of the batch. A list only grows; if blocks are replaced, there is a new list.
 BlockTables = Mapping[int, Sequence[int]]
 
 
-#: Admission check of the server in front of an engine, given the number of unfinished requests and
-#: the number of prompt tokens in requests without a first token. Returns the rejection, or None to
-#: admit the request.
+#: Admission check of the API server. Called with the number of unfinished requests and the number
+#: of prompt tokens in requests without a first token; returns the rejection, or None to admit.
 AdmissionCheck = Callable[[int, int], Refusal | None]
 
 
-#: Return why an engine with a config rejects a request with this number of prompt tokens, or None
-#: if the prompt is within all limits.
+#: Called with a config and a number of prompt tokens; returns why the engine rejects such a
+#: request, or None if the prompt is within all limits.
 TooLong = Callable[[Any, int], str | None]
 
 
@@ -67,7 +66,7 @@ class TabledScheduler(NamedTuple):
 
 @dataclass(frozen=True)
 class KvTransferSpec:
-    """How an engine sends KV from prefill replicas to decode replicas.
+    """The KV transfer of an engine from prefill replicas to decode replicas.
 
     ``variants`` are the names of the variants that support it. ``in_role(config, role)`` returns
     the config of a replica with the role ``prefill`` or ``decode``. ``build(config)`` builds the
@@ -104,7 +103,7 @@ KvSizing = Literal["measured", "measured by release", "static", "rest"]
 
 @dataclass(frozen=True)
 class VariantNaming:
-    """How the variant names that users write map to the keys of ``EngineSpec.variants``.
+    """The mapping from variant names that users write to the keys of ``EngineSpec.variants``.
 
     ``variant_of(name)`` returns the key for a name, such as 0.27.0 for 0.27, and raises ValueError
     for an unknown name. ``like(name)`` returns the variant that represents all variants with the
@@ -215,29 +214,39 @@ class EngineSpec:
     """Name of the setting for the fraction of GPU memory; None if ``simkv blocks`` cannot use
     it."""
     graph_sizes: Callable[[int], list[int]] = lambda _: []
-    """CUDA graph sizes in tokens, given the maximum number of running requests."""
+    """Function that returns the CUDA graph sizes in tokens, given the maximum number of running
+    requests.
+    """
     unrecorded: str = ""
     """Behavior that no recording covers, for engines whose other decisions were recorded."""
     partly_recorded: str | None = None
     """Decisions that were recorded; None if simkv has recordings of all kinds of decisions."""
     rank_knobs: Callable[[int], Mapping[str, Any]] = _no_knobs
-    """Settings of a server with the given number of data-parallel attention ranks."""
+    """Function that returns the settings of a server with the given number of data-parallel
+    attention ranks.
+    """
     rank_router: Mapping[str, Any] = field(default_factory=lambda: {"router": "round_robin"})
     """Load balancer in front of data-parallel ranks, in the format of ``fleet`` in a scenario."""
     ranks_in_lockstep: bool = False
     """Whether the data-parallel ranks of a mixture-of-experts model step in lockstep."""
     disk: Callable[[Any], bool] | None = None
-    """Whether a config writes the KV in host memory to disk; None if the engine cannot do this."""
+    """Function that returns whether a config writes the KV in host memory to disk; None if the
+    engine cannot do this.
+    """
     transfer_knobs: tuple[str, ...] = ()
     """Names of the settings that only replicas which send or load KV use."""
     in_priority_order: Callable[[Any], bool] = _always
-    """Whether the scheduler considers the priorities of requests, given a config."""
+    """Function that returns whether the scheduler considers the priorities of requests, given a
+    config.
+    """
     lora_slots: str | None = None
     """Name of the setting for the number of LoRA adapters that run at once; None: not reported."""
     lora_by_model: bool = False
     """Whether a client may select a LoRA adapter with the model name ``model:adapter``."""
     published_cache: Callable[[Any], BlockPool | None] | None = None
-    """Prefix cache of a scheduler whose changes the server publishes as KV events, or None."""
+    """Function that returns the prefix cache whose changes the server publishes as KV events, given
+    a scheduler; its result is None if the server publishes none.
+    """
     published_cache_knob: str | None = None
     """Name of the setting that must be on for the server to publish KV events."""
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from packaging.version import InvalidVersion, Version
 
-#: Number of releases that a change of an earlier part of a version counts as.
+#: Number of releases reported between versions that differ in an earlier component.
 MANY = 10
 
 
@@ -68,12 +68,11 @@ def release_of_variant(name: str) -> str:
 
 
 def count_releases(older: str, newer: str, part: int) -> int:
-    """Return the number of regular releases from ``older`` to ``newer``; 0 if either has no
-    version.
+    """Return the number of regular releases from ``older`` to ``newer``.
 
     Regular releases increment component ``part`` of the version: 1 is the minor and 2 the patch
     number. If an earlier component differs, the result is ``MANY``, or ``-MANY`` if ``newer`` is
-    older.
+    older. It is 0 if one of the names contains no version.
     """
     first, last = find_version(older), find_version(newer)
     if first is None or last is None:

@@ -14,13 +14,14 @@ class ExecutionSettings:
 
     ``release`` is the version whose rules are used (``0.19.0``). ``max_num_batched_tokens`` is the
     maximum number of tokens per step and ``max_num_seqs`` the maximum number of running sequences.
-    ``graph_sizes`` are the batch sizes with captured CUDA graphs.
+    ``graph_sizes`` are the numbers of tokens for which CUDA graphs are captured; larger steps run
+    without graphs.
 
-    ``graph_mode`` states which steps use CUDA graphs. With ``full``, ``piecewise`` and ``full and
-    piecewise``, all steps do: a full graph covers the whole model, and piecewise graphs cover the
-    layers between attention layers. ``full and piecewise`` uses full graphs for decode steps and
-    piecewise graphs for other steps. With ``full decode only``, only decode steps use graphs, and
-    with ``eager`` none does.
+    ``graph_mode`` states which steps use CUDA graphs. A full graph covers the whole model;
+    piecewise graphs cover all of it except attention. With ``full`` and ``piecewise``, all steps
+    use graphs of that kind. ``full and piecewise`` uses full graphs for steps that only decode and
+    piecewise graphs for other steps. With ``full decode only``, only steps that only decode use
+    graphs, and with ``eager`` no step does.
 
     With ``asynchronous``, the engine schedules a step while the previous one runs. ``block_size``
     is in tokens. ``memory_share`` is the fraction of GPU memory that the engine may use, or None if

@@ -23,9 +23,9 @@ LATENCIES = {
     "itl_ms": ("ITL", "Inter-token Latency"),
     "e2e_ms": ("E2E", "End-to-end Latency"),
 }
-#: Group of the same latency over all requests, by the group over finished requests.
+#: For the key of a latency over finished requests: the key of this latency over all requests.
 OVER_ALL = {"ttft_ms": "ttft_all_ms", "e2e_ms": "e2e_all_ms"}
-#: Title of these latencies in a report.
+#: Title of the latencies over all requests in a report.
 OVER_ALL_TITLE = "Latency of All Requests"
 
 
@@ -81,8 +81,8 @@ def _over_all(group: str, event: str) -> tuple[Metric, ...]:
     """
     short, key = LATENCIES[group][0], OVER_ALL[group]
     population = (
-        f"all requests that were sent and not rejected; a request without {event} counts with its "
-        "waiting time"
+        f"all requests that were sent and not rejected; for a request without {event}, the time "
+        "that it waited"
     )
     return (
         *(
@@ -97,12 +97,12 @@ def _over_all(group: str, event: str) -> tuple[Metric, ...]:
         Metric(
             f"{key}.censored",
             f"requests without {event}",
-            description=f"number of requests in {key} that count with their waiting time",
+            description=f"number of requests for which {key} contains the time that they waited",
         ),
     )
 
 
-#: All figures of a variant, by name; a scenario may refer to them.
+#: All metrics of a variant by name; a scenario may refer to them.
 METRICS: Mapping[str, Metric] = {
     metric.key: metric
     for metric in (
@@ -138,12 +138,12 @@ METRICS: Mapping[str, Metric] = {
     )
 }
 FIGURE_NAMES = tuple(METRICS)
-#: Figures that only runs with a fleet have.
+#: Metrics that only runs with a fleet have.
 FLEET_METRICS: Mapping[str, Metric] = {
     "fleet.mean_in_system": Metric("fleet.mean_in_system", "mean requests in the fleet"),
     "fleet.imbalance": Metric("fleet.imbalance", "imbalance (busiest / mean)"),
 }
-#: Figures that only runs with speculative decoding have, named as in ``vllm bench serve``.
+#: Metrics that only runs with speculative decoding have, named as in ``vllm bench serve``.
 SPEC_DECODE_METRICS: Mapping[str, Metric] = {
     metric.key: metric
     for metric in (
@@ -154,9 +154,9 @@ SPEC_DECODE_METRICS: Mapping[str, Metric] = {
         Metric("spec_decode.accepted_tokens", "accepted tokens", "", True),
     )
 }
-#: Figures that only runs with KV in host memory have. The hit rates are shares of the prompt tokens
-#: of requests at their first admission: KV found on the GPU, loaded from host memory, and first
-#: read from disk (if there is one).
+#: Metrics that only runs with KV in host memory have. The hit rates are the percentages of prompt
+#: tokens, at the first admission of each request, whose KV was found on the GPU, in host memory or
+#: on disk.
 KV_TIER_METRICS: Mapping[str, Metric] = {
     metric.key: metric
     for metric in (
@@ -169,7 +169,7 @@ KV_TIER_METRICS: Mapping[str, Metric] = {
         Metric("kv_tiers.written_tokens", "tokens written to disk"),
     )
 }
-#: Figures that only some runs have, and a description of these runs.
+#: Metrics that only some runs have, with a description of these runs.
 OPTIONAL_METRICS = (
     dict.fromkeys(FLEET_METRICS, "fleets")
     | dict.fromkeys(SPEC_DECODE_METRICS, "engines with speculative decoding")
@@ -177,12 +177,12 @@ OPTIONAL_METRICS = (
 )
 
 
-#: Figures of finished requests outside the latency groups.
+#: Metrics of finished requests outside the latency groups.
 _OF_FINISHED = ("fastest_e2e_s", "slowest_e2e_s")
 
 
 def figure(figures: Mapping[str, Any], name: str) -> Any:
-    """Return the metric of a summary with a dotted name such as ``e2e_ms.mean``.
+    """Return the value of a metric in a summary, given a dotted name such as ``e2e_ms.mean``.
 
     Return None for a latency without a sample. ``summary.json`` reports such a latency as 0, as
     ``vllm bench serve`` does, but 0 would rank as the best value.
@@ -199,7 +199,9 @@ def figure(figures: Mapping[str, Any], name: str) -> Any:
 
 
 def is_lower_bound(figures: Mapping[str, Any], name: str) -> bool:
-    """Whether the real value may be higher: some requests were not observed to their end."""
+    """Return whether the real value may be higher, because some requests were not observed to their
+    end.
+    """
     group, _, statistic = name.partition(".")
     return group in OVER_ALL.values() and statistic in figures[group]["at_least"]
 

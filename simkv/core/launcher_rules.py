@@ -56,7 +56,7 @@ class LaunchError(ValueError):
         self.field = field
 
 
-#: Return default settings by name, for the settings that the user gave and the machine.
+#: Called with the settings that the user specified and the machine; returns defaults by setting.
 ChooseDefaults = Callable[[Mapping[str, Any], LaunchTarget], dict[str, Any]]
 
 
@@ -70,16 +70,17 @@ class LaunchRules:
     """Rules of an engine's launcher for settings that the user did not specify.
 
     ``before(given, machine)`` returns the defaults that the engine chooses before it measures its
-    memory. ``after(section, machine)`` returns the defaults that follow from the KV-cache size,
-    which ``section`` then includes. It raises LaunchError if the engine refuses to start. Neither
-    function returns a setting that is in ``given``.
+    memory, except for settings in ``given``. ``after(section, machine)`` returns the defaults that
+    follow from the size of the KV cache; ``section`` contains the settings so far, including this
+    size. It raises LaunchError if the engine refuses to start.
 
     ``longest(section, most)`` returns the length in tokens, up to ``most``, of the longest sequence
-    that the KV cache of ``section`` can hold. ``longest`` returns None if no setting limits
+    that the KV cache of ``section`` can hold. The field is None if no setting limits the length of
     sequences.
 
-    ``fields`` are the settings that may be ``auto``. ``fitted`` are the settings for which the
-    engine itself accepts ``auto``; this value is passed to ``after``.
+    ``fields`` are the settings that the user may set to ``auto``. ``fitted`` are those that the
+    engine itself fits to its memory if they are ``auto``; ``after`` receives them with the value
+    ``auto``.
     """
 
     before: ChooseDefaults = choose_nothing

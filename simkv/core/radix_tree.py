@@ -99,8 +99,8 @@ class RadixTree:
         return present, node
 
     def lock(self, node: RadixNode) -> None:
-        """Protect ``node`` and its ancestors from eviction until ``unlock`` is called as often as
-        ``lock``.
+        """Protect ``node`` and its ancestors from eviction until each ``lock`` has a matching
+        ``unlock``.
         """
         for held in self.path_to_root(node):
             if held.locks == 0:

@@ -27,7 +27,7 @@ def read_queues(scheduler: Any) -> RecordingLine:
 
 
 def record_decision(scheduler: Any) -> tuple[Batch, RecordingLine]:
-    """Call ``scheduler.schedule()`` and return the batch with an empty set of extra recording
+    """Call ``scheduler.schedule()``; return the batch and an empty mapping, as there are no extra
     fields.
     """
     return scheduler.schedule(), {}
@@ -64,10 +64,10 @@ class RecordingFormat:
     ``reads_queues_early`` is True. ``decide`` makes a decision and returns extra fields to record;
     ``left`` returns extra fields at the end of the step.
 
-    ``crash_line`` is True if a recording has a line for a batch that crashes the engine. ``drains``
-    applies to recordings with several batches in flight: they end with the first step after the
-    last request that launches nothing. ``handles_aborts`` is True if a request leaves the engine
-    when its client disconnects.
+    ``crash_line`` is True if a recording has a line for a batch that crashes the engine. If
+    ``drains`` is True and several batches can be in flight, a recording continues after the last
+    request has ended, up to the first step that schedules nothing. ``handles_aborts`` is True if a
+    request leaves the engine when its client disconnects.
     """
 
     config: Callable[[RecordingLine], Any]

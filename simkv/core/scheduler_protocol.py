@@ -17,10 +17,10 @@ from simkv.core.request import Prompt
 BatchKind = Literal["prefill", "decode", "mixed", "idle"]
 
 
-#: Larger pools and blocks in an engine's config are rejected as typos.
+#: Larger KV caches and blocks in an engine's config are rejected as typos.
 MAX_BLOCKS = 10_000_000
 MAX_BLOCK_SIZE = 1_000_000
-#: Larger counts of idle passes are rejected as typos, too.
+#: Larger numbers of idle passes are rejected as typos, too.
 MAX_PASSES = 10_000_000
 
 
@@ -120,9 +120,9 @@ class DiskTransfers(NamedTuple):
 class KvCopies(NamedTuple):
     """KV copies that start with a step.
 
-    ``loads`` to the GPU start at once, ``stores`` to host memory after the step. The step starts
-    only after all jobs in ``flush`` have finished; these jobs may have started earlier. ``disk``
-    transfers start at once.
+    ``loads`` to the GPU start at once. ``stores`` to host memory start after the step, or at once
+    if their job is in ``flush``. The step starts only after all jobs in ``flush`` have finished;
+    some of them may have started with earlier steps. ``disk`` transfers start at once.
     """
 
     loads: list[KvCopy]
@@ -315,7 +315,7 @@ class Scheduler(Protocol):
         """
 
     def add(self, prompt: Prompt) -> None:
-        """Add a new request, just before a ``schedule`` call."""
+        """Add a new request to the waiting queue."""
 
     def schedule(self) -> Batch:
         """Decide the next step. Raises Livelock where the real call would never return."""
@@ -417,13 +417,15 @@ class KvConnector(KvWaiter, Protocol):
     """
 
     def keep(self, request_id: int) -> None:
-        """Retain a request's blocks after it ends, until ``sent``. Called just before ``add``."""
+        """Retain a request's blocks after it ends, until ``sent``. Must be called just before
+        ``add``.
+        """
 
     def sent(self, request_id: int) -> None:
         """Free the blocks of an ended request: its KV has been read or is not needed."""
 
     def fetch(self, request_id: int) -> None:
-        """Make the next request wait for KV from another replica. Called just before ``add``."""
+        """Load the KV of this request from another replica. Must be called just before ``add``."""
 
     def loaded(self, request_id: int) -> None:
         """Report that the KV of a request has arrived."""
