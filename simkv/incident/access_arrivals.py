@@ -1,9 +1,11 @@
-"""Arrivals of requests from the access lines of a log.
+"""Arrival times of requests, derived from the access lines of a log.
 
-Uvicorn writes an access line when a response starts: on arrival for streamed answers, at the end
-for others. Which of both applies follows from the balance with the statistics lines: arrivals minus
-requests in the system, the finished requests, never fall; nor do completions plus requests in the
-system.
+Uvicorn writes an access line when a response starts. For a streamed response, that is when the
+request arrives; for any other, when it ends. Which case applies follows from the number of access
+lines and the requests in the system that the statistics lines report. If access lines mark
+arrivals, the arrivals minus the requests in the system are the finished requests, and this number
+never falls. If access lines mark ends, the ends plus the requests in the system are the arrivals,
+and that number never falls.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ Floats = npt.NDArray[np.float64]
 def arrivals_from_access(
     access: pd.DataFrame, series: pd.DataFrame, seed: int
 ) -> tuple[pd.DataFrame, int]:
-    """Return arrivals as in ``Evidence.arrivals``, and the number already there at the beginning.
+    """Return the arrivals as in ``Evidence.arrivals``, and the number of requests before them.
 
-    Requests between two times of the log get uniformly distributed times in between.
+    The second value counts the requests that were in the system when the log began. Requests that
+    arrived between two times of the log get uniformly distributed times in between, sampled with
+    ``seed``.
     """
     summed = sum_over_ranks(series)[["running", "waiting"]].sum(axis="columns")
     at, present = summed.index.to_numpy(np.float64), summed.to_numpy(np.float64)
@@ -50,7 +54,7 @@ def arrivals_from_access(
 
 
 def _are_completions(logged: Floats, present: Floats) -> bool:
-    """Return whether access lines are written at the end of a request."""
+    """Return whether access lines mark the ends of requests instead of their arrivals."""
     as_arrivals, as_completions = _falls(logged - present), _falls(logged + present)
     if as_arrivals == as_completions and len(logged):
         return bool(logged[0] == 0 and present[0] > 0)
@@ -62,7 +66,9 @@ def _falls(values: Floats) -> float:
 
 
 def _with_remaining(at: Floats, arrived: Floats, luck: np.random.Generator) -> Floats:
-    """Return arrival times for their cumulative number at some times."""
+    """Return one arrival time per request; ``arrived`` is the cumulative number of arrivals at
+    ``at``.
+    """
     grown = np.maximum.accumulate(np.concatenate([[0.0], arrived]))
     new = np.diff(grown).astype(np.int64)
     gap = float(np.median(np.diff(at))) if len(at) > 1 else 10.0

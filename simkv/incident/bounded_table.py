@@ -1,4 +1,4 @@
-"""Tables of bounded size for logs of any length."""
+"""Tables that keep a bounded number of rows, for logs of any length."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ LARGEST = 1e15
 
 
 def check_size(name: str, value: object) -> None:
-    """Raise ValueError for a number that no server writes, such as 10**20 running requests."""
+    """Raise ValueError if a server cannot have written this number, such as 10**20 running
+    requests.
+    """
     if isinstance(value, int | float) and abs(value) > LARGEST:
         raise ValueError(f"{name} is larger than {LARGEST:g}")
 
@@ -24,8 +26,9 @@ def check_size(name: str, value: object) -> None:
 class BoundedTable:
     """Table of at most ``most`` rows, stored as columns.
 
-    It stores the last rows or, if ``thinned``, every second, fourth, … row from the first to the
-    last. ``seen`` is the number of rows appended.
+    When the table is full, it drops the oldest rows. If ``thinned`` is true, it instead keeps
+    every second, fourth, eighth and so on row, evenly from the first to the last. ``seen`` is the
+    number of rows appended.
     """
 
     def __init__(self, most: int, *, thinned: bool = False) -> None:
@@ -37,7 +40,7 @@ class BoundedTable:
         return len(next(iter(self._columns.values()), ()))
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Append a row; all rows have the same columns."""
+        """Append a row; all rows must have the same columns."""
         self.seen += 1
         if (self.seen - 1) % self._every:
             return
@@ -62,7 +65,9 @@ class BoundedTable:
         return pd.DataFrame({name: column[kept] for name, column in self._columns.items()})
 
     def note(self, what: str) -> list[str]:
-        """Return a sentence about dropped rows, if there are any."""
+        """Return a list with one sentence on dropped rows, which are named ``what``; else an
+        empty list.
+        """
         table = self.frame()
         if table is None or len(table) == self.seen:
             return []
@@ -77,9 +82,10 @@ def _column(value: Any) -> Any:
 
 
 class AccessCounts:
-    """Counts of HTTP requests by status between two times of a log (see ``Evidence.access``).
+    """Number of HTTP requests by status between two times of a log (see ``Evidence.access``).
 
-    Access lines of uvicorn have no time: they lie between the times of the lines around them.
+    Uvicorn's access lines have no time. Each request is counted between the times of the nearest
+    lines with a time, before and after its access line.
     """
 
     def __init__(self, most: int) -> None:
@@ -91,7 +97,11 @@ class AccessCounts:
         return len(self.table) or sum(self._open)
 
     def add(self, status: int, at: float | None, timed: bool) -> None:
-        """Count a request; ``at`` is the time of its line or, if not ``timed``, the last time."""
+        """Count one request with this HTTP status.
+
+        ``at`` is the time of the access line if the line is ``timed``, else the last time read
+        from the log. Times are in seconds.
+        """
         if timed and at is not None:
             self.close(at)
             self._since = at
@@ -101,7 +111,9 @@ class AccessCounts:
             self.close(at)
 
     def close(self, at: float | None) -> None:
-        """Assign the requests counted so far to the time from the last call to ``at``."""
+        """Assign the requests counted since the last call to the time from that call to ``at``
+        (s).
+        """
         if any(self._open):
             start = self._since if self._since is not None else at
             accepted, rejected, failed = self._open
@@ -119,7 +131,7 @@ class AccessCounts:
 
 
 class BoundedArrivals:
-    """Arrivals of requests by id: the last ``most``."""
+    """Table of the last ``most`` requests that arrived, by request id."""
 
     def __init__(self, most: int) -> None:
         self.most, self.seen = most, 0
@@ -129,7 +141,9 @@ class BoundedArrivals:
         return len(self._rows)
 
     def came(self, request: str, t_s: float, max_tokens: int, prompt_tokens: int) -> None:
-        """Add an arrival; unknown lengths are 0."""
+        """Add a request that arrived at ``t_s`` (s); ``max_tokens`` or ``prompt_tokens`` is 0 if
+        unknown.
+        """
         self.seen += 1
         check_size("max_tokens", max_tokens)
         self._rows[request] = [t_s, max_tokens, prompt_tokens, float("nan")]
@@ -137,7 +151,7 @@ class BoundedArrivals:
             self._rows = dict(list(self._rows.items())[self.most :])
 
     def add_abort(self, request: str, t_s: float) -> None:
-        """Record that the client of a request left."""
+        """Record that the client of this request disconnected at ``t_s`` (s)."""
         if row := self._rows.get(request):
             row[3] = t_s - row[0]
 
@@ -150,7 +164,9 @@ class BoundedArrivals:
         return pd.DataFrame(rows, columns=list(names))
 
     def note(self) -> list[str]:
-        """Return a sentence about dropped rows, if there are any."""
+        """Return a list with one sentence on dropped requests; an empty list if none were
+        dropped.
+        """
         kept = min(len(self), self.most)
         if self.seen <= self.most:
             return []

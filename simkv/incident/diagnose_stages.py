@@ -1,12 +1,13 @@
-"""The four stages of a diagnosis, as functions of its directory: read, rebuild, calibrate, explain.
+"""The four stages of a diagnosis: read, rebuild, calibrate and explain.
 
     evidence = read_stage([Path("server.log"), Path("spans.json")], folder)
     rebuild_stage(folder, UserSettings())
     calibrate_stage(folder, UserSettings())
     print(explain_stage(folder, UserSettings()).summary_lines)
 
-Each stage reads the files of the previous stage (see ``incident_folder``) and does not overwrite
-existing files: a file that the user edited is used, and a deleted file is written again.
+Each stage is a function that takes the directory of the diagnosis. It reads the files that the
+previous stage wrote there (see ``incident_folder``). A stage does not overwrite its own files: it
+uses a file that the user edited, and writes a deleted file again.
 """
 
 from __future__ import annotations
@@ -80,9 +81,10 @@ def read_stage(
     advance: Callable[[int], None] | None = None,
     columns: Mapping[str, str] | None = None,
 ) -> Evidence:
-    """Read and join all sources; stage 1. Raises InputError if one cannot be used.
+    """Stage 1: read all inputs, join them, and write the evidence to ``folder``.
 
-    ``columns`` maps the columns of one custom file of requests (see ``mapped_records``).
+    ``advance`` receives the number of bytes read. ``columns`` maps the columns of one custom file
+    of requests (see ``mapped_records``). Raises InputError if an input cannot be used.
     """
     mapped = [path for path in inputs if columns and is_mapped(path, columns)]
     if columns and not mapped:
@@ -98,7 +100,10 @@ def read_stage(
 
 
 def rebuild_stage(folder: Path, asked: UserSettings) -> tuple[RebuiltWorkload, ServerSetup]:
-    """Reconstruct the workload and the server's configuration; stage 2."""
+    """Stage 2: reconstruct the workload and the server's configuration.
+
+    ``asked`` are the settings that the user gave; they override the inputs.
+    """
     evidence = files.read_evidence(folder)
     setup = infer_setup(evidence, asked)
     source = TraceSource(folder / files.WORKLOAD)
@@ -114,7 +119,7 @@ def rebuild_stage(folder: Path, asked: UserSettings) -> tuple[RebuiltWorkload, S
 
 
 def _seed(folder: Path) -> int:
-    """Return the seed of the ensemble member that the workload is, or 0 without an ensemble."""
+    """Return the seed of the ensemble member in ``workload.csv``, or 0 if there is no ensemble."""
     if not (folder / files.ENSEMBLE).is_file():
         return 0
     return int(pd.read_csv(folder / files.ENSEMBLE)["seed"].iloc[0])
@@ -123,7 +128,10 @@ def _seed(folder: Path) -> int:
 def calibrate_stage(
     folder: Path, asked: UserSettings, tell: ReportProgress = lambda _done, _total: None
 ) -> CostProfile:
-    """Fit the step costs; stage 3."""
+    """Stage 3: fit the step costs to the measured times.
+
+    ``tell`` receives the number of finished simulations and the expected number.
+    """
     if (folder / files.PROFILE).is_file():
         return load_profile(files.PROFILE, folder)
     rebuilt, setup = rebuild_stage(folder, asked)
@@ -166,7 +174,12 @@ def explain_stage(
     tell: Callable[[int, int | None], None] = lambda _done, _expected: None,
     try_flags: bool = True,
 ) -> IncidentAnswer:
-    """Simulate, compare with the observation, and report victims, cause and fix; stage 4."""
+    """Stage 4: simulate the incident, compare it with the observation, and write the diagnosis.
+
+    The answer names the affected requests, the cause and the fix. ``workers`` is the number of
+    processes that try flags; without ``try_flags``, no flag is tried. ``tell`` receives the
+    number of finished simulations and the expected number, None if unknown.
+    """
     profile = calibrate_stage(folder, asked)
     rebuilt, setup = rebuild_stage(folder, asked)
     evidence = files.read_evidence(folder)
@@ -213,9 +226,9 @@ def explain_stage(
 
 
 def summarize_stage(folder: Path, reason: UndeterminedError) -> IncidentAnswer:
-    """Report the measured figures if the inputs do not determine the workload.
+    """Answer from the measured metrics alone, for inputs that do not determine the workload.
 
-    Raises ``reason`` again if there are none.
+    Raises ``reason`` again if the inputs have no such metrics either.
     """
     evidence = files.read_evidence(folder)
     summary = summarize_log(evidence)
@@ -227,7 +240,11 @@ def summarize_stage(folder: Path, reason: UndeterminedError) -> IncidentAnswer:
 
 
 def _worlds(folder: Path, scenario: Scenario, profile: CostProfile) -> list[list[Scenario]]:
-    """Return other scenarios that fit the incident, each as a list of decreasing deviations."""
+    """Return other scenarios that fit the incident.
+
+    Each inner list holds alternatives of one scenario. The first alternative deviates most from
+    ``scenario``, the last one least.
+    """
     if (folder / files.ENSEMBLE).is_file():
         return [[one] for one in other_members(folder, scenario)]
     return scenarios_within_error(scenario, profile) if profile.fit.held_out else []
@@ -240,7 +257,6 @@ def _write_report(
     likeness: ObservedComparison,
     beside: pd.DataFrame,
 ) -> None:
-    """Write the report of the simulated incident with the observed figures beside it."""
     figures = [
         (line.name, f"{line.observed:.4g}", f"{line.simulated:.4g}", "yes" if line.agrees else "no")
         for line in likeness.lines
@@ -270,7 +286,10 @@ def _scenario(folder: Path) -> tuple[Scenario, list[Request]]:
 
 
 def _same(rebuilt: RebuiltWorkload, requests: Sequence[Request], folder: Path) -> None:
-    """Raise InputError if the workload does not match the evidence."""
+    """Raise InputError unless the scenario has as many requests as the evidence.
+
+    A user may have edited the workload.
+    """
     if len(requests) != len(rebuilt.observed):
         raise InputError(
             f"{folder / files.WORKLOAD}: has {len(requests)} requests where "

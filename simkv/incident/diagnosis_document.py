@@ -29,19 +29,23 @@ METHOD = (
 
 
 def request_label(observed: pd.DataFrame, row: int) -> str:
-    """Return a request's label, such as ``request 3 (cmpl-…)``."""
+    """Return the label of the request in this row of ``observed``, such as ``request 3
+    (cmpl-1a2b)``.
+    """
     name = observed.loc[row].get("request")
     return f"request {row} ({name})" if isinstance(name, str) else f"request {row}"
 
 
 def request_labels(observed: pd.DataFrame, rows: Sequence[int], most: int = 3) -> str:
-    """Return the first few labels and the number of other requests."""
+    """Return the labels of the first ``most`` requests, and the number of further requests."""
     first = ", ".join(request_label(observed, row) for row in rows[:most])
     return first + (f" and {len(rows) - most} more" if len(rows) > most else "")
 
 
 def victim_lines(observed: pd.DataFrame, result: RunResult, waits: WaitSummary) -> Iterator[str]:
-    """Yield the section on the requests that waited longest and the requests that blocked them."""
+    """Yield Markdown lines on the requests that waited longest and on the requests that blocked
+    them.
+    """
     if not waits.victims:
         return
     yield "## Victims"
@@ -70,7 +74,7 @@ def victim_lines(observed: pd.DataFrame, result: RunResult, waits: WaitSummary) 
 
 
 def verdict_lines(found: Sequence[Verdict], waits: WaitSummary) -> Iterator[str]:
-    """Yield the section on verdicts and on waiting seconds by cause."""
+    """Yield Markdown lines on the verdicts and on the waiting time in seconds by cause."""
     yield "## Where the time went"
     yield ""
     for verdict in found:
@@ -81,7 +85,7 @@ def verdict_lines(found: Sequence[Verdict], waits: WaitSummary) -> Iterator[str]
 
 
 def remedy_lines(mending: RemedySearch) -> Iterator[str]:
-    """Yield the section on helpful changes, their side effects and the extent of the search."""
+    """Yield Markdown lines on the changes that help, their side effects and the number of trials."""
     yield "## What would have helped"
     yield ""
     if mending.remedies:
@@ -114,7 +118,7 @@ def _worlds(mending: RemedySearch) -> str:
 
 
 def describe_remedy(remedy: Remedy) -> str:
-    """Return a change with its benefit and its side effects."""
+    """Return one line of text on a change: its benefit and its side effects."""
     gained = remedy.gain.told if remedy.gain else _told(remedy)
     cost = _cost(remedy)
     return f"{_change(remedy)} ({gained}{f'; {cost}' if cost else ''})"
@@ -125,7 +129,9 @@ def _change(remedy: Remedy) -> str:
 
 
 def _cost(remedy: Remedy) -> str:
-    """Return ``2 others slower, x1.3 at worst; 1 without an answer`` or parts of it."""
+    """Return a text such as ``2 others slower, x1.3 at worst; 1 without an answer``, or half of
+    it.
+    """
     cost = remedy.cost
     parts = [f"{cost.slower} others slower, x{cost.worst:.1f} at worst"] if cost.slower else []
     parts += [f"{cost.failed} others without an answer"] if cost.failed else []
@@ -133,12 +139,12 @@ def _cost(remedy: Remedy) -> str:
 
 
 def _told(remedy: Remedy) -> str:
-    """Return the effect of a change on the run, in the words of what-if."""
+    """Return the effect of a change on the run, in the words of ``simkv whatif``."""
     return remedy.effect.sentence.removeprefix(f"{remedy.effect.change}: ")
 
 
 def timeline_lines(beside: pd.DataFrame) -> Iterator[str]:
-    """Yield the table of observed and simulated values over time."""
+    """Yield the Markdown table of observed and simulated values over time."""
     yield "## Over time, observed / simulated"
     yield ""
     yield f"| {' | '.join(HEAD)} |"
@@ -156,7 +162,10 @@ def render_diagnosis(
     notes: Sequence[str],
     rest: Sequence[str],
 ) -> str:
-    """Return the whole document; ``rest`` holds the sections of an explanation."""
+    """Return the text of ``diagnosis.md``.
+
+    ``five`` are the summary lines, and ``rest`` holds the sections that explain the incident.
+    """
     lines = [
         f"# {escape_markdown(evidence.source)}",
         "",
@@ -191,7 +200,7 @@ def render_diagnosis(
 
 
 def render_summary(five: Sequence[str], evidence: Evidence) -> str:
-    """Return the document of an answer from measured figures alone."""
+    """Return the text of ``diagnosis.md`` for an answer from measured metrics alone."""
     lines = [f"# {escape_markdown(evidence.source)}", ""]
     lines += [*(f"{escape_markdown(line)}  " for line in five), "", "## The server", ""]
     lines += [
@@ -203,7 +212,7 @@ def render_summary(five: Sequence[str], evidence: Evidence) -> str:
 
 
 def summary_lines(summary: LogSummary | None) -> Iterator[str]:
-    """Yield the section on the measured figures of the log."""
+    """Yield Markdown lines on the measured metrics of the log."""
     if summary is None:
         return
     yield "## Measured figures"

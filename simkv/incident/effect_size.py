@@ -1,12 +1,13 @@
-"""Effect of a change with its interval.
+"""Effect of a change on one metric, with an interval.
 
-The effect is measured by one figure: finished requests, their mean E2E (over requests that finish
-in both runs), the longest stall, or preemptions. It is simulated with and without the change in
-several worlds. If the workload is sampled, the worlds are the likely members of the ensemble.
-Otherwise they have all step costs scaled down, or up, by the profile's held-out error, or by less
-until the incident occurs as observed. In each world, requests are resampled with replacement (each
-with its results of both runs). The interval extends from the lowest 5th percentile over all worlds
-to the highest 95th.
+The metric is the number of finished requests, their mean E2E latency (over requests that finish
+with and without the change), the longest stall, or the number of preemptions. It is simulated
+with and without the change in several scenarios. If the workload was sampled, these scenarios are
+the likely members of the ensemble. Otherwise, one has all step costs scaled down and one has them
+scaled up, by the held-out error of the profile; the error is reduced until the scenario
+reproduces the incident. For each scenario, the requests are resampled with replacement, each with
+the results of both runs. The interval extends from the lowest 5th percentile of all scenarios to
+the highest 95th.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ _FIGURES = {STALLED: "longest_stall_s", PREEMPTED: "preemptions"}
 
 @dataclass(frozen=True)
 class EffectSize:
-    """Effect of a change on ``figure``.
+    """Effect of a change on the metric ``figure``.
 
-    ``before`` and ``after`` are its values in the simulated incident. ``low`` and ``high`` bound
-    their ratio (for finished requests, ``answered``, their difference) over ``worlds`` other
-    worlds; both are None if one world has no such ratio. ``of`` is the smallest and the largest
-    number of ``requests`` that a mean covers in a world: requests that finish with and without the
-    change.
+    ``before`` and ``after`` are the values of the metric in the simulated incident. ``low`` and
+    ``high`` bound the ratio of after to before over ``worlds`` other scenarios; for finished
+    requests (``answered``), they bound the difference. Both are None if the ratio is undefined in
+    one of the scenarios. ``of`` is the smallest and the largest number of ``requests`` that a
+    mean covers in a scenario, which are the requests that finish with and without the change.
     """
 
     figure: str
@@ -50,14 +51,16 @@ class EffectSize:
 
     @property
     def sure(self) -> bool:
-        """Whether no value in the interval is a loss by the thresholds of what-if."""
+        """Whether the whole interval is an improvement, by the thresholds of ``simkv whatif``."""
         if self.low is None or self.high is None:
             return False
         return self.low >= 0 if self.figure == ANSWERED else self.high < 1 + MIN_LATENCY_CHANGE
 
     @property
     def told(self) -> str:
-        """For example ``mean E2E 41.1 s -> 5.8 s, x0.14, 90 % interval 0.12 to 0.17``."""
+        """The effect as text, such as ``mean E2E 41.1 s -> 5.8 s, x0.14, 90 % interval 0.12 to
+        0.17``.
+        """
         if self.figure == ANSWERED:
             ends = self._ends("{:+.0f}".format)
             return f"answered {self.before:.0f} -> {self.after:.0f}, {ends}"
@@ -82,8 +85,9 @@ class EffectSize:
 class SideEffects:
     """Side effects of a change on other requests.
 
-    ``slower`` requests take at least 5 % longer, by a factor of ``worst`` at most; ``failed`` more
-    requests get no answer.
+    ``slower`` is the number of requests that take at least 5 % longer, and ``worst`` the largest
+    factor by which one takes longer. ``failed`` is the number of requests that get an answer only
+    without the change.
     """
 
     slower: int
@@ -92,14 +96,16 @@ class SideEffects:
 
 
 def measure_side_effects(effect: Effect, base: RunFigures) -> SideEffects:
-    """Return the side effects on the requests that a change makes slower or fail."""
+    """Count the requests that a change makes slower or leaves without an answer."""
     before, after = ({e.id: e.e2e_s for e in run.endings} for run in (base, effect.figures))
     ratios = [(after[i] or 0.0) / (before[i] or 1.0) for i in effect.slower]
     return SideEffects(len(ratios), max(ratios, default=1.0), len(effect.newly_failed))
 
 
 def choose_figure(effect: Effect, base: RunFigures) -> str:
-    """Return the figure that measures a helpful change, as what-if chooses it."""
+    """Return the name of the metric that measures the benefit of a change, as ``simkv whatif``
+    does.
+    """
     if effect.figures["finished"] != base["finished"]:
         return ANSWERED
     if abs(effect.e2e_ratio - 1) >= MIN_LATENCY_CHANGE:
@@ -112,9 +118,10 @@ def choose_figure(effect: Effect, base: RunFigures) -> str:
 def measure_effect(
     effect: Effect, base: RunFigures, worlds: Sequence[tuple[RunFigures, RunFigures]]
 ) -> EffectSize:
-    """Measure the effect of a change.
+    """Measure the effect of a change on the incident, with its interval.
 
-    ``worlds`` are pairs of runs without and with the change, in worlds other than the incident.
+    Each pair in ``worlds`` holds the runs of another likely scenario, without and with the
+    change.
     """
     figure = choose_figure(effect, base)
     runs = [(base, effect.figures), *worlds]
@@ -148,7 +155,7 @@ def measure_effect(
 
 
 def _paired(before: RunFigures, after: RunFigures) -> tuple[Floats, Floats]:
-    """Return E2E (s) of the requests of two runs, NaN for requests without an answer."""
+    """Return the E2E latencies in both runs, in seconds per request; NaN without an answer."""
     ends = {ending.id: ending.e2e_s for ending in after.endings}
     both = [(e.e2e_s, ends[e.id]) for e in before.endings if e.id in ends]
     pairs = np.array([[np.nan if e is None else e for e in pair] for pair in both], np.float64)
@@ -156,7 +163,10 @@ def _paired(before: RunFigures, after: RunFigures) -> tuple[Floats, Floats]:
 
 
 def _drawn(before: Floats, after: Floats, figure: str) -> Floats:
-    """Return the effect in each of ``RESAMPLES`` resamplings of the requests."""
+    """Return the effect in each of ``RESAMPLES`` resamples of the requests.
+
+    It is a ratio of means or, for finished requests, a difference.
+    """
     luck, count = np.random.default_rng(0), len(before)
     if figure == ANSWERED:
         one, other = np.isfinite(before).astype(float), np.isfinite(after).astype(float)

@@ -1,4 +1,4 @@
-"""Calibrate and simulate the members of an ensemble, and select the likely ones."""
+"""Calibrate and simulate the members of an ensemble of workloads, and select the likely ones."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ MEMBERS_WRITTEN = 4
 
 @dataclass(frozen=True)
 class EnsembleFigure:
-    """A figure of the members: the mean of a column of times, or its ``quantile``."""
+    """A metric of the ensemble: the mean of a column of request times, or its ``quantile``."""
 
     column: str
     label: str
     quantile: float | None = None
 
     def of(self, table: pd.DataFrame) -> float:
-        """Return the figure of a table of requests, in s."""
+        """Return the metric in seconds for this table of requests."""
         values = table[self.column]
         found = values.mean() if self.quantile is None else values.quantile(self.quantile)
         return float(found) / 1e3
@@ -61,9 +61,11 @@ def fit_members(
     steps: pd.DataFrame | None = None,
     tell: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> tuple[pd.DataFrame, dict[int, CostProfile]]:
-    """Return the likely members, the likeliest first (seed and figures in s), and profiles by seed.
+    """Return a table of the likely members, the likeliest first, and their profiles by seed.
 
-    ``steps`` are the logged steps, if any. Raises UndeterminedError if no member can be simulated.
+    The table has the seed and the metrics in seconds. ``steps`` are the logged steps, if any.
+    ``tell`` receives the number of finished members and the total. Raises UndeterminedError if no
+    member can be simulated.
     """
     rows, profiles = [], {}
     for seed in range(MEMBERS):
@@ -114,9 +116,10 @@ def write_members(
     table: pd.DataFrame,
     profiles: dict[int, CostProfile],
 ) -> None:
-    """Write workload and profile of the likely members except the first, which is the incident's.
+    """Write the workload and the profile of each likely member except the first.
 
-    The files are ``ensemble-SEED.csv`` and ``ensemble-SEED.json``.
+    The first member is the incident's own workload. The files are ``ensemble-SEED.csv`` and
+    ``ensemble-SEED.json``.
     """
     for seed in table["seed"].astype(int).tolist()[1 : MEMBERS_WRITTEN + 1]:
         workload, profile = _files(folder, seed)
@@ -128,7 +131,7 @@ def write_members(
 
 
 def other_members(folder: Path, scenario: Scenario) -> list[Scenario]:
-    """Return the scenario of each other likely member whose files exist."""
+    """Return the scenarios of the likely members except the first, if their files exist."""
     table = pd.read_csv(folder / ENSEMBLE)
     first, knob = int(table["memory"].iloc[0]), find_engine_spec(scenario.engine).memory
     found = []
@@ -149,12 +152,12 @@ def _files(folder: Path, seed: int) -> tuple[Path, Path]:
 
 
 def write_rebuilt(path: Path, rebuilt: RebuiltWorkload, source: TraceSource) -> None:
-    """Write the requests as a simkv trace."""
+    """Write the reconstructed requests to ``path`` as a simkv trace."""
     write_file(path, [rebuilt.rows], used_columns(rebuilt.rows, ["arrival"]), source)
 
 
 def describe_intervals(table: pd.DataFrame) -> list[str]:
-    """Return each figure with its 90 % interval, one line per figure."""
+    """Return one line of text per metric, with its 90 % interval."""
     lines = []
     for name, wanted in FIGURES.items():
         if table[name].isna().any():

@@ -1,7 +1,7 @@
-"""Evidence from the sources of an incident in common tables, and joined.
+"""Evidence: what the sources of an incident report, as tables with common columns.
 
-Times are seconds since 1970 on the source's own clock, or since its first row if it has no wall
-clock (``wall`` is false).
+Times are in seconds since 1970 on the clock of the source. If the source has no wall clock
+(``wall`` is false), times count from its first row.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ class UndeterminedError(InputError):
 
 @dataclass(frozen=True)
 class StatedSetting:
-    """A setting of the engine: its ``value``, and the source location (``where``)."""
+    """A setting of the engine that a source reports.
+
+    ``where`` names the source and line, such as ``server.log:12``.
+    """
 
     value: Any
     where: str
@@ -55,14 +58,15 @@ class StatedSetting:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Evidence from one source, or joined from several sources of one incident.
+    """Evidence from one source, or from all sources of one incident.
 
     ``requests`` is a table as returned by ``read_measured``, with arrival times in ``t_s``.
-    ``arrivals`` lists requests with known arrival only (``request``, ``t_s``, ``max_tokens``,
-    ``prompt_tokens``; unknown lengths are 0). ``access`` counts HTTP requests for tokens, between
-    ``from_s`` and ``t_s``: ``accepted``, ``rejected`` (status 4xx) and ``failed`` (5xx). ``engine``
-    is the engine's name, ``settings`` its start options under the engine's names. ``died`` is the
-    log line of the engine's death. ``notes`` are sentences on omissions and assumptions, ``lacks``
+    ``arrivals`` lists requests of which only the arrival is known (``request``, ``t_s``,
+    ``max_tokens``, ``prompt_tokens``; an unknown length is 0). ``access`` counts the HTTP
+    requests for tokens from ``from_s`` to ``t_s``: ``accepted``, ``rejected`` (status 4xx) and
+    ``failed`` (status 5xx). ``engine`` is the name of the engine, and ``settings`` are its start
+    options under the engine's own names. ``died`` is the log line that reports the end of the
+    engine process. ``notes`` are sentences on omissions and assumptions, ``lacks`` are sentences
     on missing information.
     """
 
@@ -82,9 +86,10 @@ class Evidence:
 
 
 def sum_over_ranks(series: pd.DataFrame) -> pd.DataFrame:
-    """Sum running and waiting requests over ranks and average cache usage, by time.
+    """Return statistics by time: running and waiting requests summed over ranks, mean cache
+    usage.
 
-    A rank without a value at some time keeps its previous value.
+    At a time without a value of a rank, the last value of that rank is used.
     """
     each = series.drop_duplicates(["t_s", "engine"], keep="last")
     found = {
@@ -96,10 +101,10 @@ def sum_over_ranks(series: pd.DataFrame) -> pd.DataFrame:
 
 
 def source_location(path: Path, line: int) -> str:
-    """Return a source location such as ``server.log:12``."""
+    """Return the place in a source as text, such as ``server.log:12``."""
     return f"{path.name}:{line}"
 
 
 def tables(parts: Sequence[Evidence], name: str) -> list[pd.DataFrame]:
-    """Return the tables of this name that the sources have."""
+    """Return the tables in the field ``name`` of all sources that have one."""
     return [getattr(part, name) for part in parts if getattr(part, name) is not None]

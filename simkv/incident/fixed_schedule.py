@@ -1,7 +1,7 @@
-"""Steps of one simulation with their batches fixed, to compute their seconds at other costs.
+"""The batches of one simulation, kept fixed to compute their durations at other step costs.
 
-The seconds of a request's prefill and decode are sums over rows of the step log, so a fit does not
-have to simulate again for each set of costs.
+The prefill and decode time of a request is a sum over steps. A fit can therefore try other step
+costs without another simulation.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ Ints = npt.NDArray[np.int64]
 class FixedSchedule:
     """The contents of each step, and the range of steps of each request.
 
-    Rows ``first`` to ``token`` extend from a request's first scheduling to its first token, the
-    rows after that to ``last`` are its decode (-1 if it did not get there). ``came`` is the row
-    during which it arrived; ``left`` is the share of that row after the arrival. Steps of ranks in
-    lockstep take ``slowed`` times as long as in isolation.
+    A row is a step. A request is first scheduled in row ``first`` and gets its first token in row
+    ``token``; the rows after ``token`` up to ``last`` are its decode. A value is -1 if the
+    request did not get that far. The request arrived during row ``came``, and ``left`` is the
+    fraction of that row after the arrival. ``slowed`` is the duration of each step relative to
+    its duration in isolation: data-parallel ranks in lockstep wait for each other.
     """
 
     prefill_tokens: Floats
@@ -49,9 +50,9 @@ class FixedSchedule:
     def of(
         made: ScenarioRun, count: int, prices: UnitCosts, shape: ModelTraits | None = None
     ) -> FixedSchedule:
-        """Build from a run of ``count`` requests, indexed by id, simulated at the costs ``prices``.
+        """Build the schedule from a run of ``count`` requests, whose ids are 0 to ``count`` - 1.
 
-        ``shape`` describes the model.
+        ``prices`` are the step costs of that run, and ``shape`` describes the model.
         """
         record = made.record
         log = record.steps
@@ -102,15 +103,15 @@ class FixedSchedule:
         return replace(found, slowed=(ends - starts) / alone)
 
     def steps(self, prices: UnitCosts) -> Floats:
-        """Return the seconds of each step at these costs."""
+        """Return the duration in seconds of each step at these step costs."""
         cost = seconds_without_attention(self.prefill_tokens, self.decode_seqs, prices, self.shape)
         beside = np.where(self.prefills, MIXED_DECODE_FACTOR, 1.0) * prices.context * self.context
         return np.asarray((cost + prices.pair * self.pairs + beside) * self.slowed)
 
     def spans(self, prices: UnitCosts) -> tuple[Floats, Floats, Floats]:
-        """Return the seconds of each request's prefill, decode and time to first token.
+        """Return the prefill time, decode time and TTFT of each request in seconds.
 
-        The last includes waiting. NaN if the request did not get there.
+        The TTFT includes waiting. A value is NaN if the request did not get that far.
         """
         cost = self.steps(prices)
         total = np.concatenate([[0.0], np.cumsum(cost)])

@@ -47,11 +47,12 @@ IDENTIFIABLE_SPREAD = 0.5
 
 @dataclass(frozen=True)
 class IncidentAnswer:
-    """The answer: ``summary_lines`` (five), and the whole ``text`` of ``diagnosis.md``.
+    """Answer of a diagnosis.
 
-    ``healthy`` is true if nothing is wrong; ``explained`` is false if the simulation does not
-    reproduce the incident. ``cause`` is the name of the verdict or wait; ``remedy`` is the first
-    suggested fix.
+    ``summary_lines`` are five lines, and ``text`` is the content of ``diagnosis.md``. ``healthy``
+    is true if nothing is wrong. ``explained`` is false if the simulation does not reproduce the
+    incident. ``cause`` is the name of the verdict or of the kind of waiting; ``remedy`` is the
+    first suggested fix.
     """
 
     summary_lines: tuple[str, ...]
@@ -63,9 +64,10 @@ class IncidentAnswer:
 
 
 def summarize_measured(summary: LogSummary, evidence: Evidence, reason: str) -> IncidentAnswer:
-    """Build the answer from measured figures alone, for inputs that do not determine the workload.
+    """Build the answer from measured metrics alone, for inputs that do not determine the
+    workload.
 
-    ``reason`` states what the inputs lack.
+    ``reason`` states which information the inputs lack.
     """
     problems = summary.problems
     healthy = not problems
@@ -94,7 +96,8 @@ def refuse_explanation(
 ) -> IncidentAnswer:
     """Build the answer for a simulation that does not reproduce the observation.
 
-    It lists missing information. ``beside`` is the table over time.
+    The answer lists the information that would help. ``beside`` is the table of observed and
+    simulated values over time.
     """
     missed = "; ".join(
         f"{line.name}: {line.simulated:.4g} simulated, {line.observed:.4g} {line.kind}"
@@ -127,7 +130,8 @@ def explain_incident(
 ) -> IncidentAnswer:
     """Build the answer for a reproduced incident: affected requests, cause and fix.
 
-    ``ensemble`` has the figures of the likely reconstructions, if requests are sampled.
+    ``ensemble`` has the metrics of the likely reconstructions if the requests are sampled.
+    ``mending`` is None if no flags were tried.
     """
     waits, found = summarize_waits(result), server_verdicts(result)
     healthy = is_healthy(result)
@@ -154,7 +158,7 @@ def explain_incident(
 
 
 def _describe_hit_rate(summary: LogSummary | None) -> str:
-    """Return the measured finding on the prefix hit rate or the front end, if there is one."""
+    """Return the finding on the prefix hit rate or on the front end as text, or an empty string."""
     named = ("hit rate falls", "front-end bound")
     found = [one.text for one in summary.findings if one.name in named] if summary else []
     return f" Measured: {'; '.join(found)}." if found else ""
@@ -222,9 +226,10 @@ def _describe_cause(
 
 
 def describe_search(search: RemedySearch | None, healthy: bool, sampled: bool = False) -> str:
-    """Return the ``Fix:`` line: the best changes that the search found.
+    """Return the ``Fix:`` line, with the best changes that the search found.
 
-    If requests are ``sampled``, a change is named only if it helps in all reconstructions.
+    If the requests are ``sampled``, the line names a change only if the change helps in all
+    reconstructions.
     """
     if healthy:
         return "Fix: none needed."
@@ -253,7 +258,7 @@ def describe_search(search: RemedySearch | None, healthy: bool, sampled: bool = 
 def _describe_confidence(
     likeness: ObservedComparison, setup: ServerSetup, ensemble: pd.DataFrame | None
 ) -> str:
-    """Return the ``Confidence:`` line; it names the source of each figure."""
+    """Return the ``Confidence:`` line, which names the source of each number."""
     parts = []
     for start, label, unit in (("E2E mean", "mean E2E", " s"), ("mean running", "running", "")):
         line = next((one for one in likeness.lines if one.name.startswith(start)), None)
@@ -272,7 +277,7 @@ def _describe_confidence(
 
 
 def describe_ensemble(ensemble: pd.DataFrame) -> str:
-    """Return how far the mean E2E differs between the reconstructions, in words."""
+    """Return a sentence on the difference in mean E2E latency between the reconstructions."""
     low, high, mean = (float(ensemble["e2e"].agg(name)) for name in ("min", "max", "mean"))
     known = high - low <= IDENTIFIABLE_SPREAD * mean
     return (

@@ -1,10 +1,12 @@
-"""Fit step costs without a GPU, so that the simulation reproduces an incident's measured times.
+"""Fit step costs without a GPU, so that the simulation reproduces the measured times of an
+incident.
 
-The scenario is simulated. With its batches fixed, the unit costs are adjusted until prefill and
-time per token of the requests match the observed values. Then it is simulated again with the new
-costs, and so on. The fit minimizes relative errors with a soft L1 loss, so outliers count less;
-values that GPU and model make likely are priors of the costs. One request in four is held out; its
-errors are the errors of the profile. The round whose simulation is closest is used.
+The fit simulates the scenario, keeps its batches fixed, and adjusts the unit costs until the
+prefill times and the times per token match the observed values. It then simulates again with the
+new costs, several times, and uses the round whose simulation is closest. The fit minimizes
+relative errors with a soft L1 loss, which gives outliers less weight. The values expected for the
+GPU and the model are priors of the costs. One request in four is held out; the errors of these
+requests become the errors of the profile.
 """
 
 from __future__ import annotations
@@ -53,10 +55,11 @@ MIN_OUTPUT_TOKENS = 4
 
 @dataclass(frozen=True)
 class ObservedTimes:
-    """Targets of the fit: seconds of prefill and per token of each request (NaN if unknown).
+    """Targets of the fit: prefill time and time per token of each request, in seconds (NaN if
+    unknown).
 
-    Without queue times, the prefill is the time to the first token, waiting included
-    (``with_queue``).
+    If queue times are unknown, the prefill time is the TTFT including waiting, and ``with_queue``
+    is true.
     """
 
     prefill: Floats
@@ -66,7 +69,9 @@ class ObservedTimes:
 
     @staticmethod
     def of(observed: pd.DataFrame, *, prefills: bool = True) -> ObservedTimes:
-        """Build from the observed requests; without ``prefills``, prefill times are unknown."""
+        """Build the targets from the observed requests; without ``prefills``, all prefill times
+        are NaN.
+        """
         with_queue = bool(observed["queue_ms"].isna().all())
         prefill = observed["prefill_ms"]
         if prefill.isna().all():
@@ -79,13 +84,18 @@ class ObservedTimes:
         return ObservedTimes(first, later, whole, with_queue)
 
     def beside(self, simulated: pd.DataFrame) -> tuple[Floats, Floats]:
-        """Return log(simulated / measured) of prefills and of decodes, per request."""
+        """Return log(simulated / measured) of prefill times and of times per token, for each
+        request.
+        """
         prefill = simulated["ttft_ms" if self.with_queue else "prefill_ms"].to_numpy(np.float64)
         decode = simulated["tpot_ms"].to_numpy(np.float64)
         return _log(prefill / 1e3, self.prefill), _log(decode / 1e3, self.decode)
 
     def means(self, simulated: pd.DataFrame, kept: npt.NDArray[np.bool_]) -> Floats:
-        """Return log(simulated / measured) of mean E2E and mean time per token of some requests."""
+        """Return log(simulated / measured) of the mean E2E and of the mean time per token.
+
+        The means are over the requests for which ``kept`` is true.
+        """
         found = []
         for name, seen in (("e2e_ms", self.whole), ("tpot_ms", self.decode)):
             found.append(_mean_log(simulated[name].to_numpy(np.float64) / 1e3, seen, kept))
@@ -93,12 +103,16 @@ class ObservedTimes:
 
 
 def _soft(errors: Floats) -> Floats:
-    """Return the soft L1 loss: squares of small errors, linear in large ones."""
+    """Return the soft L1 loss of each error, which is quadratic near 0 and linear for large
+    errors.
+    """
     return np.asarray(2 * (np.sqrt(1 + (errors / 2) ** 2) - 1) * 2)
 
 
 def _mean_log(made: Floats, seen: Floats, kept: npt.NDArray[np.bool_]) -> float:
-    """Return the logarithm of the ratio of two means, over requests that have both values."""
+    """Return log(mean of ``made`` / mean of ``seen``), over the kept requests that have both
+    values.
+    """
     both = kept & np.isfinite(made) & np.isfinite(seen)
     return float(_log(made[both].mean(), seen[both].mean())) if both.any() else 0.0
 
@@ -120,11 +134,12 @@ def calibrate_incident(
 ) -> tuple[CostProfile, Scenario]:
     """Return the profile that reproduces the observed times, and the scenario.
 
-    The scenario has the KV cache size that fits best if the size is unknown. ``observed`` and
-    ``requests`` are the same requests in the same order. ``steps`` are the logged steps, if any
-    (see ``fit_unit_costs``). Times of requests sampled from log lines (``of_lines``) are less
-    informative than logged steps and do not include prefill times. ``tell`` reports the number of
-    finished simulations. Raises UndeterminedError if there is nothing to fit to.
+    If the size of the KV cache is unknown, the scenario has the size that fits best. ``requests``
+    and the rows of ``observed`` are the same requests in the same order. ``steps`` are the logged
+    steps, if any (see ``fit_unit_costs``). If the requests were sampled from log lines,
+    ``of_lines`` is true: their times are less reliable than logged steps, and they have no
+    prefill times. ``tell`` receives the number of finished simulations and the total. Raises
+    UndeterminedError if there are no measured times.
     """
     budget = getattr(scenario.engine, "max_num_batched_tokens", 0) or 8192
     shape, gpu = _shape(setup, budget), known_gpu(setup.gpu or "")
@@ -159,11 +174,12 @@ def calibrate_incident(
 
 
 def choose_fitted_rows(count: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """Return the rows of the requests that are simulated for the fit, and which are warm-up.
+    """Return the rows of the requests to simulate for the fit, and which of them only warm up.
 
-    All requests are used up to ``MAX_FITTED_REQUESTS``. Of more, segments of successive requests
-    are used at equal distances from the first to the last, because the load may change. The first
-    requests of a later segment meet an empty server, so they are not fitted.
+    Up to ``MAX_FITTED_REQUESTS``, these are all requests. From a longer list, the function takes
+    segments of successive requests at equal distances, because the traffic may change over time.
+    In each segment after the first, the first requests meet an empty server, so they only warm it
+    up and are not fitted.
     """
     if count <= MAX_FITTED_REQUESTS:
         return np.arange(count), np.zeros(count, bool)
@@ -175,7 +191,9 @@ def choose_fitted_rows(count: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
 
 
 def _sizes(scenario: Scenario, observed: pd.DataFrame, setup: ServerSetup) -> list[Scenario]:
-    """Return the scenario and, if an unknown cache size matters, variants with similar sizes."""
+    """Return the scenarios to fit: with the given cache size and, if it is unknown, similar
+    sizes.
+    """
     if not setup.guessed or not (observed["queue_ms"] > 1e3 * MIN_QUEUE_S).any():
         return [scenario]
     spec = find_engine_spec(scenario.engine)
@@ -197,7 +215,9 @@ def _shape(setup: ServerSetup, budget: int) -> ModelTraits | None:
 
 
 def _front(observed: pd.DataFrame) -> float:
-    """Return the seconds before a request reaches the engine core: TTFT minus queue and prefill."""
+    """Return the time in seconds before a request reaches the engine core: TTFT - queue -
+    prefill.
+    """
     if "prefill_ms" not in observed:
         return 0.0
     front = (observed["ttft_ms"] - observed["queue_ms"] - observed["prefill_ms"]).median()
@@ -205,7 +225,9 @@ def _front(observed: pd.DataFrame) -> float:
 
 
 def _between(guess: UnitCosts, aims: dict[str, CostPrior]) -> UnitCosts:
-    """Return the start of the fit: well-known priors, else the guess."""
+    """Return the start values of the fit: the mean of a prior if it is well known, else the
+    guess.
+    """
     return UnitCosts(
         **{n: aims[n].price if aims[n].sigma < 0.5 else getattr(guess, n) for n in UNIT_COST_NAMES}
     )
@@ -235,7 +257,10 @@ def _of_steps(
     setup: ServerSetup,
     count: int,
 ) -> CostProfile:
-    """Build the profile of logged steps, for requests without known times."""
+    """Build a profile from logged steps, for requests without measured times.
+
+    ``errors`` are the log errors of the held-out steps; ``prefills`` marks those with a prefill.
+    """
     held_out = summarize_errors_by_kind(_named(errors[prefills], errors[~prefills]))
     return _draft(prices, shape, 0.0).model_copy(
         update={
@@ -275,7 +300,9 @@ class _Fitter:
         self.done = 0
 
     def fitted(self, start: UnitCosts, rounds: int) -> tuple[UnitCosts, float]:
-        """Return the costs with the smallest error, and that error."""
+        """Return the unit costs with the smallest error after ``rounds`` simulations, and that
+        error.
+        """
         best, least, prices = start, np.inf, start
         for _ in range(rounds):
             simulated, frozen = self._simulated(prices)
@@ -289,7 +316,7 @@ class _Fitter:
         return best, least
 
     def _missed(self, simulated: pd.DataFrame) -> float:
-        """Return the error of a simulation relative to the measured times."""
+        """Return the error of the simulated times relative to the measured times."""
         prefill, decode = self.measured.beside(simulated)
         single = np.concatenate([prefill[self.kept], decode[self.kept]])
         single = np.where(np.isfinite(single), single, 3.0)[np.isfinite(self._seen)]
@@ -301,7 +328,7 @@ class _Fitter:
         return np.concatenate([self.measured.prefill[self.kept], self.measured.decode[self.kept]])
 
     def _moved(self, start: UnitCosts, frozen: FixedSchedule) -> UnitCosts:
-        """Return the costs with the smallest error for fixed batches."""
+        """Return the unit costs with the smallest error if the batches stay fixed."""
         begin = np.log(np.array(astuple(start)))
         centre = np.array([np.log(self.aims[name].price) for name in UNIT_COST_NAMES])
         sigma = np.array([self.aims[name].sigma for name in UNIT_COST_NAMES])
@@ -335,7 +362,7 @@ class _Fitter:
         return _draft(prices, self.shape, self.front)
 
     def profile(self, prices: UnitCosts, setup: ServerSetup) -> CostProfile:
-        """Build the profile at these costs, with its errors on the held-out requests."""
+        """Build the profile of these unit costs, with the errors of the held-out requests."""
         prefill, decode = self.measured.beside(self._simulated(prices)[0])
         left = self.used & ~self.kept if (self.used & ~self.kept).any() else self.kept
         held_out = summarize_errors_by_kind(_named(prefill[left], decode[left]))
@@ -372,7 +399,7 @@ def _named(prefill: Floats, decode: Floats) -> Iterator[tuple[str, float]]:
 
 
 def _concurrency(served: pd.DataFrame) -> tuple[float, float]:
-    """Return the 5th percentile and the maximum of the requests in the system at arrivals."""
+    """Return the 5th percentile and the maximum of the requests in the system, at the arrivals."""
     arrivals = served["t_s"].to_numpy(np.float64)
     begin, end = np.sort(arrivals), np.sort(arrivals + served["e2e_ms"].to_numpy(np.float64) / 1e3)
     present = np.searchsorted(begin, begin, "right") - np.searchsorted(end, begin)

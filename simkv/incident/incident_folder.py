@@ -1,11 +1,12 @@
-"""The directory of an incident: results of each stage as files that can be read and edited.
+"""The directory of a diagnosis: each stage writes files that the user can read and edit.
 
-Stage 1 writes ``evidence.json`` (settings, notes) and, if available, ``requests.csv``,
-``arrivals.csv``, ``access.csv``, ``observed.csv`` and ``iterations.csv``. Stage 2 writes
-``workload.csv`` and ``scenario.yaml``. Stage 3 writes ``profile.json``; if requests are sampled, it
-also writes ``ensemble.csv`` with the figures of the likely members. Then ``workload.csv`` is the
-first member, and the next ones are in ``ensemble-SEED.csv`` and ``ensemble-SEED.json``. Stage 4
-writes ``diagnosis.md``, ``compared.csv``, ``observed.png`` and ``report.html``.
+Stage 1 writes ``evidence.json`` (settings and notes) and the tables that the inputs contain:
+``requests.csv``, ``arrivals.csv``, ``access.csv``, ``observed.csv`` and ``iterations.csv``. Stage
+2 writes ``workload.csv`` and ``scenario.yaml``. Stage 3 writes ``profile.json``. If the requests
+are sampled, stage 3 also writes ``ensemble.csv`` with the metrics of the likely ensemble members.
+The first member is then in ``workload.csv``, and the others are in ``ensemble-SEED.csv`` and
+``ensemble-SEED.json``. Stage 4 writes ``diagnosis.md``, ``compared.csv``, ``observed.png`` and
+``report.html``.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def check_incident_folder(folder: Path) -> None:
 
 
 def write_evidence(folder: Path, evidence: Evidence) -> None:
-    """Write the files of stage 1, and remove the files of an earlier incident."""
+    """Write the files of stage 1, and remove the files of an earlier diagnosis."""
     make_folder(folder)
     for name in (*INCIDENT_FILES, *TABLES.values()):
         (folder / name).unlink(missing_ok=True)
@@ -96,7 +97,10 @@ def _plain(value: Any) -> Any:
 
 
 def read_evidence(folder: Path) -> Evidence:
-    """Read the files of stage 1, edits included. Raises InputError if they cannot be read."""
+    """Read the files of stage 1, which the user may have edited.
+
+    Raises InputError if a file cannot be read.
+    """
     path = folder / EVIDENCE
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
@@ -124,7 +128,7 @@ def read_evidence(folder: Path) -> Evidence:
 
 
 def write_scenario(folder: Path, setup: ServerSetup, profile: str, notes: tuple[str, ...]) -> None:
-    """Write ``scenario.yaml`` with the source of each setting."""
+    """Write ``scenario.yaml``, with the source of each setting as a comment."""
     tree = {
         "name": _name(folder),
         "summary": "Rebuilt from what a server wrote.",

@@ -1,4 +1,4 @@
-"""Simulate the incident and return request times and engine state for comparison."""
+"""Simulate the incident, and return request times and server state for the comparison."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def simulate_incident(
 ) -> ScenarioRun:
     """Simulate the scenario with the step costs of ``profile``.
 
-    ``requests`` replace the scenario's workload.
+    If given, ``requests`` replace the workload of the scenario.
     """
     spec = ReplicaSpec(scenario.engine, profile, profile.name)
     sent = None if requests is None else Clients(requests)
@@ -35,15 +35,17 @@ def simulate_incident(
 
 
 def rank_records(run: ScenarioRun) -> list[RunRecord]:
-    """Return the records of each rank, in the order of their steps in the run's record."""
+    """Return the record of each data-parallel rank, or the whole record in a list for a single
+    engine.
+    """
     return [lifetime.engine.record for lifetime in run.lifetimes]
 
 
 def request_times(record: RunRecord, front_s: float = 0.0) -> pd.DataFrame:
-    """Return one row per request by id, in ms as in spans; NaN for values it did not reach.
+    """Return a table with one row per request, ordered by id, with times in ms.
 
-    ``front_s`` is the time before the engine core receives a request; it is included in TTFT and
-    E2E.
+    A time is NaN if the request did not get that far. ``front_s`` is the time in seconds before a
+    request reaches the engine core; TTFT and E2E include it.
     """
     starts = record.steps.start
     rows = {}
@@ -69,9 +71,9 @@ def request_times(record: RunRecord, front_s: float = 0.0) -> pd.DataFrame:
 
 
 def sample_state(parts: Sequence[RunRecord], at: npt.NDArray[np.float64]) -> pd.DataFrame:
-    """Sample running and waiting requests and cache usage at some times (s), summed over ranks.
+    """Return running requests, waiting requests and cache usage at the times ``at`` (s).
 
-    Cache usage is the mean over ranks.
+    The requests are summed over the ranks ``parts``; the cache usage is the mean over the ranks.
     """
     found = [_at_times(record, at) for record in parts]
     whole = found[0]

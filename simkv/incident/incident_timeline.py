@@ -1,4 +1,4 @@
-"""Table of observed and simulated values over time, of about ten rows."""
+"""Table of observed and simulated values over time, with about ten rows."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ HEAD = ("from (s)", "running", "waiting", "KV cache in use", "TTFT (s)", "E2E (s
 def timeline(
     moments: pd.DataFrame, observed: pd.DataFrame, simulated: pd.DataFrame
 ) -> pd.DataFrame:
-    """Build the table of observed and simulated means per time window.
+    """Build the table of observed and simulated means per time interval.
 
-    ``t_s`` is the start of a window; each of ``TIMELINE_FIGURES`` has columns ``observed_`` and
-    ``simulated_``, NaN in empty windows. ``moments`` is the table of ``compare_observed``; requests
-    are in ms.
+    ``t_s`` is the start of an interval in seconds. Each metric in ``TIMELINE_FIGURES`` has one
+    column with the prefix ``observed_`` and one with ``simulated_``; the value is NaN if the
+    interval has no data. ``moments`` is the table of ``compare_observed``. The tables
+    ``observed`` and ``simulated`` have one row per request, with times in ms.
     """
     arrivals = (observed["t_s"] - observed["t_s"].iloc[0]).to_numpy(np.float64)
     end = max(float(moments["t_s"].max()), float(arrivals.max()), 1e-3)
@@ -40,7 +41,9 @@ def _means(values: pd.Series[float], row: np.ndarray) -> pd.Series[float]:
 
 
 def timeline_cells(table: pd.DataFrame) -> list[tuple[str, ...]]:
-    """Return the table as text, ``observed / simulated`` per cell, for the columns ``HEAD``."""
+    """Return the table as text for the columns ``HEAD``, with ``observed / simulated`` in each
+    cell.
+    """
     return [
         (
             f"{row['t_s']:.4g}",

@@ -1,10 +1,10 @@
 """Estimate step costs from the times of requests that were served concurrently.
 
-During the decode of a request, the engine also computed tokens of other requests, in proportion to
-the overlap of their prefill or decode with it. The seconds of each request are therefore a sum of
-unit costs times the work in that time; the costs minimize the relative error (non-negative least
-squares). A request that was preempted or skipped distorts only its own row, and the fit by
-simulation corrects that later.
+While a request decodes, the engine also computes tokens of other requests. Their number is
+estimated from the overlap of the other requests' prefill and decode with this decode. The
+duration of each prefill and decode is therefore a sum of unit costs times the work in that time,
+and the fit minimizes the relative errors (non-negative least squares). A request that was
+preempted or skipped distorts only its own equation; the later fit by simulation corrects that.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class CostPrior:
 
 
 def guess_unit_costs(observed: pd.DataFrame, budget: int) -> UnitCosts:
-    """Estimate the unit costs that best match the times of the requests.
+    """Estimate the unit costs that best match the measured times of the requests.
 
-    ``observed`` has t_s, prompt_tokens, output_tokens, ttft_ms and e2e_ms, and queue_ms and
-    prefill_ms where known. ``budget`` is the maximum number of tokens of a step.
+    ``observed`` has the columns t_s, prompt_tokens, output_tokens, ttft_ms and e2e_ms, and
+    queue_ms and prefill_ms if known. ``budget`` is the maximum number of tokens of a step.
     """
     known = observed.dropna(subset=["ttft_ms", "e2e_ms"]).head(MAX_ROWS)
     spans = _Spans(known)
@@ -86,7 +86,7 @@ def _sound(found: list[float], spans: _Spans) -> UnitCosts:
 
 
 class _Spans:
-    """Times of each request's prefill and decode, and the work computed in them."""
+    """Times of the prefill and the decode of each request, and the work computed in these times."""
 
     def __init__(self, known: pd.DataFrame) -> None:
         def column(name: str) -> Floats:
@@ -103,7 +103,11 @@ class _Spans:
         self.prompt, self.output = column("prompt_tokens"), column("output_tokens")
 
     def _during(self, start: Floats, end: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-        """Return decoded tokens, KV tokens read, prefilled tokens and their pairs per interval."""
+        """Return the work of all requests in each interval from ``start`` to ``end`` (s).
+
+        The four arrays are decoded tokens, KV tokens read, prefilled tokens and their query-key
+        pairs.
+        """
         in_decode = _overlap(start, end, self.first, self.end)
         in_prefill = _overlap(start, end, self.begun, self.first)
         tokens = np.maximum(self.output - 1, 0.0)
@@ -112,20 +116,29 @@ class _Spans:
         return in_decode @ tokens, in_decode @ context, in_prefill @ self.prompt, in_prefill @ pairs
 
     def decodes(self) -> Floats:
-        """Return steps, prefill steps, tokens, pairs and KV tokens during each request's decode."""
+        """Return the work during the decode of each request.
+
+        The columns are steps, prefill steps, prefilled tokens, query-key pairs and KV tokens
+        read.
+        """
         decoded, context, prefilled, pairs = self._during(self.first, self.end)
         steps = np.maximum(self.output - 1, 0.0)
         return np.stack([steps, 0 * steps, decoded + prefilled, pairs, context], axis=1)
 
     def prefills(self, budget: int) -> Floats:
-        """Return the same columns for each prefill, which has one step per ``budget`` tokens."""
+        """Return the same columns during each prefill, which takes one step per ``budget``
+        tokens.
+        """
         decoded, context, prefilled, pairs = self._during(self.begun, self.first)
         chunks = np.ceil(self.prompt / budget)
         return np.stack([0 * chunks, chunks, decoded + prefilled, pairs, context], axis=1)
 
 
 def _overlap(start: Floats, end: Floats, begin: Floats, stop: Floats) -> Floats:
-    """Return the share of each interval ``begin`` to ``stop`` (columns) in ``start`` to ``end``."""
+    """Return the fraction of each interval ``begin`` to ``stop`` within ``start`` to ``end``.
+
+    The result has shape (len(start), len(begin)).
+    """
     shared = np.minimum(end[:, None], stop[None, :]) - np.maximum(start[:, None], begin[None, :])
     return np.asarray(np.maximum(shared, 0.0) / np.maximum(stop - begin, 1e-9)[None, :])
 
@@ -133,7 +146,7 @@ def _overlap(start: Floats, end: Floats, begin: Floats, stop: Floats) -> Floats:
 def cost_priors(
     guess: UnitCosts, shape: ModelTraits | None, gpu: Gpu | None
 ) -> dict[str, CostPrior]:
-    """Return the prior of each unit cost, from GPU and model if known."""
+    """Return the prior of each unit cost by name, from the GPU and the model if they are known."""
     step, token = guess.decode_step, guess.token
     found = {
         "decode_step": CostPrior(step, UNKNOWN_SIGMA),

@@ -1,10 +1,11 @@
-"""Read lines of a server's log with their times, in a streaming way.
+"""Read the lines of a server's log one by one, with their times.
 
-Times may be ``09-13 12:00:00`` (vLLM), ``[2026-09-13 12:00:00]`` (SGLang),
-``[09/13/2026-12:00:00]`` (TensorRT-LLM) and ISO 8601 prefixes of container runtimes and systemd.
-The last time in a line is used. Old SGLang writes ``[12:00:00 TP0]``. vLLM's format has no year; it
-is taken from another time in the same line, else from ``YEAR``. Times are local; they are counted
-as if they were UTC, and ``join`` shifts them. ``log_wrappers`` removes what collectors add.
+A time may be ``09-13 12:00:00`` (vLLM), ``[2026-09-13 12:00:00]`` (SGLang),
+``[09/13/2026-12:00:00]`` (TensorRT-LLM), ``[12:00:00 TP0]`` (older versions of SGLang) or an ISO
+8601 prefix of a container runtime or systemd. If a line has several times, the last one is used.
+The time format of vLLM has no year; the year comes from another time in the same line, or else is
+``YEAR``. Times are local times that are treated as UTC; ``join`` corrects them. ``log_wrappers``
+removes what log collectors add.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ HALF_A_YEAR = 183 * DAY
 class LogLine:
     """A line of a log.
 
-    ``at`` is its time (s). A line without a time (not ``timed``) has the time of the previous line;
-    None before the first time.
+    ``at`` is its time in seconds. A line without a time (``timed`` is false) has the time of the
+    previous line, or None before the first time.
     """
 
     number: int
@@ -63,9 +64,9 @@ class LogLine:
 
 
 def read_log_lines(source: TraceSource, words: re.Pattern[str]) -> Iterator[LogLine]:
-    """Yield the lines that match ``words``, in order; other lines are not parsed.
+    """Yield the lines that match ``words``, in order.
 
-    Numbers count line feeds, as ``grep -n`` does.
+    Line numbers count line feeds, as ``grep -n`` does.
     """
     clock = _LogClock()
     for number, raw in _physical_lines(source):
@@ -79,10 +80,10 @@ def read_log_lines(source: TraceSource, words: re.Pattern[str]) -> Iterator[LogL
 
 
 class _LogClock:
-    """The times of a log's lines; ``at`` is the time of the last line that has one.
+    """Clock of a log: ``at`` is the time in seconds of the last line that has a time.
 
-    If a collector adds its own time to each line, a line with only that time is moved to the
-    server's clock by the last known difference.
+    A collector may add its own time to each line. A line that has only the collector's time is
+    converted to the server's clock with the last known difference of both clocks.
     """
 
     def __init__(self) -> None:
@@ -90,7 +91,7 @@ class _LogClock:
         self.year, self.offset = YEAR, 0.0
 
     def read(self, text: str) -> bool:
-        """Set ``at`` to the time of a line; return whether it has one."""
+        """Set ``at`` to the time of a line, and return whether the line has a time."""
         if found := list(_TIME.finditer(text[:160])):
             self.at = self._dated(found)
             if clock := _SYSLOG.match(text):
@@ -125,7 +126,10 @@ class _LogClock:
 
 
 def _physical_lines(source: TraceSource) -> Iterator[tuple[int, str]]:
-    """Yield the numbered lines of a log, or the entries of an export that is one JSON document."""
+    """Yield the lines of a log with their numbers.
+
+    If the file is one JSON document, these are the messages of its entries.
+    """
     if (entries := read_export(source)) is not None:
         yield from enumerate(entries, start=1)
         return
@@ -137,7 +141,10 @@ def _physical_lines(source: TraceSource) -> Iterator[tuple[int, str]]:
 
 
 def read_beginning(source: TraceSource, characters: int) -> str:
-    """Return the beginning of a file; of a log exported as one JSON document, its entries."""
+    """Return at most ``characters`` characters from the beginning of a log.
+
+    If the file is one JSON document, these are the messages of its entries.
+    """
     if (entries := read_export(source)) is not None:
         return "\n".join(entries)
     with source.text() as stream:
@@ -148,7 +155,7 @@ def read_beginning(source: TraceSource, characters: int) -> str:
 
 
 def read_export(source: TraceSource) -> list[str] | None:
-    """Return the entries of a log that was exported as one JSON document, or None."""
+    """Return the log messages in a file that is one JSON document; None for any other file."""
     with source.text() as stream:
         head = stream.read(HEAD_CHARACTERS).lstrip()
     first = head.partition("\n")[0].strip()
@@ -161,9 +168,9 @@ def read_export(source: TraceSource) -> list[str] | None:
 
 
 def read_line(readers: Sequence[Callable[[Any, LogLine], bool]], log: Any, line: LogLine) -> None:
-    """Pass a line to the readers until one recognizes it.
+    """Pass a line to the readers in turn, until one returns true because it used the line.
 
-    Raises InputError with file and line for values that no server writes.
+    Raises InputError with file and line for values that a server cannot have written.
     """
     try:
         any(reader(log, line) for reader in readers)
@@ -174,7 +181,7 @@ def read_line(readers: Sequence[Callable[[Any, LogLine], bool]], log: Any, line:
 
 
 def check_settings(settings: Mapping[str, StatedSetting]) -> None:
-    """Raise InputError if a setting has a number that no server writes."""
+    """Raise InputError if a setting has a number that a server cannot have written."""
     for name, stated in settings.items():
         try:
             check_size(name, stated.value)
@@ -199,9 +206,9 @@ class Writers:
         self._seen: dict[int, list[str]] = {}
 
     def check(self, line: LogLine, engine: int) -> None:
-        """Raise InputError if two servers write lines of the same engine in turn.
+        """Raise InputError if two servers write lines of the same engine alternately.
 
-        Such servers ran at the same time; a server that was only restarted does not alternate.
+        Such servers ran at the same time. A server that was only restarted does not alternate.
         """
         found = _WRITER.match(line.text)
         name = " ".join(filter(None, found.groups())) if found else ""
@@ -216,7 +223,11 @@ class Writers:
 
 
 def _after(before: float | None, time: float) -> float:
-    """Resolve a time without a date: on the day of the previous line, or after midnight."""
+    """Return the time in seconds for a time of day without a date.
+
+    It is on the day of the previous line, at time ``before``, or on the next day if the clock has
+    passed midnight.
+    """
     if before is None:
         return time
     at = before - before % DAY + time % DAY

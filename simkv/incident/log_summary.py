@@ -1,7 +1,7 @@
-"""Summarize the measured figures of a server's log, and name the problems that they show.
+"""Summarize the measured metrics of a server's log, and name the problems that they show.
 
 A summary needs no reconstruction. It is the whole answer if the log does not determine the
-workload, as with an excerpt of ten lines.
+workload, for example if the log is an excerpt of ten lines.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HANG_LINES = 2
 
 @dataclass(frozen=True)
 class Finding:
-    """A pattern in the measured figures: its name, a sentence, and whether it is a problem."""
+    """A pattern in the measured metrics: its name, a sentence, and whether it is a problem."""
 
     name: str
     text: str
@@ -42,7 +42,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class LogSummary:
-    """Measured figures of a log in words, and the findings, the most important first."""
+    """Measured metrics of a log as text, and the findings, the most important first."""
 
     figures: str
     findings: tuple[Finding, ...]
@@ -54,7 +54,11 @@ class LogSummary:
 
 
 def summarize_log(evidence: Evidence) -> LogSummary | None:
-    """Return the summary, or None if the inputs have no statistics, no access lines, no death."""
+    """Return the summary of a log.
+
+    Return None if the inputs have neither statistics nor access lines nor the end of the engine
+    process.
+    """
     lines = None
     if evidence.series is not None and len(evidence.series):
         lines = _summed(evidence.series)
@@ -80,14 +84,14 @@ def summarize_log(evidence: Evidence) -> LogSummary | None:
 
 
 def _without_doubles(findings: list[Finding]) -> tuple[Finding, ...]:
-    """Remove the general finding of a queue if a more specific one explains it."""
+    """Remove the general finding of a queue if a more specific finding explains it."""
     specific = {"KV cache full", "admission limit", "blocked queue", "hang", "prefill bound"}
     explained = any(finding.name in specific for finding in findings)
     return tuple(one for one in findings if not (explained and one.name == "queue"))
 
 
 def _summed(series: pd.DataFrame) -> pd.DataFrame:
-    """Return the series summed over ranks, by time."""
+    """Return the statistics by time, summed over the data-parallel ranks."""
     found = sum_over_ranks(series)
     each = series.drop_duplicates(["t_s", "engine"], keep="last")
     for name in ("prompt_rate", "output_rate"):
@@ -99,7 +103,9 @@ def _summed(series: pd.DataFrame) -> pd.DataFrame:
 
 
 def _series_of(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return logged iterations with the columns of statistics lines that they determine."""
+    """Return logged iterations in the columns of statistics lines, as far as iterations have
+    them.
+    """
     seconds = steps["seconds"].where(steps["seconds"] > 0)
     return steps[["t_s", "engine", "usage"]].assign(
         running=steps["prefill_seqs"] + steps["decode_seqs"],
@@ -112,7 +118,7 @@ def _series_of(steps: pd.DataFrame) -> pd.DataFrame:
 
 
 class _Requests:
-    """Requests counted in access lines."""
+    """Numbers of requests in the access lines."""
 
     def __init__(self, access: pd.DataFrame | None) -> None:
         names = ("accepted", "rejected", "failed")
@@ -128,14 +134,16 @@ class _Requests:
         return f"{total:,} requests ({self.rejected} with status 4xx, {self.failed} with 5xx)"
 
     def findings(self) -> Iterator[Finding]:
-        """Yield the findings on failed requests."""
         if self.failed:
             total = self.accepted + self.rejected + self.failed
             yield Finding("errors", f"{self.failed} of {total} requests failed with status 5xx")
 
 
 def _front_end(evidence: Evidence) -> Iterator[Finding]:
-    """Find a TTFT far above queue and prefill: tokenization, routing or the API server."""
+    """Yield a finding if the TTFT is far above queue time plus prefill time.
+
+    The reason is then tokenization, routing or the API server.
+    """
     requests = evidence.requests
     if requests is None or "prefill_ms" not in requests:
         return
@@ -158,7 +166,7 @@ def _death(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _figures(lines: pd.DataFrame) -> str:
-    """Return the measured figures of the lines in one sentence."""
+    """Return the measured metrics in the statistics lines as one sentence."""
     span = format_seconds(float(lines["t_s"].iloc[-1] - lines["t_s"].iloc[0]))
     parts = [f"{len(lines):,} lines over {span}"]
     for name in ("running", "waiting"):
@@ -183,7 +191,7 @@ def _figures(lines: pd.DataFrame) -> str:
 
 
 def _hang(lines: pd.DataFrame, _slots: int | None) -> Iterator[Finding]:
-    """Find successive lines without any computed token although requests are there."""
+    """Yield a finding on successive lines in which no token was computed while requests ran."""
     rates = lines[["prompt_rate", "output_rate"]]
     idle = (rates.fillna(0.0) == 0).all(axis="columns") & rates.notna().any(axis="columns")
     there = lines["running"] + lines["waiting"] > 0
@@ -204,7 +212,7 @@ def _hang(lines: pd.DataFrame, _slots: int | None) -> Iterator[Finding]:
 
 
 def _blocked(lines: pd.DataFrame, slots: int | None) -> Iterator[Finding]:
-    """Find a queue that does not move although the cache has free blocks."""
+    """Yield a finding on a queue that does not get shorter although the cache has free blocks."""
     queued = lines[lines["waiting"] > 0]
     if len(queued) < HANG_LINES or (queued["usage"] >= FULL_CACHE).any():
         return

@@ -1,8 +1,9 @@
-"""Convert a server's statistics lines to time windows: work per window and state at its end.
+"""Convert a server's statistics lines to time intervals: work per interval and state at its end.
 
-vLLM writes a line every 10 s (``VLLM_LOG_STATS_INTERVAL``) with the rates since the previous line,
-and none while idle. SGLang writes one line per prefill batch, with its requests and tokens, and one
-per N decode batches; these lines are grouped into windows of a few seconds.
+vLLM writes a line every 10 s (``VLLM_LOG_STATS_INTERVAL``) with the rates since the previous
+line, and writes none while idle. SGLang writes one line per prefill batch, with its requests and
+tokens, and one line per N decode batches. SGLang's lines are grouped into intervals of a few
+seconds.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _BETWEEN = ("waiting", "usage")
 
 @dataclass(frozen=True)
 class LogWindows:
-    """Time windows in order: each ends at ``end`` (s) and has the length ``width`` (s).
+    """Successive time intervals: each ends at ``end`` (s) and has the length ``width`` (s).
 
-    ``prompt`` and ``output`` are the tokens computed in a window. ``running``, ``waiting``
-    (requests) and ``held`` (tokens of KV) are the state at its end, NaN if unknown. ``firsts`` is
-    the number of requests prefilled in it, NaN if only tokens are known. ``hit_rate`` is the logged
-    prefix hit rate, NaN if unknown.
+    ``prompt`` and ``output`` are the numbers of tokens computed in an interval. ``running`` and
+    ``waiting`` (requests) and ``held`` (tokens in the KV cache) are the state at its end, NaN if
+    unknown. ``firsts`` is the number of requests prefilled in it, NaN if the lines report only
+    tokens. ``hit_rate`` is the logged prefix-cache hit rate, NaN if unknown.
     """
 
     end: Floats
@@ -45,12 +46,12 @@ class LogWindows:
 
     @property
     def begin(self) -> Floats:
-        """Start of each window (s)."""
+        """Start of each interval in seconds."""
         return self.end - self.width
 
 
 def can_build_windows(series: pd.DataFrame | None) -> bool:
-    """Return whether the lines report computed tokens, which windows require."""
+    """Return whether the lines report the numbers of computed tokens, which intervals require."""
     if series is None or not len(series):
         return False
     counted = "prompts" in series and series["prompts"].fillna(0).sum() > 0
@@ -58,7 +59,10 @@ def can_build_windows(series: pd.DataFrame | None) -> bool:
 
 
 def build_windows(series: pd.DataFrame, tokens: float) -> LogWindows:
-    """Build the windows of one engine; ``tokens`` is its KV cache capacity, NaN if unknown."""
+    """Build the time intervals of one engine.
+
+    ``tokens`` is the capacity of its KV cache in tokens, NaN if unknown.
+    """
     lines = series.sort_values("t_s", kind="stable")
     if "prompts" in lines and lines["prompts"].notna().any():
         return _of_batches(lines, tokens)
@@ -66,11 +70,11 @@ def build_windows(series: pd.DataFrame, tokens: float) -> LogWindows:
 
 
 def series_from_steps(steps: pd.DataFrame, series: pd.DataFrame, budget: int) -> pd.DataFrame:
-    """Build statistics lines from logged iterations.
+    """Build a table of statistics lines from logged iterations.
 
-    Waiting requests, and cache usage where an iteration does not report it, are interpolated from
-    the statistics lines around it. A step that fills its ``budget`` of tokens has split its last
-    prompt, which continues in the next step.
+    The number of waiting requests is interpolated from the real statistics lines around an
+    iteration; so is the cache usage if the iteration does not report it. If a step uses its whole
+    ``budget`` of tokens, its last prompt is assumed to continue in the next step.
     """
     found = []
     for engine, lines in split_by_engine(series).items():
@@ -99,9 +103,10 @@ def series_from_steps(steps: pd.DataFrame, series: pd.DataFrame, budget: int) ->
 
 
 def _again(begun: Floats, at: Floats, lines: pd.DataFrame) -> Floats:
-    """Return the number of prefills per step that belong to preempted requests.
+    """Return the number of prefills per step that repeat the prefill of a preempted request.
 
-    The prefills around a line with preemptions are taken, up to the reported number.
+    These are the prefills nearest to a line with preemptions, up to the reported number of
+    preemptions.
     """
     found = np.zeros(len(begun))
     taken = lines[lines["preemptions"] > 0]
@@ -116,7 +121,7 @@ def _again(begun: Floats, at: Floats, lines: pd.DataFrame) -> Floats:
 
 
 def split_by_engine(series: pd.DataFrame) -> Mapping[int, pd.DataFrame]:
-    """Return the lines of each engine."""
+    """Return the statistics lines by number of the engine."""
     numbers = series["engine"].unique().tolist()
     return {int(number): series[series["engine"] == number] for number in numbers}
 
@@ -147,7 +152,7 @@ def _of_rates(lines: pd.DataFrame, tokens: float) -> LogWindows:
 
 
 def _held(usage: Floats, running: Floats, tokens: float) -> Floats:
-    """Return the tokens in the cache; a usage of 0 while requests run counts as not measured."""
+    """Return the tokens in the KV cache; NaN if the usage is always 0 although requests run."""
     if not (usage[running > 0] > 0).any():
         return np.full(len(usage), np.nan)
     return np.asarray(usage * tokens)
@@ -186,13 +191,15 @@ def _of_batches(lines: pd.DataFrame, tokens: float) -> LogWindows:
 
 
 def _begun_in(prompts: Floats, begun: Floats) -> Floats:
-    """Return prompt tokens by the window in which the prompt began, later chunks included."""
+    """Return the prompt tokens by the interval in which the prefill of the prompt began."""
     place = np.maximum.accumulate(np.where(begun > 0, np.arange(len(begun)), 0))
     return np.asarray(np.bincount(place, prompts, len(begun)), np.float64)
 
 
 def _decoded(lines: pd.DataFrame, edges: Floats) -> Floats:
-    """Return tokens decoded per window; a line's rate covers the time since the last line."""
+    """Return the decoded tokens per interval; the rate in a line covers the time since the last
+    line.
+    """
     decodes = lines.dropna(subset=["output_rate"])
     if not len(decodes):
         return np.zeros(len(edges) - 1)

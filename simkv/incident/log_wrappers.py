@@ -1,10 +1,10 @@
-"""Remove what log collectors add to a server's lines.
+"""Remove what log collectors add to the lines of a server.
 
-A line may be a JSON object with the message in it: the JSON formatters of logging
-(``VLLM_LOGGING_CONFIG_PATH``, ``--logging-config.formatter json``), Docker's json-file driver,
-``journalctl -o json``, Fluent Bit, Google Cloud (``textPayload``) and Loki (``line``). An export
-may also be one JSON document with many such objects. Prefixes of CRI, kubectl, compose, Ray,
-journald and syslog need no parsing: the readers search within a line.
+A line may be a JSON object that contains the message. Such lines come from the JSON formatters of
+logging (``VLLM_LOGGING_CONFIG_PATH``, ``--logging-config.formatter json``), Docker's json-file
+driver, ``journalctl -o json``, Fluent Bit, Google Cloud (``textPayload``) and Loki (``line``). An
+export may also be one JSON document with many such objects. Prefixes of CRI, kubectl, compose,
+Ray, journald and syslog need no parsing, because the readers search within a line.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
 def split_line(raw: str) -> list[str]:
     """Return the messages in a physical line, without color codes.
 
-    A progress bar ends its states with carriage returns, and two processes may write into one line.
+    One line holds several messages if a progress bar separates its updates with carriage returns,
+    or if two processes write into the same line.
     """
     text = unwrap(raw) or raw
     if "\x1b" in text:
@@ -54,7 +55,7 @@ def split_line(raw: str) -> list[str]:
 
 
 def unwrap(raw: str) -> str | None:
-    """Return time and message of a JSON line; None for any other line."""
+    """Return the time and the message of a JSON line as text; None for any other line."""
     start = raw.find("{")
     if start < 0:
         return None
@@ -67,7 +68,7 @@ def unwrap(raw: str) -> str | None:
 
 
 def _entry(entry: Any) -> str | None:
-    """Return time and message of a JSON object; None if it has no message."""
+    """Return the time and the message of a JSON object as text; None if it has no message."""
     if not isinstance(entry, dict):
         return None
     message = next((entry[key] for key in _MESSAGE if key in entry), None)
@@ -88,7 +89,7 @@ def _entry(entry: Any) -> str | None:
 
 
 def _clock(when: Any) -> str:
-    """Return a time as text; numbers may be in s, ms, µs or ns since 1970."""
+    """Return a time as text; a number may be in s, ms, µs or ns since 1970."""
     try:
         number = float(when)
     except (TypeError, ValueError):
@@ -101,10 +102,10 @@ def _clock(when: Any) -> str:
 
 
 def export_lines(text: str) -> list[str] | None:
-    """Return the messages of a log that was exported as one JSON document; None for any other.
+    """Return the messages in a log that is one JSON document; None for any other text.
 
-    Objects with a message are found at any depth; Loki's ``values`` are pairs of time and line
-    (those of Prometheus are pairs of time and number).
+    Objects with a message are found at any depth. In Loki's ``values``, each pair holds a time
+    and a line; in those of Prometheus, a time and a number.
     """
     if text.lstrip()[:1] not in ("[", "{"):
         return None

@@ -1,8 +1,9 @@
 """Fit step costs to the steps that a server logs.
 
-A line reports the sequences and tokens of a step and its duration. The KV read by its decodes is
-derived from the cache usage, in that line or interpolated from others. The previously computed part
-of a prompt is unknown; each chunk is treated as the first of its prompt.
+A logged step has the number of sequences and tokens and a duration. The number of KV tokens that
+its decodes read is derived from the cache usage, which the same line reports or which is
+interpolated from other lines. The log does not show how much of a prompt was computed before;
+each chunk is treated as the first chunk of its prompt.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ STEP_SCATTER, COST_SIGMA = 0.03, 0.05
 
 
 def with_context(steps: pd.DataFrame, series: pd.DataFrame | None, tokens: float) -> pd.DataFrame:
-    """Add ``context``, the KV tokens read by decodes; ``tokens`` is the cache capacity."""
+    """Add the column ``context``: the KV tokens read by decodes.
+
+    ``tokens`` is the capacity of the KV cache in tokens.
+    """
     usage = steps["usage"].to_numpy(np.float64)
     if np.isnan(usage).any() and series is not None and series["usage"].notna().any():
         known = series.dropna(subset=["usage"]).sort_values("t_s")
@@ -38,7 +42,7 @@ def with_context(steps: pd.DataFrame, series: pd.DataFrame | None, tokens: float
 
 
 def has_enough_steps(steps: pd.DataFrame | None) -> bool:
-    """Return whether there are enough lines for a fit."""
+    """Return whether there are enough logged steps for a fit."""
     return steps is not None and len(steps) >= MIN_STEP_LINES
 
 
@@ -84,7 +88,10 @@ def _start(
     tokens: Floats,
     aims: dict[str, CostPrior] | None,
 ) -> tuple[Floats, Floats, Floats]:
-    """Return start, prior and uncertainty of the fit (logarithms, in the order of unit costs)."""
+    """Return start values, priors and uncertainties of the fit.
+
+    They are logarithms, in the order of the unit costs.
+    """
     pure = seconds[~prefills]
     step = float(np.quantile(pure, 0.1)) if len(pure) else float(np.quantile(seconds, 0.1))
     many = prefills & (tokens > np.quantile(tokens[prefills], 0.5)) if prefills.any() else prefills
@@ -107,7 +114,7 @@ def _start(
 
 
 def costs_as_priors(prices: UnitCosts) -> dict[str, CostPrior]:
-    """Return fitted costs as priors for a fit to requests."""
+    """Return fitted unit costs as the priors of a fit to request times, by name of the cost."""
     return {
         name: CostPrior(price, COST_SIGMA)
         for name, price in zip(UNIT_COST_NAMES, astuple(prices), strict=True)

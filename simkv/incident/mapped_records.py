@@ -1,9 +1,9 @@
-"""Read measured requests from a custom CSV or JSON lines file whose columns are mapped.
+"""Read measured requests from a CSV or JSON Lines file with custom column names.
 
     simkv diagnose server.log requests.csv --columns arrival=ts,prompt_tokens=in,output_tokens=out
 
-Times of day may be seconds since 1970, milliseconds since 1970 or ISO 8601; latencies have their
-unit in the name.
+Points in time may be seconds since 1970, milliseconds since 1970 or ISO 8601. The name of a latency
+column contains its unit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ _MILLISECONDS = 1e11
 
 
 def parse_record_columns(text: str) -> dict[str, str]:
-    """Parse ``ours=theirs,…``. Raises InputError if a name is unknown, missing or given twice."""
+    """Parse ``name=column,...``, where each ``name`` is a name of simkv.
+
+    Raises InputError if a name is unknown, missing or given twice.
+    """
     found: dict[str, str] = {}
     for pair in text.split(","):
         ours, equals, theirs = (part.strip() for part in pair.partition("="))
@@ -69,7 +72,10 @@ def _names(path: Path) -> list[str]:
 
 
 def read_mapped(path: Path, columns: Mapping[str, str]) -> Evidence:
-    """Read the requests of a mapped file. Raises InputError for missing columns and bad values."""
+    """Read the requests in a file with custom column names.
+
+    Raises InputError for missing columns and invalid values.
+    """
     check_input(path, most=MAX_TABLE_BYTES)
     names = _names(path)
     for ours, theirs in columns.items():
@@ -107,7 +113,6 @@ def read_mapped(path: Path, columns: Mapping[str, str]) -> Evidence:
 
 
 def _table(path: Path) -> pd.DataFrame:
-    """Read the whole file."""
     try:
         with path.open(encoding="utf-8-sig", errors="replace") as text:
             is_json = text.read(1) == "{"
@@ -117,7 +122,7 @@ def _table(path: Path) -> pd.DataFrame:
 
 
 def _numbers(path: Path, table: pd.DataFrame, name: str) -> pd.Series[float]:
-    """Return a column as numbers. Raises InputError with the line of the first bad value."""
+    """Return a column as numbers. Raises InputError with the line of the first invalid value."""
     values = pd.to_numeric(table[name], errors="coerce")
     bad = values.isna() & table[name].notna() | (values < 0)
     if bad.any():
@@ -130,7 +135,7 @@ def _numbers(path: Path, table: pd.DataFrame, name: str) -> pd.Series[float]:
 
 
 def _times(path: Path, table: pd.DataFrame, name: str) -> pd.Series[float]:
-    """Return times in seconds."""
+    """Return a column of points in time, in seconds since 1970."""
     values = pd.to_numeric(table[name], errors="coerce")
     if values.notna().all():
         return (values / 1e3).where(values > _MILLISECONDS, values).astype(float)

@@ -1,4 +1,4 @@
-"""Compare observed and simulated figures, and decide whether the simulation reproduces them."""
+"""Compare observed and simulated metrics, and decide whether the simulation reproduces them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ FIGURES = (("e2e_ms", "E2E"), ("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"), ("queue_
 
 @dataclass(frozen=True)
 class FigureMatch:
-    """An observed and a simulated figure, in s (or requests), and whether they agree.
+    """An observed and a simulated value of one metric, in seconds or requests.
 
-    ``tolerance`` is the accepted difference in words. ``reconstructed`` is true if the observed
-    value was sampled to agree with the inputs and not measured. A figure that does not ``decide``
-    is only reported.
+    ``tolerance`` is the accepted difference as text. ``reconstructed`` is true if the observed
+    value was not measured, but sampled to agree with the inputs. If ``decides`` is false, the
+    metric is reported but does not affect the verdict.
     """
 
     name: str
@@ -48,12 +48,12 @@ class FigureMatch:
 
     @property
     def kind(self) -> str:
-        """``measured`` or ``reconstructed``."""
+        """``measured`` or ``reconstructed``: the origin of the observed value."""
         return "reconstructed" if self.reconstructed else "measured"
 
     @property
     def difference(self) -> str:
-        """The difference in words, relative unless the observed value is close to zero."""
+        """The difference as text: in percent, or absolute if the observed value is close to zero."""
         error = self.relative_error
         if self.observed > 0 and abs(error) <= MAX_RELATIVE_ERROR:
             return f"{100 * error:+.1f} %"
@@ -61,16 +61,16 @@ class FigureMatch:
 
     @property
     def relative_error(self) -> float:
-        """Relative error of the simulated value."""
+        """Error of the simulated value relative to the observed value."""
         return self.simulated / self.observed - 1 if self.observed else 0.0
 
 
 @dataclass(frozen=True)
 class ObservedComparison:
-    """Comparison of all figures.
+    """Comparison of all metrics of an incident.
 
-    ``moments`` is the table over time: t_s, and running, waiting and usage with the prefixes
-    ``observed_`` and ``simulated_``.
+    ``moments`` is the table over time, with the columns ``t_s`` and the running requests, waiting
+    requests and cache usage with the prefixes ``observed_`` and ``simulated_``.
     """
 
     lines: tuple[FigureMatch, ...]
@@ -78,12 +78,14 @@ class ObservedComparison:
 
     @property
     def reproduced(self) -> bool:
-        """Whether all figures agree."""
+        """Whether the simulation reproduces the incident: all deciding metrics are within
+        tolerance.
+        """
         return all(line.agrees for line in self.lines if line.decides)
 
     @property
     def missed(self) -> list[FigureMatch]:
-        """Figures that do not agree."""
+        """Metrics whose simulated value is outside the tolerance."""
         return [line for line in self.lines if line.decides and not line.agrees]
 
 
@@ -99,9 +101,10 @@ def compare_observed(
 ) -> ObservedComparison:
     """Compare a simulation with the observation.
 
-    ``simulated`` and ``observed`` are the same requests in the same order, in ms. ``origin`` is
-    time 0 of the records on the clock of ``series``. ``died`` is true if the server reported its
-    death, ``reconstructed`` if the observed requests were sampled.
+    ``simulated`` and ``observed`` hold the same requests in the same order, with times in ms.
+    ``parts`` are the records of the ranks. ``origin`` is the time 0 of these records on the clock
+    of ``series`` (s). ``died`` is true if the log reports the end of the engine process.
+    ``reconstructed`` is true if the observed requests were sampled.
     """
     moments = _moments(parts, observed, series, origin)
     lines = [*_latencies(simulated, observed, reconstructed), *_answers(simulated, observed)]
@@ -114,7 +117,9 @@ def compare_observed(
 
 
 def _hit_rate(parts: Sequence[RunRecord], series: pd.DataFrame | None) -> list[FigureMatch]:
-    """Compare the prefix hit rate at the end, over the last requests as the engine counts it."""
+    """Compare the last prefix hit rate, over the number of requests that the engine averages
+    over.
+    """
     if series is None or "hit_rate" not in series or not series["hit_rate"].max() > 0:
         return []
     seen = float(series.dropna(subset=["hit_rate"]).groupby("engine")["hit_rate"].last().mean())
@@ -131,10 +136,10 @@ def _hit_rate(parts: Sequence[RunRecord], series: pd.DataFrame | None) -> list[F
 
 
 def series_distance(parts: Sequence[RunRecord], series: pd.DataFrame, origin: float) -> float:
-    """Return the distance of a run from a server's lines.
+    """Return the distance between a run and the statistics lines of a server.
 
-    It is the sum of the mean differences in running and in waiting requests, relative to requests
-    in the system, and in cache usage.
+    The distance is the sum of three mean differences: of running requests and of waiting
+    requests, both relative to the requests in the system, and of cache usage.
     """
     moments = _moments(parts, pd.DataFrame(), series, origin)
     present = moments[["observed_running", "observed_waiting"]].sum(axis="columns").mean()
@@ -185,7 +190,7 @@ def _percent(share: float) -> str:
 
 
 def _answers(simulated: pd.DataFrame, observed: pd.DataFrame) -> list[FigureMatch]:
-    """Compare the number of requests without an answer, if there are any."""
+    """Compare the number of requests without an answer, unless it is 0 in both tables."""
     seen = int((observed["output_tokens"] == 0).sum())
     made = int(simulated["e2e_ms"].isna().sum())
     if not seen and not made:
@@ -214,7 +219,10 @@ def _moments(
     series: pd.DataFrame | None,
     origin: float,
 ) -> pd.DataFrame:
-    """Return observed and simulated state over time; without a log, derived from the requests."""
+    """Return the observed and simulated server state over time.
+
+    Without a log, the observed state is derived from the times of the requests.
+    """
     if series is not None and len(series):
         summed = sum_over_ranks(series)
         at = np.asarray(summed.index.to_numpy(np.float64) - origin)
@@ -246,7 +254,9 @@ def _known(observed: pd.DataFrame, origin: float) -> tuple[Floats, Floats, Float
 
 
 def _count(start: Floats, end: Floats, at: Floats) -> Floats:
-    """Return the number of intervals that are open at each time."""
+    """Return the number of intervals, from ``start`` to ``end``, that contain each time in
+    ``at``.
+    """
     good = np.isfinite(start) & np.isfinite(end)
     begun = np.searchsorted(np.sort(start[good]), at, "right")
     return np.asarray(begun - np.searchsorted(np.sort(end[good]), at, "right"), np.float64)

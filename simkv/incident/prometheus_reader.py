@@ -1,11 +1,11 @@
-"""Read metrics of vLLM or SGLang exported by Prometheus: ``query_range`` JSON, or plain scrapes.
+"""Read metrics of vLLM or SGLang from Prometheus: ``query_range`` JSON, or scrapes as text.
 
-JSON is one answer of ``/api/v1/query_range``, a list of answers, or one answer per line. Plain
-scrapes are concatenated outputs of ``/metrics``, with a timestamp per sample (ms, as in the text
-format) or a line ``# scraped TIME`` (s since 1970, or ISO 8601) before each scrape. A file with a
-single scrape and no time has the time of the file's last change. A counter that
-falls was reset, and its new value counts as an increase. Label sets of several engines or models
-are summed. Names are recognized with and without ``_total``.
+A JSON file holds one response of ``/api/v1/query_range``, a list of responses, or one response
+per line. A text file holds concatenated outputs of ``/metrics``. Its times are a timestamp per
+sample (ms, as in the text format), or a line ``# scraped TIME`` (s since 1970, or ISO 8601)
+before each scrape. A single scrape without a time gets the modification time of the file. If a
+counter falls, it was reset, and its new value counts as an increase. Label sets of several
+engines or models are summed. Metric names are recognized with and without ``_total``.
 """
 
 from __future__ import annotations
@@ -71,9 +71,10 @@ Samples = dict[str, dict[tuple[tuple[str, str], ...], list[tuple[float, float]]]
 
 
 def read_metrics(source: TraceSource, *others: TraceSource) -> Evidence:
-    """Read the evidence in a metrics file, or in several such as scrapes before and after a run.
+    """Read the evidence in one or more metrics files of one server.
 
-    Raises InputError if one cannot be read, or if there is only one scrape.
+    Several files can be scrapes from before and after a run. Raises InputError if a file cannot
+    be read, or if there is only one scrape in total.
     """
     samples: Samples = defaultdict(lambda: defaultdict(list))
     for one in (source, *others):
@@ -138,7 +139,10 @@ def _of_json(source: TraceSource, text: str) -> Iterator[tuple[str, dict[str, st
 def _of_text(
     source: TraceSource, text: str, *, single: bool
 ) -> Iterator[tuple[str, dict[str, str], float, float]]:
-    """Yield the samples of scrapes; a ``single`` scrape may have no time."""
+    """Yield the name, labels, time (s) and value of each sample.
+
+    A file with a ``single`` scrape may have no time.
+    """
     several = not single or any(_SCRAPED.match(row) for row in text.splitlines())
     scraped = None if several else source.path.stat().st_mtime
     counted: set[tuple[str, str]] = set()
@@ -181,7 +185,9 @@ def _number(value: Any) -> float:
 
 
 def _named(samples: Samples, names: tuple[str, ...], end: str = "") -> str | None:
-    """Return the first of these names that exists, with or without ``_total``."""
+    """Return the first of these metric names that has samples, with or without ``_total``, or
+    None.
+    """
     for name in names:
         for whole in (f"{name}{end}", f"{name}{end}_total"):
             if whole in samples:
@@ -190,7 +196,9 @@ def _named(samples: Samples, names: tuple[str, ...], end: str = "") -> str | Non
 
 
 def _increase(values: list[tuple[float, float]], grid: Floats) -> Floats:
-    """Return the increases of a counter since the previous time; the first value counts as 0."""
+    """Return the increase of a counter between successive times of ``grid``; the first value is
+    0.
+    """
     found = np.zeros(len(grid))
     for (_, before), (at, value) in pairwise(values):
         found[np.searchsorted(grid, at)] += value - before if value >= before else value
@@ -198,7 +206,7 @@ def _increase(values: list[tuple[float, float]], grid: Floats) -> Floats:
 
 
 def _resets(samples: Samples) -> int:
-    """Return the number of counters in use that were reset."""
+    """Return the number of resets of the counters that simkv uses."""
     names = [_named(samples, names) for names in COUNTERS.values()]
     return sum(
         any(later < earlier for (_, earlier), (_, later) in pairwise(values))
@@ -214,7 +222,10 @@ def _summed(samples: Samples, name: str | None, grid: Floats) -> Floats:
 
 
 def _increments(samples: Samples, grid: Floats) -> dict[str, Any]:
-    """Return the increases over time of counters and of each histogram's count, sum and buckets."""
+    """Return the increases between successive times of ``grid``, by name of the metric.
+
+    For a histogram, these are the increases of its count, its sum and its buckets.
+    """
     found: dict[str, Any] = {"t_s": grid.tolist()}
     for key, names in COUNTERS.items():
         if name := _named(samples, names):
@@ -257,14 +268,14 @@ def _series(samples: Samples, grid: Floats, rose: dict[str, Any]) -> pd.DataFram
 
 
 def _held(values: list[tuple[float, float]], grid: Floats) -> Floats:
-    """Return the last known value of a gauge at each time; NaN before the first."""
+    """Return the last known value of a gauge at each time; NaN before its first sample."""
     at, seen = np.array(values).T
     place = np.searchsorted(at, grid, "right") - 1
     return np.where(place >= 0, seen[np.maximum(place, 0)], np.nan)
 
 
 def _settings(samples: Samples, source: str) -> dict[str, StatedSetting]:
-    """Return the settings in the labels of ``cache_config_info`` and in SGLang's gauges."""
+    """Return the settings in the labels of ``cache_config_info`` and in the gauges of SGLang."""
     found = {}
     for name in _INFO:
         for labels in samples.get(name, {}):
@@ -279,7 +290,7 @@ def _settings(samples: Samples, source: str) -> dict[str, StatedSetting]:
 
 
 def is_metrics(text: str) -> bool:
-    """Return whether this text contains metrics of a supported engine."""
+    """Return whether this text contains metrics of vLLM or SGLang."""
     names = ("vllm:num_requests_running", "vllm:e2e_request", "sglang:num_running_reqs")
     return any(name in text for name in names) or (
         '"resultType"' in text and ("vllm:" in text or "sglang:" in text)
