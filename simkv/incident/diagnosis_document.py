@@ -85,7 +85,7 @@ def verdict_lines(found: Sequence[Verdict], waits: WaitSummary) -> Iterator[str]
 
 
 def remedy_lines(mending: RemedySearch) -> Iterator[str]:
-    """Yield Markdown lines on the changes that help, their side effects and the number of trials."""
+    """Yield Markdown lines on the changes that help, their side effects and the search."""
     yield "## What would have helped"
     yield ""
     if mending.remedies:

@@ -53,7 +53,7 @@ class FigureMatch:
 
     @property
     def difference(self) -> str:
-        """The difference as text: in percent, or absolute if the observed value is close to zero."""
+        """The difference in percent, or absolute if the observed value is close to zero."""
         error = self.relative_error
         if self.observed > 0 and abs(error) <= MAX_RELATIVE_ERROR:
             return f"{100 * error:+.1f} %"
