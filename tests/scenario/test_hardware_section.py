@@ -179,8 +179,8 @@ def test_ranks_of_data_parallel_attention_are_replicas_in_lock_step(tmp_path: Pa
     ("override", "message"),
     [
         ("engine.dp_size=2", "engine: dp_size: must equal hardware.dp (4), got 2"),
-        ("engine.enable_dp_attention=false", "ranks of dp attention are 2 or more"),
-        ("engine.scheduler_recv_interval=10", "scheduler_recv_interval: beside enable_dp_att"),
+        ("engine.enable_dp_attention=false", "use 2 or more with dp attention"),
+        ("engine.scheduler_recv_interval=10", "scheduler_recv_interval: not modelled with"),
         ("fleet={replicas: 4}", "{replicas: 4, lockstep: true}; set this or remove"),
         ("fleet={replicas: 2, lockstep: true}", "{replicas: 4, lockstep: true}; set this or"),
     ],

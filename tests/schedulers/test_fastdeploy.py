@@ -248,5 +248,5 @@ def test_blocks_and_requests_are_accounted_for(variant: str) -> None:
 
 
 def test_budget_below_the_slots_is_refused_like_in_the_engine() -> None:
-    with pytest.raises(ValueError, match="max_num_batched_tokens: 4 must not be less than"):
+    with pytest.raises(ValueError, match="max_num_batched_tokens: 4 must be at least"):
         FastDeployConfig(max_num_batched_tokens=4, max_num_seqs=8)

@@ -620,7 +620,7 @@ def test_few_free_rows_wait_for_more() -> None:
 @pytest.mark.parametrize(
     ("knobs", "why"),
     [
-        ({"schedule_policy": "lpm", "enable_priority_scheduling": True}, "expected fcfs or lof"),
+        ({"schedule_policy": "lpm", "enable_priority_scheduling": True}, "use fcfs or lof"),
         ({"retraction_policy": "priority"}, "needs enable_priority_scheduling"),
         ({"variant": "0.5.15", "schedule_policy": "hrrn"}, "0.5.15 does not have 'hrrn'"),
     ],

@@ -97,9 +97,9 @@ def test_a_prompt_waits_while_fewer_rows_are_free_than_a_prefill_had(
     ("knobs", "why"),
     [
         ({"schedule_policy": "random"}, "process, which are unknown; expected one of fcfs"),
-        ({"schedule_policy": "shortest-prefill-first"}, "only with the radix cache"),
+        ({"schedule_policy": "shortest-prefill-first"}, "needs the radix cache"),
         ({"enable_prefill_delayer": True}, "needs the overlap schedule"),
-        ({"max_queued_requests": 0, "enable_priority_scheduling": True}, "dies of the first"),
+        ({"max_queued_requests": 0, "enable_priority_scheduling": True}, "crashes at the first"),
         ({"max_total_num_tokens": 6, "allow_auto_truncate": True}, "7 or more"),
         (
             {"variant": "0.5.20", "schedule_policy": "shortest-prefill-first"},

@@ -179,8 +179,11 @@ def test_a_client_that_left_is_heeded_when_there_are_tokens() -> None:
     ("knobs", "word"),
     [
         ({"max_tokens_in_paged_kv_cache": 33}, "must be a multiple of tokens_per_block"),
-        ({"max_tokens_in_paged_kv_cache": 1, "tokens_per_block": 1}, "expected 2 or more"),
-        ({"enable_chunked_prefill": True, "max_num_tokens": 9}, "expected tokens_per_block"),
+        ({"max_tokens_in_paged_kv_cache": 1, "tokens_per_block": 1}, "use 2 or more"),
+        (
+            {"enable_chunked_prefill": True, "max_num_tokens": 9},
+            "must be at least tokens_per_block",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(knobs: dict[str, Any], word: str) -> None:

@@ -212,7 +212,7 @@ def test_who_is_preempted_loses_its_drafts() -> None:
         ),
         (
             {"kv_cache_groups": ("0/8", 8), "variant": "0.32.0"},
-            r"a block of another size is not modelled with eagle for vLLM 0\.32\.0",
+            r"a second block size is not modelled with eagle for vLLM 0\.32\.0",
         ),
         (
             {
@@ -231,12 +231,12 @@ def test_who_is_preempted_loses_its_drafts() -> None:
         (
             {"variant": "0.27.0", "speculative_method": "draft_model"}
             | {"max_num_batched_tokens": 4},
-            "leaves nothing beside the 4 slots",
+            "must exceed the 4 tokens reserved",
         ),
         (
             {"variant": "0.27.0", "speculative_method": "draft_model"}
             | {"max_num_batched_tokens": 9, "max_num_scheduled_tokens": 6},
-            r"max_num_scheduled_tokens: 6 must be at most 5 .*9 less 4 slots",
+            r"max_num_scheduled_tokens: 6 must be at most 5 .*9 less 4 for the draft model",
         ),
     ],
 )

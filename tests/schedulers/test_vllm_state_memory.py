@@ -147,13 +147,16 @@ def test_up_to_0_29_a_state_behind_a_gap_stays() -> None:
             {"mamba_cache_mode": "all"},
             f"not available in vLLM {NEWEST}, which always uses align since 0.32",
         ),
-        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 64}, "must be true where"),
+        (
+            {"enable_chunked_prefill": False, "max_num_batched_tokens": 64},
+            "must be true with prefix",
+        ),
         (
             {"variant": "0.26.0", "long_prefill_token_threshold": 3},
             "long_prefill_token_threshold: 3 must be at least block_size 4",
         ),
         # Of the longest sequence 16 blocks, and of either state the last one and that before it.
-        ({"num_gpu_blocks": 20}, "19 blocks that can be used; a sequence .* 64 takes 20"),
+        ({"num_gpu_blocks": 20}, "19 usable blocks, but a sequence .* 64 needs 20"),
     ],
 )
 def test_what_cannot_be_is_refused(knobs: dict[str, Any], why: str) -> None:

@@ -135,16 +135,16 @@ def test_a_sequence_longer_than_the_pool_fits_through_windows_alone() -> None:
         ({"variant": "0.20.0"}, "not modelled for vLLM 0.20.0, only since 0.21"),
         ({"variant": "0.33.0-skip-blocked"}, "modelled only for models with full attention"),
         ({"kv_cache_groups": (0, 1)}, "a window of at least 2 tokens"),
-        ({"kv_cache_groups": ()}, "must be one number or more"),
-        ({"kv_cache_groups": (0, "chunked-")}, "or mamba, or chunked-8192"),
-        ({"kv_cache_groups": (0, "mambo")}, "or mamba, or chunked-8192"),
-        ({"kv_cache_groups": (0, "8/")}, "with the tokens of its blocks, as 0/32"),
+        ({"kv_cache_groups": ()}, "must be one entry or more"),
+        ({"kv_cache_groups": (0, "chunked-")}, "mamba or chunked-8192"),
+        ({"kv_cache_groups": (0, "mambo")}, "mamba or chunked-8192"),
+        ({"kv_cache_groups": (0, "8/")}, "block size, such as 0/32"),
         (
             {"kv_cache_groups": (0, "8/6")},
-            r"blocks of \[4, 6\] tokens must be multiples of block_size",
+            r"block sizes \[4, 6\] must be multiples of block_size 4",
         ),
-        ({"kv_cache_groups": ("0/8", "8/8")}, "and some of just that"),
-        ({"kv_cache_groups": (0, "mamba/8")}, "for windows only, not with mamba or chunks"),
+        ({"kv_cache_groups": ("0/8", "8/8")}, "and the smallest must equal it"),
+        ({"kv_cache_groups": (0, "mamba/8")}, "for windows only, not with mamba or chunked"),
         ({"kv_cache_groups": ("0/8", "chunked-8")}, "for windows only"),
         ({"kv_cache_groups": (0, "chunked-6")}, "chunked-6 must be a multiple of block_size 4"),
         (
@@ -152,7 +152,7 @@ def test_a_sequence_longer_than_the_pool_fits_through_windows_alone() -> None:
             "with eagle vLLM has no separate group for chunked-8",
         ),
         # Of the longest sequence 16 blocks in the first group, and of the window 16 and one.
-        ({"num_gpu_blocks": 33}, "32 blocks that can be used; a sequence .* 64 takes 33"),
+        ({"num_gpu_blocks": 33}, "32 usable blocks, but a sequence .* 64 needs 33"),
     ],
 )
 def test_what_cannot_be_is_refused(knobs: dict[str, Any], why: str) -> None:

@@ -23,7 +23,7 @@ VariantName = Literal[
 VARIANTS: Mapping[str, Variant] = {
     "fixed-reserve": Variant(
         "PaddlePaddle/FastDeploy@4fd877ed4 (2026-03-26)",
-        "after a preemption admission keeps 16 blocks free per running request, decaying per call",
+        "after a preemption, admission keeps 16 blocks free per running request, fewer per call",
     ),
     "fixed-reserve-full-need": Variant(
         "PaddlePaddle/FastDeploy@74d0f1c01 (2026-01-14, in force until #6541)",
@@ -35,11 +35,11 @@ VARIANTS: Mapping[str, Variant] = {
     ),
     "ratio-worker-faithful": Variant(
         "Foriv/FastDeploy, PaddlePaddle/FastDeploy#7038 on 62ac1e543 (2026-02-10)",
-        "as ratio; a request that retracts itself loses its acknowledgement and hangs",
+        "as ratio; a request that preempts itself is never acknowledged and hangs",
     ),
     "decode-only-preempt": Variant(
         "PaddlePaddle/FastDeploy@93ac61ec9 (2026-04-28, merged #7444)",
-        "only decodes are preempted and only for decodes; chunks pass the admission test too",
+        "only decodes are preempted, and only for decodes; all chunks must pass the admission test",
     ),
     "preempt-sync-minus1": Variant(
         "PaddlePaddle/FastDeploy@74d0f1c01^ (2026-01-14, before #5796)",
@@ -61,7 +61,7 @@ class FastDeployConfig:
     """
 
     name: Literal["fastdeploy"] = "fastdeploy"
-    variant: Annotated[VariantName, KnobSource("`simkv policies` says where each is from")] = (
+    variant: Annotated[VariantName, KnobSource("`simkv policies` lists the sources")] = (
         "fixed-reserve"
     )
     """Scheduling rules: a commit or pull request of FastDeploy."""
@@ -76,11 +76,11 @@ class FastDeployConfig:
     max_num_batched_tokens: Annotated[int, Gt(0), KnobSource("scheduler config, 8192")] = 8192
     """Maximum number of tokens per scheduling call."""
     enc_dec_block_num: Annotated[int, Gt(0), KnobSource("cache config, 2")] = 2
-    """Number of blocks allocated at once when a decode's block table runs out."""
+    """Number of blocks that a decode gets when its block table is used up."""
     prealloc_dec_block_slot_num_threshold: Annotated[int, Ge(0), KnobSource("cache config, 12")] = (
         12
     )
-    """Number of free tokens at or below which a decode's block table counts as run out."""
+    """A decode's block table counts as used up when at most this number of tokens fit into it."""
     reserve_init: Annotated[int, Ge(0), KnobSource("resource_manager_v1.py")] = 16
     """After a preemption, blocks per running request that an admission must leave free."""
     reserve_decay: Annotated[float, Ge(0), KnobSource("resource_manager_v1.py")] = 0.025
@@ -92,7 +92,7 @@ class FastDeployConfig:
     ] = 1
     """1 reserves a share of max_tokens per running request; 0 uses the fixed reserve."""
     init_new_token_ratio: Annotated[float, Ge(0), Le(1), KnobSource("#7038, #7444")] = 0.7
-    """Initial value of the reserved share."""
+    """Initial share of the remaining output for which memory is reserved."""
     min_new_token_ratio: Annotated[float, Ge(0), Le(1), KnobSource("#7444")] = 0.1
     """Lower bound of the reserved share."""
     new_token_ratio_decay: Annotated[float, Ge(0), KnobSource("#7444")] = 0.001
@@ -104,13 +104,14 @@ class FastDeployConfig:
     new_token_ratio_decay_steps: Annotated[int, Gt(0), KnobSource("#7038")] = 600
     """Number of decode calls in which the reserved share decreases to its lower bound."""
     clip_max_new_tokens_estimation: Annotated[int, Gt(0), KnobSource("#7038")] = 4096
-    """Maximum number of a request's max_tokens that are reserved."""
+    """Cap on the future output tokens of a request when memory is reserved for them."""
     chunked_prefill_size: Annotated[int, Gt(0), KnobSource("#7038")] = 8192
     """Maximum number of tokens per prompt chunk in a call."""
     rem_input_tokens: Annotated[int, Gt(0), KnobSource("#7038")] = 16384
     """Maximum number of prompt tokens per call."""
     retract_decode_steps: Annotated[int, Ge(0), KnobSource("#7038")] = 20
-    """Tokens per remaining request that a preemption reserves room for (approximate)."""
+    """Approximate number of further output tokens per remaining request that the reserve covers
+    after a preemption."""
     idle_worker_sends_ack: Annotated[bool, KnobSource("#7633 (2026-04-30)")] = True
     """Whether a preemption that leaves the worker idle is acknowledged at once; before #7633 it
     waited for the step of another request."""
@@ -118,6 +119,6 @@ class FastDeployConfig:
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
-                f"max_num_batched_tokens: {self.max_num_batched_tokens} must not be less than "
-                f"max_num_seqs ({self.max_num_seqs}), as the engine asserts at start"
+                f"max_num_batched_tokens: {self.max_num_batched_tokens} must be at least "
+                f"max_num_seqs ({self.max_num_seqs}); FastDeploy requires this at start-up"
             )

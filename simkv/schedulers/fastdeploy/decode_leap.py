@@ -1,4 +1,4 @@
-"""Leaping over decode steps of FastDeploy."""
+"""Leaps of FastDeploy: several decode-only steps computed at once."""
 
 from __future__ import annotations
 

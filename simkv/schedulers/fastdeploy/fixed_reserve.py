@@ -1,4 +1,5 @@
-"""FastDeploy's managers that reserve blocks: a fixed number, or by ratio since PR #7444."""
+"""Resource managers of FastDeploy that reserve blocks: a fixed number, or by ratio since PR
+#7444."""
 
 from __future__ import annotations
 

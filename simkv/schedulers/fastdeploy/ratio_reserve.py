@@ -1,4 +1,5 @@
-"""FastDeploy's manager of PR #7038: prefill first; decodes reserve a share of their tokens."""
+"""Resource manager of FastDeploy PR #7038: prefill first; decodes reserve a share of their
+output."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from simkv.schedulers.fastdeploy.resource_manager import FastDeployRequest, Reso
 class RatioReserve(ResourceManager):
     """``ratio`` and ``ratio-worker-faithful`` (PR #7038): prefill first, then decodes.
 
-    Floats are added in the order of the original, because the admission test rounds their sum.
+    Floats are added in the same order as in the engine, because the admission test rounds their
+    sum.
     """
 
     requeue_at_head = False
@@ -42,7 +44,7 @@ class RatioReserve(ResourceManager):
         self._chunk = self.config.chunked_prefill_size
         self._input = self.config.rem_input_tokens - len(decodes)
         self._reserved: float = 0
-        for seq in decodes:  # no floor at 0
+        for seq in decodes:  # the engine allows values below 0
             self._reserved += min(seq.max_tokens - seq.out, self._clip) * self.ratio
         self._reserved_new = 0
         self.prefilled = False
@@ -79,8 +81,10 @@ class RatioReserve(ResourceManager):
             self.running.append(seq)
 
     def _size(self, seq: FastDeployRequest, *, bounded: bool) -> int:
-        """Return the tokens of the next chunk, or 0; ``bounded`` applies the remaining input
-        budget."""
+        """Return the number of tokens of the next chunk, or 0.
+
+        With ``bounded``, the remaining input budget limits the chunk.
+        """
         left = seq.need - seq.computed
         tokens = left
         if bounded:

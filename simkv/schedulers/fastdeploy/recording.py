@@ -21,7 +21,8 @@ TOKEN_EOS = 2
 
 
 def _config(header: RecordingLine) -> FastDeployConfig:
-    """Read the recorded options; text instead of a value means that the variant lacks it."""
+    """Read the recorded options; text instead of a value means that the variant lacks the
+    option."""
     knobs = {field.name for field in fields(FastDeployConfig)}
     known = {k: v for k, v in header["config"].items() if k in knobs and not isinstance(v, str)}
     if "delays" in header:

@@ -70,7 +70,8 @@ class FastDeployRequest:
 
 
 class PlannedTask(NamedTuple):
-    """A task of ``schedule``, not yet sent; ``blocks`` is the size of a decode's block table."""
+    """A task that ``schedule`` has not sent yet; ``blocks`` is the size of a decode's block
+    table."""
 
     kind: Literal["prefill", "decode", "preempt"]
     seq: FastDeployRequest
@@ -117,7 +118,8 @@ class ResourceManager:
         )
 
     def schedule(self) -> list[PlannedTask]:
-        """Decide once and return the tasks; ``preempted`` then lists the victims of this call.
+        """Make the decisions of one call and return the tasks; ``preempted`` then lists the
+        victims.
 
         A slot overrun is ignored as in the engine: state changes remain, the tasks are lost and the
         request runs without a slot.
@@ -144,7 +146,8 @@ class ResourceManager:
         return False
 
     def growing(self, seq: FastDeployRequest, steps: int) -> Sequence[int]:
-        """Return in which of the next ``steps`` calls, from 1, a decoding request gets blocks."""
+        """Return the numbers of the calls, from 1 to ``steps``, in which a decoding request gets
+        blocks."""
         raise NotImplementedError
 
     def decay(self, steps: int, growing: int) -> None:
@@ -216,7 +219,7 @@ class ResourceManager:
         )
 
     def _blocks_of_chunk(self, seq: FastDeployRequest, tokens: int) -> int:
-        """Return the blocks that ``seq`` lacks to compute ``tokens`` more."""
+        """Return the number of blocks that ``seq`` lacks to compute ``tokens`` more."""
         return blocks_for(seq.computed + tokens, self.block_size) - self.pool.held(seq.id)
 
     def _lack(self, blocks: int) -> WaitReason:

@@ -104,29 +104,31 @@ class FastDeployScheduler(Threads):
         return Completion(heard.delivered, heard.finished)
 
     def abort(self, request_id: int) -> None:
-        """Do nothing: abort handling of these revisions was not studied and is in no recording.
+        """Ignore the abort: a request whose client disconnected runs to its end.
 
-        A request whose client disconnected runs to its end.
+        How these revisions handle aborts was not studied and is in no recording.
         """
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in the pool."""
+        """Number of blocks in the pool."""
         return self.manager.pool.num_blocks
 
     @property
     def free_blocks(self) -> int:
-        """Free blocks."""
+        """Number of free blocks."""
         return self.manager.pool.free
 
     @property
     def num_waiting(self) -> int:
-        """Requests in ``waiting`` and preempted ones that the worker has not acknowledged."""
+        """Number of requests in ``waiting``, plus preempted ones that the worker has not
+        acknowledged."""
         return len(self.manager.waiting) + len(self.manager.pending)
 
     @property
     def num_running(self) -> int:
-        """Requests in ``running`` and the unfinished prefill of the ``ratio`` variants."""
+        """Number of requests in ``running``, plus the unfinished prefill of the ``ratio``
+        variants."""
         return len(self.manager.running) + (self.manager.active is not None)
 
     def leap(self, most: int) -> int:
@@ -165,7 +167,7 @@ class FastDeployScheduler(Threads):
         return self.manager.fingerprint(), self.worker.fingerprint()
 
     def aside(self) -> dict[int, WaitReason]:
-        """Return requests that lack a block for the next token, or the next chunk of their prompt.
+        """Return the wait reason, by id, of requests that lack a block for the next token or chunk.
 
         While the ``ratio`` variants prefill, no decode gets a block, even if blocks are free.
         """

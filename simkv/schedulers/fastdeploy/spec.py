@@ -85,5 +85,5 @@ FASTDEPLOY = EngineSpec(
     memory="num_blocks",
     lacks={variant: _lacks(variant) for variant in VARIANTS},
     has_threads=True,
-    unrecorded="an abort, which is not heeded",
+    unrecorded="aborts, which simkv ignores",
 )

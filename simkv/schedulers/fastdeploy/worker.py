@@ -45,7 +45,10 @@ class TaskBatch(NamedTuple):
 
 
 class SlotWork(NamedTuple):
-    """Work of a slot in a step: new tokens after ``context`` tokens; whether it emits one."""
+    """Work of a slot in a step: ``tokens`` new tokens after ``context`` tokens with KV.
+
+    ``emits``: the step emits an output token of the request.
+    """
 
     id: int
     tokens: int
@@ -71,7 +74,8 @@ class FastDeployWorker:
 
     - ``sentinel``: a preempted slot carries PREEMPTED in the next message (PR #5796). Otherwise it
       carries NO_TOKEN, like a stalled slot.
-    - ``decode_clears_flag``: a decode task after the preempt task clears that flag.
+    - ``decode_clears_flag``: a decode task that follows the preempt task clears this flag, so the
+      preemption is never acknowledged.
     - ``idle_sends``: a preemption that leaves no work is acknowledged by a message without a step
       (PR #7633).
     """

@@ -20,16 +20,14 @@ class MistralrsConfig:
     """Options under the engine's own names; a variant ignores options that it does not read."""
 
     name: Literal["mistralrs"] = "mistralrs"
-    variant: Annotated[VariantName, KnobSource("`simkv policies` says where each is from")] = (
-        "merged2250"
-    )
+    variant: Annotated[VariantName, KnobSource("`simkv policies` lists the sources")] = "merged2250"
     """Scheduling rules: a commit or pull request of mistral.rs."""
     block_size: Annotated[
         int, Gt(0), Le(MAX_BLOCK_SIZE), KnobSource("the engine's paged attention, 32")
     ] = 32
     """Tokens per KV block."""
     num_gpu_blocks: Annotated[
-        int, Gt(1), Le(MAX_BLOCKS), KnobSource("made from GPU memory; the default is ours")
+        int, Gt(1), Le(MAX_BLOCKS), KnobSource("derived from GPU memory; the default is simkv's")
     ] = 1024
     """Number of KV blocks given to the engine; all variants but seed keep one as a null block."""
     max_num_seqs: Annotated[int, Gt(0), KnobSource("mistralrs-server, 16")] = 16
@@ -40,13 +38,13 @@ class MistralrsConfig:
     waiting_timeout: Annotated[
         int, Ge(0), Le(MAX_PASSES), KnobSource("a constant in the engine, 64")
     ] = 64
-    """Failed admission attempts before the head of the queue may evict another request."""
+    """Number of failed admissions after which the head of the queue may evict another request."""
     prefill_batch_max_seqs: Annotated[int, Gt(0), KnobSource("EricLBuehler/mistral.rs#2034")] = 10
     """Maximum number of requests per prefill step."""
     prefill_batch_max_tokens: Annotated[int, Gt(0), KnobSource("EricLBuehler/mistral.rs#2034")] = (
         16384
     )
-    """Maximum number of prompt tokens per step."""
+    """Maximum number of prompt tokens per prefill step."""
 
     rule: Annotated[str | None, KnobSource("ours; docs/how-to/evolve.md")] = None
     """Custom policy: expressions that replace decisions of the variant, one `HOOK = EXPRESSION` per

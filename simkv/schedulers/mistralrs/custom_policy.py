@@ -1,4 +1,4 @@
-"""mistral.rs with some decisions taken by a custom policy; the rest follow its variant."""
+"""mistral.rs scheduler in which a custom policy takes some decisions and the variant all others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_COUNTED_PREEMPTIONS = 64
 
 @dataclass(frozen=True, slots=True)
 class SequenceView:
-    """A sequence as seen by an expression; ``simkv.core.policy_language`` lists the names."""
+    """A sequence as an expression sees it; ``simkv.core.policy_language`` defines the names."""
 
     q: Sequence
     of: BucketedExpressionScheduler
@@ -69,7 +69,7 @@ class SequenceView:
 
 
 class BucketedExpressionScheduler(BucketedScheduler):
-    """The variant's scheduler with decisions of a custom policy; ties follow arrival order."""
+    """Scheduler of a variant with decisions of a custom policy; ties are broken by arrival."""
 
     def __init__(self, config: MistralrsConfig, rules: MistralrsRules | None = None) -> None:
         super().__init__(config, rules)
@@ -88,7 +88,10 @@ class BucketedExpressionScheduler(BucketedScheduler):
         super().add(prompt)
 
     def leap(self, most: int) -> int:
-        """Leap as the variant does, unless a value that the policy reads changes between steps."""
+        """Return the number of decode-only steps, as for the variant.
+
+        The result is 1 if a value that the policy reads changes between steps.
+        """
         if not self._counts_failures() and self._may_change():
             return 1
         return super().leap(most)

@@ -8,35 +8,35 @@ POLICY_HOOKS = (
     PolicyHook(
         "waiting_order",
         "order",
-        "the queue is sorted by this before it is looked at",
-        "as they came; whoever was preempted stands at the front",
+        "the queue is sorted by this before each admission, smallest value first",
+        "by arrival; preempted requests first",
     ),
     PolicyHook(
         "admit",
         "test",
-        "while somebody runs, the head of the queue is taken in only where this is above 0",
+        "while requests run, the head of the queue is admitted only if this is above 0",
         "always",
     ),
     PolicyHook(
         "running_order",
         "order",
-        "those who decode get their blocks in this order, and the last lose theirs",
+        "decoding requests get blocks in this order; the last are preempted",
         "by arrival",
     ),
     PolicyHook(
-        "alike", "group", "those for whom this is equal may decode in one step", "equal tokens"
+        "alike", "group", "requests with equal values may decode in the same step", "equal tokens"
     ),
     PolicyHook(
         "turn",
         "order",
-        "of groups that cannot run in one step the one with the smallest of this runs",
+        "of groups that cannot decode in the same step, the one with the smallest value runs",
         "the shortest",
     ),
     PolicyHook(
         "keep",
         "test",
-        "whoever sits out because of its group keeps its blocks where this is above 0",
-        "all lose theirs",
+        "a request whose group does not run keeps its blocks if this is above 0",
+        "all are preempted",
     ),
 )
 #: Defaults of the hooks that group decodes into steps: the rules of ``bucketed``.

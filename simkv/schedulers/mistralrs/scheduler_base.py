@@ -98,7 +98,7 @@ class MistralrsScheduler:
         self.waiting.append(sequence)
 
     def abort(self, request_id: int) -> None:
-        """Do nothing: these versions continue to serve a disconnected client."""
+        """Ignore the abort: these versions continue to serve a disconnected client."""
 
     def schedule(self) -> Batch:
         """Call the engine's schedule function and return the result as the engine interprets it."""
@@ -196,7 +196,6 @@ class MistralrsScheduler:
         return free
 
     def _decode_on(self, steps: int) -> None:
-        """Advance the chosen sequences by ``steps`` decode steps."""
         for q in self._chosen:
             self.pool.take(q.id, sum(self._borders_of(q, steps)))
             q.length += steps
@@ -285,7 +284,7 @@ class MistralrsScheduler:
         return lost
 
 
-MIXED_DECODE = "running sequences with and without images are queued again for ever"
+MIXED_DECODE = "running sequences with and without images are queued again forever"
 
 
 class LoopGuard:

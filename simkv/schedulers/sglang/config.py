@@ -33,8 +33,8 @@ class AsRelease:
 class SglangConfig:
     """Options of SGLang under the names of its flags (environment variables in lower case).
 
-    A running request is promised a share of the tokens that it may still emit. The share decreases
-    with every decode step and is recomputed by a retraction.
+    The scheduler promises a running request memory for a share of the tokens that it may still
+    emit. The share decreases with every decode step and is recomputed after a retraction.
 
     Raises ValueError if the pool or the chunk is not a whole number of pages, or if an option does
     not exist in the variant.
@@ -44,7 +44,7 @@ class SglangConfig:
     variant: Annotated[
         Literal["0.5.23", "0.5.23-lpm-aging", "0.5.22", "0.5.20", "0.5.15"],
         AsRelease(),
-        KnobSource("`simkv policies` says where each is from"),
+        KnobSource("`simkv policies` lists the sources"),
     ] = "0.5.23"
     """Scheduling rules: a release of SGLang, or a release with a named change."""
     max_total_num_tokens: Annotated[int, Gt(0), Flag("--max-total-tokens")] = 16384
@@ -177,9 +177,10 @@ class SglangConfig:
     in_batch_prefix_caching_deprioritize_threshold: Annotated[
         int, Gt(0), KnobSource("managers/schedule_policy.py")
     ] = 32
-    """Minimum number of shared leading tokens for two requests to count as starting alike."""
+    """Number of leading tokens that two waiting requests must share for one to be deferred."""
     lpm_aging_tokens_per_pass: Annotated[int, Ge(0), KnobSource("sgl-project/sglang#31723")] = 0
-    """Under lpm, number of cached tokens that each pass in the queue counts as."""
+    """Under lpm, number of cached tokens that a request is credited with for each pass in the
+    queue."""
     mem_fraction_static: Annotated[
         Annotated[float, Gt(0), Lt(1)] | None, Flag("--mem-fraction-static")
     ] = None
@@ -189,25 +190,26 @@ class SglangConfig:
     def __post_init__(self) -> None:
         if self.enable_dp_attention != (self.dp_size > 1):
             raise ValueError(
-                f"dp_size: {self.dp_size} beside enable_dp_attention: {self.enable_dp_attention}; "
-                "ranks of dp attention are 2 or more, and other replicas are a fleet's"
+                f"dp_size: {self.dp_size} does not fit enable_dp_attention: "
+                f"{str(self.enable_dp_attention).lower()}; use 2 or more with dp attention, and 1 "
+                "otherwise (`fleet` sets the number of replicas)"
             )
         if self.dp_size > 1 and self.scheduler_recv_interval > 1:
             raise ValueError(
-                "scheduler_recv_interval: beside enable_dp_attention the ranks agree when they "
-                "look, which is not modelled; expected 1"
+                "scheduler_recv_interval: not modelled with enable_dp_attention, whose ranks agree "
+                "when to receive; use 1"
             )
         if self.lpm_aging_tokens_per_pass and not RULES[self.variant].lpm_aging:
             raise ValueError(
-                f"lpm_aging_tokens_per_pass: variant {self.variant!r} has no such flag; "
-                "use '0.5.23-lpm-aging'"
+                f"lpm_aging_tokens_per_pass: variant {self.variant!r} does not have this option; "
+                "use variant '0.5.23-lpm-aging'"
             )
         self._check_order()
         self._check_delayer()
         if self.allow_auto_truncate and self.max_total_num_tokens <= 6:
             raise ValueError(
-                f"allow_auto_truncate: a pool of {self.max_total_num_tokens} tokens leaves nothing "
-                "of a prompt; expected max_total_num_tokens of 7 or more"
+                f"max_total_num_tokens: {self.max_total_num_tokens} with allow_auto_truncate, "
+                "which truncates prompts to the pool size minus 6; use 7 or more"
             )
         defaults = {field.name: field.default for field in fields(self)}
         for knob in RULES[self.variant].lacks:
@@ -235,8 +237,8 @@ class SglangConfig:
             )
         if self.schedule_policy == "shortest-prefill-first" and self.disable_radix_cache:
             raise ValueError(
-                "schedule_policy: SGLang has 'shortest-prefill-first' only with the radix cache; "
-                "expected disable_radix_cache: false beside it"
+                "schedule_policy: 'shortest-prefill-first' needs the radix cache; "
+                "set disable_radix_cache to false"
             )
         if self.schedule_policy not in policies:
             raise ValueError(
@@ -245,13 +247,13 @@ class SglangConfig:
             )
         if self.enable_priority_scheduling and self.schedule_policy not in ("fcfs", "lof"):
             raise ValueError(
-                f"schedule_policy: {self.schedule_policy!r} beside enable_priority_scheduling; "
-                "expected fcfs or lof"
+                f"schedule_policy: {self.schedule_policy!r} cannot be combined with "
+                "enable_priority_scheduling; use fcfs or lof"
             )
         if self.enable_priority_scheduling and self.max_queued_requests == 0:
             raise ValueError(
-                "max_queued_requests: with 0 beside enable_priority_scheduling SGLang dies of the "
-                "first request; expected 1 or more"
+                "max_queued_requests: with 0 and enable_priority_scheduling, SGLang crashes at the "
+                "first request; use 1 or more"
             )
         if self.retraction_policy == "priority" and not self.enable_priority_scheduling:
             raise ValueError("retraction_policy: 'priority' needs enable_priority_scheduling")
@@ -259,11 +261,14 @@ class SglangConfig:
     def _check_delayer(self) -> None:
         """Raise ValueError if the prefill delayer is impossible or not modelled."""
         if self.enable_prefill_delayer and self.disable_overlap_schedule:
-            raise ValueError("enable_prefill_delayer: SGLang needs the overlap schedule for it")
+            raise ValueError(
+                "enable_prefill_delayer: needs the overlap schedule; set disable_overlap_schedule "
+                "to false"
+            )
         if self.enable_prefill_delayer and self.dp_size > 1:
             raise ValueError(
-                "enable_prefill_delayer: beside enable_dp_attention the ranks agree when to "
-                "prefill, which is not modelled; expected false"
+                "enable_prefill_delayer: not modelled with enable_dp_attention, whose ranks agree "
+                "when to prefill; use false"
             )
 
     # Values for one rank of dp attention: arg_groups/parallel_hook.py and

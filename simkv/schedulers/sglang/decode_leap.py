@@ -1,4 +1,4 @@
-"""Leaping over decode steps of SGLang."""
+"""Leaps of SGLang: several decode-only steps computed at once."""
 
 from __future__ import annotations
 

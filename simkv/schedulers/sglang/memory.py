@@ -155,7 +155,7 @@ class SglangMemory:
             self.free -= self.round_up(r.end) - self.round_up(r.prefix)
             r.kv = r.end
         if self.free < 0:
-            raise EngineCrash(f"prefill out of memory: {tokens} tokens asked for", rows)
+            raise EngineCrash(f"prefill out of memory: {tokens} tokens requested", rows)
 
     def fits(self, rows: Sequence[Req]) -> bool:
         """Return whether ``rows`` can decode one token each.

@@ -11,10 +11,8 @@ from simkv.schedulers.sglang.versions import NEWEST, RULES, SglangRules
 
 
 class PagedMemory(SglangMemory):
-    """SGLang's memory with a block table per request.
-
-    Counts and decisions are those of ``SglangMemory``.
-    """
+    """SGLang's memory with a block table per request; same counts and decisions as
+    ``SglangMemory``."""
 
     def __init__(
         self, tokens: int, page_size: int, prefix_cache: bool, rules: SglangRules = RULES[NEWEST]

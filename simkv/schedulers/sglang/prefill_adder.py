@@ -13,9 +13,9 @@ from simkv.schedulers.sglang.prefill_delayer import PrefillDelayer
 class AddReqResult(Enum):
     """Outcome of considering a candidate."""
 
-    GO = "look at the next one"
-    NO_TOKEN = "stop: the memory is promised out"
-    OTHER = "stop: this pass has enough work"
+    GO = "try the next request"
+    NO_TOKEN = "stop: no unpromised memory is left"
+    OTHER = "stop: the budget of the pass is used up"
 
 
 class PrefillAdder:
@@ -68,9 +68,9 @@ class PrefillAdder:
     def continue_chunked(self, r: Req, most: int | None = None) -> None:
         """Compute the next chunk of ``r``, whose prompt is partly done, without an admission test.
 
-        ``most`` limits the chunk if the queue order leaves room for others. The rest of the prompt
-        is not reserved, and a chunk may exceed the tokens left. Decodes between the chunks can
-        therefore exhaust the memory and crash the engine.
+        ``most`` caps the chunk if the queue order lets shorter prompts use the rest of the budget.
+        No memory is reserved for the rest of the prompt, and the chunk may exceed the unpromised
+        memory. Decodes between the chunks can therefore exhaust the memory and crash the engine.
         """
         assert self.chunk is not None
         if self.delayer and self.rules.bounds_delays:
@@ -79,7 +79,7 @@ class PrefillAdder:
         if limit <= 0:
             limit = self.chunk
         if limit < 0:
-            why = f"{len(self.running)} decodes leave request {r.id} a chunk of {limit} tokens"
+            why = f"request {r.id}: {len(self.running)} decodes leave a chunk of {limit} tokens"
             raise EngineCrash(why, [r])
         if most is not None:
             limit = min(limit, most)
@@ -120,12 +120,11 @@ class PrefillAdder:
         return "reserved" if fits else "blocks"
 
     def _delayed(self) -> bool:
-        """Return whether the delayer blocks admission now."""
         return self.delayer is not None and not self.delayer.allows(len(self.running))
 
     @property
     def left(self) -> float:
-        """Unpromised tokens."""
+        """Number of tokens of memory that are not promised to requests."""
         return self.memory.room - self.promised
 
     def _admit(self, r: Req, prefix: int) -> int | AddReqResult:

@@ -173,7 +173,7 @@ class PrefillPass:
         if not state.rules.mixes_if_it_fits or state.memory.fits(running.rows):
             state.memory.grow(running.rows)
             if state.memory.free < 0:
-                why = f"out of memory: {len(running.rows)} decodes beside a prefill"
+                why = f"out of memory: {len(running.rows)} decodes in a step with a prefill"
                 raise EngineCrash(why, batch.rows)
             batch.kind, batch.prefill_only = "mixed", False
             batch.rows = batch.rows + running.rows

@@ -1,8 +1,8 @@
 """Interval at which SGLang's loop receives arrivals: ``scheduler_recv_skipper.py`` of the wheel.
 
-Every turn of the loop adds a weight to a counter, depending on the previous batch: 1 for a decode
-or none, 1000 for all others. When the counter reaches ``--scheduler-recv-interval``, the loop
-receives all arrivals and the counter restarts from 0. Requests and aborts are received together.
+Every turn of the loop adds a weight to a counter: 1 if the previous batch was a decode or if there
+was none, otherwise 1000. When the counter reaches ``--scheduler-recv-interval``, the loop receives
+all arrivals and aborts, and the counter restarts from 0.
 """
 
 from __future__ import annotations

@@ -166,12 +166,12 @@ class SglangScheduler:
 
     @property
     def num_blocks(self) -> int:
-        """Pages in the pool."""
+        """Number of pages in the pool."""
         return self.config.max_total_num_tokens // self.config.page_size
 
     @property
     def free_blocks(self) -> int:
-        """Pages that are free or hold only unlocked cached prefixes."""
+        """Number of pages that are free or hold only unlocked cached prefixes."""
         return self.state.memory.room // self.config.page_size
 
     def waiting_ids(self) -> list[int]:

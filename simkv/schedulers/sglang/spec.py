@@ -29,7 +29,10 @@ def _with_tables(config: SglangConfig) -> TabledScheduler:
 
 
 def _too_long(config: SglangConfig, prompt_tokens: int) -> str | None:
-    """Return why a prompt is rejected, or None: the pool is too small (``request_intake.py``)."""
+    """Return why a prompt that is too long for the pool is rejected; None if it is accepted.
+
+    The rule is in ``request_intake.py``.
+    """
     pool = config.max_total_num_tokens
     if prompt_tokens < pool - 6 or config.allow_auto_truncate:
         return None
@@ -63,7 +66,7 @@ SGLANG = EngineSpec(
     too_long=_too_long,
     lora_slots="max_loras_per_batch",
     lora_by_model=True,
-    unrecorded="`empty_opens`; what start-up refuses; variants that are no release",
+    unrecorded="`empty_opens`; checks at start-up; variants that are not releases",
     sizing="static",
     step_tokens="chunked_prefill_size",
     memory_share="mem_fraction_static",

@@ -169,9 +169,10 @@ class ReusingKvCache(KvCache):
         return best, most
 
     def _part(self, r: LlmRequest, kept: ReusableBlock) -> None:
-        """Start a block of ``r`` from a cached one.
+        """Start a block of ``r`` from a cached block that matches only in part.
 
-        An unused leaf is taken over; otherwise its content is copied to a new block.
+        If the cached block is an unused leaf, ``r`` takes it over; otherwise its content is copied
+        to a new block.
         """
         if kept.children or not self.pool.is_free(kept.block):
             self.take(r, 1)

@@ -17,7 +17,7 @@ ChunkingPolicy = Literal["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"]
 VARIANTS: Mapping[str, Variant] = {
     "5f480b7a6": Variant(
         "NVIDIA/TensorRT-LLM@5f480b7a6 (2026-02, after #10273 and #11330)",
-        "capacity first, then a micro-batch out of what fits; a paused request is computed again",
+        "capacity scheduler, then micro-batch scheduler; a paused request is recomputed",
     ),
 }
 
@@ -31,9 +31,9 @@ class TrtllmConfig:
     """
 
     name: Literal["trtllm"] = "trtllm"
-    variant: Annotated[
-        Literal["5f480b7a6"], KnobSource("`simkv policies` says where it is from")
-    ] = "5f480b7a6"
+    variant: Annotated[Literal["5f480b7a6"], KnobSource("`simkv policies` lists the source")] = (
+        "5f480b7a6"
+    )
     """Scheduling rules: a commit of TensorRT-LLM."""
     max_tokens_in_paged_kv_cache: Annotated[
         int, Gt(0), KnobSource("kv_cache_config.max_tokens")
@@ -63,8 +63,8 @@ class TrtllmConfig:
     context_chunking_policy: Annotated[ChunkingPolicy, KnobSource("scheduler_config")] = (
         "FIRST_COME_FIRST_SERVED"
     )
-    """Division of a step's tokens among prompts: the first takes all it can, or each gets a block
-    in turn."""
+    """Division of a step's tokens among prompts: FIRST_COME_FIRST_SERVED gives each prompt, in
+    order, all that it can use; EQUAL_PROGRESS gives each prompt one more block in turn."""
     disable_overlap_scheduler: Annotated[bool, KnobSource("LLM API")] = False
     """Whether a step is scheduled only after the tokens of the previous step are known."""
     enable_block_reuse: Annotated[bool, KnobSource("kv_cache_config")] = True
@@ -72,8 +72,8 @@ class TrtllmConfig:
     free_gpu_memory_fraction: Annotated[
         float, Ge(0.01), Le(1), KnobSource("kv_cache_config, 0.9")
     ] = 0.9
-    """Share for KV of the GPU memory left by the model; with `hardware` it determines the pool. It
-    does not affect decisions."""
+    """Share of the GPU memory left by the model that KV may use; with `hardware` it determines the
+    pool. It does not affect decisions."""
 
     def __post_init__(self) -> None:
         if self.max_tokens_in_paged_kv_cache % self.tokens_per_block:
@@ -82,16 +82,18 @@ class TrtllmConfig:
                 f"multiple of tokens_per_block ({self.tokens_per_block})"
             )
         if self.max_tokens_in_paged_kv_cache < 2:
-            raise ValueError("max_tokens_in_paged_kv_cache: no request fits; expected 2 or more")
+            raise ValueError(
+                "max_tokens_in_paged_kv_cache: too small for any request; use 2 or more"
+            )
         if self.enable_chunked_prefill and self.max_num_tokens < self.tokens_per_block:
             raise ValueError(
-                f"max_num_tokens ({self.max_num_tokens}) is less than a chunk, which is of whole "
-                f"blocks; expected tokens_per_block ({self.tokens_per_block}) or more"
+                f"max_num_tokens ({self.max_num_tokens}) must be at least tokens_per_block "
+                f"({self.tokens_per_block}), because chunks consist of whole blocks"
             )
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in the pool."""
+        """Number of blocks in the pool."""
         return self.max_tokens_in_paged_kv_cache // self.tokens_per_block
 
     @property

@@ -1,4 +1,4 @@
-"""Leaping over decode steps of TensorRT-LLM."""
+"""Leaps of TensorRT-LLM: several decode-only steps computed at once."""
 
 from __future__ import annotations
 

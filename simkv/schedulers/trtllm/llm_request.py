@@ -40,12 +40,12 @@ class LlmRequest:
 
     @property
     def remaining(self) -> int:
-        """Prompt tokens not computed yet."""
+        """Number of prompt tokens not computed yet."""
         return self.prompt - self.position
 
     @property
     def generated(self) -> int:
-        """Tokens emitted since the start or the last pause."""
+        """Number of tokens emitted since the start or the last pause."""
         return self.known - self.prompt
 
     @property

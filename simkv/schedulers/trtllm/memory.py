@@ -23,14 +23,15 @@ class KvCache:
         self.tokens_per_block = tokens_per_block
 
     def blocks_to_completion(self, r: LlmRequest) -> int:
-        """Return the blocks that ``r`` still needs if it emits its maximum output.
+        """Return the number of blocks that ``r`` still needs if it emits its maximum output.
 
         Source: ``getRemainingBlocksToCompletion``.
         """
         return blocks_for(r.prompt + r.new, self.tokens_per_block) - self.pool.held(r.id)
 
     def one_step(self, r: LlmRequest) -> int:
-        """Return the blocks that ``r`` needs now, 0 for a later chunk.
+        """Return the number of blocks that ``r`` needs in this step; 0 for a later chunk of a
+        prompt.
 
         Source: ``getNeededBlocksOneStep``.
         """
@@ -61,7 +62,8 @@ class KvCache:
         self.pool.release(r.id)
 
     def freed(self, victims: Sequence[LlmRequest]) -> int:
-        """Return the blocks that pausing ``victims`` frees (``schedulingReleaseBlocks``)."""
+        """Return the number of blocks that pausing ``victims`` frees
+        (``schedulingReleaseBlocks``)."""
         return sum(self.pool.held(r.id) for r in victims)
 
     # ------------------------------------------------------------------ hooks for block reuse

@@ -21,10 +21,10 @@ class MicroBatch(NamedTuple):
 
 
 def schedule_micro_batch(fits: Sequence[LlmRequest], config: TrtllmConfig) -> MicroBatch:
-    """Choose requests of ``fits`` in order until the step is full; chunked prompts share the rest.
+    """Choose requests of ``fits`` in order until the step is full.
 
-    The first request that exceeds the step blocks all behind it. Requests whose last token is in
-    flight are left out. Raises ContextTooLong.
+    Chunked prompts share the remaining tokens. The first request that exceeds the step blocks all
+    behind it. Requests whose last token is in flight are left out. Raises ContextTooLong.
     """
     batch, chunked, size = MicroBatch([], []), list[LlmRequest](), 0
     left = config.max_num_tokens

@@ -71,7 +71,7 @@ class TrtllmScheduler:
     def abort(self, request_id: int) -> None:
         """Record that the client disconnected.
 
-        The next iteration receives this and applies it when it has tokens.
+        The engine drops the request at the end of a later iteration that schedules tokens.
         """
         self._left.add(request_id)
 
@@ -103,7 +103,6 @@ class TrtllmScheduler:
         return batch
 
     def _fitting(self) -> CapacityResult:
-        """Return the result of the capacity scheduler."""
         active, policy = list(self.active.values()), self.config.capacity_scheduler_policy
         if policy == "MAX_UTILIZATION":
             return max_utilization(active, self.cache)
@@ -153,8 +152,8 @@ class TrtllmScheduler:
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
         """Give the requests of a batch their tokens; end requests whose token was the last.
 
-        A request that was paused meanwhile is treated as unfinished even then: the pause resets it,
-        so it is computed completely once more before its client receives the end.
+        A request that was paused since the launch does not end with its last token: the pause
+        resets it, so it is recomputed completely before its client receives the end.
         """
         done = Completion([], [])
         for r in [self.active[i] for i in batch.emits if i in self.active]:
@@ -191,7 +190,6 @@ class TrtllmScheduler:
             self._remove(r)
 
     def _remove(self, r: LlmRequest) -> None:
-        """Remove an active request from the engine."""
         del self.active[r.id]
         self.cache.release(r)
         self.cache.forget(r.id)

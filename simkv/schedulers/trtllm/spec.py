@@ -53,7 +53,7 @@ def _setting(config: TrtllmConfig) -> ExecutionSettings:
 
 
 def _longest(given: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
-    """Return the model's length, as ``trtllm-serve`` does; other defaults are the config's."""
+    """Return the model's length as the default of ``max_seq_len``, as ``trtllm-serve`` sets it."""
     if "max_seq_len" in given or machine.model is None:
         return {}
     return {"max_seq_len": machine.model.length}
@@ -86,8 +86,8 @@ TRTLLM = EngineSpec(
     seats="max_batch_size",
     block="tokens_per_block",
     sizing="rest",
-    unrecorded="the executor's loop, requests and the block manager, which stood in when it was "
-    "recorded; what its server turns away",
+    unrecorded="the executor loop, requests and the block manager (the recorder used substitutes); "
+    "requests that the server rejects",
     partly_recorded="its scheduler recorded",
     too_long=_too_long,
     launch=LaunchRules(before=_longest, fields=("max_tokens_in_paged_kv_cache", "max_seq_len")),

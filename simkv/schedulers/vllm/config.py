@@ -48,17 +48,17 @@ class AsTuple:
 class VllmConfig:
     """Engine settings of vLLM, with vLLM's names and defaults.
 
-    Defaults that depend on the GPU and the model (``launcher_defaults.py``) apply to scenarios
-    without hardware. They are the values of ``vllm serve`` on a GPU with less than 70 GiB. A knob
-    that the selected version does not have cannot be set.
+    Without `hardware`, defaults that depend on the GPU and the model are those of ``vllm serve`` on
+    a GPU with less than 70 GiB; with `hardware`, ``launcher_defaults.py`` derives them. A knob that
+    the selected release does not have cannot be set.
 
     Raises ValueError if vLLM would refuse to start.
     """
 
     name: Literal["vllm"] = "vllm"
-    variant: Annotated[
-        str, ReleaseNames(), KnobSource("`simkv policies` says where each is from")
-    ] = NEWEST
+    variant: Annotated[str, ReleaseNames(), KnobSource("`simkv policies` lists the sources")] = (
+        NEWEST
+    )
     """vLLM release to simulate, or a release with a named change. A minor or patch release can
     stand for its recorded equivalent (0.27, 0.27.0 and 0.27.1 have the same rules)."""
     block_size: Annotated[int, Gt(0), Le(MAX_BLOCK_SIZE), Flag("--block-size")] = 16
@@ -113,15 +113,15 @@ class VllmConfig:
     scheduler_reserve_full_isl: Annotated[
         bool | None, Flag("--scheduler-reserve-full-isl", "#37307")
     ] = None
-    """Whether the whole sequence must fit at admission, not only the first chunk; default: as the
-    variant (on since 0.19)."""
+    """Whether the whole sequence must fit at admission, not only the first chunk; default:
+    that of the release (on since 0.19)."""
     watermark: Annotated[float, Ge(0), Lt(1), Flag("--watermark")] = 0.0
     """Share of all blocks that must stay free at admission, unless no request is running."""
     prefill_schedule_interval: Annotated[int, Gt(0), Flag("--prefill-schedule-interval")] = 1
     """Compute prompts only in every n-th step while requests decode."""
     async_scheduling: Annotated[bool | None, Flag("--async-scheduling")] = None
-    """Whether a step is scheduled before the tokens of the previous step are known; default: as the
-    variant (on since 0.14)."""
+    """Whether a step is scheduled before the tokens of the previous step are known; default: that
+    of the release (on since 0.14)."""
     enable_lora: Annotated[bool, Flag("--enable-lora")] = False
     """Whether requests can use LoRA adapters."""
     max_loras: Annotated[int, Gt(0), Flag("--max-loras")] = 1
@@ -178,7 +178,7 @@ class VllmConfig:
         Flag("--kv-transfer-config", key="kv_role"),
     ] = None
     """Role of the replica for the KV connector; replicas that can load KV free blocks later.
-    Default: from the replica's role in the fleet."""
+    Default: derived from the replica's role in the fleet."""
     kv_cache_groups: Annotated[
         tuple[LayerGroup, ...],
         AsTuple(),
@@ -204,7 +204,7 @@ class VllmConfig:
     cudagraph_mode: Annotated[
         CudagraphMode | None, Flag("--compilation-config", key="cudagraph_mode")
     ] = None
-    """Steps that are replayed from CUDA graphs, for the cost model; default: as the version.
+    """Kinds of steps that run as CUDA graphs, for the cost model; default: that of the release.
     Affects no scheduling decision."""
     max_cudagraph_capture_size: Annotated[
         Annotated[int, Gt(0)] | None, Flag("--max-cudagraph-capture-size")
@@ -212,7 +212,8 @@ class VllmConfig:
     """Maximum number of tokens of a step that runs as a CUDA graph; default twice max_num_seqs, at
     most 512. Affects no scheduling decision."""
     rule: Annotated[str | None, KnobSource("ours; docs/how-to/evolve.md")] = None
-    """Expressions that replace decisions of the variant, one `HOOK = EXPRESSION` per line."""
+    """Custom policy: expressions that replace decisions of the variant, one `HOOK = EXPRESSION` per
+    line."""
     startup_check: Annotated[bool, KnobSource("vllm-project/vllm#39734")] = True
     """Whether a max_model_len that the KV cache cannot hold is rejected; vLLM accepted it with
     num_gpu_blocks_override until #41069 and #47272."""
@@ -290,19 +291,20 @@ class VllmConfig:
         if rules.pads_admissions and 0 < self.long_prefill_token_threshold <= drafts:
             raise ValueError(
                 f"long_prefill_token_threshold: {self.long_prefill_token_threshold} must be 0 or "
-                f"above num_speculative_tokens {drafts}: vLLM {self.variant} pads to one more"
+                f"above num_speculative_tokens {drafts}, because vLLM {self.variant} pads "
+                f"admissions to {drafts + 1} tokens"
             )
         slots = self.draft_slots * (self.max_num_seqs if rules.reserves_draft_slots else 1)
         left = self.max_num_batched_tokens - slots
         if left <= 0 and (rules.reserves_draft_slots or rules.reserves_slots_by_request):
             raise ValueError(
-                f"max_num_batched_tokens: {self.max_num_batched_tokens} leaves nothing beside the "
-                f"{slots} slots of the draft model"
+                f"max_num_batched_tokens: {self.max_num_batched_tokens} must exceed the {slots} "
+                "tokens reserved for the draft model"
             )
         if rules.reserves_draft_slots and (self.max_num_scheduled_tokens or 0) > left:
             raise ValueError(
                 f"max_num_scheduled_tokens: {self.max_num_scheduled_tokens} must be at most {left} "
-                f"(max_num_batched_tokens {self.max_num_batched_tokens} less {slots} slots of the "
+                f"(max_num_batched_tokens {self.max_num_batched_tokens} less {slots} for the "
                 f"draft model) with num_speculative_tokens in vLLM {self.variant}"
             )
 
@@ -312,7 +314,7 @@ class VllmConfig:
         refused = {
             STATES: ("0.26", self.has_states and not rules.drafts_with_states),
             "mamba_prefill_checkpoints": ("0.33", self.has_states and drops and within),
-            "a block of another size": ("0.33", len(sizes) > 1 and drops),
+            "a second block size": ("0.33", len(sizes) > 1 and drops),
         }
         if self.has_states and self.mamba_cache_mode == "all":
             raise ValueError(
@@ -363,8 +365,8 @@ class VllmConfig:
             and not rules.skips_last_token_in_flight
         ):
             raise ValueError(
-                f"async_scheduling: in vLLM {self.variant} a request whose KV is sent then ends "
-                "twice, which is not modelled; remove it"
+                f"async_scheduling: not modelled for vLLM {self.variant} with kv_connector, where "
+                "a request whose KV is sent ends twice; use false"
             )
 
     def in_role(self, role: str) -> VllmConfig:
@@ -385,7 +387,7 @@ class VllmConfig:
 
     @property
     def draft_slots(self) -> int:
-        """Tokens of a step that the drafter uses for each request."""
+        """Number of tokens of a step that the drafter uses for each request."""
         return int(self.num_speculative_tokens > 0 and self.speculative_method == "draft_model")
 
     def most_scheduled(self, rules: VllmRules) -> int:
@@ -399,7 +401,7 @@ class VllmConfig:
 
     @property
     def depth(self) -> int:
-        """Number of batches in flight."""
+        """Maximum number of batches in flight: 2 with asynchronous scheduling, otherwise 1."""
         given, rules = self.async_scheduling, find_rules(self.variant)
         if given is None:
             given = rules.async_scheduling
@@ -460,9 +462,9 @@ class VllmConfig:
             kinds = ()
         if not kinds:
             raise ValueError(
-                f"kv_cache_groups: {list(self.kv_cache_groups)} must be one number or more, each 0 "
-                "or a window of at least 2 tokens, or mamba, or chunked-8192; or one of these with "
-                "the tokens of its blocks, as 0/32"
+                f"kv_cache_groups: {list(self.kv_cache_groups)} must be one entry or more, each 0, "
+                "a window of at least 2 tokens, mamba or chunked-8192; a suffix sets the block "
+                "size, such as 0/32"
             )
         if len(self.kv_cache_groups) > 1 and len({*kinds}) == 1:
             raise ValueError(
@@ -477,21 +479,21 @@ class VllmConfig:
             self._check_states(find_rules(self.variant))
         if self.startup_check and usable < needed:
             raise ValueError(
-                f"num_gpu_blocks: {usable} blocks that can be used; a sequence of max_model_len "
-                f"{self.max_model_len} takes {needed} in {len(kinds)} groups"
+                f"num_gpu_blocks: {usable} usable blocks, but a sequence of max_model_len "
+                f"{self.max_model_len} needs {needed} in {len(kinds)} groups"
             )
 
     def _check_sizes(self, kinds: tuple[LayerKind, ...]) -> None:
         size, sizes = self.block_size, {kind.block_size for kind in kinds}
         if min(sizes) != size or any(other % size for other in sizes):
             raise ValueError(
-                f"kv_cache_groups: blocks of {sorted(sizes)} tokens must be multiples of "
-                f"block_size {size}, and some of just that"
+                f"kv_cache_groups: block sizes {sorted(sizes)} must be multiples of block_size "
+                f"{size}, and the smallest must equal it"
             )
         if len(sizes) > 1 and any(kind.states or kind.chunk for kind in kinds):
             raise ValueError(
-                "kv_cache_groups: blocks of several sizes are modelled for windows only, not "
-                "with mamba or chunks; remove the sizes"
+                "kv_cache_groups: several block sizes are modelled for windows only, not with "
+                "mamba or chunked attention; remove the sizes"
             )
 
     def _check_chunk(self, chunk: int) -> None:
@@ -511,8 +513,8 @@ class VllmConfig:
             return
         if not self.enable_chunked_prefill:
             raise ValueError(
-                "enable_chunked_prefill: must be true where the prefix cache keeps states (mamba "
-                "in kv_cache_groups)"
+                "enable_chunked_prefill: must be true with prefix caching of states (mamba in "
+                "kv_cache_groups)"
             )
         if rules.allows_large_state_blocks:
             return
@@ -523,6 +525,6 @@ class VllmConfig:
         ):
             if self.block_size > tokens:
                 raise ValueError(
-                    f"{knob}: {tokens} must be at least block_size {self.block_size} where the "
-                    f"prefix cache keeps states (mamba in kv_cache_groups) in vLLM {self.variant}"
+                    f"{knob}: {tokens} must be at least block_size {self.block_size} with "
+                    f"prefix caching of states (mamba in kv_cache_groups) in vLLM {self.variant}"
                 )

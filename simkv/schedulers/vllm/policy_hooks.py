@@ -8,25 +8,25 @@ POLICY_HOOKS = (
     PolicyHook(
         "waiting_order",
         "order",
-        "the queue is in this order",
-        "as they came; whoever was preempted stands at the front",
+        "the waiting queue has this order, smallest value first",
+        "by arrival; preempted requests first",
     ),
     PolicyHook(
         "admit",
         "test",
-        "while somebody runs, the head of the queue is taken in only where this is above 0",
+        "while requests run, the head of the queue is admitted only if this is above 0",
         "always",
     ),
     PolicyHook(
         "victim",
         "order",
-        "where blocks run out, who has the largest of this loses its own",
-        "the last that was taken in",
+        "if blocks run out, the running request with the largest value is preempted",
+        "the last admitted request",
     ),
     PolicyHook(
         "chunk",
         "tokens",
-        "a request gets at most so many prompt tokens in a step, any number if not above 0",
+        "maximum number of prompt tokens per request and step; no limit if not above 0",
         "long_prefill_token_threshold",
     ),
 )

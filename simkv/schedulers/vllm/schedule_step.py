@@ -11,17 +11,19 @@ from simkv.schedulers.vllm.speculative_decoding import SpeculativeDecoding
 
 
 class ScheduleStep:
-    """State of one ``schedule`` call: constants, the ``budget`` left, and the tokens scheduled so
-    far.
+    """State of one ``schedule`` call.
 
-    ``threshold`` limits the tokens per request (0: no limit) and ``hold`` excludes prefills.
-    ``prefill`` records whether a prefill was scheduled. ``blocks`` are the new blocks of running
-    requests. ``why`` is the reason that the head of the queue was skipped and goes into the
-    ``batch``. ``ran`` and ``chunks`` are set at the start of admission: whether a running request
-    got tokens, and whether any of them belong to a prompt.
+    - ``budget``: tokens that can still be scheduled; ``tokens``: tokens scheduled so far, by
+      request.
+    - ``threshold``: maximum number of tokens per request (0: no limit).
+    - ``hold``: whether prefills are excluded; ``prefill``: whether one was scheduled.
+    - ``blocks``: number of new blocks, by running request.
+    - ``why``: reason why the head of the queue was skipped, or None. The ``batch`` reports it.
+    - ``ran``, ``chunks``: whether running requests got tokens in this step, and whether any of
+      these tokens belong to a prompt; set when admission begins.
 
-    If a drafter needs ``slots`` for each request, they count against ``inputs``, a second limit of
-    the step.
+    If a drafter needs ``slots`` tokens for each request, they count against ``inputs``, a second
+    limit of the step.
     """
 
     def __init__(self, tokens: int, threshold: int, hold: bool, inputs: int, slots: int) -> None:

@@ -196,7 +196,7 @@ class VllmSchedulerBase:
         }
 
     def fingerprint(self) -> Hashable:
-        """Return the state between two steps, except for changes by arrivals and aborts.
+        """Return the state that determines the following steps if no request arrives or is aborted.
 
         The running requests determine the waiting ones. Under fcfs running and then waiting
         requests form one sequence (unless requests can be skipped), and under priority the waiting
@@ -214,11 +214,12 @@ class VllmSchedulerBase:
         return (self._tokens_delivered, running, tuple(waiting), paced, blocks)
 
     def _left_behind(self) -> bool:
-        """Return whether a waiting request is not ``deferred``, if a prefill interval is set."""
+        """Return whether a waiting request is not ``deferred``; False without a prefill
+        interval."""
         return self._holds and any(not r.deferred for r in self.waiting)
 
     def _release(self, r: RequestState, unused: int = 0) -> None:
-        """Free the blocks of ``r``, including ``unused`` ones; it is in no group."""
+        """Free the blocks of ``r``, including ``unused`` ones; ``r`` is not in the decode group."""
         self.memory.release(r, unused)
 
     def _leave(self, r: RequestState) -> None:
@@ -248,7 +249,6 @@ class VllmSchedulerBase:
         ]
 
     def _remove(self, r: RequestState) -> None:
-        """Remove a request from the engine, whether it waits or runs."""
         del self._live[r.id]
         if r.id not in self.running:
             self.waiting.remove(r)

@@ -106,10 +106,12 @@ class SharedTokenIndex:
         self.others |= any(stream[0] in "uo" for stream in others)
 
     def least(self, r: RequestState) -> int:
-        """Return the minimum number of free blocks to admit a waiting request, whatever is cached.
+        """Return the minimum number of free blocks to admit a waiting request, for any cache
+        content.
 
-        These are the blocks of its own prompt, unless others reference its tokens (``others``). The
-        result is 0 for a request whose old step is in flight: it is always tried.
+        These are the blocks of its own prompt, unless other prompts reference its tokens
+        (``others``). The result is 0 for a request whose previous step is still in flight: it is
+        always tried.
         """
         if r.stale:
             return 0

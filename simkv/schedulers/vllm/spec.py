@@ -37,7 +37,7 @@ def build(
 ) -> VllmScheduler:
     """Build the scheduler of ``config.variant``, or one with the given ``rules``.
 
-    With ``tables`` it always uses real block tables.
+    With ``tables``, blocks have ids even if no feature needs them.
     """
     if config.offloads:
         from simkv.schedulers.vllm.offload_scheduler import VllmOffloadScheduler
@@ -122,7 +122,7 @@ VLLM = EngineSpec(
     has_negatable_flags=True,
     transfer_knobs=("kv_connector", "kv_role"),
     graph_sizes=graph_sizes,
-    unrecorded="what start-up refuses and which defaults it fills in; variants that are no release",
+    unrecorded="checks and defaults at start-up; variants that are not releases",
     sizing="measured by release",
     states_in_blocks_since="0.21",
     memory_share="gpu_memory_utilization",

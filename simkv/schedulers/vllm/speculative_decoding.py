@@ -46,8 +46,10 @@ class SpeculativeDecoding:
         batch.drafted = DraftedTokens(self._passes)
 
     def wanted(self, r: RequestState) -> int:
-        """Return the tokens that a running request has left to compute, within
-        ``max_model_len``."""
+        """Return the number of tokens that a running request has left to compute.
+
+        Tokens beyond ``max_model_len`` are not counted.
+        """
         prompt = r.prompt
         sure = r.computed + 2 - r.placeholders  # length if all drafts in flight are rejected
         if r.placeholders > 0 and sure >= prompt.prompt_tokens + prompt.max_tokens:

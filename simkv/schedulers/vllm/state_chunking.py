@@ -17,10 +17,10 @@ from simkv.schedulers.vllm.request_state import RequestState
 
 
 def has_inner_state(start: int, end: int, proof: int, size: int) -> bool:
-    """Return whether the kernel also writes the state at a block end inside a chunk (tokens).
+    """Return whether the kernel also writes a state inside the chunk from ``start`` to ``end``.
 
-    That block end is the last one before the token ``proof`` and at least one block after
-    ``start``.
+    The kernel writes it at the last block end before token ``proof``, if this is at least one block
+    after ``start``. ``start``, ``end`` and the block ``size`` are in tokens.
     """
     last = (proof - 1) // size * size
     reaches = blocks_for(end, size) > start // size + 1
@@ -42,7 +42,8 @@ class StateChunking:
         self._within = config.mamba_prefill_checkpoints
 
     def clip(self, r: RequestState, start: int, n: int, *, waits: bool) -> int:
-        """Return the part of ``n`` tokens after ``start`` to compute; 0 if it reaches no block end.
+        """Return how many of the ``n`` tokens after ``start`` to compute; 0 if they reach no block
+        end.
 
         ``waits``: these are the first tokens of ``r``, and its hit is known.
         """

@@ -128,16 +128,16 @@ class StateMemory(WindowMemory):
         self._within: set[int] = set()
 
     def begin(self) -> None:
-        """Begin a step."""
+        """Discard the keys of states that the previous step registered."""
         self._fresh.clear()
 
     def blocks_to_grow(self, computed: int, n: int) -> int:
-        """Return the additional blocks for ``n`` tokens after ``computed`` ones."""
+        """Return the number of additional blocks for ``n`` tokens after ``computed`` ones."""
         needed = super().blocks_to_grow(computed, n)
         return needed - sum(self._single) if needed and self._mode == "none" else needed
 
     def beyond(self, r: RequestState, start: int, n: int) -> int:
-        """Return the blocks for states inside the last chunk of a prompt."""
+        """Return the number of blocks for states inside the last chunk of a prompt."""
         end, prefill = start + n, max(r.prompt.prompt_tokens, r.length - 1)
         self._within.discard(r.id)
         if (

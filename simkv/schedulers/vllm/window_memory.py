@@ -75,16 +75,16 @@ class WindowMemory(VllmMemory):
         self.aheads = tuple(dict.fromkeys((*self.aheads, *sorted(phases))))
 
     def blocks_held_by(self, r: RequestState, computed: int) -> int:  # noqa: ARG002
-        """Return the blocks of the running request ``r`` in all groups."""
+        """Return the number of blocks of the running request ``r`` in all groups."""
         return sum(self._pool.held(owner) for owner in self._owners(r.id))
 
     def missing(self, hits: CacheHits, end: int) -> int:
-        """Return the blocks to allocate for the tokens up to ``end`` of a request that reuses
+        """Return the number of blocks to allocate up to token ``end`` for a request that reuses
         ``hits``."""
         return self._in_all(hits.tokens, end)
 
     def blocks_to_grow(self, computed: int, n: int) -> int:
-        """Return the additional blocks for ``n`` tokens after ``computed`` ones."""
+        """Return the number of additional blocks for ``n`` tokens after ``computed`` ones."""
         return self._in_all(computed, computed + n)
 
     def hits(self, r: RequestState) -> CacheHits:
@@ -180,7 +180,8 @@ class WindowMemory(VllmMemory):
         return end
 
     def _in_all(self, start: int, end: int) -> int:
-        """Return the additional blocks in all groups for the tokens from ``start`` to ``end``."""
+        """Return the number of additional blocks in all groups for the tokens from ``start`` to
+        ``end``."""
         return sum(
             count * max(blocks_for(end, size) - blocks_for(start, size), 0)
             for size, count in self._paged.items()
@@ -194,10 +195,10 @@ class WindowMemory(VllmMemory):
         )
 
     def _agreed(self, found: list[array[int]], tokens: int) -> tuple[int, int]:
-        """Return the tokens of the longest hit common to all groups, and of the longest in some
+        """Return the lengths of the longest hit common to all groups and of the longest hit in some
         groups.
 
-        ``found`` holds the cached blocks by group; both results are at most ``tokens``.
+        ``found`` holds the cached blocks by group. Lengths are in tokens, at most ``tokens``.
         """
         longest, before = 0, -1
         while tokens != before:
@@ -212,7 +213,8 @@ class WindowMemory(VllmMemory):
         return [there for there, other in zip(found, self.layers, strict=True) if other == kind]
 
     def _hit_of(self, kind: LayerKind, groups: list[array[int]], tokens: int) -> int:
-        """Return the tokens, at most ``tokens``, of the longest hit in the groups of a kind."""
+        """Return the length, at most ``tokens`` tokens, of the longest hit in the groups of a
+        kind."""
         size = kind.block_size
         if kind.chunk:
             return _behind_last(groups, tokens // size, kind.chunk // size) * size
@@ -283,10 +285,11 @@ def window_blocks(kind: LayerKind) -> int:
 
 
 def longest_run(groups: list[array[int]], most: int, reach: int, unit: int) -> int:
-    """Return the blocks of the longest hit: its last ``reach`` blocks are cached in all groups.
+    """Return the number of blocks of the longest hit in ``groups``, at most ``most``.
 
-    The hit has at most ``most`` blocks and ends at a multiple of ``unit`` blocks. A shorter run at
-    the start is also a hit; with ``reach`` 0 only a run from the start is.
+    The last ``reach`` blocks of a hit are cached in all groups, and a hit ends at a multiple of
+    ``unit`` blocks. A shorter run at the start is also a hit; with ``reach`` 0 only a run from the
+    start is.
     """
     there = [all(blocks) for blocks in zip(*(group[:most] for group in groups), strict=True)]
     run = 0
@@ -298,8 +301,10 @@ def longest_run(groups: list[array[int]], most: int, reach: int, unit: int) -> i
 
 
 def _behind_last(groups: list[array[int]], most: int, chunk: int) -> int:
-    """Return the blocks of the longest hit, at most ``most``, after the last multiple of
-    ``chunk``."""
+    """Return the length of the longest hit, in blocks, at most ``most``.
+
+    Only the blocks after the last multiple of ``chunk`` must be cached in all ``groups``.
+    """
     blocks = most // chunk * chunk
     while blocks < most and all(group[blocks] for group in groups):
         blocks += 1

@@ -198,7 +198,7 @@ def test_several_objectives_give_front(tmp_path: Path) -> None:
 
 def test_describes_policy() -> None:
     lines = describe_policy("alike = 0\nadmit = free > 0.1", ENGINES["mistralrs"].policy_hooks)
-    assert "  those for whom this is equal may decode in one step: all equal" in lines
+    assert "  requests with equal values may decode in the same step: all equal" in lines
     assert "free: fraction of the blocks that are free" in lines
     assert lines[-1].startswith("as shipped: waiting_order (")
 
