@@ -93,7 +93,7 @@ BROKEN: dict[str, tuple[str, str, str]] = {
         "        import sys\n"
         "        frame, left = sys._getframe(), None\n"
         "        while left is None:\n"
-        "            left = getattr(frame.f_locals.get('self'), '_left', None)\n"
+        "            left = getattr(frame.f_locals.get('self'), '_remaining', None)\n"
         "            frame = frame.f_back\n"
         "        self.waiting.sort(key=lambda r: left[r.id])\n" + DECIDES,
     ),
