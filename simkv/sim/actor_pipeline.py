@@ -1,13 +1,13 @@
 """A pipeline such as FastDeploy's: engine, worker and token processor as SimPy processes.
 
-   engine ──tasks──▶ worker ──messages──▶ token processor
+    engine ──tasks──▶ worker ──messages──▶ token processor
       ▲                                        │
       └───────────── shared memory ────────────┘
 
 The engine's package implements the three actors (``core/actor_protocol.py``); this module adds the
-timing. Each actor is one process, each arrow one store. The engine decides with the tokens that the
-token processor has received so far, while other tokens are still in transit; see
-PaddlePaddle/FastDeploy PR #5796.
+timing. Each actor is a SimPy process; ``tasks`` and ``messages`` are SimPy stores. The engine
+decides with the tokens that the token processor has received so far, while other tokens are still
+in transit; see PaddlePaddle/FastDeploy PR #5796.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from simkv.sim.step_log import QueueState
 
 
 class ReceivedTokens(NamedTuple):
-    """Number of tokens that a client has received, and when the first and the last arrived (s)."""
+    """Number of tokens that a client has received; times of the first and the last token (s)."""
 
     tokens: int
     first: float
@@ -45,10 +45,11 @@ class ReceivedTokens(NamedTuple):
 
 
 class AsyncPipeline(Replica):
-    """A replica whose three threads run side by side.
+    """A replica whose engine, worker and token processor run concurrently.
 
-    Every run ends. ``record.engine_halt`` explains a halt: all three threads wait for each other,
-    they work but no client receives tokens any more, or the worker died.
+    Every run ends. If the replica halts before all requests have ended, ``record.engine_halt``
+    gives the reason: the three actors wait for each other, they work but no client receives a token
+    any more, or the worker died.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class AsyncPipeline(Replica):
     # The three threads.
 
     def run(self) -> SimProcess:
-        """SimPy process: the engine thread, which starts the other two."""
+        """SimPy process of the engine, which also starts the worker and the token processor."""
         yield self.timeout_at(self.ready)
         self.env.process(self._work())
         self.env.process(self._listen())
@@ -106,7 +107,7 @@ class AsyncPipeline(Replica):
                 yield self.timeout_at(self.env.now + pacing.schedule_interval)
 
     def _work(self) -> SimProcess:
-        """SimPy process: the worker takes tasks at step borders, runs steps, sends messages."""
+        """SimPy process of the worker: take tasks between steps, run steps and send messages."""
         while True:
             tasks: list[Any] = []
             if self.tasks.items or not self.worker.work():
@@ -130,7 +131,7 @@ class AsyncPipeline(Replica):
         yield self.messages.put(message)
 
     def _listen(self) -> SimProcess:
-        """SimPy process: the token processor thread."""
+        """SimPy process of the token processor: process each message that arrives."""
         while True:
             message = yield self.messages.get()
             self._received_messages += 1
@@ -138,7 +139,7 @@ class AsyncPipeline(Replica):
             self.notify()
 
     def _take(self) -> Generator[simpy.Event, Any, list[Any]]:
-        """Pass the tasks of one parcel to the worker; wait for a parcel if there is none."""
+        """Wait for a parcel, pass it to the worker and return its tasks."""
         parcel = yield self.tasks.get()
         self._taken.succeed()
         self._decided = self._planned_at
@@ -151,7 +152,8 @@ class AsyncPipeline(Replica):
         return tasks
 
     def _await_news(self, interval: float) -> SimProcess:
-        """Wait until an event occurs, then until the next poll (every ``interval`` seconds).
+        """Sleep until an external event, then until the next poll; polls are ``interval`` (s)
+        apart.
 
         Polls before the event are not simulated: each would repeat the last decision without
         effect.
@@ -162,7 +164,9 @@ class AsyncPipeline(Replica):
         yield from self._poll(interval, self.sleep())
 
     def _poll(self, interval: float, event: simpy.Event) -> SimProcess:
-        """Sleep for ``interval`` seconds, once or more, until ``event`` has occurred."""
+        """Sleep until the first poll after ``event`` has occurred; polls are ``interval`` (s)
+        apart.
+        """
         start = self.env.now
         yield event
         naps = max(1, ceil((self.env.now - start) / interval))
@@ -171,7 +175,7 @@ class AsyncPipeline(Replica):
     # Operations of the three threads, also for tests and recorders.
 
     def decide(self) -> list[Any]:
-        """Make one ``schedule`` call and record it; return the planned tasks."""
+        """Call the engine's ``schedule``, record the decision and return the planned tasks."""
         manager, now = self.manager, self.env.now
         planned = manager.schedule()
         self.changed = True
@@ -184,12 +188,12 @@ class AsyncPipeline(Replica):
         return planned
 
     def put(self, planned: list[Any]) -> Any:
-        """Serialize the tasks of a decision."""
+        """Serialize the tasks of a decision into a parcel for the worker, and return the parcel."""
         self.changed = True
         return self.manager.put(planned)
 
     def step(self) -> Message | None:
-        """Return the message that the worker sends after its next step, or None without work."""
+        """Run the next step of the worker and return its message, or None if it has no work."""
         lives = self.record.requests
         return self.worker.step(lambda i, k: k >= lives[i].request.output_tokens)
 
@@ -208,9 +212,9 @@ class AsyncPipeline(Replica):
     # Recording.
 
     def _pull(self) -> None:
-        """Pass new requests to the engine.
+        """Pass new requests to the engine, at most as many as its prefill limit allows.
 
-        Disconnected clients are ignored, as in ``FastDeployScheduler.abort``.
+        Disconnects are ignored, as in ``FastDeployScheduler.abort``.
         """
         arrived = [message for message in self.inbox if isinstance(message, Request)]
         self.inbox.clear()
@@ -229,7 +233,7 @@ class AsyncPipeline(Replica):
         del self._new[:count]
 
     def _begin(self, work: list[Any], tasks: list[Any]) -> float:
-        """Record a step that begins now; return its duration (s)."""
+        """Record a step of the worker that begins now; return its duration (s)."""
         if not work:  # only an acknowledgement
             self.record.idle_passes += 1
             return self.executor.idle()
@@ -258,7 +262,8 @@ class AsyncPipeline(Replica):
     def finalize(self) -> None:
         """Close the record at the end of the run.
 
-        Clients have the tokens that the token processor received; the GPU may have emitted more.
+        A token counts as delivered when the token processor has received it, not when the GPU has
+        emitted it.
         """
         self.record.close(-1)
         for i, life in self.record.requests.items():
@@ -280,16 +285,18 @@ class AsyncPipeline(Replica):
         return self.manager.fingerprint(), self.worker.fingerprint(), to_border
 
     def state_repeats(self) -> bool:
-        """Whether the present state occurred before, with no token delivered to a client since."""
+        """Return whether the state repeats without a new token for a client; if so, record a
+        livelock.
+        """
         if not self._at_rest() or not self._watch.repeats(working=False, now=self.env.now):
             return False
         self._stop("livelock", "the same decisions repeat without emitting a token")
         return True
 
     def _check_progress(self) -> None:
-        """Halt after too many steps without a token for any client.
+        """Halt with a livelock after too many steps without a token for any client.
 
-        The limit is 1000 steps plus one step per token of the live requests.
+        The limit is 1000 steps plus one step per token of the unfinished requests.
         """
         self._steps_without_token += 1
         alive = self.manager.alive()
@@ -298,7 +305,7 @@ class AsyncPipeline(Replica):
             self.die("livelock", why, [seq.id for seq in alive])
 
     def _stop(self, kind: str, why: str) -> None:
-        """Record a halt: nothing will change any more without external events."""
+        """Record that the engine has halted and can resume only after an external event."""
         stuck = {seq.id for seq in self.manager.alive()} | {request.id for request in self._new}
         if stuck and self.record.engine_halt is None:
             held = dict(self.scheduler.blocks_held())
@@ -308,7 +315,7 @@ class AsyncPipeline(Replica):
             )
 
     def _hung_slots(self) -> Iterator[str]:
-        """Yield, per slot, the state on which engine and worker wait for each other."""
+        """Yield, for each slot in which engine and worker wait for each other, the reason."""
         for i, seq in enumerate(self.manager.slots):
             slot = self.worker.slots.get(i)
             if seq is None:
@@ -333,7 +340,7 @@ def _disagreement(seq: Any, slot: Any) -> str:
 
 
 def pipeline_notes(record: RunRecord) -> list[str]:
-    """Return notes on a run: clients with wrong token counts, and slots that hung to the end."""
+    """Return notes on clients with wrong token counts, and on a halt that affected no request."""
     found = [
         f"request {i} received {life.tokens} tokens, but the model emits {n}: tokens in transit "
         "were generated again or were delivered to the next request in the slot"

@@ -18,7 +18,7 @@ from simkv.workload.clients import Clients
 
 
 class SimulatedServer(Protocol):
-    """A server of requests: an engine or a fleet of engines."""
+    """Interface of a simulated server, which is an engine or a fleet of engines."""
 
     env: simpy.Environment
     on_request_end: Callable[[RequestRecord], None] | None
@@ -36,10 +36,10 @@ class SimulatedServer(Protocol):
 def run_clients(
     engine: SimulatedServer, sent: Iterable[Request] | Clients, horizon: float | None
 ) -> RunRecord:
-    """Send requests to the engine and run to the end; afterwards every request has one outcome.
+    """Send requests to the server, simulate until the end and return the record of the run.
 
-    ``sent`` are requests with fixed arrivals, or clients that wait for answers. The run ends when
-    nothing more can happen, or at ``horizon`` (s).
+    ``sent`` are requests with fixed arrival times, or clients that wait for answers. The run ends
+    when no event is left, or at ``horizon`` (s). Every request in the record has an outcome.
     """
     env = engine.env
     clients = sent if isinstance(sent, Clients) else Clients(list(sent))
@@ -60,7 +60,10 @@ def _arrive(engine: SimulatedServer, requests: Iterable[Request]) -> SimProcess:
 
 
 def _converse(engine: SimulatedServer, clients: Clients) -> SimProcess:
-    """SimPy process: clients send when the awaited answer has arrived and they may send."""
+    """SimPy process: submit each request as soon as ``clients`` may send it.
+
+    Some requests may be sent only after the answer to an earlier one.
+    """
     env = engine.env
     answered = env.event()
 
@@ -82,7 +85,7 @@ def _converse(engine: SimulatedServer, clients: Clients) -> SimProcess:
 
 @contextmanager
 def _long_lived() -> Iterator[None]:
-    """Disable cycle collection: the record only grows and contains no cycles."""
+    """Disable cyclic garbage collection: the record only grows and contains no cycles."""
     enabled = gc.isenabled()
     gc.disable()
     try:

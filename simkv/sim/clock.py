@@ -16,10 +16,11 @@ SimProcess = Generator[simpy.Event, Any, None]
 class ExactTimeout(simpy.Event):
     """An event at exactly ``time`` (s), after all other events of that time.
 
-    Its observers see the effects of all events up to that time, independent of the order in which
-    the events were queued. SimPy accepts only delays, and ``now + (time - now)`` may differ from
-    ``time``, so this event is pushed to SimPy's queue directly. At equal times, the event with the
-    lower ``rank`` and all its consequences come first; rank ``BEFORE`` precedes all other events.
+    Processes that wait for it see the effects of all events up to that time, independent of the
+    order in which the events were queued. SimPy accepts only delays, and ``now + (time - now)`` may
+    differ from ``time``, so this event is pushed to SimPy's queue directly. At equal times, the
+    event with the lower ``rank`` and all its consequences come first; rank ``BEFORE`` precedes all
+    other events.
     """
 
     #: Rank of an event before all other events of its time.
@@ -48,6 +49,9 @@ def _note(moment: simpy.Event) -> None:
 
 
 def current_rank(env: simpy.Environment) -> int:
-    """Return the rank of the last exact event at the present time, or a value below all ranks."""
+    """Return the rank of the last ``ExactTimeout`` that occurred at the present time.
+
+    If there was none, return a number below all ranks.
+    """
     time, rank = env.__dict__.get("moment", (-1.0, 0))
     return int(rank) if time == env.now else ExactTimeout.BEFORE - 1

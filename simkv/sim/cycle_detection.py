@@ -7,14 +7,14 @@ from collections.abc import Callable, Hashable
 
 
 class CycleDetector:
-    """Detects that a state repeats without external events in between.
+    """Detects that the state of an engine repeats without external events in between.
 
-    It stores one earlier state and replaces it at powers of two (R. P. Brent, BIT 20, 1980), so it
-    finds cycles of any length, and long stretches without a token are cheap. ``since`` is the time
-    at which the stored state was taken (s).
+    The detector stores one earlier state and replaces it after 1, 2, 4, … calls (R. P. Brent, BIT
+    20, 1980). It therefore finds cycles of any length while it stores a single state and rarely
+    computes one. ``since`` is the time at which the stored state was taken (s).
 
-    ``glance`` returns a cheap summary of the state; the whole state is compared only if the summary
-    is unchanged.
+    ``glance`` returns a cheap summary of the state. The whole state is computed and compared only
+    if the summary is unchanged.
     """
 
     #: Number of steps without a token that is normal (chunks of a long prompt).
@@ -31,12 +31,15 @@ class CycleDetector:
         self.since = 0.0
 
     def progress(self) -> None:
-        """Reset: a token was delivered or an external event occurred."""
+        """Forget the stored state, because a token was delivered or an external event occurred."""
         self._count = 0
         self._saved = None
 
     def repeats(self, working: bool, now: float) -> bool:
-        """Whether the present state occurred before without progress since."""
+        """Return whether the present state equals the stored one; ``now`` is the time (s).
+
+        While the engine is ``working``, the first ``PATIENCE`` calls after progress return False.
+        """
         self._count += 1
         if working and self._count < self.PATIENCE:
             return False
@@ -51,12 +54,13 @@ class CycleDetector:
     def silent_calls(self, alike: int) -> int:
         """Return how many of the next calls of ``repeats`` would neither match nor store a state.
 
-        The last ``alike`` states and all coming ones must differ from each other.
+        The caller guarantees that the last ``alike`` states and all following ones differ from each
+        other.
         """
         if self._saved is None or self._count - self._saved_at >= alike:
             return 0
         return (1 << self._count.bit_length()) - self._count - 1
 
     def skip(self, looks: int) -> None:
-        """Skip ``looks`` calls of ``repeats``."""
+        """Count ``looks`` calls of ``repeats`` that the caller omits."""
         self._count += looks

@@ -10,9 +10,10 @@ from simkv.sim.run_record import RequestRecord
 def verify_drafts(
     drafted: DraftedTokens, emits: list[int], lives: dict[int, RequestRecord], left: dict[int, int]
 ) -> dict[int, int]:
-    """Return the number of accepted drafts of each request that emits, and store it in the batch.
+    """Determine how many drafts of each request in ``emits`` are accepted; store and return them.
 
-    ``left`` is the number of tokens each request has still to emit.
+    The counts are stored in ``drafted.accepted``. ``left`` is the number of tokens that each
+    request has still to emit.
     """
     accepted, drafts_of, padding = drafted.accepted, drafted.tokens, drafted.padding
     for i in emits:
@@ -28,5 +29,5 @@ def verify_drafts(
 
 
 def repeat_per_token(delivered: list[int], drafted: DraftedTokens) -> list[int]:
-    """Return the ids in ``delivered``, each once per token that its client receives."""
+    """Return the ids in ``delivered``, each once for every token that its client receives."""
     return [i for i in delivered for _ in range(1 + drafted.accepted.get(i, 0))]

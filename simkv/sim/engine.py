@@ -1,5 +1,5 @@
 # mypyc: compile
-"""The engine loop: schedule calls, steps and token delivery in SimPy time."""
+"""The engine loop: make scheduling decisions, run steps and deliver tokens in SimPy time."""
 
 from __future__ import annotations
 
@@ -52,16 +52,17 @@ MAX_LEAP_STEPS = 512
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Engine(Replica):
-    """A replica whose scheduler decides step by step.
+    """A replica with an engine loop that decides and runs one step after the other.
 
     A pipelined scheduler (``pipeline_depth`` 2) decides a batch while the previous one runs.
 
-    With ``leaping``, a stretch of steps that contains only decodes is one event. An external event
-    ends the stretch with the step in which it occurs, so leaping changes no results.
+    With ``leaping``, consecutive steps that only decode are simulated as one event. An external
+    event ends the leap at the end of the step in which it occurs, so the results are the same as
+    without leaping.
 
     ``run`` calls ``schedule``, ``launch`` and ``finish_iteration``; a leap calls
     ``leapable_steps``, ``start_leap`` and ``finish_leap``. These methods are public for code that
-    runs several engines in lockstep. ``in_flight`` are the batches on the GPU, oldest first.
+    runs several engines in lockstep. ``in_flight`` contains the batches on the GPU, oldest first.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class Engine(Replica):
                 return
 
     def _iterate(self) -> SimProcess:
-        """SimPy process: the iterations of the engine."""
+        """SimPy process: the engine loop, without the check whether the engine was halted."""
         in_flight = self.in_flight
         gpu_free = 0.0
         yield self.timeout_at(self.ready)
@@ -135,7 +136,7 @@ class Engine(Replica):
                 self._end_idle_stretch(len(rest.moments) - 1)
 
     def finish_iteration(self, batch: Batch) -> NextAction:
-        """Complete the oldest batch after ``batch`` was decided; return the next action."""
+        """Complete the oldest batch in flight after deciding ``batch``; return the next action."""
         oldest = self.in_flight.popleft()
         delivered = self._complete(oldest)
         if self._external_event or delivered:
@@ -164,7 +165,7 @@ class Engine(Replica):
         return "on"
 
     def schedule(self) -> Batch | None:
-        """Make a scheduling decision; return None if it ends the engine."""
+        """Make a scheduling decision and record it; return None if the engine dies of it."""
         self.changed = True
         now = self.record.end = self.env.now
         self._deliver_inbox()
@@ -211,7 +212,8 @@ class Engine(Replica):
     def launch(
         self, batch: Batch, load: StepLoad, start: float, seconds: float | None = None
     ) -> float:
-        """Put a batch on the GPU at ``start``, after the batches in flight; return its end (s).
+        """Start a batch on the GPU at ``start`` (s), or when its KV copies allow; return its end
+        (s).
 
         The duration comes from the executor, unless ``seconds`` is given.
         """
@@ -258,7 +260,10 @@ class Engine(Replica):
                 self._ending.setdefault(last_token, []).append(i)
 
     def _complete(self, flight: InFlight) -> bool:
-        """Deliver the tokens of a completed batch; return whether there were any."""
+        """Deliver the tokens of a completed batch.
+
+        Return whether the batch delivered a token or rejected a request.
+        """
         batch, row = flight.batch, flight.row
         self._completed_row = max(self._completed_row, row)
         ended = set(flight.finishing_ids)
@@ -287,21 +292,24 @@ class Engine(Replica):
         return bool(completion.delivered or completion.refused or batch.decodes)
 
     def _end(self, completion: Completion) -> None:
-        """Resolve the requests that end with a batch."""
+        """Resolve the requests that finish or are rejected with a completed batch."""
         for i in completion.finished:
             self.resolve(self.record.requests[i], Outcome.FINISHED)
         for i in completion.refused:
             self.reject(self.record.requests[i])
 
     def _note_dropped(self, batch: Batch, completion: Completion, row: int) -> None:
-        """Count dropped tokens as remaining: the engine must compute them again."""
+        """Record the tokens that the engine dropped; it must compute them again."""
         accepted = batch.drafted.accepted if batch.drafted else {}
         for i in set(batch.emits) - set(completion.delivered):
             self._remaining[i] += 1 + accepted.get(i, 0)
             self.record.requests[i].ensure_interruptions().dropped_rows.append(row)
 
     def _next_finish(self) -> int:
-        """Return the next row of the step log in which a member of the decode group finishes."""
+        """Return the next step-log row in which a member of the decode group finishes.
+
+        If there is none, return ``NO_ROW``.
+        """
         while self._finishes:
             row, i, since = self._finishes[0]
             if self.record.decoding_since(i) == since:
@@ -312,7 +320,7 @@ class Engine(Replica):
     def leapable_steps(self, batch: Batch) -> int:
         """Return how many times the step just launched would repeat.
 
-        It is 0 unless the step consists of decodes only.
+        The number is 0 unless the step consists of decodes only.
         """
         oldest, newest = self.in_flight[0], self.in_flight[-1]
         if not self.leaping or batch.kind != "decode" or not is_same_decision(oldest, newest):
@@ -335,8 +343,9 @@ class Engine(Replica):
     ) -> Leap:
         """Start a leap over steps with the durations ``foreseen`` (s).
 
-        ``own`` are the executor's durations, which may be shorter. The caller waits for the leap's
-        ``wake`` and then calls ``finish_leap``.
+        ``own`` are the durations on this engine alone, which are shorter if it waits for a slower
+        engine in every step. The caller waits for the leap's ``wake`` and then calls
+        ``finish_leap``.
         """
         oldest, newest = self.in_flight[0], self.in_flight[-1]
         ends = step_ends(newest.end, foreseen)
@@ -348,7 +357,7 @@ class Engine(Replica):
         return self._leap
 
     def finish_leap(self) -> float:
-        """End the leap; return when the GPU is free (s)."""
+        """End the leap; return the time at which the GPU is free (s)."""
         leap = self._leap
         assert leap is not None
         self._land(leap, len(leap.moments) - 1)
@@ -379,7 +388,7 @@ class Engine(Replica):
             self.in_flight.append(InFlight(batch, row, end, frozenset(lasts.get(row, ()))))
 
     def _plan_idle_stretch(self) -> IdleStretch:
-        """Start a stretch of idle passes that repeat the last one, plus one pass."""
+        """Start a stretch of idle passes that are known to repeat the last one, plus one pass."""
         passes = 1
         most = self._watch.silent_calls(self._idle_passes) if self.leaping else 0
         if most and not any(flight.batch for flight in self.in_flight):
@@ -400,12 +409,12 @@ class Engine(Replica):
 
     @property
     def free_blocks(self) -> int:
-        """Number of blocks that can be allocated now, as without leaping."""
+        """Number of blocks that can be allocated now, which is exact during a leap, too."""
         self._catch_up()
         return self.scheduler.free_blocks
 
     def _catch_up(self) -> None:
-        """Advance a leap in progress to the present time; the rest of it continues."""
+        """Advance a leap in progress to the present time; its remaining steps continue."""
         leap = self._leap
         if leap is None or not (done := self._completed_iterations(leap)):
             return
@@ -439,9 +448,9 @@ class Engine(Replica):
         return bool(self.scheduler.num_waiting or self.scheduler.num_running)
 
     def notify(self, *, news: bool = True) -> None:
-        """Report an event: the engine decides again when its present step is over.
+        """Report an event: the engine decides again when its present step has ended.
 
-        In a detected livelock the engine reacts only to ``news``.
+        After a livelock of KV copies was detected, the engine reacts only to events with ``news``.
         """
         if self._copy_livelock and not news:
             return
@@ -451,7 +460,7 @@ class Engine(Replica):
         (self.on_leap_cut or self.cut)()
 
     def cut(self) -> None:
-        """End a leap in progress with the present step."""
+        """End a leap or idle stretch in progress with the present step."""
         ahead = self._leap or self._idle_stretch
         if ahead is not None:
             moments = ahead.moments
@@ -463,7 +472,7 @@ class Engine(Replica):
     def _completed_iterations(self, leap: Leap | IdleStretch) -> int:
         """Return the number of the leap's iterations that are complete by now.
 
-        An iteration that ends exactly now counts only if the current event comes from an engine of
+        An iteration that ends exactly now counts only if the current event belongs to an engine of
         higher rank.
         """
         moments, now = leap.moments, self.env.now

@@ -19,9 +19,9 @@ from simkv.sim.clock import ExactTimeout
 class InFlight:
     """A batch on the GPU.
 
-    ``row`` is its row in the step log and ``end`` its end (s). ``finishing_ids`` are listed
-    requests that receive their last token. ``group`` are the members of its decode group, if
-    requested.
+    ``row`` is its row in the step log and ``end`` its end (s). ``finishing_ids`` are the requests
+    listed in the batch that receive their last token in it. ``group`` are the members of the decode
+    group; it is empty unless ``Engine.on_tokens`` is set.
     """
 
     def __init__(
@@ -43,9 +43,10 @@ class InFlight:
 class Leap:
     """A stretch of equal steps in progress.
 
-    ``load`` is the load of the step just launched; ``ends`` are its end and the ends of the
-    following steps. ``moments`` are the times between iterations of the loop. ``own`` are the
-    executor's durations of the following steps (s), where other engines make the steps longer.
+    ``load`` describes the step just launched; ``ends`` are its end and the ends of the following
+    steps (s). ``moments`` are the times at which iterations of the engine loop end, and ``wake`` is
+    the event at the last of them. ``own`` are the executor's durations of the following steps (s),
+    if the engine waits for slower engines in lockstep.
     """
 
     load: StepLoad
@@ -59,7 +60,7 @@ class Leap:
 class IdleStretch:
     """Idle passes in progress that only need to be counted.
 
-    ``moments`` are the times between passes; after the last of them the engine decides again.
+    ``moments`` are the times at which passes end; after the last of them the engine decides again.
     """
 
     moments: array[float]
@@ -67,7 +68,7 @@ class IdleStretch:
 
 
 def is_same_decision(oldest: InFlight, newest: InFlight) -> bool:
-    """Whether the batches in flight repeat the same decision."""
+    """Return whether two batches in flight result from the same decision."""
     a, b = oldest.batch, newest.batch
     if a is b:
         return True

@@ -18,9 +18,9 @@ from simkv.sim.run_record import KvCopyCounts
 class CopyEngine:
     """Performs the copies that batches list and reports finished ones to the scheduler.
 
-    The worker notices a finished copy between two steps, and the scheduler learns of it with the
-    next result, as in vLLM. Transfers of a ``disk`` run on separate threads, and the scheduler
-    learns of them before its next decision.
+    As in vLLM, the worker notices a finished copy between two steps, and the scheduler learns of it
+    with the next result. Transfers from and to a ``disk`` run on separate threads, and the
+    scheduler learns of them before its next decision.
     """
 
     def __init__(
@@ -35,9 +35,10 @@ class CopyEngine:
         self._due: dict[int, float] = {}
 
     def before(self, moves: KvCopies, start: float) -> float:
-        """Start the copies due before a step at ``start`` (s); return when the step can begin (s).
+        """Start the copies that must precede a step planned at ``start`` (s).
 
-        The step waits for all jobs in ``flush``.
+        The step waits for all copies whose job is in ``moves.flush``. Returns the time at which the
+        step can begin (s).
         """
         for move in moves.stores:
             if move.job in moves.flush:
@@ -50,7 +51,7 @@ class CopyEngine:
         return start
 
     def after(self, moves: KvCopies, end: float) -> None:
-        """Start the copies of a step's results; the step ends at ``end`` (s)."""
+        """Start the stores of KV that a step has computed; the step ends at ``end`` (s)."""
         for move in moves.stores:
             if move.job not in moves.flush:
                 self._begin(move.job, self._link.store(move.tokens, end))
@@ -60,7 +61,7 @@ class CopyEngine:
         self._at(done, lambda: self._finish(job))
 
     def _begin_on(self, disk: OffloadLink, moves: DiskTransfers) -> None:
-        """Start the disk transfers of a step when the step is decided."""
+        """Start the disk transfers of a step now, when the step is decided."""
         now = self._env.now
         for jobs, copy in ((moves.reads, disk.load), (moves.writes, disk.store)):
             for move in jobs:
@@ -86,6 +87,6 @@ class CopyEngine:
 def attach_copy_engine(
     replica: Replica, link: OffloadLink, disk: OffloadLink | None = None
 ) -> None:
-    """Attach a copy engine to a replica, with its link and disk, and count copies in its record."""
+    """Give a replica a copy engine with this ``link`` and ``disk``, and count its copies."""
     replica.copy_engine = CopyEngine(replica.env, replica, link, disk)
     replica.record.copied = KvCopyCounts() if disk is None else KvCopyCounts(0, 0, 0, 0)

@@ -1,5 +1,5 @@
 # mypyc: compile
-"""The interface of a replica for clients and routers, independent of the engine loop."""
+"""The interface of a replica towards clients and routers, independent of the engine loop."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class QueueLimit:
         return self._admission(len(self._admitted), self._in_prefill)
 
     def admit(self, request: Request) -> Refusal | None:
-        """Admit a request; return a refusal if it is rejected."""
+        """Admit a request and return None, or return the reason for its rejection."""
         if refusal := self.find_rejection():
             return refusal
         self._admitted.add(request.id)
@@ -64,19 +64,22 @@ class QueueLimit:
 
 
 def build_queue_limit(config: EngineConfig) -> QueueLimit | None:
-    """Return the admission control of a server, or None if it admits all requests."""
+    """Return the queue limit of an engine's server, or None if the server admits all requests."""
     admission = find_engine_spec(config).admission(config)
     return QueueLimit(admission) if admission else None
 
 
 class Copier(Protocol):
-    """Performs the KV copies that batches list, beside the steps (``KvCopies``)."""
+    """Interface of an object that performs the KV copies of batches concurrently with the steps."""
 
     def before(self, moves: KvCopies, start: float) -> float:
-        """Start the copies before a step at ``start`` (s); return when the step can begin (s)."""
+        """Start the copies that must precede a step planned at ``start`` (s).
+
+        Returns the time at which the step can begin (s).
+        """
 
     def after(self, moves: KvCopies, end: float) -> None:
-        """Start copies after a step that ends at ``end`` (s)."""
+        """Start the copies that follow a step; the step ends at ``end`` (s)."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -84,12 +87,12 @@ class Replica(ABC):
     """A scheduler, an executor and the record of their run.
 
     Start ``run()`` as a SimPy process and pass requests to ``submit``. Requests that arrive before
-    ``ready`` (s) wait until then. ``resolved`` is called whenever a request has ended,
-    ``on_request_end`` with its record. At equal times, replicas with a lower ``rank`` act first.
+    ``ready`` (s) wait until then. Whenever a request has ended, ``resolved()`` and
+    ``on_request_end(record)`` are called. At equal times, replicas with a lower ``rank`` act first.
 
-    ``inbox`` contains external messages since the last decision: requests, ids of requests whose
-    clients have left, and callbacks. ``wake`` is the event that ends its sleep, or None while it is
-    awake.
+    ``inbox`` contains the external messages since the last decision: requests, ids of requests
+    whose clients have left, and callbacks. ``wake`` is the event that wakes the replica, or None
+    while the replica is awake.
     """
 
     def __init__(
@@ -204,13 +207,16 @@ class Replica(ABC):
         """Close the record at the end of the run."""
 
     def run_notes(self) -> list[str]:
-        """Return notes on the run for its reader that the record does not contain."""
+        """Return notes on the run, one sentence each, that cannot be derived from the record."""
         return []
 
     # Interface for subclasses and the fleet.
 
     def timeout_at(self, time: float, after: int = 0) -> ExactTimeout:
-        """Return an event at ``time`` (s) that follows external events, in order of ranks."""
+        """Return an event at ``time`` (s), after all external events of that time.
+
+        Events of replicas at equal times occur in the order of their rank plus ``after``.
+        """
         return ExactTimeout(self.env, time, self.rank + after)
 
     def sleep(self) -> simpy.Event:
@@ -221,7 +227,7 @@ class Replica(ABC):
     def notify(self, *, news: bool = True) -> None:  # noqa: ARG002
         """Report an event: the replica decides again as soon as it can.
 
-        Without ``news``, the event is a consequence of the replica's own work and may repeat
+        Pass ``news=False`` if the event is a consequence of the replica's own work and may repeat
         forever.
         """
         self.changed = True
@@ -231,7 +237,7 @@ class Replica(ABC):
             self.wake = None
 
     def load(self, batch: Batch) -> StepLoad:
-        """Return the executor's description of a batch."""
+        """Return the properties of a batch that determine its duration."""
         return compute_step_load(batch, spread=self._wants_spread)
 
     def resolve(self, life: RequestRecord, outcome: Outcome, reason: str = "") -> None:
@@ -261,7 +267,8 @@ class Replica(ABC):
     ) -> None:
         """Reject a request now.
 
-        The reason is that its prompt exceeds ``limit`` (None: any limit), else ``otherwise``.
+        If its prompt exceeds ``limit`` (any limit, if None), the reason names the prompt and the
+        limit. In all other cases the reason is ``otherwise``.
         """
         why = self.too_long(life.request.prompt_tokens) if self.too_long else None
         named = why is not None and (limit is None or f" {limit} " in why)
@@ -277,7 +284,7 @@ class Replica(ABC):
 
 
 def record_cut_off(record: RunRecord, request: Request) -> None:
-    """Record a request that never arrived as cut off."""
+    """Record a request that was never sent, with the outcome cut off."""
     life = record.arrive(request)
     life.outcome, life.reason = Outcome.CUT_OFF, "it was not sent before the run ended"
     life.ended_at = request.arrival
@@ -286,7 +293,8 @@ def record_cut_off(record: RunRecord, request: Request) -> None:
 def assign_outcomes(record: RunRecord, horizon: float | None) -> None:
     """Assign an outcome to each unresolved request.
 
-    If the engine halted before a client gave up, the halt is the cause: the request is stalled.
+    A request whose client gave up after the engine had halted becomes stalled, because the halt was
+    the cause.
     """
     stop = record.engine_halt
     for life in record.requests.values():

@@ -56,22 +56,22 @@ class RequestRecord:
 
     - ``received_at``: when the scheduler received the request.
     - ``preempted_at``: times at which computed KV was taken away. ``causes`` and ``preempted_rows``
-      belong to it: the cause, and the number of rows in the step log at that time, which orders the
-      preemption among steps that a pipelined scheduler decides at the same time.
+      have an entry for each: the cause, and the number of rows in the step log at that time. That
+      number orders the preemption among steps that a pipelined scheduler decides at the same time.
     - ``bounces``: number of times that the engine took back blocks before any KV was computed in
       them.
     - ``recomputed_tokens``: number of tokens computed again.
-    - ``tokens``, ``first_token``, ``last_token``: tokens that reached the client, and when the
-      first and last did; computed from the segments at the end of the run.
+    - ``tokens``, ``first_token``, ``last_token``: number of tokens that reached the client, and the
+      times of the first and the last one; computed from the segments at the end of the run.
     - ``dropped_rows``: rows whose tokens were computed but discarded by the engine.
-    - ``chunks``: its prefill rows, and other rows that started from a context that it had not
-      reached.
+    - ``chunks``: tokens and context of its prefill rows, of rows with drafts, and of the first row
+      of each decode segment outside the decode group.
     - ``aside``: start times of periods in which it was skipped, with reasons; "" ends a period.
-    - ``tokens_per_chunk``: tokens per chunk sent to the client; the first and last token are sent
-      at once.
+    - ``tokens_per_chunk``: tokens per chunk sent to the client; the first and the last token are
+      sent without delay.
     - ``accepted_drafts``: pairs of a row and the number of accepted drafts emitted there;
       ``accepted_tokens`` is the number of accepted drafts in ``tokens``.
-    - ``drafted``: its decodes verify drafts, and each decode has a row in ``chunks``.
+    - ``drafted``: whether its decodes verify drafts; if so, each decode has an entry in ``chunks``.
     - ``refusal``: why it was rejected for a limit, or None.
     - ``loaded_tokens``: tokens of KV loaded from host memory before its first step;
       ``disk_tokens``: how many of these were first read from disk.
@@ -104,7 +104,7 @@ class RequestRecord:
     disk_tokens: int = 0
 
     def extra_tokens_in(self, first: int, last: int) -> int:
-        """Return the number of accepted drafts that it emitted in these rows."""
+        """Return the number of accepted drafts that were emitted in rows ``first`` to ``last``."""
         if self.accepted_drafts is None:
             return 0
         rows, counts = self.accepted_drafts[::2], self.accepted_drafts[1::2]
@@ -155,8 +155,8 @@ class RequestRecord:
 class EngineHalt:
     """The engine stopped for good at ``since`` (s): it died, or its state repeats forever.
 
-    ``cycle_start`` is when a repeated state occurred first (s). ``held`` are
-    the blocks held, by request.
+    ``cycle_start`` is the time at which a repeated state first occurred (s). ``held`` maps each
+    request to the number of blocks that it holds.
     """
 
     kind: str
@@ -171,8 +171,8 @@ class Shortfall(NamedTuple):
     """Time that a request lacked when its client gave up, in seconds.
 
     ``isolated_s`` is its duration in isolation, or None if that exceeds ten times its timeout.
-    ``remaining_s`` is the part of that which remained when the client left. ``delay_s`` is the
-    delay by other requests up to then.
+    ``remaining_s`` is the part of ``isolated_s`` that was left when the client gave up. ``delay_s``
+    is the delay that other requests had caused until then.
     """
 
     isolated_s: float | None
@@ -197,9 +197,9 @@ class DraftCounts:
 class KvCopyCounts:
     """Numbers of tokens whose KV was copied.
 
-    ``loaded_tokens`` were copied from host memory to the GPU, ``stored_tokens`` back.
-    ``read_tokens`` were copied from disk to host memory, ``written_tokens`` back; both are None
-    without a disk.
+    ``loaded_tokens`` were copied from host memory to the GPU, ``stored_tokens`` from the GPU to
+    host memory. ``read_tokens`` were copied from disk to host memory, ``written_tokens`` from host
+    memory to disk; both are None without a disk.
     """
 
     loaded_tokens: int = 0
@@ -211,11 +211,12 @@ class KvCopyCounts:
 class RunRecord:
     """The complete record of a run, written while it runs.
 
-    ``isolated_s`` is the duration of each request in isolation, where the executor knows it.
-    ``queue_heads`` lists each change of the queue's head: the time, and the request with the reason
-    for its wait (None: no request waited). ``shortfalls`` are for requests that timed out.
-    ``tokens_per_chunk`` is the number of tokens per chunk sent to clients. ``drafting`` counts
-    drafts and ``copied`` KV copies to and from host memory, or None where there are none.
+    ``isolated_s`` maps a request to its duration in isolation (s), where the executor knows it.
+    ``queue_heads`` has an entry for each change of the queue's head: the time, and the request with
+    the reason for its wait (None if no request waited). ``shortfalls`` has an entry for each
+    request that timed out. ``tokens_per_chunk`` is the number of tokens per chunk sent to clients.
+    ``drafting`` counts draft tokens, or is None without drafts. ``copied`` counts KV copies to and
+    from host memory, or is None without offloading.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -243,7 +244,7 @@ class RunRecord:
         return life
 
     def decided(self, batch: Batch, now: float) -> None:
-        """Record the effects of a schedule call on requests that it did not run."""
+        """Record the preemptions, KV copies and queue head that result from a schedule call."""
         if batch.preempted:
             self._note_preempted(batch, now)
         if batch.moves and self.copied:
@@ -276,7 +277,7 @@ class RunRecord:
                 life.bounces += 1
 
     def set_aside(self, aside: dict[int, WaitReason], now: float) -> None:
-        """Record that exactly these requests are skipped from now on."""
+        """Record that from now on the requests in ``aside``, and no others, are skipped."""
         if aside == self._aside:
             return
         for i in self._aside.keys() - aside.keys():
@@ -297,7 +298,7 @@ class RunRecord:
     ) -> int:
         """Append the row of a step and update its requests; return the index of the row.
 
-        ``decided`` is when the step was decided (default: ``start``).
+        ``decided`` is the time at which the step was decided (default: ``start``).
         """
         row = len(self.steps)
         times = (start if decided is None else decided, start, end)
@@ -323,7 +324,7 @@ class RunRecord:
         return row
 
     def verified(self, drafted: DraftedTokens, delivered: Iterable[int], row: int) -> None:
-        """Record the verified drafts in the batch of ``row``, for requests in ``delivered``."""
+        """Record the drafts verified in ``row``, for the requests in ``delivered``."""
         counts = self.drafting = self.drafting or DraftCounts()
         for i in delivered:
             if tokens := drafted.tokens.get(i, 0):
@@ -340,8 +341,8 @@ class RunRecord:
     def repeat(self, batch: Batch, ends: array[float], free_blocks: list[int], lag: int) -> None:
         """Append rows for steps that repeat the newest step with the same batch of decodes.
 
-        They end at ``ends`` with ``free_blocks``; each was decided when the step ``lag`` rows
-        before it ended.
+        ``ends`` (s) and ``free_blocks`` have an entry per new row. Each step was decided when the
+        step ``lag`` rows before it ended.
         """
         steps = len(ends)
         self.steps.repeat(ends, free_blocks, lag)
@@ -351,7 +352,10 @@ class RunRecord:
             life.computed += steps
 
     def leave_decode_group(self, i: int, last: int) -> int:
-        """Remove ``i`` from the decode group after row ``last``; return its step count there."""
+        """Remove request ``i`` from the decode group after row ``last``.
+
+        Returns the number of steps that it took as a member.
+        """
         first = self._decoding_since.pop(i)
         steps = last - first + 1
         if steps > 0:
@@ -365,7 +369,7 @@ class RunRecord:
         return tuple(self._decoding_since)
 
     def decoding_since(self, i: int) -> int | None:
-        """Return the row in which ``i`` joined the decode group, or None if it is in none."""
+        """Return the row in which ``i`` joined the decode group, or None if it is not a member."""
         return self._decoding_since.get(i)
 
     def close(self, last: int) -> None:
@@ -379,7 +383,7 @@ class RunRecord:
             self._settle(life)
 
     def _settle(self, life: RequestRecord) -> None:
-        """Count the tokens delivered before the client left (or up to its finish)."""
+        """Count the tokens delivered to the client before the request ended."""
         assert life.ended_at is not None
         ends, until = self.steps.end, life.ended_at
         if self.engine_halt and life.outcome is Outcome.STALLED:

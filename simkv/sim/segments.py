@@ -1,5 +1,5 @@
 # mypyc: compile
-"""Positions of requests in the step log, stored as flat arrays of numbers and read as tuples."""
+"""Rows of the step log in which a request takes part, packed into flat arrays of integers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 
 class RowSegment(NamedTuple):
-    """A request in consecutive rows ``first`` to ``last`` of the step log.
+    """Consecutive rows of the step log, from ``first`` to ``last``, in which a request takes part.
 
-    If ``emits``, a ``decode`` emits one token at the end of each row, a ``prefill`` one at the end
-    of the last row.
+    ``kind`` is ``prefill`` or ``decode``. If ``emits``, a ``decode`` emits one token at the end of
+    each row, a ``prefill`` one at the end of the last row.
     """
 
     kind: str
@@ -22,7 +22,7 @@ class RowSegment(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A request computes ``tokens`` tokens in ``row``, after ``context`` tokens with KV."""
+    """A request computes ``tokens`` tokens in ``row``, after ``context`` tokens whose KV exists."""
 
     row: int
     tokens: int
@@ -37,7 +37,7 @@ WIDTH = 3
 
 
 def append_row(spans: array[int], row: int, *, decode: bool, emits: bool) -> bool:
-    """Add ``row`` to the segments; return whether it extends the last segment."""
+    """Add ``row`` to the packed segments; return whether it extends the last segment."""
     what = (DECODE if decode else PREFILL) + emits
     if spans and spans[-1] == row - 1:
         before = spans[-3]
@@ -49,7 +49,7 @@ def append_row(spans: array[int], row: int, *, decode: bool, emits: bool) -> boo
 
 
 def read_segments(spans: array[int]) -> list[RowSegment]:
-    """Return the segments that the numbers encode."""
+    """Unpack segments."""
     one = iter(spans)
     return [
         RowSegment(KINDS[what], first, last, what & EMITS == EMITS)
@@ -66,7 +66,7 @@ def emitting_ranges(spans: array[int]) -> Iterator[tuple[int, int]]:
 
 
 def pack_segments(spans: Iterable[RowSegment]) -> array[int]:
-    """Return the numbers that encode segments."""
+    """Pack segments into integers."""
     found = array("i")
     for kind, first, last, emits in spans:
         found.extend(((DECODE if kind == "decode" else PREFILL) + emits, first, last))
@@ -74,15 +74,15 @@ def pack_segments(spans: Iterable[RowSegment]) -> array[int]:
 
 
 def read_chunks(chunks: array[int]) -> list[Chunk]:
-    """Return the chunks that the numbers encode."""
+    """Unpack chunks."""
     one = iter(chunks)
     return [Chunk(*numbers) for numbers in zip(one, one, one, strict=True)]
 
 
 def shift_rows(numbers: array[int], rows: int, places: Iterable[int]) -> array[int]:
-    """Return the numbers with all row entries increased by ``rows``.
+    """Return packed segments or chunks with all row numbers increased by ``rows``.
 
-    ``places`` are the indices of row entries in each group of three.
+    ``places`` are the positions of row numbers in each group of three integers.
     """
     found = numbers[:]
     for place in places:

@@ -41,7 +41,7 @@ ExecutorChange = Callable[[Executor], Executor]
 
 @dataclass(frozen=True)
 class ReplicaSpec:
-    """The config of a replica's engine and the cost profile of its steps.
+    """The configuration of a replica's engine and the cost profile of its steps.
 
     ``profile_name`` is the profile's name in the scenario, or the profile's own name if it was
     derived from the scenario's hardware.
@@ -55,9 +55,9 @@ class ReplicaSpec:
 
 @dataclass(frozen=True)
 class ScenarioRun:
-    """A completed run: the ``record`` of the whole run and the lifetimes of its replicas.
+    """A completed run: its ``record`` and the lifetimes of its replicas.
 
-    Without a ``fleet`` there is one lifetime, and the record belongs to its engine.
+    Without a ``fleet`` there is one lifetime, and ``record`` is the record of the only engine.
     """
 
     record: RunRecord
@@ -94,7 +94,7 @@ def simulate_scenario(
     changed: ExecutorChange | None = None,
     sent: Clients | None = None,
 ) -> ScenarioRun:
-    """Send the scenario's workload to its replicas in a new SimPy environment.
+    """Simulate the scenario's workload on its replicas in a new SimPy environment.
 
     ``resolved`` is called whenever a request ends. ``scheduler`` replaces the scheduler of the only
     engine. Steps take as long as the profiles predict, times the scenario's own factors;
@@ -122,7 +122,7 @@ def build_server(
 ) -> Replica | Fleet:
     """Return the engine, or the fleet behind its router, in a new SimPy environment.
 
-    ``make`` builds a replica, given the rank of its events.
+    ``make`` builds a replica from its spec, the environment and the rank of its events.
     """
     env, rules = simpy.Environment(), scenario.fleet
     makers = [partial(make, spec) for spec in replicas]
@@ -220,8 +220,8 @@ def _build(replica: ReplicaSpec) -> Scheduler:
 def build_session_lookup(sent: Clients) -> SessionLookup:
     """Return a function that maps a request to its session.
 
-    Turns that wait for each other's answers form one session. Otherwise, requests whose prompts
-    begin with the same named tokens do. Any other request is its own session.
+    Turns of a conversation that wait for each other's answers form one session. Other requests
+    belong to the same session if their prompts begin with the same token stream.
     """
     first: dict[int, int] = {}
     for i in sent.after:

@@ -1,5 +1,5 @@
 # mypyc: compile
-"""The step log: one row per step; steps that differ only in times and blocks form runs."""
+"""The step log: one row per step, stored compactly where steps repeat."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class StepLog:
     ``decided`` is the time of that call.
 
     A step and the steps that repeat it form a run. Only ``end`` and ``free_blocks`` are stored per
-    row; the other columns are expanded when they are read, as far as necessary.
+    row. The other columns are stored per run and expanded to rows when they are read.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,10 @@ class StepLog:
         self.free_blocks.append(queues.free_blocks)
 
     def repeat(self, ends: array[float], free_blocks: list[int], lag: int) -> None:
-        """Append rows like the newest one, each decided when the row ``lag`` before it ended."""
+        """Append repetitions of the newest row, with their ``ends`` (s) and ``free_blocks``.
+
+        Each of them was decided when the row ``lag`` rows before it ended.
+        """
         self._lag[-1] = lag
         self.end.extend(ends)
         self.free_blocks.fromlist(free_blocks)
@@ -146,7 +149,10 @@ class StepLog:
         return self._counts("running", self._running)
 
     def _counts(self, name: str, by_run: array[int], *, once: bool = False) -> array[int]:
-        """Return a count column, which repeats the first row's value in its run unless ``once``."""
+        """Return a column of counts.
+
+        All rows of a run have the value of its first row, or 0 after the first row if ``once``.
+        """
         found: array[int] = self._unfolded.setdefault(name, array(by_run.typecode))
         if (done := len(found)) < len(self.end):
             run, lengths = self._missing(done)
@@ -160,7 +166,11 @@ class StepLog:
         return found
 
     def _times(self, name: str, by_run: array[float], lag: array[int] | None) -> array[float]:
-        """Return a time column: except in first rows, the end of the row ``lag`` rows before."""
+        """Return a column of times (s).
+
+        The first row of a run has its own value; any other row has the end of the row ``lag`` rows
+        before it (one row before it if ``lag`` is None).
+        """
         found: array[float] = self._unfolded.setdefault(name, array("d"))
         if (done := len(found)) < len(self.end):
             run, lengths = self._missing(done)
@@ -172,12 +182,15 @@ class StepLog:
         return found
 
     def _missing(self, done: int) -> tuple[int, Any]:
-        """Return the run that contains row ``done`` and the remaining rows of each run."""
+        """Return the run that contains row ``done``, and row counts.
+
+        The counts are, for this run and each later one, the number of its rows from ``done`` on.
+        """
         run = bisect_right(self._first, done) - 1
         borders = np.append(np.array(self._first[run:]), len(self))
         return run, np.diff(np.maximum(borders, done))
 
     def _at_first(self, run: int, done: int) -> Any:
-        """Return the indices of first rows of runs among the rows from ``done`` on."""
+        """Return where runs begin, from run ``run`` on, relative to row ``done``."""
         firsts = np.array(self._first[run:])
         return firsts[firsts >= done] - done

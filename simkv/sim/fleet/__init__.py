@@ -1,11 +1,11 @@
 """Fleets: replicas behind a router, in one simulation.
 
-   fleet:
-     replicas: 4
-     router: least_loaded      # or {name: least_loaded, waiting_weight: 4, ...}
-     refresh_interval: 0.1     # maximum age of the loads that the router reads, in seconds
+    fleet:
+      replicas: 4
+      router: least_loaded      # or {name: least_loaded, waiting_weight: 4, ...}
+      refresh_interval: 0.1     # maximum age of the loads that the router reads, in seconds
 
-A router is pure and sees the signals of a real router: the numbers of waiting and running requests
-per replica, and the requests that it sent there. ``Fleet`` has the interface of a ``Replica``
-towards clients.
+A router sees only what a real router sees: the numbers of waiting and running requests on each
+replica, and the requests that it sent there. ``Fleet`` has the interface of a ``Replica`` towards
+clients.
 """

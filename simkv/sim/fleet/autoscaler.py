@@ -11,7 +11,11 @@ from simkv.sim.fleet.routers import LoadSignal
 
 
 class Autoscaler:
-    """Kubernetes' rule: enough replicas for the metric's target, with delayed scale-down."""
+    """Computes the number of replicas with the rule of Kubernetes' horizontal autoscaler.
+
+    The number is the sum of the metric over all replicas, divided by the target per replica. It
+    decreases only after a delay.
+    """
 
     def __init__(self, rule: Autoscale) -> None:
         self.rule = rule

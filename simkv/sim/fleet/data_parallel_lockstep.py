@@ -1,13 +1,13 @@
-"""Engines in lockstep: each forward pass runs on all and lasts as long as its slowest engine.
+"""Engines in lockstep: all run each forward pass together, and it lasts as long as the slowest.
 
 Data-parallel ranks of a mixture-of-experts model run this way, because they exchange tokens in
 every layer (vLLM 0.19.0, ``DPEngineCoreProc.run_busy_loop`` in ``vllm/v1/engine/core.py`` and
 ``coordinate_batch_across_dp`` in ``vllm/v1/worker/dp_utils.py``; see docs/vllm-versions.md).
 
-A rank without work runs dummy passes while another rank works. Its next request waits until the
-pass ends; then all ranks decide again. A dummy pass is never the slowest. Two effects are not
-modeled: the up to 31 dummy passes after the last request, and the padding of all ranks to the same
-number of tokens with CUDA graphs.
+A rank without work runs dummy passes while another rank works. A request that arrives at such a
+rank waits until the pass ends; then all ranks decide again. A dummy pass never determines the
+duration. Two effects are not modeled: the up to 31 dummy passes after the last request, and the
+padding of all ranks to the same number of tokens with CUDA graphs.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from simkv.sim.leaping import Leap
 class DataParallelLockstep:
     """Runs ``engines`` of one simulation in lockstep; their pipeline depths must be equal.
 
-    Submit requests to the engines, and start ``run()`` instead of their own. They leap together if
-    all awake engines can, over the smallest number of steps; an arrival at any engine ends the leap
-    of all. Raises ValueError if there is no engine, or if the depths differ.
+    Submit requests to the engines, and start this object's ``run()`` instead of theirs. The engines
+    leap together if all awake ones can, over the smallest number of steps; an arrival at any engine
+    ends the leap of all. Raises ValueError if there is no engine, or if the depths differ.
     """
 
     def __init__(self, engines: Sequence[Engine]) -> None:
@@ -77,7 +77,7 @@ class DataParallelLockstep:
                 yield first.timeout_at(first.env.now + max(idle))
 
     def _loads(self, decided: Sequence[tuple[Engine, Batch]]) -> list[StepLoad]:
-        """Return the load of each batch, with the totals of the group."""
+        """Return the load of each batch, with the token counts of the whole group filled in."""
         loads = [engine.load(batch) for engine, batch in decided]
         tokens = [load.prefill_tokens + load.decode_seqs for load in loads]
         group = {
@@ -90,7 +90,7 @@ class DataParallelLockstep:
     def _launch(
         self, decided: Sequence[tuple[Engine, Batch]], loads: Sequence[StepLoad], start: float
     ) -> float:
-        """Put the batches on the GPUs, all at ``start``; return when the GPUs are free (s)."""
+        """Start all batches at ``start`` (s); return the time at which the GPUs are free (s)."""
         both = list(zip(decided, loads, strict=True))
         seconds = max((e.executor.run(load) for (e, batch), load in both if batch), default=0.0)
         for (engine, batch), load in both:
@@ -100,7 +100,7 @@ class DataParallelLockstep:
     def _plan_leap(
         self, decided: Sequence[tuple[Engine, Batch]], loads: Sequence[StepLoad]
     ) -> Leap | None:
-        """Start a leap of all engines over their common steps; return one of the leaps, or None."""
+        """Start a leap of all engines, if all can leap; return the leap of the first, or None."""
         steps = MAX_LEAP_STEPS
         ends = {(e.in_flight[0].end, e.in_flight[-1].end) for e, _ in decided}
         for engine, batch in decided:
@@ -127,7 +127,7 @@ class DataParallelLockstep:
             engine.cut()
 
     def _all_die(self, dead: Engine) -> None:
-        """Stop all other engines: no pass can complete without the dead one."""
+        """Stop all other engines, because no pass can complete without the dead one."""
         for engine in self.engines:
             if engine is not dead:
                 ids = [*engine.scheduler.running_ids(), *engine.scheduler.waiting_ids()]

@@ -25,10 +25,11 @@ from simkv.sim.run_record import RequestRecord, RunRecord
 
 @dataclass
 class Handover:
-    """A request between two replicas, given by the indices of their lifetimes; times in seconds.
+    """Handover of a request from a prefill replica to a decode replica; times in seconds.
 
-    Its prompt was computed at ``prefilled_at``. ``tokens`` tokens of KV were requested at
-    ``requested_at``, when blocks for them were allocated, and had arrived at ``arrived_at``.
+    ``source`` and ``target`` are the indices of the two replica lifetimes. The prompt was computed
+    at ``prefilled_at``. ``tokens`` tokens of KV were requested at ``requested_at``, when blocks for
+    them were allocated, and had arrived at ``arrived_at``.
     """
 
     request: Request
@@ -41,7 +42,7 @@ class Handover:
 
 
 class TransferLinks:
-    """Transfer times of KV. Transfers over one link are sequential, at full bandwidth.
+    """Links for KV between replicas. Each link makes one transfer at a time, at full bandwidth.
 
     Each prefill replica has its own link, unless all share one.
     """
@@ -60,17 +61,18 @@ class TransferLinks:
 
 
 def prefill_request(request: Request) -> Request:
-    """Return the request for the prefill replica: the same prompt and one token."""
+    """Return the request for the prefill replica: the same prompt and one output token."""
     return replace(request, output_tokens=1, max_tokens=1)
 
 
 class DisaggregatedFleet(Fleet):
-    """Replicas with the ``roles`` of prefill and decode; see ``KvConnector``.
+    """Fleet in which replicas with one role prefill and replicas with another role decode.
 
-    A prefill replica generates one token, which is discarded, as with vLLM's proxy. The request
-    then goes to a decode replica at once and waits there for blocks. Its blocks on the prefill
-    replica are freed only when its KV has been fetched, so a full decode pool delays prefills.
-    ``handovers`` are all transfers between the two, by request.
+    ``roles`` has the role of each replica; see ``KvConnector``. A prefill replica generates one
+    token, which is discarded, as with vLLM's proxy. The request then goes to a decode replica at
+    once and waits there for blocks. Its blocks on the prefill replica are freed only when its KV
+    has been fetched, so a full KV cache on decode replicas delays prefills. ``handovers`` maps each
+    prefilled request to its handover.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class DisaggregatedFleet(Fleet):
             super()._serve(lifetime)
 
     def run(self) -> SimProcess:
-        """SimPy process: as in ``Fleet``, and refresh the load of the decode replicas."""
+        """SimPy process: as in ``Fleet``, and refresh the loads of the decode replicas."""
         yield from super().run()
         if interval := self._decode_board.interval:
             self.env.process(self._ticks.every(interval, self._decode_board.refresh))
@@ -138,14 +140,17 @@ class DisaggregatedFleet(Fleet):
         super()._request_ended(lifetime, life)
 
     def _release_unless_fetched(self, i: int) -> None:
-        """Free the KV of an ended request on its prefill replica, unless it is being sent."""
+        """Free the KV of an ended request on its prefill replica, unless its transfer has begun."""
         handover = self.handovers[i]
         if handover.requested_at is None:
             handover.arrived_at = self.env.now
             self._release(handover)
 
     def _fetch(self, target: ReplicaLifetime, loads: Sequence[tuple[int, int]]) -> None:
-        """Start transfers for requests with allocated blocks on a decode replica."""
+        """Start the KV transfers that a decode replica requests.
+
+        ``loads`` has pairs of a request and the number of tokens for which blocks are allocated.
+        """
         for i, tokens in loads:
             handover = self.handovers[i]
             if handover.arrived_at is not None:

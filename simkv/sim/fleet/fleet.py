@@ -37,12 +37,13 @@ class Fleet:
     """Replicas in one simulation, with the interface of a ``Replica`` (``submit`` and others).
 
     ``makers`` build the engines, one per possible replica; the first ``initial`` of them exist from
-    the start (default: all). ``resolved`` is called whenever a request has ended,
-    ``on_request_end`` with its record.
+    the start (default: all). Whenever a request has ended, ``resolved()`` and
+    ``on_request_end(record)`` are called.
 
     ``in_system_s`` is the number of requests in the fleet, integrated over time; divided by the
-    length of the run it is their mean number. ``sent`` maps a request to the lifetimes (indices) it
-    was sent to, ``served_by`` to the lifetimes whose tokens its client kept.
+    length of the run it is their mean number. ``sent`` maps a request to the indices of the
+    lifetimes that it was sent to, ``served_by`` to the indices of those whose tokens its client
+    kept.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Fleet:
 
     @property
     def routes(self) -> dict[int, str]:
-        """Replicas that each request was sent to, in order: ``3``, or ``3 0`` for two."""
+        """Replicas that each request was sent to, in order, such as ``3``, or ``3 0`` for two."""
         return {
             i: " ".join(str(self.lifetimes[place].replica) for place in places)
             for i, places in self.sent.items()
@@ -144,7 +145,7 @@ class Fleet:
         self._serving.sort(key=lambda lifetime: lifetime.replica)
 
     def _add(self, replica: int, lag: float = 0.0) -> SimProcess:
-        """SimPy process: start a replica after ``lag`` and its cold start (s)."""
+        """SimPy process: start a replica after ``lag`` and the cold start have passed (s)."""
         self._starting.add(replica)
         yield ExactTimeout(
             self.env, self.env.now + lag + self.rules.cold_start, ExactTimeout.BEFORE
@@ -155,7 +156,7 @@ class Fleet:
             self._route_waiting()
 
     def _at(self, replica: int) -> ReplicaLifetime | None:
-        """Return the present lifetime of a replica, which may be draining, or None."""
+        """Return the present lifetime of a replica, even if it is draining, or None."""
         here = (s for s in (*self._serving, *self._draining) if s.replica == replica)
         return next(here, None)
 
@@ -181,7 +182,7 @@ class Fleet:
                 self._route_waiting()
 
     def _drain(self, lifetime: ReplicaLifetime, *, for_good: bool) -> None:
-        """Stop sending requests to a replica."""
+        """Stop sending requests to a replica. If ``for_good``, it ends with its last request."""
         self._serving.remove(lifetime)
         self._draining.append(lifetime)
         lifetime.leaving = for_good
@@ -216,7 +217,7 @@ class Fleet:
         return at_least and not self._in_system and not self._starting
 
     def _fail(self, lifetime: ReplicaLifetime, why: str) -> None:
-        """Remove a failed replica; its requests are lost or sent again."""
+        """Remove a failed replica; its unfinished requests are lost or sent to another replica."""
         for place in (self._serving, self._draining):
             if lifetime in place:
                 place.remove(lifetime)
@@ -301,7 +302,7 @@ class Fleet:
         self._leave_if_done(lifetime)
 
     def _remove(self, life: RequestRecord) -> None:
-        """Record that a request has ended."""
+        """Remove an ended request from the requests in the fleet, and call the callbacks."""
         if life.request.id in self._in_system:
             self._integrate()
             self._in_system.discard(life.request.id)
@@ -363,7 +364,7 @@ class Fleet:
         return merge_records(records, lives, end, unobserved=unobserved)
 
     def _integrate_rest(self, lives: Iterable[RequestRecord]) -> None:
-        """Count requests still in the fleet until their records end."""
+        """Add the requests still in the fleet to the integral, each until its record ends."""
         for life in sorted(lives, key=lambda life: life.ended_at or 0.0):
             self._integrate(max(life.ended_at or 0.0, self._counted_to))
             self._in_system.discard(life.request.id)

@@ -1,8 +1,8 @@
 """The record of a fleet, merged from the records of its replicas.
 
 The step logs are concatenated: the rows of one replica are consecutive and in time order, rows of
-different replicas are not. Figures computed from a request's own rows (tokens, latencies, gaps) are
-valid. Figures that need all steps in time order must use the records of the replicas.
+different replicas are not. Metrics computed from a request's own rows (tokens, latencies, gaps) are
+valid. Metrics that need all steps in time order must use the records of the replicas.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def merge_records(
 ) -> RunRecord:
     """Return the record of a fleet whose run ended at ``end`` (s).
 
-    ``lives`` has, by request, the records that its client observed, in order, each with the index
-    of its part. ``unobserved`` has the records that the client did not observe; their preemptions
-    count too. The engine halt is the earliest one of all parts. ``requests`` are the requests as
-    sent by clients, if replicas received modified ones.
+    ``lives`` maps each request to the records that its client observed, in order, each with the
+    index of its run record in ``parts``. ``unobserved`` does so for records that the client did not
+    observe; their preemptions count, too. The engine halt is the earliest one of all parts.
+    ``requests`` are the requests as sent by clients, if replicas received modified ones.
     """
     record = RunRecord(sum(part.num_blocks for part in parts))
     for part in parts:
@@ -70,13 +70,13 @@ def merge_records(
 
 
 def _known(counts: Iterable[int | None]) -> int | None:
-    """Return the sum of the known counts, or None if there are none."""
+    """Return the sum of the counts that are not None, or None if there are none."""
     known = [count for count in counts if count is not None]
     return sum(known) if known else None
 
 
 def _shifted(life: RequestRecord, rows: int) -> RequestRecord:
-    """Return the record for a log with ``rows`` rows in front."""
+    """Return the record with all row numbers increased by ``rows``."""
     if not rows:
         return life
     mishaps = life.interruptions

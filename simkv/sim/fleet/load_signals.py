@@ -1,4 +1,4 @@
-"""The load of replicas as known to the router, with its age."""
+"""The load of replicas as a router knows it, which may be out of date."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def kv_usage(engine: Replica) -> float:
 
 
 class LoadBoard:
-    """The loads that a router reads: current, or as of the last ``refresh``.
+    """The loads that a router reads: the current loads, or the loads at the last ``refresh``.
 
-    ``engines`` returns the current engines by replica. If ``interval`` (s) is not 0, the caller
-    must call ``refresh`` at its multiples.
+    ``engines`` returns the current engines, each with the number of its replica. If ``interval``
+    (s) is not 0, the caller must call ``refresh`` at its multiples.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class LoadBoard:
         self._loads: dict[int, Occupancy] = {}
 
     def signals(self, lifetimes: Sequence[ReplicaLifetime]) -> list[LoadSignal]:
-        """Return the load of these replicas as known to the router."""
+        """Return the load of each of these replicas as the router knows it."""
         if self.interval or self._reads_kv:
             return [self._signal(lifetime) for lifetime in lifetimes]
         for lifetime in lifetimes:
@@ -70,7 +70,7 @@ class LoadBoard:
             self._loads.setdefault(replica, Occupancy()).waiting += 1
 
     def refresh(self) -> bool:
-        """Read the load of all replicas; return whether all are idle."""
+        """Read the load of all replicas; return whether all of them are idle."""
         self._loads = {
             i: Occupancy(e.num_waiting, e.num_running, kv_usage(e) if self._reads_kv else 0.0)
             for i, e in self._engines()

@@ -11,7 +11,7 @@ from simkv.sim.clock import ExactTimeout, SimProcess
 
 
 class RecurringTasks:
-    """Periodic tasks that do not keep a simulation alive: without other events they pause."""
+    """Periodic tasks that do not keep a simulation running: without other events they pause."""
 
     def __init__(self, env: simpy.Environment) -> None:
         self.env = env
@@ -25,10 +25,11 @@ class RecurringTasks:
         self._asleep.clear()
 
     def every(self, interval: float, work: Callable[[], bool]) -> SimProcess:
-        """Do ``work`` now and, before other events, at all multiples of ``interval`` (s).
+        """SimPy process: do ``work`` now and, before other events, at all multiples of ``interval``
+        (s).
 
-        ``work`` returns whether repeating it has no effect until an external event; then it pauses
-        until one occurs.
+        If ``work`` returns True, repeating it has no effect, and the task pauses until an external
+        event.
         """
         while True:
             if work() or len(self.env._queue) <= self._pending:

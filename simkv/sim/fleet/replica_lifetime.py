@@ -15,9 +15,9 @@ NEVER_SEEN = LoadSignal(-1, 0)
 class ReplicaLifetime:
     """A replica with its own engine, from its start to its end.
 
-    It exists from ``start`` to ``end`` (s; None: the end of the run) and is the ``index``-th
-    lifetime of the run. ``in_flight`` is the number of unfinished requests that the router sent
-    there; ``signal`` is the load at the router's last reading.
+    It exists from ``start`` to ``end`` (s; None if it lasts to the end of the run) and is the
+    ``index``-th lifetime of the run. ``in_flight`` is the number of unfinished requests that the
+    router sent there; ``signal`` is the load when the router last read it.
     """
 
     replica: int

@@ -2,7 +2,7 @@
 
 They are pure: they have no clock, no events and no knowledge of outcomes.
 
-Their models:
+Each router but ``round_robin`` and ``random`` is modeled on a real one:
 
 - ``least_loaded``: vLLM's own data-parallel balancer (vllm-project/vllm,
   ``vllm/v1/engine/core_client.py``, ``DPLBAsyncMPClient``; described in #41626). It chooses the
@@ -71,17 +71,17 @@ class Router(Protocol):
     counts_own_sends: bool
 
     def choose(self, prompt: Prompt, signals: Sequence[LoadSignal]) -> int:
-        """Return the replica for ``prompt``; ``signals`` are in ascending order and not empty."""
+        """Return the replica for ``prompt``; ``signals`` are sorted by replica and not empty."""
 
     def forget(self, replica: int) -> None:
-        """Forget the cache content of a replica that lost its cache."""
+        """Forget the prompts sent to a replica, because it has lost its cache."""
 
 
 class _Forgets:
-    """A router that stores nothing about the caches of replicas."""
+    """Base class of routers that store nothing about the caches of replicas."""
 
     def forget(self, replica: int) -> None:
-        """Do nothing."""
+        """Do nothing, because the router stores nothing about caches."""
 
 
 class RoundRobinRouter(_Forgets):
@@ -159,11 +159,14 @@ class AffinityRouter(_Forgets):
         self._abs, self._rel = config.balance_abs_threshold, config.balance_rel_threshold
 
     def fewest(self, signals: Sequence[LoadSignal]) -> LoadSignal:
-        """Return the replica with the fewest requests in flight."""
+        """Return the signal of the replica with the fewest requests in flight."""
         return min(signals, key=lambda signal: signal.in_flight)
 
     def is_out_of_balance(self, most: int, fewest: int) -> bool:
-        """Whether the difference of loads exceeds both thresholds."""
+        """Return whether two numbers of requests in flight differ too much.
+
+        Both their difference and their ratio must exceed a threshold.
+        """
         return most - fewest > self._abs and most > self._rel * fewest
 
 
@@ -193,7 +196,11 @@ class SessionAffinityRouter(AffinityRouter):
 
 
 class PrefixAffinityRouter(AffinityRouter):
-    """Chooses the replica that was sent the longest prefix of the prompt before."""
+    """Chooses the replica that was sent the longest prefix of the prompt before.
+
+    If that prefix is too short, it chooses the replica that was sent the fewest blocks; if the
+    loads are out of balance, the replica with the fewest requests in flight.
+    """
 
     def __init__(self, config: CacheAwareConfig) -> None:
         super().__init__(config)
@@ -224,7 +231,7 @@ class PrefixAffinityRouter(AffinityRouter):
         return min(signals, key=lambda s: len(self._sent.get(s.replica, ()))).replica
 
     def forget(self, replica: int) -> None:
-        """Forget the cache content of a replica that lost its cache."""
+        """Forget the prompts sent to a replica, because it has lost its cache."""
         self._sent.pop(replica, None)
 
 
@@ -246,7 +253,9 @@ def build_router(config: RouterConfig, session: SessionLookup) -> Router:
 
 
 def _known(keys: Sequence[int], sent: Set[int]) -> int:
-    """Return how many leading ``keys`` were sent; a key is sent only with all earlier ones."""
+    """Return how many leading ``keys`` were sent; a key is sent only together with all earlier
+    ones.
+    """
     return bisect_left(keys, 1, key=lambda key: key not in sent)
 
 
