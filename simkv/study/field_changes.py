@@ -16,7 +16,7 @@ from simkv.scenario.scenario import Scenario
 
 
 def with_knobs(scenario: Scenario, folder: Path | None = None, /, **knobs: Any) -> Scenario:
-    """Return the scenario with some engine fields changed. Raises InputError if they are invalid.
+    """Return the scenario with some engine settings changed. Raises InputError if one is invalid.
 
     Paths of profiles and traces are relative to ``folder``.
     """
@@ -25,12 +25,11 @@ def with_knobs(scenario: Scenario, folder: Path | None = None, /, **knobs: Any) 
 
 
 class NoSuchField(InputError):
-    """A path names a field that a scenario does not have."""
+    """Error: a path names a field that the scenario does not have."""
 
 
 def with_field(scenario: Scenario, path: str, value: Any, folder: Path) -> Scenario:
-    """Return the scenario with the field at ``path``, such as ``workload.burst.num_prompts``,
-    changed.
+    """Return the scenario with another value at a path such as ``workload.burst.num_prompts``.
 
     Paths of traces are relative to ``folder``. Raises NoSuchField if there is no such field, and
     InputError if the value is invalid.
@@ -80,9 +79,9 @@ def _plain(value: Any, *, only_set: bool = False) -> Any:
 
 
 def _with(scenario: Scenario, name: str, value: Any, folder: Path) -> Scenario:
-    """Return the scenario with a top-level field changed, validated like a file.
+    """Return the scenario with a top-level field changed and validated like a scenario file.
 
-    If the hardware changes, the defaults of the engine's launcher are resolved again.
+    If the hardware changes, the defaults that the engine derives from it are computed again.
     """
     fields = {other: getattr(scenario, other) for other in Scenario.model_fields}
     if name != "engine":

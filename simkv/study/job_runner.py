@@ -35,7 +35,7 @@ ProgressCallback = Callable[[int, int], None]
 
 
 class ResultStore(Protocol):
-    """Storage of job results: a file, or the memory of this process."""
+    """Interface of a storage for job results: a file, or the memory of this process."""
 
     done: dict[str, Any]
 
@@ -45,14 +45,14 @@ class ResultStore(Protocol):
 
 @dataclass(frozen=True)
 class JobRunner:
-    """Runs jobs with ``execute`` and keeps their results in ``store``."""
+    """Runs jobs with ``execute`` and stores their results in ``store``."""
 
     execute: JobExecutor
     store: ResultStore
 
     @property
     def done(self) -> dict[str, Any]:
-        """Stored results by digest; a file stores summaries."""
+        """Stored results by digest; results in a file are summaries."""
         return self.store.done
 
     def run(
@@ -61,7 +61,8 @@ class JobRunner:
         advance: ProgressCallback | None = None,
         execute: JobExecutor | None = None,
     ) -> dict[str, Exception]:
-        """Run the ``jobs`` that are not done; return the errors of failed jobs, by digest.
+        """Run those ``jobs`` that have no stored result; return the errors of failed jobs by
+        digest.
 
         ``execute`` replaces the runner's own executor.
         """
@@ -85,7 +86,7 @@ class JobRunner:
 
 @contextmanager
 def open_runner(execute: JobExecutor, file: Path | None = None) -> Iterator[JobRunner]:
-    """Yield a runner that stores results in a file immediately, so that they survive a crash."""
+    """Yield a runner that writes each result to ``file`` at once, so that it survives a crash."""
     with ResultFile(file) as store:
         yield JobRunner(execute, store)
 
@@ -97,17 +98,17 @@ def open_pooled_runner(
     executor: Literal["local", "ray"] = "local",
     address: str | None = None,
 ) -> Iterator[JobRunner]:
-    """Yield a runner for the options of commands; see ``open_executor`` and ``open_runner``."""
+    """Yield a runner with a process pool or Ray; see ``open_executor`` and ``open_runner``."""
     with open_executor(executor, jobs, address) as execute, open_runner(execute, file) as runner:
         yield runner
 
 
 class ResultFile:
-    """Summaries of the finished jobs (``done``) by digest, and the file that stores them.
+    """File with the summaries of finished jobs; ``done`` has them by digest.
 
-    The file is created with the first result; without a ``path`` there is none. Lines torn by a
-    crash are ignored. Raises InputError if the file cannot be read or written. Use it as a context
-    manager, which closes the file.
+    The file is created with the first result; without a ``path`` there is none. Incomplete lines,
+    which a crash can leave, are ignored. Raises InputError if the file cannot be read or written.
+    Use it as a context manager, which closes the file.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -123,7 +124,7 @@ class ResultFile:
             self._file = -1
 
     def add(self, digest: str, summary: Summary) -> None:
-        """Store a job's summary in one write of one line, and in ``done`` as it will be read."""
+        """Append a job's summary to the file in a single write, and store it in ``done``."""
         line = json.dumps({"digest": digest, "summary": summary}, allow_nan=False).encode() + b"\n"
         if self._path is not None:
             with translate_disk_errors(self._path, "written"):

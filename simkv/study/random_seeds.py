@@ -1,4 +1,4 @@
-"""Find the random parts of a scenario and derive scenarios with other seeds."""
+"""Find whether a workload is random, and derive scenarios with other seeds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simkv.workload.workload_section import Workload
 
 
 def find_seed(workload: Workload) -> int | None:
-    """Return the seed of a workload; None if nothing in it is random."""
+    """Return the seed of a workload, or None if nothing in it is random."""
     form = workload.arrivals or workload.sessions
     if form is not None:
         return form.seed
@@ -21,9 +21,9 @@ def find_seed(workload: Workload) -> int | None:
 
 
 def reseed_scenario(scenario: Scenario, repeat: int) -> Scenario:
-    """Return the scenario with a separate seed for each ``repeat``, derived from its own seed.
+    """Return the scenario with the seed of a ``repeat``, derived from its own seed.
 
-    Repeat 0 is the scenario itself, and so is every other repeat if nothing is random.
+    Repeat 0 is the scenario itself. If nothing is random, every repeat is.
     """
     workload = scenario.workload
     seed = find_seed(workload)
@@ -35,9 +35,10 @@ def reseed_scenario(scenario: Scenario, repeat: int) -> Scenario:
 
 
 def with_form(workload: Workload, **fields: Any) -> dict[str, Any]:
-    """Return the random section of a workload with changed ``fields``; empty if it has none.
+    """Return the section of a workload that samples requests, with changed ``fields``.
 
-    The section is built from its fields because a copy would keep the sampled requests.
+    The result is empty if the workload has no such section. The section is built from its fields
+    because a copy would keep the requests that were already sampled.
     """
     for name in ("arrivals", "sessions"):
         form = getattr(workload, name)

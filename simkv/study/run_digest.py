@@ -1,8 +1,8 @@
 """Compute a digest of everything that affects the result of a run, and of nothing else.
 
-It covers the scenario's fields that take part in a run, the contents of its profiles, its trace and
-its custom schedulers, and the source code that a run uses. Other packages (reports, the command
-line) can change without an effect on the digest.
+It covers the scenario's fields that affect a run, the contents of its profiles, its trace and its
+custom schedulers, and the source code that a run uses. Other packages (reports, the command line)
+can change without an effect on the digest.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ PROFILES = PACKAGED.relative_to(PACKAGE)
 
 
 def compute_digest(scenario: Scenario, folder: Path, **more: Any) -> str:
-    """Return the digest of a run of ``scenario``, with paths relative to ``folder``, and of
-    ``more``.
+    """Return the digest of a run of ``scenario`` with the additional settings ``more``.
 
-    Defaults are filled in. Raises InputError if a profile or the trace is unusable.
+    Paths in the scenario are relative to ``folder``. Defaults are filled in. Raises InputError if a
+    profile or the trace is unusable.
     """
     whole = {
         "code": hash_code(),
@@ -72,7 +72,7 @@ def list_source_files(package: Path) -> list[Path]:
 
 
 def _used(package: Path, module: str) -> set[Path]:
-    """Return the file of a module of this package, and of the package's modules that it imports."""
+    """Return the file of a module and the files in ``package`` that it imports, recursively."""
     found, left = set[Path](), [module]
     while left:
         path = package.parent.joinpath(*left.pop().split(".")).with_suffix(".py")
@@ -83,7 +83,7 @@ def _used(package: Path, module: str) -> set[Path]:
 
 
 def _imports(path: Path) -> Iterator[str]:
-    """Yield all imports of a file; for ``from a import b`` both ``a`` and ``a.b``."""
+    """Yield the names of all imports of a file; for ``from a import b`` both ``a`` and ``a.b``."""
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -25,17 +25,18 @@ Summary = dict[str, Any]
 
 
 class RunsFailed(Exception):
-    """Some runs failed; the results of the others are stored."""
+    """Error: some runs failed; the results of the others are stored."""
 
 
 @dataclass(frozen=True)
 class SimulationJob:
     """A scenario to run; paths of its files are relative to ``folder``.
 
-    ``rules`` replace the rules of the variant (see EngineSpec). The summary includes goodput if
-    there are ``limits`` (ms, by ``ttft``, ``tpot`` or ``e2el``, in that order); with ``peak`` the
-    time with the most requests in flight; and with ``endings`` the id, outcome and seconds from
-    arrival to the last token of each request (None if it did not finish), by id.
+    ``rules`` replace the rules of the engine variant (see ``EngineSpec``). The other fields extend
+    the summary. ``limits`` (ms, by ``ttft``, ``tpot`` or ``e2el``, in that order) add goodput;
+    ``peak`` adds the time with the most requests in flight. ``endings`` adds, for each request in
+    order of id, its id, its outcome and the seconds from arrival to last token (None if it did not
+    finish).
     """
 
     scenario: Scenario
@@ -60,7 +61,7 @@ class SimulationJob:
 
 @dataclass(frozen=True)
 class JobResult:
-    """Result of a job: its summary, or None and an ``error``."""
+    """Result of a job: its summary, or an ``error`` and no summary."""
 
     digest: str
     summary: Summary | None
@@ -70,7 +71,7 @@ class JobResult:
 def make_job(
     scenario: Scenario, folder: Path, limits: Mapping[str, float] | None = None, **more: Any
 ) -> SimulationJob:
-    """Return the job of running ``scenario``; ``more`` are fields of SimulationJob.
+    """Return the job that runs ``scenario``; ``more`` are fields of ``SimulationJob``.
 
     Raises InputError if its files are unusable.
     """
@@ -79,10 +80,10 @@ def make_job(
 
 
 def run_job(job: SimulationJob) -> JobResult:
-    """Run a job, in this or another process; errors are part of the result.
+    """Run a job, in this or another process; an error is returned as part of the result.
 
-    It is an error if this process has a different simkv, profile or trace than the creator of the
-    job, because the result would differ.
+    The job fails if this process has a different simkv, profile or trace than the process that
+    created the job, because the result would differ, too.
     """
     try:
         if job.compute_digest() != job.digest:

@@ -1,4 +1,4 @@
-"""Parse the knobs of sweeps and their values, as in ``--over``.
+"""Parse the settings of sweeps and their values, as in ``--over``.
 
 Example:
 
@@ -40,7 +40,7 @@ _FORMS = "LOW..HIGH:STEP, LOW..HIGH:n=COUNT or LOW..HIGH:log=COUNT"
 class ValueRange:
     """Range of values from ``low`` to ``high``, for sampling or searching.
 
-    Integers only if ``whole``; evenly spaced by logarithm if ``log``.
+    If ``whole``, it contains integers only. If ``log``, its values are evenly spaced by logarithm.
     """
 
     low: float
@@ -62,9 +62,9 @@ class ValueRange:
 
 @dataclass(frozen=True)
 class Axis:
-    """A knob, by its path as in ``--set``, and its ``values``.
+    """A setting, by its path as in ``--set``, and its ``values``.
 
-    A ``span`` instead of values is for samples and searches only.
+    For samples and searches it may have a continuous ``span`` instead of values.
     """
 
     path: str
@@ -94,7 +94,7 @@ def parse_axis(text: str) -> Axis:
 
 
 def make_axis(path: str, values: float | str | Iterable[Any]) -> Axis:
-    """Build an axis from Python: a value, several values, or text as on the command line.
+    """Build an axis from a Python value, several values, or text as on the command line.
 
     Raises InputError if there is no value, a duplicate, or a value that is not a YAML scalar.
     """
@@ -156,7 +156,7 @@ def _range(path: str, text: str, first: str, last: str, form: str | None) -> Axi
 def _between(
     low: Decimal, high: Decimal, count: int, log: bool, whole: bool, text: str
 ) -> list[float]:
-    """Return ``count`` values from ``low`` to ``high``, evenly spaced or by logarithm."""
+    """Return ``count`` values from ``low`` to ``high``, evenly spaced, by logarithm if ``log``."""
     if not 2 <= count <= MAX_POINTS:
         raise InputError(f"--over {text}: expected a count from 2 to {MAX_POINTS:,}")
     shares = [Decimal(step) / (count - 1) for step in range(count)]
@@ -196,7 +196,7 @@ def format_assignment(path: str, value: Any) -> str:
 def grid(axes: Sequence[Axis]) -> list[KnobSettings]:
     """Return all combinations of the values; the last axis changes fastest.
 
-    Raises InputError if an axis has a span without discrete values, or for too many points.
+    Raises InputError if an axis has a span without discrete values, or for too many combinations.
     """
     whole = [_one_by_one(axis) for axis in axes]
     count = math.prod(len(axis.values) for axis in whole)
@@ -226,7 +226,7 @@ def _one_by_one(axis: Axis) -> Axis:
 
 @dataclass(frozen=True)
 class SampleSpec:
-    """Number of sampled points; ``lhs`` is a Latin hypercube, ``random`` independent points."""
+    """Number of sampled combinations, and the method: ``lhs`` (Latin hypercube) or ``random``."""
 
     kind: Literal["random", "lhs"]
     size: int
@@ -243,9 +243,9 @@ def parse_sample(text: str) -> SampleSpec:
 
 
 def sample_points(axes: Sequence[Axis], sample: SampleSpec, seed: int) -> list[KnobSettings]:
-    """Sample points from the axes, independently or as a Latin hypercube.
+    """Sample combinations of values, independently or as a Latin hypercube.
 
-    Of n points of a Latin hypercube exactly one lies in each n-th part of every axis.
+    Of n samples of a Latin hypercube, exactly one lies in each n-th part of every axis.
     """
     shares = _shares(len(axes), sample, seed)
     return [

@@ -46,7 +46,7 @@ def open_executor(
     jobs: int | None = None,
     address: str | None = None,
 ) -> Iterator[Callable[..., Iterator[Any]]]:
-    """Yield a function like ``WorkerPool.run`` or ``run_on_ray`` with workers shared by all calls.
+    """Yield a function like ``WorkerPool.run`` or ``run_on_ray``; its calls share the workers.
 
     Raises InputError if Ray is not installed, or there is no cluster at ``address``.
     """
@@ -61,9 +61,9 @@ def open_executor(
 
 
 class WorkerPool:
-    """Processes on this machine, started on first use; with one job at a time there are none.
+    """Worker processes on this machine, started on first use; there are none if ``jobs`` is 1.
 
-    Use it as a context manager, which ends its processes.
+    Use the pool as a context manager, which ends its processes.
     """
 
     def __init__(self, jobs: int) -> None:
@@ -137,9 +137,9 @@ class WorkerPool:
 
 
 def _check_script() -> None:
-    """Check that the script can be imported by worker processes, which run it again.
+    """Check that worker processes can import the main script of this process.
 
-    Raises InputError if it would start processes again.
+    Raises InputError if the import would start worker processes again.
     """
     main = sys.modules["__main__"]
     script = getattr(main, "__file__", None)
@@ -154,7 +154,7 @@ def _check_script() -> None:
 
 
 def _end_with_parent() -> None:
-    """In a worker: ignore Ctrl-C, which the parent handles, and exit when the parent ends."""
+    """In a worker process: ignore Ctrl-C and exit when the parent process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
     assert parent is not None
@@ -174,9 +174,9 @@ def run_on_ray(
 ) -> Iterator[Product]:
     """Run on the Ray cluster at ``address`` (or RAY_ADDRESS), else on a new one on this machine.
 
-    A new one has ``jobs`` workers. Every node needs the same simkv, and the scenarios' traces and
-    profiles at the same paths. Raises InputError if Ray or the cluster is missing, and RunsFailed
-    if workers die repeatedly on the same work.
+    A new cluster has ``jobs`` workers. Every node needs the same version of simkv, and the
+    scenarios' traces and profiles at the same paths. Raises InputError if Ray or the cluster is
+    missing, and RunsFailed if workers die repeatedly on the same work.
     """
     with _session(address, jobs) as ray:
         # Ray retries a task if its worker or node is lost.
@@ -198,7 +198,7 @@ def run_on_ray(
 
 @contextmanager
 def _session(address: str | None, jobs: int | None) -> Iterator[Any]:
-    """Yield the module ``ray``, connected to a cluster; disconnect afterwards if connected here."""
+    """Yield the module ``ray``, connected to a cluster; end the connection if it was made here."""
     try:
         import ray
     except ImportError as error:

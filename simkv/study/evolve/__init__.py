@@ -1,1 +1,1 @@
-"""Search for a better scheduler: knobs, rules of the policy language, or external code."""
+"""Search for a better scheduler: settings, policies of the policy language, or external code."""

@@ -47,10 +47,10 @@ _Look = Callable[[ProgressCallback | None], None]
 class EvolutionRequest:
     """Request for a search in ``scenarios`` for ``objectives`` with ``budget`` candidates.
 
-    ``over`` are knobs as for ``--over``; ``propose`` is a command that writes schedulers; without
-    both, rules are searched. With ``random``, rules are only sampled. ``train``, ``final`` and
-    ``test`` are the numbers of seeds (or windows of a trace) for the search, the final round and
-    the evaluation of the winner.
+    ``over`` are the settings to search, as for ``--over``; ``propose`` is a command that writes
+    schedulers; without both, policies are searched. With ``random``, policies are sampled instead
+    of evolved. ``train``, ``final`` and ``test`` are the numbers of seeds (or time windows of a
+    trace) for the search, the final round and the evaluation of the winner.
     """
 
     scenarios: tuple[Path, ...]
@@ -71,10 +71,10 @@ class EvolutionRequest:
 
 @dataclass(frozen=True)
 class Evolution:
-    """Result of a search. ``kind`` is the kind of candidate, in plural.
+    """Result of a search. ``kind`` names what was searched, such as ``policies``.
 
-    ``winner`` has its score from the ``final`` round, which is empty if the workload has no
-    randomness.
+    If there was a final round, ``final`` has its scores and ``winner`` has its score from it. There
+    is none if the workload has no randomness or the budget is too small.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Evolution:
 
     @property
     def tried(self) -> int:
-        """Number of candidates in the search, without the shipped scheduler and the final."""
+        """Number of candidates tried in the search, not counting the final round."""
         return len(self.standings) - 1
 
     @property
@@ -114,7 +114,7 @@ def run_evolution(
     folder: Path | None = None,
     advance: ProgressCallback | None = None,
 ) -> Evolution:
-    """Search for a better scheduler. ``folder`` stores studies and proposals.
+    """Search for a better scheduler, and store studies and proposals in ``folder``.
 
     Raises InputError for an invalid search and RunsFailed if the shipped scheduler cannot be run.
     """
@@ -153,7 +153,7 @@ def run_evolution(
 
 
 def _scenario(path: Path, search: EvolutionRequest) -> tuple[Scenario, Path]:
-    """Return the requested variant of a scenario file, by default the first, and its folder."""
+    """Return the requested variant of a scenario file (default: the first), and its folder."""
     variants = load(path, search.overrides)
     if search.variant is not None and search.variant not in variants:
         raise InputError(
@@ -214,7 +214,7 @@ def _axis(text: str, trial: TrialScenario) -> Axis:
 
 
 def _name(search: EvolutionRequest, axes: Sequence[Axis]) -> str:
-    """Return the name of a study, which is specific to scenarios, knobs and objectives."""
+    """Return a name for the study that differs for other scenarios, settings or objectives."""
     asked = (search.scenarios, search.objectives, search.variant, search.overrides, axes)
     return hashlib.sha256(repr((asked, search.train, search.goodput)).encode()).hexdigest()[:16]
 
@@ -233,7 +233,10 @@ def count_final_candidates(budget: int, ground: TrialSplit) -> int:
 def run_final(
     tournament: Tournament, ground: TrialSplit, seats: int
 ) -> tuple[CandidateScore, list[CandidateScore]]:
-    """Return the winner and the scores in the final; without a final, the best of the search."""
+    """Return the winner and the scores of the final round.
+
+    Without ``seats`` in a final round, the winner is the best candidate of the search.
+    """
     if not seats:
         return prune_policy(tournament, tournament.front()[0]), []
     final = Tournament(ground.final, tournament.goals, tournament.limits, tournament.runner)
@@ -246,7 +249,7 @@ def run_final(
 
 
 def _best(tournament: Tournament) -> list[CandidateScore]:
-    """Return the candidates, best first; among equal results in all trials, only the shortest."""
+    """Return the candidates, best first; of candidates with equal results, only the shortest."""
     found: dict[object, CandidateScore] = {}
     tried = [one for key, one in tournament.standings.items() if key != SHIPPED.key and not one.why]
     for one in sorted(tried, key=lambda one: (one.score, one.candidate.parts)):

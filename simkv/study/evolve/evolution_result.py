@@ -42,9 +42,10 @@ def write_evolution(found: Evolution, folder: Path) -> list[str]:
 
 
 def candidate_rows(found: Evolution) -> list[dict[str, Any]]:
-    """Return a row per candidate, the shipped one first; ``final`` is the score in the final round.
+    """Return a row per candidate, the shipped one first.
 
-    Candidates that ran only in the final, such as the pruned winner, have their figures from there.
+    ``final`` is the score in the final round. The metrics come from the search, or from the final
+    round if the candidate ran only there.
     """
     final = {one.candidate.key: one for one in found.final}
     tried = final | {one.candidate.key: one for one in found.standings}
@@ -88,7 +89,7 @@ class EvolutionResult:
 
     @property
     def holds(self) -> bool:
-        """Whether the winner is surely better under all evaluation conditions."""
+        """Whether the winner is significantly better under all evaluation conditions."""
         return self.evolution.holds
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Summarize a policy search: the winner, its effect, its evaluation and the requests it costs."""
+"""Summarize a policy search: the winner, its effect, its evaluation and its cost to requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CONSTANT = {
 
 
 def summarize_evolution(found: Evolution) -> list[str]:
-    """Return the whole summary, as lines."""
+    """Return the whole summary as lines of text."""
     lines = [_head(found)]
     best = found.winner
     if not best.candidate.change:
@@ -65,9 +65,9 @@ def _winner(found: Evolution) -> list[str]:
 
 
 def _same_for_all(found: Evolution) -> list[str]:
-    """Return notes on variables of the rule that have the same value for all requests.
+    """Return notes on variables of the winning policy that are equal for all requests.
 
-    A number could replace such a variable.
+    A constant could replace such a variable.
     """
     sent = [
         request
@@ -87,7 +87,7 @@ def _same_for_all(found: Evolution) -> list[str]:
 
 
 def describe_candidate(one: CandidateScore, hooks: Sequence[PolicyHook]) -> list[str]:
-    """Describe a candidate, as lines."""
+    """Return lines of text that describe a candidate."""
     lines: list[str] = []
     for path, value in one.candidate.change:
         if path == "engine.rule":
@@ -100,7 +100,7 @@ def describe_candidate(one: CandidateScore, hooks: Sequence[PolicyHook]) -> list
 
 
 def describe_policy(rule: str, hooks: tuple[PolicyHook, ...]) -> list[str]:
-    """Describe a rule, a line for each hook, and the meaning of its variables."""
+    """Return lines of text for a policy: one per hook, and the meaning of its variables."""
     lines, used = [], dict[str, str]()
     known = {hook.name: hook for hook in hooks}
     for name, expression in parse_policy(rule, hooks).items():
@@ -150,7 +150,7 @@ def _judged(found: Evolution) -> list[str]:
 
 
 def describe_evaluation(judged: WinnerEvaluation) -> list[str]:
-    """Describe the evaluation under one condition."""
+    """Return lines of text for the evaluation under one condition."""
     name = judged.condition.description
     if judged.why:
         return [f"{name}: cannot be run: {judged.why}"]
@@ -173,7 +173,7 @@ def _said(figure: str, value: float | None) -> str:
 
 
 def describe_cost(cost: RequestClassCost) -> str:
-    """Describe the effect on the requests of one class."""
+    """Return a line of text for the effect on the requests of one class."""
     before, after = cost.before_s, cost.after_s
     parts = ["no request finished in both runs"]
     if before is not None and after is not None:

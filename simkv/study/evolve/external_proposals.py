@@ -1,8 +1,8 @@
 """Try schedulers written by an external program, one proposal at a time.
 
-The program is started once for each proposal. Its stdin describes the goals, the candidates tried
-and their results. Its stdout is the complete file of a custom scheduler (see
-docs/how-to/custom-scheduler.md), plain or fenced. The file is executed.
+The program is started once for each proposal. Its stdin describes the objectives, the candidates
+tried so far and their results. Its stdout is the complete file of a custom scheduler (see
+docs/how-to/custom-scheduler.md), plain or in a Markdown code block. simkv executes the file.
 """
 
 from __future__ import annotations
@@ -41,13 +41,17 @@ _FENCED = re.compile(r"^```(?:python)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 @dataclass(frozen=True)
 class Proposer:
-    """Runs a ``command`` for proposals and stores its files in ``folder``."""
+    """Runs ``command`` for each proposal and stores the files that it writes in ``folder``."""
 
     command: str
     folder: Path
 
     def request(self, told: str, number: int) -> Path:
-        """Return a proposal's file. Raises InputError if the command fails or prints nothing."""
+        """Run the command with ``told`` as its stdin and store its output; return the path of the
+        file.
+
+        Raises InputError if the command fails or prints nothing.
+        """
         try:
             answer = subprocess.run(
                 shlex.split(self.command),
@@ -72,7 +76,7 @@ class Proposer:
 def propose(
     tournament: Tournament, proposer: Proposer, budget: int, advance: ProgressCallback | None = None
 ) -> None:
-    """Request ``budget`` proposals in sequence, each with the results of the earlier ones."""
+    """Request and try ``budget`` proposals; each request contains the results of earlier ones."""
     last: CandidateScore | None = None
     for number in range(1, budget + 1):
         told = "\n".join(_letter(tournament, last, number, budget))
@@ -92,7 +96,7 @@ def propose(
 
 
 def make_code_candidate(file: Path, trial: TrialScenario) -> Candidate | str:
-    """Return a scheduler file as a candidate that inherits the engine's knobs it supports.
+    """Return a scheduler file as a candidate with the engine's settings that it supports.
 
     If the file is invalid, return the reason instead.
     """
@@ -113,7 +117,7 @@ def make_code_candidate(file: Path, trial: TrialScenario) -> Candidate | str:
 
 
 def _broken_law(candidate: Candidate, tournament: Tournament) -> str:
-    """Return the law that a proposal breaks in the first trial, or an empty string."""
+    """Return the invariant that a proposal violates in the first trial, or an empty string."""
     trial = tournament.trials[0]
     try:
         scenario = candidate.apply_to(trial)
@@ -140,7 +144,7 @@ def _file(candidate: Candidate) -> Path:
 def _letter(
     tournament: Tournament, last: CandidateScore | None, number: int, budget: int
 ) -> list[str]:
-    """Return the prompt for the program, as lines."""
+    """Return the text for the program, as lines."""
     lines = [
         f"# Proposal {number} of {budget}",
         "Write one Python file with a scheduler class for simkv (from simkv.custom import",
@@ -185,7 +189,7 @@ def _line(tournament: Tournament, one: CandidateScore) -> list[str]:
 
 
 def _why(scenario: Any, folder: Path) -> list[str]:
-    """Return the verdicts and the wait ledger of a run, as lines."""
+    """Run a scenario and return its verdicts and its wait ledger, as lines."""
     found = run_scenario(scenario, folder, intervals=False)
     seconds = sorted(found.diagnosis.totals.items(), key=lambda one: -one[1])
     ledger = ", ".join(f"{kind} {spent:.4g}" for kind, spent in seconds if spent)

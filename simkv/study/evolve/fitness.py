@@ -1,4 +1,4 @@
-"""Goals of a search: figures, and the loss of a run relative to the shipped scheduler.
+"""Goals of a search: metrics, and the loss of a run relative to the shipped scheduler.
 
 Example:
 
@@ -27,7 +27,7 @@ _MORE = ("good", "goodput", "goodput_share")
 
 @dataclass(frozen=True)
 class FigureGoal:
-    """A figure, and whether higher values are better."""
+    """A metric to optimize, and whether higher values are better."""
 
     figure: str
     more_is_better: bool
@@ -36,9 +36,9 @@ class FigureGoal:
         return f"{self.figure} ({'higher' if self.more_is_better else 'lower'} is better)"
 
     def loss(self, value: float | None, shipped: float | None) -> float:
-        """Return the loss relative to the shipped value; negative if better.
+        """Return the loss as a fraction of the shipped value; negative if better.
 
-        If the shipped value is 0, the loss is in the figure's own unit.
+        If the shipped value is 0, the loss has the unit of the metric.
         """
         if value is None or shipped is None:
             return 0.0 if value is shipped else NO_FIGURE if value is None else -NO_FIGURE
@@ -47,7 +47,7 @@ class FigureGoal:
 
 
 def parse_goals(asked: Sequence[str], limits: Mapping[str, float]) -> tuple[FigureGoal, ...]:
-    """Parse ``FIGURE``, ``FIGURE:min`` or ``FIGURE:max`` into goals. Raises InputError."""
+    """Parse texts such as ``METRIC``, ``METRIC:min`` or ``METRIC:max``. Raises InputError."""
     if not asked:
         raise InputError("--objective: missing; expected a figure such as e2e_ms.p99")
     found: dict[str, FigureGoal] = {}
@@ -71,5 +71,5 @@ def parse_goals(asked: Sequence[str], limits: Mapping[str, float]) -> tuple[Figu
 
 
 def has_outcome_goal(goals: Sequence[FigureGoal]) -> bool:
-    """Whether the goals account for requests that are not served."""
+    """Return whether any goal accounts for requests that are not served."""
     return any(goal.figure in UNSERVED_FIGURES for goal in goals)

@@ -1,4 +1,4 @@
-"""Genetic programming over the policy language: random rules, crossover and mutation.
+"""Genetic programming over the policy language: random policies, crossover and mutation.
 
 Example:
 
@@ -41,10 +41,10 @@ HOOK_PROBABILITY = 0.4
 
 
 class PolicyGenerator:
-    """Samples, crosses and mutates rules for a set of hooks, with one random stream.
+    """Samples, crosses and mutates policies for a set of hooks, with one random stream.
 
-    DEAP uses Python's global generator. Within the context it has the state of this stream; outside
-    it is unchanged.
+    DEAP uses Python's global random generator. Within the context, the global generator continues
+    this stream; the state that it had before is restored afterwards.
     """
 
     def __init__(self, hooks: Sequence[PolicyHook], seed: int) -> None:
@@ -77,12 +77,12 @@ class PolicyGenerator:
         random.setstate(self._global_state)
 
     def sample(self) -> PolicyTrees:
-        """Return a random rule with an expression for at least one hook."""
+        """Return a random policy with an expression for at least one hook."""
         said = [name for name in self._hooks if random.random() < HOOK_PROBABILITY]
         return {name: self._tree(name) for name in said or [random.choice(self._hooks)]}
 
     def crossover(self, one: PolicyTrees, other: PolicyTrees) -> PolicyTrees:
-        """Return a child with the tree of either parent, or a crossover of both, for each hook."""
+        """Return a child that has, for each hook, the tree of a parent or a crossover of both."""
         child: PolicyTrees = {}
         for name in self._hooks:
             ours, theirs = one.get(name), other.get(name)
@@ -93,7 +93,7 @@ class PolicyGenerator:
         return child or self.sample()
 
     def mutate(self, rule: PolicyTrees) -> PolicyTrees:
-        """Return the rule with one tree mutated, added or removed."""
+        """Return the policy with one tree mutated, added or removed."""
         child = {name: _copy(tree) for name, tree in rule.items()}
         name = random.choice(self._hooks)
         if name not in child:
@@ -126,7 +126,7 @@ class PolicyGenerator:
         return gp.PrimitiveTree(gp.genHalfAndHalf(pset, min_=0, max_=2))
 
     def _threshold(self, pset: Any) -> Any:
-        """Return a comparison of a variable with a number."""
+        """Return a random comparison of a variable with a number."""
         leaves = pset.terminals[pset.ret]
         numbers = {f"{number:g}" for number in NUMBERS}
         pair = [
@@ -145,7 +145,7 @@ def _copy(tree: Any) -> Any:
 
 
 def _primitives(gp: Any, hook: PolicyHook) -> Any:
-    """Return the primitives of expressions at this hook; none is specific to an engine's policy."""
+    """Return the DEAP primitives of expressions at this hook: operations, variables and numbers."""
     pset = gp.PrimitiveSet(hook.name, 0)
     for name, (form, arity) in OPERATIONS.items():
         pset.addPrimitive(len, arity, name=name)
@@ -159,7 +159,7 @@ def _primitives(gp: Any, hook: PolicyHook) -> Any:
 
 
 def format_policy(trees: PolicyTrees, hooks: Sequence[PolicyHook]) -> str:
-    """Return a rule as text for a scenario, each expression in its simplest equivalent form."""
+    """Return a policy as text for a scenario, with each expression simplified."""
     sorts = {hook.name: hook.sort for hook in hooks}
     return "\n".join(
         f"{name} = {simplify_for_hook(simplify(_text(tree)), sorts[name])}"
@@ -184,7 +184,10 @@ def simplify(text: str) -> str:
 
 
 def simplify_for_hook(text: str, sort: HookResult) -> str:
-    """Return the part of an expression that matters at its hook; an order ignores scaling."""
+    """Return a shorter expression with the same effect at a hook with this kind of result.
+
+    For example, scaling does not change an order.
+    """
     node = ast.parse(text, mode="eval").body
     value = _value(node)
     if value is not None and sort == "tokens":
@@ -284,7 +287,7 @@ COUNTED_NODES = (ast.Name, ast.Constant, ast.BinOp, ast.IfExp, ast.Call, ast.Com
 
 
 def count_parts(rule: str) -> int:
-    """Return the number of parts of a rule: names, numbers and operations."""
+    """Return the number of names, numbers and operations in a policy."""
     expressions = [line.partition("=")[2].strip() for line in rule.splitlines()]
     trees = [ast.parse(text, mode="eval") for text in expressions]
     return sum(isinstance(node, COUNTED_NODES) for tree in trees for node in ast.walk(tree))

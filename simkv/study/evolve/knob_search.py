@@ -1,4 +1,4 @@
-"""Search knobs of a scenario with Optuna; the study is stored so that a search can be resumed."""
+"""Search settings of a scenario with Optuna; the study is stored, so a search can be resumed."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ def tune(
     name: str,
     advance: ProgressCallback | None = None,
 ) -> None:
-    """Try ``budget`` settings of the knobs, including earlier ones of the study ``name`` in
-    ``store``.
+    """Try settings until the study ``name`` in ``store`` contains ``budget`` of them.
 
     Raises InputError if Optuna is not installed.
     """

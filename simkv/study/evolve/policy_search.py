@@ -1,4 +1,4 @@
-"""Search rules of the policy language with genetic programming, or by random sampling."""
+"""Search policies of the policy language with genetic programming, or by random sampling."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_DUPLICATES = 500
 
 @dataclass(eq=False)
 class _Individual:
-    """A rule as trees, with its DEAP ``fitness``."""
+    """A policy as expression trees, with its DEAP ``fitness``."""
 
     trees: PolicyTrees
     text: str
@@ -40,7 +40,7 @@ class _Individual:
 
 
 def make_policy_candidate(text: str) -> Candidate:
-    """Return a rule as a candidate."""
+    """Return the text of a policy as a candidate."""
     return Candidate((("engine.rule", text),), count_parts(text))
 
 
@@ -51,7 +51,7 @@ def evolve_policies(
     seed: int,
     advance: ProgressCallback | None = None,
 ) -> None:
-    """Try ``budget`` rules: first random ones, then children of the best (NSGA-II)."""
+    """Try ``budget`` policies: first random ones, then children of the best (NSGA-II)."""
     from deap import base, tools
 
     kind = type("Less", (base.Fitness,), {"weights": (-1.0,) * len(tournament.goals)})
@@ -72,7 +72,7 @@ def sample_policies(
     seed: int,
     advance: ProgressCallback | None = None,
 ) -> None:
-    """Try ``budget`` random rules."""
+    """Try ``budget`` random policies."""
     search = _Search(tournament, PolicyGenerator(hooks, seed), budget, advance)
     while not search.done and search.try_all(search.sample(GENERATION_SIZE), None):
         pass
@@ -81,7 +81,7 @@ def sample_policies(
 def prune_policy(
     tournament: Tournament, winner: CandidateScore, most: int = MAX_DUPLICATES
 ) -> CandidateScore:
-    """Return the rule without decisions that the engine makes as well, after ``most`` tries."""
+    """Remove unneeded decisions of the winning policy, as far as ``most`` runs allow."""
     lines = str(dict(winner.candidate.change).get("engine.rule", "")).splitlines()
     for line in lines[:most] if len(lines) > 1 else []:
         most -= 1
@@ -94,7 +94,7 @@ def prune_policy(
 
 @dataclass
 class _Search:
-    """Common part of both searches: no rule is tried twice, and at most ``budget`` rules are."""
+    """Steps of both searches; they try no policy twice, and at most ``budget`` policies."""
 
     tournament: Tournament
     generator: PolicyGenerator
@@ -110,11 +110,11 @@ class _Search:
         return self.tried >= self.budget
 
     def sample(self, count: int) -> list[_Individual]:
-        """Return new random rules."""
+        """Return new random policies."""
         return self._new(count, iter(self.generator.sample, None))
 
     def children(self, population: Sequence[_Individual]) -> list[_Individual]:
-        """Return new rules bred from ``population``, with preference for the first of them."""
+        """Return new policies bred from ``population``, which is sorted from best to worst."""
         return self._new(GENERATION_SIZE, self._breed(population))
 
     def _breed(self, population: Sequence[_Individual]) -> Iterator[PolicyTrees]:
@@ -146,7 +146,7 @@ class _Search:
         return found
 
     def try_all(self, individuals: list[_Individual], kind: Any) -> list[_Individual]:
-        """Evaluate rules and set their fitness."""
+        """Evaluate policies and set their fitness."""
         standings: list[CandidateScore] = self.tournament.add(
             [individual.candidate for individual in individuals]
         )

@@ -27,18 +27,21 @@ HEAT_SURVIVORS = 10
 
 @dataclass(frozen=True)
 class Candidate:
-    """A candidate: scenario fields with their values. ``parts`` is its length."""
+    """A candidate scheduler: the scenario fields that it changes, with their values.
+
+    ``parts`` is its length, for example the number of terms of a policy; shorter is better.
+    """
 
     change: tuple[tuple[str, Any], ...] = ()
     parts: int = 0
 
     @property
     def key(self) -> str:
-        """Key that identifies the candidate."""
+        """Text that identifies the candidate."""
         return repr(self.change)
 
     def apply_to(self, trial: TrialScenario) -> Scenario:
-        """Return the trial's scenario with the candidate. Raises InputError if it is invalid."""
+        """Return the trial's scenario with the candidate's changes. Raises InputError."""
         found = trial.scenario
         for path, value in self.change:
             found = with_field(found, path, value, trial.folder)
@@ -51,11 +54,12 @@ SHIPPED = Candidate()
 
 @dataclass(frozen=True)
 class CandidateScore:
-    """Losses of a candidate against the shipped scheduler, by trial that it ran and by goal.
+    """Losses of a candidate relative to the shipped scheduler.
 
-    ``left_out`` is, for each trial, the fraction of requests that it leaves unserved in excess of
-    the shipped scheduler. The remaining ``trials`` count as equal to the shipped scheduler. ``why``
-    is the reason why it could not be run.
+    ``losses`` has a row per trial that was run and a column per goal. ``left_out`` is, for each of
+    these trials, the fraction of requests that the candidate leaves unserved in excess of the
+    shipped scheduler. ``trials`` is the number of all trials; those not run count as equal to the
+    shipped scheduler. ``why`` is the reason if the candidate could not be run.
     """
 
     candidate: Candidate
@@ -85,25 +89,25 @@ class CandidateScore:
         return tuple(loss + more for loss in self.loss)
 
     def truncate(self, trials: int) -> CandidateScore:
-        """Return the score after the first ``trials`` trials."""
+        """Return the score with the results of the first ``trials`` trials only."""
         return replace(self, losses=self.losses[:trials], left_out=self.left_out[:trials])
 
     @property
     def improves(self) -> bool:
-        """Whether anything is better than with the shipped scheduler."""
+        """Whether any goal, or the number of served requests, is better than as shipped."""
         return not self.why and (self.unserved < 0 or any(loss < 0 for loss in self.loss))
 
     @property
     def score(self) -> float:
-        """Mean of the fitness over the goals."""
+        """Mean of the fitness over the goals; lower is better."""
         return sum(self.fitness) / len(self.fitness)
 
 
 @dataclass
 class Tournament:
-    """Candidates evaluated on some trials; ``standings`` are in the order of evaluation.
+    """Evaluates candidates on trials; ``standings`` has their scores in order of evaluation.
 
-    Each of the first ``scenarios`` trials belongs to a different scenario.
+    The first ``scenarios`` trials belong to different scenarios.
     """
 
     trials: Sequence[TrialScenario]
@@ -115,13 +119,13 @@ class Tournament:
     standings: dict[str, CandidateScore] = field(default_factory=dict)
 
     def job(self, candidate: Candidate, trial: TrialScenario) -> SimulationJob:
-        """Return the job of a candidate and trial. Raises InputError if they do not fit."""
+        """Return the job of a candidate in a trial. Raises InputError if they are incompatible."""
         return make_job(candidate.apply_to(trial), trial.folder, self.limits, endings=self.endings)
 
     def summaries(
         self, candidates: Sequence[Candidate], trials: Sequence[TrialScenario]
     ) -> list[list[dict[str, Any]] | str]:
-        """Return the summaries of the trials for each candidate, or the reason for failure."""
+        """Return, for each candidate, the summaries of all trials, or the reason of its failure."""
         jobs: list[list[SimulationJob] | str] = []
         for candidate in candidates:
             try:
@@ -142,7 +146,10 @@ class Tournament:
         return found
 
     def start(self) -> CandidateScore:
-        """Evaluate the shipped scheduler, the reference of all others. Raises RunsFailed."""
+        """Evaluate the shipped scheduler, the reference for all candidates.
+
+        Raises RunsFailed if it cannot be run.
+        """
         (found,) = self.summaries([SHIPPED], self.trials)
         if isinstance(found, str):
             raise RunsFailed(f"the shipped scheduler cannot be run: {found}")
@@ -159,9 +166,9 @@ class Tournament:
     ) -> list[CandidateScore]:
         """Evaluate candidates and return their scores; earlier results are reused.
 
-        Unless ``thorough``, there are up to three heats: the first trial, the first of each
-        scenario, all. A candidate does not advance if it gains nothing so far, or if
-        ``HEAT_SURVIVORS`` others beat it on the trials that it ran.
+        Unless ``thorough``, there are up to three rounds: on the first trial, on the first trial of
+        each scenario, and on all trials. A candidate does not advance if it has not improved
+        anything so far, or if ``HEAT_SURVIVORS`` others beat it on the trials that it ran.
         """
         left = list({one.key: one for one in candidates if one.key not in self.standings}.values())
         every = len(self.trials)
@@ -203,20 +210,20 @@ class Tournament:
         )
 
     def _shipped(self, goal: FigureGoal, trial: int) -> float | None:
-        """Return the shipped figure in a trial; if it has none, the mean over the other trials."""
+        """Return the shipped value in a trial; if there is none, the mean over the other trials."""
         values = [one[goal.figure] for one in self.standings[SHIPPED.key].values]
         known = [value for value in values if value is not None]
         return values[trial] if values[trial] is not None or not known else mean(known)
 
     def front(self) -> list[CandidateScore]:
-        """Return the candidates that no other beats in every goal, the best overall first."""
+        """Return the Pareto front of the candidates, the best overall first."""
         ran = [one for one in self.standings.values() if not one.why]
         free = [one for one in ran if not any(_beats(other, one) for other in ran)]
         return sorted(free, key=lambda one: (one.score, one.candidate.parts))
 
 
 def _figures(summary: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the figures of a run; if it served nothing, only those about unserved requests."""
+    """Return the metrics of a run; if it served nothing, only metrics of unserved requests."""
     found = compute_objective_figures(summary)
     return (
         found
@@ -226,7 +233,7 @@ def _figures(summary: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def make_failed_score(candidate: Candidate, goals: int, trials: int, why: str) -> CandidateScore:
-    """Return the score of a candidate that cannot be run."""
+    """Return the worst possible score, for a candidate that cannot be run."""
     return CandidateScore(
         candidate, ((NO_FIGURE,) * goals,) * trials, (1.0,) * trials, trials, why=why
     )

@@ -1,4 +1,4 @@
-"""Trials of a search: for selecting candidates, and held-out trials for judging the winner."""
+"""Trials of a search: some to select candidates, and held-out ones to judge the winner."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ CACHE_FACTORS, RATE_FACTORS = (0.75, 1.25), (0.8, 1.25)
 
 @dataclass(frozen=True)
 class TrialScenario:
-    """A named scenario under a condition; paths of its files are relative to ``folder``."""
+    """A scenario on which candidates are tried, such as one seed or one time window of a trace.
+
+    Paths of its files are relative to ``folder``.
+    """
 
     name: str
     scenario: Scenario
@@ -36,7 +39,7 @@ class TrialScenario:
 
 @dataclass(frozen=True)
 class EvaluationCondition:
-    """A condition for judging the winner: the change, and several held-out trials."""
+    """A condition under which the winner is judged, and the held-out trials changed to it."""
 
     description: str
     trials: tuple[TrialScenario, ...]
@@ -46,9 +49,9 @@ class EvaluationCondition:
 class TrialSplit:
     """Trials for the search, for the final round, and for judging the winner.
 
-    Each of the first ``scenarios`` search trials belongs to a different scenario. ``held_out``
-    describes how the held-out trials differ; None if nothing is random, so that there is no final
-    round and nothing held out.
+    The first ``scenarios`` search trials belong to different scenarios. ``held_out`` describes how
+    the trials for judging differ from the others. It is None if the workload has no randomness;
+    then there is no final round, and no trial is held out.
     """
 
     train: tuple[TrialScenario, ...]
@@ -61,7 +64,7 @@ class TrialSplit:
 def split_trials(
     scenarios: Sequence[tuple[Scenario, Path]], train: int, final: int, test: int
 ) -> TrialSplit:
-    """Split each scenario into three sets of trials by seeds, or by windows of a trace."""
+    """Return trials of each scenario for three purposes, with different seeds or trace windows."""
     parts = [_split(scenario, folder, train, final, test) for scenario, folder in scenarios]
     words = dict.fromkeys(part.held_out for part in parts)
     in_turn = zip_longest(*(part.train for part in parts))
@@ -95,7 +98,7 @@ def _split(scenario: Scenario, folder: Path, train: int, final: int, test: int) 
 
 
 def _windows(scenario: Scenario, folder: Path, count: int) -> list[TrialScenario]:
-    """Split a trace into ``count`` windows of equal length, each simulated from an empty state."""
+    """Split a trace into ``count`` time windows of equal length; each starts with empty queues."""
     workload = scenario.workload
     arrivals = [request.arrival for request in workload.loaded.requests(None)]
     end = max(arrivals, default=0.0) * workload.rate_scale
@@ -146,7 +149,7 @@ def _sized(trial: TrialScenario, by: float) -> Scenario:
 
 
 def _paced(trial: TrialScenario, by: float) -> Scenario:
-    """Return the scenario at ``by`` times its rate; random arrivals are sampled at the new rate."""
+    """Return the scenario at ``by`` times its rate; random arrivals are sampled at that rate."""
     workload = trial.scenario.workload
     changed: dict[str, Any] = {}
     form = workload.arrivals or workload.sessions
@@ -169,7 +172,7 @@ def _paced(trial: TrialScenario, by: float) -> Scenario:
 
 
 def _on(trial: TrialScenario, side: ErrorSide, given: float | None) -> Scenario:
-    """Return the scenario with its steps at one side of the profile's error."""
+    """Return the scenario with all steps faster or slower by the profile's error."""
     scenario = trial.scenario
     profile = next(costs for _, costs in list_replica_costs(scenario)).load(trial.folder)
     error = find_profile_error(profile, given)

@@ -24,10 +24,10 @@ MIN_TIME_CHANGE = 0.05
 
 @dataclass(frozen=True)
 class Improvement:
-    """Gain in a goal relative to the shipped scheduler: the mean over trials.
+    """Gain in one goal relative to the shipped scheduler, as a fraction: the mean over trials.
 
-    ``low`` to ``high`` contains the mean over all such trials, by Student's t; None for one trial.
-    ``shipped`` and ``evolved`` are the means of the figure; None if a trial has no such figure.
+    ``low`` to ``high`` is the 95 % interval of the mean by Student's t; None for one trial.
+    ``shipped`` and ``evolved`` are the mean values of the metric; None if it is missing in a trial.
     """
 
     goal: FigureGoal
@@ -39,21 +39,21 @@ class Improvement:
 
     @property
     def surely_better(self) -> bool:
-        """Whether even the lower end of the interval is a gain."""
+        """Whether the whole interval is a gain."""
         return self.mean > 0 if self.low is None else self.low > 0
 
     @property
     def surely_worse(self) -> bool:
-        """Whether even the upper end of the interval is a loss."""
+        """Whether the whole interval is a loss."""
         return self.mean < 0 if self.high is None else self.high < 0
 
 
 @dataclass(frozen=True)
 class WinnerEvaluation:
-    """Evaluation under one condition: the gains of all goals, and ``unserved`` requests before and
-    after.
+    """Evaluation under one condition: the gains in all goals.
 
-    ``why`` is the reason why the winner could not be run.
+    ``unserved`` are the numbers of unserved requests with the shipped scheduler and the winner.
+    ``why`` is the reason if the winner could not be run.
     """
 
     condition: EvaluationCondition
@@ -63,9 +63,9 @@ class WinnerEvaluation:
 
     @property
     def holds(self) -> bool:
-        """Whether something is surely better, no goal surely worse, and no more requests unserved.
+        """Whether a goal is surely better, none surely worse, and no more requests are unserved.
 
-        Serving more requests also counts as better, regardless of the figures of the others.
+        Fewer unserved requests also count as better.
         """
         before, after = self.unserved
         better = after < before or any(gain.surely_better for gain in self.gains)
@@ -75,8 +75,12 @@ class WinnerEvaluation:
 
 @dataclass(frozen=True)
 class RequestClassCost:
-    """Effect on the requests of one class: their number, the mean E2E (s) before and after of those
-    served both times, and the numbers served only before or only after."""
+    """Effect of the winner on the ``count`` requests of one class.
+
+    ``before_s`` and ``after_s`` are the mean E2E latencies (s) of requests served by both
+    schedulers. ``slower`` and ``faster`` are numbers of these requests. ``lost`` and ``saved`` are
+    the numbers of requests served only by the shipped scheduler and only by the winner.
+    """
 
     kind: str
     count: int
@@ -95,7 +99,7 @@ def evaluate_winner(
     limits: Mapping[str, float],
     runner: JobRunner,
 ) -> tuple[list[WinnerEvaluation], list[RequestClassCost]]:
-    """Judge the winner under all conditions; return the cost by request class for the first one."""
+    """Judge the winner under all conditions; return its effect by class for the first one."""
     found: list[WinnerEvaluation] = []
     costs: list[RequestClassCost] = []
     for stand in stands:
@@ -132,7 +136,7 @@ def _gain(
 
 
 def compute_mean_interval(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Return the interval of the mean by Student's t; None for a single value."""
+    """Return the 95 % interval of the mean by Student's t; None and None for a single value."""
     if len(values) < 2:
         return None, None
     from scipy.special import stdtrit
@@ -143,13 +147,13 @@ def compute_mean_interval(values: Sequence[float]) -> tuple[float | None, float 
 
 
 def _mean(values: Sequence[Mapping[str, float | None]], name: str) -> float | None:
-    """Return the mean over trials; None if one of them has no such figure."""
+    """Return the mean of a metric over trials; None if it is missing in one of them."""
     known = [value for one in values if (value := one[name]) is not None]
     return mean(known) if known and len(known) == len(values) else None
 
 
 def _costs(tournament: Tournament, winner: Candidate) -> list[RequestClassCost]:
-    """Return the effect on the requests of all trials, by prompt length."""
+    """Return the effect on the requests of all trials, in classes of prompt length."""
     rows: list[tuple[int, Any, Any]] = []
     shipped, won = tournament.summaries([SHIPPED, winner], tournament.trials)
     for trial, before, after in zip(tournament.trials, shipped, won, strict=True):

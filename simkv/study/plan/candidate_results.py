@@ -15,7 +15,7 @@ FigureValues = dict[str, float | None]
 
 
 class CandidateResults:
-    """Figures of the candidates of a case that have been tried."""
+    """Results of the runs of candidates, by candidate and condition."""
 
     def __init__(self, case: PlanCandidates) -> None:
         self.case = case
@@ -23,23 +23,25 @@ class CandidateResults:
         self.values: dict[tuple[int, PlanCondition], FigureValues] = {}
 
     def holds(self, candidate: int, condition: PlanCondition) -> bool | None:
-        """Whether all objectives hold there; None if unknown."""
+        """Return whether the candidate meets all objectives under a condition; None if not run."""
         values = self.values.get((candidate, condition))
         if values is None:
             return None
         return all(objective.holds(values) for objective in self.case.objectives)
 
     def verdict(self, candidate: int, conditions: Sequence[PlanCondition]) -> bool | None:
-        """Whether all objectives hold under all conditions; False if any known one fails.
+        """Return whether the candidate meets all objectives under all conditions.
 
-        None if unknown.
+        False if it fails under any condition that was run; otherwise None if some were not run.
         """
         found = [self.holds(candidate, condition) for condition in conditions]
         return False if False in found else None if None in found else True
 
     def missing(self, candidate: int, conditions: Sequence[PlanCondition]) -> list[PlanCondition]:
-        """Return the conditions to run next for a verdict; the run without a failure
-        comes first."""
+        """Return the conditions that are to be run next for a verdict.
+
+        A run with a failure needs the run without it first.
+        """
         if self.verdict(candidate, conditions) is not None:
             return []
         wanted = dict.fromkeys(
@@ -58,9 +60,9 @@ class CandidateResults:
 
 @dataclass(frozen=True)
 class PlanQuestion:
-    """Question for the first candidate that meets the objectives under all these conditions.
+    """Question which candidate is the first to meet the objectives under all ``conditions``.
 
-    The search starts at ``hint``, if there is one.
+    The search starts at candidate ``hint``, if there is one.
     """
 
     results: CandidateResults
@@ -69,7 +71,7 @@ class PlanQuestion:
 
     @property
     def known(self) -> dict[int, bool]:
-        """Known verdicts by candidate."""
+        """Verdicts of the candidates for which there is one."""
         verdicts = {
             candidate: self.results.verdict(candidate, self.conditions)
             for candidate in range(len(self.results.case.candidates))
@@ -77,7 +79,10 @@ class PlanQuestion:
         return {i: verdict for i, verdict in verdicts.items() if verdict is not None}
 
     def wanted(self, neighbours: int, exhaustive: bool) -> list[tuple[int, PlanCondition]]:
-        """Return the next candidates to try and their conditions; empty if the answer is known."""
+        """Return the candidates to try next, each with a condition to run it under.
+
+        The list is empty if the question is answered.
+        """
         known, count = self.known, len(self.results.case.candidates)
         if exhaustive:
             probes = tuple(i for i in range(count) if i not in known)
@@ -97,7 +102,7 @@ def answer_questions(
     exhaustive: bool = False,
     advance: ProgressCallback | None = None,
 ) -> None:
-    """Try candidates until all questions have answers, with the runs of all questions in one batch.
+    """Run candidates until all questions have answers; each batch has runs of all questions.
 
     ``advance`` gets the number of finished runs and the total. Raises RunsFailed.
     """

@@ -10,10 +10,10 @@ resumes with the same steps.
         known |= {probe: meets(probe) for probe in probes}
     find_edge(known)
 
-Schedulers are not monotone: a larger cache may starve a request that a smaller one served.
-Therefore a candidate that meets the objectives counts only if its neighbours on the safe side do,
-too. The neighbours on the other side are tried as well; an exception to monotonicity doubles the
-number of neighbours.
+A larger cache may starve a request that a smaller one served, so results are not monotone in
+general. Therefore a candidate that meets the objectives counts only if its next ``neighbours``
+candidates do, too. The neighbours before it are tried as well; if one contradicts monotonicity, the
+number of neighbours doubles.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def next_probes(
 ) -> tuple[int, ...]:
     """Return the candidates, out of ``count``, to try next; empty when the search has ended.
 
-    The search brackets, bisects and checks the neighbours. The ends of a bracket may be virtual:
-    the position before the first candidate fails, the one after the last succeeds. With a ``hint``
-    the search starts there and continues in growing strides: for hint 0 with 0, then 1 and 3, then
-    7 and 15.
+    The search brackets the answer, bisects and checks the neighbours. The ends of a bracket may lie
+    outside the candidates: the position before the first one fails, the position after the last one
+    succeeds. With a ``hint`` the search starts there and continues in growing strides: for hint 0
+    with 0, then 1 and 3, then 7 and 15.
     """
     if not known:
         if hint is None:
@@ -66,13 +66,13 @@ def next_probes(
 
 
 def _between(low: int, high: int, width: int) -> tuple[int, ...]:
-    """Return up to ``width`` evenly spaced places between two others."""
+    """Return up to ``width`` evenly spaced candidates between two others."""
     places = [low + (high - low) * step // (width + 1) for step in range(1, width + 1)]
     return tuple(sorted({min(max(place, low + 1), high - 1) for place in places}))
 
 
 def find_edge(known: KnownAnswers, neighbours: int = NEIGHBOURS) -> int | None:
-    """Return the first candidate that meets the objectives, as do its known upper neighbours."""
+    """Return the first candidate that meets the objectives together with its next neighbours."""
     reach = _reach(known, neighbours)
     bad = [i for i in known if not known[i]]
     for found in sorted(i for i in known if known[i]):
@@ -96,18 +96,18 @@ def _unknown(known: KnownAnswers, wanted: list[int], most: int) -> tuple[int, ..
 
 
 def _spread(count: int) -> list[int]:
-    """Return evenly spaced places between the ends, the upper ones first."""
+    """Return evenly spaced candidates between the first and the last, the highest first."""
     return [count - 1 - count * step // (SCAN_PROBES + 1) for step in range(1, SCAN_PROBES + 1)]
 
 
 def _upwards(known: KnownAnswers, count: int) -> tuple[int, ...]:
-    """Return the next candidates in growing strides upwards: all known candidates fail."""
+    """Return the next candidates above the known ones, in growing strides; all known ones fail."""
     highest, stride = max(known), max(known) - min(known) + 1
     steps = {min(highest + stride, count - 1), min(highest + 3 * stride, count - 1)}
     return tuple(sorted(steps - {highest}))
 
 
 def _downwards(known: KnownAnswers) -> tuple[int, ...]:
-    """Return the next candidates in growing strides downwards: no known candidate fails."""
+    """Return the next candidates below the known ones, in growing strides; none of them fails."""
     lowest, stride = min(known), max(known) - min(known) + 1
     return tuple(sorted({max(lowest - stride, 0), max(lowest - 3 * stride, 0)}))

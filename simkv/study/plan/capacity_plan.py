@@ -28,11 +28,11 @@ from simkv.study.plan.rate_cliff import RateResult, cliff
 
 @dataclass(frozen=True)
 class ObjectiveStatus:
-    """An objective at the answer: its worst ``value``, and the ``slack`` to its limit.
+    """An objective at the answer of a plan: its worst ``value``, and the ``slack`` to its limit.
 
-    ``slack`` is relative to the limit. ``slack_before`` is the slack at the candidate before the
-    answer, which fails the objectives: the objective binds if it is negative, and binds
-    ``by_failure`` if that is so only while a replica fails.
+    ``slack`` is a fraction of the limit. ``value_before`` and ``slack_before`` belong to the
+    candidate before the answer, which fails the objectives. The objective binds if ``slack_before``
+    is negative; ``by_failure`` is true if it is negative only while a replica fails.
     """
 
     objective: Objective
@@ -44,18 +44,18 @@ class ObjectiveStatus:
 
     @property
     def binds(self) -> bool:
-        """Whether the previous candidate fails this objective."""
+        """Whether the candidate before the answer fails this objective."""
         return self.slack_before is not None and self.slack_before < 0
 
 
 @dataclass(frozen=True)
 class CapacityPlan:
-    """Result of a plan. Answers are indices of candidates; ``value`` converts them to knob values.
+    """Result of a plan. Answers are indices of candidates; ``value`` converts them to settings.
 
-    ``answers`` are the answers of the individual seeds, ``by_error`` is their range within the
-    profile's error. ``isolated_answers`` meet the objectives although a later candidate does not.
-    ``held_back`` is whether the answer holds on the held-out scenario, the answer there, and its
-    results.
+    ``answers`` are the answers for the individual seeds, ``by_error`` is the range of answers
+    within the profile's error. ``isolated_answers`` are candidates that meet the objectives
+    although a later candidate in ``failing`` does not. ``held_back`` has, for the held-out
+    scenario: whether the answer holds there, the answer that it would have itself, and the results.
     """
 
     prepared: PreparedPlan
@@ -71,7 +71,7 @@ class CapacityPlan:
     held_back: tuple[bool, int | None, CandidateResults] | None
 
     def value(self, candidate: int | None) -> Number | None:
-        """Return the value of the knob for a candidate's index."""
+        """Return the value of the planned setting for the index of a candidate."""
         return None if candidate is None else self.prepared.case.candidates[candidate]
 
     @property
@@ -84,12 +84,12 @@ class CapacityPlan:
 
     @property
     def by_seed(self) -> AnswerRange:
-        """The lowest and highest answer of the individual seeds."""
+        """Range of the answers for the individual seeds."""
         return find_answer_range(self.answers)
 
     @property
     def binding(self) -> list[ObjectiveStatus]:
-        """Objectives that the previous candidate fails, the most violated first."""
+        """Objectives that the candidate before the answer fails, the most violated first."""
         found = [held for held in self.objectives if held.binds]
         return sorted(found, key=lambda held: (held.slack_before or 0.0, str(held.objective)))
 
@@ -97,7 +97,7 @@ class CapacityPlan:
 def make_plan(
     prepared: PreparedPlan, runner: JobRunner, advance: ProgressCallback | None = None
 ) -> CapacityPlan:
-    """Find the answer with the runs that are not done yet. Raises RunsFailed.
+    """Make a plan; runs whose results are stored are not repeated. Raises RunsFailed.
 
     ``advance`` gets the number of finished runs and the total of the current batch.
     """
@@ -172,7 +172,7 @@ def make_plan(
 def _held(
     objective: Objective, board: CandidateResults, answer: int | None, prepared: PreparedPlan
 ) -> ObjectiveStatus:
-    """Return the status of an objective at the answer, or else at the last candidate."""
+    """Return the status of an objective at the answer; without an answer, at the last candidate."""
     last = len(prepared.case.candidates) - 1
     here = last if answer is None else answer
     before = last if answer is None else answer - 1
@@ -193,7 +193,7 @@ def _worst(
     candidate: int,
     conditions: Sequence[PlanCondition],
 ) -> float | None:
-    """Return the worst value of an objective's figure under the conditions that have been tried."""
+    """Return the worst value of an objective's metric under the conditions that were run."""
     found: list[Mapping[str, float | None]] = [
         board.values[candidate, one] for one in conditions if (candidate, one) in board.values
     ]
@@ -201,7 +201,7 @@ def _worst(
 
 
 def _cost(prepared: PreparedPlan, board: CandidateResults, answer: int | None) -> PlanCost | None:
-    """Return the cost of the answer for the first seed; None without an answer or a price."""
+    """Return the cost of the answer with the first seed; None without an answer or a price."""
     if prepared.price is None or answer is None:
         return None
     summary = board.summaries[answer, PlanCondition()]
@@ -217,7 +217,10 @@ def _cost(prepared: PreparedPlan, board: CandidateResults, answer: int | None) -
 
 
 def count_gpus(scenario: Scenario, per_replica: int | None) -> int:
-    """Return the GPUs of all replicas: ``per_replica`` each, or by default as in their hardware."""
+    """Return the number of GPUs of all replicas.
+
+    Each replica has ``per_replica`` GPUs, or by default the number in its hardware section.
+    """
     groups = scenario.fleet.groups if scenario.fleet else [ReplicaGroup()]
     return sum(
         group.count * (per_replica or costs.gpus)

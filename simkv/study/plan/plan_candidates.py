@@ -30,8 +30,11 @@ Number = int | float
 
 @dataclass(frozen=True)
 class PlanCondition:
-    """Condition of a candidate's run: the seed of a ``repeat``, one replica ``failing`` or not, and
-    a ``side`` of the profile's error, ``cheaper`` or ``dearer``."""
+    """Condition under which a candidate is run.
+
+    ``side`` is the side of the profile's error (None: no error), ``failing`` is whether one replica
+    fails, and ``repeat`` is the number of the seed.
+    """
 
     side: ErrorSide | None = None
     failing: bool = False
@@ -39,18 +42,19 @@ class PlanCondition:
 
     @property
     def without_failure(self) -> PlanCondition:
-        """Condition without a failure, otherwise equal."""
+        """Condition that differs from this one only by having no failure."""
         return PlanCondition(self.side, False, self.repeat)
 
 
 @dataclass(frozen=True)
 class PlanCandidates:
-    """A scenario's variant with a knob at each of the ``candidates``.
+    """A variant of a scenario with one setting, ``knob``, at each of the ``candidates``.
 
-    ``candidates`` are knob values in search order: later ones should do better. ``limits`` (ms) are
-    the goodput limits. ``factors`` scale steps by the profile's error; with ``own_error`` the
-    profile applies its own error, including outside its range. With ``survive``, runs record the
-    worst time for a failure. ``option`` is the command option that named the knob.
+    ``candidates`` are values in search order: later ones should do better. ``limits`` (ms) are the
+    goodput limits. ``factors`` are the factors on step durations for the profile's error; if
+    ``own_error``, the profile applies its own error, including outside its range. With ``survive``,
+    runs record the worst time for a failure. ``option`` is the command option that named the
+    setting.
     """
 
     document: YamlDocument
@@ -67,7 +71,7 @@ class PlanCandidates:
     _scenarios: dict[int, Scenario] = field(default_factory=dict, compare=False, repr=False)
 
     def scenario(self, candidate: int) -> Scenario:
-        """Return the scenario of a candidate's index. Raises InputError if it is invalid."""
+        """Return the scenario of the candidate with this index. Raises InputError if invalid."""
         if candidate not in self._scenarios:
             given = format_assignment(self.knob, self.candidates[candidate])
             document = YamlDocument(self.document.path, copy(self.document.tree))
@@ -82,14 +86,16 @@ class PlanCandidates:
 
     @property
     def folder(self) -> Path:
-        """Directory of the scenario's files."""
+        """Directory of the scenario file."""
         return self.document.path.parent.resolve()
 
     def job(
         self, candidate: int, condition: PlanCondition, calm: Mapping[str, Any] | None = None
     ) -> SimulationJob:
-        """Return the job that tries a candidate; a condition with a failure needs the summary of
-        the ``calm`` run without it."""
+        """Return the job that runs a candidate under a condition.
+
+        If the condition has a failure, ``calm`` is the summary of the run without it.
+        """
         scenario = self.with_condition(self.scenario(candidate), condition)
         if condition.failing:
             assert calm is not None
@@ -97,11 +103,11 @@ class PlanCandidates:
         return self.job_of(scenario)
 
     def job_of(self, scenario: Scenario) -> SimulationJob:
-        """Return the job that computes the objectives' figures of a scenario."""
+        """Return the job that runs a scenario and computes the metrics of the objectives."""
         return make_job(scenario, self.folder, self.limits, peak=self.survive)
 
     def with_condition(self, scenario: Scenario, condition: PlanCondition) -> Scenario:
-        """Return the scenario with the seed and the step costs of a condition."""
+        """Return the scenario with the seed and the step durations of a condition."""
         scenario = reseed_scenario(scenario, condition.repeat)
         if condition.side is None:
             return scenario
@@ -115,9 +121,10 @@ class PlanCandidates:
 
 
 def parse_candidates(text: str, largest: bool) -> tuple[str, tuple[Number, ...]]:
-    """Parse a knob and its candidates, written as for ``--over``; return them in search order.
+    """Parse a setting and its candidates, written as for ``--over``.
 
-    Raises InputError if the text is invalid or the candidates are not numbers.
+    Returns the path of the setting and its values in search order. Raises InputError if the text is
+    invalid or a value is not a number.
     """
     option = "--largest" if largest else "--smallest"
     try:
@@ -151,10 +158,11 @@ def select_variants(path: Path, overrides: Sequence[str], wanted: Sequence[str])
 
 
 def with_failure(scenario: Scenario, peak: Mapping[str, Any]) -> Scenario:
-    """Return the scenario with one replica failing permanently at the ``peak`` of a run without.
+    """Return the scenario with one replica failing permanently at the ``peak`` of an earlier run.
 
-    The peak is the time with the most requests in flight, and the replica is the one with the most
-    of them. The fleet's ``on_failure`` determines how they continue.
+    The peak is the time with the most requests in flight in the run without a failure. The failing
+    replica is the one with the most of them. The fleet's ``on_failure`` determines what happens to
+    its requests.
     """
     fleet = scenario.fleet
     assert fleet is not None

@@ -12,21 +12,24 @@ from simkv.costs.scaled_executor import ErrorSide, StepKind, compute_step_scales
 
 @dataclass(frozen=True)
 class AnswerRange:
-    """Range of candidate indices from ``low`` to ``high``; None is beyond the last candidate."""
+    """Range of answers, as indices of candidates from ``low`` to ``high``.
+
+    None stands for no answer, which is above all candidates.
+    """
 
     low: int | None
     high: int | None
 
 
 def find_answer_range(answers: Sequence[int | None]) -> AnswerRange:
-    """Return the lowest and highest answer; None, no candidate, is above all others."""
+    """Return the range of some answers; None (no answer) is above all candidates."""
     known = [answer for answer in answers if answer is not None]
     low = min(known, default=None)
     return AnswerRange(low, max(known) if len(known) == len(answers) and known else None)
 
 
 def coverage_of_range(repeats: int) -> float:
-    """Return the confidence that the range of independent answers contains their median.
+    """Return the probability that the range of independent answers contains their median.
 
     For any distribution, all n values lie on one side of its median with probability at most
     2**(1-n) (the interval of the sign test).
@@ -35,19 +38,20 @@ def coverage_of_range(repeats: int) -> float:
 
 
 def bound_violated_share(repeats: int, confidence: float = 0.95) -> float:
-    """Return the upper bound on the fraction of seeds that fail if all ``repeats`` held.
+    """Return the upper bound on the fraction of seeds that violate an objective.
 
-    This is the upper end of the one-sided Clopper-Pearson interval.
+    All ``repeats`` seeds met it. The bound is the upper end of the one-sided Clopper-Pearson
+    interval.
     """
     return float(1.0 - (1.0 - confidence) ** (1.0 / repeats))
 
 
 @dataclass(frozen=True)
 class ProfileError:
-    """Error of a profile: factors on its steps by side and kind, and a ``note`` on their source.
+    """Error of a profile: factors on step durations by side and kind of step.
 
-    ``factors`` is empty if no error is known. With ``own``, the error is the profile's and grows
-    outside its range.
+    ``note`` describes the source of the factors. ``factors`` is empty if no error is known. If
+    ``own``, the error is the profile's own and grows outside its range.
     """
 
     factors: dict[ErrorSide, dict[StepKind, float]]
@@ -58,7 +62,7 @@ class ProfileError:
 def find_profile_error(profile: CostProfile, given: float | None) -> ProfileError:
     """Return the profile's own error, or the relative error ``given`` by the user.
 
-    The profile's error is the same as for the intervals in ``simkv.metrics.fidelity``. All steps
+    The profile's own error also gives the intervals in ``simkv.metrics.fidelity``. All steps
     deviate in the same direction.
     """
     sides: tuple[ErrorSide, ...] = ("cheaper", "dearer")

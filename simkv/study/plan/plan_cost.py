@@ -1,6 +1,6 @@
 """Compute the cost of a plan from a table of prices given by the user.
 
-The table has the price of an hour of one GPU, in YAML or CSV; simkv has no prices of its own:
+The table has the price per hour of one GPU, in YAML or CSV; simkv has no prices of its own:
 
     H100: 2.49
     L4: 0.71
@@ -23,10 +23,10 @@ from simkv.scenario.yaml_document import YamlDocument, read_document
 
 @dataclass(frozen=True)
 class PlanCost:
-    """Cost of ``gpus`` GPUs per hour, and per million tokens at the rate of the plan's run.
+    """Cost of ``gpus`` GPUs, in the currency of the price table.
 
-    In the unit of the price table, per million output tokens and per million prompt and output
-    tokens; None if nothing was served.
+    ``per_hour`` is the cost per hour. The other two are the costs per million output tokens, and
+    per million prompt and output tokens, at the rate of the run; None if nothing was served.
     """
 
     gpu: str
@@ -37,7 +37,7 @@ class PlanCost:
 
 
 def read_prices(path: Path) -> dict[str, float]:
-    """Return the price of a GPU hour by GPU name. Raises InputError with file, line and field."""
+    """Return the price per GPU hour by GPU name. Raises InputError with file, line and field."""
     if path.suffix.lower() == ".csv":
         return _from_csv(path)
     document = read_document(path)
@@ -55,7 +55,7 @@ def _price(document: YamlDocument, name: Any) -> float:
 
 
 def _from_csv(path: Path) -> dict[str, float]:
-    """Read the columns ``gpu`` and ``price_per_hour``, in any order and among others."""
+    """Read the columns ``gpu`` and ``price_per_hour`` of a CSV file, in any order."""
     text = read_text(path, "utf-8-sig")
     rows = csv.DictReader(StringIO(text))
     missing = {"gpu", "price_per_hour"} - set(rows.fieldnames or ())
@@ -81,7 +81,7 @@ def _is_price(value: float) -> bool:
 
 
 def find_price(gpu: str, prices: dict[str, float], path: str) -> float:
-    """Return the price of a GPU hour by any name of the GPU. Raises InputError if missing."""
+    """Return the price per hour of a GPU, found by any of its names. Raises InputError."""
     by_name = {_one_name(name): price for name, price in prices.items()}
     if _one_name(gpu) in by_name:
         return by_name[_one_name(gpu)]
@@ -92,7 +92,7 @@ def find_price(gpu: str, prices: dict[str, float], path: str) -> float:
 
 
 def _one_name(gpu: str) -> str:
-    """Return a GPU's name in the GPU catalog, or its own name in lower case if it is not there."""
+    """Return the name of a GPU in the GPU catalog, or in lower case if it is not there."""
     known = known_gpu(gpu)
     return known.name if known else gpu.casefold()
 
@@ -100,7 +100,7 @@ def _one_name(gpu: str) -> str:
 def compute_cost(
     gpu: str, per_gpu_hour: float, gpus: int, seconds: float, prompt: int, output: int
 ) -> PlanCost:
-    """Return the cost of ``gpus`` GPUs that processed the tokens in ``seconds``."""
+    """Return the cost of ``gpus`` GPUs that processed these tokens in ``seconds``."""
     per_hour = per_gpu_hour * gpus
     spent = per_hour * seconds / 3600.0
 

@@ -32,10 +32,10 @@ REPEATS = 6
 
 @dataclass(frozen=True)
 class PreparedPlan:
-    """Everything that a plan for one variant needs, checked.
+    """A checked request for a plan of one variant, with everything that the plan needs.
 
-    ``repeats`` is 1 if nothing is random. ``price`` is the price of an hour of one ``gpu``.
-    ``point`` are the values of ``each`` for this plan.
+    ``repeats`` is 1 if the workload has no randomness. ``price`` is the price per hour of one
+    ``gpu``. ``point`` has the values of ``each`` for this plan.
     """
 
     name: str
@@ -50,13 +50,13 @@ class PreparedPlan:
 
     @property
     def label(self) -> str:
-        """Label among several plans: the variant and the values of ``each``."""
+        """Label that distinguishes plans of one request: the variant and the values of ``each``."""
         own = [] if self.case.variant == "run" else [self.case.variant]
         return " ".join([*own, self.point] if self.point else own)
 
     @property
     def nominal(self) -> tuple[PlanCondition, ...]:
-        """Conditions that the answer must satisfy."""
+        """Conditions that the answer must satisfy: all seeds, without the profile's error."""
         return tuple(one for repeat in range(self.repeats) for one in self.seed_conditions(repeat))
 
     def seed_conditions(
@@ -67,7 +67,7 @@ class PreparedPlan:
         return (calm, replace(calm, failing=True)) if self.request.survive else (calm,)
 
     def side_conditions(self, side: ErrorSide) -> tuple[PlanCondition, ...]:
-        """Return all conditions on one side of the profile's error."""
+        """Return the conditions of all seeds on one side of the profile's error."""
         return tuple(
             one for repeat in range(self.repeats) for one in self.seed_conditions(repeat, side)
         )

@@ -1,4 +1,4 @@
-"""Fields of a plan request, shared by the command, ``simkv.plan`` and the section of a file."""
+"""Fields of a plan request, shared by the command, ``simkv.plan`` and the ``plan`` section."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from simkv.study.sweep_axes import format_assignment
 class PlanRequest(PlanSection):
     """A plan request; missing or empty fields come from the scenario's ``plan`` section.
 
-    ``held_back`` are overrides that define a held-out scenario to check the answer on.
+    ``held_back`` are overrides that define a held-out scenario, on which the answer is checked.
     """
 
     model_config = ConfigDict(strict=False)
@@ -62,7 +62,7 @@ class PlanRequest(PlanSection):
     @field_validator("objectives", "overrides", "variants", "each", "held_back", mode="before")
     @classmethod
     def _several(cls, given: str | Mapping[str, Any] | Iterable[str]) -> tuple[str, ...]:
-        """Convert one text, several texts, or values by field path to a tuple."""
+        """Convert a text, several texts, or a mapping of field paths to values into a tuple."""
         if isinstance(given, Mapping):
             return tuple(format_assignment(path, value) for path, value in given.items())
         return (given,) if isinstance(given, str) else tuple(given)
@@ -78,7 +78,7 @@ class PlanRequest(PlanSection):
         return str(given)
 
     def with_defaults(self, section: PlanSection, folder: Path) -> PlanRequest:
-        """Return the request completed with the ``section`` of a file in ``folder``."""
+        """Return the request, completed with the ``plan`` section of a file in ``folder``."""
         asked, said = _given(self), _given(section)
         if asked.keys() & {"smallest", "largest"}:
             said = {name: said[name] for name in said if name not in ("smallest", "largest")}
@@ -93,7 +93,10 @@ def _given(section: PlanSection) -> dict[str, Any]:
 
 
 def parse_plan_request(given: Mapping[str, Any]) -> PlanRequest:
-    """Return the request with these fields; None means not given. Raises InputError by option."""
+    """Return the request with these fields; None means that a field is not given.
+
+    Raises InputError that names the command option of an invalid field.
+    """
     fields = {name: value for name, value in given.items() if value is not None}
     try:
         return PlanRequest(**fields)
@@ -105,12 +108,12 @@ def parse_plan_request(given: Mapping[str, Any]) -> PlanRequest:
 
 
 def find_option(name: str) -> str:
-    """Return the command option of a field."""
+    """Return the name of the command option for a field."""
     return find_option_flag(name).name or f"--{name.replace('_', '-')}"
 
 
 def find_option_flag(name: str) -> PlanOption:
-    """Return the option metadata of a field."""
+    """Return the metadata of the command option for a field."""
     found = (one for one in PlanRequest.model_fields[name].metadata if isinstance(one, PlanOption))
     return next(found, PlanOption())
 

@@ -10,7 +10,7 @@ from simkv.study.plan.plan_confidence import AnswerRange, bound_violated_share, 
 
 
 def describe_plan(plan: CapacityPlan) -> list[str]:
-    """Describe the answer, its uncertainty, its binding objectives and its cost."""
+    """Return lines of text on the answer, its uncertainty, binding objectives and cost."""
     prepared, case = plan.prepared, plan.prepared.case
     superlative = "largest" if prepared.request.largest else "smallest"
     name = f"{prepared.name}, {prepared.label}" if prepared.label else prepared.name
@@ -36,7 +36,7 @@ def _fidelity(plan: CapacityPlan) -> list[str]:
 
 
 def compare_plans(plans: Sequence[CapacityPlan]) -> list[str]:
-    """Rank several plans by cost; without prices, by the number of GPUs."""
+    """Return lines of text that rank several plans by cost or, without prices, by GPUs."""
     met = [plan for plan in plans if plan.answer is not None]
     if len(plans) < 2 or not plans[0].prepared.point or not met:
         return []
@@ -151,5 +151,5 @@ def _others(plan: CapacityPlan) -> list[str]:
 
 
 def format_value(value: Number | None) -> str:
-    """Format a value of the knob."""
+    """Format a value of the planned setting."""
     return "none" if value is None else f"{value:.12g}"

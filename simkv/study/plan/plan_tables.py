@@ -19,10 +19,10 @@ from simkv.study.sweep.sweep_table import flatten_figures, make_typed_frame
 
 
 def evaluations(plan: CapacityPlan) -> pd.DataFrame:
-    """Return a row per run of the search, in order of the knob.
+    """Return a row per run of the search, in order of the planned setting.
 
-    Columns: ``variant``, the knob, ``repeat``, ``side`` of the profile's error and whether one
-    replica was ``failing``; ``holds`` and ``misses`` (the violated objectives); the figures of
+    Columns: ``variant``, the setting, ``repeat``, ``side`` of the profile's error and whether one
+    replica was ``failing``; ``holds`` and ``misses`` (the violated objectives); the metrics of
     summary.json and those derived from them; ``held_back`` marks runs of the held-out scenario.
     """
     rows = _evaluated(plan.results, held_back=False)
@@ -32,7 +32,7 @@ def evaluations(plan: CapacityPlan) -> pd.DataFrame:
 
 
 def _labelled(plan: CapacityPlan, row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with its combination of ``--over``, if there are several."""
+    """Return a row with the values of ``each``, if the request has several plans."""
     return {"over": plan.prepared.point, **row} if plan.prepared.point else row
 
 
@@ -60,7 +60,10 @@ def _evaluated(board: CandidateResults, held_back: bool) -> list[dict[str, Any]]
 
 
 def cliff_table(plan: CapacityPlan) -> pd.DataFrame:
-    """Return a row per run at another rate: ``rate`` (requests per second), the rest as above."""
+    """Return a row per run at another request rate.
+
+    ``rate`` is the rate in requests per second; the table of ``evaluations`` has the other columns.
+    """
     return make_typed_frame([_labelled(plan, _at_rate(plan, point)) for point in plan.points])
 
 

@@ -1,4 +1,4 @@
-"""Simulate the planned fleet at other rates, to find where latency and starvation escalate."""
+"""Simulate the planned fleet at other request rates, to find where it fails the objectives."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RATE_FACTORS_DOWN = (0.8, 0.5)
 
 @dataclass(frozen=True)
 class RateResult:
-    """A run at another rate: ``factor`` times the scenario's, ``rate`` in requests per second."""
+    """A run at ``factor`` times the scenario's rate, which is ``rate`` (requests per second)."""
 
     factor: float
     rate: float
@@ -38,7 +38,7 @@ class RateResult:
 def scale_rate(scenario: Scenario, factor: float) -> Scenario | None:
     """Return the scenario with the same requests at ``factor`` times the rate.
 
-    None if its clients have no rate: a burst, a list, or all requests at once.
+    Return None if its clients have no rate: a burst, a list, or all requests at once.
     """
     workload = scenario.workload
     changed = _faster(workload, factor)
@@ -63,9 +63,10 @@ def _faster(workload: Workload, factor: float) -> dict[str, Any] | None:
 
 
 def compute_rate(scenario: Scenario) -> float:
-    """Return the rate in requests per second, as configured or else from first to last arrival.
+    """Return the rate in requests per second.
 
-    Requests that wait for an answer are not counted.
+    It is the configured rate, or else the rate from the first to the last arrival, without requests
+    that wait for an answer.
     """
     workload = scenario.workload
     for asked in (workload.request_rate, getattr(workload.arrivals, "request_rate", None)):
@@ -84,11 +85,11 @@ def cliff(
     runner: JobRunner,
     advance: ProgressCallback | None = None,
 ) -> list[RateResult]:
-    """Run a candidate at other rates; empty if its clients have no rate. Raises RunsFailed.
+    """Run a candidate at other rates; return nothing if its clients have no rate.
 
-    Goes up until an objective fails; if one fails at once, goes down until all hold. Each side of
-    the profile's error is tried separately, but not at rates above the first failure of the profile
-    itself.
+    The rate increases until an objective fails. If one fails at the scenario's own rate, the rate
+    decreases until all hold. Each side of the profile's error is tried separately, but not at rates
+    above the first failure without the error. Raises RunsFailed.
     """
     base = case.scenario(candidate)
     if scale_rate(base, 1.0) is None:

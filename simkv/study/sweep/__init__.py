@@ -1,5 +1,5 @@
-"""Parameter sweeps: one scenario at many settings of its knobs, in one table.
+"""Parameter sweeps: one scenario with many combinations of settings, in one table.
 
-``simkv.study.sweep_axes`` defines the points, ``sweep`` builds and runs them, and ``sweep_table``
-tabulates the results.
+``simkv.study.sweep_axes`` defines the combinations, ``sweep`` builds and runs them, and
+``sweep_table`` tabulates the results.
 """

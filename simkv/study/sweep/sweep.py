@@ -1,4 +1,4 @@
-"""Build and run a sweep: check all points and run the missing ones.
+"""Build and run a sweep: check all combinations of settings and run the missing ones.
 
 Example:
 
@@ -45,9 +45,10 @@ MAX_SHOWN_ERRORS = 50
 
 @dataclass(frozen=True)
 class SweepRun:
-    """A row of the table: the number of its point, knobs, variant, repeat and job.
+    """A run of a sweep, which is a row of its table.
 
-    ``variant_knobs`` are the knobs that the variant sets itself, with its values.
+    ``point`` is the number of its combination of settings (``knobs``). ``variant_knobs`` are the
+    settings that the variant itself defines, with its values.
     """
 
     point: int
@@ -59,13 +60,13 @@ class SweepRun:
 
     @property
     def seed(self) -> int | None:
-        """Seed of the workload; None if nothing in it is random."""
+        """Seed of the workload, or None if nothing in it is random."""
         return find_seed(self.job.scenario.workload)
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The runs of a sweep, in the order of the table. ``knobs`` are the paths of the axes.
+    """The runs of a sweep, in the order of the table. ``knobs`` are the paths of the settings.
 
     ``notes`` report settings that do not apply to a variant.
     """
@@ -77,7 +78,7 @@ class Sweep:
 
     @property
     def idle_knobs(self) -> list[str]:
-        """Knobs without effect at any setting of the others, as far as the sweep shows."""
+        """Settings that have no effect in any pair of runs that differ only in them."""
         return [knob for knob in self.knobs if self._is_idle(knob)]
 
     def _is_idle(self, knob: str) -> bool:
@@ -100,8 +101,8 @@ def build_sweep(
 ) -> Sweep:
     """Build and check all runs of a sweep over ``axes`` without running them.
 
-    ``overrides`` apply to all points, before the axes. Without a ``sample`` all combinations are
-    included. Every point is run with each variant (only the listed ones if there is an axis
+    ``overrides`` apply to all runs, before the axes. Without a ``sample``, all combinations are
+    included. Every combination is run with each variant (only the listed ones if there is an axis
     ``variants``), and ``repeats`` times if its workload is random. Raises one InputError with all
     errors.
     """
@@ -151,7 +152,7 @@ def build_sweep(
 
 
 def _own(document: YamlDocument, paths: Sequence[str]) -> dict[str, KnobSettings]:
-    """Return, by variant, the knobs at ``paths`` that it sets itself."""
+    """Return, for each variant, its own values of settings at ``paths``."""
     own: dict[str, KnobSettings] = {}
     for path in paths:
         for variant, value in find_overriding_variants(document, path).items():
@@ -179,7 +180,7 @@ def _check_paths(axes: Sequence[Axis]) -> None:
 
 
 def _report(errors: Mapping[str, Sequence[KnobSettings]], points: int) -> None:
-    """Raise InputError with each distinct error and the number of its points."""
+    """Raise InputError with each distinct error and the number of combinations that have it."""
     if not errors:
         return
     lines = [
@@ -198,9 +199,9 @@ def _shown(knobs: KnobSettings) -> str:
 def run_sweep(
     sweep: Sweep, runner: JobRunner, advance: ProgressCallback | None = None
 ) -> dict[str, Summary]:
-    """Run the jobs that are not done; return the summary of every job of the sweep by digest.
+    """Run the jobs that have no stored result; return the summaries of all jobs by digest.
 
-    Equal settings are run once. Raises RunsFailed at the end if some runs failed.
+    Equal combinations are run once. Raises RunsFailed at the end if some runs failed.
     """
     failed = runner.run([run.job for run in sweep.runs], advance)
     if failed:
@@ -209,7 +210,7 @@ def run_sweep(
 
 
 def _failures(sweep: Sweep, failed: Mapping[str, Exception]) -> str:
-    """Return a line for each distinct error with its first point and the number of runs."""
+    """Return a line for each distinct error, with the number of its runs and the first of them."""
     by_error: dict[str, list[SweepRun]] = {}
     for run in sweep.runs:
         if run.job.digest in failed:

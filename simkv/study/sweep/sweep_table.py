@@ -1,4 +1,4 @@
-"""Build the table of a sweep: a row per run, with its knobs and all figures."""
+"""Build the table of a sweep: a row per run, with its settings and all metrics."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from simkv.study.sweep.sweep import Sweep
 
 
 def build_sweep_table(sweep: Sweep, summaries: Mapping[str, Summary]) -> pd.DataFrame:
-    """Return a row per run: ``point``, knobs, ``variant``, ``repeat``, ``seed`` and all figures.
+    """Return a row per run: ``point``, settings, ``variant``, ``repeat``, ``seed`` and all metrics.
 
-    The figures are those in summary.json; grouped figures have dotted names, such as
-    ``e2e_ms.p99``. A latency without a sample, because nothing finished, is empty: 0 would be the
-    best value. A knob that a variant sets itself has the variant's value.
+    The metrics are those in summary.json; nested ones have dotted names, such as ``e2e_ms.p99``. If
+    no request has a latency, for example because nothing finished, its cell is empty: 0 would be
+    the best value. A setting that a variant defines itself has the variant's value.
     """
     rows = [
         {
@@ -39,19 +39,19 @@ def build_sweep_table(sweep: Sweep, summaries: Mapping[str, Summary]) -> pd.Data
 
 
 def make_typed_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return rows as a table whose integer columns stay integers, even with missing values."""
+    """Return rows as a table whose integer columns stay integers, even if values are missing."""
     frame = pd.DataFrame(list(rows), dtype=object)
     return pd.DataFrame({name: _typed(frame[name]) for name in frame})
 
 
 def list_knobs(frame: pd.DataFrame) -> list[str]:
-    """Return the knobs of a sweep from its table."""
+    """Return the settings of a sweep, which are columns of its table."""
     names = [str(name) for name in frame]
     return names[names.index("point") + 1 : names.index("variant")]
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested values by dotted names; a list of strings becomes the lines of one text."""
+    """Return nested values by dotted names; the strings of a list become the lines of one text."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict):
@@ -65,9 +65,9 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flatten_figures(summary: Summary) -> dict[str, Any]:
-    """Return the figures of a variant by dotted names; a list of strings becomes one text.
+    """Return the metrics of a variant by dotted names.
 
-    A figure without a sample is None.
+    A latency without any sample is None. The strings of a list become the lines of one text.
     """
     flat = _flat(summary)
     return flat | {name: figure(summary, name) for name in METRICS if name in flat}

@@ -1,4 +1,4 @@
-"""Generate the changes that a what-if tries: one rule, knob or variant at a time."""
+"""Generate the changes that a what-if tries: one scheduling rule, setting or variant at a time."""
 
 from __future__ import annotations
 
@@ -30,9 +30,8 @@ SHARE_CANDIDATES = (0.01, 0.1, 0.5)
 class Change:
     """A single change of ``field`` from ``before`` to ``after``.
 
-    A ``rule`` is a field of the variant's rules (see ``EngineSpec``), a ``knob`` a field of the
-    engine's config, and ``memory`` the knob for the cache size, which is not a change of the
-    engine.
+    ``kind`` is ``rule`` for a field of the variant's rules (see ``EngineSpec``), ``knob`` for a
+    setting of the engine, and ``memory`` for the size of the KV cache, which needs other hardware.
     """
 
     kind: ChangeKind
@@ -42,7 +41,7 @@ class Change:
 
     @property
     def limits(self) -> bool:
-        """Whether it is one of several limits tried for a knob that is off or has no limit."""
+        """Whether the change is one of several limits tried for a setting without a limit."""
         among = type(self.after) is int and self.after in LIMIT_CANDIDATES
         return among and not self.before and self.kind != "rule"
 
@@ -56,7 +55,7 @@ def generate_changes(
 ) -> Iterator[tuple[Change, SimulationJob | InputError]]:
     """Yield every ``wanted`` change with its job, or with the engine's reason for rejecting it.
 
-    Only the engine is changed, because the workload is not a remedy. Paths are relative to
+    Only the engine is changed; changing the workload is not a fix. Paths are relative to
     ``folder``.
     """
     for change, rules in _rules(scenario.engine):
@@ -70,7 +69,7 @@ def generate_changes(
 
 
 def apply_change(scenario: Scenario, folder: Path, change: Change) -> Scenario:
-    """Return the scenario with a change other than a rule.
+    """Return the scenario with a change that is not of the kind ``rule``.
 
     Raises InputError if the engine rejects it.
     """
@@ -80,7 +79,7 @@ def apply_change(scenario: Scenario, folder: Path, change: Change) -> Scenario:
 
 
 def _knob_changes(scenario: Scenario) -> Iterator[Change]:
-    """Yield changes of the variant, then of the knobs."""
+    """Yield changes of the variant, then of the settings."""
     engine = scenario.engine
     spec = find_engine_spec(engine)
     for name in spec.distinct_variants:
@@ -110,9 +109,9 @@ def length_cause(scenario: Scenario) -> str | None:
 
 
 def _admitting(scenario: Scenario) -> Iterator[int]:
-    """Yield the sequence limit that admits the requests that are too long, with their output.
+    """Yield the smallest length limit that admits all requests whose prompts are too long.
 
-    The model and the KV cache bound it.
+    The limit includes their output and is bounded by the model and the KV cache.
     """
     engine, spec = scenario.engine, find_engine_spec(scenario.engine)
     hold = spec.launch.longest
@@ -133,7 +132,7 @@ def _admitting(scenario: Scenario) -> Iterator[int]:
 
 
 def _rules(engine: EngineConfig) -> Iterator[tuple[Change, Any]]:
-    """Yield changes of single rules that the variant uses."""
+    """Yield changes of single scheduling rules that the variant uses."""
     variant, spec = engine.variant, find_engine_spec(engine)
     if variant not in spec.rules:
         return
@@ -148,7 +147,7 @@ def _rules(engine: EngineConfig) -> Iterator[tuple[Change, Any]]:
 
 
 def _given(scenario: Scenario) -> Iterator[str | None]:
-    """Yield the knobs that the workload determines.
+    """Yield settings that must stay, because the workload determines them.
 
     Requests with adapters need adapter support, and drafts are not enabled unless the workload
     states an acceptance rate.
@@ -163,7 +162,7 @@ def _given(scenario: Scenario) -> Iterator[str | None]:
 def _knobs(
     engine: EngineConfig, kept: Collection[str | None]
 ) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield the knobs of an engine except ``kept``, each with reasonable other values."""
+    """Yield the settings of an engine except ``kept``, each with reasonable other values."""
     hints = get_type_hints(type(engine))
     for knob in fields(engine):
         if knob.name not in kept:
@@ -172,7 +171,7 @@ def _knobs(
 
 
 def _others(kind: Any, value: Any) -> tuple[Any, ...]:
-    """Return other values: toggled, halved, doubled, or switched on or off."""
+    """Return other values for a setting: toggled, halved, doubled, or switched on or off."""
     if get_origin(kind) is Literal:
         return get_args(kind)
     if kind is bool or bool in get_args(kind):
@@ -189,7 +188,10 @@ def _others(kind: Any, value: Any) -> tuple[Any, ...]:
 
 
 def _same_memory(engine: EngineConfig, knob: str, value: int) -> dict[str, int]:
-    """For another block size, return the number of blocks with the same capacity in tokens."""
+    """Return the number of blocks that keeps the capacity in tokens when the block size changes.
+
+    The result is empty for a change of any other setting.
+    """
     spec = find_engine_spec(engine)
     if knob != spec.block or spec.memory_in_tokens:
         return {}

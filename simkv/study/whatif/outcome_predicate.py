@@ -1,4 +1,4 @@
-"""Conditions on the result of a run: a verdict, or a bound on a figure.
+"""Conditions on the result of a run: a verdict, or a bound on a metric.
 
 Example:
 
@@ -28,7 +28,7 @@ Sign = Literal[">=", "<=", "="]
 
 @dataclass(frozen=True)
 class VerdictCondition:
-    """The verdict of the run is one of ``words``."""
+    """Condition that the verdict of the run is one of ``words``."""
 
     text: str
     words: tuple[str, ...]
@@ -42,7 +42,7 @@ class VerdictCondition:
 
     @property
     def outcome(self) -> str:
-        """Outcome of the requests that the condition is about."""
+        """Outcome of the requests that the verdict affects."""
         if self.words == ("served",):
             return "finished"
         return "stalled" if set(self.words) <= set(STALLED) else self.words[0]
@@ -54,7 +54,10 @@ class VerdictCondition:
 
 @dataclass(frozen=True)
 class FigureCondition:
-    """A figure of the run is at least, at most or equal to a number; never met if it is missing."""
+    """Condition that a metric of the run is at least, at most or equal to a number.
+
+    It is never met if the metric is missing.
+    """
 
     text: str
     figure: str
@@ -70,13 +73,13 @@ class FigureCondition:
         return self.sign != "=" and (found > self.number) == (self.sign == ">=")
 
     def describe(self, figures: RunFigures) -> str:
-        """Return the run's value of the figure, and its verdict."""
+        """Return the run's value of the metric, and its verdict."""
         found = figures[self.figure]
         shown = "none" if isnan(found) else f"{found:.10g}"
         return f"{self.figure} {shown} ({figures.verdict})"
 
     def expectation(self, _: RunFigures) -> dict[str, Any]:
-        """Return the ``expect`` section of a scenario file."""
+        """Return the ``expect`` section of a scenario file for the condition."""
         name = {">=": "ge", "<=": "le", "=": "eq"}[self.sign]
         number = int(self.number) if self.number == int(self.number) else self.number
         return {self.figure: {name: number}}
@@ -86,7 +89,7 @@ RunCondition = VerdictCondition | FigureCondition
 
 
 def parse_condition(text: str, option: str = "--keep") -> RunCondition:
-    """Parse a condition. Raises InputError, which mentions ``option``."""
+    """Parse a condition. Raises InputError that names ``option``."""
     if bound := re.fullmatch(r"\s*([A-Za-z0-9_.]+)\s*(>=|<=|=)=?\s*([-+0-9.eE]+)\s*", text):
         return _bound(text.strip(), bound[1], bound[2], bound[3], option)
     word = re.sub(r"[\s_-]+", " ", text.strip().lower())

@@ -27,11 +27,11 @@ from simkv.workload.workload_section import build_clients
 def write_shrunk(
     shrunk: ShrunkScenario, wanted: RunCondition, command: str, folder: Path, out: Path | None
 ) -> str:
-    """Write the scenario to ``out`` if given, complete or not at all; return its text.
+    """Return the text of a shrunk scenario file; write it to ``out`` if given.
 
-    ``command`` is the command that created it. A profile file, given relative to ``folder``, is
-    named relative to ``out``. The new file is loaded and run for verification before it is moved
-    into place. Raises InputError if it cannot be written.
+    ``command`` is the command that created it. Paths of profiles, given relative to ``folder``,
+    become relative to ``out``. The new file is loaded and run for verification before it replaces
+    ``out``, so ``out`` is written completely or not at all. Raises InputError if that fails.
     """
     lines = [f"simkv run {'FILE' if out is None else out.name}", *header(shrunk, wanted, command)]
     comment = "".join(f"# {' '.join(line.split())}\n" for line in lines)
@@ -63,7 +63,7 @@ def _yaml(tree: dict[str, Any]) -> str:
 
 
 def header(shrunk: ShrunkScenario, wanted: RunCondition, command: str) -> list[str]:
-    """Return the comment on the changes and the result, as lines."""
+    """Return the comment lines that describe the changes and the result."""
     now, before = len(shrunk.numbers), len(shrunk.before.endings)
     drawn = shrunk.original.workload.arrivals
     lines = [
@@ -113,12 +113,12 @@ def _word(value: Any) -> str:
 
 
 def _beside(path: str, out: Path | None) -> str:
-    """Return a path relative to ``out``, or unchanged if there is no ``out``."""
+    """Return a path relative to the folder of ``out``, or unchanged if ``out`` is None."""
     return path if out is None else Path(os.path.relpath(path, out.parent.resolve())).as_posix()
 
 
 def _tree(shrunk: ShrunkScenario, wanted: RunCondition, profile: str | None) -> dict[str, Any]:
-    """Return the file as plain data, without values at their defaults."""
+    """Return the scenario file as plain data, without values at their defaults."""
     scenario = shrunk.scenario
     run = run_fields(scenario, defaults=False)
     rows = run.pop("workload")["requests"]

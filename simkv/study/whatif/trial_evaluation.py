@@ -1,4 +1,4 @@
-"""Evaluate many scenarios, each once, and in several processes if that is faster.
+"""Evaluate many scenarios, each only once, and in several processes if that is faster.
 
 Example:
 
@@ -32,7 +32,7 @@ from simkv.study.worker_pool import WorkerPool
 
 
 class RequestEnding(NamedTuple):
-    """Ending of a request: its outcome, and seconds from arrival to last token if it finished."""
+    """End of a request: its outcome, and seconds from arrival to last token if it finished."""
 
     id: int
     outcome: str
@@ -41,10 +41,10 @@ class RequestEnding(NamedTuple):
 
 @dataclass(frozen=True)
 class RunFigures:
-    """Result of a run: the verdict, its detail, the figures of ``summary.json``, endings by id.
+    """Result of a run: the verdict and its details, the metrics, and the ends of requests by id.
 
     ``figures["e2e_ms.median"]`` is one number; ``core.figure_registry.FIGURE_NAMES`` lists the
-    names. A latency without a sample is missing: None in ``values``, NaN in computations.
+    names. A latency that no request has is None in ``values`` and NaN as ``figures[name]``.
     """
 
     verdict: str
@@ -63,12 +63,12 @@ class RunFigures:
 
 
 def make_trial_job(scenario: Scenario, folder: Path, rules: Any = None) -> SimulationJob:
-    """Return the job of running a scenario with all endings in its summary; see ``make_job``."""
+    """Return the job that runs a scenario, with all endings in its summary; see ``make_job``."""
     return make_job(scenario, folder, endings=True, rules=rules)
 
 
 def evaluate_job(job: SimulationJob) -> RunFigures:
-    """Run a job once. Raises InputError if its files are unusable."""
+    """Run a job, without reusing results. Raises InputError if its files are unusable."""
     done = run_job(job)
     if done.error:
         raise done.error
@@ -77,7 +77,7 @@ def evaluate_job(job: SimulationJob) -> RunFigures:
 
 
 def parse_run_figures(summary: Summary) -> RunFigures:
-    """Return the figures in a summary with endings."""
+    """Return the result of a run from a summary with endings."""
     return RunFigures(
         summary["verdict"],
         summary["verdict_detail"],
@@ -87,13 +87,13 @@ def parse_run_figures(summary: Summary) -> RunFigures:
 
 
 class TooManyRuns(InputError):
-    """The limit on the number of runs is reached."""
+    """Error: the limit on the number of runs is reached."""
 
 
 class _Memory:
-    """Figures of finished jobs (``done``) by digest; the oldest are dropped.
+    """Results of finished jobs (``done``) by digest; the oldest are dropped.
 
-    ``tick`` is called for each new entry.
+    ``tick`` is called for each new result.
     """
 
     #: Maximum number of stored endings of all runs (about 100 bytes each).
@@ -114,11 +114,11 @@ class _Memory:
 class Evaluator:
     """Evaluates jobs, each once. ``workers`` affects only the duration, not the results.
 
-    Paths of profiles are relative to ``folder``. Other processes are started if the pending work
+    Paths of profiles are relative to ``folder``. Worker processes are started if the pending jobs
     would take longer than ``POOL_PAYS`` seconds. ``runs`` counts distinct jobs; the first one
     beyond ``most_runs`` raises TooManyRuns. ``tick`` is called after every run.
 
-    Use it as a context manager, which ends its processes.
+    Use the evaluator as a context manager, which ends its processes.
     """
 
     POOL_PAYS = 3.0
@@ -152,20 +152,20 @@ class Evaluator:
 
     @property
     def runs(self) -> int:
-        """Number of distinct jobs requested."""
+        """Number of distinct jobs requested so far."""
         return len(self._asked)
 
     @property
     def expected(self) -> int | None:
-        """Number of jobs after the current batch, if known."""
+        """Number of distinct jobs after the current batch, or None outside of a batch."""
         return len(self._asked | self._batch) if self._batch else None
 
     def job(self, scenario: Scenario, rules: Any = None) -> SimulationJob:
-        """Return the job of running a scenario. Raises InputError if its files are unusable."""
+        """Return the job that runs a scenario. Raises InputError if its files are unusable."""
         return make_trial_job(scenario, self.folder, rules)
 
     def evaluate(self, job: SimulationJob) -> RunFigures:
-        """Return the figures of one job."""
+        """Return the result of one job. Raises TooManyRuns."""
         if job.digest not in self._asked and self.runs == self._most:
             raise TooManyRuns(
                 f"reached the limit of {self._most} runs without a result; increase --max-runs"
@@ -176,7 +176,7 @@ class Evaluator:
         return self._memory.done[job.digest]
 
     def evaluate_all(self, jobs: Iterable[SimulationJob]) -> list[RunFigures]:
-        """Return the figures of all jobs, in order."""
+        """Return the results of all jobs, in order. Raises TooManyRuns."""
         jobs = list(jobs)
         self._batch = {job.digest for job in jobs}
         new = {job.digest: job for job in jobs if job.digest not in self._memory.done}
@@ -189,9 +189,9 @@ class Evaluator:
         return found
 
     def stream(self, jobs: Iterable[SimulationJob]) -> Iterator[RunFigures]:
-        """Yield the figures of each job in order, until the caller stops.
+        """Yield the result of each job in order, until the caller stops.
 
-        Other processes run ahead, which affects only the duration.
+        Worker processes may run later jobs early, which affects only the duration.
         """
         left = iter(jobs)
         while group := list(islice(left, self._workers)):
@@ -202,14 +202,14 @@ class Evaluator:
                 yield self.evaluate(job)
 
     def _pays(self, jobs: int, *, likely_more: bool = False) -> bool:
-        """Whether other processes would be faster, estimated from the last runs' duration."""
+        """Return whether worker processes are faster, estimated from the last run's duration."""
         if self._workers < 2 or jobs < 2 or self._seconds < self.POOL_LEAST:
             return False
         expected = jobs * (10 if likely_more else 1)
         return self._pool.started or expected * self._seconds > self.POOL_PAYS
 
     def _run(self, jobs: Sequence[SimulationJob], execute: JobExecutor | None = None) -> None:
-        """Run jobs, by default in other processes. Raises the error of a failed job."""
+        """Run jobs, by default in worker processes. Raises the error of a failed job."""
         start, at_once = perf_counter(), 1 if execute else min(self._workers, len(jobs))
         failed = self._runner.run(jobs, execute=execute)
         self._seconds = (perf_counter() - start) * at_once / len(jobs)

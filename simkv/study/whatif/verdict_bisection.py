@@ -1,4 +1,4 @@
-"""Find where the verdict flips over the range of a knob, or across variants.
+"""Find where the verdict flips over the range of a setting, or across variants.
 
 The verdict need not be monotone. Therefore a grid is sampled first, and every interval whose ends
 differ is bisected down to neighbouring values. Flips between two equal samples are not detected.
@@ -61,7 +61,7 @@ class SteppedRange:
 
 @dataclass(frozen=True)
 class TriedValue:
-    """A value that was tried: its figures, or the reason why the scenario rejects it.
+    """A value that was tried, with the result of its run or the reason why the scenario rejects it.
 
     ``state`` is the property that may flip: the verdict, or whether a condition holds.
     """
@@ -82,10 +82,11 @@ class Flip:
 
 @dataclass(frozen=True)
 class Flips:
-    """The values that were tried, in order, and the flips among them.
+    """The values that were tried, in ascending order, and the flips among them.
 
-    ``values`` is the number of values and ``sampled`` the number tried at first. ``complete`` is
-    false if the limit on runs was reached before every flip was narrowed down to neighbours.
+    ``values`` is the number of possible values and ``sampled`` the number sampled first.
+    ``complete`` is false if the limit on runs was reached before every flip was narrowed down to
+    neighbours.
     """
 
     path: str
@@ -158,7 +159,10 @@ def find_flips(
 def find_variant_flips(
     scenario: Scenario, evaluator: Evaluator, when: RunCondition | None = None
 ) -> Flips:
-    """Find the flips across all distinct variants, in order, with the same workload and knobs."""
+    """Find the flips across all distinct variants, in order.
+
+    The workload and the engine settings stay the same.
+    """
     names = find_engine_spec(scenario.engine).distinct_variants
     return find_flips(scenario, "engine.variant", names, evaluator, when)
 

@@ -5,8 +5,9 @@ Example:
     answer = run_whatif(scenario, Evaluator(folder))
     print(answer.best.sentence)
 
-Every rule, knob and variant is changed separately. The changes are ranked by the number of requests
-that finish, then by the latency of the requests that finish with and without the change.
+Every scheduling rule, setting and variant is changed separately. The changes are ranked by the
+number of requests that finish, then by the latency of the requests that finish with and without the
+change.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ class Effect:
     """Effect of a change on the run.
 
     ``newly_finished`` and ``newly_failed`` are request ids. ``faster`` and ``slower`` are ids of
-    requests that finish both times and take at least 5 % less or more. ``e2e_ratio`` is the mean
-    E2E of requests that finish both times, relative to before (1 if there are none). ``sentence``
-    describes the effect.
+    requests that finish with and without the change and take at least 5 % less or more time.
+    ``e2e_ratio`` is the mean E2E latency of requests that finish both times, divided by the mean
+    without the change (1 if there are none). ``sentence`` describes the effect.
     """
 
     change: Change
@@ -64,11 +65,12 @@ class Effect:
 
 @dataclass(frozen=True)
 class WhatIfResult:
-    """The changes that were tried, the best first; ``by`` is the requested figure, or None.
+    """The changes that were tried, the best first; ``by`` is the metric to rank by, or None.
 
-    ``refused`` are changes that the engine rejects, with the reason. ``skipped`` are tighter limits
-    after two that each served fewer requests. ``cause`` is the limit that the longest prompt
-    exceeds, or None. ``best`` is the first effect that fixes or helps, or None.
+    ``refused`` are changes that the engine rejects, with the reason. ``skipped`` are limits that
+    were not tried, because two less strict ones had each served fewer requests than the one before.
+    ``cause`` is the limit that the longest prompt exceeds, or None. ``best`` is the first effect
+    that fixes or helps, or None.
     """
 
     base: RunFigures
@@ -85,7 +87,7 @@ class WhatIfResult:
         return next(helpful, None)
 
     def with_judgement(self, *judgements: Judgement) -> list[Effect]:
-        """Return the effects with these judgements, in order."""
+        """Return the effects with one of these judgements, in order."""
         return [effect for effect in self.effects if effect.judgement in judgements]
 
 
@@ -99,7 +101,7 @@ def run_whatif(
 ) -> WhatIfResult:
     """Try every ``wanted`` single change and those in ``also``, and rank them.
 
-    Ranks ``by`` a figure of ``summary.json``, or by finished requests and E2E.
+    They are ranked ``by`` a metric of ``summary.json``, or by finished requests and E2E latency.
     """
     base = evaluator.evaluate(evaluator.job(scenario))
     tried: list[tuple[Change, SimulationJob]] = []
@@ -128,9 +130,9 @@ def run_whatif(
 def _by_turns(
     tried: list[tuple[Change, SimulationJob]], base: RunFigures, evaluator: Evaluator
 ) -> dict[Change, RunFigures]:
-    """Return the figures by change; values of one limit are tried in turn, the mildest first.
+    """Return the results by change. Values of one limit are tried one by one, the mildest first.
 
-    Tighter ones are skipped after two that each served fewer requests than the one before.
+    If two of them have each served fewer requests than the one before, stricter ones are skipped.
     """
     found: dict[Change, RunFigures] = {}
     limits: dict[str, list[tuple[Change, SimulationJob]]] = {}
@@ -153,7 +155,7 @@ def _by_turns(
 
 
 def _ever_fewer(figures: list[RunFigures]) -> bool:
-    """Whether each of three runs served fewer requests than the one before."""
+    """Return whether there are three runs and each served fewer requests than the one before."""
     served = [run["finished"] for run in figures]
     return len(served) == 3 and served[0] > served[1] > served[2]
 
@@ -161,7 +163,7 @@ def _ever_fewer(figures: list[RunFigures]) -> bool:
 def evaluate_change(
     change: Change, base: RunFigures, figures: RunFigures, by: str | None = None
 ) -> Effect:
-    """Return the effect of a change from the figures without it (``base``) and with it."""
+    """Return the effect of a change from the results without it (``base``) and with it."""
     before = {ending.id: ending for ending in base.endings}
     after = {ending.id: ending for ending in figures.endings}
     both = [(before[i], after[i]) for i in sorted(before.keys() & after.keys())]
@@ -183,7 +185,10 @@ def evaluate_change(
 
 
 def _mean_ratio(both: list[tuple[RequestEnding, RequestEnding]]) -> float:
-    """Return mean E2E after over mean E2E before, of the requests that finish both times."""
+    """Return the mean E2E latency with the change, divided by the mean without it.
+
+    Both are over the requests that finish both times; 1 if there are none.
+    """
     pairs = [(a.e2e_s, b.e2e_s) for a, b in both if a.e2e_s is not None and b.e2e_s is not None]
     before, after = sum(a for a, _ in pairs), sum(b for _, b in pairs)
     return after / before if before else 1.0
@@ -212,7 +217,7 @@ def _judge(base: RunFigures, figures: RunFigures, ratio: float, by: str | None) 
 
 
 def _fail_otherwise(base: RunFigures, figures: RunFigures) -> bool:
-    """Whether no more requests finish, and some fail with a different outcome."""
+    """Return whether no more requests finish, and more of them have some failure outcome."""
     if figures["finished"] > base["finished"]:
         return False
     return any(figures[name] > base[name] for name in FAILURES)
@@ -229,7 +234,7 @@ def _compare(
 
 
 def _ranked(effects: list[Effect], by: str | None) -> list[Effect]:
-    """Return the effects, best first: by the figure, or by finished requests, judgement and E2E."""
+    """Return effects, best first: by the metric, or by finished requests, judgement and latency."""
     if by is not None:
         sign = -1 if METRICS[by].more_is_better else 1
         return sorted(effects, key=lambda e: (*_last(sign * e.figures[by]), _plainness(e)))
@@ -283,7 +288,7 @@ def _told(
     slower: tuple[int, ...],
     by: str | None,
 ) -> str:
-    """Describe the effect on the run: ``24 starved -> 0``, or the latencies that change."""
+    """Describe the effect on the run, such as ``24 starved -> 0``, or the latencies that change."""
     if figures == base:
         return "changes nothing"
     parts = [f"{by} {_shown(base[by])} -> {_shown(figures[by])}"] if by is not None else []

@@ -27,7 +27,7 @@ NOTHING_SHARED: dict[str, Any] = {
 
 
 def list_requests(scenario: Scenario, folder: Path) -> dict[int, ListedRequest]:
-    """Return the requests as rows by id; listed in a workload, they arrive as in the scenario.
+    """Return the requests of a scenario by id, as rows of a listed workload with fixed arrivals.
 
     If arrivals depend on how requests are served, they are taken from a run, without the requests
     that were not sent by its end.
@@ -44,7 +44,7 @@ def list_requests(scenario: Scenario, folder: Path) -> dict[int, ListedRequest]:
 
 
 def _was_sent(life: RequestRecord) -> bool:
-    """Whether the request reached the engine before the run ended."""
+    """Return whether the request reached the engine before the run ended."""
     return life.outcome is not Outcome.CUT_OFF or life.received_at is not None
 
 
@@ -67,7 +67,7 @@ def _row(r: Request, timeout: float | None) -> ListedRequest:
 
 
 def _shared(r: Request) -> dict[str, Any]:
-    """Return the fields for the prompt's shared prefix, in their shortest form."""
+    """Return the row's fields for the shared prefix of a prompt, in their shortest form."""
     match r.segments:
         case ():
             return {}
@@ -79,7 +79,7 @@ def _shared(r: Request) -> dict[str, Any]:
 
 
 def change_row(row: ListedRequest, **fields: Any) -> ListedRequest:
-    """Return the row with other fields; a shorter prompt is a prefix of the original one."""
+    """Return the row with changed fields; if its prompt is shortened, the end is removed."""
     data = {name: getattr(row, name) for name in ListedRequest.model_fields} | fields
     prompt = data["prompt_tokens"]
     if data["hash_ids"] is not None:
@@ -100,7 +100,10 @@ def _beginning(segments: Sequence[tuple[str, int, int]], tokens: int) -> list[tu
 
 
 def renumber_rows(rows: Sequence[ListedRequest], numbers: Sequence[int]) -> list[ListedRequest]:
-    """Renumber rows from 0 instead of by ``numbers``; streams keep their meaning."""
+    """Number rows from 0 and rename the streams in their segments accordingly.
+
+    ``numbers`` are the present numbers of the rows.
+    """
     new = {str(number): str(index) for index, number in enumerate(numbers)}
 
     def stream(name: str) -> str:
@@ -120,7 +123,10 @@ def renumber_rows(rows: Sequence[ListedRequest], numbers: Sequence[int]) -> list
 
 @dataclass(frozen=True)
 class WorkloadDraft:
-    """A candidate: rows with their original numbers, and a scenario with all other fields."""
+    """A candidate for the shrunk scenario: rows with their original numbers, and a scenario.
+
+    The scenario provides all fields except the workload.
+    """
 
     scenario: Scenario
     numbers: tuple[int, ...]
@@ -133,7 +139,7 @@ class WorkloadDraft:
         return self.scenario.model_copy(update={"workload": workload})
 
     def without(self, start: int, end: int) -> WorkloadDraft:
-        """Return the draft without the rows from ``start`` to ``end`` (exclusive)."""
+        """Return the draft without the rows from index ``start`` to ``end`` (exclusive)."""
         return replace(
             self,
             numbers=self.numbers[:start] + self.numbers[end:],
@@ -143,7 +149,7 @@ class WorkloadDraft:
     def with_rows(
         self, change: Callable[[ListedRequest], ListedRequest], only: Collection[int] | None = None
     ) -> WorkloadDraft:
-        """Return the draft with ``change`` applied to all rows, or to ``only`` these indices."""
+        """Return the draft with ``change`` applied to all rows, or to those at indices ``only``."""
         rows = (
             change(row) if only is None or index in only else row
             for index, row in enumerate(self.rows)
@@ -152,19 +158,19 @@ class WorkloadDraft:
 
 
 def halve_fields(names: Iterable[str]) -> Callable[[ListedRequest], ListedRequest]:
-    """Return a change that halves the fields with these names, rounded up."""
+    """Return a function that halves the fields with these names, rounded up."""
     return lambda row: change_row(row, **{name: -(-getattr(row, name) // 2) for name in names})
 
 
 def set_fields(values: dict[str, Any]) -> Callable[[ListedRequest], ListedRequest]:
-    """Return a change that sets fields by name."""
+    """Return a function that sets fields by name."""
     return lambda row: change_row(row, **values)
 
 
 def round_arrivals(digits: int | None) -> Callable[[ListedRequest], ListedRequest]:
-    """Return a change that rounds arrivals down to ``digits`` decimals, or to 0 if it is None.
+    """Return a function that rounds arrivals down to ``digits`` decimals, or to 0 if it is None.
 
-    An arrival never becomes a later time or a longer number.
+    An arrival that would not become earlier or shorter in digits stays unchanged.
     """
 
     def change(row: ListedRequest) -> ListedRequest:

@@ -1,14 +1,14 @@
 """Shrink a workload while it still shows a verdict: delta debugging of a scenario.
 
-First requests are removed in ever smaller chunks until none can be removed (A. Zeller and R.
-Hildebrandt, IEEE TSE 28, 2002, in sweeps). Then the rest is simplified: a smaller engine, shorter
-prompts and outputs, rounder arrivals. This may make more requests unnecessary, so both steps repeat
-until nothing changes.
+First, requests are removed in ever smaller chunks until none can be removed (A. Zeller and R.
+Hildebrandt, IEEE TSE 28, 2002). Then the rest is simplified: a smaller engine, shorter prompts and
+outputs, rounder arrivals. This may make more requests unnecessary, so both steps repeat until
+nothing changes.
 
 A simpler case must not show the verdict for a different reason. Therefore the verdict must affect
-one of the requests that it affected before, and a request in isolation must not show it. The only
-knobs of the engine that are reduced are sizes, and only if the verdict disappears with a large
-size: with another policy, or in a cache that was large enough before and is not now, the same
+one of the requests that it affected before, and a request in isolation must not show it. Engine
+settings other than sizes stay, and a size is reduced only if the verdict disappears with a large
+size. With another policy, or in a cache that was large enough before and is not now, the same
 verdict would have a different cause.
 """
 
@@ -51,10 +51,10 @@ class ShrunkScenario:
 
     ``scenario`` is ``original`` with a listed workload; ``numbers`` are the original ids of its
     requests. ``count_before_simplifying`` is the number of requests that sufficed with the original
-    engine and lengths; ``knobs`` (name, before, after) were changed after that.
-    ``served_in_isolation``: each request, alone, would be served and not show the verdict, before
-    and after. ``minimal``: without any single request the verdict disappears; false if the limit on
-    runs was reached first.
+    engine and lengths; ``knobs`` are the settings (name, before, after) that were changed after
+    that. ``served_in_isolation`` is whether each request, before and after shrinking, would be
+    served in isolation and not show the verdict. ``minimal`` is whether the verdict disappears
+    without any single request; it is false if the limit on runs was reached first.
     """
 
     original: Scenario
@@ -79,9 +79,9 @@ def shrink(
 ) -> ShrunkScenario:
     """Return the smallest scenario found that still shows ``wanted``.
 
-    With ``knobs`` the engine is reduced too, if a large one would not show it. Costs, timeouts and
-    the variant stay. ``tell`` receives progress lines. Raises InputError if the scenario does not
-    show it.
+    If ``knobs``, sizes of the engine are reduced, too, unless a large engine shows ``wanted`` as
+    well. Costs, timeouts and the variant stay. ``tell`` receives progress lines. Raises InputError
+    if the scenario does not show ``wanted``.
     """
     rows = list_requests(scenario, evaluator.folder)
     draft = WorkloadDraft(scenario, tuple(rows), tuple(rows.values()))
@@ -119,7 +119,7 @@ def shrink(
 
 
 def _victims(wanted: RunCondition, draft: WorkloadDraft, figures: RunFigures) -> frozenset[int]:
-    """Return the original numbers of the requests that a verdict affects."""
+    """Return the original numbers of the requests that the verdict affects."""
     if not isinstance(wanted, VerdictCondition):
         return frozenset()
     endings = zip(draft.numbers, figures.endings, strict=True)
@@ -127,7 +127,7 @@ def _victims(wanted: RunCondition, draft: WorkloadDraft, figures: RunFigures) ->
 
 
 def _knob_changes(before: Scenario, after: Scenario) -> tuple[tuple[str, Any, Any], ...]:
-    """Return the changed knobs of the engine and the changed fields of the scenario beside it."""
+    """Return the changed engine settings and the changed other fields of the scenario."""
     found = find_differences(before, after, [name for name in RUN_FIELDS if name != "workload"])
     return tuple((one.field.removeprefix("engine."), one.before, one.after) for one in found)
 
@@ -155,7 +155,7 @@ class _Search:
         return self.evaluator.job(draft.listed_scenario)
 
     def served_in_isolation(self, draft: WorkloadDraft) -> bool:
-        """Whether each request, in isolation, would be served and not show ``wanted``."""
+        """Return whether each request, in isolation, is served and does not show ``wanted``."""
         lone = {
             repr(row): row
             for row in (change_row(row, arrival=0.0, **NOTHING_SHARED) for row in draft.rows)
@@ -169,8 +169,8 @@ class _Search:
     def remove_requests(self) -> None:
         """Remove requests until the verdict disappears without any single one of them.
 
-        Requests are removed first if the verdict then still affects a request that it affected
-        before.
+        The verdict must still affect one of the requests that it affected before. If no further
+        removal meets this, removals that shift the verdict to other requests are tried.
         """
         size = len(self.draft.rows)
         while True:
@@ -184,7 +184,9 @@ class _Search:
             self.victims = _victims(self.wanted, self.draft, self.figures)
 
     def _sweep(self, size: int) -> bool:
-        """Try to remove every chunk of ``size`` requests, last first; return whether any went."""
+        """Try to remove every chunk of ``size`` requests, last first; return whether it removed
+        any.
+        """
         before = len(self.draft.rows)
         end = before
         while end > 0:
@@ -208,7 +210,7 @@ class _Search:
     ) -> int | None:
         """Return the index of the first draft that shows ``wanted``, or None.
 
-        With ``same_victims`` it must affect a request that it affected before.
+        With ``same_victims``, the verdict must affect a request that it affected before.
         """
         here, ahead = tee(drafts)
         runs = self.evaluator.stream(map(self.job, ahead))
@@ -235,10 +237,11 @@ class _Search:
                 return
 
     def _unless_others(self, steps: Callable[[], Iterable[Callable[[], object]]]) -> None:
-        """Take all steps, except steps where removing a request would shift the verdict to others.
+        """Take all steps, except steps that allow the verdict to shift to other requests.
 
-        This costs a run for every request, so it is checked once after all steps, and step by step
-        only if that check fails.
+        A step allows this if, without one of the requests, the verdict would affect only other
+        requests than before. The check needs a run per request, so it is made once after all steps,
+        and step by step only if it fails.
         """
         before = self.draft
         for step in steps():
@@ -253,7 +256,11 @@ class _Search:
                 self.draft = before
 
     def _others_instead(self, before: WorkloadDraft) -> bool:
-        """Whether, since ``before``, removing one request shifts the verdict to others only."""
+        """Return whether the verdict shifts to other requests if one request is removed.
+
+        False if the draft is still ``before``, or has more rows than the check allows
+        (``ONE_BY_ONE``).
+        """
         if self.draft == before or not self.victims or len(self.draft.rows) > ONE_BY_ONE:
             return False
         for draft in self._one_less():
@@ -263,14 +270,14 @@ class _Search:
         return False
 
     def restore_sizes(self, original: Scenario) -> None:
-        """Restore sizes whose reduction is not needed for the remaining requests."""
+        """Restore original sizes, where the remaining requests show the verdict with them, too."""
         sizes = find_engine_spec(original.engine).sizes
         former = [partial(self._try_size, name, getattr(original.engine, name)) for name in sizes]
         self._unless_others(lambda: former)
         self.remove_requests()
 
     def _try(self, draft: WorkloadDraft) -> bool:
-        """Continue from ``draft`` if it shows ``wanted`` and each of its requests can be served."""
+        """Adopt ``draft`` if it shows ``wanted`` and its requests can be served in isolation."""
         if draft == self.draft:
             return False
         self.report(f"{len(self.draft.rows)} requests, simplifying")
@@ -290,7 +297,7 @@ class _Search:
             self._try(self.draft.with_rows(change, [index]))
 
     def _least(self, high: int, make: Callable[[int], WorkloadDraft | None], low: int = 1) -> None:
-        """Bisect for the smallest value with an accepted draft; a small one if not monotone."""
+        """Bisect for the smallest value whose draft is accepted, as if acceptance were monotone."""
         value = low
         while low < high:
             draft = make(value)
@@ -307,7 +314,7 @@ class _Search:
             return None
 
     def _with_size(self, knob: str, value: int) -> WorkloadDraft | None:
-        """Return the draft with another size; a smaller cache also reduces the length limit."""
+        """Return the draft with another size; a smaller cache may also reduce the length limit."""
         draft = self._with_knobs(**{knob: value})
         engine = self.draft.scenario.engine
         spec = find_engine_spec(engine)
@@ -339,13 +346,13 @@ class _Search:
         return draft is not None and self._try(draft)
 
     def _needs_it_small(self, knob: str, size: int) -> bool:
-        """Whether the verdict disappears with a large size; False if no large size is possible."""
+        """Return whether the verdict disappears with a large size; False if none is possible."""
         larger = (self._with_size(knob, size * factor) for factor in KNOB_FACTORS)
         draft = next((draft for draft in larger if draft is not None), None)
         return draft is not None and self._first_that_shows([draft]) is None
 
     def _halve_with_memory(self, memory: str) -> None:
-        """Halve lengths together with the memory as long as the verdict remains."""
+        """Halve lengths and the KV cache together for as long as the verdict remains."""
         both = ("prompt_tokens", "output_tokens")
         for names in (both, both[:1], both[1:]):
             while True:
@@ -355,7 +362,7 @@ class _Search:
                     break
 
     def _row_steps(self) -> Iterator[Callable[[], object]]:
-        """Yield the steps that simplify the requests: all together first, then row by row."""
+        """Yield the steps that simplify the requests: all requests at once, then each one."""
         one_by_one = len(self.draft.rows) <= ONE_BY_ONE
         for name in ("prompt_tokens", "output_tokens"):
             groups: dict[int, list[int]] = {}
@@ -390,7 +397,7 @@ class _Search:
             self._shorter_alone(name, index, getattr(row, name))
 
     def _shorter_alone(self, name: str, index: int, length: int) -> None:
-        """Shorten one row; if it cannot lose a quarter, it stays unchanged."""
+        """Shorten one row; if it cannot become a quarter shorter, it stays unchanged."""
         make = partial(self._with_length, name, [index])
         quarter_less = length * 3 // 4
         if not self._try(make(1)) and 1 < quarter_less < length and self._try(make(quarter_less)):
