@@ -15,9 +15,10 @@ from simkv.schedulers.engine_registry import ENGINES
 
 @dataclass(frozen=True)
 class LoggedCacheSize:
-    """KV cache size found in a log, as number of ``blocks`` or ``tokens`` (None if not logged).
+    """The KV cache size in a log, as a number of ``blocks``, a number of ``tokens``, or both.
 
-    ``line`` is the line number in the log. ``block_size`` is in tokens, or None if not logged.
+    A number that is neither logged nor computable is None. ``line`` is the line number in the log.
+    ``block_size`` is the number of tokens per block, or None if it is unknown.
     """
 
     engine: str
@@ -27,17 +28,18 @@ class LoggedCacheSize:
     block_size: int | None = None
 
 
-#: Engines, and patterns of their log lines about the cache size.
+#: Pairs of an engine name and a pattern of its log line about the cache size.
 _LINES = [
     (name, re.compile(line)) for name, engine in ENGINES.items() for line in engine.cache_lines
 ]
 
 
 def read_cache_size(log: Path, block_size: int | None = None) -> LoggedCacheSize:
-    """Return the last KV cache size in a log.
+    """Read the last KV cache size that an engine reported in a log.
 
-    With ``block_size``, or one in the log, the missing count is computed. Raises InputError if the
-    file cannot be read or contains no cache size of a known engine.
+    If the log contains no block size, ``block_size`` is used. With a block size, the number of
+    blocks is computed from the number of tokens or vice versa. Raises InputError if the file cannot
+    be read or contains no cache size of a known engine.
     """
     found: LoggedCacheSize | None = None
     with open_bytes(log, pipes=True) as raw:

@@ -1,4 +1,4 @@
-"""Access to the fields of a ``config.json``, with errors for invalid values."""
+"""Read the fields of a ``config.json``; invalid values raise an InputError."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from simkv.core.errors import InputError
 
 
 class ConfigFields:
-    """Fields of a ``config.json`` that describe a decoder's layers, and their source ``where``."""
+    """The fields of a ``config.json`` that describe a decoder's layers; ``where`` names the file in
+    error messages.
+    """
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
         self.config = config
         self.where = where
 
     def field_error(self, field: str, why: str) -> InputError:
-        """Return an InputError with the source, the field and the reason ``why``."""
+        """Return an InputError that names the file, the field and the reason ``why``."""
         return InputError(f"{self.where}: {field}: {why}")
 
     def number(self, *fields: str, default: int | None = None, least: int = 1) -> int:

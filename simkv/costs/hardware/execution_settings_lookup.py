@@ -1,4 +1,4 @@
-"""Settings of an engine's configuration that determine step times and KV capacity."""
+"""Look up the engine settings that determine step durations and KV cache size."""
 
 from __future__ import annotations
 
@@ -10,5 +10,7 @@ __all__ = ["ExecutionSettings", "GraphMode", "find_execution_settings"]
 
 
 def find_execution_settings(config: EngineConfig) -> ExecutionSettings:
-    """Return the execution settings of a configuration, as its engine's package defines them."""
+    """Return the execution settings of a config, derived by the function of its engine's
+    specification.
+    """
     return find_engine_spec(config).setting(config)

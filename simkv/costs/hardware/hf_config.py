@@ -1,7 +1,7 @@
 """Read architectures from a Hugging Face ``config.json``.
 
 Only fields that determine shapes are read. An unknown model type, or a field that changes the
-layers in an unsupported way, is rejected by name.
+layers in an unsupported way, raises an InputError that names it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _GQA = (
 )
 _MLA = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa")
 _DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-#: Multimodal model types with the decoder in ``text_config``; the vision tower is left out.
+#: Multimodal model types with the decoder in ``text_config``; the vision tower is ignored.
 _WRAPPED = (
     "qwen3_5",
     "qwen3_5_moe",
@@ -57,7 +57,7 @@ _OF_WRAPPED = {
     "llama4": "llama4_text",
 }
 
-#: Fields with the maximum length, and vLLM's default if all are missing
+#: Fields with the maximum length in tokens, and vLLM's default if all are missing
 #: (``vllm/config/model.py:_get_and_verify_max_len``).
 LENGTHS = ("max_position_embeddings", "max_seq_len", "model_max_length")
 NO_LENGTH = 2048
@@ -73,7 +73,7 @@ _NOT_MODELLED: dict[str, Any] = {
     "attention_k_eq_v": False,
     "num_global_key_value_heads": None,
 }
-#: Fields of this list that are supported for certain model types.
+#: Fields of ``_FIXED`` that are supported for certain model types.
 _OWN = {
     "llama4_text": ("attention_chunk_size",),
     "gemma4_text": ("attention_k_eq_v", "num_global_key_value_heads"),
@@ -83,7 +83,7 @@ _OWN = {
 def parse_architecture(config: Mapping[str, Any] | Path, name: str | None = None) -> Architecture:
     """Parse a ``config.json``, given as its path or its content.
 
-    Raises InputError, with file and field, if it cannot be read or is unsupported.
+    Raises InputError, which names the file and the field, if it cannot be read or is unsupported.
     """
     if isinstance(config, Path):
         try:
@@ -97,7 +97,7 @@ def parse_architecture(config: Mapping[str, Any] | Path, name: str | None = None
 
 
 class _Reader(ConfigFields):
-    """Parser of one configuration; errors name its source."""
+    """Parser of one ``config.json``; its errors name the file."""
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
         super().__init__(config, where)
@@ -146,7 +146,7 @@ class _Reader(ConfigFields):
         )
 
     def rope(self) -> RopeScaling | None:
-        """Return the scaling of rotary positions, or None if not specified."""
+        """Return the scaling of rotary positions, or None if the config specifies none."""
         scaling = self.config.get("rope_scaling") or self.config.get("rope_parameters")
         if not isinstance(scaling, dict):
             return None
@@ -171,7 +171,7 @@ class _Reader(ConfigFields):
         return [known[kind] for kind in types]
 
     def pattern(self, depth: int) -> list[str]:
-        """Return the layer types if ``layer_types`` is missing."""
+        """Return the type of each layer, for a config without ``layer_types``."""
         if self.kind in _DELTA:
             every = self.number("full_attention_interval", default=4)
             whole, others = "full_attention", "linear_attention"
@@ -240,7 +240,7 @@ class _Reader(ConfigFields):
         return MoeMlp(experts, self.number("num_experts_per_tok"), width, shared)
 
     def published(self) -> PublishedFormats:
-        """Return the weight formats from ``quantization_config``."""
+        """Return the number formats of the published weights, read from ``quantization_config``."""
         told = self.whole.get("quantization_config") or self.config.get("quantization_config")
         if not told:
             return PublishedFormats()

@@ -1,7 +1,8 @@
-"""Links between the GPUs of a host; hosts with the same GPUs may have different links.
+"""Measured links between the GPUs of a host; hosts with the same GPUs may have different links.
 
-``links.json`` has links by interconnect and peer-to-peer setting, each with its source. Without
-peer-to-peer access (other driver, board or virtual machine), all bytes go through host memory.
+``links.json`` lists the links by interconnect and peer-to-peer setting, each with its source.
+Without peer-to-peer access (because of the driver, the board or a virtual machine), all data passes
+through host memory.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from pydantic import Field, TypeAdapter
 from simkv.core.errors import InputError, spelling_hint
 from simkv.costs.frozen_model import FrozenModel
 
-#: Message sizes (bytes) of tabulated link times.
+#: Message sizes in bytes for which durations are tabulated.
 SIZES = tuple(2**n for n in range(12, 27))
 
 
 class HostLink(FrozenModel):
-    """Link between the GPUs of a host, measured with an all-reduce.
+    """A link between the GPUs of a host, measured with all-reduce operations.
 
-    ``latency`` (s) is the time of the smallest all-reduce; ``bandwidth`` is in bytes/s per GPU and
-    direction.
+    ``latency`` is the duration of the smallest all-reduce in seconds. ``bandwidth`` is in bytes/s
+    per GPU and direction. ``peer_to_peer`` is None if it is unknown.
     """
 
     name: str
@@ -37,17 +38,18 @@ class HostLink(FrozenModel):
 
     @property
     def said(self) -> str:
-        """Description of the link."""
+        """Name, latency, bandwidth and source of the link, as text."""
         return (
             f"{self.name}, {1e6 * self.latency:g} us and {self.bandwidth / 1e9:g} GB/s "
             f"({self.source})"
         )
 
     def times(self, collective: str, ranks: int) -> list[tuple[int, float]]:
-        """Return pairs of size (bytes) and duration (s) of a ring collective on ``ranks`` GPUs.
+        """Estimate the duration of a ring collective on ``ranks`` GPUs, for each size in ``SIZES``.
 
-        An all-reduce sends all data twice around the ring. The size is the whole message for an
-        all-reduce, and the data of one GPU for other collectives.
+        Returns pairs of size (bytes) and duration (s). An all-reduce sends all data around the ring
+        twice, and its size is the whole message. The size of another collective is the data of one
+        GPU.
         """
         trips = 2 * (ranks - 1) / ranks if collective == "all_reduce" else float(ranks - 1)
         return [(size, self.latency + trips * size / self.bandwidth) for size in SIZES]
@@ -55,13 +57,13 @@ class HostLink(FrozenModel):
 
 @lru_cache(maxsize=1)
 def links() -> tuple[HostLink, ...]:
-    """Return all known links."""
+    """Return all links in ``links.json``."""
     text = (Path(__file__).parent / "links.json").read_text(encoding="utf-8")
     return tuple(TypeAdapter(list[HostLink]).validate_python(json.loads(text)))
 
 
 def find_link(name: str) -> HostLink:
-    """Return a link by name. Raises InputError if unknown."""
+    """Return the link with this name. Raises InputError if it is unknown."""
     names = [link.name for link in links()]
     for link in links():
         if link.name.casefold() == name.casefold():
@@ -74,7 +76,7 @@ def find_link(name: str) -> HostLink:
 
 
 def parse_link(text: str) -> HostLink:
-    """Return a link by name, or by latency (us) and bandwidth (GB/s) as ``20,16``.
+    """Parse a link: either a name, or latency (us) and bandwidth (GB/s) such as ``20,16``.
 
     Raises InputError for other text.
     """

@@ -1,9 +1,9 @@
-"""Layers of hybrid models: attention mixed with Mamba, chunked attention or other head shapes.
+"""Parsers for hybrid models: attention mixed with Mamba, chunked attention or other head shapes.
 
-Layer kinds are given by periods in Jamba, by lists of names or a letter pattern in Granite 4 and
-Nemotron-H, and by layer numbers in Bamba and Kimi Linear; every layer of Falcon-H1 has both kinds.
-Llama 4 has a flag per layer: layers with rotary positions attend within chunks. Gemma 4 has fewer
-and wider heads in layers without a window. State shapes follow
+A ``config.json`` specifies the kinds of layers by periods (Jamba), lists of names or a letter
+pattern (Granite 4, Nemotron-H), or layer numbers (Bamba, Kimi Linear). Every layer of Falcon-H1 has
+both attention and Mamba. Llama 4 has a flag per layer: layers with rotary positions attend within
+chunks. Gemma 4 has fewer and wider heads in layers without a sliding window. State shapes follow
 ``get_mamba_state_shape_from_config`` of vLLM 0.33.0 (``vllm/model_executor/models``).
 """
 
@@ -25,13 +25,13 @@ from simkv.costs.hardware.model_architecture import (
 )
 
 LayerParts = tuple[Attention, Mlp]
-#: Names of the letters in Nemotron-H's layer pattern.
+#: Layer types by letter of Nemotron-H's layer pattern.
 LAYER_TYPE_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 NUMBER_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def _jamba(fields: ConfigFields) -> list[LayerParts]:
-    """Return layers of Jamba: Mamba-1, with periodic attention layers and expert layers."""
+    """Return the layers of Jamba: Mamba-1, with periodic attention layers and expert layers."""
     hidden, layers = fields.number("hidden_size"), list[LayerParts]()
     inner = fields.number("mamba_expand") * hidden
     rank = fields.config.get("mamba_dt_rank", "auto")
@@ -55,7 +55,7 @@ def _jamba(fields: ConfigFields) -> list[LayerParts]:
 
 
 def _granite(fields: ConfigFields) -> list[LayerParts]:
-    """Return layers of Granite 4: Mamba-2 and attention, all with experts or all without."""
+    """Return the layers of Granite 4: Mamba-2 and attention, all with experts or all without."""
     mlp: Mlp = DenseMlp(fields.number("shared_intermediate_size"))
     if experts := fields.number("num_local_experts", default=0, least=0):
         width, shared = fields.number("intermediate_size"), mlp.intermediate
@@ -66,7 +66,7 @@ def _granite(fields: ConfigFields) -> list[LayerParts]:
 
 
 def _bamba(fields: ConfigFields) -> list[LayerParts]:
-    """Return layers of Bamba: Mamba-2, with attention at the listed layer numbers."""
+    """Return the layers of Bamba: Mamba-2, with attention at the listed layer numbers."""
     attending = fields.config.get("attn_layer_indices") or []
     mamba, attention = _mamba2(fields), _attention(fields)
     mlp = DenseMlp(fields.number("intermediate_size"))
@@ -75,16 +75,16 @@ def _bamba(fields: ConfigFields) -> list[LayerParts]:
 
 
 def _falcon(fields: ConfigFields) -> list[LayerParts]:
-    """Return layers of Falcon-H1: Mamba-2 and attention in every layer, before one MLP."""
+    """Return the layers of Falcon-H1: each has Mamba-2 and attention, followed by one MLP."""
     mlp = DenseMlp(fields.number("intermediate_size"))
     one: list[LayerParts] = [(_mamba2(fields), DenseMlp(0)), (_attention(fields), mlp)]
     return one * fields.number("num_hidden_layers")
 
 
 def _nemotron(fields: ConfigFields) -> list[LayerParts]:
-    """Return layers of Nemotron-H: Mamba-2, attention and ungated MLPs as separate layers.
+    """Return the layers of Nemotron-H: Mamba-2, attention and ungated MLPs as separate layers.
 
-    An MLP layer is modeled as the second half of the layer before it.
+    An MLP layer is modeled as part of the layer before it.
     """
     if fields.config.get("moe_latent_size"):
         raise fields.field_error("moe_latent_size", "not supported: it changes the layers")
@@ -124,7 +124,7 @@ def _nemotron(fields: ConfigFields) -> list[LayerParts]:
 
 
 def _llama4(fields: ConfigFields) -> list[LayerParts]:
-    """Return layers of Llama 4: chunked or full attention, with periodic expert layers."""
+    """Return the layers of Llama 4: chunked or full attention, with periodic expert layers."""
     depth, width = fields.number("num_hidden_layers"), fields.number("intermediate_size")
     attention = _attention(fields)
     chunk = fields.number("attention_chunk_size", default=8192)
@@ -148,7 +148,7 @@ def _llama4(fields: ConfigFields) -> list[LayerParts]:
 
 
 def _gemma4(fields: ConfigFields) -> list[LayerParts]:
-    """Return layers of Gemma 4: window attention, and full attention with wider heads.
+    """Return the layers of Gemma 4: sliding-window attention, and full attention with wider heads.
 
     With ``attention_k_eq_v``, vLLM still stores V in addition to K. Experts are added to the MLP.
     """
@@ -171,7 +171,9 @@ def _gemma4(fields: ConfigFields) -> list[LayerParts]:
 
 
 def _kimi_linear(fields: ConfigFields) -> list[LayerParts]:
-    """Return layers of Kimi Linear: Kimi Delta Attention, latent attention by number (from 1)."""
+    """Return the layers of Kimi Linear: Kimi Delta Attention, and latent attention in the listed
+    layers, numbered from 1.
+    """
     told = fields.config.get("linear_attn_config")
     if not isinstance(told, dict) or not isinstance(told.get("full_attn_layers"), list):
         raise fields.field_error(
@@ -236,7 +238,7 @@ def _mamba2(fields: ConfigFields) -> Mamba:
 
 
 def _names(fields: ConfigFields, field: str, names: object, known: Collection[str]) -> list[str]:
-    """Return the validated name of each layer."""
+    """Return the name of each layer, after checking that all names are in ``known``."""
     depth = fields.number("num_hidden_layers")
     if not isinstance(names, list) or len(names) != depth:
         raise fields.field_error(

@@ -1,4 +1,4 @@
-"""Interconnect between the GPUs of a replica."""
+"""The interconnect between the GPUs of a replica."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Interconnect:
-    """Interconnect between GPUs: ``bandwidth`` in bytes/s per direction, ``latency`` in s.
+    """The interconnect between GPUs, with ``bandwidth`` in bytes/s per direction and ``latency`` in
+    seconds.
 
-    Both values are measured with single all-reduce messages if the kind is ``measured``. Otherwise
-    they come from data sheets, and the latency is 0.
+    If ``kind`` is ``measured``, both values were measured with single all-reduce operations.
+    Otherwise the bandwidth comes from a data sheet and the latency is 0.
     """
 
     kind: Literal["NVLink", "PCIe", "measured"]

@@ -1,22 +1,23 @@
-"""Number of KV blocks that an engine allocates on a GPU from the memory left over.
+"""Number of KV blocks that an engine allocates from the GPU memory that is left over.
 
-vLLM runs the largest batch once and uses the rest of ``gpu_memory_utilization``. The peak of that
-run is estimated from tensor shapes, in bytes; the constants are read from the start-up logs in
-tests/costs/hardware/recorded_blocks.csv:
+vLLM runs the largest batch once and uses the rest of ``gpu_memory_utilization`` for KV. The peak
+memory of that run is estimated from tensor shapes. The following constants were derived from the
+start-up logs in tests/costs/hardware/recorded_blocks.csv:
 
-- the MLP: per token of ``max_num_batched_tokens`` three vectors of the MLP's width (gate, up and
-  their product) and five of the hidden size, 2 bytes per number;
-- or the sampler: per sequence of ``max_num_seqs`` and vocabulary entry 37 bytes up to 0.16
-  (logits in 16 and 32 bits, sorted with their indices, probabilities, running sum), 14 from 0.17
-  on, which does not sort; and three vectors of the hidden size per token;
-- the larger of both; and for a mixture of experts persistent buffers: per token and selected
-  expert three vectors of the expert's width and one of the hidden size (not with mxfp4);
-- outside torch 0.13 GiB, 0.25 from 0.18 on, and 2 GiB if GPUs communicate;
-- from 0.20 on also CUDA graphs (1 GB).
+- MLP: three vectors of the MLP's width (gate, up and their product) and five of the hidden size,
+  with 2 bytes per number, for each of ``max_num_batched_tokens`` tokens.
+- Sampler: 37 bytes per sequence of ``max_num_seqs`` and vocabulary entry up to 0.16 (logits in 16
+  and 32 bits, sorted logits with their indices, probabilities, running sum), and 14 bytes from 0.17
+  on, which does not sort; in addition three vectors of the hidden size per token.
+- Only the larger of these two counts. A mixture of experts also needs persistent buffers: three
+  vectors of the expert's width and one of the hidden size per token and selected expert (not with
+  mxfp4).
+- Memory outside torch: 0.13 GiB, or 0.25 GiB from 0.18 on, and 1.9 GiB more if GPUs communicate.
+- CUDA graphs: 1 GB from 0.20 on.
 
-SGLang uses ``mem_fraction_static`` of the memory that is free before weights are loaded. By default
-it reserves memory for the largest chunk, the graphs and collectives (``server_args.py``, from
-0.5.20 on ``arg_groups/memory_hook.py``).
+SGLang uses the fraction ``mem_fraction_static`` of the memory that is free before weights are
+loaded. Its default reserves memory for the largest chunk, the CUDA graphs and collectives
+(``server_args.py``, from 0.5.20 on ``arg_groups/memory_hook.py``).
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ from simkv.schedulers.engine_registry import ENGINES
 
 GIB = 1 << 30
 MIB = 1 << 20
-#: Later than any release.
+#: A version that is later than any release.
 NEWER = "999"
 #: Peak bytes of vLLM's sampler per sequence and vocabulary entry, by first release.
 SAMPLER_BYTES = {"0": 37, "0.17": 14}
-#: GiB used by CUDA and its libraries outside torch, by first release.
+#: GiB that CUDA and its libraries use outside torch, by first release.
 NON_TORCH_GIB = {"0": 0.13, "0.18": 0.25}
 #: Additional GiB if GPUs communicate.
 COLLECTIVES_GIB = 1.9
@@ -57,8 +58,8 @@ KERNEL_BLOCK = 16
 LATENT_BLOCKS = {"0": 64, "0.27": 128}
 #: Bytes of GPU memory that an SGLang process uses before it loads weights.
 SGLANG_CONTEXT = 0.5 * GIB
-#: Decodes in SGLang's largest CUDA graph by default: upper limit of GPU memory in MiB, size on
-#: fewer than four GPUs, size on four or more (``server_args.py``).
+#: Default size of SGLang's largest CUDA graph, in decodes: upper limit of GPU memory in MiB, size
+#: on fewer than four GPUs, size on four or more (``server_args.py``).
 SGLANG_GRAPHS = (
     (20 * 1024, 8, 8),
     (35 * 1024, 24, 80),
@@ -70,16 +71,18 @@ SGLANG_GRAPHS = (
 #: for prefill graphs (releases checked: 0.5.15, 0.5.20, 0.5.22, 0.5.23).
 SGLANG_RAISED, RAISED = "0.5.20", (35 * 1024, 48, 160)
 SGLANG_PREFILL_GRAPHS = "0.5.15"
-#: MiB outside torch per prefill graph, and for all prefill graphs with latent attention.
+#: MiB outside torch: per prefill graph, and in total for models with latent attention.
 PREFILL_GRAPH, LATENT_PREFILL_GRAPHS = 8, 1536
 
 
 @dataclass(frozen=True)
 class KvCapacity:
-    """Memory use of one GPU in bytes, and the KV blocks that fit into the rest.
+    """Memory use of one GPU in bytes, and the number of KV blocks that fit into the rest.
 
-    ``block_bytes`` is the size of a block of ``block_size`` tokens: of all layers with KV, or of
-    one group of layers.
+    ``usable`` is the memory that the engine may use, ``activations`` the peak memory of the largest
+    step, and ``outside`` the memory outside torch. ``block_bytes`` is the size of a block of
+    ``block_size`` tokens, which covers all layers with KV or, if there are several layer groups,
+    one group.
     """
 
     hardware: Hardware
@@ -97,12 +100,12 @@ class KvCapacity:
 
     @property
     def num_gpu_blocks(self) -> int:
-        """Number of whole blocks; 0 if the weights do not fit."""
+        """Number of KV blocks that fit; 0 if the weights do not fit."""
         return max(self.rest // self.block_bytes, 0)
 
     @property
     def refusal(self) -> str:
-        """Explanation why no KV block fits."""
+        """Error message for a model that leaves no memory for KV."""
         gpus = f"{self.hardware.gpus} x {self.hardware.gpu.name}"
         return (
             f"{self.hardware.architecture.name} does not fit on {gpus}: per GPU, "
@@ -112,9 +115,9 @@ class KvCapacity:
 
 
 def compute_kv_capacity(hardware: Hardware, setting: ExecutionSettings) -> KvCapacity:
-    """Return the number and size of KV blocks that the engine would allocate on each GPU.
+    """Compute the number and size of the KV blocks that the engine would allocate on each GPU.
 
-    The method is ``EngineSpec.sizing``; an unknown engine is treated as the newest vLLM.
+    The method is ``EngineSpec.sizing``. An unknown engine is treated as the newest vLLM.
     """
     sizing = _sizing(setting)
     weights, size = weight_bytes(hardware), block_size(hardware, setting)
@@ -151,21 +154,24 @@ def _sizing(setting: ExecutionSettings) -> KvSizing:
 
 
 def _release(setting: ExecutionSettings) -> str:
-    """Return the release whose constants apply; ``NEWER`` for engines sized like the newest."""
+    """Return the release whose constants apply; ``NEWER`` if the engine always uses the newest
+    constants.
+    """
     by_release = _sizing(setting) == "measured by release"
     return setting.release if by_release and find_version(setting.release) else NEWER
 
 
 def _since(table: Mapping[str, float], release: str) -> float:
-    """Return the value of the newest entry of ``table`` that is not newer than ``release``."""
+    """Return the value in ``table`` of the newest release that is not newer than ``release``."""
     return table[max((start for start in table if is_since(release, start)), key=parse_version)]
 
 
 def _static_share(hardware: Hardware, setting: ExecutionSettings) -> float:
-    """Return ``mem_fraction_static`` as SGLang 0.5 computes it (``_handle_gpu_memory_settings``).
+    """Return the default of ``mem_fraction_static`` as SGLang 0.5 computes it.
 
-    SGLang computes it with the server's chunk size, although each rank of dp attention gets only a
-    share, and with a tensor parallelism that counts all GPUs.
+    The computation is in ``_handle_gpu_memory_settings``. It uses the chunk size of the whole
+    server, although each rank of data-parallel attention processes only a part of it, and it uses
+    the total number of GPUs as the tensor-parallel size.
     """
     memory = hardware.gpu.memory_bytes / MIB
     release = setting.release if find_version(setting.release) else NEWER
@@ -188,7 +194,10 @@ def _static_share(hardware: Hardware, setting: ExecutionSettings) -> float:
 
 
 def _prefill_graphs(most: int) -> list[int]:
-    """Return the token counts of prefill graphs (``generate_prefill_cuda_graph_batch_sizes``)."""
+    """Return the sizes of SGLang's prefill graphs in tokens, up to ``most``.
+
+    Source: ``generate_prefill_cuda_graph_batch_sizes``.
+    """
     sizes = (
         *range(4, 33, 4),
         *range(48, 257, 16),
@@ -201,7 +210,11 @@ def _prefill_graphs(most: int) -> list[int]:
 
 
 def block_bytes(hardware: Hardware, setting: ExecutionSettings) -> int:
-    """Return the bytes of a block as in vLLM: of all layers, or of one group (``kv_groups``)."""
+    """Return the size of a KV block in bytes, as in vLLM.
+
+    A block covers all layers or, if there are several groups (``kv_groups``), the layers of one
+    group.
+    """
     kept = [part for part in hardware.architecture.layers if kv_bytes(part.attention, hardware)]
     if len(kv_groups(hardware)) < 2 or not _keeps_states(hardware, setting):
         per_token = sum(part.count * kv_bytes(part.attention, hardware) for part in kept)
@@ -214,9 +227,9 @@ def block_bytes(hardware: Hardware, setting: ExecutionSettings) -> int:
 def block_size(hardware: Hardware, setting: ExecutionSettings) -> int:
     """Return the number of tokens per block.
 
-    This is the configured size, or more if the recurrent state of a layer needs a larger block.
-    vLLM logs "Setting attention block size to 528 tokens to ensure that attention page size is >=
-    mamba page size" (``vllm/platforms/interface.py`` of 0.33).
+    This is the configured size, or a larger one if the recurrent state of a layer does not fit into
+    a block. vLLM logs this change: "Setting attention block size to 528 tokens to ensure that
+    attention page size is >= mamba page size" (``vllm/platforms/interface.py`` of 0.33).
     """
     layers = hardware.architecture.layers
     state = max(state_bytes(part.attention, hardware) for part in layers)
@@ -230,13 +243,15 @@ def block_size(hardware: Hardware, setting: ExecutionSettings) -> int:
 
 
 def kv_groups(hardware: Hardware, block_size: int = 16) -> list[int | str]:
-    """Return the attention window in tokens (0: all) of each layer group with its own blocks.
+    """Return the kind of each layer group that has separate block tables, in the format of vLLM's
+    config.
 
-    All groups share one pool of blocks and have equal size; a block belongs to one group. Layers
-    with a window, layers without, layers with chunked attention (``chunked-8192``) and layers with
-    a recurrent state (``mamba``) form separate groups. Layers with fewer bytes per token get
-    proportionally larger blocks so that all pages have equal size (``0/32``). If no such size
-    exists, their pages are padded (``vllm/v1/core/kv_cache_planning.py`` of 0.33).
+    A group is a number (its sliding window in tokens, 0 for full attention), ``chunked-8192`` for
+    layers with chunked attention, or ``mamba`` for layers with a recurrent state. All groups have
+    the same number of layers and share the blocks of the KV cache; each block belongs to one group.
+    Layers with fewer bytes per token get proportionally larger blocks, so that all blocks have the
+    same number of bytes: in ``0/32``, 32 is the block size. If no such size exists, the blocks are
+    padded (``vllm/v1/core/kv_cache_planning.py`` of 0.33).
     """
     counts = _by_kind(hardware)
     if len({name for name, _ in counts}) < 2:
@@ -252,14 +267,18 @@ def kv_groups(hardware: Hardware, block_size: int = 16) -> list[int | str]:
 
 
 def can_checkpoint_states(hardware: Hardware) -> bool:
-    """Return whether all kernels can save the recurrent state inside a prefill chunk (Mamba-2)."""
+    """Return whether all kernels with a recurrent state can save it inside a prefill chunk (Mamba-2
+    can).
+    """
     kinds = [part.attention for part in hardware.architecture.layers]
     states = [kind for kind in kinds if isinstance(kind, Recurrent)]
     return bool(states) and all(isinstance(s, Mamba) and s.mamba2_heads > 0 for s in states)
 
 
 def _keeps_states(hardware: Hardware, setting: ExecutionSettings) -> bool:
-    """Return whether recurrent states are stored in blocks like KV; True if there are none."""
+    """Return whether the engine stores recurrent states in KV blocks; True for a model without such
+    states.
+    """
     states = any(isinstance(part.attention, Recurrent) for part in hardware.architecture.layers)
     engine = ENGINES.get(setting.engine)
     since = engine.states_in_blocks_since if engine else None
@@ -267,7 +286,11 @@ def _keeps_states(hardware: Hardware, setting: ExecutionSettings) -> bool:
 
 
 def _by_kind(hardware: Hardware) -> dict[tuple[int | str, float], int]:
-    """Return layer counts by window (``mamba`` for a state) and bytes per token (0 for a state)."""
+    """Return the number of layers for each combination of kind and KV bytes per token.
+
+    The kind is as in ``kv_groups``, without a block size. Layers with a recurrent state have 0
+    bytes per token.
+    """
     counts: dict[tuple[int | str, float], int] = {}
     for part in hardware.architecture.layers:
         per_token = kv_bytes(part.attention, hardware)
@@ -286,13 +309,18 @@ def _seen(attention: Attention) -> int | str:
 
 
 def _group_size(counts: Collection[int]) -> int:
-    """Return the layers per group: the smallest count, or the largest if it is not much larger."""
+    """Return the number of layers per group, given the number of layers of each kind.
+
+    This is the smallest number, or the largest if it is less than 1.5 times the smallest.
+    """
     least, most = min(counts), max(counts)
     return most if most < 1.5 * least else least
 
 
 def _activations(hardware: Hardware, setting: ExecutionSettings, per_word: float) -> int:
-    """Return the peak memory of vLLM's largest step, in bytes."""
+    """Return the peak memory of vLLM's largest step in bytes; ``per_word`` is the sampler's bytes
+    per logit.
+    """
     model, tokens = hardware.architecture, setting.max_num_batched_tokens
     dense = [part.mlp.intermediate for part in model.layers if isinstance(part.mlp, DenseMlp)]
     width = max(dense, default=0) // hardware.tp

@@ -1,4 +1,4 @@
-"""Shapes of a model's layers, which determine its weights, KV and kernels.
+"""Layer shapes of a model, which determine its weights, its KV and the work of its kernels.
 
 ``parse_architecture`` in ``hf_config.py`` reads them from a Hugging Face ``config.json``.
 """
@@ -12,11 +12,12 @@ from simkv.costs.hardware.number_formats import FormatName, KvFormatName
 
 @dataclass(frozen=True)
 class Gqa:
-    """Grouped-query attention: ``heads`` query heads share ``kv_heads`` heads of ``head_dim``.
+    """Grouped-query attention: ``heads`` query heads share ``kv_heads`` KV heads of size
+    ``head_dim``.
 
-    A token attends to the last ``window`` tokens (0: all). With ``chunked``, it attends only to
-    tokens after the last multiple of ``window``, as in Llama 4. With ``output_gate``, the query
-    projection also computes an output gate for each query, as in Qwen3.5.
+    A token attends to the last ``window`` tokens, or to all if ``window`` is 0. With ``chunked``,
+    it attends only to tokens after the last multiple of ``window``, as in Llama 4. With
+    ``output_gate``, the query projection also computes an output gate, as in Qwen3.5.
     """
 
     heads: int
@@ -27,17 +28,19 @@ class Gqa:
     chunked: bool = False
 
     def weights(self, hidden: int) -> int:
-        """Return the parameters of the projections, without biases and norms (below 0.1 %)."""
+        """Return the number of parameters of the projections, without biases and norms (below 0.1
+        %).
+        """
         queries = self.heads * (2 if self.output_gate else 1)
         return hidden * self.head_dim * (queries + 2 * self.kv_heads + self.heads)
 
 
 @dataclass(frozen=True)
 class Indexer:
-    """Sparse attention as in DeepSeek-V3.2: each query attends to the ``topk`` best tokens.
+    """Indexer of sparse attention as in DeepSeek-V3.2: it selects ``topk`` tokens for each query.
 
-    An indexer with ``heads`` heads of size ``head_dim`` selects them; it stores one key of
-    ``head_dim`` numbers per token.
+    It has ``heads`` heads of size ``head_dim`` and stores one key of ``head_dim`` numbers per
+    token.
     """
 
     heads: int
@@ -47,9 +50,9 @@ class Indexer:
 
 @dataclass(frozen=True)
 class Mla:
-    """Multi-head latent attention; KV per token is ``kv_lora_rank + qk_rope_head_dim`` numbers.
+    """Multi-head latent attention; it stores ``kv_lora_rank + qk_rope_head_dim`` numbers per token.
 
-    Without ``q_lora_rank`` (0), queries are projected directly.
+    If ``q_lora_rank`` is 0, queries are projected directly from the hidden state.
     """
 
     heads: int
@@ -70,8 +73,8 @@ class Mla:
         return self.shared_weights(hidden) + self.split_weights(hidden)
 
     def shared_weights(self, hidden: int) -> int:
-        """Return the number of parameters that every tensor-parallel GPU holds: latent
-        and indexer.
+        """Return the number of parameters that are replicated on every tensor-parallel GPU: the
+        latent projections and the indexer.
         """
         down = hidden * (self.q_lora_rank + self.latent_width)
         if not self.sparse:
@@ -80,7 +83,7 @@ class Mla:
         return down + queries + hidden * (self.sparse.head_dim + self.sparse.heads)
 
     def split_weights(self, hidden: int) -> int:
-        """Return the number of parameters that are split by heads across tensor-parallel GPUs."""
+        """Return the number of parameters that tensor-parallel GPUs split by heads."""
         queries = (self.q_lora_rank or hidden) * (self.qk_nope_head_dim + self.qk_rope_head_dim)
         keys_values = self.kv_lora_rank * (self.qk_nope_head_dim + self.v_head_dim)
         return self.heads * (queries + keys_values + self.v_head_dim * hidden)
@@ -88,11 +91,11 @@ class Mla:
 
 @dataclass(frozen=True)
 class GatedDeltaNet:
-    """Gated delta net: a state of fixed size per sequence in place of KV.
+    """Gated delta net: stores a state of fixed size per sequence instead of KV.
 
-    ``conv`` is the width of the short convolution over keys, queries and values. With a
-    ``gate_rank``, the output gate and a decay per channel have low-rank projections of that rank
-    (Kimi Delta Attention); without, the gate is projected directly and each head has one decay.
+    ``conv`` is the width of the short convolution over keys, queries and values. If ``gate_rank``
+    is set, the output gate and a decay per channel have low-rank projections of that rank (Kimi
+    Delta Attention). Otherwise the gate is projected directly and each head has one decay.
     """
 
     k_heads: int
@@ -104,8 +107,8 @@ class GatedDeltaNet:
 
     @property
     def gates(self) -> int:
-        """Number of output columns of the projections that compute gate, decay and beta
-        of all heads.
+        """Number of output columns of the projections that compute gate, decay and beta of all
+        heads.
         """
         gate = self.v_heads * self.v_dim + self.v_heads
         return (2 * self.gate_rank or gate) + self.v_heads
@@ -116,7 +119,7 @@ class GatedDeltaNet:
         return 2 * self.k_heads * self.k_dim + self.v_heads * self.v_dim
 
     def weights(self, hidden: int) -> int:
-        """Return the parameters: q, k, v, output gate, beta and decay, convolution, output."""
+        """Return the number of parameters of all projections and of the convolution."""
         values = self.v_heads * self.v_dim
         wide = hidden * (self.channels + self.gates) + 2 * self.gate_rank * values
         return wide + self.conv * self.channels + values * hidden
@@ -124,7 +127,7 @@ class GatedDeltaNet:
     def state_bytes(self, tp: int) -> float:
         """Return the bytes of a sequence's state on each of ``tp`` GPUs.
 
-        The state has 32 bits per number, the convolution's latest inputs have 16.
+        The state has 32 bits per number; the stored inputs of the convolution have 16.
         """
         memory = 4 * self.v_heads * self.k_dim * self.v_dim
         return (memory + 2 * (self.conv - 1) * self.channels) / tp
@@ -137,11 +140,11 @@ class GatedDeltaNet:
 
 @dataclass(frozen=True)
 class Mamba:
-    """Selective state space: ``state`` numbers of ``number_bytes`` for each of ``inner`` channels.
+    """Selective state space: stores ``state`` numbers for each of ``inner`` channels instead of KV.
 
-    Mamba-2 has ``mamba2_heads``, and the heads of each of ``groups`` share input and output
-    matrices. Mamba-1 has no heads and projects its time steps with rank ``rank``. ``conv`` is the
-    width of the short convolution.
+    Each number has ``number_bytes`` bytes. Mamba-2 has ``mamba2_heads`` heads, and the heads of
+    each of ``groups`` groups share input and output matrices. Mamba-1 has no heads and projects its
+    time steps with rank ``rank``. ``conv`` is the width of the short convolution.
     """
 
     inner: int
@@ -158,12 +161,14 @@ class Mamba:
         return self.mamba2_heads or self.inner
 
     def channels(self, tp: int = 1) -> int:
-        """Return the channels of the convolution; groups not divisible by ``tp`` are replicated."""
+        """Return the number of channels of the convolution; groups are replicated if ``tp`` does
+        not divide their number.
+        """
         copies = self.groups and -self.groups % tp
         return self.inner + 2 * (self.groups + copies) * self.state
 
     def weights(self, hidden: int) -> int:
-        """Return the parameters: inputs with their gate, time steps, convolution, output."""
+        """Return the number of parameters of all projections and of the convolution."""
         channels = self.channels()
         ends = hidden * (self.inner + channels) + self.inner * hidden + self.conv * channels
         if self.mamba2_heads:
@@ -173,20 +178,23 @@ class Mamba:
     def state_bytes(self, tp: int) -> float:
         """Return the bytes of a sequence's state on each of ``tp`` GPUs.
 
-        The convolution's latest inputs have 16 bits per number.
+        The stored inputs of the convolution have 16 bits per number.
         """
         seen = 2 * (self.conv - 1) * self.channels(tp)
         return (self.number_bytes * self.inner * self.state + seen) / tp
 
 
-#: Layers with a state of fixed size per sequence in place of KV.
+#: Layers that store a state of fixed size per sequence instead of KV.
 Recurrent = GatedDeltaNet | Mamba
 Attention = Gqa | Mla | GatedDeltaNet | Mamba
 
 
 @dataclass(frozen=True)
 class DenseMlp:
-    """MLP with ``intermediate`` channels (0: no MLP): gate, up and down, or without the gate."""
+    """MLP with ``intermediate`` channels, or no MLP if this is 0.
+
+    A gated MLP has the projections gate, up and down; an ungated one has no gate.
+    """
 
     intermediate: int
     gated: bool = True
@@ -198,7 +206,10 @@ class DenseMlp:
 
 @dataclass(frozen=True)
 class MoeMlp:
-    """Mixture of ``experts`` with ``per_token`` active per token, and an optional shared expert."""
+    """Mixture of experts: each token uses ``per_token`` of ``experts`` experts.
+
+    ``shared_intermediate`` is the width of an additional expert that all tokens use, or 0.
+    """
 
     experts: int
     per_token: int
@@ -207,15 +218,15 @@ class MoeMlp:
     gated: bool = True
 
     def expert_weights(self, hidden: int) -> int:
-        """Return the parameters of all experts, without the shared expert."""
+        """Return the number of parameters of all experts, without the shared expert."""
         return self.experts * DenseMlp(self.intermediate, self.gated).weights(hidden)
 
     def shared_weights(self, hidden: int) -> int:
-        """Return the parameters of the shared expert."""
+        """Return the number of parameters of the shared expert."""
         return DenseMlp(self.shared_intermediate, self.gated).weights(hidden)
 
     def weights(self, hidden: int) -> int:
-        """Return the parameters of the experts, the shared expert and the router."""
+        """Return the number of parameters of the experts, the shared expert and the router."""
         router = hidden * self.experts
         return self.expert_weights(hidden) + self.shared_weights(hidden) + router
 
@@ -234,7 +245,7 @@ class LayerSpec:
 
 @dataclass(frozen=True)
 class PublishedFormats:
-    """Number formats of the published weights; None means the format of ``weights``."""
+    """Number formats of the published weights; for None, the format of ``weights`` applies."""
 
     weights: FormatName = "bf16"
     attention: FormatName | None = None
@@ -244,9 +255,10 @@ class PublishedFormats:
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """``rope_scaling`` of a ``config.json``: ``rope_type``, ``factor`` and original length.
+    """The ``rope_scaling`` of a ``config.json``: ``rope_type``, ``factor`` and original context
+    length.
 
-    ``original`` is the number of positions before scaling (None: not given).
+    ``original`` is the number of positions before scaling, or None if it is not specified.
     """
 
     kind: str
@@ -256,10 +268,11 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class Architecture:
-    """Decoder with ``layers`` by kind and width ``hidden``; ``tied``: the head is the embedding.
+    """A decoder of width ``hidden``, with ``layers`` grouped by kind.
 
-    ``max_model_len`` is ``max_position_embeddings``, which engines scale by ``rope`` if given.
-    ``model_type`` is taken from the top level of ``config.json``.
+    If ``tied``, the output head and the embedding share their weights. ``max_model_len`` is
+    ``max_position_embeddings``, which engines scale by ``rope`` if it is given. ``model_type`` is
+    the value at the top level of ``config.json``.
     """
 
     name: str
@@ -280,12 +293,14 @@ class Architecture:
 
     @property
     def embeddings(self) -> int:
-        """Parameters of the embedding and, unless tied, of the head."""
+        """Number of parameters of the embedding and of the output head, which are counted once if
+        tied.
+        """
         return self.vocab * self.hidden * (1 if self.tied else 2)
 
     @property
     def parameters(self) -> int:
-        """Total parameters, without biases and norms inside attention (below 0.1 %)."""
+        """Total number of parameters, without biases and norms inside attention (below 0.1 %)."""
         norms = (2 * self.depth + 1) * self.hidden
         return (
             norms

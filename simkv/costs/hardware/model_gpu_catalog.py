@@ -1,8 +1,8 @@
-"""Catalog of models and GPUs: data that determine KV capacity and memory speed.
+"""Catalog of models and GPUs, with the data that determine KV capacity and memory bandwidth.
 
-``models.json`` and ``gpus.json`` hold published configurations (the model hub's ``config.json``,
-data sheets). Names match in any case, with any separators, and with or without the organization:
-``Llama-3.1-70B``, ``llama 3.1 70b`` and ``llama_3.1_70b`` are equal.
+``models.json`` and ``gpus.json`` contain published configurations (``config.json`` files of models,
+data sheets of GPUs). Names are compared without case, separators and organization:
+``meta-llama/Llama-3.1-70B``, ``llama 3.1 70b`` and ``llama_3.1_70b`` are equal.
 """
 
 from __future__ import annotations
@@ -39,18 +39,22 @@ class _Named(FrozenModel):
 
 
 class _Entry(_Named):
-    """Entry of ``models.json``: the fields of a ``config.json`` that determine shapes."""
+    """An entry of ``models.json``; ``config`` has the fields of a ``config.json`` that determine
+    shapes.
+    """
 
     config: dict[str, Any]
     source: str
 
 
 class Model(_Named):
-    """Plain decoder: ``heads`` query heads share ``kv_heads`` of ``head_dim``; gated MLP.
+    """A decoder whose layers are equal: full grouped-query attention and a gated MLP or experts.
 
-    With ``experts``, every layer has that number of MLPs of width ``intermediate``, with
-    ``experts_per_token`` active. ``tied``: the output head is the embedding. ``itemsize`` is in
-    bytes. Models with different kinds of layers have an ``Architecture`` only.
+    ``heads`` query heads share ``kv_heads`` KV heads of size ``head_dim``. If ``experts`` is not 0,
+    every layer has that number of MLPs of width ``intermediate``, and a token uses
+    ``experts_per_token`` of them. If ``tied``, the output head and the embedding share their
+    weights. ``itemsize`` is the number of bytes per weight and KV number. Models with different
+    kinds of layers are described only by an ``Architecture``.
     """
 
     layers: Positive
@@ -68,7 +72,9 @@ class Model(_Named):
 
     @property
     def parameters(self) -> int:
-        """Number of parameters with embedding and head, but without biases (below 0.1 %)."""
+        """Number of parameters including embedding and output head, without biases (below 0.1
+        %).
+        """
         attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
         router = self.hidden * self.experts
         embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
@@ -81,7 +87,9 @@ class Model(_Named):
         return self.layers * 3 * self.hidden * self.intermediate * max(self.experts, 1)
 
     def weight_bytes(self, tensor_parallel: int = 1, expert_ranks: int = 1) -> int:
-        """Return the bytes of weights per GPU for the given tensor and expert parallelism."""
+        """Return the bytes of weights per GPU, given the numbers of tensor-parallel and
+        expert-parallel GPUs.
+        """
         experts = self.mlp_parameters // expert_ranks if self.experts else self.mlp_parameters
         others = (self.parameters - self.mlp_parameters) // tensor_parallel
         if expert_ranks == 1 or not self.experts:
@@ -95,21 +103,24 @@ class Model(_Named):
 
     @property
     def flops_per_pair(self) -> int:
-        """Attention FLOP per pair of a token and a token that it attends to, over all layers."""
+        """FLOP of attention over all layers for one pair of a token and a token that it attends
+        to.
+        """
         return 4 * self.layers * self.heads * self.head_dim
 
 
 class Gpu(_Named):
-    """GPU: ``memory_bytes`` as reported by CUDA, ``bandwidth`` (bytes/s), 16-bit ``flops``.
+    """A GPU: ``memory_bytes`` as reported by CUDA, ``bandwidth`` in bytes/s, and 16-bit ``flops``.
 
-    ``flops_fp8`` and ``flops_fp4`` are the rates for smaller formats, None if unsupported.
-    ``nvlink`` and ``pcie`` are bytes/s in each direction per GPU, from data sheets; ``system`` is
-    the name in published points and operator tables. ``gpus_per_node`` is the number of GPUs that
-    the interconnect joins; for GB200 and GB300 it is the number in a rack. ``capability`` is the
-    CUDA capability, None without CUDA.
+    ``flops_fp8`` and ``flops_fp4`` are the rates for smaller formats, or None if the GPU does not
+    support them. ``nvlink`` and ``pcie`` are in bytes/s per GPU and direction, from data sheets.
+    ``system`` is the name in published measurements and operator tables. ``gpus_per_node`` is the
+    number of GPUs that the interconnect joins: the GPUs in a node or, for GB200 and GB300, in a
+    rack. ``capability`` is the CUDA compute capability, or None for GPUs without CUDA.
 
-    ``collectives`` has measured ``[bytes, seconds]`` by name and number of GPUs: input bytes of an
-    all-reduce, bytes sent per GPU of an all-gather, bytes received per GPU of a reduce-scatter.
+    ``collectives`` maps a collective and a number of GPUs to measured pairs of bytes and seconds.
+    The bytes are the input of an all-reduce, those sent per GPU by an all-gather, and those
+    received per GPU from a reduce-scatter.
     """
 
     memory_bytes: Positive
@@ -129,14 +140,17 @@ class Gpu(_Named):
         return hash(self.name)
 
     def peak_flops(self, bits: int) -> float:
-        """Return operations per second for ``bits``-bit numbers, or for the next supported size."""
+        """Return the FLOP/s for numbers of ``bits`` bits, or of the next larger size that the GPU
+        supports.
+        """
         rates = {16: self.flops, 8: self.flops_fp8, 4: self.flops_fp4}
         return next(rate for size in (4, 8, 16) if size >= bits and (rate := rates[size]))
 
     def interconnect(self, kind: str | None = None) -> Interconnect:
-        """Return NVLink or PCIe with data-sheet rates; None selects NVLink if available.
+        """Return the interconnect of this ``kind`` (NVLink or PCIe) with the rate of the data
+        sheet.
 
-        Raises InputError for an unsupported kind.
+        None selects NVLink if the GPU has it. Raises InputError if the GPU lacks this kind.
         """
         if kind == "NVLink" and not self.nvlink:
             raise InputError(f"interconnect: {self.name} has no NVLink; expected PCIe")
@@ -153,7 +167,7 @@ def _entries() -> tuple[_Entry, ...]:
 
 @lru_cache(maxsize=1)
 def architectures() -> tuple[Architecture, ...]:
-    """Return all models as architectures."""
+    """Return the architectures of all models in the catalog."""
     return tuple(
         replace(parse_architecture(entry.config, entry.name), source=entry.source)
         for entry in _entries()
@@ -162,13 +176,13 @@ def architectures() -> tuple[Architecture, ...]:
 
 @lru_cache(maxsize=1)
 def models() -> tuple[Model, ...]:
-    """Return all models with identical layers and full attention."""
+    """Return all models of the catalog whose layers are equal and use full attention."""
     plain = (_plain(*pair) for pair in zip(_entries(), architectures(), strict=True))
     return tuple(model for model in plain if model)
 
 
 def _plain(entry: _Entry, known: Architecture) -> Model | None:
-    """Return the model as a plain decoder, or None if its layers differ or are of another kind."""
+    """Return the model as a ``Model``, or None if its layers differ or are not supported there."""
     part, attention = known.layers[0], known.layers[0].attention
     if len(known.layers) > 1 or not isinstance(attention, Gqa) or attention.window:
         return None
@@ -214,12 +228,14 @@ _ENDINGS: dict[str, FormatName] = {
 
 
 def other_names(model: str) -> list[str]:
-    """Return alternative names of a packaged model."""
+    """Return the alternative names of a model in the catalog, given its main name."""
     return next((entry.also for entry in _entries() if entry.name == model), [])
 
 
 def find_model(name: str) -> Model:
-    """Return a plain model by name. Raises InputError if unknown or not plain."""
+    """Return the ``Model`` with this name. Raises InputError if it is unknown or its layers
+    differ.
+    """
     wanted = _squeezed(name)
     for model in models():
         if wanted in _all_names(model):
@@ -232,10 +248,10 @@ def find_model(name: str) -> Model:
 
 
 def find_architecture(name: str) -> Architecture:
-    """Return a model by name, with or without the organization. Raises InputError if unknown.
+    """Return the architecture of a model, named with or without the organization.
 
-    The name of a quantized model (``Llama-3.1-70B-Instruct-FP8``, ``-NVFP4``, ``-AWQ``) gives the
-    model with quantized weights.
+    The name of a quantized model (such as ``Llama-3.1-70B-Instruct-FP8``, ``-NVFP4`` or ``-AWQ``)
+    selects the base model with quantized weights. Raises InputError if the model is unknown.
     """
     wanted = _squeezed(name)
     for entry, known in zip(_entries(), architectures(), strict=True):
@@ -252,9 +268,10 @@ def find_architecture(name: str) -> Architecture:
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return a GPU by name, or by a longer name with all of its words (``NVIDIA H100 80GB``).
+    """Return the GPU with this name, or the GPU whose words all occur in it (``NVIDIA H100 80GB``).
 
-    The match with most words in common wins. Raises InputError if none matches.
+    If several GPUs match, the one with the most words is returned. Raises InputError if none
+    matches.
     """
     for gpu in gpus():
         if _squeezed(name) in {_squeezed(known) for known in (gpu.name, *gpu.also)}:
@@ -272,7 +289,7 @@ def find_gpu(name: str) -> Gpu:
 
 
 def known_model(name: str) -> Model | None:
-    """Return the model of that name, or None if unknown."""
+    """Return the ``Model`` with this name, or None if ``find_model`` does not find it."""
     try:
         return find_model(name)
     except InputError:
@@ -280,7 +297,7 @@ def known_model(name: str) -> Model | None:
 
 
 def known_gpu(name: str) -> Gpu | None:
-    """Return the GPU of that name, or None if unknown."""
+    """Return the GPU with this name, or None if ``find_gpu`` does not find it."""
     try:
         return find_gpu(name)
     except InputError:
@@ -288,14 +305,16 @@ def known_gpu(name: str) -> Gpu | None:
 
 
 def _all_names(item: _Named) -> set[str]:
-    """Return the normalized names of a model, with and without optional parts."""
+    """Return the normalized names of a model, also without ``meta``, ``instruct``, ``chat`` and
+    ``hf``.
+    """
     names = {_squeezed(known) for known in (item.name, *item.also)}
     shorter = {re.sub(r"^meta(?=llama)|(?:instruct|chat)?(?:hf)?$", "", name) for name in names}
     return names | shorter
 
 
 def _squeezed(name: str) -> str:
-    """Return the letters and digits of a name, without organization or manufacturer."""
+    """Return the lower-case letters and digits of a name, without organization and manufacturer."""
     return re.sub(r"[^a-z0-9]", "", _plain_words(name.rsplit("/", 1)[-1]))
 
 

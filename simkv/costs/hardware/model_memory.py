@@ -1,4 +1,4 @@
-"""Memory of a model on each of its GPUs: weights, and KV per token."""
+"""Memory of a model on each of its GPUs: weights, KV per token, and recurrent states."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ SPARSE_FP8_TOKEN_BYTES = 656
 
 
 def weight_bytes(hardware: Hardware) -> int:
-    """Return the bytes of weights per GPU; embedding, head, router and norms have 16 bits."""
+    """Return the bytes of weights per GPU. Embedding, output head, router and norms have 16 bits
+    per number.
+    """
     model = hardware.architecture
     norms = 2 * (2 * model.depth + 1) * model.hidden
     layers = sum(part.count * _layer(part, hardware) for part in model.layers)
@@ -46,7 +48,10 @@ def _layer(part: LayerSpec, hardware: Hardware) -> float:
 
 
 def _attention(attention: Attention, hardware: Hardware, hidden: int) -> float:
-    """Return a layer's attention parameters per GPU; KV heads are replicated if fewer than GPUs."""
+    """Return the number of attention parameters per layer and GPU.
+
+    If there are fewer KV heads than tensor-parallel GPUs, KV heads are replicated.
+    """
     if isinstance(attention, Mla):
         split = attention.split_weights(hidden) / hardware.tp
         return attention.shared_weights(hidden) + split
@@ -58,7 +63,7 @@ def _attention(attention: Attention, hardware: Hardware, hidden: int) -> float:
 
 
 def kv_bytes(attention: Attention, hardware: Hardware) -> float:
-    """Return the KV bytes per token, layer and GPU; 0 for a state of fixed size.
+    """Return the KV bytes per token, layer and GPU; 0 for a layer with a recurrent state.
 
     KV heads are split across the GPUs of a tensor-parallel group; a latent is replicated.
     """
@@ -75,7 +80,7 @@ def kv_bytes(attention: Attention, hardware: Hardware) -> float:
 
 
 def state_bytes(attention: Attention, hardware: Hardware) -> float:
-    """Return the bytes of the recurrent state of a sequence, per layer and GPU; 0 if it
-    has none.
+    """Return the bytes of a sequence's recurrent state per layer and GPU; 0 for attention with
+    KV.
     """
     return attention.state_bytes(hardware.tp) if isinstance(attention, Recurrent) else 0.0

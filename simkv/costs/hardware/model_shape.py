@@ -1,4 +1,4 @@
-"""Shapes of decoder-only transformers, which determine step costs, without the weights."""
+"""Shapes of the decoder-only transformers that simkv can run on a GPU, without their weights."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from simkv.costs.hardware.model_gpu_catalog import find_model
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Llama-like decoder: RMSNorm, rotary positions, grouped-query attention, SiLU-gated MLP.
+    """A Llama-like decoder: RMSNorm, rotary positions, grouped-query attention, SiLU-gated MLP.
 
-    ``heads`` query heads share ``kv_heads`` key-value heads of ``head_dim``. ``tied``: the output
-    head is the embedding. ``qkv_bias``: the three projections have biases, as in Qwen2.
+    ``heads`` query heads share ``kv_heads`` KV heads of size ``head_dim``. If ``tied``, the output
+    head and the embedding share their weights. With ``qkv_bias``, the query, key and value
+    projections have biases, as in Qwen2.
     """
 
     name: str
@@ -30,17 +31,19 @@ class ModelShape:
 
     @property
     def group(self) -> int:
-        """Query heads per key-value head."""
+        """Number of query heads per KV head."""
         return self.heads // self.kv_heads
 
     @property
     def qkv_width(self) -> int:
-        """Columns of the fused query, key and value projection."""
+        """Number of output columns of the fused query, key and value projection."""
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
     @property
     def step_weights(self) -> int:
-        """Parameters read by every step: all except the embedding, plus the output head."""
+        """Number of parameters that every step reads: all except the embedding, including the
+        output head.
+        """
         attention = self.hidden * self.qkv_width + self.heads * self.head_dim * self.hidden
         mlp = 3 * self.hidden * self.intermediate
         norms = 2 * self.hidden
@@ -56,7 +59,9 @@ class ModelShape:
 def _published(
     name: str, hub: str, rope_theta: float, norm_eps: float, *, qkv_bias: bool = False
 ) -> ModelShape:
-    """Return the shape of a catalog model, with fields that the catalog lacks."""
+    """Return the shape of a catalog model; the other arguments are fields that the catalog
+    lacks.
+    """
     m = find_model(hub)
     sizes = (m.layers, m.hidden, m.heads, m.kv_heads, m.head_dim, m.intermediate, m.vocab)
     return ModelShape(name, *sizes, rope_theta, norm_eps, qkv_bias, m.tied)

@@ -13,10 +13,11 @@ KvFormatName = Literal["bf16", "fp8", "nvfp4"]
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """Number format: ``bytes`` per weight, including its share of the scales.
+    """A number format of weights; ``bytes`` is the size per weight, including its part of the
+    scales.
 
-    ``bits`` is the size of the number itself, ``activations`` the size of its operands on tensor
-    cores: 4-bit integers are multiplied as 16-bit numbers.
+    ``bits`` is the size of the number itself. ``activations`` is the size in bits of the operands
+    on tensor cores: 4-bit integers are multiplied as 16-bit numbers.
     """
 
     name: FormatName
@@ -26,9 +27,9 @@ class NumberFormat:
     about: str
 
 
-#: Scales: one of 32 bits per 128x128 block (DeepSeek-V3, section 3.3); for nvfp4 one of 8 bits per
-#: 16 numbers and for mxfp4 per 32 (OCP microscaling formats 1.0); for AWQ and GPTQ one of 16 bits
-#: and a 4-bit zero per 128; for compressed-tensors as in Kimi-K2 one of 16 bits per 32.
+#: Scales per format: 32 bits per 128x128 block for 8-bit blocks (DeepSeek-V3, section 3.3); 8 bits
+#: per 16 numbers for nvfp4 and per 32 for mxfp4 (OCP microscaling formats 1.0); 16 bits and a 4-bit
+#: zero point per 128 for AWQ and GPTQ; 16 bits per 32 for compressed-tensors as in Kimi-K2.
 NUMBER_FORMATS: dict[str, NumberFormat] = {
     f.name: f
     for f in (
@@ -45,7 +46,7 @@ KV_FORMATS: tuple[str, ...] = get_args(KvFormatName)
 
 
 def find_number_format(name: str) -> NumberFormat:
-    """Return a format by name. Raises InputError if unknown."""
+    """Return the number format with this name. Raises InputError if it is unknown."""
     if name in NUMBER_FORMATS:
         return NUMBER_FORMATS[name]
     raise InputError(

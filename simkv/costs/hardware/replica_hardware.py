@@ -1,4 +1,4 @@
-"""Hardware of a replica: GPUs, model, parallelism and number formats."""
+"""The hardware of a replica: GPUs, model, parallelism and number formats."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from simkv.costs.hardware.number_formats import FormatName, KvFormatName
 
 @dataclass(frozen=True)
 class Hardware:
-    """Hardware of one replica: ``tp x dp`` GPUs that hold ``architecture``.
+    """The hardware of one replica: ``tp x dp`` GPUs that hold ``architecture``.
 
-    ``tp`` GPUs split every attention layer; ``dp`` such groups process separate requests (each has
-    its share of the batch). Experts are distributed over ``ep`` GPUs as whole experts (1: each
-    expert is split across all ``tp x dp`` GPUs; otherwise across ``tp x dp / ep``). ``weights`` is
-    the format of attention projections and dense MLPs; ``attention`` and ``experts`` apply to these
-    parts only. Embedding, head, router and norms stay in 16 bits.
+    Groups of ``tp`` GPUs split every attention layer. The ``dp`` groups process separate requests.
+    Whole experts are distributed over ``ep`` sets of GPUs, and each expert is split across the ``tp
+    x dp / ep`` GPUs of a set.
+
+    Number formats: ``weights`` for dense MLPs, ``attention`` for attention projections, ``experts``
+    for experts, and ``kv`` for the KV cache. Embedding, output head, router and norms have 16 bits
+    per number.
     """
 
     gpu: Gpu
@@ -59,11 +61,11 @@ def make_hardware(
     interconnect: Interconnect | None = None,
     gpus_per_node: int | None = None,
 ) -> Hardware:
-    """Build validated hardware, with defaults for missing values.
+    """Build a ``Hardware`` after validation, with defaults for missing values.
 
-    If ``weights`` is given, it is also the default of ``attention`` and ``experts``; otherwise all
-    have the formats of the published model. Raises InputError, with the field, for GPUs that cannot
-    share the model.
+    If ``weights`` is given, it is also the default of ``attention`` and ``experts``; otherwise the
+    defaults are the formats of the published model. Raises InputError, which names the field, if
+    the model cannot be distributed over these GPUs.
     """
     published = architecture.published
     if weights is None:

@@ -15,7 +15,7 @@ from simkv.costs.cost_profile import (
 from simkv.costs.operators.calibration_rules import CostConstants
 from simkv.costs.operators.piecewise_curve import round_to_four_digits
 
-#: Constants that scale individual terms, by term name; other terms are scaled by kind of step.
+#: The constant that scales a term, by term name. In addition, all terms are scaled by kind of step.
 TERM_CONSTANTS: dict[str, Literal["products", "experts", "collectives"]] = {
     "products of attention": "products",
     "products of the MLP": "products",
@@ -31,7 +31,7 @@ TERM_CONSTANTS: dict[str, Literal["products", "experts", "collectives"]] = {
 
 
 def apply_constants(profile: CostProfile, constants: CostConstants) -> CostProfile:
-    """Return ``profile`` changed by ``constants``; the same object if they are neutral."""
+    """Return ``profile`` with the constants applied; the same object if they change nothing."""
     if constants == CostConstants():
         return profile
     terms = [scaled for term in profile.terms for scaled in _scaled(term, constants)]
@@ -57,7 +57,7 @@ def _grid(grid: AttentionGrid, constants: CostConstants) -> AttentionGrid:
 
 
 def _scaled(term: CostTerm, constants: CostConstants) -> Iterable[CostTerm]:
-    """Return the scaled term, or one for each kind of step if their factors differ."""
+    """Return the scaled term, or one term for each kind of step if their factors differ."""
     if term.table is None:  # host time is not an operator
         return [term]
     kind = TERM_CONSTANTS.get(term.name)
@@ -87,7 +87,7 @@ def _kinds(when: StepFilter, constants: CostConstants) -> list[tuple[StepFilter,
 
 
 def _added(constants: CostConstants) -> list[CostTerm]:
-    """Return the terms for the added seconds of a calibration."""
+    """Return cost terms for the seconds that a calibration adds."""
     given: list[tuple[Feature, StepFilter, float]] = [
         ("steps", "prefill", constants.prefill_step_s),
         ("steps", "any", constants.step_s),

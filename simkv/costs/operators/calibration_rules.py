@@ -1,9 +1,9 @@
-"""Calibration of composed costs: factors and added seconds for kinds of configurations.
+"""Calibration of composed costs: factors and additional seconds for some configurations.
 
-``constants.json`` holds rules in order, each for some systems, an engine, a range of its releases,
-the format of the experts or a kind (``error_spreads.py``), with the ``source`` of its values.
-Factors of all matching rules are multiplied and their seconds added; without a matching rule, costs
-are unchanged.
+``constants.json`` lists rules. A rule applies to some GPU systems, an engine, a range of its
+releases, a number format of the experts or another property of a ``Configuration``
+(``error_spreads.py``), and states the ``source`` of its values. The factors of all rules that apply
+are multiplied and their seconds are added. If no rule applies, costs are unchanged.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from simkv.costs.hardware.replica_hardware import Hardware
 from simkv.costs.operators.error_spreads import classify_configuration
 from simkv.costs.operators.operator_tables import version_key
 
-#: Fields of a ``Configuration`` that a rule may match.
+#: Fields of a ``Configuration`` that may be conditions of a rule.
 KindField = Literal["backend", "family", "gpu", "model", "attention", "experts", "weights", "mlp"]
 Factor = Annotated[float, Field(gt=0)]
 CONSTANTS_PATH = Path(__file__).with_name("constants.json")
 
 
 class CostConstants(FrozenModel):
-    """Factors on operator times and on steps with or without prefills, and added seconds.
+    """Factors for operator times and for whole steps, and additional seconds.
 
-    ``prefill`` and ``decode`` scale whole steps. ``prefill_step_s`` is added to a step with
-    prefills, ``step_s`` to every step, ``seq_s`` for each sequence in it; ``front_s`` is the time
-    before the engine core receives a request.
+    ``prefill`` and ``decode`` scale whole steps with and without prefills. ``prefill_step_s`` is
+    added to a step with prefills, ``step_s`` to every step, and ``seq_s`` to a step for each of its
+    sequences. ``front_s`` is the time until the engine core receives a request.
     """
 
     products: Factor = 1.0
@@ -48,7 +48,7 @@ class CostConstants(FrozenModel):
     front_s: float = 0.0
 
     def joined(self, other: CostConstants) -> CostConstants:
-        """Return the combination: factors are multiplied and seconds are added."""
+        """Return the combination of both: factors are multiplied and seconds are added."""
         mine, theirs = self.model_dump(), other.model_dump()
         return CostConstants(
             **{
@@ -61,7 +61,8 @@ class CostConstants(FrozenModel):
 class ConstantsRule(FrozenModel):
     """Constants of a calibration, and the conditions under which they apply.
 
-    All given conditions must match. ``source`` states where the constants come from.
+    A rule applies if all of its conditions hold; None is no condition. ``source`` states where the
+    constants come from.
     """
 
     systems: list[str] | None = None
@@ -73,7 +74,7 @@ class ConstantsRule(FrozenModel):
     source: str
 
     def fits(self, hardware: Hardware, setting: ExecutionSettings) -> bool:
-        """Return whether the rule applies to this hardware and setting."""
+        """Return whether the rule applies to this hardware and these engine settings."""
         experts = hardware.experts if hardware.architecture.experts else "none"
         first, end = self.releases or ("0", "9999")
         own = classify_configuration(hardware, setting)
@@ -94,7 +95,9 @@ def rules() -> tuple[ConstantsRule, ...]:
 
 
 def find_constants(hardware: Hardware, setting: ExecutionSettings) -> CostConstants:
-    """Return the combined constants of all matching rules; neutral if none matches."""
+    """Return the combined constants of all rules that apply; they change nothing if no rule
+    does.
+    """
     found = CostConstants()
     for rule in rules():
         if rule.fits(hardware, setting):

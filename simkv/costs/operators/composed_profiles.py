@@ -1,8 +1,9 @@
-"""Packaged composed profiles, for users without the operator tables.
+"""Packaged profiles that were composed from operator tables, for users without these tables.
 
-``packaged.json`` lists their hardware; ``make profiles`` writes them from the package's tables
-alone, for vLLM's defaults, thinned to ``TOLERANCE``. Hardware without tables needs no file: its
-profile is estimated from the data sheet on request.
+``packaged.json`` lists the hardware. ``make profiles`` writes the profiles with the default
+settings of vLLM, using only the tables of the package aiconfigurator-core, and removes points that
+change a time by at most ``TOLERANCE``. Hardware without tables needs no file: its profile is
+estimated from the data sheet on request.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from simkv.schedulers.engine_registry import DEFAULT
 PROFILES_DIR = Path(__file__).with_name("profiles")
 #: Maximum relative error of a thinned table.
 TOLERANCE = 0.01
-#: Setting of the packaged profiles; other settings replace the CUDA graphs and host time.
+#: Engine settings of the packaged profiles; for other settings, CUDA graphs and host time are
+#: replaced.
 PACKAGED_SETTING = ExecutionSettings(
     DEFAULT.name,
     "0.24.0",
@@ -37,8 +39,9 @@ PACKAGED_SETTING = ExecutionSettings(
 
 @dataclass(frozen=True)
 class PackagedCombination:
-    """Hardware in ``packaged.json``; ``path`` is its profile, None if estimated from the
-    data sheet.
+    """Hardware in ``packaged.json``, and the ``path`` of its profile.
+
+    ``path`` is None if the profile is estimated from the data sheet.
     """
 
     hardware: Hardware
@@ -47,7 +50,7 @@ class PackagedCombination:
 
 @lru_cache(maxsize=1)
 def combinations() -> tuple[PackagedCombination, ...]:
-    """Return all packaged combinations, in the order of ``packaged.json``."""
+    """Return all combinations in ``packaged.json``, in the order of the file."""
     found = []
     for row in json.loads(Path(__file__).with_name("packaged.json").read_text(encoding="utf-8")):
         hardware = parse_packaged_hardware(row)
@@ -57,13 +60,13 @@ def combinations() -> tuple[PackagedCombination, ...]:
 
 
 def parse_packaged_hardware(row: dict[str, Any]) -> Hardware:
-    """Parse a row of ``packaged.json``."""
+    """Build the hardware of an entry of ``packaged.json``."""
     rest = {name: value for name, value in row.items() if name not in ("gpu", "model")}
     return make_hardware(find_gpu(row["gpu"]), find_architecture(row["model"]), **rest)
 
 
 def composed_profile_path(hardware: Hardware) -> Path:
-    """Return the path of the profile of this hardware, which may not exist."""
+    """Return the path of the packaged profile for this hardware, which may not exist."""
     formats = [hardware.weights, hardware.attention, hardware.experts, f"kv {hardware.kv}"]
     split = [f"tp{hardware.tp}", f"ep{hardware.ep}", f"dp{hardware.dp}"]
     words = [hardware.gpu.name, hardware.architecture.name.rsplit("/", 1)[-1], *split, *formats]
@@ -72,7 +75,10 @@ def composed_profile_path(hardware: Hardware) -> Path:
 
 
 def load_composed_profile(hardware: Hardware, setting: ExecutionSettings) -> CostProfile | None:
-    """Return the packaged profile with an engine's CUDA graphs and host time, or None."""
+    """Return the packaged profile for this hardware, or None if there is none.
+
+    ``setting`` determines the CUDA graphs and the host time of the result.
+    """
     path = composed_profile_path(hardware)
     if not path.is_file() or hardware.interconnect != hardware.gpu.interconnect():
         return None
@@ -93,7 +99,9 @@ def load_composed_profile(hardware: Hardware, setting: ExecutionSettings) -> Cos
 
 
 def thin_profile(profile: CostProfile) -> CostProfile:
-    """Return the profile with fewer points; interpolation stays within ``TOLERANCE``."""
+    """Return the profile with fewer points in its tables; interpolation errors stay within
+    ``TOLERANCE``.
+    """
     terms = [
         term.model_copy(update={"table": _thin(term.table)}) if term.table else term
         for term in profile.terms
@@ -102,7 +110,9 @@ def thin_profile(profile: CostProfile) -> CostProfile:
 
 
 def _thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Remove points while interpolation between the kept points stays within ``TOLERANCE``."""
+    """Remove points whose interpolation from the remaining points has an error within
+    ``TOLERANCE``.
+    """
     kept = [points[0]]
     start = 0
     while start < len(points) - 1:
@@ -123,7 +133,7 @@ def _near(points: list[tuple[float, float]], start: int, end: int) -> bool:
 
 
 def format_profile(profile: CostProfile) -> str:
-    """Format a profile as packaged: JSON without blanks, integers without a decimal point."""
+    """Format a profile as compact JSON; integers have no decimal point."""
     data = profile.model_dump(mode="json", exclude_none=True)
     return json.dumps(_short(data), separators=(",", ":")) + "\n"
 

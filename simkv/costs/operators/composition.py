@@ -1,8 +1,9 @@
 """Compose a cost profile of a model on given GPUs from the times of single operators.
 
-A step is the sum of its kernels: products, experts, collectives and small kernels by tokens padded
-for CUDA graphs, attention by the grid of ``costs/attention_grid.py``, head and sampler by the
-sequences with a sampled token, plus host time (``host_time.py``).
+The duration of a step is the sum over its kernels, plus host time (``host_time.py``). Matrix
+products, experts, collectives and small kernels depend on the number of tokens, padded to the size
+of a CUDA graph; attention on the grid of ``costs/attention_grid.py``; output head and sampler on
+the number of sequences that receive a token.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from simkv.costs.operators.step_parts.mixture_of_experts import moe_parts
 from simkv.costs.operators.step_parts.small_kernels import sampler_parts, small_kernel_parts
 from simkv.costs.operators.step_parts.step_part import StepPart
 
-#: Seconds of a scheduler pass with nothing to run; any positive value works.
+#: Duration in seconds of a scheduler pass with nothing to run; any positive value works.
 IDLE_PASS_S = 1e-4
 
 
@@ -48,7 +49,11 @@ def compose(
     *,
     measured: bool = True,
 ) -> CostProfile:
-    """Compose the profile, with the range of the tables and an unknown error (see ``fit``)."""
+    """Compose a cost profile; its ``range`` covers the attention tables, and its error is unknown.
+
+    ``source`` describes where the operator times come from. ``measured`` is False if they were
+    estimated from the data sheet.
+    """
     parts = _parts(operators, hardware, setting)
     grid = attention_grid(operators, hardware)
     beside = find_host_terms(hardware, setting)
@@ -79,13 +84,13 @@ def compose(
 
 
 def build_profile_name(hardware: Hardware) -> str:
-    """Return the name of a profile of this hardware."""
+    """Return the name of a profile for this hardware."""
     said = f"{hardware.architecture.name} on {hardware.gpus} x {hardware.gpu.name}"
     return f"{said}: {describe_layout(hardware)}"
 
 
 def describe_layout(hardware: Hardware) -> str:
-    """Return a description of parallelism and number formats."""
+    """Describe parallelism and number formats, such as ``tp 4, fp8, KV bf16``."""
     said = [f"tp {hardware.tp}"]
     said += [f"dp {hardware.dp}"] if hardware.dp > 1 else []
     said += [f"ep {hardware.ep}"] if hardware.ep > 1 else []
@@ -114,7 +119,7 @@ def _parts(
 
 
 def _terms(parts: Iterable[StepPart]) -> list[CostTerm]:
-    """Return one term for the parts of each name."""
+    """Return one cost term for all parts with the same name, feature and ``when``."""
     groups: dict[tuple[str, Feature, StepFilter], list[StepPart]] = {}
     for part in parts:
         groups.setdefault((part.name, part.feature, part.when), []).append(part)

@@ -1,9 +1,10 @@
-"""Errors of composed costs by kind of configuration, from measured serving points.
+"""Errors of composed costs by kind of configuration, from published serving measurements.
 
-``spreads.json`` is written by ``make calibrate-silicon`` and contains no measured points. A spread
-consists of quantiles of measured over predicted latencies of configurations excluded from the fit
-of the constants: ``groups`` has spreads for the same model on the same GPU. ``unseen`` has spreads
-for new pairs of model and GPU, by kind; each pair was excluded from the fit completely.
+``spreads.json`` is written by ``make calibrate-silicon`` and contains no measurements itself. A
+spread consists of quantiles of the ratio of measured to predicted latency, over configurations that
+were excluded from the calibration. ``groups`` contains the spreads for the same model on the same
+GPU. ``unseen`` contains the spreads for other pairs of model and GPU, by level of similarity;
+there, each pair was excluded from the calibration completely.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from simkv.costs.hardware.replica_hardware import Hardware
 from simkv.schedulers.engine_registry import ENGINES
 
 SPREADS_PATH = Path(__file__).with_name("spreads.json")
-#: GPU families by a word in the GPU's name.
+#: For each GPU family, words that occur in the names of its GPUs.
 GPU_FAMILIES = {
     "blackwell": ("B200", "B300", "GB200", "GB300"),
     "blackwell workstation": ("PRO", "5090"),
@@ -44,17 +45,18 @@ LEVEL_LABELS = (
     "{mlp} on other GPUs",
     "other kinds of models on other GPUs",
 )
-#: Relative widening of an interval per release beyond the measured ones, and the maximum number of
-#: such releases. Both are assumed.
+#: Extension of an interval at each end, per release between the given and the measured releases,
+#: and the maximum number of releases that count. Both are assumed.
 WIDENING_PER_RELEASE, MAX_WIDENED_RELEASES = 0.02, 10
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """Kind of a configuration, used to look up error spreads.
+    """Properties of a configuration that determine which error spread applies to it.
 
-    ``attention`` is gqa, mla, dsa (MLA over the best tokens), gdn or ssm; ``experts`` is the format
-    of the experts ("none" for a dense model); ``weights`` is the format of other weights.
+    ``attention`` is gqa, mla, dsa (MLA with an indexer), gdn or ssm. ``experts`` is the number
+    format of the experts ("none" for a dense model); ``weights`` is the number format of other
+    weights.
     """
 
     backend: str
@@ -71,11 +73,13 @@ class Configuration:
         return "dense" if self.experts == "none" else "moe"
 
     def describe_level(self, level: str) -> str:
-        """Return a description of the configurations at a level of similarity."""
+        """Describe the configurations at a level of similarity, for the user."""
         return LEVEL_LABELS[self.levels().index(level)].format(mlp=MLP_LABELS[self.mlp], own=self)
 
     def levels(self) -> tuple[str, ...]:
-        """Return the names of levels of similarity, from this configuration to wider kinds."""
+        """Return the names of the levels of similarity, from the same model and GPU to any model
+        and GPU.
+        """
         return (
             f"{self.backend}, {self.model} on {self.gpu}, {self.weights} {self.experts}",
             f"{self.backend}, {self.gpu}, {self.attention} {self.experts} {self.weights}",
@@ -87,7 +91,7 @@ class Configuration:
 
 
 def classify_configuration(hardware: Hardware, setting: ExecutionSettings) -> Configuration:
-    """Return the kind of a replica's configuration."""
+    """Return the ``Configuration`` of a replica."""
     model, gpu = hardware.architecture, hardware.gpu.name
     kinds = [part.attention for part in model.layers]
     attention = "gqa"
@@ -106,16 +110,17 @@ def classify_configuration(hardware: Hardware, setting: ExecutionSettings) -> Co
 
 
 def find_gpu_family(gpu: str) -> str:
-    """Return the family of a GPU by its name."""
+    """Return the family of a GPU, such as ``hopper``, or ``unknown``."""
     words = set(gpu.split())
     return next((name for name, own in GPU_FAMILIES.items() if words & set(own)), "unknown")
 
 
 @dataclass(frozen=True)
 class ErrorSpread:
-    """Intervals of log(measured / predicted) that hold 90 % of ``points`` held-out points.
+    """Intervals of log(measured / predicted) for TTFT and TPOT with 90 % of the measurements.
 
-    ``median`` are the medians of the absolute relative errors of TTFT and TPOT, ``bias`` the signed
+    ``points`` is the number of measurements, which were excluded from the calibration. ``median``
+    contains the medians of the absolute relative errors of TTFT and TPOT, ``bias`` their signed
     means. ``releases`` are the first and the last measured release of the engine.
     """
 
@@ -127,28 +132,31 @@ class ErrorSpread:
     releases: tuple[str, str] = ("", "")
 
     def beyond(self, engine: str, release: str) -> int:
-        """Return how many releases ``release`` is away from the measured ones; 0 if unknown."""
+        """Return the number of releases between ``release`` and the measured ones; 0 if it is
+        unknown.
+        """
         part = ENGINES[engine].release_part if engine in ENGINES else 1
         first, last = self.releases
         return max(count_releases(release, first, part), count_releases(last, release, part), 0)
 
     def wider(self, by: float) -> ErrorSpread:
-        """Return the spread with both ends moved outwards by ``by``."""
+        """Return the spread with both intervals extended by ``by`` at each end."""
         ttft, tpot = ((low - by, high + by) for low, high in (self.ttft, self.tpot))
         return replace(self, ttft=ttft, tpot=tpot)
 
 
 @dataclass(frozen=True)
 class ErrorSpreads:
-    """Error spreads by the names of levels, and their provenance."""
+    """Error spreads by level of similarity, and their provenance."""
 
     groups: Mapping[str, ErrorSpread]
     unseen: Mapping[str, ErrorSpread]
     provenance: Mapping[str, Any]
 
     def of(self, kind: Configuration) -> tuple[ErrorSpread, str] | None:
-        """Return the spread of the most similar configurations and the name of its
-        level, or None.
+        """Return the spread of the most similar configurations and the name of their level.
+
+        Return None if no similar configuration was measured.
         """
         own, *wider = kind.levels()
         if own in self.groups:
@@ -159,7 +167,7 @@ class ErrorSpreads:
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the data as stored in the file."""
+        """Return the content of ``spreads.json``."""
         return {
             "provenance": dict(self.provenance),
             "groups": {name: asdict(spread) for name, spread in self.groups.items()},
@@ -168,7 +176,7 @@ class ErrorSpreads:
 
 
 def read_spreads(path: Path = SPREADS_PATH) -> ErrorSpreads:
-    """Read spreads from a file; empty if it does not exist."""
+    """Read spreads from a file. If it does not exist, the result contains no spreads."""
     if not path.is_file():
         return ErrorSpreads({}, {}, {})
     data = json.loads(path.read_text(encoding="utf-8"))
@@ -192,11 +200,11 @@ def packaged_spreads() -> ErrorSpreads:
 def add_spread_error(
     profile: CostProfile, hardware: Hardware, setting: ExecutionSettings
 ) -> CostProfile:
-    """Return a composed profile with the spread of its kind as step error.
+    """Return a composed profile with the error spread of its configuration as step error.
 
     The profile is unchanged if no similar configuration was measured. The TTFT spread applies to
-    steps with prefills, the TPOT spread to decode steps. The error of a data-sheet estimate against
-    operator tables is added, because spreads refer to profiles composed from tables.
+    steps with prefills, the TPOT spread to decode steps. If the profile is a data-sheet estimate,
+    the error of such estimates is added, because spreads refer to profiles composed from tables.
     """
     kind = classify_configuration(hardware, setting)
     found = packaged_spreads().of(kind)
@@ -222,7 +230,7 @@ def add_spread_error(
 def describe_spread(
     hardware: Hardware, setting: ExecutionSettings, estimate: Mapping[str, StepError] | None = None
 ) -> str:
-    """Return a short description of the step error on some hardware; empty if unknown.
+    """Describe the step error on this hardware in a few words; empty if it is unknown.
 
     ``estimate`` is the error of a data-sheet estimate against operator tables, for hardware without
     tables.
@@ -261,7 +269,7 @@ def _errors(spread: ErrorSpread) -> dict[str, StepError]:
 def _with_estimate(
     errors: Mapping[str, StepError], estimate: Mapping[str, StepError]
 ) -> dict[str, StepError]:
-    """Combine two errors by kind of step, as independent errors."""
+    """Combine two independent errors for each kind of step."""
     return {
         step: error.model_copy(
             update={

@@ -1,19 +1,21 @@
 """Measured operator tables as published: Parquet files by system, family, backend and version.
 
-``ROOT/<system>/<family>/<backend>/<version>/<table>_perf.parquet``, times in milliseconds, as in
-the package aiconfigurator-core (Apache-2.0), which is read as data. Custom tables in the same form
-may precede it: a row of an earlier root replaces rows of the same key in later roots.
+The path of a table is ``ROOT/<system>/<family>/<backend>/<version>/<table>_perf.parquet``. Times
+are in milliseconds. The package aiconfigurator-core (Apache-2.0) has this format and is only read
+as data. Custom tables of the same format may precede it: if an earlier root contains rows for a
+lookup, later roots are not used for it.
 
-Rows are cleaned as follows (``clean_rows``):
+``clean_rows`` and the lookups clean the rows as follows:
 
-1. A row faster than the GPU's peak allows (with tolerance ``SLACK``) is invalid and is removed.
-2. Among the backend's versions that have the shape, the first one at or after the engine's
-   release is used, otherwise the last one before it (kernels change: experts of 0.24 take half
-   of the time of 0.19). Among its rows for different kernels, the fastest is used.
-3. If a product or sparse attention takes more than ``HOST_BOUND`` times the fastest row of the
-   same shape in any other table, the measurement is host-bound, and the fastest row replaces it.
-   Tables of experts and all-reduces whose median exceeds this ratio are replaced completely.
-4. No batch costs more than a larger one, because it could be padded (``make_nondecreasing``).
+1. A row that is faster than the GPU's peak allows (with tolerance ``SLACK``) is removed. 2. Among
+the backend's versions that contain the shape, the first one at or after the engine's
+   release is used, otherwise the last one before it. (Kernels change: experts in 0.24 take half
+   the time of 0.19.) If it has rows for several kernels, the fastest row is used.
+3. If a matrix product or sparse attention takes more than ``HOST_BOUND`` times as long as the
+   fastest row of the same shape in any table, the host was the bottleneck of the measurement,
+   and the fastest row is used instead. For experts and all-reduces, a table whose median exceeds
+   this ratio is replaced as a whole.
+4. A batch never costs more than a larger one, because it could be padded (``make_nondecreasing``).
 """
 
 from __future__ import annotations
@@ -31,13 +33,13 @@ from simkv.core.errors import InputError
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Package with the tables, used if installed (``pip install 'simkv[hardware]'``).
+#: Package with the tables, which is used if installed (``pip install 'simkv[hardware]'``).
 TABLES_PACKAGE = "aiconfigurator_core"
-#: Tolerance for clocks slightly above the data sheet's peak clock.
+#: Tolerance for GPUs whose clock is slightly above the data sheet's peak clock.
 SLACK = 1.1
-#: Ratio above which a measurement is host-bound. Times of a product in two engines rarely differ by
-#: more than a third if the GPU is measured: among the fp8_block products of H100 to B300,
-#: host-bound ones are 2 to 15 times slower.
+#: Ratio above which the host was the bottleneck of a measurement. Otherwise, the times of a matrix
+#: product in two engines rarely differ by more than a third. Among the fp8_block products of H100
+#: to B300, host-bound measurements are 2 to 15 times slower.
 HOST_BOUND = 2.0
 BACKENDS = ("vllm", "sglang")
 
@@ -45,7 +47,10 @@ RowFilter = Mapping[str, object]
 
 
 def find_installed_tables() -> Path | None:
-    """Return the tables of the installed package, without importing it; None if not installed."""
+    """Return the directory of the tables in the installed package, or None if it is not installed.
+
+    The package is not imported.
+    """
     spec = importlib.util.find_spec(TABLES_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -55,24 +60,24 @@ def find_installed_tables() -> Path | None:
 
 @dataclass(frozen=True)
 class TableStore:
-    """Operator tables of the GPU ``system``, for a release of a backend and for other backends."""
+    """Operator tables of a GPU ``system``, for a ``release`` of an engine's ``backend``."""
 
     roots: tuple[Path, ...]
     system: str
     backend: str
     release: str
-    #: Files that rows were read from.
+    #: Files with rows that were returned.
     seen: set[Path] = field(default_factory=set, compare=False)
 
     def has(self, table: str) -> bool:
-        """Return whether the backend has the table."""
+        """Return whether the backend has this table."""
         return bool(self._files(table, self.backend))
 
     def rows(self, table: str, where: RowFilter, *, anyone: bool = False) -> pd.DataFrame | None:
-        """Return the rows of all versions of the backend that match ``where``, or None.
+        """Return the rows that match ``where``, from all versions of the backend, or None.
 
-        ``anyone`` selects other backends instead. Column ``rank`` is 0 for the preferred version
-        and larger for others.
+        ``anyone`` selects the other backends instead. The column ``rank`` is smallest for the
+        preferred version.
         """
         import pandas as pd
 
@@ -89,7 +94,7 @@ class TableStore:
     def _parts(
         self, root: Path, table: str, backends: Sequence[str], where: RowFilter
     ) -> list[pd.DataFrame]:
-        """Return the rows of each file of a root that has matching rows."""
+        """Return the matching rows of each file under ``root`` that has any."""
         parts = []
         for backend in backends:
             for path in self._files(table, backend, root):
@@ -103,12 +108,12 @@ class TableStore:
         return parts
 
     def values(self, table: str, column: str, where: RowFilter) -> list[Any]:
-        """Return the distinct values of a column in order."""
+        """Return the sorted distinct values of a column."""
         found = self.rows(table, where)
         return [] if found is None else sorted(found[column].unique().tolist())
 
     def _rank(self, version: str) -> float:
-        """Return the sort key of a version: the engine's release first, then newer, then
+        """Return the sort key of a version: the engine's release first, then newer versions, then
         older ones.
         """
         own, wanted = version_key(version), version_key(self.release)
@@ -122,7 +127,8 @@ class TableStore:
 
 
 def version_key(version: str) -> tuple[int, int, int, float]:
-    """Return a version as a sortable tuple: three numbers, then the post release or pre-release.
+    """Return a version as a sortable tuple: three numbers, then the number of the post-release or
+    pre-release.
 
     Names without a version, such as commits, count as newer than all versions.
     """
@@ -134,7 +140,7 @@ def version_key(version: str) -> tuple[int, int, int, float]:
 
 
 def select_first_ranked(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the best-ranked version that occurs in ``rows`` (rule 2)."""
+    """Return the rows of the preferred version that occurs in ``rows`` (rule 2)."""
     first: pd.DataFrame = rows[rows["rank"] == rows["rank"].min()]
     return first
 
@@ -145,10 +151,10 @@ def clean_rows(
     keys: Sequence[str],
     fastest: Callable[[pd.DataFrame], pd.Series[float]] | None = None,
 ) -> dict[Any, float]:
-    """Return the time (s) for each combination of values of ``keys``, after rules 1 to 3.
+    """Return the time in seconds for each combination of values of ``keys``, after rules 1 to 3.
 
-    Rule 3 applies only with ``others``. ``fastest`` returns the minimum time (ms) of each row at
-    the peak rate of the GPU.
+    Rule 1 applies if ``fastest`` is given, which returns the time (ms) of each row at the GPU's
+    peak rate. Rule 3 applies if ``others``, the rows of other tables, are given.
     """
     found, elsewhere = (
         {} if rows is None else _least(_possible(rows, fastest), keys) for rows in (own, others)
@@ -176,7 +182,7 @@ def _matches(column: pd.Series[Any], wanted: object) -> pd.Series[bool]:
 
 @lru_cache(maxsize=24)
 def _read(path: Path) -> pd.DataFrame:
-    """Read a table with strings as categories, which is five times faster."""
+    """Read a table with text columns as categories, which makes filters five times faster."""
     try:
         import pyarrow.parquet as pq
         from pyarrow.lib import ArrowException

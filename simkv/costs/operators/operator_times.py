@@ -1,7 +1,7 @@
-"""Protocol of operator times in seconds, provided by ``MeasuredOperators`` and ``Roofline``.
+"""Protocol of operator times in seconds, implemented by ``MeasuredOperators`` and ``Roofline``.
 
-All shapes are per GPU: numbers of heads, widths and experts are the share of one GPU. A ``Curve``
-is a function of the number of tokens.
+All shapes are per GPU: heads, experts and widths are counted on one GPU. A ``Curve`` is a function
+of the number of tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 from simkv.costs.hardware.model_architecture import Gqa, Mla
 from simkv.costs.operators.piecewise_curve import Curve
 
-#: Seconds by number of sequences and tokens per sequence.
+#: Duration in seconds, given the number of sequences and the tokens per sequence.
 Lookup = Callable[[float, float], float]
 Collective = Literal["all_gather", "reduce_scatter", "alltoall", "all_reduce"]
 
@@ -43,55 +43,65 @@ class DeltaNetShape:
 
 
 class OperatorTimes(Protocol):
-    """Times of operators on one GPU; ``notes`` lists substitutes for missing measurements."""
+    """Durations of operators on one GPU; ``notes`` lists substitutes for missing measurements."""
 
     notes: dict[str, None]
     points: int
 
     def gemm(self, form: str, n: int, k: int) -> Curve:
-        """Return the time of multiplying matrices of shape (tokens, ``k``) and (``k``, ``n``).
+        """Return the duration of multiplying matrices of shape (tokens, ``k``) and (``k``, ``n``).
 
         ``form`` is the number format.
         """
 
     def prefill(self, attention: Gqa, kv: str) -> Lookup:
-        """Return the attention time of prompts in one layer, by number of prompts and
-        their length.
+        """Return the duration of one layer's attention for prompts, by number of prompts and their
+        length.
         """
 
     def decode(self, attention: Gqa, kv: str) -> Lookup:
-        """Return the attention time of decodes in one layer, by number of decodes and context."""
+        """Return the duration of one layer's attention for decodes, by number of decodes and
+        context.
+        """
 
     def mla_prefill(self, attention: Mla, hidden: int, form: str, kv: str) -> Lookup:
-        """Return the time of multi-head latent attention (MLA) of prompts in one layer.
+        """Return the duration of one layer's multi-head latent attention (MLA) for prompts.
 
         The arguments of the result are the number and length of prompts. Sparse attention includes
         the projections.
         """
 
     def mla_decode(self, attention: Mla, hidden: int, form: str, kv: str) -> Lookup:
-        """Return the time of multi-head latent attention (MLA) of decodes in one layer.
+        """Return the duration of one layer's multi-head latent attention (MLA) for decodes.
 
         The arguments of the result are the number and context of decodes. Sparse attention includes
         the projections.
         """
 
     def absorbed(self, attention: Mla) -> Curve:
-        """Return the time of both absorbed projections of MLA decodes, by tokens."""
+        """Return the duration of both absorbed projections of MLA decodes, by tokens."""
 
     def experts(self, shape: MoeShape, form: str) -> Curve:
-        """Return the time of the routed experts of a layer, by the total tokens of all
-        their GPUs.
+        """Return the duration of a layer's routed experts, by the total tokens of all their
+        GPUs.
         """
 
     def delta(self, shape: DeltaNetShape, phase: Literal["context", "generation"]) -> Curve:
-        """Return the time of a gated delta net's convolution and recurrence, by tokens."""
+        """Return the duration of a gated delta net's convolution and recurrence, by tokens."""
 
     def all_reduce(self, gpus: int, numbers: int, *, graph: bool) -> Curve:
-        """Return the time of an all-reduce of ``numbers`` 16-bit numbers per token."""
+        """Return the duration of an all-reduce over ``gpus`` GPUs of ``numbers`` 16-bit values per
+        token.
+
+        With ``graph``, the all-reduce is part of a CUDA graph.
+        """
 
     def collective(self, name: Collective, gpus: int, numbers: int) -> Curve:
-        """Return the time of a collective over ``numbers`` 16-bit numbers per token of all GPUs."""
+        """Return the duration of a collective over ``gpus`` GPUs of ``numbers`` 16-bit values per
+        token.
+
+        The argument of the result is the total number of tokens of all GPUs.
+        """
 
     def elementwise(self, nbytes: float) -> Curve:
-        """Return the time of a kernel that moves ``nbytes`` bytes per token."""
+        """Return the duration of a kernel that moves ``nbytes`` bytes per token."""

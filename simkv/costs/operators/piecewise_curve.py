@@ -1,4 +1,4 @@
-"""Piecewise linear functions of one variable, and their arithmetic."""
+"""Piecewise linear functions of one variable and operations on them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from simkv.costs.interpolation import interpolate
 
 @dataclass(frozen=True)
 class Curve:
-    """Seconds ``ys`` at increasing ``xs``: linear between, constant below, linear beyond."""
+    """A piecewise linear function with values ``ys`` (seconds) at increasing ``xs``.
+
+    Below the first x it is constant; beyond the last x it continues linearly.
+    """
 
     xs: tuple[float, ...]
     ys: tuple[float, ...]
@@ -23,29 +26,31 @@ class Curve:
         return Curve(self.xs, tuple(factor * y for y in self.ys))
 
     def of(self, per_x: float) -> Curve:
-        """Return the curve for a variable of which each unit is ``per_x`` units of x."""
+        """Return the curve as a function of another variable: x is ``per_x`` times this
+        variable.
+        """
         return Curve(tuple(x / per_x for x in self.xs), self.ys)
 
     def at_least(self, seconds: float) -> Curve:
-        """Return the curve with a minimum of ``seconds``."""
+        """Return the curve with values of at least ``seconds``."""
         return Curve(self.xs, tuple(max(y, seconds) for y in self.ys))
 
 
 def make_curve(points: Mapping[float, float]) -> Curve:
-    """Return the curve through unordered points."""
+    """Return the curve through points, given as a mapping from x to y in any order."""
     xs = sorted(points)
     return Curve(tuple(float(x) for x in xs), tuple(float(points[x]) for x in xs))
 
 
 def sum_curves(curves: Iterable[Curve]) -> Curve:
-    """Return the sum of curves, exact at every point of each."""
+    """Return the sum of curves, exact at all points of each curve."""
     parts = list(curves)
     xs = tuple(sorted({x for part in parts for x in part.xs}))
     return Curve(xs, tuple(sum(part(x) for part in parts) for x in xs))
 
 
 def make_nondecreasing(points: Mapping[float, float]) -> dict[float, float]:
-    """Return the points, each lowered to the minimum of itself and all points with larger x.
+    """Lower each point to the minimum of its own y and of all points with larger x.
 
     A larger size cannot be faster, because a smaller one could be padded.
     """
@@ -58,10 +63,10 @@ def make_nondecreasing(points: Mapping[float, float]) -> dict[float, float]:
 
 
 def sample_function(function: Callable[[float], float], xs: Iterable[float]) -> Curve:
-    """Return the curve through samples of a function."""
+    """Return the curve through the values of a function at ``xs``."""
     return make_curve({x: function(x) for x in xs})
 
 
 def round_to_four_digits(values: Iterable[float]) -> list[float]:
-    """Round values to four significant digits, the accuracy of the tables."""
+    """Round values to four significant digits, which is the accuracy of the tables."""
     return [float(f"{value:.4g}") for value in values]

@@ -1,7 +1,8 @@
 """Select the best available cost profile for some hardware.
 
-In order: operator tables in the user's directories, operator tables of the installed package, a
-packaged profile of exactly this GPU, model, parallelism and formats, and the data sheet.
+The order of preference is: operator tables in the user's directories, operator tables of the
+installed package, a packaged profile of exactly this GPU, model, parallelism and number formats,
+and the data sheet.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ from simkv.costs.operators.roofline import Efficiency, Roofline, estimate_errors
 def resolve_profile(
     hardware: Hardware, setting: ExecutionSettings, tables: Sequence[Path] = ()
 ) -> CostProfile:
-    """Return the profile of an engine on some hardware; ``tables`` are searched first.
+    """Return the cost profile of an engine on some hardware.
 
-    The profile is composed once per hardware and setting. Raises InputError for a missing
-    directory, or one without tables of the GPU.
+    ``tables`` are the user's directories, which are searched first. The result is cached for each
+    combination of hardware and engine settings. Raises InputError if a directory is missing or has
+    no tables of the GPU.
     """
     system = find_system(hardware.gpu)
     for folder in tables:
@@ -45,7 +47,9 @@ def resolve_profile(
 
 
 def find_system(gpu: Gpu) -> str:
-    """Return the directory name of a GPU's operator tables; by default its name in lower case."""
+    """Return the directory name of a GPU's operator tables; the default is its name in lower
+    case.
+    """
     return gpu.system or re.sub(r"[^a-z0-9]+", "_", gpu.name.lower())
 
 
@@ -55,7 +59,9 @@ def compose_from_tables(
     tables: Sequence[Path] = (),
     constants: CostConstants | None = None,
 ) -> CostProfile | None:
-    """Compose the profile from operator tables; None if no table has products of this GPU."""
+    """Compose the profile from operator tables; None if no table has matrix products of this
+    GPU.
+    """
     package = find_installed_tables()
     roots = (*tables, *([package] if package else []))
     backend = setting.engine if setting.engine in BACKENDS else BACKENDS[0]
@@ -85,9 +91,10 @@ def estimate_from_data_sheet(
     constants: CostConstants | None = None,
     shares: Efficiency | None = None,
 ) -> CostProfile:
-    """Estimate the profile from the GPU's data sheet and the ``shares`` that operators reach.
+    """Estimate the profile from the GPU's data sheet.
 
-    Its error is the error of such estimates for measured GPUs against their tables.
+    ``shares`` are the fractions of the data sheet's rates that operators reach. The error of the
+    profile was determined from such estimates for GPUs with operator tables.
     """
     operators = Roofline(hardware.gpu, hardware.interconnect, shares)
     changed = find_constants(hardware, setting) if constants is None else constants
@@ -103,7 +110,7 @@ def estimate_from_data_sheet(
 
 
 class _Key:
-    """Cache key of hardware and setting, compared by their representation."""
+    """Cache key for hardware and engine settings, compared by their ``repr``."""
 
     def __init__(
         self, hardware: Hardware, setting: ExecutionSettings, tables: tuple[Path, ...]

@@ -1,7 +1,8 @@
 """Operator times estimated from a GPU's data sheet.
 
-An operator takes a constant plus the larger of two times: operations at a share of the peak rate,
-and bytes at a share of the bandwidth. ``efficiency.json`` has the shares seen on measured GPUs.
+An operator takes a constant time plus the longer of two times: its operations at a fraction of the
+peak rate, and its bytes at a fraction of the bandwidth. ``efficiency.json`` contains the fractions
+that were measured on several GPUs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from simkv.costs.operators.operator_times import (
 )
 from simkv.costs.operators.piecewise_curve import Curve, make_curve
 
-#: Token counts of curve points.
+#: Token counts at which curves are evaluated.
 CURVE_TOKENS = (
     *(1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768),
     *(1024, 1536, 2048, 3072, 4096, 8192, 16384, 32768),
@@ -35,7 +36,9 @@ CURVE_TOKENS = (
 
 
 class Efficiency(FrozenModel):
-    """Shares of the data sheet's rates that operators reach, and their constants (s)."""
+    """Fractions of the data sheet's rates that operators reach, and their constant times in
+    seconds.
+    """
 
     gemm_flops: float
     gemm_bytes: float
@@ -57,7 +60,9 @@ class Efficiency(FrozenModel):
 
 
 class EfficiencyFile(FrozenModel):
-    """Content of ``efficiency.json``: shares, and estimation errors by kind of step."""
+    """Content of ``efficiency.json``: the fractions, and the errors of estimates by kind of
+    step.
+    """
 
     shares: Efficiency
     left_out: dict[str, StepError]
@@ -71,7 +76,7 @@ def _seen() -> EfficiencyFile:
 
 
 def efficiency() -> Efficiency:
-    """Return the fractions of data-sheet rates that operators reach on the measured GPUs."""
+    """Return the fractions of the data sheet's rates that operators reach on the measured GPUs."""
     return _seen().shares
 
 
@@ -142,13 +147,13 @@ class Roofline:
         )
 
     def _sparse_products(self, attention: Mla, hidden: int, form: str) -> Curve:
-        """Return the projections, which times of sparse attention include."""
+        """Return the time of the projections, which the times of sparse attention include."""
         if not attention.sparse:
             return Curve((1.0,), (0.0,))
         return self.gemm(form, attention.weights(hidden) // hidden, hidden)
 
     def absorbed(self, attention: Mla) -> Curve:
-        """Return the time of both absorbed projections of decodes, by tokens."""
+        """Return the time of both absorbed projections of MLA decodes, by tokens."""
         width = attention.qk_nope_head_dim + attention.v_head_dim
         nbytes = 2 * attention.heads * width * attention.kv_lora_rank
         flops = self.gpu.flops * self.shares.gemm_flops

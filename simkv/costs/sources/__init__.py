@@ -1,4 +1,4 @@
-"""Cost profiles from measurements of other projects, one module per source, and table readers.
+"""Build cost profiles from measurements of other projects, with one module per source.
 
 ``single_request_fit`` fits a profile to requests that ran in isolation on an engine.
 """

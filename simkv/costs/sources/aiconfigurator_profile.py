@@ -2,10 +2,11 @@
 
 The input is a directory with ``context_attention_perf.parquet``,
 ``generation_attention_perf.parquet`` and ``gemm_perf.parquet`` (times in ms;
-github.com/ai-dynamo/aiconfigurator, systems/data). Attention is looked up by the heads per GPU in
-bfloat16; matrix products are interpolated linearly over both dimensions. Decode tables end at 8 KV
-heads: more heads are looked up as 8 with proportionally more KV, which is the same number of bytes.
-The tables do not include norms, activations, rotary positions, collectives and host time.
+github.com/ai-dynamo/aiconfigurator, systems/data). Attention times are looked up by the heads per
+GPU in bfloat16. The times of matrix products are interpolated linearly over both dimensions. Decode
+tables end at 8 KV heads: more heads are looked up as 8 heads with proportionally more KV, which is
+the same number of bytes. The tables do not include norms, activations, rotary positions,
+collectives and host time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ DTYPE = "bfloat16"
 
 
 def aiconfigurator_profile(folder: Path, model: Model, tp: int = 1) -> CostProfile:
-    """Build the profile of ``model`` on ``tp`` GPUs. Raises InputError for unsuitable tables."""
+    """Build the cost profile of ``model`` on ``tp`` GPUs. Raises InputError for unsuitable
+    tables.
+    """
     check_dense(model)
     prefills = _prefills(folder, model, tp)
     decodes, most = _decodes(folder, model, tp)
@@ -54,9 +57,10 @@ def _device(folder: Path) -> str:
 
 
 def _heads(folder: Path, name: str, model: Model, heads: int, kv_heads: int) -> pd.DataFrame:
-    """Return the rows of an attention table for the given heads per GPU.
+    """Return the rows of an attention table for the given numbers of heads per GPU.
 
-    Rows have the model's head size and no window; for several kernels the fastest one is kept.
+    Only rows with the model's head size and without a sliding window are used. If several kernels
+    were measured, the fastest row remains.
     """
     path = folder / f"{name}_perf.parquet"
     numbers = ("batch_size", "isl", "num_heads", "num_key_value_heads", "step")
@@ -80,7 +84,7 @@ def _heads(folder: Path, name: str, model: Model, heads: int, kv_heads: int) -> 
 
 
 def _alike(frame: pd.DataFrame, head_dim: int) -> pd.Series[bool]:
-    """Return a mask of the rows with this head size and without attention window.
+    """Return a mask of the rows with this head size and without a sliding window.
 
     A condition is ignored if the table lacks its column.
     """
@@ -107,7 +111,7 @@ def _prefills(folder: Path, model: Model, tp: int) -> pd.DataFrame:
 def _decodes(folder: Path, model: Model, tp: int) -> tuple[pd.DataFrame, int]:
     """Return the table of decode times, and a number of KV heads.
 
-    The number is that per GPU if it exceeds the maximum in the tables, else 0.
+    The number is the number of KV heads per GPU if it exceeds the maximum in the tables, else 0.
     """
     heads, kv_heads = model.heads // tp, max(model.kv_heads // tp, 1)
     path = folder / "generation_attention_perf.parquet"
@@ -125,7 +129,9 @@ def _decodes(folder: Path, model: Model, tp: int) -> tuple[pd.DataFrame, int]:
 
 
 def _products(folder: Path, model: Model, tp: int) -> tuple[list[CostTerm], list[float]]:
-    """Return the terms of the matrix products, and the measured numbers of tokens."""
+    """Return the cost terms of the matrix products, and the token counts at which they were
+    measured.
+    """
     path = folder / "gemm_perf.parquet"
     columns = dict.fromkeys(("m", "n", "k"), "whole")
     frame = read_table(path, {**columns, "latency": "number", "gemm_dtype": "text"})  # type: ignore[dict-item]

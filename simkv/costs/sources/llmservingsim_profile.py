@@ -1,26 +1,26 @@
 """Cost profiles from the kernel tables of LLMServingSim's profiler.
 
-A bundle (``meta.yaml`` and ``tp<N>/*.csv``, plain or gzip-compressed) has times in us of one
-layer's kernels: by tokens of a step (``dense``), by sampled sequences (``per_sequence``), for
+A bundle (``meta.yaml`` and ``tp<N>/*.csv``, plain or gzip-compressed) has the times in us of one
+layer's kernels: by tokens per step (``dense``), by sampled sequences (``per_sequence``), for
 attention on four axes (see ``costs.attention_table``), and the additional time for decodes of
 unequal length (``skew_fit``). A step is the sum over all layers
 (github.com/casys-kaist/LLMServingSim, commit 5daddb2, serving/core/trace_generator.py). As in
-LLMServingSim, the skew correction applies only if the bundle enables it, and a bucket without
+LLMServingSim, the skew correction applies only if the bundle enables it, and a bucket without a
 measurement uses the bundle's default.
 
-The tables contain kernels only: no host time, no gaps between kernels. If the engine's CUDA graphs
-are known, ``sources/launch_overhead.py`` adds the host time of steps without a graph.
+The tables contain kernels only: no host time and no gaps between kernels. If the engine's CUDA
+graphs are known, ``sources/launch_overhead.py`` adds the host time of steps without a graph.
 
-Tensor parallelism adds two all-reduces per layer. With expert parallelism, the ranks exchange their
-tokens before the experts (an all-gather of hidden states, and one each of the ids and weights of
-the chosen experts, 4 bytes per number: vLLM's all-gather and reduce-scatter) and receive the sums
-after them (a reduce-scatter). Collective times come from ``hardware/gpus.json``, as measured on the
-GPU, or from a given host link, because hosts with the same GPUs may have different links.
+Tensor parallelism adds two all-reduces per layer. Expert parallelism adds the exchange of tokens:
+before the experts, all-gathers of the hidden states and of the ids and weights of the selected
+experts (4 bytes per number); after the experts, a reduce-scatter of the sums, as in vLLM. The times
+of collectives come from ``hardware/gpus.json``, as measured on the GPU, or from a given host link,
+because hosts with the same GPUs may have different links.
 
-A mixture of experts (``moe.csv``, by tokens and activated experts: the whole block with the
-router's product, but without expert selection, which the profiler does itself) is assumed to select
-experts uniformly. The ranks of an expert-parallel group pool their tokens: each computes its share
-of the experts for the tokens routed to them.
+The experts of a mixture of experts (``moe.csv``, by tokens and activated experts) are assumed to be
+selected uniformly. Their times include the router's matrix product, but not the selection of
+experts, which the profiler did itself. The ranks of an expert-parallel group exchange their tokens:
+each rank computes its own experts for the tokens of all ranks that selected them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from simkv.costs.sources.measurement_files import (
     read_table,
 )
 
-#: Kernels that run once per step, and the number of runs per layer of the others.
+#: Kernels that run once per step, and the number of runs per layer of other kernels.
 KERNELS_PER_STEP = ("embedding", "final_layernorm")
 KERNELS_PER_LAYER = {
     "layernorm": 2,
@@ -80,12 +80,12 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 
 @dataclass(frozen=True)
 class Sharding:
-    """Distribution of a model over GPUs, and the model shape that the tables lack.
+    """Distribution of a model over GPUs, and facts about the model that the tables lack.
 
-    ``hidden`` is needed for collectives. ``experts`` and ``experts_per_token`` are needed for a
-    mixture of experts, whose experts are split equally across ``expert_ranks`` GPUs. ``link`` is
-    the link between the GPUs; None selects the host on which the collectives in the GPU catalog
-    were measured.
+    ``layers`` is the number of layers and ``tp`` the number of tensor-parallel GPUs. ``hidden`` is
+    needed for collectives. ``experts`` and ``experts_per_token`` are needed for a mixture of
+    experts, whose experts are split equally across ``expert_ranks`` GPUs. ``link`` is the link
+    between the GPUs; None selects the times of collectives in the GPU catalog.
     """
 
     layers: int
@@ -103,10 +103,10 @@ _AXES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 def bundle_profile(
     folder: Path, layout: Sharding, graph_sizes: list[int] | None = None
 ) -> CostProfile:
-    """Build the profile of a model from the tables of an LLMServingSim bundle.
+    """Build the cost profile of a model from the tables of an LLMServingSim bundle.
 
-    ``layout`` distributes the model over GPUs. ``graph_sizes`` are the token counts of the engine's
-    CUDA graphs; None disables padding. Raises InputError if the bundle cannot be used.
+    ``graph_sizes`` are the sizes of the engine's CUDA graphs in tokens; with None, steps are not
+    padded to a graph size. Raises InputError if the bundle cannot be used.
     """
     layers, tp = layout.layers, layout.tp
     meta = read_settings(folder / "meta.yaml")
@@ -155,7 +155,9 @@ def bundle_profile(
 
 
 def bundle_model(folder: Path) -> str:
-    """Return the name of the model in an LLMServingSim bundle; empty if the bundle has none."""
+    """Return the name of the model in an LLMServingSim bundle, or an empty string if it has
+    none.
+    """
     return str(read_settings(folder / "meta.yaml").get("model", ""))
 
 
@@ -172,7 +174,9 @@ def _dense(tables: Path, layout: Sharding) -> list[CostTerm]:
 
 
 def _collectives(gpu: str, layout: Sharding) -> tuple[list[CostTerm], str]:
-    """Return the cost terms of collectives, and a note on their source or absence."""
+    """Return the cost terms of the collectives, and a note that names their source or missing
+    times.
+    """
     wanted = _wanted(layout)
     known = known_gpu(gpu)
     measured = known.collectives if known else {}
@@ -191,7 +195,8 @@ def _collectives(gpu: str, layout: Sharding) -> tuple[list[CostTerm], str]:
 
 
 def _wanted(layout: Sharding) -> list[tuple[str, int, int, int]]:
-    """Return each collective of a layer: name, number of GPUs, runs, and bytes per token.
+    """Return the collectives of a layer as tuples: name, number of GPUs, number of runs, bytes per
+    token.
 
     Zero bytes mean that the size is unknown.
     """
@@ -207,7 +212,7 @@ def _wanted(layout: Sharding) -> list[tuple[str, int, int, int]]:
 
 
 def scale_collectives(profile: CostProfile, times: float) -> CostProfile | None:
-    """Return the profile with the times of collectives multiplied by ``times``.
+    """Return the profile with the times of its collectives multiplied by ``times``.
 
     Returns None if the profile has no collectives.
     """
@@ -226,7 +231,7 @@ def _longer(term: CostTerm, times: float) -> CostTerm:
 
 
 def _experts(tables: Path, layout: Sharding) -> list[CostTerm]:
-    """Return the term of the experts of all layers, by the tokens pooled over the ranks."""
+    """Return the cost term of the experts of all layers, by the total tokens of all ranks."""
     if not layout.experts:
         if any((tables / f"moe.csv{end}").is_file() for end in ("", ".gz")):
             raise InputError(
@@ -265,7 +270,7 @@ def _sampling(tables: Path) -> list[CostTerm]:
 
 
 def _check_whole(path: Path, frame: pd.DataFrame, needed: Sequence[str]) -> None:
-    """Raise InputError if a table lacks a kernel that every step runs."""
+    """Raise InputError if a table lacks a kernel in ``needed``."""
     missing = [name for name in needed if name not in set(frame["layer"])]
     if missing:
         raise InputError(
@@ -276,7 +281,9 @@ def _check_whole(path: Path, frame: pd.DataFrame, needed: Sequence[str]) -> None
 def _terms(
     path: Path, frame: pd.DataFrame, column: str, feature: Feature, counts: Mapping[str, int]
 ) -> list[CostTerm]:
-    """Return one term for each kernel, which runs ``counts`` times per step."""
+    """Return one cost term per kernel, by the values of ``column``; ``counts`` are its runs per
+    step.
+    """
     terms = []
     for layer, rows in frame.groupby("layer"):
         if layer not in counts:
@@ -314,7 +321,9 @@ def _slices(tables: Path, layers: int) -> list[AttentionSlice]:
 
 
 def _skew(folder: Path, meta: Mapping[str, Any], tp: int) -> SkewCorrection | None:
-    """Return the bundle's correction for decodes of unequal length, if enabled."""
+    """Return the bundle's correction for decodes of unequal length, or None if it is not
+    enabled.
+    """
     fit = meta.get("skew_fit") or {}
     if not fit.get("enabled"):
         return None

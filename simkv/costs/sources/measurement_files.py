@@ -19,7 +19,9 @@ RowPredicate = Callable[[pd.DataFrame], "pd.Series[bool]"]
 
 
 def find_table(folder: Path, stem: str) -> Path:
-    """Return ``stem.csv`` or ``stem.csv.gz`` in ``folder``. Raises InputError without either."""
+    """Return the path of ``stem.csv`` or ``stem.csv.gz`` in ``folder``. Raises InputError if
+    neither exists.
+    """
     names = [f"{stem}.csv", f"{stem}.csv.gz"]
     for name in names:
         if (folder / name).is_file():
@@ -30,10 +32,11 @@ def find_table(folder: Path, stem: str) -> Path:
 def read_table(
     path: Path, columns: Mapping[str, ColumnKind], rows: RowPredicate | None = None
 ) -> pd.DataFrame:
-    """Read validated columns of a CSV (also gzip-compressed) or Parquet file.
+    """Read columns of a CSV file (also gzip-compressed) or Parquet file and validate their values.
 
-    ``rows`` selects rows, which keep their numbers. Numbers must be finite and not negative. Raises
-    InputError with file, line and column otherwise.
+    ``rows`` selects the rows to validate and return; the index of the result has their original row
+    numbers. Numbers must be finite and not negative. Raises InputError, which names file, line and
+    column.
     """
     check_input(path, most=MAX_TABLE_BYTES)
     try:
@@ -77,7 +80,10 @@ def _checked(path: Path, column: pd.Series[Any], kind: ColumnKind) -> pd.Series[
 
 
 def check_prefills_and_decodes(path: Path, prefills: object, decodes: object) -> None:
-    """Raise InputError if an attention table lacks rows of isolated prefills or decodes."""
+    """Raise InputError if an attention table lacks isolated prefills or isolated decodes.
+
+    The arguments are collections of both; neither may be empty.
+    """
     for some, what in ((prefills, "a prefill"), (decodes, "decodes")):
         if not some:
             raise InputError(
@@ -87,7 +93,7 @@ def check_prefills_and_decodes(path: Path, prefills: object, decodes: object) ->
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Read a YAML file of settings. Raises InputError if it is invalid."""
+    """Read a YAML file with a mapping of settings. Raises InputError if it is invalid."""
     try:
         found = YAML(typ="safe", pure=True).load(read_text(path))
     except (YAMLError, ValueError) as error:

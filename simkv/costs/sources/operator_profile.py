@@ -1,4 +1,4 @@
-"""Cost profiles from separately measured operators: attention, and the rest of a step."""
+"""Cost profiles from measured attention times and from cost terms of the other operators."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from simkv.costs.held_out_errors import add_error_estimates
 def build_attention_table(prefills: pd.DataFrame, decodes: pd.DataFrame) -> AttentionTable:
     """Build an attention table from measured times of prefills and of decodes.
 
-    ``prefills`` has the columns ``tokens``, ``before`` (KV tokens before the prefill) and
-    ``seconds``; ``decodes`` has ``seqs``, ``context`` and ``seconds``. Repeated measurements are
-    replaced by their median.
+    ``prefills`` has the columns ``tokens``, ``before`` (cached tokens before the prefill) and
+    ``seconds``; ``decodes`` has the columns ``seqs``, ``context`` and ``seconds``. Repeated
+    measurements are replaced by their median.
     """
     slices = []
     for _, part in prefills.groupby("tokens"):
@@ -44,7 +44,7 @@ def build_attention_table(prefills: pd.DataFrame, decodes: pd.DataFrame) -> Atte
 
 
 def check_dense(model: Model) -> None:
-    """Raise InputError for a mixture of experts, which these tables do not cover."""
+    """Raise InputError for a mixture of experts, which the tables of these sources do not cover."""
     if model.experts:
         raise InputError(
             f"{model.name}: is a mixture of experts; these tables support dense models only"
@@ -61,11 +61,11 @@ def operators_profile(
     decodes: pd.DataFrame,
     source: list[str],
 ) -> CostProfile:
-    """Build a profile from ``terms`` and from attention times.
+    """Build a profile from cost terms and from attention times.
 
     ``sizes`` are the numbers of tokens at which the terms were measured. ``build_attention_table``
-    describes the columns of ``prefills`` and ``decodes``. ``source`` should name everything that
-    was not measured.
+    describes the columns of ``prefills`` and ``decodes``. ``source`` describes where the data come
+    from and names everything that was not measured.
     """
     ranges: dict[Feature, tuple[float, float]] = {
         "tokens": (min(sizes), max(sizes)),

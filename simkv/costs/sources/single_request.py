@@ -1,4 +1,4 @@
-"""Measurements of single requests that ran in isolation, and properties of their model."""
+"""Measured times of requests that ran in isolation, and properties of their model."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Floats = npt.NDArray[np.float64]
 
 #: Minimum number of requests for a fit.
 MIN_REQUESTS = 8
-#: Minimum output tokens for a usable estimate of a decode step.
+#: Minimum output tokens of a request for an estimate of its decode steps.
 MIN_OUTPUT_TOKENS = 8
 
 
 @dataclass(frozen=True)
 class ModelTraits:
-    """Properties of a model and engine that the fit uses.
+    """Properties of a model and its engine that the fit uses.
 
     ``kv_bytes_per_token`` and ``flops_per_pair`` (FLOP per pair of a token and a token that it
     attends to) are totals over all layers. ``max_num_batched_tokens`` and ``block_size`` are
-    settings of the engine. ``flops_per_token`` is the FLOP per computed token (0 if unknown). For a
-    mixture of experts, ``expert_share`` is the fraction of all weights that belongs to experts, and
-    ``chosen`` the fraction of experts that a token uses.
+    settings of the engine. ``flops_per_token`` is the FLOP per computed token without attention, or
+    0 if it is unknown. For a mixture of experts, ``expert_share`` is the fraction of all weights
+    that belongs to experts, and ``chosen`` the fraction of the experts that a token uses.
     """
 
     kv_bytes_per_token: int
@@ -44,7 +44,7 @@ class ModelTraits:
 def compute_model_traits(
     model: Model, max_num_batched_tokens: int, block_size: int = 16, tensor_parallel: int = 1
 ) -> ModelTraits:
-    """Return the properties of a catalog model, per GPU."""
+    """Return the properties of a catalog model, divided by the number of tensor-parallel GPUs."""
     chosen = model.experts_per_token / model.experts if model.experts else 1.0
     embeddings = model.vocab * model.hidden * (1 if model.tied else 2)
     computed = model.parameters - embeddings - (1 - chosen) * model.mlp_parameters
@@ -61,9 +61,10 @@ def compute_model_traits(
 
 @dataclass(frozen=True)
 class IsolatedRequests:
-    """Requests that ran in isolation: numbers of tokens and times (s), one entry per request.
+    """Requests that ran in isolation: token counts and durations in seconds, with one entry per
+    request.
 
-    ``hits`` is the number of leading tokens found in the prefix cache. ``front`` is the time before
+    ``hits`` is the number of leading tokens found in the prefix cache. ``front`` is the time until
     the engine core received the request. ``decode`` is the mean duration of a decode step, or NaN
     if the request has a single output token.
     """
@@ -82,12 +83,13 @@ class IsolatedRequests:
 def read_isolated_requests(
     path: Path, stage: str = "sync", block_size: int = 16, *, caching: bool = True
 ) -> IsolatedRequests:
-    """Read the rows of a ``stage`` of a request table, without the run's first (cold) request.
+    """Read the rows of one ``stage`` of a request table, without the first request of the run.
 
-    Columns: prompt_tokens, output_tokens, prefill_ms, ttft_ms, e2e_ms, queue_ms; optional arrival_s
-    (without it the file's first row is the cold one), stage (without it all rows are used) and
-    shared_prefix_tokens, which are cache hits with ``caching``. Raises InputError if columns are
-    missing, or if there are too few or unusable rows.
+    The first request is excluded because the engine is not warmed up. Required columns:
+    prompt_tokens, output_tokens, prefill_ms, ttft_ms, e2e_ms, queue_ms. Optional columns: arrival_s
+    (default: the first row is the first request), stage (default: all rows belong to the stage) and
+    shared_prefix_tokens, which are cache hits if ``caching`` is True. Raises InputError if columns
+    are missing, or if rows are invalid or too few.
     """
     columns = ("prompt_tokens", "output_tokens", "queue_ms", "prefill_ms", "ttft_ms", "e2e_ms")
 
@@ -123,7 +125,7 @@ def read_isolated_requests(
 
 
 def _check(path: Path, rows: pd.DataFrame) -> None:
-    """Raise InputError for impossible times, or without enough decodes for a fit."""
+    """Raise InputError for impossible times or if too few decode steps were measured for a fit."""
     long = rows["output_tokens"] >= MIN_OUTPUT_TOKENS
     wrong = {
         "prompt_tokens: must be greater than 0": rows["prompt_tokens"] <= 0,

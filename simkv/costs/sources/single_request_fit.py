@@ -1,42 +1,43 @@
-"""Cost profile fitted to requests that ran in isolation on an engine.
+"""Fit a cost profile to requests that ran in isolation on an engine.
 
-Isolated requests show the duration of a prefill by its tokens, and of a step of one decode by its
-KV. The model of a step with decodes only is
+Isolated requests show the duration of a prefill as a function of its tokens, and the duration of a
+decode step of one request as a function of its KV. The model of a step that only decodes is
 
     decode step + token x tokens + context x KV read by decodes
 
-and of a step with prefills
+and the model of a step with prefills is
 
     weights, then tokens (below) + pair x pairs + MIXED_DECODE_FACTOR x context x KV read by decodes
 
-where pairs counts the pairs of a token and a token that it attends to. A token costs the same in a
-prefill, beside a prefill, and in a batch of decodes, which isolated requests cannot show. Errors
-are relative and have equal weight.
+where pairs is the number of pairs of a token and a token that it attends to. A token costs the same
+in a prefill, beside a prefill, and in a batch of decodes; isolated requests cannot show a
+difference. Errors are relative and have equal weight.
 
 **Weights, then tokens.** Every step reads the weights, which takes as long as one decode without
-its KV. Many tokens take prefill step + token x tokens, which hides the weights. The transition
-between both is the cube root of the sum of cubes: a chunk of 64 tokens on an H100 took 27.5 ms,
-where a decode takes 26 ms and the line gives 14.6 ms; in the kernel tables that simkv reads, powers
-of 2 to 4 fit best. The profile is therefore also valid for token budgets other than the fitted one.
-In a mixture of experts, a few tokens read a part of the weights, depending on the number of
-activated experts, and the cost of tokens is added.
+its KV. A step with many tokens takes prefill step + token x tokens, and reading the weights
+overlaps with this computation. The transition between both is the cube root of the sum of cubes: a
+chunk of 64 tokens on an H100 took 27.5 ms, where a decode takes 26 ms and the linear part gives
+14.6 ms. In the kernel tables that simkv reads, exponents of 2 to 4 fit best. The profile is
+therefore also valid for token budgets other than the fitted one. In a mixture of experts, a step
+with few tokens reads only a part of the weights, depending on the number of activated experts, and
+the cost of tokens is added.
 
-The costs of a token, of a pair and of KV are hard to separate with a few rows of similar length, or
-chunks of one size. If model and GPU are known, the fit therefore has one additional observation for
-each likely value: KV is read at ``BANDWIDTH_SHARE`` of the GPU's bandwidth, prefill attention
-reaches ``ATTENTION_FLOPS_SHARE`` of its operations per second, and matrix products reach
-``PRODUCT_FLOPS_SHARE``. The first two are values of vLLM's attention in aiconfigurator's table of
-an H100 (vLLM 0.14): 2.9 to 3.05 TB/s of 3.35 from 130,000 tokens on, 390 to 515 TFLOP/s of 989 at
-prompts of 2,000 to 4,000 tokens and 64 heads. The third is the value of steps of 1,000 to 2,000
-tokens without attention, embedding and head: 0.77 (A100, Vidur; RTX PRO 6000, LLMServingSim), 0.85
-(H100, aiconfigurator), 0.96 (RTX 4090, whose data sheet is conservative). The fixed cost of a step,
-besides weights and tokens, is ``PREFILL_STEP_RATIO`` of a decode step: 0.1 to 0.3 there. The second
-number of each pair is the relative uncertainty.
+The costs of a token, of a pair and of KV are hard to separate with a few requests of similar
+length, or with chunks of one size. If model and GPU are known, the fit therefore has one additional
+observation for each of three typical values: KV is read at ``BANDWIDTH_SHARE`` of the GPU's
+bandwidth, prefill attention reaches ``ATTENTION_FLOPS_SHARE`` of its FLOP/s, and matrix products
+reach ``PRODUCT_FLOPS_SHARE``. The first two are values of vLLM's attention in aiconfigurator's
+table of an H100 (vLLM 0.14): 2.9 to 3.05 TB/s of 3.35 from 130,000 tokens on, and 390 to 515
+TFLOP/s of 989 at prompts of 2,000 to 4,000 tokens and 64 heads. The third is the value of steps of
+1,000 to 2,000 tokens without attention, embedding and head: 0.77 (A100, Vidur; RTX PRO 6000,
+LLMServingSim), 0.85 (H100, aiconfigurator), 0.96 (RTX 4090, whose data sheet is conservative). The
+fixed cost of a step, besides weights and tokens, is ``PREFILL_STEP_RATIO`` times a decode step: 0.1
+to 0.3 in these tables. The second number of each constant is its relative uncertainty.
 
-Attention of decodes beside a prefill takes ``MIXED_DECODE_FACTOR`` times as long as without: 1.5
-and 2.1 in LLMServingSim's tables of two GPUs (medians over points with 8 or more decodes). This
-factor is uncertain: eight in ten of those points are from 1.0 to 3.6, and isolated requests cannot
-show it.
+Attention of decodes beside a prefill takes ``MIXED_DECODE_FACTOR`` times as long as without a
+prefill: 1.5 and 2.1 in LLMServingSim's tables of two GPUs (medians over batches with 8 or more
+decodes). This factor is uncertain: for eight in ten of these batches it is between 1.0 and 3.6, and
+isolated requests cannot show it.
 """
 
 from __future__ import annotations
@@ -71,9 +72,9 @@ PREFILL_STEP_RATIO = (0.2, 1.0)
 MIXED_DECODE_FACTOR = 1.8
 #: Exponent of the transition: ``(a**POWER + b**POWER) ** (1 / POWER)``.
 POWER = 3.0
-#: Relative error of a decode step per doubling of the batch size: the mean error over the mean
-#: number of doublings, at 2 to 64 decodes, on the devices of ``simkv validate budgets``, without
-#: mixtures of experts. It was 0.2 to 1.9 %, and 90 of 100 are below this value.
+#: Relative error of a decode step per doubling of the batch size: the mean error divided by the
+#: mean number of doublings, for 2 to 64 decodes on the devices of ``simkv validate budgets``,
+#: without mixtures of experts. The errors were 0.2 to 1.9 %; 90 % of them are below this value.
 BATCH_DOUBLING_ERROR = 0.019
 #: Token counts at which the curve of weights and tokens is tabulated.
 TOKEN_KNOTS = np.unique(np.round(2.0 ** (np.arange(113) / 8)))
@@ -81,7 +82,7 @@ TOKEN_KNOTS = np.unique(np.round(2.0 ** (np.arange(113) / 8)))
 
 @dataclass(frozen=True)
 class CostCoefficients:
-    """Fitted costs in seconds: per prefill step, decode step, token, pair and context token.
+    """Fitted costs in seconds per prefill step, decode step, token, pair and context token.
 
     A pair is a token and a token that it attends to.
     """
@@ -123,15 +124,18 @@ def fit_cost_coefficients(
 def compute_non_attention_seconds(
     tokens: Floats, prices: CostCoefficients, shape: ModelTraits
 ) -> Floats:
-    """Return the durations (s) of steps with prefills, excluding attention, by number of tokens."""
+    """Compute the durations in seconds of steps with prefills, without attention.
+
+    ``tokens`` contains the number of tokens of each step.
+    """
     floor = prices.decode_step + prices.token
     return _products(tokens, floor, prices.prefill_step, prices.token, shape)
 
 
 def _products(tokens: Floats, one: float, step: float, token: float, shape: ModelTraits) -> Floats:
-    """Return the durations (s) of the matrix products of steps, by number of tokens.
+    """Compute the durations in seconds of a step's matrix products, for each number of ``tokens``.
 
-    ``one`` is the duration of a decode step without the time to read its KV.
+    ``one`` is the duration of a decode step of one request without the time to read its KV.
     """
     if shape.expert_share:
         return _weights(tokens, one, step, shape) + token * (tokens - 1)
@@ -142,9 +146,10 @@ def _products(tokens: Floats, one: float, step: float, token: float, shape: Mode
 
 
 def _weights(tokens: Floats, one: float, step: float, shape: ModelTraits) -> Floats:
-    """Return the time (s) to read the weights that are needed for each number of tokens.
+    """Compute the time in seconds to read the weights that are needed for each number of
+    ``tokens``.
 
-    Reading all weights takes ``step`` or, if ``one`` implies a longer time, that time.
+    Reading all weights takes the longer of ``step`` and the time that ``one`` implies.
     """
     if not shape.expert_share:
         return np.full(len(tokens), one)
@@ -154,7 +159,7 @@ def _weights(tokens: Floats, one: float, step: float, shape: ModelTraits) -> Flo
 
 
 def make_cost_terms(prices: CostCoefficients, shape: ModelTraits) -> list[CostTerm]:
-    """Return the terms of a profile with these coefficients."""
+    """Return the cost terms of a profile with these coefficients."""
     one = prices.decode_step + prices.token
     decodes = _weights(TOKEN_KNOTS, one, prices.prefill_step, shape) + prices.token * (
         TOKEN_KNOTS - 1
@@ -192,10 +197,10 @@ def fit_single_request_profile(
     model: str,
     on: str,
 ) -> CostProfile:
-    """Return a cost profile fitted to requests in isolation; ``on`` names the GPU.
+    """Return a cost profile fitted to isolated requests; ``on`` names the GPU.
 
-    The errors in the profile are leave-one-out errors of the prefill and mean decode step of each
-    request.
+    The errors in the profile are leave-one-out errors of the prefill and of the mean decode step of
+    each request.
     """
     prices = fit_cost_coefficients(alone, shape, gpu)
     decodes, _ = _decodes(alone)
@@ -227,9 +232,9 @@ def fit_single_request_profile(
 
 
 def _left_out(alone: IsolatedRequests, shape: ModelTraits, gpu: Gpu | None) -> dict[str, StepError]:
-    """Return the relative errors of prefills and decode steps, by kind of step.
+    """Return the leave-one-out errors of prefills and decode steps, by kind of step.
 
-    Each request is excluded from the fit and predicted from the others.
+    Each request is predicted by a fit to the other requests.
     """
 
     def named() -> Iterator[tuple[str, float]]:
@@ -248,11 +253,11 @@ def _left_out(alone: IsolatedRequests, shape: ModelTraits, gpu: Gpu | None) -> d
 
 
 def _beyond(alone: IsolatedRequests, shape: ModelTraits, gpu: Gpu | None) -> dict[Feature, float]:
-    """Return the relative step error per doubling outside the range, by feature.
+    """Estimate the relative step error per doubling outside the fitted range, by feature.
 
-    The longest third of the requests and the shortest third are excluded in turn and predicted from
-    the rest. Requests in isolation have no batches of decodes, so ``BATCH_DOUBLING_ERROR`` is used
-    for the batch size.
+    The longest third and the shortest third of the requests are excluded in turn and predicted by a
+    fit to the rest. Isolated requests contain no batches of decodes, so ``BATCH_DOUBLING_ERROR`` is
+    used for the batch size.
     """
     found: dict[Feature, float] = {"decode_seqs": BATCH_DOUBLING_ERROR}
     computed = alone.prompt - alone.hits
@@ -266,10 +271,11 @@ def _beyond(alone: IsolatedRequests, shape: ModelTraits, gpu: Gpu | None) -> dic
 def _ends(
     alone: IsolatedRequests, sizes: Floats, shape: ModelTraits, gpu: Gpu | None, *, decodes: bool
 ) -> Iterator[float]:
-    """Yield the mean error per doubling of requests beyond the fitted sizes, at both ends.
+    """Yield the mean error per doubling for the requests below the fitted sizes and for those
+    above.
 
-    The mean is over all such requests, because a request just beyond the fitted sizes shows its own
-    scatter rather than the growth of the error.
+    The mean is over all such requests, because the error of a request just outside the fitted sizes
+    is mostly its own scatter.
     """
     low, high = np.quantile(sizes, (1 / 3, 2 / 3))
     for keep, edge in ((sizes <= high, high), (sizes >= low, low)):
@@ -296,8 +302,8 @@ def _kept(alone: IsolatedRequests, rows: npt.NDArray[np.bool_]) -> IsolatedReque
 
 
 def _predicted(alone: IsolatedRequests, shape: ModelTraits, p: CostCoefficients) -> Floats:
-    """Return the predicted duration (s) of each request's prefill, in chunks of the
-    token budget.
+    """Return the predicted duration in seconds of each request's prefill, in chunks of the token
+    budget.
     """
     return _chunked(alone, shape, p.decode_step + p.token, p.prefill_step, p.token, p.pair)
 
@@ -316,7 +322,8 @@ def _chunked(
 def _curved(
     alone: IsolatedRequests, shape: ModelTraits, one: float, aims: dict[int, tuple[float, float]]
 ) -> tuple[float, float, float]:
-    """Return the costs (s) of a prefill step, a token and a pair with the least relative error.
+    """Return the costs in seconds of a prefill step, a token and a pair with the least relative
+    error.
 
     ``_solve`` describes the additional observations ``aims``.
     """
@@ -344,7 +351,10 @@ def _curved(
 
 
 def _decodes(alone: IsolatedRequests) -> tuple[Floats, Floats]:
-    """Return the inputs (1, mean KV of a step) and step times of requests with enough decodes."""
+    """Return the inputs and durations of decode steps, for requests with enough output tokens.
+
+    The inputs are 1 and the mean number of KV tokens that a step reads.
+    """
     kept = alone.output >= MIN_OUTPUT_TOKENS
     return np.stack([np.ones(len(alone)), _decoded(alone)], 1)[kept], alone.decode[kept]
 
@@ -357,8 +367,9 @@ def _decoded(alone: IsolatedRequests) -> Floats:
 def _solve(rows: Floats, times: Floats, likely: dict[int, tuple[float, float]]) -> Sequence[float]:
     """Return the non-negative coefficients with the least relative error.
 
-    ``likely`` adds observations (value, uncertainty) by column. Their weight is the scatter of the
-    measured rows divided by their uncertainty.
+    ``likely`` maps a column to an additional observation of its coefficient: a value and its
+    relative uncertainty. Its weight is the scatter of the measured rows divided by this
+    uncertainty.
     """
     scaled = rows / times[:, None]
     prices, _ = nnls(scaled, np.ones(len(times)))

@@ -1,10 +1,10 @@
 """Cost profiles from the operator tables of Vidur's profiler.
 
-``mlp.csv`` has the times (ms) of all operators except attention by tokens and tensor parallelism;
-``attention.csv`` has the times of decodes (batch by KV) and of one prefill (chunk by KV), each
-plain or gzip-compressed, medians over repetitions (github.com/microsoft/vidur,
-data/profiling/compute). The tables do not include mixed batches, output head, collectives and host
-time.
+``mlp.csv`` has the times in ms of all operators except attention, by tokens and tensor parallelism.
+``attention.csv`` has the times of decodes (by batch size and KV length) and of single prefills (by
+chunk size and KV length). Both may be gzip-compressed; repeated measurements are replaced by their
+median (github.com/microsoft/vidur, data/profiling/compute). The tables do not include mixed
+batches, the output head, collectives and host time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from simkv.costs.hardware.model_gpu_catalog import Model
 from simkv.costs.sources.measurement_files import ColumnKind, check_prefills_and_decodes, read_table
 from simkv.costs.sources.operator_profile import check_dense, operators_profile
 
-#: Operators and their runs per layer; ``emb`` runs once per step.
+#: Number of runs per layer of each operator; ``emb`` runs once per step.
 OPERATORS_PER_LAYER = {
     "input_layernorm": 1,
     "attn_pre_proj": 1,
@@ -35,7 +35,9 @@ _DEGREE = "num_tensor_parallel_workers"
 
 
 def vidur_profile(mlp: Path, attention: Path, model: Model, gpu: str, tp: int = 1) -> CostProfile:
-    """Build the profile of ``model`` on ``tp`` GPUs. Raises InputError for unsuitable tables."""
+    """Build the cost profile of ``model`` on ``tp`` GPUs. Raises InputError for unsuitable
+    tables.
+    """
     check_dense(model)
     terms, sizes = _terms(mlp, model, tp)
     prefills, decodes = _attention(attention, model, tp)

@@ -10,13 +10,16 @@ from simkv.costs.operators.lookup.batch_length_plane import BatchLengthPlane
 from simkv.costs.operators.operator_tables import TableStore, clean_rows, select_first_ranked
 from simkv.costs.operators.operator_times import Lookup
 
-#: KV bytes above which a decode cannot be served from the L2 cache of any GPU here.
+#: KV bytes that exceed the L2 cache of every GPU in the catalog.
 MIN_UNCACHED_BYTES = 128e6
 _SHAPE = ["num_heads", "num_key_value_heads", "head_dim", "window_size"]
 
 
 def prompt_pairs(length: float, window: int = 0) -> float:
-    """Return the number of attention pairs in a prompt, with the given window (0: none)."""
+    """Return the number of pairs of a token and an attended token in a prompt of ``length`` tokens.
+
+    ``window`` is the size of the sliding window, or 0 for full attention.
+    """
     if window and length > window:
         return window * (window + 1) / 2 + window * (length - window)
     return length * (length + 1) / 2
@@ -25,7 +28,11 @@ def prompt_pairs(length: float, window: int = 0) -> float:
 def lookup_prefill(
     store: TableStore, shape: Gqa, kv: str, flops: float
 ) -> tuple[Lookup, str] | None:
-    """Return prompt times by batch and length, and a note on substitutes (or empty)."""
+    """Return the attention time of prompts by batch and length; None if it was not measured.
+
+    The second value is a note if a similar shape replaces a shape that was not measured, else
+    empty.
+    """
     found = _nearest(store, "context_attention", shape, kv)
     if found is None:
         return None
@@ -44,7 +51,11 @@ def lookup_prefill(
 def lookup_decode(
     store: TableStore, shape: Gqa, kv: str, bandwidth: float
 ) -> tuple[Lookup, str] | None:
-    """Return decode times by batch and context, and a note on substitutes (or empty)."""
+    """Return the attention time of decodes by batch and context; None if it was not measured.
+
+    The second value is a note if a similar shape replaces a shape that was not measured, else
+    empty.
+    """
     found = _nearest(store, "generation_attention", shape, kv)
     if found is None:
         return None
@@ -67,7 +78,7 @@ def lookup_decode(
 def _nearest(
     store: TableStore, table: str, shape: Gqa, kv: str
 ) -> tuple[Gqa, dict[str, object]] | None:
-    """Return the most similar measured shape, and the filter for its rows."""
+    """Return the most similar measured shape and the filter for its rows; None if there is none."""
     for dtype in ("bfloat16",) if kv == "bf16" else ("fp8", "bfloat16"):
         rows = store.rows(table, {"kv_cache_dtype": dtype})
         if rows is None:
@@ -89,7 +100,7 @@ def _whole(key: Iterable[object]) -> tuple[int, int, int, int]:
 def _distance(a: Gqa, b: Gqa) -> float:
     """Return a measure of the difference between two shapes.
 
-    The window has the largest weight, then the head size, then the number of heads.
+    The sliding window has the largest weight, then the head size, then the number of heads.
     """
     window = 0.0 if a.window == b.window else 10 + abs(log((a.window or 1e6) / (b.window or 1e6)))
     width = 3 * abs(log(a.head_dim / b.head_dim))

@@ -1,4 +1,4 @@
-"""Times by batch size and length, interpolated and extrapolated from measured points."""
+"""Durations by batch size and length, interpolated and extrapolated from measurements."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from simkv.costs.operators.piecewise_curve import Curve, make_curve, make_nondec
 
 
 class BatchLengthPlane:
-    """Time in seconds of ``batch`` sequences of ``length`` tokens, from measured points.
+    """Duration in seconds for ``batch`` sequences of ``length`` tokens, from measured ``points``.
 
-    Interpolation is linear on both axes. Beyond the largest batch, the time grows in proportion to
-    the batch. Beyond the longest length, it grows with ``work(length)`` (the context of a decode,
-    or the attention pairs of a prompt). Larger points never cost less than smaller ones.
+    Interpolation is linear in both variables. Above the largest batch, the duration is proportional
+    to the batch. Above the longest length, it is proportional to ``work(length)``: the context of a
+    decode, or the attention pairs of a prompt. A larger batch or length never takes less time than
+    a smaller one.
     """
 
     def __init__(

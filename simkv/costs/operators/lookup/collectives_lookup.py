@@ -1,4 +1,4 @@
-"""Times of collectives from ``custom_allreduce_perf`` and ``nccl_perf``, by 16-bit numbers."""
+"""Durations of collectives from the tables ``custom_allreduce_perf`` and ``nccl_perf``."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from simkv.costs.operators.piecewise_curve import Curve, make_curve, make_nondec
 
 
 def lookup_all_reduce(store: TableStore, gpus: int, *, graph: bool) -> Curve | None:
-    """Return seconds by 16-bit numbers, in a CUDA graph or launched separately.
+    """Return the time (s) of an all-reduce by the number of 16-bit values; None if not measured.
 
-    A table that is slow as a whole was measured on a host with slow links (L40S: two thirds of the
-    versions have four GPUs at a fifth of the bandwidth of two).
+    ``graph`` selects launches in a CUDA graph. A table in which most times are implausibly slow is
+    replaced, because it was measured on a host with slow links. (For L40S, two thirds of the
+    versions have a fifth of the bandwidth with four GPUs as with two.)
     """
     own = _curves(store, gpus, graph=graph, anyone=False)
     if not own:
@@ -20,9 +21,9 @@ def lookup_all_reduce(store: TableStore, gpus: int, *, graph: bool) -> Curve | N
 
 
 def _curves(store: TableStore, gpus: int, *, graph: bool, anyone: bool) -> list[Curve]:
-    """Return a curve for each version in order of preference.
+    """Return a curve for each version of the table, in order of preference.
 
-    Launches without graphs are used only if no launches with graphs exist, and vice versa.
+    If there are no launches of the wanted kind (in a CUDA graph or not), the other kind is used.
     """
     rows = store.rows("custom_allreduce", {"num_gpus": gpus}, anyone=anyone)
     if rows is None:
@@ -39,9 +40,8 @@ def _curves(store: TableStore, gpus: int, *, graph: bool, anyone: bool) -> list[
 
 
 def lookup_nccl(store: TableStore, name: str, gpus: int) -> Curve | None:
-    """Return the time (s) of an NCCL collective by the number of 16-bit values, or None.
-
-    None means that it was not measured.
+    """Return the time (s) of an NCCL collective by the number of 16-bit values; None if not
+    measured.
     """
     rows = store.rows("nccl", {"op_name": name, "num_gpus": gpus, "nccl_dtype": "half"})
     if rows is None:

@@ -1,4 +1,4 @@
-"""Times of gated delta nets from ``gdn_perf``: convolution and recurrence of a layer."""
+"""Durations of a layer's gated delta net (convolution and recurrence) from ``gdn_perf``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from simkv.costs.operators.piecewise_curve import (
 def lookup_delta_net(
     store: TableStore, shape: DeltaNetShape, phase: str
 ) -> tuple[Curve, str] | None:
-    """Return seconds by tokens (one prompt, or decodes), and a note on substitutes.
+    """Return the time (s) by tokens, and a note on substitutes; None if not measured.
 
-    The kernels of a phase are summed, each the fastest of its kind at that number of tokens.
+    In the phase ``context``, tokens are the tokens of one prompt; in ``generation``, they are the
+    number of decodes. The times of all kernels of the phase are summed, using the fastest kernel of
+    each kind at every number of tokens.
     """
     rows = store.rows("gdn", {"phase": phase})
     if rows is None:

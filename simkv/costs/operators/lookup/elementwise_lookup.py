@@ -1,4 +1,4 @@
-"""Times of memory-bound kernels from ``scale_matrix_perf``, which read 16 bits and write 8."""
+"""Durations of memory-bound kernels from ``scale_matrix_perf``, which read 16 bits and write 8."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def lookup_elementwise(store: TableStore) -> Curve | None:
 
 
 def _thin(curve: Curve) -> Curve:
-    """Remove points whose x is less than 20 % larger than that of the last remaining point."""
+    """Remove points whose x is less than 20 % above the last remaining point."""
     kept = {curve.xs[0]: curve.ys[0], curve.xs[-1]: curve.ys[-1]}
     last = curve.xs[0]
     for x, y in zip(curve.xs, curve.ys, strict=True):

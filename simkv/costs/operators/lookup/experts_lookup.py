@@ -1,4 +1,4 @@
-"""Times of a layer's routed experts from ``moe_perf``."""
+"""Durations of a layer's routed experts from ``moe_perf``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simkv.costs.operators.piecewise_curve import Curve, make_curve, make_nondec
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Table names of each number format, with the most similar format next.
+#: Names of number formats in the tables: for each format its own, then similar formats.
 DTYPES = {
     "bf16": ("bfloat16",),
     "fp8": ("fp8", "fp8_block"),
@@ -28,10 +28,10 @@ _SHAPE = ["hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "mo
 
 
 def name_expert_distribution(experts: int) -> str:
-    """Return the name of the distribution of tokens over experts.
+    """Return the name that the tables use for the distribution of tokens over experts.
 
-    It is a power law, flatter for many experts, as in aiconfigurator's model files: 1.01 for models
-    like DeepSeek-V3, 1.2 for others.
+    It is a power law, flatter for many experts, as in aiconfigurator's model files: exponent 1.01
+    for models like DeepSeek-V3, 1.2 for others.
     """
     return "power_law_1.01" if experts >= 256 else "power_law_1.2"
 
@@ -39,9 +39,7 @@ def name_expert_distribution(experts: int) -> str:
 def lookup_experts(
     store: TableStore, shape: MoeShape, form: str, flops: float
 ) -> tuple[Curve, str] | None:
-    """Return the time (s) by number of tokens and a note on substitutes, or None if not
-    measured.
-    """
+    """Return the time (s) by number of tokens and a note on substitutes; None if not measured."""
     for anyone in (False, True):
         for dtype in DTYPES.get(form, ()):
             where = {"moe_dtype": dtype, "distribution": name_expert_distribution(shape.experts)}
@@ -70,9 +68,9 @@ def _curve(rows: pd.DataFrame, others: pd.DataFrame | None, near: MoeShape, flop
 
 
 def _by_rank(rows: pd.DataFrame, near: MoeShape, flops: float) -> list[Curve]:
-    """Return one curve for each table version that has the shape, in order of preference."""
+    """Return one curve for each table version that contains the shape, in order of preference."""
     mine = rows[(rows[_SHAPE] == [*astuple(near)]).all(axis=1)]
-    # The busiest GPU of a skewed distribution has more than its share, never less.
+    # The GPU with the most tokens computes at least an equal share.
     each = 6.0 * near.hidden * near.intermediate * near.per_token / (near.tp * near.ep)
     found = []
     for _, part in mine.groupby("rank"):
@@ -98,7 +96,7 @@ def _note(shape: MoeShape, near: MoeShape, form: str, dtype: str, anyone: bool) 
 
 
 def _share(shape: MoeShape) -> float:
-    """Return the number of expert weights per GPU, up to a constant factor."""
+    """Return a number proportional to the expert weights per GPU."""
     return shape.hidden * shape.intermediate * shape.experts / (shape.tp * shape.ep)
 
 

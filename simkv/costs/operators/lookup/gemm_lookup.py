@@ -1,4 +1,4 @@
-"""Times of matrix products from ``gemm_perf``."""
+"""Durations of matrix products from ``gemm_perf``."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from simkv.costs.interpolation import bracket, lerp
 from simkv.costs.operators.operator_tables import TableStore, clean_rows, select_first_ranked
 from simkv.costs.operators.piecewise_curve import Curve, make_curve, make_nondecreasing
 
-#: Table names of number formats.
+#: Names of number formats in the tables.
 DTYPES = {"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
 
 
 def lookup_gemm(store: TableStore, form: str, n: int, k: int, flops: float) -> Curve | None:
-    """Return seconds by tokens; None if the format was not measured.
+    """Return the time (s) of a matrix product by tokens; None if the format was not measured.
 
-    Between measured n and k the time is interpolated with a + bn + ck + dnk, which is exact for
-    operations and bytes; beyond them it is extrapolated. ``flops`` is the peak rate of the format.
+    Times are interpolated with the function a + bn + ck + dnk, which is exact for operations and
+    bytes, and extrapolated beyond the measured ``n`` and ``k``. ``flops`` is the peak rate of the
+    format.
     """
     dtype = DTYPES.get(form)
     grid = store.values("gemm", "n", {"gemm_dtype": dtype}) if dtype else []

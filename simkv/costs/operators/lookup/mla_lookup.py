@@ -1,9 +1,9 @@
-"""Times of MLA and sparse MLA; the MLA core without projections uses SGLang's tables.
+"""Durations of multi-head latent attention (MLA), dense and sparse.
 
-vLLM's tables cover the whole module and include host time (95 us at one sequence, but only 45 us
-for products and core). The core is therefore read from ``context_mla`` and ``generation_mla`` for
-any engine, and the projections from the products. Sparse attention was measured only as modules
-with projections.
+vLLM's tables cover the whole module and include host time: 95 us at one sequence, while the matrix
+products and the attention core take only 45 us. For any engine, the core is therefore read from
+SGLang's tables ``context_mla`` and ``generation_mla``, and the projections from the tables of
+matrix products. Sparse attention was measured only as a module with its projections.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 def lookup_mla_core(store: TableStore, shape: Mla, kv: str, *, context: bool) -> Lookup | None:
-    """Return prompt or decode times by batch and length; None if not measured."""
+    """Return the time of prompts (``context``) or decodes by batch and length; None if not
+    measured.
+    """
     table = "context_mla" if context else "generation_mla"
     for dtype in ("bfloat16",) if kv == "bf16" else ("fp8", "bfloat16"):
         where = {"kv_cache_dtype": dtype}
@@ -36,14 +38,14 @@ def lookup_mla_core(store: TableStore, shape: Mla, kv: str, *, context: bool) ->
         rows = select_first_ranked(rows[rows["num_heads"] == heads])
         rows = rows.assign(length=rows["isl"] + rows["step"])
         points = clean_rows(rows, None, ("batch_size", "length"))
-        # Many heads read one latent: the time of a decode hardly depends on their number.
+        # All heads read the same latent, so the time of a decode hardly depends on their number.
         scale = shape.heads / heads if context else 1.0
         return BatchLengthPlane(points, prompt_pairs if context else float, scale)
     return None
 
 
 def lookup_absorbed_projections(store: TableStore, heads: int) -> Curve | None:
-    """Return the time of both absorbed projections of decodes, by tokens."""
+    """Return the time of both absorbed projections of decodes by tokens; None if not measured."""
     found: list[Curve] = []
     for name in ("mla_gen_pre", "mla_gen_post"):
         rows = store.rows("mla_bmm", {"op_name": name})
@@ -63,7 +65,10 @@ def lookup_absorbed_projections(store: TableStore, heads: int) -> Curve | None:
 def lookup_sparse_mla(
     store: TableStore, shape: Mla, hidden: int, form: str, kv: str, *, context: bool
 ) -> tuple[Lookup, str] | None:
-    """Return sparse attention times of a layer with projections, by batch and length."""
+    """Return the time of a layer's sparse attention with projections, by batch and length.
+
+    The second value is a note on substitutes, or empty. The result is None if it was not measured.
+    """
     assert shape.sparse
     table = "dsa_context_module" if context else "dsa_generation_module"
     dtypes = {"bf16": ("bfloat16",)}.get(kv, ("fp8", "bfloat16"))
@@ -93,7 +98,9 @@ def lookup_sparse_mla(
 def _like(
     rows: pd.DataFrame, wanted: int, hidden: int, *, context: bool
 ) -> tuple[int, pd.DataFrame]:
-    """Return the measured number of heads nearest to ``wanted``, and its rows with ``length``."""
+    """Return the measured number of heads nearest to ``wanted`` and its rows, with a column
+    ``length``.
+    """
     glm = rows["architecture"].astype(str).str.contains("Glm")
     rows = rows[glm if hidden != 7168 and glm.any() else ~glm]
     heads = min(rows["num_heads"].unique().tolist(), key=lambda h: (abs(h - wanted), h))

@@ -29,9 +29,11 @@ T = TypeVar("T")
 
 
 class MeasuredOperators:
-    """Operator times from the measured tables in ``store``, or estimates where they are missing.
+    """Operator times from the measured tables in ``store``, or from ``sheet`` if they are missing
+    there.
 
-    ``notes`` lists the estimated operators.
+    ``notes`` lists the operators that were estimated or substituted; ``points`` counts the
+    operators found in the tables.
     """
 
     def __init__(self, store: TableStore, sheet: Roofline) -> None:
@@ -92,7 +94,7 @@ class MeasuredOperators:
         )
 
     def absorbed(self, shape: Mla) -> Curve:
-        """Return the time of both absorbed projections of decodes, by tokens."""
+        """Return the time of both absorbed projections of MLA decodes, by tokens."""
         found = self._ask(mla_lookup.lookup_absorbed_projections, shape.heads)
         return self._or(found, "absorbed projections", lambda: self._sheet.absorbed(shape))
 
@@ -132,7 +134,7 @@ class MeasuredOperators:
         )
 
     def versions(self) -> list[str]:
-        """Return the backends and versions of the tables that were read, in order."""
+        """Return the sorted backends and versions of the tables that were read."""
         return sorted({f"{path.parts[-3]} {path.parts[-2]}" for path in self._seen})
 
     def _ask(self, lookup: Callable[..., T], *args: Any, **named: Any) -> T:
@@ -142,9 +144,7 @@ class MeasuredOperators:
 
     @property
     def _own_link(self) -> bool:
-        """Whether the interconnect is the one between the GPUs on which the tables were
-        measured.
-        """
+        """Whether the interconnect is the default one, as in the measurements of the tables."""
         return self._sheet.link == self._sheet.gpu.interconnect()
 
     def _or(self, found: T | None, what: str, estimate: Callable[[], T]) -> T:
@@ -164,7 +164,7 @@ class MeasuredOperators:
 def _looked_up(
     store: TableStore, lookup: Callable[..., Any], args: tuple[Any, ...], named: tuple[Any, ...]
 ) -> tuple[Any, frozenset[Path]]:
-    """Return the result of a lookup and the files read; cached because tables are large."""
+    """Return the result of a lookup and the files that it read; cached because tables are large."""
     own = TableStore(store.roots, store.system, store.backend, store.release)
     try:
         return lookup(own, *args, **dict(named)), frozenset(own.seen)
@@ -174,10 +174,10 @@ def _looked_up(
 
 
 def _weight_only(wide: Curve, ratio: float) -> Curve:
-    """Return the time of a product with ``ratio`` of the weight bytes, dequantized on reading.
+    """Return the time of a product whose weights have ``ratio`` of the bytes and are dequantized.
 
-    It takes at least the time to read the weights, and as long as the 16-bit product if
-    compute-bound.
+    A compute-bound product takes as long as in 16 bits. Any other takes ``ratio`` of that time, and
+    at least the time to read the weights.
     """
     read = wide.ys[0]
     return Curve(

@@ -1,4 +1,4 @@
-"""Choice between tables of one shape (rule 3 of ``operator_tables.py``)."""
+"""Choice between several tables of one operator shape (rule 3 of ``operator_tables.py``)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from simkv.costs.operators.piecewise_curve import Curve
 def select_plausible_curve(own: Sequence[Curve], others: Sequence[Curve]) -> Curve:
     """Return the first curve of ``own`` that is not implausibly slow.
 
-    ``own`` is in order of preference. A curve qualifies if the median over its points of its time
-    divided by the fastest time of all curves is at most ``HOST_BOUND``. If no curve qualifies, the
-    fastest is returned.
+    ``own`` is in order of preference. For each point of a curve, its time is divided by the fastest
+    time of all curves there. The curve is plausible if the median of these ratios is at most
+    ``HOST_BOUND``. If no curve is plausible, the fastest curve is returned.
     """
     every = [*own, *others]
     for curve in own:

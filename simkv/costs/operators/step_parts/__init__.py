@@ -1,1 +1,3 @@
-"""Parts of a step, one module per kind of layer or work, for ``compose``."""
+"""The parts of a step, which ``compose`` combines into a profile; one module per kind of
+operator.
+"""

@@ -1,4 +1,4 @@
-"""Tensor-parallel all-reduces, in CUDA graphs and launched separately."""
+"""Tensor-parallel all-reduces, in CUDA graphs or launched separately."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from simkv.costs.operators.step_parts.step_part import StepPart
 def all_reduce_parts(
     operators: OperatorTimes, hardware: Hardware, setting: ExecutionSettings
 ) -> list[StepPart]:
-    """Return all-reduces after attention and MLP of every layer, and the all-gather of logits."""
+    """Return the all-reduces after attention and MLP of every layer, and the all-gather of
+    logits.
+    """
     if hardware.tp == 1:
         return []
     model = hardware.architecture
-    # With several groups, another collective returns the experts' results.
+    # With data-parallel attention, another collective returns the experts' results.
     count = sum(
         layers.count * (2 if hardware.dp == 1 or isinstance(layers.mlp, DenseMlp) else 1)
         for layers in model.layers
@@ -41,7 +43,7 @@ def all_reduce_parts(
 
 
 def _joined(inside: Curve, outside: Curve, largest: int) -> Curve:
-    """Return ``inside`` up to ``largest`` tokens, and ``outside`` from the next token on."""
+    """Return the curve that equals ``inside`` up to ``largest`` tokens and ``outside`` above."""
     below = [x for x in inside.xs if x < largest] + [largest]
     above = [largest + 1] + [x for x in outside.xs if x > largest + 1]
     xs = (*below, *above)

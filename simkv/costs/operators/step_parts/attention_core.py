@@ -1,4 +1,6 @@
-"""Core of attention over all layers: grids of prefills and decodes, and recurrences."""
+"""Attention of all layers without its projections: grids of prefills and decodes, and
+recurrences.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ PREFILL_LENGTHS = (
     262143,
 )
 DECODE_SEQS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
-#: Interval in tokens between states stored by a prompt's scan (``chunk_size`` of Mamba-2).
+#: Tokens between the states that the scan of a prompt stores (``chunk_size`` of Mamba-2).
 SCAN_CHUNK_TOKENS = 256
 DECODE_CONTEXTS = (
     1,
@@ -59,7 +61,7 @@ DECODE_CONTEXTS = (
 
 
 def attention_grid(operators: OperatorTimes, hardware: Hardware) -> AttentionGrid | None:
-    """Return the grid of all layers with KV; None for a model without such layers."""
+    """Return the attention times of all layers with KV; None for a model without such layers."""
     kinds: dict[Gqa | Mla, int] = {}
     for part in hardware.architecture.layers:
         if not isinstance(part.attention, Recurrent):
@@ -93,7 +95,9 @@ def attention_grid(operators: OperatorTimes, hardware: Hardware) -> AttentionGri
 
 
 def recurrence_parts(operators: OperatorTimes, hardware: Hardware) -> list[StepPart]:
-    """Return the parts of layers with a state, and the absorbed projections of MLA decodes."""
+    """Return the parts of layers with a recurrent state, and the absorbed projections of MLA
+    decodes.
+    """
     model, tp = hardware.architecture, hardware.tp
     parts = []
     for layers in model.layers:
@@ -116,9 +120,10 @@ def recurrence_parts(operators: OperatorTimes, hardware: Hardware) -> list[StepP
 
 
 def _state_space(operators: OperatorTimes, kind: Mamba, tp: int, layers: int) -> list[StepPart]:
-    """Return convolution and scan by the bytes that they move, because Mamba was not measured.
+    """Return the parts of Mamba layers, estimated from the bytes moved, because Mamba was not
+    measured.
 
-    A decode reads and writes its state; a prompt does so once per chunk.
+    A decode reads and writes its state; a prompt does so once per chunk of ``SCAN_CHUNK_TOKENS``.
     """
     operators.notes["Mamba convolution and scan: estimated from the bytes moved"] = None
     state, seen = 2 * kind.state_bytes(tp), 4.0 * kind.channels(tp) / tp
@@ -147,7 +152,10 @@ def _gqa_share(kind: Gqa, tp: int) -> Gqa:
 
 
 def _prefill(operators: OperatorTimes, hardware: Hardware, kind: Gqa | Mla) -> tuple[Lookup, int]:
-    """Return the time of one layer, and the maximum number of attended tokens (0: no limit)."""
+    """Return the time of one layer and the maximum number of tokens that a token attends to.
+
+    The maximum is 0 if there is no limit.
+    """
     if isinstance(kind, Gqa):
         if kind.chunked:
             operators.notes[
@@ -167,10 +175,11 @@ def _decode(operators: OperatorTimes, hardware: Hardware, kind: Gqa | Mla) -> Lo
 
 
 def _prompt(look: Lookup, window: int, tokens: float, mean: float) -> float:
-    """Return the time of ``tokens`` that attend to ``mean`` tokens each: prompts, or a chunk.
+    """Return the time of ``tokens`` tokens that attend to ``mean`` tokens each, on average.
 
-    Prompts have a length of twice the mean. A chunk on top of KV costs as much as a prompt with the
-    same number of pairs.
+    If a prompt with this mean fits into ``tokens``, the tokens are whole prompts of that length.
+    Otherwise they are a chunk after cached tokens, which costs as much as a prompt with the same
+    number of pairs of a token and an attended token.
     """
     length = 2 * mean - 1
     if length <= tokens:
@@ -182,12 +191,14 @@ def _prompt(look: Lookup, window: int, tokens: float, mean: float) -> float:
 
 
 def _length_of(pairs: float) -> float:
-    """Return the length of a prompt with this number of pairs."""
+    """Return the length of a prompt with this number of pairs of a token and an attended token."""
     return float(((8 * pairs + 1) ** 0.5 - 1) / 2)
 
 
 def _never_falling(plane: list[list[float]]) -> list[list[float]]:
-    """Lower each value to the minimum of all values with more work, and round it."""
+    """Lower each value to the minimum of all values with larger indices, and round to four
+    digits.
+    """
     for row in plane:
         for i in range(len(row) - 2, -1, -1):
             row[i] = min(row[i], row[i + 1])

@@ -1,6 +1,6 @@
-"""Host time of a step: concurrent with the GPU if scheduled ahead, otherwise before the step.
+"""Host time of a step that is not hidden behind the GPU, and lower bounds of the step time.
 
-``host.json`` has the seconds, each with its source.
+``host.json`` lists the durations with their sources.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ HOST_TIMES_PATH = Path(__file__).parents[1] / "host.json"
 
 
 class HostTime(FrozenModel):
-    """Host seconds of an engine: per step, per sequence, and per layer launched without a graph.
+    """Host time of an engine in seconds: per step, per sequence, and per layer launched without a
+    graph.
 
-    Without ``asynchronous``, they apply to both scheduling modes. Launches of mixture-of-experts
-    layers overlap with the GPU and are a lower bound of the step time (``mixture_layer_s``).
+    If ``asynchronous`` is None, the values apply to both scheduling modes. The launches of layers
+    with a mixture of experts overlap with the GPU, so ``mixture_layer_s`` is only a lower bound of
+    the time per layer.
     """
 
     engine: str
@@ -38,15 +40,16 @@ class HostTime(FrozenModel):
 
 @lru_cache(maxsize=1)
 def host_times() -> tuple[HostTime, ...]:
-    """Return all known host times."""
+    """Return all entries of ``host.json``."""
     data = json.loads(HOST_TIMES_PATH.read_text(encoding="utf-8"))
     return tuple(TypeAdapter(list[HostTime]).validate_python(data))
 
 
 class HostTerms(NamedTuple):
-    """Cost terms of the host: ``on_top`` are added to the GPU's time; ``floor`` is a lower bound.
+    """Cost terms of the host: ``on_top`` is added to the GPU's time, ``floor`` limits the step
+    time.
 
-    The lower bound applies to the step time. ``sources`` states where the values come from.
+    The step takes at least the sum of ``floor``. ``sources`` states where the values come from.
     """
 
     on_top: list[CostTerm]
@@ -55,7 +58,7 @@ class HostTerms(NamedTuple):
 
 
 def find_host_terms(hardware: Hardware, setting: ExecutionSettings) -> HostTerms:
-    """Return the known host terms of an engine."""
+    """Return the host terms of an engine for this model; they are empty if no values are known."""
     found = HostTerms([], [], [])
     eager = setting.graph_mode in ("eager", "full decode only")
     for known in host_times():

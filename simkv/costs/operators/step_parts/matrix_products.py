@@ -1,7 +1,7 @@
-"""Matrix products of a layer: projections of attention and MLPs, and the head.
+"""Matrix products: projections of attention and MLPs, and the output head.
 
-Widths are per GPU: split by tensor parallelism, with at least one KV head and replicated latent
-projections (DeepSeek-V2, arXiv 2405.04434; engines replicate them).
+Widths are per GPU: they are split by tensor parallelism, except that each GPU has at least one KV
+head, and that the latent projections of MLA are replicated (DeepSeek-V2, arXiv 2405.04434).
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from simkv.costs.operators.operator_times import OperatorTimes
 from simkv.costs.operators.piecewise_curve import Curve
 from simkv.costs.operators.step_parts.step_part import StepPart
 
-#: Columns and depth.
+#: Number of columns and depth of a matrix.
 Product = tuple[int, int]
 
 
 def product_curve(operators: OperatorTimes, hardware: Hardware, form: str, shape: Product) -> Curve:
-    """Return seconds by tokens, at least the time to read the weights once."""
+    """Return the time (s) of a matrix product by tokens, at least the time to read the weights
+    once.
+    """
     n, k = shape
     nbytes = find_number_format(form).bytes * n * k
     return operators.gemm(form, n, k).at_least(nbytes / hardware.gpu.bandwidth)
@@ -35,7 +37,7 @@ def product_curve(operators: OperatorTimes, hardware: Hardware, form: str, shape
 def projection_parts(
     operators: OperatorTimes, hardware: Hardware, attention: Attention
 ) -> list[StepPart]:
-    """Return the projections of any kind of attention, except those included in its core."""
+    """Return the projections of attention, unless the times of the attention core include them."""
     hidden, tp = hardware.architecture.hidden, hardware.tp
     shapes: list[tuple[Product, Feature]] = []
     if isinstance(attention, Gqa):
@@ -94,7 +96,9 @@ def _state_space(attention: Mamba, hidden: int, tp: int) -> list[tuple[Product, 
 def mlp_parts(
     operators: OperatorTimes, hardware: Hardware, one: DenseMlp, name: str
 ) -> list[StepPart]:
-    """Return the products of a dense MLP or shared expert: gate (if any), up and down."""
+    """Return the matrix products of a dense MLP or shared expert: gate (if it has one), up and
+    down.
+    """
     hidden, width = hardware.architecture.hidden, one.intermediate // hardware.tp
     shapes = (((2 if one.gated else 1) * width, hidden), (hidden, width)) if width else ()
     return [
@@ -104,7 +108,7 @@ def mlp_parts(
 
 
 def head_parts(operators: OperatorTimes, hardware: Hardware) -> list[StepPart]:
-    """Return the output head in 16 bits, for each sequence with a sampled token."""
+    """Return the output head in 16 bits, which runs for each sequence that receives a token."""
     model = hardware.architecture
     shape = (-(-model.vocab // hardware.tp), model.hidden)
     return [StepPart("head", "emits", product_curve(operators, hardware, "bf16", shape))]

@@ -1,4 +1,4 @@
-"""Mixture of experts: router, routed experts, shared expert, and exchange of tokens."""
+"""Parts of a mixture of experts: router, routed experts, shared expert, and exchange of tokens."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from simkv.costs.operators.step_parts.step_part import StepPart
 
 
 def moe_parts(operators: OperatorTimes, hardware: Hardware, moe: MoeMlp) -> list[StepPart]:
-    """Return the parts of one layer; experts process the tokens of all ``dp`` groups."""
+    """Return the parts of one layer; the experts process the tokens of all data-parallel ranks."""
     hidden = hardware.architecture.hidden
     feature: Feature = "group_tokens" if hardware.dp > 1 else "slots"
     shape = MoeShape(
         hidden,
-        # Without a gate, an expert has two thirds of the products.
+        # Without a gate, an expert has two matrix products instead of three.
         moe.intermediate if moe.gated else moe.intermediate * 2 // 3,
         moe.per_token,
         moe.experts,

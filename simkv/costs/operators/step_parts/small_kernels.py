@@ -1,10 +1,10 @@
-"""Memory-bound kernels: norms, activations, rotary positions, KV writes, the sampler.
+"""Memory-bound kernels: norms, activations, rotary positions, KV writes and the sampler.
 
-Numbers have 2 bytes; engines fuse quantization of the next product's input into norms and
-activations. An RMS norm with its residual reads two vectors and writes two; the gated activation
-reads two and writes one; rotary positions read and write queries and keys; the KV write reads and
+Numbers have 2 bytes. Engines fuse the quantization of the next product's input into norms and
+activations. An RMS norm with its residual reads two vectors and writes two. The gated activation
+reads two and writes one. Rotary positions read and write queries and keys. The KV write reads and
 writes keys and values. The sampler converts logits to 32 bits (6 bytes per vocabulary entry) and
-reads them (4); sorting for top-k or top-p sampling is not included.
+reads them (4 bytes). Sorting for top-k or top-p sampling is not included.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def small_kernel_parts(
 
 
 def sampler_parts(operators: OperatorTimes, hardware: Hardware) -> list[StepPart]:
-    """Return the kernels of greedy or temperature sampling."""
+    """Return the kernels of greedy sampling or sampling with a temperature."""
     vocab = hardware.architecture.vocab
     return [
         StepPart("sampler", "emits", operators.elementwise(nbytes * vocab)) for nbytes in (6.0, 4.0)

@@ -1,4 +1,4 @@
-"""Contribution to the step time, before it becomes a term of a cost profile."""
+"""A contribution to the step time, which ``compose`` turns into a term of a cost profile."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from simkv.costs.operators.piecewise_curve import Curve
 
 @dataclass(frozen=True)
 class StepPart:
-    """Seconds as a function (``curve``) of a step feature, in steps selected by ``when``.
+    """Time in seconds as a function (``curve``) of a step feature, in the steps that ``when``
+    selects.
 
-    Contributions with equal name, feature and ``when`` are added to one term.
+    Parts with equal name, feature and ``when`` are added to form one term.
     """
 
     name: str
