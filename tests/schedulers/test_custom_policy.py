@@ -1,4 +1,4 @@
-"""Engines with some of their decisions taken by a rule."""
+"""Engines in which a custom policy takes some decisions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from simkv.schedulers.mistralrs.config import MistralrsConfig
 from simkv.schedulers.vllm.config import VllmConfig
 
 FORTY = find_scenario(Path("mistralrs-forty"))
-#: What pull request 2034 does, as a rule over the variant before it.
+#: The change of pull request 2034, as a custom policy of the variant before it.
 LIKE_2034 = "running_order = -age; alike = 0; turn = -age"
 
 
@@ -28,13 +28,13 @@ def forty(rule: str | None, variant: str = "before-assumed") -> RunResult:
     return run_scenario(scenario, FORTY.parent, intervals=False)
 
 
-def test_the_fix_can_be_said_as_a_rule() -> None:
+def test_policy_reproduces_fix_of_pr_2034() -> None:
     ruled, fixed = forty(LIKE_2034), forty(None, "after-assumed")
     assert ruled.request_rows("") == fixed.request_rows("")
     assert forty(None).summary["starved"] == 24
 
 
-def test_a_rule_that_says_what_the_variant_does_changes_nothing() -> None:
+def test_policy_with_default_expressions_changes_nothing() -> None:
     plain = forty(None)
     assert forty("alike = tokens; turn = tokens; keep = 0").summary == plain.summary
     assert forty("admit = 1").summary == plain.summary
@@ -48,8 +48,8 @@ def step(config: Any, prompts: list[Prompt]) -> list[int]:
 
 
 @pytest.mark.parametrize("of", [VllmConfig, MistralrsConfig])
-def test_the_queue_goes_by_the_rule(of: Any) -> None:
-    """The second is younger and shorter; with a seat for one, the rule says whose it is."""
+def test_waiting_order_sorts_queue(of: Any) -> None:
+    """Request 1 is younger and shorter than request 0; only one of them can run."""
     prompts = [Prompt(0, 60, 9), Prompt(1, 20, 9, arrival=1.0), Prompt(2, 20, 9, arrival=2.0)]
     for rule, first in (
         (None, 0),
@@ -61,7 +61,7 @@ def test_the_queue_goes_by_the_rule(of: Any) -> None:
         assert step(config, prompts) == [first], rule
 
 
-def test_nobody_is_taken_in_where_the_rule_says_no() -> None:
+def test_admit_blocks_admission_at_zero_or_below() -> None:
     prompts = [Prompt(i, 20, 9) for i in range(4)]
     for config in (VllmConfig(), MistralrsConfig(variant="bucketed")):
         assert step(config, prompts) == [0, 1, 2, 3]
@@ -70,7 +70,7 @@ def test_nobody_is_taken_in_where_the_rule_says_no() -> None:
         assert step(replace(config, rule="admit = 0"), prompts) == [0]
 
 
-def test_vllm_takes_the_blocks_of_whom_the_rule_says() -> None:
+def test_vllm_preempts_request_with_largest_victim_value() -> None:
     config = VllmConfig(num_gpu_blocks=9, max_model_len=128, enable_prefix_caching=False)
     for rule, lost in ((None, [2]), ("victim = prompt_tokens", [0]), ("victim = -age", [2])):
         scheduler = build_scheduler(replace(config, rule=rule, async_scheduling=False))
@@ -80,7 +80,7 @@ def test_vllm_takes_the_blocks_of_whom_the_rule_says() -> None:
         assert scheduler.schedule().preempted == lost, rule
 
 
-def test_vllm_gives_chunks_by_the_rule() -> None:
+def test_vllm_limits_chunks_by_policy() -> None:
     scheduler = build_scheduler(VllmConfig(rule="chunk = 30 if waiting > 1 else 0"))
     for i in range(2):
         scheduler.add(Prompt(i, 100, 9))
@@ -96,7 +96,7 @@ def test_vllm_gives_chunks_by_the_rule() -> None:
         (VllmConfig, {"policy": "priority"}, "a custom policy replaces policy"),
     ],
 )
-def test_where_there_are_no_seams_a_rule_is_refused(
+def test_rejects_policy_for_variants_without_hooks(
     config: Any, knobs: dict[str, Any], told: str
 ) -> None:
     config(**knobs)
@@ -104,7 +104,7 @@ def test_where_there_are_no_seams_a_rule_is_refused(
         config(**knobs, rule="admit = 1")
 
 
-def test_a_wrong_rule_is_named_by_file_and_line(tmp_path: Path) -> None:
+def test_error_in_policy_names_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(
         "name: a\nworkload: {burst: {num_prompts: 2, prompt_tokens: 9, output_tokens: 3}}\n"

@@ -1,4 +1,4 @@
-"""Single rules of the FastDeploy schedulers, on the smallest cases that tell them apart."""
+"""FastDeploy schedulers: single rules, each on the smallest case that shows it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simkv.schedulers.fastdeploy.worker import FastDeployWorker, TaskBatch, Work
 
 
 def engine(variant: str, prompts: list[int], **knobs: Any) -> FastDeployScheduler:
-    """Blocks of 4 tokens, one block per growth, and the given prompts in the queue."""
+    """Build an engine with blocks of 4 tokens, one block per growth, and the given prompts."""
     small = {"block_size": 4, "max_num_batched_tokens": 16, "enc_dec_block_num": 1}
     small |= {"prealloc_dec_block_slot_num_threshold": 0, "max_num_seqs": 4}
     scheduler = FastDeployScheduler(
@@ -30,7 +30,7 @@ def engine(variant: str, prompts: list[int], **knobs: Any) -> FastDeploySchedule
 
 
 def step(scheduler: FastDeployScheduler, ended: tuple[int, ...] = ()) -> list[tuple[str, int]]:
-    """One step; the tasks of it."""
+    """Run one step and return its tasks."""
     scheduler.complete(scheduler.schedule(), ended)
     return [(task.kind, task.id) for task in scheduler.tasks]
 
@@ -42,14 +42,14 @@ NO_RATIO = {"init_new_token_ratio": 0.0, "min_new_token_ratio": 0.0}
     ("variant", "victim"),
     [("fixed-reserve", 2), ("fixed-reserve-full-need", 2), ("decode-only-preempt", 1)],
 )
-def test_victim_is_the_last_of_running_or_the_last_decode(variant: str, victim: int) -> None:
+def test_victim_is_last_running_request_or_last_decode(variant: str, victim: int) -> None:
     scheduler = engine(variant, [4, 7, 100], num_blocks=5, **NO_RATIO)
     step(scheduler)
     assert scheduler.running_ids() == [0, 1, 2]
     assert scheduler.schedule().preempted == [victim]  # 0 needs a block; 2 still prefills
 
 
-def test_starved_chunk_preempts_itself_only_in_fixed_reserve() -> None:
+def test_chunk_without_blocks_preempts_itself_only_in_fixed_reserve() -> None:
     knobs = {"num_blocks": 3, "max_num_batched_tokens": 8}
     fixed = engine("fixed-reserve", [4, 20], **knobs)
     merged = engine("decode-only-preempt", [4, 20], **knobs, **NO_RATIO)
@@ -58,14 +58,14 @@ def test_starved_chunk_preempts_itself_only_in_fixed_reserve() -> None:
     assert step(merged) == [("decode", 0)]
 
 
-def test_ratio_retracts_fewest_outputs_then_longest_prompt() -> None:
+def test_ratio_preempts_fewest_outputs_then_longest_prompt() -> None:
     knobs = {"num_blocks": 4, "clip_max_new_tokens_estimation": 1}
     scheduler = engine("ratio", [8, 4], **knobs)
     step(scheduler)
     assert step(scheduler) == [("decode", 0), ("preempt", 0), ("decode", 1)]
 
 
-def test_self_retraction_loses_the_acknowledgement_at_the_real_worker() -> None:
+def test_self_preemption_is_never_acknowledged_by_faithful_worker() -> None:
     knobs = {"num_blocks": 4, "clip_max_new_tokens_estimation": 1}
     for variant, pending in (("ratio", []), ("ratio-worker-faithful", [1])):
         scheduler = engine(variant, [4, 8], **knobs)
@@ -75,7 +75,7 @@ def test_self_retraction_loses_the_acknowledgement_at_the_real_worker() -> None:
         assert scheduler.blocks_held()[1] == 1
 
 
-def test_fixed_reserve_requeues_at_the_head_and_ratio_at_the_tail() -> None:
+def test_fixed_reserve_requeues_at_head_and_ratio_at_tail() -> None:
     fixed = engine("fixed-reserve", [4, 7, 100], num_blocks=5)
     ratio = engine("ratio", [8, 4], num_blocks=4, clip_max_new_tokens_estimation=1)
     for scheduler, queue in ((fixed, [2, 9]), (ratio, [9, 0])):
@@ -86,10 +86,10 @@ def test_fixed_reserve_requeues_at_the_head_and_ratio_at_the_tail() -> None:
         assert scheduler.waiting_ids() == queue
 
 
-def test_reserve_relaxes_after_exactly_600_calls_with_tasks() -> None:
+def test_reserve_reaches_zero_after_600_calls_with_tasks() -> None:
     manager = build_actors(FastDeployConfig())[0]
     assert isinstance(manager, FixedReserve)
-    assert manager.relaxed  # until the first preemption
+    assert manager.relaxed  # no reserve until the first preemption
     manager._reset_reserve()
     for _ in range(599):
         manager._decay()
@@ -98,12 +98,12 @@ def test_reserve_relaxes_after_exactly_600_calls_with_tasks() -> None:
     assert (manager.reserve, manager.relaxed) == (0, True)
 
 
-def test_reserve_holds_admission_back_by_chunk_or_by_whole_prefill() -> None:
+def test_reserve_applies_to_chunk_or_to_whole_prefill() -> None:
     # 4 blocks are free, one request runs; the chunk lacks 2 blocks, the whole prefill 5.
     for variant, reserve, admitted in (
         ("fixed-reserve", 2, True),
         ("fixed-reserve", 3, False),
-        ("fixed-reserve-full-need", None, True),  # relaxed
+        ("fixed-reserve-full-need", None, True),  # no reserve before the first preemption
         ("fixed-reserve-full-need", 0, False),
     ):
         scheduler = engine(
@@ -117,7 +117,7 @@ def test_reserve_holds_admission_back_by_chunk_or_by_whole_prefill() -> None:
         assert step(scheduler) == [("decode", 0)] + [("prefill", 1)] * admitted
 
 
-def test_ratio_keeps_one_unfinished_prefill_outside_running() -> None:
+def test_ratio_holds_one_unfinished_prefill_outside_running() -> None:
     scheduler = engine("ratio", [20, 20], num_blocks=100, chunked_prefill_size=8)
     for _ in range(2):
         batch = scheduler.schedule()
@@ -129,7 +129,7 @@ def test_ratio_keeps_one_unfinished_prefill_outside_running() -> None:
     assert (scheduler.active_id(), scheduler.running_ids()) == (1, [0])
 
 
-def test_ratio_prefill_gates_the_growth_of_decodes_not_the_decodes() -> None:
+def test_ratio_prefill_blocks_growth_of_decodes_but_not_decodes() -> None:
     scheduler = engine("ratio", [4, 5], num_blocks=100)
     step(scheduler)
     scheduler.add(Prompt(2, 4, 100))
@@ -142,8 +142,8 @@ def test_ratio_prefill_gates_the_growth_of_decodes_not_the_decodes() -> None:
     assert scheduler.stalled == []
 
 
-def test_slot_overrun_is_swallowed_half_way() -> None:
-    # Its own preemption is not acknowledged yet: the slot is taken though running is empty.
+def test_slot_overrun_leaves_request_running_without_slot() -> None:
+    # The preemption of request 0 is not acknowledged yet, so it still holds the only slot.
     config = FastDeployConfig(block_size=4, num_blocks=2, max_num_seqs=1, reserve_init=0)
     manager, _, processor = build_actors(config)
     manager.add(Prompt(0, 4, 100))
@@ -157,7 +157,8 @@ def test_slot_overrun_is_swallowed_half_way() -> None:
 
 
 def minimal(variant: str, lag: int) -> list[dict[str, Any]]:
-    """The smallest race of PR #5796: a chunk's -1 is still on its way when its request goes."""
+    """Replay the smallest race of PR #5796: a chunk's -1 arrives after the request was
+    preempted."""
     config = {"block_size": 4, "num_blocks": 7, "max_num_seqs": 2, "max_num_batched_tokens": 8}
     config |= {"enc_dec_block_num": 2, "prealloc_dec_block_slot_num_threshold": 2}
     sizes = [(6, 4), (11, 2)]
@@ -177,7 +178,7 @@ def minimal(variant: str, lag: int) -> list[dict[str, Any]]:
     return list(replay_ticks(FASTDEPLOY, header, 0))
 
 
-def test_minus1_hangs_at_lag_2_and_the_sentinel_does_not() -> None:
+def test_minus1_hangs_at_lag_2_and_sentinel_does_not() -> None:
     *lines, end = minimal("preempt-sync-minus1", 2)
     assert end["ending"] == "stall"
     assert ["ack", 1, "early", "msg1"] in [event for line in lines for event in line["events"]]
@@ -197,7 +198,7 @@ def test_minus1_repeats_a_token_at_lag_3() -> None:
         assert slot1.count(1001) == times
 
 
-def test_decode_task_after_preempt_takes_the_flag_away() -> None:
+def test_decode_task_after_preempt_task_clears_flag() -> None:
     prefill = WorkerTask("prefill", 7, 0, 0, 4, prompt_tokens=4, length=4, blocks=2)
     preempt, decode = prefill._replace(kind="preempt"), prefill._replace(kind="decode")
     for tasks, message in (([preempt], [-9]), ([preempt, decode], [-1]), ([decode, preempt], [-9])):
@@ -209,7 +210,7 @@ def test_decode_task_after_preempt_takes_the_flag_away() -> None:
         assert worker.step(lambda *_: False) is None
 
 
-def test_stalled_slot_resumes_with_the_block() -> None:
+def test_stalled_slot_resumes_when_it_gets_block() -> None:
     prefill = WorkerTask("prefill", 7, 0, 0, 4, prompt_tokens=4, length=4, blocks=1)
     worker = FastDeployWorker(4)
     worker.take(TaskBatch([prefill], 1))
@@ -221,7 +222,7 @@ def test_stalled_slot_resumes_with_the_block() -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_blocks_and_requests_are_accounted_for(variant: str) -> None:
+def test_no_blocks_or_requests_are_lost(variant: str) -> None:
     random_ = random.Random(7)
     for _ in range(20):
         knobs = {"max_num_batched_tokens": 24, "init_new_token_ratio": 0.2, "reserve_init": 1}
@@ -247,6 +248,6 @@ def test_blocks_and_requests_are_accounted_for(variant: str) -> None:
             assert not left
 
 
-def test_budget_below_the_slots_is_refused_like_in_the_engine() -> None:
+def test_rejects_token_budget_below_number_of_slots() -> None:
     with pytest.raises(ValueError, match="max_num_batched_tokens: 4 must be at least"):
         FastDeployConfig(max_num_batched_tokens=4, max_num_seqs=8)

@@ -1,4 +1,4 @@
-"""Launchers choose what the released wheels choose, by release, GPU and model."""
+"""Launchers: defaults equal the values of the released code, by release, GPU and model."""
 
 from __future__ import annotations
 
@@ -42,13 +42,15 @@ def vllm(gpu: str, variant: str, model: str = "llama-3.1-8b", **given: Any) -> d
         ("GB300", "0.33.0-swap", 16384, 1024),
     ],
 )
-def test_vllm_serve_sizes_a_step_by_the_gpu(gpu: str, variant: str, tokens: int, seqs: int) -> None:
+def test_vllm_serve_derives_step_limits_from_gpu(
+    gpu: str, variant: str, tokens: int, seqs: int
+) -> None:
     found = vllm(gpu, variant)
     assert (found["max_num_batched_tokens"], found["max_num_seqs"]) == (tokens, seqs)
     assert found["block_size"] == 16
 
 
-def test_vllm_has_small_values_for_a_gb10_since_033() -> None:
+def test_vllm_uses_small_gpu_defaults_for_gb10_since_033() -> None:
     gb10 = LaunchTarget("NVIDIA GB10", 128 << 30, (12, 1))
     assert VLLM.launch.before({"variant": "0.32.0"}, gb10)["max_num_seqs"] == 1024
     assert VLLM.launch.before({"variant": "0.33.0"}, gb10)["max_num_seqs"] == 256
@@ -65,14 +67,14 @@ def test_vllm_has_small_values_for_a_gb10_since_033() -> None:
         ("0.33.0", {"enable_chunked_prefill": False, "max_model_len": 4096}, 8192, 1024),
     ],
 )
-def test_vllm_keeps_what_is_given_and_fits_the_rest_to_it(
+def test_vllm_derives_other_defaults_from_given_settings(
     variant: str, given: dict[str, Any], tokens: int, seqs: int
 ) -> None:
     found = vllm("H100-SXM", variant, **given)
     assert (found["max_num_batched_tokens"], found["max_num_seqs"]) == (tokens, seqs)
 
 
-def test_vllm_makes_room_for_a_video_of_gemma_4_since_022() -> None:
+def test_vllm_raises_token_budget_to_gemma_4_video_since_022() -> None:
     def tokens(gpu: str, variant: str) -> int:
         found: int = vllm(gpu, variant, "gemma-4-31b-it")["max_num_batched_tokens"]
         return found
@@ -96,7 +98,7 @@ def test_vllm_makes_room_for_a_video_of_gemma_4_since_022() -> None:
         ("B200", "0.33.0", "llama-3.1-8b", "bf16", 16),
     ],
 )
-def test_vllm_sizes_blocks_by_the_attention_backend(
+def test_vllm_block_size_depends_on_attention_backend(
     gpu: str, variant: str, model: str, kv: str, size: int
 ) -> None:
     given = {"variant": variant}
@@ -115,18 +117,16 @@ def test_vllm_sizes_blocks_by_the_attention_backend(
         (ModelFacts("phi", 131072, "phi3", "longrope", 1.0, 4096), 4096, 4096),
     ],
 )
-def test_the_models_length_is_scaled_as_the_release_does(
-    facts: ModelFacts, old: int, new: int
-) -> None:
+def test_model_length_is_scaled_as_in_release(facts: ModelFacts, old: int, new: int) -> None:
     assert [model_length(facts, release) for release in ("0.19.0", "0.33.0")] == [old, new]
 
 
-def test_longrope_has_its_whole_length_before_0111() -> None:
+def test_longrope_has_full_length_before_0111() -> None:
     phi = ModelFacts("phi", 131072, "phi3", "longrope", 1.0, 4096)
     assert model_length(phi, "0.10.2") == 131072
 
 
-def test_vllm_refuses_a_model_that_its_cache_cannot_hold() -> None:
+def test_vllm_rejects_model_length_that_cache_cannot_hold() -> None:
     small, on = {"num_gpu_blocks": 1001, "variant": "0.33.0"}, machine("L4")
     assert longest(small, 131072) == 16000
     with pytest.raises(LaunchError, match="at most 16,000, or to auto") as error:
@@ -141,10 +141,11 @@ def test_vllm_refuses_a_model_that_its_cache_cannot_hold() -> None:
     assert VLLM.launch.after(enough, on) == {"max_model_len": 131072}
 
 
-def test_windows_hold_a_longer_sequence() -> None:
+def test_cache_with_windows_holds_longer_sequence() -> None:
     section = {"num_gpu_blocks": 1001, "max_num_batched_tokens": 2048, "max_num_seqs": 8}
     assert longest({**section, "kv_cache_groups": (0, 128)}, 1 << 20) == 11760
-    assert longest({**section, "kv_cache_groups": (0, 0)}, 1 << 20) == 1 << 20  # refused elsewhere
+    # Validation rejects these groups elsewhere.
+    assert longest({**section, "kv_cache_groups": (0, 0)}, 1 << 20) == 1 << 20
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,7 @@ def test_windows_hold_a_longer_sequence() -> None:
         ("H200", "0.5.23", "deepseek-v3", 8192, 1),
     ],
 )
-def test_sglang_sizes_a_pass_by_the_gpu(
+def test_sglang_derives_prefill_chunk_from_gpu(
     gpu: str, variant: str, model: str, chunk: int, page: int
 ) -> None:
     found = SGLANG.launch.before({"variant": variant}, machine(gpu, model))
@@ -175,7 +176,7 @@ def test_sglang_sizes_a_pass_by_the_gpu(
     ("tokens", "model", "rows"),
     [(415010, "llama-3.1-8b", 2048), (400000, "llama-2-7b", 4096), (1000, "llama-3.1-8b", 500)],
 )
-def test_sglang_has_rows_by_sequences_of_full_length(tokens: int, model: str, rows: int) -> None:
+def test_sglang_derives_rows_from_full_length_sequences(tokens: int, model: str, rows: int) -> None:
     on = machine("H100-SXM", model)
     found = SGLANG.launch.after({"max_total_num_tokens": tokens}, on)
     assert found == {"max_running_requests": rows}
@@ -183,12 +184,12 @@ def test_sglang_has_rows_by_sequences_of_full_length(tokens: int, model: str, ro
     assert SGLANG.launch.after(ranks, on) == {"max_running_requests": 2 * rows}
 
 
-def test_sglang_scales_positions_where_the_config_has_no_original_length() -> None:
+def test_sglang_scales_length_without_original_length_in_config() -> None:
     assert context_length(ModelFacts("a", 4096, rope_type="linear", rope_factor=4.0)) == 16384
     yarn = ModelFacts("b", 163840, rope_type="yarn", rope_factor=40.0, rope_original=4096)
     assert context_length(yarn) == 163840
 
 
-def test_trtllm_has_the_models_length() -> None:
+def test_trtllm_uses_model_length() -> None:
     assert TRTLLM.launch.before({}, machine("H100-SXM")) == {"max_seq_len": 131072}
     assert TRTLLM.launch.before({"max_seq_len": 9}, machine("H100-SXM")) == {}

@@ -1,7 +1,7 @@
-"""Single rules of mistral.rs' scheduler, each in a case small enough to follow by hand.
+"""mistral.rs scheduler: single rules, each in a case small enough to follow by hand.
 
-Blocks hold 4 tokens unless said otherwise. ``seed`` counts a slot ahead: a prompt of 4 tokens needs
-two blocks there. The other variants keep one block of ``num_gpu_blocks`` as a null block.
+Blocks hold 4 tokens unless stated otherwise. ``seed`` counts a slot ahead: a prompt of 4 tokens
+needs two blocks. The other variants keep one block of ``num_gpu_blocks`` as a null block.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def ids(batch: Batch) -> list[int]:
 
 
 def until_evicted(scheduler: MistralrsScheduler, most: int = 200) -> int:
-    """Number of the schedule call that preempts or ignores somebody."""
+    """Return the number of the first schedule call that preempts or ignores a sequence."""
     for call in range(1, most):
         try:
             batch = scheduler.schedule()
@@ -60,13 +60,13 @@ def until_evicted(scheduler: MistralrsScheduler, most: int = 200) -> int:
         if batch.preempted or batch.ignored:
             return call
         scheduler.complete(batch, ())
-    raise AssertionError("nobody was evicted")
+    raise AssertionError("no sequence was evicted")
 
 
 def stuck(variant: str, head: int = 150, **knobs: Any) -> MistralrsScheduler:
-    """One sequence of 10 tokens runs; a longer one waits at the head and does not fit beside it.
+    """Build an engine in which 10 tokens run and a longer sequence at the head does not fit.
 
-    Blocks hold 100 tokens and two can be used, so that the running one does not grow.
+    Blocks hold 100 tokens and two are usable, so the running sequence needs no further block.
     """
     blocks = 2 if variant == "seed" else 3
     scheduler = engine(variant, [ask(0, 10)], block_size=100, num_gpu_blocks=blocks, **knobs)
@@ -79,13 +79,13 @@ def stuck(variant: str, head: int = 150, **knobs: Any) -> MistralrsScheduler:
 
 
 @pytest.mark.parametrize("variant", ALL)
-def test_the_cap_on_running_is_one_lower_in_seed(variant: str) -> None:
+def test_seed_runs_one_request_less_than_max_num_seqs(variant: str) -> None:
     scheduler = engine(variant, [ask(i, 4) for i in range(5)], max_num_seqs=3)
     assert ids(step(scheduler)) == ([0, 1] if variant == "seed" else [0, 1, 2])
     assert step(scheduler).kind == "decode"
 
 
-def test_seed_never_admits_anybody_with_max_num_seqs_1() -> None:
+def test_seed_admits_none_with_max_num_seqs_1() -> None:
     scheduler = engine("seed", [ask(0, 4)], max_num_seqs=1)
     for _ in range(100):
         batch = step(scheduler)
@@ -94,7 +94,7 @@ def test_seed_never_admits_anybody_with_max_num_seqs_1() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "seed", "others"), [(3, 1, 1), (4, 2, 1), (5, 2, 2), (8, 3, 2)])
-def test_seed_counts_a_slot_ahead_at_admission(tokens: int, seed: int, others: int) -> None:
+def test_seed_counts_one_slot_ahead_at_admission(tokens: int, seed: int, others: int) -> None:
     for variant in ALL:
         scheduler = engine(variant, [ask(0, tokens)])
         scheduler.schedule()
@@ -102,13 +102,13 @@ def test_seed_counts_a_slot_ahead_at_admission(tokens: int, seed: int, others: i
 
 
 @pytest.mark.parametrize("variant", ALL)
-def test_one_block_is_a_null_block_except_in_seed(variant: str) -> None:
+def test_all_variants_but_seed_keep_null_block(variant: str) -> None:
     scheduler = engine(variant, num_gpu_blocks=11)
     assert scheduler.num_blocks == scheduler.free_blocks == (11 if variant == "seed" else 10)
 
 
 @pytest.mark.parametrize("variant", ALL)
-def test_waiting_goes_before_decodes(variant: str) -> None:
+def test_prefill_precedes_decode(variant: str) -> None:
     scheduler = engine(variant, [ask(0, 4)])
     step(scheduler)
     scheduler.add(ask(1, 4))
@@ -121,24 +121,24 @@ def test_seed_prefills_unequal_prompts_together() -> None:
 
 
 @pytest.mark.parametrize("variant", ["bucketed", "merged2250", "pr2031", "pr2031a"])
-def test_only_the_shortest_prompts_run_and_the_others_are_bounced(variant: str) -> None:
+def test_shortest_prompts_run_and_others_are_requeued(variant: str) -> None:
     scheduler = engine(variant, [ask(0, 8), ask(1, 4), ask(2, 8), ask(3, 12), ask(4, 4)])
     batch = step(scheduler)
     assert batch.scheduled == [(1, 4), (4, 4)]
-    # group by group in the order met, each last first, every one to the very front
+    # by group in queue order; within a group the last first, each to the front of the queue
     assert batch.preempted == [2, 0, 3]
     assert scheduler.waiting_ids() == [3, 0, 2]
     assert set(scheduler.blocks_held()) == {1, 4}
 
 
-def test_pr2034_runs_the_prompts_of_the_oldest_length() -> None:
+def test_pr2034_runs_prompts_of_oldest_length() -> None:
     scheduler = engine("pr2034", [ask(0, 8, at=5.0), ask(1, 4, at=9.0), ask(2, 8, at=3.0)])
     assert ids(step(scheduler)) == [0, 2]
     scheduler = engine("pr2034", [ask(0, 8, at=5.0), ask(1, 4, at=3.0), ask(2, 8, at=4.0)])
     assert ids(step(scheduler)) == [1]
 
 
-def test_pr2034july_keeps_the_blocks_of_the_prompts_that_do_not_run() -> None:
+def test_pr2034july_keeps_blocks_of_prompts_that_do_not_run() -> None:
     scheduler = engine("pr2034july", [ask(0, 8), ask(1, 8), ask(2, 4)])
     batch = step(scheduler)
     assert (batch.scheduled, batch.preempted) == ([(0, 8), (1, 8)], [])
@@ -146,13 +146,13 @@ def test_pr2034july_keeps_the_blocks_of_the_prompts_that_do_not_run() -> None:
     assert scheduler.running_ids() == [0, 1, 2]
     assert scheduler.blocks_held() == {0: 2, 1: 2, 2: 1}
     scheduler.add(ask(3, 4))
-    # prompts that are left run before anybody is admitted
+    # admitted prompts run before further admissions
     assert step(scheduler).scheduled == [(2, 4)]
     assert step(scheduler).scheduled == [(3, 4)]
 
 
 @pytest.mark.parametrize("variant", ["seed", "bucketed", "pr2034"])
-def test_a_prompt_of_the_other_modality_goes_to_the_end_of_the_queue(variant: str) -> None:
+def test_prompt_of_other_modality_goes_to_end_of_queue(variant: str) -> None:
     prompts = [ask(0, 4), ask(1, 4, image=True), ask(2, 4), ask(3, 4)]
     scheduler = engine(variant, prompts, max_num_seqs=3)
     batch = step(scheduler)
@@ -161,36 +161,36 @@ def test_a_prompt_of_the_other_modality_goes_to_the_end_of_the_queue(variant: st
     assert 1 not in scheduler.blocks_held()
 
 
-def test_pr2034july_admits_both_modalities_and_runs_that_of_the_oldest() -> None:
+def test_pr2034july_admits_both_modalities_and_runs_oldest() -> None:
     scheduler = engine("pr2034july", [ask(0, 4, image=True), ask(1, 4), ask(2, 4, image=True)])
     assert ids(step(scheduler)) == [0, 2]
     assert ids(step(scheduler)) == [1]
 
 
 @pytest.mark.parametrize("variant", KV_VARIANTS)
-def test_only_pr2034_limits_the_sequences_of_a_prefill(variant: str) -> None:
+def test_only_pr2034_limits_sequences_of_prefill(variant: str) -> None:
     scheduler = engine(variant, [ask(i, 4) for i in range(12)])
     assert len(ids(step(scheduler))) == (10 if variant == "pr2034" else 12)
 
 
-def test_pr2034_limits_the_tokens_of_a_prefill_but_not_of_its_first_sequence() -> None:
+def test_pr2034_limits_tokens_of_prefill_except_first_sequence() -> None:
     scheduler = engine("pr2034", [ask(i, 8) for i in range(4)], prefill_batch_max_tokens=16)
     assert ids(step(scheduler)) == [0, 1]
     scheduler = engine("pr2034", [ask(0, 40), ask(1, 8)], prefill_batch_max_tokens=16)
     assert ids(step(scheduler)) == [0]
 
 
-def test_pr2034_counts_those_that_it_looked_at_in_vain() -> None:
+def test_pr2034_counts_deferred_sequences_against_limit() -> None:
     prompts = [ask(0, 4), ask(1, 4, image=True), ask(2, 4)]
     scheduler = engine("pr2034", prompts, prefill_batch_max_seqs=2)
-    assert ids(step(scheduler)) == [0]  # 1 was deferred, and was the second
+    assert ids(step(scheduler)) == [0]  # 1 was deferred but counts as the second
 
 
 # Decode: order, victims, unequal lengths
 
 
 @pytest.mark.parametrize("variant", ALL)
-def test_the_order_of_decodes(variant: str) -> None:
+def test_decodes_run_newest_or_oldest_first(variant: str) -> None:
     scheduler = engine(variant, [ask(i, 4, at=at) for i, at in enumerate([3.0, 1.0, 2.0])])
     step(scheduler)
     newest_first = variant in ("seed", "bucketed", "pr2031", "pr2031a")
@@ -198,8 +198,8 @@ def test_the_order_of_decodes(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", ["seed", *(v for v in KV_VARIANTS if v != "pr2034july")])
-def test_the_victim_of_a_decode_is_at_the_far_end(variant: str) -> None:
-    # three prompts of 3 tokens in three blocks; after the prefill each wants a second one
+def test_decode_preempts_last_sequence_in_order(variant: str) -> None:
+    # three prompts of 3 tokens in three blocks; after the prefill each needs a second block
     scheduler = engine(
         variant, [ask(i, 3) for i in range(3)], num_gpu_blocks=3 + (variant != "seed")
     )
@@ -211,19 +211,19 @@ def test_the_victim_of_a_decode_is_at_the_far_end(variant: str) -> None:
     assert scheduler.waiting_ids() == batch.preempted[::-1]
 
 
-def test_the_victim_of_pr2034july_is_the_newest() -> None:
+def test_pr2034july_preempts_newest_sequence() -> None:
     scheduler = engine("pr2034july", [ask(i, 4) for i in range(3)], num_gpu_blocks=5)
     step(scheduler)
-    batch = step(scheduler)  # it asks for the token that it has, not for one ahead: 2, 2 and none
+    batch = step(scheduler)  # no slot ahead: 0 and 1 get a second block, 2 gets none
     assert (ids(batch), batch.preempted) == ([0, 1], [2])
 
 
 @pytest.mark.parametrize("variant", ALL)
-def test_a_sequence_that_finds_no_other_victim_preempts_itself(variant: str) -> None:
+def test_sequence_without_other_victim_preempts_itself(variant: str) -> None:
     usable = 1 if variant == "seed" else 2
     scheduler = engine(variant, [ask(0, 3)], num_gpu_blocks=usable)
     step(scheduler)
-    if variant == "pr2034july":  # asks one token later
+    if variant == "pr2034july":  # needs the block one token later
         step(scheduler)
     batch = step(scheduler)
     assert (batch.kind, batch.preempted) == ("idle", [0])
@@ -231,8 +231,8 @@ def test_a_sequence_that_finds_no_other_victim_preempts_itself(variant: str) -> 
     assert scheduler.free_blocks == 1
 
 
-def test_a_sequence_already_kept_in_this_call_is_no_victim() -> None:
-    # 0 is handled first and takes the last block; 1 finds only itself
+def test_sequence_handled_in_this_call_is_not_preempted() -> None:
+    # 0 is handled first and gets the last block; 1 can preempt only itself
     scheduler = engine("merged2250", [ask(0, 3), ask(1, 3)], num_gpu_blocks=4)
     step(scheduler)
     batch = step(scheduler)
@@ -243,7 +243,7 @@ def test_a_sequence_already_kept_in_this_call_is_no_victim() -> None:
     ("variant", "tokens", "held"),
     [("seed", 7, 2), ("seed", 8, 3), ("bucketed", 7, 2), ("bucketed", 8, 3), ("pr2034july", 8, 3)],
 )
-def test_blocks_after_the_first_decode(variant: str, tokens: int, held: int) -> None:
+def test_decode_allocates_one_slot_ahead(variant: str, tokens: int, held: int) -> None:
     scheduler = engine(variant, [ask(0, tokens - 1)])
     step(scheduler)  # now ``tokens`` long
     assert scheduler.blocks_held()[0] == 2
@@ -257,11 +257,11 @@ def test_blocks_after_the_first_decode(variant: str, tokens: int, held: int) -> 
 
 
 @pytest.mark.parametrize("variant", ["bucketed", "merged2250"])
-def test_decodes_of_another_length_lose_their_kv(variant: str) -> None:
+def test_decodes_of_other_length_are_preempted(variant: str) -> None:
     scheduler = engine(variant, [ask(0, 4)])
     step(scheduler)
     scheduler.add(ask(1, 4))
-    step(scheduler)  # 0 has five tokens, as has 1 now
+    step(scheduler)  # 0 and 1 have five tokens each
     step(scheduler)
     scheduler.add(ask(2, 9))
     step(scheduler)
@@ -269,7 +269,7 @@ def test_decodes_of_another_length_lose_their_kv(variant: str) -> None:
     assert sorted(ids(batch)) == [0, 1]
     assert batch.preempted == [2]
     assert 2 not in scheduler.blocks_held()
-    # it keeps its tokens, prefills them all again and gets the next one for it
+    # the victim keeps its tokens, prefills all of them and emits the next one
     again = step(scheduler)
     assert (again.kind, again.scheduled, again.context, again.emits) == (
         "prefill",
@@ -287,28 +287,28 @@ def test_pr2031a_decodes_all_lengths_together() -> None:
     assert (ids(batch), batch.preempted) == ([1, 0], [])
 
 
-def test_pr2031_lets_the_longer_wait_with_their_kv_until_the_shortest_catch_up() -> None:
+def test_pr2031_keeps_kv_of_longer_sequences_that_wait() -> None:
     scheduler = engine("pr2031", [ask(0, 4), ask(1, 6)])
     step(scheduler)
     step(scheduler)
     for _ in range(2):
         batch = step(scheduler)
         assert (ids(batch), batch.preempted) == ([0], [])
-        assert scheduler.running_ids() == [1, 0]  # the waiting first, then the batch
+        assert scheduler.running_ids() == [1, 0]  # the sequence that waits precedes the batch
         assert scheduler.blocks_held()[1] == 2
     assert ids(step(scheduler)) == [1, 0]
 
 
-def test_pr2031_takes_blocks_for_those_that_wait_too() -> None:
+def test_pr2031_allocates_blocks_for_sequences_that_wait() -> None:
     scheduler = engine("pr2031", [ask(0, 4), ask(1, 7)])
     step(scheduler)
     step(scheduler)
     assert scheduler.blocks_held() == {0: 1, 1: 2}
-    step(scheduler)  # 1 is eight tokens long and asks for nine, though it does not run
+    step(scheduler)  # 1 has eight tokens and allocates for nine, although it does not run
     assert scheduler.blocks_held() == {0: 2, 1: 3}
 
 
-def test_pr2034july_lets_the_oldest_choose_the_length_that_runs() -> None:
+def test_pr2034july_runs_length_of_oldest_sequence() -> None:
     scheduler = engine("pr2034july", [ask(0, 9), ask(1, 4), ask(2, 9)])
     step(scheduler)
     step(scheduler)
@@ -316,13 +316,13 @@ def test_pr2034july_lets_the_oldest_choose_the_length_that_runs() -> None:
         batch = step(scheduler)
         assert (ids(batch), batch.preempted) == ([0, 2], [])
         assert scheduler.running_ids() == [0, 2, 1]
-        assert scheduler.blocks_held()[1] == 1  # nothing is asked for it
+        assert scheduler.blocks_held()[1] == 1  # it allocates no block
     step(scheduler, ended=[0, 2])
     assert ids(step(scheduler)) == [1]
 
 
 @pytest.mark.parametrize("variant", ["bucketed", "merged2250"])
-def test_six_unequal_requests_thrash_for_life(variant: str) -> None:
+def test_six_unequal_requests_preempt_each_other_until_end(variant: str) -> None:
     scheduler = engine(variant, [ask(i, 20 + 3 * i) for i in range(6)], num_gpu_blocks=1001)
     left = dict.fromkeys(range(6), 50)
     kinds: list[str] = []
@@ -330,7 +330,7 @@ def test_six_unequal_requests_thrash_for_life(variant: str) -> None:
     while left:
         batch = scheduler.schedule()
         kinds.append(batch.kind)
-        # a bounce at admission is in the list, too, but had computed nothing
+        # sequences requeued at admission are listed, too, but had computed nothing
         preempted += len(batch.preempted) if batch.kind == "decode" else 0
         done = scheduler.complete(batch, [i for i in batch.emits if left[i] == 1])
         for i in done.delivered:
@@ -345,7 +345,7 @@ def test_six_unequal_requests_thrash_for_life(variant: str) -> None:
 
 
 def both_modalities(variant: str) -> MistralrsScheduler:
-    """A text, an image and a text sequence run, all of five tokens."""
+    """Run a text, an image and a text sequence until each has five tokens."""
     scheduler = engine(variant, [ask(0, 4), ask(1, 4, image=True), ask(2, 4)])
     step(scheduler)
     step(scheduler)
@@ -357,48 +357,48 @@ def both_modalities(variant: str) -> MistralrsScheduler:
 
 
 @pytest.mark.parametrize("variant", ["seed", "bucketed", "merged2250", "pr2031"])
-def test_images_and_text_in_one_decode_are_queued_again_for_ever(variant: str) -> None:
+def test_mixed_modalities_in_decode_cause_livelock(variant: str) -> None:
     scheduler = both_modalities(variant)
     with pytest.raises(Livelock) as raised:
         scheduler.schedule()
-    assert raised.value.cycle  # who goes round
+    assert raised.value.cycle  # the sequences in the loop
 
 
-def test_pr2031a_does_not_look_at_modalities_in_decode() -> None:
+def test_pr2031a_ignores_modality_in_decode() -> None:
     assert ids(step(both_modalities("pr2031a"))) == [2, 1, 0]
 
 
-def test_pr2034_puts_the_other_modality_behind_and_runs_all() -> None:
+def test_pr2034_runs_both_modalities_with_first_one_first() -> None:
     assert ids(step(both_modalities("pr2034"))) == [0, 2, 1]
 
 
-def test_pr2034july_runs_the_modality_of_the_oldest() -> None:
+def test_pr2034july_runs_modality_of_oldest() -> None:
     scheduler = both_modalities("pr2034july")
     assert ids(step(scheduler)) == [0, 2]
 
 
-def test_pr2034july_treats_the_modality_as_part_of_the_length_for_life() -> None:
+def test_pr2034july_groups_by_length_and_modality() -> None:
     scheduler = both_modalities("pr2034july")
     for _ in range(3):
         assert ids(step(scheduler)) == [0, 2]
     assert scheduler.running_ids() == [0, 2, 1]
 
 
-# The head that waits too long
+# Waiting timeout of the head
 
 
 @pytest.mark.parametrize("variant", ALL)
-def test_the_head_may_evict_at_its_65th_failure_in_seed_at_its_66th(variant: str) -> None:
+def test_head_evicts_at_65th_failure_and_in_seed_at_66th(variant: str) -> None:
     assert until_evicted(stuck(variant)) == (66 if variant == "seed" else 65)
 
 
 @pytest.mark.parametrize("variant", ALL)
-def test_waiting_timeout_counts_the_failures_that_are_borne(variant: str) -> None:
+def test_waiting_timeout_is_number_of_tolerated_failures(variant: str) -> None:
     assert until_evicted(stuck(variant, waiting_timeout=3)) == (5 if variant == "seed" else 4)
 
 
 @pytest.mark.parametrize("variant", ALL)
-def test_failures_stand_still_while_the_cap_blocks_the_queue(variant: str) -> None:
+def test_failures_are_not_counted_while_max_num_seqs_blocks_queue(variant: str) -> None:
     cap = 2 if variant == "seed" else 1
     scheduler = stuck(variant, waiting_timeout=3, max_num_seqs=cap)
     for _ in range(20):
@@ -407,18 +407,18 @@ def test_failures_stand_still_while_the_cap_blocks_the_queue(variant: str) -> No
 
 
 @pytest.mark.parametrize("variant", ALL)
-def test_an_admission_forgets_the_failures_except_in_seed(variant: str) -> None:
+def test_admission_resets_failures_except_in_seed(variant: str) -> None:
     scheduler = stuck(variant)
     for _ in range(5):
         step(scheduler)
     waiting = scheduler.waiting[0]
     assert waiting.failures == 5
-    step(scheduler, ended=[0])  # a sixth, and then there is room
+    step(scheduler, ended=[0])  # the sixth failure; afterwards enough blocks are free
     assert ids(step(scheduler)) == [1]
     assert waiting.failures == (6 if variant == "seed" else 0)
 
 
-def test_seed_ends_in_a_livelock_because_the_victim_is_popped_instead_of_the_head() -> None:
+def test_seed_pops_victim_instead_of_head_and_livelocks() -> None:
     scheduler = stuck("seed", waiting_timeout=0)
     step(scheduler)
     with pytest.raises(Livelock) as raised:
@@ -426,9 +426,9 @@ def test_seed_ends_in_a_livelock_because_the_victim_is_popped_instead_of_the_hea
     assert set(raised.value.cycle) >= {1}
 
 
-def test_seed_leaks_the_first_table_of_a_head_that_fits_twice() -> None:
-    # 0 holds three of four blocks, 1 wants two: after the eviction it is allocated, the victim is
-    # popped, and 1 is allocated once more
+def test_seed_leaks_first_block_table_of_head_allocated_twice() -> None:
+    # 0 holds three of four blocks and 1 needs two. After the eviction 1 is allocated, but the
+    # victim is popped, so 1 is allocated once more.
     scheduler = engine("seed", [ask(0, 250)], block_size=100, num_gpu_blocks=4, waiting_timeout=0)
     step(scheduler)
     scheduler.add(ask(1, 110))
@@ -440,15 +440,15 @@ def test_seed_leaks_the_first_table_of_a_head_that_fits_twice() -> None:
     assert batch.fatal.startswith("panic: sequence 0")
 
 
-def test_a_shorter_victim_leads_the_batch_without_blocks_and_the_engine_panics() -> None:
+def test_shorter_victim_without_blocks_causes_panic() -> None:
     scheduler = stuck("bucketed", waiting_timeout=0)
     batch = scheduler.schedule()
-    assert batch.preempted == [0, 1]  # the victim, and the head, which is longer, by its length
+    assert batch.preempted == [0, 1]  # the victim, then the head, which is longer than the victim
     assert (batch.kind, ids(batch)) == ("decode", [0])
     assert batch.fatal == "panic: sequence 0 is in a completion batch without blocks"
 
 
-def test_a_longer_victim_is_bounced_and_all_is_well() -> None:
+def test_longer_victim_is_requeued_without_error() -> None:
     scheduler = engine(
         "bucketed", [ask(0, 190)], block_size=100, num_gpu_blocks=3, waiting_timeout=0
     )
@@ -456,22 +456,22 @@ def test_a_longer_victim_is_bounced_and_all_is_well() -> None:
     scheduler.add(ask(1, 20))
     batch = step(scheduler)
     assert batch.scheduled == [(1, 20)]
-    assert batch.preempted == [0, 0]  # evicted, popped in place of the head, bounced
+    assert batch.preempted == [0, 0]  # evicted, popped instead of the head, requeued
     assert scheduler.waiting_ids() == [0]
 
 
-def test_a_victim_admitted_in_the_same_call_is_scheduled_twice_and_deadlocks() -> None:
+def test_victim_admitted_in_same_call_is_scheduled_twice() -> None:
     prompts = [ask(0, 120), ask(1, 120)]
     scheduler = engine(
         "bucketed", prompts, block_size=100, num_gpu_blocks=4, waiting_timeout=0, max_num_seqs=4
     )
-    batch = scheduler.schedule()  # 0 is admitted, 1 is not and evicts it at once
+    batch = scheduler.schedule()  # 0 is admitted; 1 does not fit and evicts 0
     assert ids(batch) == [0, 0, 1]
     assert batch.fatal is not None
     assert batch.fatal.startswith("self-deadlock")
 
 
-def test_a_head_that_never_fits_destroys_everybody_and_is_dropped() -> None:
+def test_head_that_never_fits_evicts_and_loses_all_running_sequences() -> None:
     prompts = [ask(i, 10) for i in range(3)]
     scheduler = engine("bucketed", prompts, block_size=100, num_gpu_blocks=4, waiting_timeout=2)
     step(scheduler)
@@ -481,24 +481,25 @@ def test_a_head_that_never_fits_destroys_everybody_and_is_dropped() -> None:
     batch = scheduler.schedule()
     assert batch.preempted == [0, 1, 2]
     assert set(batch.ignored) == {9}
-    assert sorted(batch.lost) == [0, 1, 2]  # popped in place of the head, into no queue
+    assert sorted(batch.lost) == [0, 1, 2]  # popped instead of the head, now in no queue
     assert (scheduler.waiting_ids(), scheduler.running_ids()) == ([], [])
     assert scheduler.free_blocks == 3
 
 
-def test_an_ignored_head_is_taken_up_again_once_enough_are_gone() -> None:
+def test_ignored_head_is_admitted_after_further_evictions() -> None:
     prompts = [ask(0, 10), ask(1, 10)]
     scheduler = engine("bucketed", prompts, block_size=100, num_gpu_blocks=3, waiting_timeout=0)
     step(scheduler)
     scheduler.add(ask(2, 150))
     batch = scheduler.schedule()
     assert batch.ignored == [2]
-    assert batch.lost == [1]  # the first victim, popped in place of the head that was given up
-    assert batch.preempted == [1, 0, 2]  # after the second the head was admitted, and bounced
+    assert batch.lost == [1]  # the first victim, popped instead of the ignored head
+    # After the second eviction the head was admitted, then requeued.
+    assert batch.preempted == [1, 0, 2]
     assert scheduler.waiting[0].state is SequenceState.WAITING
 
 
-def test_pr2034_evicts_until_the_head_fits_and_bucketed_only_one() -> None:
+def test_pr2034_evicts_until_head_fits_and_bucketed_only_one() -> None:
     found = {}
     for variant in ("pr2034", "bucketed"):
         prompts = [ask(0, 10), ask(1, 10)]
@@ -509,12 +510,12 @@ def test_pr2034_evicts_until_the_head_fits_and_bucketed_only_one() -> None:
             step(scheduler)
         found[variant] = scheduler.schedule()
     assert (found["pr2034"].ignored, found["pr2034"].preempted) == ([], [1, 0])
-    # the last victim is popped in place of the head, without blocks
+    # the last victim is popped instead of the head, without blocks
     assert found["pr2034"].fatal == "panic: sequence 0 is in a completion batch without blocks"
     assert found["bucketed"].ignored == [2]
 
 
-def test_pr2034_gives_the_head_up_when_nobody_is_left() -> None:
+def test_pr2034_ignores_head_when_no_sequence_is_left_to_evict() -> None:
     scheduler = engine("pr2034", [ask(0, 10)], block_size=100, num_gpu_blocks=3, waiting_timeout=0)
     step(scheduler)
     scheduler.add(ask(1, 1000))
@@ -523,14 +524,15 @@ def test_pr2034_gives_the_head_up_when_nobody_is_left() -> None:
     assert scheduler.waiting_ids() == []
 
 
-# Ignored and forgotten
+# Ignored requests
 
 
-def test_seed_ignores_what_can_never_fit_and_takes_the_rest_of_the_call_with_it() -> None:
+def test_seed_ignores_impossible_prompt_and_breaks_rest_of_call() -> None:
     scheduler = engine("seed", [ask(0, 100), ask(1, 4), ask(2, 4)], num_gpu_blocks=5)
     batch = step(scheduler)
     assert (batch.ignored, batch.scheduled) == ([0], [])
-    assert scheduler.running_ids() == [1, 2]  # moved, but neither allocated nor scheduled
+    # Moved to running, but neither allocated nor scheduled.
+    assert scheduler.running_ids() == [1, 2]
     assert scheduler.blocks_held() == {}
     assert {q.state for q in scheduler.running} == {SequenceState.WAITING}
     batch = scheduler.schedule()
@@ -538,7 +540,7 @@ def test_seed_ignores_what_can_never_fit_and_takes_the_rest_of_the_call_with_it(
     assert batch.fatal == "panic: sequence 2 is in a completion batch without blocks"
 
 
-def test_what_was_admitted_before_the_ignored_one_runs() -> None:
+def test_sequence_admitted_before_ignored_one_runs() -> None:
     scheduler = engine("seed", [ask(0, 3), ask(1, 100)], num_gpu_blocks=5)
     batch = step(scheduler)
     assert (batch.scheduled, batch.ignored) == ([(0, 3)], [1])
@@ -546,14 +548,14 @@ def test_what_was_admitted_before_the_ignored_one_runs() -> None:
 
 
 @pytest.mark.parametrize("variant", KV_VARIANTS)
-def test_the_others_find_out_only_by_waiting(variant: str) -> None:
+def test_kv_variants_ignore_impossible_prompt_only_after_timeout(variant: str) -> None:
     scheduler = engine(variant, [ask(0, 100)], num_gpu_blocks=5)
     assert until_evicted(scheduler) == 65
     assert scheduler.waiting_ids() == []
 
 
 @pytest.mark.parametrize("variant", ALL)
-def test_a_client_that_is_gone_is_served_on(variant: str) -> None:
+def test_aborted_request_is_still_served(variant: str) -> None:
     scheduler = engine(variant, [ask(0, 4), ask(1, 4)])
     step(scheduler)
     scheduler.abort(0)
@@ -561,7 +563,7 @@ def test_a_client_that_is_gone_is_served_on(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", ALL)
-def test_a_finished_sequence_leaves_nothing(variant: str) -> None:
+def test_finished_sequence_frees_all_blocks(variant: str) -> None:
     scheduler = engine(variant, [ask(0, 4), ask(1, 4)])
     step(scheduler)
     scheduler.complete(scheduler.schedule(), [0])
@@ -571,9 +573,9 @@ def test_a_finished_sequence_leaves_nothing(variant: str) -> None:
     assert scheduler.free_blocks == scheduler.num_blocks
 
 
-def test_a_copy_left_in_the_queue_when_its_sequence_ends_runs_for_nothing() -> None:
-    # an eviction in the call that admitted its victim doubles entries of the queue; here request
-    # 3 ends while a copy of it still waits
+def test_queued_copy_of_finished_sequence_runs_without_output() -> None:
+    # An eviction in the call that admitted the victim duplicates queue entries. Here request 3 ends
+    # while a copy of it still waits.
     prompts = [2, 5, 18, 3, 1, 1, 1, 1]
     left = dict(enumerate([3, 3, 3, 2, 1, 1, 1, 3]))
     scheduler = engine(
@@ -590,11 +592,11 @@ def test_a_copy_left_in_the_queue_when_its_sequence_ends_runs_for_nothing() -> N
         batch = step_of(scheduler, left)
         finished += [i for i in batch.emits if left[i] <= 0]
     assert finished.count(3) == 2
-    assert left[3] == 0  # the second time it is given no token
+    assert left[3] == 0  # the second run delivers no token
 
 
 def step_of(scheduler: MistralrsScheduler, left: dict[int, int]) -> Batch:
-    """A step of requests that have so many tokens left to emit."""
+    """Run a step of requests that have ``left`` tokens each to emit."""
     batch = scheduler.schedule()
     assert batch.fatal is None
     done = scheduler.complete(batch, [i for i in batch.emits if left[i] == 1])
@@ -619,7 +621,7 @@ def cached(variant: str, prompts: Iterable[Prompt], **knobs: Any) -> BucketedSch
 
 
 @pytest.mark.parametrize("variant", KV_VARIANTS)
-def test_a_finished_prompt_spares_the_next_its_full_blocks(variant: str) -> None:
+def test_next_prompt_reuses_full_blocks_of_finished_prompt(variant: str) -> None:
     scheduler = cached(variant, [shared(0, 11, 10)])
     step(scheduler, ended=[0])
     scheduler.add(shared(1, 14, 10))
@@ -629,7 +631,7 @@ def test_a_finished_prompt_spares_the_next_its_full_blocks(variant: str) -> None
 
 
 @pytest.mark.parametrize("variant", KV_VARIANTS)
-def test_the_last_token_of_a_prompt_is_always_computed(variant: str) -> None:
+def test_last_token_of_prompt_is_always_computed(variant: str) -> None:
     scheduler = cached(variant, [shared(0, 9, 8)])
     step(scheduler, ended=[0])
     scheduler.add(shared(1, 8, 8))
@@ -642,19 +644,20 @@ def test_seed_has_no_prefix_cache() -> None:
 
 
 @pytest.mark.parametrize("variant", ["bucketed", "merged2250", "pr2031", "pr2031a", "pr2034"])
-def test_a_bounced_prompt_hits_blocks_that_nobody_computed(variant: str) -> None:
+def test_requeued_prompt_hits_blocks_never_computed(variant: str) -> None:
     first, second = (20, 10) if variant != "pr2034" else (10, 20)
     long, short = (0, 1) if variant != "pr2034" else (1, 0)
     scheduler = cached(variant, [ask(0, first), ask(1, second)])
     assert ids(step(scheduler)) == [short]
     batch = step(scheduler)
-    assert batch.scheduled == [(long, 4)]  # four full blocks of it are phantoms
+    # Four full blocks are hits although they were never computed.
+    assert batch.scheduled == [(long, 4)]
     assert batch.context == [16]
 
 
 @pytest.mark.parametrize(("variant", "phantoms"), [("pr2034july", 0), ("bucketed", 2)])
 def test_pr2034july_caches_computed_blocks_only(variant: str, phantoms: int) -> None:
-    # 0 and 1 are admitted, 2 does not fit and evicts 1, which nothing was computed for
+    # 0 and 1 are admitted; 2 does not fit and evicts 1, which computed nothing
     prompts = [ask(0, 3), ask(1, 9), ask(2, 9)]
     scheduler = cached(variant, prompts, num_gpu_blocks=6, waiting_timeout=0)
     assert scheduler.schedule().preempted[0] == 1
@@ -662,11 +665,12 @@ def test_pr2034july_caches_computed_blocks_only(variant: str, phantoms: int) -> 
     assert (scheduler.pool.cached == 0) == (phantoms == 0)
 
 
-def test_a_hit_on_a_free_block_takes_it_from_the_free_queue() -> None:
+def test_hit_on_free_block_removes_it_from_free_queue() -> None:
     scheduler = cached("merged2250", [shared(0, 9, 8)], num_gpu_blocks=5)
     step(scheduler, ended=[0])
     assert scheduler.free_blocks == 4
-    scheduler.add(shared(1, 17, 8))  # five blocks of which two are cached: one too many
+    # Needs five blocks, two of them cached: one more than available.
+    scheduler.add(shared(1, 17, 8))
     assert step(scheduler).scheduled == []
     assert scheduler.free_blocks == 4
     scheduler.waiting.clear()
@@ -675,11 +679,11 @@ def test_a_hit_on_a_free_block_takes_it_from_the_free_queue() -> None:
     assert scheduler.free_blocks == 0
 
 
-# What the engine loop needs
+# Fingerprints
 
 
 @pytest.mark.parametrize("variant", ALL)
-def test_the_fingerprint_repeats_when_nothing_can_happen_any_more(variant: str) -> None:
+def test_fingerprint_repeats_when_state_no_longer_changes(variant: str) -> None:
     scheduler = engine(
         variant, [ask(0, 100)], num_gpu_blocks=200, max_num_seqs=1, waiting_timeout=4
     )
@@ -694,7 +698,7 @@ def test_the_fingerprint_repeats_when_nothing_can_happen_any_more(variant: str) 
     assert scheduler.fingerprint() == before
 
 
-def test_the_fingerprint_counts_failures_up_to_the_eviction() -> None:
+def test_fingerprint_counts_failures_until_eviction() -> None:
     scheduler = stuck("bucketed", waiting_timeout=50)
     step(scheduler)
     first = scheduler.fingerprint()[0]  # type: ignore[index]

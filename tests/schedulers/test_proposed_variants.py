@@ -1,4 +1,4 @@
-"""Variants that no engine has released: what they change against the release, and nothing else."""
+"""Variants that no release contains: their changes to the release, and nothing else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AGING = "0.5.23-lpm-aging"
 
 
 def with_engine(scenario: Scenario, **knobs: Any) -> Scenario:
-    """The scenario with some knobs of the engine changed."""
+    """Return the scenario with some engine settings changed."""
     return scenario.model_copy(update={"engine": replace(scenario.engine, **knobs)})
 
 
@@ -32,7 +32,7 @@ def rows(scenario: Scenario) -> Any:
     return request_rows("", record), step_rows("", record)
 
 
-# ------------------------------------------------------------------ vLLM, skip what has no blocks
+# ------------------------------------------------------------------ vLLM: skip blocked requests
 
 
 def vllm(variant: str, **knobs: Any) -> VllmScheduler:
@@ -52,7 +52,7 @@ def admitted(scheduler: VllmScheduler) -> list[int]:
 
 
 @pytest.mark.parametrize(("variant", "expected"), [("0.33.0", []), (SKIP, [2, 4])])
-def test_those_behind_a_blocked_head_are_tried(variant: str, expected: list[int]) -> None:
+def test_requests_behind_blocked_head_are_tried(variant: str, expected: list[int]) -> None:
     scheduler = vllm(variant)
     scheduler.add(Prompt(0, 20, 9))  # 5 of the 10 blocks
     assert admitted(scheduler) == [0]
@@ -62,7 +62,7 @@ def test_those_behind_a_blocked_head_are_tried(variant: str, expected: list[int]
     assert scheduler.waiting_ids() == [i for i in (1, 2, 3, 4) if i not in expected]
 
 
-def test_who_was_passed_over_is_tried_first_again() -> None:
+def test_skipped_request_is_tried_first_in_next_step() -> None:
     scheduler = vllm(SKIP)
     scheduler.add(Prompt(0, 20, 9))
     scheduler.add(Prompt(1, 36, 4))  # 9 of the 10 blocks
@@ -76,7 +76,7 @@ def test_who_was_passed_over_is_tried_first_again() -> None:
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
-def test_more_urgent_ones_stay_first(policy: str) -> None:
+def test_urgent_requests_are_admitted_first(policy: str) -> None:
     scheduler = vllm(SKIP, policy=policy)
     scheduler.add(Prompt(0, 20, 9))
     assert admitted(scheduler) == [0]
@@ -88,7 +88,7 @@ def test_more_urgent_ones_stay_first(policy: str) -> None:
 
 
 @given(data=st.data())
-def test_skipping_changes_nothing_where_nobody_is_blocked(data: st.DataObject) -> None:
+def test_skipping_changes_nothing_without_blocked_requests(data: st.DataObject) -> None:
     scenario = data.draw(scenarios("vllm", "0.33.0"))
     knobs = {"num_gpu_blocks": 1000, "watermark": 0.0, "rule": None, "kv_cache_groups": (0,)}
     knobs |= {"num_speculative_tokens": 0, "num_cpu_blocks": 0, "eviction_policy": "lru"}
@@ -97,7 +97,7 @@ def test_skipping_changes_nothing_where_nobody_is_blocked(data: st.DataObject) -
     assert rows(same[0]) == rows(same[1])
 
 
-def test_the_start_up_check_can_be_left_out() -> None:
+def test_start_up_check_can_be_disabled() -> None:
     with pytest.raises(ValueError, match="max_model_len 41 must fit"):
         vllm("0.33.0", max_model_len=41)
     scheduler = vllm("0.33.0", max_model_len=50, startup_check=False)
@@ -107,7 +107,7 @@ def test_the_start_up_check_can_be_left_out() -> None:
     assert scheduler.waiting_ids() == [0, 1]
 
 
-# ------------------------------------------------------------------ SGLang, lpm with aging
+# ------------------------------------------------------------------ SGLang: lpm with aging
 
 
 def sglang(aging: int, **knobs: Any) -> SglangScheduler:
@@ -124,16 +124,19 @@ def sglang(aging: int, **knobs: Any) -> SglangScheduler:
     )
 
 
-def prefills(scheduler: SglangScheduler, warm: int) -> list[int]:
-    """Who is served in order: the cold request 1 among warm ones, of which one comes at a time."""
+def prefills(scheduler: SglangScheduler, cached: int) -> list[int]:
+    """Return the order of service of the uncached request 1 among cached ones.
+
+    One cached request arrives in each pass.
+    """
 
     def add(i: int) -> None:
-        warm_prompt = (Segment("warm", 0, 100), Segment(f"u{i}", 0, 20))
-        scheduler.add(Prompt(i, 120, 1, segments=() if i == 1 else warm_prompt))
+        cached_prompt = (Segment("common", 0, 100), Segment(f"u{i}", 0, 20))
+        scheduler.add(Prompt(i, 120, 1, segments=() if i == 1 else cached_prompt))
 
     order: list[int] = []
     add(0)
-    for newcomer in range(2, warm + 2):
+    for newcomer in range(2, cached + 2):
         batch = scheduler.schedule()
         served = [i for i, _ in batch.scheduled]
         scheduler.complete(batch, served)
@@ -145,11 +148,12 @@ def prefills(scheduler: SglangScheduler, warm: int) -> list[int]:
 
 
 @pytest.mark.parametrize(("aging", "passes"), [(0, None), (20, 5), (60, 2), (200, 1)])
-def test_a_cold_request_waits_as_many_passes_as_its_age_is_short(
+def test_uncached_request_waits_until_its_age_exceeds_cached_tokens(
     aging: int, passes: int | None
 ) -> None:
-    """A warm newcomer has 100 cached tokens and one pass, so the cold one needs 100 / N more."""
-    order = prefills(sglang(aging), warm=12)
+    """A new cached request has 100 cached tokens and one pass, so request 1 needs 100 / N more
+    passes."""
+    order = prefills(sglang(aging), cached=12)
     assert order[0] == 0
     if passes is None:
         assert order[1:] == list(range(2, 13))
@@ -157,12 +161,12 @@ def test_a_cold_request_waits_as_many_passes_as_its_age_is_short(
         assert order.index(1) == passes + 1
 
 
-def test_the_knob_belongs_to_the_variant() -> None:
-    with pytest.raises(ValueError, match="use '0\\.5\\.23-lpm-aging'"):
+def test_rejects_aging_option_of_other_variant() -> None:
+    with pytest.raises(ValueError, match="use variant '0\\.5\\.23-lpm-aging'"):
         SglangConfig(lpm_aging_tokens_per_pass=1)
 
 
 @given(data=st.data())
-def test_no_aging_is_the_release(data: st.DataObject) -> None:
+def test_zero_aging_equals_release(data: st.DataObject) -> None:
     scenario = data.draw(scenarios("sglang", "0.5.23"))
     assert rows(scenario) == rows(with_engine(scenario, variant=AGING))

@@ -1,4 +1,4 @@
-"""Single rules of the SGLang scheduler; each test fails if its rule is turned round."""
+"""SGLang scheduler: single rules; each test fails if its rule is inverted."""
 
 import random
 from collections.abc import Collection
@@ -16,7 +16,7 @@ from simkv.schedulers.sglang.scheduler import SglangScheduler
 
 
 def engine(tokens: int, **knobs: Any) -> SglangScheduler:
-    """The normal loop without a prefix cache unless asked otherwise."""
+    """Build an engine with the normal loop and without prefix cache, unless ``knobs`` differ."""
     plain = {"disable_radix_cache": True, "disable_overlap_schedule": True}
     return SglangScheduler(SglangConfig(max_total_num_tokens=tokens, **{**plain, **knobs}))
 
@@ -28,7 +28,7 @@ def step(scheduler: SglangScheduler, ended: Collection[int] = ()) -> Batch:
 
 
 def steps_until(scheduler: SglangScheduler, attribute: str) -> Batch:
-    """Step until the batch says something under ``attribute``; that batch."""
+    """Run steps until ``attribute`` of a batch is set; return that batch."""
     for _ in range(100):
         if getattr(batch := step(scheduler), attribute):
             return batch
@@ -47,14 +47,14 @@ def shared(i: int, group: str, tokens: int, own: int, max_tokens: int = 1) -> Pr
 # ---------------------------------------------------------------------- arrival
 
 
-def test_a_limit_is_clipped_to_what_the_pool_can_hold() -> None:
+def test_output_limit_is_clipped_to_pool() -> None:
     scheduler = engine(64, page_size=16)
     scheduler.add(Prompt(0, 20, 1000))
     assert scheduler.state.waiting[0].max_new == 64 - 32 - 16 - 1
 
 
 @pytest.mark.parametrize(("overlap", "cached"), [(True, 6), (False, 5)])
-def test_an_early_end_that_the_loop_did_not_foresee_is_cached(overlap: bool, cached: int) -> None:
+def test_tokens_of_early_end_are_cached(overlap: bool, cached: int) -> None:
     scheduler = engine(40, disable_radix_cache=False, disable_overlap_schedule=not overlap)
     scheduler.add(Prompt(0, 4, 9))
     batches = [scheduler.schedule()]
@@ -69,7 +69,7 @@ def test_an_early_end_that_the_loop_did_not_foresee_is_cached(overlap: bool, cac
     assert scheduler.state.memory.evictable == cached
 
 
-def test_a_knob_that_came_later_is_refused() -> None:
+def test_rejects_option_of_later_release() -> None:
     with pytest.raises(
         ValueError, match=r"^prefill_decode_interval_min_bs: SGLang 0\.5\.22 does not"
     ):
@@ -77,7 +77,7 @@ def test_a_knob_that_came_later_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("variant", "admitted"), [("0.5.23", [1]), ("0.5.22", [])])
-def test_who_has_finished_keeps_its_seat_until_the_next_decode(
+def test_finished_requests_leave_before_admission_since_0_5_23(
     variant: str, admitted: list[int]
 ) -> None:
     scheduler = engine(60, variant=variant, max_running_requests=2)
@@ -93,10 +93,10 @@ def test_who_has_finished_keeps_its_seat_until_the_next_decode(
 
 
 @pytest.mark.parametrize(("limit", "admitted"), [(5, [0]), (4, [0, 1])])
-def test_a_candidate_must_fit_with_a_token_to_spare(limit: int, admitted: list[int]) -> None:
+def test_candidate_must_leave_one_token_free(limit: int, admitted: list[int]) -> None:
     scheduler = engine(20)
     scheduler.add(Prompt(0, 5, 3))  # promised 5 + 3 and a page: 11 left
-    scheduler.add(Prompt(1, 5, limit))  # wants 5 + limit and a page
+    scheduler.add(Prompt(1, 5, limit))  # needs 5 + limit and a page
     assert ids(step(scheduler)) == admitted
 
 
@@ -104,18 +104,18 @@ def test_a_candidate_must_fit_with_a_token_to_spare(limit: int, admitted: list[i
     ("ratio", "tokens", "admitted"),
     [(1, 14, False), (1, 13, True), (0.5, 22, False), (0.5, 21, True)],
 )
-def test_running_requests_are_promised_their_remaining_output_times_the_ratio(
+def test_running_requests_reserve_share_of_remaining_output(
     ratio: float, tokens: int, admitted: bool
 ) -> None:
     scheduler = engine(40, init_new_token_ratio=ratio, min_new_token_ratio_factor=1)
     scheduler.add(Prompt(0, 5, 20))
     for _ in range(4):
         step(scheduler)
-    scheduler.add(Prompt(1, tokens, 1))  # wants 2 more; 32 are free and 16 * ratio promised
+    scheduler.add(Prompt(1, tokens, 1))  # needs 2 more; 32 are free and 16 * ratio promised
     assert ids(step(scheduler)) == [1 if admitted else 0]
 
 
-def test_nobody_is_passed_over() -> None:
+def test_no_request_overtakes_blocked_head() -> None:
     scheduler = engine(40)
     scheduler.add(Prompt(0, 10, 5))
     scheduler.add(Prompt(1, 30, 5))
@@ -124,12 +124,12 @@ def test_nobody_is_passed_over() -> None:
     assert scheduler.waiting_ids() == [1, 2]
 
 
-def test_a_full_batch_does_not_look_at_the_queue_until_somebody_leaves() -> None:
+def test_full_batch_ignores_queue_until_request_leaves() -> None:
     scheduler = engine(40)
     scheduler.add(Prompt(0, 10, 5))
     scheduler.add(Prompt(1, 30, 5))
     step(scheduler)
-    step(scheduler)  # here the running batch is replaced, and the latch with it, then set again
+    step(scheduler)  # the new running batch is marked full again
     scheduler.abort(1)
     scheduler.add(Prompt(2, 1, 1))
     assert ids(step(scheduler, ended=[0])) == [0]
@@ -139,7 +139,7 @@ def test_a_full_batch_does_not_look_at_the_queue_until_somebody_leaves() -> None
 # ---------------------------------------------------------------------- chunks
 
 
-def test_a_chunk_goes_on_first_and_leaves_the_rest_of_the_budget_to_others() -> None:
+def test_unfinished_prompt_continues_before_new_prompts() -> None:
     scheduler = engine(100, chunked_prefill_size=8)
     scheduler.add(Prompt(0, 10, 3))
     scheduler.add(Prompt(1, 7, 3))
@@ -152,7 +152,7 @@ def test_a_chunk_goes_on_first_and_leaves_the_rest_of_the_budget_to_others() -> 
     assert scheduler.running_ids() == [0, 1]
 
 
-def test_a_chunk_in_progress_is_not_tested_and_can_run_the_engine_out_of_memory() -> None:
+def test_unfinished_prompt_can_exhaust_memory() -> None:
     scheduler = engine(
         40,
         chunked_prefill_size=4,
@@ -170,7 +170,7 @@ def test_a_chunk_in_progress_is_not_tested_and_can_run_the_engine_out_of_memory(
     assert ids(batch) == [1]
 
 
-def test_mixed_rows_become_the_running_order() -> None:
+def test_mixed_batch_order_becomes_running_order() -> None:
     scheduler = engine(100, chunked_prefill_size=16, enable_mixed_chunk=True)
     scheduler.add(Prompt(0, 4, 9))
     scheduler.add(Prompt(1, 4, 9))
@@ -185,7 +185,7 @@ def test_mixed_rows_become_the_running_order() -> None:
 # ---------------------------------------------------------------------- prefix cache
 
 
-def test_at_least_one_token_is_computed_however_much_is_cached() -> None:
+def test_fully_cached_prompt_computes_one_token() -> None:
     scheduler = engine(100, disable_radix_cache=False)
     scheduler.add(shared(0, "g", 40, 0))
     scheduler.add(Prompt(1, 5, 5))
@@ -195,7 +195,7 @@ def test_at_least_one_token_is_computed_however_much_is_cached() -> None:
     assert (batch.scheduled, batch.context) == ([(2, 1)], [39])
 
 
-def test_cached_outputs_can_be_evicted_without_their_prompt() -> None:
+def test_cached_outputs_can_be_evicted_without_prompt() -> None:
     memory = SglangMemory(100, page_size=1, prefix_cache=True)
     req = Req(
         0, 10, 6, False, TokenContent(Prompt(0, 10, 6)), out=5, end=15
@@ -208,7 +208,7 @@ def test_cached_outputs_can_be_evicted_without_their_prompt() -> None:
     assert memory.evictable == 10
 
 
-def test_a_decode_step_evicts_a_page_for_every_row_needed_or_not() -> None:
+def test_decode_step_evicts_page_for_every_row() -> None:
     scheduler = engine(36, page_size=4, disable_radix_cache=False)
     scheduler.add(Prompt(0, 16, 1))
     step(scheduler)
@@ -224,14 +224,14 @@ def test_a_decode_step_evicts_a_page_for_every_row_needed_or_not() -> None:
 
 
 def crowded(**knobs: Any) -> SglangScheduler:
-    """Three requests whose output was not reckoned with, and a fourth that waits."""
+    """Build an engine that reserves no output: three requests fit, the fourth waits."""
     scheduler = engine(42, clip_max_new_tokens_estimation=0, retract_decode_steps=2, **knobs)
     for i, tokens in enumerate((10, 12, 10, 30)):
         scheduler.add(Prompt(i, tokens, 20))
     return scheduler
 
 
-def test_the_least_output_goes_first() -> None:
+def test_retraction_selects_fewest_outputs_first() -> None:
     scheduler = engine(42, clip_max_new_tokens_estimation=0)
     scheduler.add(Prompt(0, 14, 20))
     step(scheduler)
@@ -241,7 +241,7 @@ def test_the_least_output_goes_first() -> None:
     assert steps_until(scheduler, "preempted").preempted == [2]
 
 
-def test_of_equal_outputs_the_longest_prompt_goes_to_the_tail_of_the_queue() -> None:
+def test_retraction_queues_longest_prompt_at_tail_among_equal_outputs() -> None:
     scheduler = crowded()
     assert ids(step(scheduler)) == [0, 1, 2]
     batch = steps_until(scheduler, "preempted")
@@ -250,7 +250,7 @@ def test_of_equal_outputs_the_longest_prompt_goes_to_the_tail_of_the_queue() -> 
     assert scheduler.waiting_ids() == [3, 1]
 
 
-def test_of_equals_the_last_goes_and_the_order_of_the_choice_stays() -> None:
+def test_retraction_selects_last_among_equals_and_keeps_sort_order() -> None:
     scheduler = engine(42, clip_max_new_tokens_estimation=0)
     scheduler.add(Prompt(0, 14, 20))
     scheduler.add(Prompt(1, 10, 20))
@@ -261,18 +261,18 @@ def test_of_equals_the_last_goes_and_the_order_of_the_choice_stays() -> None:
     assert steps_until(scheduler, "preempted").preempted == [2]
 
 
-def test_a_retraction_sets_the_ratio_from_the_survivors() -> None:
+def test_retraction_derives_ratio_from_remaining_requests() -> None:
     scheduler = crowded()
     ratios = []
     while not step(scheduler).preempted:
         ratios.append(scheduler.state.ratio.current)
     decay = (0.7 - 0.7 * 0.14) / 600
     assert ratios[:3] == [0.7, 0.7 - decay, 0.7 - decay - decay]  # the prefill does not decay it
-    emitted = len(ratios)  # by each survivor before this step
+    emitted = len(ratios)  # by each remaining request before this step
     assert scheduler.state.ratio.current == (2 * emitted + 2 * 2) / (2 * 20 + 1)
 
 
-def test_a_retracted_request_recomputes_its_outputs_and_goes_on() -> None:
+def test_retracted_request_recomputes_outputs_and_continues() -> None:
     scheduler = crowded()
     steps_until(scheduler, "preempted")
     victim = scheduler.state.waiting[-1]
@@ -286,7 +286,7 @@ def test_a_retracted_request_recomputes_its_outputs_and_goes_on() -> None:
     assert victim.out == out + 1
 
 
-def test_an_idle_engine_forgets_the_ratio() -> None:
+def test_idle_engine_resets_ratio() -> None:
     scheduler = engine(100)
     scheduler.add(Prompt(0, 4, 3))
     for _ in range(3):
@@ -299,7 +299,7 @@ def test_an_idle_engine_forgets_the_ratio() -> None:
 # ---------------------------------------------------------------------- queue order
 
 
-def test_lpm_takes_the_longest_cached_prefix_first_and_keeps_the_order() -> None:
+def test_lpm_sorts_by_cached_prefix() -> None:
     scheduler = engine(400, disable_radix_cache=False, schedule_policy="lpm")
     scheduler.add(shared(0, "g", 40, 1))
     step(scheduler)
@@ -310,7 +310,7 @@ def test_lpm_takes_the_longest_cached_prefix_first_and_keeps_the_order() -> None
 
 
 @pytest.mark.parametrize(("tokens", "order"), [(32, [0, 2, 1]), (31, [0, 1, 2])])
-def test_lpm_holds_back_who_shares_a_beginning_with_another(tokens: int, order: list[int]) -> None:
+def test_lpm_defers_request_with_common_prefix(tokens: int, order: list[int]) -> None:
     scheduler = engine(400, disable_radix_cache=False, schedule_policy="lpm")
     scheduler.add(shared(0, "g", tokens, 9))
     scheduler.add(shared(1, "g", tokens, 9))
@@ -319,7 +319,7 @@ def test_lpm_holds_back_who_shares_a_beginning_with_another(tokens: int, order: 
 
 
 @pytest.mark.parametrize(("others", "first"), [(127, 128), (128, 1)])
-def test_lpm_does_not_sort_a_long_queue(others: int, first: int) -> None:
+def test_lpm_does_not_sort_long_queue(others: int, first: int) -> None:
     knobs = {"disable_radix_cache": False, "schedule_policy": "lpm", "prefill_max_requests": 1}
     scheduler = engine(4000, **knobs)
     scheduler.add(shared(0, "g", 40, 1))
@@ -330,7 +330,7 @@ def test_lpm_does_not_sort_a_long_queue(others: int, first: int) -> None:
     assert ids(step(scheduler)) == [first]
 
 
-def test_hrrn_weighs_the_wait_against_the_uncached_prompt() -> None:
+def test_hrrn_divides_waiting_time_by_uncached_tokens() -> None:
     knobs = {"disable_radix_cache": False, "schedule_policy": "hrrn", "prefill_max_requests": 1}
     scheduler = engine(400, **knobs)
     for i, tokens in enumerate((20, 30, 5)):
@@ -338,7 +338,7 @@ def test_hrrn_weighs_the_wait_against_the_uncached_prompt() -> None:
     assert [ids(step(scheduler)) for _ in range(3)] == [[0], [2], [1]]
 
 
-def test_without_a_tree_lpm_is_fcfs() -> None:
+def test_lpm_without_cache_equals_fcfs() -> None:
     scheduler = engine(400, schedule_policy="lpm")
     scheduler.add(shared(0, "g", 40, 1))
     scheduler.add(shared(1, "g", 40, 1))
@@ -349,7 +349,7 @@ def test_without_a_tree_lpm_is_fcfs() -> None:
 # ---------------------------------------------------------------------- loops
 
 
-def test_after_a_prefill_the_interval_belongs_to_decoding() -> None:
+def test_decode_interval_defers_next_prefill() -> None:
     scheduler = engine(100, prefill_decode_interval=2)
     scheduler.add(Prompt(0, 4, 9))
     step(scheduler)
@@ -357,7 +357,7 @@ def test_after_a_prefill_the_interval_belongs_to_decoding() -> None:
     assert [step(scheduler).kind for _ in range(4)] == ["decode", "decode", "prefill", "decode"]
 
 
-def test_the_overlap_loop_schedules_a_stopped_request_once_more() -> None:
+def test_overlap_loop_schedules_stopped_request_once_more() -> None:
     scheduler = engine(100, disable_overlap_schedule=False)
     scheduler.add(Prompt(0, 4, 9))
     first = scheduler.schedule()
@@ -369,7 +369,7 @@ def test_the_overlap_loop_schedules_a_stopped_request_once_more() -> None:
     assert scheduler.free_blocks == scheduler.num_blocks
 
 
-def test_the_overlap_loop_foresees_an_end_by_length() -> None:
+def test_overlap_loop_skips_request_at_its_length_limit() -> None:
     scheduler = engine(100, disable_overlap_schedule=False)
     scheduler.add(Prompt(0, 4, 2))
     first = scheduler.schedule()
@@ -379,7 +379,7 @@ def test_the_overlap_loop_foresees_an_end_by_length() -> None:
     assert scheduler.complete(second, []).finished == [0]
 
 
-def test_an_aborted_request_gives_its_memory_back_in_silence() -> None:
+def test_aborted_request_frees_memory_without_output() -> None:
     scheduler = engine(100, chunked_prefill_size=8)
     scheduler.add(Prompt(0, 4, 9))
     scheduler.add(Prompt(1, 10, 9))
@@ -394,7 +394,7 @@ def test_an_aborted_request_gives_its_memory_back_in_silence() -> None:
     assert scheduler.free_blocks == scheduler.num_blocks
 
 
-def test_a_request_that_may_fill_the_pool_and_must_not_stop_waits_for_ever() -> None:
+def test_ignore_eos_request_larger_than_pool_waits_forever() -> None:
     scheduler = engine(80)
     scheduler.add(Prompt(0, 25, 1000, ignore_eos=True))
     scheduler.add(Prompt(1, 1, 1))
@@ -403,11 +403,11 @@ def test_a_request_that_may_fill_the_pool_and_must_not_stop_waits_for_ever() -> 
     assert scheduler.fingerprint() == before
 
 
-# ---------------------------------------------------------------------- configuration, laws
+# ---------------------------------------------------------------------- configuration, invariants
 
 
 @pytest.mark.parametrize("knob", ["max_total_num_tokens", "chunked_prefill_size"])
-def test_pool_and_chunk_are_whole_pages(knob: str) -> None:
+def test_rejects_pool_or_chunk_with_partial_page(knob: str) -> None:
     with pytest.raises(ValueError, match=f"{knob}.*must be a multiple of page_size"):
         SglangConfig(**{"max_total_num_tokens": 64, "page_size": 16, knob: 40})
 
@@ -416,7 +416,7 @@ def test_pool_and_chunk_are_whole_pages(knob: str) -> None:
     ("page", "no_cache", "no_overlap", "mixed"),
     [*product((1, 4), (False, True), (False, True), (False, True))],
 )
-def test_every_token_of_the_pool_has_one_owner(
+def test_every_token_of_pool_has_one_owner(
     page: int, no_cache: bool, no_overlap: bool, mixed: bool
 ) -> None:
     rng = random.Random(page)
@@ -457,7 +457,7 @@ def test_every_token_of_the_pool_has_one_owner(
 
 
 def _steps_until_received(interval: int, decodes: int, **knobs: Any) -> int:
-    """A request comes after so many decodes of another; the steps that pass it by."""
+    """Add a request after ``decodes`` decode steps; return the number of steps that ignore it."""
     scheduler = engine(1000, scheduler_recv_interval=interval, **knobs)
     scheduler.add(Prompt(0, 4, 500))
     passes = 0
@@ -477,19 +477,19 @@ def _steps_until_received(interval: int, decodes: int, **knobs: Any) -> int:
     return passed
 
 
-def test_with_a_receive_interval_of_1_every_step_looks_at_what_came() -> None:
+def test_receive_interval_1_receives_in_every_step() -> None:
     assert [_steps_until_received(1, decodes) for decodes in range(3)] == [0, 0, 0]
 
 
-def test_a_receive_interval_lets_decodes_pass_and_looks_at_once_after_a_prefill() -> None:
-    """recv_skipper.py: the turn after the prefill weighs 1000 and receives, each decode 1."""
+def test_loop_receives_after_interval_or_after_prefill() -> None:
+    """In recv_skipper.py, the turn after a prefill weighs 1000 and receives; a decode weighs 1."""
     assert _steps_until_received(10, 0) == 0
     assert _steps_until_received(10, 1) == 9
     assert _steps_until_received(10, 10) == 0
     assert _steps_until_received(10, 14) == 6
 
 
-def test_an_abort_waits_for_the_next_look_too() -> None:
+def test_abort_waits_for_receive_interval() -> None:
     scheduler = engine(1000, scheduler_recv_interval=5)
     scheduler.add(Prompt(0, 4, 500))
     while not step(scheduler):
@@ -499,11 +499,11 @@ def test_an_abort_waits_for_the_next_look_too() -> None:
     left = 0
     while ids(step(scheduler)) == [0]:
         left += 1
-    assert left == 4 + 1  # four decodes pass, the one that hears of it computes a token more
+    assert left == 4 + 1  # four decodes, then the step that receives the abort
     assert scheduler.num_running == 0
 
 
-def test_a_leap_ends_where_something_unread_is_received() -> None:
+def test_leap_ends_when_message_is_received() -> None:
     scheduler = engine(1000, scheduler_recv_interval=10)
     scheduler.add(Prompt(0, 4, 500))
     while not step(scheduler):
@@ -511,7 +511,7 @@ def test_a_leap_ends_where_something_unread_is_received() -> None:
     step(scheduler)
     batch = scheduler.schedule()
     assert scheduler.leap(400) == 400
-    scheduler.skip(15)  # looks in vain and begins to count anew
+    scheduler.skip(15)  # receives nothing and restarts the count
     scheduler.add(Prompt(1, 4, 500))
     assert scheduler.leap(400) - 1 == 10 - (1 + 15) % 10 - 1
     scheduler.skip(3)
@@ -519,12 +519,12 @@ def test_a_leap_ends_where_something_unread_is_received() -> None:
     assert ids(step(scheduler)) == [1]
 
 
-# ---------------------------------------------------------------------- a limit of the queue
+# ---------------------------------------------------------------------- queue limit
 
 
-def test_a_full_queue_turns_away_who_comes() -> None:
+def test_full_queue_rejects_new_requests() -> None:
     scheduler = engine(40, max_running_requests=1, max_queued_requests=2)
-    for i in range(3):  # before anybody is taken in
+    for i in range(3):  # before any request is admitted
         scheduler.add(Prompt(i, 4, 4))
     batch = step(scheduler)
     assert list(batch.refused) == [2]
@@ -538,7 +538,7 @@ def test_a_full_queue_turns_away_who_comes() -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_full_queue_turns_away_the_retracted_too(overlap: bool) -> None:
+def test_full_queue_rejects_retracted_requests(overlap: bool) -> None:
     scheduler = engine(
         30,
         clip_max_new_tokens_estimation=1,
@@ -550,7 +550,7 @@ def test_a_full_queue_turns_away_the_retracted_too(overlap: bool) -> None:
     for i in (0, 1):
         scheduler.add(Prompt(i, 8, 20))
     flights = [scheduler.schedule()]
-    for i in (2, 3):  # no seats are left for them
+    for i in (2, 3):  # no rows are left for them
         scheduler.add(Prompt(i, 8, 20))
     while not flights[-1].refused:
         if len(flights) == scheduler.pipeline_depth:
@@ -559,7 +559,7 @@ def test_a_full_queue_turns_away_the_retracted_too(overlap: bool) -> None:
     away = flights[-1]
     assert (list(away.refused), away.preempted, away.emits) == ([1], [1], [0])
     assert scheduler.waiting_ids() == [2, 3]
-    while flights:  # the token that was under way is for nobody
+    while flights:  # the token in flight of request 1 is discarded
         assert scheduler.complete(flights.pop(0), ()).delivered == [0]
     assert 1 not in scheduler.blocks_held()
 
@@ -568,7 +568,7 @@ def test_a_full_queue_turns_away_the_retracted_too(overlap: bool) -> None:
 
 
 def urgent(variant: str = "0.5.23", **knobs: Any) -> SglangScheduler:
-    """One row; request 0, which is not urgent, runs in it."""
+    """Build an engine with one row, in which request 0 runs with the lowest priority."""
     scheduler = engine(
         60,
         variant=variant,
@@ -582,24 +582,24 @@ def urgent(variant: str = "0.5.23", **knobs: Any) -> SglangScheduler:
     return scheduler
 
 
-@pytest.mark.parametrize(("priority", "gives_way"), [(2, []), (3, [0])])
-def test_who_is_less_urgent_by_more_than_the_threshold_gives_way(
-    priority: int, gives_way: list[int]
+@pytest.mark.parametrize(("priority", "preempted"), [(2, []), (3, [0])])
+def test_preempts_request_less_urgent_by_more_than_threshold(
+    priority: int, preempted: list[int]
 ) -> None:
     scheduler = urgent()
     scheduler.add(Prompt(1, 4, 4, priority=priority))
     batch = step(scheduler)
-    assert batch.preempted == gives_way
-    assert ids(batch) == ([1] if gives_way else [0])
+    assert batch.preempted == preempted
+    assert ids(batch) == ([1] if preempted else [0])
 
 
-def test_a_smaller_priority_can_be_the_more_urgent_one() -> None:
+def test_smaller_priority_is_more_urgent_if_configured() -> None:
     scheduler = urgent(schedule_low_priority_values_first=True)
     scheduler.add(Prompt(1, 4, 4, priority=-1))
     assert step(scheduler).preempted == [0]
 
 
-def test_nobody_gives_way_without_preemption_but_the_queue_is_by_priority() -> None:
+def test_priority_orders_queue_without_preemption() -> None:
     scheduler = urgent(disable_priority_preemption=True)
     for i, priority in ((1, 5), (2, 9)):
         scheduler.add(Prompt(i, 4, 4, priority=priority))
@@ -607,7 +607,7 @@ def test_nobody_gives_way_without_preemption_but_the_queue_is_by_priority() -> N
     assert ids(step(scheduler)) == [2]
 
 
-def test_few_free_rows_wait_for_more() -> None:
+def test_admission_waits_for_minimum_number_of_free_rows() -> None:
     scheduler = engine(100, max_running_requests=3, min_free_slots_delay=2)
     for i in (0, 1):
         scheduler.add(Prompt(i, 4, 30))
@@ -625,6 +625,6 @@ def test_few_free_rows_wait_for_more() -> None:
         ({"variant": "0.5.15", "schedule_policy": "hrrn"}, "0.5.15 does not have 'hrrn'"),
     ],
 )
-def test_an_order_that_there_is_not_is_refused(knobs: dict[str, Any], why: str) -> None:
+def test_rejects_unsupported_queue_order(knobs: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         engine(40, **knobs)

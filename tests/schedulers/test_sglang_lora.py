@@ -1,4 +1,4 @@
-"""Adapters in SGLang: who may run beside whom, who drains for whom, what is loaded."""
+"""LoRA adapters in SGLang: adapters per batch, draining and loading."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def req(i: int, lora: str | None, most: int = 10, queued_at: float = 0.0) -> Req
     return Req(i, 4, most, False, TokenContent(Prompt(i, 4, most)), lora, queued_at)
 
 
-def test_the_model_itself_counts_as_an_adapter() -> None:
+def test_base_model_counts_as_adapter() -> None:
     loras = SglangLoras(2, 0.0)
     loras.begin([], [req(0, "a"), req(1, None)], [], 0.0)
     assert [loras.admit(req(2, lora)) for lora in ("a", None, "b")] == [True, True, False]
 
 
-def test_an_adapter_that_was_looked_at_counts_for_the_rest_of_the_pass() -> None:
+def test_adapter_of_candidate_counts_for_rest_of_pass() -> None:
     loras = SglangLoras(1, 0.0)
     loras.begin([], [], [], 0.0)
     assert loras.admit(req(0, "a"))
@@ -30,16 +30,16 @@ def test_an_adapter_that_was_looked_at_counts_for_the_rest_of_the_pass() -> None
     assert not loras.admit(req(1, "b"))
 
 
-def test_the_least_recently_used_adapter_makes_room_and_the_model_last_of_all() -> None:
+def test_evicts_least_recently_used_adapter_and_base_model_last() -> None:
     loras = SglangLoras(2, 0.0)
     assert loras.load([req(0, None)]) == 0  # nothing to copy
     assert loras.load([req(1, "a")]) == 1
-    assert loras.load([req(2, "b")]) == 1  # in the place of a
+    assert loras.load([req(2, "b")]) == 1  # evicts a
     assert loras.load([req(3, None)]) == 0
     assert loras.load([req(4, "a"), req(5, "c")]) == 2
 
 
-def test_the_adapter_that_will_be_done_first_drains_for_one_that_waits_too_long() -> None:
+def test_adapter_that_finishes_first_drains_for_waiting_adapter() -> None:
     drainer = LoraDrainer(2, 5.0)
     running = [req(0, "a", most=40), req(1, "b", most=20)]
     drainer.update([req(2, "c", queued_at=0.0)], running, 5.0)
@@ -50,12 +50,12 @@ def test_the_adapter_that_will_be_done_first_drains_for_one_that_waits_too_long(
     assert not drainer.admits(req(3, "b", most=25))
     assert drainer.admits(req(3, "a", most=1000))
     drainer.update([req(2, "c", queued_at=0.0)], running[:1], 6.0)
-    assert drainer.draining == {}  # b is done
+    assert drainer.draining == {}  # b has finished
 
 
 @pytest.mark.parametrize(("threshold", "first"), [(0.0, [0, 2, 3]), (2.5, [0, 2, 1])])
-def test_a_draining_adapter_lets_the_other_one_in(threshold: float, first: list[int]) -> None:
-    """A, B, A and again A: by the clock B waits too long, if that is asked for."""
+def test_draining_adapter_lets_waiting_adapter_run(threshold: float, first: list[int]) -> None:
+    """Requests use A, B, A and later A; with the threshold, B waits too long and A drains."""
     config = SglangConfig(
         enable_lora=True,
         max_loras_per_batch=1,

@@ -1,4 +1,4 @@
-"""Orders of SGLang's queue, its prefill delayer, and whom it cuts, refuses or does not mix."""
+"""SGLang: queue orders, prefill delayer, truncated and rejected prompts, log probabilities."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from tests.schedulers.test_sglang import engine, ids, shared, step
 
 
 def cached(policy: str, **knobs: Any) -> SglangScheduler:
-    """An engine with 8 tokens of ``a``, and 4 and 12 of ``b``, in its cache."""
+    """Build an engine whose cache holds 8 tokens of ``a``, and 4 and 12 of ``b``."""
     knobs = {"prefill_max_requests": 1, "disable_radix_cache": False, **knobs}
     scheduler = engine(200, schedule_policy=policy, **knobs)
     for i, (group, tokens) in enumerate([("a", 8), ("b", 4), ("b", 12)]):
@@ -26,7 +26,7 @@ def taken(scheduler: SglangScheduler, prompts: list[Prompt]) -> list[int]:
     return [i for _ in prompts for i in ids(step(scheduler))]
 
 
-def test_dfs_weight_goes_into_the_branch_where_most_end_and_takes_children_first() -> None:
+def test_dfs_weight_visits_heaviest_branch_and_children_first() -> None:
     prompts = [shared(0, "a", 8, 3), shared(1, "b", 4, 3), shared(2, "b", 12, 3), Prompt(3, 5, 1)]
     scheduler = cached("dfs-weight", prefill_max_requests=None)
     for prompt in prompts:
@@ -34,12 +34,12 @@ def test_dfs_weight_goes_into_the_branch_where_most_end_and_takes_children_first
     assert ids(step(scheduler)) == [2, 1, 0, 3]
 
 
-def test_shortest_prefill_first_counts_what_is_not_cached() -> None:
+def test_shortest_prefill_first_sorts_by_uncached_tokens() -> None:
     prompts = [Prompt(0, 7, 1), shared(1, "b", 12, 5), shared(2, "a", 8, 9), Prompt(3, 6, 1)]
     assert taken(cached("shortest-prefill-first"), prompts) == [1, 3, 0, 2]
 
 
-def test_shortest_prefill_first_leaves_room_in_a_chunk_for_those_with_less() -> None:
+def test_shortest_prefill_first_shares_chunk_with_shorter_prompts() -> None:
     scheduler = engine(
         200,
         schedule_policy="shortest-prefill-first",
@@ -53,7 +53,7 @@ def test_shortest_prefill_first_leaves_room_in_a_chunk_for_those_with_less() -> 
     assert step(scheduler).scheduled == [(0, 16)]
 
 
-def test_a_routing_key_that_most_of_those_who_run_have_goes_first() -> None:
+def test_most_frequent_routing_key_goes_first() -> None:
     scheduler = engine(200, schedule_policy="routing-key", max_running_requests=4)
     for i, key in enumerate(["x", "y", "y"]):
         scheduler.add(Prompt(i, 4, 30, routing_key=key))
@@ -64,13 +64,11 @@ def test_a_routing_key_that_most_of_those_who_run_have_goes_first() -> None:
     assert scheduler.waiting_ids() == [4, 3, 6]
 
 
-# ---------------------------------------------------------------------- the delayer
+# ---------------------------------------------------------------------- prefill delayer
 
 
 @pytest.mark.parametrize(("variant", "passes"), [("0.5.23", 3), ("0.5.20", 3), ("0.5.15", 20)])
-def test_a_prompt_waits_while_fewer_rows_are_free_than_a_prefill_had(
-    variant: str, passes: int
-) -> None:
+def test_prompt_waits_for_as_many_free_rows_as_recent_prefill(variant: str, passes: int) -> None:
     scheduler = engine(
         400,
         variant=variant,
@@ -79,7 +77,8 @@ def test_a_prompt_waits_while_fewer_rows_are_free_than_a_prefill_had(
         enable_prefill_delayer=True,
         prefill_delayer_max_delay_passes=4,
     )
-    coming = {0: [(0, 90), (1, 90)], 1: [(2, 1)], 5: [(3, 30)]}  # 2 is let in: the first time
+    # 2 is admitted: the first prefill is not delayed.
+    coming = {0: [(0, 90), (1, 90)], 1: [(2, 1)], 5: [(3, 30)]}
     flights: list[Batch] = []
     waits = 0
     for turn in range(25):
@@ -107,15 +106,15 @@ def test_a_prompt_waits_while_fewer_rows_are_free_than_a_prefill_had(
         ),
     ],
 )
-def test_what_cannot_be_is_refused(knobs: dict[str, Any], why: str) -> None:
+def test_rejects_invalid_settings(knobs: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         engine(knobs.pop("max_total_num_tokens", 40), **knobs)
 
 
-# ---------------------------------------------------------------------- who is cut, refused, apart
+# ---------------------------------------------------------------------- truncation and rejection
 
 
-def test_a_prompt_that_is_too_long_waits_as_one_token_and_is_then_refused() -> None:
+def test_too_long_prompt_is_rejected_after_one_token() -> None:
     scheduler = engine(40)
     for i, tokens in ((0, 34), (1, 33)):
         scheduler.add(Prompt(i, tokens, 1))
@@ -125,7 +124,7 @@ def test_a_prompt_that_is_too_long_waits_as_one_token_and_is_then_refused() -> N
     assert (done.delivered, done.finished, done.refused) == ([1], [1], [0])
 
 
-def test_a_prompt_that_is_too_long_can_be_cut_instead_and_has_no_output_left() -> None:
+def test_truncated_prompt_has_no_output_left() -> None:
     scheduler = engine(40, allow_auto_truncate=True)
     scheduler.add(shared(0, "a", 30, 30, max_tokens=9))
     batch = scheduler.schedule()
@@ -133,7 +132,7 @@ def test_a_prompt_that_is_too_long_can_be_cut_instead_and_has_no_output_left() -
     assert scheduler.complete(batch, []).finished == [0]
 
 
-def test_log_probabilities_of_the_prompt_take_nothing_of_it_from_the_cache() -> None:
+def test_tokens_with_log_probabilities_are_computed() -> None:
     for since, tokens in ((None, 1), (-1, 1), (0, 9), (4, 5)):
         scheduler = engine(100, disable_radix_cache=False)
         scheduler.add(shared(0, "a", 9, 1))
@@ -143,14 +142,14 @@ def test_log_probabilities_of_the_prompt_take_nothing_of_it_from_the_cache() -> 
         assert step(scheduler).scheduled == [(1, tokens)]
 
 
-def test_log_probabilities_from_behind_the_prompt_are_refused() -> None:
+def test_rejects_log_probabilities_from_beyond_prompt() -> None:
     scheduler = engine(100)
     scheduler.add(Prompt(0, 9, 4, logprobs_from=10))
     assert scheduler.complete(scheduler.schedule(), []).refused == [0]
 
 
 @pytest.mark.parametrize("asking", [0, 1])
-def test_who_asks_for_log_probabilities_is_in_no_mixed_batch(asking: int) -> None:
+def test_request_with_log_probabilities_is_not_mixed(asking: int) -> None:
     scheduler = engine(100, enable_mixed_chunk=True)
     for i in (0, 1):
         scheduler.add(Prompt(i, 4, 30, logprobs_from=-1 if i == asking else None))
@@ -158,7 +157,7 @@ def test_who_asks_for_log_probabilities_is_in_no_mixed_batch(asking: int) -> Non
     assert kind == "prefill"
 
 
-def test_a_full_queue_turns_away_the_least_urgent_for_one_that_is_more() -> None:
+def test_full_queue_rejects_least_urgent_request() -> None:
     scheduler = engine(
         40, max_running_requests=1, max_queued_requests=2, enable_priority_scheduling=True
     )

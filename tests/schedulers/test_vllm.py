@@ -1,7 +1,7 @@
-"""Single rules of vLLM's scheduler, each in a case small enough to follow by hand.
+"""vLLM scheduler: single rules, each in a case small enough to follow by hand.
 
-Blocks hold 4 tokens. Unless said otherwise 8 of them can be used, a sequence may grow to 32
-tokens and nothing is cached or asynchronous.
+Blocks hold 4 tokens. Unless stated otherwise, 8 blocks are usable, a sequence has at most 32
+tokens, and prefix caching and asynchronous scheduling are off.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PLAIN: dict[str, Any] = {
 
 
 class Listing(VllmScheduler):
-    """Shows batches with all their rows, those of the decode group too."""
+    """Scheduler whose batches list all rows, including the decode group."""
 
     def schedule(self) -> Batch:
         batch = super().schedule()
@@ -63,13 +63,13 @@ def ask(i: int, tokens: int, max_tokens: int = 20, priority: int = 0, at: float 
 
 
 def shared(i: int, tokens: int, common: int) -> Prompt:
-    """A prompt whose first ``common`` tokens are the same for all that have any."""
+    """Return a prompt whose first ``common`` tokens equal those of other such prompts."""
     own = Segment(f"u{i}", 0, tokens - common)
     return Prompt(i, tokens, 8, segments=(Segment("g", 0, common), own))
 
 
 def step(scheduler: VllmScheduler, ended: Collection[int] = ()) -> Batch:
-    """A step whose results are processed before the next."""
+    """Schedule a step and process its results at once."""
     batch = scheduler.schedule()
     scheduler.complete(batch, ended)
     scheduler.pool.check()
@@ -83,7 +83,7 @@ def steps(scheduler: VllmScheduler, count: int) -> list[Batch]:
 # Limits
 
 
-def test_one_block_is_the_null_block() -> None:
+def test_null_block_is_not_usable() -> None:
     assert engine().num_blocks == engine().free_blocks == 8
     with pytest.raises(ValueError, match="hold 32 tokens"):
         engine(max_model_len=33)
@@ -98,28 +98,28 @@ def test_one_block_is_the_null_block() -> None:
         {"max_num_active_seqs": 9},
     ],
 )
-def test_what_vllm_does_not_start_with(knobs: dict[str, Any]) -> None:
+def test_rejects_settings_that_vllm_rejects_at_start(knobs: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"must be at (least|most)"):
         engine(**knobs)
 
 
-def test_a_prompt_without_room_for_a_token_is_refused() -> None:
+def test_prompt_without_room_for_output_is_ignored() -> None:
     scheduler = engine([ask(0, 32), ask(1, 31)])
     batch = step(scheduler)
     assert batch.ignored == [0]
     assert batch.scheduled == [(1, 31)]
-    assert scheduler.running_ids() == []  # it ended with its first token, at max_model_len
+    assert scheduler.running_ids() == []  # it ended with its first token, at max_model_len tokens
     assert step(scheduler).ignored == []
 
 
-def test_a_request_ends_at_max_tokens_or_when_the_model_says_so() -> None:
+def test_request_ends_at_max_tokens_or_stop_token() -> None:
     scheduler = engine([ask(0, 4, max_tokens=2), ask(1, 4)])
     assert scheduler.complete(scheduler.schedule(), {1}) == Completion([0, 1], [1])
     assert scheduler.complete(scheduler.schedule(), ()) == Completion([0], [0])
     assert scheduler.free_blocks == 8
 
 
-def test_only_emitted_tokens_are_decoded() -> None:
+def test_step_kind_is_decode_for_emitted_tokens_only() -> None:
     scheduler = engine([ask(0, 1)])
     assert [b.kind for b in steps(scheduler, 2)] == ["prefill", "decode"]
     scheduler.add(ask(1, 1))
@@ -132,34 +132,34 @@ def test_only_emitted_tokens_are_decoded() -> None:
 # Preemption
 
 
-def test_fcfs_preempts_the_last_and_admits_nobody_in_that_step() -> None:
+def test_fcfs_preempts_last_request_and_admits_none_in_that_step() -> None:
     scheduler = engine([ask(0, 16), ask(1, 16, priority=-1), ask(2, 4)])
     assert step(scheduler).scheduled == [(0, 16), (1, 16)]
     preempting = step(scheduler)
     assert preempting.preempted == [1]
     assert preempting.scheduled == [(0, 1)]
-    assert scheduler.waiting_ids() == [1, 2]  # back at the very front
-    assert scheduler.free_blocks == 3  # room for request 2, but behind the head
+    assert scheduler.waiting_ids() == [1, 2]  # back at the front of the queue
+    assert scheduler.free_blocks == 3  # enough for request 2, which is behind the head
     assert step(scheduler).scheduled == [(0, 1)]
 
 
-def test_several_victims_keep_their_order() -> None:
+def test_victims_keep_their_order() -> None:
     scheduler = engine(
         [ask(0, 24), *(ask(i, 4) for i in (1, 2, 3, 4))],
         long_prefill_token_threshold=12,
         scheduler_reserve_full_isl=False,
     )
-    step(scheduler)  # 3 blocks and 4 single ones
-    assert step(scheduler).preempted == [4, 3, 2]  # two for the chunk, one for request 1
+    step(scheduler)  # request 0 holds 3 blocks, the others one each
+    assert step(scheduler).preempted == [4, 3, 2]  # two blocks for the chunk, one for request 1
     assert scheduler.waiting_ids() == [2, 3, 4]
 
 
-def test_a_preempted_request_prefills_its_old_outputs_too() -> None:
+def test_preempted_request_recomputes_its_outputs() -> None:
     scheduler = engine([ask(0, 12), ask(1, 12)], long_prefill_token_threshold=12)
     while not (batch := step(scheduler)).preempted:
         pass
     assert batch.preempted == [1]
-    assert scheduler.waiting.head().length == 17  # 12 and the 5 that it had emitted
+    assert scheduler.waiting.head().length == 17  # the prompt and 5 outputs
     assert scheduler.free_blocks == 3
     for _ in range(3):
         assert step(scheduler).scheduled == [(0, 1)]  # 12 tokens would fit, 17 do not
@@ -172,11 +172,12 @@ def test_a_preempted_request_prefills_its_old_outputs_too() -> None:
 @pytest.mark.parametrize(
     ("usable", "scheduled"),
     [
-        (7, [(1, 1), (2, 7)]),  # taken for 1: its token is in the budget again when 2 has its turn
-        (8, [(1, 1), (2, 6)]),  # taken for 2, whose chunk was cut before: it stays as it was
+        # Preempted for 1: its token returns to the budget before 2 is scheduled.
+        (7, [(1, 1), (2, 7)]),
+        (8, [(1, 1), (2, 6)]),  # preempted for 2, whose chunk was cut before and is not extended
     ],
 )
-def test_priority_preempts_the_least_urgent_even_if_it_is_in_the_step(
+def test_priority_preempts_least_urgent_request_even_if_scheduled(
     usable: int, scheduled: list[tuple[int, int]]
 ) -> None:
     scheduler = engine(
@@ -195,14 +196,14 @@ def test_priority_preempts_the_least_urgent_even_if_it_is_in_the_step(
     assert scheduler.waiting_ids() == [0]
 
 
-def test_a_priority_tie_takes_the_first_in_running_order() -> None:
+def test_priority_tie_preempts_first_in_running_order() -> None:
     prompts = [ask(0, 12, at=1.0), ask(1, 8, at=1.0), ask(2, 12, at=0.5)]
     scheduler = engine(prompts, policy="priority")
     assert step(scheduler).scheduled == [(2, 12), (0, 12), (1, 8)]
     assert step(scheduler).preempted == [0]
 
 
-def test_priority_self_preemption_lets_the_next_go_on() -> None:
+def test_step_continues_after_self_preemption() -> None:
     scheduler = engine(policy="priority")
     for prompt in (ask(0, 14, priority=1), ask(1, 15)):
         scheduler.add(prompt)
@@ -212,7 +213,7 @@ def test_priority_self_preemption_lets_the_next_go_on() -> None:
     assert (batch.preempted, batch.scheduled) == ([0], [(1, 1)])
 
 
-def test_an_urgent_arrival_evicts_nobody_but_goes_to_the_head() -> None:
+def test_urgent_request_waits_at_head_without_preempting() -> None:
     scheduler = engine([ask(0, 16, priority=5), ask(1, 8, priority=5)], policy="priority")
     step(scheduler)
     waiting = (
@@ -232,7 +233,7 @@ def test_an_urgent_arrival_evicts_nobody_but_goes_to_the_head() -> None:
 # Admission
 
 
-def test_the_whole_sequence_must_fit_only_when_asked_to() -> None:
+def test_reserve_full_isl_requires_whole_sequence_to_fit() -> None:
     prompts = [ask(0, 16, max_tokens=1), ask(1, 20)]
     reserving = engine(prompts, max_num_batched_tokens=20)
     assert step(reserving).scheduled == [(0, 16)]
@@ -240,23 +241,23 @@ def test_the_whole_sequence_must_fit_only_when_asked_to() -> None:
     assert step(eager).scheduled == [(0, 16), (1, 4)]
 
 
-def test_nothing_overtakes_the_head() -> None:
+def test_no_request_overtakes_blocked_head() -> None:
     scheduler = engine([ask(0, 16), ask(1, 20), ask(2, 4)])
     assert step(scheduler).scheduled == [(0, 16)]
     assert scheduler.waiting_ids() == [1, 2]
 
 
-def test_without_chunked_prefill_a_prompt_waits_for_the_budget() -> None:
+def test_prompt_waits_for_budget_without_chunked_prefill() -> None:
     prompts = [ask(0, 20), ask(1, 14)]
     knobs: dict[str, Any] = {"max_num_batched_tokens": 32, "num_gpu_blocks": 20}
     assert step(engine(prompts, **knobs)).scheduled == [(0, 20), (1, 12)]
     assert step(engine(prompts, enable_chunked_prefill=False, **knobs)).scheduled == [(0, 20)]
     prompts = [ask(0, 20), ask(1, 20)]
     capped = engine(prompts, enable_chunked_prefill=False, long_prefill_token_threshold=16, **knobs)
-    assert step(capped).scheduled == [(0, 16), (1, 16)]  # it is the capped 16 that must fit
+    assert step(capped).scheduled == [(0, 16), (1, 16)]  # only the capped 16 tokens must fit
 
 
-def test_the_threshold_spares_a_lone_request() -> None:
+def test_threshold_does_not_apply_to_only_request() -> None:
     knobs = {"long_prefill_token_threshold": 8}
     assert step(engine([ask(0, 20)], **knobs)).scheduled == [(0, 20)]
     scheduler = engine([ask(0, 20), ask(1, 4)], **knobs)
@@ -264,7 +265,7 @@ def test_the_threshold_spares_a_lone_request() -> None:
     assert step(scheduler).scheduled == [(0, 8), (1, 1)]
 
 
-def test_an_adaptive_threshold_is_at_least_an_equal_share() -> None:
+def test_adaptive_threshold_is_at_least_equal_share() -> None:
     knobs: dict[str, Any] = {
         "long_prefill_token_threshold": 4,
         "long_prefill_token_threshold_adaptive": True,
@@ -274,20 +275,20 @@ def test_an_adaptive_threshold_is_at_least_an_equal_share() -> None:
     assert step(engine([ask(0, 20), ask(1, 8)], **knobs)).scheduled == [(0, 10), (1, 8)]
 
 
-def test_the_watermark_counts_all_blocks_and_spares_an_idle_engine() -> None:
+def test_watermark_counts_all_blocks_and_ignores_idle_engine() -> None:
     knobs: dict[str, Any] = {"num_gpu_blocks": 10, "watermark": 0.2}  # 2 of 10, though 9 are usable
     assert step(engine([ask(0, 31)], **knobs, max_num_seqs=1)).scheduled == [(0, 31)]
     assert step(engine([ask(0, 16), ask(1, 12)], **knobs)).scheduled == [(0, 16), (1, 12)]
     assert step(engine([ask(0, 20), ask(1, 12)], **knobs)).scheduled == [(0, 20)]
 
 
-def test_running_requests_are_capped_by_active_seqs_if_set() -> None:
+def test_max_num_active_seqs_limits_running_requests() -> None:
     prompts = [ask(i, 4) for i in range(4)]
     assert len(step(engine(prompts, max_num_seqs=3)).scheduled) == 3
     assert len(step(engine(prompts, max_num_seqs=3, max_num_active_seqs=2)).scheduled) == 2
 
 
-def test_the_tail_starves_when_the_budget_is_short() -> None:
+def test_last_requests_get_no_tokens_with_small_budget() -> None:
     scheduler = engine([ask(0, 4), ask(1, 4)], max_num_scheduled_tokens=4)
     assert [b.scheduled for b in steps(scheduler, 3)] == [
         [(0, 4)],
@@ -298,7 +299,7 @@ def test_the_tail_starves_when_the_budget_is_short() -> None:
     assert [b.scheduled for b in steps(narrow, 3)] == [[(0, 1)]] * 3
 
 
-def test_a_prefill_interval_holds_prefills_back_while_others_decode() -> None:
+def test_prefill_interval_delays_prefills_while_requests_decode() -> None:
     scheduler = engine([ask(0, 4)], prefill_schedule_interval=3)
     step(scheduler)
     scheduler.add(ask(1, 6))
@@ -308,7 +309,7 @@ def test_a_prefill_interval_holds_prefills_back_while_others_decode() -> None:
     assert step(scheduler).scheduled == [(0, 1), (1, 1), (2, 1)]
 
 
-def test_a_prefill_interval_holds_chunks_too() -> None:
+def test_prefill_interval_delays_chunks() -> None:
     scheduler = engine(
         [ask(0, 4), ask(1, 20)], max_num_batched_tokens=8, prefill_schedule_interval=3
     )
@@ -325,7 +326,7 @@ def test_a_prefill_interval_holds_chunks_too() -> None:
     assert [b.scheduled for b in steps(alone, 3)] == [[(0, 8)], [(0, 8)], [(0, 4)]]
 
 
-def test_a_backlog_lifts_the_prefill_interval() -> None:
+def test_backlog_suspends_prefill_interval() -> None:
     scheduler = engine(
         [ask(0, 6), ask(1, 4)],
         enable_chunked_prefill=False,
@@ -338,9 +339,9 @@ def test_a_backlog_lifts_the_prefill_interval() -> None:
 
 
 @pytest.mark.parametrize("leaps", [False, True])
-def test_a_backlog_that_has_gone_lifts_nothing(leaps: bool) -> None:
+def test_former_backlog_does_not_suspend_prefill_interval(leaps: bool) -> None:
     scheduler = engine([ask(0, 12), ask(1, 24)], prefill_schedule_interval=6)
-    steps(scheduler, 2)  # there are no blocks for the second
+    steps(scheduler, 2)  # too few blocks for the second request
     batch = scheduler.schedule()
     scheduler.abort(1)
     for _ in range(2):
@@ -358,24 +359,25 @@ def test_a_backlog_that_has_gone_lifts_nothing(leaps: bool) -> None:
 # Prefix cache
 
 
-def test_blocks_can_be_hit_in_the_step_that_computes_them() -> None:
+def test_blocks_are_hits_in_step_that_computes_them() -> None:
     scheduler = engine([shared(0, 10, 8), shared(1, 11, 8)], enable_prefix_caching=True)
     batch = step(scheduler)
     assert batch.scheduled == [(0, 10), (1, 3)]
     assert batch.context == [0, 8]
     assert scheduler.blocks_held() == {0: 3, 1: 3}
-    assert scheduler.free_blocks == 4  # two are shared
+    assert scheduler.free_blocks == 4  # two blocks are shared
 
 
-def test_a_fully_cached_prompt_computes_its_last_block_again() -> None:
+def test_fully_cached_prompt_recomputes_last_block() -> None:
     scheduler = engine([shared(0, 8, 8)], enable_prefix_caching=True)
     step(scheduler, ended={0})
     scheduler.add(shared(1, 8, 8))
     assert step(scheduler).scheduled == [(1, 4)]
 
 
-def test_a_hit_on_free_blocks_counts_them_as_taken() -> None:
-    """Six blocks for 24 tokens, of which two are cached and free: 2 must stay for others."""
+def test_hits_on_free_blocks_count_as_allocated() -> None:
+    """Request 2 needs six blocks; two are cached and free, and the rest of its prompt must fit,
+    too."""
     knobs: dict[str, Any] = {"enable_prefix_caching": True, "scheduler_reserve_full_isl": False}
     scheduler = engine([shared(0, 9, 8)], **knobs)
     step(scheduler, ended={0})
@@ -387,7 +389,7 @@ def test_a_hit_on_free_blocks_counts_them_as_taken() -> None:
     assert step(scheduler).scheduled == [(2, 16)]
 
 
-def test_keyless_blocks_are_reused_first_and_tails_are_evicted_before_heads() -> None:
+def test_uncached_blocks_are_reused_first_and_tails_evicted_before_heads() -> None:
     scheduler = engine([shared(0, 14, 12)], enable_prefix_caching=True)
     step(scheduler, ended={0})
     scheduler.add(ask(1, 23))
@@ -405,7 +407,7 @@ def test_keyless_blocks_are_reused_first_and_tails_are_evicted_before_heads() ->
     assert step(scheduler).context == [8]
 
 
-def test_outputs_are_cached_when_their_block_is_computed() -> None:
+def test_output_blocks_are_cached_when_computed() -> None:
     scheduler = engine([ask(0, 6)], enable_prefix_caching=True)
     cached = []
     for _ in range(4):
@@ -415,20 +417,20 @@ def test_outputs_are_cached_when_their_block_is_computed() -> None:
     assert cached == [1, 1, 2, 2]  # token 8 is emitted by step 1 and computed in step 2
 
 
-def test_a_resumed_request_finds_what_is_left_of_its_blocks() -> None:
+def test_resumed_request_hits_its_remaining_blocks() -> None:
     scheduler = engine([ask(0, 12), ask(1, 12)], enable_prefix_caching=True)
     while not step(scheduler).preempted:
         pass
     scheduler.abort(0)  # request 0 had taken the last of the 4 blocks
     batch = step(scheduler)
     assert (batch.scheduled, batch.context) == ([(1, 5)], [12])
-    assert scheduler.pool.cached == 7  # 3 hit, the 4th filled again; 3 that request 0 left
+    assert scheduler.pool.cached == 7  # 3 hits, the 4th recomputed, and 3 blocks of request 0
 
 
 # Asynchronous scheduling
 
 
-def test_async_computes_nothing_for_a_request_whose_last_token_is_under_way() -> None:
+def test_async_skips_request_whose_last_token_is_in_flight() -> None:
     scheduler = engine([ask(0, 4, max_tokens=2), ask(1, 30, max_tokens=9)], async_scheduling=True)
     assert scheduler.pipeline_depth == 2
     first, second, third = (scheduler.schedule() for _ in range(3))
@@ -437,28 +439,29 @@ def test_async_computes_nothing_for_a_request_whose_last_token_is_under_way() ->
     assert scheduler.complete(second, ()) == Completion([0], [0])
 
 
-def test_async_delivers_a_token_under_way_to_its_preempted_request() -> None:
+def test_async_delivers_token_in_flight_to_preempted_request() -> None:
     scheduler = engine([ask(0, 16), ask(1, 16, max_tokens=1)], async_scheduling=True)
-    under_way = scheduler.schedule()
+    in_flight = scheduler.schedule()
     batch = scheduler.schedule()
     assert batch.preempted == [1]
-    assert scheduler.complete(under_way, ()) == Completion([0, 1], [1])  # it ends while waiting
+    # Request 1 ends while it waits.
+    assert scheduler.complete(in_flight, ()) == Completion([0, 1], [1])
     assert scheduler.waiting_ids() == []
 
     scheduler = engine([ask(0, 16), ask(1, 16), ask(2, 4)], async_scheduling=True)
-    under_way = scheduler.schedule()
+    in_flight = scheduler.schedule()
     assert scheduler.schedule().preempted == [1]
     scheduler.abort(0)
     late = scheduler.schedule()
-    assert late.scheduled == [(2, 4)]  # request 1 must wait for its stale token; others need not
+    assert late.scheduled == [(2, 4)]  # request 1 waits for its stale token; request 2 is admitted
     assert scheduler.waiting_ids() == [1]
-    scheduler.complete(under_way, ())
+    scheduler.complete(in_flight, ())
     again = scheduler.schedule()
     assert (again.scheduled, again.emits) == ([(2, 1), (1, 17)], [2, 1])
     assert scheduler.schedule().scheduled == [(2, 1), (1, 1)]
 
 
-def test_async_drops_what_is_under_way_for_an_ended_or_aborted_request() -> None:
+def test_async_drops_tokens_in_flight_of_ended_or_aborted_request() -> None:
     scheduler = engine([ask(0, 4), ask(1, 4)], async_scheduling=True)
     first, second = scheduler.schedule(), scheduler.schedule()
     scheduler.abort(1)
@@ -468,22 +471,22 @@ def test_async_drops_what_is_under_way_for_an_ended_or_aborted_request() -> None
     assert scheduler.free_blocks == 8
 
 
-def test_async_registers_what_is_computed_even_as_the_request_ends() -> None:
+def test_async_caches_computed_blocks_of_ending_request() -> None:
     scheduler = engine([ask(0, 6, max_tokens=3)], enable_prefix_caching=True, async_scheduling=True)
-    under_way = [scheduler.schedule() for _ in range(2)]
+    in_flight = [scheduler.schedule() for _ in range(2)]
     cached = []
     for _ in range(3):
-        scheduler.complete(under_way.pop(0), ())
+        scheduler.complete(in_flight.pop(0), ())
         cached.append(scheduler.pool.cached)
-        under_way.append(scheduler.schedule())
+        in_flight.append(scheduler.schedule())
     assert scheduler.running_ids() == []
-    assert cached == [1, 1, 2]  # token 8 was computed, but no step after that allocates for it
+    assert cached == [1, 1, 2]  # token 8 was computed, but no later step allocates for it
 
 
-# Standstill
+# Fingerprints
 
 
-def test_a_stalled_engine_repeats_its_fingerprint_and_a_working_one_does_not() -> None:
+def test_fingerprint_repeats_only_if_engine_is_stalled() -> None:
     scheduler = engine([ask(0, 31)], max_num_scheduled_tokens=1)
     prints = []
     for _ in range(4):
@@ -491,7 +494,7 @@ def test_a_stalled_engine_repeats_its_fingerprint_and_a_working_one_does_not() -
         prints.append(scheduler.fingerprint())
     assert len(set(prints)) == 4
     idle = engine(num_gpu_blocks=10)
-    idle.pool.take(99, 9)  # nobody in the engine will give these back
+    idle.pool.take(99, 9)  # these blocks are never freed
     idle.add(ask(1, 8))
     step(idle)
     before = idle.fingerprint()
@@ -499,11 +502,11 @@ def test_a_stalled_engine_repeats_its_fingerprint_and_a_working_one_does_not() -
     assert idle.fingerprint() == before
 
 
-# What a step is called
+# Kinds of steps
 
 
-def test_a_token_that_was_emitted_before_is_computed_again_as_prefill() -> None:
-    """Under a threshold of 1 each step computes one token; only the newest one is a decode."""
+def test_recomputed_outputs_count_as_prefill() -> None:
+    """With a threshold of 1, each step computes one token; only the newest token is a decode."""
     scheduler = engine([ask(0, 4), ask(1, 4)], long_prefill_token_threshold=1, max_num_seqs=2)
     while not (batch := step(scheduler)).preempted:
         pass

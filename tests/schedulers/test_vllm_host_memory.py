@@ -1,4 +1,4 @@
-"""Blocks in host memory: who makes room for whom, and when nobody does."""
+"""Blocks in host memory: writes, reads and eviction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RULES = find_rules("0.33")
 
 
 def stored(store: HostBlockStore, *keys: int) -> BlockUses:
-    """A request that has written these blocks and is over."""
+    """Write these blocks for a request and end the request."""
     uses = BlockUses()
     assert store.write(keys, 0, uses) == list(keys)
     store.complete_write(keys)
@@ -21,21 +21,21 @@ def stored(store: HostBlockStore, *keys: int) -> BlockUses:
 
 
 def read(store: HostBlockStore, *keys: int) -> None:
-    """A request that has read these blocks and is over."""
+    """Read these blocks for a request and end the request."""
     uses = BlockUses()
     store.read(keys, 0, uses)
     store.complete_read(keys)
     store.over(uses)
 
 
-def test_of_a_request_the_last_block_goes_first() -> None:
+def test_last_block_of_request_is_evicted_first() -> None:
     store = HostBlockStore(3, "lru", RULES)
     stored(store, 1, 2, 3)
     stored(store, 4)
     assert sorted(store.refs) == [1, 2, 4]
 
 
-def test_who_was_used_longest_ago_goes_first() -> None:
+def test_least_recently_used_block_is_evicted_first() -> None:
     store = HostBlockStore(3, "lru", RULES)
     for key in (1, 2, 3):
         stored(store, key)
@@ -44,7 +44,7 @@ def test_who_was_used_longest_ago_goes_first() -> None:
     assert sorted(store.refs) == [1, 4, 5]
 
 
-def test_by_arc_who_was_used_twice_stays_while_others_pass() -> None:
+def test_arc_keeps_block_used_twice() -> None:
     lru, arc = HostBlockStore(3, "lru", RULES), HostBlockStore(3, "arc", RULES)
     for store in (lru, arc):
         stored(store, 1)
@@ -56,13 +56,11 @@ def test_by_arc_who_was_used_twice_stays_while_others_pass() -> None:
 
 
 @pytest.mark.parametrize("policy", ["lru", "arc"])
-def test_what_is_being_copied_stays_and_nothing_is_stored_in_its_place(policy: str) -> None:
+def test_blocks_being_copied_are_not_evicted(policy: str) -> None:
     store, uses = HostBlockStore(2, policy, RULES), BlockUses()
     stored(store, 1)
     store.read([1], 0, uses)
-    assert store.write([2], 0, BlockUses()) == [
-        2
-    ]  # one is free, and it is being written from now on
+    assert store.write([2], 0, BlockUses()) == [2]  # into the free block; its write is in flight
     late = BlockUses()
     assert store.write([3], 0, late) is None
     store.complete_read([1])
@@ -71,14 +69,14 @@ def test_what_is_being_copied_stays_and_nothing_is_stored_in_its_place(policy: s
 
 
 @pytest.mark.parametrize("policy", ["lru", "arc"])
-def test_nobody_makes_room_for_blocks_of_the_same_prompt(policy: str) -> None:
+def test_blocks_of_same_prompt_are_not_evicted(policy: str) -> None:
     store = HostBlockStore(2, policy, RULES)
     stored(store, 1, 2)
     assert store.write([1, 2, 3], 0, BlockUses()) is None
     assert sorted(store.refs) == [1, 2]
 
 
-def test_what_is_there_is_not_written_again() -> None:
+def test_present_blocks_are_not_written_again() -> None:
     store = HostBlockStore(4, "lru", RULES)
     stored(store, 1, 2)
     assert store.write([1, 2, 3], 0, BlockUses()) == [3]

@@ -1,4 +1,4 @@
-"""Adapters that run and adapters that are loaded, as vLLM has them."""
+"""LoRA adapters in vLLM: adapters that run and adapters that are loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simkv.schedulers.vllm.versions import find_rules
 
 
 def step(loras: VllmLoras, *come: str | None, gone: tuple[str, ...] = ()) -> tuple[int, int]:
-    """One step in which these are taken in; what it loads."""
+    """Run a step that admits requests with adapters ``come``; return its loads."""
     for lora in gone:
         loras.leave(lora)
     loras.begin(())
@@ -25,7 +25,7 @@ def step(loras: VllmLoras, *come: str | None, gone: tuple[str, ...] = ()) -> tup
     return loras.load()
 
 
-def test_so_many_adapters_run_and_the_model_itself_beside_them() -> None:
+def test_max_loras_does_not_count_base_model() -> None:
     loras = VllmLoras(2, 2)
     step(loras, "a", "b", None)
     assert [loras.admit(lora) for lora in ("a", "b", "c", None)] == [True, True, False, True]
@@ -33,17 +33,17 @@ def test_so_many_adapters_run_and_the_model_itself_beside_them() -> None:
     assert loras.admit("c")
 
 
-def test_an_adapter_is_read_once_and_copied_when_it_has_lost_its_slot() -> None:
+def test_adapter_is_read_once_and_copied_again_after_eviction() -> None:
     loras = VllmLoras(1, 2)
     assert step(loras, "a") == (1, 1)
     assert step(loras, "a") == (0, 0)
     assert step(loras, "b", gone=("a", "a")) == (1, 1)
     assert step(loras, "a", gone=("b",)) == (1, 0)  # still in host memory
-    assert step(loras, "c", gone=("a",)) == (1, 1)  # b was used least recently and makes room
+    assert step(loras, "c", gone=("a",)) == (1, 1)  # evicts b, the least recently used adapter
     assert step(loras, "b", gone=("c",)) == (1, 1)
 
 
-def test_who_leaves_host_memory_leaves_the_gpu() -> None:
+def test_adapter_evicted_from_host_memory_leaves_gpu() -> None:
     loras = VllmLoras(2, 2)
     step(loras, "a", "b")
     assert step(loras, "c", gone=("a",)) == (1, 1)
@@ -55,7 +55,7 @@ def prompts(*loras: str | None) -> list[Prompt]:
 
 
 def waiting(variant: str, *loras: str | None) -> list[int]:
-    """Who waits in which order after a step in which only one adapter may run."""
+    """Return the ids of waiting requests after a step in which only one adapter may run."""
     config = VllmConfig(
         variant=variant, enable_lora=True, max_model_len=64, async_scheduling=False, max_num_seqs=8
     )
@@ -71,11 +71,11 @@ def waiting(variant: str, *loras: str | None) -> list[int]:
 @pytest.mark.parametrize(
     ("variant", "order"), [("0.13.0", [3, 1]), ("0.14.0", [1, 3]), ("0.33.0", [1, 3])]
 )
-def test_passed_over_requests_keep_their_order_since_0_14(variant: str, order: list[int]) -> None:
+def test_skipped_requests_keep_their_order_since_0_14(variant: str, order: list[int]) -> None:
     assert waiting(variant, "a", "b", "a", "c", None) == order
 
 
-def test_the_same_tokens_under_another_adapter_are_no_hit() -> None:
+def test_tokens_of_other_adapter_are_not_hit() -> None:
     config = VllmConfig(enable_lora=True, max_loras=2, max_model_len=64, async_scheduling=False)
     scheduler = VllmScheduler(config)
     shared = prompts("a", "b", "a")[0]
@@ -86,17 +86,17 @@ def test_the_same_tokens_under_another_adapter_are_no_hit() -> None:
     assert scheduler.schedule().context == [0, 0, 32]
 
 
-def test_only_releases_up_to_0_32_leave_out_who_sits_a_step_out() -> None:
+def test_skipped_requests_count_against_max_loras_since_0_33() -> None:
     assert find_rules("0.33").counts_all_loras
     assert not find_rules("0.32").counts_all_loras
 
 
-def test_fewer_host_slots_than_gpu_slots_are_refused() -> None:
+def test_rejects_fewer_host_slots_than_gpu_slots() -> None:
     with pytest.raises(ValueError, match="max_cpu_loras: 1 must be at least max_loras 2"):
         VllmConfig(enable_lora=True, max_loras=2, max_cpu_loras=1)
 
 
-def test_who_was_passed_over_is_looked_at_first_from_0_18_to_0_30() -> None:
+def test_skipped_request_is_tried_first_from_0_18_to_0_30() -> None:
     queue = FcfsQueue(apart=True)
     first, second, third = (RequestState(prompt, 9, None) for prompt in prompts(None, "a", None))
     for r in (first, second, third):
@@ -110,7 +110,7 @@ def test_who_was_passed_over_is_looked_at_first_from_0_18_to_0_30() -> None:
     assert (len(queue), queue.head()) == (2, first)
 
 
-def test_an_order_that_turns_in_each_step_is_not_leapt_over() -> None:
+def test_no_leap_while_order_reverses_in_each_step() -> None:
     config = VllmConfig(
         variant="0.13.0", max_num_seqs=4, max_model_len=64, async_scheduling=False, enable_lora=True
     )

@@ -1,4 +1,4 @@
-"""The queue that skips who cannot fit decides what a look at everybody decides, for less."""
+"""Size-bucketed queue: same decisions as a plain queue, with fewer tries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SKIP = "0.33.0-skip-blocked"
 
 
 class Counting(VllmScheduler):
-    """Counts who is looked at."""
+    """Scheduler that counts how often it tries to admit a request."""
 
     looks = 0
 
@@ -31,7 +31,7 @@ class Counting(VllmScheduler):
 
 
 def looks(burst: int) -> int:
-    """At how many requests of a burst a scheduler looks until all are served."""
+    """Return how often a scheduler tries to admit a request until a burst is served."""
     scheduler = Counting(VllmConfig(variant=SKIP, num_gpu_blocks=100, max_model_len=1000))
     for i in range(burst):
         scheduler.add(Prompt(i, 40 + 16 * (i % 30), 3))
@@ -40,12 +40,13 @@ def looks(burst: int) -> int:
     return scheduler.looks
 
 
-def test_a_burst_ten_times_as_long_takes_ten_times_the_looks() -> None:
+def test_number_of_tries_grows_linearly_with_burst() -> None:
     assert looks(2000) < 15 * looks(200)
 
 
 def prompt(draw: random.Random, i: int, others: str) -> Prompt:
-    """A prompt that shares a prefix with some, and names tokens of ``others`` (``u``, ``o``)."""
+    """Return a prompt that shares a prefix with some and references streams ``others`` (``u``,
+    ``o``)."""
     own, shared = draw.randint(1, 60), (0, 8, 8)[i % 3]
     segments: list[Segment] = [Segment(f"g{i % 3}", 0, shared)] if shared else []
     if others and i > 2:
@@ -58,7 +59,7 @@ def prompt(draw: random.Random, i: int, others: str) -> Prompt:
 
 
 def decisions(scheduler: VllmScheduler, seed: int, others: str) -> list[Any]:
-    """What it decides while requests come, end and are given up, at random."""
+    """Return the decisions while requests arrive, end and abort at random."""
     draw, said, flights = random.Random(seed), [], deque[tuple[Batch, list[int]]]()
     for step in range(300):
         if step < 150:
@@ -78,7 +79,7 @@ def decisions(scheduler: VllmScheduler, seed: int, others: str) -> list[Any]:
 @pytest.mark.parametrize("others", ["", "u", "o"])
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize("seed", range(6))
-def test_the_decisions_are_those_of_a_plain_queue(policy: str, seed: int, others: str) -> None:
+def test_decisions_equal_plain_queue(policy: str, seed: int, others: str) -> None:
     draw = random.Random(seed)
     config = VllmConfig(
         variant=SKIP,
@@ -93,20 +94,20 @@ def test_the_decisions_are_those_of_a_plain_queue(policy: str, seed: int, others
         async_scheduling=draw.random() < 0.5,
         long_prefill_token_threshold=draw.choice([0, 8]),
     )
-    shelved, plain = VllmScheduler(config), VllmScheduler(config)
-    assert isinstance(shelved.waiting, SizeBucketedQueue)
+    bucketed, plain = VllmScheduler(config), VllmScheduler(config)
+    assert isinstance(bucketed.waiting, SizeBucketedQueue)
     plain.waiting = PriorityQueue() if policy == "priority" else FcfsQueue()
-    assert decisions(shelved, seed, others) == decisions(plain, seed, others)
+    assert decisions(bucketed, seed, others) == decisions(plain, seed, others)
 
 
-def test_the_queue_is_shelved_only_where_blocks_alone_stop_a_request() -> None:
+def test_bucketed_queue_is_used_only_if_blocks_alone_limit_admission() -> None:
     config = VllmConfig(variant=SKIP, num_gpu_blocks=700, max_model_len=10_000)
     assert isinstance(VllmScheduler(config).waiting, SizeBucketedQueue)
     held = replace(config, prefill_schedule_interval=2)
     assert not isinstance(VllmScheduler(held).waiting, SizeBucketedQueue)
 
 
-def test_who_needs_few_blocks_for_what_others_have_cached_is_not_passed_over() -> None:
+def test_request_with_cached_tokens_of_others_is_not_skipped() -> None:
     config = VllmConfig(
         variant=SKIP,
         block_size=4,
@@ -116,10 +117,10 @@ def test_who_needs_few_blocks_for_what_others_have_cached_is_not_passed_over() -
         async_scheduling=False,
     )
     scheduler = VllmScheduler(config)
-    scheduler.add(Prompt(0, 21, 1))  # six blocks of fifteen, for a step
+    scheduler.add(Prompt(0, 21, 1))  # six of fifteen blocks, for one step
     scheduler.add(Prompt(1, 40, 4, segments=(Segment("u1", 0, 40),)))  # ten blocks
     half = (Segment("u1", 0, 32), Segment("u2", 0, 1))
-    scheduler.add(Prompt(2, 33, 4, segments=half))  # nine, eight of them with tokens of 1
+    scheduler.add(Prompt(2, 33, 4, segments=half))  # nine blocks, eight of them with tokens of 1
     first = scheduler.schedule()
     assert [i for i, _ in first.scheduled] == [0, 2]
     scheduler.complete(first, ())
@@ -127,7 +128,7 @@ def test_who_needs_few_blocks_for_what_others_have_cached_is_not_passed_over() -
     assert scheduler.schedule().scheduled[-1] == (1, 40 - 32)
 
 
-def test_whose_old_step_is_under_way_is_looked_at_though_it_would_not_fit() -> None:
+def test_request_with_step_in_flight_is_tried_without_enough_blocks() -> None:
     config = VllmConfig(
         variant=SKIP,
         block_size=4,
@@ -147,5 +148,5 @@ def test_whose_old_step_is_under_way_is_looked_at_though_it_would_not_fit() -> N
     held = scheduler.schedule().held
     assert held is not None
     assert (held.id, held.why) == (2, "rule")
-    assert scheduler.free_blocks == 3  # of five that it needs
-    assert scheduler.leap(10) == 1  # for it is to be tried when that step is over
+    assert scheduler.free_blocks == 3  # it needs five
+    assert scheduler.leap(10) == 1  # it is tried when that step ends

@@ -1,4 +1,4 @@
-"""Speculative decoding in vLLM's scheduler: what a step verifies, and what is taken back."""
+"""Speculative decoding in vLLM: verification, rejected drafts and their blocks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def verified(batch: Batch) -> dict[int, int]:
 
 
 def step(scheduler: VllmScheduler, accepted: int = 0) -> Batch:
-    """A decision and its end; of each request's drafts so many are accepted."""
+    """Run a step in which each request accepts ``accepted`` of its drafts."""
     batch = scheduler.schedule()
     for i in verified(batch):
         batch.drafted.accepted[i] = accepted  # type: ignore[union-attr]
@@ -42,7 +42,7 @@ def step(scheduler: VllmScheduler, accepted: int = 0) -> Batch:
     return batch
 
 
-def test_a_decode_verifies_its_drafts_and_keeps_those_accepted() -> None:
+def test_decode_verifies_drafts_and_keeps_accepted_tokens() -> None:
     scheduler = engine()
     scheduler.add(Prompt(0, 8, 20))
     assert verified(step(scheduler)) == {}
@@ -52,7 +52,7 @@ def test_a_decode_verifies_its_drafts_and_keeps_those_accepted() -> None:
     assert scheduler.leap(100) == 1
 
 
-def test_blocks_are_taken_for_drafts_and_lookahead_and_stay_when_drafts_are_rejected() -> None:
+def test_blocks_for_drafts_and_lookahead_stay_after_rejection() -> None:
     held = {}
     for method in ("eagle", "ngram"):
         scheduler = engine(speculative_method=method)
@@ -64,21 +64,22 @@ def test_blocks_are_taken_for_drafts_and_lookahead_and_stay_when_drafts_are_reje
     assert held == {"eagle": [3, 4, 4], "ngram": [2, 3, 4]}
 
 
-def test_every_group_has_lookahead_slots_and_a_window_lets_go_as_tokens_are_accepted() -> None:
+def test_groups_have_lookahead_slots_and_windows_free_accepted_tokens() -> None:
     scheduler = engine(kv_cache_groups=(0, 8), enable_prefix_caching=False)
     scheduler.add(Prompt(0, 20, 20))
     step(scheduler)
-    assert scheduler.blocks_held() == {0: 2 * 6}  # 20 tokens and 3 slots, in either group
+    assert scheduler.blocks_held() == {0: 2 * 6}  # 20 tokens and 3 slots in each group
     step(scheduler, 3)
-    # 24 tokens and 3 slots; the 21st sees no token before the 14th.
+    # 24 tokens and 3 slots; the window of token 21 starts at token 14.
     assert scheduler.blocks_held() == {0: 7 + 7 - 3}
     step(scheduler, 0)
-    assert scheduler.blocks_held() == {0: 8 + 8 - 4}  # 28 and 3; the 25th none before the 18th
+    # 28 tokens and 3 slots; token 25 sees 18 to 25.
+    assert scheduler.blocks_held() == {0: 8 + 8 - 4}
     step(scheduler, 0)
     assert scheduler.blocks_held() == {0: 8 + 8 - 4}
 
 
-def test_a_state_has_a_block_more_for_each_draft() -> None:
+def test_state_group_has_one_more_block_per_draft() -> None:
     knobs = {"kv_cache_groups": ("mamba",), "speculative_method": "ngram"}
     held = {}
     for cached in (False, True):
@@ -87,22 +88,22 @@ def test_a_state_has_a_block_more_for_each_draft() -> None:
         steps = [step(scheduler, 1) for _ in range(2)]
         held[cached] = [dict(one.scheduled)[0] for one in steps], scheduler.blocks_held()[0]
     assert held[False] == ([21, 4], 1 + 3)
-    assert held[True] == ([20, 1], 2 + 3)  # the state after 20 tokens, too
+    assert held[True] == ([20, 1], 2 + 3)  # including the state after 20 tokens
 
 
-def test_states_after_drafts_move_along_behind_the_newest() -> None:
+def test_spare_states_move_behind_newest_state() -> None:
     table = StateTable(0, spare=2)
     assert table.reach(1, 0) == ([], 3)
     assert table.places == [0, 1, 2]
     assert table.lacks(2, 0) == 1
-    assert table.reach(3, 0) == ([1], 1)  # the block at place 1 is at 3 now, place 1 is empty
+    assert table.reach(3, 0) == ([1], 1)  # the block moves from position 1 to 3
     assert table.places == [0, 2, 3, 4]
     assert (table.older, table.lacks(2, 0)) == (0, -1)
     assert table.reach(2, 0) == ([], 0)
     assert table.behind(3, gaps=True) == [[0], []]
 
 
-def test_drafts_are_cut_at_the_budget_and_at_the_longest_sequence() -> None:
+def test_drafts_are_limited_by_budget_and_max_model_len() -> None:
     scheduler = engine(max_num_batched_tokens=10)
     for i in range(3):
         scheduler.add(Prompt(i, 3, 20))
@@ -111,35 +112,35 @@ def test_drafts_are_cut_at_the_budget_and_at_the_longest_sequence() -> None:
     scheduler = engine(max_model_len=12)
     scheduler.add(Prompt(0, 8, 20))
     step(scheduler)
-    assert verified(step(scheduler)) == {0: 2}  # the eleventh position is the last that is computed
+    assert verified(step(scheduler)) == {0: 2}  # position 11 is the last one computed
 
 
-def test_an_asynchronous_scheduler_takes_back_a_step_later() -> None:
+def test_asynchronous_scheduler_removes_rejected_drafts_one_step_later() -> None:
     scheduler = engine(async_scheduling=True)
     scheduler.add(Prompt(0, 8, 20))
     batches = [scheduler.schedule(), scheduler.schedule()]
     assert [batch.context for batch in batches] == [[0], [8]]
     scheduler.complete(batches[0], ())
     third = scheduler.schedule()
-    assert third.context == [12]  # as if all were accepted
+    assert third.context == [12]  # as if all drafts were accepted
     batches[1].drafted.accepted[0] = 1  # type: ignore[union-attr]
     scheduler.complete(batches[1], ())
     assert scheduler.schedule().context == [14]
 
 
-def test_the_last_token_is_not_waited_for_with_drafts_under_way() -> None:
+def test_no_step_after_last_token_with_drafts_in_flight() -> None:
     scheduler = engine(async_scheduling=True)
     scheduler.add(Prompt(0, 8, 2))
     first, second = scheduler.schedule(), scheduler.schedule()
     scheduler.complete(first, ())
-    assert not scheduler.schedule()  # the second batch has the last token, whatever is accepted
+    assert not scheduler.schedule()  # the second batch contains the last token in any case
     second.drafted.accepted[0] = 3  # type: ignore[union-attr]
     assert scheduler.complete(second, ()).finished == [0]
     assert second.drafted.accepted == {0: 0}  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("variant", "hit"), [("0.32.0", 4), ("0.33.0", 8)])
-def test_a_hit_of_eagle_is_a_block_shorter_or_knows_the_next_token(variant: str, hit: int) -> None:
+def test_eagle_shortens_hit_by_one_block_before_0_33(variant: str, hit: int) -> None:
     scheduler = engine(variant=variant, enable_prefix_caching=True)
     for i in (0, 1):
         scheduler.add(Prompt(i, 12, 1, segments=(*ALIKE, Segment(f"u{i}", 0, 4))))
@@ -149,7 +150,7 @@ def test_a_hit_of_eagle_is_a_block_shorter_or_knows_the_next_token(variant: str,
     assert step(scheduler).context == [hit]
 
 
-def test_a_request_with_one_token_to_compute_is_padded_beside_decodes() -> None:
+def test_request_with_one_token_is_padded_to_draft_slots() -> None:
     for variant, tokens in (("0.24.0", 1), ("0.25.0", 4)):
         scheduler = engine(variant=variant, block_size=1, speculative_method="ngram")
         scheduler.add(Prompt(0, 8, 9, segments=ALIKE))
@@ -161,7 +162,7 @@ def test_a_request_with_one_token_to_compute_is_padded_beside_decodes() -> None:
         assert batch.drafted.padding == ({1} if tokens > 1 else set())
 
 
-def test_a_draft_model_takes_tokens_of_the_budget() -> None:
+def test_draft_model_uses_tokens_of_budget() -> None:
     tokens = {}
     for variant in ("0.16.0", "0.27.0", "0.28.0"):
         scheduler = engine(
@@ -173,7 +174,7 @@ def test_a_draft_model_takes_tokens_of_the_budget() -> None:
     assert tokens == {"0.16.0": [20], "0.27.0": [16], "0.28.0": [19]}
 
 
-def test_who_is_preempted_loses_its_drafts() -> None:
+def test_preempted_request_loses_drafts() -> None:
     scheduler = engine(num_gpu_blocks=8, max_model_len=28, scheduler_reserve_full_isl=False)
     scheduler.add(Prompt(0, 8, 20))
     scheduler.add(Prompt(1, 8, 20))
@@ -240,12 +241,12 @@ def test_who_is_preempted_loses_its_drafts() -> None:
         ),
     ],
 )
-def test_what_cannot_be_set_is_refused_by_name(knobs: dict[str, Any], said: str) -> None:
+def test_rejects_invalid_settings_by_name(knobs: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         engine(**knobs)
 
 
-def test_kv_that_goes_elsewhere_and_devices_refuse_drafts() -> None:
+def test_kv_connector_and_gpu_runner_reject_drafts() -> None:
     config = VllmConfig(num_speculative_tokens=2)
     with pytest.raises(ValueError, match="2 is not modelled with kv_connector; use 0"):
         config.in_role("decode")
@@ -253,7 +254,7 @@ def test_kv_that_goes_elsewhere_and_devices_refuse_drafts() -> None:
         VLLM.build_with_tables(config)
 
 
-def test_left_out_the_scheduler_is_asynchronous_where_the_method_allows_it() -> None:
+def test_scheduler_is_asynchronous_by_default_if_method_allows() -> None:
     depths = [
         VllmConfig(variant=variant, num_speculative_tokens=2, speculative_method="ngram").depth
         for variant in ("0.32.0", "0.33.0")

@@ -1,4 +1,4 @@
-"""vLLM's groups of layers with states: what they hold, where chunks end, what is found again."""
+"""Layer groups with states in vLLM: blocks, chunk ends and prefix-cache hits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def engine(**knobs: Any) -> VllmScheduler:
 
 
 def chunks(scheduler: VllmScheduler, prompt: Prompt) -> list[int]:
-    """Tokens of a prompt, step by step, until its first token."""
+    """Return the numbers of prompt tokens computed in each step until the first output token."""
     scheduler.add(prompt)
     computed: list[int] = []
     while sum(computed) < prompt.prompt_tokens:
@@ -35,47 +35,48 @@ def chunks(scheduler: VllmScheduler, prompt: Prompt) -> list[int]:
     return computed
 
 
-def test_without_a_cache_a_state_is_one_block_from_beginning_to_end() -> None:
+def test_state_has_one_block_without_prefix_cache() -> None:
     scheduler, held = engine(enable_prefix_caching=False), []
     scheduler.add(Prompt(0, 21, 20))
     for _ in range(6):
         step(scheduler)
         held.append(scheduler.blocks_held()[0])
-    assert held == [n + 2 for n in (3, 5, 6, 6, 6, 6)]  # 10, 20, 21 tokens and one a step
+    assert held == [n + 2 for n in (3, 5, 6, 6, 6, 6)]  # 10, 20, 21 tokens, then one token per step
     step(scheduler, (0,))
     assert scheduler.free_blocks == 60
 
 
-def test_chunks_end_with_blocks_and_leave_their_states_there() -> None:
+def test_chunks_end_at_blocks_and_store_states() -> None:
     scheduler = engine()
     assert chunks(scheduler, Prompt(0, 21, 20)) == [8, 8, 4, 1]
-    # Of either state group the last one, and the one that it was computed from.
+    # Each state group holds the newest state and the previous one.
     assert scheduler.blocks_held() == {0: 6 + 2 * 2}
     step(scheduler)
     assert scheduler.blocks_held() == {0: 6 + 2}
     assert chunks(engine(enable_prefix_caching=False), Prompt(0, 21, 20)) == [10, 10, 1]
 
 
-def test_of_a_prompt_that_ends_with_a_block_newer_releases_keep_the_state_before() -> None:
+def test_state_before_last_block_is_stored_since_0_32() -> None:
     assert chunks(engine(), Prompt(0, 16, 1)) == [8, 4, 4]
     assert chunks(engine(variant="0.31.0"), Prompt(0, 16, 1)) == [8, 8]
 
 
-def test_a_block_larger_than_a_chunk_may_be_is_refused_or_filled_in_pieces() -> None:
+def test_block_larger_than_chunk_is_rejected_or_filled_in_parts() -> None:
     knobs = {"block_size": 16, "num_gpu_blocks": 20}
     assert chunks(engine(**knobs), Prompt(0, 40, 1)) == [10, 6, 10, 6, 8]
     with pytest.raises(ValueError, match="max_num_batched_tokens: 10 must be at least block_size"):
         engine(variant="0.26.0", **knobs)
 
 
-def test_kernels_that_write_a_state_within_a_chunk_need_no_cut_but_a_block_more() -> None:
+def test_inner_states_avoid_split_but_need_one_more_block() -> None:
     cut, whole = (
         engine(max_num_batched_tokens=64, mamba_prefill_checkpoints=given)
         for given in (False, True)
     )
     assert chunks(cut, Prompt(0, 21, 20)) == [20, 1]
     assert chunks(whole, Prompt(0, 21, 20)) == [21]
-    assert whole.blocks_held() == {0: 6 + 2 * 2}  # in either state group that of 20 tokens, of 21
+    # Each state group holds two states, after 20 and 21 tokens.
+    assert whole.blocks_held() == {0: 6 + 2 * 2}
     assert hits(whole, chat(1, 3), chat(2, 2)) == [0, 16]
     step(whole)
     assert whole.blocks_held() == {0: 6 + 2}
@@ -84,28 +85,28 @@ def test_kernels_that_write_a_state_within_a_chunk_need_no_cut_but_a_block_more(
 
 
 def chat(i: int, own: int) -> Prompt:
-    """16 tokens of a chat that all have, and some of its own."""
+    """Return a prompt with 16 common tokens and ``own`` tokens of its own."""
     return Prompt(i, 16 + own, 1, segments=(Segment("chat", 0, 16), Segment(f"u{i}", 0, own)))
 
 
-def test_a_prompt_is_found_up_to_a_state_that_was_left_and_a_branch_from_the_second_time() -> None:
+def test_hits_end_at_stored_states() -> None:
     wide = {"max_num_batched_tokens": 64}
     assert hits(engine(**wide), chat(0, 1), chat(1, 1)) == [0, 16]
-    # The first one's chunk passes the place where the second parts from it: no state is there.
+    # The first prompt's chunk ends after the common prefix, so no state is stored at its end.
     assert hits(engine(**wide), chat(0, 13), chat(1, 13), chat(2, 13)) == [0, 0, 16]
-    # A state for each block has it at once, where all are kept.
+    # With a state for each block, the second prompt hits it.
     every = {"variant": "0.28.0", "mamba_cache_mode": "all"}
     assert hits(engine(**wide, **every), chat(0, 13), chat(1, 13)) == [0, 16]
 
 
-def test_from_0_24_on_the_first_chunk_leaves_a_state_where_a_branch_parts() -> None:
+def test_first_chunk_stores_state_at_branch_since_0_24() -> None:
     knobs = {"max_num_batched_tokens": 64, "enable_prefix_caching": True}
     for variant, third in (("0.23.0", 0), ("0.24.0", 16)):
         found = hits(engine(variant=variant, **knobs), chat(0, 13), chat(1, 13), chat(2, 13))
         assert found == [0, 0, third]
 
 
-def test_nobody_starts_from_a_state_of_the_same_step() -> None:
+def test_state_cannot_be_reused_in_same_step() -> None:
     scheduler = engine(max_num_batched_tokens=64)
     scheduler.add(chat(0, 1))
     scheduler.add(chat(1, 1))
@@ -116,7 +117,7 @@ def test_nobody_starts_from_a_state_of_the_same_step() -> None:
     assert dict(step(scheduler).scheduled) == {0: 1, 1: 1}
 
 
-def test_half_a_budget_may_be_less_than_a_block_and_then_the_next_prompt_waits() -> None:
+def test_prompt_waits_if_rest_of_budget_reaches_no_block_end() -> None:
     scheduler = engine(max_num_batched_tokens=6, enable_prefix_caching=True)
     for i in range(2):
         scheduler.add(Prompt(i, 21, 1))
@@ -126,9 +127,9 @@ def test_half_a_budget_may_be_less_than_a_block_and_then_the_next_prompt_waits()
     assert batch.held.why == "budget"
 
 
-def test_up_to_0_29_a_state_behind_a_gap_stays() -> None:
+def test_state_behind_gap_stays_until_0_29() -> None:
     table = StateTable(0)
-    for blocks in (2, 4):  # two chunks before the first is known to be done
+    for blocks in (2, 4):  # two chunks in flight
         assert table.reach(blocks, 0) == ([], 1)
     assert table.places == [1, 3]
     assert table.older == 1
@@ -155,15 +156,15 @@ def test_up_to_0_29_a_state_behind_a_gap_stays() -> None:
             {"variant": "0.26.0", "long_prefill_token_threshold": 3},
             "long_prefill_token_threshold: 3 must be at least block_size 4",
         ),
-        # Of the longest sequence 16 blocks, and of either state the last one and that before it.
+        # The longest sequence needs 16 blocks, and each state group two states.
         ({"num_gpu_blocks": 20}, "19 usable blocks, but a sequence .* 64 needs 20"),
     ],
 )
-def test_what_cannot_be_is_refused(knobs: dict[str, Any], why: str) -> None:
+def test_rejects_invalid_settings(knobs: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         VllmConfig(**SMALL | knobs)
 
 
-def test_states_are_cached_by_default_from_0_26_on() -> None:
+def test_states_are_cached_by_default_since_0_26() -> None:
     assert engine(variant="0.25.0").memory.cache is None
     assert engine(variant="0.26.0").memory.cache is not None

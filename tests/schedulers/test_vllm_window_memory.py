@@ -1,4 +1,4 @@
-"""vLLM's groups of layers: what a window holds, lets go of and leaves in the cache."""
+"""Layer groups in vLLM with windows and chunked attention: blocks and prefix-cache hits."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def engine(**knobs: Any) -> VllmScheduler:
     return vllm_layer_groups.engine(**SMALL | knobs)
 
 
-def test_a_window_holds_what_the_next_token_reaches_and_lets_the_rest_go() -> None:
+def test_window_holds_only_blocks_that_next_token_sees() -> None:
     scheduler = engine(enable_prefix_caching=False)
     scheduler.add(Prompt(0, 20, 20))
     step(scheduler)
-    assert scheduler.blocks_held() == {0: 10}  # five blocks in either group
+    assert scheduler.blocks_held() == {0: 10}  # five blocks in each group
     step(scheduler)
-    # The 21st token sees tokens 14 to 21: of blocks 1 to 6 of four tokens, 4, 5 and 6.
+    # Token 21 sees tokens 14 to 21, which are in blocks 4 to 6.
     assert scheduler.blocks_held() == {0: 6 + 3}
     for _ in range(12):
         step(scheduler)
@@ -48,7 +48,7 @@ def test_a_window_holds_what_the_next_token_reaches_and_lets_the_rest_go() -> No
 
 
 @pytest.mark.parametrize(("variant", "lag"), [("0.25.0", 0), ("0.33.0", 1)])
-def test_while_a_step_is_under_way_newer_releases_keep_what_it_reads(
+def test_blocks_read_by_step_in_flight_are_freed_later_in_newer_releases(
     variant: str, lag: int
 ) -> None:
     scheduler = engine(variant=variant, async_scheduling=True, enable_prefix_caching=False)
@@ -59,60 +59,60 @@ def test_while_a_step_is_under_way_newer_releases_keep_what_it_reads(
         held.append(scheduler.blocks_held()[0])
         scheduler.complete(first, ())
         first = second
-    # Block 1 leaves the window of 8 before the token after the 11th.
+    # Block 1 leaves the window of 8 tokens before token 12.
     assert held == [6, 6, 6, 5 + lag, 7, 7, 7, 6 + lag]
 
 
-def test_a_chunk_is_let_go_when_the_next_one_begins() -> None:
+def test_attention_chunk_is_freed_when_next_one_begins() -> None:
     scheduler, held = engine(kv_cache_groups=(0, "chunked-8"), enable_prefix_caching=False), []
     scheduler.add(Prompt(0, 6, 30))
     for _ in range(8):
         step(scheduler)
         held.append(scheduler.blocks_held()[0])
-    # With the 7th and 8th token two blocks in either group; the 9th sees nothing before it.
+    # Up to token 8, each group holds two blocks; token 9 sees no earlier token.
     assert held == [4, 4, 4, 3 + 1, 3 + 1, 3 + 1, 3 + 1, 4 + 2]
 
 
 def chat(i: int, own: int) -> Prompt:
-    """32 tokens of a chat that all have, and some of its own."""
+    """Return a prompt with 32 common tokens and ``own`` tokens of its own."""
     segments = (Segment("chat", 0, 32), Segment(f"u{i}", 0, own))
     return Prompt(i, 32 + own, 1, segments=segments)
 
 
-def test_the_same_prompt_is_found_and_a_branch_once_it_was_seen() -> None:
-    # 0.29 on keeps the window before the last token of a prompt, and where another's hit ended.
+def test_same_prompt_and_repeated_branch_are_hits() -> None:
+    # Since 0.29 the cache stores the window before the last token, and where another hit ended.
     assert hits(engine(), chat(0, 1), chat(1, 1)) == [0, 32]
     assert hits(engine(), chat(0, 13), chat(1, 9), chat(2, 9)) == [0, 0, 32]
     assert hits(engine(variant="0.28.0"), chat(0, 13), chat(1, 9)) == [0, 32]
 
 
-def test_of_chunks_a_hit_needs_what_follows_the_last_multiple_only() -> None:
+def test_chunked_attention_hit_needs_blocks_after_last_multiple_only() -> None:
     both, alone = (0, "chunked-16"), ("chunked-16",)
     assert hits(engine(kv_cache_groups=both), chat(0, 1), chat(1, 9)) == [0, 32]
-    # A prompt that nobody has computed counts as there up to its last chunk, and so does vLLM.
+    # As in vLLM, a new prompt counts as cached up to its last chunk.
     assert hits(engine(kv_cache_groups=alone), Prompt(0, 20, 1)) == [16]
     assert hits(engine(kv_cache_groups=both), Prompt(0, 20, 1)) == [0]
 
 
-def test_groups_have_blocks_of_their_own_sizes() -> None:
+def test_groups_have_own_block_sizes() -> None:
     scheduler = engine(kv_cache_groups=("0/8", 8), enable_prefix_caching=False)
     scheduler.add(Prompt(0, 20, 20))
     step(scheduler)
-    assert scheduler.blocks_held() == {0: 3 + 5}  # of eight tokens and of four
+    assert scheduler.blocks_held() == {0: 3 + 5}  # three blocks of eight tokens, five of four
     held = [scheduler.blocks_held()[0] for _ in range(6) if step(scheduler)]
-    # The window lets go as with blocks of one size; the others get a block with the 25th token.
+    # The window frees blocks as with one block size; the other group grows at token 25.
     assert held == [3 + 3, 3 + 3, 3 + 3, 3 + 2, 4 + 3, 4 + 3]
 
 
-def test_hits_end_at_multiples_of_all_sizes_and_nothing_else_is_kept() -> None:
+def test_hits_end_at_common_multiples_of_block_sizes() -> None:
     both, prompts = ("0/12", 8), (chat(0, 1), chat(1, 1), chat(2, 1))
     assert hits(engine(kv_cache_groups=both), *prompts) == [0, 24, 24]
-    # Of the window the block before the 24th token, of the others two of twelve.
+    # Two blocks of the window, up to token 24, and two blocks of twelve tokens.
     scheduler = engine(kv_cache_groups=both)
     hits(scheduler, prompts[0])
     assert scheduler.memory.cache
     assert scheduler.memory.cache.cached == 2 + 2
-    # 0.22 to 0.28 keep of each twelve tokens what a hit there needs, 0.21 all full blocks.
+    # 0.22 to 0.28 store the blocks for a hit at each multiple of 12, and 0.21 all full blocks.
     for variant, cached in (("0.28.0", 2 + 4), ("0.21.0", 2 + 8)):
         scheduler = engine(kv_cache_groups=both, variant=variant)
         assert hits(scheduler, prompts[0], prompts[1])[1] == 24
@@ -122,7 +122,7 @@ def test_hits_end_at_multiples_of_all_sizes_and_nothing_else_is_kept() -> None:
         assert scheduler.memory.cache.cached == cached
 
 
-def test_a_sequence_longer_than_the_pool_fits_through_windows_alone() -> None:
+def test_sequence_longer_than_pool_fits_with_windows_only() -> None:
     scheduler = engine(num_gpu_blocks=12, kv_cache_groups=(8,), max_num_batched_tokens=16)
     scheduler.add(Prompt(0, 63, 1))
     computed = [dict(step(scheduler).scheduled)[0] for _ in range(4)]
@@ -151,16 +151,16 @@ def test_a_sequence_longer_than_the_pool_fits_through_windows_alone() -> None:
             {"kv_cache_groups": (0, "chunked-8"), "num_speculative_tokens": 2},
             "with eagle vLLM has no separate group for chunked-8",
         ),
-        # Of the longest sequence 16 blocks in the first group, and of the window 16 and one.
+        # The longest sequence needs 16 blocks in the first group and 17 in the window group.
         ({"num_gpu_blocks": 33}, "32 usable blocks, but a sequence .* 64 needs 33"),
     ],
 )
-def test_what_cannot_be_is_refused(knobs: dict[str, Any], why: str) -> None:
+def test_rejects_invalid_settings(knobs: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         VllmConfig(**SMALL | knobs)
 
 
-def test_what_is_for_one_group_says_so() -> None:
+def test_features_for_one_group_reject_several() -> None:
     config = VllmConfig(**SMALL)
     with pytest.raises(InputError, match="kv_cache_groups"):
         VLLM.build_with_tables(config)
@@ -168,10 +168,10 @@ def test_what_is_for_one_group_says_so() -> None:
         config.in_role("prefill")
     with pytest.raises(ValueError, match="kv_cache_groups"):
         CustomVllmConfig(**SMALL)
-    assert VllmScheduler(config).cache is None  # whose tables are by request
+    assert VllmScheduler(config).cache is None  # each request has several tables
 
 
-def test_the_groups_of_a_model_follow_from_its_layers() -> None:
+def test_groups_follow_from_layers_of_model() -> None:
     gpt = make_hardware(find_gpu("H100"), find_architecture("gpt-oss-20b"))
     assert kv_groups(gpt) == [0, 128]
     whole, window = gpt.architecture.layers[0], gpt.architecture.layers[1]
@@ -179,9 +179,9 @@ def test_the_groups_of_a_model_follow_from_its_layers() -> None:
         whole, window = window, whole
     layers = (replace(whole, count=10), replace(window, count=52))
     gemma = replace(gpt, architecture=replace(gpt.architecture, layers=layers))
-    assert kv_groups(gemma) == [0, *[128] * 6]  # ten layers in each, as Gemma 3 27B has them
+    assert kv_groups(gemma) == [0, *[128] * 6]  # ten layers per group, as for Gemma 3 27B
     assert kv_groups(make_hardware(find_gpu("H100"), find_architecture("llama-3.1-8b"))) == [0]
 
 
-def test_random_cases_have_groups_where_the_release_has_them() -> None:
+def test_random_cases_contain_groups() -> None:
     assert any(make_case("0.33.0", "win-200").config.kv_cache_groups)

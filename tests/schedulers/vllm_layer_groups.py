@@ -1,4 +1,4 @@
-"""What tests of vLLM's groups of layers share: a small engine, and what it does with prompts."""
+"""Helpers of the tests of vLLM's layer groups: a small engine, its steps and its hits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def engine(**knobs: Any) -> VllmScheduler:
 
 
 def step(scheduler: VllmScheduler, ended: tuple[int, ...] = ()) -> Batch:
-    """A decision and its end, after which no block is lost."""
+    """Run one step and check that no block is lost."""
     batch = scheduler.schedule()
     scheduler.complete(batch, ended)
     scheduler.pool.check()
@@ -25,7 +25,7 @@ def step(scheduler: VllmScheduler, ended: tuple[int, ...] = ()) -> Batch:
 
 
 def hits(scheduler: VllmScheduler, *prompts: Prompt) -> list[int]:
-    """By prompt, one after the other, how many of its tokens were in the cache."""
+    """Serve the prompts one after the other; return the number of cached tokens of each."""
     found = []
     for prompt in prompts:
         scheduler.add(prompt)

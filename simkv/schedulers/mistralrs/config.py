@@ -46,7 +46,7 @@ class MistralrsConfig:
     )
     """Maximum number of prompt tokens per prefill step."""
 
-    rule: Annotated[str | None, KnobSource("ours; docs/how-to/evolve.md")] = None
+    rule: Annotated[str | None, KnobSource("simkv; docs/how-to/evolve.md")] = None
     """Custom policy: expressions that replace decisions of the variant, one `HOOK = EXPRESSION` per
     line."""
 

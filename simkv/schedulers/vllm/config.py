@@ -211,7 +211,7 @@ class VllmConfig:
     ] = None
     """Maximum number of tokens of a step that runs as a CUDA graph; default twice max_num_seqs, at
     most 512. Affects no scheduling decision."""
-    rule: Annotated[str | None, KnobSource("ours; docs/how-to/evolve.md")] = None
+    rule: Annotated[str | None, KnobSource("simkv; docs/how-to/evolve.md")] = None
     """Custom policy: expressions that replace decisions of the variant, one `HOOK = EXPRESSION` per
     line."""
     startup_check: Annotated[bool, KnobSource("vllm-project/vllm#39734")] = True
@@ -339,7 +339,7 @@ class VllmConfig:
             ("enable_prefix_caching", self.caches(rules), "true"),
             ("kv_cache_groups", self.kv_cache_groups == (0,), "[0]"),
             ("num_speculative_tokens", not self.num_speculative_tokens, "0"),
-            ("rule", self.rule is None, "nothing"),
+            ("rule", self.rule is None, "null"),
         ):
             if not fits:
                 raise ValueError(
@@ -353,7 +353,7 @@ class VllmConfig:
             ("kv_cache_groups", self.kv_cache_groups == (0,), "[0]"),
             ("num_cpu_blocks", not self.num_cpu_blocks, "0"),
             ("num_speculative_tokens", not self.num_speculative_tokens, "0"),
-            ("rule", self.rule is None, "nothing"),
+            ("rule", self.rule is None, "null"),
         ):
             if not fits:
                 raise ValueError(
