@@ -41,7 +41,7 @@ class Bottleneck:
     def describe(self, config: EngineConfig, spec: EngineSpec) -> str:
         """Return the bottleneck as a phrase, with the setting of the engine that limits it.
 
-        ``all 32 slots busy (max_num_seqs=32), KV cache only 16 % used``
+        For example: ``all 32 slots busy (max_num_seqs=32), KV cache only 16 % used``.
         """
         used = f"{100 * self.kv_use:.0f} %"
         if self.kind in _BLOCKS:

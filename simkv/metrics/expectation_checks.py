@@ -62,10 +62,11 @@ SERVED_VERDICTS = ("served", "cut_off")
 
 
 def exit_code(results: Iterable[RunResult], checks: Sequence[ExpectationCheck]) -> int:
-    """Return the exit code: 0 if all requests were served, 1 expectation missed, 3 not all served.
+    """Return the exit code of a run.
 
-    If expectations are given, only they count: if all hold, a failed request was expected and the
-    exit code is 0.
+    It is 0 if all requests were served, 1 if an expectation is missed and 3 if not all requests
+    were served. If expectations are given, only they count: if all hold, a failed request was
+    expected and the exit code is 0.
     """
     if checks:
         return int(not all(found.ok for found in checks))

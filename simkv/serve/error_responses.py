@@ -17,9 +17,9 @@ KINDS = {400: "BadRequestError", 401: "AuthenticationError", 404: "NotFoundError
 
 
 class RequestError(Exception):
-    """Error response to a request: status, message and the invalid field (``param``).
+    """Error response to a request: status, message and, in ``param``, the invalid field.
 
-    ``kind`` replaces the default error type of the status.
+    ``kind`` replaces the error type that the status has by default.
     """
 
     def __init__(self, status: int, message: str, param: str | None = None, kind: str = "") -> None:
@@ -43,7 +43,7 @@ def error_response(
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Return all errors of an application in the error format of the API."""
+    """Make an application return all errors in the error format of the API."""
 
     @app.exception_handler(RequestError)
     async def refused(_: Request, error: RequestError) -> JSONResponse:
@@ -51,7 +51,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(InputError)
     async def broken(_: Request, error: InputError) -> JSONResponse:
-        """Report a custom scheduler that violates a law."""
+        """Report that a custom scheduler violates an invariant."""
         return error_response(503, str(error))
 
     @app.exception_handler(HTTPException)

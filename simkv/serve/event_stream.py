@@ -29,10 +29,10 @@ from simkv.serve.request_handler import (
 class Dialect:
     """Response format of one of the two generation APIs.
 
-    ``kind`` and ``chunk_kind`` are the object types of a whole reply and of a stream chunk.
-    ``chunk(text)`` returns the fields of a choice with part of the text, ``whole(text)`` the fields
-    of a choice with the complete text. ``opening`` holds the fields of a chunk before the first
-    token, or None.
+    ``prefix`` starts the id of a response. ``kind`` and ``chunk_kind`` are the object types of a
+    complete response and of a stream chunk. ``chunk(text)`` returns the fields of a choice with
+    part of the text, ``whole(text)`` the fields of a choice with the complete text. ``opening`` has
+    the fields of a chunk before the first token, or is None.
     """
 
     prefix: str
@@ -63,7 +63,7 @@ TEXT_PLACEHOLDER = "\0"
 
 
 class Writer:
-    """Writer of the replies to one call in one of the two response formats."""
+    """Writes the replies to one call in one of the two response formats."""
 
     def __init__(
         self, handler: RequestHandler, call: Generation, body: Body, dialect: Dialect
@@ -93,7 +93,7 @@ class Writer:
         return finish_reason(answer.request, answer.tokens, self.handler.served.longest)
 
     async def events(self, index: int) -> AsyncIterator[bytes]:
-        """Yield the events of one prompt's reply; tokens that are already due are sent together."""
+        """Yield the stream events of one prompt's reply; tokens already due are sent together."""
         answer, word = self.call.replies[index], self.handler.served.texts.word
         number, sent = answer.request.id, 0
         form = self._event([self._choice(index, self.dialect.chunk(TEXT_PLACEHOLDER), None)])
@@ -134,7 +134,7 @@ class Writer:
         return usage + b"data: [DONE]\n\n"
 
     def whole(self) -> JSONResponse:
-        """Return all complete replies as one JSON response."""
+        """Return all replies as one JSON response; they must be complete."""
         bad = [answer for answer in self.call.replies if answer.outcome is not Outcome.FINISHED]
         if bad:
             return error_response(*reply_error(bad[0]))
@@ -148,7 +148,7 @@ class Writer:
 
 
 def reply_error(answer: Reply) -> tuple[int, str]:
-    """Return the status and message of a reply that did not finish."""
+    """Return the HTTP status and the message for a reply that did not finish."""
     assert answer.outcome is not None
     if answer.refusal:
         return 503, answer.refusal.words
@@ -157,7 +157,7 @@ def reply_error(answer: Reply) -> tuple[int, str]:
 
 
 class ReplyResponse(Response):
-    """Response to a call. It ends when all replies end or the client disconnects."""
+    """Response to a call. It ends when all replies have ended or the client disconnects."""
 
     def __init__(self, writer: Writer) -> None:
         self.writer = writer
@@ -192,7 +192,7 @@ class ReplyResponse(Response):
         await send({"type": "http.response.body", "body": closing, "more_body": False})
 
     async def _events(self) -> AsyncIterator[bytes]:
-        """Yield the events of all replies in order of completion."""
+        """Yield the stream events of all replies, in the order in which they occur."""
         count = len(self.writer.call.replies)
         if count == 1:
             async for events in self.writer.events(0):

@@ -36,7 +36,7 @@ from simkv.serve.request_handler import RequestHandler, id_of
 
 
 class ErrorDetail(BaseModel):
-    """Details of an error: ``param`` is the invalid field, ``code`` the status."""
+    """Details of an error: ``param`` is the invalid field, ``code`` the HTTP status."""
 
     message: str
     type: str
@@ -54,12 +54,12 @@ Responses = dict[int | str, dict[str, Any]]
 
 
 def errors(*statuses: int) -> Responses:
-    """Declare responses with these statuses in the error format of the API."""
+    """Return the OpenAPI responses for these statuses, in the error format of the API."""
     return {status: {"model": ErrorBody} for status in statuses}
 
 
 def content(*kinds: str) -> Responses:
-    """Declare a successful response with one of these media types; none means no body."""
+    """Return the OpenAPI entry of a response with these media types, or without a body if none."""
     return {200: {"description": "successful response", "content": {kind: {} for kind in kinds}}}
 
 
@@ -70,7 +70,7 @@ _, BODIES = schema_components(
 
 
 def body_of(name: str) -> dict[str, Any]:
-    """Return the request body of an operation, by the name of its schema."""
+    """Return the OpenAPI entry for a request body with the schema ``name``."""
     schema = {"schema": {"$ref": _REFERENCE.format(name=name)}}
     return {"requestBody": {"required": True, "content": {"application/json": schema}}}
 
@@ -83,7 +83,7 @@ UNUSED = ("HTTPValidationError", "ValidationError")
 
 
 def remove_unused_schemas(app: FastAPI) -> None:
-    """Remove responses and schemas that the application never uses from its OpenAPI document."""
+    """Remove responses and schemas that no endpoint uses from the OpenAPI document."""
     usual = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -110,9 +110,9 @@ DEAD: dict[int | str, dict[str, Any]] = {503: {"description": "the engine is dea
 def application(
     handler: RequestHandler, explainer: Explainer, describe: Describe, metrics: Callable[[], bytes]
 ) -> FastAPI:
-    """Build the application over a request handler.
+    """Build the application for a request handler.
 
-    ``describe`` returns the text of the scenario file, ``metrics`` the Prometheus text.
+    ``describe`` returns the text of a scenario file, ``metrics`` the text for Prometheus.
     """
     app = FastAPI(
         title="simkv",

@@ -2,9 +2,10 @@
 
     [topic, sequence number (8 bytes, big-endian), msgpack of [time, [event, ...], rank]]
 
-Batches go to a PUB socket; a ROUTER socket resends missed batches from a given sequence number. The
-formats match vLLM 0.33.0 (``vllm/distributed/kv_events.py``). A block's hash covers its tokens and
-all preceding tokens, so equal contents have equal hashes on all replicas.
+Batches are sent by a PUB socket; a ROUTER socket sends missed batches again, from a requested
+sequence number on. The formats match vLLM 0.33.0 (``vllm/distributed/kv_events.py``). A block's
+hash covers its tokens and all preceding tokens, so equal contents have equal hashes on all
+replicas.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ KvEvent = dict[str, Any]
 def block_stored(
     name: int, parent: int | None, tokens: array[int], lora: tuple[int, str] | None
 ) -> KvEvent:
-    """Build the event of a block that enters the prefix cache after block ``parent``.
+    """Build the event for a block ``name`` that enters the prefix cache after block ``parent``.
 
     ``lora`` is the adapter's number and name, or None.
     """
@@ -61,7 +62,7 @@ def block_stored(
 
 
 def block_removed(names: list[int]) -> KvEvent:
-    """Build the event of blocks that leave the prefix cache."""
+    """Build the event for blocks that leave the prefix cache."""
     return {"type": "BlockRemoved", "block_hashes": names, "medium": "GPU", "group_idx": 0}
 
 
@@ -72,7 +73,7 @@ LoraOf = Callable[[int], tuple[int, str] | None]
 
 
 class CacheWatcher:
-    """Detects which blocks of a pool gained or lost their key since the last call of ``poll``."""
+    """Detects which blocks entered or left the prefix cache since the last call of ``poll``."""
 
     def __init__(
         self, pool: BlockPool, block_size: int, tokens_of: TokensOf, lora_of: LoraOf
@@ -99,7 +100,7 @@ class CacheWatcher:
     def _stored(
         self, blocks: npt.NDArray[np.int64], tables: dict[int, array[int]]
     ) -> Iterator[KvEvent]:
-        """Yield the events of newly cached blocks; each block follows its predecessor."""
+        """Yield events for newly cached blocks, each block after its predecessor."""
         fresh = np.zeros(len(self._keys), bool)
         fresh[blocks] = True
         for owner, table in tables.items():
@@ -125,7 +126,7 @@ class CacheWatcher:
 
 
 class BatchPublisher:
-    """Publisher of event batches on a socket, and of replays on a second one if ``replay`` is set.
+    """Publishes event batches on a socket, and sends them again on a second one (``replay``).
 
     Raises InputError if a socket cannot be bound.
     """
@@ -142,7 +143,7 @@ class BatchPublisher:
             _bind(self._replay_socket, "--kv-replay", _of_rank(replay, rank))
 
     def publish(self, events: list[KvEvent], now: float) -> None:
-        """Publish the events of time ``now`` (s), if there are any."""
+        """Publish the events of time ``now`` (s) as a batch, if there are any."""
         if events:
             payload = msgspec.msgpack.encode([now, events, self._rank])
             frames = (self._topic, self._number.to_bytes(8, "big"), payload)
@@ -171,11 +172,11 @@ class BatchPublisher:
 
 
 class KvEventPublisher:
-    """Publisher of the cache events of all replicas, each on its own addresses.
+    """Publishes the cache events of all replicas, each on its own addresses.
 
-    ``where`` holds the address for batches, the address for replays (or None) and the first
-    replica's rank. ``loras`` lists the adapters in the order of their numbers, from 1 on.
-    ``published`` returns the cache of a scheduler (``EngineSpec.published_cache``).
+    ``where`` has the address for batches, the address for replays (or None) and the rank of the
+    first replica. ``loras`` lists the adapters in the order of their numbers, from 1 on.
+    ``published`` returns the prefix cache of a scheduler (``EngineSpec.published_cache``).
 
     Raises InputError if the engine publishes no events or if the first address cannot be bound.
     """
@@ -243,6 +244,6 @@ def _bind(socket: zmq.Socket[Any], option: str, address: str) -> None:
 
 
 def _of_rank(endpoint: str, rank: int) -> str:
-    """Return the address for a replica: ports count up by rank."""
+    """Return the address for the replica with this rank; each rank has its own port."""
     base, colon, port = endpoint.rpartition(":")
     return f"{base}{colon}{int(port) + rank}" if rank and port.isdecimal() else endpoint

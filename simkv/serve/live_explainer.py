@@ -1,8 +1,9 @@
-"""Explain the run while the server is running, in a separate process that keeps the clock free.
+"""Explain the run while the server is running, in a separate process.
 
-Explanations come from a simulation of the received requests: it makes the same decisions at the
-same times. Its duration grows with the number of received requests, so one runs at a time. It
-answers all questions asked before it started, and later questions about requests that had ended.
+Explanations come from a simulation of the received requests, which makes the same decisions at the
+same times. Its duration grows with the number of received requests, so one simulation runs at a
+time. It answers all questions asked before it started, and later questions about requests that had
+already ended. In the server's own process, it would delay the replies.
 """
 
 from __future__ import annotations
@@ -45,16 +46,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LiveExplanation:
-    """Explanation of a run or of some requests as ``text``, with the same content as ``data``."""
+    """Explanation of a run or of some requests, as ``text`` and as JSON ``data``."""
 
     text: str
     data: dict[str, Any]
 
 
 def explain_no_requests(until: float, dead: str) -> LiveExplanation:
-    """Build the explanation for a server without requests until time ``until`` (s).
+    """Return the explanation for a server that has received no requests until ``until`` (s).
 
-    ``dead`` is the reason if the engine is dead, else empty.
+    ``dead`` is the reason if the engine is dead, or an empty string.
     """
     text = "No requests received yet."
     verdicts = []
@@ -65,7 +66,7 @@ def explain_no_requests(until: float, dead: str) -> LiveExplanation:
 
 
 class ExplainedRun:
-    """Received requests and their last simulation; ``runs`` counts the simulations."""
+    """The received requests and the last simulation of them; ``runs`` counts the simulations."""
 
     def __init__(self, scenario: Scenario, folder: Path) -> None:
         self._scenario, self._folder = scenario, folder
@@ -76,15 +77,15 @@ class ExplainedRun:
         self.runs = 0
 
     def add_requests(self, requests: Sequence[Request]) -> None:
-        """Add received requests, or update requests whose clients have left since."""
+        """Add received requests, and replace requests whose clients have left since."""
         self._requests.update((request.id, request) for request in requests)
         self._changed = True
 
     def explain(self, numbers: Sequence[int], asked: float, until: float) -> LiveExplanation:
         """Explain the whole run, or the waiting time of the requests ``numbers``.
 
-        ``asked`` is the time of the question (s). If the last simulation is older and does not
-        settle the question, simulate again until time ``until`` (s).
+        ``asked`` is the time of the question (s). If the last simulation ended earlier and its
+        answer could have changed since, the requests are simulated again until ``until`` (s).
         """
         result = self._result
         if result is None or (self._until < asked and not self._settled(result, numbers)):
@@ -95,14 +96,14 @@ class ExplainedRun:
         return _of_some(result, numbers) if numbers else _of_all(result)
 
     def _settled(self, result: RunResult, numbers: Sequence[int]) -> bool:
-        """Return whether a new simulation has the same result for these requests, or for all."""
+        """Return whether the result for these requests (or for all) can no longer change."""
         lives = result.record.requests
         if not numbers and self._changed:
             return False
         return all(i in lives and lives[i].outcome in SETTLED for i in numbers or lives)
 
     def scenario(self) -> str:
-        """Return a scenario file of the received requests."""
+        """Return the text of a scenario file with the received requests."""
         return to_yaml({"run": recorded_scenario(self._scenario, list(self._requests.values()))})
 
 
@@ -150,7 +151,7 @@ _kept: ExplainedRun
 
 
 def _begin(scenario: Scenario, folder: Path) -> None:
-    """Initialize the explaining process, which exits whenever the server's process ends."""
+    """Initialize the explaining process; it exits when the server's process ends."""
     global _kept
     _kept = ExplainedRun(scenario, folder)
     os.nice(NICE)
@@ -177,7 +178,7 @@ def _scenario() -> str:
 
 
 class Explainer:
-    """Explains the requests of a server in a process that starts with the first question."""
+    """Explains requests in a separate process, which starts with the first question."""
 
     def __init__(self, live: LiveSimulation, scenario: Scenario, folder: Path) -> None:
         self._live, self._init_args = live, (scenario, folder)
@@ -196,7 +197,7 @@ class Explainer:
             return await self._do(_explain, list(numbers), asked, self._live.now)
 
     async def scenario(self) -> str:
-        """Return a scenario file of the requests so far.
+        """Return the text of a scenario file with the requests so far.
 
         Raises RequestError if the process is killed.
         """
@@ -205,7 +206,7 @@ class Explainer:
             return await self._do(_scenario)
 
     async def _send_changes(self) -> None:
-        """Send the process all changes, including changes that arrive meanwhile."""
+        """Send the process all new requests, including requests that arrive meanwhile."""
         while news := self._live.changes[self._sent : self._sent + MAX_BATCH]:
             await self._do(_add_requests, news)
             self._sent += len(news)

@@ -1,11 +1,11 @@
-"""Run a simulation on the wall clock: requests come from outside, tokens are sent when due.
+"""Run a simulation in real time: requests come from clients, tokens are sent when they are due.
 
 ``simpy.rt.RealtimeEnvironment`` sleeps inside its ``step`` and cannot be woken, so this module uses
-the plain environment and an asyncio timer set to the next event. An external event first processes
-all events due before it, then enters at its own time and resets the timer. The simulation therefore
-equals a run of the recorded requests, however late the process is. Only delivery to clients can be
-late; ``lag`` measures by how much. There are no leaps: they would not change results, and every
-token has to be sent.
+the plain environment and an asyncio timer set to the next event. When a request arrives, all events
+due before it are processed first. Then it enters the simulation at its own time, and the timer is
+set again. The simulation therefore equals a simulation of the recorded requests, even if the
+process is late. Only the delivery to clients can be late; ``lag`` measures by how much. There are
+no leaps: they would not change results, and every token has to be sent.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ClientRequest:
     """A client's request: prompt length, generation limits and options.
 
     ``output_tokens`` is the number of tokens that the model will emit. ``segments`` returns the
-    prompt's segments for a given request number.
+    segments of the prompt, given the number that the request gets.
     """
 
     prompt_tokens: int
@@ -68,11 +68,12 @@ class ClientRequest:
 class LiveSimulation:
     """A scenario's engine or fleet, served at ``speed`` times real time.
 
-    ``journal`` lists received requests by number; a request whose client left has a ``timeout``.
-    ``changes`` lists the same requests in order of receipt, and again when a client leaves; it only
-    grows. ``replicas`` includes ended replicas. Each callback in ``on_tokens`` receives a replica
-    and the numbers of requests that get a token. ``on_request_end`` receives each ended request's
-    record; ``warn`` receives a sentence.
+    ``journal`` lists the received requests by number; a request whose client left has a
+    ``timeout``. ``changes`` lists the same requests in order of receipt, and lists a request again
+    when its client leaves; entries are only appended. ``replicas`` includes replicas that have
+    ended. Each callback in ``on_tokens`` receives a replica and the numbers of requests that get a
+    token. ``on_request_end`` receives the record of each ended request; ``warn`` receives a message
+    for the operator.
     """
 
     def __init__(
@@ -115,11 +116,11 @@ class LiveSimulation:
 
     @property
     def now(self) -> float:
-        """Simulated seconds since the start, after all processed events."""
+        """Present simulated time, in seconds since the start."""
         return max(self._elapsed, nextafter(self.env.now, inf))
 
     def wall_clock(self, moment: float) -> float:
-        """Return the wall-clock time of a simulated moment (s since 1970)."""
+        """Return the time of a simulated moment on the wall clock, in seconds since 1970."""
         return self._began + moment / self.speed
 
     @property
@@ -134,7 +135,7 @@ class LiveSimulation:
 
     @contextmanager
     def _end_replies_on_error(self) -> Iterator[None]:
-        """End all replies on an error, including laws broken by custom schedulers."""
+        """End all replies if an error occurs, for example in a custom scheduler."""
         try:
             yield
         except InputError as error:
@@ -145,7 +146,7 @@ class LiveSimulation:
             raise
 
     def _process_due(self) -> None:
-        """Process due events for at most one time slice."""
+        """Process events that are due, for at most one time slice."""
         stop, env = time.monotonic() + SLICE_S, self.env
         while env.peek() <= self._elapsed:
             env.step()
@@ -153,7 +154,7 @@ class LiveSimulation:
                 break
 
     def _note_lag(self, due: float) -> None:
-        """Record the lag of the current event, which was due at monotonic time ``due``."""
+        """Record the lag of the current event, which was due at ``due`` (``time.monotonic``)."""
         now = time.monotonic()
         self.lag = now - due
         if self.lag > WARN_LAG_S and now > self._warned + 5.0:
@@ -177,15 +178,15 @@ class LiveSimulation:
     # Client actions.
 
     def submit(self, ask: ClientRequest) -> Reply:
-        """Submit a request now."""
+        """Submit a request at the present time and return its reply."""
         with self._end_replies_on_error():
             self.env.run(until=self.now)
         return self._enter(ask)
 
     def reject_if_full(self, ask: Callable[[], ClientRequest]) -> Reply | None:
-        """Submit a request only if every replica would reject it now; else return None.
+        """Submit a request only if every replica would reject it now; otherwise return None.
 
-        The choice of the router does not matter if the queue limit of every replica is reached.
+        If the queue limit of every replica is reached, the choice of the router does not matter.
         """
         with self._end_replies_on_error():
             self.env.run(until=self.now)
@@ -222,7 +223,7 @@ class LiveSimulation:
         return answer
 
     def disconnect(self, answer: Reply) -> None:
-        """Record that the client left, if its request has not ended."""
+        """Record that the client has left, unless its request has ended."""
         request = answer.request
         if request.id not in self.replies:
             return
@@ -237,7 +238,7 @@ class LiveSimulation:
         self._plan()
 
     def cut_off(self) -> None:
-        """Cut off all unfinished replies."""
+        """End all unfinished replies because the server stops."""
         for answer in list(self.replies.values()):
             self.disconnect(answer)
             answer.end(Outcome.CUT_OFF)
@@ -245,7 +246,7 @@ class LiveSimulation:
     # Engine events.
 
     def _deliver(self, replica: Replica, answers: bool, numbers: Sequence[int]) -> None:
-        """Record new tokens, and deliver them to clients unless this is a prefill replica."""
+        """Record new tokens, and deliver them to clients if the replica ``answers`` them."""
         due = self._start + self.env.now / self.speed
         self._note_lag(due)
         for number, times in groupby(numbers):

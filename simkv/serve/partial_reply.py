@@ -11,13 +11,13 @@ from simkv.core.scheduler_protocol import Refusal
 
 
 class Reply:
-    """A request's reply, as the response writer reads it.
+    """A request's reply, which grows while the response to the client is written.
 
     ``tokens`` is the number of available tokens; ``due`` is the time (``time.monotonic``) of the
-    oldest token that has not been fetched, or None. Once ``outcome`` is set, no tokens follow;
-    ``reason`` says why the request did not finish, and ``refusal`` is set if a queue limit rejected
-    it. Memory does not grow with single tokens, so slow readers are cheap; only the bounds of
-    messages with several tokens (accepted drafts) are stored.
+    oldest token that the response writer has not fetched, or None. Once ``outcome`` is set, no
+    tokens follow. ``reason`` says why the request did not finish, and ``refusal`` is set if a queue
+    limit rejected it. Tokens are only counted, so memory does not grow with them; only the bounds
+    of messages with several tokens (accepted drafts) are stored.
     """
 
     __slots__ = (
@@ -51,10 +51,10 @@ class Reply:
         return self.outcome is not None
 
     def add_tokens(self, due: float, source: object, tokens: int = 1) -> None:
-        """Add tokens that are available since ``due``.
+        """Add tokens that have been available since ``due``.
 
-        A new ``source`` emits the reply again from its start; tokens that are already counted are
-        skipped.
+        A new ``source`` is a replica that generates the reply again from its start; the tokens that
+        are already counted are skipped.
         """
         if source is not self._source:
             self._source, self._repeated = source, self.tokens
@@ -72,7 +72,7 @@ class Reply:
         self._wake()
 
     def message(self, first: int) -> int:
-        """Return the end of the message that begins with token ``first``, and mark it as read."""
+        """Return where the message that begins with token ``first`` ends, and mark it as read."""
         if self._ends and self._ends[0] == first:
             self._ends.popleft()
             return self._ends.popleft()
@@ -90,7 +90,10 @@ class Reply:
             self._waiter.set_result(None)
 
     async def wait_for_tokens(self, seen: int) -> float | None:
-        """Wait for more than ``seen`` tokens or for the end; return ``due`` and reset it."""
+        """Wait until there are more than ``seen`` tokens or the reply has ended.
+
+        Returns ``due``, and resets it.
+        """
         while self.tokens <= seen and not self.ended:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter

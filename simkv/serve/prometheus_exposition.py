@@ -1,6 +1,6 @@
 """Export Prometheus metrics under the names, types, labels and buckets of the served engine.
 
-``metrics/prometheus_metrics.py`` lists the metrics of each engine; each row names the measure of
+``metrics/prometheus_metrics.py`` lists the metrics of each engine; each entry names the quantity of
 ``replica_counters`` that it exports.
 """
 
@@ -41,7 +41,7 @@ LAGS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 
 
 class Exposition:
-    """Prometheus collector over the counters of all replicas."""
+    """Prometheus collector that exports the counters of all replicas."""
 
     def __init__(
         self,
@@ -67,11 +67,11 @@ class Exposition:
         return bytes(generate_latest(self.registry))
 
     def describe(self) -> list[Metric]:
-        """Return nothing, so that registering does not collect."""
+        """Return no metrics, so that registering this collector does not call ``collect``."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of the engine, and the speed of the clock."""
+        """Yield the metrics of the engine, and the speed of the simulation."""
         speed = GaugeMetricFamily("simkv:speed", "simulated seconds per real second")
         speed.add_metric([], self._live.speed)
         yield speed
@@ -101,7 +101,7 @@ class Exposition:
             yield self._adapters(asked, [meter for _, meter, _ in present])
 
     def _adapters(self, asked: LoraInfo, meters: Sequence[ReplicaCounters]) -> Metric:
-        """Return the adapters in use, with the wall-clock time of their last use as value."""
+        """Return a gauge with the time at which each set of adapters was last used."""
         family = GaugeMetricFamily(asked.name, "LoRA adapters in use", labels=asked.labels)
         told: dict[str, float] = {}
         for meter in meters:
@@ -170,7 +170,7 @@ def _add(family: Any, labels: Sequence[str], value: float | BucketHistogram) -> 
 
 
 class ReplicaMetrics:
-    """Updates the counters of all replicas behind a request handler.
+    """Updates the counters of all replicas behind a request handler, and exports them.
 
     A request that was sent to several replicas is counted at the last one.
     """

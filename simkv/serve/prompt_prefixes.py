@@ -1,8 +1,8 @@
 """Find the tokens that a prompt shares with earlier prompts, and name equal prefixes equally.
 
 known = PromptTree()
-known.name(array("q", [1, 2, 3]), "u0")     # []: no shared prefix
-known.name(array("q", [1, 2, 9]), "u1")     # [Segment("u0", 0, 2), Segment("u1", 0, 1)]
+known.segments_of(array("q", [1, 2, 3]), "u0")     # []: no shared prefix
+known.segments_of(array("q", [1, 2, 9]), "u1")     # [Segment("u0", 0, 2), Segment("u1", 0, 1)]
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ MAX_TOKENS = 8_000_000
 
 
 class PrefixNode:
-    """Tokens after the tokens of the node above; they are ``stream`` from ``start`` on."""
+    """Tokens that follow the tokens of the parent node in a prompt.
+
+    They are the tokens of ``stream`` from ``start`` on.
+    """
 
     __slots__ = ("children", "last_used", "parent", "start", "stream", "tokens")
 
@@ -30,7 +33,7 @@ class PrefixNode:
 
 
 class PromptTree:
-    """A prefix tree of all prompts and replies, up to ``most`` tokens."""
+    """A prefix tree of the tokens of prompts and replies, with at most ``most`` tokens."""
 
     def __init__(self, most: int = MAX_TOKENS) -> None:
         self.most = most
@@ -39,9 +42,10 @@ class PromptTree:
         self._clock = 0
 
     def segments_of(self, tokens: array[int], own: str) -> list[Segment]:
-        """Return the prompt as segments; tokens not seen before are the stream ``own`` from 0 on.
+        """Return the segments of a prompt, and add the prompt to the tree.
 
-        The list is empty if no token was seen before.
+        Tokens that the tree does not contain become the stream ``own`` from 0 on. The list is empty
+        if the tree contains none of the tokens.
         """
         node, found = self._walk(tokens)
         shared = sum(len(one.tokens) for one in found)
@@ -53,7 +57,7 @@ class PromptTree:
         return segments
 
     def add_reply(self, prompt: array[int], emitted: array[int], own: str) -> None:
-        """Add the tokens emitted after a prompt as the stream ``own`` from 0 on, unless known."""
+        """Add the tokens emitted after a prompt as the stream ``own``, unless the tree has them."""
         tokens = prompt + emitted
         node, found = self._walk(tokens)
         shared = sum(len(one.tokens) for one in found)
@@ -61,7 +65,7 @@ class PromptTree:
             self._add(node, tokens[shared:], own, shared - len(prompt))
 
     def _walk(self, tokens: array[int]) -> tuple[PrefixNode, list[PrefixNode]]:
-        """Return the last node and all nodes of the longest known prefix."""
+        """Return the last node, and all nodes, of the longest prefix that the tree contains."""
         self._clock += 1
         node, place, found = self._root, 0, []
         while place < len(tokens) and (child := node.children.get(tokens[place])):
@@ -82,7 +86,7 @@ class PromptTree:
             self._forget()
 
     def _split(self, node: PrefixNode, at: int) -> PrefixNode:
-        """Split a node in two and return the upper one."""
+        """Split a node at token ``at`` and return the upper part."""
         assert node.parent is not None
         upper = PrefixNode(node.tokens[:at], node.stream, node.start, node.parent)
         upper.last_used = node.last_used

@@ -1,4 +1,4 @@
-"""Convert received requests to a scenario and to a trace that can be simulated again."""
+"""Convert received requests to a scenario or a trace, which can be simulated again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from simkv.workload.workload_section import Workload
 def recorded_scenario(
     scenario: Scenario, requests: Sequence[Request], until: float | None = None
 ) -> Scenario:
-    """Return the scenario with these requests as its workload, cut off at ``until`` (s)."""
+    """Return the scenario with the received requests as its workload.
+
+    If ``until`` (s) is given, the simulation is cut off at that time.
+    """
     listed = [
         ListedRequest(
             arrival=request.arrival,
@@ -45,7 +48,7 @@ def recorded_scenario(
 
 
 def write_recorded_trace(path: Path, requests: Sequence[Request]) -> None:
-    """Write received requests as a simkv trace, atomically. Raises InputError."""
+    """Write received requests as a simkv trace, completely or not at all. Raises InputError."""
     with atomic_file(path) as new:
         source = TraceSource(path, Selection())
         rows = _rows(requests, source)
@@ -77,5 +80,5 @@ def _chance(request: Request) -> float:
 
 
 def _shared(request: Request) -> Iterator[Any]:
-    """Return the segments of a prompt before its unique tokens, which a trace does not name."""
+    """Yield the segments of a prompt before its unique tokens, which a trace does not contain."""
     return (segment for segment in request.segments if segment.stream != f"u{request.id}")

@@ -1,6 +1,7 @@
-"""Count events of a replica while it serves, under simkv's names for measures.
+"""Count events of a replica while it serves, by simkv's names for the measured quantities.
 
-``prometheus_exposition`` maps them to the engine's metric names. Times are simulated seconds.
+``prometheus_exposition`` maps them to the names of the engine's metrics. Times are simulated
+seconds.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class BucketHistogram:
 
 
 class RequestCounters:
-    """Counts and histograms of the streamed requests, or of all others."""
+    """Counts and histograms of requests whose replies are streamed, or of all other requests."""
 
     def __init__(self, bounds: Mapping[str, Sequence[float]]) -> None:
         self.counts: Counter[str] = Counter()
@@ -57,7 +58,7 @@ class RequestCounters:
         self.histograms = {measure: BucketHistogram(those) for measure, those in bounds.items()}
 
     def observe(self, measure: str, value: float) -> None:
-        """Add a value to the histogram of a measure, if there is one."""
+        """Add a value to the histogram of a quantity, if the engine exports it."""
         if spread := self.histograms.get(measure):
             spread.add(value)
 
@@ -65,8 +66,8 @@ class RequestCounters:
 class AdapterUsage:
     """LoRA adapters in use and the time of their last use, as vLLM 0.33.0 reports them.
 
-    vLLM counts a request from its first token on (``EngineCoreOutput.events``) and reports the
-    adapters of running or waiting requests under both labels
+    vLLM counts a request from its first token on (``EngineCoreOutput.events``). It reports the
+    adapters of these requests under both labels, running and waiting
     (``LoRARequestStates.update_scheduler_stats``).
     """
 
@@ -76,7 +77,11 @@ class AdapterUsage:
         self._last_used: dict[str, float] = {}
 
     def change(self, name: str | None, by: int, now: float) -> None:
-        """Record a step's result: ``by`` more requests use the adapter ``name`` (None: none)."""
+        """Change the number of requests that use the adapter ``name`` by ``by``, at time ``now``
+        (s).
+
+        With the name None, only record that a step has ended.
+        """
         if now != self._at:
             self.last_used()
         self._at = now
@@ -87,11 +92,11 @@ class AdapterUsage:
 
     @property
     def decoding(self) -> int:
-        """Number of adapters with requests between their first and last token."""
+        """Number of adapters with requests between their first and their last token."""
         return len(self._in_use)
 
     def last_used(self) -> dict[str, float]:
-        """Return the time of the last step (s) by the joined names of adapters in use."""
+        """Return the time of the last step (s) by the comma-separated names of adapters in use."""
         if self._at is not None:
             self._last_used[",".join(self._in_use)] = self._at
         return self._last_used
@@ -100,10 +105,10 @@ class AdapterUsage:
 class ReplicaCounters:
     """Counters of one replica, separately for streamed and other replies.
 
-    ``bounds`` holds the bucket bounds of each measure. ``streams`` returns whether the reply to a
-    request is streamed; ``reason`` returns the finish reason of a finished reply with a given
-    number of tokens. ``accepted`` counts accepted drafts by position; ``lora_slots`` is the number
-    of adapters that may run at once.
+    ``bounds`` has the bucket bounds of each quantity. ``streams(request)`` returns whether a reply
+    is streamed; ``reason(record, tokens)`` returns the finish reason of a finished reply.
+    ``accepted`` counts accepted drafts by position; ``lora_slots`` is the number of adapters that
+    may run at once.
     """
 
     def __init__(
@@ -127,7 +132,7 @@ class ReplicaCounters:
         self.lora_slots = 0
 
     def count_tokens(self, numbers: Iterable[int]) -> None:
-        """Count a token for each entry: the clients of these requests receive them now."""
+        """Count a token for each entry, which is a request whose client receives it now."""
         now, last = self.replica.env.now, self._last
         self.adapters.change(None, 0, now)
         for number, times in groupby(numbers):
@@ -202,7 +207,7 @@ class ReplicaCounters:
             tally.observe(measure, value)
 
     def now(self) -> dict[str, MeasuredValue]:
-        """Return current values, and add the steps since the last call to the counters."""
+        """Return the present values, after counting the steps since the last call."""
         replica, log = self.replica, self.replica.record.steps
         tally = self.tallies[False]
         while self._rows < len(log) and log.end[self._rows] <= replica.env.now:
@@ -240,7 +245,7 @@ class ReplicaCounters:
         }
 
     def _loras(self) -> dict[str, MeasuredValue]:
-        """Return the adapter counts of SGLang 0.5.23 (``lora_pool_slots_used``)."""
+        """Return the adapter counts that SGLang 0.5.23 exports (``lora_pool_slots_used``)."""
         used, slots = self.adapters.decoding, self.lora_slots
         return {
             "lora_used": used,

@@ -1,9 +1,9 @@
-"""Request bodies: the fields that have an effect here. All other fields are accepted and ignored.
+r"""Request bodies with the fields that affect the simulation; all other fields are ignored.
 
-msgspec decodes a body into these types while it parses it: it checks the type of a value before it
-reads its elements, stops at the first invalid one, and stores no field that is not declared. A body
-of invalid elements therefore costs little more than its own bytes. msgspec rejects strings with a
-lone surrogate (``"\\ud800"``), which no UTF-8 response could repeat, as invalid JSON.
+msgspec decodes a body into these types while it parses the body: it checks the type of a value
+before it reads its elements, stops at the first invalid one, and stores no field that is not
+declared. A body of invalid elements therefore costs little more than its own bytes. msgspec rejects
+strings with a lone surrogate (``"\ud800"``), which no UTF-8 response could repeat, as invalid JSON.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _STOP_SCHEMA = {
 
 
 class SimkvExtension(Struct, frozen=True):
-    """Fields that only simkv has."""
+    """Fields that only simkv has, in the field ``simkv`` of a body."""
 
     output_tokens: (
         Annotated[
@@ -56,14 +56,14 @@ class SimkvExtension(Struct, frozen=True):
 
 
 class StreamOptions(Struct, frozen=True):
-    """Additional contents of a stream."""
+    """Options for additional contents of a stream."""
 
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
 
 
 class Body(Struct, frozen=True, kw_only=True):
-    """Fields of every request for text."""
+    """Fields that both generation APIs have."""
 
     model: str | None = None
     max_tokens: Int64 | None = None
@@ -83,7 +83,7 @@ class Body(Struct, frozen=True, kw_only=True):
 
     @property
     def limit(self) -> int | None:
-        """Maximum number of tokens that the client requests."""
+        """Maximum number of output tokens that the client requests, or None."""
         return self.max_tokens
 
     @property
@@ -92,7 +92,7 @@ class Body(Struct, frozen=True, kw_only=True):
         return "max_tokens"
 
     def check_stop(self) -> None:
-        """Raise RequestError if ``stop`` is invalid; it has no other effect."""
+        """Raise RequestError if ``stop`` is invalid; a valid ``stop`` has no effect."""
         if self.stop is not None:
             _decode_list(self.stop, "stop", MOST_STOPS, {'"': _STRINGS}, _TEXT_OR_NONE)
 
@@ -109,7 +109,7 @@ class CompletionBody(Body, frozen=True, kw_only=True):
         return 16 if self.max_tokens is None else self.max_tokens
 
     def prompts(self) -> list[str] | list[list[int]]:
-        """Decode the prompts. Raises RequestError if there are too many or one is invalid."""
+        """Decode the prompts. Raises RequestError if there are too many or if one is invalid."""
         lists: dict[str, Decoder[Any]] = {'"': _STRINGS, "[": _TOKEN_LISTS}
         found = _decode_list(self.prompt, "prompt", MOST_PROMPTS, lists, _TEXT_OR_TOKENS)
         several = isinstance(found, list) and not isinstance(found[0], int)
@@ -185,7 +185,7 @@ _MISSING = re.compile(r"Object missing required field `(.*)`")
 
 
 async def read_body(request: Request, decoder: Decoder[T]) -> T:
-    """Receive and decode the body of a request. Raises RequestError."""
+    """Receive and decode the body of a request. Raises RequestError if it is invalid."""
     try:
         data = await request.body()
     except ClientDisconnect:
@@ -197,7 +197,10 @@ async def read_body(request: Request, decoder: Decoder[T]) -> T:
 
 
 def decode(decoder: Decoder[T], data: bytes, name: str = "") -> T:
-    """Decode a body, or its field ``name``. Raises RequestError at the first invalid value."""
+    """Decode a body, or the value of its field ``name``.
+
+    Raises RequestError at the first invalid value.
+    """
     try:
         return decoder.decode(data)
     except RecursionError:
@@ -212,7 +215,7 @@ def decode(decoder: Decoder[T], data: bytes, name: str = "") -> T:
 
 
 def _invalid(message: str, name: str) -> RequestError:
-    """Build the error from msgspec's message, with the path in the notation of the API."""
+    """Convert an error message of msgspec; the path in it gets the notation of the API."""
     found = _INVALID.fullmatch(message)
     assert found
     said, path = found[1], found[2] or ""
@@ -226,10 +229,11 @@ def _invalid(message: str, name: str) -> RequestError:
 def _decode_list(
     raw: Raw, name: str, most: int, lists: dict[str, Decoder[Any]], other: Decoder[Any]
 ) -> Any:
-    """Decode a list of at most ``most`` elements with the decoder for its first element.
+    """Decode a list of at most ``most`` elements; the first element selects the decoder.
 
-    Other values use the decoder ``other``. Elements are counted before any is decoded: each string
-    has two unescaped quotes, and each list of token ids one bracket.
+    ``lists`` has the decoders by the first character of that element. If the value is not a list,
+    ``other`` decodes it. Elements are counted before any is decoded: each string has two unescaped
+    quotes, and each list of token ids one bracket.
     """
     data = bytes(raw)
     first = _ELEMENT.match(data)

@@ -1,4 +1,4 @@
-"""ASGI middleware: check API keys, limit size and duration of bodies, add simkv's headers."""
+"""ASGI middleware that checks API keys, limits request bodies and adds simkv's header."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PUBLIC_PATHS = ("/health", "/ping", "/version", "/load", "/metrics")
 
 @dataclass(frozen=True)
 class BodyLimits:
-    """Maximum size of a body in bytes, and maximum time to receive it in seconds."""
+    """Maximum size of a request body in bytes, and maximum time to receive it in seconds."""
 
     body: int = 16 * 1024 * 1024
     seconds: float = 30.0
@@ -29,7 +29,7 @@ class BodyLimits:
 class Guard:
     """ASGI middleware that admits requests with a valid key and a body within limits.
 
-    Every response gets the header ``x-simkv-speed``. ``refuse`` returns the reason why the server
+    Every response gets the header ``x-simkv-speed``. ``refuse`` returns the reason if the server
     accepts no new calls, or an empty string.
     """
 
@@ -62,7 +62,7 @@ class Guard:
         await app(scope, self._counted(receive), send_and_say)
 
     def _refused(self, path: str, method: str, headers: Headers) -> JSONResponse | None:
-        """Return the response to a request that can be rejected by its headers, or None."""
+        """Return the error response to a request whose headers already show an error, or None."""
         if self._key and path not in PUBLIC_PATHS and method != "OPTIONS":
             scheme, _, given = headers.get("authorization", "").partition(" ")
             same = hmac.compare_digest(given.strip().encode("utf-8", "replace"), self._key)
@@ -77,7 +77,7 @@ class Guard:
         return None
 
     def _counted(self, receive: Receive) -> Receive:
-        """Return ``receive`` with checks of the body's size and duration."""
+        """Return a function like ``receive`` that also checks the size and duration of the body."""
         limits, taken, whole = self._limits, 0, False
 
         async def counted() -> Message:

@@ -44,7 +44,7 @@ _PRINTABLE = bytes(range(ord("!"), ord("~") + 1)).decode()
 
 @dataclass(frozen=True)
 class ServedModel:
-    """Description of the simulated engine for the HTTP application.
+    """Properties of the simulated engine that the HTTP application needs.
 
     ``longest`` is the maximum number of prompt and output tokens together, or None if the engine
     has no such limit. ``lengths`` samples the output length of requests that may stop by
@@ -127,8 +127,8 @@ class Generation:
 class RequestHandler:
     """Sends the prompts of calls to the engine and finds calls by name.
 
-    ``names`` maps a call's name to its requests. ``on_token_delay`` receives the delay of each
-    written token in seconds.
+    ``names`` maps the request id of a call to the numbers of its requests. ``on_token_delay``
+    receives the delay of each written token in seconds.
     """
 
     live: LiveSimulation
@@ -146,7 +146,8 @@ class RequestHandler:
     def begin(
         self, prefix: str, name: str | None, body: Body, prompts: Sequence[array[int]]
     ) -> Generation:
-        """Send the prompts to the engine. Raises RequestError where the API rejects the call.
+        """Send the prompts of a call to the engine. Raises RequestError where the API rejects the
+        call.
 
         A full queue is reported before an invalid prompt, as in vLLM 0.33.0 (``_preflight``). If
         the queue limit rejects one prompt, the whole call is rejected.
@@ -182,7 +183,10 @@ class RequestHandler:
         return Generation(prefix, called, model, list(prompts), answers)
 
     def _preflight(self, called: str, body: Body, prompt: array[int], lora: str | None) -> None:
-        """Raise RequestError if every request would be rejected; tested on the first prompt."""
+        """Raise RequestError if the queue limit would reject the call.
+
+        The limit does not depend on the prompt, so only the first prompt of the call is submitted.
+        """
 
         def ask() -> ClientRequest:
             try:
@@ -197,7 +201,7 @@ class RequestHandler:
             raise _turned_away(answer.refusal)
 
     def end(self, call: Generation) -> None:
-        """End a call: cancel unfinished requests, store prompts and replies as prefixes."""
+        """End a call: cancel unfinished requests, and add prompts and replies to the prefix tree."""
         self.in_flight -= 1
         for prompt, answer in zip(call.prompts, call.replies, strict=True):
             self.live.disconnect(answer)
@@ -218,7 +222,10 @@ class RequestHandler:
         self.on_token_delay(time.monotonic() - due)
 
     def find(self, name: str) -> list[int]:
-        """Return the requests of a call, by reply id, request id or request number."""
+        """Return the numbers of the requests of a call.
+
+        ``name`` is the id of the response, the request id, or the number of one request.
+        """
         for prefix in ("", "cmpl-", "chatcmpl-"):
             if name.startswith(prefix) and (known := self.names.get(name.removeprefix(prefix))):
                 return known
@@ -301,6 +308,6 @@ def id_of(header: str | None) -> str | None:
 
 
 def finish_reason(request: Request, tokens: int, longest: int | None) -> str:
-    """Return the finish reason of a finished reply with the given number of tokens."""
+    """Return the finish reason of a finished reply that has the given number of tokens."""
     full = longest is not None and request.prompt_tokens + tokens >= longest
     return "length" if full or tokens >= request.max_tokens else "stop"

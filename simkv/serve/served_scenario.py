@@ -1,4 +1,4 @@
-"""Load scenarios to be served; the workload may be missing because clients send the requests."""
+"""Load scenarios to be served; they need no workload, because clients send the requests."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def list_scenarios() -> list[str]:
 
 
 def replicas_of(scenario: Scenario) -> list[Scenario]:
-    """Return each replica of a fleet as a separate scenario, for an external router.
+    """Return a scenario for each replica of a fleet, to be served behind an external router.
 
     Raises InputError if the scenario has no fleet or its replicas depend on each other.
     """
@@ -88,8 +88,8 @@ def replicas_of(scenario: Scenario) -> list[Scenario]:
 def answer_lengths(scenario: Scenario) -> SampleLength | None:
     """Return the sampler for the output length of replies that stop by themselves, or None.
 
-    The lengths come from the section ``serve``, else from the workload if it samples lengths or is
-    a trace. Raises InputError if they cannot be read.
+    The lengths come from the section ``serve``. Without it, they come from the workload, if it is a
+    trace or samples its output lengths. Raises InputError if they cannot be read.
     """
     workload = scenario.workload
     length = scenario.serve.output_tokens if scenario.serve else None

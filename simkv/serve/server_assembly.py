@@ -77,7 +77,7 @@ class ServerOptions:
 class HttpServer:
     """A scenario served on a port. Raises InputError for scenarios that cannot be served.
 
-    ``warn`` receives messages for the operator; ``ending`` is set on shutdown.
+    ``warn`` receives messages for the operator; ``ending`` is set when the server shuts down.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class HttpServer:
 
     @property
     def banner(self) -> str:
-        """Start message: the scenario, its address and the speed."""
+        """Message at the start: the scenario, its address and the speed."""
         front = self.served
         times = (
             "real time" if self.options.speed == 1 else f"{self.options.speed:g} times real time"
@@ -161,7 +161,7 @@ class HttpServer:
             self.kv_publisher.close()
 
     async def describe(self) -> str:
-        """Return a scenario file with the configuration and all requests so far, ready to run."""
+        """Return the text of a scenario file with the configuration and all requests so far."""
         about = [
             f"Requests received so far by simkv serve at --speed {self.options.speed:g}.",
             f"Token counts: {self.served.texts.rule}.",
@@ -181,9 +181,10 @@ class HttpServer:
 
 
 class Deployment:
-    """A scenario on one port, or with ``apart`` each replica of its fleet on a separate port.
+    """Servers of a scenario: one, or with ``apart`` one per replica of its fleet.
 
-    Raises InputError for scenarios that cannot be served.
+    The ports of several servers are consecutive. Raises InputError for scenarios that cannot be
+    served.
     """
 
     def __init__(
@@ -217,7 +218,7 @@ class Deployment:
 
 
 def _loras(scenario: Scenario, replicas: Sequence[ReplicaSpec]) -> Sequence[str]:
-    """Return the served adapters. Raises InputError if an engine does not support them."""
+    """Return the adapters to serve. Raises InputError if an engine does not support adapters."""
     for name in scenario.lora.modules:
         check_lora("lora.modules: lists", name, replicas)
     return scenario.lora.modules

@@ -37,7 +37,7 @@ class CountedConnection(socket.socket):
 
 
 class Listener(socket.socket):
-    """Listening socket that accepts connections up to the file limit and closes any others."""
+    """Listening socket that accepts as many connections as the limit of open files allows."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -45,7 +45,10 @@ class Listener(socket.socket):
         self._most = max(raise_file_limit() - RESERVED_FILES, 1)
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept the next connection. Raises ConnectionAbortedError if it was rejected."""
+        """Accept the next connection.
+
+        Raises ConnectionAbortedError if there are too many connections.
+        """
         number, address = self._accept()  # type: ignore[attr-defined]
         if len(self._connections) >= self._most:
             os.close(number)
@@ -116,7 +119,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
 
 class SignalFreeServer(uvicorn.Server):
-    """uvicorn server that leaves signals to the process, which may run several servers."""
+    """uvicorn server without signal handlers, because one process may run several servers."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -127,7 +130,8 @@ class SignalFreeServer(uvicorn.Server):
 class ServedApp:
     """An application with its socket and simulation.
 
-    ``unguarded_app`` is the application without its middleware.
+    ``unguarded_app`` is the application without its middleware. ``in_flight`` returns the number of
+    calls in flight.
     """
 
     app: Any
@@ -138,7 +142,7 @@ class ServedApp:
 
 
 class ShutdownFlag:
-    """Whether the process received a shutdown signal."""
+    """Flag that is set when the process receives a shutdown signal."""
 
     def __init__(self) -> None:
         self.is_set = False
@@ -157,8 +161,8 @@ async def serve_until_shutdown(
 ) -> None:
     """Serve until a signal, then until calls in flight have ended or ``grace`` (s) has passed.
 
-    A second signal stops at once. ``ready`` is called when the server accepts clients. The
-    coroutines ``beside`` are cancelled at the end.
+    A second signal stops at once. ``ready`` is called when the servers accept clients. The
+    coroutines ``beside`` run at the same time and are cancelled at the end.
     """
     loop = asyncio.get_running_loop()
     gc.collect()
@@ -198,7 +202,7 @@ async def serve_until_shutdown(
 
 
 async def warm(app: Any) -> None:
-    """Send a request that is rejected, so that the first real one does not pay one-time costs."""
+    """Send a request that is rejected, so that no real request is delayed by one-time costs."""
     body = b'{"prompt": [1], "model": "\\u0000"}'
     scope = {
         "type": "http",

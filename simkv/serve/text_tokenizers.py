@@ -22,7 +22,7 @@ RoleMessage = tuple[str, str]
 
 
 class TextTokenizer(Protocol):
-    """Conversion between text and tokens; ``rule`` describes it for users."""
+    """Interface for conversion between text and tokens; ``rule`` describes it for users."""
 
     rule: str
 
@@ -30,16 +30,19 @@ class TextTokenizer(Protocol):
         """Return the tokens of a text."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of these tokens, as far as they represent text."""
+        """Return the text of these tokens; tokens that represent no text are omitted."""
 
     def chat(self, messages: Iterable[RoleMessage]) -> array[int]:
         """Return the tokens of a conversation, up to the start of the assistant's reply."""
 
     def word(self, request: int, place: int) -> str:
-        """Return the text of an emitted token: printable ASCII without quotes and backslashes."""
+        """Return the filler text of the token at ``place`` in the output of a request.
+
+        It is printable ASCII without quotes and backslashes.
+        """
 
     def emitted(self, request: int, count: int) -> array[int]:
-        """Return the tokens of the first ``count`` words that a request emits."""
+        """Return the tokens of the filler text of a request's first ``count`` output tokens."""
 
 
 #: Seventy syllables for filler words.
@@ -49,8 +52,7 @@ SYLLABLES = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]
 class FourByteTokenizer:
     """Tokenizer with one token per four bytes of UTF-8, which is four characters of English.
 
-    Each part of a conversation starts a new token, so that a reply has the same tokens in the
-    prompt of the next turn.
+    Tokens do not span messages, so a reply has the same tokens when it is part of the next prompt.
     """
 
     rule = "one token per four bytes of UTF-8 (about four English characters)"
@@ -80,7 +82,7 @@ class FourByteTokenizer:
 
 
 class FileTokenizer:
-    """Tokenizer of a file (``tokenizer.json`` of a model)."""
+    """Tokenizer that is loaded from a file, such as the ``tokenizer.json`` of a model."""
 
     #: Candidates for the filler word: the first that remains one token when repeated is used.
     _WORDS = (" the", " a", " hello", "a", ".", "0")
@@ -111,7 +113,7 @@ class FileTokenizer:
 
 
 def load_tokenizer(path: Path | None) -> TextTokenizer:
-    """Load a tokenizer file; None selects the four-byte rule.
+    """Load a tokenizer file; without a ``path``, return the four-byte tokenizer.
 
     Raises InputError if the file or the package ``tokenizers`` cannot be used.
     """
