@@ -201,7 +201,7 @@ class RequestHandler:
             raise _turned_away(answer.refusal)
 
     def end(self, call: Generation) -> None:
-        """End a call: cancel unfinished requests, and add prompts and replies to the prefix tree."""
+        """End a call: cancel unfinished requests, add prompts and replies to the prefix tree."""
         self.in_flight -= 1
         for prompt, answer in zip(call.prompts, call.replies, strict=True):
             self.live.disconnect(answer)
