@@ -22,6 +22,7 @@ for packed in ${in:+"$in"/*.tar.gz} "$out"/*.tar.gz; do
     [[ -f $packed ]] && tar -C "$out" -xzf "$packed"
 done
 rm -f "$out"/*.tar.gz
+[[ -n $in && -f $in/bench.json && ! -f $out/bench.json ]] && cp "$in/bench.json" "$out"
 pack() {  # each directory becomes one file, and the logs of stages another
     local folder logs
     logs=("$out"/smoke-*.log)

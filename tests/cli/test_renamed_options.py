@@ -170,12 +170,22 @@ def test_every_line_of_help_is_complete() -> None:
 def test_gpu_validate_makes_the_plan_of_validate_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from simkv.validation.gpu_runs import validation_suite
+    from simkv.validation.gpu_runs.load_sizing import Trial, with_prediction
+    from tests.laws.pressure_scenarios import plain_scenario
     from tests.validation.gpu_runs.test_comparison_levels import PROFILE
 
-    tiny = PROFILE.model_copy(update={"model": "tiny"})
+    def plan_one_trial(*_: object, **__: object) -> list[Trial]:
+        trial = Trial("one", "a short run", plain_scenario("vllm", "0.33.0"), {})
+        return [with_prediction(trial, PROFILE)]
+
+    monkeypatch.setattr(validation_suite, "plan_trials", plan_one_trial)  # a real plan takes 8 s
+    features = ("decode_seqs", "decode_context", "decode_tail", "prefill_tokens")
+    known = {"model": "tiny", "gpu": "H100-SXM", "range": dict.fromkeys(features, (1, 256))}
+    tiny = PROFILE.model_copy(update=known)
     (tmp_path / "p.json").write_text(tiny.model_dump_json(exclude_none=True))
     monkeypatch.chdir(tmp_path)
-    options = ["--profile", "p.json", "--small", "--budget", "5s", "--repeats", "1"]
+    options = ["--profile", "p.json", "--budget", "110s"]
     old = Ran(["validate", "gpu", "old", *options, "--only-plan"], monkeypatch, capsys)
     new = Ran(["gpu", "validate", "new", *options, "--plan-only"], monkeypatch, capsys)
     assert (old.code, new.code) == (0, 0), new.err

@@ -64,8 +64,8 @@ def test_validation_plan_rejects_code(tmp_path: Path) -> None:
     (tmp_path / "plan").mkdir()
     write(tmp_path / "plan", LOUD).rename(tmp_path / "plan" / "one.yaml")
     profile = load_profile("unit-step")
-    one = {"name": "one", "stresses": "", "predicted": {}, "beside": {}}
-    about = {"profile": profile.name, "profile_hash": profile_hash(profile), "cases": [one]}
+    one = {"name": "one", "stresses": "", "predicted": {}, "beside": None, "profile": "profile"}
+    about = {"profiles": {"profile": profile_hash(profile)}, "trials": [one]}
     (tmp_path / "plan" / "plan.json").write_text(json.dumps(about))
     file = Path("simkv/costs/profiles/unit-step.json").resolve()
     words = ["gpu", "validate", tmp_path, "--profile", file, "--plan-only"]

@@ -136,9 +136,11 @@ def test_rehearsal_of_a_calibration_and_its_continuation(tmp_path):
     before = (tmp_path / "first/campaign.tar.gz").read_bytes()
     python = python_but(tmp_path, "simkv.cli", "sleep 600")
     done = on_gpu(
-        "calibrate", tmp_path / "second", tmp_path / "first", LIMIT="4", BUDGET="9s", PYTHON=python
+        "calibrate", tmp_path / "second", tmp_path / "first", LIMIT="8", BUDGET="9s", PYTHON=python
     )
+    assert "bench" not in done.stdout  # its result is in IN
     assert "campaign: STOPPED at its limit" in done.stdout
+    assert {path.name for path in (tmp_path / "second").iterdir()} == names
     assert (tmp_path / "first/campaign.tar.gz").read_bytes() == before
     with tarfile.open(tmp_path / "second/campaign.tar.gz") as packed:
         assert "campaign/samples.csv" in packed.getnames()  # from the first call

@@ -13,23 +13,29 @@ from simkv.costs.hardware.model_shape import MODEL_SHAPES
 from simkv.gpu.execution_record import GpuSetup, write_executions
 from simkv.gpu.scenario_execution import ScenarioExecution
 from simkv.validation.gpu_runs.timed_replay import read_runs
+from tests.gpu.test_validate_gpu import MODELS, PROFILE, write_campaign
 from tests.laws.pressure_scenarios import plain_scenario
-from tests.validation.gpu_runs.test_comparison_levels import PROFILE
 
 
 def test_a_real_run_is_judged(tmp_path):
+    """Baselines are fitted to the campaign; a profile without one is judged beside the roofline."""
     setup = GpuSetup(MODEL_SHAPES["tiny"], graph_tokens=64)
     runs = {"run": ScenarioExecution(plain_scenario("vllm", "0.33.0"), setup).serve()}
     write_executions(tmp_path / "out", runs, setup)
+    write_campaign(tmp_path / "campaign")
     (tmp_path / "p.json").write_text(PROFILE.model_dump_json(exclude_none=True))
-    arguments = ["gpu", "validate", str(tmp_path / "out"), "--profile", str(tmp_path / "p.json")]
-    arguments += ["--repeat-run", str(tmp_path / "out"), "--out", str(tmp_path / "v.json")]
-    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    assert result.exit_code == 0
-    assert "all the same" in result.output
-    written = json.loads((tmp_path / "v.json").read_text())["run"]
-    assert written["verdict"]["step"] is None
-    assert set(written["steps"]) == {"profile", "constant step", "tokens only", "roofline"}
+    steps = {}
+    for profile in ("campaign", "p.json"):
+        arguments = ["gpu", "validate", str(tmp_path / "out"), "--profile", str(tmp_path / profile)]
+        arguments += ["--repeat-run", str(tmp_path / "out"), "--out", str(tmp_path / "v.json")]
+        result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+        assert result.exit_code == 0
+        assert "all the same" in result.output
+        written = json.loads((tmp_path / "v.json").read_text())["run"]
+        assert written["verdict"]["step"] is None
+        steps[profile] = set(written["steps"])
+    assert steps["campaign"] | {"random forest"} == MODELS  # the forest needs scikit-learn
+    assert steps["p.json"] == {"profile", "roofline"}
     recorded = read_runs(tmp_path / "out")["run"]
     assert recorded.record.steps == runs["run"].record.steps  # so its figures are equal, too
     assert len(recorded.steps) == len(recorded.record.steps)
