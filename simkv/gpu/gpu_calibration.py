@@ -37,6 +37,7 @@ from simkv.gpu.profile_fit import (
     RealStep,
     fit_overlapped,
     fit_profile,
+    fit_synchronous,
     points_by_part,
 )
 from simkv.gpu.torch_executor import Pass
@@ -91,11 +92,9 @@ def calibrate(
     fitted, *others = (run for run in runs if not run.scenario.name.endswith(OVERLAPPED))
     judged = [step for run in others for step in real_steps(run.passes)]
     try:
-        profile = fit_profile(
+        isolated = fit_profile(
             samples,
             fit_host(fitted.passes),
-            real_steps(fitted.passes),
-            judged,
             name=f"{setup.shape.name}-{setup.device}",
             model=setup.shape.name,
             gpu=str(about["device"]),
@@ -107,12 +106,13 @@ def calibrate(
                 "repeat (medians are used)",
             ],
         )
+        profile = fit_synchronous(isolated, real_steps(fitted.passes), judged)
         found = Campaign(profile, samples, judged)
         _write(profile, folder / "profile.json")
         if setup.overlap:
             first, *rest = (run for run in runs if run.scenario.name.endswith(OVERLAPPED))
             steps = [step for run in rest for step in real_steps(run.passes)]
-            overlapped = fit_overlapped(profile, real_steps(first.passes), steps)
+            overlapped = fit_overlapped(isolated, real_steps(first.passes), steps)
             _write(overlapped, folder / "profile-overlapped.json")
             found = Campaign(overlapped, samples, steps)
     except ValueError as error:

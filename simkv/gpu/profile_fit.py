@@ -112,20 +112,17 @@ def points_by_part(samples: Sequence[Measurement]) -> dict[str, list[MedianPass]
 def fit_profile(
     samples: Sequence[Measurement],
     host: HostCosts,
-    real: Sequence[RealStep] = (),
-    judged: Sequence[RealStep] = (),
     *,
     name: str,
     model: str,
     gpu: str,
     source: list[str],
 ) -> CostProfile:
-    """Fit a profile to the samples.
+    """Fit a profile of steps in isolation to the samples.
 
-    ``real`` are steps of a short real run, which give the time of a step beyond its parts measured
-    in isolation (caches are cold). ``judged`` are steps of other runs, with other loads and sizes,
-    which give the profile's error. Without them, whole steps of the campaign give the error, of the
-    device only. Raises ValueError if a part was not measured at all, or a step would cost no time.
+    Half of the campaign's whole steps are fitted, the other half give the error, of the device
+    only. ``fit_synchronous`` and ``fit_overlapped`` adjust the profile to an engine in service.
+    Raises ValueError if a part was not measured at all, or a step would cost no time.
     """
     parts = points_by_part(samples)
     for part in ("rest", "decode", "prefill"):
@@ -181,13 +178,7 @@ def fit_profile(
         fit=FitQuality(
             points=len(fitted),
             note="classes measured apart; what whole steps cost beyond their sum is from half of "
-            "the whole steps"
-            + (
-                " and from one real run, the error from others of other load and sizes, "
-                "host and device"
-                if judged
-                else ", the error from the other half, on the device alone"
-            ),
+            "the whole steps, the error from the other half, on the device alone",
         ),
         source=source,
     )
@@ -196,16 +187,42 @@ def fit_profile(
         update={"terms": fit_whole_steps(profile, [(s.load, s.seconds) for s in seen], WHOLE)}
     )
     cost = StepCost(device_profile(profile))
-    told_by = [(step.load, step.seconds) for step in unseen]
-    if real:
-        terms = fit_whole_steps(profile, [(s.load, s.device_s) for s in real], SERVICE)
-        profile = profile.model_copy(update={"terms": terms})
-    if judged:
-        cost = StepCost(profile)
-        told_by = [(step.load, step.seconds) for step in judged]
-    held_out, rms = relative_step_errors(cost, told_by), _rms(cost, told_by)
-    fit = profile.fit.model_copy(update={"held_out": held_out, "rms_s": rms})
-    return _checked(profile.model_copy(update={"fit": fit}))
+    return _with_error(profile, cost, [(step.load, step.seconds) for step in unseen])
+
+
+def fit_synchronous(
+    profile: CostProfile, real: Sequence[RealStep], judged: Sequence[RealStep]
+) -> CostProfile:
+    """Return the profile of a synchronous engine: a step takes the sum of device and host.
+
+    ``profile`` is one of steps in isolation. ``real`` are steps of a short real run, which give the
+    device time of steps in service, where caches are cold and clocks fall. ``judged`` are steps of
+    other runs, with other loads and sizes, which give the profile's error.
+    """
+    terms = fit_whole_steps(profile, [(s.load, s.device_s) for s in real], SERVICE)
+    return _judged(profile.model_copy(update={"terms": terms}), judged)
+
+
+def _judged(profile: CostProfile, judged: Sequence[RealStep]) -> CostProfile:
+    """Return the profile with its error on steps of real runs."""
+    note = (
+        "classes measured apart; what whole steps cost beyond their sum is from half of the whole "
+        "steps and from one real run, the error from others of other load and sizes, host and "
+        "device"
+    )
+    fit = profile.fit.model_copy(update={"note": note})
+    profile = profile.model_copy(update={"fit": fit})
+    return _with_error(profile, StepCost(profile), [(s.load, s.seconds) for s in judged])
+
+
+def _with_error(
+    profile: CostProfile,
+    cost: Callable[[StepLoad], float],
+    steps: Sequence[tuple[StepLoad, float]],
+) -> CostProfile:
+    """Return the profile with the error of ``cost`` on ``steps`` that were not fitted."""
+    error = {"held_out": relative_step_errors(cost, steps), "rms_s": _rms(cost, steps)}
+    return _checked(profile.model_copy(update={"fit": profile.fit.model_copy(update=error)}))
 
 
 def _checked(profile: CostProfile) -> CostProfile:
@@ -228,10 +245,11 @@ def fit_overlapped(
 ) -> CostProfile:
     """Return the profile of a pipelined engine: a step takes the maximum of device and host.
 
-    The device's terms start from those of the synchronous ``profile``. They are scaled to the total
-    time of those ``real`` steps of a pipelined run that wait for the device, where the host is
-    hidden, and the host's terms to steps that wait for the host. ``judged`` steps of other
-    pipelined runs give the error.
+    ``profile`` is one of steps in isolation. Terms of a synchronous run would not do: its shares of
+    attention and the rest are uncertain where the clock falls, and a second fit would double their
+    error. The device's terms are scaled to the total time of those ``real`` steps of a pipelined
+    run that wait for the device, where the host is hidden, and the host's terms to steps that wait
+    for the host. ``judged`` steps of other pipelined runs give the error.
     """
     device = device_profile(profile)
     cost = StepCost(device)
@@ -252,13 +270,7 @@ def fit_overlapped(
             steps += [(step.load, step.device_s) for step in alike]
     terms = fit_whole_steps(device, steps, f"overlapped {SERVICE}")
     update = {"name": f"{profile.name}-overlapped", "terms": terms, "floor": host}
-    found = profile.model_copy(update=update)
-    told_by = [(step.load, step.seconds) for step in judged]
-    cost = StepCost(found)
-    fit = found.fit.model_copy(
-        update={"held_out": relative_step_errors(cost, told_by), "rms_s": _rms(cost, told_by)}
-    )
-    return _checked(found.model_copy(update={"fit": fit}))
+    return _judged(profile.model_copy(update=update), judged)
 
 
 def halves(steps: Sequence[MedianPass]) -> tuple[list[MedianPass], list[MedianPass]]:

@@ -1,13 +1,13 @@
 """Devices with known step costs in place of a GPU, to test campaign, fit and validation plan.
 
-    python -m tests.gpu.synthetic_devices 50 [PROCESSES]
+    python -m tests.gpu.synthetic_devices 50 [PROCESSES [FIRST]]
 
-prints one line per device and the totals. The true cost is not written in the terms of the fit:
-matrix products run in waves of tiles or are limited by bytes, with a soft knee; the bandwidth of
-attention depends on the number of programs; the longest row is waited for; whole steps overlap a
-little; serving adds the host and cold caches. All numbers are sampled for each device around those
-of an H100 with an 8B model. Four of five devices have an effect that no profile can represent; see
-``EFFECTS``. Neither campaign nor fit imports anything from here.
+prints one line per device, from number FIRST (default: 0) on, and the totals. The true cost is not
+written in the terms of the fit: matrix products run in waves of tiles or are limited by bytes, with
+a soft knee; the bandwidth of attention depends on the number of programs; the longest row is waited
+for; whole steps overlap a little; serving adds the host and cold caches. All numbers are sampled
+for each device around those of an H100 with an 8B model. Four of five devices have an effect that
+no profile can represent; see ``EFFECTS``. Neither campaign nor fit imports anything from here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,12 @@ from simkv.gpu.campaign import Measurement, measure
 from simkv.gpu.campaign_plan import Limits, Probe, plan_campaign
 from simkv.gpu.gpu_calibration import fit_host, real_steps
 from simkv.gpu.graph_buckets import step_size
-from simkv.gpu.profile_fit import fit_overlapped, fit_profile, points_by_part
+from simkv.gpu.profile_fit import (
+    fit_overlapped,
+    fit_profile,
+    fit_synchronous,
+    points_by_part,
+)
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.engine_registry import find_engine_spec
 from simkv.sim.client_loop import run_clients
@@ -369,12 +374,13 @@ def calibrate(device: Device, *, repeats: int = 1) -> Calibration:
     }
     real = {mode: [real_steps(found) for found in runs] for mode, runs in passes.items()}
     first, *rest = real[False]
-    profile = fit_profile(
-        samples, fit_host(passes[False][0]), first, [s for run in rest for s in run],
+    isolated = fit_profile(
+        samples, fit_host(passes[False][0]),
         name="planted", model=SHAPE.name, gpu="NVIDIA H100 80GB HBM3", source=[],
     )  # fmt: skip
+    profile = fit_synchronous(isolated, first, [s for run in rest for s in run])
     ahead, *rest = real[True]
-    overlapped = fit_overlapped(profile, ahead, [s for run in rest for s in run])
+    overlapped = fit_overlapped(isolated, ahead, [s for run in rest for s in run])
     profiles = {OVERLAPPED: overlapped, SYNCHRONOUS: profile}
     whole = [TrainingStep(p.load, p.seconds) for p in points_by_part(samples)["step"]]
     training = {
@@ -456,9 +462,10 @@ def validate_seed(seed: int) -> Outcome:
 def main() -> int:
     devices = int(sys.argv[1]) if len(sys.argv) > 1 else 50
     processes = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    first = int(sys.argv[3]) if len(sys.argv) > 3 else 0
     outcomes = []
     with ProcessPoolExecutor(processes) as pool:
-        for seed, found in enumerate(pool.map(validate_seed, range(devices))):
+        for seed, found in enumerate(pool.map(validate_seed, range(first, first + devices)), first):
             outcomes.append(found)
             errors = ", ".join(
                 f"{name} {100 * found.median[name]:.1f}/{100 * found.p95[name]:.1f}"

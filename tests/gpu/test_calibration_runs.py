@@ -15,7 +15,7 @@ from simkv.gpu.campaign_plan import (
     Probe,
     plan_campaign,
 )
-from simkv.gpu.profile_fit import HostCosts, RealStep, fit_profile
+from simkv.gpu.profile_fit import HostCosts, RealStep, fit_profile, fit_synchronous
 from simkv.schedulers.engine_registry import find_engine_spec
 from simkv.sim.client_loop import run_clients
 from simkv.sim.engine import Engine
@@ -114,8 +114,9 @@ def test_errors_at_sizes_that_were_not_fitted_are_reported(tmp_path):
     for name, truth in (("even", even), ("uneven", uneven)):
         real = serve_on(truth, work, SMALL_LIMITS)
         judged = [step for other in others for step in serve_on(truth, other, SMALL_LIMITS)]
-        told[name] = fit_profile(samples, nothing, real, judged, **about).fit.held_out["prefill"]
-        own = fit_profile(samples, nothing, real, real[1::2], **about).fit.held_out["all"]
+        isolated = fit_profile(samples, nothing, **about)
+        told[name] = fit_synchronous(isolated, real, judged).fit.held_out["prefill"]
+        own = fit_synchronous(isolated, real, real[1::2]).fit.held_out["all"]
         assert own.p95 < 1e-6
     assert told["even"].p95 < 1e-6
     assert told["uneven"].p95 > 0.15

@@ -25,7 +25,7 @@ from simkv.gpu.campaign_plan import (
 )
 from simkv.gpu.gpu_calibration import fit_host
 from simkv.gpu.graph_buckets import step_size
-from simkv.gpu.profile_fit import HostCosts, RealStep, fit_profile
+from simkv.gpu.profile_fit import HostCosts, RealStep, fit_profile, fit_synchronous
 
 HOST = HostCosts(1e-4, 1e-6, 5e-5)
 LARGE = Limits()
@@ -166,13 +166,13 @@ def test_whole_steps_can_be_cheaper_than_their_parts(tmp_path, saved):
         RealStep(load, 1.0, StepCost(profile)(load) - HOST.step_s - HOST.sequence_s * 4 - saved)
         for load in [StepLoad(0, 0, 0, 4, 300)] * 8
     ]
-    served = fit_profile(samples, HOST, real, name="x", model="m", gpu="g", source=[])
+    served = fit_synchronous(profile, real, [])
     load = real[0].load
     assert StepCost(served)(load) == pytest.approx(StepCost(profile)(load) - saved, rel=1e-9)
     assert CostProfile.model_validate_json(served.model_dump_json()) == served
     absurd = [RealStep(load, 1.0, -1.0)] * 8
     with pytest.raises(ValueError, match="must take at least 1e-9 s"):
-        fit_profile(samples, HOST, absurd, absurd, name="x", model="m", gpu="g", source=[])
+        fit_synchronous(profile, absurd, absurd)
 
 
 def test_longest_decode_delays_the_step(tmp_path):
@@ -224,7 +224,8 @@ def test_cost_of_serving_is_fitted(tmp_path):
         more = 0.5 if load.prefill_seqs else 0.2
         device = plain(load) - HOST.step_s - HOST.sequence_s * load.decode_seqs + more
         real.append(RealStep(load, plain(load) + more + 2e-3 * bool(load.prefill_seqs), device))
-    profile = fit_profile(samples, host, real, real[:9], name="x", model="m", gpu="g", source=[])
+    isolated = fit_profile(samples, host, name="x", model="m", gpu="g", source=[])
+    profile = fit_synchronous(isolated, real, real[:9])
     assert profile.fit.held_out["all"].points == 9
     assert max(error.p95 for error in profile.fit.held_out.values()) < 1e-6
     assert "one real run" in profile.fit.note
