@@ -125,7 +125,7 @@ class Fifo:
         return (tuple(self.waiting), tuple(self.running), tuple(self.lengths.items()), self.state)
 
 
-def die(call: int, why: str = "panic: of the test") -> Callable[[int, Fifo], Batch | None]:
+def die(call: int, why: str = "panic: test") -> Callable[[int, Fifo], Batch | None]:
     """Crash on the batch of this call."""
 
     def decide(now: int, fifo: Fifo) -> Batch | None:

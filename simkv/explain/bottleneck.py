@@ -13,7 +13,7 @@ from simkv.core.engine_spec import EngineConfig, EngineSpec
 from simkv.explain.wait_ledger import COMPUTE_KINDS, KIND_LABELS, LedgerKind, LedgerSegment
 from simkv.sim.run_record import RunRecord
 
-#: KV cache use (0 to 1) from which the cache counts as the bottleneck, whatever the head waits for.
+#: Minimum use (0 to 1) of a KV cache that is the bottleneck, whatever the head waits for.
 FULL = 0.95
 #: KV cache use (0 to 1) below which the cache is clearly not the bottleneck.
 MOSTLY_EMPTY = 0.5

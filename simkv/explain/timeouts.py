@@ -48,11 +48,11 @@ LATE_ARRIVAL_S = 1.0
 
 
 class IsolatedRequest(NamedTuple):
-    """All inputs that determine the duration of a request in isolation (its shape).
+    """The inputs that determine the duration of a request in isolation (its shape).
 
     ``request`` has no id. It arrives at 0, or at ``LATE_ARRIVAL_S`` if it arrived after the engine
     was ready. ``ready`` is the time in seconds from its arrival until the engine is ready.
-    ``replica`` is the index of a replica with the same setup as the one that served it.
+    ``replica`` is the index of a replica with the same setup as the replica that served it.
     """
 
     request: Request

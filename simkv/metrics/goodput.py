@@ -1,7 +1,7 @@
 """Goodput: the rate of requests served within latency limits.
 
-The definition is that of ``vllm bench serve --goodput ttft:500 tpot:50`` (vLLM 0.33,
-``vllm/benchmarks/serve_throughput.py``, ``calculate_metrics``). A request is good if it finished
+As defined by ``vllm bench serve --goodput ttft:500 tpot:50`` (vLLM 0.33,
+``vllm/benchmarks/serve_throughput.py``, ``calculate_metrics``), a request is good if it finished
 and no latency exceeds its limit (ms). The TPOT of a request with one output token counts as 0.
 """
 

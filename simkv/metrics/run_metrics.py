@@ -86,7 +86,7 @@ def tpot(life: RequestRecord) -> float | None:
 
 
 def token_rows(life: RequestRecord) -> list[tuple[int, int]]:
-    """Return the ranges (first, last) of steps after which the client received a token.
+    """Return the steps that ended with a token for the client, as ranges (first, last).
 
     The numbers are rows of the step log.
     """
@@ -102,7 +102,7 @@ def token_rows(life: RequestRecord) -> list[tuple[int, int]]:
 
 
 def message_rows(life: RequestRecord) -> npt.NDArray[np.int64]:
-    """Return the rows of the step log after which the client received a message.
+    """Return the rows of the step log that ended with a message to the client.
 
     A client receives the first token, then every ``life.tokens_per_chunk``-th token, and the last
     token.

@@ -79,7 +79,7 @@ class AsyncPipeline(Replica):
         self._watch = CycleDetector(self._state)
         self._planned_at = self._decided = 0.0
 
-    # The three threads.
+    # The three actors.
 
     def run(self) -> SimProcess:
         """SimPy process of the engine, which also starts the worker and the token processor."""
@@ -172,7 +172,7 @@ class AsyncPipeline(Replica):
         naps = max(1, ceil((self.env.now - start) / interval))
         yield self.timeout_at(start + naps * interval)
 
-    # Operations of the three threads, also for tests and recorders.
+    # Operations of the three actors, also for tests and recorders.
 
     def decide(self) -> list[Any]:
         """Call the engine's ``schedule``, record the decision and return the planned tasks."""

@@ -17,7 +17,7 @@ class CycleDetector:
     if the summary is unchanged.
     """
 
-    #: Number of steps without a token that is normal (chunks of a long prompt).
+    #: Normal number of steps without a token, for example for chunks of a long prompt.
     PATIENCE = 64
 
     def __init__(

@@ -121,7 +121,7 @@ class Replica(ABC):
         self.copy_engine: Copier | None = None
         #: Called with the ids of requests that receive a token now.
         self.on_tokens: Callable[[Sequence[int]], None] | None = None
-        #: Whether its load may have changed since a router last read it.
+        #: Whether the load may have changed since a router last read it.
         self.changed = True
         #: Admission control of the server in front of it, if it rejects requests.
         self.queue_limit: QueueLimit | None = None

@@ -135,7 +135,7 @@ class ResultFile:
         if self._file < 0:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-            # A torn line stays in the file, but nothing is appended to it.
+            # An incomplete line stays in the file, but nothing is appended to it.
             if os.lseek(self._file, 0, os.SEEK_END):
                 os.lseek(self._file, -1, os.SEEK_END)
                 if os.read(self._file, 1) != b"\n":

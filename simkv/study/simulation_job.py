@@ -20,7 +20,7 @@ from simkv.scenario.scenario import Scenario
 from simkv.schedulers.engine_registry import find_engine_spec
 from simkv.study.run_digest import compute_digest
 
-#: The figures of a run as in ``summary.json``, and the additional results of its job.
+#: The metrics of a run as in ``summary.json``, and the additional results of its job.
 Summary = dict[str, Any]
 
 

@@ -23,7 +23,7 @@ from ruamel.yaml import YAML
 
 from simkv.core.errors import InputError
 
-#: Maximum number of points; more are probably a typo, or need several sweeps.
+#: Maximum number of combinations; more are probably a typo, or need several sweeps.
 MAX_POINTS = 100_000
 #: The axis that selects variants of the scenario instead of setting a field.
 VARIANTS_AXIS = "variants"

@@ -33,7 +33,7 @@ def bottleneck(result: RunResult) -> Bottleneck:
     return found
 
 
-def test_busy_slots_with_an_empty_cache(tmp_path: Path) -> None:
+def test_busy_slots_are_bottleneck_of_empty_cache(tmp_path: Path) -> None:
     found = bottleneck(result := run(tmp_path, "engine.max_num_seqs=2"))
     assert found.kind is LedgerKind.SLOT
     assert found.running == 2
@@ -44,7 +44,7 @@ def test_busy_slots_with_an_empty_cache(tmp_path: Path) -> None:
     )
 
 
-def test_a_full_cache(tmp_path: Path) -> None:
+def test_full_cache_is_bottleneck(tmp_path: Path) -> None:
     found = bottleneck(result := run(tmp_path, "engine.num_gpu_blocks=17"))
     assert found.kind is LedgerKind.BLOCKS
     assert found.blocks == 16
@@ -54,7 +54,7 @@ def test_a_full_cache(tmp_path: Path) -> None:
     assert describe_cause(result).startswith("10 preemptions because the KV cache was full; ")
 
 
-def test_a_full_cache_is_the_cause_even_if_all_slots_are_busy(tmp_path: Path) -> None:
+def test_full_cache_is_bottleneck_even_if_all_slots_are_busy(tmp_path: Path) -> None:
     """Four requests of 65 to 80 tokens need 5 blocks each, which are all 20 blocks."""
     found = bottleneck(
         run(
@@ -70,7 +70,7 @@ def test_a_full_cache_is_the_cause_even_if_all_slots_are_busy(tmp_path: Path) ->
     assert found.kind is LedgerKind.BLOCKS
 
 
-def test_a_run_without_waiting(tmp_path: Path) -> None:
+def test_run_without_waiting_has_no_bottleneck(tmp_path: Path) -> None:
     result = run(tmp_path, "workload.burst.interval=100")
     assert describe_cause(result) == "none; requests hardly waited."
 
@@ -86,7 +86,9 @@ def test_a_run_without_waiting(tmp_path: Path) -> None:
         (LedgerKind.RULE, 0.1, "a scheduling rule excluded requests, KV cache only 10 % used"),
     ],
 )
-def test_phrases(tmp_path: Path, kind: LedgerKind, use: float, phrase: str) -> None:
+def test_describes_each_bottleneck(
+    tmp_path: Path, kind: LedgerKind, use: float, phrase: str
+) -> None:
     (tmp_path / "s.yaml").write_text(TEXT)
     engine = load(tmp_path / "s.yaml", [])["run"].engine
     assert (

@@ -25,7 +25,7 @@ CONTENTS = {
 }
 
 
-def test_parse() -> None:
+def test_parses_limits() -> None:
     assert parse_goodput_limits(["ttft:500", "tpot:50", "e2el:2e3"]) == {
         "ttft": 500.0,
         "tpot": 50.0,
@@ -45,7 +45,7 @@ def test_parse() -> None:
         ("ttft:x", "found x"),
     ],
 )
-def test_bad_limits(word: str, what: str) -> None:
+def test_rejects_invalid_limits(word: str, what: str) -> None:
     with pytest.raises(InputError, match=f"--goodput {word}: .*{what}"):
         parse_goodput_limits([word])
 
@@ -68,7 +68,7 @@ def test_each_limit_is_inclusive() -> None:
     assert not is_good(given_up, {"ttft": 1e9})
 
 
-def test_per_second_and_share() -> None:
+def test_goodput_is_per_second_and_share() -> None:
     record = simkv.run(CONTENTS).results["run"].record
     found = goodput(record, {"ttft": 1000.0, "tpot": 1000.0})
     assert found == {"good": 2, "goodput": 2 / 20.0, "goodput_share": 2 / 3}

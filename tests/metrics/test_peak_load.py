@@ -23,7 +23,7 @@ CONTENTS: dict[str, Any] = {
 }
 
 
-def test_first_of_equal_times() -> None:
+def test_returns_first_of_equal_times() -> None:
     assert find_peak_load(simkv.run(CONTENTS).results["run"]) == {
         "at_s": 2.0,
         "in_flight": 2,
@@ -31,7 +31,7 @@ def test_first_of_equal_times() -> None:
     }
 
 
-def test_replica_with_most_requests() -> None:
+def test_returns_replica_with_most_requests() -> None:
     more = [{"arrival": at, "prompt_tokens": 9, "output_tokens": 9} for at in (7.5, 7.6)]
     fleet = {**CONTENTS, "fleet": {"replicas": 2, "router": "round_robin"}}
     fleet["workload"] = {"requests": [*CONTENTS["workload"]["requests"], *more]}

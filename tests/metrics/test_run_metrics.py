@@ -71,7 +71,7 @@ def preempt_at(call_: int) -> Fifo:
 # By hand
 
 
-def test_figures_of_two_requests_by_hand() -> None:
+def test_metrics_match_hand_computation() -> None:
     # steps end at 1 (both prefilled), 3, 6 (request 0 done, three tokens), 10 (request 1 done)
     record = simulate(Fifo(), [ask(0, out=3), ask(1, out=4)], executor=Durations(1, 2, 3, 4))
     found = summarize(record)
@@ -144,7 +144,7 @@ def test_request_of_one_token_has_no_tpot() -> None:
     assert found["longest_stall_s"] == 0.0
 
 
-def test_makespan_is_from_the_first_arrival_until_every_client_has_its_answer() -> None:
+def test_makespan_lasts_from_first_arrival_to_last_answer() -> None:
     record = simulate(Fifo(), [ask(0, out=2, at=3.0), ask(1, out=90, at=4.0, timeout=20.0)])
     assert summarize(record)["makespan_s"] == 21.0  # gave up at 24
     record = simulate(Fifo(), [ask(0, out=2, at=3.0)], horizon=100.0)
@@ -172,7 +172,7 @@ def test_empty_run_has_figures() -> None:
         (Fifo(die(1)), 0.5, None, "starved"),  # gone before the engine was
     ],
 )
-def test_verdict_of_each_ending(
+def test_each_ending_has_verdict(
     scheduler: Fifo, timeout: float | None, horizon: float | None, verdict: str
 ) -> None:
     record = simulate(scheduler, [ask(0, timeout=timeout)], horizon=horizon)
@@ -325,7 +325,7 @@ def test_figures_and_registered_names_match() -> None:
     assert flat - set(FIGURE_NAMES) == {"verdict", "verdict_detail"}
 
 
-def test_gaps_of_requests_without_tokens() -> None:
+def test_requests_without_tokens_have_no_gaps() -> None:
     record = simulate(Fifo(), [ask(0, timeout=0.5)])
     assert len(token_gaps(record, record.requests.values()).values) == 0
 

@@ -44,7 +44,7 @@ PATIENCE = 300.0
 
 
 def wait_until(so: Callable[[], bool]) -> None:
-    """Wait for a state."""
+    """Wait until the condition holds."""
     deadline = time.monotonic() + PATIENCE
     while not so():
         assert time.monotonic() < deadline
@@ -111,7 +111,7 @@ class Served:
 
 
 class Stream:
-    """Send a call on a separate socket; closing the socket disconnects the client."""
+    """A call on a separate socket; closing the socket disconnects the client."""
 
     def __init__(self, url: str, body: dict[str, Any]) -> None:
         where, content = urlsplit(url), json.dumps({**body, "stream": True}).encode()
@@ -145,7 +145,7 @@ class Stream:
 async def inside(
     folder: Path, text: str, **options: Any
 ) -> AsyncIterator[tuple[HttpServer, httpx.AsyncClient]]:
-    """Run a server of this scenario's text in this process without a socket, which is faster."""
+    """Run a server for this scenario in this process without a socket, which is faster."""
     path = folder / "served.yaml"
     path.write_text(text)
     shutil.copy(COSTS, folder)
@@ -166,7 +166,7 @@ async def inside(
 
 
 async def until(so: Callable[[], bool]) -> None:
-    """Wait for a state in this process."""
+    """Wait until the condition holds, in this process."""
     async with asyncio.timeout(PATIENCE):
         while not so():
             await asyncio.sleep(0.002)
@@ -174,7 +174,7 @@ async def until(so: Callable[[], bool]) -> None:
 
 @contextmanager
 def serving(folder: Path, text: str, *options: str, files: int | None = None) -> Iterator[Served]:
-    """Run a server of this scenario's text on its own port, with at most ``files`` open files."""
+    """Run a server for this scenario on its own port, with at most ``files`` open files."""
 
     def limit() -> None:
         if files is not None:

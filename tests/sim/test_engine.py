@@ -238,7 +238,7 @@ def test_engine_death_stalls_all_requests() -> None:
         2,
     )  # the batch that killed the engine emitted no token
     assert len(record.steps) == 2
-    assert run_verdict(record) == ("engine died", "at 2.000 s: panic: of the test")
+    assert run_verdict(record) == ("engine died", "at 2.000 s: panic: test")
 
 
 def test_endless_schedule_call_is_livelock() -> None:

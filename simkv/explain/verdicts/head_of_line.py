@@ -22,8 +22,8 @@ class HeadOfLineBlocking(Verdict):
     """The head of the queue waited for blocks while a request behind it would have fit.
 
     This lasted for ``seconds`` in total. The example in ``requests`` is the longest case: the first
-    request was the head and needs ``needs`` blocks, of which only ``free`` were free. The second
-    request needs ``other_needs`` blocks and waited behind it for ``longest`` s.
+    request was the head and needs ``needs`` blocks, but only ``free`` were free. The second request
+    needs ``other_needs`` blocks and waited behind it for ``longest`` s.
     """
 
     name = "head-of-line blocking"

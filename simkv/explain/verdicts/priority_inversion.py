@@ -25,7 +25,7 @@ class PriorityInversion(Verdict):
 
     It was admitted, or another request was preempted in its favor. The example is the longest wait:
     the first request in ``requests`` is the more urgent one. From time ``at`` (s), it waited for
-    another ``seconds``. ``priorities`` are those of both requests.
+    another ``seconds``. ``priorities`` has the priorities of both requests.
     """
 
     name = "priority inversion"

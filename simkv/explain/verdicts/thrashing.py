@@ -23,8 +23,8 @@ class Thrashing(Verdict):
     After ``preemptions`` preemptions, ``repeated`` tokens were computed again; ``kept`` tokens did
     not have to be. ``reasons`` counts the preemptions by cause. The first request in ``requests``
     is the victim with the most recomputed tokens: ``worst`` tokens after ``times`` preemptions. The
-    second request, if any, is the one that benefited from most of these preemptions or, if there is
-    none, the one that held the most blocks at the last of them.
+    second request, if any, benefited from most of these preemptions. If no request did, it is the
+    request that held the most blocks at the last of them.
     """
 
     name = "thrash"

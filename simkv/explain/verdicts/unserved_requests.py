@@ -126,11 +126,11 @@ def rejection(lives: Sequence[RequestRecord]) -> str:
 class Starvation(Verdict):
     """Clients gave up on requests that waited and would have finished in time in isolation.
 
-    ``all`` are the ids of these requests. The other fields describe the one that waited longest: it
-    waited for ``waited`` of ``lived`` seconds and got ``tokens`` tokens. ``kinds`` are the seconds
-    of waiting by reason. ``behind`` are the requests that blocked it, starting with the longest
-    blocking time. ``overtaken`` describes requests that arrived later and started earlier, or is
-    None.
+    ``all`` are the ids of these requests. The other fields describe the request with the longest
+    wait: it waited for ``waited`` of ``lived`` seconds and got ``tokens`` tokens. ``kinds`` are the
+    seconds of waiting by reason. ``behind`` are the requests that blocked it, starting with the
+    longest blocking time. ``overtaken`` describes requests that arrived later and started earlier,
+    or is None.
     """
 
     name = "starvation"
@@ -204,10 +204,10 @@ def _tokens(count: int) -> str:
 class TimedOutRequests(Verdict):
     """Clients gave up on requests that never waited or would have timed out in isolation, too.
 
-    ``all`` are the ids of these requests. The other fields describe the one with the largest known
-    shortfall. It takes ``alone`` seconds in isolation (None: more than ten times its ``timeout``).
-    When its client gave up, it needed ``lacked`` more seconds; other requests had delayed it by
-    ``company`` seconds.
+    ``all`` are the ids of these requests. The other fields describe the request with the largest
+    known shortfall. It takes ``alone`` seconds in isolation (None: more than ten times its
+    ``timeout``). When its client gave up, it needed ``lacked`` more seconds; other requests had
+    delayed it by ``company`` seconds.
     """
 
     name = "timed_out"

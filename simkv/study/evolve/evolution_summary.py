@@ -18,7 +18,7 @@ from simkv.study.evolve.winner_evaluation import Improvement, RequestClassCost, 
 from simkv.study.sweep_axes import format_assignment
 from simkv.workload.workload_section import build_clients
 
-#: Meaning of a constant rule, by the result type of its hook.
+#: Meaning of a constant expression, by the result type of its hook.
 _CONSTANT = {
     "order": "all equal, so arrival order applies",
     "group": "all equal",

@@ -28,13 +28,13 @@ from simkv.study.evolve.tournament import (
 from simkv.study.evolve.trial_split import TrialScenario
 from simkv.study.job_runner import ProgressCallback
 
-#: Time limit of a proposal in seconds.
+#: Maximum time for one proposal in seconds.
 PROPOSAL_TIMEOUT_S = 600.0
 #: Engine name of a proposed scheduler.
 PROPOSED_NAME = "proposed"
-#: Maximum number of earlier candidates in the prompt; the best are included.
+#: Maximum number of earlier candidates in the text for the program; the best are included.
 MAX_REPORTED_CANDIDATES = 8
-#: Knobs that a custom scheduler does not inherit from the engine.
+#: Settings that a custom scheduler does not inherit from the engine.
 EXCLUDED_KNOBS = ("name", "file", "rule")
 _FENCED = re.compile(r"^```(?:python)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -47,8 +47,7 @@ class Proposer:
     folder: Path
 
     def request(self, told: str, number: int) -> Path:
-        """Run the command with ``told`` as its stdin and store its output; return the path of the
-        file.
+        """Run the command with this text as its stdin and store its output; return the file.
 
         Raises InputError if the command fails or prints nothing.
         """

@@ -20,7 +20,7 @@ from simkv.scenario.objectives import (
     UNSERVED_FIGURES,
 )
 
-#: Loss of a run without the figure: it served no requests, or failed.
+#: Loss of a run without the metric: it served no requests, or failed.
 NO_FIGURE = 10.0
 _MORE = ("good", "goodput", "goodput_share")
 
@@ -47,7 +47,7 @@ class FigureGoal:
 
 
 def parse_goals(asked: Sequence[str], limits: Mapping[str, float]) -> tuple[FigureGoal, ...]:
-    """Parse texts such as ``METRIC``, ``METRIC:min`` or ``METRIC:max``. Raises InputError."""
+    """Parse goals such as ``e2e_ms.p99`` or ``jain_index:max``. Raises InputError."""
     if not asked:
         raise InputError("--objective: missing; expected a figure such as e2e_ms.p99")
     found: dict[str, FigureGoal] = {}

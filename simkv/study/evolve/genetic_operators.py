@@ -19,7 +19,7 @@ from typing import Any, Self
 from simkv.core.errors import InputError
 from simkv.core.policy_language import HookResult, PolicyHook
 
-#: A rule as expression trees by the name of their hook.
+#: A policy: expression trees by the name of their hook.
 PolicyTrees = dict[str, Any]
 #: Format of an operation and its number of operands.
 OPERATIONS = {
@@ -36,7 +36,7 @@ NUMBERS = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 MAX_TREE_DEPTH = 5
 #: Probability that a random test compares a variable with a number.
 THRESHOLD_PROBABILITY = 0.5
-#: Probability that a random rule decides at a given hook.
+#: Probability that a random policy has an expression for a given hook.
 HOOK_PROBABILITY = 0.4
 
 
@@ -282,7 +282,7 @@ def _done(op: ast.operator, a: float, b: float) -> float:
     return a * b if isinstance(op, ast.Mult) else a / b if b else 0.0
 
 
-#: Syntax nodes that count as a part of a rule.
+#: Syntax nodes that count towards the length of a policy.
 COUNTED_NODES = (ast.Name, ast.Constant, ast.BinOp, ast.IfExp, ast.Call, ast.Compare, ast.UnaryOp)
 
 

@@ -16,13 +16,13 @@ from simkv.study.evolve.genetic_operators import (
 from simkv.study.evolve.tournament import Candidate, CandidateScore, Tournament
 from simkv.study.job_runner import ProgressCallback
 
-#: Number of rules that survive a generation, and number of rules tried in each.
+#: Number of policies that survive a generation, and number of policies tried in each.
 POPULATION = GENERATION_SIZE = 20
-#: Number of random rules before the first crossover or mutation.
+#: Number of random policies before the first crossover or mutation.
 INITIAL_POPULATION = 40
-#: Fraction of children that are new random rules, and fraction of the others with two parents.
+#: Fraction of children that are random policies, and fraction of the others with two parents.
 RANDOM_SHARE, CROSSOVER_SHARE = 0.1, 0.4
-#: Number of consecutive duplicates that ends the search: the language is exhausted.
+#: Number of consecutive duplicates that ends the search, because few policies are left.
 MAX_DUPLICATES = 500
 
 

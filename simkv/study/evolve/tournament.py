@@ -17,11 +17,11 @@ from simkv.study.field_changes import with_field
 from simkv.study.job_runner import JobRunner
 from simkv.study.simulation_job import RunsFailed, SimulationJob, make_job
 
-#: Weight of the fraction of unserved requests, relative to a fraction of a figure.
+#: Loss per fraction of requests that are unserved: 0.1 more unserved counts like a loss of 1.
 UNSERVED_WEIGHT = 10.0
-#: Penalty for each part of a rule, as a fraction of a figure.
+#: Loss for each part of a candidate, such as a term of a policy.
 PART_PENALTY = 0.0005
-#: A candidate advances to the next heat if fewer than this number of candidates beat it.
+#: A candidate advances to the next round if fewer than this number of candidates beat it.
 HEAT_SURVIVORS = 10
 
 

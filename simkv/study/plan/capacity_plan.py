@@ -108,7 +108,7 @@ def make_plan(
             questions, runner, prepared.request.neighbours, prepared.request.exhaustive, advance
         )
 
-    # For the smallest, start at the cheap end in growing strides to avoid oversized candidates.
+    # For --smallest, start with the cheapest candidate and go up in growing strides.
     first = 0 if prepared.request.smallest else None
     nominal = PlanQuestion(board, prepared.nominal, first)
     single = [

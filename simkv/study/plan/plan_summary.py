@@ -15,7 +15,7 @@ def describe_plan(plan: CapacityPlan) -> list[str]:
     superlative = "largest" if prepared.request.largest else "smallest"
     name = f"{prepared.name}, {prepared.label}" if prepared.label else prepared.name
     held = "; ".join(
-        f"{held.objective}{' (assumed)' if held.objective.assumed else ''}"
+        f"{held.objective}{' (default)' if held.objective.assumed else ''}"
         for held in plan.objectives
     )
     also = ", including with one replica failing" if prepared.request.survive else ""

@@ -39,7 +39,7 @@ from simkv.study.sweep_axes import (
     sample_points,
 )
 
-#: Maximum number of errors in a message; one mistake may cause an error at every point.
+#: Maximum number of errors in a message; one mistake may cause an error for every run.
 MAX_SHOWN_ERRORS = 50
 
 

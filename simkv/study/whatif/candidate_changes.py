@@ -21,7 +21,7 @@ from simkv.study.whatif.trial_evaluation import make_trial_job
 from simkv.workload.workload_section import build_clients
 
 ChangeKind = Literal["rule", "knob", "variant", "memory"]
-#: Values to try for a knob that is 0, off or without a limit.
+#: Values to try for a setting that is 0, off or without a limit.
 LIMIT_CANDIDATES = (1, 4, 16, 64, 256)
 SHARE_CANDIDATES = (0.01, 0.1, 0.5)
 

@@ -226,7 +226,7 @@ def _fail_otherwise(base: RunFigures, figures: RunFigures) -> bool:
 def _compare(
     after: float, before: float, *, share: float = MIN_LATENCY_CHANGE, more_is_better: bool = False
 ) -> Judgement:
-    if isnan(after) or isnan(before):  # no request has the figure: worse than any value
+    if isnan(after) or isnan(before):  # no request has this latency: worse than any value
         return _compare(isnan(after), isnan(before))
     if abs(after - before) < share * abs(before) or after == before:
         return "changes little"

@@ -89,7 +89,7 @@ def test_death_of_one_rank_stops_all() -> None:
     record = run_clients(served, requests, None)
     assert [life.outcome for life in record.requests.values()] == [Outcome.STALLED] * 2
     assert "another engine in lockstep" in record.requests[0].reason
-    assert "panic: of the test" in record.requests[1].reason
+    assert "panic: test" in record.requests[1].reason
 
 
 def test_rejects_unequal_pipeline_depths() -> None:
@@ -101,7 +101,7 @@ def test_rejects_unequal_pipeline_depths() -> None:
 
 
 def record_of(scenario: Scenario, *, together: bool) -> RunRecord:
-    """Run the scenario on one engine without leaping, in isolation or as a group of one."""
+    """Run the scenario on one engine without leaping, alone or as a lockstep group of one."""
     executor = SimulatedExecutor(load_profile(scenario.profile, Path()))
     env = simpy.Environment()
     engine = Engine(

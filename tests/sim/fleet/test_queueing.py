@@ -51,7 +51,7 @@ Lengths = Callable[[np.random.Generator, int], npt.NDArray[np.int64]]
 
 
 def geometric(draw: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
-    """The exponential distribution in whole steps."""
+    """Sample the exponential distribution in whole steps."""
     return draw.geometric(1 / MEAN, count)
 
 
@@ -60,8 +60,9 @@ def constant(draw: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
 
 
 def of_two_kinds(draw: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
-    """Return hyperexponential times: 10 % take 9.1 times as long (squared coefficient of variation
-    2)."""
+    """Sample hyperexponential times: 10 % are 9.1 times as long (squared coefficient of variation
+    2).
+    """
     return np.where(draw.random(count) < 0.1, 503, 55)
 
 
@@ -210,7 +211,7 @@ def test_single_server_matches_lindley_recursion(router: RouterConfig, lengths: 
 
 
 def by_recursion(rate: float, lengths: Lengths, turns: int = 1) -> tuple[float, float]:
-    """Return ``sojourn`` of a single server that gets one request in ``turns``; not simulated."""
+    """Return ``sojourn`` of a server that gets every ``turns``-th request, from the recursion."""
     means = []
     for repeat in range(40):
         draw = np.random.default_rng(repeat)

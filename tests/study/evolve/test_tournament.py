@@ -28,8 +28,7 @@ NO_BENCH = cast(Any, None)
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Tournament that runs nothing: figures come from the trial; it records each policy and its
-    trials."""
+    """Replace runs by metrics that the trial defines; return the list of evaluated candidates."""
     asked: list[tuple[str, int]] = []
 
     def one(value: float | None) -> dict[str, Any]:

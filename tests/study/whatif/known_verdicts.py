@@ -21,7 +21,7 @@ def scenario(engine: dict[str, Any], requests: list[dict[str, Any]], **fields: A
 
 
 def overload(timeout: float = 31.0) -> Scenario:
-    """One slot, ten simultaneous requests of five steps each: from the seventh on they starve."""
+    """Ten simultaneous requests of five steps each on one slot: from the seventh on they starve."""
     return scenario(
         {"name": "mistralrs", "variant": "bucketed", "max_num_seqs": 1},
         [{"prompt_tokens": 10, "output_tokens": 5} for _ in range(10)],

@@ -52,7 +52,7 @@ def with_requests(scenario: Scenario, rows: list[Any]) -> Scenario:
 
 
 def one_less(scenario: Scenario) -> Iterator[RunFigures]:
-    """Return runs without each single request, independent of the module under test."""
+    """Yield the results of runs without one of the requests, for each of them."""
     rows = scenario.workload.requests
     assert rows is not None
     for index in range(len(rows) if len(rows) > 1 else 0):
@@ -83,7 +83,9 @@ def check(found: ShrunkScenario, wanted: RunCondition) -> None:
 
 
 def test_shrinks_overload_to_minimal_requests() -> None:
-    """One slot, timeouts of 31 s, 5 steps each: six requests are served and the seventh is not."""
+    """With one slot, 5 steps each and timeouts of 31 s, six requests are served; the seventh is
+    not.
+    """
     found = smallest(overload(), "starved", knobs=False)
     check(found, parse_condition("starved"))
     assert found.numbers == (0, 1, 2, 3, 4, 5, 6)
