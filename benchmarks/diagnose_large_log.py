@@ -113,7 +113,7 @@ def loop(path: Path) -> float:
 
 
 def main() -> None:
-    """Write, read and print."""
+    """Write a log, read it in separate processes, and print the cost."""
     if "--read" in sys.argv:
         read_here(Path(sys.argv[-1]))
         return

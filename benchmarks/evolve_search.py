@@ -7,9 +7,10 @@ sampled requests. Every policy that is tried counts as an evaluation, including 
 search and the final have separate seeds. A policy is as good as `pr2034` if, on the mean over
 seeds, no figure below is worse by more than 1 % at any of three cache sizes.
 
-With three goals, the answer is not a single policy. Of the finalists that are as good by the
-final's seeds, the best by the mean of the goals is picked and run with held-out seeds. The winner
-by that mean alone is shown beside it; it may trade much of one figure for a little of another.
+With three goals, the answer is not a single policy. The benchmark picks the best finalist, by the
+mean of the goals, among the finalists that are as good on the final's seeds, and runs it with
+held-out seeds. The winner by that mean alone is shown beside it; it may trade much of one figure
+for a little of another.
 
 Expected: at least eight of the ten searches find such a policy. Prints a table; runs are stored in
 --out.

@@ -57,7 +57,7 @@ def one(name: str) -> None:
 
 
 def loop(name: str, rounds: int, python: str = sys.executable) -> dict[str, float]:
-    """Return the fastest of some fresh processes."""
+    """Return the result of the fastest of ``rounds`` fresh processes."""
     command = [python, "-P", "-c", ONE, str(HERE), name]
     found = [json.loads(subprocess.check_output(command, text=True)) for _ in range(rounds)]
     return min(found, key=lambda line: float(line["loop_s"]))

@@ -73,7 +73,7 @@ def one(made: Any) -> Callable[[simpy.Environment, int], Engine]:
 
 
 def alone(made: Any) -> SimulatedServer:
-    """Return one replica."""
+    """Return a server with one replica of the config."""
     return one(made)(simpy.Environment(), 0)
 
 

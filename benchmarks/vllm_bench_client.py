@@ -54,7 +54,7 @@ def hollow(name: str) -> Any:
 
 
 def _ignore(*_: Any, **__: Any) -> None:
-    """Do nothing with any arguments."""
+    """Accept any arguments and do nothing."""
 
 
 class HollowModule(ModuleType):
@@ -83,7 +83,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute nothing."""
+        """Do nothing, because a stub has no code."""
 
 
 class Absent(Finder):

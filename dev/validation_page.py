@@ -98,7 +98,10 @@ def _provenance(s: Score) -> list[str]:
         return [s.case.name, f"{alone} requests alone in this run", *settings, what]
     row = [s.case.name, "kernel tables", "its kind", "not seen", "not seen", "prediction"]
     if s.case.name in MEASURED_IN:
-        row[1], row[-1] = "kernel tables, host time of this run", "prediction but for the host time"
+        row[1], row[-1] = (
+            "kernel tables, host time of this run",
+            "prediction except for the host time",
+        )
     return row
 
 
@@ -131,7 +134,7 @@ def _case(s: Score, changed: Sequence[SensitivityScore]) -> str:
     ]
     if changed:
         lines += [
-            "If it were otherwise (error of the mean / of P99, per cent):",
+            "With other settings (error of the mean / of P99, per cent):",
             "",
             *markdown(["change", "TTFT", "TPOT", "E2E"], map(_otherwise, changed), 1),
             "",

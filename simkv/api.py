@@ -67,14 +67,14 @@ class RunOutcome:
         return "\n".join([f"Outcome of {name}", *(f"  {line}" for line in lines)])
 
     def _repr_html_(self) -> str:
-        """HTML table of the main figures, one column per variant."""
+        """HTML table of the main metrics, one column per variant."""
         found = self.figures
         rows = [row for row in NOTEBOOK_FIGURES if row in found.index]
         return str(found.loc[rows].to_html(float_format="{:.6g}".format, na_rep=""))
 
     @cached_property
     def figures(self) -> pd.DataFrame:
-        """Figures of summary.json: one row per figure (``e2e_ms.p99``), one column per variant."""
+        """Metrics of summary.json: one row per metric (``e2e_ms.p99``), one column per variant."""
         columns = {name: flatten_figures(result.summary) for name, result in self.results.items()}
         return pd.DataFrame(columns, dtype=object).rename_axis(index="figure", columns="variant")
 
@@ -103,7 +103,7 @@ class RunOutcome:
         return pd.DataFrame([row for some in rows for row in some])
 
 
-#: Figures shown in notebooks.
+#: Metrics shown in notebooks.
 NOTEBOOK_FIGURES = (
     "verdict",
     "requests",
@@ -140,9 +140,9 @@ def run(scenario: ScenarioSource, *, trust: bool = False, **overrides: Any) -> R
 
 
 def compare(*scenarios: ScenarioSource, trust: bool = False, **overrides: Any) -> pd.DataFrame:
-    """Run one or more scenarios and return the figures of all variants side by side.
+    """Run one or more scenarios and return the metrics of all variants side by side.
 
-    The data frame has one row per figure and one column per variant. With several scenarios the
+    The data frame has one row per metric and one column per variant. With several scenarios the
     columns have two levels: scenario name and variant. ``overrides`` apply to all scenarios; see
     ``run``.
     """
@@ -197,9 +197,9 @@ def sweep(
 
 
 def plot(table: pd.DataFrame, figure: str, knob: str, folder: str | Path = ".") -> Path:
-    """Plot a figure against a setting from the table of a sweep; return the path of the PNG.
+    """Plot a metric against a setting from the table of a sweep; return the path of the PNG.
 
-    Raises InputError if the table has no such figure or setting.
+    Raises InputError if the table has no such metric or setting.
     """
     from simkv.report.sweep_plots import check_figures, parse_plot, write_plot
 
@@ -213,7 +213,7 @@ def pareto(table: pd.DataFrame, goals: str, folder: str | Path | None = None) ->
     """Return the points of a sweep's table on the Pareto front of the goals.
 
     ``goals`` is a text such as ``"output_throughput:max,ttft_ms.p99:min"``. With ``folder``, the
-    front is also plotted to a PNG there. Raises InputError if the table has no such figure.
+    front is also plotted to a PNG there. Raises InputError if the table has no such metric.
     """
     from simkv.report.sweep_plots import (
         check_figures,

@@ -1,7 +1,7 @@
 """Write the reference pages of the site: ``python tools/docs_reference.py docs/reference``.
 
 Commands come from the command-line parser, fields and settings from the schema and their
-descriptions, figures from their registry, and functions from their docstrings.
+descriptions, metrics from their registry, and functions from their docstrings.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def _number(release: str) -> tuple[int, ...]:
 
 
 def figures() -> str:
-    """Return the page of figures in ``summary.json``."""
+    """Return the page of metrics in ``summary.json``."""
     rows = [
         (
             f"`{one.key}`",
@@ -220,8 +220,8 @@ def figures() -> str:
         for one in [*METRICS.values(), *FLEET_METRICS.values()]
     ]
     return (
-        f"{NOTE}# Figures\n\nFigures of a variant in `summary.json`. Use the same names in "
-        "`expect`, `--slo`, `--plot` and `--pareto`. Figures of `fleet` exist only for fleets.\n\n"
+        f"{NOTE}# Metrics\n\nMetrics of a variant in `summary.json`. Use the same names in "
+        "`expect`, `--slo`, `--plot` and `--pareto`. Metrics of `fleet` exist only for fleets.\n\n"
         + table(("figure", "name", "unit", "better", "note"), rows)
     )
 

@@ -1,5 +1,7 @@
-"""Makes the traces in this folder: `python traces/generate_traces.py` writes the same bytes
-again."""
+"""Generate the traces in this folder: ``python traces/generate_traces.py``.
+
+Every run writes the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -59,9 +61,9 @@ WORKLOADS = {
 def rows_of(
     requests: Sequence[Request], after: Mapping[int, tuple[int, float]], streams: NameTable
 ) -> RequestRows:
-    """Requests as columns, so that they can be written; ``after`` as in ``Clients``.
+    """Return requests as columns of a trace; ``after`` is as in ``Clients``.
 
-    They must be numbered 0, 1, 2, ... in their order, as a trace's rows are.
+    The requests must be numbered 0, 1, 2, ... in their order.
     """
     thinks = [after[r.id][1] if r.id in after else math.nan for r in requests]
     sessions: list[int] = []
@@ -101,7 +103,7 @@ def rows_of(
 def write_requests(
     path: Path, requests: Sequence[Request], after: Mapping[int, tuple[int, float]]
 ) -> int:
-    """Write requests as a trace in simkv's own form; returns their number."""
+    """Write requests as a trace in simkv's CSV format; return their number."""
     source = TraceSource(path)
     rows = rows_of(requests, after, source.streams)
     for session in range(int(rows.session.max()) + 1 if rows.session is not None else 0):
@@ -111,7 +113,7 @@ def write_requests(
 
 
 def main() -> None:
-    """Write all of them."""
+    """Write all traces of ``WORKLOADS``."""
     for name, form in WORKLOADS.items():
         drawn = build_clients(Workload.model_validate(form), None)
         count = write_requests(HERE / name, drawn.requests, drawn.after)

@@ -87,4 +87,4 @@ def near(found: Sequence[Pair], within: float = 0.05) -> str:
     ``within``."""
     apart = [pair for pair in found if pair.fitted != pair.asked]
     good = sum(abs(pair.error) < within for pair in apart)
-    return f"{good} of {len(apart)} pairs of unlike budgets are within {100 * within:g} %"
+    return f"{good} of {len(apart)} pairs of different budgets are within {100 * within:g} %"

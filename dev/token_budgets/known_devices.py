@@ -90,7 +90,7 @@ def planted() -> list[Device]:
 
 
 def of_profile(name: str, profile: CostProfile, model: Model, gpu: Gpu, ranks: int = 1) -> Device:
-    """Return the device described by a profile, with the cost of decodes of equal length."""
+    """Return the device that a profile describes; all decodes of a step have the same length."""
     even = profile.attention and profile.attention.model_copy(update={"skew": None})
     cost = StepCost(profile.model_copy(update={"attention": even}))
     return Device(name, cost, model, gpu, ranks)

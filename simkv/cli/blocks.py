@@ -47,7 +47,7 @@ def blocks(
         typer.Option(
             min=0.01,
             max=0.99,
-            help="Fraction of GPU memory for SGLang (default: derived as SGLang does).",
+            help="Fraction of GPU memory for SGLang (default: as SGLang computes it).",
         ),
     ] = None,
     max_num_batched_tokens: Annotated[

@@ -25,7 +25,7 @@ def check_scheduler(
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KNOB=VALUE", help="Fix a setting of the scheduler; may be repeated."
+            "--set", metavar="KNOB=VALUE", help="Setting for all scenarios; may be repeated."
         ),
     ] = None,
     out: Annotated[
@@ -162,9 +162,7 @@ def export_scheduler(
                 if mismatch:
                     print(f"{name}: vLLM {TARGET_RELEASE} decides differently: {mismatch}")
                     raise typer.Exit(1)
-        print(
-            f"{check} of {check} random cases: vLLM {TARGET_RELEASE} makes the simulated decisions"
-        )
+        print(f"vLLM {TARGET_RELEASE} and the simulation decide alike in {check} random cases")
     write_text(there, text)
     print(
         f"Written to {there}: vllm serve --scheduler-cls {there.stem}.{scheduler_class_name(text)}"

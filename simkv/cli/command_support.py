@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Junit = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="Write the results of expectations to this file as JUnit XML."
+        metavar="FILE", help="Write the results of the expectations to this file as JUnit XML."
     ),
 ]
 

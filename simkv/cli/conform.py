@@ -130,4 +130,4 @@ def policies() -> None:
                 print(f"{engine:<12}{name:<24}{proof:<28}{traces}\n{'':<36}{variant.source}")
             print(f"{'':<36}{summary}")
         unrecorded = ENGINES[engine].unrecorded
-        print(f"{'':<12}of {engine} in no recording, only read from source: {unrecorded}")
+        print(f"{'':<12}not in any recording of {engine}, only read from source: {unrecorded}")

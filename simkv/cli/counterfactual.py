@@ -74,7 +74,7 @@ def shrink(
     max_runs: MaxRuns = None,
     jobs: Jobs = None,
 ) -> None:
-    """Reduce a workload to the smallest with the same verdict.
+    """Reduce a workload while it still meets a condition.
 
     The result is a new scenario file.
     """
@@ -172,8 +172,8 @@ def whatif(
         str | None,
         typer.Option(
             "--rank-by",
-            metavar="FIGURE",
-            help="Rank by this figure of summary.json, such as ttft_ms.p99 (default: by the number "
+            metavar="METRIC",
+            help="Rank by this metric of summary.json, such as ttft_ms.p99 (default: by the number "
             "of finished requests, then by latency).",
         ),
     ] = None,
@@ -187,7 +187,7 @@ def whatif(
 ) -> None:
     """Rank single changes that would have helped.
 
-    Changes one rule or setting at a time, runs the scenario, and reports which requests it helps.
+    Changes one rule or setting at a time, runs the scenario, and compares the results.
     """
     from simkv.core.figure_registry import FIGURE_NAMES
     from simkv.report.whatif_tables import render_whatif, whatif_json
@@ -195,7 +195,7 @@ def whatif(
 
     if rank_by is not None and rank_by not in FIGURE_NAMES:
         raise InputError(
-            f"--rank-by {rank_by}: not a figure of "
+            f"--rank-by {rank_by}: not a metric of "
             f"summary.json{spelling_hint(rank_by, FIGURE_NAMES)}; "
             f"expected one of {', '.join(FIGURE_NAMES)}"
         )

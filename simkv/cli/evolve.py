@@ -30,8 +30,8 @@ def evolve(
     objective: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="FIGURE[:min|:max]",
-            help="Figure to improve, such as e2e_ms.p99, jain_index or recompute_tax. If repeated, "
+            metavar="METRIC[:min|:max]",
+            help="Metric to improve, such as e2e_ms.p99, jain_index or recompute_tax. If repeated, "
             "the Pareto front is reported.",
         ),
     ] = None,
@@ -68,15 +68,19 @@ def evolve(
     ] = None,
     set_: Overrides = None,
     train: Annotated[
-        int, typer.Option(min=1, help="Number of seeds, or windows of a trace, for the search.")
+        int, typer.Option(min=1, help="Number of seeds (of a trace: time windows) for the search.")
     ] = 3,
     validation: Annotated[
         int,
-        typer.Option(min=1, help="Number of other seeds or windows for selecting the winner."),
+        typer.Option(
+            min=1, help="Number of additional seeds or time windows to select the winner."
+        ),
     ] = 6,
     test: Annotated[
         int,
-        typer.Option(min=1, help="Number of held-out seeds or windows for the final evaluation."),
+        typer.Option(
+            min=1, help="Number of held-out seeds or time windows for the final evaluation."
+        ),
     ] = 6,
     profile_error: Annotated[
         float | None,
@@ -104,8 +108,8 @@ def evolve(
     """Search for a better scheduling policy.
 
     Searches policies in a small language, settings (--over) or code (--propose). The winner is
-    evaluated on held-out seeds or windows, at other cache sizes and rates and at both ends of the
-    profile's error. Exit 1 if no candidate is better everywhere.
+    evaluated on held-out seeds or time windows, at other cache sizes and rates, and with step times
+    at both ends of the profile's error. Exit 1 if no candidate is better in all evaluations.
     """
     from simkv.scenario.packaged_scenarios import find_scenario
     from simkv.scenario.scenario_loader import load

@@ -35,7 +35,7 @@ from simkv.core.atomic_files import check_file, write_text
 if TYPE_CHECKING:
     from simkv.gpu.execution_record import ExecutionRecord
 
-#: Line in place of the ratios to composed costs.
+#: Line printed if there are no composed costs to compare with.
 NOT_COMPOSED = "The catalog lacks this GPU or model, so no composed costs are compared."
 
 app = typer.Typer(
@@ -175,8 +175,8 @@ def calibrate(
 ) -> None:
     """Measure step times on this device and fit a cost profile.
 
-    Reports the error of the profile on steps that were not fitted, and the measured step time
-    over the one that `hardware:` composes from public operator tables.
+    Reports the error of the profile on steps that were not fitted, and the ratio of measured step
+    times to the step times that `hardware:` composes from public operator tables.
     """
     setup = device_setup(device, model, True, warm_up, threads, 0, clock)
     budget_s = parse_duration(budget)
@@ -212,7 +212,7 @@ app.command("serve", help="Run a scenario on this device in real time; same as `
 
 
 def _report(name: str, run: ExecutionRecord, different: int | None) -> str:
-    """Return the main figures of a run and the first decision that differs in its timed replay."""
+    """Return the main metrics of a run and the first decision that differs in its timed replay."""
     found = run.summary
     ttft, tpot = found["ttft_ms"], found["tpot_ms"]
     decisions = f"{len(run.recorder.lines)} decisions"

@@ -27,7 +27,7 @@ KvTokens = Annotated[
         "--kv-tokens",
         metavar="TOKENS",
         min=1,
-        help="Size of the KV pool (default: what fits, at most 400,000).",
+        help="Size of the KV cache (default: as much as fits, at most 400,000).",
     ),
 ]
 Small = Annotated[bool, typer.Option(help="Use small sizes, for the tiny model.")]
@@ -45,7 +45,9 @@ Clock = Annotated[
         help="Clock for measurements; cpu measures CPU time, for shared machines.",
     ),
 ]
-Repeats = Annotated[int, typer.Option(help="Number of measurements per point; the median is used.")]
+Repeats = Annotated[
+    int, typer.Option(help="Number of repetitions of each measurement; the median is used.")
+]
 RunFolder = Annotated[Path, typer.Argument(help="Results directory of `simkv gpu run`.")]
 
 

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 #: Options that apply only to recorded runs.
 FOR_RECORDED = {"repeat_run": "--repeat-run", "out": "--out"}
-#: Arguments that apply to both.
+#: Arguments that apply to plans and to recorded runs.
 FOR_BOTH = {"folder", "profile", "_trusted"}
-#: Seconds before the first run on a CPU.
+#: Assumed start-up time before the first run on a CPU, in seconds.
 CPU_START_S = 10.0
 
 
@@ -41,7 +41,7 @@ def validate(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="Directory for plan, runs and results; existing ones are reused. For a results "
+            help="Directory for plan, runs and results; existing files are reused. For a results "
             "directory of `simkv gpu run`, only that run is evaluated."
         ),
     ],
@@ -50,7 +50,7 @@ def validate(
         typer.Option(
             metavar="PATH",
             help="Cost profile to validate (JSON), or a directory of `simkv gpu calibrate` with "
-            "one or two of them (default: those of the plan in FOLDER).",
+            "one or two profiles (default: the profiles of the plan in FOLDER).",
         ),
     ] = None,
     device: Device = "cuda",
@@ -60,7 +60,7 @@ def validate(
     ] = "9m",
     kv_tokens: KvTokens = None,
     repeats: Annotated[
-        int, typer.Option(help="Runs of one case with the same seed, for the noise of the machine.")
+        int, typer.Option(help="Number of runs of one case with the same seed, to measure noise.")
     ] = 2,
     plan_only: Annotated[
         bool, typer.Option("--plan-only", help="Write the plan and its predictions, then exit.")
@@ -68,7 +68,7 @@ def validate(
     serve_only: Annotated[
         bool,
         typer.Option(
-            "--serve-only", help="Serve and judge nothing; a later call judges, on any machine."
+            "--serve-only", help="Run trials only; a later call, on any machine, evaluates them."
         ),
     ] = False,
     case: Annotated[
@@ -99,17 +99,17 @@ def validate(
     """Validate a cost profile against runs on this device.
 
     Validates three levels. L0: decisions of a simulation with the measured step times. L1: step
-    times. L2: figures of a simulation with predicted step times, compared with other cost models
+    times. L2: metrics of a simulation with predicted step times, compared with other cost models
     and with the noise between repeated runs. The plan, its duration and its predictions are written
     before the runs. Cases are sized by the data sheet of the GPU, not by the profile. An existing
-    plan in FOLDER is used; if all of its runs are there, they are judged without a device. Exit 1
-    if a decision differs.
+    plan in FOLDER is used; if all of its runs are there, they are evaluated without a device. Exit
+    1 if a decision differs.
     """
     recorded = _is_run(folder)
     _check_options(context, folder, recorded)
     if recorded:
         if profile is None:
-            raise InputError("--profile: is needed to judge a recorded run")
+            raise InputError("--profile: missing; required to evaluate a recorded run")
         if not _judge_recorded(folder, profile, repeat_run, out):
             raise typer.Exit(1)
         return
@@ -146,7 +146,7 @@ def validate(
                 advance=advance,
             )
     if serve_only:
-        print(f"Not judged; `simkv gpu validate {folder}` judges these runs on any machine")
+        print(f"Not evaluated; `simkv gpu validate {folder}` evaluates these runs on any machine")
         return
     if not _judge(folder, plan, trials, skipped):
         raise typer.Exit(1)
@@ -178,7 +178,7 @@ def _find_plan(
     if plan is not None:
         return plan
     if not profiles:
-        raise InputError(f"--profile: is needed, because {folder} has no plan yet")
+        raise InputError(f"--profile: missing; required because {folder} has no plan yet")
     main = next(iter(profiles.values()))
     trials = plan_trials(
         profiles,
@@ -211,7 +211,7 @@ def _print_plan(trials: list[Trial], *, on_cpu: bool) -> None:
 
 
 def _judge(folder: Path, plan: Plan, trials: list[Trial], skipped: list[str]) -> bool:
-    """Judge all runs and write the report; return whether all decisions are the same."""
+    """Evaluate all runs and write the report; return whether all decisions are the same."""
     from simkv.validation.gpu_runs.device_drift import read_sentinels
     from simkv.validation.gpu_runs.gpu_report import write_gpu_report
     from simkv.validation.gpu_runs.run_ranking import judge_trials

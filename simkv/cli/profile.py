@@ -56,7 +56,7 @@ def llmservingsim(
         ),
     ] = None,
 ) -> None:
-    """Build from a bundle of kernel tables of LLMServingSim."""
+    """Build a profile from a bundle of LLMServingSim's kernel tables."""
     from simkv.costs.hardware.host_links import parse_link
     from simkv.costs.hardware.model_gpu_catalog import find_model, known_model
     from simkv.costs.sources.llmservingsim_profile import Sharding, bundle_model, bundle_profile
@@ -88,7 +88,7 @@ def aiconfigurator(
     out: Out,
     tp: Tp = 1,
 ) -> None:
-    """Build from the operator tables of NVIDIA's aiconfigurator."""
+    """Build a profile from the operator tables of NVIDIA's aiconfigurator."""
     from simkv.costs.hardware.model_gpu_catalog import find_model
     from simkv.costs.sources.aiconfigurator_profile import aiconfigurator_profile
 
@@ -107,7 +107,7 @@ def vidur(
     out: Out,
     tp: Tp = 1,
 ) -> None:
-    """Build from the operator tables of Vidur's profiler."""
+    """Build a profile from the operator tables of Vidur's profiler."""
     from simkv.costs.hardware.model_gpu_catalog import find_model
     from simkv.costs.sources.vidur_profile import vidur_profile
 
@@ -134,7 +134,7 @@ def single_request(
     ] = 2048,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens per KV block of the engine.")] = 16,
 ) -> None:
-    """Build from requests that ran in isolation.
+    """Build a profile from requests that ran in isolation.
 
     The first request of the file is excluded as a warm-up.
     """
@@ -180,7 +180,7 @@ def profile_list(
         bool, typer.Option("--all", help=f"Show all rows, not only the first {MOST}.")
     ] = False,
 ) -> None:
-    """List known step costs: packaged profiles, and models on GPUs.
+    """List packaged profiles, models and GPUs with step costs.
 
     To use a model on a GPU in a scenario, write hardware: {gpu: ..., model: ...}; to use a packaged
     profile, write profile: NAME. Costs composed of measured operators need simkv[hardware].

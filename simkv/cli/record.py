@@ -112,7 +112,7 @@ def follow(
 ) -> None:
     """Determine which rules a new engine release uses.
 
-    Exit 1 if they are not those of any earlier release.
+    Exit 1 if no earlier release has the same rules.
     """
     from simkv.conformance.record import follow_report as words
     from simkv.conformance.record.engine_drivers import ENGINE_DRIVERS

@@ -32,7 +32,7 @@ def report(
         bool | None,
         typer.Option(
             help="Simulate single changes and list helpful ones (default: for small workloads "
-            "without a variant that fixes them)."
+            "without a variant that fixes the problem)."
         ),
     ] = None,
     gallery: Annotated[

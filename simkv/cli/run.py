@@ -49,7 +49,7 @@ def run(
         bool,
         typer.Option(
             "--full",
-            help="Print the full report: all figures per variant, sources and expectations.",
+            help="Print the full report: all metrics per variant, sources and expectations.",
         ),
     ] = False,
     junit: Junit = None,

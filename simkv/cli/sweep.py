@@ -68,15 +68,15 @@ def sweep(
     plot: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="FIGURE:KNOB",
-            help="Plot a figure of summary.json against a setting; may be repeated.",
+            metavar="METRIC:KNOB",
+            help="Plot a metric of summary.json against a setting; may be repeated.",
         ),
     ] = None,
     pareto: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="FIGURE:max,FIGURE:min",
-            help="Plot the Pareto front of these figures; may be repeated.",
+            metavar="METRIC:max,METRIC:min",
+            help="Plot the Pareto front of these metrics; may be repeated.",
         ),
     ] = None,
     out: Annotated[

@@ -82,7 +82,7 @@ def inspect(
     plot: Annotated[
         Path | None, typer.Option(metavar="PNG", help="Plot the results to this file.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as JSON.")] = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Show rates, lengths, shared prefixes and KV demand."""

@@ -82,12 +82,12 @@ def validate_case(
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write the figures as CSV files to this directory."),
+        typer.Option(metavar="DIR", help="Write the results as CSV files to this directory."),
     ] = None,
 ) -> None:
-    """Simulate recorded runs and compare the figures.
+    """Simulate recorded runs and compare predicted with measured metrics.
 
-    Prints measured and predicted figures and the error. Step costs come from the calibration data
+    Prints measured and predicted metrics and the error. Step costs come from the calibration data
     of a case: kernel tables for its model and GPU, or else its requests that ran in isolation,
     which are then not compared. Nothing is tuned. Unusable cases are listed at the end; the exit
     code is then 2.
@@ -130,7 +130,7 @@ def _check_options(out: Path | None, kernel_tables: Path | None) -> None:
 
 @dataclass
 class JudgedCases:
-    """Scores of the simulated cases, their costs and sensitivities by name, and other errors."""
+    """Scores of simulated cases, costs and sensitivities by case, and errors of unusable cases."""
 
     scores: list[Score] = field(default_factory=list)
     costs: dict[str, CostProfile] = field(default_factory=dict)
@@ -172,7 +172,7 @@ def judge_cases(
 
 
 def measure_host_times(found: JudgedCases) -> tuple[list[HostTimes], list[str]]:
-    """Measure the time of steps beyond their kernels; also return why some cases have none."""
+    """Return the host time per step of each case, and messages for cases without kernel times."""
     from simkv.validation.recorded_runs.host_gaps import host_times
 
     told, untold = [], []
@@ -195,11 +195,11 @@ def validate_silicon(
         int | None, typer.Option(help="Maximum number of processes (default: one per core).")
     ] = None,
 ) -> None:
-    """Compare with published serving points.
+    """Compare predictions with published measurements of serving.
 
-    A point is TTFT and TPOT at one concurrency. Each row is simulated as a closed loop with the
-    engine's scheduler and the lengths and flags of the benchmark. Without measured columns, only
-    predictions are printed.
+    A measurement is TTFT and TPOT at one concurrency. Each row is simulated as a closed loop with
+    the engine's scheduler and the lengths and flags of the benchmark. Without measured columns,
+    only predictions are printed.
     """
     from simkv.costs.operators.error_spreads import read_spreads
     from simkv.validation.serving_points.measured_rows import read_rows

@@ -1,4 +1,4 @@
-"""Tables that fit the terminal: columns without space are omitted, and names are never cut.
+"""Tables that fit the terminal: columns that do not fit are omitted, and names are never cut.
 
 AdaptiveTable([Column("variant", names, right=False), Column("P99 TTFT (s)", cells, rank=2)])
 """
@@ -22,7 +22,7 @@ _ENDLESS = 100_000
 
 @dataclass(frozen=True)
 class Column:
-    """Column of a table; ``rank`` is the order of omission: the highest first, rank 0 never."""
+    """Column of a table; the highest ``rank`` is omitted first, and rank 0 never."""
 
     heading: str
     cells: Sequence[str]
@@ -42,7 +42,7 @@ class AdaptiveTable:
     """Table with columns of equal length; ``bold`` contains the indices of bold rows.
 
     A line below the table names omitted columns. If even the columns of rank 0 do not fit, their
-    cells are folded.
+    cells are wrapped.
     """
 
     columns: Sequence[Column]
@@ -85,7 +85,7 @@ class StackedTable:
 def make_adaptive_table(
     headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, kept: int = 2
 ) -> AdaptiveTable:
-    """Return a table of rows under ``headings`` that omits columns from the last if space is short.
+    """Return a table of rows under ``headings`` that omits its last columns if space is short.
 
     The first ``left`` columns are left-aligned, and the first ``kept`` are never omitted.
     """

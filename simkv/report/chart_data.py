@@ -1,4 +1,4 @@
-"""Data of the figures of a report, as plain columns for the page's JSON.
+"""Data of the plots of a report, as plain columns for the page's JSON.
 
 Times are integer ticks (see ``TickScale``) and columns are compressed by ``pack_column``, so that
 pages are small. Every function returns lists and dicts of JSON values, identical for identical
@@ -32,7 +32,7 @@ from simkv.sim.run_record import RunRecord
 
 Floats = npt.NDArray[np.float64]
 
-#: Maximum number of requests whose blocks are drawn separately.
+#: Maximum number of requests whose blocks are shown separately.
 MAX_OWNERS = 8
 #: Number of bins of a time axis.
 BINS = 240

@@ -48,7 +48,7 @@ _SIDE_BY_SIDE = (
     "jain_index",
     "steps",
 )
-#: Figures with printed intervals; ``summary.json`` has all intervals.
+#: Metrics with printed intervals; ``summary.json`` has all intervals.
 _WITH_INTERVALS = (
     "finished",
     "starved",
@@ -66,7 +66,7 @@ _SCHEDULING = ("preemptions", "recomputed_tokens", "longest_stall_s")
 def render_results(
     results: dict[str, RunResult], comparisons: Sequence[PublishedComparison]
 ) -> Iterator[RenderableType]:
-    """Yield the lines and tables of a run and the comparison with published figures."""
+    """Yield the lines and tables of a run and the comparison with published metrics."""
     scenario = next(iter(results.values())).scenario
     yield f"{scenario.name}: {scenario.summary}".rstrip(": ")
     if scenario.report:
@@ -117,7 +117,7 @@ def checks_table(checks: Sequence[ExpectationCheck]) -> AdaptiveTable:
     )
 
 
-#: Optional sections: key of their figures, title, and names.
+#: Optional sections: key of their metrics, title, and names.
 _OF_SOME = (
     ("spec_decode", "Speculative Decoding", SPEC_DECODE_METRICS),
     ("kv_tiers", "KV in Host Memory", KV_TIER_METRICS),
@@ -165,7 +165,7 @@ def _block(variant: str, result: RunResult) -> Iterator[str]:
             yield f"  {_label(key):<32}{_value(figures, key):>12}   {interval}"
 
 
-#: Columns of the table of replicas: figure, heading, width, decimals.
+#: Columns of the table of replicas: metric, heading, width, decimals.
 _REPLICA = (
     ("requests", "requests", 9, 0),
     ("finished", "finished", 9, 0),
@@ -179,7 +179,7 @@ _MOST_REPLICAS = 16
 
 
 def _fleet(fleet: dict[str, Any]) -> Iterator[str]:
-    """Yield the figures of the fleet, and a line per replica."""
+    """Yield the metrics of the fleet, and a line per replica."""
     yield f"{'Fleet':-^{WIDTH}}"
     yield _row("Replicas:", fleet["replicas"])
     yield from _rows({"fleet": fleet}, FLEET_METRICS)
@@ -198,7 +198,7 @@ def _fleet(fleet: dict[str, Any]) -> Iterator[str]:
 
 
 def _label(name: str) -> str:
-    """Return the label of a figure, with E2EL as in ``vllm bench serve``."""
+    """Return the label of a metric, with E2EL as in ``vllm bench serve``."""
     return heading(name).replace("E2E ", "E2EL ")
 
 
@@ -212,7 +212,7 @@ def _row(label: str, value: Any) -> str:
 
 
 def _value(figures: dict[str, Any], name: str) -> str:
-    """Return a figure as text: ``>`` marks a lower bound, ``none`` a figure without sample."""
+    """Return a metric as text: ``>`` marks a lower bound, ``none`` a metric without samples."""
     return ("> " if is_lower_bound(figures, name) else "") + _number(figure(figures, name))
 
 
@@ -245,7 +245,7 @@ def _side_by_side(results: dict[str, RunResult]) -> StackedTable:
 
 
 def _of(result: RunResult, key: str) -> str:
-    """Return a figure as text, with a star if it is a latency of finished requests only."""
+    """Return a metric as text, with a star if it is a latency of finished requests only."""
     star = " *" if key.partition(".")[0] in LATENCIES and _failed(result) else ""
     return _value(result.summary, key) + star
 

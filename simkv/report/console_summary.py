@@ -116,7 +116,7 @@ def _describe_fix(results: Mapping[str, RunResult], name: str) -> str:
 
 
 def _describe_largest_gain(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """Return the compared figure that improves most, with both values."""
+    """Return the compared metric that improves most, with both values."""
 
     def gain(metric: Metric) -> float:
         before, after = figure(ours, metric.key), figure(theirs, metric.key)
@@ -167,7 +167,7 @@ def build_variants_table(results: Mapping[str, RunResult]) -> AdaptiveTable:
 
 
 def _cell(result: RunResult, key: str, show: Callable[[float], str]) -> str:
-    """Return a figure as text: ``>`` marks a lower bound, ``none`` a missing value."""
+    """Return a metric as text: ``>`` marks a lower bound, ``none`` a missing value."""
     value = figure(result.summary, key)
     if value is None:
         return "none"

@@ -1,4 +1,4 @@
-"""HTML report of a run: text and tables are rendered here, figures by the page's scripts.
+"""HTML report of a run: text and tables are rendered here, plots by the page's scripts.
 
 write_html(Path("report.html"), {"run": run_scenario(scenario, folder)})
 """
@@ -40,7 +40,7 @@ STYLE, SCRIPT, LIBRARY = "report.css", "report.js", "plotly.min.js"
 LIBRARY_FILE = Path(__file__).parent / "vendor" / "plotly-cartesian-4.1.1.min.js"
 #: Scripts of the page, in the order of their dependencies.
 SCRIPTS = ("model.js", "theme.js", "lanes.js", "figures.js", "main.js")
-#: Figures with a time axis, which zoom together.
+#: Plots with a time axis, which zoom together.
 TIME_AXIS_FIGURES = ("lanes", "blocks", "queues")
 
 
@@ -81,7 +81,7 @@ def write_html(
 def write_shared(folder: Path, library_url: str = LIBRARY) -> list[Path]:
     """Write the parts common to all reports to ``folder``: style, scripts and plotting library.
 
-    Without the library, if it is elsewhere.
+    The library is omitted if ``library_url`` refers to another place. Returns the paths.
     """
     files = {STYLE: style(), SCRIPT: script()}
     if library_url == LIBRARY:

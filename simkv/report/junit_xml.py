@@ -14,7 +14,7 @@ from simkv.metrics.expectation_checks import ExpectationCheck
 def write_junit(file: Path, scenarios: Mapping[str, Sequence[ExpectationCheck]]) -> None:
     """Write the checks of ``scenarios``, by name, to ``file``, completely or not at all.
 
-    There is one suite per scenario and one test case per variant and figure; a missed expectation
+    There is one suite per scenario and one test case per variant and metric; a missed expectation
     fails with its difference.
     """
     report = JUnitXml("simkv")

@@ -31,7 +31,7 @@ from simkv.sim.run_record import RequestRecord, RunRecord
 
 #: Maximum number of requests whose blockers are added up, to limit the time.
 MAX_BLOCKED_REQUESTS = 60
-#: Figures for comparing two variants; lower is better for all.
+#: Metrics for comparing two variants; lower is better for all.
 COMPARED_FIGURES = tuple(
     METRICS[name]
     for name in (
@@ -299,7 +299,7 @@ def title(results: Mapping[str, RunResult]) -> str:
 
 
 def select_pair(results: Mapping[str, RunResult]) -> list[str]:
-    """Return the variants that the figures show first: the main one, and a better one beside it."""
+    """Return the variants that the plots show first: the main one, and a better one if any."""
     lead = select_variant(results)
     other = find_better_variant(results, lead) or next(
         (name for name in results if name != lead), None
@@ -308,7 +308,7 @@ def select_pair(results: Mapping[str, RunResult]) -> list[str]:
 
 
 def find_better_variant(results: Mapping[str, RunResult], name: str) -> str | None:
-    """Return a variant that serves more requests than ``name``, or as many and faster.
+    """Return a variant that serves more requests than ``name``, or the same number faster.
 
     Only variants with the same workload and costs qualify. Among several, the criteria are, in
     order: most requests served, fewest requests that waited in vain, fewest changed fields. None if
@@ -326,7 +326,7 @@ def find_better_variant(results: Mapping[str, RunResult], name: str) -> str | No
         theirs = better[other].summary
         differ = len(find_differences(results[name].scenario, better[other].scenario))
         if _share(theirs) == _share(ours):
-            differ = 0  # nothing is fixed: only the figures count
+            differ = 0  # nothing is fixed: only the metrics count
         return -_share(theirs), _hopeless(theirs), differ, -improvement(ours, theirs)
 
     return min(better, key=rank, default=None)

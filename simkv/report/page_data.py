@@ -1,4 +1,4 @@
-"""Data of the figures of a page: names, colors and columns of all variants."""
+"""Data of the plots of a page: names, colors and columns of all variants."""
 
 from __future__ import annotations
 

@@ -281,7 +281,7 @@ def _seen(records: Sequence[RunRecord], feature: str) -> tuple[int, int] | None:
 
 
 def captions(results: Mapping[str, RunResult], page: Mapping[str, Any]) -> dict[str, str]:
-    """Return the captions of the figures, including what samples omit."""
+    """Return the captions of the plots by name, with the number of omitted lanes if sampled."""
     said = dict(CAPTIONS)
     left_out = [
         f"{name}: {len(variant['lanes']['of']):,} of {len(result.record.requests):,} shown"

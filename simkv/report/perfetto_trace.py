@@ -110,7 +110,7 @@ def _steps(record: RunRecord, pid: int) -> Iterator[Event]:
 
 
 def _goes_on(record: RunRecord, row: int) -> bool:
-    """Return whether the step after ``row`` is the same: only decodes, without a pause."""
+    """Return whether step ``row + 1`` continues ``row``: equal decode batches without a gap."""
     log, after = record.steps, row + 1
     return (
         not log.prefill_seqs[row]

@@ -72,7 +72,7 @@ MIN_LOG_RATIO = 20.0
 
 
 def draw_answer(plan: CapacityPlan, path: Path) -> Path:
-    """Draw a panel per objective: its figure by candidate, its limit, and the answer.
+    """Draw a panel per objective: its metric by candidate, its limit, and the answer.
 
     Points are seeds, the line connects the worst of them, and the band is their range within the
     profile's error.
@@ -140,7 +140,7 @@ def _is_latency(objective: Objective) -> bool:
 
 
 def _curve(axes: Axes, frame: pd.DataFrame, x: str, name: str, objective: Objective | None) -> None:
-    """Draw a figure against ``x``: points of single runs, a line through the worst, and a band."""
+    """Draw a metric against ``x``: points of single runs, a line through the worst, and a band."""
     numbers = frame[[x, "side", "failing"]].assign(y=pd.to_numeric(frame[name], errors="coerce"))
     worst = _least if objective and objective.sign == ">=" else _greatest
     calm, failing = numbers[~numbers["failing"]], numbers[numbers["failing"]]
@@ -178,9 +178,9 @@ def _greatest(values: pd.Series[float]) -> float:
 
 
 def _comparable(frame: pd.DataFrame, x: str, name: str) -> pd.Series[bool]:
-    """Return by x value whether the figure is comparable across both sides of the error.
+    """Return by x value whether the metric is comparable across both sides of the error.
 
-    A figure over finished requests is not comparable if their number differs.
+    A metric over finished requests is not comparable if their number differs.
     """
     calm = frame[~frame["failing"]]
     same = calm.groupby(x)["finished"].nunique() == 1
@@ -189,7 +189,7 @@ def _comparable(frame: pd.DataFrame, x: str, name: str) -> pd.Series[bool]:
 
 
 def _from_nothing(axes: Axes, values: pd.Series[Any]) -> None:
-    """Start the axis of a nonnegative figure at 0, and end it at 1 if all values are 0."""
+    """Start the axis of a nonnegative metric at 0, and end it at 1 if all values are 0."""
     most = values.max()
     if values.min() >= 0.0 and math.isfinite(most):
         axes.set_ylim(0.0, max(1.08 * axes.dataLim.y1, 1e-9) if most > 0 else 1.0)

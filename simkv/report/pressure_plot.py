@@ -74,7 +74,7 @@ def bin_column(record: RunRecord, column: Sequence[int], edges: Floats) -> Binne
 
 
 def _between(edges: Floats, corners: Floats, amounts: Floats) -> Floats:
-    """Return how much of ``amounts``, each spread over one pair of ``corners``, is in each bin."""
+    """Return the sum per bin of ``amounts``, each spread evenly over one pair of ``corners``."""
     sums = np.cumsum(np.column_stack([np.zeros(len(amounts)), amounts]).ravel())
     return np.diff(np.interp(edges, corners, sums))
 

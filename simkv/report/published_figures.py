@@ -1,4 +1,4 @@
-"""Comparison of published figures with simulated ones."""
+"""Comparison of published metrics with simulated ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simkv.metrics.run_result import RunResult
 
 @dataclass(frozen=True)
 class PublishedComparison:
-    """Published and simulated value of a figure; with ``bound`` the published one is a lower bound.
+    """Published and simulated value of a metric; with ``bound`` the published one is a lower bound.
 
     ``error`` is (simulated - published) / published, or None if that is not defined.
     """
@@ -30,14 +30,14 @@ class PublishedComparison:
 
     @property
     def holds(self) -> bool | None:
-        """Whether a bound holds; None for an exact figure."""
+        """Whether a bound holds; None for an exact metric."""
         if not self.bound:
             return None
         return self.simulated is not None and self.simulated >= self.published
 
     @property
     def told(self) -> str:
-        """Published figure as text."""
+        """Published metric as text."""
         return f"≥ {self.published:g}" if self.bound else f"{self.published:.10g}"
 
     @property
@@ -51,7 +51,7 @@ class PublishedComparison:
 
 
 def compare_published(results: dict[str, RunResult]) -> list[PublishedComparison]:
-    """Return every published figure of the scenario with its simulated value."""
+    """Return every published metric of the scenario with its simulated value."""
     rows: list[PublishedComparison] = []
     for variant, result in results.items():
         published = result.scenario.published.get(variant)

@@ -51,7 +51,7 @@ def write_gallery(
 
     Outdated pages of an earlier gallery are removed. ``began`` is called with the name of each
     incident. With ``whatif`` single changes are evaluated, which takes most of the time. The
-    plotting library is copied to ``folder`` unless ``library_url`` says where it is.
+    plotting library is copied to ``folder`` unless ``library_url`` refers to another place.
     """
     check_gallery(folder)
     make_folder(folder)

@@ -231,7 +231,7 @@ def _skipped(tiles: Sequence[LedgerSegment]) -> str:
 
 
 class _Teller:
-    """Finds the cause of an interval: requests or resources."""
+    """Finds the cause of a wait: other requests, or a resource."""
 
     def __init__(self, result: RunResult) -> None:
         self.record = result.record

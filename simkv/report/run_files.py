@@ -1,4 +1,4 @@
-"""Results directory of a run: figures, tables and plots, written completely or not at all."""
+"""Results directory of a run: metrics, tables and plots, written completely or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plots of a sweep: a figure against a setting, and two figures against each other."""
+"""Plots of a sweep: a metric against a setting, and two metrics against each other."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _CLOSE = 0.025
 
 @dataclass(frozen=True)
 class Plot:
-    """Plot of a ``figure`` (of summary.json) against a ``knob`` (its path, or ``variant``)."""
+    """Plot of a metric of summary.json against a setting (its path, or ``variant``)."""
 
     figure: str
     knob: str
@@ -62,7 +62,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class ParetoGoal:
-    """Figure, and whether more of it is better."""
+    """Metric, and whether higher values are better (``more``)."""
 
     figure: str
     more: bool
@@ -87,7 +87,7 @@ def _file(name: str) -> str:
 
 
 def parse_plot(text: str, knobs: Sequence[str]) -> Plot:
-    """Parse ``FIGURE:KNOB``. Raises InputError for an unknown figure or setting."""
+    """Parse ``METRIC:KNOB``. Raises InputError for an unknown metric or setting."""
     figure, colon, knob = text.partition(":")
     _known(figure, f"--plot {text}")
     known = [*knobs, "variant"]
@@ -95,24 +95,24 @@ def parse_plot(text: str, knobs: Sequence[str]) -> Plot:
         raise InputError(
             f"--plot {text}: {knob!r} is not a setting of this "
             f"sweep{spelling_hint(knob, known)}; expected "
-            f"FIGURE:KNOB, KNOB one of {', '.join(known)}"
+            f"METRIC:KNOB, KNOB one of {', '.join(known)}"
         )
     return Plot(figure, knob)
 
 
 def parse_pareto(text: str) -> Pareto:
-    """Parse two or more of ``FIGURE:max,FIGURE:min``. Raises InputError for any other text."""
+    """Parse two or more of ``METRIC:max,METRIC:min``. Raises InputError for any other text."""
     goals = []
     for part in text.split(","):
         figure, _, better = part.strip().partition(":")
         if better not in ("min", "max"):
             raise InputError(
-                f"--pareto {text}: expected FIGURE:max or FIGURE:min; found {part.strip()!r}"
+                f"--pareto {text}: expected METRIC:max or METRIC:min; found {part.strip()!r}"
             )
         _known(figure, f"--pareto {text}")
         goals.append(ParetoGoal(figure, better == "max"))
     if len({goal.figure for goal in goals}) < max(len(goals), 2):
-        raise InputError(f"--pareto {text}: expected two or more different figures")
+        raise InputError(f"--pareto {text}: expected two or more different metrics")
     return Pareto(tuple(goals))
 
 
@@ -120,13 +120,13 @@ def _known(figure: str, where: str) -> None:
     known = (*FIGURE_NAMES, *OPTIONAL_METRICS)
     if figure not in known:
         raise InputError(
-            f"{where}: {figure!r} is not a figure of summary.json{spelling_hint(figure, known)}; "
+            f"{where}: {figure!r} is not a metric of summary.json{spelling_hint(figure, known)}; "
             f"expected one of {', '.join(known)}"
         )
 
 
 def check_figures(frame: pd.DataFrame, figures: Iterable[str], where: str) -> None:
-    """Raise InputError if a table of runs lacks one of the figures."""
+    """Raise InputError if a table of runs lacks one of the metrics."""
     for figure in figures:
         if figure not in frame:
             of = OPTIONAL_METRICS.get(figure)
@@ -139,9 +139,9 @@ def average_repeats(
 ) -> pd.DataFrame:
     """Return one row per point and variant, averaged over its repeats.
 
-    Columns: ``point``, the settings, ``variant``, the figures, for each figure ``±figure``, half of
+    Columns: ``point``, the settings, ``variant``, the metrics, for each metric ``±NAME``, half of
     the 95 % confidence interval of its mean (Student's t; NaN for one repeat), and ``unserved``,
-    whether any request of any repeat did not finish. A figure is NaN if it is empty in a repeat.
+    whether any request of any repeat did not finish. A metric is NaN if it is empty in a repeat.
     """
     rows = []
     for (point, variant), group in frame.groupby(["point", "variant"], sort=False):
@@ -165,9 +165,9 @@ def _half_interval(values: npt.NDArray[np.float64]) -> float:
 
 
 def pareto_front(points: pd.DataFrame, goals: Sequence[ParetoGoal]) -> pd.Series[bool]:
-    """Return which rows are Pareto-optimal: no other row is as good in all goals and better in one.
+    """Return whether each row is Pareto-optimal: no row is as good in all goals and better in one.
 
-    Rows that lack a figure are excluded.
+    Rows that lack a metric are excluded.
     """
     costs = np.column_stack(
         [points[goal.figure].to_numpy(np.float64) * (-1 if goal.more else 1) for goal in goals]
@@ -180,7 +180,7 @@ def pareto_front(points: pd.DataFrame, goals: Sequence[ParetoGoal]) -> pd.Series
 
 
 def write_plot(frame: pd.DataFrame, knobs: Sequence[str], plot: Plot, folder: Path) -> Path:
-    """Plot a figure against a setting to ``folder``, one line per combination of the others."""
+    """Plot a metric against a setting to ``folder``, one line per combination of the others."""
     points = average_repeats(frame, knobs, [plot.figure])
     others = [name for name in (*knobs, "variant") if name != plot.knob]
     others = [name for name in others if len({repr(value) for value in points[name]}) > 1]
@@ -219,7 +219,7 @@ def write_plot(frame: pd.DataFrame, knobs: Sequence[str], plot: Plot, folder: Pa
 
 
 def _matters_most(points: pd.DataFrame, knobs: Sequence[str], figure: str) -> str:
-    """Return the setting whose values differ most in the mean of the figure."""
+    """Return the setting whose values differ most in the mean of the metric."""
 
     def apart(knob: str) -> float:
         found = points.groupby(points[knob].map(repr))[figure].mean()

@@ -64,7 +64,7 @@ def _arrivals(figures: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _sharing(figures: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the hit rate of an unlimited prefix cache."""
+    """Return lines on the hit rate that a prefix cache without limit would have."""
     if figures["prefix_hit_rate"] is None:
         return [("Shared prefixes", "not recorded in this trace")]
     told = [("Shared prefixes", f"{figures['prefix_hit_rate']:.1%} of the prompt tokens at most")]

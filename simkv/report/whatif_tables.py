@@ -16,7 +16,7 @@ from simkv.study.whatif.trial_evaluation import RunFigures
 from simkv.study.whatif.verdict_bisection import Flip, Flips, TriedValue
 from simkv.study.whatif.whatif import Effect, WhatIfResult
 
-#: Figures of ``summary.json`` in the JSON of a run.
+#: Metrics of ``summary.json`` in the JSON of a run.
 JSON_FIGURES = (
     "requests",
     "finished",
@@ -169,7 +169,7 @@ def _fields(changes: Iterable[Change], others: Collection[str]) -> str:
 
 
 def _columns(rows: Sequence[RunFigures | None], figure: str | None) -> list[Column]:
-    """Return the figures of runs as columns; the last are omitted first if space is short.
+    """Return the metrics of runs as columns; the last are omitted first if space is short.
 
     Endings that no run has are excluded.
     """
@@ -264,7 +264,7 @@ def whatif_json(found: WhatIfResult) -> dict[str, Any]:
 
 
 def figures_json(figures: RunFigures) -> dict[str, Any]:
-    """Return the verdict and the main figures of a run."""
+    """Return the verdict and the main metrics of a run."""
     return {
         "verdict": figures.verdict,
         "verdict_detail": figures.detail,

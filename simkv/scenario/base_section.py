@@ -11,7 +11,7 @@ from simkv.workload.workload_base import StrictModel
 
 
 def _of_the_web(address: str) -> str:
-    """Return the address if pages may link to it; raise ValueError otherwise."""
+    """Return the address. Raises ValueError unless it begins with http:// or https://."""
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.netloc or not address.isprintable():
         raise ValueError(f"must begin with http:// or https://, got {address!r}")

@@ -31,7 +31,7 @@ from simkv.scenario.custom.custom_engine import build_custom_spec
 from simkv.scenario.offloading_size import BACKEND, SIZE
 from simkv.schedulers.engine_registry import ENGINES, find_engine_spec
 
-#: Schema value for settings that the launcher chooses. The loader has replaced it by a number
+#: Schema value for settings that the launcher chooses. The loader replaces it by a number
 #: before validation.
 Auto = Literal["auto"]
 

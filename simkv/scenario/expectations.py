@@ -1,4 +1,4 @@
-"""Expected results of a scenario's variants: bounds on their figures.
+"""Expected results of a scenario's variants: bounds on their metrics.
 
 expect:
   before: {verdict: livelock, finished: {le: 3}}
@@ -50,7 +50,7 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Bound(Section):
-    """Bound on a figure: exactly one of ``eq``, ``le``, ``ge`` and ``within``.
+    """Bound on a metric: exactly one of ``eq``, ``le``, ``ge`` and ``within``.
 
     ``within`` is ``[low, high]``, both included. Numbers are equal within a relative or absolute
     tolerance of 1e-9.
@@ -108,14 +108,14 @@ def _bare_word(value: Any) -> Any:
     return value["eq"] if isinstance(value, dict) and list(value) == ["eq"] else value
 
 
-#: A plain number stands for ``{eq: number}``; words accept both forms as well.
+#: Bound, or a plain number in place of ``{eq: number}``.
 Expected = Annotated[Bound, BeforeValidator(_bare_number, json_schema_input_type=float | Bound)]
 
 
 def _with_bounds(base: type[Section], figures: Mapping[str, str]) -> Any:
-    """Return ``base`` with an optional bound on each figure; other names are errors.
+    """Return ``base`` with an optional bound on each metric; other names are errors.
 
-    ``figures`` maps names of figures to their descriptions.
+    ``figures`` maps names of metrics to their descriptions.
     """
     fields: dict[str, Any] = {
         name: (Annotated[Expected | None, Field(description=f"Bound on {what}.")], None)
@@ -138,7 +138,7 @@ else:
 
 
 class _Expectations(Section):
-    """Expected results of one variant: its ``verdict``, and bounds on its figures in summary.json.
+    """Expected results of one variant: its ``verdict``, and bounds on its metrics in summary.json.
 
     ``request`` has expectations for single requests, by id.
     """

@@ -6,7 +6,7 @@ class Scenario(BaseModel):
 
 find_field_names(Scenario, FieldRole.ABOUT)  # ("summary",)
 
-Digests, saved files, differences and the fields that ``--over`` accepts are derived from it.
+Digests, saved files, differences and the fields that ``--over`` accepts follow from the roles.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pydantic import BaseModel
 class FieldRole(StrEnum):
     """Role of a field: ``ABOUT`` fields describe a scenario; the others determine its runs.
 
-    ``WORLD`` fields are the engine's environment: load, costs, timeouts. ``ENGINE`` fields are
-    chosen by the operator, and therefore a fix may change them.
+    ``WORLD`` fields are the engine's environment: workload, costs, timeouts. ``ENGINE`` fields are
+    chosen by the operator, so a fix may change them.
     """
 
     ABOUT = "about"

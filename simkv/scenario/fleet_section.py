@@ -54,7 +54,7 @@ class RandomConfig(_Router):
 
 
 class _Scored(_Router):
-    """Base class of routers that compare loads.
+    """Base class of routers that compare the load of replicas.
 
     The score of a replica is the weighted sum of its waiting requests, running requests, requests
     ``in_flight`` (sent by the router and not finished, always up to date) and the fraction of KV
@@ -228,9 +228,10 @@ class KvTransfer(Section):
 class FleetSettings(Section):
     """Routing of requests, outages and scaling of replicas.
 
-    With ``refresh_interval`` (s) the router sees loads as of the last multiple of it; with 0 loads
-    are always current. With ``lockstep`` all replicas step together and each step takes as long as
-    the slowest replica, as with the data-parallel ranks of a mixture-of-experts model.
+    The router sees the load of the replicas as of the last multiple of ``refresh_interval`` (s);
+    with 0 it always sees the current load. With ``lockstep`` all replicas step together and each
+    step takes as long as the slowest replica, as with the data-parallel ranks of a
+    mixture-of-experts model.
 
     A replica that fails loses its KV and all computed tokens. ``on_failure`` decides about its
     requests: ``retry`` restarts them on another replica and discards the tokens that their clients
@@ -248,7 +249,7 @@ class FleetSettings(Section):
     router: AnyRouter = RoundRobinConfig()
     """Routing policy: a name, or a mapping with the router's settings."""
     refresh_interval: Seconds = 0.0
-    """The router sees loads as of the last multiple of this time (s); 0: current loads."""
+    """Interval at which the router reads the load of the replicas (s); 0: at each request."""
     lockstep: bool = False
     """Step all replicas together; each step takes as long as the slowest replica."""
     failures: list[Outage] = Field(default=[])

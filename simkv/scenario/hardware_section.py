@@ -34,8 +34,8 @@ class MeasuredLink(Section):
 class HardwareSection(Section):
     """GPUs, model, parallelism and number formats.
 
-    ``tp`` GPUs share every layer, each of ``dp`` groups of GPUs computes attention for its own
-    requests, and ``ep`` GPUs share the experts, each as a whole.
+    ``tp`` GPUs split every layer, each of ``dp`` groups of GPUs computes attention for its own
+    requests, and ``ep`` GPUs divide whole experts among them.
     """
 
     gpu: str
@@ -43,9 +43,9 @@ class HardwareSection(Section):
     model: str
     """Name of a packaged model, or path of a Hugging Face config.json beside the scenario."""
     tp: Gpus = 1
-    """Tensor parallel size: GPUs that share every layer."""
+    """Tensor parallel size: GPUs that split every layer."""
     ep: Gpus = 1
-    """Expert parallel size: GPUs that share the experts, each as a whole."""
+    """Expert parallel size: GPUs that divide whole experts among them."""
     dp: Gpus = 1
     """Data parallel size: groups of GPUs that compute attention for their own requests."""
     pp: Gpus = 1

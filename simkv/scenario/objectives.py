@@ -1,4 +1,4 @@
-"""Objectives of a plan: bounds on figures, such as ``ttft_ms.p99<=500``.
+"""Objectives of a plan: bounds on metrics, such as ``ttft_ms.p99<=500``.
 
 objectives = [parse_objective("ttft_ms.p99<=500"), parse_objective("jain_index>=0.5")]
 values = figures(summary)
@@ -17,7 +17,7 @@ from simkv.core.errors import InputError, spelling_hint
 from simkv.core.figure_registry import FIGURE_NAMES, figure
 from simkv.core.outcome import Outcome
 
-#: Figures derived from the summary.json figures, with descriptions.
+#: Metrics derived from the summary.json metrics, with descriptions.
 DERIVED = {
     "unserved": "requests that did not finish, for any reason",
     "preemption_rate": "preemptions per request",
@@ -26,12 +26,12 @@ DERIVED = {
     "goodput": "requests within the limits of --goodput, per second",
     "goodput_share": "share of requests within the limits of --goodput",
 }
-#: Derived figures that require --goodput limits.
+#: Derived metrics that require --goodput limits.
 GOODPUT_FIGURES = ("good", "goodput", "goodput_share")
 OBJECTIVE_FIGURES = (*FIGURE_NAMES, *DERIVED)
 #: Minimum fraction of good requests if --goodput has limits and no objective bounds it.
 DEFAULT_GOODPUT_SHARE = 0.99
-#: Figures that bound unserved requests; without a bound on any of them, all must be served.
+#: Metrics that bound unserved requests; without a bound on any of them, all must be served.
 UNSERVED_FIGURES = {"unserved", *Outcome}
 
 _FORM = re.compile(r"\s*([\w.]+)\s*(<=|>=)\s*(\S+)\s*")
@@ -39,7 +39,7 @@ _FORM = re.compile(r"\s*([\w.]+)\s*(<=|>=)\s*(\S+)\s*")
 
 @dataclass(frozen=True)
 class Objective:
-    """Bound on a figure: at most (``<=``) or at least (``>=``) a ``limit``.
+    """Bound on a metric: at most (``<=``) or at least (``>=``) a ``limit``.
 
     ``assumed`` marks a default objective that the user did not give.
     """
@@ -53,14 +53,14 @@ class Objective:
         return f"{self.figure} {self.sign} {self.limit:g}"
 
     def holds(self, values: Mapping[str, float | None]) -> bool:
-        """Return whether a run with these figures meets the objective; missing figures do not."""
+        """Return whether a run with these metrics meets the objective; missing metrics do not."""
         return self.slack(values) >= 0.0
 
     def slack(self, values: Mapping[str, float | None]) -> float:
         """Return the margin relative to the limit: 0 or more if met, negative if missed.
 
-        A margin of 0.1 is a tenth of the limit. Minus infinity if the figure is missing; in the
-        figure's own unit if the limit is 0.
+        A margin of 0.1 is a tenth of the limit. Minus infinity if the metric is missing; in the
+        metric's own unit if the limit is 0.
         """
         value = values.get(self.figure)
         if value is None or math.isnan(value):
@@ -71,7 +71,7 @@ class Objective:
         return room / (abs(self.limit) or 1.0)
 
     def worst(self, found: Iterable[float | None]) -> float | None:
-        """Return the worst of several values of the figure; None if one is missing."""
+        """Return the worst of several values of the metric; None if one is missing."""
         values = list(found)
         known = [value for value in values if value is not None]
         if len(known) < len(values) or not known:
@@ -80,16 +80,16 @@ class Objective:
 
 
 def parse_objective(text: str) -> Objective:
-    """Parse ``FIGURE<=NUMBER`` or ``FIGURE>=NUMBER``. Raises InputError for any other text."""
+    """Parse ``METRIC<=NUMBER`` or ``METRIC>=NUMBER``. Raises InputError for any other text."""
     found = _FORM.fullmatch(text)
     if not found:
         raise InputError(
-            f"--slo {text}: expected FIGURE<=NUMBER or FIGURE>=NUMBER, as in 'ttft_ms.p99<=500'"
+            f"--slo {text}: expected METRIC<=NUMBER or METRIC>=NUMBER, as in 'ttft_ms.p99<=500'"
         )
     figure, sign, number = found.groups()
     if figure not in OBJECTIVE_FIGURES:
         raise InputError(
-            f"--slo {text}: unknown figure {figure!r}"
+            f"--slo {text}: unknown metric {figure!r}"
             f"{spelling_hint(figure, OBJECTIVE_FIGURES)}; expected "
             f"one of {', '.join(OBJECTIVE_FIGURES)}"
         )
@@ -132,7 +132,7 @@ def complete_objectives(
 
 
 def compute_objective_figures(summary: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return all figures of a run that objectives may bound; None without a sample."""
+    """Return all metrics of a run that objectives may bound; None without a sample."""
     values: dict[str, float | None] = {}
     for name in (*FIGURE_NAMES, *GOODPUT_FIGURES):
         group = name.partition(".")[0]

@@ -23,7 +23,7 @@ from simkv.costs.hardware.model_architecture import Mla
 SIZE, BACKEND = "kv_offloading_size", "kv_offloading_backend"
 GIB = 1 << 30
 PAGE = 4096
-#: First release that stores only one host copy of a latent replicated on all GPUs.
+#: First release that stores only one copy in host memory of latent KV (MLA), which every GPU has.
 SINGLE_COPY_SINCE = (0, 27)
 
 

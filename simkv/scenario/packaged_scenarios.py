@@ -43,7 +43,7 @@ def find_scenario(scenario: Path) -> Path:
 
 @dataclass(frozen=True)
 class PackagedIncident:
-    """Scenario file that replays a public report and states the expected results."""
+    """Scenario file that replays a publicly reported incident and states the expected results."""
 
     path: Path
     variants: dict[str, Scenario]

@@ -53,8 +53,9 @@ def _without_option(error: InputError, text: str) -> str:
 class PlanSection(BaseModel):
     """Defaults of ``simkv plan`` for this scenario; command line options take precedence.
 
-    ``smallest`` or ``largest`` is a setting with its candidates, as for ``--over``. ``survive`` is
-    the number of replicas that may fail, 0 or 1. ``prices`` is a file beside the scenario.
+    ``smallest`` is a setting to minimize and ``largest`` a setting to maximize, each with its
+    candidates as for ``--over``. ``survive`` is the number of replicas that may fail, 0 or 1.
+    ``prices`` is the name of a file beside the scenario.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -77,7 +78,7 @@ class PlanSection(BaseModel):
     ] = None
     objectives: Annotated[
         list[Annotated[str, AfterValidator(_objective)]],
-        PlanOption("--slo", "FIGURE<=NUMBER"),
+        PlanOption("--slo", "METRIC<=NUMBER"),
         Field(
             description="Objective in quotes, such as 'ttft_ms.p99<=500' or 'jain_index>=0.5'; "
             "may be repeated. Every request must be served unless an objective says otherwise."

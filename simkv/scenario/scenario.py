@@ -43,7 +43,7 @@ class Provenance(Section):
     given: list[str] = Field(default=[])
     """Facts stated in the public report."""
     fitted: list[str] = Field(default=[])
-    """Values fitted so that the report's figures are reproduced."""
+    """Values fitted so that the report's metrics are reproduced."""
     assumed: list[str] = Field(default=[])
     """Values that no public source determines."""
 
@@ -51,7 +51,7 @@ class Provenance(Section):
 def _known_figure(name: str) -> str:
     if name not in FIGURE_NAMES:
         raise ValueError(
-            f"unknown figure {name!r} of summary.json{spelling_hint(name, FIGURE_NAMES)}; "
+            f"unknown metric {name!r} of summary.json{spelling_hint(name, FIGURE_NAMES)}; "
             f"expected one of {', '.join(FIGURE_NAMES)}"
         )
     return name
@@ -61,22 +61,22 @@ FigureName = Annotated[str, AfterValidator(_known_figure)]
 
 
 class PublishedFigures(Section):
-    """Figures of the public report for one variant, shown beside the simulated ones.
+    """Metrics that the public report states for one variant, shown beside the simulated ones.
 
     ``figures`` are named as in ``summary.json`` (``e2e_ms.mean``); ``at_least`` are lower bounds;
     ``e2e_s`` and ``finish_s`` are single requests by id, in seconds.
     """
 
     figures: dict[FigureName, float] = Field(default={})
-    """Figures of the report, by their names in summary.json (e2e_ms.mean)."""
+    """Metrics that the report states, by their names in summary.json (e2e_ms.mean)."""
     at_least: dict[FigureName, float] = Field(default={})
-    """Figures for which the report gives only a lower bound."""
+    """Metrics for which the report gives only a lower bound."""
     e2e_s: dict[int, float] = Field(default={})
     """E2E latency of single requests (s), by id."""
     finish_s: dict[int, float] = Field(default={})
     """Finish time of single requests (s), by id."""
     note: str = ""
-    """Sentence shown beside the figures."""
+    """Sentence shown beside the metrics."""
 
 
 Factor = Annotated[float, Field(gt=0, le=1000)]
@@ -92,14 +92,14 @@ class StepScale(Section):
     mixed: Factor = 1.0
     """Factor for steps that do both."""
     error: Literal["cheaper", "dearer"] | None = None
-    """Shift all step times by the profile's own error: cheaper or dearer."""
+    """Scale all step times by the profile's known error: faster (cheaper) or slower (dearer)."""
 
 
 class LoraSection(Section):
     """Time to load a LoRA adapter: its bytes over two links, one after the other.
 
     The engine loads an adapter between steps, when it admits a request whose adapter is not loaded.
-    The defaults are assumed: all linear layers of an 8B model at rank 16, PCIe 4.0 and a local
+    The defaults are assumptions: all linear layers of an 8B model at rank 16, PCIe 4.0 and a local
     disk.
     """
 
@@ -122,9 +122,9 @@ class LoraSection(Section):
 class OffloadSection(Section):
     """Time to copy KV to and from host memory, and between host memory and disk.
 
-    Applies to engines with blocks in host memory. The defaults are assumed: Llama-3.1-8B in bf16,
-    PCIe 4.0, one NVMe disk. They are not calibrated, and neither is the slowdown of steps while
-    copies read the GPU's memory.
+    Applies to engines with blocks in host memory. The defaults are assumptions: Llama-3.1-8B in
+    bf16, PCIe 4.0, one NVMe disk. They are not calibrated, and neither is the slowdown of steps
+    while copies read the GPU's memory.
     """
 
     bytes_per_token: Annotated[float, Field(gt=0)] = 131072.0
@@ -144,7 +144,7 @@ class OffloadSection(Section):
 class DrafterSection(Section):
     """Time of the drafter in speculative decoding; n-gram drafts take no time.
 
-    The default is assumed: one layer of 32, with the embedding and the output layer.
+    The default is an assumption: one layer of 32, with the embedding and the output layer.
     """
 
     share: Annotated[float, Field(ge=0, le=1)] = 0.05
@@ -158,8 +158,8 @@ class Scenario(Section):
     run, and ``engine_ready`` (s) is the time at which the engine first reads its queue. Step costs
     come from ``hardware`` or a ``profile``; exactly one of them is required. With ``pipeline`` the
     three threads of ``fastdeploy`` run in parallel, without it in lockstep. With ``fleet`` the
-    engine is one of several replicas behind a router. ``published`` and ``expect`` are by variant
-    name, which is ``run`` in a file without variants.
+    engine is one of several replicas behind a router. ``published`` and ``expect`` map variant
+    names to values; the name is ``run`` in a file without variants.
     """
 
     name: AboutField[ScenarioName]
@@ -199,7 +199,7 @@ class Scenario(Section):
     provenance: AboutField[Provenance] = Provenance()
     """Sources of the numbers above."""
     published: AboutField[dict[str, PublishedFigures]] = Field(default={})
-    """Figures of the public report by variant, shown beside the simulated ones."""
+    """Metrics that the public report states, by variant; shown beside the simulated ones."""
     expect: AboutField[dict[str, Expectations]] = Field(default={})
     """Expected results by variant; `run` in a file without variants."""
 
@@ -309,7 +309,7 @@ def _ranks(engine: Any, hardware: Any) -> int:
 
 
 def _completed(scenario: dict[str, Any], group: Any) -> Any:
-    """Return a replica group with the scenario's engine and hardware under its own changes."""
+    """Return a replica group with missing engine and hardware fields taken from the scenario."""
     if not isinstance(group, dict):
         return group
     changed = [name for name in ("engine", "hardware") if isinstance(group.get(name), dict)]

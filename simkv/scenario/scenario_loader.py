@@ -56,9 +56,9 @@ def resolve_variants(
 
 
 def variant_names(document: YamlDocument, overrides: Sequence[str] = ()) -> list[str]:
-    """Return the variant names of a file, even if its engine starts only with values of a search.
+    """Return the variant names of a file whose engine may need settings that a search supplies.
 
-    Raises InputError for all other errors.
+    Missing settings are therefore not an error. Raises InputError for all other errors.
     """
     try:
         return list(resolve_variants(document, overrides))

@@ -138,7 +138,7 @@ class ArrivalProcess(StrictModel):
         return random.gamma(shape, 1 / shape, count)
 
     def _ramp(self, count: int) -> Floats:
-        """Return the rate at each request."""
+        """Return the rate (1/s) at each request, from the start rate to the end rate."""
         start, end = self.ramp_up_start_rps, self.ramp_up_end_rps
         assert start is not None
         assert end is not None
@@ -245,10 +245,10 @@ class Arrivals(SharedPrefixes, ArrivalProcess):
 class Sessions(SharedPrefixes, ArrivalProcess):
     """Conversations in which each prompt repeats all previous turns and adds new tokens.
 
-    Sessions start by the arrival process; a turn starts ``think_time`` seconds after the previous
-    answer. The first prompt is the shared prefix, if any, and ``prompt_tokens`` new tokens. Each
-    later prompt is the previous prompt, its answer, and ``prompt_tokens`` new tokens. A session
-    ends early if prompt and answer would exceed ``max_model_len``.
+    Sessions start as the arrival process specifies; a turn starts ``think_time`` seconds after the
+    previous answer. The first prompt is the shared prefix, if any, and ``prompt_tokens`` new
+    tokens. Each later prompt is the previous prompt, its answer, and ``prompt_tokens`` new tokens.
+    A session ends early if prompt and answer would exceed ``max_model_len``.
     """
 
     num_sessions: Count
@@ -312,8 +312,8 @@ class Sessions(SharedPrefixes, ArrivalProcess):
     def requests(self, timeout: float | None) -> tuple[list[Request], dict[int, Dependency]]:
         """Return the requests, and the dependencies between the turns of a session.
 
-        Requests are numbered by their earliest possible arrivals: later turns arrive then if every
-        answer takes no time.
+        Requests are numbered in order of their earliest possible arrivals, which assume that
+        answers take no time.
         """
         starts = self.times(make_random_stream(self.seed, 0), self.num_sessions).tolist()
         groups = self.sample_groups(make_random_stream(self.seed, 2), self.num_sessions)

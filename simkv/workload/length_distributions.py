@@ -118,14 +118,14 @@ class Zipf(StrictModel):
 class Empirical(StrictModel):
     """Lengths sampled from a ``trace``, all of its requests equally likely.
 
-    ``of`` selects the lengths; by default the lengths of the field with the same name.
+    ``of`` selects prompt or output lengths (default: as the field that has this distribution).
     """
 
     distribution: Literal["empirical"]
     trace: str
     """Trace file to sample lengths from."""
     of: LengthField | None = None
-    """Lengths to sample; default: the field of the same name."""
+    """Lengths to sample (default: as the field that has this distribution)."""
     _path: Path = PrivateAttr(default_factory=Path)
 
     @field_validator("trace")

@@ -195,8 +195,8 @@ class ListedRequest(RequestFields):
 class Burst(RequestFields):
     """Bursts of equal requests.
 
-    A burst has ``num_prompts`` requests, ``interval`` seconds apart; ``bursts`` of them start
-    ``every`` seconds.
+    A burst has ``num_prompts`` requests, ``interval`` seconds apart. There are ``bursts`` bursts,
+    and one starts ``every`` seconds.
     """
 
     num_prompts: Count

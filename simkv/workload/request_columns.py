@@ -18,8 +18,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-#: Kinds of token streams: a block identified by its hash, a named stream, the output of another row
-#: of the trace, and the own prompt tokens of another row.
+#: Kinds of token streams: a block identified by its hash, a named stream, the output tokens of
+#: another row of the trace, and prompt tokens that only another row has.
 HASH_STREAM, NAMED_STREAM, OUTPUT_STREAM, PROMPT_STREAM = range(4)
 _PREFIX = {HASH_STREAM: "h", OUTPUT_STREAM: "o", PROMPT_STREAM: "u"}
 _KIND = {prefix: kind for kind, prefix in _PREFIX.items()}
@@ -112,7 +112,7 @@ class PromptPieces:
 
 
 def _starts(counts: npt.ArrayLike) -> Ints:
-    """Return the start offset of each part, and the end of the last."""
+    """Return the start offsets of parts with these lengths, and the end of the last part."""
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 

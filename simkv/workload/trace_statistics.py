@@ -1,4 +1,4 @@
-"""Statistics of a trace that matter for the cache: rates, lengths, shared prefixes, KV demand.
+"""Statistics of a trace: rates, lengths, shared prefixes, KV demand.
 
 One pass over the rows; memory does not grow with their number (only distinct blocks of shared
 prompts and requests in flight are stored).
@@ -285,7 +285,7 @@ class TraceStatistics:
         return self.last - self.first
 
     def figures(self) -> dict[str, Any]:
-        """Return all figures by name; None if the trace lacks the data.
+        """Return all statistics by name; None if the trace lacks the data.
 
         ``rate`` is requests per second of the span; ``gap_cv`` is the coefficient of variation of
         the gaps.

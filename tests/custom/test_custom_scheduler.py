@@ -244,7 +244,7 @@ def test_rejects_files_without_scheduler(tmp_path: Path, code: str, what: str) -
 def test_law_violations_are_documented_and_picklable() -> None:
     broken = LawViolation("blocks", "one is gone", "mine.py", 7, 3)
     assert str(pickle.loads(pickle.dumps(broken))) == (
-        "mine.py:7: breaks the law of blocks at step 3: one is gone (free and held blocks "
+        "mine.py:7: violates the invariant of blocks at step 3: one is gone (free and held blocks "
         "add up to all blocks, and running requests hold enough)"
     )
     assert all(LAWS.values())
@@ -276,7 +276,7 @@ def test_check_shrinks_violation(tmp_path: Path) -> None:
     shown.write_text(found.to_yaml(shown), encoding="utf-8")
     done = invoke("check-scheduler", shown, "--trust")
     assert done.exit_code == 1, done.output
-    assert f"breaks the law of requests at step {found.broken.step}" in done.output
+    assert f"violates the invariant of requests at step {found.broken.step}" in done.output
     assert NOT_TRUSTED in str(invoke("check-scheduler", shown).exception)
 
 

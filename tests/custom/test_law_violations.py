@@ -207,7 +207,7 @@ def test_check_names_law_step_and_line(name: str, tmp_path: Path) -> None:
     text = code.splitlines()[caught.value.line - 1]
     assert "def " in text or "{}[3]" in text or "pass" in text or "while" in text or "sort" in text
     assert str(caught.value).startswith(
-        f"{tmp_path / 'mine.py'}:{caught.value.line}: breaks the law"
+        f"{tmp_path / 'mine.py'}:{caught.value.line}: violates the invariant"
     )
 
 

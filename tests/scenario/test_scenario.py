@@ -277,7 +277,7 @@ BROKEN: list[tuple[str, str]] = [
     ),
     (
         PLAIN + "published:\n  run: {figures: {makespan: 3}}\n",
-        "s.yaml:9: published.run.figures.makespan: unknown figure 'makespan' of summary.json "
+        "s.yaml:9: published.run.figures.makespan: unknown metric 'makespan' of summary.json "
         "(did you mean 'makespan_s'?)",
     ),
     (

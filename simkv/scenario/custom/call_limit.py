@@ -1,9 +1,9 @@
 """Time limit of one call of a custom scheduler.
 
-A call that loops forever is interrupted, so that every run ends. A timer ticks while calls are
-made, so a call needs no system call of its own. Only the main thread can be interrupted, and only
-if the operating system has interval timers and the process does not use the real-time timer
-otherwise.
+A call that loops forever is interrupted, so that every run ends. An interval timer checks the
+duration while calls are made, so that a call makes no system call itself. Only the main thread can
+be interrupted, and only if the operating system has interval timers and the process does not use
+the real-time timer otherwise.
 """
 
 from __future__ import annotations
@@ -96,5 +96,5 @@ def call_in_time(call: Callable[[], Answer]) -> Answer:
 
 
 def limits_exceeded() -> str:
-    """Return the limits as text for a message."""
+    """Return the limits on CPU and wall-clock time, as text for an error message."""
     return f"used more than {CPU_SECONDS:g} s of CPU time or {WALL_SECONDS:g} s of wall-clock time"

@@ -70,7 +70,7 @@ def is_trusted() -> bool:
 
 @lru_cache(maxsize=1)
 def _points() -> tuple[EntryPoint, ...]:
-    """Return the entry points of installed packages; cached, because reading them is slow."""
+    """Return the scheduler entry points of packages; cached, because reading them is slow."""
     from importlib.metadata import entry_points
 
     return tuple(
@@ -93,12 +93,15 @@ def _in_current_folder(point: EntryPoint) -> bool:
 
 
 def list_installed_schedulers() -> list[str]:
-    """Return the names of the schedulers of installed packages."""
+    """Return the names of the schedulers that installed packages provide."""
     return sorted({point.name for point in _points()})
 
 
 def load_from_package(name: str) -> tuple[Any, CustomCode]:
-    """Load the scheduler of this name from an installed package. Raises InputError."""
+    """Return the scheduler class ``name`` of an installed package, and the code of its file.
+
+    Raises InputError if no package provides it, or if it cannot be loaded.
+    """
     for point in _points():
         if point.name == name:
             try:
@@ -114,18 +117,21 @@ def load_from_package(name: str) -> tuple[Any, CustomCode]:
 
 
 def load_from_file(path: Path, name: str) -> tuple[Any, CustomCode]:
-    """Load the scheduler in a file. Raises InputError if it is untrusted or no scheduler."""
+    """Return the scheduler class in a file, and its code.
+
+    Raises InputError if files are not trusted, or if the file defines no such scheduler.
+    """
     if not is_trusted():
         raise InputError(
             f"{path}: the scenario would run this code; review it, then pass --trust (in Python: "
             "trust=True)"
         )
-    check_input(path)  # a pipe cannot be read again, by worker processes and debuggers
+    check_input(path)  # worker processes and debuggers read it again, which a pipe does not allow
     code = read_bytes(path)
     source = CustomCode(str(path.resolve()), code)
     folder = str(path.resolve().parent)
     if folder not in sys.path:
-        sys.path.append(folder)  # the file may import modules beside it; they shadow no others
+        sys.path.append(folder)  # the file may import modules beside it; last, so they shadow none
     return load_scheduler_class(source, name), source
 
 

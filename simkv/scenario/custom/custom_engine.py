@@ -24,7 +24,9 @@ CUSTOM_VARIANT = "own"
 
 
 def build_custom_spec(name: str, file: str | None, folder: Path) -> EngineSpec:
-    """Return the engine ``name`` from a ``file`` relative to ``folder``, or an installed package.
+    """Return the spec of custom scheduler ``name``.
+
+    Its code is in ``file``, relative to ``folder``, or in an installed package if ``file`` is None.
 
     Raises InputError if its code is not trusted or is not a scheduler.
     """

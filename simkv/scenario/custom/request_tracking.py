@@ -51,7 +51,7 @@ class BatchError(Exception):
 
 @dataclass(slots=True)
 class TrackedRequest:
-    """Request with its computed and emitted tokens."""
+    """Request with the number of its computed and emitted tokens."""
 
     prompt: Prompt
     computed: int = 0
@@ -128,9 +128,11 @@ class RequestTracker:
         for i in (
             set(delivered) ^ set(batch.emits) if self.tokens else set(delivered) - set(batch.emits)
         ):
-            raise BatchError("tokens", f"request {i} does not match its token", [i])
+            raise BatchError(
+                "tokens", f"request {i}: Batch.emits and Completion.delivered differ", [i]
+            )
         if len(set(delivered)) < len(delivered):
-            raise BatchError("tokens", "a request gets two tokens in one step, expected one")
+            raise BatchError("tokens", "a request gets two tokens in one step; expected one")
         for i in (*delivered, *(self._group if batch.decodes else ())):
             if r := self.requests.get(i):
                 r.emitted += 1
@@ -164,7 +166,7 @@ class RequestTracker:
                 r.emitted += steps
         self._count_idle(0 if self._emits or self._group or not self.requests else steps)
 
-    # Parts of a batch.
+    # Checks of the parts of a batch.
 
     def _check_fields(self, batch: Batch) -> None:
         for name in LISTS:

@@ -1,7 +1,7 @@
 """Guard of a custom scheduler in a run: time limit per call and validation of results.
 
 A call that raises, exceeds its time limit or returns an invalid result ends the engine with a
-verdict (``Batch.fatal``); the run still has figures. ``simkv check-scheduler`` checks more; see
+verdict (``Batch.fatal``); the run still has metrics. ``simkv check-scheduler`` checks more; see
 ``simkv.scenario.custom.scheduler_laws``.
 """
 
@@ -124,7 +124,7 @@ class GuardedScheduler:
         self._call("abort", lambda: self._inner.abort(request_id), None, request_id)
 
     def leap(self, most: int) -> int:
-        """Return the number of steps with the same batch."""
+        """Return for how many steps, at most ``most``, the batch stays the same."""
 
         def leap() -> int:
             steps: int = self._inner.leap(most)

@@ -48,7 +48,7 @@ class LawViolation(InputError):
 
     def __str__(self) -> str:
         at = "" if self.step is None else f" at step {self.step}"
-        law = f"breaks the law of {self.law}{at}"
+        law = f"violates the invariant of {self.law}{at}"
         return f"{self.path}:{self.line}: {law}: {self.what} ({LAWS[self.law]})"
 
 
@@ -115,7 +115,7 @@ class CheckedScheduler:
         self._judge_state("abort")
 
     def leap(self, most: int) -> int:
-        """Return the number of steps with the same batch."""
+        """Return for how many steps, at most ``most``, the batch stays the same."""
         steps = self._call("leap", lambda: self.inner.leap(most))
         self._track("leap", lambda: self._tracker.check_steps(steps, most))
         return int(steps)

@@ -62,8 +62,9 @@ class CustomConfig:
 class CustomRequest:
     """Request as a scheduler sees it.
 
-    ``computed`` of its tokens have KV, and ``emitted`` tokens have been sent. ``preemptions``
-    counts its preemptions, and ``waited`` the decisions that left it in the queue.
+    ``computed`` is the number of its tokens with KV, ``emitted`` the number of tokens sent,
+    ``preemptions`` the number of preemptions, and ``waited`` the number of decisions that left it
+    in the queue.
     """
 
     prompt: Prompt

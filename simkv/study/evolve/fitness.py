@@ -49,13 +49,13 @@ class FigureGoal:
 def parse_goals(asked: Sequence[str], limits: Mapping[str, float]) -> tuple[FigureGoal, ...]:
     """Parse goals such as ``e2e_ms.p99`` or ``jain_index:max``. Raises InputError."""
     if not asked:
-        raise InputError("--objective: missing; expected a figure such as e2e_ms.p99")
+        raise InputError("--objective: missing; expected a metric such as e2e_ms.p99")
     found: dict[str, FigureGoal] = {}
     for text in asked:
         figure, colon, way = text.partition(":")
         if figure not in OBJECTIVE_FIGURES:
             raise InputError(
-                f"--objective {text}: unknown figure "
+                f"--objective {text}: unknown metric "
                 f"{figure!r}{spelling_hint(figure, OBJECTIVE_FIGURES)}; "
                 f"expected one of {', '.join(OBJECTIVE_FIGURES)}"
             )

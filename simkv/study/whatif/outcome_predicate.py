@@ -105,7 +105,7 @@ def parse_condition(text: str, option: str = "--keep") -> RunCondition:
 def _bound(text: str, name: str, sign: str, number: str, option: str) -> FigureCondition:
     if name not in FIGURE_NAMES:
         raise InputError(
-            f"{option} {text}: unknown figure {name!r}{spelling_hint(name, FIGURE_NAMES)}; "
+            f"{option} {text}: unknown metric {name!r}{spelling_hint(name, FIGURE_NAMES)}; "
             f"expected one of {', '.join(FIGURE_NAMES)}"
         )
     try:

@@ -101,7 +101,7 @@ def _split(lines: Iterator[str]) -> tuple[str, Iterator[str]]:
 
 
 def _accumulates(source: TraceSource, text: str, path: Path | None) -> bool:
-    """Return whether the YAML header declares that session rounds accumulate."""
+    """Return whether the header declares that a session's prompts include its earlier rounds."""
     try:
         header = YAML(typ="safe", pure=True).load(text.replace("\n---", "\n")) or {}
     except (YAMLError, RecursionError, ValueError) as error:

@@ -20,8 +20,8 @@ def read_measured_latencies(path: Path, source: TraceSource | None = None) -> pd
     with a ``table`` may add start_s (since 1970), request (its id), max_tokens, prefill_ms,
     gave_up_s, and requests without an answer (output_tokens 0).
 
-    ``source`` is read in place of a new source for the file. Raises InputError if the file cannot
-    be used or its format has no measured times.
+    ``source`` is an open source for the file; by default a new one is opened. Raises InputError if
+    the file cannot be used or its format has no measured times.
     """
     form, path = detect_format(path)
     source = source or TraceSource(path)

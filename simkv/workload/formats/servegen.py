@@ -46,7 +46,7 @@ MAX_MEMBER_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class RateWindow:
-    """Window of a client from ``start`` to ``end`` (s): requests per second, gap distribution."""
+    """Time window of a client from ``start`` to ``end`` (s): rate (1/s) and gap distribution."""
 
     index: int
     start: float

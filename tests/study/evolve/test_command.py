@@ -36,7 +36,7 @@ def test_prints_and_writes_winner(tmp_path: Path) -> None:
     ("words", "wrong"),
     [
         ([], "--objective: missing"),
-        (["--objective", "e2e"], "unknown figure 'e2e'"),
+        (["--objective", "e2e"], "unknown metric 'e2e'"),
         (["--objective", "e2e_ms.p99", "--propose", "cat"], "is executed; add --trust"),
         (["--objective", "e2e_ms.p99", "--variant", "b"], "unknown variant"),
         (

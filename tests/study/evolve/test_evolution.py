@@ -64,7 +64,7 @@ def test_loss_is_relative_to_shipped_value() -> None:
     ("asked", "wrong"),
     [
         ((), "missing"),
-        (("ttft.p99",), "unknown figure"),
+        (("ttft.p99",), "unknown metric"),
         (("ttft_ms.p99:up",), "expected ttft_ms.p99:min or"),
         (("goodput",), "requires --goodput"),
         (("jain_index", "jain_index:max"), "specified twice"),

@@ -26,8 +26,8 @@ def test_parses_objectives(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("ttft_ms.p99", "expected FIGURE<=NUMBER"),
-        ("ttft_ms.p99=500", "expected FIGURE<=NUMBER"),
+        ("ttft_ms.p99", "expected METRIC<=NUMBER"),
+        ("ttft_ms.p99=500", "expected METRIC<=NUMBER"),
         ("ttft_ms.p98<=500", "did you mean 'ttft_ms.p9"),
         ("ttft_ms.p99<=fast", "expected a number after <=; found fast"),
         ("ttft_ms.p99<=nan", "expected a number"),

@@ -115,7 +115,7 @@ def test_empty_front(frame: pd.DataFrame, tmp_path: Path) -> None:
     [
         ("e2e_ms.p9:engine.a", "did you mean 'e2e_ms.p9"),
         ("e2e_ms.p99:engine.c", "not a setting of this sweep"),
-        ("e2e_ms.p99", "expected FIGURE:KNOB"),
+        ("e2e_ms.p99", "expected METRIC:KNOB"),
     ],
 )
 def test_rejects_invalid_plots(text: str, what: str) -> None:
@@ -126,8 +126,8 @@ def test_rejects_invalid_plots(text: str, what: str) -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("steps", "expected FIGURE:max"),
-        ("steps:more", "expected FIGURE:max"),
+        ("steps", "expected METRIC:max"),
+        ("steps:more", "expected METRIC:max"),
         ("steps:max", "two or more"),
         ("steps:max,steps:min", "two or more"),
         ("step:max,steps:min", "did you mean 'steps'"),
