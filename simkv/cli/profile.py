@@ -56,7 +56,7 @@ def llmservingsim(
         ),
     ] = None,
 ) -> None:
-    """Build a profile from a bundle of LLMServingSim's kernel tables."""
+    """Build a profile from LLMServingSim's kernel tables."""
     from simkv.costs.hardware.host_links import parse_link
     from simkv.costs.hardware.model_gpu_catalog import find_model, known_model
     from simkv.costs.sources.llmservingsim_profile import Sharding, bundle_model, bundle_profile
@@ -88,7 +88,7 @@ def aiconfigurator(
     out: Out,
     tp: Tp = 1,
 ) -> None:
-    """Build a profile from the operator tables of NVIDIA's aiconfigurator."""
+    """Build a profile from aiconfigurator's operator tables."""
     from simkv.costs.hardware.model_gpu_catalog import find_model
     from simkv.costs.sources.aiconfigurator_profile import aiconfigurator_profile
 
@@ -107,7 +107,7 @@ def vidur(
     out: Out,
     tp: Tp = 1,
 ) -> None:
-    """Build a profile from the operator tables of Vidur's profiler."""
+    """Build a profile from Vidur's operator tables."""
     from simkv.costs.hardware.model_gpu_catalog import find_model
     from simkv.costs.sources.vidur_profile import vidur_profile
 
@@ -134,7 +134,7 @@ def single_request(
     ] = 2048,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens per KV block of the engine.")] = 16,
 ) -> None:
-    """Build a profile from requests that ran in isolation.
+    """Build a profile from requests in isolation.
 
     The first request of the file is excluded as a warm-up.
     """
