@@ -20,11 +20,17 @@ def main() -> None:
     except KeyboardInterrupt:
         print("simkv: interrupted; nothing was written", file=sys.stderr)
     finally:
-        import signal
-
-        # nothing is left to do except report the exit code
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        ignore_interrupts()  # nothing is left to do except report the exit code
     sys.exit(code)  # type: ignore[arg-type]
+
+
+def ignore_interrupts() -> None:
+    """Ignore further interrupts, also those that ``_once_more`` has scheduled."""
+    import signal
+
+    for name in ("SIGINT", "SIGALRM"):  # Windows has no SIGALRM
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def _once_more(lost: sys.UnraisableHookArgs) -> None:
@@ -34,6 +40,8 @@ def _once_more(lost: sys.UnraisableHookArgs) -> None:
         return
     import signal
 
+    if not hasattr(signal, "SIGALRM"):
+        return
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, 0.001)
 

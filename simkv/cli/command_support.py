@@ -74,11 +74,11 @@ def check_variant(name: str | None, variants: Collection[str]) -> None:
 
 
 class Interrupted(SystemExit):
-    """Interrupt of a command that stores finished work in a file; ``kept`` is the message."""
+    """Interrupt of a command that stores finished work in ``store``; ``kept`` is the message."""
 
-    def __init__(self, store: Path) -> None:
+    def __init__(self, store: Path, kept: str | None = None) -> None:
         super().__init__(INTERRUPTED)
-        self.kept = f"finished runs are stored in {store}; repeat the command to resume"
+        self.kept = kept or f"finished runs are stored in {store}; repeat the command to resume"
 
 
 def console(*, stderr: bool = False) -> Console:

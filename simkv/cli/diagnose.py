@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simkv.cli.command_support import Trust, progress, show
+from simkv.__main__ import ignore_interrupts
+from simkv.cli.command_support import Interrupted, Trust, progress
 from simkv.core.errors import InputError
 
 if TYPE_CHECKING:
-    from simkv.incident.incident_answer import IncidentAnswer
+    from simkv.incident.evidence import Evidence
+    from simkv.incident.measured_answer import IncidentAnswer
     from simkv.incident.server_setup import UserSettings
+
+#: Name of the standard input as INPUT.
+STDIN = Path("-")
 
 
 def diagnose(
@@ -21,8 +31,8 @@ def diagnose(
         list[Path],
         typer.Argument(
             metavar="INPUT...",
-            help="Server logs, OpenTelemetry spans, Prometheus data, benchmark results; or the "
-            "directory of an earlier diagnosis.",
+            help="Server logs, OpenTelemetry spans, Prometheus data, benchmark results; - for "
+            "standard input; or the directory of an earlier diagnosis.",
         ),
     ],
     engine: Annotated[
@@ -76,6 +86,9 @@ def diagnose(
             help="Last stage to run: 1 read, 2 rebuild, 3 calibrate, 4 explain.",
         ),
     ] = 4,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Stop after the triage of the lines; simulate nothing.")
+    ] = False,
     try_flags: Annotated[
         bool, typer.Option(help="Simulate changes of the engine's flags to find a fix.")
     ] = True,
@@ -86,17 +99,15 @@ def diagnose(
 ) -> None:
     """Diagnose an incident from a server's logs.
 
-    Rebuild the incident as a simulation and report the affected requests, the cause and a fix. All
+    Print a triage of the log's lines first. Then rebuild the incident as a simulation and report
+    the affected requests, the cause and a fix; an interrupt leaves the triage as the answer. All
     results are files in one directory that may be edited: given that directory as INPUT, existing
     files are used as they are. Exit 0 if nothing is wrong, 3 if something is, 1 if the incident
     could not be reproduced, 2 for bad input.
     """
-    from simkv.incident import diagnose_stages
     from simkv.incident import incident_folder as files
-    from simkv.incident.evidence import UndeterminedError
-    from simkv.incident.server_setup import UserSettings
 
-    asked = UserSettings(engine, version, gpu, model, tp, dp, _overrides(set_ or []))
+    set_values = _overrides(set_ or [])
     resumed = len(inputs) == 1 and files.is_incident(inputs[0])
     target = out or (inputs[0] if resumed else Path("diagnosis"))
     if resumed:
@@ -105,54 +116,122 @@ def diagnose(
                 f"--out {target}: cannot be combined with a resumed run; "
                 f"results stay in {inputs[0]}"
             )
+        evidence = files.read_evidence(target)
     else:
         files.check_incident_folder(target)
-        _read(inputs, target, columns)
-    try:
-        found = _diagnosed(target, asked, until, jobs, try_flags)
-    except UndeterminedError as reason:
-        found = diagnose_stages.summarize_stage(target, reason)
-    written = f"Written to {target}: {', '.join(sorted(p.name for p in target.iterdir()))}"
-    if found is None:
-        show(written)
-        return
-    show(*found.summary_lines)
-    show(f"\n{written}")
-    if not found.healthy:
-        raise typer.Exit(3 if found.explained else 1)
+        evidence = _read(inputs, columns)
+    answer = _triage(evidence, target, resumed=resumed, fast=fast)
+    if not fast:
+        with _finished_stages(target) as finished:
+            from simkv.incident.server_setup import UserSettings
+
+            asked = UserSettings(engine, version, gpu, model, tp, dp, set_values)
+            answer = _simulated(target, asked, until, jobs, try_flags, finished)
+        if answer is not None:
+            print("", *answer.summary_lines, sep="\n")
+    print(f"\nWritten to {target}: {', '.join(sorted(p.name for p in target.iterdir()))}")
+    if answer is not None and not answer.healthy:
+        raise typer.Exit(3 if answer.explained else 1)
 
 
-def _diagnosed(
-    target: Path, asked: UserSettings, until: int, jobs: int | None, try_flags: bool
+def _triage(
+    evidence: Evidence, target: Path, *, resumed: bool, fast: bool
 ) -> IncidentAnswer | None:
-    """Run the stages after reading; return the answer of the last stage, or None before it."""
+    """Print what the lines alone show, and write it as the preliminary answer."""
+    from simkv.core.atomic_files import write_text
+    from simkv.incident import incident_folder as files
+    from simkv.incident.log_summary import summarize_log
+    from simkv.incident.measured_answer import summarize_measured, triage_lines, with_inferred
+    from simkv.incident.worst_part import select_worst_part
+
+    summary = summarize_log(evidence)
+    print(*triage_lines(evidence, summary), sep="\n")
+    if not fast:
+        print("Simulating; an interrupt (Ctrl-C) leaves this triage as the answer.")
+    sys.stdout.flush()
+    if not resumed:
+        files.write_evidence(target, select_worst_part(with_inferred(evidence, summary)))
+    if summary is None or (target / files.DIAGNOSIS).is_file():
+        return None
+    answer = summarize_measured(summary, evidence, "only the lines of the log were evaluated")
+    write_text(target / files.DIAGNOSIS, answer.text)
+    return answer
+
+
+def _simulated(
+    target: Path,
+    asked: UserSettings,
+    until: int,
+    jobs: int | None,
+    try_flags: bool,
+    finished: Callable[[], None],
+) -> IncidentAnswer | None:
+    """Run the stages after reading; return the answer of the last stage, or None before it.
+
+    ``finished`` is called after each stage.
+    """
     from simkv.incident import diagnose_stages
+    from simkv.incident.evidence import UndeterminedError
     from simkv.study.worker_pool import cores
 
-    if until >= 2:
-        diagnose_stages.rebuild_stage(target, asked)
-    if until >= 3:
-        with progress("simulations") as advance:
-            diagnose_stages.calibrate_stage(target, asked, lambda done, total: advance(done, total))
-    if until < 4:
-        return None
-    with progress("runs") as advance:
-        return diagnose_stages.explain_stage(
-            target,
-            asked,
-            workers=jobs or cores(),
-            tell=lambda done, expected: advance(done, expected),
-            try_flags=try_flags,
-        )
+    try:
+        if until >= 2:
+            diagnose_stages.rebuild_stage(target, asked)
+            finished()
+        if until >= 3:
+            with progress("simulations") as advance:
+                diagnose_stages.calibrate_stage(
+                    target, asked, lambda done, total: advance(done, total)
+                )
+            finished()
+        if until < 4:
+            return None
+        with progress("runs") as advance:
+            return diagnose_stages.explain_stage(
+                target,
+                asked,
+                workers=jobs or cores(),
+                tell=lambda done, expected: advance(done, expected),
+                try_flags=try_flags,
+            )
+    except UndeterminedError as reason:
+        return diagnose_stages.summarize_stage(target, reason)
 
 
-def _read(inputs: list[Path], target: Path, columns: str | None) -> None:
-    from simkv.incident.diagnose_stages import read_stage
+@contextmanager
+def _finished_stages(target: Path) -> Iterator[Callable[[], None]]:
+    """Yield a function that marks all files in the directory as finished.
+
+    On an interrupt, other files are removed, and Interrupted is raised.
+    """
+    stored = set(target.iterdir())
+    try:
+        yield lambda: stored.update(target.iterdir())
+    except KeyboardInterrupt:
+        ignore_interrupts()
+        for path in set(target.iterdir()) - stored:
+            path.unlink(missing_ok=True)
+        raise Interrupted(
+            target, f"the triage is the answer; `simkv diagnose {target}` resumes the simulation"
+        ) from None
+
+
+def _read(inputs: list[Path], columns: str | None) -> Evidence:
+    """Read the inputs; standard input is stored in a temporary file."""
     from simkv.incident.mapped_records import parse_record_columns
+    from simkv.incident.measured_answer import read_inputs
 
     mapped = None if columns is None else parse_record_columns(columns)
-    with progress("reading", file=max(inputs, key=_size)) as advance:
-        read_stage(inputs, target, lambda done: advance(done), mapped)
+    with tempfile.TemporaryDirectory() as folder:
+        if STDIN in inputs:
+            if inputs.count(STDIN) > 1:
+                raise InputError("-: standard input can be given only once")
+            stored = Path(folder) / "stdin"
+            with stored.open("wb") as file:
+                shutil.copyfileobj(sys.stdin.buffer, file)
+            inputs = [stored if path == STDIN else path for path in inputs]
+        with progress("reading", file=max(inputs, key=_size)) as advance:
+            return read_inputs(inputs, lambda done: advance(done), mapped)
 
 
 def _size(path: Path) -> int:

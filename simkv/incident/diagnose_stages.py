@@ -31,18 +31,19 @@ from simkv.incident.ensemble_fit import (
     write_rebuilt,
 )
 from simkv.incident.evidence import Evidence, UndeterminedError
-from simkv.incident.incident_answer import (
-    IncidentAnswer,
-    explain_incident,
-    refuse_explanation,
-    summarize_measured,
-)
+from simkv.incident.incident_answer import explain_incident, refuse_explanation
 from simkv.incident.incident_calibration import calibrate_incident
 from simkv.incident.incident_simulation import request_times
 from simkv.incident.incident_timeline import HEAD, timeline, timeline_cells
 from simkv.incident.log_summary import summarize_log
 from simkv.incident.logged_step_costs import with_context
-from simkv.incident.mapped_records import is_mapped, read_mapped
+from simkv.incident.measured_answer import (
+    IncidentAnswer,
+    check_age,
+    read_inputs,
+    summarize_measured,
+    with_inferred,
+)
 from simkv.incident.observed_comparison import ObservedComparison, compare_observed
 from simkv.incident.observed_simulated_plot import write_incident_plot
 from simkv.incident.remedies import find_remedies, scenarios_within_error
@@ -53,8 +54,7 @@ from simkv.incident.server_setup import (
     kv_memory,
     kv_tokens,
 )
-from simkv.incident.source_join import join
-from simkv.incident.source_reader import logs_iterations, read_sources
+from simkv.incident.source_reader import logs_iterations
 from simkv.incident.trial_bounds import bounds
 from simkv.incident.wait_summary import is_healthy, summarize_waits
 from simkv.incident.workload_rebuild import RebuiltWorkload, is_sampled, rebuild
@@ -86,15 +86,8 @@ def read_stage(
     ``advance`` receives the number of bytes read. ``columns`` maps the columns of one custom file
     of requests (see ``mapped_records``). Raises InputError if an input cannot be used.
     """
-    mapped = [path for path in inputs if columns and is_mapped(path, columns)]
-    if columns and not mapped:
-        raise InputError(
-            f"--columns: none of {', '.join(map(str, inputs))} has a column "
-            f"{' or '.join(columns.values())}"
-        )
-    parts = [read_mapped(path, columns) for path in mapped if columns]
-    parts += read_sources([path for path in inputs if path not in mapped], advance)
-    evidence = select_worst_part(join(parts))
+    whole = read_inputs(inputs, advance, columns)
+    evidence = select_worst_part(with_inferred(whole, summarize_log(whole)))
     files.write_evidence(folder, evidence)
     return evidence
 
@@ -105,6 +98,8 @@ def rebuild_stage(folder: Path, asked: UserSettings) -> tuple[RebuiltWorkload, S
     ``asked`` are the settings that the user gave; they override the inputs.
     """
     evidence = files.read_evidence(folder)
+    if asked.version is None:
+        check_age(evidence)
     setup = infer_setup(evidence, asked)
     source = TraceSource(folder / files.WORKLOAD)
     rebuilt = rebuild(evidence, source, setup, _seed(folder))

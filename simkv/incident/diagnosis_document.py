@@ -13,6 +13,7 @@ from simkv.explain.wait_ledger import COMPUTE_KINDS, KIND_LABELS, total_by_kind
 from simkv.incident.evidence import Evidence
 from simkv.incident.incident_timeline import HEAD, timeline_cells
 from simkv.incident.log_summary import LogSummary
+from simkv.incident.measured_answer import listed_section
 from simkv.incident.observed_comparison import ObservedComparison
 from simkv.incident.remedies import Remedy, RemedySearch
 from simkv.incident.server_setup import ServerSetup
@@ -193,21 +194,9 @@ def render_diagnosis(
     lines += [f"- assumed: {escape_markdown(one)}" for one in setup.assumed]
     lines += [
         "",
-        *_listed("Notes", notes),
-        *_listed("What the sources do not tell", evidence.lacks),
+        *listed_section("Notes", notes),
+        *listed_section("What the sources do not tell", evidence.lacks),
     ]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def render_summary(five: Sequence[str], evidence: Evidence) -> str:
-    """Return the text of ``diagnosis.md`` for an answer from measured metrics alone."""
-    lines = [f"# {escape_markdown(evidence.source)}", ""]
-    lines += [*(f"{escape_markdown(line)}  " for line in five), "", "## The server", ""]
-    lines += [
-        f"- {name} {escape_markdown(known.value)} ({escape_markdown(known.where)})"
-        for name, known in evidence.settings.items()
-    ]
-    lines += ["", *_listed("Notes", evidence.notes), *_listed("Missing", evidence.lacks)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -221,9 +210,3 @@ def summary_lines(summary: LogSummary | None) -> Iterator[str]:
     for finding in summary.findings:
         yield f"- {finding.name}: {escape_markdown(finding.text)}"
     yield ""
-
-
-def _listed(title: str, items: Sequence[str]) -> list[str]:
-    return (
-        [f"## {title}", "", *(f"- {escape_markdown(item)}" for item in items), ""] if items else []
-    )

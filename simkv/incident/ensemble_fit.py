@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from simkv.core.atomic_files import translate_disk_errors, write_text
+from simkv.core.atomic_files import atomic_file, translate_disk_errors, write_text
 from simkv.costs.cost_profile import CostProfile
 from simkv.incident.evidence import Evidence, UndeterminedError
 from simkv.incident.incident_calibration import calibrate_incident
@@ -153,7 +153,8 @@ def _files(folder: Path, seed: int) -> tuple[Path, Path]:
 
 def write_rebuilt(path: Path, rebuilt: RebuiltWorkload, source: TraceSource) -> None:
     """Write the reconstructed requests to ``path`` as a simkv trace."""
-    write_file(path, [rebuilt.rows], used_columns(rebuilt.rows, ["arrival"]), source)
+    with atomic_file(path) as new:
+        write_file(new, [rebuilt.rows], used_columns(rebuilt.rows, ["arrival"]), source)
 
 
 def describe_intervals(table: pd.DataFrame) -> list[str]:

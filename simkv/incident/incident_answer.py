@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -15,7 +14,6 @@ from simkv.incident.diagnosis_document import (
     describe_remedy,
     remedy_lines,
     render_diagnosis,
-    render_summary,
     request_label,
     request_labels,
     summary_lines,
@@ -25,8 +23,9 @@ from simkv.incident.diagnosis_document import (
 )
 from simkv.incident.evidence import Evidence
 from simkv.incident.log_summary import LogSummary, summarize_log
+from simkv.incident.measured_answer import IncidentAnswer
 from simkv.incident.observed_comparison import ObservedComparison
-from simkv.incident.remedies import Remedy, RemedySearch
+from simkv.incident.remedies import RemedySearch
 from simkv.incident.server_setup import ServerSetup
 from simkv.incident.wait_summary import (
     MAX_WAIT_SHARE,
@@ -43,48 +42,6 @@ from simkv.report.narrative import describe_cause
 
 #: Difference between the reconstructions relative to their mean up to which it is identifiable.
 IDENTIFIABLE_SPREAD = 0.5
-
-
-@dataclass(frozen=True)
-class IncidentAnswer:
-    """Answer of a diagnosis.
-
-    ``summary_lines`` are five lines, and ``text`` is the content of ``diagnosis.md``. ``healthy``
-    is true if nothing is wrong. ``explained`` is false if the simulation does not reproduce the
-    incident. ``cause`` is the name of the verdict or of the kind of waiting; ``remedy`` is the
-    first suggested fix.
-    """
-
-    summary_lines: tuple[str, ...]
-    text: str
-    healthy: bool
-    explained: bool
-    cause: str
-    remedy: Remedy | None
-
-
-def summarize_measured(summary: LogSummary, evidence: Evidence, reason: str) -> IncidentAnswer:
-    """Build the answer from measured metrics alone, for inputs that do not determine the
-    workload.
-
-    ``reason`` states which information the inputs lack.
-    """
-    problems = summary.problems
-    healthy = not problems
-    state = "no problem in the measured figures" if healthy else problems[0].text
-    findings = [finding.text for finding in summary.findings]
-    five = (
-        f"Result: {state} ({summary.figures}).",
-        f"Affected: {summary.affected}; the inputs do not identify requests.",
-        f"Cause: {'none' if healthy else problems[0].name}"
-        + (f"; {'; '.join(findings)}." if findings else "."),
-        f"Fix: {'none needed' if healthy else 'none tested'}; the workload was not reconstructed.",
-        f"Confidence: all figures are measured, none is simulated; {reason}.",
-    )
-    text = render_summary(five, evidence)
-    return IncidentAnswer(
-        five, text, healthy, True, "nothing" if healthy else problems[0].name, None
-    )
 
 
 def refuse_explanation(

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from ruamel.yaml import YAML
 
 from simkv.core.atomic_files import make_folder, translate_disk_errors, write_text
 from simkv.core.errors import InputError
 from simkv.incident.evidence import Evidence, StatedSetting
-from simkv.incident.server_setup import ServerSetup
+
+if TYPE_CHECKING:
+    from simkv.incident.server_setup import ServerSetup
 
 EVIDENCE, WORKLOAD, SCENARIO = "evidence.json", "workload.csv", "scenario.yaml"
 PROFILE, DIAGNOSIS, REPORT = "profile.json", "diagnosis.md", "report.html"
@@ -141,6 +142,8 @@ def write_scenario(folder: Path, setup: ServerSetup, profile: str, notes: tuple[
             "assumed": [*setup.assumed, *notes],
         },
     }
+    from ruamel.yaml import YAML  # slow to import, and not needed for a triage
+
     path = folder / SCENARIO
     yaml = YAML()
     yaml.width = 1000

@@ -6,38 +6,20 @@ workload, for example if the log is an excerpt of ten lines.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 
-import numpy as np
 import pandas as pd
 
 from simkv.core.figure_registry import format_seconds
 from simkv.incident.evidence import Evidence, sum_over_ranks
+from simkv.incident.log_findings import RULES, Finding, SlotLimit
+from simkv.schedulers.engine_registry import ENGINES
 
-#: KV cache usage that counts as full, and below which it is certainly not (shares).
-FULL_CACHE, FREE_CACHE = 0.95, 0.8
-#: Share of lines with a queue from which requests are said to queue.
-QUEUE_SHARE = 0.5
-#: Output tokens per second and running request below which decoding is slow.
-SLOW_DECODE_RATE = 2.0
-#: Fall of the prefix hit rate that is reported as a problem.
-HIT_RATE_FALL = 0.15
-#: Growth of running requests that suggests eviction as the reason.
-LOAD_GROWTH = 1.2
 #: Time before the engine core above which the front end limits TTFT: in s, and as a share of TTFT.
 FRONT_END_S, FRONT_END_SHARE = 0.05, 0.5
-#: Number of successive lines without any token that count as a hang.
-HANG_LINES = 2
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A pattern in the measured metrics: its name, a sentence, and whether it is a problem."""
-
-    name: str
-    text: str
-    problem: bool = True
+#: Names of the setting that limits running requests.
+SLOT_SETTINGS = ("max_num_seqs", "max_running_requests", "max_batch_size")
 
 
 @dataclass(frozen=True)
@@ -70,11 +52,8 @@ def summarize_log(evidence: Evidence) -> LogSummary | None:
     findings = [*_death(evidence), *counted.findings(), *_front_end(evidence)]
     figures, affected = counted.text, "unknown"
     if lines is not None:
-        limit = evidence.settings.get("max_num_seqs") or evidence.settings.get(
-            "max_running_requests"
-        )
-        slots = limit.value if limit is not None and isinstance(limit.value, int) else None
-        findings += [found for rule in _RULES for found in rule(lines, slots)]
+        limit = _slot_limit(evidence)
+        findings += [found for rule in RULES for found in rule(lines, limit)]
         figures = _figures(lines) + (f"; {counted.text}" if counted.text else "")
         most = float(lines["waiting"].max())
         affected = f"up to {most:.0f} requests waited at the same time" if most else "none waited"
@@ -83,9 +62,24 @@ def summarize_log(evidence: Evidence) -> LogSummary | None:
     return LogSummary(figures or "no statistics lines", _without_doubles(findings), affected)
 
 
+def _slot_limit(evidence: Evidence) -> SlotLimit:
+    """Return the limit on running requests of all ranks together."""
+    known = ENGINES.get(evidence.engine or "")
+    own = {one.name for one in fields(known.config)} if known else set(SLOT_SETTINGS)
+    name = next((one for one in SLOT_SETTINGS if one in own), SLOT_SETTINGS[0])
+    ranks, stated = 1, evidence.settings.get(name)
+    if evidence.series is not None and len(evidence.series):
+        engines = evidence.series["engine"]
+        ranks = max(int(engines.nunique()), -int(engines.min()))  # negative: an aggregated line
+    if stated is None or not isinstance(stated.value, int):
+        return SlotLimit(name, None, ranks == 1)
+    return SlotLimit(name, ranks * stated.value, ranks == 1)
+
+
 def _without_doubles(findings: list[Finding]) -> tuple[Finding, ...]:
-    """Remove the general finding of a queue if a more specific finding explains it."""
+    """Remove the general finding of a queue if a more specific one explains it."""
     specific = {"KV cache full", "admission limit", "blocked queue", "hang", "prefill bound"}
+    specific.add("queue grows")
     explained = any(finding.name in specific for finding in findings)
     return tuple(one for one in findings if not (explained and one.name == "queue"))
 
@@ -188,145 +182,3 @@ def _figures(lines: pd.DataFrame) -> str:
     if lines["preemptions"].sum():
         parts.append(f"{lines['preemptions'].sum():.0f} preemptions")
     return ", ".join(parts)
-
-
-def _hang(lines: pd.DataFrame, _slots: int | None) -> Iterator[Finding]:
-    """Yield a finding on successive lines in which no token was computed while requests ran."""
-    rates = lines[["prompt_rate", "output_rate"]]
-    idle = (rates.fillna(0.0) == 0).all(axis="columns") & rates.notna().any(axis="columns")
-    there = lines["running"] + lines["waiting"] > 0
-    silent = (idle & there).to_numpy()
-    longest, current, last = 0, 0, 0
-    for row, one in enumerate(silent.tolist()):
-        current = current + 1 if one else 0
-        if current > longest:
-            longest, last = current, row
-    if longest >= HANG_LINES:
-        times = lines["t_s"].to_numpy(np.float64)
-        spent = format_seconds(float(times[last] - times[last - longest + 1]))
-        yield Finding(
-            "hang",
-            f"no token was computed for {spent} while {lines['running'].iloc[last]:.0f} requests "
-            f"ran and {lines['waiting'].iloc[last]:.0f} waited",
-        )
-
-
-def _blocked(lines: pd.DataFrame, slots: int | None) -> Iterator[Finding]:
-    """Yield a finding on a queue that does not get shorter although the cache has free blocks."""
-    queued = lines[lines["waiting"] > 0]
-    if len(queued) < HANG_LINES or (queued["usage"] >= FULL_CACHE).any():
-        return
-    if slots is not None and queued["running"].max() >= slots:
-        return
-    stuck = queued["prompt_rate"].notna().any() and not queued["prompt_rate"].fillna(0.0).any()
-    few = bool((queued["running"] <= queued["waiting"]).all())
-    moved = queued["waiting"].diff().min() < 0 or queued["running"].nunique() > 1
-    if stuck and few and not moved:
-        usage = f", KV cache {100 * queued['usage'].max():.0f} %" if queued["usage"].any() else ""
-        yield Finding(
-            "blocked queue",
-            f"{queued['waiting'].iloc[-1]:.0f} requests wait and none is admitted while "
-            f"{queued['running'].iloc[-1]:.0f} run{usage}: the first in the queue does not fit, or "
-            "the scheduler does not consider it",
-        )
-
-
-def _cache_full(lines: pd.DataFrame, _slots: int | None) -> Iterator[Finding]:
-    full = lines["usage"] >= FULL_CACHE
-    if (full & (lines["waiting"] > 0)).any():
-        share = 100 * full.mean()
-        yield Finding(
-            "KV cache full",
-            f"requests wait for KV blocks: the cache was at least {100 * FULL_CACHE:.0f} % full in "
-            f"{share:.0f} % of the lines",
-        )
-    if lines["preemptions"].sum():
-        yield Finding("preemptions", f"{lines['preemptions'].sum():.0f} preemptions")
-    if full.any() and not (full & (lines["waiting"] > 0)).any():
-        yield Finding(
-            "KV cache nearly full",
-            f"the cache was up to {100 * lines['usage'].max():.0f} % full, but no request waited",
-            False,
-        )
-
-
-def _admission(lines: pd.DataFrame, slots: int | None) -> Iterator[Finding]:
-    queued = lines[lines["waiting"] > 0]
-    free = queued["usage"].notna().any() and queued["usage"].max() < FREE_CACHE
-    if not (len(queued) >= QUEUE_SHARE * len(lines) and len(queued) and free):
-        return
-    usage = f"the KV cache was at most {100 * queued['usage'].max():.0f} % full"
-    most = float(queued["running"].max())
-    at_limit = float((queued["running"] >= most - 0.02 * most).mean())
-    if slots is not None and most >= slots:
-        yield Finding("admission limit", f"all {slots} slots were busy while {usage}")
-    elif most > 2 and at_limit >= 0.8 and len(queued) >= HANG_LINES:
-        yield Finding(
-            "admission limit",
-            f"never more than {most:.0f} requests ran while {usage}: probably the limit of "
-            "concurrent requests (max_num_seqs, max_running_requests)",
-        )
-    elif queued["prompt_rate"].fillna(0.0).mean() > 5 * queued["output_rate"].fillna(0.0).mean():
-        yield Finding(
-            "prefill bound",
-            f"requests wait for prefill at {queued['prompt_rate'].mean():,.0f} prompt tokens/s "
-            f"while {usage}",
-        )
-
-
-def _queue(lines: pd.DataFrame, _slots: int | None) -> Iterator[Finding]:
-    share = float((lines["waiting"] > 0).mean())
-    if share >= QUEUE_SHARE:
-        yield Finding(
-            "queue",
-            f"requests waited in {100 * share:.0f} % of the lines, {lines['waiting'].mean():.1f} "
-            "on average",
-        )
-
-
-def _slow_decode(lines: pd.DataFrame, _slots: int | None) -> Iterator[Finding]:
-    alone = lines[(lines["running"] > 0) & (lines["prompt_rate"].fillna(0.0) == 0)]
-    alone = alone[alone["output_rate"] > 0]
-    if len(alone) < HANG_LINES:
-        return
-    each = float((alone["output_rate"] / alone["running"]).median())
-    if each < SLOW_DECODE_RATE:
-        yield Finding("slow decoding", f"each running request got only {each:.2g} tokens/s")
-
-
-def _hit_rate(lines: pd.DataFrame, _slots: int | None) -> Iterator[Finding]:
-    known = lines["hit_rate"].dropna().to_numpy(np.float64)
-    if len(known) < HANG_LINES:
-        return
-    fall = float(known.max() - known[-1])
-    if fall >= HIT_RATE_FALL:
-        third = max(len(lines) // 3, 1)
-        before, after = (float(part["running"].mean()) for part in (lines[:third], lines[-third:]))
-        why = ""
-        if after > LOAD_GROWTH * before:
-            why = (
-                f" while running requests rose from {before:.0f} to {after:.0f}: cached turns are "
-                "probably evicted before they are reused"
-            )
-        yield Finding(
-            "hit rate falls",
-            f"the prefix hit rate fell from {100 * known.max():.0f} to {100 * known[-1]:.0f} %"
-            f"{why}",
-        )
-
-
-def _client_bound(lines: pd.DataFrame, slots: int | None) -> Iterator[Finding]:
-    if lines["waiting"].max() == 0 and (slots is None or lines["running"].max() < slots):
-        yield Finding("client bound", "no request waited: the clients limit the load", False)
-
-
-_RULES: tuple[Callable[[pd.DataFrame, int | None], Iterator[Finding]], ...] = (
-    _hang,
-    _cache_full,
-    _blocked,
-    _admission,
-    _queue,
-    _slow_decode,
-    _hit_rate,
-    _client_bound,
-)

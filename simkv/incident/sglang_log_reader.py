@@ -305,6 +305,8 @@ _READERS: tuple[Callable[[_Log, LogLine], bool], ...] = (
 ENGINE, TITLE = "sglang", "SGLang"
 #: Whether ``steps`` are single iterations with their durations.
 LOGS_ITERATIONS = False
+#: Oldest release that can be simulated.
+OLDEST: str | None = None
 
 
 def computed_only(version: str) -> bool:  # noqa: ARG001

@@ -28,12 +28,14 @@ class LogReader(Protocol):
     """A module that reads the log of an ``ENGINE``; ``TITLE`` is its name in messages.
 
     ``LOGS_ITERATIONS`` is true if its ``steps`` are single iterations with their durations, not the
-    work between two lines. ``OWN_LINE`` matches lines that no other program writes.
+    work between two lines. ``OWN_LINE`` matches lines that no other program writes. ``OLDEST`` is
+    the oldest release whose scheduler resembles a simulated one, None if there is no limit.
     """
 
     ENGINE: str
     TITLE: str
     LOGS_ITERATIONS: bool
+    OLDEST: str | None
 
     OWN_LINE: re.Pattern[str]
 

@@ -36,6 +36,8 @@ _RANK = re.compile(r"(?<!global_)rank = (\d+)")
 
 ENGINE, TITLE = "trtllm", "TensorRT-LLM"
 LOGS_ITERATIONS = False
+#: Oldest release that can be simulated.
+OLDEST: str | None = None
 #: Why no workload can be reconstructed from such a log.
 LACKS = (
     "an iteration log of TensorRT-LLM has no request lengths; add a client's results, such as "

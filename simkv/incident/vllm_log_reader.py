@@ -59,6 +59,8 @@ _STATS = re.compile(
 )
 #: Rank of a line: its prefix, or the name of the engine core process.
 _ENGINE = re.compile(r"Engine (\d+): |\(EngineCore_(?:DP)?(\d+) pid=")
+#: Source file of the statistics lines up to 0.3, which log no version if they are an excerpt.
+_OLD_FILE = "llm_engine.py:"
 _AGGREGATED = re.compile(r"(\d+) Engines Aggregated: ")
 _USAGE = re.compile(r"(?<!CPU )KV cache usage: ([\d.]+)%")
 _HITS = re.compile(r"(?<!External )[Pp]refix cache hit rate: (?:GPU: )?([\d.]+)%")
@@ -185,6 +187,9 @@ def _stats(log: _Log, line: LogLine) -> bool:
     if not match:
         return False
     rest = match["rest"]
+    if _OLD_FILE in line.text[: match.start()] and "version" not in log.settings:
+        where = source_location(log.path, line.number)
+        log.settings["version"] = StatedSetting("0.3", where)
     log.writers.check(line, _rank(line.text))
     table = log.untimed if line.at is None else log.series
     if line.at is not None:
@@ -365,6 +370,8 @@ _READERS: tuple[Callable[[_Log, LogLine], bool], ...] = (
 ENGINE, TITLE = "vllm", "vLLM"
 #: Whether ``steps`` are single iterations with their durations.
 LOGS_ITERATIONS = True
+#: Oldest release that can be simulated.
+OLDEST: str | None = "0.5"
 
 
 def computed_only(version: str) -> bool:
