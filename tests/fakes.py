@@ -20,8 +20,10 @@ from simkv.sim.run_record import RunRecord
 
 
 class Seconds:
-    """Every step takes ``step`` seconds, every idle pass ``idle``; ``loads`` are the loads that
-    ran."""
+    """Executor whose steps take ``step`` seconds and idle passes ``idle`` seconds.
+
+    ``loads`` are the loads of all steps that ran.
+    """
 
     def __init__(self, step: float = 1.0, idle: float = 0.25) -> None:
         self.step = step

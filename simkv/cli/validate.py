@@ -85,7 +85,7 @@ def validate_case(
         typer.Option(metavar="DIR", help="Write the results as CSV files to this directory."),
     ] = None,
 ) -> None:
-    """Simulate recorded runs and compare predicted with measured metrics.
+    """Simulate recorded runs and compare the metrics.
 
     Prints measured and predicted metrics and the error. Step costs come from the calibration data
     of a case: kernel tables for its model and GPU, or else its requests that ran in isolation,
@@ -195,7 +195,7 @@ def validate_silicon(
         int | None, typer.Option(help="Maximum number of processes (default: one per core).")
     ] = None,
 ) -> None:
-    """Compare predictions with published measurements of serving.
+    """Compare predictions with published measurements.
 
     A measurement is TTFT and TPOT at one concurrency. Each row is simulated as a closed loop with
     the engine's scheduler and the lengths and flags of the benchmark. Without measured columns,

@@ -1,4 +1,4 @@
-"""Profiles at a token budget that they were not fitted at, compared with synthetic truth."""
+"""Profiles at a token budget that they were not fitted at, compared with synthetic devices."""
 
 from __future__ import annotations
 

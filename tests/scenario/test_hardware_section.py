@@ -1,4 +1,4 @@
-"""The ``hardware`` section, and sizes that follow from it."""
+"""The ``hardware`` section, and the costs, blocks and ranks that follow from it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def blocks(scenario: Scenario) -> int:
     return scenario.engine.num_gpu_blocks
 
 
-def test_any_spelling_is_the_same_scenario(tmp_path: Path) -> None:
+def test_all_spellings_give_the_same_scenario(tmp_path: Path) -> None:
     first = one(tmp_path)
     others = ("hardware.gpu=H100-SXM", "hardware.gpu=NVIDIA H100 80GB HBM3")
     for other in others:
@@ -65,7 +65,7 @@ def test_any_spelling_is_the_same_scenario(tmp_path: Path) -> None:
     assert find_differences(first, one(tmp_path, "hardware.gpu=h100-sxm")) == []
 
 
-def test_groups_follow_from_the_model_where_the_release_has_them(tmp_path: Path) -> None:
+def test_layer_groups_follow_from_the_model_if_the_release_has_groups(tmp_path: Path) -> None:
     def engine(*overrides: str) -> VllmConfig:
         found = one(tmp_path, "hardware.model=NVIDIA-Nemotron-Nano-9B-v2", *overrides).engine
         assert isinstance(found, VllmConfig)
@@ -127,9 +127,7 @@ def test_costs_and_blocks_follow_from_the_hardware(tmp_path: Path) -> None:
         (["hardware=null"], "profile: missing; set profile or hardware"),
     ],
 )
-def test_what_is_wrong_is_said_by_its_field(
-    tmp_path: Path, overrides: list[str], words: str
-) -> None:
+def test_errors_name_the_field(tmp_path: Path, overrides: list[str], words: str) -> None:
     if overrides == ["hardware=null"]:
         overrides = ["hardware=null", "engine.num_gpu_blocks=1000"]
     with pytest.raises(InputError) as caught:
@@ -138,7 +136,7 @@ def test_what_is_wrong_is_said_by_its_field(
     assert "\n" not in str(caught.value)
 
 
-def test_more_gpus_than_a_node_has_need_a_link_that_was_measured(tmp_path: Path) -> None:
+def test_multi_node_hardware_requires_a_measured_link(tmp_path: Path) -> None:
     within, between = (
         f"hardware.interconnect={{latency_us: {us}, bandwidth_gb_s: {rate}}}"
         for us, rate in ((10, 400), (30, 25))
@@ -159,7 +157,7 @@ hardware: {gpu: H200, model: deepseek-v3, dp: 4, tp: 2, ep: 8, weights: fp8_bloc
 """
 
 
-def test_ranks_of_data_parallel_attention_are_replicas_in_lock_step(tmp_path: Path) -> None:
+def test_data_parallel_ranks_are_replicas_in_lockstep(tmp_path: Path) -> None:
     scenario = one(tmp_path, text=RANKS)
     assert scenario.fleet
     assert (scenario.fleet.replicas, scenario.fleet.lockstep) == (4, True)
@@ -169,7 +167,7 @@ def test_ranks_of_data_parallel_attention_are_replicas_in_lock_step(tmp_path: Pa
     assert run.record.requests.keys() == set(range(8))
     other = one(tmp_path, "engine.stream_interval=10", text=RANKS)
     slow = run_scenario(other, tmp_path, intervals=False)
-    # Every rank has the same to do, so each 10th token comes after ten equal steps.
+    # All ranks have the same requests, so the tenth token is sent after ten equal steps.
     assert slow.summary["tpot_ms"] == run.summary["tpot_ms"]
     assert slow.summary["ttft_ms"] == run.summary["ttft_ms"]
     assert slow.summary["itl_ms"]["mean"] == pytest.approx(10 * run.summary["itl_ms"]["mean"])
@@ -185,13 +183,13 @@ def test_ranks_of_data_parallel_attention_are_replicas_in_lock_step(tmp_path: Pa
         ("fleet={replicas: 2, lockstep: true}", "{replicas: 4, lockstep: true}; set this or"),
     ],
 )
-def test_ranks_that_do_not_fit_are_refused(tmp_path: Path, override: str, message: str) -> None:
+def test_rejects_inconsistent_rank_counts(tmp_path: Path, override: str, message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         one(tmp_path, override, text=RANKS)
 
 
-def test_a_rank_has_its_share_of_the_servers_flags() -> None:
-    """As ``_handle_data_parallelism`` of the wheel has it (arg_groups/parallel_hook.py)."""
+def test_each_rank_gets_its_share_of_the_server_limits() -> None:
+    """SGLang divides the limits in ``_handle_data_parallelism`` (arg_groups/parallel_hook.py)."""
     config = SglangConfig(
         max_running_requests=1000,
         chunked_prefill_size=16384,
@@ -210,7 +208,7 @@ def test_a_rank_has_its_share_of_the_servers_flags() -> None:
 SMALL = TEXT.replace("auto", "1000, max_model_len: 8192")
 
 
-def test_hardware_and_a_profile_exclude_each_other(tmp_path: Path) -> None:
+def test_rejects_hardware_together_with_a_profile(tmp_path: Path) -> None:
     both = SMALL + "profile: unit-step\n"
     with pytest.raises(InputError, match=r"s.yaml:5: profile: cannot be combined with hardware"):
         load(file(tmp_path, both))
@@ -225,7 +223,7 @@ def test_hardware_and_a_profile_exclude_each_other(tmp_path: Path) -> None:
     assert (plain.profile, plain.hardware) == ("unit-step", None)
 
 
-def test_a_saved_scenario_gives_the_same_run(tmp_path: Path) -> None:
+def test_saved_scenario_gives_the_same_run(tmp_path: Path) -> None:
     scenario = one(tmp_path)
     (tmp_path / "again").mkdir()
     again = load(file(tmp_path / "again", to_yaml({"run": scenario})))["run"]
@@ -236,7 +234,7 @@ def test_a_saved_scenario_gives_the_same_run(tmp_path: Path) -> None:
 FEW_BLOCKS = ("engine.num_gpu_blocks=900", "engine.max_model_len=8192")
 
 
-def test_the_digest_covers_what_the_hardware_costs(tmp_path: Path) -> None:
+def test_digest_covers_the_costs_of_the_hardware(tmp_path: Path) -> None:
     given = [
         compute_digest(one(tmp_path, *FEW_BLOCKS, *more), tmp_path)
         for more in ((), ("hardware.kv=fp8",), ("hardware.interconnect=PCIe", "hardware.tp=2"))
@@ -244,7 +242,7 @@ def test_the_digest_covers_what_the_hardware_costs(tmp_path: Path) -> None:
     assert len(set(given)) == 3
 
 
-def test_replica_groups_say_what_differs(tmp_path: Path) -> None:
+def test_replica_groups_override_single_fields(tmp_path: Path) -> None:
     text = TEXT + (
         "fleet: {replicas: [{count: 2}, {hardware: {gpu: H200, tp: 2}}, {profile: unit-step,\n"
         "  engine: {num_gpu_blocks: 700}}]}\n"
@@ -267,7 +265,7 @@ def test_replica_groups_say_what_differs(tmp_path: Path) -> None:
         one(tmp_path, text=wrong)
 
 
-def test_a_model_of_ones_own_is_read_from_its_config(tmp_path: Path) -> None:
+def test_reads_a_custom_model_from_its_config(tmp_path: Path) -> None:
     config = {
         "model_type": "llama",
         "num_hidden_layers": 2,
@@ -285,7 +283,7 @@ def test_a_model_of_ones_own_is_read_from_its_config(tmp_path: Path) -> None:
         one(tmp_path, "hardware.model=small.json")
 
 
-def test_a_measured_link_and_formats_reach_the_hardware() -> None:
+def test_measured_link_and_formats_are_passed_to_the_hardware() -> None:
     section = HardwareSection.model_validate(
         {
             "gpu": "RTX 4090",
@@ -300,7 +298,7 @@ def test_a_measured_link_and_formats_reach_the_hardware() -> None:
     assert (made.interconnect.latency, made.interconnect.bandwidth) == (20e-6, 16e9)
 
 
-def test_tokens_in_place_of_blocks(tmp_path: Path) -> None:
+def test_sglang_cache_size_is_in_tokens(tmp_path: Path) -> None:
     text = TEXT.replace("{name: vllm, num_gpu_blocks: auto}", "{name: sglang, ENGINE}")
     text = text.replace("ENGINE", "page_size: 16, max_total_num_tokens: auto")
     engine = one(tmp_path, text=text).engine
@@ -309,7 +307,7 @@ def test_tokens_in_place_of_blocks(tmp_path: Path) -> None:
     assert engine.max_total_num_tokens % 16 == 0
 
 
-def test_the_schema_knows_hardware_and_auto() -> None:
+def test_schema_includes_hardware_and_auto() -> None:
     definitions: dict[str, Any] = json_schema()["$defs"]
     assert "gpu" in definitions["HardwareSection"]["properties"]
     assert "required" not in definitions["PartHardwareSection"]
@@ -317,7 +315,7 @@ def test_the_schema_knows_hardware_and_auto() -> None:
     assert {"const": "auto", "type": "string"} in memory["anyOf"]
 
 
-def test_a_plan_prices_every_gpu_of_a_replica(tmp_path: Path) -> None:
+def test_plan_price_includes_every_gpu_of_a_replica(tmp_path: Path) -> None:
     (tmp_path / "prices.yaml").write_text("h100_sxm: 2.0\nH200: 3.0\n")
     request = PlanRequest(
         smallest="fleet.replicas=1..2",
@@ -329,7 +327,7 @@ def test_a_plan_prices_every_gpu_of_a_replica(tmp_path: Path) -> None:
     assert (prepared.price, prepared.gpu) == (2.0, "NVIDIA H100 80GB HBM3")
 
 
-def test_a_plan_over_hardware_says_which_is_cheapest(tmp_path: Path) -> None:
+def test_plan_over_hardware_finds_the_cheapest(tmp_path: Path) -> None:
     (tmp_path / "prices.yaml").write_text("H100: 2.0\nL40S: 0.9\nL4: 0.5\n")
     request = PlanRequest(
         smallest="fleet.replicas=1..2",
@@ -364,17 +362,17 @@ def test_a_plan_over_hardware_says_which_is_cheapest(tmp_path: Path) -> None:
 
 
 def host(folder: Path, *overrides: str) -> tuple[int, float]:
-    """Blocks in host memory, and bytes of a token on one GPU."""
+    """Return the number of host blocks, and the KV bytes per token on one GPU."""
     found = one(folder, "engine.kv_offloading_size=64", *overrides)
     assert isinstance(found.engine, VllmConfig)
     return found.engine.num_cpu_blocks, found.offload.bytes_per_token
 
 
-def test_gib_of_host_memory_are_blocks_of_all_gpus(tmp_path: Path) -> None:
-    token = 131072  # of Llama-3.1-8B
+def test_host_memory_in_gib_gives_blocks_of_all_gpus(tmp_path: Path) -> None:
+    token = 131072  # KV bytes per token of Llama-3.1-8B
     assert host(tmp_path) == (64 * 2**30 // (16 * token), token)
     assert host(tmp_path, "hardware.tp=2") == (64 * 2**30 // (16 * token), token / 2)
-    # Eight heads of 128 numbers in 32 layers, of two bytes each: with 16 GPUs each has a whole one.
+    # Eight KV heads of 128 two-byte numbers in 32 layers; with 16 GPUs, each GPU has a whole head.
     assert host(tmp_path, "hardware.tp=16", "hardware.gpus_per_node=16")[0] == 64 * 2**30 // (
         2 * 16 * token
     )
@@ -383,7 +381,7 @@ def test_gib_of_host_memory_are_blocks_of_all_gpus(tmp_path: Path) -> None:
     assert one(tmp_path).offload.bytes_per_token == token
 
 
-def test_a_latent_is_kept_once_from_a_release_on(tmp_path: Path) -> None:
+def test_newer_releases_store_one_host_copy_of_latents(tmp_path: Path) -> None:
     def deepseek(variant: str) -> int:
         of = ("hardware.model=DeepSeek-V3", "hardware.gpu=h200", "hardware.tp=8")
         return host(tmp_path, *of, f"engine.variant={variant}")[0]
@@ -393,7 +391,7 @@ def test_a_latent_is_kept_once_from_a_release_on(tmp_path: Path) -> None:
     assert deepseek("0.26.0") == 64 * 2**30 // (-(-8 * 16 * token // 4096) * 4096)
 
 
-def test_without_hardware_bytes_are_told(tmp_path: Path) -> None:
+def test_without_hardware_host_memory_requires_bytes_per_token(tmp_path: Path) -> None:
     text = """name: mine
 workload: {requests: [{arrival: 0, prompt_tokens: 100, output_tokens: 20}]}
 engine: {name: vllm, num_gpu_blocks: 1000, kv_offloading_size: 0.5}
@@ -419,12 +417,12 @@ profile: costs.json
         ("hardware.gpu=foo", "hardware.gpu: unknown GPU 'foo'"),
     ],
 )
-def test_what_is_wrong_with_gib_is_told(tmp_path: Path, override: str, message: str) -> None:
+def test_rejects_invalid_host_memory_sizes(tmp_path: Path, override: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         one(tmp_path, "engine.kv_offloading_size=64", override)
 
 
-def test_a_group_of_replicas_has_blocks_of_its_own(tmp_path: Path) -> None:
+def test_replica_group_has_its_own_host_blocks(tmp_path: Path) -> None:
     groups = (
         "[{engine: {kv_offloading_size: 32}}, {hardware: {tp: 8, gpus_per_node: 16, gpu: H200}}]"
     )
@@ -436,6 +434,6 @@ def test_a_group_of_replicas_has_blocks_of_its_own(tmp_path: Path) -> None:
     assert [getattr(engine, "num_cpu_blocks", None) for engine in engines] == [32768, 16384, 32768]
 
 
-def test_an_editor_knows_of_gib() -> None:
+def test_schema_includes_host_memory_in_gib() -> None:
     known = json_schema()["$defs"]["VllmConfig"]["properties"]
     assert {"kv_offloading_size", "kv_offloading_backend", "num_cpu_blocks"} <= known.keys()

@@ -1,4 +1,4 @@
-"""With hardware, settings that are left out have the values of the engine's launcher."""
+"""With hardware, missing settings get the values that the engine's launcher chooses."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def values(scenario: Scenario, names: Any = ON_H100) -> dict[str, Any]:
     return {name: getattr(scenario.engine, name) for name in names}
 
 
-def test_nothing_set_is_the_same_as_the_values_of_the_launch(tmp_path: Path) -> None:
+def test_missing_settings_equal_the_launch_defaults(tmp_path: Path) -> None:
     left_out = one(tmp_path)
     assert values(left_out) == ON_H100
     given = [f"engine.{name}={value}" for name, value in ON_H100.items()]
@@ -60,7 +60,7 @@ def test_nothing_set_is_the_same_as_the_values_of_the_launch(tmp_path: Path) -> 
     assert one(tmp_path, *autos) == left_out
 
 
-def test_a_given_value_wins_and_the_others_follow_it(tmp_path: Path) -> None:
+def test_given_setting_is_kept_and_others_follow(tmp_path: Path) -> None:
     few = one(tmp_path, "engine.max_num_batched_tokens=512", "engine.max_model_len=4096")
     assert values(few) == {
         **ON_H100,
@@ -69,10 +69,12 @@ def test_a_given_value_wins_and_the_others_follow_it(tmp_path: Path) -> None:
         "max_num_batched_tokens": 512,
         "max_model_len": 4096,
     }
-    assert values(few)["num_gpu_blocks"] > ON_H100["num_gpu_blocks"]  # a smaller largest step
+    assert (
+        values(few)["num_gpu_blocks"] > ON_H100["num_gpu_blocks"]
+    )  # the largest step needs less memory
 
 
-def test_variants_and_points_have_the_values_of_their_own_hardware(tmp_path: Path) -> None:
+def test_variants_and_points_have_defaults_of_their_hardware(tmp_path: Path) -> None:
     text = TEXT + "variants: {a: {hardware: {gpu: A100}}, b: {engine: {name: sglang}}, c: {}}\n"
     found = all_of(tmp_path, text=text)
     assert values(found["a"])["max_num_seqs"] == 256
@@ -91,7 +93,7 @@ def test_variants_and_points_have_the_values_of_their_own_hardware(tmp_path: Pat
     assert len(set(sizes)) == 4
 
 
-def test_only_the_points_of_a_sweep_have_to_start(tmp_path: Path) -> None:
+def test_only_points_of_a_sweep_must_be_able_to_start(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(TEXT.replace("H100-SXM", "L4"))
     axes = [parse_axis("hardware.gpu=H100-SXM,L40S")]
     assert len(build_sweep(tmp_path / "s.yaml", axes).runs) == 2
@@ -99,7 +101,7 @@ def test_only_the_points_of_a_sweep_have_to_start(tmp_path: Path) -> None:
         build_sweep(tmp_path / "s.yaml", [parse_axis("hardware.gpu=H100-SXM,L4")])
 
 
-def test_an_engine_that_would_not_start_names_what_to_set(tmp_path: Path) -> None:
+def test_error_of_an_engine_that_cannot_start_names_the_setting(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"s.yaml:3: engine.max_model_len: .* at most 29,520, or"):
         one(tmp_path, "hardware.gpu=L4")
     fitted = one(tmp_path, "hardware.gpu=L4", "engine.max_model_len=auto")
@@ -107,12 +109,12 @@ def test_an_engine_that_would_not_start_names_what_to_set(tmp_path: Path) -> Non
     with pytest.raises(InputError, match=r"max_model_len: .*600 blocks .* at most 9,584"):
         one(tmp_path, "engine.num_gpu_blocks=600")
     assert one(tmp_path, "engine.num_gpu_blocks=600", "engine.max_model_len=auto")
-    # A file with variants need not start by itself.
+    # A file with variants may be incomplete without them.
     text = TEXT.replace("H100-SXM", "L4") + "variants: {a: {engine: {max_model_len: 8192}}}\n"
     assert values(all_of(tmp_path, text=text)["a"])["max_model_len"] == 8192
 
 
-def test_replicas_have_the_values_of_their_own_hardware_or_profile(tmp_path: Path) -> None:
+def test_replicas_have_defaults_of_their_hardware_or_profile(tmp_path: Path) -> None:
     groups = (
         "fleet: {replicas: [{count: 2}, {hardware: {gpu: A100}}, {profile: unit-step},"
         " {hardware: {model: gpt-oss-20b}}, {hardware: {gpu: B200}, engine: {max_num_seqs: 7}}]}\n"
@@ -135,7 +137,7 @@ def test_replicas_have_the_values_of_their_own_hardware_or_profile(tmp_path: Pat
     assert windows.fleet.groups[1].engine.kv_cache_groups == (0,)  # type: ignore[attr-defined]
 
 
-def test_without_hardware_nothing_is_chosen(tmp_path: Path) -> None:
+def test_without_hardware_no_defaults_are_chosen(tmp_path: Path) -> None:
     text = TEXT.replace("hardware: {gpu: H100-SXM, model: llama-3.1-8b}", "profile: unit-step")
     plain = one(tmp_path, text=text)
     assert values(plain) == {
@@ -159,7 +161,7 @@ def test_without_hardware_nothing_is_chosen(tmp_path: Path) -> None:
         ("mistralrs", {"max_num_seqs": 16}),
     ],
 )
-def test_every_engine_takes_its_cache_from_the_memory(
+def test_cache_size_of_every_engine_follows_from_memory(
     tmp_path: Path, engine: str, expected: dict[str, Any]
 ) -> None:
     scenario = one(tmp_path, f"engine={{name: {engine}}}")
@@ -174,7 +176,7 @@ def test_every_engine_takes_its_cache_from_the_memory(
     assert values(scenario, expected) == expected
 
 
-def test_the_console_and_the_saved_file_mark_what_is_default(tmp_path: Path) -> None:
+def test_console_and_saved_file_mark_defaults(tmp_path: Path) -> None:
     scenario = one(tmp_path, "engine.max_num_seqs=64")
     result = run_scenario(scenario, tmp_path, intervals=False)
     blocks = values(scenario)["num_gpu_blocks"]
@@ -192,7 +194,7 @@ def test_the_console_and_the_saved_file_mark_what_is_default(tmp_path: Path) -> 
     assert compute_digest(again, tmp_path) == compute_digest(scenario, tmp_path)
 
 
-def test_another_field_keeps_the_values_and_other_hardware_chooses_anew(tmp_path: Path) -> None:
+def test_only_hardware_overrides_recompute_the_defaults(tmp_path: Path) -> None:
     scenario = one(tmp_path, "engine.max_num_seqs=64")
     longer = with_field(scenario, "workload.burst.num_prompts", 4, tmp_path)
     assert longer.origins.engine == scenario.origins.engine
@@ -201,7 +203,7 @@ def test_another_field_keeps_the_values_and_other_hardware_chooses_anew(tmp_path
     assert values(moved)["max_num_seqs"] == 64
 
 
-def test_a_loaded_scenario_chooses_anew_on_other_hardware(tmp_path: Path) -> None:
+def test_loaded_scenario_recomputes_the_defaults_on_other_hardware(tmp_path: Path) -> None:
     text = TEXT + "fleet: {replicas: [{count: 1}, {hardware: {model: qwen3-8b}}]}\n"
     scenario = one(tmp_path, "engine.max_num_seqs=64", text=text)
     moved = simkv.run(scenario, **{"hardware.gpu": "A100"}).results["run"].scenario

@@ -1,4 +1,4 @@
-"""What each field of a scenario is for."""
+"""Roles of scenario fields, and the fields that determine a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_every_field_has_one_role() -> None:
     assert not {*ABOUT_FIELDS} & {*RUN_FIELDS}
 
 
-def test_a_field_without_a_role_is_an_error() -> None:
+def test_rejects_fields_without_a_role() -> None:
     class Forgotten(BaseModel):
         said: AboutField[str]
         given: WorldField[int] = 3
@@ -33,7 +33,7 @@ def test_a_field_without_a_role_is_an_error() -> None:
         roles(Forgotten)
 
 
-def test_names_by_role() -> None:
+def test_finds_field_names_by_role() -> None:
     assert find_field_names(Scenario, FieldRole.ENGINE) == ("engine", "pipeline", "fleet")
 
 

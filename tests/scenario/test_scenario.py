@@ -1,4 +1,4 @@
-"""Scenario files: what they mean, and what is said about those that mean nothing."""
+"""Scenario files: variants, overrides, error messages and the JSON schema."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def changed(old: str, new: str) -> str:
     return PLAIN.replace(old, new)
 
 
-# What they mean
+# Variants and overrides
 
 
-def test_a_file_without_variants_has_one_named_run(tmp_path: Path) -> None:
+def test_file_without_variants_has_one_named_run(tmp_path: Path) -> None:
     found = loaded(tmp_path, PLAIN)
     assert list(found) == ["run"]
     assert found["run"].engine == MistralrsConfig(variant="bucketed")
@@ -64,7 +64,7 @@ def test_a_file_without_variants_has_one_named_run(tmp_path: Path) -> None:
     assert found["run"].timeout is None
 
 
-def test_variants_override_what_they_mention_and_nothing_else(tmp_path: Path) -> None:
+def test_variants_override_only_the_fields_they_set(tmp_path: Path) -> None:
     text = PLAIN + (
         "timeout: 9.0\n"
         "variants:\n"
@@ -84,7 +84,7 @@ def test_variants_override_what_they_mention_and_nothing_else(tmp_path: Path) ->
     assert found["slow"].profile == "l4-mistralrs-pr2031"
 
 
-def test_another_engine_replaces_the_former_as_a_whole(tmp_path: Path) -> None:
+def test_other_engine_replaces_the_whole_section(tmp_path: Path) -> None:
     text = changed("variant: bucketed", "max_num_seqs: 3") + (
         "variants:\n  v: {engine: {name: vllm}}\n  m: {engine: {name: mistralrs}}\n"
     )
@@ -93,7 +93,7 @@ def test_another_engine_replaces_the_former_as_a_whole(tmp_path: Path) -> None:
     assert found["m"].engine == MistralrsConfig(max_num_seqs=3)
 
 
-def test_another_form_of_workload_replaces_the_former(tmp_path: Path) -> None:
+def test_other_workload_form_replaces_the_section(tmp_path: Path) -> None:
     rows = "[{prompt_tokens: 1, output_tokens: 2}]"
     text = PLAIN + f"variants:\n  listed: {{workload: {{requests: {rows}}}}}\n"
     workload = loaded(tmp_path, text)["listed"].workload
@@ -101,13 +101,13 @@ def test_another_form_of_workload_replaces_the_former(tmp_path: Path) -> None:
     assert workload.size == 1
 
 
-def test_lists_are_replaced_and_not_joined() -> None:
+def test_lists_are_replaced_not_joined() -> None:
     assert merge({"a": [1, 2], "b": 1}, {"a": [3]}) == {"a": [3], "b": 1}
     assert merge({"a": {"b": 1}}, {"a": 5}) == {"a": 5}
     assert merge(1, {"a": 5}) == {"a": 5}
 
 
-def test_merging_shares_nothing_with_what_was_merged() -> None:
+def test_merged_data_shares_no_objects_with_its_inputs() -> None:
     base: dict[str, Any] = {"a": {"b": [1]}}
     result = merge(base, {"c": base["a"]})
     result["a"]["b"].append(2)
@@ -115,20 +115,20 @@ def test_merging_shares_nothing_with_what_was_merged() -> None:
     assert base == {"a": {"b": [1]}}
 
 
-def test_overrides_apply_before_the_variants_do(tmp_path: Path) -> None:
+def test_overrides_apply_before_variants(tmp_path: Path) -> None:
     text = PLAIN + "variants:\n  a: {}\n  b: {engine: {block_size: 8}}\n"
     found = loaded(tmp_path, text, "engine.block_size=64", "timeout=3.5")
     assert [s.engine.block_size for s in found.values()] == [64, 8]  # type: ignore[union-attr]
     assert {s.timeout for s in found.values()} == {3.5}
 
 
-def test_an_override_may_add_a_variant(tmp_path: Path) -> None:
+def test_override_can_add_a_variant(tmp_path: Path) -> None:
     found = loaded(tmp_path, PLAIN, "variants.new.engine.variant=seed")
     assert list(found) == ["new"]
     assert found["new"].engine.variant == "seed"
 
 
-def test_whole_numbers_are_numbers_but_strings_are_not(tmp_path: Path) -> None:
+def test_accepts_integers_for_floats_but_no_strings(tmp_path: Path) -> None:
     assert loaded(tmp_path, PLAIN + "timeout: 5\n")["run"].timeout == 5.0
     assert complaints(tmp_path, PLAIN + 'timeout: "5"\n') == [
         "s.yaml:8: timeout: should be a number; found '5'"
@@ -136,13 +136,13 @@ def test_whole_numbers_are_numbers_but_strings_are_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
-def test_the_scenarios_of_the_repository_are_valid(path: Path) -> None:
+def test_all_scenarios_of_the_repository_are_valid(path: Path) -> None:
     found = load(path)
     assert found
     assert {scenario.name for scenario in found.values()} == {path.stem}
 
 
-# What is said about those that mean nothing: place, field, what is wrong, what would be right
+# Error messages: line, field, problem, expected value
 
 MISTRALRS = "seed, bucketed, pr2031a, pr2031, pr2034, pr2034july, merged2250"
 DRAWN = """\
@@ -296,7 +296,7 @@ BROKEN: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("text", "complaint"), BROKEN, ids=lambda x: x[-40:])
-def test_a_broken_scenario_gets_one_line_that_helps(
+def test_invalid_scenario_gets_a_one_line_message(
     tmp_path: Path, text: str, complaint: str
 ) -> None:
     lines = complaints(tmp_path, text)
@@ -304,7 +304,7 @@ def test_a_broken_scenario_gets_one_line_that_helps(
     assert len(lines) == 1
 
 
-def test_every_problem_has_a_line_and_every_field_one(tmp_path: Path) -> None:
+def test_each_invalid_field_has_one_message_with_its_line(tmp_path: Path) -> None:
     text = changed("num_prompts: 4", "num_prompts: -4").replace("bucketed", "x") + "timeout: x\n"
     assert [line.split(": ")[:2] for line in complaints(tmp_path, text)] == [
         ["s.yaml:3", "workload.burst.num_prompts"],
@@ -313,7 +313,7 @@ def test_every_problem_has_a_line_and_every_field_one(tmp_path: Path) -> None:
     ]
 
 
-def test_a_problem_of_a_listed_request_is_in_its_own_line(tmp_path: Path) -> None:
+def test_error_in_a_listed_request_names_its_line(tmp_path: Path) -> None:
     rows = (
         "requests:\n"
         "    - {prompt_tokens: 1, output_tokens: 1}\n"
@@ -340,19 +340,19 @@ def test_a_problem_of_a_listed_request_is_in_its_own_line(tmp_path: Path) -> Non
         ("profile=nope", "profile: unknown profile 'nope'"),
     ],
 )
-def test_a_broken_override_is_the_place_of_its_problem(
+def test_error_in_an_override_names_the_override(
     tmp_path: Path, assignment: str, complaint: str
 ) -> None:
     (line,) = complaints(tmp_path, PLAIN, assignment)
     assert line.startswith(f"--set {assignment}: {complaint}")
 
 
-def test_nothing_shown_is_longer_than_a_line(tmp_path: Path) -> None:
+def test_long_values_are_shortened_in_messages(tmp_path: Path) -> None:
     (line,) = complaints(tmp_path, PLAIN + "timeout: " + "x" * 5000 + "\n")
     assert len(line) < 200
 
 
-# Fuzzing: whatever is done to a scenario, it works or there is a message
+# Fuzzing: every scenario loads or is rejected with a message
 
 WEIRD: list[Any] = [
     None,
@@ -381,7 +381,7 @@ WEIRD: list[Any] = [
 
 
 def nodes(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Paths of all values of a tree."""
+    """Return the paths of all values of a tree."""
     children = (
         tree.items()
         if isinstance(tree, dict)
@@ -393,7 +393,7 @@ def nodes(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def mutate(tree: Any, rng: random.Random) -> Any:
-    """The tree with one value dropped, renamed, replaced, doubled or swapped for another."""
+    """Return the tree with one value dropped, renamed, replaced, doubled or swapped."""
     tree = copy.deepcopy(tree)
     path = rng.choice(nodes(tree)[1:] or [()])
     if not path:
@@ -422,7 +422,7 @@ def mutate(tree: Any, rng: random.Random) -> Any:
 @pytest.mark.parametrize("path", FILES[:: max(1, len(FILES) // 5)], ids=lambda p: p.stem)
 @settings(max_examples=8)
 @given(seed=st.integers(0, 2**32), times=st.integers(1, 3))
-def test_a_mutated_scenario_is_valid_or_gets_a_message(
+def test_mutated_scenario_is_valid_or_rejected(
     path: Path, seed: int, times: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     rng = random.Random(seed)
@@ -443,7 +443,7 @@ def test_a_mutated_scenario_is_valid_or_gets_a_message(
 
 
 @given(junk=st.text(max_size=60), value=st.text(max_size=20))
-def test_any_text_is_valid_or_gets_a_message(
+def test_any_text_is_valid_or_rejected(
     junk: str, value: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("text") / "s.yaml"
@@ -460,7 +460,7 @@ def test_any_text_is_valid_or_gets_a_message(
 # The JSON schema
 
 
-def test_the_schema_accepts_the_scenarios_of_the_repository() -> None:
+def test_schema_accepts_all_scenarios_of_the_repository() -> None:
     schema = json_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     validator = jsonschema.Draft202012Validator(schema)
@@ -479,12 +479,12 @@ def test_the_schema_accepts_the_scenarios_of_the_repository() -> None:
         PLAIN + "variants:\n  a: {engine: {blok_size: 3}}\n",
     ],
 )
-def test_the_schema_refuses_what_the_loader_refuses(text: str) -> None:
+def test_schema_rejects_scenarios_that_the_loader_rejects(text: str) -> None:
     validator = jsonschema.Draft202012Validator(json_schema())
     assert list(validator.iter_errors(YAML(typ="safe", pure=True).load(text)))
 
 
-def test_the_schema_knows_every_engine_and_says_what_its_fields_mean() -> None:
+def test_schema_describes_the_fields_of_every_engine() -> None:
     text = json.dumps(json_schema())
     for engine in ENGINES:
         assert f'"{engine}"' in text

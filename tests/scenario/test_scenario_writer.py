@@ -1,4 +1,4 @@
-"""The saved file gives the same runs again."""
+"""The saved scenario file reproduces the same runs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def saved(folder: Path, results: dict[str, RunResult]) -> Path:
 
 
 @pytest.mark.parametrize("name", SECTIONS)
-def test_the_saved_file_gives_the_same_bytes(tmp_path: Path, name: str) -> None:
+def test_run_of_the_saved_scenario_writes_the_same_files(tmp_path: Path, name: str) -> None:
     (tmp_path / "s.yaml").write_text(SECTIONS[name])
     first = saved(tmp_path / "first", run_file(tmp_path / "s.yaml"))
     again = saved(tmp_path / "again", run_file(first / "scenario.yaml"))
@@ -62,7 +62,7 @@ def test_the_saved_file_gives_the_same_bytes(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list_packaged_scenarios())
-def test_packaged_scenarios_come_back_from_their_saved_file(tmp_path: Path, name: str) -> None:
+def test_packaged_scenarios_round_trip_through_their_saved_file(tmp_path: Path, name: str) -> None:
     path = list_packaged_scenarios()[name]
     whole: dict[str, Any] = load(path)
     for profile in path.parent.glob("*.json"):
@@ -71,7 +71,7 @@ def test_packaged_scenarios_come_back_from_their_saved_file(tmp_path: Path, name
     assert resolve_variants(read_document(tmp_path / "scenario.yaml")) == whole
 
 
-def test_what_is_said_of_one_variant_stays_with_it(tmp_path: Path) -> None:
+def test_fields_of_one_variant_stay_in_that_variant(tmp_path: Path) -> None:
     text = (
         "variants: {a: {summary: x}, b: {report: 'http://x.y', expect: {b: {verdict: served}}}}\n"
     )

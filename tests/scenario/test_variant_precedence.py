@@ -1,4 +1,4 @@
-"""What is set for all variants, and does not reach those that set it themselves."""
+"""Notes on values set for all variants that some variants override."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def simkv_at(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_who_sets_a_field_itself(file: Path) -> None:
+def test_finds_variants_that_set_a_field_themselves(file: Path) -> None:
     document = read_document(file)
     assert find_overriding_variants(document, "engine.num_gpu_blocks") == {"small": 20, "other": 40}
     assert find_overriding_variants(document, "engine.max_num_seqs") == {"other": None}
@@ -54,10 +54,10 @@ def test_who_sets_a_field_itself(file: Path) -> None:
     assert find_overriding_variants(document, "variants.small.engine.num_gpu_blocks") == {}
     assert override_notes(document, ["timeout=3", "workload.burst.num_prompts=3"]) == []
     assert "num_gpu_blocks: 40" in file.read_text()
-    assert document.tree["engine"]["num_gpu_blocks"] == 40  # and nothing has changed
+    assert document.tree["engine"]["num_gpu_blocks"] == 40  # the document is unchanged
 
 
-def test_run_says_so(file: Path) -> None:
+def test_run_prints_a_note(file: Path) -> None:
     text = TEXT.replace("  other: {engine: {name: mistralrs", "  # {engine: {name: mistralrs")
     file.write_text(text)
     ran = simkv_at(file.parent, "run", "s.yaml", "--no-plots", "--set", "engine.num_gpu_blocks=30")
@@ -67,7 +67,7 @@ def test_run_says_so(file: Path) -> None:
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-def test_a_sweep_says_so_and_shows_what_was_run(file: Path) -> None:
+def test_sweep_prints_a_note_and_shows_the_values_in_effect(file: Path) -> None:
     file.write_text(TEXT.replace("  other: {engine: {name: mistralrs", "  # {x: {name: mistralrs"))
     ran = simkv_at(file.parent, "sweep", "s.yaml", "--over", "engine.num_gpu_blocks=30,40")
     assert (ran.returncode, ran.stderr) == (
@@ -79,13 +79,13 @@ def test_a_sweep_says_so_and_shows_what_was_run(file: Path) -> None:
     assert rows == [("small", "20"), ("plain", "30"), ("small", "20"), ("plain", "40")]
 
 
-def test_a_run_of_a_sweep_knows_its_own(file: Path) -> None:
+def test_sweep_over_a_field_that_no_variant_sets_has_no_note(file: Path) -> None:
     whole = build_sweep(file, [parse_axis("timeout=3,4")])
     assert all(run.variant_knobs == {} for run in whole.runs)
     assert whole.notes == ()
 
 
-def test_python_warns(file: Path) -> None:
+def test_python_api_issues_a_warning(file: Path) -> None:
     file.write_text(TEXT.replace("  other: {engine: {name: mistralrs", "  # {x: {name: mistralrs"))
     with pytest.warns(UserWarning, match=NOTE):
         simkv.run(file, engine__num_gpu_blocks=30)

@@ -1,4 +1,4 @@
-"""YAML with line numbers, --set, and files that are not what they should be."""
+"""YAML with line numbers, ``--set``, and invalid files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read(folder: Path, text: str | bytes) -> YamlDocument:
 
 
 def failure(folder: Path, text: str | bytes) -> str:
-    """What reading this says, without the folder."""
+    """Return the error message of reading this text, without the folder."""
     with pytest.raises(InputError) as raised:
         read(folder, text)
     message = str(raised.value)
@@ -63,13 +63,13 @@ def failure(folder: Path, text: str | bytes) -> str:
         ((), 1),
     ],
 )
-def test_a_place_is_the_line_of_the_value_or_of_what_encloses_it(
+def test_place_is_the_line_of_the_value_or_its_parent(
     document: YamlDocument, location: tuple[str | int, ...], line: int
 ) -> None:
     assert document.place(location) == f"{document.path}:{line}"
 
 
-def test_the_place_of_an_override_is_the_command_line(document: YamlDocument) -> None:
+def test_place_of_an_override_is_the_command_line(document: YamlDocument) -> None:
     document.override("engine.block_size=3")
     assert document.place(("engine", "block_size")) == "--set engine.block_size=3"
     assert document.place(("engine",)) == f"{document.path}:6"
@@ -77,7 +77,7 @@ def test_the_place_of_an_override_is_the_command_line(document: YamlDocument) ->
     assert document.place(("workload", "requests")) == "--set workload={requests: []}"
 
 
-def test_find_key_goes_by_what_is_written() -> None:
+def test_find_key_matches_the_written_key() -> None:
     assert find_key({1: "x"}, "1") == 1
     assert find_key({"1": "x"}, 1) == "1"
     assert find_key(["x"], "0") == 0
@@ -104,7 +104,7 @@ def test_find_key_goes_by_what_is_written() -> None:
         ("variants.new.engine.variant=x", ("variants", "new", "engine", "variant"), "x"),
     ],
 )
-def test_an_override_sets_one_value(
+def test_override_sets_one_value(
     document: YamlDocument, assignment: str, path: tuple[str | int, ...], value: object
 ) -> None:
     document.override(assignment)
@@ -115,7 +115,9 @@ def test_an_override_sets_one_value(
 
 
 @pytest.mark.parametrize("name", ["b", "c"])
-def test_an_override_of_an_alias_leaves_the_others_alone(document: YamlDocument, name: str) -> None:
+def test_override_of_an_alias_leaves_other_aliases_unchanged(
+    document: YamlDocument, name: str
+) -> None:
     document.override(f"variants.{name}.engine.block_size=2")
     document.override(f"variants.{name}.timeout=7")
     sizes = {key: value["engine"]["block_size"] for key, value in document.tree["variants"].items()}
@@ -123,7 +125,7 @@ def test_an_override_of_an_alias_leaves_the_others_alone(document: YamlDocument,
     assert document.tree["variants"]["a"]["timeout"] == 1.0
 
 
-def test_an_override_finds_a_key_that_is_a_number(tmp_path: Path) -> None:
+def test_override_accepts_a_numeric_key(tmp_path: Path) -> None:
     document = read(tmp_path, "e2e_s: {0: 1.0}\n")
     document.override("e2e_s.0=2.0")
     assert document.tree["e2e_s"] == {0: 2.0}
@@ -149,9 +151,7 @@ def test_an_override_finds_a_key_that_is_a_number(tmp_path: Path) -> None:
         ("name=&a {x: *a}", "an alias contains itself"),
     ],
 )
-def test_an_override_that_makes_no_sense_says_why(
-    document: YamlDocument, assignment: str, complaint: str
-) -> None:
+def test_rejects_invalid_overrides(document: YamlDocument, assignment: str, complaint: str) -> None:
     with pytest.raises(InputError) as raised:
         document.override(assignment)
     assert str(raised.value) == f"--set {assignment}: {complaint}" or complaint in str(raised.value)
@@ -185,13 +185,13 @@ def test_an_override_that_makes_no_sense_says_why(
         ("name: t".encode("utf-16"), "s.yaml: not UTF-8 text"),
     ],
 )
-def test_what_is_no_mapping_of_fields_is_refused(
+def test_rejects_documents_that_are_not_mappings(
     tmp_path: Path, text: str | bytes, complaint: str
 ) -> None:
     assert failure(tmp_path, text).startswith(complaint)
 
 
-def test_a_yaml_bomb_is_refused_at_once(tmp_path: Path) -> None:
+def test_rejects_yaml_bombs_quickly(tmp_path: Path) -> None:
     lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 30)]
     started = time.perf_counter()
@@ -201,27 +201,27 @@ def test_a_yaml_bomb_is_refused_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["a: &a [*a]\n", "a: &a {b: *a}\n", "a: &a\n  b:\n  - *a\n"])
-def test_a_list_that_contains_itself_does_no_harm(tmp_path: Path, text: str) -> None:
-    document = read(tmp_path, text)  # the reader puts nothing in the place of the alias
+def test_accepts_lists_that_contain_themselves(tmp_path: Path, text: str) -> None:
+    document = read(tmp_path, text)  # the reader leaves out the alias
     document.override("b=1")
     assert document.place(("a",)) == f"{document.path}:1"
 
 
-def test_files_that_cannot_be_read_say_so(tmp_path: Path) -> None:
+def test_rejects_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read: no such file or directory"):
         read_document(tmp_path / "nothing.yaml")
     with pytest.raises(InputError, match="cannot be read: is a directory"):
         read_document(tmp_path)
 
 
-def test_a_file_that_is_too_large_is_not_parsed(
+def test_rejects_large_files_without_parsing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "larger than the limit of 1 MiB" in failure(tmp_path, "a: " + "x" * (2 << 20))
 
 
 @pytest.mark.parametrize("text", ["\ufeffname: t\n", "name: t\r\nb: 1\r\n", "name: t"])
-def test_byte_order_marks_and_line_ends_do_not_matter(tmp_path: Path, text: str) -> None:
+def test_accepts_byte_order_marks_and_all_line_ends(tmp_path: Path, text: str) -> None:
     assert read(tmp_path, text).tree["name"] == "t"
 
 
@@ -230,8 +230,8 @@ def test_byte_order_marks_and_line_ends_do_not_matter(tmp_path: Path, text: str)
     ["a: " + "[" * 5000 + "]" * 5000, "a: [" + "1," * 1_500_000 + "]", "a: " + "{a: " * 5000],
     ids=["brackets", "one line of 3 MB", "braces"],
 )
-def test_what_would_take_long_is_refused_at_once(tmp_path: Path, text: str) -> None:
-    """They took 34 s, and 9 s."""
+def test_rejects_slow_documents_quickly(tmp_path: Path, text: str) -> None:
+    """Without the limits, reading took 34 s and 9 s."""
     begin = time.process_time()
     assert "nested deeper than" in (why := failure(tmp_path, text)) or "larger than" in why
     with pytest.raises(InputError, match="not valid YAML"):
@@ -239,7 +239,7 @@ def test_what_would_take_long_is_refused_at_once(tmp_path: Path, text: str) -> N
     assert time.process_time() - begin < 1.0
 
 
-def test_what_is_nested_as_people_do_is_read(tmp_path: Path) -> None:
+def test_accepts_usual_nesting(tmp_path: Path) -> None:
     text = "a: " + "[" * 40 + "5" + "]" * 40
     (tmp_path / "s.yaml").write_text(text)
     assert str(read_document(tmp_path / "s.yaml").tree["a"]) == "[" * 40 + "5" + "]" * 40

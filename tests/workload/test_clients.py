@@ -20,7 +20,7 @@ def ids(sent: list[Request]) -> list[int]:
     return [r.id for r in sent]
 
 
-def test_open_clients_send_everything_at_its_time_unchanged() -> None:
+def test_open_clients_send_every_request_at_its_arrival() -> None:
     requests = [request(0, 0.1), request(1, 0.1), request(2, 3.0)]
     some = Clients(requests)
     assert some.open
@@ -32,7 +32,7 @@ def test_open_clients_send_everything_at_its_time_unchanged() -> None:
     assert (some.next_time(), some.unsent) == (None, [])
 
 
-def test_a_full_client_holds_requests_back_in_their_order() -> None:
+def test_client_at_its_limit_queues_requests_in_order() -> None:
     some = Clients([request(i, i / 10) for i in range(4)], max_concurrency=2)
     assert ids(some.send(0.0)) == [0]
     assert ids(some.send(0.35)) == [1]
@@ -46,7 +46,7 @@ def test_a_full_client_holds_requests_back_in_their_order() -> None:
     assert some.queued(0) == 0.0
 
 
-def test_a_turn_comes_when_the_one_before_it_has_its_answer_and_the_user_has_thought() -> None:
+def test_turn_is_sent_after_the_previous_answer_and_think_time() -> None:
     some = Clients([request(0), request(1), request(2)], {1: (0, 2.5), 2: (1, 0.0)})
     assert not some.open
     assert ids(some.send(0.0)) == [0]
@@ -60,7 +60,7 @@ def test_a_turn_comes_when_the_one_before_it_has_its_answer_and_the_user_has_tho
     assert ids(some.send(7.0)) == [2]
 
 
-def test_a_session_whose_client_got_no_answer_is_over() -> None:
+def test_session_ends_if_a_request_gets_no_answer() -> None:
     some = Clients([request(0), request(1)], {1: (0, 1.0)})
     some.send(0.0)
     some.ended(0, 3.0, answered=False)
@@ -72,10 +72,10 @@ def test_a_session_whose_client_got_no_answer_is_over() -> None:
     st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9)), min_size=1, max_size=25),
     st.integers(1, 4),
 )
-def test_slots_are_never_exceeded_and_never_idle_while_someone_waits(
+def test_slots_are_never_exceeded_nor_idle_while_requests_wait(
     drawn: list[tuple[int, int]], slots: int
 ) -> None:
-    """A server that takes a fixed time for each request, in a loop over the clients' own times."""
+    """Serve each request in a fixed time, in a loop over the clients' own times."""
     requests = [request(i, float(time)) for i, (time, _) in enumerate(drawn)]
     some = Clients(requests, max_concurrency=slots)
     serving: dict[int, float] = {}
@@ -98,7 +98,7 @@ def test_slots_are_never_exceeded_and_never_idle_while_someone_waits(
     assert [r.id for r in order] == list(some.sent)
 
 
-def test_workloads_that_depend_on_the_engine_are_for_clients_only() -> None:
+def test_rejects_generating_requests_that_depend_on_service() -> None:
     burst = {"num_prompts": 9, "prompt_tokens": 5, "output_tokens": 2}
     closed = Workload.model_validate({"burst": burst, "max_concurrency": 3})
     with pytest.raises(InputError, match="max_concurrency"):

@@ -1,4 +1,4 @@
-"""The requests of a scenario: listed, in a burst, or drawn."""
+"""The requests of a scenario: listed, in a burst, or sampled."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_listed_requests_are_numbered_in_their_order() -> None:
 
 
 @pytest.mark.parametrize(("output", "most", "emitted"), [(5, 8, 5), (5, 5, 5), (8, 5, 5)])
-def test_nobody_emits_more_than_was_asked_for(output: int, most: int, emitted: int) -> None:
+def test_no_request_emits_more_than_max_tokens(output: int, most: int, emitted: int) -> None:
     row = {"prompt_tokens": 1, "output_tokens": output, "max_tokens": most}
     (request,) = generate_requests(workload(requests=[row]), None)
     assert (request.output_tokens, request.max_tokens) == (emitted, most)
@@ -58,7 +58,7 @@ def test_requests_of_a_prefix_group_begin_with_the_same_tokens() -> None:
 # Burst
 
 
-def test_a_burst_is_so_many_equal_requests_so_far_apart() -> None:
+def test_burst_has_equal_requests_at_intervals() -> None:
     shape = {"num_prompts": 3, "prompt_tokens": 5, "output_tokens": 2, "interval": 0.1}
     requests = generate_requests(workload(burst=shape), None)
     assert [(r.id, r.arrival) for r in requests] == [(0, 0.0), (1, 0.1), (2, 0.2)]
@@ -68,7 +68,7 @@ def test_a_burst_is_so_many_equal_requests_so_far_apart() -> None:
 # Arrivals
 
 
-def test_arrivals_are_in_order_and_come_at_the_rate() -> None:
+def test_arrivals_are_in_order_and_have_the_rate() -> None:
     times = arrivals(drawn(rescale=False))
     assert list(times) == sorted(times)
     assert times[0] >= 0.0
@@ -80,18 +80,16 @@ def test_scaled_arrivals_end_exactly_at_count_over_rate() -> None:
 
 
 @pytest.mark.parametrize(("burstiness", "variation"), [(0.25, 2.0), (1.0, 1.0), (16.0, 0.25)])
-def test_gaps_vary_by_one_over_the_root_of_the_burstiness(
-    burstiness: float, variation: float
-) -> None:
+def test_gap_deviation_is_one_over_root_of_burstiness(burstiness: float, variation: float) -> None:
     gaps = np.diff(arrivals(drawn(8000, burstiness=burstiness)))
     assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.15)
 
 
-def test_a_rate_without_end_is_all_at_once() -> None:
+def test_infinite_rate_sends_all_requests_at_once() -> None:
     assert set(arrivals(drawn(50, request_rate=float("inf")))) == {0.0}
 
 
-def test_the_seed_decides_and_nothing_else() -> None:
+def test_requests_depend_only_on_the_seed() -> None:
     lengths = {"distribution": "uniform", "low": 1, "high": 1000}
     first = generate_requests(drawn(50, prompt_tokens=lengths, seed=7), None)
     assert generate_requests(drawn(50, prompt_tokens=lengths, seed=7), None) == first
@@ -100,7 +98,7 @@ def test_the_seed_decides_and_nothing_else() -> None:
     assert [r.prompt_tokens for r in other] != [r.prompt_tokens for r in first]
 
 
-def test_changing_one_thing_leaves_the_others_as_they_were() -> None:
+def test_changing_one_setting_leaves_other_samples_unchanged() -> None:
     lengths = {"distribution": "uniform", "low": 1, "high": 1000}
     plain = generate_requests(drawn(50, prompt_tokens=lengths, output_tokens=lengths), None)
     fixed = generate_requests(drawn(50, prompt_tokens=5, output_tokens=lengths), None)
@@ -121,7 +119,7 @@ def test_uniform_lengths_reach_both_ends() -> None:
     assert np.mean(found) == pytest.approx(4.5, abs=0.1)
 
 
-def test_lognormal_lengths_have_the_mean_and_keep_the_limit() -> None:
+def test_lognormal_lengths_have_the_mean_and_maximum() -> None:
     lengths: dict[str, Any] = {"distribution": "lognormal", "mean": 200.0, "sigma": 0.5}
     found = [r.prompt_tokens for r in generate_requests(drawn(8000, prompt_tokens=lengths), None)]
     assert np.mean(found) == pytest.approx(200, rel=0.05)
@@ -132,7 +130,7 @@ def test_lognormal_lengths_have_the_mean_and_keep_the_limit() -> None:
     assert min(found) >= 1
 
 
-# What makes no sense
+# Invalid workloads
 
 
 @pytest.mark.parametrize(
@@ -168,7 +166,7 @@ def test_lognormal_lengths_have_the_mean_and_keep_the_limit() -> None:
         ),
     ],
 )
-def test_a_workload_that_makes_no_sense_is_refused(form: dict[str, Any], complaint: str) -> None:
+def test_rejects_invalid_workloads(form: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         workload(**form)
 
@@ -189,6 +187,6 @@ def test_a_workload_that_makes_no_sense_is_refused(form: dict[str, Any], complai
         ({"prompt_tokens": 1.5}, "prompt_tokens"),
     ],
 )
-def test_arrivals_that_make_no_sense_are_refused(fields: dict[str, Any], complaint: str) -> None:
+def test_rejects_invalid_arrivals(fields: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         drawn(**fields)

@@ -1,4 +1,4 @@
-"""Arrival processes, lengths, sessions: as vLLM's benchmark defines them, and independent."""
+"""Arrival processes, lengths and sessions: as in vLLM's benchmark, and independent."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def cv(arrivals: np.ndarray) -> float:
     return float(gaps.std() / gaps.mean())
 
 
-def test_the_last_arrival_is_at_n_by_rate_as_vllm_scales_it() -> None:
+def test_last_arrival_is_at_n_over_rate_as_in_vllm() -> None:
     for burstiness in (0.2, 1.0, 7.0, math.inf):
         assert times(request_rate=8.0, burstiness=burstiness)[-1] == pytest.approx(4000 / 8)
     assert times(request_rate=8.0, rescale=False)[-1] != pytest.approx(500, rel=1e-9)
@@ -54,13 +54,13 @@ def test_burstiness_is_the_shape_of_gamma_gaps(burstiness: float) -> None:
     )
 
 
-def test_constant_gaps_and_all_at_once() -> None:
+def test_infinite_burstiness_or_rate_gives_constant_gaps_or_one_burst() -> None:
     constant = times(request_rate=4.0, burstiness=math.inf)
     assert constant[:3].tolist() == [0.25, 0.5, 0.75]
     assert times(request_rate=math.inf).tolist() == [0.0] * 4000
 
 
-def test_weibull_gaps_have_their_own_spread() -> None:
+def test_weibull_gaps_have_the_weibull_deviation() -> None:
     shape = 0.5
     mean, square = math.gamma(1 + 1 / shape), math.gamma(1 + 2 / shape)
     found = times(request_rate=2.0, burstiness=shape, gaps="weibull", rescale=False)
@@ -72,7 +72,7 @@ def test_weibull_gaps_have_their_own_spread() -> None:
     ("strategy", "rate_at"),
     [("linear", lambda p: 2 + 18 * p), ("exponential", lambda p: 2 * 10**p)],
 )
-def test_ramps_go_by_the_number_of_the_request(strategy: str, rate_at: Any) -> None:
+def test_ramp_depends_on_the_request_number(strategy: str, rate_at: Any) -> None:
     found = times(
         ramp_up_strategy=strategy, ramp_up_start_rps=2, ramp_up_end_rps=20, burstiness=math.inf
     )
@@ -80,7 +80,7 @@ def test_ramps_go_by_the_number_of_the_request(strategy: str, rate_at: Any) -> N
     assert np.diff(found).tolist() == pytest.approx((1 / rate_at(progress))[1:].tolist())
 
 
-def test_days_and_nights() -> None:
+def test_diurnal_rate_varies_over_the_period() -> None:
     found = times(request_rate=10.0, diurnal={"period": 100.0, "amplitude": 0.8})
     assert found[-1] == pytest.approx(400, abs=1)
     by_quarter = np.histogram(found % 100, bins=4, range=(0, 100))[0]
@@ -106,12 +106,12 @@ def test_days_and_nights() -> None:
         ({"request_rate": 1.0, "burstiness": 0.0}, "burstiness\n.*greater than"),
     ],
 )
-def test_paces_that_make_no_sense(wrong: dict[str, Any], message: str) -> None:
+def test_rejects_invalid_arrival_processes(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         ArrivalProcess.model_validate(wrong)
 
 
-def test_changing_one_thing_leaves_the_others_as_they_were() -> None:
+def test_changing_one_setting_leaves_other_samples_unchanged() -> None:
     base = drawn()
     faster = drawn(request_rate=9.0, burstiness=0.3)
     longer = drawn(prompt_tokens={"distribution": "zipf", "high": 999})
@@ -144,7 +144,7 @@ def test_lengths_have_their_distributions() -> None:
     assert shares == pytest.approx((weights / weights.sum()).tolist(), abs=0.02)
 
 
-def test_empirical_lengths_are_those_of_a_trace(tmp_path: Path) -> None:
+def test_empirical_lengths_come_from_a_trace(tmp_path: Path) -> None:
     (tmp_path / "l.csv").write_text("prompt_tokens,output_tokens\n5,1\n7,2\n7,9\n")
     form = {
         **ARRIVALS,
@@ -171,7 +171,7 @@ def test_think_times_have_their_distributions() -> None:
     assert mean({"distribution": "lognormal", "mean": 8}) == pytest.approx(8, rel=0.05)
 
 
-def test_bursts_repeat() -> None:
+def test_bursts_repeat_at_intervals() -> None:
     form = {"num_prompts": 3, "prompt_tokens": 5, "output_tokens": 2, "interval": 0.1}
     workload = Workload.model_validate({"burst": {**form, "bursts": 2, "every": 10.0}})
     found = generate_requests(workload, None)
@@ -195,7 +195,7 @@ def conversations(**changes: Any) -> tuple[list[Request], dict[int, tuple[int, f
     return Sessions.model_validate({**SESSIONS, **changes}).requests(None)
 
 
-def test_a_turn_repeats_what_was_said_and_adds_something_new() -> None:
+def test_turn_repeats_previous_turns_and_adds_new_tokens() -> None:
     requests, after = conversations()
     assert [r.id for r in requests] == list(range(len(requests)))
     assert len(requests) == Workload.model_validate({"sessions": SESSIONS}).size
@@ -211,7 +211,7 @@ def test_a_turn_repeats_what_was_said_and_adds_something_new() -> None:
     assert len(requests) - len(after) == 30
 
 
-def test_arrivals_of_later_turns_are_the_earliest_that_can_be() -> None:
+def test_later_turns_have_their_earliest_possible_arrivals() -> None:
     requests, after = conversations()
     for number, (before, think) in after.items():
         assert requests[number].arrival == pytest.approx(requests[before].arrival + think)
@@ -219,7 +219,7 @@ def test_arrivals_of_later_turns_are_the_earliest_that_can_be() -> None:
     assert arrivals == sorted(arrivals)
 
 
-def test_sessions_have_streams_of_their_own_too() -> None:
+def test_session_settings_have_separate_random_streams() -> None:
     def starts(of: tuple[list[Request], dict[int, tuple[int, float]]]) -> list[float]:
         return [r.arrival for r in of[0] if r.id not in of[1]]
 
@@ -231,20 +231,20 @@ def test_sessions_have_streams_of_their_own_too() -> None:
     assert first_outputs(base) == first_outputs(longer) == first_outputs(calmer)
 
 
-def test_a_session_ends_before_the_context_is_full() -> None:
+def test_session_ends_before_it_exceeds_max_model_len() -> None:
     requests, _ = conversations(turns=50, max_model_len=1000)
     assert max(r.prompt_tokens + r.output_tokens for r in requests) <= 1000
     assert 30 < len(requests) < 30 * 50
 
 
-def test_too_many_turns_are_refused() -> None:
+def test_rejects_too_many_turns() -> None:
     with pytest.raises(ValidationError, match="at most 1,000 turns"):
         Sessions.model_validate({**SESSIONS, "turns": 1001})
     with pytest.raises(ValidationError, match="10,000,000 in total"):
         Sessions.model_validate({**SESSIONS, "turns": 1000, "num_sessions": 10_001})
 
 
-def test_requests_of_a_session_carry_the_shape() -> None:
+def test_requests_of_a_session_have_the_common_fields() -> None:
     workload = Workload.model_validate(
         {"sessions": {**SESSIONS, "max_tokens": 40, "ignore_eos": True, "priority": 2}}
     )

@@ -1,4 +1,4 @@
-"""Adapters that requests ask for: listed, drawn, in traces."""
+"""LoRA adapters of requests: listed, sampled, and in traces."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def drawn(**more: object) -> list[str | None]:
     return [request.lora for request in generate_requests(workload, None)]
 
 
-def test_adapters_are_drawn_evenly_or_taken_in_turn() -> None:
+def test_adapters_are_sampled_evenly_or_assigned_in_turn() -> None:
     assert drawn() == [None] * 400
     assert drawn(lora="a") == ["a"] * 400
     counts = Counter(drawn(lora_modules=["a", "b", "b", "c"]))
@@ -34,7 +34,7 @@ def test_adapters_are_drawn_evenly_or_taken_in_turn() -> None:
     assert in_turn[:5] == ["a", "b", "c", "a", "b"]
 
 
-def test_drawing_them_changes_nothing_else() -> None:
+def test_sampling_adapters_changes_no_other_samples() -> None:
     arrivals: dict[str, object] = {
         "num_prompts": 50,
         "request_rate": 5.0,
@@ -50,12 +50,12 @@ def test_drawing_them_changes_nothing_else() -> None:
     ]
 
 
-def test_one_adapter_or_several_but_not_both() -> None:
+def test_rejects_lora_together_with_lora_modules() -> None:
     with pytest.raises(ValidationError, match="lora and lora_modules"):
         drawn(lora="a", lora_modules=["a"])
 
 
-def test_all_turns_of_a_session_ask_for_one_adapter() -> None:
+def test_all_turns_of_a_session_use_one_adapter() -> None:
     sessions = {"num_sessions": 9, "request_rate": 1.0, "turns": 3, "prompt_tokens": 8}
     sessions |= {"output_tokens": 2, "lora_modules": ["a", "b", "c"]}
     found: dict[str, set[str | None]] = {}
@@ -64,7 +64,7 @@ def test_all_turns_of_a_session_ask_for_one_adapter() -> None:
     assert all(len(loras) == 1 for loras in found.values())
 
 
-def test_a_trace_keeps_the_names(tmp_path: Path) -> None:
+def test_trace_stores_adapter_names(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("arrival,prompt_tokens,output_tokens,lora\n0,5,2,a\n1,5,2,\n2,5,2,b%2Cc\n")
     trace = read_trace(path)

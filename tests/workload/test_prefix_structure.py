@@ -1,4 +1,4 @@
-"""What prompts share with each other: groups, hash ids and segments."""
+"""Tokens shared by prompts: groups, hash ids and segments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def shared(a: Request, b: Request) -> int:
     return common_prefix(TokenContent(a), TokenContent(b), min(a.prompt_tokens, b.prompt_tokens))
 
 
-def test_hash_ids_name_the_blocks_of_a_prompt() -> None:
+def test_hash_ids_identify_the_blocks_of_a_prompt() -> None:
     rows = [
         listed(prompt_tokens=1100, hash_ids=[7, 8, 9]),
         listed(prompt_tokens=1500, hash_ids=[7, 8, 10]),
@@ -44,7 +44,7 @@ def test_hash_ids_name_the_blocks_of_a_prompt() -> None:
     assert [shared(a, b), shared(a, c), shared(a, d)] == [1024, 512, 0]
 
 
-def test_the_block_of_a_hash_id_may_have_another_size() -> None:
+def test_hash_block_size_is_configurable() -> None:
     rows = [
         listed(hash_ids=[1, 2, 3], hash_block_size=40),
         listed(hash_ids=[1], hash_block_size=100),
@@ -68,7 +68,7 @@ def test_segments_can_continue_an_earlier_conversation() -> None:
     assert TokenContent(second).slices(0, 105) == said
 
 
-def test_a_prefix_group_is_as_long_as_the_prompt_at_most() -> None:
+def test_shared_prefix_is_at_most_the_prompt() -> None:
     a, b, c = requests(
         {
             "requests": [
@@ -91,13 +91,13 @@ def groups(found: list[Request]) -> list[str]:
     return [request.segments[0].stream for request in found]
 
 
-def test_arrivals_draw_one_of_the_prefixes() -> None:
+def test_arrivals_sample_one_of_the_prefixes() -> None:
     found = groups(requests(arrivals(prefix_groups=4)))
     assert set(found) == {"g0", "g1", "g2", "g3"}
     assert all(70 <= found.count(group) <= 130 for group in set(found))
 
 
-def test_the_first_prefix_is_the_commonest_by_zipf() -> None:
+def test_first_prefix_is_most_frequent_with_zipf() -> None:
     found = groups(requests(arrivals(prefix_groups=4, prefix_zipf=2.0)))
     counts = [found.count(f"g{i}") for i in range(4)]  # expected: 281, 70, 31, 18 of 400
     assert 250 <= counts[0] <= 310
@@ -105,7 +105,7 @@ def test_the_first_prefix_is_the_commonest_by_zipf() -> None:
     assert counts[1] > counts[2] > counts[3] > 0
 
 
-def test_prefixes_leave_arrivals_and_lengths_as_they_were() -> None:
+def test_prefixes_leave_arrivals_and_lengths_unchanged() -> None:
     plain = requests(arrivals(prefix_tokens=0))
     for fields in ({"prefix_groups": 9}, {"prefix_groups": 2, "prefix_zipf": 1.0}):
         drawn = requests(arrivals(**fields))
@@ -129,7 +129,7 @@ def test_prefixes_leave_arrivals_and_lengths_as_they_were() -> None:
         ("hash_ids: [a]", "should be a whole number; found 'a'"),
     ],
 )
-def test_a_prompt_that_cannot_be_is_refused(tmp_path: Path, fields: str, message: str) -> None:
+def test_rejects_inconsistent_prompts(tmp_path: Path, fields: str, message: str) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(
         "name: x\nprofile: unit-step\nengine: {name: vllm}\nworkload:\n  requests:\n"
@@ -142,7 +142,7 @@ def test_a_prompt_that_cannot_be_is_refused(tmp_path: Path, fields: str, message
     assert message in str(error.value)
 
 
-def test_drawn_prefixes_need_a_length(tmp_path: Path) -> None:
+def test_sampled_prefixes_require_a_length(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="prefix_groups requires prefix_tokens"):
         requests(arrivals(prefix_groups=3, prefix_tokens=0))
     with pytest.raises(ValueError, match="excludes prefix_group"):
@@ -150,8 +150,8 @@ def test_drawn_prefixes_need_a_length(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "mistralrs"])
-def test_only_what_is_not_cached_is_computed(engine: str) -> None:
-    """The second turn of a conversation computes its own question and little more."""
+def test_computes_only_uncached_tokens(engine: str) -> None:
+    """The second turn of a conversation computes its new tokens and at most one block more."""
     knobs = {"mistralrs": {"prefix_caching": True}, "sglang": {"max_total_num_tokens": 4096}}
     rows = [
         listed(prompt_tokens=320, output_tokens=64, segments=[["u0", 0, 320]]),
@@ -176,7 +176,7 @@ def test_only_what_is_not_cached_is_computed(engine: str) -> None:
 
 
 def conversation(seed: int) -> list[dict[str, Any]]:
-    """Up to six requests, most of which continue an earlier one, perhaps before it has ended."""
+    """Return up to six requests; most continue an earlier request, some before it has ended."""
     rng = random.Random(seed)
     rows: list[dict[str, Any]] = []
     for i in range(rng.randint(2, 6)):
@@ -221,8 +221,8 @@ def conversation(seed: int) -> list[dict[str, Any]]:
     ],
     ids=["vllm", "vllm-tight", "vllm-skip", "sglang-aging", "mistralrs"],
 )
-def test_a_leap_changes_nothing_for_conversations(engine: dict[str, Any]) -> None:
-    """Decodes fill blocks that somebody waits for; a leap must not pass over that."""
+def test_leaping_does_not_change_conversations(engine: dict[str, Any]) -> None:
+    """Decodes fill blocks that other requests wait for; a leap must not skip this."""
     profile = load_profile("unit-step")
     for seed in range(25):
         scenario = Scenario.model_validate(

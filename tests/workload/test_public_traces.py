@@ -1,4 +1,4 @@
-"""What is known of the public traces comes out of them exactly (skipped where they are not)."""
+"""Known statistics of the public traces, compared exactly (skipped without the traces)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LENGTHS = {
 
 
 @pytest.mark.parametrize("name", LENGTHS)
-def test_rows_lengths_and_rates(workloads: Path, name: str) -> None:
+def test_public_traces_have_known_rows_lengths_and_rates(workloads: Path, name: str) -> None:
     found = figures(workloads / name)
     told: list[float | None] = [found["requests"]]
     for lengths in (found["prompt_tokens"], found["output_tokens"]):
@@ -62,14 +62,14 @@ def test_rows_lengths_and_rates(workloads: Path, name: str) -> None:
         ("mooncake-synthetic.jsonl.gz", 29_303, 68_538),
     ],
 )
-def test_what_an_endless_prefix_cache_would_hit(
+def test_hit_rate_of_an_unlimited_prefix_cache(
     workloads: Path, name: str, hits: int, blocks: int
 ) -> None:
     found = figures(workloads / name)
     assert (found["hash_block_hits"], found["hash_blocks"]) == (hits, blocks)
 
 
-def test_how_bursty_the_azure_traces_are(workloads: Path) -> None:
+def test_burstiness_of_the_azure_traces(workloads: Path) -> None:
     assert figures(workloads / "azure-2023-conv.csv.gz")["gap_cv"] == pytest.approx(1.1, abs=0.05)
     assert figures(workloads / "azure-2023-code.csv.gz")["gap_cv"] == pytest.approx(12, abs=1)
 
@@ -120,7 +120,7 @@ def test_recorded_cases_have_the_requests_that_their_records_count(shared: Path)
 
 
 def test_shared_blocks_of_recorded_prompts(shared: Path) -> None:
-    """The case's own count of leading blocks seen before, request by request."""
+    """Per request, the leading blocks seen before equal the count in the recorded case."""
     import csv
 
     folder = shared / "ground-truth" / "lss-rtx4090-llama3.1-8b"

@@ -1,4 +1,4 @@
-"""Every format, on rows made up for the purpose: known from the file, and read as it is meant."""
+"""Every trace format on made-up rows: detection from the file, and values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write(path: Path, text: str) -> Path:
 
 
 def shape(trace: Trace) -> list[tuple[float, int, int]]:
-    """Arrival, prompt and output tokens of every request."""
+    """Return arrival (s), prompt tokens and output tokens of every request."""
     return [(r.arrival, r.prompt_tokens, r.output_tokens) for r in trace.requests()]
 
 
@@ -35,7 +35,7 @@ AZURE_2023 = (
 )
 
 
-def test_azure_2023_has_ticks_of_100_ns_and_windows_line_ends(tmp_path: Path) -> None:
+def test_azure_2023_has_ticks_of_100_ns_and_crlf_line_ends(tmp_path: Path) -> None:
     trace = read_trace(write(tmp_path / "a", AZURE_2023))
     assert trace.format == "azure"
     assert shape(trace) == [(0.0, 374, 44), (0.2123456, 396, 109), (2.0, 879, 55)]
@@ -59,7 +59,7 @@ def test_azure_2024_with_and_without_a_fraction_and_an_offset(
 
 
 @pytest.mark.parametrize("zone", ["", "Z", "+01:00", "-0730", "+02"])
-def test_many_times_at_once_are_the_same_as_one_by_one(zone: str) -> None:
+def test_parsing_a_column_of_times_equals_parsing_each(zone: str) -> None:
     times = [f"2024-05-10 23:59:{i:02}.{i}{zone}" for i in range(60)]
     assert parse_timestamps(times).tolist() == [parse_timestamp(time) for time in times]
     assert parse_timestamp(f"1970-01-02T00:00:00.5{zone}") == int(
@@ -67,7 +67,7 @@ def test_many_times_at_once_are_the_same_as_one_by_one(zone: str) -> None:
     )
 
 
-def test_azure_2025_tells_of_images(tmp_path: Path) -> None:
+def test_azure_2025_has_images(tmp_path: Path) -> None:
     path = write(
         tmp_path / "a.csv",
         "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n"
@@ -76,7 +76,7 @@ def test_azure_2025_tells_of_images(tmp_path: Path) -> None:
     assert [r.has_images for r in read_trace(path).requests()] == [False, True]
 
 
-def test_mooncake_keeps_the_identity_of_blocks(tmp_path: Path) -> None:
+def test_mooncake_blocks_keep_their_identity(tmp_path: Path) -> None:
     lines = [
         {"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]},
         {"timestamp": 3005, "input_length": 1024, "output_length": 7, "hash_ids": [0, 9]},
@@ -92,7 +92,7 @@ def test_mooncake_keeps_the_identity_of_blocks(tmp_path: Path) -> None:
     assert (second.arrival, second.max_tokens) == (3.005, 7)
 
 
-def test_mooncakes_kin_may_have_smaller_blocks_and_seconds(tmp_path: Path) -> None:
+def test_qwen_traces_have_smaller_blocks_and_seconds(tmp_path: Path) -> None:
     line = {
         "chat_id": 1,
         "timestamp": 61.5,
@@ -105,7 +105,7 @@ def test_mooncakes_kin_may_have_smaller_blocks_and_seconds(tmp_path: Path) -> No
     assert request.segments == (Segment("h7", 0, 16), Segment("h8", 0, 4))
 
 
-def test_mooncake_says_which_row_has_too_few_hash_ids(tmp_path: Path) -> None:
+def test_mooncake_row_with_too_few_hash_ids_is_reported(tmp_path: Path) -> None:
     rows = [
         '{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1, 2]}',
         '{"timestamp": 1, "input_length": 600, "output_length": 1, "hash_ids": [1]}',
@@ -114,7 +114,7 @@ def test_mooncake_says_which_row_has_too_few_hash_ids(tmp_path: Path) -> None:
         read_trace(write(tmp_path / "m", "\n".join(rows)))
 
 
-def test_burstgpt_by_the_names_of_its_columns_without_failures(tmp_path: Path) -> None:
+def test_burstgpt_columns_are_found_by_name_and_failures_left_out(tmp_path: Path) -> None:
     v1 = read_trace(
         write(
             tmp_path / "v1.csv",
@@ -144,7 +144,7 @@ def test_burstgpt_by_the_names_of_its_columns_without_failures(tmp_path: Path) -
     assert (v3.rows.session.tolist(), v3.sessions) == ([0, -1, 0], ["abc"])
 
 
-def test_vidur_traces_and_lengths(tmp_path: Path) -> None:
+def test_reads_vidur_traces_and_lengths(tmp_path: Path) -> None:
     timed = write(
         tmp_path / "t.csv",
         "arrived_at,num_prefill_tokens,num_decode_tokens\n0.25,100,5\n1.5,50.0,6\n",
@@ -160,7 +160,7 @@ def test_vidur_traces_and_lengths(tmp_path: Path) -> None:
     assert (read_trace(old).format, shape(read_trace(old))) == ("vidur-replay", [(2.0, 7, 8)])
 
 
-def test_splitwise_sim(tmp_path: Path) -> None:
+def test_reads_splitwise_sim(tmp_path: Path) -> None:
     header = (
         "request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size"
     )
@@ -186,7 +186,7 @@ def bench_result(**more: object) -> dict[str, object]:
     }
 
 
-def test_results_of_vllm_bench_serve(tmp_path: Path) -> None:
+def test_reads_results_of_vllm_bench_serve(tmp_path: Path) -> None:
     path = write(tmp_path / "r.json", json.dumps(bench_result(max_concurrency=4)))
     trace = read_trace(path)
     assert (trace.format, shape(trace)) == ("vllm-bench", [(0.0, 30, 3), (1.5, 10, 1)])
@@ -200,13 +200,13 @@ def test_results_of_vllm_bench_serve(tmp_path: Path) -> None:
     assert any("last of 2" in note for note in again.tally.notes)
 
 
-def test_results_without_details_say_what_is_missing(tmp_path: Path) -> None:
+def test_results_without_details_name_the_missing_lists(tmp_path: Path) -> None:
     path = write(tmp_path / "r.json", '{"backend": "vllm", "num_prompts": 3, "completed": 3}')
     with pytest.raises(InputError, match=r"input_lens.*--save-detailed"):
         read_trace(path)
 
 
-def test_llmservingsim_knows_prompts_by_their_tokens(tmp_path: Path) -> None:
+def test_llmservingsim_prompts_are_identified_by_their_tokens(tmp_path: Path) -> None:
     same, one, two = list(range(16)), [100] * 4, [200] * 20
     lines = [
         {"input_toks": 20, "output_toks": 5, "arrival_time_ns": 0, "input_tok_ids": same + one},
@@ -222,7 +222,7 @@ def test_llmservingsim_knows_prompts_by_their_tokens(tmp_path: Path) -> None:
     assert (b.arrival, c.segments) == (0.5, ())
 
 
-def test_llmservingsim_sessions_follow_the_end_of_the_call_before(tmp_path: Path) -> None:
+def test_llmservingsim_calls_follow_the_end_of_the_previous_call(tmp_path: Path) -> None:
     calls = [
         {"input_toks": 14, "output_toks": 3, "tool_duration_ns": 2_000_000_000},
         {"input_toks": 15, "output_toks": 4, "tool_duration_ns": 0},
@@ -237,7 +237,7 @@ def test_llmservingsim_sessions_follow_the_end_of_the_call_before(tmp_path: Path
     assert trace.sessions == ["task-0", "task-1"]
 
 
-def test_llmservingsims_captures_of_vllm(tmp_path: Path) -> None:
+def test_reads_llmservingsim_captures_of_vllm(tmp_path: Path) -> None:
     base = 1_787_267_980.0
     lines = [
         {
@@ -258,7 +258,7 @@ def test_llmservingsims_captures_of_vllm(tmp_path: Path) -> None:
     )
 
 
-def test_requests_of_a_recorded_case(tmp_path: Path) -> None:
+def test_reads_requests_of_a_recorded_case(tmp_path: Path) -> None:
     write(tmp_path / "requests.csv", "id,arrival_s,prompt_tokens,output_tokens\n0,0.5,40,2\n")
     write(tmp_path / "prefix_blocks.jsonl", '{"id": 0, "hash_ids": [5, 6]}\n')
     trace = read_trace(tmp_path)
@@ -276,7 +276,7 @@ def test_requests_of_a_recorded_case(tmp_path: Path) -> None:
     )
     begins = [r.segments[0] for r in read_trace(tmp_path / "blis").requests()]
     sync, other = Segment("gcommon sync", 0, 32), Segment("gcommon constant-1", 0, 32)
-    assert begins == [sync, sync, other]  # each stage has a prefix of its own
+    assert begins == [sync, sync, other]  # each stage has its own prefix
 
 
 BLIS_COLUMNS = (
@@ -312,7 +312,7 @@ def blis_row(
 BLIS_HEADER = "trace_version: 2\ntime_unit: microseconds\nmode: real\nwarm_up_requests: 0\n"
 
 
-def test_blis_in_two_files_by_either_of_them(tmp_path: Path) -> None:
+def test_blis_in_two_files_is_read_by_either_name(tmp_path: Path) -> None:
     rows = [
         blis_row(0, 0, 100, 5, group="a", prefix=64, server=170),
         blis_row(1, 1_500_000, 10, 5, group="a", prefix=64, send=1_700_000, deadline=9_500_000),
@@ -333,7 +333,7 @@ def test_blis_in_two_files_by_either_of_them(tmp_path: Path) -> None:
         assert (b.timeout, c.timeout, c.segments) == (8.0, 60.0, ())
 
 
-def test_blis_in_one_file_whose_sessions_accumulate(tmp_path: Path) -> None:
+def test_blis_in_one_file_with_accumulating_sessions(tmp_path: Path) -> None:
     header = BLIS_HEADER + "session_context_growth: accumulate\n"
     rows = [
         blis_row(0, 0, 100, 50, session="s1"),
@@ -354,7 +354,7 @@ def test_blis_in_one_file_whose_sessions_accumulate(tmp_path: Path) -> None:
     )
 
 
-def test_blis_without_a_header_says_so_and_line_numbers_are_of_the_file(tmp_path: Path) -> None:
+def test_blis_without_a_header_is_noted_with_correct_line_numbers(tmp_path: Path) -> None:
     path = write(tmp_path / "x.csv", BLIS_COLUMNS + blis_row(0, 0, 10, 5))
     assert any("no YAML header" in note for note in read_trace(path).tally.notes)
     path = write(tmp_path / "y.csv", BLIS_HEADER + BLIS_COLUMNS + blis_row(0, 0, -1, 5))
@@ -363,7 +363,7 @@ def test_blis_without_a_header_says_so_and_line_numbers_are_of_the_file(tmp_path
 
 
 def servegen(folder: Path) -> Path:
-    """Two clients, of whom one rests in the second window."""
+    """Write two clients; one sends nothing in the second time window."""
     folder.mkdir()
     write(folder / "chunk-3-trace.csv", "0,0.5,1.0,Gamma,1.0,2.0\n600,0,0,,0,0\n")
     write(folder / "chunk-7-trace.csv", "0,0.1,3.0,Weibull,0.5,5.0\n600,0.2,1.0,Gamma,2.0,2.5\n")
@@ -374,7 +374,7 @@ def servegen(folder: Path) -> Path:
     return folder
 
 
-def test_servegen_draws_its_clients_windows_at_their_rates(tmp_path: Path) -> None:
+def test_servegen_samples_each_window_at_its_rate(tmp_path: Path) -> None:
     trace = read_trace(servegen(tmp_path / "m"))
     assert any("including clients without requests" in n for n in trace.tally.notes)
     arrival, session = trace.rows.arrival, trace.rows.session
@@ -389,7 +389,7 @@ def test_servegen_draws_its_clients_windows_at_their_rates(tmp_path: Path) -> No
     assert arrival.max() < 1200
 
 
-def test_servegen_a_later_window_and_a_tar_draw_the_same(tmp_path: Path) -> None:
+def test_servegen_samples_do_not_depend_on_start_or_tar(tmp_path: Path) -> None:
     folder = servegen(tmp_path / "m")
     with tarfile.open(tmp_path / "m.tar.gz", "w:gz") as tar:
         tar.add(folder, "data/language/m")
@@ -404,7 +404,7 @@ def test_servegen_a_later_window_and_a_tar_draw_the_same(tmp_path: Path) -> None
     assert len(other) == len(whole)
 
 
-def test_servegen_never_runs_what_is_in_its_files(tmp_path: Path) -> None:
+def test_servegen_does_not_execute_code_in_its_files(tmp_path: Path) -> None:
     folder = servegen(tmp_path / "m")
     bomb = "__import__('pathlib').Path('owned').touch() or {1: 1.0}"
     lengths = {"0": {"input_tokens": bomb, "output_tokens": "{3: 1.0}"}}
@@ -414,7 +414,7 @@ def test_servegen_never_runs_what_is_in_its_files(tmp_path: Path) -> None:
     assert not Path("owned").exists()
 
 
-def test_servegen_names_the_file_and_line_of_a_bad_window(tmp_path: Path) -> None:
+def test_servegen_reports_file_and_line_of_a_bad_window(tmp_path: Path) -> None:
     folder = servegen(tmp_path / "m")
     write(folder / "chunk-7-trace.csv", "0,0.1,3.0,Pareto,0.5,5.0\n")
     with pytest.raises(InputError, match=r"chunk-7-trace\.csv:1: law: should be Gamma or Weibull"):
@@ -423,7 +423,7 @@ def test_servegen_names_the_file_and_line_of_a_bad_window(tmp_path: Path) -> Non
         read_trace(folder / "chunk-3-trace.csv")
 
 
-def test_a_broken_tar_is_one_clear_message(tmp_path: Path) -> None:
+def test_damaged_tar_is_one_clear_message(tmp_path: Path) -> None:
     folder = servegen(tmp_path / "m")
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
@@ -433,7 +433,7 @@ def test_a_broken_tar_is_one_clear_message(tmp_path: Path) -> None:
         read_trace(tmp_path / "cut.tar.gz")
 
 
-def test_what_is_no_trace_is_told_what_would_be_one(tmp_path: Path) -> None:
+def test_unknown_formats_are_rejected_with_the_supported_ones(tmp_path: Path) -> None:
     path = write(tmp_path / "x.csv", "time,tokens\n1,2\n")
     with pytest.raises(InputError, match=r"found a CSV file with the columns time, tokens.*azure"):
         read_trace(path)
@@ -448,13 +448,13 @@ def test_what_is_no_trace_is_told_what_would_be_one(tmp_path: Path) -> None:
             read_trace(tmp_path / name)
 
 
-def test_a_format_that_is_named_must_fit(tmp_path: Path) -> None:
+def test_rejects_a_format_that_does_not_match(tmp_path: Path) -> None:
     path = write(tmp_path / "v.csv", "num_prefill_tokens,num_decode_tokens\n1,2\n")
     with pytest.raises(InputError, match=r"v\.csv:1: header: missing TIMESTAMP"):
         read_trace(path, format="azure")
 
 
-def test_every_format_reads_gzip_too(tmp_path: Path) -> None:
+def test_every_format_reads_gzip(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "a.csv.gz", "wb") as file:
         file.write(AZURE_2023.encode())
     assert len(read_trace(tmp_path / "a.csv.gz")) == 3

@@ -1,4 +1,4 @@
-"""Figures of a trace against what a plain computation says."""
+"""Statistics of a trace, compared with a plain computation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LENGTHS = st.lists(st.integers(1, 10**6), min_size=1, max_size=60)
 
 
 @given(LENGTHS)
-def test_percentiles_are_numpys(values: list[int]) -> None:
+def test_percentiles_equal_numpy(values: list[int]) -> None:
     lengths = LengthHistogram()
     for cut in (values[:7], values[7:]):
         lengths.add(np.array(cut, np.int64))
@@ -53,7 +53,7 @@ def rows_of(times: list[float], prompts: list[int], outputs: list[int]) -> Reque
 
 
 @given(st.data(), st.integers(1, 30))
-def test_peaks_are_those_of_a_sweep_however_the_rows_are_cut(data: st.DataObject, n: int) -> None:
+def test_peak_demand_does_not_depend_on_batches(data: st.DataObject, n: int) -> None:
     draw = data.draw
     times = sorted(draw(st.lists(st.integers(0, 40), min_size=n, max_size=n)))
     prompts = draw(st.lists(st.sampled_from([16, 32, 7, 64]), min_size=n, max_size=n))
@@ -71,7 +71,7 @@ def test_peaks_are_those_of_a_sweep_however_the_rows_are_cut(data: st.DataObject
     assert demand.blocks == max(sum(blocks[i] for i in some) for some in held)
 
 
-def test_bins_of_time_widen_when_a_trace_is_long() -> None:
+def test_time_bins_widen_for_long_traces() -> None:
     course = BinnedAmounts()
     course.add(np.array([0.5, 0.6, 1.5]))
     assert (course.most(1.0), course.width) == (2, 1.0)
@@ -87,10 +87,10 @@ PIECES = st.lists(
 
 
 @given(st.lists(st.tuples(PIECES, st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=8))
-def test_shared_prefixes_are_those_of_the_contents(
+def test_shared_prefixes_match_the_token_contents(
     drawn: list[tuple[list[str], int, int]],
 ) -> None:
-    """Against every earlier prompt with its output, token by token identity as the cache has it."""
+    """Compare with all earlier prompts and their outputs, token by token as in the cache."""
     names = NameTable()
     pieces = [parse_pieces(" ".join(words), names) for words, _, _ in drawn]
     prompts = [
@@ -142,7 +142,7 @@ def chat(tmp_path: Path) -> Path:
     return tmp_path / "chat.csv"
 
 
-def test_figures_of_a_chat(chat: Path) -> None:
+def test_statistics_of_a_chat_trace(chat: Path) -> None:
     found = inspect_trace(TraceReader(chat)).figures()
     assert (found["requests"], found["sessions"]) == (120, 40)
     # Prompts have 164, 314 and 464 tokens; the first turns share 64, later ones all but 100.
@@ -152,7 +152,7 @@ def test_figures_of_a_chat(chat: Path) -> None:
     assert json.loads(json.dumps(found)) == found
 
 
-def test_rows_out_of_order_give_the_same_figures(chat: Path, tmp_path: Path) -> None:
+def test_unordered_rows_give_the_same_statistics(chat: Path, tmp_path: Path) -> None:
     header, *rows = chat.read_text().splitlines()
     plain = [",".join(row.split(",")[:3]) for row in rows]
     mixed = tmp_path / "mixed.csv"
@@ -174,21 +174,21 @@ def test_lengths_without_arrivals_have_no_rate(tmp_path: Path) -> None:
     assert found["prompt_tokens"]["mean"] == 6
 
 
-def test_one_request_alone(tmp_path: Path) -> None:
+def test_single_request_has_no_rate(tmp_path: Path) -> None:
     path = tmp_path / "l.csv"
     path.write_text("arrival,prompt_tokens,output_tokens\n5,17,1\n")
     found = inspect_trace(TraceReader(path)).figures()
     assert (found["rate"], found["requests"], found["peak_blocks"]) == (None, 1, 2)
 
 
-def test_nothing_left_is_an_error(tmp_path: Path) -> None:
+def test_rejects_a_selection_without_requests(tmp_path: Path) -> None:
     path = tmp_path / "l.csv"
     path.write_text("arrival,prompt_tokens,output_tokens\n")
     with pytest.raises(InputError, match="no requests selected"):
         inspect_trace(TraceReader(path))
 
 
-def test_the_picture_is_the_same_every_time(chat: Path, tmp_path: Path) -> None:
+def test_plot_has_the_same_bytes_every_time(chat: Path, tmp_path: Path) -> None:
     from simkv.report.trace_plot import draw_trace
 
     lengths = tmp_path / "l.csv"

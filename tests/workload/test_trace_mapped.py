@@ -1,4 +1,4 @@
-"""Logs of one's own: columns by other names, columns that are there twice or not at all."""
+"""Custom logs: mapped, duplicate and missing columns."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def converted(folder: Path, text: str, columns: str = COLUMNS, name: str = "log.
     return (folder / "out.csv").read_text()
 
 
-def test_a_csv_log(tmp_path: Path) -> None:
+def test_reads_a_csv_log(tmp_path: Path) -> None:
     assert converted(tmp_path, CSV) == WANTED
 
 
-def test_json_lines(tmp_path: Path) -> None:
+def test_reads_json_lines(tmp_path: Path) -> None:
     text = "".join(json.dumps(row) + "\n" for row in ROWS)
     assert converted(tmp_path, text, name="log.jsonl") == WANTED
 
@@ -47,14 +47,14 @@ def test_rejects_json_key_that_no_record_has(tmp_path: Path) -> None:
         converted(tmp_path, text, "arrival=ts,session=sid", name="log.jsonl")
 
 
-def test_our_own_names_need_not_be_named(tmp_path: Path) -> None:
+def test_simkv_names_need_no_mapping(tmp_path: Path) -> None:
     text = "ts,prompt_tokens,output_tokens,priority\n1714564800.5,9,2,1\n1714564801.5,8,1,0\n"
     assert converted(tmp_path, text, "arrival=ts") == (
         "arrival,prompt_tokens,output_tokens,priority\n0.0,9,2,1\n1.0,8,1,0\n"
     )
 
 
-def test_a_named_column_takes_the_place_of_one_with_our_name(tmp_path: Path) -> None:
+def test_mapped_column_replaces_one_with_a_simkv_name(tmp_path: Path) -> None:
     text = "arrival,ts,prompt_tokens,output_tokens\nhome,3,9,2\n"
     assert converted(tmp_path, text, "arrival=ts").endswith("\n3.0,9,2\n")
 
@@ -71,12 +71,12 @@ def test_a_named_column_takes_the_place_of_one_with_our_name(tmp_path: Path) -> 
         ("prompt_tokens=user,output_tokens=out_tok", "log.csv:2: prompt_tokens: should be a whole"),
     ],
 )
-def test_what_cannot_be_named(tmp_path: Path, columns: str, what: str) -> None:
+def test_rejects_invalid_mappings(tmp_path: Path, columns: str, what: str) -> None:
     with pytest.raises(InputError, match=what):
         converted(tmp_path, CSV, columns)
 
 
-def test_a_broken_line_of_json_has_its_number(tmp_path: Path) -> None:
+def test_invalid_json_line_is_reported_with_its_number(tmp_path: Path) -> None:
     text = "".join(json.dumps(row) + "\n" for row in ROWS) + "[1]\n"
     with pytest.raises(InputError, match=r"log.jsonl:4: should be a JSON object"):
         converted(tmp_path, text, name="log.jsonl")
@@ -86,13 +86,13 @@ def test_a_broken_line_of_json_has_its_number(tmp_path: Path) -> None:
     "header",
     ["arrival,arrival,prompt_tokens,output_tokens", "arrival,Arrival,prompt_tokens,output_tokens"],
 )
-def test_a_column_that_is_there_twice_is_refused(tmp_path: Path, header: str) -> None:
+def test_rejects_duplicate_columns(tmp_path: Path, header: str) -> None:
     (tmp_path / "t.csv").write_text(f"{header}\n0,5,6,7\n")
     with pytest.raises(InputError, match=r"t.csv:1: header: 2 columns are named arrival"):
         read_trace(tmp_path / "t.csv")
 
 
-def test_a_column_that_is_not_wanted_may_be_there_twice(tmp_path: Path) -> None:
+def test_accepts_duplicates_of_unused_columns(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("x,x,arrival,prompt_tokens,output_tokens\n1,2,0,6,7\n")
     assert len(read_trace(tmp_path / "t.csv").rows) == 1
 
@@ -105,7 +105,7 @@ def test_a_column_that_is_not_wanted_may_be_there_twice(tmp_path: Path) -> None:
         ("ts,prompt_tokens,output_tokens", "arrival"),
     ],
 )
-def test_what_is_lacking_is_named(tmp_path: Path, header: str, lacking: str) -> None:
+def test_missing_columns_are_named(tmp_path: Path, header: str, lacking: str) -> None:
     (tmp_path / "t.csv").write_text(f"{header}\n0,5,6\n")
     with pytest.raises(InputError, match=f"t.csv: missing {lacking}; found a CSV file with"):
         read_trace(tmp_path / "t.csv")

@@ -1,4 +1,4 @@
-"""What benchmarks measured of each request, read from what they write."""
+"""Measured latencies of each request, read from the files of benchmarks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simkv.workload.trace_reader import read_trace
 
 
 def aiperf(start: float, prompt: int, output: int, **changed: Any) -> dict[str, Any]:
-    """A record as aiperf writes it, ``start`` in s."""
+    """Return a record as aiperf writes it; ``start`` is in seconds."""
     metrics = {
         "input_sequence_length": {"value": prompt, "unit": "tokens"},
         "output_sequence_length": {"value": output, "unit": "tokens"},
@@ -38,7 +38,7 @@ def lines(path: Path, records: list[dict[str, Any]]) -> Path:
     return path
 
 
-def test_aiperf_requests_and_what_they_took(tmp_path: Path) -> None:
+def test_reads_aiperf_requests_and_latencies(tmp_path: Path) -> None:
     records = [
         aiperf(0.0, 550, 10),
         aiperf(0.2, 100, 5, metadata={"was_cancelled": True}, metrics={"error_isl": {"value": 1}}),
@@ -54,7 +54,7 @@ def test_aiperf_requests_and_what_they_took(tmp_path: Path) -> None:
     told = " ".join(trace.tally.lines())
     assert "1 cancelled (first: line 2); 1 from the warm-up (first: line 5)" in told
     assert "1 with an error (first: line 4)" in told
-    assert read_trace(tmp_path).format == "aiperf"  # the folder stands for it
+    assert read_trace(tmp_path).format == "aiperf"  # a folder is accepted in place of its file
     table = read_measured_latencies(path)
     assert table["ttft_ms"].tolist() == [250.5, 250.5]
     assert table["tpot_ms"].tolist()[0] == pytest.approx(10.0)
@@ -63,7 +63,7 @@ def test_aiperf_requests_and_what_they_took(tmp_path: Path) -> None:
     assert "queued_s" not in table
 
 
-def test_llmservingsims_captures_count_from_the_engine_core(tmp_path: Path) -> None:
+def test_llmservingsim_captures_count_from_the_engine_core(tmp_path: Path) -> None:
     record = {
         "input_toks": 20,
         "output_toks": 3,
@@ -84,14 +84,14 @@ def test_llmservingsims_captures_count_from_the_engine_core(tmp_path: Path) -> N
         read_measured_latencies(path)
 
 
-def test_a_format_without_measured_times_is_named(tmp_path: Path) -> None:
+def test_rejects_formats_without_measured_times(tmp_path: Path) -> None:
     path = tmp_path / "r.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n0,1,1\n")
     with pytest.raises(InputError, match="case has no measured request times"):
         read_measured_latencies(path)
 
 
-def test_bad_records_of_aiperf_are_named(tmp_path: Path) -> None:
+def test_bad_aiperf_records_are_reported_by_line(tmp_path: Path) -> None:
     path = lines(tmp_path / "p.jsonl", [aiperf(0, 5, 5), aiperf(1, -5, 5)])
     with pytest.raises(InputError, match=r"p.jsonl:2: input_sequence_length: should be a whole"):
         read_trace(path)

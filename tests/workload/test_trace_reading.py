@@ -26,7 +26,7 @@ HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 
 
 def azure(path: Path, count: int, change: dict[int, str] | None = None) -> Path:
-    """``count`` rows 0.1 s apart; ``change`` puts other rows in the place of some."""
+    """Write ``count`` rows 0.1 s apart; ``change`` replaces rows by their index."""
     start = np.datetime64("2024-05-10T00:00:00.000")
     rows = [
         f"{start + np.timedelta64(100 * i, 'ms')}+00:00,{100 + i},{1 + i % 7}".replace("T", " ")
@@ -51,20 +51,20 @@ def prompts(path: Path, **wanted: object) -> list[int]:
     return read_trace(path, Selection(**wanted)).rows.prompt_tokens.tolist()  # type: ignore[arg-type]
 
 
-def test_a_window_of_the_trace_becomes_the_beginning(trace: Path) -> None:
+def test_selected_time_span_starts_at_zero(trace: Path) -> None:
     part = read_trace(trace, Selection(start=10, duration=5))
     assert part.rows.prompt_tokens.tolist() == list(range(200, 250))
     assert part.rows.arrival[0] == 0.0
     assert part.rows.arrival[-1] == pytest.approx(4.9)
 
 
-def test_rate_scale_changes_the_times_and_nothing_else(trace: Path) -> None:
+def test_rate_scale_changes_only_times(trace: Path) -> None:
     plain, fast = (read_trace(trace, Selection(rate_scale=x)) for x in (1.0, 4.0))
     assert (plain.rows.arrival / 4).tolist() == fast.rows.arrival.tolist()
     assert plain.rows.prompt_tokens.tolist() == fast.rows.prompt_tokens.tolist()
 
 
-def test_limit_takes_the_first_of_what_is_left(trace: Path) -> None:
+def test_limit_takes_the_first_selected_requests(trace: Path) -> None:
     assert prompts(trace, limit=3) == [100, 101, 102]
     assert prompts(trace, start=50, limit=2) == [600, 601]
     assert len(prompts(trace, limit=10_000)) == 1000
@@ -81,14 +81,14 @@ def test_samples_are_seeded_nested_and_in_order(trace: Path) -> None:
     assert prompts(trace, sample=1.0) == prompts(trace, sample=5000) == prompts(trace)
 
 
-def test_a_window_does_not_change_who_is_sampled(trace: Path) -> None:
+def test_time_span_does_not_change_the_sampled_requests(trace: Path) -> None:
     window = range(300, 500)
     everywhere = [p for p in prompts(trace, sample=0.3) if p in window]
     assert prompts(trace, sample=0.3, start=20, duration=20) == everywhere
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(1, 60))
-def test_an_exact_sample_does_not_depend_on_how_the_rows_come(sizes: list[int], n: int) -> None:
+def test_exact_sample_does_not_depend_on_batches(sizes: list[int], n: int) -> None:
     total = sum(sizes)
     whole = RequestRows(np.arange(total) / 10, np.arange(1, total + 1), np.ones(total, np.int64))
     cuts = np.cumsum([0, *sizes])
@@ -114,7 +114,7 @@ def test_an_exact_sample_does_not_depend_on_how_the_rows_come(sizes: list[int], 
         ({"seed": -1}, "seed"),
     ],
 )
-def test_a_selection_that_makes_no_sense(wrong: dict[str, float], message: str) -> None:
+def test_rejects_invalid_selections(wrong: dict[str, float], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Selection(**wrong)  # type: ignore[arg-type]
 
@@ -140,7 +140,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("row", "column", "what"), BAD)
-def test_a_bad_row_is_told_by_file_line_and_column(
+def test_bad_row_is_reported_by_file_line_and_column(
     tmp_path: Path, row: str, column: str, what: str
 ) -> None:
     path = azure(tmp_path / "t.csv", 20)
@@ -156,13 +156,13 @@ def test_a_bad_row_is_told_by_file_line_and_column(
     assert left.tally.lines()[0].startswith(f"1 of 20 bad rows excluded: 1 {column}: should")
 
 
-def test_a_stray_quote_spoils_its_own_row_only(tmp_path: Path) -> None:
+def test_stray_quote_affects_only_its_row(tmp_path: Path) -> None:
     path = azure(tmp_path / "t.csv", 50, {7: '2024-05-10 00:00:00.7,"9,3'})
     left = read_trace(path, Selection(skip_bad=True))
     assert len(left) == 49
 
 
-def test_bad_rows_are_counted_by_their_reasons_in_every_batch(tmp_path: Path) -> None:
+def test_bad_rows_are_counted_by_reason_in_every_batch(tmp_path: Path) -> None:
     count = 2 * BATCH_ROWS + 100
     bad = {10: "x,1,1", BATCH_ROWS + 5: "x,1,1", 2 * BATCH_ROWS + 50: "2024-05-10 00:00:01,1,x"}
     path = azure(tmp_path / "t.csv", count, bad)
@@ -173,19 +173,19 @@ def test_bad_rows_are_counted_by_their_reasons_in_every_batch(tmp_path: Path) ->
     assert sorted(left.tally.first.values()) == [12, 2 * BATCH_ROWS + 52]
 
 
-def test_empty_lines_are_nothing(tmp_path: Path) -> None:
+def test_empty_lines_are_ignored(tmp_path: Path) -> None:
     path = azure(tmp_path / "t.csv", 10, {3: "", 7: "   "})
     trace = read_trace(path)
     assert (len(trace), trace.tally.rows) == (8, 8)
 
 
-def test_a_row_after_empty_lines_has_its_own_number(tmp_path: Path) -> None:
+def test_line_numbers_include_empty_lines(tmp_path: Path) -> None:
     path = azure(tmp_path / "t.csv", 10, {3: "", 7: "x,1,1"})
     with pytest.raises(InputError, match=r"t\.csv:9: TIMESTAMP"):
         read_trace(path)
 
 
-def test_rows_out_of_order_are_sorted_and_begin_at_zero(tmp_path: Path) -> None:
+def test_unordered_rows_are_sorted_and_start_at_zero(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(
         HEADER + "2024-05-10 00:00:05,1,1\n2024-05-10 00:00:03,2,1\n2024-05-10 00:00:09,3,1\n"
@@ -195,7 +195,7 @@ def test_rows_out_of_order_are_sorted_and_begin_at_zero(tmp_path: Path) -> None:
     assert rows.arrival.tolist() == [0.0, 2.0, 6.0]
 
 
-def test_a_clock_that_tells_the_time_of_day_begins_at_its_first_row(tmp_path: Path) -> None:
+def test_wall_clock_starts_at_the_first_row(tmp_path: Path) -> None:
     path = tmp_path / "v.csv"
     path.write_text(
         "arrived_at,num_prefill_tokens,num_decode_tokens\n1787267980.5,1,1\n1787267982,1,1\n"
@@ -204,7 +204,7 @@ def test_a_clock_that_tells_the_time_of_day_begins_at_its_first_row(tmp_path: Pa
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.7, 0.999])
-def test_a_cut_gzip_is_one_clear_message(tmp_path: Path, keep: float) -> None:
+def test_truncated_gzip_is_one_clear_message(tmp_path: Path, keep: float) -> None:
     path = azure(tmp_path / "t.csv.gz", 3 * BATCH_ROWS)
     packed = path.read_bytes()
     path.write_bytes(packed[: int(len(packed) * keep)])
@@ -221,7 +221,7 @@ def test_damaged_gzip_is_one_clear_message(tmp_path: Path) -> None:
         read_trace(path)
 
 
-def test_a_trace_without_any_request_is_an_error(tmp_path: Path, trace: Path) -> None:
+def test_rejects_traces_without_requests(tmp_path: Path, trace: Path) -> None:
     empty = tmp_path / "e.csv"
     empty.write_text(HEADER)
     with pytest.raises(InputError, match="no requests selected from this trace"):
@@ -230,12 +230,12 @@ def test_a_trace_without_any_request_is_an_error(tmp_path: Path, trace: Path) ->
         read_trace(trace, Selection(start=1e6))
 
 
-def test_more_requests_than_allowed_are_refused_before_they_are_all_read(trace: Path) -> None:
+def test_rejects_too_many_requests_before_reading_all(trace: Path) -> None:
     with pytest.raises(InputError, match="more than 500 requests; select fewer"):
         read_trace(trace, most=500)
 
 
-def test_progress_is_told_in_bytes(trace: Path) -> None:
+def test_progress_is_reported_in_bytes(trace: Path) -> None:
     told: list[int] = []
     for _ in TraceReader(trace, progress=told.append):
         pass
@@ -244,7 +244,7 @@ def test_progress_is_told_in_bytes(trace: Path) -> None:
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
-    """Peaks while reading 40,000 and 160,000 rows of which 50 are wanted."""
+    """Compare the peak memory of reading 40,000 and 160,000 rows with a limit of 50."""
     peaks = []
     for count in (40_000, 160_000):
         path = tmp_path / f"{count}.csv"

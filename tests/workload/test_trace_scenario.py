@@ -39,14 +39,14 @@ def scenario(tmp_path: Path) -> Path:
 
 
 def simkv(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
-    """The exit code of a command."""
+    """Run a command and return its exit code."""
     monkeypatch.setattr(sys, "argv", ["simkv", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
         main()
     return int(ended.value.code or 0)
 
 
-def test_a_trace_beside_the_scenario_is_run(scenario: Path) -> None:
+def test_runs_a_trace_beside_the_scenario(scenario: Path) -> None:
     result = run_file(scenario)["run"]
     assert result.summary["finished"] == 20
     assert [life.request.prompt_tokens for life in result.record.requests.values()] == [
@@ -54,7 +54,7 @@ def test_a_trace_beside_the_scenario_is_run(scenario: Path) -> None:
     ]
 
 
-def test_what_was_left_out_of_a_trace_is_told(scenario: Path) -> None:
+def test_reports_rows_left_out_of_a_trace(scenario: Path) -> None:
     (scenario.parent / "t.csv").write_text(TRACE + "x,1,1\n")
     with pytest.raises(InputError, match=r"t\.csv:42: arrival: should be a number from 0"):
         run_file(scenario)
@@ -72,7 +72,7 @@ def test_what_was_left_out_of_a_trace_is_told(scenario: Path) -> None:
         (["workload.burst={num_prompts: 4, prompt_tokens: 5, output_tokens: 5}"], 4),
     ],
 )
-def test_set_chooses_another_trace_part_or_form(
+def test_set_selects_another_trace_part_or_form(
     scenario: Path, assignments: list[str], size: int
 ) -> None:
     (scenario.parent / "other.csv").write_text("arrival,prompt_tokens,output_tokens\n0,1,1\n")
@@ -109,13 +109,13 @@ def test_variants_may_have_other_forms(scenario: Path) -> None:
         ),
     ],
 )
-def test_errors_name_the_place_in_the_scenario(scenario: Path, text: str, message: str) -> None:
+def test_errors_name_the_field_of_the_scenario(scenario: Path, text: str, message: str) -> None:
     scenario.write_text(SCENARIO.replace("trace: t.csv\n  duration: 10", text))
     with pytest.raises(InputError, match=message):
         load(scenario)
 
 
-def test_lengths_need_a_pace(scenario: Path) -> None:
+def test_trace_of_lengths_requires_a_request_rate(scenario: Path) -> None:
     (scenario.parent / "t.csv").write_text("prompt_tokens,output_tokens\n5,1\n7,2\n")
     scenario.write_text(SCENARIO.replace("  duration: 10\n", ""))
     with pytest.raises(InputError, match=r"contains no arrival times; set .*request_rate"):
@@ -126,7 +126,7 @@ def test_lengths_need_a_pace(scenario: Path) -> None:
     assert {life.request.arrival for life in at_once.record.requests.values()} == {0.0}
 
 
-def test_a_trace_may_be_given_a_limit_on_tokens(scenario: Path) -> None:
+def test_max_tokens_applies_to_a_trace(scenario: Path) -> None:
     result = run_file(scenario, ["workload.max_tokens=3", "workload.ignore_eos=true"])["run"]
     lives = [life.request for life in result.record.requests.values()]
     assert {r.max_tokens for r in lives} == {3}
@@ -134,7 +134,7 @@ def test_a_trace_may_be_given_a_limit_on_tokens(scenario: Path) -> None:
     assert all(r.ignore_eos for r in lives)
 
 
-def test_the_schema_knows_every_form(scenario: Path) -> None:
+def test_schema_includes_every_workload_form(scenario: Path) -> None:
     forms: list[dict[str, Any]] = [
         {"trace": "t.csv", "sample": 0.5, "format": "azure", "start": 1},
         {"arrivals": {"num_prompts": 1, "request_rate": 1, "prompt_tokens": 1, "output_tokens": 1}},
@@ -175,7 +175,7 @@ def test_inspect_prints_a_table_or_json(
     assert (found["requests"], found["format"]) == (7, "simkv")
 
 
-def test_convert_writes_what_it_says(
+def test_convert_reports_the_written_requests(
     scenario: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace, out = scenario.parent / "t.csv", scenario.parent / "out.csv.gz"
@@ -194,7 +194,7 @@ def test_convert_writes_what_it_says(
     assert simkv(monkeypatch, "trace", "convert", trace, scenario.parent / "no" / "x.csv") == 2
 
 
-def test_nothing_is_left_behind_when_a_conversion_fails(
+def test_failed_conversion_leaves_no_files(
     scenario: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = scenario.parent / "bad.csv"
@@ -218,7 +218,7 @@ def test_sample_prints_requests(
     assert "expected a fraction such as 0.1" in capsys.readouterr().err
 
 
-def test_bad_rows_are_told_on_the_side(
+def test_bad_rows_are_reported_on_standard_error(
     scenario: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = scenario.parent / "bad.csv"

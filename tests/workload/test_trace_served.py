@@ -1,4 +1,4 @@
-"""Traces of what was served, with the times that were measured of each request."""
+"""OpenTelemetry spans of served requests, with their measured times."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ATTRIBUTES = {
 
 
 def otlp(**changed: Any) -> dict[str, Any]:
-    """A span as the collector writes it."""
+    """Return a span as the collector writes it."""
     told = ATTRIBUTES | changed
     kinds = {str: "stringValue", int: "intValue", float: "doubleValue"}
     attributes = [
@@ -43,7 +43,7 @@ def otlp(**changed: Any) -> dict[str, Any]:
 
 
 def jaeger() -> dict[str, Any]:
-    """The same as Jaeger exports it."""
+    """Return the same span as Jaeger exports it."""
     tags = [{"key": k, "type": "string", "value": v} for k, v in ATTRIBUTES.items()]
     start = 1768922793000000
     span = {"operationName": "llm_request", "startTime": start, "duration": 2300000, "tags": tags}
@@ -91,7 +91,7 @@ def genai_perf() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("made", [otlp, jaeger, bench, guidellm, genai_perf])
-def test_lengths_and_times(tmp_path: Path, made: Any) -> None:
+def test_reads_lengths_and_times(tmp_path: Path, made: Any) -> None:
     path = tmp_path / "served.json"
     path.write_text(json.dumps(made(), indent=2))
     found = read_measured_latencies(path)
@@ -101,10 +101,10 @@ def test_lengths_and_times(tmp_path: Path, made: Any) -> None:
     assert row["e2e_ms"] == pytest.approx(2300.0)
     assert row["tpot_ms"] == pytest.approx(200.0)
     assert len(found) == (2 if made in (bench, guidellm) else 1)
-    assert len(read_trace(path)) == 1  # whoever had no answer is no request of a trace
+    assert len(read_trace(path)) == 1  # requests without an answer are left out of the trace
 
 
-def test_spans_tell_the_queue(tmp_path: Path) -> None:
+def test_reads_queue_times_from_spans(tmp_path: Path) -> None:
     path = tmp_path / "spans.jsonl"
     path.write_text(f"{json.dumps(otlp())}\n" * 3)
     found = read_measured_latencies(path)
@@ -114,7 +114,7 @@ def test_spans_tell_the_queue(tmp_path: Path) -> None:
     assert found["max_tokens"].tolist() == [64] * 3
 
 
-def test_a_bad_span_is_named(tmp_path: Path) -> None:
+def test_bad_span_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "spans.jsonl"
     bad = json.dumps(otlp(**{"gen_ai.latency.e2e": -1.0}))
     path.write_text(f"{json.dumps(otlp())}\n{bad}\n")

@@ -1,4 +1,4 @@
-"""simkv's own traces come back as they were written, as CSV and as Parquet."""
+"""simkv's own traces round-trip without loss, as CSV and as Parquet."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = st.one_of(
 
 @st.composite
 def requests(draw: st.DrawFn) -> list[Request]:
-    """Requests in the order of arrival, with everything that a trace can tell of them."""
+    """Draw requests in order of arrival, with all fields that a trace can store."""
     count = draw(st.integers(1, 6))
     times = sorted(draw(st.lists(st.floats(0, 1e6), min_size=count, max_size=count)))
     drawn = []
@@ -35,7 +35,7 @@ def requests(draw: st.DrawFn) -> list[Request]:
         if segments and rest:
             segments.append(Segment(f"u{number}", 0, rest))
         if len(segments) == 1 and segments[0][:2] == (f"u{number}", 0):
-            segments = []  # a prompt of its own is written without pieces
+            segments = []  # a prompt that shares no tokens is written without pieces
         output = draw(st.integers(1, 100))
         drawn.append(
             Request(
@@ -56,7 +56,7 @@ def requests(draw: st.DrawFn) -> list[Request]:
 
 @pytest.mark.parametrize("end", [".csv", ".csv.gz", ".parquet"])
 @given(sent=requests())
-def test_requests_come_back_as_they_were(
+def test_requests_round_trip(
     tmp_path_factory: pytest.TempPathFactory, end: str, sent: list[Request]
 ) -> None:
     if end == ".parquet":
@@ -83,7 +83,7 @@ CHAT = Workload.model_validate(
 
 
 @pytest.mark.parametrize("end", [".csv", ".parquet"])
-def test_sessions_come_back_as_they_were(tmp_path: Path, end: str) -> None:
+def test_sessions_round_trip(tmp_path: Path, end: str) -> None:
     if end == ".parquet":
         pytest.importorskip("pyarrow", reason="Parquet needs the extra simkv[parquet]")
     sent = build_clients(CHAT, None)
@@ -92,8 +92,8 @@ def test_sessions_come_back_as_they_were(tmp_path: Path, end: str) -> None:
     assert (back.requests, back.after) == (sent.requests, sent.after)
 
 
-def test_a_converted_trace_is_the_same_trace(tmp_path: Path) -> None:
-    """Also a part of it, whose prompts tell of rows that are gone."""
+def test_converted_trace_equals_the_original(tmp_path: Path) -> None:
+    """Includes a part of the trace whose prompts refer to omitted rows."""
     sent = build_clients(CHAT, None)
     write_requests(tmp_path / "t.csv", sent.requests, sent.after)
     for selection in (Selection(), Selection(sample=0.6), Selection(start=1.0, limit=9)):
@@ -104,7 +104,7 @@ def test_a_converted_trace_is_the_same_trace(tmp_path: Path) -> None:
         assert again.after() == part.after()
 
 
-def test_a_row_that_is_gone_leaves_the_identity_of_its_tokens(tmp_path: Path) -> None:
+def test_tokens_of_omitted_rows_keep_their_identity(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(
         "arrival,prompt_tokens,output_tokens,prefix\n"
@@ -116,7 +116,7 @@ def test_a_row_that_is_gone_leaves_the_identity_of_its_tokens(tmp_path: Path) ->
     assert not {"u0", "o0"} & {segment.stream for segment in a.segments[:2]}
 
 
-def test_pieces_tell_of_the_same_rows_under_their_new_numbers(tmp_path: Path) -> None:
+def test_pieces_are_renumbered_with_their_rows(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(
         "arrival,prompt_tokens,output_tokens,prefix\n0,3,1,\n1,10,5,\n2,20,5,u1:10 o1:5\n"
@@ -125,7 +125,7 @@ def test_pieces_tell_of_the_same_rows_under_their_new_numbers(tmp_path: Path) ->
     assert later.segments == (Segment("u0", 0, 10), Segment("o0", 0, 5), Segment("u1", 0, 5))
 
 
-def test_everything_but_lengths_may_be_left_out(tmp_path: Path) -> None:
+def test_all_columns_except_lengths_are_optional(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("output_tokens,prompt_tokens\n3,20\n")
     trace = read_trace(path)
@@ -134,7 +134,7 @@ def test_everything_but_lengths_may_be_left_out(tmp_path: Path) -> None:
     assert (tmp_path / "again.csv").read_text() == "prompt_tokens,output_tokens\n20,3\n"
 
 
-def test_only_columns_that_say_something_are_written(tmp_path: Path) -> None:
+def test_writes_only_columns_with_values(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("arrival,prompt_tokens,output_tokens,priority,max_tokens\n0.5,20,3,0,\n")
     convert_trace(TraceReader(path), tmp_path / "again.csv")
@@ -143,7 +143,7 @@ def test_only_columns_that_say_something_are_written(tmp_path: Path) -> None:
     )
 
 
-def test_a_column_that_matters_late_is_written_for_all(tmp_path: Path) -> None:
+def test_column_needed_late_is_written_for_all_rows(tmp_path: Path) -> None:
     rows = [f"{i},10,1,{0 if i < 9000 else 7}" for i in range(9001)]
     path = tmp_path / "t.csv"
     path.write_text("arrival,prompt_tokens,output_tokens,priority\n" + "\n".join(rows))
@@ -152,7 +152,7 @@ def test_a_column_that_matters_late_is_written_for_all(tmp_path: Path) -> None:
     assert read_trace(tmp_path / "again.csv").requests() == read_trace(path).requests()
 
 
-def test_rows_out_of_order_are_written_in_order(tmp_path: Path) -> None:
+def test_unordered_rows_are_written_in_order(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("arrival,prompt_tokens,output_tokens\n5,1,1\n3,2,1\n")
     convert_trace(TraceReader(path), tmp_path / "again.csv")
@@ -173,7 +173,7 @@ def test_rows_out_of_order_are_written_in_order(tmp_path: Path) -> None:
         ("think_time", "-1", "2: think_time: should be a number from 0"),
     ],
 )
-def test_bad_values_are_told_by_line_and_column(
+def test_bad_values_are_reported_by_line_and_column(
     tmp_path: Path, columns: str, row: str, message: str
 ) -> None:
     path = tmp_path / "t.csv"
@@ -183,14 +183,14 @@ def test_bad_values_are_told_by_line_and_column(
         read_trace(path)
 
 
-def test_a_misspelt_column_is_noticed(tmp_path: Path) -> None:
+def test_reports_unknown_columns(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("id,arrival,prompt_tokens,output_tokens,prioirty\n0,1,1,1,5\n")
     notes = read_trace(path).tally.notes
     assert notes == ["ignored unknown columns: 'prioirty' (did you mean 'priority'?)"]
 
 
-def test_parquet_has_the_same_checks(tmp_path: Path) -> None:
+def test_parquet_values_are_validated_as_csv(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="Parquet needs the extra simkv[parquet]")
     pytest.importorskip("pyarrow.parquet")
     columns = {"arrival": [0.5, 1.0, 2.0], "prompt_tokens": [3, 0, 5], "output_tokens": [1, 2, 3]}
@@ -205,7 +205,7 @@ def test_parquet_has_the_same_checks(tmp_path: Path) -> None:
         read_trace(cut)
 
 
-def test_without_pyarrow_parquet_says_what_to_install(
+def test_missing_pyarrow_is_reported_with_the_install_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
@@ -214,7 +214,7 @@ def test_without_pyarrow_parquet_says_what_to_install(
         read_trace(tmp_path / "t.parquet")
 
 
-def test_our_own_traces_are_what_their_script_makes(root: Path, tmp_path: Path) -> None:
+def test_committed_traces_match_their_script(root: Path, tmp_path: Path) -> None:
     import runpy
 
     script = runpy.run_path(str(root / "traces" / "generate_traces.py"))
@@ -224,7 +224,7 @@ def test_our_own_traces_are_what_their_script_makes(root: Path, tmp_path: Path) 
         assert (tmp_path / name).read_bytes() == (root / "traces" / name).read_bytes()
 
 
-def test_numbers_keep_all_their_digits(tmp_path: Path) -> None:
+def test_numbers_keep_all_digits(tmp_path: Path) -> None:
     times = np.cumsum(np.random.default_rng(0).exponential(0.1, 500))
     sent = [Request(i, 5, 1, arrival=float(time)) for i, time in enumerate(times)]
     write_requests(tmp_path / "t.csv", sent, {})
