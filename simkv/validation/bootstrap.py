@@ -77,6 +77,8 @@ def mean_interval(values: Sequence[float]) -> ConfidenceInterval | None:
 
 
 def _ways(drawn: Sequence[int]) -> float:
-    """Return the number of orders in which these repeats can be sampled."""
+    """Return the number of different orders of a sample of repeats, which may contain a repeat
+    several times.
+    """
     counts = [drawn.count(one) for one in set(drawn)]
     return factorial(len(drawn)) / prod(map(factorial, counts))

@@ -42,7 +42,7 @@ class FigureComparison:
 
     @property
     def held(self) -> bool | None:
-        """Whether the real value lies in the profile's interval; None without an interval."""
+        """Whether the real value lies in ``interval``; None if there is no interval."""
         if self.interval is None:
             return None
         return self.interval[0] <= self.real <= self.interval[1]
@@ -56,11 +56,15 @@ class FigureComparison:
         return float("inf") if difference is None else difference
 
     def error(self, model: str = JUDGED_MODEL) -> float | None:
-        """Return the relative error of a model; None if only the real value is 0."""
+        """Return the relative error of a cost model; None if the real value is 0 and the
+        simulated is not.
+        """
         return relative_error(self.simulated[model], self.real)
 
     def error_interval(self, model: str = JUDGED_MODEL) -> tuple[float, float] | None:
-        """Return the 95 % interval of a model's error over resampled repeats; None for one run."""
+        """Return the 95 % interval of a cost model's relative error over resampled repeats; None
+        for one run.
+        """
         ends = mean_interval(self.repeats)
         if ends is None or not ends[0]:
             return None
@@ -69,13 +73,15 @@ class FigureComparison:
 
     @property
     def error_pct(self) -> float:
-        """The profile's error in per cent; infinite if only the real value is 0."""
+        """Error of the evaluated profile in per cent; infinite if only the real value is 0."""
         error = self.error()
         return float("inf") if error is None else 100 * error
 
 
 def relative_error(found: float, real: float) -> float | None:
-    """Return the relative error; 0 if both values are 0, None if only the real one is."""
+    """Return the relative error of ``found``: 0 if both values are 0, None if only ``real`` is
+    0.
+    """
     if real == 0.0:
         return 0.0 if found == 0.0 else None
     return found / real - 1.0

@@ -60,7 +60,7 @@ TREES, DEPTH = 250, 16
 
 
 class TrainingStep(NamedTuple):
-    """A step that baselines are fitted to, with its total time (s)."""
+    """A measured step to which the simple cost models are fitted, with its duration in seconds."""
 
     load: StepLoad
     seconds: float
@@ -68,14 +68,16 @@ class TrainingStep(NamedTuple):
 
 @dataclass(frozen=True)
 class CostModel:
-    """A cost model; ``profile`` is None for one that cannot be simulated."""
+    """A function that predicts the seconds of steps; ``profile`` is None if it cannot be
+    simulated.
+    """
 
     seconds: Callable[[Sequence[StepLoad]], Sequence[float]]
     profile: CostProfile | None = None
 
 
 def profile_model(profile: CostProfile) -> CostModel:
-    """Return a profile as a cost model."""
+    """Return the cost model that predicts the step times of a profile."""
     cost = ProfileCost(profile)
     return CostModel(lambda loads: [cost(load) for load in loads], profile)
 
@@ -227,7 +229,9 @@ SAME_SHAPE = {"llama-3-8b": "Llama-3.1-8B"}
 
 @lru_cache(maxsize=4)
 def composed(gpu: str, model: str) -> CostProfile | None:
-    """Return the costs of ``hardware: {gpu, model}``, or None if the catalog lacks either."""
+    """Return the cost profile of ``hardware: {gpu, model}``, or None if the catalog lacks
+    either.
+    """
     from simkv.costs.hardware.model_gpu_catalog import known_gpu
     from simkv.scenario.hardware_section import HardwareSection
     from simkv.scenario.scenario_costs import ReplicaCosts

@@ -192,12 +192,12 @@ def figure_intervals(
 
 
 def simulate_with_profile(scenario: Scenario, profile: CostProfile) -> RunRecord:
-    """Simulate the scenario with ``profile``."""
+    """Simulate the scenario with the step costs of ``profile`` and return the record."""
     return simulate(scenario, SimulatedExecutor(profile))
 
 
 def simulate(scenario: Scenario, executor: Executor) -> RunRecord:
-    """Simulate the scenario with an executor."""
+    """Simulate the scenario with ``executor`` and return the record."""
     engine = Engine(
         simpy.Environment(), build_scheduler(scenario.engine), executor, scenario.engine_ready
     )
@@ -252,7 +252,9 @@ def _peak_blocks(record: RunRecord) -> float:
 
 
 class SteadyStep(NamedTuple):
-    """A step that did not stall: its load, its seconds, whether it preempted."""
+    """A step that did not stall: its batch composition, duration in seconds, and whether it
+    preempted.
+    """
 
     load: StepLoad
     seconds: float
@@ -260,7 +262,7 @@ class SteadyStep(NamedTuple):
 
 
 def steady_steps(runs: Sequence[GpuRun]) -> list[SteadyStep]:
-    """Return the steps of all runs without their stalls."""
+    """Return the steps of all runs, except stalled steps."""
     found = []
     for run in runs:
         stalled = {stall.number for stall in run.stalls}

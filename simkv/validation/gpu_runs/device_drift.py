@@ -17,7 +17,9 @@ MAX_DRIFT = 0.02
 
 
 class Sentinel(NamedTuple):
-    """Time of a sentinel measurement, the run that follows, and the step's duration (s)."""
+    """Duration of the sentinel step in seconds, its Unix time, and the name of the run that
+    follows.
+    """
 
     unix_s: float
     before: str
@@ -25,7 +27,7 @@ class Sentinel(NamedTuple):
 
 
 def note_sentinel(folder: Path, before: str, seconds: float) -> None:
-    """Append a measurement to ``folder/sentinels.csv``."""
+    """Append a sentinel measurement to ``folder/sentinels.csv``."""
     path = folder / "sentinels.csv"
     new = not path.exists()
     with path.open("a", newline="", encoding="utf-8") as file:
@@ -36,7 +38,10 @@ def note_sentinel(folder: Path, before: str, seconds: float) -> None:
 
 
 def read_sentinels(folder: Path) -> list[Sentinel]:
-    """Return all measurements in order; empty if there is no file. Raises InputError."""
+    """Return all sentinel measurements in order; an empty list if there is no file.
+
+    Raises InputError for a damaged file.
+    """
     path = folder / "sentinels.csv"
     if not path.exists():
         return []

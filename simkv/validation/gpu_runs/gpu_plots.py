@@ -70,7 +70,9 @@ def draw_steps(judged: Sequence[JudgedTrial], profiles: Mapping[str, CostProfile
 
 
 def draw_figures(judged: Sequence[JudgedTrial]) -> Figure:
-    """Plot the relative error of each figure in each case, over the noise of real runs."""
+    """Plot the relative error of each metric in each trial, with the difference between repeated
+    runs.
+    """
     figure = Figure(figsize=(WIDTH, 1.6 + 1.4 * len(judged)))
     grid = figure.subplots(len(judged), 1, squeeze=False, sharex=True)[:, 0]
     places = range(len(PLOTTED_FIGURES))

@@ -1,4 +1,6 @@
-"""Choose length and load of validation runs by simulation. Needs no torch."""
+"""Choose the lengths and the rates of validation runs by simulation. This module does not need
+torch.
+"""
 
 from __future__ import annotations
 
@@ -106,10 +108,11 @@ class LoadSizer:
     scale: PlanScale
 
     def closed_loop(self, name: str, engine: JsonDict, rows: int, shape: JsonDict) -> Scenario:
-        """Return ``rows`` clients that each send the next request when the last one has ended.
+        """Return a scenario with ``rows`` clients; each sends its next request when the previous
+        one has ended.
 
-        Lengths are at most those of ``shape``, and shorter if one request per client would take too
-        long.
+        Lengths are at most those of ``shape``. They are shorter if one request per client would
+        take too long.
         """
         while True:
 
@@ -125,7 +128,9 @@ class LoadSizer:
             shape = shortened(shape)
 
     def burst(self, name: str, engine: JsonDict) -> Scenario:
-        """Return requests that all arrive at once, at least twice the rows of a step."""
+        """Return a scenario in which all requests arrive at once, at least twice the maximum
+        batch size.
+        """
         context = min(512, self.scale.mean_context // 4, self.scale.kv_tokens // self.scale.rows)
 
         def of(count: int) -> Scenario:
@@ -137,7 +142,7 @@ class LoadSizer:
         return of(max(int(least * self.seconds / self._seconds(of(least))), least))
 
     def poisson(self, name: str, engine: JsonDict) -> Scenario:
-        """Return Poisson arrivals at a share of the engine's capacity."""
+        """Return a scenario with Poisson arrivals at a fraction of the engine's capacity."""
         shape = lengths(min(500, self.scale.mean_context // 4), self.scale)
         sample = 2 * self.scale.rows
 
@@ -151,9 +156,9 @@ class LoadSizer:
         )
 
     def pressure(self, name: str, calm: Scenario) -> Scenario:
-        """Return the scenario with the largest pool that causes enough preemptions.
+        """Return the scenario ``calm`` with the largest KV cache that causes enough preemptions.
 
-        Raises InputError if there is none.
+        Raises InputError if no cache size causes enough preemptions within the available time.
         """
         blocks = int(0.9 * self._figures(calm)["kv_tokens_peak"] // self.scale.block_size)
         least = self.scale.context // self.scale.block_size + 2
@@ -199,7 +204,9 @@ class LoadSizer:
         return of(part[: self.fitting_count(lambda n: of(part[:n]), count)])
 
     def fitting_count(self, of: Callable[[int], Scenario], count: int) -> int:
-        """Return the number of requests, at most ``count``, that fit into the time."""
+        """Return the number of requests, at most ``count``, that can be served in the available
+        time.
+        """
         while count > 6 and self._seconds(of(count)) > 1.3 * self.seconds:
             count = max(3 * count // 4, 6)
         return count
@@ -261,7 +268,9 @@ def predict_figures(scenario: Scenario, profile: CostProfile) -> dict[str, Any]:
 
 
 def with_prediction(case: Trial, profile: CostProfile) -> Trial:
-    """Return the case with the profile's prediction and a horizon derived from it."""
+    """Return the trial with the metrics that the profile predicts, and with a horizon derived
+    from them.
+    """
     predicted = predict_figures(case.scenario, profile)
     horizon = round(HORIZON_FACTOR * predicted["makespan_s"] + 10.0, 3)
     scenario = case.scenario.model_copy(update={"horizon": horizon})
@@ -287,7 +296,7 @@ def lengths(context: int, scale: PlanScale, output: float = 0.5) -> JsonDict:
 
 
 def shortened(shape: JsonDict) -> JsonDict:
-    """Return lengths that are a fifth shorter."""
+    """Return length settings that are a fifth shorter than ``shape``."""
     prompt, output = shape["prompt_tokens"], shape["output_tokens"]
     return {
         "prompt_tokens": {**prompt, "mean": int(0.8 * prompt["mean"])},
@@ -340,7 +349,7 @@ def packaged_trace(name: str) -> Path:
 
 
 def listed_request(r: Request, divisor: int) -> JsonDict:
-    """Return a request for a scenario with its lengths divided."""
+    """Return a request as scenario data, with its lengths divided by ``divisor``."""
     row: JsonDict = {
         "arrival": r.arrival,
         "prompt_tokens": max(r.prompt_tokens // divisor, 1),

@@ -1,4 +1,6 @@
-"""Compare all runs of a plan with the profile, and rank pairs of trials."""
+"""Compare all runs of a validation plan with the predictions, and check the order of paired
+trials.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ RANKED = ("makespan_s", "ttft_ms.p99", "tpot_ms.p99", "e2e_ms.mean")
 
 @dataclass(frozen=True)
 class JudgedTrial:
-    """A trial, its first run, and the validation results."""
+    """A trial, its first run, and the results of its validation over all runs."""
 
     trial: Trial
     run: GpuRun
@@ -33,20 +35,23 @@ class JudgedTrial:
 
     @property
     def score(self) -> IntervalScore | None:
-        """Score of the intervals of its figures."""
+        """Score of the predicted intervals of the trial's metrics; None if there are no
+        intervals.
+        """
         return score_intervals(self.found.figures)
 
     def figure(self, name: str) -> FigureComparison:
-        """Return one of the compared figures."""
+        """Return the comparison of the metric ``name``."""
         return next(f for f in self.found.figures if f.name == name)
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Ratio of a figure of a trial (``case``) to the trial ``beside`` it: real and simulated.
+    """A metric of trial ``case`` divided by the same metric of trial ``beside``, measured and
+    simulated.
 
-    ``right`` is whether the simulation has the right order; None if the real difference is below
-    twice the noise.
+    ``right`` is True if both ratios are on the same side of 1. It is None if the measured ratio
+    differs from 1 by at most twice the noise.
     """
 
     case: str
@@ -64,7 +69,9 @@ class Ranking:
 
 
 def judge_trials(trials: Sequence[Trial], plan: Plan, folder: Path) -> list[JudgedTrial]:
-    """Compare the plan's profiles with all runs of every trial served into ``folder``."""
+    """Compare the predictions with all runs in ``folder/runs``; trials without a run are
+    skipped.
+    """
     judged = []
     baselines = {
         name: fit_baselines(plan.training.get(name, []), profile)
@@ -82,7 +89,7 @@ def judge_trials(trials: Sequence[Trial], plan: Plan, folder: Path) -> list[Judg
 
 
 def rankings(judged: Sequence[JudgedTrial]) -> list[Ranking]:
-    """Return all pairs of trials that have a trial to compare with."""
+    """Return a comparison of each trial with its paired trial, for each metric in ``RANKED``."""
     by_name = {one.trial.name: one for one in judged}
     found = []
     for one in judged:

@@ -1,6 +1,7 @@
-"""Find steps that took far longer than others of their size because the machine was disturbed.
+"""Find steps that took far longer than others of the same size because the machine was disturbed.
 
-They are listed and excluded from the errors of steps, but included in the figures of their run.
+These steps are listed and excluded from the errors of step times. The metrics of the run include
+them.
 """
 
 from __future__ import annotations

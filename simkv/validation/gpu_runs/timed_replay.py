@@ -161,6 +161,6 @@ def _recorded(
 
 
 def _split(passes: Sequence[tuple[str, float]]) -> tuple[list[float], list[float]]:
-    """Return the durations of steps, and of idle passes."""
+    """Return the durations of the steps and the durations of the idle passes, in seconds."""
     steps = [seconds for kind, seconds in passes if kind != "idle"]
     return steps, [seconds for kind, seconds in passes if kind == "idle"]

@@ -64,14 +64,14 @@ SYNCHRONOUS_CASES = ("rows-half", "memory-pressure")
 
 @dataclass(frozen=True)
 class TrialRun:
-    """A trial to be served for the ``number``-th time, starting at 1."""
+    """A run of a trial; ``number`` counts the runs of the trial from 1."""
 
     trial: Trial
     number: int
 
     @property
     def name(self) -> str:
-        """Name of its directory."""
+        """Name of the directory in which the run is stored."""
         return f"{self.trial.name}-{self.number}"
 
 
@@ -110,7 +110,9 @@ def plan_trials(
 
 
 def predicted_duration(trials: Sequence[Trial], start_s: float = START_S) -> float:
-    """Return the predicted seconds of serving a plan, with start and pauses."""
+    """Return the predicted duration of serving all trials in seconds, including start-up and
+    pauses.
+    """
     runs = order_trial_runs(trials, 2)
     return start_s + sum(run.trial.predicted_s + PAUSE_S for run in runs)
 
@@ -165,7 +167,6 @@ def _sized(
 
 
 def _build(name: str, sized: LoadSizer, vllm: JsonDict) -> Scenario:
-    """Return the scenario of a case."""
     scale = sized.scale
     most = min(scale.mean_context, scale.context // 2)
 
@@ -188,7 +189,9 @@ def _build(name: str, sized: LoadSizer, vllm: JsonDict) -> Scenario:
 
 
 def _typical_step(profile: CostProfile, scale: PlanScale) -> float:
-    """Return the seconds of a decode step of half the rows with half of the pool."""
+    """Return the duration in seconds of a decode step with half the maximum batch size and half
+    the KV cache.
+    """
     rows = max(scale.rows // 2, 1)
     return StepCost(profile)(StepLoad(0, 0, 0, rows, scale.kv_tokens // 2))
 

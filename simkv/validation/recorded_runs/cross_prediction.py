@@ -1,4 +1,4 @@
-"""Simulate the load of one run with the costs of another, for runs with the same model and GPU."""
+"""Simulate a run with step costs fitted to another run of the same model on the same GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ class CrossPrediction:
 def cross_predict(
     scores: Sequence[Score], costs: Mapping[str, CostProfile]
 ) -> Iterator[CrossPrediction]:
-    """Yield all pairs of runs with isolated requests, equal GPU and model; ``costs`` by case."""
+    """Yield a prediction for each ordered pair of runs with the same GPU and model and with
+    isolated requests.
+
+    ``costs`` maps the name of a run to the cost profile fitted to it.
+    """
     fitted = [
         s.case
         for s in scores
@@ -44,7 +48,9 @@ def _same(one: RecordedRun, other: RecordedRun) -> bool:
 
 
 def cross_prediction_rows(found: Sequence[CrossPrediction]) -> Iterator[list[str]]:
-    """Yield a row per pair: errors of the means, and the number of figures in their interval."""
+    """Yield a row per prediction: errors of the means, and the number of metrics within their
+    interval.
+    """
     for one in found:
         means = [one.score.figure(m, "mean") for m in ("ttft_ms", "tpot_ms", "e2e_ms")]
         held = [bool(f.held) for f in one.score.figures if f.interval and f.real > 1]

@@ -45,10 +45,10 @@ DECODE_LIMITS = (8, 32, 128)
 
 @dataclass(frozen=True)
 class StepKindTimes:
-    """Steps of one kind in the included intervals.
+    """Mean times of the steps of one kind, in seconds.
 
-    ``kernels`` is their mean kernel time, ``host`` their mean host time with its standard error
-    ``uncertainty`` (s).
+    ``kernels`` is the mean kernel time, ``host`` the mean host time, and ``uncertainty`` the
+    standard error of ``host``. ``steps`` is the number of steps in the included intervals.
     """
 
     kind: str
@@ -65,9 +65,10 @@ class StepKindTimes:
 
 @dataclass(frozen=True)
 class HostTimes:
-    """Host times of a case by kind of step.
+    """Host times of a recorded run by kind of step.
 
-    ``counted`` of its ``intervals`` between token events agree with the decisions.
+    ``intervals`` is the number of intervals between recorded token outputs. In ``counted`` of them,
+    the replayed steps agree with the record.
     """
 
     case: str
@@ -76,13 +77,15 @@ class HostTimes:
     counted: int
 
     def kind(self, name: str) -> StepKindTimes:
-        """Return one kind. Raises StopIteration if there are no steps of it."""
+        """Return the times of the kind ``name``. Raises StopIteration if no step has this kind."""
         return next(kind for kind in self.kinds if kind.kind == name)
 
 
 @dataclass(frozen=True)
 class TokenInterval:
-    """The steps between two token events, and the recorded time between them (s)."""
+    """The steps between two recorded token outputs, and the recorded time between them in
+    seconds.
+    """
 
     recorded: float
     steps: list[PacedStep]
@@ -107,7 +110,9 @@ def host_times(case: RecordedRun, profile: CostProfile) -> HostTimes:
 
 
 def intervals(steps: Sequence[PacedStep]) -> Iterator[TokenInterval]:
-    """Yield the intervals between token events in which the engine was never idle."""
+    """Yield the intervals between consecutive token outputs, except those in which the engine
+    was idle.
+    """
     since: float | None = None
     passed: list[PacedStep] = []
     for step in steps:
@@ -122,9 +127,10 @@ def intervals(steps: Sequence[PacedStep]) -> Iterator[TokenInterval]:
 
 
 def fit_host_times(every: Sequence[TokenInterval], largest: int) -> tuple[list[StepKindTimes], int]:
-    """Estimate the host time of each kind of step, and count the intervals that agree.
+    """Return the host times of each kind of step, and the number of intervals that agree with the
+    record.
 
-    ``largest`` is the size of the largest CUDA graph (tokens).
+    ``largest`` is the size of the largest CUDA graph in tokens.
     """
     names = sorted({kind_of(step.load, largest) for step in chain(*(i.steps for i in every))})
     if not names:
@@ -151,7 +157,9 @@ def fit_host_times(every: Sequence[TokenInterval], largest: int) -> tuple[list[S
 
 
 def _fitted(counts: Floats, over: Floats) -> tuple[Floats, Floats]:
-    """Fit seconds by kind with robust least squares; returns them and their standard errors."""
+    """Return the seconds per step of each kind, from robust least squares, and their standard
+    errors.
+    """
     weights = 1 / np.sqrt(np.maximum(counts.sum(1), 1))
 
     def missed(seconds: Floats) -> Floats:
@@ -168,7 +176,9 @@ def _fitted(counts: Floats, over: Floats) -> tuple[Floats, Floats]:
 
 
 def kind_of(load: StepLoad, largest: int) -> str:
-    """Return the kind of a step: decodes by number, prefills by use of a CUDA graph."""
+    """Return the kind of a step: decodes by their number, prefills by whether they use a CUDA
+    graph.
+    """
     if load.prefill_seqs:
         what = "mixed" if load.decode_seqs else "prefill"
         tokens = load.prefill_tokens + load.decode_seqs
@@ -222,7 +232,7 @@ def step_cells(found: Sequence[HostTimes]) -> Iterator[list[str]]:
 
 
 def describe_host_times(one: HostTimes) -> str:
-    """Describe the kinds of steps with a significant host time."""
+    """Return a text on the kinds of steps whose host time is significant."""
     enough = [kind for kind in one.kinds if kind.steps >= MIN_REPORTED_STEPS]
     sure = [kind for kind in enough if abs(kind.host) > max(3 * kind.uncertainty, MIN_REPORTED_S)]
     told = [

@@ -18,10 +18,10 @@ STATED_COVERAGE = 90
 
 @dataclass(frozen=True)
 class Coverage:
-    """Coverage of intervals.
+    """Number of measured metrics, and how many of them lie in the predicted interval.
 
-    ``held`` of the ``figures`` with an interval lie in it. ``half`` is the median half-width
-    relative to the predicted figure (None if there is none). ``refused`` is the number of figures
+    Of ``figures`` metrics with an interval, ``held`` lie in it. ``half`` is the median half-width
+    of the intervals relative to the prediction, or None. ``refused`` is the number of metrics
     without an interval.
     """
 
@@ -32,12 +32,14 @@ class Coverage:
 
 
 def is_in_range(s: Score) -> bool:
-    """Return whether at most ``MAX_UNKNOWN_SHARE`` of the time is outside the profile's range."""
+    """Return whether at most ``MAX_UNKNOWN_SHARE`` of the run's time is in steps outside the
+    profile's range.
+    """
     return s.replayed.outside <= MAX_UNKNOWN_SHARE
 
 
 def coverage(scores: Sequence[Score]) -> Coverage:
-    """Return the coverage over all validated figures of these cases."""
+    """Return the interval coverage over all metrics of the given runs."""
     figures = [f for s in scores for f in s.figures if f.real > MIN_FIGURE]
     given = [f for f in figures if f.interval]
     return Coverage(
@@ -54,7 +56,7 @@ def _half(f: FigureComparison) -> float:
 
 
 def coverage_rows(scores: Sequence[Score]) -> Iterator[list[str]]:
-    """Yield table rows: in range, out of range, and case by case."""
+    """Yield table rows: runs within the profile's range, runs outside it, and each run."""
     parts = {
         "in range": [s for s in scores if is_in_range(s)],
         "out of range": [s for s in scores if not is_in_range(s)],
@@ -68,7 +70,7 @@ def coverage_rows(scores: Sequence[Score]) -> Iterator[list[str]]:
 
 
 def refused_runs(scores: Sequence[Score]) -> list[str]:
-    """Return cases whose figures have no interval, each with the reason."""
+    """Return one text for each run without intervals: its name and the reason."""
     return [
         f"{s.case.name}: {100 * s.replayed.unknown:.0f} % of the busy time outside the known range"
         if s.replayed.unknown > MAX_UNKNOWN_SHARE

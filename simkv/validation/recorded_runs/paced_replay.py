@@ -40,7 +40,9 @@ EARLY_ARRIVAL_S = 0.1
 
 @dataclass(frozen=True)
 class RequestEvents:
-    """Times of requests (s) by id: arrival at the core, scheduling, first and last token."""
+    """Recorded times in seconds by request id: arrival at the core, scheduling, first and last
+    token.
+    """
 
     came: dict[int, float]
     scheduled: dict[int, float]
@@ -144,7 +146,11 @@ class PacedEngine(Engine):
     def launch(
         self, batch: Batch, load: StepLoad, start: float, seconds: float | None = None
     ) -> float:
-        """Run a batch until its recorded end, if that is known."""
+        """Run a batch until its recorded tokens or, if it has none, until the recorded decision
+        near its predicted end.
+
+        If neither is recorded, the batch takes the kernel time that the profile predicts.
+        """
         if not batch:
             return super().launch(batch, load, start, seconds)
         kernels = self.executor.run(load)
@@ -158,7 +164,9 @@ class PacedEngine(Engine):
         return self._free
 
     def _near(self, end: float, within: float) -> float:
-        """Return the time of the recorded decision close to the end of a step, else that end."""
+        """Return the time of the recorded decision nearest to ``end``, or ``end`` if none is
+        ``within`` seconds.
+        """
         place = bisect_left(self._decided, end - within)
         near = self._decided[place : place + 8]
         best = min(near, key=lambda time: abs(time - end), default=end)

@@ -84,7 +84,7 @@ class LinkFacts(_Facts):
 
 
 class EngineFacts(_Facts):
-    """The engine's configuration, as far as it was recorded."""
+    """Recorded part of the engine's configuration."""
 
     engine: str
     version: str
@@ -119,12 +119,12 @@ class EngineFacts(_Facts):
 
     @property
     def caches(self) -> bool:
-        """Whether there is a prefix cache; true unless it was turned off."""
+        """Whether prefix caching is on; True unless the record says that it is off."""
         return self.enable_prefix_caching is not False
 
     @property
     def expert_ranks(self) -> int:
-        """Number of GPUs that share the experts of a mixture."""
+        """Number of GPUs over which the experts of a mixture-of-experts model are distributed."""
         return self.tensor_parallel * self.data_parallel if self.expert_parallel else 1
 
 

@@ -98,7 +98,6 @@ def find_bundle(case: RecordedRun, tables: Path | None = None) -> Path | None:
 
 
 def _bundles(case: RecordedRun, tables: Path | None) -> list[Path]:
-    """Return all bundles near a case and in ``tables``."""
     given = [] if tables is None else [tables, *sorted(tables.glob("*"))]
     roots = [case.folder, *case.folder.resolve().parents[:2]]
     named = [root / name for root in roots for name in case.facts.calibration]

@@ -62,7 +62,7 @@ class Score:
         return any(f.metric == metric for f in self.figures)
 
     def figure(self, metric: str, statistic: str) -> FigureComparison:
-        """Return one figure. Raises StopIteration if it was not compared."""
+        """Return one comparison. Raises StopIteration if this statistic was not compared."""
         return next(f for f in self.figures if f.name == f"{metric}.{statistic}")
 
     def errors(self, metric: str, *statistics: str) -> list[str]:
@@ -99,7 +99,7 @@ def simulate_and_score(
 
 
 def _ends(values: Sequence[float | None]) -> tuple[float, float] | None:
-    """Return the range of a figure; None if a run has no sample of it."""
+    """Return the smallest and the largest value of a metric; None if a run has no sample of it."""
     known = [value for value in values if value is not None]
     return (min(known), max(known)) if len(known) == len(values) else None
 

@@ -34,7 +34,9 @@ TITLES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E", "queue_ms": "qu
 
 
 def render_run(found: Score, changed: Sequence[SensitivityScore]) -> Iterator[RenderableType]:
-    """Yield one case: measured, predicted, error, and the error of the originating simulator."""
+    """Yield tables of one run: measured and predicted values, errors, and the errors of the
+    original simulator.
+    """
     yield ""
     yield Text.assemble((found.case.name, "bold"), f": {found.case.facts.model}")
     yield f"costs: {found.profile}"
@@ -129,7 +131,7 @@ def case_rows(s: Score) -> list[list[str]]:
 def render_host_times(
     above: Sequence[HostTimes], untold: Sequence[str]
 ) -> Iterator[RenderableType]:
-    """Yield the host times by case and kind of step, as a table and in words."""
+    """Yield a table of host times by run and kind of step, and a text summary."""
     yield Text("\nHost time above the kernel times, by kind of step", "bold")
     yield make_adaptive_table(HOST_TIME_COLUMNS, step_cells(above), left=2)
     yield from map(describe_host_times, above)

@@ -21,14 +21,18 @@ COLLECTIVES_SLOWDOWN = 2.0
 
 @dataclass(frozen=True)
 class SensitivityScore:
-    """A changed setting, and the score with it."""
+    """The score of a simulation in which one setting was changed; ``change`` describes the
+    change.
+    """
 
     change: str
     score: Score
 
 
 def score_sensitivity(case: RecordedRun, profile: CostProfile) -> list[SensitivityScore]:
-    """Simulate the case again with one setting changed at a time."""
+    """Simulate the run again with one setting changed at a time, and return the score of each
+    simulation.
+    """
     found = []
     for change, fields, costs in _changes(case, profile):
         config, notes = engine_of(case, **fields)

@@ -23,7 +23,7 @@ EXACT_RANGE = (1.0, 1.0)
 def sample_lengths(
     prompts: int, isl: int, osl: int, shares: tuple[float, float] = INFERENCEMAX_RANGE
 ) -> tuple[tuple[int, int], ...]:
-    """Return prompt and output tokens of each request."""
+    """Return the number of prompt tokens and of output tokens of each request."""
     generator = np.random.RandomState(SEED)
     columns = []
     for length in (isl, osl):

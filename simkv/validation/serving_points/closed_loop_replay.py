@@ -31,11 +31,13 @@ from simkv.workload.clients import Clients
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """Load of a point: ``prompts`` requests, ``concurrency`` at a time.
+    """Workload of a closed-loop benchmark: ``prompts`` requests, at most ``concurrency`` of them at
+    a time.
 
-    Lengths are sampled between ``shares`` of the stated lengths. One in ``fresh`` prompts is new;
-    the others are in the prefix cache. ``warm_up`` equal requests come first and are not counted.
-    The engine looks at its queue after ``cold_s`` seconds.
+    Lengths are sampled between the two fractions ``shares`` of ``isl`` and ``osl`` (tokens). One in
+    ``fresh`` prompts is new; the others are in the prefix cache. Before them, ``warm_up`` equal
+    requests are served that are not counted. The engine first checks its queue after ``cold_s``
+    seconds.
     """
 
     isl: int
@@ -48,12 +50,12 @@ class ClosedLoop:
     cold_s: float = 0.0
 
     def warm_up_requests(self) -> list[Request]:
-        """Return the requests before the counted ones, all with the same prompt."""
+        """Return the warm-up requests, which precede the counted ones and have the same prompt."""
         prompt = int(self.isl * self.shares[1])
         return [_request(number, prompt, self.osl, "cached") for number in range(self.warm_up)]
 
     def counted(self, first: int) -> list[Request]:
-        """Return the counted requests; their ids start at ``first``."""
+        """Return the requests whose latency is counted; their ids start at ``first``."""
         lengths = sample_lengths(self.prompts, self.isl, self.osl, self.shares)
         return [
             _request(first + i, prompt, output, "cached" if i % self.fresh else "")
@@ -75,10 +77,10 @@ def _request(number: int, prompt: int, output: int, stream: str) -> Request:
 
 @dataclass(frozen=True)
 class PointReplay:
-    """Mean latencies of the requests of a run, or the reason (``why``) if there are none.
+    """Mean latencies of a simulated run, or the reason (``why``) if there are none.
 
-    ``moved`` are the derivatives of both by the fitted constants, in ms per unit
-    (``FITTED_CONSTANTS``).
+    ``moved`` has the derivatives of mean TTFT and mean TPOT with respect to each constant in
+    ``FITTED_CONSTANTS``, in ms per unit of the constant.
     """
 
     latency: Latency | None
@@ -90,9 +92,11 @@ class PointReplay:
 def replay_point(
     engine: Any, profile: CostProfile, load: ClosedLoop, ranks: int = 1, *, leaping: bool = True
 ) -> PointReplay:
-    """Serve ``load`` with the engine of that config and the step costs of ``profile``.
+    """Simulate the workload ``load`` with the engine configuration and the step costs of
+    ``profile``.
 
-    ``ranks`` such engines run in lockstep, each with the requests routed to it (data parallel).
+    ``ranks`` is the number of data-parallel ranks that step in lockstep. Each rank serves the
+    requests that are routed to it.
     """
     env = simpy.Environment()
 

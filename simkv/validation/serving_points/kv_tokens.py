@@ -8,9 +8,10 @@ from simkv.costs.hardware.replica_hardware import Hardware
 
 
 def kv_tokens(hardware: Hardware, setting: ExecutionSettings) -> int:
-    """Return the KV tokens of each GPU; 0 if the weights do not fit.
+    """Return the number of tokens whose KV fits on each GPU; 0 if the weights do not fit.
 
-    SGLang's share of the memory is for weights and KV only, vLLM's also for the largest step.
+    The memory fraction of SGLang covers weights and KV only. The fraction of vLLM also covers the
+    activations of the largest step.
     """
     room = compute_kv_capacity(hardware, setting)
     rest = room.usable - room.weights

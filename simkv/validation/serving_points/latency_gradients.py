@@ -21,9 +21,11 @@ Floats = npt.NDArray[np.float64]
 
 
 def slopes(logs: Sequence[StepLog], lives: Sequence[RequestRecord], profile: CostProfile) -> Floats:
-    """Return milliseconds per unit of each constant in two rows: mean TTFT and mean TPOT.
+    """Return derivatives of mean TTFT (row 0) and mean TPOT (row 1) with respect to the fitted
+    constants.
 
-    Several ``logs`` belong to engines in lockstep.
+    The unit is milliseconds per unit of the constant. If there are several ``logs``, their engines
+    run in lockstep.
     """
     found = np.empty((2, len(FITTED_CONSTANTS)))
     steps = _joined(logs)
@@ -43,7 +45,9 @@ def slopes(logs: Sequence[StepLog], lives: Sequence[RequestRecord], profile: Cos
 
 
 def _joined(logs: Sequence[StepLog]) -> dict[str, Floats]:
-    """Return the columns of the steps; a step of engines in lockstep has their maximum."""
+    """Return the columns of all steps. For engines in lockstep, a value is the maximum over the
+    engines.
+    """
     names = ("start", "end", "prefill_seqs", "decode_seqs")
     columns = {n: np.concatenate([np.array(getattr(log, n), float) for log in logs]) for n in names}
     if len(logs) == 1:
@@ -56,7 +60,7 @@ def _joined(logs: Sequence[StepLog]) -> dict[str, Floats]:
 
 
 def _parts(steps: Mapping[str, Floats], profile: CostProfile) -> list[Floats]:
-    """Return the contribution of each constant except the last to each step, per unit."""
+    """Return the change of each step's duration per unit of each constant except the last."""
     prefills, decodes = steps["prefill_seqs"], steps["decode_seqs"]
     prefilling = prefills > 0
     ones = np.ones(len(prefills))

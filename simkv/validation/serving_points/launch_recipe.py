@@ -90,7 +90,10 @@ def is_blackwell(row: MeasuredRow) -> bool:
 
 
 def recipe_of(row: MeasuredRow) -> Recipe:
-    """Return the recipe of ``row``. Raises InputError for a model or precision without a recipe."""
+    """Return the launch configuration of a measured point.
+
+    Raises InputError for a model or precision whose launch configuration is unknown.
+    """
     name = row.model.lower().rsplit("/", 1)[-1]
     for key, find in _RECIPES.items():
         if key in name:
@@ -102,7 +105,7 @@ def recipe_of(row: MeasuredRow) -> Recipe:
 
 
 def _nvidia(row: MeasuredRow, recipe: Recipe) -> Recipe:
-    """Adapt a recipe to NVIDIA's own runs, as its deployment and benchmark generator has them."""
+    """Return ``recipe`` with the settings that NVIDIA's benchmark generator uses."""
     how = "10 x concurrency prompts in a closed loop, all with the stated lengths"
     if row.backend == "vllm" and recipe.fresh > 1:
         how = "10 x concurrency prompts in a closed loop, lengths within 1.5 % of the stated ones"
@@ -121,7 +124,9 @@ def _nvidia(row: MeasuredRow, recipe: Recipe) -> Recipe:
 
 
 def count_warm_up_requests(row: MeasuredRow) -> int:
-    """Return the number of requests before the counted ones."""
+    """Return the number of warm-up requests that the benchmark sends before the counted
+    requests.
+    """
     if row.protocol != INFERENCEMAX_PROTOCOL:
         return 0
     if row.warmup.startswith("1 ") or (row.measured_on and row.measured_on < WARM_UP_SINCE):
@@ -130,7 +135,9 @@ def count_warm_up_requests(row: MeasuredRow) -> int:
 
 
 def cold_start_s(row: MeasuredRow, recipe: Recipe) -> float:
-    """Return the halt of the engine at the first requests (s), as observed in points."""
+    """Return the pause of the engine after the first requests arrive, in seconds, as seen in
+    measured points.
+    """
     chunk = recipe.chunked_prefill_size
     if row.backend != "sglang" or not row.warmup.startswith("1 ") or not is_blackwell(row):
         return 0.0
@@ -141,7 +148,7 @@ def cold_start_s(row: MeasuredRow, recipe: Recipe) -> float:
 
 
 def _fp(row: MeasuredRow, **known: FormatName) -> FormatName:
-    """Return the format that a precision stands for in the recipes of a model."""
+    """Return the number format of a model that corresponds to the precision in ``row``."""
     if row.precision not in known:
         raise InputError(
             f"line {row.line}: precision: no recipe for {row.model} in "

@@ -41,10 +41,10 @@ class Latency(NamedTuple):
 
 @dataclass(frozen=True)
 class MeasuredRow:
-    """A point. ``line`` is its line in the file; lengths are in tokens.
+    """A measured configuration with its results. ``line`` is the line number in the file.
 
-    ``version`` is the engine's version as digits and dots, if the row has it. ``measurement`` names
-    the measurement: rows with the same name are one measurement listed repeatedly.
+    Lengths are in tokens. ``version`` is the engine's version as digits and dots, or empty. Rows
+    with the same ``measurement`` list the same measurement repeatedly.
     """
 
     line: int
@@ -79,7 +79,9 @@ class MeasuredRow:
 
     @property
     def configuration(self) -> tuple[str | int, ...]:
-        """Requested configuration without the version; held out as a whole."""
+        """Requested configuration without the engine version. Its rows are held out from fitting
+        together.
+        """
         return (
             *(self.backend, self.model, self.system, self.precision),
             *(self.tp, self.dp, self.ep, self.isl, self.osl, self.concurrency),
@@ -120,7 +122,7 @@ def _check_columns(path: Path, found: list[str]) -> None:
 
 
 class _Fields:
-    """Fields of one line, read with error messages that name them."""
+    """Parser for the fields of one CSV line; errors name the line and the field."""
 
     def __init__(self, path: Path, line: int, record: Mapping[str | None, str | None]) -> None:
         self._where = f"{path}: line {line}"

@@ -48,7 +48,9 @@ class Prediction:
 
 @dataclass(frozen=True)
 class PointJob:
-    """A point to replay; ``constants`` None selects simkv's own."""
+    """A measured configuration to simulate; if ``constants`` is None, simkv's own cost constants
+    are used.
+    """
 
     point: ServingPoint
     constants: CostConstants | None = None
@@ -60,7 +62,7 @@ class PointJob:
 
 
 def points_of(rows: Sequence[MeasuredRow]) -> list[ServingPoint | str]:
-    """Return the point to simulate for each row, or the reason why there is none."""
+    """Return the simulation setup for each row, or the reason why the row cannot be simulated."""
     found: list[ServingPoint | str] = []
     for row in rows:
         try:
@@ -78,7 +80,12 @@ def predict(
     jobs: int | None = None,
     advance: Callable[[], object] = lambda: None,
 ) -> list[Prediction]:
-    """Return a prediction for each row, in order; ``constants`` replaces simkv's own."""
+    """Return a prediction for each row, in the order of ``rows``.
+
+    ``spreads`` gives the error intervals. ``constants`` returns cost constants for a kind of
+    configuration, or None for simkv's own. ``jobs`` is the number of processes; ``advance`` is
+    called after each simulation.
+    """
     points = points_of(rows)
     wanted = [None if isinstance(p, str) else PointJob(p, constants(p.kind)) for p in points]
     found = run_all([job for job in wanted if job], jobs=jobs, advance=advance)
@@ -96,7 +103,7 @@ def run_all(
     jobs: int | None = None,
     advance: Callable[[], object] = lambda: None,
 ) -> dict[str, PointReplay]:
-    """Return the result of each job by its key; equal jobs run once."""
+    """Return the result of each job by its key. Jobs with equal keys run once."""
     # Jobs with the same costs go to one worker, the longest first.
     parts: dict[str, list[PointJob]] = {}
     for job in {job.key: job for job in wanted}.values():

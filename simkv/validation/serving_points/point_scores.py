@@ -40,7 +40,10 @@ class LatencyErrors:
 
 @dataclass(frozen=True)
 class GroupScore:
-    """Scores of a group: ``rows`` of ``measurements`` measurements, a share ``answered``."""
+    """Scores of a group of ``rows`` rows with ``measurements`` distinct measurements.
+
+    ``answered`` is the fraction of them that has a prediction. ``errors`` are by latency metric.
+    """
 
     name: str
     rows: int
@@ -50,12 +53,14 @@ class GroupScore:
 
 
 def is_trusted(prediction: Prediction) -> bool:
-    """Return whether the row's labels are trusted."""
+    """Return whether the configuration labels of the row are trusted, that is, not marked as
+    suspect.
+    """
     return not prediction.row.suspect
 
 
 def score_groups(predictions: Sequence[Prediction]) -> dict[str, list[GroupScore]]:
-    """Return scores by kind of grouping; rows with suspect labels are separate."""
+    """Return the scores by kind of grouping; rows with suspect labels have separate groups."""
     measured = [p for p in predictions if p.row.measured]
     trusted = [p for p in measured if is_trusted(p)]
     groupings: dict[str, Callable[[Prediction], str]] = {
@@ -74,7 +79,7 @@ def score_groups(predictions: Sequence[Prediction]) -> dict[str, list[GroupScore
 
 
 def class_of(row: MeasuredRow) -> str:
-    """Return the class of a row, as used for targets."""
+    """Return the name of the class of a row; accuracy targets are set per class."""
     if row.backend == "sglang":
         return "SGLang"
     try:
@@ -93,7 +98,7 @@ def _grouped(
 
 
 def score_group(name: str, predictions: Sequence[Prediction]) -> GroupScore:
-    """Return the scores of some predictions, all of measured rows."""
+    """Return the scores of a group of predictions; every prediction must be of a measured row."""
     weights = weigh([p.row for p in predictions])
     answered = np.array([p.latency is not None for p in predictions])
     return GroupScore(
@@ -106,7 +111,9 @@ def score_group(name: str, predictions: Sequence[Prediction]) -> GroupScore:
 
 
 def weigh(rows: Sequence[MeasuredRow]) -> np.ndarray:
-    """Return weights that count every measurement once."""
+    """Return a weight for each row, so that a measurement that is listed several times counts
+    once.
+    """
     times: dict[str, int] = {}
     for row in rows:
         times[row.measurement] = times.get(row.measurement, 0) + 1
@@ -152,7 +159,7 @@ def _mape(signed: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
 
 
 def weighted_quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:
-    """Return a weighted quantile; NaN values are ignored."""
+    """Return the quantile ``share`` (0 to 1) of weighted ``values``; NaN values are ignored."""
     there = ~np.isnan(values)
     if not there.any():
         return math.nan
@@ -164,7 +171,9 @@ def weighted_quantile(values: np.ndarray, weights: np.ndarray, share: float) -> 
 
 @dataclass(frozen=True)
 class Noise:
-    """Difference between two measurements of one configuration: medians over ``pairs``."""
+    """Median relative differences between two measurements of the same configuration, over
+    ``pairs`` pairs.
+    """
 
     name: str
     pairs: int
@@ -173,7 +182,9 @@ class Noise:
 
 
 def noise(rows: Iterable[MeasuredRow]) -> list[Noise]:
-    """Return the noise by backend, within one release and between releases."""
+    """Return the measurement noise by backend, for pairs within one release and between
+    releases.
+    """
     once = {row.measurement: row for row in rows if row.measured and not row.suspect}
     groups: dict[tuple[str | int, ...], list[MeasuredRow]] = {}
     for row in once.values():

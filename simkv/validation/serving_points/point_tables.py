@@ -50,7 +50,7 @@ def signed(value: float) -> str:
 
 
 def score_table(title: str, scores: Sequence[GroupScore]) -> Group:
-    """Return a group of scores for the console, with the latency next to the group."""
+    """Return a console table of group scores; TTFT and TPOT have separate rows."""
     moved = [0, 4, 5, 7, 8, 9, 1, 2, 3, 6, *range(10, len(HEAD))]
     rows = ([row[i] for i in moved] for row in score_rows(scores))
     return titled(title, make_adaptive_table([HEAD[i] for i in moved], rows, left=2, kept=3))
@@ -62,7 +62,7 @@ def titled(title: str, table: AdaptiveTable) -> Group:
 
 
 def noise_lines(found: Sequence[Noise]) -> Iterator[str]:
-    """Yield a sentence per group on the noise between measurements."""
+    """Yield a sentence on the measurement noise of each group."""
     for n in found:
         yield (
             f"{n.name}: {n.pairs} pairs of one configuration differ by a median of "

@@ -54,7 +54,7 @@ class ServingPoint:
 
     @property
     def kind(self) -> Configuration:
-        """Kind of configuration, which selects constants and intervals."""
+        """Kind of configuration, for which cost constants and error intervals are selected."""
         return classify_configuration(self.hardware, self.setting)
 
     @property
@@ -69,7 +69,9 @@ class ServingPoint:
 
 
 def point_of(row: MeasuredRow) -> ServingPoint:
-    """Return the point to simulate for ``row``. Raises InputError if something is unknown."""
+    """Return the simulation setup for ``row``. Raises InputError for an unknown value in the
+    row.
+    """
     recipe = recipe_of(row)
     architecture, gpu = find_architecture(row.model), find_gpu(row.system)
     hardware = make_hardware(
@@ -121,10 +123,11 @@ def point_of(row: MeasuredRow) -> ServingPoint:
 
 
 def nearest_variant(backend: str, version: str) -> tuple[str, int]:
-    """Return the released rules nearest to a version, and the number of releases between.
+    """Return the simulated release nearest to ``version``, and the number of releases between the
+    two.
 
-    Of two equally near releases, the older is taken. Without a version, return the oldest with the
-    total number of releases as the distance.
+    Of two equally near releases, the older is returned. Without a version, the oldest release is
+    returned and the distance is the number of all releases.
     """
     spec = ENGINES[backend]
     released = [name for name in spec.variants if plain_release(name) == name]
@@ -162,7 +165,9 @@ def _async(row: MeasuredRow) -> bool:
 
 
 def graph_sizes(largest: int) -> tuple[int, ...]:
-    """Return the batch sizes with a CUDA graph: 1, 2, 4, then by 8, above 256 by 16."""
+    """Return the batch sizes with a CUDA graph: 1, 2 and 4, then in steps of 8, and above 256 in
+    steps of 16.
+    """
     sizes = (1, 2, 4, *range(8, 257, 8), *range(272, 1 << 14, 16))
     return tuple(size for size in sizes if size <= largest)
 
