@@ -62,8 +62,9 @@ class FigureComparison:
         return relative_error(self.simulated[model], self.real)
 
     def error_interval(self, model: str = JUDGED_MODEL) -> tuple[float, float] | None:
-        """Return the 95 % interval of a cost model's relative error over resampled repeats; None
-        for one run.
+        """Return the 95 % interval of a cost model's relative error over resampled repeats.
+
+        None with fewer than two runs, or if a measured value is 0.
         """
         ends = mean_interval(self.repeats)
         if ends is None or not ends[0]:

@@ -22,10 +22,10 @@ class CrossPrediction:
 def cross_predict(
     scores: Sequence[Score], costs: Mapping[str, CostProfile]
 ) -> Iterator[CrossPrediction]:
-    """Yield a prediction for each ordered pair of runs with the same GPU and model and with
-    isolated requests.
+    """Yield a prediction for each ordered pair of runs whose costs were fitted to isolated requests.
 
-    ``costs`` maps the name of a run to the cost profile fitted to it.
+    Both runs have the same model, GPU, tensor-parallel size and engine version. ``costs`` maps the
+    name of a run to its cost profile.
     """
     fitted = [
         s.case

@@ -110,8 +110,10 @@ def host_times(case: RecordedRun, profile: CostProfile) -> HostTimes:
 
 
 def intervals(steps: Sequence[PacedStep]) -> Iterator[TokenInterval]:
-    """Yield the intervals between consecutive token outputs, except those in which the engine
-    was idle.
+    """Yield the intervals between consecutive token outputs with known times.
+
+    Intervals in which the engine was idle, or with more than ``MAX_INTERVAL_STEPS`` steps, are left
+    out.
     """
     since: float | None = None
     passed: list[PacedStep] = []

@@ -39,7 +39,7 @@ def is_in_range(s: Score) -> bool:
 
 
 def coverage(scores: Sequence[Score]) -> Coverage:
-    """Return the interval coverage over all metrics of the given runs."""
+    """Return the interval coverage over the metrics of the given runs above ``MIN_FIGURE``."""
     figures = [f for s in scores for f in s.figures if f.real > MIN_FIGURE]
     given = [f for f in figures if f.interval]
     return Coverage(

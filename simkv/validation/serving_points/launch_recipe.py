@@ -135,8 +135,10 @@ def count_warm_up_requests(row: MeasuredRow) -> int:
 
 
 def cold_start_s(row: MeasuredRow, recipe: Recipe) -> float:
-    """Return the pause of the engine after the first requests arrive, in seconds, as seen in
-    measured points.
+    """Return the pause of the engine after the first requests arrive, in seconds.
+
+    Measured points show it on Blackwell GPUs under SGLang if one request warmed up the server; for
+    other rows it is 0.
     """
     chunk = recipe.chunked_prefill_size
     if row.backend != "sglang" or not row.warmup.startswith("1 ") or not is_blackwell(row):

@@ -50,7 +50,7 @@ def signed(value: float) -> str:
 
 
 def score_table(title: str, scores: Sequence[GroupScore]) -> Group:
-    """Return a console table of group scores; TTFT and TPOT have separate rows."""
+    """Return a console table of group scores, with TTFT and TPOT of a group in separate rows."""
     moved = [0, 4, 5, 7, 8, 9, 1, 2, 3, 6, *range(10, len(HEAD))]
     rows = ([row[i] for i in moved] for row in score_rows(scores))
     return titled(title, make_adaptive_table([HEAD[i] for i in moved], rows, left=2, kept=3))
