@@ -108,11 +108,11 @@ def _provenance(s: Score) -> list[str]:
 def _table(scores: Sequence[Score]) -> str:
     head = ["case", "simulator", "metric", "mean", "P50", "P90", "P95", "P99", "per request"]
     lines = markdown(head, (row for s in scores for row in case_rows(s)), 3)
-    errors = "## All cases, error in per cent\n\n" + "\n".join(lines) + "\n"
+    errors = "## All cases, error in percent\n\n" + "\n".join(lines) + "\n"
     held = "\n".join(markdown(HEAD, coverage_rows(scores), 1))
     none = "".join(f"- no interval: {line}\n" for line in refused_runs(scores))
     return (
-        f"{errors}\n## Figures in their interval, meant to be {STATED_COVERAGE} %\n\n{held}\n{none}"
+        f"{errors}\n## Metrics within their interval, target {STATED_COVERAGE} %\n\n{held}\n{none}"
     )
 
 
@@ -134,7 +134,7 @@ def _case(s: Score, changed: Sequence[SensitivityScore]) -> str:
     ]
     if changed:
         lines += [
-            "With other settings (error of the mean / of P99, per cent):",
+            "Sensitivity to unknown settings (error of the mean / of P99, in percent):",
             "",
             *markdown(["change", "TTFT", "TPOT", "E2E"], map(_otherwise, changed), 1),
             "",
