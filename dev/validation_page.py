@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Annotated
 
 import typer
@@ -41,6 +42,7 @@ from simkv.validation.recorded_runs.host_gaps import (
 from simkv.validation.recorded_runs.interval_coverage import (
     HEAD,
     STATED_COVERAGE,
+    coverage,
     coverage_rows,
     refused_runs,
 )
@@ -73,6 +75,7 @@ def write_docs(
     write_text(
         path,
         template.render(
+            users=_for_users(scores),
             table=_table(scores),
             known="\n".join(markdown(_KNOWN, map(_provenance, scores), 6)),
             crossed="\n".join(markdown(CROSSED, cross_prediction_rows(crossed), 2)),
@@ -87,6 +90,24 @@ def write_docs(
 
 
 _KNOWN = ["case", "costs from", "GPU", "settings and budget", "load and rate", "so it is a"]
+
+
+def _for_users(scores: Sequence[Score]) -> dict[str, str | int]:
+    """Return the values of the page's first lines, errors in per cent."""
+    figures = [f for s in scores for f in s.figures if f.metric in METRICS]
+    means = [abs(f.error_pct) for f in figures if f.statistic == "mean"]
+    tails = [abs(f.error_pct) for f in figures if f.statistic == "p99"]
+    found = coverage(scores)
+    return {
+        "runs": len(scores),
+        "own": sum(s.fitted_to_itself or s.case.name in MEASURED_IN for s in scores),
+        "worst": f"{max(means, default=0.0):.1f}",
+        "typical": f"{median(means or [0.0]):.1f}",
+        "tail": f"{max(tails, default=0.0):.1f}",
+        "held": found.held,
+        "figures": found.figures,
+        "stated": STATED_COVERAGE,
+    }
 
 
 def _provenance(s: Score) -> list[str]:

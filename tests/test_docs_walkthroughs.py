@@ -16,7 +16,6 @@ from tests.docs_walkthrough import (
 DOCS = ROOT / "docs"
 NOT_RUN = {
     "follow-a-new-release.md": "its commands download a release",
-    "measure-a-gpu.md": "its commands need a GPU",
 }
 PAGES = [
     *(DOCS / name for name in ("tutorial.md", "diagnose.md", "explain.md", "hardware.md")),

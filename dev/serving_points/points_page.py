@@ -33,7 +33,12 @@ from simkv.validation.serving_points.point_scores import (
     noise,
     score_groups,
 )
-from simkv.validation.serving_points.point_tables import HEAD, noise_lines, score_rows
+from simkv.validation.serving_points.point_tables import (
+    HEAD,
+    noise_lines,
+    percent,
+    score_rows,
+)
 
 TEMPLATE = Path(__file__).parent / "points_page.md.j2"
 COLOURS = (BLUE, YELLOW, RED, GREY)
@@ -63,6 +68,8 @@ def write_page(path: Path, found: Calibrated, command: str) -> list[str]:
         apart=len(apart),
         noise=list(noise_lines(noise([p.row for p in found.left_out]))),
         provenance=dict(found.spreads.provenance),
+        classes="\n".join(markdown(CLASS_HEAD, _class_rows(found), 1)),
+        seen=found.covered["configurations"],
         tried="\n".join(markdown(FIT_HEAD, fit_rows(found.fitted), 1)),
         covered=found.covered,
         tables="\n".join(tables),
@@ -75,6 +82,18 @@ def write_page(path: Path, found: Calibrated, command: str) -> list[str]:
 def constants_table(rules: Sequence[Mapping[str, Any]]) -> str:
     """Return the values of ``constants.json`` as a Markdown table."""
     return "\n".join(markdown(CONSTANT_HEAD, constant_rows(rules), 1))
+
+
+CLASS_HEAD = ["class", "TTFT", "TPOT", "TTFT, pair not fitted", "TPOT, pair not fitted"]
+
+
+def _class_rows(found: Calibrated) -> list[list[str]]:
+    """Return the errors of each class: on configurations and on pairs that were not fitted."""
+    groups = [score_groups(predictions)["class"] for predictions in (found.left_out, found.unseen)]
+    return [
+        [one.name, *(percent(g.errors[n].mape) for g in (one, other) for n in LATENCY_NAMES)]
+        for one, other in zip(*groups, strict=True)
+    ]
 
 
 def _tables(title: str, predictions: Sequence[Prediction]) -> str:
