@@ -1,4 +1,4 @@
-"""Check a custom scheduler against the laws with random scenarios.
+"""Check a custom scheduler against the laws (invariants of every scheduler) with random scenarios.
 
 Example:
 
@@ -30,19 +30,18 @@ if TYPE_CHECKING:
 
 #: Seed of the search, so that a check is reproducible.
 SEED = 20
-#: Number of scenarios that are rerun in two more processes with different string hash seeds: the
-#: order of a set of strings is random, too.
+#: Number of scenarios that are rerun in two processes with different string hash seeds, because the
+#: iteration order of a set of strings depends on this seed.
 RERUN_SCENARIOS = 20
 HASH_SEEDS = ("1", "2")
 
 
 @dataclass
 class CheckResult:
-    """Result of a check: the number of scenarios run, the broken law, if any, and its
-    counterexample.
+    """Result of a check: the number of scenarios run and the broken law, if any.
 
-    ``counterexample`` is a scenario as plain data. ``knobs`` are the engine settings that the user
-    fixed.
+    ``counterexample`` is a scenario that breaks the law, as plain data. ``knobs`` are the engine
+    settings that the user fixed.
     """
 
     scenarios: int = 0
@@ -156,9 +155,10 @@ def _hash_otherwise(file: Path, found: CheckResult, trees: list[dict[str, Any]])
 
 
 def run_outcomes(scenarios: str) -> str:
-    """Return the outcome of every request as JSON: one list of texts for each scenario.
+    """Run scenarios and return the outcome of every request as JSON: a list of texts for each
+    scenario.
 
-    ``scenarios`` is a JSON array of scenarios. The texts of two processes are compared to detect
+    ``scenarios`` is a JSON array of scenarios. The results of two processes are compared to detect
     random decisions.
     """
     outcomes = []
@@ -180,9 +180,9 @@ _PLAIN: dict[str, Any] = {"requests": [{"prompt_tokens": 1, "output_tokens": 1}]
 def _scenario(
     file: Path, drawn: dict[str, Any], knobs: dict[str, Any]
 ) -> tuple[dict[str, Any], Scenario]:
-    """Return the sampled scenario as plain data and as a validated scenario.
+    """Return a sampled scenario as plain data and as a validated ``Scenario``.
 
-    Raises InputError if the scheduler or a knob is invalid.
+    Raises InputError if the scheduler or an engine setting is invalid.
     """
     tree = {
         "name": "counterexample",
@@ -204,7 +204,10 @@ def _name(file: Path) -> str:
 
 
 def _drawn() -> SearchStrategy[dict[str, Any]]:
-    """Sample at most eight short requests and a small cache: enough to show any violation."""
+    """Return a strategy that samples up to eight short requests and a small KV cache.
+
+    Small scenarios suffice to break any law.
+    """
     from hypothesis import strategies as st
 
     request = st.fixed_dictionaries(

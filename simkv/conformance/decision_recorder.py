@@ -25,14 +25,14 @@ from simkv.schedulers.engine_registry import find_engine_spec
 
 
 class Recorder:
-    """A scheduler that wraps ``inner`` and records its decisions. ``config`` is the configuration
-    of ``inner``.
+    """A scheduler that wraps ``inner``, whose configuration is ``config``, and records its
+    decisions.
 
-    ``lines`` has one line for each call of ``schedule``. A line has the fields common to all
-    engines. The queues are read at the moment at which the recordings of this engine read them.
-    ``added`` maps the id of a request to the index of the first call after its arrival. ``aborts``
-    are tuples (call, phase, request id): phase 1 is before the call, phase 2 is between the call
-    and the delivery of its tokens. ``ending`` is the reason why the engine died, or None.
+    ``lines`` has one line for each call of ``schedule``, with the fields common to all engines. The
+    queues are read at the moment at which the recordings of this engine read them. ``added`` maps
+    the id of a request to the index of the first call after its arrival. ``aborts`` are tuples
+    (call, phase, request id): phase 1 is before the call, phase 2 is between the call and the
+    delivery of its tokens. ``ending`` is the reason why the engine died, or None.
 
     With ``whole``, lines also have the fields that only this engine has. The simulated engine must
     be built with ``leaping=False``, because skipped steps would not be recorded.
@@ -128,7 +128,7 @@ class Recorder:
         self._open = False
 
     def until_all_ended(self) -> tuple[list[RecordingLine], set[int]]:
-        """Return the lines up to the end of the recording and the ids of the requests that are
+        """Return the lines up to the end of the recording, and the ids of requests that are
         unfinished there.
 
         A recording ends with the step in which the last request ends. It ends later if the
@@ -142,16 +142,15 @@ class Recorder:
         return self.lines, alive
 
     def drains(self, line: RecordingLine) -> bool:
-        """Whether the recording continues after ``line`` to drain the pipeline, if all requests
-        have ended.
-        """
+        """Whether a recording in which all requests have ended continues after ``line``."""
         under_way = self.recording.drains and self.inner.pipeline_depth > 1
         return under_way and bool(line["scheduled"])
 
 
 def ended_requests(line: RecordingLine) -> set[int]:
-    """Return the ids of requests that finished or were rejected in a step, or were lost or
-    aborted before it.
+    """Return the ids of the requests that ended in a step.
+
+    They finished or were rejected in the step, or they were lost or aborted before it.
     """
     left = (line["finished"], line["ignored"], line.get("lost", ()), line.get("aborted", ()))
     return {i for ids in left for i in ids}
@@ -173,11 +172,10 @@ def decision_hashes(lines: Iterable[RecordingLine]) -> list[str]:
 def write_decision_trace(
     path: Path, recorder: Recorder, requests: Iterable[Request], stopped: str | None = None
 ) -> None:
-    """Write the recorded decisions to ``path`` as gzip'd JSON Lines; after an error, no partial
-    file is left.
+    """Write the recorded decisions to ``path`` as gzip-compressed JSON Lines.
 
     ``stopped`` is the reason to record if requests are unfinished although the engine did not die.
-    Equal decisions give equal bytes.
+    Equal decisions give equal bytes. After an error, no partial file is left.
     """
     recorder.close()
     by_id = {request.id: request for request in requests}

@@ -99,8 +99,8 @@ def replay_decisions(
     """Yield one line for each decision of simkv's scheduler on the workload of ``header``.
 
     The lines have the format of the engine's recordings. The last line is ``{"truncated": True,
-    "ending": ..., "why": ...}`` if the engine dies, or if its state repeats and at least
-    ``at_least`` lines were yielded.
+    "ending": ..., "why": ...}`` if the engine dies, or if its state repeats after at least
+    ``at_least`` lines.
     """
     if engine.recording.ticks and "delays" in header:
         return tick_replay.replay_ticks(engine, header, at_least)
@@ -110,7 +110,8 @@ def replay_decisions(
 def compare(
     trace: DecisionTrace, simulated: Iterator[RecordingLine]
 ) -> tuple[int, Mismatch | None]:
-    """Return the number of equal leading lines and the first difference, or None.
+    """Compare a recording with simulated lines; return the number of equal leading lines and the
+    first difference, or None.
 
     Every recorded field must be reproduced. Both runs must also end in the same way: all requests
     end, or both stop for the same kind of reason (see ``decision_trace.ending_kind``). If a

@@ -1,4 +1,4 @@
-"""Decision traces on disk: gzip'd or plain JSON Lines.
+"""Decision traces on disk: JSON Lines, plain or gzip-compressed.
 
 A recording is a header line followed by one line per step. A file contains one recording or
 several; each header line (an object with ``format``) starts the next one.
@@ -23,15 +23,16 @@ FORMAT = 1
 
 
 class TraceError(Exception):
-    """A trace file cannot be read; the message names the file, the line and the expected
-    content.
+    """Raised if a trace file cannot be read.
+
+    The message names the file, the line and the expected content.
     """
 
 
-#: JSON types in messages.
+#: Names of JSON types for use in messages.
 _KINDS = {str: "a string", dict: "an object", list: "an array"}
 
-#: Kind of ending by a word in the ``why`` of the closing line, most specific first.
+#: Kinds of endings by a word in the ``why`` of the closing line, the most specific word first.
 _ENDINGS = (
     ("panic", "panic"),
     ("livelock", "livelock"),
@@ -73,8 +74,8 @@ def relative_times(line: RecordingLine) -> RecordingLine:
 
 
 def _since(word: Any, now: int) -> Any:
-    """Return ``word`` with the tick in a message name made relative: ``msg57`` at tick 50
-    becomes ``msg7``.
+    """Make the tick in a message name relative to ``now``: ``msg57`` at tick 50 becomes
+    ``msg7``.
     """
     sent = isinstance(word, str) and word.startswith("msg") and word[3:].isdecimal()
     return f"msg{int(word[3:]) - now}" if sent else word
@@ -182,9 +183,7 @@ def split_recordings(path: Path) -> list[Recording]:
 
 
 def _case(row: str) -> str | None:
-    """Return the case name in a header line: "" for a header without a name, None for other
-    lines.
-    """
+    """Return the case name in a header line; "" if it has no name, None if it is no header line."""
     try:
         header = json.loads(row)
     except (ValueError, RecursionError):
@@ -195,8 +194,8 @@ def _case(row: str) -> str | None:
 
 
 def read_traces(path: Path) -> Iterator[DecisionTrace]:
-    """Yield the parsed recordings of a file or a directory. Raises TraceError for an unreadable
-    file.
+    """Yield the parsed recordings of a file or directory. Raises TraceError for unreadable
+    files.
     """
     for file in recording_files(path):
         for recording in split_recordings(file):
@@ -204,8 +203,9 @@ def read_traces(path: Path) -> Iterator[DecisionTrace]:
 
 
 def read_trace(path: Path) -> DecisionTrace:
-    """Return the only recording of a file. Raises TraceError if the file has several or cannot
-    be read.
+    """Return the only recording of a file.
+
+    Raises TraceError if the file contains several recordings or cannot be read.
     """
     recording, *more = split_recordings(path)
     if more:
@@ -214,7 +214,8 @@ def read_trace(path: Path) -> DecisionTrace:
 
 
 def pack_traces(traces: Iterable[DecisionTrace]) -> bytes:
-    """Return recordings as the gzip'd content of a file that ``read_traces`` can read.
+    """Return the content of a gzip-compressed file with these recordings, which ``read_traces`` can
+    read.
 
     Equal recordings give equal bytes (with the same version of zlib).
     """

@@ -1,4 +1,4 @@
-"""Replay recordings that have one line per decision; the clock counts decisions."""
+"""Replay recordings that have one line per scheduling decision; time is counted in decisions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def replay_steps(
     """Yield the decisions of simkv's scheduler on the workload of ``header``, one line per
     decision.
 
-    The parameters are those of ``decision_replay.replay_decisions``.
+    See ``decision_replay.replay_decisions`` for the parameters.
     """
     recording, config = engine.recording, engine.recording.config(header)
     recorder = Recorder(engine.build(config), config, whole=True)
@@ -78,14 +78,14 @@ def replay_steps(
 def closing_line(ending: str, why: str, proved: int | None = None) -> RecordingLine:
     """Return the last line of a replay in which requests remain unfinished.
 
-    ``proved`` is the step at which a state of the scheduler was seen for the second time, or None.
+    ``proved`` is the step at which the scheduler's state was seen for the second time, or None.
     """
     return {"truncated": True, "ending": ending, "why": why, "proved": proved}
 
 
 class InFlightBatches:
-    """Batches that were scheduled but not completed, the oldest first, each with the ids of its
-    decode group.
+    """Batches that were scheduled but not completed, oldest first, with the ids of their decode
+    groups.
     """
 
     def __init__(
@@ -116,8 +116,9 @@ class InFlightBatches:
         self._transfers.launch(batch, step)
 
     def deliver(self) -> bool:
-        """Complete the oldest batch; return whether it had a token, a rejection, a finished copy
-        or a transfer.
+        """Complete the oldest batch.
+
+        Returns whether it delivered a token, rejected a request, or finished a copy or transfer.
         """
         step, batch, members = self._batches.popleft()
         if done := self._copies.done(step):
@@ -130,9 +131,7 @@ class InFlightBatches:
 
 
 def _members(batch: Batch) -> list[int]:
-    """Return the ids of the batch's requests that decode as a group and are not in
-    ``scheduled``.
-    """
+    """Return the ids of the requests in the batch's decode group that are not in ``scheduled``."""
     if not batch.decodes:
         return []
     listed = {i for i, _ in batch.scheduled}
@@ -140,9 +139,7 @@ def _members(batch: Batch) -> list[int]:
 
 
 def arrivals_by_step(requests: list[RecordingLine]) -> dict[int, list[RecordingLine]]:
-    """Return the recorded requests by ``arrival_step``. Requests of a step keep the order of the
-    header.
-    """
+    """Return a mapping from step to the requests that arrive in it, in the order of the header."""
     steps: dict[int, list[RecordingLine]] = {}
     for request in requests:
         steps.setdefault(request["arrival_step"], []).append(request)
@@ -173,8 +170,9 @@ class ScriptedClients:
         return bool(self._arrivals or self._aborts)
 
     def arrive(self, step: int) -> bool:
-        """Apply the arrivals and aborts before the decision of ``step``; return whether there
-        were any.
+        """Apply the arrivals and aborts before the decision of ``step``.
+
+        Returns whether there were any.
         """
         moved = self.leave(step, 0)
         for request in self._arrivals.pop(step, ()):
@@ -184,8 +182,8 @@ class ScriptedClients:
         return self.leave(step, 1) or moved
 
     def leave(self, step: int, phase: int) -> bool:
-        """Apply the aborts of a phase to unfinished requests; return whether any request was
-        aborted.
+        """Abort the unfinished requests whose clients leave in this phase; return whether there
+        were any.
         """
         left = False
         for i in self._aborts.pop((step, phase), ()):
@@ -197,8 +195,8 @@ class ScriptedClients:
 
 
 class RemainingOutput:
-    """Number of tokens that the model will still emit for each request; the scheduler does not
-    know it.
+    """Number of tokens that the model will still emit for each request, which schedulers do not
+    know.
     """
 
     def __init__(self, requests: list[RecordingLine]) -> None:
@@ -207,7 +205,7 @@ class RemainingOutput:
         self._given = dict.fromkeys(self._left, 0)
 
     def accept(self, batch: Batch) -> None:
-        """Set how many draft tokens of each request in ``batch`` are accepted, as the recording
+        """Set the numbers of draft tokens in ``batch`` that are accepted, as the recording
         specifies.
         """
         if not (drafted := batch.drafted):
@@ -218,8 +216,7 @@ class RemainingOutput:
             drafted.accepted[i] = max(min(accepts[self._given[i] % len(accepts)], most), 0)
 
     def ended(self, batch: Batch, members: Iterable[int] = ()) -> set[int]:
-        """Return the ids of requests for which the tokens of ``batch`` are the last that the model
-        emits.
+        """Return the ids of the requests that receive their last token with this batch.
 
         ``members`` are the ids of the batch's decode group.
         """
@@ -233,14 +230,14 @@ class RemainingOutput:
 
 
 def _more(batch: Batch, i: int) -> int:
-    """Return the number of accepted draft tokens: those that the request gets in addition to
-    one.
+    """Return the number of accepted draft tokens, which a request receives in addition to one
+    token.
     """
     return batch.drafted.accepted.get(i, 0) if batch.drafted else 0
 
 
 class StallDetector:
-    """Detect that the scheduler's state repeats while no external event occurs.
+    """Detects that the scheduler's state repeats while no external event occurs.
 
     ``proved`` is the step at which a state was seen for the second time, or None.
     """

@@ -2,7 +2,7 @@
 
 The generated file contains the source of the policy, stubs for its imports from simkv, and a
 scheduler class that calls the policy before each step. ``check_export`` runs this class with the
-scheduler of a released vLLM wheel on random small workloads and compares every decision with the
+scheduler of a released vLLM package on random small workloads and compares every decision with the
 simulated one.
 """
 
@@ -35,7 +35,7 @@ from simkv.schedulers.vllm.spec import VLLM
 #: vLLM release of the generated class.
 TARGET_RELEASE = "0.33.0"
 
-#: Classes defined at the top of the generated file.
+#: Names of the classes that the generated file defines before the policy.
 _STUBS = {"PolicyRequest", "CustomVllmConfig", "CustomVllmScheduler"}
 _TOP = '''"""{title}
 
@@ -146,8 +146,7 @@ class {rule}SyncScheduler(_Asks, Scheduler):
 
 
 def load_policy(file: Path) -> tuple[EngineSpec, Any, CustomCode]:
-    """Return the engine built from a policy file, the policy's class and its source. The file is
-    executed.
+    """Execute a policy file; return the engine built from it, the policy's class and its source.
 
     Raises InputError if the file contains no policy for vLLM.
     """
@@ -200,8 +199,9 @@ def export_policy(file: Path, knobs: dict[str, Any], module: str) -> str:
 
 
 def _aliases(text: str) -> Iterator[tuple[str, str]]:
-    """Yield (name in the policy file, name in the generated file) for classes whose names
-    differ.
+    """Yield the classes with different names in the policy file and in the generated file.
+
+    Each item is a pair of both names.
     """
     for node in ast.parse(text).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "simkv":
@@ -212,9 +212,7 @@ def _aliases(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _name(name: str) -> str:
-    """Return the current name of a class that the old module ``simkv.own`` provides under
-    another name.
-    """
+    """Return the current name of a class in the old module ``simkv.own``."""
     return OLD_NAMES.get(name, name)
 
 
@@ -228,7 +226,7 @@ def scheduler_class_name(text: str) -> str:
 
 
 def _without_imports(text: str) -> str:
-    """Return source code without its module docstring and its imports of simkv and
+    """Return source code without its module docstring and without imports of simkv and
     ``__future__``.
     """
     lines = text.splitlines(keepends=True)
@@ -261,12 +259,12 @@ def check_export(
 
 
 def first_mismatch(trace: DecisionTrace, simulated: EngineSpec) -> Mismatch | None:
-    """Return the first difference between the simulated scheduler and a recording, or None."""
+    """Return the first difference between a recording and simkv's scheduler, or None."""
     return compare(trace, replay_decisions(simulated, trace.header, len(trace.steps)))[1]
 
 
 def simulated_spec(file: Path, knobs: dict[str, Any]) -> EngineSpec:
-    """Return the simulated vLLM engine with the policy in ``file``, to replay a recording."""
+    """Return a specification of vLLM with the policy in ``file``, to replay a recording."""
     if _is_scenario(file):
         return policy_spec(file)
     spec, of, _ = load_policy(file)
@@ -280,8 +278,8 @@ def simulated_spec(file: Path, knobs: dict[str, Any]) -> EngineSpec:
 def record_export(
     file: Path, knobs: dict[str, Any], folder: Path, cases: int
 ) -> Iterator[DecisionTrace]:
-    """Yield recordings of ``cases`` random cases, made by the vLLM in ``folder`` with the
-    exported policy.
+    """Yield recordings of ``cases`` random cases with the exported policy in the vLLM of
+    ``folder``.
     """
     text = export_policy(file, knobs, file.stem)
     for number in range(cases):

@@ -1,6 +1,4 @@
-"""Durations of KV copies and transfers in a replay: the numbers of steps in the recording's
-header.
-"""
+"""KV copies and transfers in a replay, with durations in steps from the recording's header."""
 
 from __future__ import annotations
 
@@ -20,11 +18,11 @@ def _take_due(due: dict[int, int], step: int) -> list[int]:
 
 
 class ScriptedCopies:
-    """KV copies between GPU and host memory; copy number ``n`` takes ``steps[n % len(steps)]``
-    steps.
+    """KV copies between GPU and host memory.
 
-    A copy to the GPU can finish in the step that starts it, a copy to host memory in the next step.
-    A copy that a step flushes finishes in that step.
+    Copy number ``n`` takes ``steps[n % len(steps)]`` steps. A copy to the GPU can finish in the
+    step that starts it, a copy to host memory in the next step. A copy that a step flushes finishes
+    in that step.
     """
 
     def __init__(self, steps: Sequence[int]) -> None:
@@ -71,7 +69,7 @@ class ScriptedDisk:
 
 
 class KvTransferHooks(Protocol):
-    """Methods with which a scheduler receives events of KV transfers; see ``KvConnector``."""
+    """The methods that report KV transfers to a scheduler; see ``KvConnector``."""
 
     sends: list[int]
 
@@ -109,16 +107,16 @@ class ScriptedTransfers:
 
 
 class ReplayedTransfers:
-    """KV transfers between replicas while a recording is replayed; there are none if ``steps``
-    is None.
-    """
+    """KV transfers between replicas during a replay; there are none if ``steps`` is None."""
 
     def __init__(self, scheduler: KvTransferHooks, steps: Sequence[int] | None) -> None:
         self._scheduler = scheduler
         self._script = None if steps is None else ScriptedTransfers(steps)
 
     def announce(self, request: RecordingLine) -> None:
-        """Tell the scheduler, before a request is added, that its KV will be sent or loaded."""
+        """Report to the scheduler, before a request is added, that its KV will be sent or
+        loaded.
+        """
         if kv := request.get("kv"):
             tell = {"send": self._scheduler.keep, "load": self._scheduler.fetch}[kv]
             tell(request["id"])
@@ -129,8 +127,8 @@ class ReplayedTransfers:
             self._script.begin(batch.loads, self._scheduler.sends, step)
 
     def deliver(self, step: int) -> bool:
-        """Report the transfers that finish by ``step`` to the scheduler; return whether there
-        were any.
+        """Report to the scheduler the transfers that finish by ``step``; return whether there were
+        any.
         """
         if not self._script:
             return False

@@ -1,6 +1,4 @@
-"""Replay recordings of an engine whose threads run concurrently. A recording has one line per
-tick.
-"""
+"""Replay recordings of an engine with concurrent threads, which have one line per tick."""
 
 from __future__ import annotations
 
@@ -29,8 +27,8 @@ def replay_ticks(
     """Yield the decisions of simkv's pipeline on the workload of ``header``, one line per tick.
 
     In a tick, the pipeline receives messages, decides, puts tasks into the worker's queue and runs
-    a step. It may also receive messages between the decision and the put. The parameters are those
-    of ``decision_replay.replay_decisions``.
+    a step. It may also receive messages between the decision and the put. See
+    ``decision_replay.replay_decisions`` for the parameters.
     """
     delays, recording = header["delays"], engine.recording
     gap = delays["messages_processed_between_schedule_and_put"] > 0
@@ -72,12 +70,13 @@ TICK_MARGIN_S = 0.125
 
 
 def one_step_per_tick(lag: int, gap: bool) -> Pacing:
-    """Return delays with which each of the three threads runs once per tick, as in the recordings.
+    """Return the delays that make each of the three threads run once per tick, as in the
+    recordings.
 
     A step takes one second. A tick takes one second, or 1.5 seconds with ``gap``; the additional
-    half second is then the time from the decision to the put. A message of tick t is received
-    before the decision of tick t + 1 + ``lag``. With ``gap`` and a positive ``lag``, it is received
-    before the put of tick t + ``lag``.
+    half second is the time from the decision to the put. A message of tick t is received before the
+    decision of tick t + 1 + ``lag``. With ``gap`` and a positive ``lag``, it is received before the
+    put of tick t + ``lag``.
     """
     wait = 0.5 if gap else 0.0
     tick = 1.0 + wait

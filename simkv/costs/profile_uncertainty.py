@@ -23,12 +23,11 @@ from simkv.costs.scaled_executor import (
 )
 from simkv.costs.step_load import Executor, StepLoad
 
-#: Relative variation of step times between runs and hosts, because one run on one host was
-#: measured: repeated runs on the GPUs of the public runs with the same settings differ by 2 to 4
-#: per cent.
+#: Relative variation of step times between runs and hosts, which a profile from one run on one host
+#: does not show. Repeated runs on the same GPUs with the same settings differ by 2 to 4 %.
 RUN_VARIATION = 0.03
-#: Maximum share of busy time outside the range without a known error; above it, no interval is
-#: given, because intervals claim to cover 95 of 100 steps.
+#: Maximum share of busy time outside the range without a known error. Above this share, simkv
+#: reports no interval, because intervals claim to cover 95 of 100 steps.
 MAX_UNKNOWN_SHARE = 0.05
 
 

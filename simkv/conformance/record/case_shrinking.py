@@ -60,7 +60,7 @@ def _smaller(case: RecordingCase, form: CaseSchema) -> Iterator[RecordingCase]:
 
 
 def _plainer(config: Any, form: CaseSchema) -> Iterator[Any]:
-    """Yield variants of a configuration with one knob reset to its default."""
+    """Yield variants of a configuration with one setting reset to its default."""
     plain: dict[str, Any] = {field.name: field.default for field in fields(config)}
     for knob, default in {**plain, **form.plain}.items():
         if knob not in form.kept and getattr(config, knob) != default:

@@ -1,4 +1,4 @@
-"""Registry of the engines whose own schedulers can be recorded."""
+"""Registry of the engines whose released schedulers can be recorded."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class EngineDriver:
     """Functions that record the released scheduler of an engine.
 
     Within ``stub_imports(folder)``, the scheduler of ``package`` is imported from ``folder``, and
-    ``record(case, version, name)`` records a case. ``make_case(version, name)`` builds a case;
-    ``case_names(version, count)`` returns names of random cases, and ``handmade_names(version)``
-    returns names of handmade ones. ``form`` describes the structure of the cases.
+    ``record(case, version, name)`` records a case. ``make_case(version, name)`` builds a case.
+    ``case_names(version, count)`` returns names of random cases, ``handmade_names(version)`` names
+    of handmade cases. ``form`` describes the structure of the cases.
 
-    ``base_release(version)`` is the release with which the rules of a version are compared.
-    ``rules_of`` returns the rules of a release, or None if all versions have the same rules.
-    ``seen`` returns the rules that recordings can reveal. For each of ``knobs``, recordings that
-    depend on it are kept.
+    The rules of a version are compared with the rules of ``base_release(version)``. ``rules_of``
+    returns the rules of a release; it is None if all versions have the same rules. ``seen`` returns
+    the rules that recordings can reveal. ``knobs`` are settings; recordings that depend on them are
+    kept.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""Render a Markdown report on the rules that a new release uses."""
+"""Write a Markdown report on the rules that a new release uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simkv.schedulers.engine_registry import ENGINES
 def headline(release: str, newest: str, found: FollowResult) -> str:
     """Return a one-line result for a ``release``, such as ``vLLM 0.33.0``.
 
-    ``newest`` is the release to which the changed rules refer.
+    Changed rules are reported relative to the release ``newest``.
     """
     if found.broken:
         return f"{release} cannot be run: {found.broken}"
@@ -26,14 +26,12 @@ def headline(release: str, newest: str, found: FollowResult) -> str:
         return f"{release} uses the rules of {releases}"
     if found.changed:
         ways = " or with ".join(_changes(changed) for changed in found.changed)
-        return f"{release} uses new rules: those of {newest} with {ways}"
+        return f"{release} uses new rules, namely the rules of {newest} with {ways}"
     return f"{release} differs from every combination of known rules"
 
 
 def render_follow_report(release: str, newest: str, form: CaseSchema, found: FollowResult) -> str:
-    """Return a Markdown page with the result, the number of cases and an unexplained case, if
-    any.
-    """
+    """Return a Markdown page with the result, the number of cases and any unexplained case."""
     lines = [f"# {headline(release, newest, found)}", ""]
     lines.append(f"{found.cases} random cases, {found.steps:,} steps of the unmodified scheduler.")
     if found.unexplained:
@@ -60,7 +58,7 @@ def _unlike(unlike: UnexplainedCase, form: CaseSchema) -> Iterator[str]:
         yield f"Aborts (step, phase, request): {json.dumps(aborts)}"
         yield ""
     found = unlike.difference
-    yield f"The closest rules are those of {unlike.nearest}, up to step {found.step}:"
+    yield f"The closest rules are the rules of {unlike.nearest}, up to step {found.step}:"
     yield ""
     yield "| field | recorded | simulated |"
     yield "| --- | --- | --- |"
@@ -73,7 +71,7 @@ def _shown(line: RecordingLine, name: str) -> str:
 
 
 def _knobs(trace: DecisionTrace) -> str:
-    """Return the knobs of a recording that differ from their defaults, as text."""
+    """Return the settings of a recording that differ from their defaults, as text."""
     recording = ENGINES[trace.header["engine"]].recording
     config = recording.config(trace.header)
     plain = {field.name: field.default for field in fields(config)}

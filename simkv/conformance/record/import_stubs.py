@@ -1,8 +1,8 @@
 """Stubs for the imports of vLLM's scheduler that do not affect its decisions.
 
 The modules in ``REAL_MODULES`` (scheduler, KV cache manager, requests) are loaded unmodified from
-an unpacked wheel. All other modules, such as torch and the model runner, are stubs. The scheduler
-can therefore be imported in one second and without a GPU.
+the Python files of a released package. All other modules, such as torch and the model runner, are
+stubs. The scheduler can therefore be imported in one second and without a GPU.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ REAL_MODULES = {
     "vllm.v1.kv_offload.file_mapper",
     "vllm.v1.metrics.cache_hit_source",
 }
-#: Modules that only a build of vLLM has; vLLM falls back to Python without them.
+#: Compiled modules, which exist only in a build of vLLM; without them, vLLM uses Python code.
 COMPILED_MODULES = ("vllm.fs_io_C",)
 STUBBED_PACKAGES = (
     "vllm",
@@ -65,7 +65,7 @@ STUBBED_PACKAGES = (
 
 
 class ConfigStub:
-    """A configuration whose unset attributes are None."""
+    """A configuration object whose unset attributes are None."""
 
     def __init__(self, given: dict[str, Any] | None = None, **more: Any) -> None:
         self.__dict__.update(given or {})
@@ -137,9 +137,7 @@ class StubModule(types.ModuleType):
 
 @contextlib.contextmanager
 def stub_imports(source: Path) -> Iterator[None]:
-    """Context in which vLLM is imported from ``source``; the previous imports are restored at
-    its end.
-    """
+    """Within the context, import vLLM from ``source``; at the end, restore the previous imports."""
     finder, before = VllmStubFinder(source), {**sys.modules}
     for name in before:
         if name.split(".")[0] in STUBBED_PACKAGES:
@@ -155,8 +153,8 @@ def stub_imports(source: Path) -> Iterator[None]:
 
 
 class VllmStubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Import hook that loads ``REAL_MODULES`` from ``source`` and creates stubs for other
-    modules.
+    """Import hook that loads ``REAL_MODULES`` from ``source`` and replaces all other modules by
+    stubs.
     """
 
     def __init__(self, source: Path) -> None:
@@ -176,7 +174,7 @@ class VllmStubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return StubModule(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Set the few attributes of a stub module that need a real implementation."""
+        """Set the attributes of a stub module that need a real implementation."""
         real: dict[str, Any] = {
             "vllm.logger": {"init_logger": _logger},
             "vllm.utils": {"cdiv": _cdiv, "length_from_prompt_token_ids_or_embeds": _length},
@@ -221,7 +219,7 @@ def _length(tokens: list[int] | None, _: object) -> int:
 
 
 class _View:
-    """A read-only list."""
+    """A read-only view of a list."""
 
     def __init__(self, items: list[Any]) -> None:
         self.items = items
@@ -237,7 +235,9 @@ class _View:
 
 
 class HostRegion:
-    """Stub of vLLM's ``SharedOffloadRegion``: a buffer of ``num_chunks`` blocks of KV."""
+    """Stub of vLLM's ``SharedOffloadRegion``: a buffer in host memory for ``num_chunks`` KV
+    blocks.
+    """
 
     BLOCK_SIZE_ALIGNMENT = 1
 
@@ -246,13 +246,13 @@ class HostRegion:
         self._shape = (num_chunks, kv_bytes_per_chunk)
 
     def create_kv_memoryview(self) -> memoryview:
-        """Return a view of shape (number of blocks, bytes per block)."""
+        """Return a memory view of shape (number of blocks, bytes per block)."""
         return self._bytes.cast("B", self._shape)
 
 
 def accepted_fields(kind: type, **arguments: Any) -> dict[str, Any]:
-    """Return those ``arguments`` that the constructor of ``kind`` accepts; they differ between
-    releases.
+    """Return the entries of ``arguments`` that the constructor of ``kind`` accepts in this
+    release.
     """
     known = {
         name
@@ -264,6 +264,6 @@ def accepted_fields(kind: type, **arguments: Any) -> dict[str, Any]:
 
 
 def accepted_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return those ``arguments`` that ``function`` accepts."""
+    """Return the entries of ``arguments`` that ``function`` accepts."""
     known = inspect.signature(function).parameters
     return {name: value for name, value in arguments.items() if name in known}

@@ -1,6 +1,4 @@
-"""A workload on which an engine's released scheduler is recorded, and the structure of such
-workloads.
-"""
+"""A workload for recording an engine's released scheduler, and the structure of such workloads."""
 
 from __future__ import annotations
 
@@ -12,12 +10,12 @@ from simkv.core.recording_format import RecordingLine
 
 
 class RecordingCase(NamedTuple):
-    """Configuration, requests and aborts of a recording; ``aborts`` are tuples (step, phase,
-    request id).
+    """Configuration, requests and aborts of a recording.
 
-    The other fields are durations in steps, which are used in turn: ``copies`` for KV copies to and
-    from host memory, ``disk`` for transfers to and from a disk, ``looks`` for lookups on the disk,
-    and ``transfers`` for KV transfers between replicas.
+    ``aborts`` are tuples (step, phase, request id). The other fields are sequences of durations in
+    steps, which are used in turn: ``copies`` for KV copies to and from host memory, ``disk`` for
+    transfers to and from a disk, ``looks`` for lookups on the disk, and ``transfers`` for KV
+    transfers between replicas.
     """
 
     config: Any
@@ -30,7 +28,7 @@ class RecordingCase(NamedTuple):
 
     @property
     def header_fields(self) -> RecordingLine:
-        """Durations that are set, by their field name in the header of a recording."""
+        """The durations that are set, by the name of their field in the header of a recording."""
         said = {"copies": self.copies, "disk": self.disk, "looks": self.looks}
         said["transfers"] = self.transfers
         return {name: steps for name, steps in said.items() if steps}
@@ -40,11 +38,12 @@ class RecordingCase(NamedTuple):
 class CaseSchema:
     """Structure of the cases of an engine, used to shrink and display a case.
 
-    Knobs in ``kept`` do not change when a case is shrunk: they are sizes or select a scheduler. All
-    other knobs are reset to their defaults or to their values in ``plain``. ``cut(request,
-    tokens)`` returns the fields to change if the prompt of a request is shortened to ``tokens``.
-    ``limit`` is the name of the field with the maximum number of output tokens. Fields in ``idle``
-    may be 0. ``columns`` maps table headings to functions that return the cell of a request.
+    When a case is shrunk, the settings in ``kept`` do not change: they are sizes or select a
+    scheduler. All other settings are reset to their values in ``plain`` or else to their defaults.
+    ``cut(request, tokens)`` returns the fields to change if the prompt of a request is shortened to
+    ``tokens``. ``limit`` is the name of the field with the maximum number of output tokens. Fields
+    in ``idle`` may be 0. ``columns`` maps table headings to functions that return the cell of a
+    request.
     """
 
     kept: Collection[str]
@@ -55,7 +54,7 @@ class CaseSchema:
     columns: Mapping[str, Callable[[RecordingLine], str]] = field(default_factory=dict)
 
     def simplify_request(self, request: RecordingLine) -> Iterator[RecordingLine]:
-        """Yield changes of fields, each of which makes a request smaller, earlier or simpler."""
+        """Yield changes of fields; each change makes a request smaller, earlier or simpler."""
         for name in ("lora", "routing_key", "logprobs_from"):
             if request.get(name) is not None:
                 yield {name: None}
@@ -72,5 +71,7 @@ class CaseSchema:
 
 
 def field_column(name: str) -> Callable[[RecordingLine], str]:
-    """Return a function that returns a field of a request as text, for a table column."""
+    """Return a function that returns the field ``name`` of a request as text, for a table
+    column.
+    """
     return lambda request: str(request[name])

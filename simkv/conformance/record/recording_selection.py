@@ -11,8 +11,8 @@ from simkv.conformance.record.rule_inference import find_mismatch, with_changes
 from simkv.core.errors import InputError
 from simkv.schedulers.engine_registry import ENGINES
 
-#: Number of random cases to keep, and number of the smallest recordings that are searched for the
-#: rules and knobs that they show.
+#: Number of random cases to keep, and number of the smallest recordings that are searched for
+#: recordings that show a rule or depend on a setting.
 RANDOM_CASES_KEPT = 28
 RECORDINGS_SEARCHED = 300
 
@@ -20,10 +20,10 @@ RECORDINGS_SEARCHED = 300
 def recordings_by_rule(
     rules: Any, seen: Collection[str], traces: Mapping[str, DecisionTrace]
 ) -> dict[str, list[str]]:
-    """Return, for each rule in ``seen``, the names of recordings that simkv fails to reproduce if
-    the rule is inverted.
+    """For each rule in ``seen``, return the names of recordings that show the rule.
 
-    The order of ``traces`` is kept.
+    A recording shows a rule if simkv fails to reproduce it with the rule inverted. Names keep the
+    order of ``traces``.
     """
     return {
         rule: [
@@ -38,10 +38,10 @@ def recordings_by_rule(
 def recordings_by_knob(
     rules: Any, knobs: Collection[str], traces: Mapping[str, DecisionTrace]
 ) -> dict[str, list[str]]:
-    """Return, for each knob, the names of recordings that simkv fails to reproduce if the knob has
-    its default.
+    """For each setting in ``knobs``, return the names of recordings that depend on the setting.
 
-    A knob with string values has an entry for each recorded value.
+    A recording depends on a setting if simkv fails to reproduce it with the default of the setting.
+    A setting with string values has an entry for each recorded value.
     """
     shown: dict[str, list[str]] = {}
     for name, trace in traces.items():
@@ -71,10 +71,10 @@ def choose(
 ) -> list[str]:
     """Return the names of the recordings to keep: two for each rule in ``seen``, then small ones.
 
-    Small recordings are added up to ``RANDOM_CASES_KEPT``, starting with recordings that have
-    preemptions and aborts (up to a third) and then those with preemptions. Two recordings for each
-    of ``knobs`` are added. Raises InputError if no recording reveals one of the rules; record more
-    cases then.
+    Small recordings are added up to ``RANDOM_CASES_KEPT``: first recordings with preemptions and
+    aborts (up to a third of this number), then recordings with preemptions. Two recordings for each
+    setting in ``knobs`` are added. Raises InputError if no recording shows one of the rules; more
+    cases must be recorded then.
     """
     traces = dict(sorted(traces.items(), key=lambda item: len(pack_traces([item[1]]))))
     apart = recordings_by_rule(rules, seen, dict(list(traces.items())[:RECORDINGS_SEARCHED]))

@@ -1,7 +1,7 @@
 """Determine which known rules a release uses, from the decisions of its scheduler.
 
-All known releases are compared first, then combinations of their rules. If none reproduces the
-decisions of the release, the first case that none reproduces is shrunk and reported.
+The decisions are compared with all known releases first, then with combinations of their rules. If
+none reproduces them, the first case that none reproduces is shrunk and reported.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ from simkv.conformance.record.rule_inference import (
 #: Record the real scheduler's decisions in a case; the second argument names the recording.
 RecordCase = Callable[[RecordingCase, str], DecisionTrace]
 
-#: Maximum number of combinations that a shrunk case is compared with, besides the releases.
+#: Maximum number of combinations of rules that are compared with a shrunk case,
+#: besides the releases.
 COMBINATIONS_TRIED = 8
 
 
 @dataclass(frozen=True)
 class UnexplainedCase:
-    """A shrunk case that no known rules reproduce, and the first difference from ``nearest``."""
+    """A shrunk case that no known rules reproduce, and its first difference from the release
+    ``nearest``.
+    """
 
     name: str
     trace: DecisionTrace
@@ -42,12 +45,13 @@ class UnexplainedCase:
 
 @dataclass(frozen=True)
 class FollowResult:
-    """Result of following a release through ``cases`` cases with ``steps`` steps in total.
+    """Result of comparing a release with known rules in ``cases`` cases with ``steps`` steps in
+    total.
 
     ``like`` are the releases whose rules reproduce all its decisions. If there are none,
-    ``changed`` are the combinations that do, each as its changes to the newest release. If no
-    combination does either, ``unexplained`` is a counterexample. ``broken`` is the error if the
-    release cannot be driven.
+    ``changed`` lists the combinations of rules that reproduce all decisions, each as its changes to
+    the newest release. If no combination does either, ``unexplained`` is a counterexample.
+    ``broken`` is the error if the release cannot be recorded.
     """
 
     cases: int
@@ -59,7 +63,7 @@ class FollowResult:
 
     @property
     def known(self) -> bool:
-        """Whether the release uses the rules of an earlier one."""
+        """Whether an earlier release has the same rules."""
         return bool(self.like)
 
 
@@ -105,9 +109,10 @@ def follow(
 
 
 def describe_crash(name: str, error: Exception) -> str:
-    """Describe the real scheduler's exception in a case, with its location.
+    """Describe an exception of the real scheduler in a case, including the place where it was
+    raised.
 
-    Some assertions have no message.
+    The place is needed because some assertions have no message.
     """
     at = extract_tb(error.__traceback__)[-1]
     said = f"{type(error).__name__}: {error}".rstrip(": ")
@@ -115,18 +120,18 @@ def describe_crash(name: str, error: Exception) -> str:
 
 
 def _unmade(trace: DecisionTrace, rules: Mapping[str, Any]) -> bool:
-    """Whether none of ``rules`` reproduces a trace."""
+    """Return whether none of ``rules`` reproduces a trace."""
     return all(find_mismatch(trace, each) for each in rules.values())
 
 
 def _all_through(
     traces: Mapping[str, DecisionTrace], rules: Mapping[str, Any], *, mixed: bool = False
 ) -> tuple[dict[str, Any], str]:
-    """Return the ``rules`` that reproduce all ``traces``, and the trace that excluded the last
-    rule.
+    """Return the entries of ``rules`` that reproduce all ``traces``.
 
-    The name of the trace is empty if rules remain. With ``mixed``, rules are combinations over one
-    release; combinations that agree in everything a trace can show are compared once.
+    The second value is the name of the trace that excluded the last entry, or "" if entries remain.
+    With ``mixed``, the entries are combinations of rules over one release; combinations that agree
+    in everything a trace can show are compared only once.
     """
     left = dict(rules)
     for name, trace in traces.items():
@@ -149,16 +154,18 @@ def _lasting(
     *,
     mixed: bool = False,
 ) -> list[str]:
-    """Return the ``rules`` that reproduce all cases before ``missed``, at most
-    ``COMBINATIONS_TRIED``."""
+    """Return the names of at most ``COMBINATIONS_TRIED`` entries of ``rules`` that reproduce all
+    traces before ``missed``.
+    """
     before = list(traces)[: list(traces).index(missed)]
     left, _ = _all_through({name: traces[name] for name in before}, rules, mixed=mixed)
     return list(left)[:COMBINATIONS_TRIED]
 
 
 def _nearest(name: str, trace: DecisionTrace, known: Mapping[str, Any]) -> UnexplainedCase:
-    """Return the case with the release that reproduces most steps of a recording that none
-    explains."""
+    """Return a recording that no rules reproduce, with the release that reproduces most of its
+    steps.
+    """
     found = {key: find_mismatch(trace, rules) for key, rules in known.items()}
     steps = [str(line["step"]) for line in trace.steps]
 

@@ -1,6 +1,6 @@
-"""Locate the Python sources of a release: in a folder, a wheel, the environment or package index.
+"""Locate the Python sources of a release: in a folder, a wheel, the environment or a package index.
 
-Nothing of a release is imported here, and nothing is kept after recording.
+Nothing of a release is imported here, and downloaded files are deleted after recording.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Sources(NamedTuple):
 
 @contextmanager
 def open_sources(package: str, version: str, given: Path | None = None) -> Iterator[Sources]:
-    """Yield the sources of this version of ``package``, valid within the context.
+    """Within the context, provide the sources of this version of ``package``.
 
-    Looks in ``given`` (a folder that contains the package, or a wheel). Without it, uses the
-    installed package if it has that version; otherwise pip downloads the wheel. Raises InputError
-    if there are no sources.
+    Uses ``given`` if it is set, which is a folder that contains the package, or a wheel. Otherwise
+    uses the installed package if it has this version, and else downloads the wheel with pip. Raises
+    InputError if there are no sources.
     """
     with TemporaryDirectory() as room:
         if given is not None and given.is_dir():
@@ -56,7 +56,7 @@ def open_sources(package: str, version: str, given: Path | None = None) -> Itera
 
 
 def _installed(package: str, version: str) -> Path | None:
-    """Return the folder of the installed package if it has that version."""
+    """Return the folder of the installed package, or None if it does not have this version."""
     try:
         if metadata.version(package) != version:
             return None
@@ -67,7 +67,7 @@ def _installed(package: str, version: str) -> Path | None:
 
 
 def _downloaded(package: str, version: str, room: Path) -> Path:
-    """Download the wheel with pip."""
+    """Download the wheel with pip and return its path."""
     wanted = package if version == NEWEST else f"{package}=={version}"
     pip = [sys.executable, "-I", "-m", "pip", "--disable-pip-version-check", "download"]
     only = ["--quiet", "--no-deps", "--only-binary", ":all:", "--dest", str(room)]
@@ -87,7 +87,7 @@ def _version_of(wheel: Path) -> str:
 
 
 def _unpacked(wheel: Path, package: str, room: Path) -> Path:
-    """Extract the package's Python files, without compiled files."""
+    """Extract the Python files of the package and return their folder; skip compiled files."""
     folder = room / "sources"
     try:
         with ZipFile(wheel) as archive:

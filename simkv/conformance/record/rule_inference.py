@@ -18,12 +18,12 @@ from simkv.schedulers.vllm.release_rules import VllmRules
 from simkv.schedulers.vllm.versions import RELEASED as VLLM_RELEASES
 from simkv.schedulers.vllm.versions import RULES, find_rules
 
-#: vLLM's rules that recordings can show; the others concern start-up and defaults.
+#: vLLM's rules that recordings can show; other rules concern start-up and defaults.
 SHOWN_BY_VLLM: Mapping[str, Rule] = {
     name: rule for name, rule in described_rules(VllmRules).items() if rule.can_be_shown
 }
 
-#: vLLM's rules about features with recordings of their own; combinations of them are not tried.
+#: vLLM's rules about features that have separate recordings; their combinations are not tried.
 FEATURE_RULES = tuple(
     name
     for name, rule in SHOWN_BY_VLLM.items()
@@ -51,8 +51,9 @@ Rules = TypeVar("Rules")
 def can_show(version: str, rule: str) -> bool:
     """Return whether recordings of a release of vLLM can show a rule.
 
-    Some rules need a knob that the release does not have, or show only with or without another
-    rule. Recordings that are older than the simulation of a rule need not show it.
+    Some rules need a setting that the release does not have, or have an effect only with or without
+    another rule. Recordings that were made before the rule was simulated are not required to show
+    it.
     """
     rules, described = find_rules(version), SHOWN_BY_VLLM[rule]
     if described.shown_since is not None and not is_since(version, described.shown_since):
@@ -65,7 +66,9 @@ def can_show(version: str, rule: str) -> bool:
 
 
 def observable_rules(trace: DecisionTrace) -> list[str]:
-    """Return the ``OBSERVABLE_RULES`` whose knobs are not at their defaults in a recording."""
+    """Return the entries of ``OBSERVABLE_RULES`` whose settings are not at their defaults in a
+    recording.
+    """
     engine = trace.header["engine"]
     config = ENGINES[engine].recording.config(trace.header)
     plain = {field.name for field in fields(config) if getattr(config, field.name) == field.default}
@@ -74,7 +77,7 @@ def observable_rules(trace: DecisionTrace) -> list[str]:
 
 
 def find_mismatch(trace: DecisionTrace, rules: Any) -> Mismatch | None:
-    """Return the first difference of a recording from its engine's scheduler with ``rules``, or
+    """Return the first difference between a recording and its engine's scheduler with ``rules``, or
     None.
 
     If ``rules`` is None, the rules of the recording's variant apply.
@@ -89,7 +92,9 @@ def find_mismatch(trace: DecisionTrace, rules: Any) -> Mismatch | None:
 
 
 def distinct_releases(engine: str) -> dict[str, Any]:
-    """Return the distinct rules of releases, each under the newest release that has them."""
+    """Return a mapping from release to rules; releases with equal rules appear once, as the
+    newest.
+    """
     newest: dict[tuple[bool, ...], str] = {}
     seen = (*OBSERVABLE_RULES[engine], *(FEATURE_RULES if engine == "vllm" else ()))
     for name, rules in RELEASED_RULES[engine].items():
@@ -98,9 +103,10 @@ def distinct_releases(engine: str) -> dict[str, Any]:
 
 
 def rule_combinations(engine: str, rules: Any) -> Iterator[tuple[Mapping[str, bool], Any]]:
-    """Yield combinations of observable rules, each as its changes to ``rules`` and the result.
+    """Yield combinations of observable rules, as pairs of changes to ``rules`` and the changed
+    rules.
 
-    Combinations with the fewest changes come first, up to ``MAX_CHANGED_RULES``.
+    Combinations with fewer changes come first; the maximum is ``MAX_CHANGED_RULES`` changes.
     """
     for count in range(1, min(len(OBSERVABLE_RULES[engine]), MAX_CHANGED_RULES) + 1):
         for names in combinations(OBSERVABLE_RULES[engine], count):

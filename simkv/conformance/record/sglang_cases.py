@@ -13,15 +13,17 @@ from simkv.schedulers.sglang.versions import RULES
 
 
 def base_release(version: str) -> str:
-    """Return the release with the knobs of ``version``: itself, or the newest if it is unknown."""
+    """Return ``version`` if it is known, else the newest known release, which determines the
+    settings.
+    """
     return version if version in RULES else next(iter(RULES))
 
 
-#: Kinds of cases: plain, with aborts, with little memory, with adapters, by priority, with all
-#: features, with the prefill delayer, and with each queue policy in turn.
+#: Kinds of cases: plain, with aborts, with little memory, with LoRA adapters, with priorities, with
+#: all features, with the prefill delayer, and with each queue policy in turn.
 KINDS = ("rand", "gone", "tight", "lora", "urgent", "whole", "delay", "order")
 
-#: Knobs for which additional recordings are kept if no other recording shows them.
+#: Settings for which additional recordings are kept if no other recording depends on them.
 SHOWN_KNOBS = (
     "schedule_policy",
     "scheduler_recv_interval",
@@ -39,10 +41,10 @@ SHOWN_KNOBS = (
     "allow_auto_truncate",
 )
 
-#: Queue policies that all of these cases use.
+#: Queue policies of the plain cases.
 QUEUE_POLICIES = ("fcfs", "lpm", "hrrn")
 
-#: Cases of a release that show rules and knobs which few cases show.
+#: Names of cases, by release, that show rules and settings which few cases show.
 RARE = {
     "0.5.23": [
         "tight-1294",
@@ -68,12 +70,12 @@ RARE = {
 
 
 def case_names(_: str, count: int) -> list[str]:
-    """Return ``count`` names of random cases; the kinds take turns."""
+    """Return ``count`` names of random cases; the kinds alternate."""
     return [f"{KINDS[i % len(KINDS)]}-{i // len(KINDS):03}" for i in range(count)]
 
 
 def make_case(version: str, name: str) -> RecordingCase:
-    """Return the case of this name: a kind of ``KINDS`` and a number."""
+    """Build the case with this name, which consists of a kind in ``KINDS`` and a number."""
     draw, base = random.Random(f"{version} {name}"), base_release(version)
     kind, number = name.split("-")
     if kind == "order":
@@ -97,7 +99,7 @@ def make_case(version: str, name: str) -> RecordingCase:
 
 
 def _config(draw: random.Random, base: str) -> SglangConfig:
-    """Return a config with a pool that fills up quickly."""
+    """Return a config with a KV cache that fills up quickly."""
     page = draw.choice([1, 1, 1, 4, 16])
     pool = page * draw.randint(-(-40 // page), -(-400 // page))
     chunk = draw.choice([-1, page * draw.randint(1, -(-48 // page))])
@@ -134,11 +136,13 @@ def _config(draw: random.Random, base: str) -> SglangConfig:
 
 
 def _loras(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """Return the case with adapters for most requests, more of them than can run at a time."""
+    """Return the case with LoRA adapters for most requests, more adapters than can run at a
+    time.
+    """
     most = draw.randint(1, 3)
     drains = draw.random() < 0.5
-    # With a drainer every request has an adapter: the drainer picks among equals in set order, in
-    # which None has no fixed place.
+    # With a drainer, every request has an adapter: the drainer selects among equal requests in
+    # the order of a set, and the position of None in that set is random.
     names = ["abcdef"[i] for i in range(most + draw.randint(0, 2))]
     names += [] if drains else [""]
     requests = [
@@ -155,7 +159,7 @@ def _loras(case: RecordingCase, draw: random.Random) -> RecordingCase:
 
 
 def _tight(draw: random.Random, base: str) -> SglangConfig:
-    """Return a config with an overcommitted pool of a few dozen tokens."""
+    """Return a config with an overcommitted KV cache of a few dozen tokens."""
     page = draw.choice([1, 1, 1, 2, 4])
     chunk = page * draw.randint(1, 8)
     knobs: dict[str, Any] = {
@@ -176,7 +180,7 @@ def _tight(draw: random.Random, base: str) -> SglangConfig:
 
 
 def _urgent(draw: random.Random, config: SglangConfig) -> SglangConfig:
-    """Return the config with priority scheduling and other knobs of the waiting queue."""
+    """Return the config with priority scheduling and other settings of the waiting queue."""
     first = draw.random() < 0.85
     knobs: dict[str, Any] = {
         "schedule_policy": draw.choice(["fcfs", "fcfs", "lof"]),
@@ -193,7 +197,9 @@ def _urgent(draw: random.Random, config: SglangConfig) -> SglangConfig:
 
 
 def _whole(draw: random.Random, case: RecordingCase) -> RecordingCase:
-    """Return the case with the features of all other kinds and some more."""
+    """Return the case with the features of all other kinds, log probabilities and prompt
+    truncation.
+    """
     config, rules, more = case.config, RULES[case.config.variant], dict[str, Any]()
     if draw.random() < 0.4:
         config = _urgent(draw, config)
@@ -222,8 +228,10 @@ def _whole(draw: random.Random, case: RecordingCase) -> RecordingCase:
 
 
 def _ordered(draw: random.Random, base: str, number: int) -> RecordingCase:
-    """Return a case with one queue policy, small chunks, and prompts that share nearly all or
-    nothing."""
+    """Return a case with one queue policy and small chunks.
+
+    Prompts share a long common prefix or nothing.
+    """
     rules, page = RULES[base], draw.choice([1, 1, 2, 4])
     policy = rules.policies[number % len(rules.policies)]
     knobs: dict[str, Any] = {
@@ -252,7 +260,9 @@ def _ordered(draw: random.Random, base: str, number: int) -> RecordingCase:
 
 
 def _delayed(draw: random.Random, config: SglangConfig) -> SglangConfig:
-    """Return the config with few rows and ample memory, so that only the delayer holds prompts."""
+    """Return the config with few rows and much memory, so that only the prefill delayer holds
+    prompts.
+    """
     return replace(
         config,
         max_total_num_tokens=config.page_size * 500,
@@ -268,7 +278,7 @@ def _delayed(draw: random.Random, config: SglangConfig) -> SglangConfig:
 
 
 def _first_together(draw: random.Random, requests: list[RecordingLine]) -> list[RecordingLine]:
-    """Set arrivals: several requests together, then the others one by one while those run."""
+    """Set the arrivals: three requests together, then the others one by one."""
     step = 0
     for i, request in enumerate(requests):
         step += 0 if i < 3 else draw.choice([0, 1, 1, 2, 3])
@@ -277,7 +287,7 @@ def _first_together(draw: random.Random, requests: list[RecordingLine]) -> list[
 
 
 def _decorated(draw: random.Random, request: RecordingLine, config: SglangConfig) -> RecordingLine:
-    """Return the request with more features; some prompts become longer than the pool can hold."""
+    """Return the request with more features; some prompts become longer than the KV cache."""
     more: RecordingLine = (
         {"priority": draw.randint(0, 4)} if config.enable_priority_scheduling else {}
     )
@@ -333,7 +343,10 @@ def _few(draw: random.Random, longest: int) -> list[RecordingLine]:
 
 
 def _aborts(draw: random.Random, requests: list[RecordingLine]) -> list[tuple[int, int, int]]:
-    """Return aborts of some clients, received between iterations, before or after the arrivals."""
+    """Return aborts of about half of the requests, as tuples (step, phase, id).
+
+    They are received between iterations, before (phase 0) or after (phase 1) the arrivals.
+    """
     leaving = [r for r in requests if draw.random() < 0.5]
     return sorted(
         (
@@ -346,7 +359,7 @@ def _aborts(draw: random.Random, requests: list[RecordingLine]) -> list[tuple[in
 
 
 def _cut(request: RecordingLine, tokens: int) -> RecordingLine:
-    """Return the segments of a prompt shortened to ``tokens``."""
+    """Return the segments of a prompt that is shortened to ``tokens``."""
     segments = []
     for stream, start, count in request["segments"]:
         if tokens > 0:

@@ -1,10 +1,10 @@
-"""Drive the unmodified scheduler of an SGLang wheel through small workloads, step by step.
+"""Record the unmodified scheduler of a released SGLang package on small workloads, step by step.
 
-Each step makes the calls of the wheel's event loops: receive, choose the next batch, run it (with a
-fake model) and process the results (with overlap, the previous batch's results). The scheduler is
-set up in ``sglang_scheduler_setup.py``, its requests are built in ``sglang_request_factory.py``,
-and the stubs for the rest of SGLang are in ``sglang_stubs.py``. Wheels of 0.5.15, 0.5.20, 0.5.22
-and 0.5.23 are supported. Only the decisions are kept.
+Each step makes the same calls as SGLang's event loops: receive requests, choose the next batch, run
+it (with a fake model) and process the results (with overlap, the previous batch's results). The
+scheduler is set up in ``sglang_scheduler_setup.py``, its requests are built in
+``sglang_request_factory.py``, and the stubs for the rest of SGLang are in ``sglang_stubs.py``.
+Releases 0.5.15, 0.5.20, 0.5.22 and 0.5.23 are supported. Only the decisions are kept.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from simkv.core.recording_format import RecordingLine
 from simkv.schedulers.sglang.recording import RECORDING
 from simkv.schedulers.sglang.versions import VARIANTS
 
-#: Maximum number of consecutive steps without a launch; then the case counts as stalled.
+#: Number of consecutive steps without a launch after which the case counts as stalled.
 MAX_IDLE_STEPS = 50
 
 
 def record(case: RecordingCase, version: str, name: str) -> DecisionTrace:
-    """Record the real scheduler's decisions in a case."""
+    """Record the decisions of SGLang's scheduler in a case."""
     header = {
         "format": FORMAT,
         "engine": "sglang",
@@ -49,7 +49,7 @@ def record(case: RecordingCase, version: str, name: str) -> DecisionTrace:
     try:
         with contextlib.redirect_stdout(None):  # a failing scheduler prints its tree
             for line in SglangDriver(case).lines():
-                lines.append(line)  # one by one, to keep the lines before an error
+                lines.append(line)  # keeps the lines before an error
     except RuntimeError as error:
         closing: RecordingLine = {"truncated": True, "why": f"raised {str(error).splitlines()[0]}"}
         return DecisionTrace(name, header, lines, closing)
@@ -58,7 +58,9 @@ def record(case: RecordingCase, version: str, name: str) -> DecisionTrace:
 
 
 class SglangDriver:
-    """A case with SGLang's scheduler and a fake model, run for as many steps as needed."""
+    """Runs SGLang's scheduler with a fake model through a case, for the required number of
+    steps.
+    """
 
     def __init__(self, case: RecordingCase) -> None:
         self.config, self.requests, self.aborts = case.config, case.requests, case.aborts
@@ -83,7 +85,7 @@ class SglangDriver:
         self.receives = recv_skipper()
 
     def lines(self) -> Iterator[RecordingLine]:
-        """Yield one line per step, and a closing line if there is no more progress."""
+        """Yield one line per step, and a closing line if the run ends with unfinished requests."""
         arriving: dict[int, list[RecordingLine]] = {}
         for request in self.requests:
             arriving.setdefault(request["arrival_step"], []).append(request)
@@ -127,7 +129,10 @@ class SglangDriver:
             yield {"truncated": True, "why": f"requests left every queue: {lost}"}
 
     def _lost(self, line: RecordingLine, alive: set[int]) -> list[int]:
-        """Return requests preempted in this step that are in no queue; record their preemption."""
+        """Return the ids of requests that were preempted in this step and are in no queue.
+
+        Adds them to the preempted requests of ``line``.
+        """
         waiting = set(map(id, self.scheduler.waiting_queue))
         lost = [
             i
@@ -138,7 +143,7 @@ class SglangDriver:
         return lost
 
     def _leave(self, phase: int, alive: set[int]) -> list[int]:
-        """Process the aborts of this phase; return the requests that were present."""
+        """Submit the aborts of this phase; return the ids of the requests that had arrived."""
         ids = [i for at, when, i in self.aborts if (at, when) == (self.step, phase)]
         came = {r["id"] for r in self.requests if r["arrival_step"] < self.step + phase}
         there = [i for i in dict.fromkeys(ids) if i in alive & came]
@@ -147,7 +152,7 @@ class SglangDriver:
         return there
 
     def _receive(self) -> None:
-        """Process pending arrivals and aborts if the loop receives in this step."""
+        """Process pending arrivals and aborts if SGLang's loop receives requests in this step."""
         if self.receives and not self.receives(self.scheduler.last_batch):
             return
         for message in self.unread:
@@ -162,13 +167,15 @@ class SglangDriver:
         self.unread.clear()
 
     def _next(self) -> Any:
-        """Do the work of ``event_loop_normal`` and ``event_loop_overlap`` before the launch."""
+        """Choose the next batch, as ``event_loop_normal`` and ``event_loop_overlap`` do before the
+        launch.
+        """
         scheduler = self.scheduler
         held = {"running_batch": scheduler.running_batch, "last_batch": scheduler.last_batch}
         batch = scheduler.get_next_batch_to_run(
             **accepted_arguments(scheduler.get_next_batch_to_run, held)
         )
-        if hasattr(batch, "batch_to_run"):  # a plan; before 0.5.20 it set running_batch
+        if hasattr(batch, "batch_to_run"):  # since 0.5.20; earlier releases set running_batch
             scheduler.running_batch, batch = batch.running_batch, batch.batch_to_run
         scheduler.cur_batch = batch  # where older releases look for requests to abort
         if batch and batch.extend_num_tokens:  # as in ``run_batch``
@@ -201,7 +208,9 @@ class SglangDriver:
         }
 
     def _process(self, batch: Any) -> list[Any]:
-        """Deliver the batch's tokens; return the requests that finish, in the order of its rows."""
+        """Deliver the batch's tokens; return the requests that finish, in the order of the
+        batch.
+        """
         import torch
 
         scheduler, emitted = self.scheduler, []
@@ -229,7 +238,7 @@ class SglangDriver:
         return [r for r in going if r.finished()]
 
     def _rest(self) -> None:
-        """Reset the new-token ratio as ``on_idle`` does if there are no requests."""
+        """If there are no requests, reset the new-token ratio as ``on_idle`` does."""
         scheduler = self.scheduler
         if not (scheduler.waiting_queue or scheduler.running_batch.reqs or scheduler.chunked_req):
             scheduler.new_token_ratio_tracker.reset()
@@ -252,14 +261,14 @@ class SglangDriver:
         return line
 
     def _gave_up(self, _: Any, request: Any) -> None:
-        """Record that SGLang aborted a request whose client has not left."""
+        """Record that SGLang aborted this request, unless its client has left."""
         if int(request.rid) not in self.left_early:
             self.ignored.append(int(request.rid))
 
 
 @contextlib.contextmanager
 def _no_logprobs(batch: Any) -> Iterator[None]:
-    """Disable log probabilities of a batch within the context: the fake model has none."""
+    """Within the context, disable log probabilities of a batch, because the fake model has none."""
     asking = [x for x in (batch, *batch.reqs) if x.return_logprob]
     for x in asking:
         x.return_logprob = False
@@ -269,6 +278,6 @@ def _no_logprobs(batch: Any) -> Iterator[None]:
 
 
 def _prefix(request: Any) -> int:
-    """Return the tokens with KV before this prefill; before 0.5.22, ``prefix_indices`` has them."""
+    """Return the number of cached tokens before this prefill."""
     known = getattr(request, "prefix_len", None)
     return len(request.prefix_indices) if known is None else int(known)

@@ -1,4 +1,4 @@
-"""Build the requests of a case as objects of an SGLang wheel."""
+"""Build the requests of a case as request objects of SGLang."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ EOS_TOKEN = 1
 
 
 class LoraName(str):
-    """The name of an adapter, hashed so that a set iterates in the order of the names."""
+    """The name of an adapter; its hash makes a set iterate in the order of the names."""
 
     def __hash__(self) -> int:
         return ord(self) - ord("a")
 
 
 class RequestTimesStub:
-    """The times of a request, in steps; only the queue entry time affects decisions."""
+    """The timestamps of a request, in steps; only the queue entry time affects decisions."""
 
     def __init__(self, scheduler: Any) -> None:
         self.scheduler, self.wait_queue_entry_time = scheduler, 0.0
@@ -32,23 +32,26 @@ class RequestTimesStub:
         return ImportStub()
 
     def set_wait_queue_entry_time(self) -> None:
-        """Set a queue entry time that is unique."""
+        """Set the queue entry time to the current step plus a small unique number."""
         self.scheduler.entries += 1
         self.wait_queue_entry_time = self.scheduler.clock() + self.scheduler.entries / 1e6
 
 
 class SglangRequestFactory:
-    """Builds the wheel's requests; each distinct token has its own number."""
+    """Builds SGLang's request objects and assigns a number to each distinct token."""
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
 
     def number(self, *what: object) -> int:
-        """Return the same token number for equal arguments; it is never the EOS token."""
+        """Return the token number for these arguments; equal arguments give the same number.
+
+        The number is never the EOS token.
+        """
         return self._numbers.setdefault(what, len(self._numbers) + EOS_TOKEN + 1)
 
     def make(self, line: RecordingLine, scheduler: Any) -> Any:
-        """Build a request as ``handle_generate_request`` does for text."""
+        """Build a text request as ``handle_generate_request`` does."""
         batches = importlib.import_module("sglang.srt.managers.schedule_batch")
         tokens = array(
             "q",
@@ -86,7 +89,7 @@ class SglangRequestFactory:
 
 
 def _validate(request: Any, since: int | None, scheduler: Any) -> None:
-    """Truncate the prompt, or mark the request as rejected."""
+    """Truncate a prompt that is too long, or mark the request as rejected, as SGLang does."""
     checks: Any = importlib.import_module("sglang.srt.managers.utils")
     limit, cuts = scheduler.max_req_input_len, scheduler.allow_auto_truncate
     if why := checks.validate_input_length(request, limit, cuts):

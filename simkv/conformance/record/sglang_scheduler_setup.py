@@ -1,7 +1,7 @@
-"""Set up the scheduler of an SGLang wheel for one case, without its constructor.
+"""Set up the scheduler of a released SGLang package for one case, without its constructor.
 
-Its prefix cache, allocators, row table, policies and result processor are the wheel's own; the
-prefix cache uses its Python core.
+Prefix cache, allocators, row table, policies and result processor are SGLang's released code. The
+prefix cache uses the core that is written in Python.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from simkv.schedulers.sglang.config import SglangConfig
 
 
 class OrderedPreemption:
-    """A prefill adder that preempts in the order of ids; the engine uses an unordered set."""
+    """Mixin for SGLang's prefill adder that preempts in the order of ids.
+
+    SGLang itself iterates over a set, whose order is random.
+    """
 
     def preempt_to_schedule(self: Any, *given: Any) -> bool:
         before = len(self.preempt_list)
@@ -36,7 +39,7 @@ class OrderedPreemption:
 
 
 class SglangReleaseMemory:
-    """The wheel's own row table, token pool and prefix cache, with the sizes of a case."""
+    """SGLang's own row table, token pool and prefix cache, with the sizes of a case."""
 
     def __init__(self, config: SglangConfig) -> None:
         import torch
@@ -80,10 +83,10 @@ def build_sglang_scheduler(
     retracted: Callable[[Any], None],
     gave_up: Callable[[Any, Any], None],
 ) -> Any:
-    """Return the wheel's scheduler over ``memory``, with the case's ``clock`` (s).
+    """Return SGLang's scheduler with ``memory``; ``clock`` returns the time of the case in seconds.
 
-    It calls ``retracted`` with each request that it requeues, and ``gave_up`` for each abort that
-    it sends.
+    The scheduler calls ``retracted`` with each request that it requeues, and ``gave_up`` for each
+    abort that it sends.
     """
     _set(config)
     module: Any = importlib.import_module("sglang.srt.managers.scheduler")
@@ -101,7 +104,7 @@ def build_sglang_scheduler(
     for part in ("running_status", "chunked_prefill", "schedule_policy"):
         getattr(module.Scheduler, f"init_{part}")(scheduler)
     scheduler.result_queue = deque()
-    # As at the start of the overlap loop.
+    # The overlap loop sets this at its start.
     scheduler.enable_skip_finishing_decode = not config.disable_overlap_schedule
     components = "sglang.srt.managers.scheduler_components."
     for part, name in (
@@ -117,10 +120,10 @@ def build_sglang_scheduler(
 def _bare(
     module: Any, retracted: Callable[[Any], None], gave_up: Callable[[Any, Any], None]
 ) -> Any:
-    """Return the scheduler before any set-up."""
+    """Return a scheduler object without attributes."""
 
     class Bare(module.Scheduler):  # type: ignore[misc]
-        """The scheduler, with None for unset attributes."""
+        """SGLang's scheduler class; unset attributes are None."""
 
         def __init__(self) -> None: ...
 
@@ -140,7 +143,10 @@ def _bare(
 
 
 def recv_skipper() -> Callable[[Any], bool] | None:
-    """Return the wheel's test whether its loop receives after a batch; None if it always does."""
+    """Return SGLang's function that decides whether its loop receives requests after a batch.
+
+    The result is None if the loop always receives requests.
+    """
     managers, name = "sglang.srt.managers.", "SchedulerRecvSkipper"
     kind: Any = _real(managers + "scheduler_components.recv_skipper", name)
     kind = kind or _real(managers + "scheduler_recv_skipper", name)  # its location in 0.5.15
@@ -152,7 +158,7 @@ def recv_skipper() -> Callable[[Any], bool] | None:
 
 
 def _set_up_delayer(clock: Callable[[], float]) -> None:
-    """Patch the wheel's prefill delayer to use this clock and a single rank."""
+    """Patch SGLang's prefill delayer to use this clock and a single rank."""
     import torch
 
     def gather(out: Any, told: Any, **_: Any) -> None:
@@ -171,14 +177,14 @@ def _set_up_delayer(clock: Callable[[], float]) -> None:
 
 
 def _free_slots(config: SglangConfig) -> Any:
-    """Return the wheel's delayer of prefills until enough rows are free, or None."""
+    """Return SGLang's object that delays prefills until enough rows are free; None if it is off."""
     module = importlib.import_module("sglang.srt.managers.min_free_slots_delayer")
     least = module.resolve_min_free_slots(config.min_free_slots_delay, config.rows)
     return least and module.MinFreeSlotsDelayer(least)
 
 
 def _drainer(config: SglangConfig, clock: Callable[[], float]) -> Any:
-    """Return the wheel's drainer of adapters, or None."""
+    """Return SGLang's drainer of LoRA adapters; None if it is off."""
     if not config.lora_drain_wait_threshold:
         return None
     module = importlib.import_module("sglang.srt.lora.lora_drainer")
@@ -192,7 +198,9 @@ def _parts(
     clock: Callable[[], float],
     gave_up: Callable[[Any, Any], None],
 ) -> dict[str, Any]:
-    """Return the scheduler's attributes, including parts without effect on its decisions."""
+    """Return the attributes of the scheduler, including attributes that do not affect its
+    decisions.
+    """
     return {
         "server_args": SETTINGS,
         "ps": PARALLEL_SETTINGS,
@@ -267,7 +275,7 @@ def _parts(
 
 
 def _set(config: SglangConfig) -> None:
-    """Set all knobs where SGLang reads them, as its launcher does."""
+    """Set all settings of the config where SGLang reads them, as its launcher does."""
     for knob in fields(config):
         setattr(SETTINGS, knob.name, getattr(config, knob.name))
     for place in (PARALLEL_SETTINGS, SETTINGS):
@@ -283,6 +291,6 @@ def _set(config: SglangConfig) -> None:
 
 
 def _real(module: str, name: str) -> Any:
-    """Return the wheel's class of this name, or None."""
+    """Return the class with this name in SGLang's released code; None if the release lacks it."""
     found = getattr(importlib.import_module(module), name, None)
     return found if isinstance(found, type) and not issubclass(found, ImportStub) else None

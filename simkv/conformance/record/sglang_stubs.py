@@ -1,7 +1,7 @@
 """Stubs for the imports of SGLang's scheduler that do not affect its decisions.
 
-Its scheduler, batches, policies, prefix cache, allocators, row tables and result processor come
-unmodified from a wheel and run on torch's CPU tensors. Models, kernels, devices, sockets and
+Scheduler, batches, policies, prefix cache, allocators, row tables and result processor are the
+unmodified code of a release and run on torch's CPU tensors. Models, kernels, devices, sockets and
 settings are stubs, for one rank without speculative decoding or grammars.
 """
 
@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 from simkv.conformance.record.import_stubs import ConfigStub, StubModule
 from simkv.core.errors import InputError
 
-#: Packages and modules of ``sglang.srt`` that come from the wheel; all others are stubs.
+#: Packages and modules of ``sglang.srt`` that are loaded from the release; all others are stubs.
 REAL_MODULES = ("managers", "mem_cache", "environ", "sampling", "lora.lora_drainer")
-#: Parts of these packages that are stubs as well.
+#: Modules in these packages that are stubs, too.
 STUBBED_MODULES = (
     "managers.io_struct",
     "managers.mm_utils",
@@ -89,7 +89,7 @@ class ForwardMode(enum.IntEnum):
 
 
 class CaptureHiddenMode(enum.IntEnum):
-    """Hidden states are never captured."""
+    """Stub of the setting for hidden states, which are never captured."""
 
     NULL = 0
 
@@ -98,7 +98,7 @@ class CaptureHiddenMode(enum.IntEnum):
 
 
 class DisaggregationMode(enum.Enum):
-    """A single server prefills and decodes."""
+    """Stub of the disaggregation mode: a single server prefills and decodes."""
 
     NULL = "null"
     PREFILL = "prefill"
@@ -106,7 +106,7 @@ class DisaggregationMode(enum.Enum):
 
 
 class SamplingBatchInfo:
-    """Sampling parameters of a batch, without effect."""
+    """Stub of the sampling parameters of a batch, which have no effect."""
 
     penalizer_orchestrator = SimpleNamespace(is_required=False)
 
@@ -121,7 +121,7 @@ class SamplingBatchInfo:
 
 
 class ReqDllmMixin:
-    """A request of a model that is not a diffusion model."""
+    """Stub of a mixin for requests of diffusion models: no request is one."""
 
     dllm_config = None
 
@@ -133,8 +133,8 @@ class ReqDllmMixin:
     _init_fill_ids_for_dllm = init_diffusion_llm
 
 
-#: Settings of all kinds; the driver adds the knobs of a case. Missing settings are off, as by
-#: default in the launcher.
+#: Settings of SGLang; the recorder adds the settings of a case. Missing settings are off, which is
+#: the launcher's default.
 SETTINGS: Any = ConfigStub(
     dict.fromkeys(("enable_mamba_extra_buffer", "enable_mamba_extra_buffer_lazy"), lambda: False),
     attn=ConfigStub(backend="torch_native"),
@@ -163,7 +163,7 @@ PARALLEL_SETTINGS: Any = ConfigStub(
 
 
 class PrefillRange(NamedTuple):
-    """Range of positions that a prefill covers."""
+    """Range of positions that a prefill computes."""
 
     start: int
     end: int
@@ -182,14 +182,14 @@ def _flat(lists: list[Any], *_: Any) -> Any:
 def _pages(
     seq_lens: Any, page_size: int, prefix_lens: Any = None, decode: bool = False, **_: Any
 ) -> int:
-    """Return the number of new pages that rows of these lengths need."""
+    """Return the number of new pages that requests of these lengths need."""
     before = seq_lens - 1 if decode or prefix_lens is None else prefix_lens
     up = (seq_lens + page_size - 1) // page_size
     return int((up - (before + page_size - 1) // page_size).sum())
 
 
 class KernelStub:
-    """A function that replaces a device kernel and ignores its launch grid."""
+    """A function that replaces a GPU kernel and ignores its launch grid."""
 
     def __init__(self, function: Callable[..., None]) -> None:
         self.function = function
@@ -201,8 +201,11 @@ class KernelStub:
 def _places(
     prefix_lens: Any, seq_lens: Any, last: Any, free: Any, out: Any, _: int, size: int
 ) -> None:
-    """Assign slots to the tokens of rows: the rest of their last page, then ``free`` pages (0 if
-    none)."""
+    """Assign memory slots to the new tokens of requests and write them to ``out``.
+
+    Tokens fill the rest of the request's last page first, then pages from ``free``, or page 0 if
+    none is left.
+    """
     pages, at = iter(free.tolist()), 0
     for start, end, place in zip(prefix_lens, seq_lens, last, strict=True):
         for position in range(int(start), int(end)):
@@ -211,7 +214,7 @@ def _places(
 
 
 def _give_up(request: Any, *_: Any) -> None:
-    """Mark a request whose client left during its prompt as finished."""
+    """Mark a request whose client left during its prefill as finished."""
     request.finished_reason = ConfigStub()
 
 
@@ -231,7 +234,7 @@ UTILITIES: dict[str, Any] = {
     **dict.fromkeys(("is_pin_memory_available", "support_triton"), _no),
     **dict.fromkeys((f"is_{kind}" for kind in ("cuda", "cpu", "hip", "npu", "xpu")), _no),
 }
-#: Kinds of settings that are not about ranks.
+#: Groups of settings, except for the settings of parallelism.
 _KINDS = [
     "schedule",
     "memory",
@@ -259,7 +262,7 @@ STUB_ATTRIBUTES: dict[str, dict[str, Any]] = {
         "get_parallel": lambda: PARALLEL_SETTINGS,
         "attention_backends": lambda: ("torch_native", "torch_native"),
     },
-    "server_args": {"get_global_server_args": lambda: SETTINGS},  # where older releases look
+    "server_args": {"get_global_server_args": lambda: SETTINGS},  # read by older releases
     "model_executor.forward_batch_info": {
         "ForwardMode": ForwardMode,
         "CaptureHiddenMode": CaptureHiddenMode,
@@ -292,8 +295,10 @@ STUB_ATTRIBUTES: dict[str, dict[str, Any]] = {
 
 
 class SglangFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Find ``REAL_MODULES`` under ``source`` and create stubs for the rest of SGLang and its
-    packages."""
+    """Import hook that loads ``REAL_MODULES`` from ``source``.
+
+    All other modules of SGLang and of the packages that it uses are replaced by stubs.
+    """
 
     def __init__(self, source: Path) -> None:
         self.source = source
@@ -318,14 +323,16 @@ class SglangFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return StubModule(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Set the few attributes that need a real implementation."""
+        """Set the attributes of a stub module that need a real implementation."""
         module.__path__ = []
         module.__dict__.update(STUB_ATTRIBUTES.get(module.__name__.removeprefix("sglang.srt."), {}))
 
 
 @contextlib.contextmanager
 def stub_sglang_imports(source: Path) -> Iterator[None]:
-    """Import SGLang from ``source`` within the context; afterwards restore the previous imports."""
+    """Within the context, import SGLang from ``source``; at the end, restore the previous
+    imports.
+    """
     ours = {"sglang", *STUBBED_PACKAGES}
     before = {k: v for k, v in sys.modules.items() if k.split(".")[0] in ours}
     finder = SglangFinder(source)

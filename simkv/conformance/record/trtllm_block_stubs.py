@@ -1,8 +1,9 @@
 """Stub of TensorRT-LLM's block manager with block reuse.
 
 It follows ``WindowBlockManager``, ``KVCacheBlock`` and ``LRUEvictionPolicy`` of
-NVIDIA/TensorRT-LLM@b35ac1b64 method by method and with their names: linked blocks, and tokens one
-by one. It does not use ``simkv.schedulers.trtllm.block_reuse``.
+NVIDIA/TensorRT-LLM@b35ac1b64 method by method and uses their names. Blocks are linked objects, and
+tokens are handled one by one. To be independent of simkv's scheduler, it does not use
+``simkv.schedulers.trtllm.block_reuse``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class BlockMatch(NamedTuple):
 
 
 class BlockStub:
-    """A block; ``prev`` is its parent in the tree."""
+    """A KV block; ``prev`` is its parent in the tree of reusable blocks."""
 
     def __init__(self) -> None:
         self.refs = self.scheduling_refs = 0
@@ -62,7 +63,7 @@ class BlockStub:
 
 
 class ReusingKvCacheStub(KvCacheStub):
-    """A ``KvCacheStub`` that keeps blocks for reuse."""
+    """A ``KvCacheStub`` that keeps blocks for reuse after their request has ended."""
 
     enable_block_reuse = True
 

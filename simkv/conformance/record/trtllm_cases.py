@@ -10,12 +10,12 @@ from simkv.conformance.record.recording_case import CaseSchema, RecordingCase, f
 from simkv.core.recording_format import RecordingLine
 from simkv.schedulers.trtllm.config import VARIANTS, TrtllmConfig
 
-#: Kinds of cases: plain, with aborts, with little memory; then with block reuse: plain, with
-#: aborts, and with so little memory that requests with shared blocks are paused.
+#: Kinds of cases. Without block reuse: plain, with aborts, with little memory. With block reuse:
+#: plain, with aborts, and with so little memory that requests with shared blocks are paused.
 KINDS = ("rand", "gone", "tight", "reuse", "left", "press")
 REUSE_KINDS = ("reuse", "left", "press")
 
-#: Knobs for which additional recordings are kept if no other recording shows them.
+#: Settings for which additional recordings are kept if no other recording depends on them.
 SHOWN_KNOBS = (
     "capacity_scheduler_policy",
     "enable_chunked_prefill",
@@ -25,9 +25,9 @@ SHOWN_KNOBS = (
     "enable_block_reuse",
 )
 
-#: Cases of a revision that show rare behaviour: a crash caused by a paused request that no step
-#: takes whole, a last token in the step of a pause, a pause of the last of several requests, and a
-#: first request that blocks all behind it.
+#: Cases of a revision that show rare behavior: a crash because a paused request does not fit into
+#: one step, a last token in the step of a pause, a pause of the last of several requests, and a
+#: first request that blocks all requests behind it.
 RARE = {
     "5f480b7a6": [
         *("tight-206", "tight-451", "tight-595"),
@@ -37,17 +37,19 @@ RARE = {
 
 
 def base_variant(version: str) -> str:
-    """Return the variant with the knobs of ``version``: itself, or the newest if it is unknown."""
+    """Return ``version`` if it is known, else the newest known variant, which determines the
+    settings.
+    """
     return version if version in VARIANTS else next(iter(VARIANTS))
 
 
 def case_names(_: str, count: int) -> list[str]:
-    """Return ``count`` names of random cases; the kinds take turns."""
+    """Return ``count`` names of random cases; the kinds alternate."""
     return [f"{KINDS[i % len(KINDS)]}-{i // len(KINDS):03}" for i in range(count)]
 
 
 def make_case(version: str, name: str) -> RecordingCase:
-    """Return the case of this name: a kind of ``KINDS`` and a number."""
+    """Build the case with this name, which consists of a kind in ``KINDS`` and a number."""
     draw = random.Random(f"{version} {name}")
     kind, _ = name.split("-")
     reuse = kind in REUSE_KINDS
@@ -68,7 +70,7 @@ def make_case(version: str, name: str) -> RecordingCase:
 
 
 def _knobs(draw: random.Random, version: str, *, tight: bool) -> TrtllmConfig:
-    """Return a config with a pool that fills up quickly."""
+    """Return a config with a KV cache that fills up quickly."""
     block = draw.choice([1, 2, 4] if tight else [1, 4, 8, 16])
     least, largest = (12, 60) if tight else (48, 400)
     pool = block * draw.randint(-(-least // block), -(-largest // block))
@@ -124,7 +126,7 @@ def _share(draw: random.Random, requests: list[RecordingLine], most: int) -> Non
 
 
 def _lengthen(draw: random.Random, requests: list[RecordingLine]) -> None:
-    """Make requests arrive together, with outputs that grow until the pool is full."""
+    """Make requests arrive together, with outputs that grow until the KV cache is full."""
     for r in requests:
         r["output_tokens"] = draw.randint(4, 24)
         r["max_tokens"] = r["output_tokens"] + draw.choice([0, 0, 9])
@@ -132,7 +134,7 @@ def _lengthen(draw: random.Random, requests: list[RecordingLine]) -> None:
 
 
 def _first(pieces: list[list[Any]], tokens: int) -> list[list[Any]]:
-    """Return the segments of a prompt shortened to ``tokens``."""
+    """Return the segments of a prompt that is shortened to ``tokens``."""
     kept = []
     for stream, start, end in pieces:
         if tokens > 0:
@@ -142,7 +144,7 @@ def _first(pieces: list[list[Any]], tokens: int) -> list[list[Any]]:
 
 
 def _leaving(draw: random.Random, requests: list[RecordingLine]) -> list[tuple[int, int, int]]:
-    """Return aborts of some clients, at random steps after their arrival."""
+    """Return aborts of some requests, at random steps after their arrival."""
     some = draw.sample(requests, draw.randint(1, max(1, len(requests) // 2)))
     return sorted(
         (r["arrival_step"] + draw.randint(1, 25), draw.randint(0, 2), r["id"]) for r in some

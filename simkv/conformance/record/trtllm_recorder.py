@@ -1,9 +1,9 @@
-"""Drive the unmodified Python scheduler of TensorRT-LLM through small workloads, step by step.
+"""Record the unmodified Python scheduler of TensorRT-LLM on small workloads, step by step.
 
 ``SimpleUnifiedScheduler`` and its parts are real: the capacity policies, their block counts, the
 micro-batcher and its chunking. Requests and the block manager are stubs (``trtllm_stubs.py``). The
-loop here does the work of ``_executor_loop`` and ``_executor_loop_overlap`` of ``py_executor.py``,
-in their order, for one rank and a fake model.
+loop here does the work of ``_executor_loop`` and ``_executor_loop_overlap`` of ``py_executor.py``
+in the same order, for one rank and a fake model.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from simkv.core.recording_format import RecordingLine
 from simkv.schedulers.trtllm.config import VARIANTS, TrtllmConfig
 from simkv.schedulers.trtllm.recording import RECORDING
 
-#: Maximum number of consecutive idle steps; then the case counts as stalled.
+#: Number of consecutive idle steps after which the case counts as stalled.
 MAX_IDLE_STEPS = 100
 
 
 def record(case: RecordingCase, _: str, name: str) -> DecisionTrace:
-    """Record the real scheduler's decisions in a case."""
+    """Record the decisions of TensorRT-LLM's scheduler in a case."""
     variant = case.config.variant
     header = {
         "format": FORMAT,
@@ -48,7 +48,7 @@ def record(case: RecordingCase, _: str, name: str) -> DecisionTrace:
     closing: RecordingLine | None = None
     try:
         for line in TrtllmDriver(case).lines():
-            lines.append(line)  # one by one, to keep the lines before an error
+            lines.append(line)  # keeps the lines before an error
     except AssertionError as error:  # kills the engine's loop
         closing = {"truncated": True, "why": f"raised AssertionError: {error}"}
     if lines and lines[-1].get("truncated"):
@@ -57,7 +57,7 @@ def record(case: RecordingCase, _: str, name: str) -> DecisionTrace:
 
 
 class TrtllmDriver:
-    """A case with the scheduler, stubs and a fake model, run for as many steps as needed."""
+    """Runs TensorRT-LLM's scheduler with stubs and a fake model through a case."""
 
     def __init__(self, case: RecordingCase) -> None:
         self.config, self.requests, self.aborts = case.config, case.requests, case.aborts
@@ -75,7 +75,9 @@ class TrtllmDriver:
         self.left_early: set[int] = set()
 
     def lines(self) -> Iterator[RecordingLine]:
-        """Yield one line per iteration, and a closing line if there is no more progress."""
+        """Yield one line per iteration, and a closing line if the run ends with unfinished
+        requests.
+        """
         arriving: dict[int, list[RecordingLine]] = {}
         for request in self.requests:
             arriving.setdefault(request["arrival_step"], []).append(request)
@@ -112,7 +114,7 @@ class TrtllmDriver:
         return LlmRequestStub(request["id"], prompt, most, request["output_tokens"], tokens)
 
     def _leave(self, step: int, phase: int, alive: set[int]) -> list[int]:
-        """Process the aborts of this phase; return the requests that were present."""
+        """Process the aborts of this phase; return the ids of the requests that had arrived."""
         ids = [i for at, when, i in self.aborts if (at, when) == (step, phase)]
         came = {r["id"] for r in self.requests if r["arrival_step"] < step + (phase > 0)}
         there = [i for i in dict.fromkeys(ids) if i in alive & came - self.left_early]
@@ -121,7 +123,7 @@ class TrtllmDriver:
         return there
 
     def _iterate(self, step: int, alive: set[int], gone: list[int]) -> RecordingLine:
-        """Run an iteration of the executor's loop."""
+        """Run one iteration of the executor's loop and return its line."""
         room = self.config.max_batch_size - len(self.active)
         for _ in range(min(room, len(self.waiting_queue))):
             self.active.append(self.waiting_queue.popleft())
@@ -165,8 +167,11 @@ class TrtllmDriver:
         }
 
     def _finish(self, paused: list[LlmRequestStub]) -> list[int]:
-        """Do the work after the launch: tokens, pauses, states of launched requests, and
-        completions."""
+        """Do the work after the launch: deliver tokens, pause requests, update the states of
+        launched requests, and respond.
+
+        Returns the ids of the requests that finished.
+        """
         done: list[LlmRequestStub] = []
         contexts = self.in_flight[0][0] if len(self.in_flight) == 1 + self.overlap else []
         if self.overlap and len(self.in_flight) == 2:
@@ -208,8 +213,10 @@ class TrtllmDriver:
                 r.state = LlmRequestState.GENERATION_TO_COMPLETE
 
     def _respond(self) -> list[int]:
-        """Run ``_handle_canceled_requests`` and ``_handle_responses``; return the reported
-        requests."""
+        """Run ``_handle_canceled_requests`` and ``_handle_responses``.
+
+        Returns the ids of the requests that finished.
+        """
         self.waiting_queue = deque(
             r for r in self.waiting_queue if r.request_id not in self.canceled
         )
@@ -225,7 +232,7 @@ class TrtllmDriver:
 
 
 def _scheduler(config: TrtllmConfig, cache: KvCacheStub) -> Any:
-    """Return the real scheduler, built as by ``create_py_executor_instance``."""
+    """Return the real scheduler, built as in ``create_py_executor_instance``."""
     module: Any = sys.modules[SCHEDULER]
     chunking = (config.context_chunking_policy, config.tokens_per_block)
     return module.SimpleUnifiedScheduler(

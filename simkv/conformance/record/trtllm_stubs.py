@@ -1,8 +1,8 @@
-"""Stubs for the C++ objects that TensorRT-LLM's Python scheduler uses: requests and blocks.
+"""Stubs for the C++ objects that TensorRT-LLM's Python scheduler uses: requests and KV blocks.
 
 They follow ``llmRequest.h`` and ``kvCacheManager.cpp`` method by method, for one attention window,
 a beam width of one and no drafts. Block reuse is in ``trtllm_block_stubs.py``. The scheduler itself
-is the real one.
+is TensorRT-LLM's code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from simkv.core.errors import InputError
 
 ROOT = "tensorrt_llm"
 SCHEDULER = f"{ROOT}._torch.pyexecutor.scheduler.scheduler"
-#: Imported by the scheduler, without effect on its decisions.
+#: Modules that the scheduler imports but that do not affect its decisions.
 STUBBED_MODULES = (
     "strenum",
     ROOT,
@@ -55,14 +55,15 @@ class CapacitySchedulerPolicy(enum.Enum):
     STATIC_BATCH = 2
 
 
-#: A token: its stream and its position in it.
+#: A token: the name of its stream and the position in this stream.
 StreamToken = tuple[str, int]
 
 
 class LlmRequestStub:
-    """A request as the scheduler sees it; ``left`` is the number of tokens its model still emits.
+    """A request as the scheduler sees it; ``left`` is the number of tokens that its model still
+    emits.
 
-    ``prompt`` has the tokens of its prompt; by default they are unique to the request.
+    ``prompt`` contains the tokens of the prompt; by default, they are unique to the request.
     """
 
     num_draft_tokens = 0
@@ -141,13 +142,15 @@ class LlmRequestStub:
         return 1
 
     def move_to_next_context_chunk(self) -> None:
-        """Advance past the launched chunk; a prompt in a single chunk is then complete."""
+        """Advance the position past the launched chunk of the prompt."""
         self.context_current_position += self._chunk
         self._chunk = 0
 
     def set_prepopulated_prompt_len(self, tokens: int, tokens_per_block: int) -> None:
-        """Set the number of cached tokens; the chunk starts there and ends at a block's or prompt's
-        end."""
+        """Set the number of cached prompt tokens, at which the first chunk starts.
+
+        The chunk is shortened so that it ends at the end of a block or of the prompt.
+        """
         assert tokens < self.prompt_len
         self.prepopulated_prompt_len = tokens
         if tokens > 0:
@@ -173,7 +176,9 @@ class LlmRequestStub:
             self.state = LlmRequestState.GENERATION_COMPLETE
 
     def pause(self) -> None:
-        """Turn the emitted tokens into prompt, in any state."""
+        """Return the request to the start of its prefill; emitted tokens become part of the
+        prompt.
+        """
         self.max_new_tokens -= self.num_tokens - self.prompt_len
         self.prompt_len = self.num_tokens
         self.state = LlmRequestState.CONTEXT_INIT
@@ -182,7 +187,7 @@ class LlmRequestStub:
 
 
 class KvCacheStub:
-    """Counts of KV blocks by request; ``window`` is the maximum sequence length."""
+    """Number of KV blocks of each request; ``window`` is the maximum sequence length."""
 
     is_variable_window = False
     enable_block_reuse = False
@@ -242,7 +247,9 @@ class KvCacheStub:
             self._take(r.request_id, 1)
 
     def store_context_blocks(self, r: LlmRequestStub) -> None:
-        """Do nothing: this cache stores no blocks."""
+        """Store no blocks, because block reuse is off; ``ReusingKvCacheStub`` overrides this
+        method.
+        """
 
     def remove_sequence(self, r: LlmRequestStub) -> None:
         self.free += self.held.pop(r.request_id, 0)
@@ -259,7 +266,7 @@ class KvCacheStub:
 
 @contextlib.contextmanager
 def stub_trtllm_imports(source: Path) -> Iterator[None]:
-    """Import ``tensorrt_llm``'s scheduler from ``source`` within the context; stub everything else.
+    """Within the context, import the scheduler of ``tensorrt_llm`` from ``source``; stub all else.
 
     Raises InputError if the scheduler is missing.
     """

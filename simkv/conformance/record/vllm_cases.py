@@ -15,15 +15,15 @@ from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.layer_group_parser import CHUNKED
 from simkv.schedulers.vllm.versions import MINORS, find_rules, find_variant
 
-#: The number of the first random case.
+#: Number of the first random case.
 FIRST_CASE = 200
 
-#: Fraction of random cases whose steps have about as many tokens as a block.
+#: Fraction of random cases with a token budget of about one block.
 SMALL = 0.25
 
 
 def _random(version: str, seed: int) -> RecordingCase:
-    """Return a random small case: a tight pool and short requests, some with a common prefix."""
+    """Return a random case with a small KV cache and short requests, some with a common prefix."""
     draw, variant = random.Random(f"{version} {seed}"), base_release(version)
     fixed = find_rules(variant).fixed
     block_size, usable = draw.choice([1, 2, 4, 4, 8]), draw.randint(6, 40)
@@ -73,7 +73,9 @@ def _random(version: str, seed: int) -> RecordingCase:
 
 
 def base_release(version: str) -> str:
-    """Return the release with the knobs of ``version``: itself, or the newest if it is unknown."""
+    """Return ``version`` if it is known, else the newest known release, which determines the
+    settings.
+    """
     try:
         find_variant(version)
     except ValueError:
@@ -82,10 +84,12 @@ def base_release(version: str) -> str:
 
 
 def case_names(version: str, count: int) -> list[str]:
-    """Return ``count`` names of random cases of a release: plain, with aborts and with adapters.
+    """Return the names of random cases of a release.
 
-    Adds half as many with groups of layers, and a quarter as many each with other groups, drafts,
-    blocks in host memory, disks and KV transfers, where the release supports them.
+    There are ``count`` cases that are plain, with aborts or with LoRA adapters. There are half as
+    many with layer groups (sliding windows or recurrent states), and a quarter as many each with
+    other layer groups, drafts, blocks in host memory, disks and KV transfers, if the release
+    supports them.
     """
     rules = find_rules(base_release(version))
     dies_of_ties = not rules.breaks_ties_by_id and "policy" not in rules.fixed
@@ -125,7 +129,9 @@ def handmade_names(version: str) -> list[str]:
 
 
 def _newer_knobs(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """Return the case with knobs of later releases, as far as this release has them."""
+    """Return the case with random values for the settings of later releases that this release
+    has.
+    """
     config = case.config
     seqs, budget, most = config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len
     knobs: dict[str, Any] = {
@@ -141,7 +147,9 @@ def _newer_knobs(case: RecordingCase, draw: random.Random) -> RecordingCase:
 
 
 def _windows(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """Return the case with groups of layers, at least one with a window, and a scaled pool."""
+    """Return the case with layer groups, at least one with a sliding window, and a scaled KV
+    cache.
+    """
     config = case.config
     windows = [draw.randint(2, 6 * config.block_size) for _ in range(2)]
     several = draw.randint(1, 3)
@@ -155,7 +163,7 @@ def _windows(case: RecordingCase, draw: random.Random) -> RecordingCase:
 
 
 def _come_back(case: RecordingCase, draw: random.Random) -> list[RecordingLine]:
-    """Return the requests, and follow-ups of some of them that continue the conversation."""
+    """Return the requests, and follow-up requests that continue some of their conversations."""
     requests, most = [*case.requests], case.config.max_model_len
     for r in draw.sample(case.requests, draw.randint(0, len(case.requests))):
         prompt = r["prompt_tokens"] + r["output_tokens"]
@@ -180,7 +188,7 @@ def _come_back(case: RecordingCase, draw: random.Random) -> list[RecordingLine]:
 
 
 def _sizes(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """Return the case with groups of layers, some with larger blocks, and follow-up requests."""
+    """Return the case with layer groups, some with larger blocks, and follow-up requests."""
     config = _windows(case, draw).config
     size = draw.choice([1, 1, 2, config.block_size])
     groups = [*config.kv_cache_groups]
@@ -196,7 +204,7 @@ def _sizes(case: RecordingCase, draw: random.Random) -> RecordingCase:
 
 
 def _chunked(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """Return the case with groups of layers, at least one of them with chunked attention."""
+    """Return the case with layer groups, at least one with chunked attention."""
     case = _windows(case, draw)
     chunk = f"{CHUNKED}{case.config.block_size * draw.randint(1, 6)}"
     window = draw.randint(2, 6 * case.config.block_size)
@@ -206,7 +214,9 @@ def _chunked(case: RecordingCase, draw: random.Random) -> RecordingCase:
 
 
 def _states(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """Return the case with groups of layers, at least one with states, and a scaled pool."""
+    """Return the case with layer groups, at least one with recurrent states, and a scaled KV
+    cache.
+    """
     config, fixed = case.config, find_rules(case.config.variant).fixed
     window, several = draw.randint(2, 6 * config.block_size), draw.randint(1, 3)
     groups = draw.choice(
@@ -235,7 +245,7 @@ def _states(case: RecordingCase, draw: random.Random) -> RecordingCase:
 
 
 def _drafts(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """Return the case with a drafter, and the number of accepted drafts at each output's tokens."""
+    """Return the case with a drafter; ``accepts`` of a request lists numbers of accepted drafts."""
     config, rules = case.config, find_rules(case.config.variant)
     method = draw.choice(rules.draft_methods)
     drafts = draw.randint(1, min(draw.choice([1, 3, 8]), config.max_model_len))
@@ -269,7 +279,9 @@ def _drafts(case: RecordingCase, draw: random.Random) -> RecordingCase:
 
 
 def _small_budget(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """In a fraction ``SMALL`` of cases, reduce the budget to about a block or the minimum."""
+    """In a fraction ``SMALL`` of cases, reduce the token budget to at most two blocks above the
+    minimum.
+    """
     config, rules = case.config, find_rules(case.config.variant)
     if draw.random() >= SMALL or not config.enable_chunked_prefill:
         return case
@@ -287,7 +299,7 @@ def _small_budget(case: RecordingCase, draw: random.Random) -> RecordingCase:
 
 
 def _tiers(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """Return the case with host memory and with follow-up requests."""
+    """Return the case with KV blocks in host memory and with follow-up requests."""
     knobs: dict[str, Any] = {
         "block_size": max(case.config.block_size, 2),
         "num_cpu_blocks": draw.choice([draw.randint(1, 8), draw.randint(4, 40), 200]),
@@ -312,7 +324,7 @@ def _disk(case: RecordingCase, draw: random.Random) -> RecordingCase:
 
 
 def _apart(case: RecordingCase, draw: random.Random, kv: str) -> RecordingCase:
-    """Return the case of a prefill or decode replica; most requests ``send`` or ``load`` KV."""
+    """Return the case for a prefill or decode replica; most requests ``send`` or ``load`` KV."""
     config, fixed = case.config, find_rules(case.config.variant).fixed
     role = {"send": "kv_producer", "load": "kv_consumer"}[kv]
     knobs: dict[str, Any] = {
@@ -335,7 +347,7 @@ def _apart(case: RecordingCase, draw: random.Random, kv: str) -> RecordingCase:
 
 
 def _aborts(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """Return the case with aborts of some clients, about half of them while they are served."""
+    """Return the case with aborts of some requests, about half of them while they are served."""
     aborts = [
         (
             max(r["arrival_step"] + draw.randint(-1, 3 * r["output_tokens"]), 0),
@@ -349,7 +361,9 @@ def _aborts(case: RecordingCase, draw: random.Random) -> RecordingCase:
 
 
 def _loras(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """Return the case with adapters for most requests, more of them than can run at a time."""
+    """Return the case with LoRA adapters for most requests, more adapters than can run at a
+    time.
+    """
     most = draw.randint(1, 3)
     names = [None, *("abcde"[: most + draw.randint(0, 2)])]
     requests = [
@@ -360,11 +374,11 @@ def _loras(case: RecordingCase, draw: random.Random) -> RecordingCase:
     return case._replace(config=config, requests=requests)
 
 
-#: Cases with groups of layers, by the prefix of their names.
+#: Functions that build cases with layer groups, by the prefix of the case names.
 LAYER_GROUP_CASES = {"win": _windows, "chunk": _chunked, "mamba": _states, "size": _sizes}
 
 
-#: Cases with external KV, by the prefix of their names.
+#: Functions that build cases with KV outside the GPU, by the prefix of the case names.
 EXTERNAL_KV_CASES: dict[str, Callable[[RecordingCase, random.Random], RecordingCase]] = {
     "tier": _tiers,
     "disk": _disk,
@@ -374,18 +388,18 @@ EXTERNAL_KV_CASES: dict[str, Callable[[RecordingCase, random.Random], RecordingC
 
 
 def make_case(version: str, name: str) -> RecordingCase:
-    """Return the case of this name: a handmade case, or a kind and a number.
+    """Build the case with this name: a handmade case, or a kind and a number.
 
-    - ``rand-``: plain; ``gone-``: with aborts; ``lora-``: with adapters.
-    - ``win-``: with groups of layers; ``mamba-``: with states among them.
-    - ``chunk-``: with layers that attend within chunks; ``size-``: with blocks of several sizes.
-    - ``spec-``: with drafts; ``winspec-``, ``mambaspec-`` and so on with groups of layers, too.
-    - ``tier-``: with blocks in host memory; ``disk-``: with a disk behind it.
+    - ``rand-``: plain; ``gone-``: with aborts; ``lora-``: with LoRA adapters.
+    - ``win-``: with layer groups; ``mamba-``: with groups that have recurrent states.
+    - ``chunk-``: with chunked attention; ``size-``: with blocks of several sizes.
+    - ``spec-``: with drafts; ``winspec-``, ``mambaspec-`` and so on also have layer groups.
+    - ``tier-``: with blocks in host memory; ``disk-``: with a disk, too.
     - ``pdsend-``, ``pdload-``: on a replica that only prefills or only decodes.
 
-    A name that ends with ``gone``, such as ``wingone-``, adds aborts. Kinds exist where the release
-    supports them. If a release cannot order requests of equal priority and arrival, only ``tied-``
-    cases have such requests.
+    A name whose kind ends with ``gone``, such as ``wingone-``, adds aborts. A kind exists only if
+    the release supports it. Requests of equal priority and arrival occur only in ``tied-`` cases if
+    the release fails to order them.
     """
     base = base_release(version)
     if name in HANDMADE_CASES:
@@ -411,7 +425,7 @@ def make_case(version: str, name: str) -> RecordingCase:
 
 
 def _cut(request: RecordingLine, tokens: int) -> RecordingLine:
-    """Return the segments of a prompt shortened to ``tokens``."""
+    """Return the segments of a prompt that is shortened to ``tokens``."""
     segments = []
     for stream, start, end in request["prompt_segments"]:
         if tokens > 0:

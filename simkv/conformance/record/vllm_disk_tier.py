@@ -1,8 +1,8 @@
-"""vLLM's file tier with stopped threads, which run when a recording schedules them.
+"""vLLM's disk tier without threads: its work runs when a recording schedules it.
 
-The manager, lookups, thread pool and file I/O are the wheel's, unmodified, and so are the files, of
-``BLOCK_BYTES`` bytes each. Only the timing differs: a transfer or lookup runs between two steps,
-the number of steps after its request that ``disk`` and ``looks`` of the header specify.
+The manager, lookups, thread pool and file I/O are the released vLLM code, unmodified. The files are
+real, too, with ``BLOCK_BYTES`` bytes each. Only the timing differs: a transfer or lookup runs
+between two steps, after the number of steps in ``disk`` or ``looks`` of the header.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class ThreadStub:
     def __init__(self, **_: object) -> None: ...
 
     def start(self) -> None:
-        """Do nothing."""
+        """Start no thread; ``SteppedDiskTier`` runs the work."""
 
 
 class ThreadWouldWait(Exception):
-    """Raised where a thread would wait."""
+    """Raised when a thread would wait for work."""
 
 
 class ConditionStub:
@@ -48,18 +48,18 @@ class ConditionStub:
     def __exit__(self, *_: object) -> None: ...
 
     def notify(self, _: int = 1) -> None:
-        """Do nothing: no thread waits."""
+        """Notify no thread, because no thread waits."""
 
     notify_all = notify
 
     def wait_for(self, holds: Callable[[], object]) -> None:
-        """Raise ThreadWouldWait where a thread would wait."""
+        """Raise ThreadWouldWait if the condition does not hold."""
         if not holds():
             raise ThreadWouldWait
 
 
 class SteppedDiskTier:
-    """The file tier behind a manager of host memory, in a temporary folder.
+    """A disk tier in a temporary folder, behind vLLM's manager of host memory.
 
     ``given`` is its configuration for vLLM; ``attach`` connects it to the manager.
     """
@@ -77,11 +77,14 @@ class SteppedDiskTier:
         self._looked = 0
 
     def attach(self, manager: Any) -> None:
-        """Connect to the manager that owns the tier."""
+        """Connect to the manager of host memory that owns the tier."""
         self._manager, (self._tier,) = manager, manager.secondary_tiers
 
     def begin(self, step: int) -> RecordingLine:
-        """Collect new transfers and lookups, run those due, and return the line's fields."""
+        """Collect new transfers and lookups, and run the work that is due.
+
+        Returns the fields to record for the step.
+        """
         pool = self._tier._pool
         tasks = [*pool._load_q, *pool._store_q]
         pool._load_q.clear()
@@ -111,13 +114,15 @@ class SteppedDiskTier:
         }
 
     def read_for(self, request: str, keys: Any, states: Any) -> int:
-        """Return the number of a request's loaded blocks that came from disk, as vLLM counts."""
+        """Return the number of a request's loaded blocks that came from disk, according to vLLM."""
         context = states[request].req_context
         sources = (str(self._manager.get_load_source(key, context)) for key in keys)
         return sum(source.lower().endswith("disk") for source in sources)
 
     def _look(self) -> tuple[int, int] | None:
-        """Return the number and block count of the lookup that a step requests, or None."""
+        """Return the number of the lookup that a step requests and its number of blocks, or
+        None.
+        """
         try:
             batch = self._tier._lookup_manager._lookup_queue.get_nowait()
         except Empty:
@@ -128,7 +133,7 @@ class SteppedDiskTier:
 
 
 def _run_dry(pool: Any) -> None:
-    """Run a thread of the pool until its queues are empty."""
+    """Run the thread pool's loop until its queues are empty."""
     try:
         pool._worker(True)
     except ThreadWouldWait:

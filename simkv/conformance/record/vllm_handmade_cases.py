@@ -12,14 +12,16 @@ from simkv.schedulers.vllm.release_rules import VllmRules
 
 
 class HandmadeCase(NamedTuple):
-    """A case built by ``make(version)``, for releases whose rules satisfy ``starts``."""
+    """A case that ``make(version)`` builds, for releases whose rules satisfy ``starts``."""
 
     make: Callable[[str], RecordingCase]
     starts: Callable[[VllmRules], bool]
 
 
 def _asks(*rows: tuple[int, int, int, int]) -> list[dict[str, Any]]:
-    """Return requests from (arrival step, prompt, outputs, priority) that share no prefix."""
+    """Return requests without common prefixes; each row is (arrival step, prompt, outputs,
+    priority).
+    """
     return [
         {
             "id": i,
@@ -38,30 +40,36 @@ def _asks(*rows: tuple[int, int, int, int]) -> list[dict[str, Any]]:
 def _tight(
     version: str, budget: int, *rows: tuple[int, int, int, int], **knobs: Any
 ) -> RecordingCase:
-    """Return a case with requests as in ``_asks`` and eight blocks of four tokens."""
+    """Return a case with a KV cache of eight blocks of four tokens; ``rows`` are as in
+    ``_asks``.
+    """
     blocks = {"block_size": 4, "num_gpu_blocks": 9, "max_model_len": 32, "max_num_seqs": 8}
     config = VllmConfig(variant=version, max_num_batched_tokens=budget, **{**blocks, **knobs})
     return RecordingCase(config, _asks(*rows))
 
 
 def _victim_sat_out(version: str) -> RecordingCase:
-    """Return a case whose victim has its last token in flight when preempted (issue #49097)."""
+    """Return a case in which a request is preempted while its last token is in flight (#49097)."""
     rows = (0, 15, 2, 9), (1, 8, 6, 0), (1, 5, 6, 0)
     return _tight(version, 64, *rows, policy="priority", async_scheduling=True)
 
 
 def _victim_was_scheduled(version: str) -> RecordingCase:
-    """Return a case where a request needs blocks of one scheduled earlier in the same step."""
+    """Return a case in which a request preempts a request that is already part of the same step."""
     return _tight(version, 64, (0, 13, 6, 9), (1, 8, 6, 0), (1, 6, 6, 0), policy="priority")
 
 
 def _outgrows_the_cache(version: str) -> RecordingCase:
-    """Return one request that fits the cache at start-up, but not with a null block (#47272)."""
+    """Return a case whose request fits the KV cache at start-up, but not with a null block
+    (#47272).
+    """
     return _tight(version, 8, (0, 27, 5, 0), num_gpu_blocks=8)
 
 
 def _drafting(version: str, drafts: int, *rows: tuple[int, int, int]) -> RecordingCase:
-    """Return requests from (arrival step, prompt, outputs) with a common prefix that is cached."""
+    """Return a case whose prompts share a cached prefix; rows are (arrival step, prompt,
+    outputs).
+    """
     config = VllmConfig(
         variant=version,
         block_size=1,
@@ -83,19 +91,24 @@ def _drafting(version: str, drafts: int, *rows: tuple[int, int, int]) -> Recordi
 
 
 def _hit_alone(version: str) -> RecordingCase:
-    """Return a case with a prompt cached except for its last token, while no other request runs."""
+    """Return a case with a prompt that is cached except for its last token, with no other
+    request.
+    """
     return _drafting(version, 2, (0, 8, 1), (3, 8, 4))
 
 
 def _hit_at_the_end(version: str) -> RecordingCase:
-    """Return a similar case with more requests; draft slots would exceed ``max_model_len``."""
+    """Return a case like ``_hit_alone``, in which draft slots would exceed ``max_model_len``.
+
+    Another request is running.
+    """
     return _drafting(version, 4, (0, 27, 1), (1, 3, 20), (3, 27, 2))
 
 
 def _adapter_comes_back(version: str) -> RecordingCase:
-    """Return a case where a request returns with an adapter above the limit.
+    """Return a case in which a skipped request returns with an adapter above the limit.
 
-    It is skipped in a step because its draft would reach ``max_model_len``.
+    The request is skipped in one step because its draft would reach ``max_model_len``.
     """
     case = _tight(
         version,
@@ -112,14 +125,19 @@ def _adapter_comes_back(version: str) -> RecordingCase:
 
 
 def _shorter_hit(version: str) -> RecordingCase:
-    """Return a repeated prompt that ends with a block, with a window and a drafter with KV."""
+    """Return a case with a repeated prompt that ends at a block boundary.
+
+    It has a layer group with a sliding window and a drafter with KV.
+    """
     case = _drafting(version, 1, (0, 12, 1), (3, 12, 4))
     groups = {"block_size": 4, "num_gpu_blocks": 41, "kv_cache_groups": (0, 4)}
     return case._replace(config=replace(case.config, speculative_method="eagle", **groups))
 
 
 def _slots_of_a_chunk(version: str) -> RecordingCase:
-    """Return a case whose block of states fits a step, but not with the draft model's slots."""
+    """Return a case in which a block with a state fits a step, but not with the draft model's
+    slots.
+    """
     config = VllmConfig(
         variant=version,
         block_size=8,
@@ -138,7 +156,7 @@ def _slots_of_a_chunk(version: str) -> RecordingCase:
 
 
 def _padding_is_cut(version: str) -> RecordingCase:
-    """Return a case where the end of a block of states cuts an admitted request's draft slots."""
+    """Return a case in which the end of a block with a state cuts off draft slots at admission."""
     case = _drafting(version, 1, (0, 1, 6), (2, 1, 3))
     config = replace(case.config, kv_cache_groups=(0, "mamba"))
     requests = [{**r, "prompt_segments": [[f"u{r['id']}", 0, 1]]} for r in case.requests]

@@ -1,7 +1,7 @@
 """A worker for vLLM's NIXL connector that transfers no data.
 
-The connector and its scheduler side are the wheel's, unmodified. There is no replica at the other
-end: each transfer finishes when ``ScriptedTransfers`` schedules it.
+The connector, including its scheduler side, is the released vLLM code, unmodified. There is no
+other replica: each transfer finishes when ``ScriptedTransfers`` schedules it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from simkv.conformance.scripted_transfers import ScriptedTransfers
 from simkv.core.recording_format import RecordingLine
 from simkv.schedulers.vllm.config import VllmConfig
 
-#: Location of a prompt's KV, as in the reply of the replica that prefilled it.
+#: Location of a prompt's KV, in the format in which a prefill replica reports it.
 REMOTE_PREFILL_PARAMS = {
     "do_remote_prefill": True,
     "do_remote_decode": False,
@@ -33,7 +33,7 @@ REMOTE_PREFILL_PARAMS = {
 REMOTE_DECODE_PARAMS = {"do_remote_prefill": False, "do_remote_decode": True}
 
 
-#: Modules of the connector; each release has some of them.
+#: Modules of the connector in all releases; each release has only some of them.
 CONNECTOR_MODULES = (
     ".nixl.connector",
     ".nixl.base_scheduler",
@@ -43,25 +43,27 @@ CONNECTOR_MODULES = (
 
 
 class Platform(ImportStub):
-    """No platform beyond those built into the connector."""
+    """Stub of vLLM's platform, without devices."""
 
     get_nixl_supported_devices = dict
 
 
 class NixlWorker:
-    """Reports transfers as finished; ``given`` is its configuration for vLLM."""
+    """Worker that reports transfers as finished; ``given`` is its configuration for vLLM."""
 
-    works = False  # as a worker that copies to host memory
+    works = False  # an attribute of workers that copy to host memory
 
     def __init__(self, config: VllmConfig, copying: Mapping[str, Sequence[int]]) -> None:
         self.given = _given(config)
         self._transfers = ScriptedTransfers(copying["transfers"])
 
     def attach(self, _: Any) -> None:
-        """Do nothing: the worker does not use the scheduler."""
+        """Connect to nothing, because this worker does not use the scheduler."""
 
     def begin(self, _: Any, output: Any, step: int) -> RecordingLine:
-        """Start a batch's loads and offer blocks to be read; return the fields of the line."""
+        """Start the loads of a batch and the sends of ended requests; return the fields to
+        record.
+        """
         meta = output.kv_connector_metadata
         loads = [(int(i), _blocks(m.local_block_ids)) for i, m in meta.reqs_to_recv.items()]
         sends = sorted(map(int, meta.reqs_to_send))
@@ -69,7 +71,7 @@ class NixlWorker:
         return {"loads": [[*load] for load in loads], "sends": sends}
 
     def report(self, step: int) -> Any:
-        """Return the report on transfers that accompanies the result of a batch."""
+        """Return the report on finished transfers that vLLM receives with the result of a batch."""
         loads, sends = self._transfers.done(step)
         return ConfigStub(
             finished_recving=[f"{i:04}" for i in loads],
@@ -80,7 +82,7 @@ class NixlWorker:
 
 
 def sampling_extra_args(request: RecordingLine, block_size: int) -> Any:
-    """Return a request's sampling ``extra_args`` for KV as a proxy sets them, or None."""
+    """Return the ``extra_args`` that a proxy sets for the KV transfer of a request, or None."""
     kv = request.get("kv")
     if kv is None:
         return None
@@ -94,12 +96,14 @@ def sampling_extra_args(request: RecordingLine, block_size: int) -> Any:
 
 
 def _blocks(ids: Any) -> int:
-    """Return the number of blocks; ids are by group since 0.20 or so, before that in one list."""
+    """Return the number of blocks in ``ids``: one list, or since about 0.20 one list per layer
+    group.
+    """
     return sum(map(len, ids)) if ids and not isinstance(ids[0], int) else len(ids)
 
 
 def _given(config: VllmConfig) -> dict[str, Any]:
-    """Return the configuration of the connector for the scheduler."""
+    """Return the configuration of the connector."""
     base = importlib.import_module(CONNECTOR_PACKAGE + ".base")
     names = ("KVConnectorBase_V1", "KVConnectorRole", "SupportsHMA")
     real = {name: getattr(base, name) for name in names if hasattr(base, name)}
@@ -110,7 +114,7 @@ def _given(config: VllmConfig) -> dict[str, Any]:
         last = () if kv_cache_config is None else (kv_cache_config,)
         return kind(config, base.KVConnectorRole.SCHEDULER, *last)
 
-    # An earlier case may have imported the scheduler while these were stubs.
+    # An earlier case may have imported the scheduler while these modules were stubs.
     scheduler = importlib.import_module(CORE + "sched.scheduler")
     scheduler.__dict__.update(real, KVConnectorFactory=ConfigStub(create_connector=create))
 
@@ -134,7 +138,7 @@ def _given(config: VllmConfig) -> dict[str, Any]:
 
 
 def _connector() -> Any:
-    """Return the connector's class from the release's module."""
+    """Return the connector's class in this release."""
     importlib.import_module("vllm.platforms").__dict__["current_platform"] = Platform
     here = [
         m for m in CONNECTOR_MODULES if (spec := find_spec(CONNECTOR_PACKAGE + m)) and spec.origin

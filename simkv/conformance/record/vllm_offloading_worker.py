@@ -1,8 +1,8 @@
 """A worker for vLLM's offloading connector that copies no data.
 
-The connector's scheduler side, its manager and its policies are the wheel's, unmodified. It gets
-ended requests in the order of their ids, and the blocks of a copy in the order of the prompt; the
-wheel has both in sets, whose order differs between runs of Python.
+The connector's scheduler side, its manager and its policies are the released vLLM code, unmodified.
+vLLM passes ended requests and the blocks of a copy in sets, whose order is random. Here, requests
+are in the order of their ids, and blocks are in the order of the prompt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from simkv.schedulers.vllm.config import VllmConfig
 
 
 class FakeOffloadingWorker:
-    """Reports each copy as finished when ``ScriptedCopies`` schedules it.
+    """Worker that reports each copy as finished when ``ScriptedCopies`` schedules it.
 
     ``given`` is its configuration for vLLM.
     """
@@ -40,7 +40,7 @@ class FakeOffloadingWorker:
             self.disk.attach(scheduler.connector.connector_scheduler.manager)
 
     def begin(self, connector: Any, output: Any, step: int) -> RecordingLine:
-        """Start the copies that a batch requests; return the fields of its line."""
+        """Start the copies of a batch and return the fields to record."""
         if not self.works:
             return {}
         meta = output.kv_connector_metadata
@@ -72,7 +72,7 @@ class FakeOffloadingWorker:
         return line
 
     def report(self, step: int) -> Any:
-        """Return the report on copies that accompanies the result of a batch."""
+        """Return the report on finished copies that vLLM receives with the result of a batch."""
         if not self.works:
             return None
         done = self._copies.done(step)
@@ -89,7 +89,7 @@ class FakeOffloadingWorker:
 
 
 def _sides(job: Any) -> Any:
-    """Return source and destination of a copy; up to 0.24 they are one field."""
+    """Return the source and the destination of a copy, which are a single field up to 0.24."""
     return getattr(job, "transfer_spec", None) or (job.src_spec, job.dst_spec)
 
 
@@ -98,7 +98,7 @@ def _block(_: Any) -> int:
 
 
 def _given(config: VllmConfig, more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of the connector for the scheduler."""
+    """Return the configuration of the connector."""
     base = importlib.import_module(CONNECTOR_PACKAGE + ".base")
     real = {n: getattr(base, n) for n in ("KVConnectorBase_V1", "KVConnectorRole", "SupportsHMA")}
     importlib.import_module(CONNECTOR_PACKAGE).__dict__.update(real)
@@ -111,7 +111,7 @@ def _given(config: VllmConfig, more: Mapping[str, Any]) -> dict[str, Any]:
     def create(config: Any, role: Any, kv_cache_config: Any) -> Any:  # noqa: ARG001
         return kind(config, base.KVConnectorRole.SCHEDULER, kv_cache_config)
 
-    # An earlier case may have imported the scheduler while these were stubs.
+    # An earlier case may have imported the scheduler while these modules were stubs.
     scheduler = importlib.import_module(CORE + "sched.scheduler")
     scheduler.__dict__.update(real, KVConnectorFactory=ConfigStub(create_connector=create))
     extra = {

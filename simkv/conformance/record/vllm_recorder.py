@@ -1,8 +1,8 @@
-"""Record decisions of the unmodified scheduler of a vLLM wheel on small workloads.
+"""Record decisions of the unmodified scheduler of a released vLLM package on small workloads.
 
-The stubs for the rest of vLLM are in ``import_stubs.py``. The model is a fake: a request whose last
-known token is computed emits one token, and one for each draft that it accepts. Wheels from 0.9.0
-to 0.33.0 are supported. Only the decisions are kept.
+The stubs for the rest of vLLM are in ``import_stubs.py``. The model is a fake: when the last known
+token of a request is computed, the request emits one token, and one more for each draft that it
+accepts. Releases from 0.9.0 to 0.33.0 are supported. Only the decisions are kept.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from simkv.schedulers.vllm.layer_group_parser import LayerKind
 from simkv.schedulers.vllm.release_rules import VllmRules
 from simkv.schedulers.vllm.versions import VARIANTS, find_rules, find_variant
 
-#: Maximum number of consecutive steps without a delivery; then the case counts as stalled. The
-#: longest sequence has fewer tokens.
+#: Number of consecutive steps without a delivery after which the case counts as stalled. It exceeds
+#: the number of tokens of the longest sequence.
 MAX_IDLE_STEPS = 400
 
 #: Constructor arguments of text requests, for releases that require them.
@@ -44,7 +44,7 @@ NO_IMAGES = dict.fromkeys(
 
 
 class Tokens(list[int]):
-    """Sampled tokens of a request; 0.11.1 and 0.11.2 expect a numpy array."""
+    """Sampled tokens of a request, with the method ``tolist`` that 0.11.1 and 0.11.2 expect."""
 
     def tolist(self) -> list[int]:
         """Return the tokens as a plain list."""
@@ -52,8 +52,10 @@ class Tokens(list[int]):
 
 
 class RecordedBatch(NamedTuple):
-    """A batch: vLLM's ``output``, the requests that emit, the ``drafts`` that the model might
-    accept, and the ``step`` of the decision."""
+    """A batch: vLLM's ``output``, the requests that emit, and the ``step`` of the decision.
+
+    ``drafts`` are the draft tokens that the model may accept.
+    """
 
     output: Any
     emits: list[str]
@@ -62,7 +64,7 @@ class RecordedBatch(NamedTuple):
 
 
 class VllmDriver:
-    """A case with a scheduler of vLLM and a fake model, run for as many steps as needed."""
+    """Runs vLLM's scheduler with a fake model through a case, for the required number of steps."""
 
     def __init__(
         self,
@@ -87,11 +89,11 @@ class VllmDriver:
         self.freed: list[int] = []
         manager = self.scheduler.kv_cache_manager
         manager.free = self._noting(manager.free)
-        if hasattr(manager, "pop_blocks_for_free"):  # freed after steps in flight
+        if hasattr(manager, "pop_blocks_for_free"):  # blocks are freed after the steps in flight
             manager.pop_blocks_for_free = self._noting(manager.pop_blocks_for_free)
 
     def _noting(self, free: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Wrap ``free`` to record the requests whose blocks it frees."""
+        """Wrap ``free`` so that the requests whose blocks it frees are recorded."""
 
         def noting(request: Any) -> Any:
             self.freed.append(int(request.request_id))
@@ -100,7 +102,9 @@ class VllmDriver:
         return noting
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield one line per ``schedule`` call, and a closing line if there is no more progress."""
+        """Yield one line per ``schedule`` call, and a closing line if the run ends with unfinished
+        requests.
+        """
         arriving: dict[int, list[dict[str, Any]]] = {}
         for request in self.requests:
             arriving.setdefault(request["arrival_step"], []).append(request)
@@ -148,8 +152,8 @@ class VllmDriver:
     def _abort(self, step: int, phase: int) -> list[int]:
         """Abort the requests of this phase; return the ids of the requests that had not ended.
 
-        Aborts one at a time, because 0.33.0 frees the blocks of a joint abort in the order of a
-        set.
+        Requests are aborted one at a time, because 0.33.0 frees the blocks of jointly aborted
+        requests in the order of a set.
         """
         ids = [i for at, when, i in self.aborts if (at, when) == (step, phase)]
         there = [i for i in dict.fromkeys(ids) if not self._is_over(f"{i:04}")]
@@ -213,7 +217,10 @@ class VllmDriver:
         return line, RecordedBatch(output, emits, real, step)
 
     def _deliver(self, launched: RecordedBatch, alive: set[int]) -> tuple[int, list[int]]:
-        """Deliver the batch's tokens; return the number that counted and the ended requests."""
+        """Deliver the batch's tokens.
+
+        Returns the number of requests that received tokens, and the ids of the requests that ended.
+        """
         output, emits, drafts, step = launched
         ids = list(output.num_scheduled_tokens)
         tokens, had = [], {i: self._outputs(i) for i in emits if int(i) in alive}
@@ -238,12 +245,14 @@ class VllmDriver:
         return counted, [int(i) for i in ids if int(i) in alive and self._is_over(i)]
 
     def _is_over(self, i: str) -> bool:
-        """Whether a request has ended; vLLM still lists it while its blocks are to be read."""
+        """Whether a request has ended; vLLM still lists it until another replica has read its
+        blocks.
+        """
         request = self.scheduler.requests.get(i)
         return request is None or request.is_finished()
 
     def _emitted(self, i: str, drafts: int) -> list[int]:
-        """Return the tokens of a request whose newest token and ``drafts`` drafts were computed."""
+        """Return the tokens that a request emits after its newest token and ``drafts`` drafts."""
         outputs, accepts = self._outputs(i), self.accepts[int(i)]
         accepted = min(accepts[outputs % len(accepts)], drafts) if drafts and accepts else 0
         tokens = 1 + max(min(accepted, self.left[int(i)] - 1), 0)
@@ -251,7 +260,9 @@ class VllmDriver:
         return [self._number(f"o{int(i)}", outputs + n) for n in range(tokens)]
 
     def _propose(self, ids: list[str], emits: list[str]) -> None:
-        """Propose drafts for all requests in a step; n-grams need a token from this step."""
+        """Propose drafts for the requests in a step; with n-grams, only for requests that emit a
+        token.
+        """
         ngrams = self.config.speculative_method == "ngram"
         drafts = [-2] * self.config.num_speculative_tokens
         proposed = [[] if ngrams and i not in emits else drafts[:] for i in ids]
@@ -262,9 +273,11 @@ class VllmDriver:
         return request.num_output_tokens if request else 0
 
     def _blocks(self, i: str) -> list[int]:
-        """Return the ids of a request's blocks, group by group, without freed blocks."""
+        """Return the ids of a request's blocks, one layer group after another, without freed
+        blocks.
+        """
         manager = self.scheduler.kv_cache_manager
-        coordinator = getattr(manager, "coordinator", None)  # 0.9.0 has only one kind of layers
+        coordinator = getattr(manager, "coordinator", None)  # 0.9.0 has only one layer group
         managers = (
             coordinator.single_type_managers if coordinator else [manager.single_type_manager]
         )
@@ -273,11 +286,11 @@ class VllmDriver:
         return [block.block_id for table in tables for block in table if block is not null]
 
     def _number(self, *what: object) -> int:
-        """Return the same number for equal arguments."""
+        """Return a number for these arguments; equal arguments give the same number."""
         return self.numbers.setdefault(what, len(self.numbers) + 1)
 
     def _hashes(self, request: Any) -> list[bytes]:
-        """Return keys of the full blocks of ``request`` that have none yet."""
+        """Return the keys of full blocks of ``request`` that have no key yet."""
         size, keys = self.config.block_size, list(request.block_hashes)
         known, ahead = len(keys), self.speculation.hash_lookahead
         lora = request.lora_request.lora_name if request.lora_request else ""
@@ -334,7 +347,7 @@ class VllmDriver:
         knobs = {
             k: v for k, v in dataclasses.asdict(config).items() if k not in ("name", "variant")
         }
-        # Settings that are not knobs of simkv are off.
+        # vLLM settings that simkv does not have are off.
         off = dict.fromkeys(("max_num_encoder_input_tokens", "encoder_cache_size"), 0)
         rules = find_rules(config.variant)
         if rules.reserves_draft_slots and config.num_speculative_tokens:
@@ -408,12 +421,12 @@ class VllmDriver:
 
 
 def _mode(config: VllmConfig) -> str:
-    """Return the mode of state caching as start-up resolves it."""
+    """Return the caching mode for recurrent states that vLLM determines at start-up."""
     return config.states(find_rules(config.variant)) if config.has_states else "none"
 
 
 def _layers(interface: Any, config: VllmConfig, group: LayerKind) -> Any:
-    """Return vLLM's KV cache specification of a group of layers."""
+    """Return vLLM's KV cache specification of a layer group."""
     window, chunk, states, size = group
     kind = interface.SlidingWindowSpec if window else interface.FullAttentionSpec
     kind = interface.MambaSpec if states else kind
@@ -426,7 +439,7 @@ def _layers(interface: Any, config: VllmConfig, group: LayerKind) -> Any:
     size = config.max_model_len if states and mode == "none" else size
     given: dict[str, Any] = {"block_size": size, "sliding_window": window or None}
     given |= {"attention_chunk_size": chunk or None}
-    if states:  # the same size as a block of the others
+    if states:  # the same size as a block of the other groups
         given = {"block_size": size, "mamba_cache_mode": mode, "shapes": (), "dtypes": ()}
         given["num_speculative_blocks"] = config.num_speculative_tokens
         if config.mamba_prefill_checkpoints:
@@ -437,7 +450,7 @@ def _layers(interface: Any, config: VllmConfig, group: LayerKind) -> Any:
 
 
 def _placeholders(request: Any) -> int:
-    """Return the tokens in flight; releases without asynchronous scheduling do not count them."""
+    """Return the number of tokens in flight; 0 in releases without asynchronous scheduling."""
     return getattr(request, "num_output_placeholders", 0)
 
 
@@ -447,7 +460,10 @@ def record(
     name: str,
     instead: Callable[[type], type] = lambda kind: kind,
 ) -> DecisionTrace:
-    """Record the decisions of vLLM's scheduler, or of a class ``instead`` of it, in a case."""
+    """Record the decisions of vLLM's scheduler in a case.
+
+    ``instead`` maps the scheduler's class to the class to record, such as a subclass.
+    """
     rules = find_rules(case.config.variant)
     knobs = dataclasses.asdict(case.config)
     for knob in ("async_scheduling", "scheduler_reserve_full_isl", "enable_prefix_caching"):
@@ -469,7 +485,7 @@ def record(
     driver = VllmDriver(config, case.requests, case.aborts, instead, case.header_fields)
     try:
         for line in driver.lines():
-            lines.append(line)  # one by one, to keep the lines before an error
+            lines.append(line)  # keeps the lines before an error
     except (TypeError, AssertionError) as error:
         if not _dies(rules, error):
             raise
@@ -479,7 +495,7 @@ def record(
 
 
 def _dies(rules: VllmRules, error: Exception) -> bool:
-    """Whether schedulers with these rules are known to raise such an error."""
+    """Return whether schedulers with these rules are known to raise this error."""
     if isinstance(error, AssertionError):
         where = extract_tb(error.__traceback__)[-1].line or ""
         if "len(offload_keys) == len(offload_block_ids)" in where:
@@ -491,7 +507,7 @@ def _dies(rules: VllmRules, error: Exception) -> bool:
 
 
 def describe_source(version: str) -> str:
-    """Return the location of a release's code, as far as it is known."""
+    """Return the repository and location of a release's code, if known."""
     try:
         return VARIANTS[find_variant(version)].source
     except ValueError:

@@ -10,10 +10,10 @@ from simkv.schedulers.vllm.versions import find_rules
 
 
 class Speculation:
-    """Speculative decoding settings; ``given`` are the properties of ``VllmConfig`` that they
-    determine.
+    """Speculative decoding settings of a case.
 
-    Since 0.33 the hash of a block covers ``hash_lookahead`` tokens after it.
+    ``given`` contains properties that ``VllmConfig`` derives from them. Since 0.33, the hash of a
+    block covers ``hash_lookahead`` tokens after it.
     """
 
     def __init__(self, config: VllmConfig) -> None:

@@ -25,7 +25,8 @@ LAUNCH_S_BY_GPU = {
     "NVIDIA RTX PRO 6000 Blackwell Server Edition": 5.9e-3,
     "NVIDIA GeForce RTX 4090": 0.0,
 }
-#: Validation cases that were used to derive these values; comparisons with them are not independent.
+#: Validation cases that were used to derive these values; comparisons with these cases are not
+#: independent.
 MEASURED_IN = ("lss-rtxpro6000-llama3.1-8b", "lss-rtx4090-llama3.1-8b")
 
 
