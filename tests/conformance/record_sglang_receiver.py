@@ -1,11 +1,11 @@
-"""Record the turns in which SGLang's ``SchedulerRecvSkipper`` receives requests.
+"""Record the loop iterations in which SGLang's ``SchedulerRecvSkipper`` receives requests.
 
     pip download --no-deps sglang==0.5.23 && unzip sglang-0.5.23-*.whl -d SOURCE
     python -m tests.conformance.record_sglang_receiver SOURCE tests/conformance/receiver.json
 
-Each recording is a drawn sequence of what the batches before were (D decode, E extend, M mixed,
-N none) and, as 0 and 1, whether the turn received. What the file imports is replaced by stand-ins;
-the weights are the defaults of the wheel's environ.py.
+Each recording is a random sequence of the preceding batches (D decode, E extend, M mixed, N none)
+and, as 0 or 1, whether the iteration received requests. The imports of the file are replaced by
+stubs; the weights are the defaults in SGLang's environ.py.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _stand_ins(source: Path, interval: int) -> dict[str, types.ModuleType]:
 
 
 def record(source: Path, interval: int, modes: str) -> str:
-    """Return the turns in which SGLang's own code receives."""
+    """Return 0 or 1 for each loop iteration: whether SGLang's own code receives requests."""
     sys.modules.update(_stand_ins(source, interval))
     space: dict[str, Any] = {"__name__": "recv_skipper"}
     exec((source / FILE).read_text(), space)

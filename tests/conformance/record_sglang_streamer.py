@@ -3,8 +3,9 @@
     pip download --no-deps sglang==0.5.23 && unzip sglang-0.5.23-*.whl -d SOURCE
     python -m tests.conformance.record_sglang_streamer SOURCE tests/conformance/streamer.json
 
-Only that method is run, of an object that collects nothing; a request emits a token a step. Each
-recording is a stream interval, a number of tokens, and the counts of tokens at which one is sent.
+Only this method is run, on an object that collects no messages. A request emits one token per step.
+Each recording consists of a stream interval, a number of tokens, and the token counts at which a
+message is sent.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def accept_of(source: Path) -> Any:
         and node.name == "accept"
         and "stream_interval" in ast.unparse(node)
     )
-    # The code after the update of the offset only copies figures of the request.
+    # The code after the update of the offset only copies values of the request.
     last = next(
         i for i, s in enumerate(method.body) if "req.send_token_offset = len" in ast.unparse(s)
     )
@@ -41,7 +42,7 @@ def accept_of(source: Path) -> Any:
 
 
 def record(source: Path, interval: int, tokens: int) -> list[int]:
-    """Return the numbers of tokens at which a message is sent."""
+    """Return the token counts at which a message is sent."""
     accept = accept_of(source)
     collected: defaultdict[str, list[Any]] = defaultdict(list)
 
@@ -78,7 +79,7 @@ def record(source: Path, interval: int, tokens: int) -> list[int]:
 
 
 def main(source: Path, out: Path) -> None:
-    """Record the intervals of SGLang's recipes, and small ones."""
+    """Record the stream intervals of SGLang's recipes, and small intervals."""
     rows = [
         [interval, tokens, record(source, interval, tokens)]
         for interval in (1, 2, 3, 10, 30, 50)

@@ -21,7 +21,10 @@ FILES = sorted(TRACES.glob("*/*.jsonl.gz"))
 
 
 class Committed(NamedTuple):
-    """A recording of ``release``; ``variant`` may be a setup of that release, such as ``lpm``."""
+    """A committed recording of ``release``.
+
+    ``variant`` may name a configuration of that release, such as ``lpm``.
+    """
 
     engine: str
     release: str
@@ -38,12 +41,12 @@ class Committed(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """``gone`` of ``gone-224``."""
+        """Kind of the case, such as ``gone`` in ``gone-224``."""
         return self.case.rpartition("-")[0]
 
     @property
     def size(self) -> int:
-        """Number of characters."""
+        """Length of the text in characters."""
         return sum(map(len, self.text.rows))
 
     def trace(self) -> DecisionTrace:
@@ -53,14 +56,14 @@ class Committed(NamedTuple):
         return [json.loads(row) for row in self.text.rows]
 
     def write(self, path: Path, change: Callable[[list[Any]], Any] = lambda _: None) -> Path:
-        """Write this recording alone to ``path``, after ``change(lines)``."""
+        """Write only this recording to ``path``, after ``change(lines)``."""
         lines = self.lines()
         change(lines)
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         return path
 
     def differs(self) -> bool:
-        """Whether the simulation differs; a mutated scheduler may not even replay a recording."""
+        """Whether the simulation differs from the recording or cannot replay it."""
         try:
             return check_trace(self.trace()).difference is not None
         except (TraceError, KeyError, AssertionError):
@@ -77,7 +80,9 @@ def committed(engine: str, release: str) -> tuple[Committed, ...]:
 
 
 def of_kind(engine: str, release: str, *kinds: str) -> list[Committed]:
-    """Return the recordings of a release whose case begins with one of ``kinds``, small first."""
+    """Return the recordings of a release whose case starts with one of ``kinds``, small ones
+    first.
+    """
     found = [r for r in committed(engine, release) if r.case.startswith(kinds)]
     return sorted(found, key=lambda recording: recording.size)
 

@@ -73,15 +73,15 @@ def test_recordings_cover_every_variant_and_ending() -> None:
 # Mutations: if one rule of mistral.rs changes, some committed recording must differ.
 
 
-#: Number of times that a kind of recording (``gone`` of ``gone-224``) has shown a changed rule.
+#: Number of times that a kind of recording (such as ``gone`` in ``gone-224``) showed a changed rule.
 SHOWED: Counter[tuple[str, str]] = Counter()
 
 
 def shows(rule: str, engine: str, release: str, differs: Callable[[Committed], bool]) -> bool:
     """Whether any recording of a release differs.
 
-    Kinds of cases that showed the rule in other releases come first, then small recordings: most
-    recordings do not show a rule, and each has to be replayed as a whole.
+    Cases whose kind showed the rule in other releases come first, then small recordings. This saves
+    time, because most recordings do not show a rule, and each is replayed as a whole.
     """
     own = [recording for recording in committed(engine, release) if recording.variant == release]
     own.sort(key=lambda recording: (-SHOWED[rule, recording.kind], recording.size))
@@ -136,7 +136,7 @@ def test_every_rule_of_mistralrs_has_a_mutation() -> None:
     )
 
 
-#: Rules of features are shown by the release that changed them and the one before.
+#: The recordings that show rules of features: the release that changed them and the one before.
 AT_CHANGES = [
     (name, rule)
     for before, after in itertools.pairwise(RELEASES)
@@ -153,7 +153,7 @@ def minor_rules(release: str) -> VllmRules:
     return vllm_rules.find_rules(".".join(release.split(".")[:2]))
 
 
-#: Releases that no minor release stands for have recordings that show their own rules.
+#: Patch releases with other rules than their minor release have recordings that show these rules.
 PATCHES = [name for name, release in RELEASES.items() if not release.stands_for_minor]
 VLLM = [release for release in RECORDED if vllm_rules.RECORDED.get(release) not in PATCHES]
 AT_PATCHES = [
@@ -170,7 +170,7 @@ AT_PATCHES = [
         (release, rule)
         for release in VLLM
         for rule in OBSERVABLE_RULES["vllm"]
-        # The patch releases with this rule show it.
+        # The recordings of patch releases with this rule show it.
         if rule != "asserts_victims_run" and can_show(release, rule)
     ]
     + AT_CHANGES
@@ -213,7 +213,7 @@ SHOWN |= {
     f"schedule_policy: {policy}" for policy in get_args(SchedulePolicy) if policy not in UNSHOWN
 }
 SHOWN |= {"retraction_policy: priority"}
-#: SGLang 0.5.15 delays prompts forever while rows are few; it rejects the other settings.
+#: With few rows, SGLang 0.5.15 delays prompts forever; it rejects the other settings.
 UNSEEN = {
     "0.5.15": {
         "prefill_delayer_max_delay_passes",

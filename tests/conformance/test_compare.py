@@ -57,7 +57,7 @@ def test_a_longer_replay_differs() -> None:
 def test_endings_of_the_same_kind_are_equal() -> None:
     stuck = trace(A, truncated=PANIC)
     assert difference(stuck, A, PANICKED) is None
-    assert difference(stuck, A, B, PANICKED) is None  # it may take more steps
+    assert difference(stuck, A, B, PANICKED) is None  # the number of steps may differ
     assert difference(stuck, A, STALLED) == ("end", {"ending": "panic"}, STALLED)
     assert difference(stuck, A) == ("end", {"ending": "panic"}, {"ending": ENDED})
     assert difference(trace(A), A, PANICKED) == ("end", {"ending": ENDED}, PANICKED)

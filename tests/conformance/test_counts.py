@@ -17,7 +17,7 @@ from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.vllm.config import VllmConfig
 from tests.conformance.recordings import all_committed, committed
 
-#: One of this number of recordings is replayed here; ``test_shared_recordings`` replays a third.
+#: Every n-th recording is replayed here; ``test_shared_recordings`` replays every third.
 EVERY = 20
 
 

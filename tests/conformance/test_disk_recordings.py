@@ -1,4 +1,4 @@
-"""Recordings with a disk tier behind host memory: each of its rules shows in some of them."""
+"""Recordings with a disk behind host memory: every rule of this feature affects some of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _at_once(self: Any, looks: Any) -> None:
 
 
 def _sees(self: Any, key: int, place: int, asker: int, uses: Any) -> str:
-    """A request that finds nothing asks again in each step."""
+    """Make a request that finds nothing ask again in each step."""
     verdict = self._verdicts.get(key)
     if verdict and verdict.answer is False and key in self.files:
         verdict.answer = True

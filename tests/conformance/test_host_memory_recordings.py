@@ -1,4 +1,4 @@
-"""Recordings with KV in host memory: each of its rules shows in some of them."""
+"""Recordings with KV in host memory: every rule of this feature affects some of them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_release_with_host_memory_is_recorded(version: str) -> None:
 
 
 def _all_at_once(self: Any, r: Any, here: int) -> int | None:
-    """A request waits neither for its own copies nor for blocks that others load."""
+    """Make a request wait neither for its own copies nor for blocks that others load."""
     share = self._shares[r.id]
     share.stored = 0
     if share.jobs:

@@ -78,7 +78,7 @@ def test_a_recording_that_leaves_the_cycle_differs(tmp_path: Path, lines: list[A
 
 
 def test_the_rest_of_the_recording_must_repeat() -> None:
-    """This holds even if every line is as simulated."""
+    """The recording must repeat even if every line equals the simulated line."""
 
     def compared(steps: list[Any], proved: int | None) -> bool:
         end = {"truncated": True, "ending": "stall", "why": "", "proved": proved}
@@ -89,7 +89,7 @@ def test_the_rest_of_the_recording_must_repeat() -> None:
     assert compared(turn, 5)
     assert compared([{"step": 9, "x": 7}, *turn], 5)
     assert not compared([*turn, {"step": 12, "x": 1}], 5)
-    assert not compared(turn, 1)  # before a whole turn
+    assert not compared(turn, 1)  # before the end of a cycle
     assert not compared(turn, None)
     assert not compared(turn, 12)
 

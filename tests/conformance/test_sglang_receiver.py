@@ -1,4 +1,4 @@
-"""Requests are received in the same turns as by SGLang (``record_sglang_receiver``)."""
+"""simkv receives requests in the same loop iterations as SGLang (``record_sglang_receiver``)."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ KINDS: dict[str, BatchKind | None] = {"D": "decode", "E": "prefill", "M": "mixed
 
 
 @pytest.mark.parametrize(("interval", "modes", "received"), RECORDED)
-def test_requests_are_received_in_the_recorded_turns(
+def test_requests_are_received_in_the_recorded_iterations(
     interval: int, modes: str, received: str
 ) -> None:
     receiver = Receiver(interval)

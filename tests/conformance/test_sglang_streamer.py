@@ -1,4 +1,4 @@
-"""Tokens are streamed in the same messages as by SGLang (``record_sglang_streamer``)."""
+"""simkv streams tokens in the same messages as SGLang (``record_sglang_streamer``)."""
 
 import json
 from pathlib import Path

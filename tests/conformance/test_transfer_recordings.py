@@ -1,4 +1,4 @@
-"""Recordings with KV of other replicas: each of its rules shows in some of them."""
+"""Recordings with KV of other replicas: every rule of this feature affects some of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_recordings_cover_sends_loads_and_preemptions() -> None:
 
 
 def _all_but_the_last(self: Any, r: Any, step: Any) -> Any:
-    """Load all but the last token of a prompt, as before these recordings."""
+    """Load all tokens of a prompt except the last, as simkv did before these recordings."""
     r.length -= 1
     turn = LOAD(self, r, step)
     r.length += 1

@@ -1,4 +1,4 @@
-"""Token identity: two prompts share exactly what their segments specify."""
+"""Keys of token contents: two prompts share exactly the tokens that their segments specify."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_release_with_keyless_first_prepends_keyless_blocks() -> None:
     pool.register(1, 100)
     pool.register(2, 200)
     pool.release(0, keyless_first=True)
-    # visited last to first: 4 and 3 have no key, 4 was visited first; 2 and 1 go to the back
+    # visited last to first: 4 and 3 have no key and go to the front; 2 and 1 go to the back
     assert list(pool.take(1, 6)) == [4, 3, 5, 6, 2, 1]
 
 

@@ -86,5 +86,5 @@ def test_nearest_releases(name: str, nearest: str) -> None:
     assert nearest_release(name, ["0.5.23", "0.5.22", "0.5.20", "0.5.15"]) == nearest
 
 
-def test_of_two_equally_near_releases_the_older_is_nearest() -> None:
+def test_prefers_the_older_of_two_equally_near_releases() -> None:
     assert nearest_release("0.5.21", ["0.5.22", "0.5.20"]) == "0.5.20"

@@ -38,7 +38,7 @@ def all_fields() -> list[Field]:
 
 
 def says_nothing(name: str, line: str) -> bool:
-    """Return whether a line is empty or only repeats the field's name."""
+    """Return whether a description is empty or only repeats the field's name."""
     said = re.findall(r"[a-z0-9]+", line.partition("[")[0].lower())
     return not set(said) - set(re.findall(r"[a-z0-9]+", name)) - {"the", "a", "of", "in", "s"}
 
@@ -81,7 +81,7 @@ def test_variant_rejects_or_ignores_missing_settings() -> None:
 
 
 def refused(engine: str, variant: str, knob: str) -> bool:
-    """Return whether a variant rejects a non-default value of a knob."""
+    """Return whether a variant rejects a non-default value of a setting."""
     plain = ENGINES[engine].config(variant=variant)
     value = getattr(plain, knob)
     by_kind = {bool: not value, str: "priority", float: 0.5, type(None): 3, tuple: (0, 8)}
@@ -94,7 +94,9 @@ def refused(engine: str, variant: str, knob: str) -> bool:
 
 
 def reads(engine: str, variant: str) -> set[str]:
-    """Return the knobs that a variant's rules read while six requests compete for a small cache."""
+    """Return the settings that a variant's rules read while six requests compete for a small
+    cache.
+    """
     listening = Listening(ENGINES[engine].config(variant=variant, **{ENGINES[engine].memory: 12}))
     executor = SimulatedExecutor(load_profile("unit-step"))
     loop = Engine(simpy.Environment(), ENGINES[engine].build(listening), executor)
@@ -103,7 +105,7 @@ def reads(engine: str, variant: str) -> set[str]:
 
 
 class Listening:
-    """Config that records which of its knobs were read."""
+    """Config that records which of its settings were read."""
 
     def __init__(self, config: Any) -> None:
         self._config, self.read = config, set[str]()

@@ -1,4 +1,4 @@
-"""Tests of the registry of figures: it has every number of a summary once, and formats them."""
+"""Tests of the registry of metrics: it has every number of a summary once and formats it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention by a grid of prefills and of decodes."""
+"""Attention times from grids of prefills and decodes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def profile(floor: list[CostTerm] | None = None) -> CostProfile:
     )
 
 
-def test_a_prompt_short_prompts_and_a_chunk_are_points_of_one_plane() -> None:
+def test_prompts_and_chunks_use_the_same_grid() -> None:
     cost = GridCost(GRID)
     assert cost(StepLoad(1, 100, 0, 0, 0, count_attention_pairs(100, 0), 1)) == pytest.approx(0.002)
     assert cost(
@@ -52,13 +52,13 @@ def test_a_prompt_short_prompts_and_a_chunk_are_points_of_one_plane() -> None:
     assert cost(StepLoad(1, 100, 450, 0, 0, count_attention_pairs(100, 450), 1)) == pytest.approx(
         0.011
     )
-    # Beyond the grid the last line goes on.
+    # Beyond the grid, the last segment is extrapolated.
     assert cost(StepLoad(1, 1000, 450, 0, 0, count_attention_pairs(1000, 450), 1)) == pytest.approx(
         0.191
     )
 
 
-def test_decodes_and_prefills_of_a_mixed_step_are_added_up() -> None:
+def test_mixed_step_costs_the_sum_of_prefills_and_decodes() -> None:
     cost = GridCost(GRID)
     assert cost(StepLoad(0, 0, 0, 10, 10 * 1500, 0, 10)) == pytest.approx(0.022)
     both = StepLoad(1, 100, 0, 10, 15000, count_attention_pairs(100, 0), 11)
@@ -66,7 +66,7 @@ def test_decodes_and_prefills_of_a_mixed_step_are_added_up() -> None:
 
 
 @pytest.mark.parametrize("context", [1, 4, 500, 1995, 5000])
-def test_steps_ahead_are_the_steps_one_by_one(context: int) -> None:
+def test_forecast_equals_single_steps(context: int) -> None:
     floor = [CostTerm(name="launch", feature="decode_seqs", seconds=0.0016)]
     for grid_profile in (profile(), profile(floor)):
         executor = SimulatedExecutor(grid_profile)
@@ -76,14 +76,14 @@ def test_steps_ahead_are_the_steps_one_by_one(context: int) -> None:
         assert executor.forecast_steps(load, 39) == pytest.approx(one_by_one, rel=1e-12)
 
 
-def test_a_step_takes_as_long_as_the_host_needs_to_launch_it() -> None:
+def test_step_takes_at_least_the_launch_time() -> None:
     floor = [CostTerm(name="launch", feature="steps", when="prefill", seconds=0.05)]
     cost = StepCost(profile(floor))
     assert cost(StepLoad(1, 100, 0, 0, 0, count_attention_pairs(100, 0), 1)) == 0.05
     assert cost(StepLoad(0, 0, 0, 1, 10, 0, 1)) == pytest.approx(0.002)
 
 
-def test_what_is_refused() -> None:
+def test_rejects_invalid_grids() -> None:
     with pytest.raises(ValidationError, match="decode_s: must have 2 rows of 3"):
         AttentionGrid.model_validate({**GRID.model_dump(), "decode_s": [[1, 2, 3]]})
     with pytest.raises(ValidationError, match="prefill_mean: values must be strictly increasing"):

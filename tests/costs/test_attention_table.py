@@ -1,4 +1,4 @@
-"""Attention times: steps are looked up as the measured batch like them."""
+"""Attention times: a step is looked up as an equivalent measured batch."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ def prefill(*chunks: tuple[int, int], seqs: int = 0, context: int = 0) -> StepLo
     return StepLoad(len(chunks), tokens, before, seqs, context, total, seqs + len(chunks))
 
 
-def test_decodes_are_taken_at_their_mean_between_the_measured_batches() -> None:
+def test_interpolates_decodes_at_their_mean_context() -> None:
     found = cost(*DECODES, *PREFILLS, *MIXED)
     assert found(StepLoad(0, 0, 0, 1, 200)) == 2.0
-    assert found(StepLoad(0, 0, 0, 2, 400)) == 4.0  # between 2 for one and 6 for three
+    assert found(StepLoad(0, 0, 0, 2, 400)) == 4.0  # between 2 s for one decode and 6 s for three
     assert found(StepLoad(0, 0, 0, 3, 900)) == 9.0
-    assert found(StepLoad(0, 0, 0, 5, 1500)) == 15.0  # beyond three the line goes on
+    assert found(StepLoad(0, 0, 0, 5, 1500)) == 15.0  # extrapolated beyond three decodes
 
 
-def test_a_prefill_is_taken_between_lengths_and_earlier_kv() -> None:
+def test_interpolates_prefills_by_length_and_cached_tokens() -> None:
     found = cost(*DECODES, *PREFILLS, *MIXED)
     assert found(prefill((10, 0))) == 2.0
     assert found(prefill((20, 0))) == 5.0
@@ -62,24 +62,24 @@ def test_a_prefill_is_taken_between_lengths_and_earlier_kv() -> None:
     assert found(prefill((20, 50))) == 6.5
 
 
-def test_several_prefills_count_as_one_with_as_many_pairs() -> None:
+def test_several_prefills_count_as_one_with_equal_pairs() -> None:
     found = cost(*DECODES, *PREFILLS, *MIXED)
     whole = prefill((10, 100), (10, 100))
     before = (whole.prefill_pairs - 210) / 20
     assert found(whole) == pytest.approx(5.0 + (before / 100) * 3.0)
-    # Two short prompts have fewer pairs than one prompt of all their tokens.
+    # Two short prompts have fewer pairs than one prompt with the same number of tokens.
     short = prefill((10, 0), (10, 0))
     assert found(short) == pytest.approx(2.0 + (5.0 - 2.0) * 110 / 210)
     assert found(prefill((10, 0))) < found(short) < found(prefill((20, 0)))
 
 
-def test_a_mixed_step_is_a_batch_of_its_own() -> None:
+def test_mixed_steps_use_measured_mixed_batches() -> None:
     found = cost(*DECODES, *PREFILLS, *MIXED)
     assert found(prefill((10, 0), seqs=1, context=100)) == 5.0
     assert found(prefill((20, 0), seqs=2, context=400)) == pytest.approx((7 + 13 + 10 + 16) / 4)
 
 
-def test_without_measured_mixtures_both_parts_add_up() -> None:
+def test_mixed_steps_without_measurements_cost_the_sum() -> None:
     found = cost(*DECODES, *PREFILLS)
     assert found(prefill((10, 0), seqs=3, context=900)) == 2.0 + 9.0
 
@@ -98,11 +98,11 @@ SKEW = {
     ("shortest", "longest", "seconds"),
     [
         (200, 200, 6.0),  # equal: no correction
-        (100, 300, 6.0 + 0.5 * 3.0),  # the mean is half-way: bucket 0, longest in bucket 1
+        (100, 300, 6.0 + 0.5 * 3.0),  # mean in the middle (bucket 0), longest in bucket 1
         (50, 250, 6.0 + 0.25 * 1.5),  # no such bucket: the default
     ],
 )
-def test_unequal_decodes_lie_between_the_mean_and_the_longest(
+def test_skew_interpolates_between_mean_and_longest_context(
     shortest: int, longest: int, seconds: float
 ) -> None:
     found = cost(*DECODES, *PREFILLS, skew=SKEW)
@@ -113,9 +113,7 @@ def test_unequal_decodes_lie_between_the_mean_and_the_longest(
 
 
 @pytest.mark.parametrize(("tokens", "share"), [(10, 0.75), (13, 0.75), (22, 0.1), (500, 0.1)])
-def test_beside_a_prefill_the_nearest_that_was_measured_says_the_share(
-    tokens: int, share: float
-) -> None:
+def test_mixed_steps_use_the_skew_of_the_nearest_prefill(tokens: int, share: float) -> None:
     shares = [(10, 1, 0, 1, 0, 0.75), (40, 1, 0, 1, 0, 0.1), (0, 1, 0, 1, 0, 0.5)]
     found = cost(*DECODES, *PREFILLS, *MIXED, skew={**SKEW, "shares": shares})
     even, longest = (
@@ -136,6 +134,6 @@ def test_beside_a_prefill_the_nearest_that_was_measured_says_the_share(
         ([slice_(0, 1, (0, {300: 1.0, 100: 3.0})), *PREFILLS], "be strictly increasing"),
     ],
 )
-def test_what_is_no_table(slices: list[dict[str, Any]], complaint: str) -> None:
+def test_rejects_invalid_tables(slices: list[dict[str, Any]], complaint: str) -> None:
     with pytest.raises(ValidationError, match=complaint):
         AttentionTable.model_validate({"slices": slices})

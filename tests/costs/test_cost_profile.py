@@ -1,4 +1,4 @@
-"""Cost profiles: what a step costs, where that holds, and what is no profile."""
+"""Cost profiles: step costs, their range, and rejection of invalid profiles."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def cost(load: StepLoad, *terms: dict[str, Any]) -> float:
         ("tokens", (100, 4, 53)),
     ],
 )
-def test_features_of_a_step(feature: Any, values: tuple[int, int, int]) -> None:
+def test_computes_features_of_a_step(feature: Any, values: tuple[int, int, int]) -> None:
     assert tuple(compute_feature(load, feature) for load in (PREFILL, DECODE, MIXED)) == values
 
 
-def test_seconds_are_per_unit_and_terms_add_up() -> None:
+def test_seconds_are_per_unit_and_terms_are_summed() -> None:
     terms = (
         {"feature": "prefill_tokens", "seconds": 0.01},
         {"feature": "decode_seqs", "seconds": 0.1},
@@ -75,7 +75,7 @@ def test_seconds_are_per_unit_and_terms_add_up() -> None:
 @pytest.mark.parametrize(
     ("when", "paid"), [("any", (2, 2, 2)), ("prefill", (2, 0, 2)), ("decode", (0, 2, 2))]
 )
-def test_a_term_may_be_for_prefills_or_decodes_only(when: str, paid: tuple[int, int, int]) -> None:
+def test_terms_may_apply_to_prefills_or_decodes_only(when: str, paid: tuple[int, int, int]) -> None:
     found = [
         cost(load, {"feature": "steps", "when": when, "seconds": 2.0})
         for load in (PREFILL, DECODE, MIXED)
@@ -84,7 +84,7 @@ def test_a_term_may_be_for_prefills_or_decodes_only(when: str, paid: tuple[int, 
 
 
 @pytest.mark.parametrize(("seqs", "seconds"), [(1, 1.1), (8, 1.8), (9, 5.9), (10, 6.0), (11, 7.0)])
-def test_pieces_reach_up_to_and_include_their_limit(seqs: int, seconds: float) -> None:
+def test_pieces_include_their_upper_limit(seqs: int, seconds: float) -> None:
     pieces = [
         {"up_to": 8, "base": 1.0, "slope": 0.1},
         {"up_to": 10, "base": 5.0, "slope": 0.1},
@@ -97,17 +97,17 @@ def test_pieces_reach_up_to_and_include_their_limit(seqs: int, seconds: float) -
 @pytest.mark.parametrize(
     ("tokens", "seconds"), [(10, 1.0), (20, 3.0), (15, 2.0), (60, 5.0), (100, 7.0), (0, 0.0)]
 )
-def test_a_table_has_straight_lines_between_points_and_beyond(tokens: int, seconds: float) -> None:
+def test_tables_interpolate_and_extrapolate_linearly(tokens: int, seconds: float) -> None:
     table = [[10, 1.0], [20, 3.0], [60, 5.0]]
     found = cost(StepLoad(1, tokens, 0, 0, 0), {"feature": "prefill_tokens", "table": table})
-    assert found == pytest.approx(seconds, abs=1e-6)  # at 0 the line is at -1: never below 0
+    assert found == pytest.approx(seconds, abs=1e-6)  # extrapolated to -1 at 0, but never below 0
 
 
-def test_a_table_of_one_point_is_flat() -> None:
+def test_table_with_one_point_is_constant() -> None:
     assert cost(DECODE, {"feature": "decode_context", "table": [[5, 2.0]]}) == pytest.approx(2.0)
 
 
-def test_a_step_never_costs_less_than_nothing() -> None:
+def test_step_times_are_never_negative() -> None:
     falling = profile(
         {"feature": "steps", "seconds": 1.0},
         {"feature": "decode_seqs", "pieces": [{"base": 0.0, "slope": -0.1}]},
@@ -117,7 +117,7 @@ def test_a_step_never_costs_less_than_nothing() -> None:
 
 
 @given(st.integers(1, 50), st.integers(0, 500))
-def test_the_shortcut_for_decodes_gives_the_sum_of_the_terms(seqs: int, context: int) -> None:
+def test_linear_decode_cost_equals_the_sum_of_terms(seqs: int, context: int) -> None:
     terms = (
         {"feature": "steps", "seconds": 0.1},
         {"feature": "decode_seqs", "table": [[1, 0.1], [8, 0.2], [9, 0.9]]},
@@ -137,7 +137,7 @@ def test_the_shortcut_for_decodes_gives_the_sum_of_the_terms(seqs: int, context:
     assert base + slope * context == found(StepLoad(0, 0, 0, seqs, context))
 
 
-def test_a_table_over_the_context_is_not_linear() -> None:
+def test_table_over_context_is_not_linear() -> None:
     curved = profile(
         {"feature": "steps", "seconds": 1.0},
         {"feature": "decode_context", "table": [[1, 0], [9, 1]]},
@@ -145,7 +145,7 @@ def test_a_table_over_the_context_is_not_linear() -> None:
     assert not StepCost(curved).linear
 
 
-# What is no profile
+# Invalid profiles
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_table_over_the_context_is_not_linear() -> None:
         ([{"feature": "steps", "seconds": 0.0}], "must take at least"),
     ],
 )
-def test_terms_that_make_no_sense_are_refused(terms: list[Any], complaint: str) -> None:
+def test_rejects_invalid_terms(terms: list[Any], complaint: str) -> None:
     named = [{"name": "x", **term} for term in terms]
     with pytest.raises(ValueError, match=complaint):
         CostProfile.model_validate({**PLAIN, "terms": named})
@@ -203,15 +203,15 @@ def test_terms_that_make_no_sense_are_refused(terms: list[Any], complaint: str) 
         {"source": "a string"},
     ],
 )
-def test_fields_that_make_no_sense_are_refused(change: dict[str, Any]) -> None:
+def test_rejects_invalid_fields(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="validation error"):
         profile(**change)
 
 
-# Where profiles come from
+# Locations of profiles
 
 
-def test_packaged_profiles_are_valid_and_marked() -> None:
+def test_packaged_profiles_are_valid_and_state_their_basis() -> None:
     assert "l4-mistralrs-pr2034" in packaged_profiles()
     assert "unit-step" in packaged_profiles()
     for name in packaged_profiles():
@@ -221,13 +221,13 @@ def test_packaged_profiles_are_valid_and_marked() -> None:
         assert StepCost(found)(PREFILL) > 0
 
 
-def test_the_l4_profiles_say_that_they_rest_on_published_figures() -> None:
+def test_l4_profiles_are_marked_as_fitted_to_published_figures() -> None:
     assert load_profile("l4-mistralrs-pr2031").basis == "fitted to published figures"
     assert load_profile("l4-mistralrs-pr2034").basis == "fitted to published figures"
     assert load_profile("l4-mistralrs-slow-prefill").basis == "assumed"
 
 
-def test_a_profile_may_lie_beside_the_scenario(tmp_path: Path) -> None:
+def test_finds_profiles_beside_the_scenario(tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_text(json.dumps(PLAIN))
     assert load_profile("mine.json", tmp_path).name == "test"
 
@@ -242,7 +242,7 @@ def test_a_profile_may_lie_beside_the_scenario(tmp_path: Path) -> None:
         ("folder.json", "does not exist"),
     ],
 )
-def test_a_profile_that_is_not_there(tmp_path: Path, name: str, complaint: str) -> None:
+def test_reports_missing_profiles(tmp_path: Path, name: str, complaint: str) -> None:
     (tmp_path / "folder.json").mkdir()
     with pytest.raises(InputError) as raised:
         load_profile(name, tmp_path)
@@ -262,7 +262,7 @@ def test_a_profile_that_is_not_there(tmp_path: Path, name: str, complaint: str) 
         (json.dumps({**PLAIN, "terms": [{"name": "x"}]}).encode(), "mine.json: terms.0.feature"),
     ],
 )
-def test_a_file_that_is_no_profile(tmp_path: Path, text: bytes, complaint: str) -> None:
+def test_rejects_files_that_are_no_profile(tmp_path: Path, text: bytes, complaint: str) -> None:
     (tmp_path / "mine.json").write_bytes(text)
     with pytest.raises(InputError) as raised:
         load_profile("mine.json", tmp_path)

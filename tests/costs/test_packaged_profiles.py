@@ -1,4 +1,4 @@
-"""The list of costs, and costs that were made for another engine."""
+"""The list of available costs, and notes on profiles that were made for another engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario_loader import load
 
 
-def test_words_narrow_the_list_in_any_spelling() -> None:
+def test_words_filter_the_list_in_any_spelling() -> None:
     whole = find_known_costs()
     named = {one.name for one in whole if one.name}
     assert {"unit-step", "l4-mistralrs-pr2034"} <= named
@@ -30,14 +30,14 @@ def test_words_narrow_the_list_in_any_spelling() -> None:
     ]
 
 
-def test_what_fits_nowhere_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_models_that_fit_no_gpu_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packaged_profiles, "find_installed_tables", lambda: None)
     (one,) = find_known_costs(["Kimi-K2.5", "RTX 3090"])
     assert (one.fits, one.basis) == (None, "estimated from the data sheet")
     assert one.error.endswith("(mixtures of experts on other GPUs)")
 
 
-def test_the_command_says_how_to_use_what_it_lists() -> None:
+def test_command_states_how_to_use_a_listed_profile() -> None:
     run = CliRunner().invoke
     done = run(app, ["profile", "list", "qwen3", "8b", "l40s"])
     assert "hardware: {gpu: NVIDIA L40S, model: Qwen/Qwen3-8B}" in done.output
@@ -46,7 +46,7 @@ def test_the_command_says_how_to_use_what_it_lists() -> None:
     assert isinstance(run(app, ["profile", "list", "abacus"]).exception, InputError)
 
 
-def test_names_stay_whole_on_narrow_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_not_cut_on_narrow_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command_support, "console", lambda: Console(width=50))
     table = CliRunner().invoke(app, ["profile", "list", "mistralrs"]).output
     assert "l4-mistralrs-slow-prefill" in table and "…" not in table  # noqa: PT018
@@ -60,7 +60,7 @@ def test_names_stay_whole_on_narrow_terminals(monkeypatch: pytest.MonkeyPatch) -
         ("{name: mistralrs, num_gpu_blocks: 1000}", ""),
     ],
 )
-def test_costs_of_another_engine_are_told(tmp_path: Path, engine: str, note: str) -> None:
+def test_reports_costs_of_another_engine(tmp_path: Path, engine: str, note: str) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(
         "name: s\nworkload: {burst: {num_prompts: 2, prompt_tokens: 30, output_tokens: 5}}\n"
@@ -72,7 +72,7 @@ def test_costs_of_another_engine_are_told(tmp_path: Path, engine: str, note: str
     assert all(note in text for text in told)
 
 
-def test_costs_of_another_release_are_told_and_of_any_engine_are_not(tmp_path: Path) -> None:
+def test_reports_costs_of_another_release(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     text = (
         "name: s\nworkload: {burst: {num_prompts: 2, prompt_tokens: 30, output_tokens: 5}}\n"

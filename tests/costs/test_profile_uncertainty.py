@@ -1,4 +1,4 @@
-"""Errors that grow out of range."""
+"""Errors of step times outside the range of a profile."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def profile(**fit: Any) -> CostProfile:
     )
 
 
-def test_an_error_grows_with_each_doubling_and_axes_add_up_as_squares() -> None:
+def test_error_grows_per_doubling_and_axes_add_in_quadrature() -> None:
     wider = OutOfRangeMargin(profile(beyond={"decode_seqs": 0.1, "decode_context": 0.2}))
     assert wider(StepLoad(0, 0, 0, 4, 800)) == 0.0
     assert wider(StepLoad(0, 0, 0, 8, 800)) == pytest.approx(0.1)
@@ -42,12 +42,12 @@ def test_an_error_grows_with_each_doubling_and_axes_add_up_as_squares() -> None:
     assert not OutOfRangeMargin(profile())
 
 
-def test_an_empty_range_is_infinitely_far() -> None:
+def test_values_above_an_empty_range_are_infinitely_far() -> None:
     assert doublings(1.0, 0.0, 0.0) == inf
     assert doublings(3.0, 1.0, 4.0) == 0.0
 
 
-def test_steps_out_of_range_err_by_more_one_by_one_and_foreseen() -> None:
+def test_steps_outside_the_range_have_larger_errors() -> None:
     errors = {"decode": StepError(points=9, median=0.0, p95=0.03, bias=0.0)}
     wider = OutOfRangeMargin(profile(beyond={"decode_seqs": 0.1, "decode_context": 0.1}))
     for side, sign in (("cheaper", 1.0), ("dearer", -1.0)):
@@ -65,13 +65,13 @@ def test_steps_out_of_range_err_by_more_one_by_one_and_foreseen() -> None:
         assert abs(dear.forecast_steps(start, 3)[2] / 0.01 - 1) > 0.047
 
 
-def test_what_is_outside_and_not_known_is_told_apart() -> None:
+def test_unknown_share_excludes_features_with_known_errors() -> None:
     known = profile(beyond={"decode_seqs": 0.1})
     assert unknown_share(known, {"decode_seqs": 4.0, "decode_context": 1.0}, 10.0) == 0.1
     assert unknown_share(known, {"decode_seqs": 4.0}, 10.0) == 0.0
 
 
-def test_ends_of_a_table_tell_how_far_its_line_may_be_trusted() -> None:
+def test_extrapolation_errors_come_from_the_ends_of_a_table() -> None:
     def row(*seconds: float) -> AttentionRow:
         return AttentionRow(
             prefill_context=0, decode_context=[100, 200, 400], seconds=list(seconds)
@@ -87,7 +87,8 @@ def test_ends_of_a_table_tell_how_far_its_line_may_be_trusted() -> None:
             ),
         ]
     )
-    # The line of 1 and 2 s says 4 s at 400; 5 s were measured, and a step has 5 s more.
+    # The line through 1 s and 2 s is 4 s at 400. The measured time is 5 s, and the rest of a step
+    # takes 5 s.
     assert compute_extrapolation_errors(table, lambda load: 5.0) == {
         "decode_mean": pytest.approx(0.1)
     }

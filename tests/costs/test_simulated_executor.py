@@ -1,4 +1,4 @@
-"""Steps as long as a profile says, and how much of them was outside the profile's range."""
+"""Step durations from a profile, and the recorded time outside the range of the profile."""
 
 from __future__ import annotations
 
@@ -41,39 +41,40 @@ def decode(seqs: int, context: int) -> StepLoad:
     return StepLoad(0, 0, 0, seqs, context)
 
 
-# What a batch is
+# Load of a batch
 
 
-def test_a_batch_of_prefills() -> None:
+def test_load_of_a_prefill_batch() -> None:
     batch = Batch(scheduled=[(0, 10), (1, 1)], context=[0, 7], kind="prefill")
-    assert compute_step_load(batch)[:5] == (2, 11, 7, 0, 0)  # one token is a prefill here, too
+    # Without decodes, a single token counts as a prefill, too.
+    assert compute_step_load(batch)[:5] == (2, 11, 7, 0, 0)
 
 
-def test_a_batch_of_decodes() -> None:
+def test_load_of_a_decode_batch() -> None:
     batch = Batch(scheduled=[(0, 1), (1, 1)], context=[5, 7], kind="decode")
     assert compute_step_load(batch)[:5] == (0, 0, 0, 2, 12)
 
 
-def test_a_decode_group_counts_beside_the_rows() -> None:
+def test_load_includes_the_decode_group() -> None:
     batch = Batch(scheduled=[(0, 1)], context=[5], kind="decode", decodes=3, decode_context=40)
     assert compute_step_load(batch)[:5] == (0, 0, 0, 4, 45)
     batch = Batch(scheduled=[(0, 9)], context=[5], kind="mixed", decodes=3, decode_context=40)
     assert compute_step_load(batch)[:5] == (1, 9, 5, 3, 40)
 
 
-def test_in_a_mixed_batch_one_token_on_top_of_kv_is_a_decode() -> None:
+def test_single_token_with_context_counts_as_decode_in_mixed_batch() -> None:
     batch = Batch(scheduled=[(0, 10), (1, 1), (2, 1)], context=[4, 7, 0], kind="mixed")
     assert compute_step_load(batch)[:5] == (2, 11, 4, 1, 7)
 
 
-def test_an_idle_batch_is_nothing() -> None:
+def test_load_of_an_idle_batch_is_zero() -> None:
     assert compute_step_load(Batch())[:5] == (0, 0, 0, 0, 0)
 
 
-# Seconds
+# Durations
 
 
-def test_a_step_takes_what_the_profile_says() -> None:
+def test_step_time_is_the_profile_time() -> None:
     found = executor()
     assert found.run(prefill(20)) == pytest.approx(3.0)
     assert found.run(decode(2, 50)) == pytest.approx(1.5)
@@ -82,12 +83,12 @@ def test_a_step_takes_what_the_profile_says() -> None:
     assert found.outside == {}
 
 
-def test_decodes_read_one_token_more_each_with_every_step() -> None:
+def test_decode_context_grows_by_one_token_per_step() -> None:
     assert advance_load(decode(3, 10), 2)[:5] == (0, 0, 0, 3, 16)
 
 
 @pytest.mark.parametrize("table", [None, [[0, 0.0], [60, 0.6], [70, 0.9]]])
-def test_what_is_foreseen_is_what_would_be_run(table: list[list[float]] | None) -> None:
+def test_forecast_equals_executed_steps(table: list[list[float]] | None) -> None:
     terms = PLAIN["terms"]
     if table:
         terms = [*terms[:2], {"name": "context", "feature": "decode_context", "table": table}]
@@ -100,8 +101,8 @@ def test_what_is_foreseen_is_what_would_be_run(table: list[list[float]] | None) 
     assert ahead.busy == pytest.approx(sum(expected[:5]))
 
 
-def test_the_time_alone_is_a_prefill_and_the_decodes_at_their_mean_context() -> None:
-    # 10 tokens in 2 s, then four decodes with 10 to 13 tokens before them
+def test_time_in_isolation_is_prefill_plus_decodes_at_mean_context() -> None:
+    # 10 tokens in 2 s, then four decodes with a context of 10 to 13 tokens
     assert executor().alone(10, 5) == pytest.approx(2.0 + 4 * (1 + 0.12))
     assert executor().alone(10, 1) == pytest.approx(2.0)
 
@@ -109,7 +110,7 @@ def test_the_time_alone_is_a_prefill_and_the_decodes_at_their_mean_context() -> 
 # The range
 
 
-def test_steps_outside_the_range_are_counted_by_their_time() -> None:
+def test_time_outside_the_range_is_recorded() -> None:
     found = executor()
     found.run(prefill(200))  # 21 s
     found.run(decode(1, 100))  # 2 s
@@ -119,7 +120,7 @@ def test_steps_outside_the_range_are_counted_by_their_time() -> None:
     assert found.extremes == {"prefill_tokens": (200, 200), "decode_seqs": (1, 6)}
 
 
-def test_both_ends_belong_to_the_range_and_what_is_absent_is_not_outside() -> None:
+def test_range_includes_its_ends_and_ignores_absent_features() -> None:
     found = executor()
     found.run(prefill(1))
     found.run(prefill(100))
@@ -128,7 +129,7 @@ def test_both_ends_belong_to_the_range_and_what_is_absent_is_not_outside() -> No
     assert found.outside == {}
 
 
-def test_a_leap_counts_its_steps_outside_one_by_one() -> None:
+def test_forecast_steps_outside_the_range_are_recorded() -> None:
     ranged = {"decode_context": [0, 55]}
     step_by_step, leaping = executor(range=ranged), executor(range=ranged)
     load = decode(2, 50)

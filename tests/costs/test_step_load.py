@@ -1,4 +1,4 @@
-"""What a step's load says, and when single decodes are looked at."""
+"""The amount of work in a step, and the spread of its decode contexts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.spec import build
 
 
-def test_a_mixed_step_by_its_rows() -> None:
+def test_load_of_a_mixed_batch() -> None:
     batch = Batch(
         scheduled=[(1, 1), (2, 1), (3, 20)],
         context=[50, 80, 0],
@@ -22,7 +22,7 @@ def test_a_mixed_step_by_its_rows() -> None:
     assert compute_step_load(batch, spread=True) == expected._replace(shortest=50, longest=80)
 
 
-def test_the_spread_of_a_decode_group_is_that_of_its_rows_and_grows_by_a_token() -> None:
+def test_spread_of_a_decode_group_grows_by_one_token_per_step() -> None:
     scheduler = build(VllmConfig(async_scheduling=False, max_model_len=4096))
     for number, prompt in enumerate((30, 90, 60)):
         scheduler.add(Prompt(number, prompt, 50))

@@ -1,9 +1,9 @@
-"""Records what vLLM's own scheduler decides under rules, for ``test_export``.
+"""Record the decisions of vLLM's own scheduler with custom policies, for ``test_export``.
 
     SIMKV_WHEELS=… python -m tests.custom.record_exports 500
 
-With 500 cases of each it took 200 s of CPU on the machine where the kept ones were recorded; the
-first of them are kept.
+With 500 cases per policy, this took 200 s of CPU time on the machine on which the committed
+recordings were made. The first cases are committed.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ from tests.conftest import ROOT
 #: The scheduler of the how-to page.
 _PAGE = (ROOT / "docs" / "how-to" / "custom-scheduler.md").read_text(encoding="utf-8")
 GOOD = re.findall(r'^```python title="mine.py"\n(.*?)^```$', _PAGE, re.M | re.S)[0]
-#: A custom vLLM policy, and the recorded decisions of the released scheduler under it
+#: A custom vLLM policy, and the recorded decisions of the released scheduler with this policy
 #: (``record_exports.py``).
 RECORDED = ROOT / "tests" / "custom" / "recorded"
 RULE = RECORDED / "all_four.py"
-#: The same for a policy in the policy language, as a search writes it.
+#: The same for a policy in the policy language, in the format that a policy search writes.
 FOUND = RECORDED / "found" / "found.yaml"
 #: The statement that broken schedulers replace.
 DECIDES = "        budget = self.config.max_num_batched_tokens\n"

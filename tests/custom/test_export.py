@@ -1,7 +1,7 @@
-"""A rule over vLLM's decisions: simulated as vLLM's own scheduler decides under the exported class.
+"""A custom vLLM policy: the simulation decides as vLLM's own scheduler with the exported class.
 
-The recordings were made by ``tests/custom/record_exports.py`` of an unmodified wheel; where wheels
-are at hand some cases are recorded again.
+The recordings were made by ``tests/custom/record_exports.py`` with an unmodified release of vLLM.
+If the release is available, some cases are recorded again.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def test_simulated_search_result_matches_recording(trace: DecisionTrace) -> None
 
 
 def test_recordings_detect_other_search_results(tmp_path: Path) -> None:
-    """Without one of its decisions, or with another number, some decision differs."""
+    """If one of its decisions is removed or a number is changed, some decision of a recording
+    differs.
+    """
     text = FOUND.read_text()
     seams = "waiting_order", "victim", "admit", "chunk"
     changed = [re.sub(rf" *{name} = .*\n", "", text) for name in seams]
@@ -67,7 +69,7 @@ def test_recordings_detect_other_search_results(tmp_path: Path) -> None:
 
 
 def test_recordings_detect_other_policies() -> None:
-    """Without the policy, or with another number, some decision differs."""
+    """If the policy is removed or a number is changed, some decision of a recording differs."""
     assert any(compare(t, replay_decisions(VLLM, t.header, len(t.steps)))[1] for t in TRACES)
     for knobs in ({"alike": 1000}, {"few": 30}):
         assert any(first_mismatch(trace, simulated_spec(RULE, knobs)) for trace in TRACES), knobs
@@ -86,7 +88,8 @@ def test_exports_knobs() -> None:
 
 
 @pytest.mark.skipif(
-    not (WHEELS / f"vllm-{TARGET_RELEASE}").is_dir(), reason="no wheel of vLLM is at hand"
+    not (WHEELS / f"vllm-{TARGET_RELEASE}").is_dir(),
+    reason="the sources of this vLLM release are missing",
 )
 @BOTH
 def test_released_scheduler_matches_simulation(rule: Path) -> None:

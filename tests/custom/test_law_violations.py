@@ -33,7 +33,7 @@ BROKEN: dict[str, tuple[str, str, str]] = {
         "            self.compute(batch, r, tokens)\n            budget -= tokens\n",
         "            self.compute(batch, r, tokens)\n",
     ),
-    "lets too many run": (
+    "runs too many requests": (
         "limits",
         "if len(self.running) == self.config.max_num_seqs:",
         "if False:",
@@ -228,7 +228,7 @@ def test_run_ends_with_verdict_or_serves_all(name: str, tmp_path: Path) -> None:
 
 
 def test_call_timer_kills_no_process() -> None:
-    """A process that ends while the timer runs is not killed by it."""
+    """The timer does not kill a process that ends while the timer runs."""
     code = (
         "import time; from simkv.scenario.custom import call_limit; call_limit.TICK = 0.05\n"
         "class Slow:\n    def __del__(self, sleep=time.sleep): sleep(0.2)\n"

@@ -43,7 +43,7 @@ profile: unit-step
 
 
 def old_spelling(text: str) -> str:
-    """Return the file as it was before ``simkv.custom``."""
+    """Return the text of a file with the names from before ``simkv.custom``."""
     text = text.replace("simkv.custom", "simkv.own")
     for old, new in OLD_NAMES.items():
         text = re.sub(rf"\b{new}\b", old, text)

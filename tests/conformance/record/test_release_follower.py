@@ -65,7 +65,7 @@ def recorded(build: Build) -> following.RecordCase:
 def random_cases(count: int, version: str = "0.33.0") -> dict[str, RecordingCase]:
     """Return random cases without KV in host memory or of other replicas.
 
-    Other scheduler classes decide those.
+    Other scheduler classes decide those cases.
     """
     names = [
         name for name in case_names(version, count) if not name.startswith(("tier", "disk", "pd"))
@@ -78,7 +78,7 @@ class AppendingQueue(FcfsQueue):
 
 
 class Planted(VllmScheduler):
-    """A scheduler with the change that ``what`` names."""
+    """A scheduler with one planted change, which ``what`` selects."""
 
     what = ""
 
@@ -151,7 +151,7 @@ def test_finds_new_combinations_of_rules(few_rules: None) -> None:
     assert [*found.changed] == [{"reuses_uncached_first": False}]
     assert not found.known
     assert headline("vLLM 0.34.0", "0.33.0", found).endswith(
-        "new rules: those of 0.33.0 with `reuses_uncached_first: false`"
+        "new rules, namely the rules of 0.33.0 with `reuses_uncached_first: false`"
     )
 
 

@@ -1,8 +1,8 @@
 """Sources of releases: finding, unpacking and running them with ``make follow``.
 
-Wheels have hundreds of megabytes and are not part of the repository. Tests of real schedulers need
-them unpacked as ``vllm-VERSION`` and ``sglang-VERSION`` in the directory ``SIMKV_WHEELS``, by
-default ``wheels`` beside the checkout, and are skipped without them.
+Released packages have hundreds of megabytes and are not part of the repository. Tests of real
+schedulers need them unpacked as ``vllm-VERSION`` and ``sglang-VERSION`` in the directory
+``SIMKV_WHEELS`` (default: ``wheels`` beside the checkout). Without them, these tests are skipped.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ COPIED = {"vllm": ("vllm/v1", "vllm/distributed"), "sglang": [f"sglang/srt/{part
 def wheel_of(engine: str, version: str) -> Path:
     folder = WHEELS / f"{engine}-{version}"
     if not folder.is_dir():
-        pytest.skip(f"no wheel of this release: {folder.name} is missing in {WHEELS.name}/")
+        pytest.skip(f"no sources of this release: {folder.name} is missing in {WHEELS.name}/")
     if engine == "sglang":
         pytest.importorskip("torch")
     return folder

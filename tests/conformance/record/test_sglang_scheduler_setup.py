@@ -1,4 +1,4 @@
-"""The settings that SGLang's own scheduler reads while it is recorded."""
+"""Settings that SGLang's own scheduler reads while it is recorded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from simkv.conformance.record.sglang_stubs import SETTINGS, STUB_ATTRIBUTES
 from simkv.schedulers.sglang.config import SglangConfig
 
 
-def test_every_knob_is_set_where_the_scheduler_reads_it() -> None:
+def test_every_setting_is_set_where_the_scheduler_reads_it() -> None:
     config = SglangConfig(
         schedule_policy="shortest-prefill-first", allow_auto_truncate=True, max_loras_per_batch=3
     )

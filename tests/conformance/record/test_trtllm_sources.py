@@ -1,7 +1,7 @@
 """TensorRT-LLM's own Python scheduler, run with stubs of the rest of the engine.
 
-Tests of the scheduler need its sources as ``trtllm-5f480b7a6`` in the directory ``SIMKV_WHEELS``,
-by default ``wheels`` beside the checkout, and are skipped without them.
+Tests of the scheduler need its sources as ``trtllm-5f480b7a6`` in the directory ``SIMKV_WHEELS``
+(default: ``wheels`` beside the checkout). Without them, these tests are skipped.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def source() -> Path:
 
 
 def differing_cases(folder: Path, names: list[str]) -> Iterator[str]:
-    """Yield the cases that simkv decides differently from the sources in ``folder``."""
+    """Yield the cases in which simkv decides differently from the sources in ``folder``."""
     with stub_imports(folder):
         for name in names:
             if find_mismatch(record(make_case(VERSION, name), VERSION, name), None):

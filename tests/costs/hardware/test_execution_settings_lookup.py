@@ -1,4 +1,4 @@
-"""What an engine's knobs say of graphs, memory and the host, as cost models are told."""
+"""Execution settings that cost models read, derived from an engine's config."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.execution_settings import graph_sizes
 
 
-def test_sizes_as_recorded_from_vllm_0_19() -> None:
+def test_default_graph_sizes_match_vllm_0_19() -> None:
     sizes = graph_sizes(256)
     assert sizes[:6] == [1, 2, 4, 8, 16, 24]
     assert (248 in sizes, 264 in sizes, 272 in sizes, sizes[-1], len(sizes)) == (
@@ -29,7 +29,7 @@ def test_sizes_as_recorded_from_vllm_0_19() -> None:
     assert graph_sizes(3) == [1, 2, 4]
 
 
-def test_a_step_is_padded_to_the_next_size_and_a_larger_one_is_not() -> None:
+def test_pads_steps_to_the_next_graph_size_up_to_the_largest() -> None:
     sizes = graph_sizes(8)
     assert [
         compute_feature(StepLoad(0, 0, 0, n, 0), "slots", sizes) for n in (1, 3, 9, 16, 17)
@@ -55,7 +55,7 @@ def test_a_step_is_padded_to_the_next_size_and_a_larger_one_is_not() -> None:
         ({"gpu_memory_utilization": 0.5}, "full and piecewise", 512, 0.5),
     ],
 )
-def test_vllms_setting_follows_knobs_and_version(
+def test_vllm_settings_depend_on_config_and_release(
     knobs: dict[str, Any], mode: str, most: int | None, share: float
 ) -> None:
     setting = find_execution_settings(VllmConfig(**knobs))
@@ -64,7 +64,7 @@ def test_vllms_setting_follows_knobs_and_version(
     assert setting.asynchronous == (knobs.get("variant") != "0.11.0")
 
 
-def test_every_engine_has_a_setting_with_its_own_name() -> None:
+def test_every_engine_derives_execution_settings() -> None:
     for name, spec in ENGINES.items():
         setting = find_execution_settings(spec.config())
         assert (setting.engine, setting.max_num_batched_tokens > 0) == (name, True)

@@ -1,7 +1,8 @@
-"""The size of the KV cache as reckoned, beside what engines were seen to log.
+"""Computed sizes of the KV cache, compared with sizes in the logs of engines.
 
-``recorded_blocks.csv`` quotes public logs: ``recorded`` is in blocks, tokens or GiB of KV on one
-GPU. Where a report gives only its own prediction and the error of that, the note has both.
+``recorded_blocks.csv`` contains values from public logs: ``recorded`` is in blocks, tokens or GiB
+of KV on one GPU. If a report states only its own prediction and the error of this prediction, the
+note contains both.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.sglang.execution_settings import derive_settings as sglang_setting
 
 ROWS = list(csv.DictReader((Path(__file__).with_name("recorded_blocks.csv")).open()))
-#: The campaign whose logs the constants were read off.
+#: The measurement campaign whose logs were used to derive the constants.
 CAMPAIGN = "llm-d-planner"
 
 
 def error(row: dict[str, str]) -> float:
-    """Relative error of the reckoned size."""
+    """Relative error of the computed size."""
     hardware = make_hardware(
         find_gpu(row["gpu"]),
         find_architecture(row["model"]),
@@ -51,12 +52,12 @@ def error(row: dict[str, str]) -> float:
 
 
 def spread(rows: list[dict[str, str]]) -> tuple[float, float]:
-    """Median and P90 of the absolute errors, in per cent."""
+    """Median and 90th percentile of the absolute errors, in per cent."""
     errors = sorted(100 * abs(error(row)) for row in rows)
     return median(errors), errors[-(-9 * len(errors) // 10) - 1]
 
 
-def test_reckoned_sizes_are_near_those_of_public_logs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_computed_sizes_match_public_logs(capsys: pytest.CaptureFixture[str]) -> None:
     others = [row for row in ROWS if CAMPAIGN not in row["source"]]
     assert len(ROWS) >= 25
     with capsys.disabled():
@@ -69,7 +70,7 @@ def test_reckoned_sizes_are_near_those_of_public_logs(capsys: pytest.CaptureFixt
     assert (middle < 2.0, most < 9.0) == (True, True)
 
 
-def test_half_the_sequences_leave_more_blocks_for_half_the_logits() -> None:
+def test_kv_blocks_with_128_sequences_match_a_recorded_run() -> None:
     """A run on an RTX 4090 with 128 sequences had about 2,950 blocks (issue 15)."""
     hardware = make_hardware(find_gpu("RTX 4090"), find_architecture("Llama-3.1-8B"))
     room = compute_kv_capacity(
@@ -78,7 +79,7 @@ def test_half_the_sequences_leave_more_blocks_for_half_the_logits() -> None:
     assert room.num_gpu_blocks == pytest.approx(2950, rel=0.02)
 
 
-def test_graphs_are_left_free_from_0_20_on_and_eager_steps_need_none() -> None:
+def test_reserves_memory_for_graphs_from_0_20_on() -> None:
     hardware = make_hardware(find_gpu("H100"), find_architecture("Llama-3.1-8B"))
 
     def rest(release: str, *sizes: int) -> int:
@@ -89,10 +90,10 @@ def test_graphs_are_left_free_from_0_20_on_and_eager_steps_need_none() -> None:
     assert rest("0.20.0") == rest("0.19.0")
 
 
-def test_sglang_reserves_for_graphs_by_gpu_and_for_ranks_of_dp_attention() -> None:
-    """The sums of ``handle_gpu_memory_settings`` by hand, in MiB."""
+def test_sglang_reserves_memory_by_gpu_and_parallelism() -> None:
+    """The expected sums follow ``handle_gpu_memory_settings``, in MiB."""
     model, latent = "Qwen3-30B-A3B", "DeepSeek-V3"
-    prefills = 8 * (8 + 14 + 8 + 8 + 12 + 8)  # graphs of up to 8192 tokens
+    prefills = 8 * (8 + 14 + 8 + 8 + 12 + 8)  # sizes of the graphs up to 8192 tokens
     for name, version, gpu, tp, dp, reserved in (
         (model, "0.5.23", "RTX 4090", 1, 1, 512 + 1.5 * 8192 + 2 * 48 + 128 + prefills),
         (model, "0.5.15", "RTX 4090", 1, 1, 512 + 1.5 * 8192 + 2 * 24 + 128 + prefills),
@@ -116,12 +117,12 @@ def test_sglang_reserves_for_graphs_by_gpu_and_for_ranks_of_dp_attention() -> No
         assert compute_kv_capacity(hardware, sglang_setting(config)).usable == int(free * share)
 
 
-def test_sglang_derives_its_share_of_memory() -> None:
+def test_sglang_derives_its_memory_fraction_from_the_chunk_size() -> None:
     hardware = make_hardware(find_gpu("H100"), find_architecture("Llama-3.1-8B"))
-    told, small = (
+    large, small = (
         compute_kv_capacity(hardware, ExecutionSettings("sglang", "0.5.23", chunk, 256, (1, 256)))
         for chunk in (8192, 2048)
     )
     memory = hardware.gpu.memory_bytes
-    assert 0.8 < told.usable / memory < 0.86
-    assert small.rest > told.rest
+    assert 0.8 < large.usable / memory < 0.86
+    assert small.rest > large.rest

@@ -1,4 +1,4 @@
-"""What a model's configuration says of its layers, and names by which things are found."""
+"""Parsing of model architectures, and lookup of models and GPUs by name."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ TINY: dict[str, Any] = {
         ("NVIDIA-Nemotron-3-Nano-30B-A3B", 31.58),
         ("granite-4.0-h-small", 32.2),
         ("Bamba-9B-v2", 9.78),
-        ("gemma-4-31B-it", 30.81),  # 30.7 are published, without V where it is K
+        ("gemma-4-31B-it", 30.81),  # the published 30.7 do not count V where it equals K
         ("gemma-4-26B-A4B-it", 25.23),
         ("Kimi-Linear-48B-A3B-Instruct", 49.12),
     ],
 )
-def test_parameters_are_the_published_ones(name: str, billions: float) -> None:
+def test_parameter_counts_match_published_values(name: str, billions: float) -> None:
     assert find_architecture(name).parameters / 1e9 == pytest.approx(billions, rel=3e-3)
 
 
-def test_layers_are_told_apart() -> None:
+def test_groups_layers_by_kind() -> None:
     kinds = {
         name: [(part.count, part.attention, part.mlp) for part in find_architecture(name).layers]
         for name in ("gpt-oss-20b", "Qwen3.5-27B", "DeepSeek-V3.2")
@@ -84,7 +84,7 @@ def test_layers_are_told_apart() -> None:
     assert kinds["DeepSeek-V3.2"] == [(3, mla, DenseMlp(18432)), sparse]
 
 
-def test_layers_of_hybrids_are_told_by_periods_patterns_names_and_numbers() -> None:
+def test_parses_layer_kinds_of_hybrid_models() -> None:
     kinds = {
         name: [(part.count, part.attention, part.mlp) for part in find_architecture(name).layers]
         for name in ("Jamba-v0.1", "NVIDIA-Nemotron-Nano-9B-v2", "granite-4.0-h-small")
@@ -108,13 +108,13 @@ def test_layers_of_hybrids_are_told_by_periods_patterns_names_and_numbers() -> N
     ]
 
 
-def test_heads_differ_between_layers_with_a_window_and_without() -> None:
+def test_gemma_4_has_wider_heads_in_layers_without_a_window() -> None:
     kinds = [(p.count, p.attention, p.mlp) for p in find_architecture("gemma-4-26B-A4B-it").layers]
     experts = MoeMlp(128, 8, 704, 2112)
     assert kinds == [(25, Gqa(16, 8, 256, 1024), experts), (5, Gqa(16, 2, 512), experts)]
 
 
-def test_layers_of_kimi_linear_are_told_by_their_numbers() -> None:
+def test_parses_layer_numbers_of_kimi_linear() -> None:
     first, delta, latent = find_architecture("Kimi-Linear-48B-A3B-Instruct").layers
     assert first.attention == delta.attention == GatedDeltaNet(32, 32, 128, 128, 4, gate_rank=128)
     assert (first.count, first.mlp, delta.count) == (1, DenseMlp(9216), 19)
@@ -138,12 +138,12 @@ NEMOTRON: dict[str, Any] = {
 }
 
 
-def test_a_state_space_by_hand() -> None:
+def test_mamba_weights_and_states_match_hand_computation() -> None:
     mamba = Mamba(128, 32, 4, 8, 2)
     convolved = 128 + 2 * 2 * 32
     assert mamba.weights(64) == 64 * (128 + convolved + 8) + 4 * convolved + 128 * 64
     assert mamba.state_bytes(1) == 2 * 128 * 32 + 2 * 3 * convolved
-    # Four GPUs have a group each, two of which are copies.
+    # Each of the four GPUs has one group; two of these groups are copies.
     assert mamba.state_bytes(4) == 2 * 128 * 32 / 4 + 2 * 3 * (128 + 2 * 4 * 32) / 4
     first = Mamba(128, 16, 4, rank=4)
     inner = 128 * (4 + 2 * 16) + 4 * 128 + 128 * 16
@@ -162,7 +162,7 @@ def test_a_state_space_by_hand() -> None:
     assert parse_architecture({**NEMOTRON, **names}, "tiny") == made
 
 
-def test_falcon_has_both_in_every_layer() -> None:
+def test_falcon_has_attention_and_mamba_in_every_layer() -> None:
     shapes = {"mamba_n_heads": 4, "mamba_d_ssm": 96, "mamba_d_state": 16, "mamba_d_conv": 4}
     made = parse_architecture(
         {**TINY, **shapes, "model_type": "falcon_h1", "mamba_n_groups": 1}, "tiny"
@@ -173,7 +173,7 @@ def test_falcon_has_both_in_every_layer() -> None:
     ]
 
 
-def test_llama_4_attends_within_chunks_and_has_experts_in_every_other_layer() -> None:
+def test_llama_4_has_chunked_attention_and_alternating_experts() -> None:
     maverick = find_architecture("Llama-4-Maverick-17B-128E-Instruct")
     local, whole = Gqa(40, 8, 128, 8192, chunked=True), Gqa(40, 8, 128)
     moe = MoeMlp(128, 1, 8192, 8192)
@@ -200,12 +200,12 @@ def test_llama_4_attends_within_chunks_and_has_experts_in_every_other_layer() ->
         ({"conv_kernel": None}, "conv_kernel: missing"),
     ],
 )
-def test_what_of_a_hybrid_is_not_understood_is_refused(change: dict[str, Any], words: str) -> None:
+def test_rejects_unsupported_fields_of_hybrid_models(change: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=f"tiny: {re.escape(words)}"):
         parse_architecture({**NEMOTRON, **change}, "tiny")
 
 
-def test_weights_of_one_small_model_by_hand() -> None:
+def test_weights_of_a_small_model_match_hand_computation() -> None:
     tiny = parse_architecture(TINY, "tiny")
     attention = 64 * (64 + 32 + 32 + 64)
     assert tiny.layers[0].attention.weights(64) == attention
@@ -226,7 +226,7 @@ def test_weights_of_one_small_model_by_hand() -> None:
         ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config: unsupported"),
     ],
 )
-def test_what_is_not_understood_is_refused_by_its_field(
+def test_rejects_unsupported_configs_and_names_the_field(
     tmp_path: Path, change: dict[str, Any], words: str
 ) -> None:
     path = tmp_path / "config.json"
@@ -241,11 +241,11 @@ def test_what_is_not_understood_is_refused_by_its_field(
 @pytest.mark.parametrize(
     "name", ["h100_sxm", "H100-SXM", "h100 sxm", "H100SXM", "NVIDIA H100 80GB HBM3", "h100"]
 )
-def test_any_spelling_of_a_gpu_is_found(name: str) -> None:
+def test_finds_gpus_by_any_spelling(name: str) -> None:
     assert find_gpu(name).name == "NVIDIA H100 80GB HBM3"
 
 
-def test_cards_of_one_family_are_told_apart() -> None:
+def test_distinguishes_gpus_of_one_family() -> None:
     names = ("h100-pcie", "h200_sxm", "gb200", "b200_sxm", "a100-40", "A100 80GB PCIe", "rtx_3090")
     found = [find_gpu(name).name for name in names]
     assert found == [
@@ -273,12 +273,12 @@ def test_cards_of_one_family_are_told_apart() -> None:
         ("zhipuai/GLM-5", "zai-org/GLM-5", "bf16"),
     ],
 )
-def test_any_spelling_of_a_model_is_found(name: str, model: str, weights: str) -> None:
+def test_finds_models_by_any_spelling(name: str, model: str, weights: str) -> None:
     found = find_architecture(name)
     assert (found.name, found.published.weights) == (model, weights)
 
 
-def test_every_packaged_model_names_its_source_and_no_two_share_a_name() -> None:
+def test_packaged_models_have_sources_and_unique_names() -> None:
     assert all("config.json" in known.source for known in architectures())
     for known in architectures():
         assert find_architecture(known.name) is known
@@ -292,7 +292,7 @@ def _hardware(model: str, **fields: Any) -> Hardware:
     return make_hardware(find_gpu("H100"), find_architecture(model), **fields)
 
 
-def test_formats_follow_the_published_weights_or_what_was_said() -> None:
+def test_number_formats_default_to_the_published_weights() -> None:
     gpt = _hardware("gpt-oss-120b")
     assert (gpt.weights, gpt.attention, gpt.experts, gpt.kv) == ("bf16", "bf16", "mxfp4", "bf16")
     kimi = _hardware("Kimi-K2.5", tp=8)
@@ -312,7 +312,7 @@ def test_formats_follow_the_published_weights_or_what_was_said() -> None:
         ("gpt-oss-20b", {"tp": 4, "ep": 3}, "ep: must divide tp x dp = 4 GPUs, got 3"),
     ],
 )
-def test_gpus_that_cannot_share_a_model_are_refused(
+def test_rejects_gpu_counts_that_do_not_divide_a_model(
     model: str, fields: dict[str, int], words: str
 ) -> None:
     with pytest.raises(InputError, match=words):

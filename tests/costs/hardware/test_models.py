@@ -1,4 +1,4 @@
-"""Models and GPUs as data, and the blocks that fit."""
+"""Models and GPUs of the catalog, and the number of KV blocks that fit."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ from simkv.schedulers.vllm.config import VllmConfig
         ("Qwen3-30B-A3B-Instruct-2507", 30.53),
     ],
 )
-def test_parameters_are_the_published_ones(name: str, billions: float) -> None:
+def test_parameter_counts_match_published_values(name: str, billions: float) -> None:
     assert find_model(name).parameters / 1e9 == pytest.approx(billions, rel=2e-3)
 
 
-def test_kv_bytes_are_those_of_the_records() -> None:
+def test_kv_bytes_match_recorded_values() -> None:
     assert find_model("Llama-3.1-8B").kv_bytes_per_token == 131072
     assert find_model("Llama-2-7b-hf").kv_bytes_per_token == 524288
     assert find_model("CodeLlama-34b-Instruct-hf").kv_bytes_per_token == 196608
 
 
-def test_names_are_unique_and_found_in_longer_ones() -> None:
+def test_names_are_unique_and_match_longer_names() -> None:
     for known in (models(), gpus()):
         names = [name for item in known for name in (item.name, *item.also)]
         assert len({name.casefold() for name in names}) == len(names)
@@ -67,13 +67,13 @@ def test_names_are_unique_and_found_in_longer_ones() -> None:
 
 
 def room(model: str, gpu: str, tokens: int = 2048, **hardware: Any) -> KvCapacity:
-    """As vLLM 0.19.0 would find it with 256 sequences."""
+    """Return the KV capacity as in vLLM 0.19.0 with 256 sequences."""
     knobs = VllmConfig(variant="0.19.0", max_num_batched_tokens=tokens, startup_check=False)
     made = make_hardware(find_gpu(gpu), find_architecture(model), **hardware)
     return compute_kv_capacity(made, find_execution_settings(knobs))
 
 
-def test_experts_are_shared_and_the_rest_is_not() -> None:
+def test_expert_parallelism_splits_only_experts() -> None:
     model, gpu = find_architecture("Qwen3-30B-A3B"), find_gpu("H100")
     experts = find_model("Qwen3-30B-A3B").mlp_parameters
     whole = weight_bytes(make_hardware(gpu, model))
@@ -84,36 +84,38 @@ def test_experts_are_shared_and_the_rest_is_not() -> None:
     assert whole - fp8 == pytest.approx(experts, rel=1e-6)
 
 
-def test_weights_that_do_not_fit_leave_no_block_and_say_so() -> None:
+def test_reports_weights_that_do_not_fit() -> None:
     fit = room("Llama-3.1-70B", "L4")
     assert fit.num_gpu_blocks == 0
     assert "meta-llama/Llama-3.1-70B does not fit on 1 x NVIDIA L4: per GPU, 21.2 GB" in fit.refusal
 
 
-def test_tensor_parallelism_shares_weights_and_kv() -> None:
+def test_tensor_parallelism_splits_weights_and_kv() -> None:
     one, two, sixteen = (room("Llama-3.1-8B", "H100", tp=tp) for tp in (1, 2, 16))
     assert two.block_bytes * 2 == one.block_bytes
     assert two.num_gpu_blocks > 2 * one.num_gpu_blocks
-    assert sixteen.block_bytes * 8 == one.block_bytes  # of 8 KV heads each GPU has one whole
+    assert sixteen.block_bytes * 8 == one.block_bytes  # each GPU has one of the 8 KV heads
 
 
-def test_a_latent_is_whole_on_every_gpu_and_windows_share_a_pool() -> None:
+def test_latents_are_replicated_and_layer_groups_share_blocks() -> None:
     wide, narrow = (room("DeepSeek-V3", "H200", tp=tp) for tp in (8, 16))
     assert wide.block_bytes == narrow.block_bytes == 61 * 576 * 2 * 16
     assert room("DeepSeek-V3", "H200", tp=8, kv="fp8").block_bytes == wide.block_bytes // 2
-    gpt = room("gpt-oss-120b", "H100")  # 18 layers with a window and 18 without
+    gpt = room("gpt-oss-120b", "H100")  # 18 layers with a sliding window and 18 without
     assert gpt.block_bytes == 18 * 2 * 8 * 64 * 2 * 16
 
 
 @pytest.mark.parametrize(
     ("model", "tp", "given", "size", "states"),
-    [  # what vLLM logs: vllm-project/vllm#36010, #42406; Nemotron 3 Nano's is 2096, too
+    [  # as logged by vLLM: vllm-project/vllm#36010, #42406; Nemotron 3 Nano has 2096, too
         ("Qwen3.5-27B", 2, 16, 784, 3),
         ("Qwen3.5-35B-A3B", 2, 64, 1088, 3),
         ("NVIDIA-Nemotron-3-Nano-30B-A3B", 1, 16, 2096, 4),
     ],
 )
-def test_a_block_holds_a_state(model: str, tp: int, given: int, size: int, states: int) -> None:
+def test_blocks_are_large_enough_for_a_state(
+    model: str, tp: int, given: int, size: int, states: int
+) -> None:
     hardware = make_hardware(find_gpu("H100"), find_architecture(model), tp=tp)
     assert kv_groups(hardware) == [0, *["mamba"] * states]
     found = compute_kv_capacity(hardware, find_execution_settings(VllmConfig(block_size=given)))
@@ -122,12 +124,12 @@ def test_a_block_holds_a_state(model: str, tp: int, given: int, size: int, state
         hardware, find_execution_settings(VllmConfig(block_size=given, variant="0.20.0"))
     )
     assert before.block_size == given
-    assert found.block_bytes * given == before.block_bytes * size  # the same for a token
+    assert found.block_bytes * given == before.block_bytes * size  # equal bytes per token
 
 
 @pytest.mark.parametrize(
     ("model", "groups", "checkpointing"),
-    [  # as get_kv_cache_groups of the wheels 0.21.0 to 0.33.0 makes them of such layers
+    [  # as computed by get_kv_cache_groups of vLLM 0.21.0 to 0.33.0
         ("Jamba-v0.1", [0, *["mamba"] * 7], False),
         ("NVIDIA-Nemotron-Nano-9B-v2", [0, *["mamba"] * 7], True),
         ("granite-4.0-h-small", [0, *["mamba"] * 9], True),
@@ -140,14 +142,18 @@ def test_a_block_holds_a_state(model: str, tp: int, given: int, size: int, state
         ("Kimi-Linear-48B-A3B-Instruct", [0, *["mamba"] * 3], False),
     ],
 )
-def test_groups_of_layers(model: str, groups: list[int | str], checkpointing: bool) -> None:
+def test_layer_groups_match_vllm(model: str, groups: list[int | str], checkpointing: bool) -> None:
     hardware = make_hardware(find_gpu("H100"), find_architecture(model))
     assert kv_groups(hardware) == groups
     assert can_checkpoint_states(hardware) is checkpointing
 
 
-def test_pages_are_alike_however_many_bytes_a_token_has() -> None:
-    """As wheels plan them; 31B has 16 KV heads of 256 in layers with a window, else 4 of 512."""
+def test_block_sizes_equalize_the_bytes_of_layer_groups() -> None:
+    """The expected groups are vLLM's.
+
+    The 31B model has 16 KV heads of size 256 in layers with a sliding window, and 4 heads of size
+    512 in other layers.
+    """
     for model, tp, groups, layer in (
         ("gemma-4-31B-it", 1, ["0/32", *[1024] * 5], 16 * 2 * 16 * 256 * 2),
         ("gemma-4-31B-it", 8, [0, *[1024] * 5], 16 * 2 * 2 * 256 * 2),
@@ -160,7 +166,7 @@ def test_pages_are_alike_however_many_bytes_a_token_has() -> None:
     assert wide == ["0/128", *[1024] * 5]
 
 
-def test_a_page_that_is_no_part_of_the_largest_is_padded() -> None:
+def test_pads_blocks_whose_sizes_cannot_be_equalized() -> None:
     model = find_architecture("gpt-oss-20b")
     window, whole = model.layers
     odd = replace(whole, attention=replace(whole.attention, head_dim=96))
@@ -173,7 +179,7 @@ def test_a_page_that_is_no_part_of_the_largest_is_padded() -> None:
 
 
 @pytest.mark.parametrize(("variant", "size"), [("0.26.0", 960), ("0.27.0", 1024)])
-def test_blocks_beside_latent_attention_are_multiples_of_its_kernels(
+def test_blocks_of_latent_attention_are_multiples_of_its_kernel_block(
     variant: str, size: int
 ) -> None:
     hardware = make_hardware(
@@ -187,8 +193,8 @@ def test_blocks_beside_latent_attention_are_multiples_of_its_kernels(
     )
 
 
-def test_a_block_of_a_nemotron_with_states_of_16_bits() -> None:
-    """vLLM 0.10 had them so, and blocks of 672 tokens (vllm-project/vllm#24280)."""
+def test_block_size_of_nemotron_with_16_bit_states() -> None:
+    """vLLM 0.10 stored 16-bit states and used blocks of 672 tokens (vllm-project/vllm#24280)."""
     published = find_architecture("NVIDIA-Nemotron-Nano-9B-v2")
     layers = tuple(
         replace(part, attention=replace(part.attention, number_bytes=2))
@@ -211,7 +217,7 @@ def test_a_block_of_a_nemotron_with_states_of_16_bits() -> None:
         ("Using PagedAttention with block size 16 and 2588 GPU blocks", "mistralrs", 2588, 41408),
     ],
 )
-def test_an_engines_log_tells_its_cache(
+def test_reads_the_cache_size_from_logs_of_engines(
     tmp_path: Path, text: str, engine: str, blocks: int, tokens: int
 ) -> None:
     log = tmp_path / "engine.log"
@@ -220,7 +226,7 @@ def test_an_engines_log_tells_its_cache(
     assert (found.engine, found.blocks, found.tokens, found.line) == (engine, blocks, tokens, 2)
 
 
-def test_a_log_without_a_cache_is_refused(tmp_path: Path) -> None:
+def test_rejects_logs_without_a_cache_size(tmp_path: Path) -> None:
     log = tmp_path / "engine.log"
     log.write_text("nothing of interest\n")
     with pytest.raises(InputError, match="no line with the KV cache size"):

@@ -50,7 +50,7 @@ def seconds(profile: CostProfile, load: StepLoad) -> float:
 
 
 @pytest.mark.parametrize("measured", [pytest.param(True, marks=needs_tables), False])
-def test_a_step_takes_at_least_as_long_as_reading_its_weights(measured: bool) -> None:
+def test_steps_take_at_least_the_time_to_read_the_weights(measured: bool) -> None:
     hardware = llama(tp=4)
     make = compose_from_tables if measured else estimate_from_data_sheet
     profile = make(hardware, PACKAGED_SETTING, constants=NEUTRAL)
@@ -59,12 +59,12 @@ def test_a_step_takes_at_least_as_long_as_reading_its_weights(measured: bool) ->
     read = (model.parameters - model.embeddings + model.vocab * model.hidden * 2) / 4
     floor = read / hardware.gpu.bandwidth
     assert floor < seconds(profile, DECODE) < 3 * floor
-    # A prompt computes two operations for each weight and token.
+    # A prompt needs two operations per weight and token.
     work = 2 * 2048 * (model.parameters - model.embeddings) / 4
     assert seconds(profile, PROMPT) > work / hardware.gpu.peak_flops(8)
 
 
-def test_what_makes_steps_longer_and_shorter() -> None:
+def test_step_times_depend_on_gpu_links_graphs_and_scheduling() -> None:
     base = estimate_from_data_sheet(llama(tp=4), PACKAGED_SETTING, NEUTRAL)
     faster = estimate_from_data_sheet(llama("H200", tp=4), PACKAGED_SETTING, NEUTRAL)
     assert seconds(faster, DECODE) < seconds(base, DECODE)
@@ -75,7 +75,7 @@ def test_what_makes_steps_longer_and_shorter() -> None:
     ) > 1.5 * seconds(base, PROMPT)
     eager = replace(PACKAGED_SETTING, graph_mode="full decode only")
     added = estimate_from_data_sheet(llama(tp=4), eager, NEUTRAL)
-    # 0.6 ms for each of 80 layers, and all-reduces that are launched one by one.
+    # 0.6 ms for each of 80 layers, and all-reduces that are launched separately.
     assert seconds(added, PROMPT) - seconds(base, PROMPT) == pytest.approx(0.048, rel=0.1)
     assert seconds(added, DECODE) == pytest.approx(seconds(base, DECODE))
     sync = estimate_from_data_sheet(
@@ -84,16 +84,16 @@ def test_what_makes_steps_longer_and_shorter() -> None:
     assert seconds(sync, DECODE) - seconds(base, DECODE) == pytest.approx(0.0018 + 0.00005)
 
 
-def test_windows_bound_what_a_decode_reads() -> None:
+def test_sliding_windows_limit_the_kv_read_by_decodes() -> None:
     gpt = make_hardware(find_gpu("H100-SXM"), find_architecture("gpt-oss-20b"))
     profile = estimate_from_data_sheet(gpt, PACKAGED_SETTING, NEUTRAL)
     short, long = (seconds(profile, StepLoad(0, 0, 0, 64, 64 * n, 0, 64)) for n in (4000, 8000))
     kv = 2 * 8 * 64 * 2 * 4000 * 64 * gpt.architecture.depth / gpt.gpu.bandwidth
-    # Half of the layers see the last 128 tokens only.
+    # Half of the layers attend only to the last 128 tokens.
     assert 0.5 * kv < long - short < kv
 
 
-def test_data_parallel_experts_go_by_the_tokens_of_the_group() -> None:
+def test_data_parallel_experts_process_the_tokens_of_all_ranks() -> None:
     deepseek = find_architecture("DeepSeek-V3")
     split = make_hardware(find_gpu("H200"), deepseek, tp=1, dp=8, ep=8)
     profile = estimate_from_data_sheet(split, PACKAGED_SETTING, NEUTRAL)
@@ -111,7 +111,7 @@ def test_every_kind_of_layer_has_a_time(model: str) -> None:
     guess = estimate_from_data_sheet(hardware, PACKAGED_SETTING, NEUTRAL)
     for load in LOADS:
         assert 1e-3 < seconds(guess, load) < 5
-    # vLLM's sparse kernels take up to ten times what a data sheet lets one expect.
+    # vLLM's sparse kernels take up to ten times as long as estimated from the data sheet.
     sparse = model in ("DeepSeek-V3.2", "GLM-5")
     engines = ("sglang",) if sparse else ("sglang", "vllm")
     for engine in engines if find_installed_tables() else ():
@@ -120,11 +120,11 @@ def test_every_kind_of_layer_has_a_time(model: str) -> None:
         assert made is not None
         assert made.fit.points > 10
         for load in LOADS:
-            # Sparse prefills of few tokens were timed as they run, launched by the host.
+            # The measured times of short sparse prefills include launches by the host.
             assert 0.3 < seconds(made, load) / seconds(guess, load) < 5
 
 
-def test_constants_change_what_they_name() -> None:
+def test_constants_scale_only_their_terms() -> None:
     base = estimate_from_data_sheet(llama(tp=4), PACKAGED_SETTING, NEUTRAL)
     doubled = apply_constants(base, CostConstants(decode=2.0))
     assert seconds(doubled, DECODE) == pytest.approx(2 * seconds(base, DECODE), rel=1e-3)
@@ -137,7 +137,7 @@ def test_constants_change_what_they_name() -> None:
     assert apply_constants(base, NEUTRAL) is base
 
 
-def test_rules_fit_systems_engines_releases_and_experts() -> None:
+def test_rules_match_systems_engines_releases_and_experts() -> None:
     rule = ConstantsRule(
         systems=["h100_sxm"],
         engine="vllm",
@@ -158,8 +158,8 @@ def test_rules_fit_systems_engines_releases_and_experts() -> None:
 
 
 @needs_tables
-def test_packaged_and_composed_agree() -> None:
-    """To 3 %: tables are thinned to 1 % of a term."""
+def test_packaged_profiles_match_composed_profiles() -> None:
+    """The tolerance is 3 %, because thinned tables have an error of up to 1 % per term."""
     ready = [one for one in combinations() if one.path]
     assert len(ready) >= 30
     for one in ready[::6]:
@@ -171,7 +171,7 @@ def test_packaged_and_composed_agree() -> None:
             assert seconds(short, load) == pytest.approx(seconds(whole, load), rel=0.03)
 
 
-def test_what_is_packaged_is_small_and_says_how_it_is_known() -> None:
+def test_packaged_profiles_are_small_and_state_their_basis() -> None:
     listed = combinations()
     assert len(listed) >= 40
     assert sum(one.path.stat().st_size for one in listed if one.path) < 2_000_000
@@ -188,15 +188,14 @@ def test_what_is_packaged_is_small_and_says_how_it_is_known() -> None:
             assert profile.fit.held_out["decode"].p95 > 0.1
 
 
-def test_without_tables_the_packaged_profile_answers_then_the_data_sheet(
+def test_falls_back_to_packaged_profiles_then_data_sheets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
         "simkv.costs.operators.profile_resolution.find_installed_tables", lambda: None
     )
-    setting = replace(
-        PACKAGED_SETTING, max_num_seqs=17
-    )  # nobody else's, for what is composed is kept
+    # No other test uses this setting; profiles are cached.
+    setting = replace(PACKAGED_SETTING, max_num_seqs=17)
     known = resolve_profile(combinations()[0].hardware, setting)
     assert known.basis == "composed of measured operators"
     other = resolve_profile(llama("H100-SXM", tp=8), setting)
@@ -205,10 +204,10 @@ def test_without_tables_the_packaged_profile_answers_then_the_data_sheet(
 
 
 @needs_tables
-def test_measured_points_of_the_package_are_not_opened(
+def test_does_not_open_serving_measurements_of_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The package as it is but for ``silicon_sample.csv``, which cannot be read, and its code."""
+    """A copy of the package in which the code and ``silicon_sample.csv`` cannot be read."""
     root = find_installed_tables()
     assert root is not None
     hardware = llama(tp=4)
@@ -222,7 +221,7 @@ def test_measured_points_of_the_package_are_not_opened(
     assert compose_from_tables(hardware, PACKAGED_SETTING, constants=NEUTRAL) == expected
 
 
-def test_tables_of_ones_own_go_first_also_for_a_gpu_that_nobody_measured(tmp_path: Path) -> None:
+def test_prefers_custom_tables_also_for_unmeasured_gpus(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     hardware = make_hardware(find_gpu("RTX 4090"), find_architecture("Llama-3.1-8B"))
     with pytest.raises(InputError, match="no tables of NVIDIA GeForce RTX 4090; expected"):
@@ -240,7 +239,7 @@ def test_tables_of_ones_own_go_first_also_for_a_gpu_that_nobody_measured(tmp_pat
     assert found.basis == "composed of measured operators"
     assert "prefill attention: estimated from the data sheet" in found.source
     model = hardware.architecture
-    read = model.parameters - model.vocab * model.hidden  # all but the embedding, once
+    read = model.parameters - model.vocab * model.hidden  # all weights except the embedding
     assert seconds(found, DECODE) == pytest.approx(1e-11 * read, rel=0.1)
     pd.DataFrame(rows).drop(columns="n").to_parquet(place / "gemm_perf.parquet")
     _read.cache_clear()

@@ -1,4 +1,4 @@
-"""What a composed profile says of how far it is from what was measured as a whole."""
+"""Error spreads of composed profiles."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def known(monkeypatch: pytest.MonkeyPatch, level: int, seen: bool) -> None:
     monkeypatch.setattr(error_spreads, "packaged_spreads", lambda: found)
 
 
-def test_a_calibrated_pair_is_told_from_one_that_was_never_seen(
+def test_distinguishes_calibrated_from_unmeasured_pairs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     profile = load_profile("unit-step")
     known(monkeypatch, 0, seen=True)
     fit = add_spread_error(profile, HARDWARE, setting("0.12.0")).fit
     assert "calibrated for this model on this GPU" in fit.note
-    assert "wider" not in fit.note
+    assert "widened" not in fit.note
     assert fit.held_out["prefill"].p95 == pytest.approx(max(math.exp(0.1) - 1, 1 - math.exp(-0.2)))
     for level, words in ((1, "on this GPU"), (2, "hopper GPUs"), (3, "dense models on hopper")):
         known(monkeypatch, level, seen=False)
@@ -50,7 +50,7 @@ def test_a_calibrated_pair_is_told_from_one_that_was_never_seen(
         assert words in note
 
 
-def test_releases_beyond_those_that_were_measured_widen_the_error(
+def test_releases_beyond_the_measured_range_widen_the_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     profile = load_profile("unit-step")
@@ -66,7 +66,7 @@ def test_releases_beyond_those_that_were_measured_widen_the_error(
     assert widths == pytest.approx(step)
 
 
-def test_an_estimate_from_a_data_sheet_is_off_by_its_own_error_too(
+def test_data_sheet_estimates_add_their_own_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     known(monkeypatch, 3, seen=False)
@@ -84,7 +84,7 @@ def test_an_estimate_from_a_data_sheet_is_off_by_its_own_error_too(
     assert add_spread_error(guess, HARDWARE, setting("0.12.0")) is guess
 
 
-def test_the_error_in_a_few_words_says_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_description_names_its_configurations(monkeypatch: pytest.MonkeyPatch) -> None:
     known(monkeypatch, 0, seen=True)
     assert (
         describe_spread(HARDWARE, setting("0.12.0")) == "prefill 18 %, decode 5 % (calibrated pair)"
@@ -95,7 +95,7 @@ def test_the_error_in_a_few_words_says_whose_it_is(monkeypatch: pytest.MonkeyPat
     assert describe_spread(HARDWARE, setting("0.12.0")) == ""
 
 
-def test_nothing_near_leaves_a_profile_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_without_similar_measurements_has_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(error_spreads, "packaged_spreads", lambda: ErrorSpreads({}, {}, {}))
     profile = load_profile("unit-step")
     assert add_spread_error(profile, HARDWARE, setting("0.12.0")) is profile

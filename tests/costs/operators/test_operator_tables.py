@@ -1,4 +1,4 @@
-"""Operator tables: how they are cleaned, and lookups between their points."""
+"""Cleaning of operator tables, and interpolation between their points."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytest.importorskip("pyarrow")
 
 
 def table(root: Path, place: str, rows: list[dict[str, object]]) -> None:
-    """``place`` is ``system/family/backend/version/table``."""
+    """Write a table; ``place`` is ``system/family/backend/version/table``."""
     path = root / f"{place}_perf.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(rows).to_parquet(path)
@@ -28,7 +28,7 @@ def product(m: int, n: int, k: int, latency: float) -> dict[str, object]:
     return {"gemm_dtype": "bfloat16", "m": m, "n": n, "k": k, "latency": latency}
 
 
-def test_between_shapes_work_and_bytes_are_met_exactly(tmp_path: Path) -> None:
+def test_interpolation_between_shapes_is_exact_for_operations_and_bytes(tmp_path: Path) -> None:
     rows = [
         product(m, n, k, 0.001 + 1e-9 * n * k + 1e-12 * m * n * k)
         for m in (1, 64)
@@ -46,13 +46,15 @@ def test_between_shapes_work_and_bytes_are_met_exactly(tmp_path: Path) -> None:
     assert lookup_gemm(store, "nvfp4", 1024, 1024, 1e15) is None
 
 
-def test_the_four_steps_of_cleaning(tmp_path: Path) -> None:
-    """A row faster than the peak, a slower version, a row timed with the host, a falling batch."""
+def test_cleans_rows_by_all_four_rules(tmp_path: Path) -> None:
+    """The rows contain one above peak speed, another version, a host-bound one, and a decreasing
+    batch.
+    """
     shape = {"n": 64, "k": 64}
     own = [
-        product(1, **shape, latency=0.200),  # the host: the other engine needs 0.010
+        product(1, **shape, latency=0.200),  # host-bound: the other engine takes 0.010
         product(2, **shape, latency=0.030),
-        product(4, **shape, latency=0.020),  # a larger batch that is faster
+        product(4, **shape, latency=0.020),  # faster than a smaller batch
         product(8, **shape, latency=1e-7),  # faster than the peak
         product(8, **shape, latency=0.040),
     ]
@@ -66,7 +68,7 @@ def test_the_four_steps_of_cleaning(tmp_path: Path) -> None:
     )
 
 
-def test_a_folder_in_front_replaces_what_is_behind_it(tmp_path: Path) -> None:
+def test_earlier_roots_replace_later_ones(tmp_path: Path) -> None:
     for root, latency in (("mine", 0.1), ("theirs", 0.2)):
         table(tmp_path / root, "x/gemm/vllm/1.0/gemm", [product(1, 64, 64, latency)])
     store = TableStore((tmp_path / "mine", tmp_path / "theirs"), "x", "vllm", "1.0")
@@ -76,7 +78,7 @@ def test_a_folder_in_front_replaces_what_is_behind_it(tmp_path: Path) -> None:
     assert {path.parts[-6] for path in store.seen} == {"mine"}
 
 
-def test_no_batch_costs_more_than_a_larger_one() -> None:
+def test_no_batch_costs_more_than_a_larger_batch() -> None:
     assert make_nondecreasing({1: 3.0, 2: 2.0, 4: 5.0}) == {4: 5.0, 2: 2.0, 1: 2.0}
     plane = BatchLengthPlane({(1, 1): 3.0, (1, 2): 2.0, (2, 1): 1.0, (2, 2): 4.0}, float)
     assert [plane(b, n) for b, n in ((1, 1), (1, 2), (2, 1), (2, 2))] == [1.0, 2.0, 1.0, 4.0]
@@ -84,8 +86,10 @@ def test_no_batch_costs_more_than_a_larger_one() -> None:
     assert plane(2, 8) == 16.0
 
 
-def test_the_known_bad_rows_of_the_published_tables() -> None:
-    """vLLM 0.24.0 on B200: products in fp8 blocks are flat at 170 to 280 us up to 2,048 tokens."""
+def test_replaces_known_host_bound_rows() -> None:
+    """vLLM 0.24.0 on B200: fp8-block products take 170 to 280 us for any size up to 2,048
+    tokens.
+    """
     root = find_installed_tables()
     if root is None:
         pytest.skip("needs the tables: pip install 'simkv[hardware]'")
@@ -98,7 +102,7 @@ def test_the_known_bad_rows_of_the_published_tables() -> None:
     assert raw[2048] < 1.1 * raw[8]
     curve = lookup_gemm(store, "fp8_block", 4096, 7168, 4.5e15)
     assert curve is not None
-    # 29 MB of weights at 8 TB/s are 3.7 us, and an engine whose table was timed well needs 13.
+    # Reading 29 MB of weights at 8 TB/s takes 3.7 us; the table of another engine has 13 us.
     assert curve(1) < 2e-5
     assert curve(2048) > 2 * curve(1)
     assert list(curve.ys) == sorted(curve.ys)
@@ -108,8 +112,10 @@ def test_the_known_bad_rows_of_the_published_tables() -> None:
     assert falling.apply(lambda s: bool((s.diff() < 0).any())).mean() > 0.9
 
 
-def test_all_reduces_of_a_host_with_slow_links_give_way() -> None:
-    """L40S: in vLLM tables four GPUs have a fifth of the bandwidth of two, in one of SGLang not."""
+def test_replaces_all_reduces_of_hosts_with_slow_links() -> None:
+    """L40S: four GPUs have a fifth of the bandwidth of two in vLLM's tables, but not in
+    SGLang's.
+    """
     root = find_installed_tables()
     if root is None:
         pytest.skip("needs the tables: pip install 'simkv[hardware]'")
@@ -125,12 +131,13 @@ def test_all_reduces_of_a_host_with_slow_links_give_way() -> None:
     assert two
     assert four
     assert eight
-    # A ring sends 2 (n - 1) / n of the message over each link: a half more for four than for two.
+    # A ring sends 2 (n - 1) / n of the message over each link: 1.5 times as much for four GPUs as
+    # for two.
     assert 1.0 < four(numbers) / two(numbers) < 1.6
     assert 1.0 < eight(numbers) / two(numbers) < 1.9
 
 
-def test_links_of_ones_own_are_not_judged_by_those_of_others(tmp_path: Path) -> None:
+def test_custom_link_tables_are_not_compared_with_published_ones(tmp_path: Path) -> None:
     for place, latency in (("mine/x/comm/vllm", 9.0), ("theirs/x/comm/sglang", 1.0)):
         rows = [
             {"num_gpus": 4, "message_size": n, "kernel_source": "y_graph", "latency": n * latency}
@@ -143,11 +150,11 @@ def test_links_of_ones_own_are_not_judged_by_those_of_others(tmp_path: Path) -> 
     assert own(256) == pytest.approx(256 * 9e-3)
 
 
-def test_nothing_is_left_of_a_table_without_rows() -> None:
+def test_empty_table_yields_no_times() -> None:
     assert clean_rows(None, None, ("m",)) == {}
 
 
-def test_a_table_that_cannot_be_used_is_told_by_its_path(tmp_path: Path) -> None:
+def test_reports_unusable_tables_by_path(tmp_path: Path) -> None:
     store = TableStore((tmp_path,), "x", "vllm", "1.0")
     table(tmp_path, "x/gemm/vllm/1.0/gemm", [{"m": 1}])
     with pytest.raises(InputError, match=r"gemm_perf\.parquet: missing column 'latency'"):

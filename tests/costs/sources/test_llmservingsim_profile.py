@@ -1,4 +1,4 @@
-"""Bundles of kernel tables, made up so that every figure can be checked by hand."""
+"""Bundles of kernel tables with artificial values, so that every result can be checked by hand."""
 
 from __future__ import annotations
 
@@ -69,17 +69,18 @@ def bundle(folder: Path, skew: bool = False, **changed: str) -> Path:
     return folder
 
 
-def test_a_step_is_the_sum_over_all_layers(tmp_path: Path) -> None:
+def test_step_time_is_the_sum_over_all_layers(tmp_path: Path) -> None:
     profile = bundle_profile(bundle(tmp_path), Sharding(2))
     step = StepCost(profile)(StepLoad(0, 0, 0, 3, 600, 0, 3))
-    dense = 3 * 1 + 2 * (2 * 3 * 2 + 3 * 10)  # us: once, then two layers with two norms
+    # In us: the kernels of a step, then two layers with two norms each.
+    dense = 3 * 1 + 2 * (2 * 3 * 2 + 3 * 10)
     assert step == pytest.approx(1e-6 * (dense + 120 + 5 + 2 * 60))
     assert (profile.basis, profile.model, profile.gpu) == ("measured", "test/model", "Test GPU")
     assert profile.range["decode_mean"] == (100, 300)
     assert profile.range["prefill_tokens"] == (10, 30)
 
 
-def test_padding_to_graphs_costs_the_padded_tokens(tmp_path: Path) -> None:
+def test_padded_steps_cost_the_padded_tokens(tmp_path: Path) -> None:
     plain = bundle_profile(bundle(tmp_path), Sharding(2))
     padded = bundle_profile(tmp_path, Sharding(2), [1, 2, 4])
     three, four = (StepLoad(0, 0, 0, n, 200 * n, 0, n) for n in (3, 4))
@@ -88,7 +89,7 @@ def test_padding_to_graphs_costs_the_padded_tokens(tmp_path: Path) -> None:
     assert StepCost(padded)(four) == StepCost(plain)(four)
 
 
-def test_a_step_over_the_largest_graph_is_launched_by_the_host(tmp_path: Path) -> None:
+def test_steps_above_the_largest_graph_add_launch_time(tmp_path: Path) -> None:
     plain = bundle_profile(bundle(tmp_path), Sharding(2))
     padded = bundle_profile(tmp_path, Sharding(2), [1, 2, 4])
     four, five = (StepLoad(0, 0, 0, n, 200 * n, 0, n) for n in (4, 5))
@@ -101,13 +102,13 @@ def test_a_step_over_the_largest_graph_is_launched_by_the_host(tmp_path: Path) -
     assert without_host(plain) is plain
 
 
-def test_each_host_has_its_own_time_to_launch() -> None:
+def test_launch_time_depends_on_the_gpu() -> None:
     assert launch_time("NVIDIA GeForce RTX 4090") == launch_time("rtx-4090") == 0.0
     assert launch_time("RTX PRO 6000") == 5.9e-3
-    assert launch_time("H100-SXM") == launch_time("of which nobody heard") == DEFAULT_LAUNCH_S
+    assert launch_time("H100-SXM") == launch_time("an unknown GPU") == DEFAULT_LAUNCH_S
 
 
-def test_a_host_that_takes_no_time_to_launch_adds_none(tmp_path: Path) -> None:
+def test_zero_launch_time_adds_no_term(tmp_path: Path) -> None:
     meta = bundle(tmp_path) / "meta.yaml"
     meta.write_text(meta.read_text().replace("Test GPU", "RTX 4090"))
     profile = bundle_profile(tmp_path, Sharding(2), [1, 2, 4])
@@ -115,29 +116,29 @@ def test_a_host_that_takes_no_time_to_launch_adds_none(tmp_path: Path) -> None:
     assert "no host time" in " ".join(profile.source)
 
 
-def test_ranks_in_lock_step_are_padded_to_the_busiest() -> None:
+def test_lockstep_ranks_are_padded_to_the_largest_rank() -> None:
     sizes = [1, 2, 4, 8]
     alone = StepLoad(0, 0, 0, 3, 600, 0, 3)
     beside = alone._replace(group_tokens=9, group_most=6, group_ranks=2)
     assert [compute_feature(load, "slots", sizes) for load in (alone, beside)] == [4, 8]
     assert [compute_feature(load, "group_tokens", sizes) for load in (alone, beside)] == [3, 16]
-    # One that is over the largest graph keeps all from running one; each stays as it is.
+    # If one rank exceeds the largest graph, no rank runs a graph, and none is padded.
     eager = alone._replace(group_tokens=103, group_most=100, group_ranks=2)
     assert compute_feature(eager, "slots", sizes) == 4
     assert compute_feature(eager, "group_tokens", sizes) == 103
     assert compute_feature(beside, "group_tokens") == 9  # no graphs, no padding
 
 
-def test_the_errors_are_those_of_points_left_out(tmp_path: Path) -> None:
+def test_held_out_errors_come_from_excluded_points(tmp_path: Path) -> None:
     errors = bundle_profile(bundle(tmp_path), Sharding(2)).fit.held_out
-    assert errors["decode"].p95 == pytest.approx(0, abs=1e-9)  # the table is a straight line
+    assert errors["decode"].p95 == pytest.approx(0, abs=1e-9)  # the table is linear
     bent = ATTENTION.replace("0,0,3,200,60.0", "0,0,3,200,90.0")
     profile = bundle_profile(bundle(tmp_path / "bent", attention=bent), Sharding(2))
     step = StepCost(profile)(StepLoad(0, 0, 0, 3, 600, 0, 3))
     assert profile.fit.held_out["decode"].bias == pytest.approx(-60e-6 / step / 2)
 
 
-def test_skew_counts_where_the_bundle_says_so(tmp_path: Path) -> None:
+def test_skew_applies_only_if_the_bundle_enables_it(tmp_path: Path) -> None:
     load = StepLoad(0, 0, 0, 3, 600, 0, 3, 150, 300)
     off, on = (
         StepCost(bundle_profile(bundle(tmp_path / str(skew), skew), Sharding(1)))(load)
@@ -146,7 +147,7 @@ def test_skew_counts_where_the_bundle_says_so(tmp_path: Path) -> None:
     assert on - off == pytest.approx(0.5 * 30e-6)
 
 
-def test_experts_are_chosen_evenly_and_ranks_pool_their_tokens(tmp_path: Path) -> None:
+def test_experts_are_selected_uniformly_from_the_tokens_of_all_ranks(tmp_path: Path) -> None:
     moe = "tokens,activated_experts,time_us\n" + "".join(
         f"{t},{a},{t + 10 * a}\n" for t in (1, 64) for a in (1, 16)
     )
@@ -156,17 +157,18 @@ def test_experts_are_chosen_evenly_and_ranks_pool_their_tokens(tmp_path: Path) -
         bundle_profile(tmp_path, Sharding(2))
     one = StepCost(bundle_profile(tmp_path, Sharding(2, experts=16, experts_per_token=2)))
     load = StepLoad(0, 0, 0, 1, 200, 0, 1)
-    assert one(load) - plain(load) == pytest.approx(2e-6 * (1 + 10 * 2))  # one token takes two
+    # A token selects two experts.
+    assert one(load) - plain(load) == pytest.approx(2e-6 * (1 + 10 * 2))
     two = bundle_profile(tmp_path, Sharding(2, experts=16, experts_per_token=2, expert_ranks=2))
     assert "no all_gather of 2 GPUs, no reduce_scatter" in " ".join(two.source)
     cost = StepCost(two)
-    # A pool of two tokens: half of the experts, and of the choices, are here.
+    # Two tokens in total: this rank has half of the experts and of the selections.
     found = cost(load._replace(group_tokens=2)) - plain(load)
     assert found == pytest.approx(2e-6 * (1 + 10 * 8 * (1 - (7 / 8) ** 2)))
     assert cost(load._replace(group_tokens=128)) > cost(load._replace(group_tokens=2))
 
 
-def test_collectives_of_a_known_gpu_are_added(tmp_path: Path) -> None:
+def test_adds_collectives_of_known_gpus(tmp_path: Path) -> None:
     (bundle(tmp_path) / "tp1").rename(tmp_path / "tp2")
     meta = META.format(skew="false").replace("Test GPU", "RTX PRO 6000 Blackwell Server")
     (tmp_path / "meta.yaml").write_text(meta)
@@ -177,13 +179,14 @@ def test_collectives_of_a_known_gpu_are_added(tmp_path: Path) -> None:
     assert with_them(load) - without(load) == pytest.approx(4 * 12.713e-6)
 
 
-def test_a_hosts_own_link_is_taken_in_place_of_anothers(tmp_path: Path) -> None:
+def test_given_link_replaces_catalog_collectives(tmp_path: Path) -> None:
     (bundle(tmp_path) / "tp1").rename(tmp_path / "tp2")
     link = HostLink(name="slow", latency=2e-5, bandwidth=1.6e10, source="test")
     layout = Sharding(2, tp=2, hidden=2048, link=link)
     profile = bundle_profile(tmp_path, layout)
     without = StepCost(bundle_profile(tmp_path, Sharding(2, tp=2)))
-    load = StepLoad(1, 1024, 0, 0, 0, 1, 1)  # 4 MiB of hidden states, round twice by half
+    # 4 MiB of hidden states; half of them travel around the ring twice.
+    load = StepLoad(1, 1024, 0, 0, 0, 1, 1)
     took = 4 * (2e-5 + 4194304 / 1.6e10)
     assert StepCost(profile)(load) - without(load) == pytest.approx(took)
     assert "collectives: slow, 20 us and 16 GB/s (test)" in " ".join(profile.source)
@@ -193,7 +196,7 @@ def test_a_hosts_own_link_is_taken_in_place_of_anothers(tmp_path: Path) -> None:
     assert scale_collectives(bundle_profile(tmp_path, Sharding(2, tp=2)), 2.0) is None
 
 
-def test_ids_and_weights_of_chosen_experts_are_gathered_too(tmp_path: Path) -> None:
+def test_all_gathers_include_ids_and_weights_of_selected_experts(tmp_path: Path) -> None:
     moe = "tokens,activated_experts,time_us\n1,1,1\n1,16,1\n64,1,1\n64,16,1\n"
     bundle(tmp_path, moe=moe)
     link = HostLink(name="l", latency=1e-5, bandwidth=1e9, source="test")
@@ -205,7 +208,7 @@ def test_ids_and_weights_of_chosen_experts_are_gathered_too(tmp_path: Path) -> N
     assert found == pytest.approx(2 * (2 * hidden + 2 * chosen))
 
 
-def test_a_link_is_said_by_its_name_or_its_figures() -> None:
+def test_parses_links_by_name_or_by_latency_and_bandwidth() -> None:
     assert parse_link("PCIe 5.0, no peer-to-peer").bandwidth == 1.6e10
     link = parse_link("20,16")
     assert (link.latency, link.bandwidth) == (pytest.approx(2e-5), 1.6e10)
@@ -221,7 +224,7 @@ def test_known_links_have_names_and_sources() -> None:
         find_link("PCI")
 
 
-def test_a_table_without_rows_is_named(tmp_path: Path) -> None:
+def test_reports_tables_without_rows(tmp_path: Path) -> None:
     bundle(tmp_path, dense="layer,tokens,time_us\n")
     with pytest.raises(InputError, match=r"dense.csv: contains no rows"):
         bundle_profile(tmp_path, Sharding(2))
@@ -231,7 +234,7 @@ def test_a_table_without_rows_is_named(tmp_path: Path) -> None:
         bundle_profile(other, Sharding(2))
 
 
-def test_plain_and_packed_tables_are_the_same(tmp_path: Path) -> None:
+def test_plain_and_compressed_tables_give_equal_profiles(tmp_path: Path) -> None:
     before = bundle_profile(bundle(tmp_path), Sharding(2))
     for path in (tmp_path / "tp1").glob("*.csv"):
         (path.parent / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
@@ -252,12 +255,12 @@ def test_plain_and_packed_tables_are_the_same(tmp_path: Path) -> None:
         ({"per_sequence": ""}, r"per_sequence.csv: cannot be read as a table"),
     ],
 )
-def test_bad_tables_are_named(tmp_path: Path, changed: dict[str, str], complaint: str) -> None:
+def test_reports_invalid_tables(tmp_path: Path, changed: dict[str, str], complaint: str) -> None:
     with pytest.raises(InputError, match=complaint):
         bundle_profile(bundle(tmp_path, **changed), Sharding(2))
 
 
-def test_what_is_no_bundle(tmp_path: Path) -> None:
+def test_rejects_folders_that_are_no_bundle(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"meta.yaml: cannot be read"):
         bundle_profile(tmp_path, Sharding(2))
     with pytest.raises(InputError, match=r"missing tp2; found tp1"):

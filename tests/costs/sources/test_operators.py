@@ -1,4 +1,4 @@
-"""Profiles from Vidur's and aiconfigurator's operator tables, made up to be checked by hand."""
+"""Profiles from operator tables of Vidur and aiconfigurator with artificial values."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def vidur_tables(folder: Path) -> tuple[Path, Path]:
     return paths
 
 
-def test_vidurs_operators_add_up(tmp_path: Path) -> None:
+def test_vidur_profile_sums_all_operators(tmp_path: Path) -> None:
     mlp, attention = vidur_tables(tmp_path)
     cost = StepCost(vidur_profile(mlp, attention, MODEL, "Test GPU"))
     per_token = 1 + 3 * sum(OPERATORS_PER_LAYER.values())  # us
@@ -71,7 +71,7 @@ def test_vidurs_operators_add_up(tmp_path: Path) -> None:
     )
 
 
-def test_vidurs_tables_of_another_model_are_refused(tmp_path: Path) -> None:
+def test_rejects_vidur_tables_of_another_model(tmp_path: Path) -> None:
     mlp, attention = vidur_tables(tmp_path)
     other = MODEL.model_copy(update={"hidden": 128})
     with pytest.raises(InputError, match=r"hidden size of 128 and 1 GPUs; found 64 on 1"):
@@ -113,12 +113,12 @@ def aiconfigurator_tables(folder: Path, most_kv_heads: int = 4) -> Path:
 
 
 def products(tokens: int, emits: int) -> float:
-    """Seconds of all matrix products of the tiny model; the made-up table is exactly m n k ns."""
+    """Seconds of all matrix products of the tiny model; the artificial times are m x n x k ns."""
     layer = 64 * (8 + 2 * 4) * 16 + 64 * 128 + 64 * 256 + 128 * 64
     return 1e-9 * (tokens * 3 * layer + emits * 64 * 256)
 
 
-def test_aiconfigurators_products_are_between_the_measured_ones(tmp_path: Path) -> None:
+def test_aiconfigurator_products_are_interpolated(tmp_path: Path) -> None:
     profile = aiconfigurator_profile(aiconfigurator_tables(tmp_path), MODEL)
     cost = StepCost(profile)
     assert cost(StepLoad(0, 0, 0, 4, 800, 0, 4)) == pytest.approx(products(4, 4) + 3 * 4 * 200e-6)
@@ -127,15 +127,15 @@ def test_aiconfigurators_products_are_between_the_measured_ones(tmp_path: Path) 
     assert profile.gpu == "Test GPU"
 
 
-def test_heads_of_another_size_and_windows_are_other_rows(tmp_path: Path) -> None:
-    """As 64 heads of gpt-oss, half the size and with a window, stand beside those of CodeLlama."""
+def test_ignores_rows_with_other_head_sizes_and_windows(tmp_path: Path) -> None:
+    """Published tables mix them: 64 heads of gpt-oss and 64 heads of CodeLlama."""
     folder = aiconfigurator_tables(tmp_path)
     whole = StepCost(aiconfigurator_profile(folder, MODEL))
     for name in ("context_attention", "generation_attention"):
         path = folder / f"{name}_perf.parquet"
         own = pd.read_parquet(path).assign(head_dim=MODEL.head_dim, window_size=0)
         small, short = own.assign(head_dim=8), own.assign(window_size=128)
-        slow = own.assign(latency=2 * own["latency"])  # another kernel
+        slow = own.assign(latency=2 * own["latency"])  # measured with another kernel
         others = [table.assign(latency=1e-3) for table in (small, short)]
         pd.concat([*others, slow, own], ignore_index=True).to_parquet(path)
     mixed = StepCost(aiconfigurator_profile(folder, MODEL))
@@ -146,21 +146,21 @@ def test_heads_of_another_size_and_windows_are_other_rows(tmp_path: Path) -> Non
         assert mixed(load) == pytest.approx(whole(load))
 
 
-def test_more_kv_heads_than_the_table_has_read_as_many_bytes(tmp_path: Path) -> None:
+def test_scales_kv_beyond_the_measured_kv_heads(tmp_path: Path) -> None:
     folder = aiconfigurator_tables(tmp_path, most_kv_heads=2)
     cost = StepCost(aiconfigurator_profile(folder, MODEL))
-    # 4 heads at 150 tokens read as much as 2 at 300.
+    # 4 heads at 150 tokens read as many bytes as 2 heads at 300 tokens.
     assert cost(StepLoad(0, 0, 0, 4, 600, 0, 4)) == pytest.approx(products(4, 4) + 3 * 4 * 300e-6)
 
 
-def test_heads_that_were_not_measured_are_named(tmp_path: Path) -> None:
+def test_reports_head_counts_that_were_not_measured(tmp_path: Path) -> None:
     folder = aiconfigurator_tables(tmp_path)
     other = MODEL.model_copy(update={"heads": 16})
     with pytest.raises(InputError, match=r"no rows for 16 heads.*found heads \[8\]"):
         aiconfigurator_profile(folder, other)
 
 
-def test_tables_of_another_kind_of_model_are_refused(tmp_path: Path) -> None:
+def test_rejects_mixtures_of_experts(tmp_path: Path) -> None:
     experts = MODEL.model_copy(update={"experts": 8, "experts_per_token": 2})
     with pytest.raises(InputError, match="these tables support dense models only"):
         aiconfigurator_profile(aiconfigurator_tables(tmp_path), experts)
@@ -168,7 +168,7 @@ def test_tables_of_another_kind_of_model_are_refused(tmp_path: Path) -> None:
         vidur_profile(tmp_path / "mlp.csv", tmp_path / "attention.csv", experts, "L4")
 
 
-def test_a_bundle_of_another_model_is_refused(tmp_path: Path) -> None:
+def test_rejects_bundles_of_another_model(tmp_path: Path) -> None:
     from tests.costs.sources.test_llmservingsim_profile import bundle
 
     folder = bundle(tmp_path / "bundle")
@@ -182,7 +182,7 @@ def test_a_bundle_of_another_model_is_refused(tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_the_command_writes_a_profile_that_loads(tmp_path: Path) -> None:
+def test_command_writes_a_valid_profile(tmp_path: Path) -> None:
     from tests.costs.sources.test_llmservingsim_profile import bundle
 
     folder = bundle(tmp_path / "bundle")
@@ -202,7 +202,7 @@ def test_the_command_writes_a_profile_that_loads(tmp_path: Path) -> None:
 OLD = ("--variant", "0.19.0")
 
 
-def test_the_blocks_command(tmp_path: Path) -> None:
+def test_blocks_command_prints_the_cache_size(tmp_path: Path) -> None:
     run = CliRunner().invoke
     done = run(app, ["blocks", "--model", "Llama-3.1-8B", "--gpu", "RTX 4090", *OLD])
     assert done.output.startswith("num_gpu_blocks: 2806\n")

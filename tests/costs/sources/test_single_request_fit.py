@@ -1,4 +1,4 @@
-"""Prices fitted to requests that were alone."""
+"""Step costs fitted to requests that ran in isolation."""
 
 from __future__ import annotations
 
@@ -45,14 +45,15 @@ def row(number: int, stage: str, prompt: int, output: int) -> str:
 def table(folder: Path, count: int = 20) -> Path:
     prompts = [200 + 389 * (7 * i % count) for i in range(count)]
     rows = [row(i, "sync", prompt, 20 + 13 * i) for i, prompt in enumerate(prompts)]
-    rows[0] = f"0,sync,{prompts[0]},20,0.5,999999,999999,9999999\n"  # the first one is cold
+    # The engine is not warmed up when it receives the first request.
+    rows[0] = f"0,sync,{prompts[0]},20,0.5,999999,999999,9999999\n"
     rows += ["99,throughput,100,9,0,1,1,5\n"]
     path = folder / "requests.csv"
     path.write_text(HEADER + "".join(rows))
     return path
 
 
-def test_the_prices_that_made_the_rows_are_found(tmp_path: Path) -> None:
+def test_fit_recovers_known_coefficients(tmp_path: Path) -> None:
     alone = read_isolated_requests(table(tmp_path))
     assert len(alone) == 19
     found = fit_cost_coefficients(alone, SHAPE, None)
@@ -62,7 +63,7 @@ def test_the_prices_that_made_the_rows_are_found(tmp_path: Path) -> None:
         assert getattr(found, name) == pytest.approx(price, rel=1e-3), name
 
 
-def test_the_profile_charges_a_token_alike_wherever_it_is_computed(tmp_path: Path) -> None:
+def test_tokens_cost_the_same_in_prefills_and_decodes(tmp_path: Path) -> None:
     about = {"name": "x", "engine": "vLLM", "model": "m", "on": "g"}
     profile = fit_single_request_profile(
         read_isolated_requests(table(tmp_path)), SHAPE, None, **about
@@ -79,9 +80,9 @@ def test_the_profile_charges_a_token_alike_wherever_it_is_computed(tmp_path: Pat
     assert profile.fit.held_out["prefill"].p95 < 1e-6
 
 
-def test_what_is_likely_on_a_known_gpu_decides_where_the_rows_cannot(tmp_path: Path) -> None:
+def test_typical_values_of_the_gpu_resolve_ambiguous_fits(tmp_path: Path) -> None:
     gpu = find_gpu("H100")
-    rows = [row(i, "sync", 1000, 50) for i in range(12)]  # nothing but one length
+    rows = [row(i, "sync", 1000, 50) for i in range(12)]  # all prompts have the same length
     path = tmp_path / "requests.csv"
     path.write_text(HEADER + "".join(rows))
     found = fit_cost_coefficients(read_isolated_requests(path), SHAPE, gpu)
@@ -89,13 +90,13 @@ def test_what_is_likely_on_a_known_gpu_decides_where_the_rows_cannot(tmp_path: P
     assert found.pair == pytest.approx(524288 / (0.45 * 9.89e14), rel=0.01)
 
 
-def test_a_short_chunk_reads_the_weights_and_a_long_one_hides_them() -> None:
+def test_short_chunks_cost_the_weights_and_long_chunks_hide_them() -> None:
     few, many = compute_non_attention_seconds(np.array([64.0, 8192.0]), PRICES, SHAPE)
-    assert DECODE + TOKEN < few < 1.3 * (DECODE + TOKEN)  # the line alone says 6.3 ms
+    assert DECODE + TOKEN < few < 1.3 * (DECODE + TOKEN)  # the linear part alone is 6.3 ms
     assert many == pytest.approx(STEP + 8192 * TOKEN, rel=0.001)
 
 
-def test_the_written_curve_is_within_a_tenth_of_a_per_cent_of_the_formula() -> None:
+def test_tabulated_curve_is_within_0_1_percent_of_the_formula() -> None:
     curve = make_cost_terms(PRICES, SHAPE)[0].table
     assert curve is not None
     tokens = np.arange(1.0, 16384.0)
@@ -103,7 +104,7 @@ def test_the_written_curve_is_within_a_tenth_of_a_per_cent_of_the_formula() -> N
     assert np.max(np.abs(np.interp(tokens, *zip(*curve, strict=True)) / exact - 1)) < 0.001
 
 
-def test_chunks_of_one_size_leave_the_price_of_a_token_to_what_the_gpu_can_do(
+def test_typical_values_of_the_gpu_fix_the_token_cost_for_equal_chunks(
     tmp_path: Path,
 ) -> None:
     model, gpu = find_model("Llama-3.1-8B"), find_gpu("H100")
@@ -119,7 +120,7 @@ def test_chunks_of_one_size_leave_the_price_of_a_token_to_what_the_gpu_can_do(
     )
 
 
-def test_a_mixture_reads_as_many_experts_as_its_tokens_choose() -> None:
+def test_mixture_reads_only_the_selected_experts() -> None:
     shape = compute_model_traits(find_model("Qwen3-30B-A3B"), 2048)
     assert 0.9 < shape.expert_share < 1.0
     assert shape.chosen == 8 / 128
@@ -131,7 +132,7 @@ def test_a_mixture_reads_as_many_experts_as_its_tokens_choose() -> None:
     assert all_of == pytest.approx(40e-3 + 511e-5)
 
 
-def test_the_first_to_arrive_is_the_cold_one_in_any_order(tmp_path: Path) -> None:
+def test_excludes_the_first_arrival_in_any_row_order(tmp_path: Path) -> None:
     path = table(tmp_path)
     head, *rows = path.read_text().splitlines()
     arrived = [f"{row},{5 * i}" for i, row in enumerate(rows)]
@@ -140,14 +141,14 @@ def test_the_first_to_arrive_is_the_cold_one_in_any_order(tmp_path: Path) -> Non
     assert found.prefill_step == pytest.approx(STEP, rel=1e-3)
 
 
-def test_only_rows_that_are_fitted_to_need_all_columns(tmp_path: Path) -> None:
+def test_only_fitted_rows_need_all_columns(tmp_path: Path) -> None:
     path = table(tmp_path)
     whole = read_isolated_requests(path)
     path.write_text(path.read_text().replace("99,throughput,100,9,0,1,", "99,throughput,100,9,,,"))
     assert read_isolated_requests(path).prefill.tolist() == whole.prefill.tolist()
 
 
-def test_a_prefix_is_cached_at_most_up_to_the_last_token_and_only_with_a_cache(
+def test_cache_hits_exclude_the_last_token_and_require_caching(
     tmp_path: Path,
 ) -> None:
     path = table(tmp_path)
@@ -169,9 +170,7 @@ def test_a_prefix_is_cached_at_most_up_to_the_last_token_and_only_with_a_cache(
         ("2,sync,5646,46,0.5,", "2,sync,5646,46,0.5,,9,1\n#", r"csv:4: prefill_ms: .* nothing"),
     ],
 )
-def test_times_that_none_takes_are_named(
-    tmp_path: Path, old: str, new: str, complaint: str
-) -> None:
+def test_reports_impossible_times(tmp_path: Path, old: str, new: str, complaint: str) -> None:
     path = table(tmp_path)
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new))
@@ -179,14 +178,14 @@ def test_times_that_none_takes_are_named(
         read_isolated_requests(path)
 
 
-def test_single_tokens_tell_nothing_of_decodes(tmp_path: Path) -> None:
+def test_rejects_tables_without_decodes(tmp_path: Path) -> None:
     path = tmp_path / "requests.csv"
     path.write_text(HEADER + "".join(row(i, "sync", 500 + i, 1) for i in range(12)))
     with pytest.raises(InputError, match="8 or more output tokens, found 0 of 11"):
         read_isolated_requests(path)
 
 
-def test_too_few_rows_are_refused(tmp_path: Path) -> None:
+def test_rejects_too_few_rows(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"in stage 'sync' after the first, found 5"):
         read_isolated_requests(table(tmp_path, 6))
     with pytest.raises(InputError, match=r"in stage 'quiet' after the first, found 0"):
