@@ -25,11 +25,12 @@ from simkv.incident import diagnose_stages
 from simkv.incident import incident_folder as files
 from simkv.incident.emit.prometheus_writer import scrape_requests
 from simkv.incident.ensemble_fit import FIGURES
-from simkv.incident.incident_simulation import request_times, simulate_incident
+from simkv.incident.incident_simulation import request_times
 from simkv.incident.server_setup import UserSettings
 from simkv.incident.wait_summary import find_victims
 from simkv.incident.workload_ensemble import interval
 from simkv.scenario.scenario_loader import load
+from simkv.sim.simulation import simulate_with_profile
 from simkv.workload.workload_section import build_clients
 
 BEGIN = 1.7e9
@@ -92,7 +93,9 @@ def _from_spans(name: str, table: pd.DataFrame, asked: UserSettings) -> None:
         observed = diagnose_stages.rebuild_stage(out, asked)[0].observed.reset_index(drop=True)
         scenario = next(iter(load(out / files.SCENARIO, []).values()))
         requests = build_clients(scenario.workload, None).requests
-        made = request_times(simulate_incident(scenario, profile, requests).record, profile.front_s)
+        made = request_times(
+            simulate_with_profile(scenario, profile, requests).record, profile.front_s
+        )
     said = ", ".join(
         f"{key} {100 * (wanted.of(made) / wanted.of(table) - 1):+.1f} %"
         for key, wanted in FIGURES.items()

@@ -23,12 +23,13 @@ from simkv.costs.cost_profile import load_profile
 from simkv.incident import incident_folder as files
 from simkv.incident.emit.emitted_files import emit
 from simkv.incident.ensemble_fit import FIGURES
-from simkv.incident.incident_simulation import request_times, simulate_incident
+from simkv.incident.incident_simulation import request_times
 from simkv.incident.workload_ensemble import interval
 from simkv.metrics.run_result import RunResult
 from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario_loader import load, resolve_variants
 from simkv.scenario.yaml_document import YamlDocument
+from simkv.sim.simulation import simulate_with_profile
 from simkv.workload.workload_section import build_clients
 
 HERE = Path(__file__).parent
@@ -128,7 +129,9 @@ def _diagnosed(result: RunResult, kinds: tuple[str, ...]) -> str:
         profile = load_profile(files.PROFILE, out)
         scenario = next(iter(load(out / files.SCENARIO, []).values()))
         requests = build_clients(scenario.workload, None).requests
-        made = request_times(simulate_incident(scenario, profile, requests).record, profile.front_s)
+        made = request_times(
+            simulate_with_profile(scenario, profile, requests).record, profile.front_s
+        )
     return ", ".join(
         f"{key} {100 * (wanted.of(made) / wanted.of(true) - 1):+.1f} %"
         for key, wanted in FIGURES.items()

@@ -14,13 +14,14 @@ from simkv.costs.cost_profile import CostProfile
 from simkv.incident.evidence import Evidence, UndeterminedError
 from simkv.incident.incident_calibration import calibrate_incident
 from simkv.incident.incident_folder import ENSEMBLE
-from simkv.incident.incident_simulation import rank_records, request_times, simulate_incident
+from simkv.incident.incident_simulation import rank_records, request_times
 from simkv.incident.observed_comparison import series_distance
 from simkv.incident.server_setup import ServerSetup, kv_memory
 from simkv.incident.workload_ensemble import MEMBERS, interval, select_likely_members
 from simkv.incident.workload_rebuild import RebuiltWorkload, is_from_lines, rebuild
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.engine_registry import find_engine_spec
+from simkv.sim.simulation import simulate_with_profile
 from simkv.study.field_changes import with_field, with_knobs
 from simkv.workload.formats.simkv_csv import used_columns, write_file
 from simkv.workload.trace_reader import read_trace
@@ -98,7 +99,7 @@ def _member(
     profile, fitted = calibrate_incident(
         scenario, requests, rebuilt.observed, told, steps, of_lines=only_lines
     )
-    run = simulate_incident(fitted, profile, requests)
+    run = simulate_with_profile(fitted, profile, requests)
     made = request_times(run.record, profile.front_s)
     row: dict[str, float] = {"seed": seed, "memory": kv_memory(fitted.engine)}
     for name, wanted in FIGURES.items():

@@ -27,13 +27,14 @@ from simkv.costs.sources.single_request import ModelTraits, compute_model_traits
 from simkv.costs.sources.single_request_fit import BATCH_DOUBLING_ERROR
 from simkv.incident.evidence import UndeterminedError
 from simkv.incident.fixed_schedule import FixedSchedule
-from simkv.incident.incident_simulation import request_times, simulate_incident
+from simkv.incident.incident_simulation import request_times
 from simkv.incident.initial_costs import CostPrior, cost_priors, guess_unit_costs
 from simkv.incident.logged_step_costs import costs_as_priors, fit_unit_costs, has_enough_steps
 from simkv.incident.server_setup import MIN_QUEUE_S, ServerSetup
 from simkv.incident.step_costs import UNIT_COST_NAMES, UnitCosts, cost_terms
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.engine_registry import find_engine_spec
+from simkv.sim.simulation import simulate_with_profile
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -351,7 +352,7 @@ class _Fitter:
         return UnitCosts(*np.exp(found.x).tolist())
 
     def _simulated(self, prices: UnitCosts) -> tuple[pd.DataFrame, FixedSchedule]:
-        run = simulate_incident(self.scenario, self._draft(prices), self.requests)
+        run = simulate_with_profile(self.scenario, self._draft(prices), self.requests)
         self.done += 1
         self.tell(self.done, ROUNDS + 1)
         count = len(self.requests)

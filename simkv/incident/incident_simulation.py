@@ -1,4 +1,4 @@
-"""Simulate the incident, and return request times and server state for the comparison."""
+"""Request times and server state of a simulated incident, for the comparison with its inputs."""
 
 from __future__ import annotations
 
@@ -9,29 +9,12 @@ import numpy.typing as npt
 import pandas as pd
 
 from simkv.core.outcome import Outcome
-from simkv.core.request import Request
-from simkv.costs.cost_profile import CostProfile
-from simkv.scenario.scenario import Scenario
 from simkv.sim.run_record import RunRecord
-from simkv.sim.simulation import ReplicaSpec, ScenarioRun, simulate_scenario
-from simkv.workload.clients import Clients
+from simkv.sim.simulation import ScenarioRun
 
 #: Times of a request in ms: arrival to first scheduling, first scheduling to first token, arrival
 #: to first and last token, and mean time between tokens.
 LATENCY_COLUMNS = ("queue_ms", "prefill_ms", "ttft_ms", "e2e_ms", "tpot_ms")
-
-
-def simulate_incident(
-    scenario: Scenario, profile: CostProfile, requests: Sequence[Request] | None = None
-) -> ScenarioRun:
-    """Simulate the scenario with the step costs of ``profile``.
-
-    If given, ``requests`` replace the workload of the scenario.
-    """
-    spec = ReplicaSpec(scenario.engine, profile, profile.name)
-    sent = None if requests is None else Clients(requests)
-    ranks = scenario.fleet.size if scenario.fleet else 1
-    return simulate_scenario(scenario, [spec] * ranks, sent=sent)
 
 
 def rank_records(run: ScenarioRun) -> list[RunRecord]:

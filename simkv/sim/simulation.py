@@ -114,6 +114,23 @@ def simulate_scenario(
     return ScenarioRun(record, [ReplicaLifetime(0, server, 0)])
 
 
+def simulate_with_profile(
+    scenario: Scenario,
+    profile: CostProfile,
+    requests: Sequence[Request] | None = None,
+    *,
+    changed: ExecutorChange | None = None,
+) -> ScenarioRun:
+    """Simulate the scenario with the step costs of ``profile`` on all replicas.
+
+    ``requests`` replace the workload, if given; ``changed`` modifies each executor.
+    """
+    spec = ReplicaSpec(scenario.engine, profile, profile.name)
+    sent = None if requests is None else Clients(requests)
+    count = scenario.fleet.size if scenario.fleet else 1
+    return simulate_scenario(scenario, [spec] * count, changed=changed, sent=sent)
+
+
 def build_server(
     scenario: Scenario,
     replicas: Sequence[ReplicaSpec],

@@ -48,6 +48,7 @@ from simkv.scenario.scenario import Scenario
 from simkv.schedulers.engine_registry import find_engine_spec
 from simkv.sim.client_loop import run_clients
 from simkv.sim.engine import Engine
+from simkv.sim.simulation import simulate_with_profile
 from simkv.validation.figure_comparison import FigureComparison
 from simkv.validation.gpu_runs.baseline_models import (
     TrainingStep,
@@ -60,7 +61,6 @@ from simkv.validation.gpu_runs.comparison_levels import (
     figure_intervals,
     figures_of,
     score_intervals,
-    simulate_with_profile,
     steady_steps,
 )
 from simkv.validation.gpu_runs.load_sizing import PlanScale, Trial, scale_of
@@ -416,7 +416,7 @@ class Outcome(NamedTuple):
 
 def compare_figures(run: GpuRun, profile: CostProfile) -> list[FigureComparison]:
     """Return all figures of a run with the intervals of the profile's simulation."""
-    simulated = simulate_with_profile(run.scenario, profile)
+    simulated = simulate_with_profile(run.scenario, profile).record
     ends = figure_intervals(run.scenario, profile, simulated)
     real, predicted = figures_of(run.record), figures_of(simulated)
     return [

@@ -20,7 +20,6 @@ from simkv.incident.incident_simulation import (
     rank_records,
     request_times,
     sample_state,
-    simulate_incident,
 )
 from simkv.incident.server_setup import UserSettings, infer_setup
 from simkv.incident.source_reader import read_source
@@ -30,6 +29,7 @@ from simkv.metrics.run_result import RunResult
 from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario_loader import load, resolve_variants
 from simkv.scenario.yaml_document import YamlDocument
+from simkv.sim.simulation import simulate_with_profile
 
 ENGINE = {"name": "vllm", "variant": "0.24.0", "num_gpu_blocks": 300, "max_model_len": 4096}
 
@@ -132,7 +132,7 @@ def test_ranks_are_rebuilt_as_a_fleet(result: RunResult, tmp_path: Path) -> None
     scenario = next(iter(load(tmp_path / "out" / "scenario.yaml", []).values()))
     assert scenario.fleet is not None
     assert (scenario.fleet.size, scenario.fleet.lockstep) == (2, lockstep)
-    run = simulate_incident(scenario, profile)
+    run = simulate_with_profile(scenario, profile)
     assert len(rank_records(run)) == 2
     made, true = request_times(run.record, profile.front_s), request_times(result.record)
     assert made["e2e_ms"].mean() == pytest.approx(true["e2e_ms"].mean(), rel=0.03)

@@ -20,7 +20,6 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
-import simpy
 
 from simkv.core.figure_registry import figure
 from simkv.costs.cost_profile import CostProfile, StepCost, StepError
@@ -28,15 +27,12 @@ from simkv.costs.hardware.model_shape import ModelShape
 from simkv.costs.held_out_errors import summarize_errors_by_kind
 from simkv.costs.profile_uncertainty import make_scaled_executor
 from simkv.costs.scaled_executor import ErrorSide, classify_step
-from simkv.costs.simulated_executor import SimulatedExecutor
-from simkv.costs.step_load import Executor, StepLoad
+from simkv.costs.step_load import StepLoad
 from simkv.metrics.intervals import MeasuredRun, compute_interval
 from simkv.metrics.run_metrics import summarize
 from simkv.scenario.scenario import Scenario
-from simkv.schedulers.engine_registry import build_scheduler
-from simkv.sim.client_loop import run_clients
-from simkv.sim.engine import Engine
 from simkv.sim.run_record import RunRecord
+from simkv.sim.simulation import simulate_with_profile
 from simkv.validation.bootstrap import ConfidenceInterval, step_error_intervals
 from simkv.validation.figure_comparison import FigureComparison
 from simkv.validation.gpu_runs.baseline_models import (
@@ -47,7 +43,6 @@ from simkv.validation.gpu_runs.baseline_models import (
 )
 from simkv.validation.gpu_runs.stalled_steps import Stall
 from simkv.validation.gpu_runs.timed_replay import Agreement, GpuRun
-from simkv.workload.workload_section import build_clients
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 FIGURES = (
@@ -101,7 +96,7 @@ def validate_run(
         **_unfitted_models(run, profile),
     }
     records = {
-        name: simulate_with_profile(run.scenario, model.profile)
+        name: simulate_with_profile(run.scenario, model.profile).record
         for name, model in models.items()
         if model.profile
     }
@@ -179,7 +174,7 @@ def figure_intervals(
     records = [nominal]
     for side in sides:
         scale = make_scaled_executor(profile, side)
-        records.append(simulate(scenario, scale(SimulatedExecutor(profile))))
+        records.append(simulate_with_profile(scenario, profile, changed=scale).record)
     peaks = [_peak_blocks(record) for record in records]
     found: dict[str, tuple[float, float]] = {"peak_blocks": (min(peaks), max(peaks))}
     runs = [MeasuredRun.of("", record) for record in records]
@@ -189,19 +184,6 @@ def figure_intervals(
             if low is not None and high is not None:
                 found[name] = low, high
     return found
-
-
-def simulate_with_profile(scenario: Scenario, profile: CostProfile) -> RunRecord:
-    """Simulate the scenario with the step costs of ``profile`` and return the record."""
-    return simulate(scenario, SimulatedExecutor(profile))
-
-
-def simulate(scenario: Scenario, executor: Executor) -> RunRecord:
-    """Simulate the scenario with ``executor`` and return the record."""
-    engine = Engine(
-        simpy.Environment(), build_scheduler(scenario.engine), executor, scenario.engine_ready
-    )
-    return run_clients(engine, build_clients(scenario.workload, scenario.timeout), scenario.horizon)
 
 
 @dataclass(frozen=True)

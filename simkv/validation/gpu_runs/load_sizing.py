@@ -18,7 +18,7 @@ from simkv.costs.simulated_executor import SimulatedExecutor, advance_load
 from simkv.costs.step_load import StepLoad
 from simkv.metrics.run_metrics import summarize
 from simkv.scenario.scenario import Scenario
-from simkv.validation.gpu_runs.comparison_levels import simulate
+from simkv.sim.simulation import simulate_with_profile
 from simkv.workload.workload_section import Workload, build_clients
 
 JsonDict = dict[str, Any]
@@ -252,7 +252,7 @@ def predict_figures(scenario: Scenario, profile: CostProfile) -> dict[str, Any]:
     range.
     """
     executor = ObservedExecutor(profile)
-    record = simulate(scenario, executor)
+    record = simulate_with_profile(scenario, profile, changed=lambda _: executor).record
     engine: Any = scenario.engine
     free = min(record.steps.free_blocks, default=record.num_blocks)
     return {

@@ -8,13 +8,13 @@ import pytest
 
 from simkv.costs.cost_profile import CostProfile, StepCost, StepError
 from simkv.costs.step_load import StepLoad
+from simkv.sim.simulation import simulate_with_profile
 from simkv.validation.figure_comparison import FigureComparison
 from simkv.validation.gpu_runs.baseline_models import TrainingStep, composed, fit_baselines
 from simkv.validation.gpu_runs.comparison_levels import (
     FIGURES,
     measured_over_composed,
     score_intervals,
-    simulate_with_profile,
     validate_run,
 )
 from simkv.validation.gpu_runs.stalled_steps import Stall, find_stalls
@@ -44,7 +44,7 @@ PROFILE = CostProfile.model_validate(
 def run_of(profile: CostProfile) -> GpuRun:
     """Return a run of a device with exactly the costs of ``profile``."""
     scenario = plain_scenario("vllm", "0.33.0")
-    record = simulate_with_profile(scenario, profile)
+    record = simulate_with_profile(scenario, profile).record
     log = record.steps
     # The step log has no contexts, so loads of the same cost are made up.
     seconds = [end - start for start, end in zip(log.start, log.end, strict=True)]
