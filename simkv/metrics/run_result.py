@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from simkv.costs.cost_profile import CostProfile
-from simkv.explain.diagnosis import Diagnosis, diagnose_run
-from simkv.explain.fleet_diagnosis import diagnose_fleet
+from simkv.explain.diagnosis import Diagnosis, diagnose_fleet, diagnose_run
 from simkv.metrics.fidelity import Fidelity
 from simkv.metrics.run_metrics import request_rows, step_rows, summarize
 from simkv.scenario.scenario import Scenario
