@@ -35,7 +35,7 @@ from statistics import mean, median
 from simkv.scenario.scenario_loader import load
 from simkv.schedulers.engine_registry import find_engine_spec
 from simkv.study.evolve.evolution import count_final_candidates, run_final
-from simkv.study.evolve.evolution_summary import describe_policy
+from simkv.study.evolve.evolution_result import describe_policy
 from simkv.study.evolve.fitness import parse_goals
 from simkv.study.evolve.policy_search import evolve_policies, sample_policies
 from simkv.study.evolve.tournament import Candidate, CandidateScore, Tournament

@@ -115,8 +115,7 @@ def evolve(
     from simkv.scenario.scenario_loader import load
     from simkv.study.evolve.evolution import EvolutionRequest
     from simkv.study.evolve.evolution import run_evolution as look
-    from simkv.study.evolve.evolution_result import write_evolution
-    from simkv.study.evolve.evolution_summary import summarize_evolution
+    from simkv.study.evolve.evolution_result import summarize_evolution, write_evolution
 
     files = tuple(find_scenario(file) for file in scenario)
     asked = EvolutionRequest(

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from simkv.core.errors import InputError
+from simkv.metrics.fleet_metrics import find_peak_load
 from simkv.metrics.goodput import goodput
-from simkv.metrics.peak_load import find_peak_load
 from simkv.metrics.run_metrics import e2e
 from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario import Scenario

@@ -16,8 +16,11 @@ from simkv.scenario.scenario_loader import load
 from simkv.schedulers.engine_registry import ENGINES
 from simkv.study.evolve import external_proposals
 from simkv.study.evolve.evolution import Evolution, EvolutionRequest, run_evolution
-from simkv.study.evolve.evolution_result import write_evolution
-from simkv.study.evolve.evolution_summary import describe_policy, summarize_evolution
+from simkv.study.evolve.evolution_result import (
+    describe_policy,
+    summarize_evolution,
+    write_evolution,
+)
 from simkv.study.evolve.fitness import FigureGoal, parse_goals
 from simkv.study.evolve.policy_search import make_policy_candidate, prune_policy
 from simkv.study.evolve.tournament import Tournament

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 
 import simkv
 from simkv.core.errors import InputError
-from simkv.metrics.peak_load import find_peak_load
+from simkv.metrics.fleet_metrics import find_peak_load
 from simkv.scenario.objectives import compute_objective_figures, parse_objective
 from simkv.study.plan.candidate_results import CandidateResults
 from simkv.study.plan.plan_confidence import AnswerRange

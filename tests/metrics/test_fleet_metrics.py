@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import simkv
-from simkv.metrics.peak_load import find_peak_load
+from simkv.metrics.fleet_metrics import find_peak_load
 
 #: Steps of 1 s: request 0 runs from 0 to 5 s, 1 from 2 to 5 s, 2 from 6 to 8 s, 3 from 7 to 11 s.
 CONTENTS: dict[str, Any] = {
