@@ -181,7 +181,7 @@ def test_packaged_profiles_are_small_and_state_their_basis() -> None:
             assert profile is not None
             assert profile.basis == "composed of measured operators"
             assert "Apache-2.0" in profile.source[0]
-            assert "not known" in profile.fit.note
+            assert "unknown" in profile.fit.note
         else:
             profile = estimate_from_data_sheet(one.hardware, PACKAGED_SETTING, NEUTRAL)
             assert profile.basis == "estimated from the data sheet"
