@@ -99,7 +99,8 @@ class HttpServer:
         self.served = ServedModel(
             engine=engine.name,
             variant=engine.variant,
-            model=options.model or _model(scenario),
+            model=options.model
+            or (scenario.hardware.model if scenario.hardware else scenario.name),
             texts=load_tokenizer(options.tokenizer),
             longest=spec.length_limit(engine),
             lengths=answer_lengths(scenario),
@@ -222,7 +223,3 @@ def _loras(scenario: Scenario, replicas: Sequence[ReplicaSpec]) -> Sequence[str]
     for name in scenario.lora.modules:
         check_lora("lora.modules: lists", name, replicas)
     return scenario.lora.modules
-
-
-def _model(scenario: Scenario) -> str:
-    return scenario.hardware.model if scenario.hardware else scenario.name

@@ -20,7 +20,7 @@ from simkv.costs.scaled_executor import ScaledExecutor, StepKind
 from simkv.costs.simulated_executor import SimulatedExecutor
 from simkv.costs.step_load import Executor
 from simkv.scenario.fleet_section import ReplicaGroup
-from simkv.scenario.scenario import Scenario, StepScale
+from simkv.scenario.scenario import Scenario
 from simkv.scenario.scenario_costs import list_replica_costs
 from simkv.schedulers.engine_registry import ENGINES, find_engine_spec
 from simkv.sim.client_loop import run_clients
@@ -197,10 +197,15 @@ def build_executor(
     )
     if changed is not None:
         executor = changed(executor)
-    if scenario.step_scale is not None:
-        executor = ScaledExecutor(executor, _factors(scenario.step_scale))
-        if scenario.step_scale.error is not None:
-            executor = make_scaled_executor(spec.profile, scenario.step_scale.error)(executor)
+    if (scale := scenario.step_scale) is not None:
+        factors: dict[StepKind, float] = {
+            "decode": scale.decode,
+            "prefill": scale.prefill,
+            "mixed": scale.mixed,
+        }
+        executor = ScaledExecutor(executor, factors)
+        if scale.error is not None:
+            executor = make_scaled_executor(spec.profile, scale.error)(executor)
     return executor
 
 
@@ -221,10 +226,6 @@ def check_lora(subject: str, lora: str, replicas: Sequence[ReplicaSpec]) -> None
                 f"{subject} the LoRA adapter {lora!r}, but engine {spec.engine.name} is configured "
                 f"without LoRA; expected {knobs}"
             )
-
-
-def _factors(scale: StepScale) -> dict[StepKind, float]:
-    return {"decode": scale.decode, "prefill": scale.prefill, "mixed": scale.mixed}
 
 
 def _build(replica: ReplicaSpec) -> Scheduler:
