@@ -106,7 +106,7 @@ def _busy(lifetime: ReplicaLifetime, end: float) -> float:
 
 
 def _hits(lives: Sequence[RequestRecord]) -> tuple[int, int]:
-    """Return the numbers of cached and of all prompt tokens of requests at first admission."""
+    """Return how many prompt tokens were cached at first admission, and how many there were."""
     hits = taken_in = 0
     for life in lives:
         if life.chunks:

@@ -133,9 +133,7 @@ def _first(ours: Sequence[int], others: Sequence[int]) -> int | None:
 
 
 def _unlike(record: RunRecord, other: RunRecord) -> str:
-    """Return the first difference between two records as text, or an empty text if there
-    is none.
-    """
+    """Return the first difference between two records as text, or an empty text."""
     for i, life in record.requests.items():
         twin = other.requests[i]
         same = (life.outcome, life.tokens) == (twin.outcome, twin.tokens)

@@ -34,8 +34,7 @@ class Samples:
     weights: npt.NDArray[np.int64]
 
     def statistics_ms(self) -> dict[str, float]:
-        """Return mean, median, P90, P95 and P99 in milliseconds, by name; all are 0 without
-        samples.
+        """Return mean, median, P90, P95 and P99 by name, in milliseconds; 0 without samples.
 
         Percentiles are interpolated linearly between samples, as in numpy.
         """
@@ -218,9 +217,7 @@ def summarize(record: RunRecord) -> dict[str, Any]:
 
 
 def _tiers(lives: Iterable[RequestRecord], copied: KvCopyCounts) -> dict[str, float]:
-    """Return cache hit rates (%) at first admission by memory tier, and numbers of
-    copied tokens.
-    """
+    """Return cache hit rates (%) at first admission by memory tier, and copied tokens."""
     taken_in = [life for life in lives if life.chunk_rows]
     tokens = sum(life.request.prompt_tokens for life in taken_in)
     # The last token of a fully cached prompt is recomputed; it counts against the GPU's share.

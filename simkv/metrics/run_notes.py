@@ -43,9 +43,7 @@ def replica_notes(
 
 
 def _never_fit(requests: Sequence[Request], scheduler: Scheduler, engine: Any) -> list[str]:
-    """Return a list with one note on requests whose KV exceeds the whole cache, or an
-    empty list.
-    """
+    """Return a note, if any, on requests whose KV exceeds the whole cache."""
     block_size = getattr(engine, "block_size", None)
     if block_size is None:
         return []

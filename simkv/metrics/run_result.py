@@ -99,15 +99,17 @@ class RunResult:
         return found
 
     def request_rows(self, variant: str) -> list[dict[str, Any]]:
-        """Return the rows of ``requests.csv``; in a fleet they include the replicas of
-        each request.
+        """Return the rows of ``requests.csv``.
+
+        In a fleet, they contain the replicas of each request.
         """
         replicas = None if self.fleet is None else self.fleet.routes
         return request_rows(variant, self.record, replicas)
 
     def step_rows(self, variant: str) -> list[dict[str, Any]]:
-        """Return the rows of ``steps.csv``; in a fleet, replica by replica with the
-        replica's index.
+        """Return the rows of ``steps.csv``.
+
+        In a fleet, the rows of each replica are consecutive and contain its index.
         """
         return [
             row if self.fleet is None else {**row, "replica": lifetime.replica}

@@ -77,7 +77,7 @@ class ExplainedRun:
         self.runs = 0
 
     def add_requests(self, requests: Sequence[Request]) -> None:
-        """Add received requests, and replace requests whose clients have left since."""
+        """Add received requests; a request whose client has left replaces its earlier version."""
         self._requests.update((request.id, request) for request in requests)
         self._changed = True
 

@@ -29,7 +29,7 @@ MeasuredValue = float | Mapping[str, float]
 
 
 class BucketHistogram:
-    """Histogram of values in buckets with these upper bounds."""
+    """Histogram with one bucket up to each of these bounds, and one above them."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
@@ -77,8 +77,7 @@ class AdapterUsage:
         self._last_used: dict[str, float] = {}
 
     def change(self, name: str | None, by: int, now: float) -> None:
-        """Change the number of requests that use the adapter ``name`` by ``by``, at time ``now``
-        (s).
+        """Record that ``by`` more requests use the adapter ``name`` from time ``now`` (s) on.
 
         With the name None, only record that a step has ended.
         """

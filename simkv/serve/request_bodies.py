@@ -131,7 +131,7 @@ class ChatMessage(Struct, frozen=True, gc=False):
 
     @property
     def text(self) -> str:
-        """Text of all parts."""
+        """Text of the message, joined from its parts."""
         if self.content is None or isinstance(self.content, str):
             return self.content or ""
         return "".join(part.text or "" for part in self.content)

@@ -152,11 +152,10 @@ class AsyncPipeline(Replica):
         return tasks
 
     def _await_news(self, interval: float) -> SimProcess:
-        """Sleep until an external event, then until the next poll; polls are ``interval`` (s)
-        apart.
+        """Sleep until an external event, then until the next poll.
 
-        Polls before the event are not simulated: each would repeat the last decision without
-        effect.
+        Polls are ``interval`` (s) apart. Polls before the event are not simulated, because each
+        would repeat the last decision without effect.
         """
         if self._at_rest():
             why = "; ".join(self._hung_slots())

@@ -41,7 +41,7 @@ UNKNOWN_CAUSE = PreemptionCause(None)
 
 @dataclass(slots=True)
 class Interruptions:
-    """Rare events of a request; see ``RequestRecord``."""
+    """Events that few requests have, such as preemptions; fields as in ``RequestRecord``."""
 
     preempted_at: list[float] = field(default_factory=list)
     preempted_rows: list[int] = field(default_factory=list)
@@ -417,7 +417,7 @@ def emitting_rows(life: RequestRecord) -> Iterator[tuple[int, int]]:
 
 
 def _drop(life: RequestRecord) -> None:
-    """Exclude rows whose token the engine discarded from the emitting segments."""
+    """Mark the rows whose token the engine discarded as rows without a token."""
     gone = set(life.dropped_rows)
     kept: list[RowSegment] = []
     for segment in life.segments:

@@ -49,7 +49,7 @@ def append_row(spans: array[int], row: int, *, decode: bool, emits: bool) -> boo
 
 
 def read_segments(spans: array[int]) -> list[RowSegment]:
-    """Unpack segments."""
+    """Unpack segments from an array of integers."""
     one = iter(spans)
     return [
         RowSegment(KINDS[what], first, last, what & EMITS == EMITS)
@@ -66,7 +66,7 @@ def emitting_ranges(spans: array[int]) -> Iterator[tuple[int, int]]:
 
 
 def pack_segments(spans: Iterable[RowSegment]) -> array[int]:
-    """Pack segments into integers."""
+    """Pack segments into an array of integers, three per segment."""
     found = array("i")
     for kind, first, last, emits in spans:
         found.extend(((DECODE if kind == "decode" else PREFILL) + emits, first, last))
@@ -74,7 +74,7 @@ def pack_segments(spans: Iterable[RowSegment]) -> array[int]:
 
 
 def read_chunks(chunks: array[int]) -> list[Chunk]:
-    """Unpack chunks."""
+    """Unpack chunks from an array of integers."""
     one = iter(chunks)
     return [Chunk(*numbers) for numbers in zip(one, one, one, strict=True)]
 

@@ -44,8 +44,9 @@ class HeadOfLineBlocking(Verdict):
 
 
 class _Behind(NamedTuple):
-    """A request that was behind the head from ``start`` to ``end`` (s) and needs
-    ``needs`` blocks.
+    """A request that was behind the head from ``start`` to ``end`` (s).
+
+    It needs ``needs`` blocks.
     """
 
     needs: int

@@ -50,7 +50,7 @@ class UnservableRequests(Verdict):
 class LostRequests(Verdict):
     """Requests that the engine lost: they are in no queue and never ended.
 
-    ``all`` are their ids; ``why`` is the reason of the first.
+    ``all`` are their ids; ``why`` is the reason given for the first of them.
     """
 
     name = "lost"
@@ -109,7 +109,7 @@ def find_rejected(record: RunRecord) -> RejectedRequests | None:
 def rejection(lives: Sequence[RequestRecord]) -> str:
     """Return the reason for the rejection of requests.
 
-    For each engine limit that was exceeded, it includes the reason of the longest prompt.
+    For each engine limit that was exceeded, it is the reason given for the longest prompt.
     """
     longest: dict[str, RequestRecord] = {}
     for life in lives:

@@ -253,8 +253,9 @@ def build_router(config: RouterConfig, session: SessionLookup) -> Router:
 
 
 def _known(keys: Sequence[int], sent: Set[int]) -> int:
-    """Return how many leading ``keys`` were sent; a key is sent only together with all earlier
-    ones.
+    """Return how many leading ``keys`` were sent.
+
+    A key is sent only together with all earlier keys, so bisection finds the number.
     """
     return bisect_left(keys, 1, key=lambda key: key not in sent)
 

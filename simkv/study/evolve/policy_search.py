@@ -94,7 +94,7 @@ def prune_policy(
 
 @dataclass
 class _Search:
-    """Steps of both searches; they try no policy twice, and at most ``budget`` policies."""
+    """Common part of both searches, which try at most ``budget`` policies and none twice."""
 
     tournament: Tournament
     generator: PolicyGenerator

@@ -71,7 +71,7 @@ class CapacityPlan:
     held_back: tuple[bool, int | None, CandidateResults] | None
 
     def value(self, candidate: int | None) -> Number | None:
-        """Return the value of the planned setting for the index of a candidate."""
+        """Return the value of the planned setting for a candidate, given by its index."""
         return None if candidate is None else self.prepared.case.candidates[candidate]
 
     @property

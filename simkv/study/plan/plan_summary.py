@@ -26,7 +26,9 @@ def describe_plan(plan: CapacityPlan) -> list[str]:
 
 
 def _fidelity(plan: CapacityPlan) -> list[str]:
-    """Return the notes and fidelity of ``simkv run`` at the answer, for the first seed."""
+    """Return the notes and the accuracy that ``simkv run`` reports at the answer with the first
+    seed.
+    """
     last = len(plan.prepared.case.candidates) - 1
     tried = last if plan.answer is None else plan.answer
     summary = plan.results.summaries.get((tried, PlanCondition()))
@@ -151,5 +153,5 @@ def _others(plan: CapacityPlan) -> list[str]:
 
 
 def format_value(value: Number | None) -> str:
-    """Format a value of the planned setting."""
+    """Format a value of the setting that is planned."""
     return "none" if value is None else f"{value:.12g}"

@@ -19,7 +19,7 @@ from simkv.study.sweep.sweep_table import flatten_figures, make_typed_frame
 
 
 def evaluations(plan: CapacityPlan) -> pd.DataFrame:
-    """Return a row per run of the search, in order of the planned setting.
+    """Return a row per run of the search, in order of the setting that is planned.
 
     Columns: ``variant``, the setting, ``repeat``, ``side`` of the profile's error and whether one
     replica was ``failing``; ``holds`` and ``misses`` (the violated objectives); the metrics of

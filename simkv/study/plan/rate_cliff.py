@@ -88,8 +88,8 @@ def cliff(
     """Run a candidate at other rates; return nothing if its clients have no rate.
 
     The rate increases until an objective fails. If one fails at the scenario's own rate, the rate
-    decreases until all hold. Each side of the profile's error is tried separately, but not at rates
-    above the first failure without the error. Raises RunsFailed.
+    decreases until all hold. The two sides of the profile's error are tried separately, but only at
+    rates up to the first failure of the profile without an error. Raises RunsFailed.
     """
     base = case.scenario(candidate)
     if scale_rate(base, 1.0) is None:

@@ -161,7 +161,7 @@ def _own(document: YamlDocument, paths: Sequence[str]) -> dict[str, KnobSettings
 
 
 def _variants(known: Sequence[str], axes: Sequence[Axis]) -> list[str]:
-    """Return the variants to run. Raises InputError for an unknown name."""
+    """Return the names of the variants to run. Raises InputError for an unknown name."""
     wanted = [str(value) for axis in axes if axis.path == VARIANTS_AXIS for value in axis.values]
     for name in wanted:
         if name not in known:

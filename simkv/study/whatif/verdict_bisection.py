@@ -128,10 +128,11 @@ def find_flips(
     samples: int = 17,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Flips:
-    """Find the flips of the verdict, or of ``when``, over the values of the field at ``path``.
+    """Find where the verdict changes over the values of the field at ``path``.
 
-    For a range, ``samples`` values are tried first and every flip is narrowed down to neighbours;
-    for a list, every value is tried. Raises InputError if there is no such field.
+    With ``when``, find where that condition starts or stops to hold. For a range, ``samples``
+    values are tried first and every flip is narrowed down to neighbours; for a list, every value is
+    tried. Raises InputError if there is no such field.
     """
     try_ = partial(_try, scenario, path, evaluator, when)
     if not isinstance(values, SteppedRange):
