@@ -147,7 +147,7 @@ class Engine(Replica):
         working = bool(batch or oldest.batch) or any(f.batch for f in self.in_flight)
         unsaid = self._offloader is not None and self._offloader.has_pending_copies
         if not working and not unsaid:
-            if not self.scheduler.num_waiting and not self.scheduler.num_running:
+            if not self._busy():
                 return "sleep"
             if self._kv_waiter is not None and self._kv_waiter.awaits_kv:
                 if self._watch.repeats(working=True, now=self.env.now):
@@ -443,6 +443,9 @@ class Engine(Replica):
             self._land(self._leap, self._completed_iterations(self._leap))
         if self._idle_stretch is not None:
             self._end_idle_stretch(self._completed_iterations(self._idle_stretch))
+
+    def _busy(self) -> bool:
+        return bool(self.scheduler.num_waiting or self.scheduler.num_running)
 
     def notify(self, *, news: bool = True) -> None:
         """Report an event: the engine decides again when its present step has ended.
