@@ -213,8 +213,7 @@ def read_policy(file: Path) -> str:
     ruled = [one for one in engines if isinstance(one, VllmConfig) and one.rule]
     if not ruled:
         raise InputError(
-            f"{file}: no vLLM variant with a rule; only those can be exported (policies for "
-            "mistral.rs can only be simulated)"
+            f"{file}: no variant of vLLM sets engine.rule; only policies for vLLM can be exported"
         )
     return str(ruled[-1].rule)
 

@@ -4,27 +4,45 @@
 releases, a number format of the experts or another property of a ``Configuration``
 (``error_spreads.py``), and states the ``source`` of its values. The factors of all rules that apply
 are multiplied and their seconds are added. If no rule applies, costs are unchanged.
+``apply_constants`` applies the constants to a composed profile.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from simkv.costs.attention_grid import AttentionGrid
+from simkv.costs.cost_profile import CostProfile, CostTerm, Feature, StepFilter
 from simkv.costs.frozen_model import FrozenModel
 from simkv.costs.hardware.execution_settings_lookup import ExecutionSettings
 from simkv.costs.hardware.replica_hardware import Hardware
 from simkv.costs.operators.error_spreads import classify_configuration
 from simkv.costs.operators.operator_tables import version_key
+from simkv.costs.operators.piecewise_curve import round_to_four_digits
 
 #: Fields of a ``Configuration`` that may be conditions of a rule.
 KindField = Literal["backend", "family", "gpu", "model", "attention", "experts", "weights", "mlp"]
 Factor = Annotated[float, Field(gt=0)]
 CONSTANTS_PATH = Path(__file__).with_name("constants.json")
+#: The constant that scales a term, by term name. In addition, all terms are scaled by kind of step.
+TERM_CONSTANTS: dict[str, Literal["products", "experts", "collectives"]] = {
+    "products of attention": "products",
+    "products of the MLP": "products",
+    "shared expert": "products",
+    "router": "products",
+    "absorbed projections": "products",
+    "head": "products",
+    "experts": "experts",
+    "all-reduce": "collectives",
+    "all-gather of logits": "collectives",
+    "tokens to experts and back": "collectives",
+}
 
 
 class CostConstants(FrozenModel):
@@ -103,3 +121,74 @@ def find_constants(hardware: Hardware, setting: ExecutionSettings) -> CostConsta
         if rule.fits(hardware, setting):
             found = found.joined(rule.constants)
     return found
+
+
+def apply_constants(profile: CostProfile, constants: CostConstants) -> CostProfile:
+    """Return ``profile`` with the constants applied; the same object if they change nothing."""
+    if constants == CostConstants():
+        return profile
+    terms = [scaled for term in profile.terms for scaled in _scaled(term, constants)]
+    grid = profile.grid and _grid(profile.grid, constants)
+    return profile.model_copy(
+        update={
+            "terms": [*terms, *_added(constants)],
+            "grid": grid,
+            "front_s": profile.front_s + max(constants.front_s, 0.0),
+        }
+    )
+
+
+def _grid(grid: AttentionGrid, constants: CostConstants) -> AttentionGrid:
+    prefill = constants.prefill_attention * constants.prefill
+    decode = constants.decode_attention * constants.decode
+    return grid.model_copy(
+        update={
+            "prefill_s": [round_to_four_digits(prefill * s for s in row) for row in grid.prefill_s],
+            "decode_s": [round_to_four_digits(decode * s for s in row) for row in grid.decode_s],
+        }
+    )
+
+
+def _scaled(term: CostTerm, constants: CostConstants) -> Iterable[CostTerm]:
+    """Return the scaled term, or one term for each kind of step if their factors differ."""
+    if term.table is None:  # host time is not an operator
+        return [term]
+    kind = TERM_CONSTANTS.get(term.name)
+    own = getattr(constants, kind) if kind else 1.0
+    xs, ys = zip(*term.table, strict=True)
+    return [
+        term.model_copy(
+            update={
+                "when": when,
+                "table": list(
+                    zip(xs, round_to_four_digits(own * factor * y for y in ys), strict=True)
+                ),
+            }
+        )
+        for when, factor in _kinds(term.when, constants)
+    ]
+
+
+def _kinds(when: StepFilter, constants: CostConstants) -> list[tuple[StepFilter, float]]:
+    if constants.prefill == constants.decode:
+        return [(when, constants.prefill)]
+    both: list[tuple[StepFilter, float]] = [
+        ("prefill", constants.prefill),
+        ("pure decode", constants.decode),
+    ]
+    return both if when == "any" else [pair for pair in both if pair[0] == when]
+
+
+def _added(constants: CostConstants) -> list[CostTerm]:
+    """Return cost terms for the seconds that a calibration adds."""
+    given: list[tuple[Feature, StepFilter, float]] = [
+        ("steps", "prefill", constants.prefill_step_s),
+        ("steps", "any", constants.step_s),
+        ("decode_seqs", "any", constants.seq_s),
+        ("prefill_seqs", "any", constants.seq_s),
+    ]
+    return [
+        CostTerm(name=f"calibration, {feature}", feature=feature, when=when, seconds=seconds)
+        for feature, when, seconds in given
+        if seconds > 0.0
+    ]

@@ -25,10 +25,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from simkv.core.engine_version import find_version
 from simkv.core.errors import InputError
+from simkv.costs.operators.piecewise_curve import Curve
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -163,6 +165,23 @@ def clean_rows(
         key: elsewhere[key] if key in elsewhere and ms > HOST_BOUND * elsewhere[key] else ms
         for key, ms in found.items()
     }
+
+
+def select_plausible_curve(own: Sequence[Curve], others: Sequence[Curve]) -> Curve:
+    """Return the first curve of ``own`` that is not implausibly slow (rule 3).
+
+    ``own`` is in order of preference. For each point of a curve, its time is divided by the fastest
+    time of all curves there. The curve is plausible if the median of these ratios is at most
+    ``HOST_BOUND``. If no curve is plausible, the fastest curve is returned.
+    """
+    every = [*own, *others]
+    for curve in own:
+        ratios = [
+            y / min(other(x) for other in every) for x, y in zip(curve.xs, curve.ys, strict=True)
+        ]
+        if median(ratios) <= HOST_BOUND:
+            return curve
+    return min(every, key=lambda curve: sum(curve.ys) / len(curve.ys))
 
 
 def _possible(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from simkv.costs.interpolation import interpolate
@@ -60,11 +60,6 @@ def make_nondecreasing(points: Mapping[float, float]) -> dict[float, float]:
         least = min(least, points[x])
         found[x] = least
     return found
-
-
-def sample_function(function: Callable[[float], float], xs: Iterable[float]) -> Curve:
-    """Return the curve through the values of a function at ``xs``."""
-    return make_curve({x: function(x) for x in xs})
 
 
 def round_to_four_digits(values: Iterable[float]) -> list[float]:

@@ -17,8 +17,11 @@ from simkv.costs.cost_profile import CostProfile, FitQuality
 from simkv.costs.hardware.execution_settings_lookup import ExecutionSettings
 from simkv.costs.hardware.model_gpu_catalog import Gpu
 from simkv.costs.hardware.replica_hardware import Hardware
-from simkv.costs.operators.calibrated_profile import apply_constants
-from simkv.costs.operators.calibration_rules import CostConstants, find_constants
+from simkv.costs.operators.calibration_rules import (
+    CostConstants,
+    apply_constants,
+    find_constants,
+)
 from simkv.costs.operators.composed_profiles import load_composed_profile
 from simkv.costs.operators.composition import compose
 from simkv.costs.operators.error_spreads import add_spread_error

@@ -14,8 +14,11 @@ from simkv.costs.cost_profile import CostProfile, StepCost
 from simkv.costs.hardware.interconnect import Interconnect
 from simkv.costs.hardware.model_gpu_catalog import find_architecture, find_gpu
 from simkv.costs.hardware.replica_hardware import Hardware, make_hardware
-from simkv.costs.operators.calibrated_profile import apply_constants
-from simkv.costs.operators.calibration_rules import ConstantsRule, CostConstants
+from simkv.costs.operators.calibration_rules import (
+    ConstantsRule,
+    CostConstants,
+    apply_constants,
+)
 from simkv.costs.operators.composed_profiles import (
     PACKAGED_SETTING,
     combinations,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from simkv.costs.operators.lookup.table_precedence import select_plausible_curve
-from simkv.costs.operators.operator_tables import TableStore, clean_rows, select_first_ranked
+from simkv.costs.operators.operator_tables import (
+    TableStore,
+    clean_rows,
+    select_first_ranked,
+    select_plausible_curve,
+)
 from simkv.costs.operators.piecewise_curve import Curve, make_curve, make_nondecreasing
 
 

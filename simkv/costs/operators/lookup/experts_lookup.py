@@ -6,8 +6,11 @@ from dataclasses import astuple
 from math import log
 from typing import TYPE_CHECKING
 
-from simkv.costs.operators.lookup.table_precedence import select_plausible_curve
-from simkv.costs.operators.operator_tables import TableStore, clean_rows
+from simkv.costs.operators.operator_tables import (
+    TableStore,
+    clean_rows,
+    select_plausible_curve,
+)
 from simkv.costs.operators.operator_times import MoeShape
 from simkv.costs.operators.piecewise_curve import Curve, make_curve, make_nondecreasing
 
