@@ -259,7 +259,7 @@ class EngineSpec:
 
     @property
     def distinct_variants(self) -> list[str]:
-        """Names of the variants, only one of each set of variants with equal rules."""
+        """Names of the variants, with only one name for all variants that have equal rules."""
         return [name for name in self.variants if self.naming.like(name) == name]
 
     @property

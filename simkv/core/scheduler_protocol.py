@@ -142,13 +142,13 @@ class PreemptionCause(NamedTuple):
 
 @dataclass(slots=True)
 class DraftedTokens:
-    """Draft tokens of a batch that the model verifies, by request.
+    """Draft tokens of a batch, which the model verifies.
 
-    ``tokens`` maps a request to the number of draft tokens at the end of its tokens in the step.
-    Drafts of requests in ``padding`` are fillers, and none of them is accepted. ``accepted`` maps a
-    request to its number of accepted drafts, which it receives in addition to one token. The
-    simulation sets ``accepted`` before the batch is completed, because schedulers cannot know it.
-    The drafter runs ``passes`` times after the step.
+    ``tokens`` maps a request to the number of its scheduled tokens that are drafts; they are the
+    last ones. Drafts of requests in ``padding`` are fillers, and none of them is accepted.
+    ``accepted`` maps a request to its number of accepted drafts, which it receives in addition to
+    one token. The simulation sets ``accepted`` before the batch is completed, because schedulers
+    cannot know it. The drafter runs ``passes`` times after the step.
     """
 
     passes: int = 0
@@ -366,8 +366,9 @@ class Scheduler(Protocol):
         """Return the ids in the running list, in the engine's own order."""
 
     def blocks_held(self) -> Mapping[int, int]:
-        """Return a mapping from live request to its number of blocks; shared blocks count for each
-        sharer.
+        """Return a mapping from live request to its number of blocks.
+
+        A shared block counts for each request that shares it.
         """
 
     def fingerprint(self) -> Hashable:

@@ -118,7 +118,7 @@ def test_exports_vllm_policies_only(tmp_path: Path) -> None:
         export_policy(FOUND, {"few": 1}, "x")
     plain = tmp_path / "plain.yaml"
     plain.write_text(re.sub(r"variants:.*", "", FOUND.read_text(), flags=re.S))
-    with pytest.raises(InputError, match="no variant of vLLM sets engine.rule"):
+    with pytest.raises(InputError, match=r"no variant of vLLM sets engine\.rule"):
         export_policy(plain, {}, "x")
 
 

@@ -187,7 +187,10 @@ class LlmRequestStub:
 
 
 class KvCacheStub:
-    """Number of KV blocks of each request; ``window`` is the maximum sequence length."""
+    """Stub of TensorRT-LLM's cache manager, which counts the KV blocks of each request.
+
+    ``window`` is the maximum sequence length.
+    """
 
     is_variable_window = False
     enable_block_reuse = False

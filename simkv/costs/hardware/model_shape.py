@@ -41,8 +41,8 @@ class ModelShape:
 
     @property
     def step_weights(self) -> int:
-        """Number of parameters that every step reads: all except the embedding, including the
-        output head.
+        """Number of parameters that every step reads: all except the embedding, but with the output
+        head.
         """
         attention = self.hidden * self.qkv_width + self.heads * self.head_dim * self.hidden
         mlp = 3 * self.hidden * self.intermediate

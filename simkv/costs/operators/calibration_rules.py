@@ -79,8 +79,8 @@ class CostConstants(FrozenModel):
 class ConstantsRule(FrozenModel):
     """Constants of a calibration, and the conditions under which they apply.
 
-    A rule applies if all of its conditions hold; None is no condition. ``source`` states where the
-    constants come from.
+    A rule applies if all of its conditions hold; a condition that is None always holds. ``source``
+    states where the constants come from.
     """
 
     systems: list[str] | None = None
