@@ -17,11 +17,13 @@ class ExecutionSettings:
     ``graph_sizes`` are the numbers of tokens for which CUDA graphs are captured; larger steps run
     without graphs.
 
-    ``graph_mode`` states which steps use CUDA graphs. A full graph covers the whole model;
-    piecewise graphs cover all of it except attention. With ``full`` and ``piecewise``, all steps
-    use graphs of that kind. ``full and piecewise`` uses full graphs for steps that only decode and
-    piecewise graphs for other steps. With ``full decode only``, only steps that only decode use
-    graphs, and with ``eager`` no step does.
+    ``graph_mode`` states which graphs steps up to the largest size use. A full graph covers the
+    whole model; piecewise graphs cover all of it except attention.
+
+    - ``full``, ``piecewise``: all steps use this kind of graph.
+    - ``full and piecewise``: steps that only decode use full graphs, other steps piecewise graphs.
+    - ``full decode only``: steps that only decode use full graphs, other steps none.
+    - ``eager``: no step uses a graph.
 
     With ``asynchronous``, the engine schedules a step while the previous one runs. ``block_size``
     is in tokens. ``memory_share`` is the fraction of GPU memory that the engine may use, or None if
