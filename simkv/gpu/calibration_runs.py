@@ -25,12 +25,17 @@ OVERLAPPED = "-overlapped"
 
 @dataclass(frozen=True)
 class CalibrationLoad:
-    """Load of one run: maximum requests in flight, mean prompt tokens, maximum tokens of a step."""
+    """Load of one run.
+
+    ``in_flight`` is the maximum number of concurrent requests, ``prompt`` the mean prompt tokens,
+    ``budget`` the maximum tokens of a step, and ``shortest_output`` a minimum of output tokens.
+    """
 
     name: str
     in_flight: int
     prompt: int
     budget: int
+    shortest_output: int = 16
 
     def scenario(self, limits: Limits, *, pipelined: bool = False) -> Scenario:
         """Return a scenario with twice the requests in flight, within ``limits``.
@@ -39,7 +44,7 @@ class CalibrationLoad:
         are computed, so that the maximum number of requests decodes together.
         """
         longest = limits.context // 2
-        shortest_output = max(16, self.in_flight * self.prompt // self.budget)
+        shortest_output = max(self.shortest_output, self.in_flight * self.prompt // self.budget)
         longest_output = 3 * shortest_output
         return Scenario.model_validate(
             {
@@ -76,9 +81,14 @@ class CalibrationLoad:
 
 
 def fit_load(limits: Limits) -> CalibrationLoad:
-    """Return the load that the serving overhead is fitted to: all decode counts, mid-size steps."""
+    """Return the load that the serving overhead is fitted to: all decode counts, mid-size steps.
+
+    Outputs have two thirds of the tokens of prompts, as in many chats. The clock of a device falls
+    with the share of prompt tokens, so a run of prompts only would give steps that are too slow.
+    """
     budget = max(limits.decodes, min(limits.tokens // 4, 2048))
-    return CalibrationLoad("fitted", limits.decodes, limits.context // 16, budget)
+    prompt = limits.context // 16
+    return CalibrationLoad("fitted", limits.decodes, prompt, budget, max(prompt // 3, 16))
 
 
 def evaluation_loads(limits: Limits) -> list[CalibrationLoad]:
