@@ -34,8 +34,7 @@ plan = simkv.plan(
     objectives=["ttft_ms.p90<=2000", "longest_stall_s<=10"],
     repeats=4,
     profile_error=0.1,
-    prices=folder / "prices.yaml",
-    gpu="L4",
+    prices=f"{folder}/prices.yaml#L4",
     jobs=1,
 )
 print(plan)

@@ -25,7 +25,8 @@ if sys.argv[2] == "bare":
 from simkv.cli import main
 from simkv.incident.trial_bounds import bounds
 from simkv.incident.emit.emitted_files import emit
-from simkv.incident.server_setup import UserSettings, _flags, infer_setup
+from simkv.incident.server_setup import UserSettings, infer_setup
+from simkv.scenario.launch_line import option_fields
 from simkv.incident.remedies import _as_typed, find_remedies
 from simkv.incident.source_reader import read_source
 from simkv.incident.wait_summary import summarize_waits
@@ -39,7 +40,7 @@ from simkv.study.whatif.trial_evaluation import Evaluator
 folder = Path(sys.argv[1])
 
 
-said = {"flags": {name: dict(_flags(spec)) for name, spec in ENGINES.items()}}
+said = {"flags": {name: option_fields(spec) for name, spec in ENGINES.items()}}
 load = {"burst": {"num_prompts": 10, "prompt_tokens": 100, "output_tokens": 30}}
 for name, spec in ENGINES.items():
     document = {"name": name, "workload": load, "engine": {"name": name}, "profile": "unit-step"}

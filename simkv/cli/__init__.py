@@ -20,6 +20,9 @@ from simkv.core.version import __version__, is_compiled
 HEADINGS = {
     "Run and explain": {
         "run": "run",
+        "init": "init",
+        "compare": "compare",
+        "diff": "diff",
         "explain": "explain",
         "report": "report",
         "diagnose": "diagnose",

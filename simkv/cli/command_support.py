@@ -16,6 +16,7 @@ from simkv.core.errors import InputError, spelling_hint
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from simkv.scenario.yaml_document import YamlDocument
     from simkv.study.job_runner import JobRunner
 
 Junit = Annotated[
@@ -50,6 +51,13 @@ Trust = Annotated[
 
 ScenarioArgument = Annotated[
     Path, typer.Argument(help="Scenario file (YAML), or the name of a packaged scenario.")
+]
+OptionalScenario = Annotated[
+    Path | None,
+    typer.Argument(
+        help="Scenario file (YAML), or the name of a packaged scenario. Without it, options "
+        "describe the server (--gpu, --model or --from-command) and its load."
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -107,13 +115,14 @@ def print_error(what: object) -> None:
     print(f"simkv: {what}".replace("\n", "\nsimkv: "), file=sys.stderr)
 
 
-def warn_overruled(scenario: Path, assignments: Sequence[str]) -> None:
+def warn_overruled(scenario: Path | YamlDocument, assignments: Sequence[str]) -> None:
     """Print a note on standard error for each ``--set`` that has no effect on some variant."""
     if assignments:
         from simkv.scenario.variant_precedence import override_notes
         from simkv.scenario.yaml_document import read_document
 
-        for note in override_notes(read_document(scenario), assignments):
+        document = read_document(scenario) if isinstance(scenario, Path) else scenario.copy()
+        for note in override_notes(document, assignments):
             print_error(f"note: {note}")
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,7 +21,13 @@ from simkv.cli.command_support import (
     show,
     warn_overruled,
 )
+from simkv.cli.scenario_flags import find_document, list_parameters, options_of
 from simkv.core.errors import InputError
+
+if TYPE_CHECKING:
+    from simkv.scenario.launch_line import LaunchLine
+    from simkv.scenario.yaml_document import YamlDocument
+    from simkv.study.plan.capacity_plan import CapacityPlan
 
 #: Word such as ``ttft:500`` in ``--goodput ttft:500 tpot:50``, which may follow the option.
 _GOOD = re.compile(r"[a-z0-9]+:\S*")
@@ -28,11 +35,13 @@ _GOOD = re.compile(r"[a-z0-9]+:\S*")
 
 def plan(
     scenario: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
-            metavar="SCENARIO", help="Scenario file (YAML), or the name of a packaged scenario."
+            metavar="[SCENARIO]",
+            help="Scenario file (YAML), or the name of a packaged scenario. Without it, options "
+            "describe the server (--gpu, --model or --from-command) and its load.",
         ),
-    ],
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -49,20 +58,21 @@ def plan(
 ) -> None:
     """Find the smallest deployment that meets the objectives.
 
-    Searches for the smallest fleet or cache, or the highest rate, and reports its cost. Options
-    that are not given are taken from the scenario's 'plan' section. Exit 1 if no candidate meets
-    the objectives. An interrupted plan continues when the same command is run again.
+    The deployment is that of a scenario file, or of options such as --gpu H100,H200 --tp 1,2,4 with
+    one plan for each combination that fits. Searches for the smallest fleet or cache, or the
+    highest rate, and reports its cost. Options that are not given are taken from the scenario's
+    'plan' section. Exit 1 if no candidate meets the objectives. An interrupted plan continues when
+    the same command is run again.
     """
-    from simkv.scenario.packaged_scenarios import find_scenario
     from simkv.study.plan.capacity_plan import make_plan
     from simkv.study.plan.plan_preparation import prepare
-    from simkv.study.plan.plan_request import parse_plan_request
+    from simkv.study.plan.plan_request import PlanRequest, parse_plan_request
 
-    file, limits = _words(scenario, asked["goodput"] or [])
-    prepared = prepare(
-        find_scenario(Path(file)), parse_plan_request({**asked, "goodput": limits}), print_error
-    )
-    warn_overruled(find_scenario(Path(file)), prepared[0].request.overrides)
+    file, limits = _words(scenario or [], asked["goodput"] or [])
+    document, line = _document(file, asked)
+    fields = {name: asked[name] for name in PlanRequest.model_fields}
+    prepared = prepare(document, parse_plan_request({**fields, "goodput": limits}), print_error)
+    warn_overruled(document, prepared[0].request.overrides)
     folder = out or Path("runs") / f"{prepared[0].name}-plan"
     check_store(folder, "plan")
     with open_job_runner(folder, jobs, executor, address) as (runner, advance):
@@ -75,11 +85,14 @@ def plan(
     for one in plans:
         show(*describe_plan(one))
     show(*compare_plans(plans))
+    show(*_commands(plans, line))
     show(f"Written to {folder}: {', '.join(path.name for path in written)}")
     if any(one.answer is None for one in plans):
         raise typer.Exit(1)
 
 
+#: Options with several values: one plan per combination.
+_AXES = {"gpu": "hardware.gpu", "tp": "hardware.tp"}
 _OWN = inspect.signature(plan, eval_str=True)
 
 
@@ -90,7 +103,10 @@ def select_options(*, all_of_them: bool) -> None:
     """
     first, *own = (one for one in _OWN.parameters.values() if one.kind is not one.VAR_KEYWORD)
     fields = _fields() if all_of_them else []
-    plan.__signature__ = _OWN.replace(parameters=[first, *fields, *own])  # type: ignore[attr-defined]
+    known = {one.name for one in (first, *own, *fields)}
+    more = list_parameters(tuple(_AXES)) if all_of_them else []
+    rest = [one.replace(kind=one.POSITIONAL_OR_KEYWORD) for one in more if one.name not in known]
+    plan.__signature__ = _OWN.replace(parameters=[first, *fields, *rest, *own])  # type: ignore[attr-defined]
 
 
 def _fields() -> list[inspect.Parameter]:
@@ -132,11 +148,68 @@ def _fields() -> list[inspect.Parameter]:
 select_options(all_of_them=False)
 
 
-def _words(words: list[str], goodput: list[str]) -> tuple[str, tuple[str, ...]]:
+#: Deployments that a plan without a scenario file tries.
+_REPLICAS = "fleet.replicas=1..16"
+
+
+def _document(file: str | None, asked: dict[str, Any]) -> tuple[YamlDocument, LaunchLine | None]:
+    """Return the scenario, and the launch line that it is from.
+
+    Without a file, the values of ``--gpu`` and ``--tp`` become axes in ``asked``.
+    """
+    from simkv.scenario.scenario_builder import make_name
+
+    several = {name: _listed(asked.get(name)) for name in _AXES}
+    if several["tp"] and not all(text.isdecimal() and int(text) for text in several["tp"]):
+        raise InputError(f"--tp {asked['tp']}: expected sizes such as 1,2,4")
+    first: dict[str, Any] = {name: values[0] for name, values in several.items() if values}
+    first |= {"tp": int(first["tp"])} if "tp" in first else {}
+    options = options_of({**asked, "gpu": None, "tp": None, **first})
+    document, built = find_document(None if file is None else Path(file), options)
+    if built is None:
+        return document, None
+    axes = [
+        f"{path}={','.join(several[name])}"
+        for name, path in _AXES.items()
+        if len(several[name]) > 1
+    ]
+    asked["each"] = [*axes, *(asked["each"] or [])]
+    if len(axes) and asked["cliff"] is None:
+        asked["cliff"] = False
+    if len(several["gpu"]) > 1:
+        document.tree["name"] = make_name(str(document.tree["hardware"]["model"]), *several["gpu"])
+    if not asked["smallest"] and not asked["largest"]:
+        asked["smallest"] = _REPLICAS
+        document.tree.setdefault("fleet", {}).setdefault("replicas", 1)
+    return document, built.line
+
+
+def _listed(text: str | None) -> list[str]:
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+def _commands(plans: Sequence[CapacityPlan], line: LaunchLine | None) -> list[str]:
+    """Return the launch command of each plan's answer, cheapest or smallest first."""
+    from simkv.scenario.launch_command import build_launch_command
+
+    lines = []
+    for plan in plans:
+        if plan.answer is None:
+            continue
+        scenario = plan.prepared.case.scenario(plan.answer)
+        command = build_launch_command(scenario, line)
+        if command:
+            size = scenario.fleet.size if scenario.fleet else 1
+            what = f" for {plan.prepared.label}" if plan.prepared.label else ""
+            lines += [f"Launch command{what}, {size} x:", f"  {command}"]
+    return lines
+
+
+def _words(words: list[str], goodput: list[str]) -> tuple[str | None, tuple[str, ...]]:
     """Return the scenario and the limits among words such as ``ttft:500 tpot:50 chat.yaml``."""
     limits = [word for text in goodput for word in text.split()]
     files = [word for word in words if not (goodput and _GOOD.fullmatch(word))]
     limits += [word for word in words if word not in files]
-    if len(files) != 1:
-        raise InputError(f"expected one scenario; found {' '.join(files) or 'none'}")
-    return files[0], tuple(limits)
+    if len(files) > 1:
+        raise InputError(f"expected one scenario; found {' '.join(files)}")
+    return files[0] if files else None, tuple(limits)

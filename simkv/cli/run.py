@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from simkv.cli.command_support import (
     Junit,
+    OptionalScenario,
     Overrides,
     Perfetto,
-    ScenarioArgument,
     Trust,
     progress,
     show,
     warn_overruled,
 )
+from simkv.cli.scenario_flags import add_scenario_flags, find_document, options_of
 from simkv.core.atomic_files import check_file
 from simkv.core.errors import InputError
 
 if TYPE_CHECKING:
     from simkv.metrics.run_result import RunResult
+    from simkv.scenario.scenario import Scenario
+    from simkv.scenario.scenario_builder import BuiltScenario
 
 
 def run(
-    scenario: ScenarioArgument,
+    scenario: OptionalScenario = None,
     set_: Overrides = None,
     out: Annotated[
         Path | None,
@@ -66,29 +70,47 @@ def run(
     exit_zero: Annotated[
         bool, typer.Option("--exit-zero", help="Always exit 0, even if requests failed.")
     ] = False,
+    seeds: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Number of seeds: also report intervals over seeds, and whether the load reached "
+            "a steady state.",
+        ),
+    ] = 1,
+    prices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE[#NAME]", help="Prices per GPU hour, to report the cost of tokens."
+        ),
+    ] = None,
+    gpu_price: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GPU=PRICE", help="Price per GPU hour, such as H100=2.5."),
+    ] = None,
+    **described: Any,
 ) -> None:
     """Run a scenario and compare its variants.
 
-    Print the results and write tables and plots. Exit 0 if every request finished or was cut off by
-    the scenario's horizon; 3 if a request starved, timed out, stalled, was lost or was rejected in
-    any variant. If the scenario has expectations, they decide instead: 0 if all hold, 1 if not.
-    Exit 2 for bad input.
+    The scenario is a file, or the server and load that options such as --gpu, --model and
+    --request-rate describe. Print the results and write tables and plots. Exit 0 if every request
+    finished or was cut off by the scenario's horizon; 3 if a request starved, timed out, stalled,
+    was lost or was rejected in any variant. If the scenario has expectations, they decide instead:
+    0 if all hold, 1 if not. Exit 2 for bad input.
     """
     from simkv.report.run_files import check_run_folder
-    from simkv.scenario.packaged_scenarios import find_scenario
-    from simkv.scenario.scenario_loader import load
+    from simkv.scenario.scenario_loader import resolve_variants
 
-    scenario = find_scenario(scenario)
-    variants = load(scenario, set_ or [])
+    document, built = find_document(scenario, options_of(described))
+    where = document.path.parent
+    variants = resolve_variants(document.copy(), set_ or [])
+    warn_overruled(document, set_ or [])
     name = next(iter(variants.values())).name
     folder = out or Path("runs") / name
     check_run_folder(folder)
-    if junit:
-        check_file("--junit", junit)
-    if perfetto:
-        check_file("--perfetto", perfetto)
+    _check_files(junit, perfetto)
     kinds = _kinds(emit)
-    warn_overruled(scenario, set_ or [])
+    cost_of = _cost_reader(prices, gpu_price or [])
 
     from simkv.metrics.expectation_checks import check_expectations, exit_code
     from simkv.metrics.run_result import records_by_replica
@@ -101,7 +123,7 @@ def run(
     results = {}
     with progress("requests", sum(loaded.workload.size for loaded in variants.values())) as advance:
         for variant, loaded in variants.items():
-            results[variant] = run_scenario(loaded, scenario.parent, advance, leaping=leap)
+            results[variant] = run_scenario(loaded, where, advance, leaping=leap)
     comparisons = compare_published(results)
 
     left_out: list[str] = []
@@ -120,6 +142,9 @@ def run(
         show(*parts)
         raise
     show(*parts)
+    if seeds > 1:
+        _show_seeds(results, where, seeds)
+    show(*cost_of(results), *_launch_command(built, variants))
     rest = f" (--plots adds {', '.join(left_out)})" if left_out else ""
     show(f"\nWritten to {folder}: {', '.join(written)}{rest}")
     if perfetto:
@@ -134,6 +159,65 @@ def run(
         write_junit(junit, {name: checks})
     if not exit_zero:
         raise typer.Exit(exit_code(results.values(), checks))
+
+
+def _check_files(junit: Path | None, perfetto: Path | None) -> None:
+    """Raise InputError if a file cannot be written."""
+    for option, file in (("--junit", junit), ("--perfetto", perfetto)):
+        if file:
+            check_file(option, file)
+
+
+def _launch_command(built: BuiltScenario | None, variants: Mapping[str, Scenario]) -> list[str]:
+    """Return a line with the launch command of a scenario from options."""
+    if built is None:
+        return []
+    from simkv.scenario.launch_command import build_launch_command
+
+    command = build_launch_command(next(iter(variants.values())), built.line)
+    return [f"Launch command: {command}"] if command else []
+
+
+def _cost_reader(
+    prices: str | None, gpu_price: Sequence[str]
+) -> Callable[[Mapping[str, RunResult]], list[str]]:
+    """Check the prices; return a function that describes the cost of runs, one line each."""
+    from simkv.study.plan.capacity_plan import count_gpus
+    from simkv.study.plan.plan_cost import compute_cost, find_price, find_prices
+
+    table = find_prices(prices, gpu_price)
+    if table is None:
+        return lambda _: []
+
+    def describe(results: Mapping[str, RunResult]) -> list[str]:
+        lines = []
+        for name, result in results.items():
+            gpu, gpus = table.label or result.profile.gpu, count_gpus(result.scenario, None)
+            cost = compute_cost(
+                gpu,
+                find_price(gpu, table.table, table.source),
+                gpus,
+                result.summary["makespan_s"],
+                result.summary["total_input_tokens"],
+                result.summary["total_output_tokens"],
+            )
+            lines.append(f"Cost{f' of {name}' if len(results) > 1 else ''}: {cost.describe()}")
+        return lines
+
+    return describe
+
+
+def _show_seeds(results: Mapping[str, RunResult], where: Path, seeds: int) -> None:
+    """Run the scenario with further seeds and print intervals and the steady-state check."""
+    from simkv.metrics.steady_state import check_steady_state
+    from simkv.study.seed_runs import describe_seeds, run_seeds
+    from simkv.study.worker_pool import cores
+
+    for name, result in results.items():
+        with progress("seeds", seeds - 1) as advance:
+            summaries = run_seeds(result.scenario, where, seeds, cores(), advance)
+        show(*describe_seeds(name, result, [result.summary, *summaries]))
+        show(f"Steady state: {check_steady_state(result.record).text}")
 
 
 def _kinds(text: str | None) -> tuple[str, ...]:
@@ -152,3 +236,6 @@ def _emit(folder: Path, results: dict[str, RunResult], kinds: tuple[str, ...]) -
 
         files = emit(folder / "emitted", results, kinds)
         show(f"Server files written to: {', '.join(map(str, files))}")
+
+
+add_scenario_flags(run)

@@ -20,6 +20,7 @@ from simkv.core.scheduler_protocol import (
     Scheduler,
     Variant,
 )
+from simkv.core.server_options import LaunchOptions
 
 #: The block numbers of each request in order; numbers start at 1. When ``schedule`` returns, they
 #: cover all tokens of the batch. A list only grows; if blocks are replaced, there is a new list.
@@ -249,6 +250,8 @@ class EngineSpec:
     """
     published_cache_knob: str | None = None
     """Name of the setting that must be on for the server to publish KV events."""
+    server_options: LaunchOptions | None = None
+    """Options of the engine's server, to read launch lines; None if they are not known."""
 
     def variant(self, name: str) -> Variant:
         """Return the description of the variant with this name, which may be an alias such as 0.27.

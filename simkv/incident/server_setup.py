@@ -6,7 +6,7 @@ config declares.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from itertools import chain
@@ -18,7 +18,7 @@ import pandas as pd
 
 from simkv.core.engine_flags import flags
 from simkv.core.engine_spec import EngineConfig, EngineSpec
-from simkv.core.engine_version import find_version, nearest_release, parse_version, plain_release
+from simkv.core.engine_version import parse_version, plain_release
 from simkv.core.errors import InputError
 from simkv.core.launcher_rules import LaunchError, LaunchTarget
 from simkv.costs.hardware.execution_settings_lookup import find_execution_settings
@@ -34,6 +34,8 @@ from simkv.costs.hardware.model_gpu_catalog import (
 from simkv.costs.hardware.replica_hardware import make_hardware
 from simkv.incident.evidence import Evidence
 from simkv.scenario.launch_defaults import target_of_gpu
+from simkv.scenario.launch_line import option_fields
+from simkv.scenario.scenario_builder import find_modelled_variant, nearest_variant
 from simkv.schedulers.engine_registry import ENGINES, find_engine_spec
 
 Floats = npt.NDArray[np.float64]
@@ -111,7 +113,7 @@ class _Maker:
     def __init__(self, spec: EngineSpec, evidence: Evidence, asked: UserSettings) -> None:
         self.spec, self.evidence, self.asked = spec, evidence, asked
         self.names = {one.name for one in fields(spec.config)}
-        self.by_flag = dict(_flags(spec))
+        self.by_flag = option_fields(spec)
         self.sources: dict[str, str] = {}
         self.assumed: list[str] = []
         self.guessed = False
@@ -179,18 +181,10 @@ class _Maker:
             )
             return likely
         self.sources["variant"] = "as given" if self.asked.version else self._where("version")
-        found = find_version(version)
-        plain = plain_release(version) or (found.base_version if found else version)
-        for name in (plain if plain_release(version) else version, plain):
-            try:
-                self.spec.naming.variant_of(name)
-                if name in self.spec.variants or self.spec.naming.variant_of(name) != name:
-                    return name
-            except ValueError:
-                continue
-        nearest_one = self._likely(())
-        if releases:
-            nearest_one = nearest_release(plain if found else "0", releases)
+        known = find_modelled_variant(self.spec, version)
+        if known is not None:
+            return known
+        nearest_one = nearest_variant(self.spec, version) if releases else self._likely(())
         self.assumed.append(
             f"{self.spec.name} {version} is not modelled: {nearest_one} is taken, the nearest"
         )
@@ -376,12 +370,6 @@ def _nearest(name: str, names: Sequence[str]) -> str:
     wanted = name.rpartition("/")[2].casefold()
     found = get_close_matches(wanted, short, n=NEAREST_NAMES, cutoff=0.0)
     return f"nearest: {', '.join(short[one] for one in found)}"
-
-
-def _flags(spec: EngineSpec) -> Iterator[tuple[str, str]]:
-    """Yield each flag's name in a log of arguments, and its field."""
-    for name, flag in flags(spec.config).items():
-        yield flag.strip("-").replace("-", "_"), name
 
 
 def _told_of(series: pd.DataFrame | None) -> int:

@@ -114,11 +114,11 @@ class PlanSection(BaseModel):
     ] = None
     prices: Annotated[
         str | None,
-        PlanOption(metavar="FILE"),
-        Field(description="Prices per GPU hour: YAML such as 'H100: 2.5', or CSV."),
-    ] = None
-    gpu: Annotated[
-        str | None, Field(description="GPU whose price is used (default: from the profile).")
+        PlanOption(metavar="FILE[#NAME]"),
+        Field(
+            description="Prices per GPU hour: YAML such as 'H100: 2.5', or CSV. '#NAME' selects an "
+            "entry (default: the GPU of the costs)."
+        ),
     ] = None
     gpus_per_replica: Annotated[
         int | None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from copy import copy
+from copy import copy, deepcopy
 from math import log10
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,12 @@ class YamlDocument:
         self.tree = data
         self.given_by: dict[tuple[str, ...], str] = {}
 
+    def copy(self) -> YamlDocument:
+        """Return an independent copy."""
+        other = YamlDocument(self.path, deepcopy(self.tree))
+        other.given_by = dict(self.given_by)
+        return other
+
     def override(self, assignment: str, option: str = "--set") -> None:
         """Apply a ``path=value`` assignment. Raises InputError if it is invalid.
 
@@ -117,7 +123,8 @@ class YamlDocument:
             if here in positions.data:
                 line = positions.data[here][0] + 1
             node = node[here]
-        return f"{self.path}:{line}"
+        has_lines = getattr(self.tree, "lc", None) is not None
+        return f"{self.path}:{line}" if has_lines else str(self.path)
 
 
 def find_key(node: Any, part: str | int) -> Any:

@@ -302,7 +302,7 @@ WRONG_CALLS = {
     ("foo",): "foo: there is no such command; simkv --help lists them",
     ("polices",): "polices: there is no such command (did you mean 'policies'?); simkv --help",
     ("trace", "inspct"): "inspct: there is no such command (did you mean 'inspect'?); simkv trace",
-    ("run",): "run: missing argument 'scenario'; see simkv run --help",
+    ("run",): "expected a scenario, or options that describe one: --gpu, --model and a load",
     ("run", "a", "b"): "run: got unexpected extra argument(s) (b); see simkv run --help",
     ("run", "--x"): "run --x: there is no such option; simkv run --help lists them",
     ("run", "a", "--junt", "f"): "run --junt: there is no such option (did you mean '--junit'?)",

@@ -10,6 +10,7 @@ from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.sglang.execution_settings import derive_settings
 from simkv.schedulers.sglang.launcher_defaults import LAUNCH
 from simkv.schedulers.sglang.recording import RECORDING
+from simkv.schedulers.sglang.server_options import OPTIONS
 from simkv.schedulers.sglang.versions import RULES, VARIANTS, find_variant
 
 
@@ -77,4 +78,5 @@ SGLANG = EngineSpec(
     launch=LAUNCH,
     release_part=2,
     naming=VariantNaming(find_variant),
+    server_options=OPTIONS,
 )

@@ -19,6 +19,7 @@ from simkv.schedulers.vllm.launcher_defaults import LAUNCH
 from simkv.schedulers.vllm.policy_hooks import POLICY_HOOKS
 from simkv.schedulers.vllm.recording import RECORDING
 from simkv.schedulers.vllm.release_rules import VllmRules
+from simkv.schedulers.vllm.server_options import BALANCER_S, OPTIONS
 from simkv.schedulers.vllm.versions import (
     RULES,
     VARIANTS,
@@ -80,9 +81,6 @@ def _with_tables(config: VllmConfig) -> TabledScheduler:
     return TabledScheduler(scheduler, scheduler.memory.tables.tables)
 
 
-#: Interval (s) at which data-parallel ranks report their queues to the load balancer.
-BALANCER_S = 0.1
-
 VLLM = EngineSpec(
     name="vllm",
     config=VllmConfig,
@@ -132,4 +130,5 @@ VLLM = EngineSpec(
     in_priority_order=lambda config: config.policy != "fcfs",
     published_cache=lambda scheduler: scheduler.cache,
     published_cache_knob="enable_prefix_caching",
+    server_options=OPTIONS,
 )

@@ -136,7 +136,7 @@ def make_plan(
         )
         by_error = find_answer_range([cheaper, answer, dearer])
     points: list[RateResult] = []
-    if prepared.request.cliff:
+    if prepared.request.cliff is not False:
         shown = answer if answer is not None else last
         conditions = [
             PlanCondition(side, False, repeat)

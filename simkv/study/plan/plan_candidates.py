@@ -15,7 +15,7 @@ from simkv.scenario.fleet_section import Outage
 from simkv.scenario.objectives import Objective
 from simkv.scenario.scenario import Scenario, StepScale
 from simkv.scenario.scenario_loader import resolve_variants, variant_names
-from simkv.scenario.yaml_document import YamlDocument, read_document
+from simkv.scenario.yaml_document import YamlDocument
 from simkv.study.random_seeds import reseed_scenario
 from simkv.study.simulation_job import SimulationJob, make_job
 from simkv.study.sweep_axes import (
@@ -75,6 +75,7 @@ class PlanCandidates:
         if candidate not in self._scenarios:
             given = format_assignment(self.knob, self.candidates[candidate])
             document = YamlDocument(self.document.path, copy(self.document.tree))
+            document.given_by = dict(self.document.given_by)
             found = resolve_variants(document, self.overrides, [given], self.option)[self.variant]
             self._scenarios[candidate] = found
         return self._scenarios[candidate]
@@ -142,12 +143,14 @@ def parse_candidates(text: str, largest: bool) -> tuple[str, tuple[Number, ...]]
     return axis.path, tuple(sorted(numbers, reverse=largest))
 
 
-def select_variants(path: Path, overrides: Sequence[str], wanted: Sequence[str]) -> list[str]:
+def select_variants(
+    document: YamlDocument, overrides: Sequence[str], wanted: Sequence[str]
+) -> list[str]:
     """Return the variants of a scenario file to plan for; all if ``wanted`` is empty.
 
     Raises InputError for an unknown name.
     """
-    known = variant_names(read_document(path), overrides)
+    known = variant_names(document, overrides)
     for name in wanted:
         if name not in known:
             raise InputError(

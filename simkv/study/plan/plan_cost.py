@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from simkv.core.errors import InputError, spelling_hint
 from simkv.core.input_files import read_text
@@ -35,6 +36,16 @@ class PlanCost:
     per_million_output_tokens: float | None
     per_million_tokens: float | None
 
+    def describe(self) -> str:
+        """Return the cost as text: GPUs, price per hour, and price per million tokens."""
+        tokens = "nothing served"
+        if self.per_million_output_tokens is not None and self.per_million_tokens is not None:
+            tokens = (
+                f"{self.per_million_output_tokens:.4g} per million output tokens, "
+                f"{self.per_million_tokens:.4g} per million prompt and output tokens"
+            )
+        return f"{self.gpus} x {self.gpu}: {self.per_hour:.4g} per hour, {tokens}"
+
 
 def read_prices(path: Path) -> dict[str, float]:
     """Return the price per GPU hour by GPU name. Raises InputError with file, line and field."""
@@ -42,6 +53,51 @@ def read_prices(path: Path) -> dict[str, float]:
         return _from_csv(path)
     document = read_document(path)
     return {str(name): _price(document, name) for name in document.tree}
+
+
+class Prices(NamedTuple):
+    """Prices per GPU hour by GPU, their source, and the entry to use if one is selected."""
+
+    table: dict[str, float]
+    source: str
+    label: str | None
+
+
+def find_prices(prices: str | None, given: Iterable[str]) -> Prices | None:
+    """Return the prices of ``FILE`` or ``FILE#NAME`` and those given as ``GPU=PRICE``.
+
+    The latter take precedence. None if there are none. Raises InputError.
+    """
+    direct = parse_prices(given)
+    if prices is None:
+        return Prices(direct, "--gpu-price", None) if direct else None
+    file, label = split_label(prices)
+    return Prices({**read_prices(file), **direct}, str(file), label)
+
+
+def parse_prices(texts: Iterable[str]) -> dict[str, float]:
+    """Return prices given as ``GPU=PRICE``. Raises InputError naming the option."""
+    prices: dict[str, float] = {}
+    for text in texts:
+        gpu, _, price = text.rpartition("=")
+        try:
+            value = float(price)
+        except ValueError:
+            value = math.nan
+        if not gpu or not _is_price(value):
+            raise InputError(
+                f"--gpu-price {text}: expected a GPU and the price of an hour, such as H100=2.5"
+            )
+        prices[gpu.strip()] = value
+    return prices
+
+
+def split_label(prices: str) -> tuple[Path, str | None]:
+    """Return file and entry of ``FILE#NAME``; a file of that whole name takes precedence."""
+    if Path(prices).exists() or "#" not in prices:
+        return Path(prices), None
+    file, _, label = prices.rpartition("#")
+    return Path(file), label
 
 
 def _price(document: YamlDocument, name: Any) -> float:
@@ -87,7 +143,7 @@ def find_price(gpu: str, prices: dict[str, float], path: str) -> float:
         return by_name[_one_name(gpu)]
     raise InputError(
         f"{path}: no price for {gpu!r}{spelling_hint(gpu, prices)}; add one, or select another "
-        f"entry with --gpu: {', '.join(prices) or 'the table is empty'}"
+        f"entry as FILE#NAME: {', '.join(prices) or 'the table is empty'}"
     )
 
 

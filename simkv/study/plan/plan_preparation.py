@@ -20,7 +20,7 @@ from simkv.study.plan.plan_candidates import (
     select_variants,
 )
 from simkv.study.plan.plan_confidence import ProfileError, find_profile_error
-from simkv.study.plan.plan_cost import find_price, read_prices
+from simkv.study.plan.plan_cost import Prices, find_price, find_prices
 from simkv.study.plan.plan_request import PlanRequest
 from simkv.study.random_seeds import find_seed, make_unseeded_error
 from simkv.study.sweep_axes import format_assignment, grid, parse_axis
@@ -74,15 +74,16 @@ class PreparedPlan:
 
 
 def prepare(
-    path: Path, request: PlanRequest, left_out: Callable[[str], None] | None = None
+    source: Path | YamlDocument, request: PlanRequest, left_out: Callable[[str], None] | None = None
 ) -> list[PreparedPlan]:
     """Check the request; return one plan per variant and combination of ``each``.
 
     Raises InputError for invalid input. An impossible combination, such as weights that do not fit,
     is reported to ``left_out``, unless all combinations are impossible.
     """
+    whole = read_document(source) if isinstance(source, Path) else source
     asked = request.with_defaults(
-        read_plan_section(_overridden(path, request.overrides)), path.parent
+        read_plan_section(_overridden(whole, request.overrides)), whole.path.parent
     )
     if bool(asked.smallest) == bool(asked.largest):
         raise InputError(
@@ -93,7 +94,7 @@ def prepare(
     objectives = complete_objectives(
         [parse_objective(text) for text in asked.objectives], asked.goodput
     )
-    table = None if asked.prices is None else read_prices(Path(asked.prices))
+    prices = find_prices(asked.prices, asked.gpu_price)
     combinations = grid([parse_axis(text) for text in asked.each])
     found: list[PreparedPlan] = []
     refused: list[InputError] = []
@@ -101,9 +102,9 @@ def prepare(
         point = tuple(format_assignment(path, value) for path, value in values.items())
         overrides = (*asked.overrides, *point)
         try:
-            for variant in select_variants(path, overrides, asked.variants):
+            for variant in select_variants(whole.copy(), overrides, asked.variants):
                 case = PlanCandidates(
-                    read_document(path),
+                    whole.copy(),
                     overrides,
                     variant,
                     knob,
@@ -114,7 +115,7 @@ def prepare(
                     survive=bool(asked.survive),
                     option="--largest" if asked.largest else "--smallest",
                 )
-                found.append(_prepared(asked, case, table, " ".join(point)))
+                found.append(_prepared(asked, case, prices, " ".join(point)))
         except InputError as error:
             if not point:
                 raise
@@ -127,7 +128,7 @@ def prepare(
 
 
 def _prepared(
-    asked: PlanRequest, case: PlanCandidates, table: dict[str, float] | None, point: str
+    asked: PlanRequest, case: PlanCandidates, prices: Prices | None, point: str
 ) -> PreparedPlan:
     case.check()
     scenario = case.scenario(0)
@@ -140,15 +141,15 @@ def _prepared(
     if asked.held_back:
         held_back = replace(case, overrides=(*case.overrides, *asked.held_back), _scenarios={})
         held_back.check()
-    gpu = asked.gpu or profile.gpu
-    price = None if table is None else find_price(gpu, table, str(asked.prices))
+    gpu = (prices.label if prices else None) or profile.gpu
+    price = None if prices is None else find_price(gpu, prices.table, prices.source)
     repeats = _repeats(asked.repeats, scenario)
     return PreparedPlan(scenario.name, asked, case, repeats, error, held_back, gpu, price, point)
 
 
-def _overridden(path: Path, overrides: Sequence[str]) -> YamlDocument:
-    """Return the scenario file with the overrides that apply to all candidates."""
-    document = read_document(path)
+def _overridden(source: YamlDocument, overrides: Sequence[str]) -> YamlDocument:
+    """Return the scenario with the overrides that apply to all candidates."""
+    document = source.copy()
     for override in overrides:
         document.override(override)
     return document

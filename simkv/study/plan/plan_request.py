@@ -50,16 +50,27 @@ class PlanRequest(PlanSection):
             "workload.start=1200; may be repeated, all apply together."
         ),
     ] = ()
+    gpu_price: Annotated[
+        tuple[str, ...],
+        PlanOption("--gpu-price", "GPU=PRICE"),
+        Field(description="Price per GPU hour, such as H100=2.5; may be repeated."),
+    ] = ()
     neighbours: Annotated[
         int,
         Field(ge=0, description="Number of candidates tried on each side of an answer."),
     ] = NEIGHBOURS
     exhaustive: Annotated[bool, Field(description="Try all candidates.")] = False
     cliff: Annotated[
-        bool, Field(description="Also simulate the answer at other rates, to find where it fails.")
-    ] = True
+        bool | None,
+        Field(
+            description="Also simulate the answer at other rates, to find where it fails (default: "
+            "unless --gpu or --tp have several values)."
+        ),
+    ] = None
 
-    @field_validator("objectives", "overrides", "variants", "each", "held_back", mode="before")
+    @field_validator(
+        "objectives", "overrides", "variants", "each", "held_back", "gpu_price", mode="before"
+    )
     @classmethod
     def _several(cls, given: str | Mapping[str, Any] | Iterable[str]) -> tuple[str, ...]:
         """Convert a text, several texts, or a mapping of field paths to values into a tuple."""

@@ -50,7 +50,11 @@ def compare_plans(plans: Sequence[CapacityPlan]) -> list[str]:
     ranked = sorted(met, key=lambda plan: (least(plan), plan.prepared.label))
     lines = ["Cheapest first:" if by_price else "Fewest GPUs first (no prices specified):"]
     for plan in ranked:
-        cost = f", {plan.cost.per_hour:.2f} per hour" if plan.cost else ""
+        cost = ""
+        if plan.cost:
+            each = plan.cost.per_million_output_tokens
+            tokens = "" if each is None else f", {each:.4g} per million output tokens"
+            cost = f", {plan.cost.per_hour:.2f} per hour{tokens}"
         answer = f"{plan.prepared.case.knob} = {format_value(plan.value(plan.answer))}"
         lines.append(f"  {plan.prepared.label}: {answer}, {plan.gpus} GPUs{cost}")
     none = len(plans) - len(met)
@@ -141,14 +145,7 @@ def _others(plan: CapacityPlan) -> list[str]:
             f"held-out scenario ({changed}): the answer {verdict}; its own answer: {needs}"
         )
     if plan.cost:
-        cost = plan.cost
-        tokens = "nothing served"
-        if cost.per_million_output_tokens is not None and cost.per_million_tokens is not None:
-            tokens = (
-                f"{cost.per_million_output_tokens:.4g} per million output tokens, "
-                f"{cost.per_million_tokens:.4g} per million prompt and output tokens"
-            )
-        lines.append(f"{cost.gpus} x {cost.gpu}: {cost.per_hour:.4g} per hour, {tokens}")
+        lines.append(plan.cost.describe())
     return lines
 
 

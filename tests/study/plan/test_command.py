@@ -84,7 +84,7 @@ def test_prints_and_writes_plan(small: Path, tmp_path: Path, plan: Plan) -> None
     prices = tmp_path / "prices.csv"
     prices.write_text("gpu,price_per_hour\nL4,0.8\n")
     out = tmp_path / "out"
-    done = plan(*ASK, "--gpu", "l4", "--prices", prices, small, "--out", out, "--repeats", 2)
+    done = plan(*ASK, "--prices", f"{prices}#l4", small, "--out", out, "--repeats", 2)
     assert done.code == 0, done.err
     (found,) = json.loads((out / "plan.json").read_text())["plans"]
     answer = found["answer"]

@@ -1,0 +1,115 @@
+"""``simkv compare``: simulate two launch lines on the same requests and report what gets worse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from simkv.cli.command_support import Jobs, Overrides, print_error, progress, show
+from simkv.cli.scenario_flags import add_scenario_flags, options_of
+from simkv.core.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from simkv.scenario.scenario import Scenario
+    from simkv.study.change_check import ChangeCheck
+
+#: Number of requests listed.
+LISTED = 5
+
+
+def compare(
+    tolerance: Annotated[
+        float,
+        typer.Option(min=0, help="Largest acceptable worsening, as a fraction of a figure."),
+    ] = 0.05,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of seeds (default: 6 if the load is random, else 1)."),
+    ] = None,
+    set_: Overrides = None,
+    jobs: Jobs = None,
+    **described: Any,
+) -> None:
+    """Compare two launch lines on the same requests.
+
+    Give --from-command twice: the deployment before and after a change. Print the change of each
+    figure with its range over seeds and errors of step times, and the requests that get worse. Exit
+    1 if a figure worsens by more than the tolerance, 2 for bad input.
+    """
+    from simkv.study.change_check import check_change
+    from simkv.study.random_seeds import find_seed
+
+    lines = described.pop("from_command") or []
+    if len(lines) != 2:
+        raise InputError(
+            f"--from-command: expected two, before and after the change; found {len(lines)}"
+        )
+    before, after = (
+        _scenario({**described, "from_command": line}, set_ or [], label)
+        for label, line in zip(("before", "after"), lines, strict=True)
+    )
+    count = seeds or (1 if find_seed(before.workload) is None else 6)
+    with progress("runs") as advance:
+        found = check_change(
+            before,
+            after,
+            Path(),
+            seeds=count,
+            tolerance=tolerance,
+            jobs=jobs,
+            advance=lambda done, total: advance(done, total),
+        )
+    show(*_describe(found, tolerance))
+    if found.beyond(tolerance):
+        raise typer.Exit(1)
+
+
+def _scenario(values: dict[str, Any], overrides: list[str], label: str) -> Scenario:
+    """Return the scenario of one launch line; its notes go to standard error."""
+    from simkv.scenario.scenario_builder import build_scenario
+    from simkv.scenario.scenario_loader import resolve_variants
+
+    built = build_scenario(options_of(values))
+    for note in built.notes:
+        print_error(f"note: {label}: {note}")
+    return resolve_variants(built.document, overrides)["run"]
+
+
+def _describe(found: ChangeCheck, tolerance: float) -> Iterator[str]:
+    from simkv.core.figure_registry import METRICS
+
+    over = "errors of step times" if found.with_errors else "no error of step times is known"
+    yield f"{found.requests:,} requests, {found.seeds} seeds, {over}; change and its range:"
+    for one in found.figures:
+        metric = METRICS[one.name]
+        mark = "  WORSE" if one.worse > tolerance else ""
+        yield (
+            f"  {metric.label:<28} {metric.format(one.before)} → {metric.format(one.after)}: "
+            f"{one.change:+.1%} ({one.low:+.1%} to {one.high:+.1%}){mark}"
+        )
+    yield (
+        f"Requests that get worse by more than {tolerance:.0%}: {len(found.worse):,}; better: "
+        f"{len(found.better):,}"
+    )
+    for changed in found.worse[:LISTED]:
+        if changed.before is None or changed.after is None:
+            yield f"  request {changed.id}: {changed.outcome_before} → {changed.outcome_after}"
+        else:
+            yield (
+                f"  request {changed.id}: {changed.before:.2f} s → {changed.after:.2f} s "
+                f"({changed.seconds:+.2f} s)"
+            )
+    beyond = found.beyond(tolerance)
+    names = ", ".join(METRICS[one.name].label for one in beyond)
+    yield (
+        f"Result: worse than before by more than {tolerance:.0%}: {names}"
+        if beyond
+        else f"Result: no figure is worse than before by more than {tolerance:.0%}"
+    )
+
+
+add_scenario_flags(compare, several=("from_command",))

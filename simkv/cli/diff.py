@@ -1,0 +1,28 @@
+"""``simkv diff``: compare the results of two runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simkv.cli.command_support import progress, show
+
+
+def diff(
+    before: Annotated[Path, typer.Argument(help="Directory of a run.")],
+    after: Annotated[Path, typer.Argument(help="Directory of another run.")],
+) -> None:
+    """Compare two runs: figures, outcomes of requests, and the first differing decision.
+
+    Both scenarios are simulated again to compare their steps. Exit 0 if the runs are equal, 1 if
+    they differ, 2 for bad input.
+    """
+    from simkv.report.run_diff import compare_runs, describe_diff
+
+    with progress("runs", 2) as advance:
+        found = compare_runs(before, after, lambda: advance())
+    show(*describe_diff(found))
+    if not found.same:
+        raise typer.Exit(1)

@@ -1,0 +1,93 @@
+"""Options of commands that build a scenario without a file; see ``ScenarioOptions``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+
+import typer
+
+from simkv.cli.command_support import print_error
+from simkv.core.errors import InputError
+from simkv.scenario.scenario_options import ScenarioOptions, find_flag
+
+if TYPE_CHECKING:
+    from simkv.scenario.scenario_builder import BuiltScenario
+    from simkv.scenario.yaml_document import YamlDocument
+
+
+def list_parameters(several: Collection[str] = ()) -> list[inspect.Parameter]:
+    """Return the options as parameters of a command.
+
+    Options in ``several`` take values separated by commas, or may be repeated if they are commands.
+    """
+    hints = get_type_hints(ScenarioOptions, include_extras=True)
+    return [_parameter(one.name, hints[one.name], several) for one in fields(ScenarioOptions)]
+
+
+def _parameter(name: str, hint: Any, several: Collection[str]) -> inspect.Parameter:
+    kind, about = get_args(hint)
+    text, metavar = about.help, about.metavar
+    if name in several and name == "from_command":
+        kind, text = list[str] | None, f"{text.removesuffix('.')}; may be repeated."
+    elif name in several:
+        kind, metavar = str | None, "VALUES"
+        text = f"{text.removesuffix('.')}; several are separated by commas."
+    bound = None if name in several else about.min
+    option = typer.Option(find_flag(name), help=text, metavar=metavar, min=bound)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option]
+    )
+
+
+def add_scenario_flags(
+    command: Callable[..., Any], several: Collection[str] = (), without: Collection[str] = ()
+) -> None:
+    """Replace the variable keywords of a command by the options of a scenario."""
+    own = inspect.signature(command, eval_str=True)
+    plain = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    named = {one.name for one in plain} | set(without)
+    more = [one for one in list_parameters(several) if one.name not in named]
+    first = [one.replace(kind=one.POSITIONAL_OR_KEYWORD) for one in plain]
+    later = [one.replace(kind=one.POSITIONAL_OR_KEYWORD) for one in more]
+    command.__signature__ = own.replace(parameters=[*first, *later])  # type: ignore[attr-defined]
+
+
+def options_of(values: Mapping[str, Any]) -> ScenarioOptions:
+    """Return the options among the values of a command's parameters."""
+    names = [one.name for one in fields(ScenarioOptions)]
+    return ScenarioOptions(**{name: values[name] for name in names if name in values})
+
+
+def find_document(
+    scenario: Path | None, options: ScenarioOptions
+) -> tuple[YamlDocument, BuiltScenario | None]:
+    """Return the scenario of a file, or the one that the options describe.
+
+    Notes on the options are printed to standard error. Raises InputError if both or neither are
+    given.
+    """
+    if scenario is not None:
+        if options.given:
+            raise InputError(
+                f"{options.given[0]}: cannot be combined with a scenario file; use --set to "
+                "override its fields"
+            )
+        from simkv.scenario.packaged_scenarios import find_scenario
+        from simkv.scenario.yaml_document import read_document
+
+        return read_document(find_scenario(scenario)), None
+    if not options.given:
+        raise InputError(
+            "expected a scenario, or options that describe one: --gpu, --model and a load, or "
+            "--from-command with --gpu"
+        )
+    from simkv.scenario.scenario_builder import build_scenario
+
+    built = build_scenario(options)
+    for note in built.notes:
+        print_error(f"note: {note}")
+    return built.document, built

@@ -1,0 +1,147 @@
+"""Command-line options of an engine's server, as data for the reader of launch lines.
+
+A JSON file lists the options of all releases by kind: ``switches`` take no value, ``lists`` take
+one or more, ``values`` take one. ``aliases`` maps other spellings to the names in these lists.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from simkv.core.errors import InputError, spelling_hint
+
+#: Numbers with a unit as engines accept them: decimal (1k = 1000) or binary (1K = 1024).
+_UNITS = {letter: 1000**power for power, letter in enumerate("kmgt", start=1)}
+_UNITS |= {letter: 1024**power for power, letter in enumerate("KMGT", start=1)}
+_WITH_UNIT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
+
+
+class NotModelled(ValueError):
+    """Value of an option whose effect simkv does not simulate; the message is the reason."""
+
+
+#: Values of fields of a scenario by dotted path, such as ``hardware.tp``.
+FieldValues = Mapping[str, Any]
+#: Converts the value of an option to fields of a scenario. Raises NotModelled.
+Conversion = Callable[[Any], FieldValues]
+
+
+@dataclass(frozen=True)
+class RankOptions:
+    """Parallelism of a server: GPUs per rank, ranks, and the options that place them.
+
+    ``experts``: the model is a mixture of experts. ``options`` are all options by name.
+    """
+
+    tp: int
+    dp: int
+    experts: bool
+    options: Mapping[str, Any]
+
+
+def _no_ranks(ranks: RankOptions) -> FieldValues:
+    return {"hardware.tp": ranks.tp}
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """Options of an engine's server, and how launch lines start it.
+
+    ``module`` is the file of the module with these options; ``server_options.json`` is beside it.
+    ``programs`` are words that start the server (``engine serve``), ``modules`` are modules for
+    ``python -m``. ``images`` are container images; those in ``serving_images`` start the server
+    with the arguments of the container. ``model`` are the options that name the model;
+    ``model_argument``: it is also the first argument without an option. ``tp`` and ``dp`` are the
+    options for tensor and data parallelism, and ``ranks`` converts them.
+
+    ``converted`` maps options to conversions, beyond those that the engine's config declares.
+    ``not_modelled`` maps patterns of options to the reason why simkv does not simulate them. All
+    other options have no effect on scheduling.
+    """
+
+    module: str
+    programs: tuple[tuple[str, ...], ...]
+    modules: tuple[str, ...]
+    images: tuple[str, ...]
+    model: tuple[str, ...]
+    tp: str
+    dp: str
+    serving_images: tuple[str, ...] = ()
+    model_argument: bool = False
+    start: str = ""
+    """Command that starts the server with a ``{model}``."""
+    ranks: Callable[[RankOptions], FieldValues] = _no_ranks
+    converted: Mapping[str, Conversion] = field(default_factory=dict)
+    not_modelled: Mapping[str, str] = field(default_factory=dict)
+    neutral: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Values of options in ``not_modelled`` that have no effect, such as a default."""
+
+    @cached_property
+    def _data(self) -> dict[str, Any]:
+        file = Path(self.module).with_name("server_options.json")
+        data: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return data
+
+    @cached_property
+    def _known(self) -> dict[str, str]:
+        """Kind of each option: ``switch``, ``value`` or ``list``."""
+        data = self._data
+        kinds = {"switches": "switch", "values": "value", "lists": "list"}
+        return {name: kind for key, kind in kinds.items() for name in data[key]}
+
+    @cached_property
+    def _aliases(self) -> dict[str, str]:
+        return dict(self._data["aliases"])
+
+    def find(self, word: str, *, negatable: bool) -> tuple[str, str, bool] | None:
+        """Return an option's name, its kind, and whether the word turns it off; None if unknown.
+
+        Underscores count as dashes, and a unique beginning of a name as the name, as in argparse.
+        With ``negatable``, ``--no-X`` turns the switch ``--X`` off. Raises InputError for an
+        ambiguous beginning.
+        """
+        name = "--" + word[2:].replace("_", "-") if word.startswith("--") else word
+        name = self._aliases.get(name, name)
+        if name in self._known:
+            return name, self._known[name], False
+        if not name.startswith("--"):
+            return None
+        if negatable and name.startswith("--no-"):
+            positive = self.find("--" + name[5:], negatable=False)
+            if positive and positive[1] == "switch":
+                return positive[0], "switch", True
+        longer = [one for one in (*self._known, *self._aliases) if one.startswith(name)]
+        found = {self._aliases.get(one, one) for one in longer}
+        if len(found) > 1:
+            raise InputError(f"{word}: ambiguous option; could be {', '.join(sorted(found))}")
+        return (one := found.pop(), self._known[one], False) if found else None
+
+    def hint(self, word: str) -> str:
+        """Return the hint on the nearest option of that name."""
+        return spelling_hint(word.replace("_", "-"), list(self._known))
+
+    def reason(self, name: str) -> str | None:
+        """Return the reason if an option is not modelled, or None."""
+        for pattern, reason in self.not_modelled.items():
+            if re.fullmatch(pattern, name):
+                return reason
+        return None
+
+
+def parse_option_value(text: str) -> Any:
+    """Parse the text of an option: JSON, a number (also with a unit such as 8k), or plain text."""
+    if match := _WITH_UNIT.fullmatch(text):
+        return int(float(match[1]) * _UNITS[match[2]])
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return text if isinstance(value, str) else value

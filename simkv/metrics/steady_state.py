@@ -1,0 +1,79 @@
+"""Check whether the load of a run reached a steady state.
+
+In a steady state the number of requests in the system varies around a level. While requests arrive,
+the mean number in flight of the last third is compared with that of the middle third; a growing
+queue, or a run that is short compared with its requests, is not steady.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from simkv.sim.run_record import RunRecord
+
+Floats = npt.NDArray[np.float64]
+
+#: Minimum number of mean request durations in the time of arrivals.
+MIN_DURATIONS = 5.0
+#: Largest ratio of the mean numbers in flight of two thirds, beyond their random variation.
+MAX_GROWTH = 1.2
+#: Number of intervals of a third, to estimate the variation of its mean.
+PARTS = 10
+#: Number of standard errors within which two means are not distinguishable.
+STANDARD_ERRORS = 2.0
+
+
+@dataclass(frozen=True)
+class SteadyState:
+    """Whether a run reached a steady state (None: not applicable), and a sentence about it."""
+
+    steady: bool | None
+    text: str
+
+
+def check_steady_state(record: RunRecord) -> SteadyState:
+    """Return whether the number of requests in flight is level while requests arrive."""
+    lives = list(record.requests.values())
+    arrivals = np.array(sorted(life.request.arrival for life in lives))
+    ends = np.array(
+        sorted(record.end if life.ended_at is None else life.ended_at for life in lives)
+    )
+    span = float(arrivals[-1] - arrivals[0]) if len(arrivals) else 0.0
+    if span <= 0:
+        return SteadyState(None, "not applicable; all requests arrive at once")
+    duration = float((ends.sum() - arrivals.sum()) / len(arrivals))
+    if span < MIN_DURATIONS * duration:
+        return SteadyState(
+            False,
+            f"not reached; requests arrive for {span:.3g} s, less than {MIN_DURATIONS:g} times the "
+            f"mean request of {duration:.3g} s; use more requests (--num-prompts)",
+        )
+    edges = arrivals[0] + span * np.linspace(1 / 3, 1, 2 * PARTS + 1)
+    held = [_mean_in_flight(arrivals, ends, a, b) for a, b in pairwise(edges)]
+    middle, last = np.array(held[:PARTS]), np.array(held[PARTS:])
+    grown = float(last.mean() / max(middle.mean(), 1e-9))
+    error = float(np.hypot(middle.std(ddof=1), last.std(ddof=1)) / np.sqrt(PARTS))
+    shown = f"{middle.mean():.3g} requests in flight in the middle third, {last.mean():.3g} in the "
+    if grown > MAX_GROWTH and last.mean() - middle.mean() > STANDARD_ERRORS * error:
+        return SteadyState(
+            False, f"not reached; {shown}last: the load exceeds the capacity or still builds up"
+        )
+    return SteadyState(True, f"reached; {shown}last")
+
+
+def _mean_in_flight(
+    arrivals: Floats,
+    ends: Floats,
+    start: float,
+    end: float,
+) -> float:
+    """Return the mean number of requests in flight between two times."""
+
+    def present(times: Floats) -> float:
+        return float(np.maximum(end - np.maximum(times, start), 0.0).sum())
+
+    return (present(arrivals) - present(ends)) / (end - start)

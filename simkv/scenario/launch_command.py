@@ -1,0 +1,100 @@
+"""Launch command of a scenario's server, to copy into a shell."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection
+
+from simkv.core.engine_flags import Flag, sources
+from simkv.core.errors import InputError
+from simkv.core.server_options import LaunchOptions
+from simkv.costs.hardware.model_gpu_catalog import find_architecture
+from simkv.scenario.hardware_section import HardwareSection
+from simkv.scenario.launch_line import LaunchLine, OptionUse
+from simkv.scenario.scenario import Scenario
+from simkv.schedulers.engine_registry import find_engine_spec
+
+#: Option of the weight format and of the KV format, by field of the hardware section.
+_FORMATS = {"kv": "--kv-cache-dtype", "weights": "--quantization"}
+
+
+def build_launch_command(scenario: Scenario, line: LaunchLine | None = None) -> str | None:
+    """Return the command that starts one replica; None if simkv does not know it.
+
+    Settings that the launcher chooses are left out. Options of ``line`` are repeated, except those
+    for the model and its parallelism, which are the scenario's.
+    """
+    spec, hardware = find_engine_spec(scenario.engine), scenario.hardware
+    server = spec.server_options
+    if server is None or hardware is None:
+        return None
+    words = shlex.split(server.start.format(model=shlex.quote(_model(hardware.model, line))))
+    if hardware.dp > 1:
+        tp = hardware.tp * hardware.dp if spec.ranks else hardware.tp
+        words += [server.tp, str(tp), server.dp, str(hardware.dp)]
+    elif hardware.tp > 1:
+        words += [server.tp, str(hardware.tp)]
+    if line is None:
+        words += _online_quantization(hardware)
+        formats = ((option, getattr(hardware, name)) for name, option in _FORMATS.items())
+        words += [word for option, value in formats if value for word in (option, str(value))]
+    own = _own_options(line, server) if line else []
+    settings = _settings(scenario, {path for one in own for path in one.fields})
+    return " ".join([shlex.join(words), *(one.text for one in own), *settings])
+
+
+def _own_options(line: LaunchLine, server: LaunchOptions) -> list[OptionUse]:
+    """Return the options of a launch line other than the model and its parallelism."""
+    placed = (*server.model, server.tp, server.dp)
+    return [one for one in line.options if one.text.startswith("-") and one.name not in placed]
+
+
+def _model(name: str, line: LaunchLine | None) -> str:
+    """Return the model's name with its organization, as the launch line has it if there is one."""
+    if line and line.model:
+        return line.model
+    if "/" in name or name.endswith(".json"):
+        return name
+    try:
+        return find_architecture(name).name
+    except InputError:
+        return name
+
+
+def _online_quantization(hardware: HardwareSection) -> list[str]:
+    """Return the option that quantizes the published model, if its short name asks for that."""
+    if "/" in hardware.model or hardware.model.endswith(".json") or hardware.weights:
+        return []
+    asked = find_architecture(hardware.model)
+    same = asked.published == find_architecture(asked.name).published
+    return [] if same else [_FORMATS["weights"], asked.published.weights]
+
+
+def _settings(scenario: Scenario, stated: Collection[str]) -> list[str]:
+    """Return the arguments for settings of the engine that differ from the launcher's.
+
+    ``stated`` are fields that other arguments set.
+    """
+    spec, origins = find_engine_spec(scenario.engine), scenario.origins.engine
+    given = list(origins.given) if origins else []
+    if spec.longest and spec.longest not in given and _is_shorter(scenario):
+        given.append(spec.longest)
+    marks = sources(spec.config)
+    found = []
+    for name in given:
+        mark, value = marks.get(name), getattr(scenario.engine, name, None)
+        same = value == spec.config.__dataclass_fields__[name].default
+        is_off = same and (value is None or isinstance(value, bool))
+        if isinstance(mark, Flag) and not is_off and f"engine.{name}" not in stated:
+            found.append(mark.to_argument(name, value, negatable=spec.has_negatable_flags))
+    return found
+
+
+def _is_shorter(scenario: Scenario) -> bool:
+    """Return whether the longest sequence is less than the model's, because the cache is small."""
+    limit = find_engine_spec(scenario.engine).length_limit(scenario.engine)
+    try:
+        model = find_architecture(scenario.hardware.model) if scenario.hardware else None
+    except InputError:
+        return False
+    return bool(model and limit and limit < model.max_model_len)

@@ -1,0 +1,310 @@
+"""Read a server's launch line: fields of a scenario, and what happens to each option.
+
+line = read_launch_line("vllm serve Qwen/Qwen3-32B -tp 2 --max-num-seqs 512 --port 8001")
+line.fields   # {"engine.max_num_seqs": 512, "hardware.model": ..., "hardware.tp": 2}
+line.options  # one entry per option: used, ignored, not modelled or unknown
+
+No option is dropped silently: each one sets a field, has no effect on scheduling (``ignored``), or
+is ``not modelled`` with a reason.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from simkv.core.engine_flags import Flag, sources
+from simkv.core.engine_spec import EngineSpec
+from simkv.core.errors import InputError
+from simkv.core.server_options import (
+    LaunchOptions,
+    NotModelled,
+    RankOptions,
+    parse_option_value,
+)
+from simkv.costs.hardware.model_gpu_catalog import find_architecture
+from simkv.scenario.launch_words import LaunchWords, find_launch_words
+from simkv.scenario.yaml_document import read_document
+from simkv.schedulers.engine_registry import ENGINES
+
+Effect = Literal["used", "ignored", "not modelled", "unknown"]
+
+
+@dataclass(frozen=True)
+class OptionUse:
+    """An option of a launch line as given (``text``), its effect, and the reason if not modelled.
+
+    ``fields`` are the fields of the scenario that it sets; ``name`` is the engine's name of the
+    option, "" if it is none.
+    """
+
+    text: str
+    effect: Effect
+    reason: str = ""
+    fields: tuple[str, ...] = ()
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class LaunchLine:
+    """Fields of a scenario by dotted path that a launch line sets, and the use of each option.
+
+    ``model`` is the model as the line names it, ``version`` the release of the engine if stated.
+    """
+
+    engine: str
+    model: str | None
+    version: str | None
+    fields: Mapping[str, Any]
+    options: tuple[OptionUse, ...]
+
+    def summary(self) -> list[str]:
+        """Return one line per kind of options without effect in the simulation; used ones have
+        none."""
+        ignored = [one.text for one in self.options if one.effect == "ignored"]
+        lines = [f"ignored (no effect on scheduling): {', '.join(ignored)}"] if ignored else []
+        lines += [
+            f"{one.effect}: {one.text}: {one.reason}"
+            for one in self.options
+            if one.effect in ("not modelled", "unknown")
+        ]
+        return lines
+
+    def given_by(self, path: str) -> str | None:
+        """Return the option that set a field, or None."""
+        return next((one.text for one in self.options if path in one.fields), None)
+
+
+def read_launch_line(text: str, option: str = "--from-command") -> LaunchLine:
+    """Read a launch line, or the script or compose file that ``text`` names.
+
+    Raises InputError, naming ``option``, if there is no launch line in it, or an option lacks its
+    value.
+    """
+    return _Reader(find_launch_words(text, option), option).read()
+
+
+@dataclass
+class _Given:
+    """An option of a launch line: its text, name, value, and the key within a JSON value."""
+
+    text: str
+    name: str
+    value: Any
+    key: str = ""
+
+
+@dataclass
+class _Reader:
+    """Reads the words of one launch line."""
+
+    launch: LaunchWords
+    option: str
+    uses: list[OptionUse] = field(default_factory=list)
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    def read(self) -> LaunchLine:
+        """Read all words."""
+        given, model = self._split(list(self.launch.words))
+        own = [one.value for one in given if one.name in self.server.model]
+        model = str(own[-1]) if own else model
+        values = {one.name: one.value for one in given if not one.key}
+        for one in given:
+            self._take(one)
+        self._place_ranks(values, model)
+        for name, value in self.launch.variables.items():
+            self._variable(name, value)
+        return LaunchLine(
+            self.launch.engine, model, self.launch.version, self.fields, tuple(self.uses)
+        )
+
+    @property
+    def spec(self) -> EngineSpec:
+        return ENGINES[self.launch.engine]
+
+    @property
+    def server(self) -> LaunchOptions:
+        assert self.spec.server_options is not None
+        return self.spec.server_options
+
+    def _split(self, words: list[str]) -> tuple[list[_Given], str | None]:
+        """Return the options, with those of a ``--config`` file first, and the model argument."""
+        given: list[_Given] = []
+        model = None
+        while words:
+            word = words.pop(0)
+            if not word.startswith("-") or word == "-":
+                if self.server.model_argument and model is None:
+                    model = word
+                else:
+                    self.uses.append(OptionUse(word, "unknown", "expected an option"))
+                continue
+            head, sign, text = word.partition("=")
+            head, _, key = head.partition(".") if head.startswith("-") else (head, "", "")
+            if short := _level(head):
+                head, sign, text = short[0], "=", short[1]
+            found = self.server.find(head, negatable=self.spec.has_negatable_flags)
+            if found is None:
+                self._unknown(word, words)
+                continue
+            name, kind, off = found
+            values = [text] if sign else self._values(word, kind, words)
+            shown = shlex.join([head + (f".{key}" if key else ""), *values])
+            if name == "--config" and values:
+                given = [*self._file(values[0]), *given]
+                self.uses.append(OptionUse(shown, "used"))
+            elif kind == "switch":
+                on = parse_option_value(values[0]) if values else True
+                given.append(_Given(shown, name, on if not off else not on, key))
+            else:
+                read = [parse_option_value(value) for value in values]
+                value = read[0] if len(read) == 1 and kind != "list" else read
+                given.append(_Given(shown, name, value, key))
+        return given, model
+
+    def _values(self, word: str, kind: str, words: list[str]) -> list[str]:
+        """Remove the values of an option from ``words`` and return them."""
+        if kind == "switch":
+            return []
+        values: list[str] = []
+        while words and not _is_option(words[0]):
+            values.append(words.pop(0))
+            if kind != "list":
+                break
+        if not values:
+            raise InputError(f"{self.option}: {word}: expected a value")
+        return values
+
+    def _unknown(self, word: str, words: list[str]) -> None:
+        """Note an option that no release has. Raises InputError if it looks like a typo."""
+        hint = self.server.hint(word.partition("=")[0])
+        if hint:
+            raise InputError(f"{self.option}: {word}: no release has this option{hint}")
+        while words and not _is_option(words[0]):
+            word += f" {words.pop(0)}"
+        self.uses.append(OptionUse(word, "unknown", "no modelled release has this option"))
+
+    def _file(self, name: str) -> Iterator[_Given]:
+        """Yield the options of a configuration file, which has their names as keys."""
+        path = Path(name)
+        document = read_document(path)
+        for key, value in document.tree.items():
+            found = self.server.find(f"--{key}", negatable=False)
+            text = f"{key}: {value} ({path.name})"
+            if found is None:
+                self.uses.append(OptionUse(text, "unknown", "no modelled release has this option"))
+            elif value is not None:
+                yield _Given(text, found[0], value)
+
+    def _take(self, one: _Given) -> None:
+        """Set the fields of an option, or note why it sets none."""
+        server = self.server
+        if one.name in server.model:
+            self._use(one, {}, "used")
+            return
+        if one.name in (server.tp, server.dp):
+            self._use(one, {}, "used")
+            return
+        try:
+            found = self._converted(one)
+        except NotModelled as error:
+            self._use(one, {}, "not modelled", str(error))
+            return
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise InputError(f"{self.option}: {one.text}: the value is not valid") from error
+        if found is not None:
+            self._use(one, found, "used")
+        elif (reason := server.reason(one.name)) and not self._is_neutral(one):
+            self._use(one, {}, "not modelled", reason)
+        else:
+            self._use(one, {}, "ignored")
+
+    def _converted(self, one: _Given) -> Mapping[str, Any] | None:
+        """Return the fields that an option sets; None if it sets none."""
+        by_key = _fields_by_flag(self.spec)
+        value = one.value
+        if one.name in self.server.converted:
+            if one.key:
+                for part in reversed(one.key.split(".")):
+                    value = {part.replace("-", "_"): value}
+            return self.server.converted[one.name](value)
+        if (one.name, "") in by_key:
+            return {f"engine.{by_key[one.name, '']}": value}
+        return None
+
+    def _is_neutral(self, one: _Given) -> bool:
+        off = one.value is False
+        return off or str(one.value) in self.server.neutral.get(one.name, ())
+
+    def _use(self, one: _Given, found: Mapping[str, Any], effect: Effect, reason: str = "") -> None:
+        self.fields |= found
+        self.uses.append(OptionUse(one.text, effect, reason, tuple(found), one.name))
+
+    def _place_ranks(self, values: Mapping[str, Any], model: str | None) -> None:
+        """Set hardware and fleet for tensor and data parallelism."""
+        sizes = [values.get(name, 1) for name in (self.server.tp, self.server.dp)]
+        for name, size in zip((self.server.tp, self.server.dp), sizes, strict=True):
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise InputError(f"{self.option}: {name} {size}: expected a whole number")
+        ranks = RankOptions(sizes[0], sizes[1], has_experts(model), values)
+        try:
+            found = dict(self.server.ranks(ranks))
+        except NotModelled as error:
+            raise InputError(f"{self.option}: {error}") from error
+        if self.server.tp not in values and found.get("hardware.tp") == 1:
+            del found["hardware.tp"]
+        self.fields |= found
+
+    def _variable(self, name: str, value: str) -> None:
+        by_name = {
+            source.name: field
+            for field, source in sources(self.spec.config).items()
+            if not isinstance(source, Flag)
+        }
+        if name in by_name:
+            path = f"engine.{by_name[name]}"
+            self.fields[path] = parse_option_value(value)
+            self.uses.append(OptionUse(f"{name}={value}", "used", fields=(path,)))
+        else:
+            self.uses.append(OptionUse(f"{name}={value}", "ignored"))
+
+
+def has_experts(model: str | None) -> bool:
+    """Return whether a model of the catalog is a mixture of experts; False if it is unknown."""
+    try:
+        return bool(model and find_architecture(model).experts)
+    except InputError:
+        return False
+
+
+def _is_option(word: str) -> bool:
+    """Return whether a word is an option and not a value such as -1."""
+    return word.startswith("-") and len(word) > 1 and not word[1:].replace(".", "", 1).isdigit()
+
+
+def _level(head: str) -> tuple[str, str] | None:
+    """Return option and value of a word such as ``-O3``, whose value follows the letter."""
+    if len(head) == 3 and head[0] == "-" and head[1].isupper() and head[2].isdecimal():
+        return head[:2], head[2]
+    return None
+
+
+def _fields_by_flag(spec: EngineSpec) -> dict[tuple[str, str], str]:
+    """Return the fields of an engine's config by flag and key within its JSON value."""
+    return {
+        (source.name, source.key): name
+        for name, source in sources(spec.config).items()
+        if isinstance(source, Flag) and not source.unit
+    }
+
+
+def option_fields(spec: EngineSpec) -> dict[str, str]:
+    """Return the fields of an engine's config by the name of the option in the engine's logs."""
+    return {
+        source.name.strip("-").replace("-", "_"): name
+        for name, source in sources(spec.config).items()
+        if isinstance(source, Flag)
+    }

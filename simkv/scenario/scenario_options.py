@@ -1,0 +1,118 @@
+"""Command-line options that describe a server and its load, in place of a scenario file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated
+
+
+@dataclass(frozen=True)
+class OptionHelp:
+    """Help text, metavar and lower bound of a command's option."""
+
+    help: str
+    metavar: str | None = None
+    min: float | None = None
+
+
+@dataclass(frozen=True)
+class ScenarioOptions:
+    """Options that describe a server and its load; None means not given."""
+
+    gpu: Annotated[
+        str | None, OptionHelp(help="GPU, such as H100, H200, L40S or RTX-4090.", metavar="NAME")
+    ] = None
+    model: Annotated[
+        str | None,
+        OptionHelp(
+            help="Model: a name such as Qwen/Qwen3-32B, or the path of a config.json.",
+            metavar="NAME",
+        ),
+    ] = None
+    engine: Annotated[
+        str | None, OptionHelp(help="Engine to simulate (default: vllm).", metavar="NAME")
+    ] = None
+    version: Annotated[
+        str | None,
+        OptionHelp(help="Release of the engine (default: the newest).", metavar="RELEASE"),
+    ] = None
+    tp: Annotated[int | None, OptionHelp(help="Tensor parallel size (default: 1).", min=1)] = None
+    dp: Annotated[int | None, OptionHelp(help="Data parallel size (default: 1).", min=1)] = None
+    from_command: Annotated[
+        str | None,
+        OptionHelp(
+            help="Launch line of a server, such as 'vllm serve Qwen/Qwen3-32B -tp 2', or the "
+            "script or compose file that has it.",
+            metavar="COMMAND",
+        ),
+    ] = None
+    load: Annotated[
+        str | None,
+        OptionHelp(
+            help="Benchmark command to take the load from, such as 'vllm bench serve "
+            "--request-rate 10'.",
+            metavar="COMMAND",
+        ),
+    ] = None
+    trace: Annotated[
+        Path | None,
+        OptionHelp(
+            help="Requests to replay: a trace (see `simkv trace formats`) or a server's log.",
+            metavar="FILE",
+        ),
+    ] = None
+    request_rate: Annotated[
+        float | None,
+        OptionHelp(help="Requests per second; inf: all at once (default).", metavar="RATE"),
+    ] = None
+    burstiness: Annotated[
+        float | None, OptionHelp(help="Burstiness of arrivals (default: 1, a Poisson process).")
+    ] = None
+    max_concurrency: Annotated[
+        int | None, OptionHelp(help="Maximum number of requests in flight.", min=1)
+    ] = None
+    num_prompts: Annotated[
+        int | None, OptionHelp(help="Number of requests (default: 1000).", min=1)
+    ] = None
+    input_len: Annotated[
+        int | None, OptionHelp(help="Prompt tokens per request (default: 1024).", min=1)
+    ] = None
+    output_len: Annotated[
+        int | None, OptionHelp(help="Output tokens per request (default: 128).", min=1)
+    ] = None
+    range_ratio: Annotated[
+        float | None,
+        OptionHelp(help="Spread of the lengths as a fraction of them (default: 0).", min=0),
+    ] = None
+    prefix_len: Annotated[
+        int | None,
+        OptionHelp(
+            help="Tokens that all prompts share, before those of --input-len (default: 0).", min=0
+        ),
+    ] = None
+    seed: Annotated[
+        int | None, OptionHelp(help="Random seed for arrivals and lengths (default: 0).", min=0)
+    ] = None
+    growth: Annotated[
+        float | None,
+        OptionHelp(help="Factor on the arrival rate of a trace.", metavar="FACTOR", min=1e-9),
+    ] = None
+    peak: Annotated[
+        str | None,
+        OptionHelp(
+            help="Replay only the busiest period of a trace, such as 30m or 1h.",
+            metavar="DURATION",
+        ),
+    ] = None
+
+    @property
+    def given(self) -> list[str]:
+        """Names of the given options, with their dashes."""
+        names = [one.name for one in fields(self) if getattr(self, one.name) is not None]
+        return [find_flag(name) for name in names]
+
+
+def find_flag(name: str) -> str:
+    """Return the option of a field of ScenarioOptions."""
+    return f"--{name.replace('_', '-')}"

@@ -1,0 +1,84 @@
+"""Write a scenario from options as a file with comments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from io import StringIO
+from os.path import relpath
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+
+from simkv.core.field_docs import read_field_docs
+from simkv.scenario.hardware_section import HardwareSection
+from simkv.scenario.scenario import Scenario
+from simkv.scenario.yaml_document import YamlDocument
+from simkv.schedulers.engine_registry import find_engine_spec
+from simkv.workload.generated_requests import Arrivals
+from simkv.workload.workload_section import Workload
+
+#: File of the JSON schema beside a scenario.
+SCHEMA = "simkv-schema.json"
+#: Column of comments after values.
+COLUMN = 36
+
+
+def write_template(
+    document: YamlDocument, scenario: Scenario, notes: Sequence[str], folder: Path
+) -> str:
+    """Return the text of a scenario file in ``folder``.
+
+    Each field has its description as a comment; settings that the engine's launcher chooses are
+    listed as comments, with their values on this hardware.
+    """
+    tree = _commented(document.copy().tree)
+    workload = tree["workload"]
+    if "trace" in workload:
+        workload["trace"] = relpath(Path(workload["trace"]).resolve(), folder.resolve())
+    spec = find_engine_spec(scenario.engine)
+    described: tuple[tuple[Any, type], ...] = (
+        (tree, Scenario),
+        (tree["hardware"], HardwareSection),
+        (workload, Workload),
+        (workload.get("arrivals"), Arrivals),
+        (tree["engine"], spec.config),
+    )
+    for section, model in described:
+        if section is not None:
+            _describe(section, _texts(model))
+    origins = scenario.origins.engine
+    if origins and origins.default:
+        chosen = [f"{name}: {getattr(scenario.engine, name)}" for name in origins.default]
+        lines = [f"Settings by {origins.source}; remove '# ' to set another value:", *chosen]
+        tree.yaml_set_comment_before_after_key("hardware", before="\n".join(lines))
+    text = StringIO()
+    writer = YAML()
+    writer.width = 100
+    writer.dump(tree, text)
+    header = [f"# yaml-language-server: $schema={SCHEMA}", *(f"# {note}" for note in notes)]
+    return "\n".join([*header, text.getvalue()])
+
+
+def _texts(model: type) -> Mapping[str, str]:
+    """Return the first sentence of each field's description."""
+    return {name: text.split(". ")[0].rstrip(".") for name, text in read_field_docs(model).items()}
+
+
+def _commented(node: Any) -> Any:
+    if isinstance(node, dict):
+        return CommentedMap({key: _commented(value) for key, value in node.items()})
+    return [_commented(value) for value in node] if isinstance(node, list) else node
+
+
+def _describe(section: CommentedMap, texts: Mapping[str, str]) -> None:
+    """Add a field's description after its value, or before it if the value is a section."""
+    for name, value in section.items():
+        text = " ".join(texts.get(name, "").split())
+        if not text:
+            continue
+        if isinstance(value, dict):
+            section.yaml_set_comment_before_after_key(name, before=text)
+        else:
+            section.yaml_add_eol_comment(text, name, column=COLUMN)

@@ -1,0 +1,247 @@
+"""Options of ``vllm serve``: conversions to fields of a scenario, and options without a model.
+
+``server_options.json`` lists the options of the wheels 0.9.0 to 0.33.0
+(``vllm/engine/arg_utils.py`` and ``cli_args.py`` of the entry points).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from simkv.core.server_options import FieldValues, LaunchOptions, NotModelled, RankOptions
+
+#: Weight formats of ``--quantization``; checkpoints in other formats state their own.
+QUANTIZED = {"fp8": "fp8", "modelopt": "fp8", "modelopt_fp4": "nvfp4", "mxfp4": "mxfp4"}
+QUANTIZED |= dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin"), "int4")
+#: Speculative methods by the method of the engine's config that has the same scheduling.
+DRAFTS = {"eagle": "eagle", "eagle3": "eagle", "mtp": "eagle", "deepseek_mtp": "eagle"}
+DRAFTS |= {"ngram": "ngram", "draft_model": "draft_model"}
+
+_ENCODER = "the encoder and its cache are not modelled; prompts are text"
+_KERNELS = "the choice of kernels is not part of step times"
+_OUTPUT = "structured output is not modelled; its grammar costs no time"
+_SPREAD = "this way to spread a model over GPUs is not modelled"
+_OFFLOAD = "offloaded weights are not modelled"
+_V0 = "only V0 has it, which is not modelled"
+
+
+def _weights(method: Any) -> FieldValues:
+    if method in QUANTIZED:
+        return {"hardware.weights": QUANTIZED[method]}
+    raise NotModelled(f"{method}: the format is that of the model's name")
+
+
+def _dtype(name: Any) -> FieldValues:
+    if name in ("float32", "float"):
+        raise NotModelled("32-bit weights are not modelled; they are simulated with 16 bits")
+    return {}
+
+
+def _kv(name: Any) -> FieldValues:
+    text = str(name)
+    if text.startswith("fp8"):
+        return {"hardware.kv": "fp8"}
+    if text in ("nvfp4", "fp4"):
+        return {"hardware.kv": "nvfp4"}
+    if text in ("auto", "bfloat16", "float16", "half"):
+        return {}
+    raise NotModelled(f"the KV format {text} is not modelled")
+
+
+def _eager(on: Any) -> FieldValues:
+    return {"engine.cudagraph_mode": "NONE"} if on else {}
+
+
+def _captured(sizes: Any) -> FieldValues:
+    listed = sizes if isinstance(sizes, list) else [sizes]
+    return {"engine.max_cudagraph_capture_size": max(listed)}
+
+
+def _compilation(config: Any) -> FieldValues:
+    if isinstance(config, int) or not isinstance(config, dict):
+        level = str(config)
+        if level == "0":
+            return {"engine.cudagraph_mode": "NONE"}
+        return {}
+    found: dict[str, Any] = {}
+    if mode := config.get("cudagraph_mode"):
+        found["engine.cudagraph_mode"] = str(mode).upper()
+    if sizes := config.get("cudagraph_capture_sizes"):
+        found |= _captured(sizes)
+    if most := config.get("max_cudagraph_capture_size"):
+        found["engine.max_cudagraph_capture_size"] = most
+    return found
+
+
+def _speculative(config: Any) -> FieldValues:
+    if not isinstance(config, dict):
+        raise NotModelled("expected a JSON mapping")
+    drafts, model = config.get("num_speculative_tokens"), str(config.get("model", ""))
+    method = str(config.get("method") or ("ngram" if "ngram" in model else ""))
+    if not method:  # as vLLM detects it from the name of the draft model
+        method = "eagle" if "eagle" in model.lower() else "draft_model"
+    if method.endswith("_mtp"):
+        method = "mtp"
+    if drafts is None or method not in DRAFTS:
+        raise NotModelled(f"speculative decoding by {method} is not modelled")
+    return {"engine.num_speculative_tokens": drafts, "engine.speculative_method": DRAFTS[method]}
+
+
+def _offloading(size: Any) -> FieldValues:
+    return {"engine.kv_offloading_size": size} if size else {}
+
+
+def _backend(name: Any) -> FieldValues:
+    if name != "native":
+        raise NotModelled(f"the offloading backend {name} is not modelled")
+    return {}
+
+
+def _transfer(config: Any) -> FieldValues:
+    extra = config.get("kv_connector_extra_config", {}) if isinstance(config, dict) else {}
+    connector = config.get("kv_connector", "") if isinstance(config, dict) else str(config)
+    if connector != "OffloadingConnector":
+        raise NotModelled(
+            f"{connector}: one launch line has no other replica to exchange KV with; describe "
+            "prefill and decode replicas in a fleet section"
+        )
+    names = {"num_cpu_blocks": "num_cpu_blocks", "eviction_policy": "eviction_policy"}
+    found = {f"engine.{ours}": extra[name] for name, ours in names.items() if name in extra}
+    if "cpu_bytes_to_use" in extra:
+        found["engine.kv_offloading_size"] = float(extra["cpu_bytes_to_use"]) / 2**30
+    if tiers := extra.get("secondary_tiers"):
+        found["engine.secondary_tiers"] = [
+            one.get("type", "fs") if isinstance(one, dict) else one for one in tiers
+        ]
+    return found
+
+
+def place_ranks(ranks: RankOptions) -> Mapping[str, Any]:
+    """Return hardware and fleet: ranks of a mixture of experts share the experts, in lockstep."""
+    found: dict[str, Any] = {"hardware.tp": ranks.tp}
+    experts = bool(ranks.options.get("--enable-expert-parallel"))
+    if ranks.experts and experts and ranks.tp * ranks.dp > 1:
+        found["hardware.ep"] = ranks.tp * ranks.dp
+    if ranks.dp > 1:
+        fleet = {"replicas": ranks.dp, "router": "least_loaded", "refresh_interval": BALANCER_S}
+        found |= {f"fleet.{name}": value for name, value in fleet.items()}
+        if ranks.experts:
+            found |= {"hardware.dp": ranks.dp, "fleet.lockstep": True}
+    return found
+
+
+#: Interval (s) at which data-parallel ranks report their queues to the load balancer.
+BALANCER_S = 0.1
+
+OPTIONS = LaunchOptions(
+    __file__,
+    programs=(("vllm", "serve"), ("vllm-cli", "serve")),
+    modules=("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server"),
+    images=("vllm-openai", "vllm/vllm", "rocm/vllm"),
+    serving_images=("vllm-openai",),
+    model=("--model",),
+    model_argument=True,
+    tp="--tensor-parallel-size",
+    dp="--data-parallel-size",
+    start="vllm serve {model}",
+    ranks=place_ranks,
+    converted={
+        "--pipeline-parallel-size": lambda size: {"hardware.pp": size} if size != 1 else {},
+        "--quantization": _weights,
+        "--dtype": _dtype,
+        "--kv-cache-dtype": _kv,
+        "--enforce-eager": _eager,
+        "--cudagraph-capture-sizes": _captured,
+        "--cuda-graph-sizes": _captured,
+        "--compilation-config": _compilation,
+        "--speculative-config": _speculative,
+        "--kv-offloading-size": _offloading,
+        "--kv-offloading-backend": _backend,
+        "--kv-transfer-config": _transfer,
+        "--enable-expert-parallel": lambda _: {},
+    },
+    neutral={
+        "--task": ("auto", "generate"),
+        "--runner": ("auto", "generate"),
+        "--convert": ("auto", "none"),
+        "--attention-backend": ("auto",),
+        "--performance-mode": ("balanced",),
+        "--scheduler-delay-factor": ("0", "0.0"),
+        "--num-scheduler-steps": ("1",),
+        "--max-num-partial-prefills": ("1",),
+        "--max-long-partial-prefills": ("1",),
+        "--cpu-offload-gb": ("0",),
+        "--decode-context-parallel-size": ("1",),
+        "--prefill-context-parallel-size": ("1",),
+        "--device": ("auto", "cuda"),
+        "--nnodes": ("1",),
+        "--headless": ("False",),
+    },
+    not_modelled={
+        "--(limit-mm|mm-|enable-mm|skip-mm|interleave-mm|media-io|video|disable-mm).*": _ENCODER,
+        "--(ec-|disable-chunked-mm|enable-multimodal|max-mm).*": _ENCODER,
+        "--(guided-decoding|structured-outputs).*": _OUTPUT,
+        "--(reasoning-config|diffusion-config|engram-config)": "it is not modelled",
+        "--(task|runner|convert|override-pooler-config|pooler-config)": (
+            "only generation is modelled"
+        ),
+        "--(attention-backend|attention-config|moe-backend|linear-backend|mamba-backend)": _KERNELS,
+        "--(gdn|kda)-.*|--sparse-indexer.*|--kernel-config|--ir-op-priority": _KERNELS,
+        "--(enable-flashinfer-autotune|disable-cascade-attn|disable-custom-all-reduce)": _KERNELS,
+        "--(monokernel|enable-hc-sp|enable-bf16x3-router-gemm|.*replayssm.*)": _KERNELS,
+        "--mamba-ssu-algorithm|--enable-batch-sharded-sampling": _KERNELS,
+        "--(decode|prefill)-context-parallel-size|--(dcp|cp)-.*": _SPREAD,
+        "--(enable-dbo|dbo-.*|ubatch-size|all2all-backend|enable-eplb|eplb-.*)": _SPREAD,
+        "--(num-redundant-experts|expert-placement-strategy|enable-elastic-ep|elastic-ep-.*)": (
+            _SPREAD
+        ),
+        "--data-parallel-(hybrid-lb|external-lb|multi-port-external-lb|rank|start-rank)": (
+            "the load balancer of the ranks is simulated as the engine's own"
+        ),
+        "--data-parallel-size-local|--nnodes|--node-rank|--headless": (
+            "the network between hosts is not modelled"
+        ),
+        "--(cpu-offload-.*|offload-.*)": _OFFLOAD,
+        "--kv-cache-memory-bytes": (
+            "the size of the cache follows from the GPU; set --num-gpu-blocks-override"
+        ),
+        "--(scheduler-cls|worker-cls|worker-extension-cls|model-class-overrides)": (
+            "code of your own is not run"
+        ),
+        "--performance-mode|--optimization-level": "its changed defaults are not modelled",
+        "--(disable-hybrid-kv-cache-manager|disable-sliding-window|kv-sharing-fast-prefill)": (
+            "the groups of layers follow from the model"
+        ),
+        "--(kv-cache-dtype-skip-layers|calculate-kv-scales|quantization-config)": (
+            "all layers have one KV format and one weight format"
+        ),
+        "--mamba-(block-size|cache-dtype|ssm-cache-dtype)|--enable-mamba-.*": (
+            "states have the sizes of the defaults"
+        ),
+        "--(swa-bounded-replay|prefix-match-unit|prefix-cache-retention-interval)": (
+            "this change of the prefix cache is not modelled"
+        ),
+        "--(max-num-partial-prefills|max-long-partial-prefills)": (
+            "concurrent partial prefills are not modelled"
+        ),
+        "--watermark-config": "only --watermark is modelled",
+        "--(rope-scaling|rope-theta|hf-overrides|hf-config-path)": (
+            "changes of the model's config are not modelled; set --max-model-len for its length"
+        ),
+        "--(max-prompt-adapter.*|enable-prompt-adapter|prompt-adapters)": (
+            "prompt adapters are not modelled"
+        ),
+        "--(enable-prompt-embeds|enable-return-routed-experts|return-sampling-mask)": (
+            "its cost is not modelled"
+        ),
+        "--(scheduler-delay-factor|num-scheduler-steps|multi-step-stream-outputs)": _V0,
+        "--(preemption-mode|num-lookahead-slots|use-v2-block-manager)": _V0,
+        "--spec-(method|model|tokens)": (
+            'set --speculative-config \'{"method": ..., "num_speculative_tokens": ...}\''
+        ),
+        "--device": "only GPUs are modelled",
+        "--override-neuron-config|--additional-config": "other platforms are not modelled",
+        "--dp-sync-interval": "ranks synchronize in every step",
+    },
+)
