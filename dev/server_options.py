@@ -15,13 +15,14 @@ from typing import Annotated
 
 import typer
 
-#: Files with options, and the classes whose fields are options, by engine.
+#: Files with options, and the classes whose fields are options, by engine. No class: all whose
+#: fields have an annotation ``A[...]``.
 SOURCES = {
     "vllm": (
         ("vllm/engine/arg_utils.py", "vllm/entrypoints/**/cli_args.py"),
         ("EngineArgs", "AsyncEngineArgs", "FrontendArgs", "BaseFrontendArgs"),
     ),
-    "sglang": (("sglang/srt/server_args.py",), ("ServerArgs",)),
+    "sglang": (("sglang/srt/server_args.py", "sglang/srt/arg_groups/fields/*.py"), ()),
 }
 #: Options whose spelling ``-O3`` has a kind of its own.
 _LIST = re.compile(r"\b(list|List|set)\[|'?tuple\[")
@@ -56,9 +57,9 @@ def _options(source: Path, classes: tuple[str, ...]) -> Iterator[Option]:
     found = {
         str(ast.unparse(one.target)): one.annotation
         for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef) and node.name in classes
+        if isinstance(node, ast.ClassDef)
         for one in node.body
-        if isinstance(one, ast.AnnAssign)
+        if isinstance(one, ast.AnnAssign) and _is_option(node.name, one, classes)
     }
     fields = {name: ast.unparse(one) for name, one in found.items()}
     derived = any(text.startswith("A[") for text in fields.values())
@@ -69,6 +70,12 @@ def _options(source: Path, classes: tuple[str, ...]) -> Iterator[Option]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".add_argument"):
             yield from _argument(node, fields)
+
+
+def _is_option(owner: str, field: ast.AnnAssign, classes: tuple[str, ...]) -> bool:
+    if classes:
+        return owner in classes
+    return owner == "ServerArgs" or ast.unparse(field.annotation).startswith("A[")
 
 
 def _aliases(annotation: ast.expr) -> list[str]:

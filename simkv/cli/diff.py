@@ -14,10 +14,11 @@ def diff(
     before: Annotated[Path, typer.Argument(help="Directory of a run.")],
     after: Annotated[Path, typer.Argument(help="Directory of another run.")],
 ) -> None:
-    """Compare two runs: figures, outcomes of requests, and the first differing decision.
+    """Compare the results of two runs.
 
-    Both scenarios are simulated again to compare their steps. Exit 0 if the runs are equal, 1 if
-    they differ, 2 for bad input.
+    Print the figures and outcomes of requests that differ, and the first differing decision. Both
+    scenarios are simulated again to compare their steps. Exit 0 if the runs are equal, 1 if they
+    differ, 2 for bad input.
     """
     from simkv.report.run_diff import compare_runs, describe_diff
 

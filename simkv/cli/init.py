@@ -19,7 +19,7 @@ def init(
     overwrite: Overwrite = False,
     **described: Any,
 ) -> None:
-    """Write a commented scenario file from options, with its schema for editors.
+    """Write a commented scenario file from options.
 
     The options describe a server (--gpu, --model or --from-command) and its load, as for simkv run.
     The JSON schema is written beside the file, as simkv-schema.json.

@@ -101,6 +101,7 @@ def run(
     from simkv.report.run_files import check_run_folder
     from simkv.scenario.scenario_loader import resolve_variants
 
+    cost_of = _cost_reader(prices, gpu_price or [])
     document, built = find_document(scenario, options_of(described))
     where = document.path.parent
     variants = resolve_variants(document.copy(), set_ or [])
@@ -110,8 +111,6 @@ def run(
     check_run_folder(folder)
     _check_files(junit, perfetto)
     kinds = _kinds(emit)
-    cost_of = _cost_reader(prices, gpu_price or [])
-
     from simkv.metrics.expectation_checks import check_expectations, exit_code
     from simkv.metrics.run_result import records_by_replica
     from simkv.metrics.scenario_runner import run_scenario

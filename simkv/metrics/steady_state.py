@@ -46,12 +46,6 @@ def check_steady_state(record: RunRecord) -> SteadyState:
     if span <= 0:
         return SteadyState(None, "not applicable; all requests arrive at once")
     duration = float((ends.sum() - arrivals.sum()) / len(arrivals))
-    if span < MIN_DURATIONS * duration:
-        return SteadyState(
-            False,
-            f"not reached; requests arrive for {span:.3g} s, less than {MIN_DURATIONS:g} times the "
-            f"mean request of {duration:.3g} s; use more requests (--num-prompts)",
-        )
     edges = arrivals[0] + span * np.linspace(1 / 3, 1, 2 * PARTS + 1)
     held = [_mean_in_flight(arrivals, ends, a, b) for a, b in pairwise(edges)]
     middle, last = np.array(held[:PARTS]), np.array(held[PARTS:])
@@ -61,6 +55,12 @@ def check_steady_state(record: RunRecord) -> SteadyState:
     if grown > MAX_GROWTH and last.mean() - middle.mean() > STANDARD_ERRORS * error:
         return SteadyState(
             False, f"not reached; {shown}last: the load exceeds the capacity or still builds up"
+        )
+    if span < MIN_DURATIONS * duration:
+        return SteadyState(
+            False,
+            f"not reached; requests arrive for {span:.3g} s, less than {MIN_DURATIONS:g} times the "
+            f"mean request of {duration:.3g} s; use more requests (--num-prompts)",
         )
     return SteadyState(True, f"reached; {shown}last")
 

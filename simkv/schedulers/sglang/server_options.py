@@ -138,7 +138,9 @@ OPTIONS = LaunchOptions(
         "--enable-dp-lm-head|--enable-(shared-experts|dense-mlp)-attn-tp|--enable-layernorm-sp": (
             _SPREAD
         ),
-        "--pp-.*|--enable-dynamic-chunking": _SPREAD,
+        "--pp-.*|--enable-dynamic-chunking|--attn-dp-size|--enable-kv-cache-sharding": _SPREAD,
+        "--.*(megamoe|megakernel|monokernel|paged-experts|fused-indexer).*": _KERNELS,
+        "--.*swa-bounded-replay|--enable-unified-cache-.*|--enable-linker-.*": _HOST,
         "--load-balance-method": "requests go to the ranks in turn",
         "--(nnodes|node-rank)": "the network between hosts is not modelled",
         "--(cpu-offload-gb|offload-.*|kt-.*)": "offloaded weights are not modelled",

@@ -1,0 +1,151 @@
+"""Commands without a scenario file: options describe the server and its load."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_cli import Simkv
+
+SERVER = ("--gpu", "L4", "--model", "llama-3.1-8b")
+LOAD = ("--request-rate", "2", "--input-len", "300", "--output-len", "20", "--num-prompts", "30")
+LINE = "vllm serve meta-llama/Llama-3.1-8B --max-model-len 8192"
+
+
+@pytest.fixture
+def simkv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Simkv:
+    return Simkv(tmp_path, monkeypatch, capsys)
+
+
+def summary(simkv: Simkv, name: str) -> dict[str, object]:
+    found = json.loads((simkv.folder / name / "summary.json").read_text())
+    variant: dict[str, object] = found["variants"]["run"]
+    return variant
+
+
+def test_run_needs_no_file(simkv: Simkv) -> None:
+    done = simkv("run", *SERVER, *LOAD, "--out", "a", "--no-plots", "--gpu-price", "L4=0.5")
+    assert done.code == 0, done.err
+    assert "30 of 30 finished" in done.out
+    assert "Cost: 1 x NVIDIA L4: 0.5 per hour" in done.out
+    command = re.search(r"^Launch command: (.*)$", done.out, re.MULTILINE)
+    assert command
+    # The launcher's default length does not fit on an L4, so the command states one that does.
+    again = simkv("run", "--gpu", "L4", "--from-command", command[1], *LOAD, "--out", "b")
+    assert again.code == 0, again.err
+    assert summary(simkv, "a") == summary(simkv, "b")
+
+
+def test_load_from_a_benchmark_command_is_the_same_load(simkv: Simkv) -> None:
+    load = (
+        "vllm bench serve --dataset-name random --random-input-len 300 --random-output-len 20 "
+        "--request-rate 2 --num-prompts 30 --save-result"
+    )
+    one = simkv("run", *SERVER, *LOAD, "--out", "a", "--no-plots")
+    other = simkv("run", *SERVER, "--load", load, "--out", "b", "--no-plots")
+    assert (one.code, other.code) == (0, 0)
+    assert "ignored (no effect on the load): --save-result" in other.err
+    assert summary(simkv, "a") == summary(simkv, "b")
+
+
+def test_seeds_give_intervals_and_a_steady_state_check(simkv: Simkv) -> None:
+    done = simkv("run", *SERVER, *LOAD, "--seeds", 3, "--no-plots")
+    assert done.code == 0, done.err
+    assert re.search(r"mean TTFT +\S+ \S+ \(.* to .*\); runs .* to .*; step times: from", done.out)
+    assert re.search(r"^Steady state: ", done.out, re.MULTILINE)
+    same = simkv("run", "mistralrs-six", "--seeds", 3, "--exit-zero", "--no-plots")
+    assert same.code == 2
+    assert "no randomness" in same.err
+
+
+def test_init_writes_the_scenario_that_run_builds(simkv: Simkv) -> None:
+    done = simkv("init", *SERVER, *LOAD)
+    assert done.code == 0, done.err
+    text = (simkv.folder / "scenario.yaml").read_text()
+    assert text.startswith("# yaml-language-server: $schema=simkv-schema.json\n")
+    assert "# max_num_seqs: 256" in text
+    assert json.loads((simkv.folder / "simkv-schema.json").read_text())["properties"]["workload"]
+    assert simkv("run", "scenario.yaml", "--out", "a", "--no-plots").code == 0
+    assert simkv("run", *SERVER, *LOAD, "--out", "b", "--no-plots").code == 0
+    assert summary(simkv, "a") == summary(simkv, "b")
+    assert "use --overwrite" in simkv("init", *SERVER).err
+
+
+def test_plan_has_one_answer_per_gpu_that_fits_and_its_command(simkv: Simkv) -> None:
+    done = simkv(
+        *("plan", "--gpu", "L4,L40S", "--tp", "1", "--model", "Qwen/Qwen3-14B", *LOAD),
+        *("--smallest", "fleet.replicas=1..2", "--slo", "ttft_ms.p95<=60000", "--repeats", 1),
+        *("--gpu-price", "L4=0.5", "--gpu-price", "L40S=1", "--jobs", 1),
+    )
+    assert done.code == 0, done.err
+    assert "hardware.gpu=L4: skipped: " in done.err
+    assert "per million output tokens" in done.out
+    assert "\n  vllm serve Qwen/Qwen3-14B\n" in done.out
+
+
+def test_compare_exits_1_beyond_the_tolerance(simkv: Simkv) -> None:
+    pair = ("--from-command", LINE, "--from-command", f"{LINE} --max-num-seqs 1")
+    words = ("--gpu", "L4", *LOAD, "--seeds", 2, "--jobs", 1)
+    worse = simkv("compare", *pair, *words)
+    assert worse.code == 1
+    assert "WORSE" in worse.out
+    assert re.search(r"Requests that get worse by more than 5%: [1-9]", worse.out)
+    assert re.search(r"request \d+: \S+ s → \S+ s", worse.out)
+    assert simkv("compare", *pair, *words, "--tolerance", 1e9).code == 0
+    same = simkv("compare", "--from-command", LINE, "--from-command", f"{LINE} --port 1", *words)
+    assert same.code == 0
+    assert "Requests that get worse by more than 5%: 0; better: 0" in same.out
+    one = simkv("compare", "--from-command", LINE, *words)
+    assert (one.code, one.err) == (
+        2,
+        "simkv: --from-command: expected two, before and after the change; found 1\n",
+    )
+
+
+def test_diff_names_figures_outcomes_and_the_first_decision(simkv: Simkv) -> None:
+    assert simkv("run", *SERVER, *LOAD, "--out", "a", "--no-plots").code == 0
+    seats = ("--set", "engine.max_num_seqs=1", "--set", "timeout=20", "--exit-zero")
+    assert simkv("run", *SERVER, *LOAD, *seats, "--out", "b", "--no-plots").code == 0
+    found = simkv("diff", "a", "b")
+    assert found.code == 1
+    assert "mean TTFT" in found.out
+    assert re.search(r"request \d+: finished → starved", found.out)
+    assert re.search(r"first differing decision: step [1-9]", found.out)
+    assert simkv("diff", "a", "a").code == 0
+    assert simkv("diff", "a", ".").code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--gpu", "L4"), "--model: missing"),
+        (("--model", "llama-3.1-8b"), "--gpu: missing"),
+        ((*SERVER, "--peak", "1h"), "--peak: requires --trace"),
+        ((*SERVER, "--load", "x", "--seed", "1"), "--seed: cannot be combined with --load"),
+        ((*SERVER, "--engine", "vlm"), "did you mean 'vllm'"),
+        (("x.yaml", *SERVER), "--gpu: cannot be combined with a scenario file"),
+        ((*SERVER, "--gpu-price", "L4"), "--gpu-price L4: expected a GPU and the price"),
+    ],
+)
+def test_bad_options_are_one_message(simkv: Simkv, words: tuple[str, ...], message: str) -> None:
+    done = simkv("run", *words)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert message in done.err
+
+
+def test_busiest_period_of_a_trace(simkv: Simkv) -> None:
+    rows = [*range(0, 100, 10), *range(100, 110), *range(120, 200, 10)]
+    text = "arrival,prompt_tokens,output_tokens\n" + "".join(f"{at},100,5\n" for at in rows)
+    simkv.write(text, "t.csv")
+    done = simkv(
+        *("run", *SERVER, "--trace", "t.csv", "--peak", "10s", "--growth", "2"),
+        *("--out", "a", "--no-plots"),
+    )
+    assert done.code == 0, done.err
+    assert "busiest 10s: 10 requests from 100 s of the trace on" in done.err
+    assert summary(simkv, "a")["requests"] == 10

@@ -1,0 +1,29 @@
+"""The steady-state check tells level, growing and short loads apart."""
+
+from __future__ import annotations
+
+import pytest
+
+import simkv
+from simkv.metrics.steady_state import check_steady_state
+
+
+@pytest.mark.parametrize(
+    ("rate", "prompts", "steady", "words"),
+    [
+        (0.05, 600, True, "reached"),
+        (0.5, 1000, False, "exceeds the capacity"),
+        (1.0, 3, False, "use more requests"),
+        (float("inf"), 50, None, "at once"),
+    ],
+)
+def test_steady_state(rate: float, prompts: int, steady: bool | None, words: str) -> None:
+    load = {"num_prompts": prompts, "request_rate": rate, "prompt_tokens": 64, "output_tokens": 64}
+    scenario = {
+        "name": "load",
+        "workload": {"arrivals": load},
+        "engine": {"name": "vllm", "num_gpu_blocks": 2000, "max_num_seqs": 16},
+        "profile": "unit-step",
+    }
+    found = check_steady_state(simkv.run(scenario).results["run"].record)
+    assert (found.steady, words in found.text) == (steady, True), found.text

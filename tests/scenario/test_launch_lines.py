@@ -1,0 +1,180 @@
+"""Launch lines give the effective settings of the release's own code, or of a public log.
+
+``launch_lines.csv`` has one line per row: the expected settings with their source (a place in the
+wheel of the release, or a log), and the number of KV blocks where a public log states it.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from simkv.core.errors import InputError
+from simkv.core.server_options import parse_option_value
+from simkv.scenario.launch_line import read_launch_line
+from simkv.scenario.scenario import Scenario
+from simkv.scenario.scenario_builder import build_scenario
+from simkv.scenario.scenario_loader import resolve_variants
+from simkv.scenario.scenario_options import ScenarioOptions
+from simkv.schedulers.engine_registry import ENGINES, find_engine_spec
+
+ROWS = list(csv.DictReader(Path(__file__).with_name("launch_lines.csv").open(), delimiter="|"))
+#: Largest relative difference between the computed number of KV blocks and that of a log.
+BLOCKS_WITHIN = 0.02
+
+
+def scenario_of(command: str, gpu: str = "H100", version: str | None = None) -> Scenario:
+    options = ScenarioOptions(
+        gpu=gpu, version=version, from_command=command, request_rate=1.0, num_prompts=1
+    )
+    return resolve_variants(build_scenario(options).document)["run"]
+
+
+def test_the_rows_cover_releases_gpus_and_models() -> None:
+    assert len(ROWS) >= 30
+    assert {row["gpu"] for row in ROWS} >= {"H100", "A100", "L40S", "RTX 4090"}
+    assert all(row["source"] for row in ROWS)
+    assert sum(bool(row["blocks"]) for row in ROWS) >= 7
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[f"{n}-{row['gpu']}" for n, row in enumerate(ROWS)])
+def test_settings_are_those_of_the_release(row: dict[str, str]) -> None:
+    engine = scenario_of(row["command"], row["gpu"], row["release"] or None).engine
+    for pair in row["expected"].split():
+        name, _, text = pair.partition("=")
+        value = getattr(engine, name)
+        assert str(value) == text, (name, row["source"])
+    if row["blocks"]:
+        blocks = getattr(engine, find_engine_spec(engine).memory)
+        assert blocks == pytest.approx(int(row["blocks"]), rel=BLOCKS_WITHIN), row["source"]
+
+
+def effects(command: str) -> dict[str, str]:
+    return {one.text: one.effect for one in read_launch_line(command).options}
+
+
+def test_every_option_is_listed_with_its_effect() -> None:
+    command = (
+        "vllm serve Qwen/Qwen3-8B --max-num-seqs 64 --port 8001 "
+        "--limit-mm-per-prompt '{\"image\":1}'"
+        " --guided-decoding-backend=xgrammar --trust-remote-code --brand-new-feature on"
+    )
+    assert effects(command) == {
+        "--max-num-seqs 64": "used",
+        "--port 8001": "ignored",
+        "--limit-mm-per-prompt '{\"image\":1}'": "not modelled",
+        "--guided-decoding-backend xgrammar": "not modelled",
+        "--trust-remote-code": "ignored",
+        "--brand-new-feature on": "unknown",
+    }
+    reasons = "\n".join(read_launch_line(command).summary())
+    assert "encoder" in reasons
+    assert "structured output" in reasons
+    assert "--brand-new-feature on" in reasons
+
+
+@pytest.mark.parametrize("engine", [name for name, spec in ENGINES.items() if spec.server_options])
+def test_each_flag_of_the_config_is_an_option_of_the_server(engine: str) -> None:
+    from simkv.core.engine_flags import flags
+
+    server = ENGINES[engine].server_options
+    assert server
+    unknown = [
+        flag
+        for flag in flags(ENGINES[engine].config).values()
+        if server.find(flag, negatable=False) is None
+    ]
+    assert unknown == []
+    assert all(server.find(name, negatable=False) for name in server.converted)
+
+
+@pytest.mark.parametrize(
+    ("command", "fields"),
+    [
+        ("MODEL=Qwen/Qwen3-8B\nvllm serve $MODEL \\\n  --max-num-seqs ${N:-32} | tee log", {}),
+        ("sudo nohup vllm serve Qwen/Qwen3-8B --max_num_seqs=32 > log 2>&1 &", {}),
+        ("bash -c 'vllm serve Qwen/Qwen3-8B --max-num-seqs 32'", {}),
+        ("uvx vllm@0.12.0 serve Qwen/Qwen3-8B --max-num-seqs 32", {}),
+        ("vllm serve Qwen/Qwen3-8B --max-num-seqs 32 -tp=2", {"hardware.tp": 2}),
+        (
+            "vllm serve --model Qwen/Qwen3-8B --max-num-seqs 32 -cc.cudagraph_mode none",
+            {"engine.cudagraph_mode": "NONE"},
+        ),
+        (
+            "vllm serve Qwen/Qwen3-8B --max-num-seqs 32 --speculative-config "
+            '\'{"method": "eagle3", "num_speculative_tokens": 3, "model": "x/y"}\'',
+            {"engine.num_speculative_tokens": 3, "engine.speculative_method": "eagle"},
+        ),
+    ],
+)
+def test_shell_forms(command: str, fields: dict[str, object]) -> None:
+    line = read_launch_line(command)
+    assert line.model == "Qwen/Qwen3-8B"
+    assert line.fields == {"engine.max_num_seqs": 32, **fields}
+
+
+def test_compose_files(tmp_path: Path) -> None:
+    file = tmp_path / "compose.yaml"
+    file.write_text(
+        """\
+services:
+  web: {image: nginx}
+  llm:
+    image: vllm/vllm-openai:v0.11.0
+    command: --model Qwen/Qwen3-8B --max-num-seqs 48
+    environment: [HF_TOKEN=x]
+  other:
+    image: lmsysorg/sglang:v0.5.20
+    command: [python3, -m, sglang.launch_server, --model-path, Qwen/Qwen3-8B]
+"""
+    )
+    with pytest.raises(InputError, match=rf"2 servers; choose one: {file}:llm, {file}:other"):
+        read_launch_line(str(file))
+    line = read_launch_line(f"{file}:llm")
+    assert (line.version, line.fields) == ("0.11.0", {"engine.max_num_seqs": 48})
+    assert read_launch_line(f"{file}:other").engine == "sglang"
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("ls -l", "no launch line of a server"),
+        ("vllm serve X --max-num-seqz 3", "did you mean '--max-num-seqs'"),
+        ("vllm serve X --max-num-seqs", "expected a value"),
+        ("vllm serve $M", r"\$M has no value"),
+        ("vllm serve X --max-num 3", "ambiguous option"),
+        ("vllm serve 'X", "not a valid command"),
+        ("vllm serve X -tp two", "expected a whole number"),
+        ("vllm serve X\nvllm serve Y", "2 launch lines"),
+    ],
+)
+def test_bad_lines_are_one_message(command: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_launch_line(command)
+
+
+def test_data_parallel_ranks_become_replicas_or_ranks_in_lockstep() -> None:
+    dense = scenario_of("vllm serve Qwen/Qwen3-8B -dp 2")
+    assert dense.fleet
+    assert (dense.fleet.size, dense.fleet.lockstep) == (2, False)
+    experts = scenario_of("vllm serve Qwen/Qwen3-30B-A3B -dp 2 --enable-expert-parallel")
+    assert experts.fleet
+    assert experts.hardware
+    assert (experts.fleet.lockstep, experts.hardware.dp, experts.hardware.ep) == (True, 2, 2)
+
+
+def test_errors_name_the_option_of_the_line() -> None:
+    with pytest.raises(InputError, match=r"^--from-command: --max-num-seqs 0: engine.max_num_seqs"):
+        scenario_of("vllm serve Qwen/Qwen3-8B --max-num-seqs 0")
+    with pytest.raises(InputError, match=r"^--gpu H10: hardware.gpu: unknown GPU"):
+        scenario_of("vllm serve Qwen/Qwen3-8B", gpu="H10")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("8k", 8000), ("8K", 8192), ("1.5k", 1500), ("true", True), ("0.9", 0.9), ("auto", "auto")],
+)
+def test_values_of_options(text: str, value: object) -> None:
+    assert parse_option_value(text) == value
