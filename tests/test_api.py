@@ -170,7 +170,7 @@ def test_example_runs(root: Path, tmp_path: Path) -> None:
 def test_plan_signature_matches_command() -> None:
     keywords = inspect.signature(simkv.plan).parameters
     assert {"smallest", "objectives", "held_back", "cliff", "store", "advance"} <= keywords.keys()
-    assert (keywords["neighbours"].default, keywords["cliff"].default) == (2, True)
+    assert (keywords["neighbours"].default, keywords["cliff"].default) == (2, None)
     with pytest.raises(TypeError, match="unexpected keyword argument 'smalest'"):
         simkv.plan(REPORT, smalest="timeout=1..3")
 
