@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simkv.cli.command_support import Jobs, Overrides, print_error, progress, show
-from simkv.cli.scenario_flags import add_scenario_flags, options_of
+from simkv.cli.command_support import Jobs, Overrides, progress, show
+from simkv.cli.scenario_flags import add_scenario_flags, build_from, options_of
 from simkv.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -70,12 +70,9 @@ def compare(
 
 def _scenario(values: dict[str, Any], overrides: list[str], label: str) -> Scenario:
     """Return the scenario of one launch line; its notes go to standard error."""
-    from simkv.scenario.scenario_builder import build_scenario
     from simkv.scenario.scenario_loader import resolve_variants
 
-    built = build_scenario(options_of(values))
-    for note in built.notes:
-        print_error(f"note: {label}: {note}")
+    built = build_from(options_of(values), f"{label}: ")
     return resolve_variants(built.document, overrides)["run"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
@@ -15,6 +15,7 @@ from simkv.core.errors import InputError
 from simkv.scenario.scenario_options import ScenarioOptions, find_flag
 
 if TYPE_CHECKING:
+    from simkv.incident.log_traffic import LogTraffic
     from simkv.scenario.scenario_builder import BuiltScenario
     from simkv.scenario.yaml_document import YamlDocument
 
@@ -85,9 +86,67 @@ def find_document(
             "expected a scenario, or options that describe one: --gpu, --model and a load, or "
             "--from-command with --gpu"
         )
+    built = build_from(options)
+    return built.document, built
+
+
+def build_from(options: ScenarioOptions, label: str = "") -> BuiltScenario:
+    """Build the scenario of options and print its notes to standard error.
+
+    A ``--trace`` that is a server's log is replaced by its requests; its settings apply unless
+    options state them. ``label`` starts each note.
+    """
     from simkv.scenario.scenario_builder import build_scenario
 
+    traffic = None
+    if options.trace is not None:
+        options, traffic = _with_log(options, options.trace)
     built = build_scenario(options)
+    if traffic is not None and built.line is None:
+        built.document.tree["engine"] |= traffic.settings
+        names = ", ".join(f"{name} {value}" for name, value in traffic.settings.items())
+        print_error(f"note: {label}settings of the log: {names or 'none'}")
     for note in built.notes:
-        print_error(f"note: {note}")
-    return built.document, built
+        print_error(f"note: {label}{note}")
+    return built
+
+
+def _with_log(options: ScenarioOptions, trace: Path) -> tuple[ScenarioOptions, LogTraffic | None]:
+    """Return the options with the requests of a log as their trace, and what the log states."""
+    from simkv.incident.log_traffic import is_trace, read_log_traffic
+    from simkv.incident.server_setup import UserSettings
+    from simkv.incident.web_access_log import is_access_log
+
+    if not trace.is_file() or is_trace(trace):
+        return options, None
+    if is_access_log(trace):
+        return _with_access_log(options, trace), None
+    asked = UserSettings(options.engine, options.version, model=options.model)
+    found = read_log_traffic(trace, Path("runs") / f"{trace.stem}-traffic", asked)
+    print_error(f"note: requests of {trace.name} written to {found.trace}")
+    for note in found.notes:
+        print_error(f"note: {trace.name}: {note}")
+    changed: dict[str, Any] = {"trace": found.trace}
+    if options.from_command is None:
+        own = {"model": found.model, "version": found.version, "tp": found.tp}
+        changed |= {name: value for name, value in own.items() if getattr(options, name) is None}
+        changed["engine"] = found.engine
+    return replace(options, **changed), found
+
+
+def _with_access_log(options: ScenarioOptions, trace: Path) -> ScenarioOptions:
+    """Return the options with the arrivals of an access log, whose lengths are given."""
+    from simkv.incident.web_access_log import write_access_traffic
+
+    for name in ("input_len", "output_len"):
+        if getattr(options, name) is None:
+            raise InputError(
+                f"{find_flag(name)}: missing; the access log {trace} has times but no lengths"
+            )
+    assert options.input_len
+    assert options.output_len
+    target = Path("runs") / f"{trace.stem}-traffic" / "traffic.csv"
+    ratio = options.range_ratio or 0.0
+    count = write_access_traffic(trace, target, options.input_len, options.output_len, ratio)
+    print_error(f"note: {count:,} requests of {trace.name} written to {target}")
+    return replace(options, trace=target, input_len=None, output_len=None, range_ratio=None)

@@ -149,3 +149,30 @@ def test_busiest_period_of_a_trace(simkv: Simkv) -> None:
     assert done.code == 0, done.err
     assert "busiest 10s: 10 requests from 100 s of the trace on" in done.err
     assert summary(simkv, "a")["requests"] == 10
+
+
+def test_access_log_gives_arrivals_and_options_the_lengths(simkv: Simkv) -> None:
+    line = '1.2.3.4 - - [10/Oct/2026:13:55:{:02} +0000] "POST /v1/{} HTTP/1.1" {} 120\n'
+    calls = [("chat/completions", 200), ("models", 200), ("completions", 429), ("messages", 200)]
+    text = "".join(line.format(at, *calls[at % 4]) for at in range(40))
+    simkv.write(text, "access.log")
+    missing = simkv("run", *SERVER, "--trace", "access.log")
+    assert (missing.code, missing.err.count("\n")) == (2, 1)
+    assert "--input-len: missing" in missing.err
+    lengths = ("--input-len", 50, "--output-len", 5)
+    done = simkv("run", *SERVER, "--trace", "access.log", *lengths, "--out", "a", "--no-plots")
+    assert done.code == 0, done.err
+    assert "20 requests of access.log written to runs/access-traffic/traffic.csv" in done.err
+    assert summary(simkv, "a")["total_output_tokens"] == 100
+
+
+def test_log_of_a_server_gives_its_requests_and_settings(simkv: Simkv) -> None:
+    given = ("--set", "engine.max_num_seqs=9", "--emit", "vllm-log,vllm-log-requests")
+    assert simkv("run", *SERVER, *LOAD, *given, "--out", "a", "--no-plots").code == 0
+    log = next((simkv.folder / "a").rglob("*.log"))
+    done = simkv("run", *SERVER, "--trace", log, "--growth", 2, "--out", "b", "--no-plots")
+    assert done.code == 0, done.err
+    assert "settings of the log: max_num_seqs 9" in done.err
+    before, after = summary(simkv, "a"), summary(simkv, "b")
+    assert before["requests"] == after["requests"] == 30
+    assert before["makespan_s"] > after["makespan_s"]  # type: ignore[operator]

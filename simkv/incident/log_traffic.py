@@ -1,0 +1,81 @@
+"""Requests of a server's log as a trace, and the settings that the log states, to plan with.
+
+Unlike a diagnosis, which looks at the worst part of a log, this reads all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simkv.core.atomic_files import make_folder, translate_disk_errors
+from simkv.core.errors import InputError
+from simkv.incident.ensemble_fit import write_rebuilt
+from simkv.incident.server_setup import UserSettings, infer_setup
+from simkv.incident.source_reader import read_source
+from simkv.incident.workload_rebuild import rebuild
+from simkv.schedulers.engine_registry import ENGINES
+from simkv.workload.formats.format_detection import detect_format
+from simkv.workload.trace_source import TraceSource
+
+#: File of the requests.
+TRAFFIC = "traffic.csv"
+
+
+@dataclass(frozen=True)
+class LogTraffic:
+    """Requests of a log in the file ``trace``, and the server that the log states.
+
+    ``settings`` are fields of the engine's config that the log's start-up lines contain, without
+    the size of the KV cache, which depends on the GPU. ``notes`` are sentences about assumptions.
+    """
+
+    trace: Path
+    engine: str
+    version: str
+    model: str | None
+    tp: int
+    settings: Mapping[str, Any]
+    notes: tuple[str, ...]
+
+
+def is_trace(path: Path) -> bool:
+    """Return whether a file is a trace in a supported format."""
+    try:
+        detect_format(path)
+    except InputError:
+        return False
+    return True
+
+
+def read_log_traffic(path: Path, folder: Path, asked: UserSettings) -> LogTraffic:
+    """Rebuild the requests of a log and write them to ``folder``.
+
+    ``asked`` are the settings that the user gave. Raises InputError if the log cannot be read or
+    does not determine its requests.
+    """
+    evidence = read_source(path)
+    setup = infer_setup(evidence, asked)
+    spec = ENGINES[setup.engine["name"]]
+    make_folder(folder)
+    source = TraceSource(folder / TRAFFIC)
+    rebuilt = rebuild(evidence, source, setup)
+    with translate_disk_errors(folder / TRAFFIC, "written"):
+        write_rebuilt(folder / TRAFFIC, rebuilt, source)
+    skipped = {"name", "variant", spec.memory, "startup_check", spec.groups, spec.block}
+    stated = {
+        name: setup.engine[name]
+        for name, where in setup.sources.items()
+        if name not in skipped and name in setup.engine and where.startswith(f"{path.name}:")
+    }
+    return LogTraffic(
+        folder / TRAFFIC,
+        spec.name,
+        str(setup.engine["variant"]),
+        setup.model,
+        setup.tp,
+        stated,
+        (*rebuilt.notes, *setup.assumed),
+    )
