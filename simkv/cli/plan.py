@@ -167,6 +167,8 @@ def _document(file: str | None, asked: dict[str, Any]) -> tuple[YamlDocument, La
     options = options_of({**asked, "gpu": None, "tp": None, **first})
     document, built = find_document(None if file is None else Path(file), options)
     if built is None:
+        if file is None:
+            _search_replicas(document, asked)
         return document, None
     axes = [
         f"{path}={','.join(several[name])}"
@@ -178,10 +180,15 @@ def _document(file: str | None, asked: dict[str, Any]) -> tuple[YamlDocument, La
         asked["cliff"] = False
     if len(several["gpu"]) > 1:
         document.tree["name"] = make_name(str(document.tree["hardware"]["model"]), *several["gpu"])
+    _search_replicas(document, asked)
+    return document, built.line
+
+
+def _search_replicas(document: YamlDocument, asked: dict[str, Any]) -> None:
+    """Search for the number of replicas if no setting to search for is given."""
     if not asked["smallest"] and not asked["largest"]:
         asked["smallest"] = _REPLICAS
         document.tree.setdefault("fleet", {}).setdefault("replicas", 1)
-    return document, built.line
 
 
 def _listed(text: str | None) -> list[str]:

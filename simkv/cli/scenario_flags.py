@@ -86,8 +86,53 @@ def find_document(
             "expected a scenario, or options that describe one: --gpu, --model and a load, or "
             "--from-command with --gpu"
         )
+    if options.trace is not None and options.gpu is None and options.from_command is None:
+        calibrated = _calibrated(options, options.trace)
+        if calibrated is not None:
+            return calibrated, None
     built = build_from(options)
     return built.document, built
+
+
+def _calibrated(options: ScenarioOptions, trace: Path) -> YamlDocument | None:
+    """Return the scenario of a log with step costs fitted to it; None if the file is no log.
+
+    Without ``--gpu``, the server is the one that wrote the log.
+    """
+    from simkv.cli.command_support import progress
+    from simkv.incident import diagnose_stages
+    from simkv.incident.incident_folder import SCENARIO, WORKLOAD, check_incident_folder
+    from simkv.incident.log_traffic import is_trace
+    from simkv.incident.server_setup import UserSettings
+    from simkv.incident.web_access_log import is_access_log
+    from simkv.scenario.trace_peak import find_peak_start, parse_duration
+    from simkv.scenario.yaml_document import read_document
+
+    if not trace.is_file() or is_trace(trace) or is_access_log(trace):
+        return None
+    used = {"--trace", "--engine", "--version", "--model", "--tp", "--dp", "--growth", "--peak"}
+    for name in options.given:
+        if name not in used:
+            raise InputError(f"{name}: cannot be combined with the log of a server without --gpu")
+    asked = UserSettings(
+        options.engine, options.version, None, options.model, options.tp, options.dp
+    )
+    folder = Path("runs") / f"{trace.stem}-calibrated"
+    check_incident_folder(folder)
+    diagnose_stages.read_stage([trace], folder)
+    diagnose_stages.rebuild_stage(folder, asked)
+    with progress("simulations") as advance:
+        diagnose_stages.calibrate_stage(folder, asked, lambda done, total: advance(done, total))
+    document = read_document(folder / SCENARIO)
+    print_error(f"note: step costs are fitted to {trace.name}; scenario in {document.path}")
+    if options.growth is not None:
+        document.override(f"workload.rate_scale={options.growth}", "--growth")
+    if options.peak is not None:
+        seconds = parse_duration(options.peak, "--peak")
+        start, _ = find_peak_start(folder / WORKLOAD, seconds)
+        document.override(f"workload.start={start}", "--peak")
+        document.override(f"workload.duration={seconds}", "--peak")
+    return document
 
 
 def build_from(options: ScenarioOptions, label: str = "") -> BuiltScenario:

@@ -49,9 +49,9 @@ def find_launch_words(text: str, option: str = "--from-command") -> LaunchWords:
     is no launch line or more than one.
     """
     file, _, service = text.rpartition(":")
-    if Path(text).is_file():
+    if _is_file(text):
         file, service = text, ""
-    if "\n" not in text and file and Path(file).is_file():
+    if _is_file(file):
         source, found = f"{option} {text}", _in_file(Path(file), service)
     else:
         source, found = option, list(_in_script(text, option))
@@ -69,6 +69,13 @@ def find_launch_words(text: str, option: str = "--from-command") -> LaunchWords:
             "docker run with an image of one"
         )
     raise InputError(f"{source}: {len(found)} launch lines; expected one")
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except OSError:  # a command is too long for a file name
+        return False
 
 
 def _servers() -> dict[str, LaunchOptions]:

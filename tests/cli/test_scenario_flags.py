@@ -176,3 +176,17 @@ def test_log_of_a_server_gives_its_requests_and_settings(simkv: Simkv) -> None:
     before, after = summary(simkv, "a"), summary(simkv, "b")
     assert before["requests"] == after["requests"] == 30
     assert before["makespan_s"] > after["makespan_s"]  # type: ignore[operator]
+
+
+def test_without_gpu_the_step_costs_are_fitted_to_the_log(simkv: Simkv) -> None:
+    given = ("--emit", "vllm-log,vllm-log-requests", "--out", "a", "--no-plots")
+    assert simkv("run", *SERVER, *LOAD, *given).code == 0
+    log = next((simkv.folder / "a").rglob("*.log"))
+    words = ("--smallest", "fleet.replicas=1..2", "--slo", "ttft_ms.p95<=60000", "--jobs", 1)
+    done = simkv("plan", "--trace", log, "--growth", 2, *words, "--no-cliff")
+    assert done.code == 0, done.err
+    assert f"step costs are fitted to {log.name}" in done.err
+    assert "Answer: fleet.replicas = 1" in done.out
+    assert "as recorded" in done.out
+    refused = simkv("plan", "--trace", log, "--request-rate", 2, *words)
+    assert (refused.code, refused.err.count("\n")) == (2, 1)

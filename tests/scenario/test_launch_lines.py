@@ -148,6 +148,7 @@ services:
         ("vllm serve 'X", "not a valid command"),
         ("vllm serve X -tp two", "expected a whole number"),
         ("vllm serve X\nvllm serve Y", "2 launch lines"),
+        ("x" * 5000, "no launch line of a server"),
     ],
 )
 def test_bad_lines_are_one_message(command: str, message: str) -> None:
@@ -168,6 +169,8 @@ def test_data_parallel_ranks_become_replicas_or_ranks_in_lockstep() -> None:
 def test_errors_name_the_option_of_the_line() -> None:
     with pytest.raises(InputError, match=r"^--from-command: --max-num-seqs 0: engine.max_num_seqs"):
         scenario_of("vllm serve Qwen/Qwen3-8B --max-num-seqs 0")
+    with pytest.raises(InputError, match=r"^--from-command: --block-size x: engine.block_size"):
+        scenario_of("vllm serve Qwen/Qwen3-8B --block-size x --max-model-len auto")
     with pytest.raises(InputError, match=r"^--gpu H10: hardware.gpu: unknown GPU"):
         scenario_of("vllm serve Qwen/Qwen3-8B", gpu="H10")
 

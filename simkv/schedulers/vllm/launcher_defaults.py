@@ -192,6 +192,8 @@ def longest(section: Mapping[str, Any], most: int) -> int:
     plain = {name: value for name, value in section.items() if name in known}
     try:
         loose = VllmConfig(**{**plain, "max_model_len": 2, "startup_check": False})
+        if not all(isinstance(size, int) for size in (loose.block_size, loose.num_gpu_blocks)):
+            return most
     except (TypeError, ValueError):
         return most
     usable = loose.num_gpu_blocks - (1 if find_rules(loose.variant).reserves_null_block else 0)
