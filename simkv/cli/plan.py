@@ -159,6 +159,11 @@ def _document(file: str | None, asked: dict[str, Any]) -> tuple[YamlDocument, La
     """
     from simkv.scenario.scenario_builder import make_name
 
+    if file is not None and asked.get("gpu") and asked.get("prices"):
+        raise InputError(
+            f"--gpu {asked['gpu']}: names GPUs to plan for, without a scenario file; select an "
+            f"entry of the prices with --prices {asked['prices']}#{asked['gpu']}"
+        )
     several = {name: _listed(asked.get(name)) for name in _AXES}
     if several["tp"] and not all(text.isdecimal() and int(text) for text in several["tp"]):
         raise InputError(f"--tp {asked['tp']}: expected sizes such as 1,2,4")

@@ -91,6 +91,9 @@ def test_prints_and_writes_plan(small: Path, tmp_path: Path, plan: Plan) -> None
     assert f"Answer: engine.num_gpu_blocks = {answer} (" in done.out
     assert "within the profile's error)" in done.out
     assert "0.8 per hour" in done.out
+    former = plan(*ASK, "--prices", prices, "--gpu", "l4", small)
+    assert former.code == 2
+    assert f"--prices {prices}#l4" in former.err
     for name in found["binding"]:
         assert f"binding: {name} (value" in done.out
     tried = pd.read_csv(out / "evaluations.csv", keep_default_na=False)
