@@ -38,6 +38,13 @@ def write_template(
     if "trace" in workload:
         workload["trace"] = relpath(Path(workload["trace"]).resolve(), folder.resolve())
     spec = find_engine_spec(scenario.engine)
+    origins = scenario.origins.engine
+    if origins and origins.default:
+        rest = [name for name in origins.default if name not in tree["engine"]]
+        chosen = [f"{name}: {getattr(scenario.engine, name)}" for name in rest]
+        lines = [f"Chosen by the launcher ({origins.source}); remove '# ' to set one:", *chosen]
+        # The comment before the next section is the end of the engine section.
+        tree.yaml_set_comment_before_after_key("hardware", before="\n".join(lines), indent=2)
     described: tuple[tuple[Any, type], ...] = (
         (tree, Scenario),
         (tree["hardware"], HardwareSection),
@@ -48,11 +55,6 @@ def write_template(
     for section, model in described:
         if section is not None:
             _describe(section, _texts(model))
-    origins = scenario.origins.engine
-    if origins and origins.default:
-        chosen = [f"{name}: {getattr(scenario.engine, name)}" for name in origins.default]
-        lines = [f"Settings by {origins.source}; remove '# ' to set another value:", *chosen]
-        tree.yaml_set_comment_before_after_key("hardware", before="\n".join(lines))
     text = StringIO()
     writer = YAML()
     writer.width = 100

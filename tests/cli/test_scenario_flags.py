@@ -68,7 +68,10 @@ def test_init_writes_the_scenario_that_run_builds(simkv: Simkv) -> None:
     assert done.code == 0, done.err
     text = (simkv.folder / "scenario.yaml").read_text()
     assert text.startswith("# yaml-language-server: $schema=simkv-schema.json\n")
-    assert "# max_num_seqs: 256" in text
+    set_ = text.replace("  # max_num_seqs: 256\n", "  max_num_seqs: 7\n")
+    simkv.write(set_, "set.yaml")
+    shown = simkv("run", "set.yaml", "--out", "c", "--no-plots")
+    assert "given: max_num_seqs 7" in " ".join(shown.out.split()), shown
     assert json.loads((simkv.folder / "simkv-schema.json").read_text())["properties"]["workload"]
     assert simkv("run", "scenario.yaml", "--out", "a", "--no-plots").code == 0
     assert simkv("run", *SERVER, *LOAD, "--out", "b", "--no-plots").code == 0
