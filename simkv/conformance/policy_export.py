@@ -30,10 +30,11 @@ from simkv.scenario.custom.code_source import CustomCode, override_trust
 from simkv.scenario.custom.custom_engine import build_custom_spec
 from simkv.scenario.custom.old_names import OLD_NAMES
 from simkv.scenario.custom.vllm_policy import CustomVllmConfig, CustomVllmScheduler
+from simkv.schedulers.vllm.release_rules import NEWEST
 from simkv.schedulers.vllm.spec import VLLM
 
 #: vLLM release of the generated class.
-TARGET_RELEASE = "0.33.0"
+TARGET_RELEASE = NEWEST
 
 #: Names of the classes that the generated file defines before the policy.
 _STUBS = {"PolicyRequest", "CustomVllmConfig", "CustomVllmScheduler"}
