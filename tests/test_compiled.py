@@ -17,12 +17,12 @@ from simkv.core.block_pool import BlockPool
 from simkv.core.request import Prompt
 from simkv.core.version import is_compiled
 from simkv.scenario.custom.vllm_policy import CustomVllmScheduler
-from simkv.schedulers.decode_group import DecodeGroup, DecodingRequest
 from simkv.schedulers.engine_registry import build_scheduler
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.custom_policy import VllmExpressionScheduler
+from simkv.schedulers.vllm.decode_group import DecodeGroup
 from simkv.schedulers.vllm.memory import VllmMemory
-from simkv.schedulers.vllm.request_state import FcfsQueue, PriorityQueue
+from simkv.schedulers.vllm.request_state import FcfsQueue, PriorityQueue, RequestState
 from simkv.schedulers.vllm.scheduler_base import VllmSchedulerBase
 from tests.conftest import ROOT
 
@@ -49,7 +49,7 @@ def test_subclasses_of_compiled_classes_copy_fully() -> None:
         PriorityQueue,
         FcfsQueue,
         DecodeGroup,
-        DecodingRequest,
+        RequestState,
         BlockPool,
     ]
     while bases:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from simkv.core.scheduler_protocol import BatchKind
-from simkv.schedulers.sglang.recv_skipper import Receiver
+from simkv.schedulers.sglang.request_intake import Receiver
 
 RECORDED = json.loads((Path(__file__).parent / "receiver.json").read_text(encoding="utf-8"))
 KINDS: dict[str, BatchKind | None] = {"D": "decode", "E": "prefill", "M": "mixed", "N": None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from simkv.schedulers.sglang.loop_state import LoopState
-from simkv.schedulers.sglang.recv_skipper import Receiver
+from simkv.schedulers.sglang.request_intake import Receiver
 
 
 def leap(state: LoopState, receiver: Receiver, ahead: int, most: int) -> int:

@@ -8,8 +8,7 @@ from simkv.core.scheduler_protocol import Batch
 from simkv.schedulers.sglang.decode_step import drop_ending_rows
 from simkv.schedulers.sglang.loop_state import LoopState, ScheduleBatch
 from simkv.schedulers.sglang.memory import EngineCrash, Req
-from simkv.schedulers.sglang.preemption import preempt_for
-from simkv.schedulers.sglang.prefill_adder import AddReqResult, PrefillAdder
+from simkv.schedulers.sglang.prefill_adder import AddReqResult, PrefillAdder, preempt_for
 from simkv.schedulers.sglang.prefill_delayer import PrefillDelayer
 from simkv.schedulers.sglang.queue_order import QueueOrder
 

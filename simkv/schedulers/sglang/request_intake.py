@@ -6,9 +6,53 @@ from dataclasses import replace
 
 from simkv.core.block_keys import TokenContent
 from simkv.core.request import Prompt, Segment
+from simkv.core.scheduler_protocol import BatchKind
 from simkv.schedulers.sglang.loop_state import LoopState
 from simkv.schedulers.sglang.memory import Req
-from simkv.schedulers.sglang.recv_skipper import Receiver
+
+#: Weight of a turn after a batch other than a decode; after a decode or none it is 1.
+PREFILL_WEIGHT = 1000
+
+
+class Receiver:
+    """Messages not received yet: prompts, and the ids of aborted requests.
+
+    Every turn of the loop adds a weight to a counter: 1 if the previous batch was a decode or if
+    there was none, otherwise 1000. When the counter reaches ``--scheduler-recv-interval``, the loop
+    receives all messages, and the counter restarts from 0. Source: ``scheduler_recv_skipper.py`` of
+    the wheel.
+    """
+
+    def __init__(self, interval: int) -> None:
+        self.interval = interval
+        #: Whether every turn receives, so that no message stays unread.
+        self.always = interval == 1
+        self.counter = 0
+        self.unread: list[Prompt | int] = []
+
+    def receive(self, last: BatchKind | None) -> list[Prompt | int]:
+        """Begin a turn after a batch of kind ``last``; return the received messages in arrival
+        order."""
+        self.counter += 1 if last in (None, "decode") else PREFILL_WEIGHT
+        if self.counter < self.interval:
+            return []
+        self.counter = 0
+        received, self.unread = self.unread, []
+        return received
+
+    @property
+    def prompts(self) -> list[int]:
+        """Ids of the requests not received yet."""
+        return [m.id for m in self.unread if isinstance(m, Prompt)] if self.unread else []
+
+    def quiet(self, most: int) -> int:
+        """Return the number of decode steps, at most ``most``, before a message is received."""
+        return min(most, self.interval - self.counter) if self.unread else most
+
+    def skip(self, steps: int) -> None:
+        """Count ``steps`` turns after decodes that receive nothing."""
+        self.counter = (self.counter + steps) % self.interval
+
 
 #: Prompt computed in place of a rejected request.
 REJECTED_PROMPT = (Segment("refused", 0, 1),)

@@ -14,12 +14,11 @@ from mypy_extensions import mypyc_attr
 
 from simkv.core.block_keys import TokenContent
 from simkv.core.request import Prompt
-from simkv.schedulers.decode_group import DecodingRequest
 from simkv.schedulers.vllm.release_rules import VllmRules
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
-class RequestState(DecodingRequest):
+class RequestState:
     """A request in vLLM's scheduler; all counts are in tokens unless stated otherwise.
 
     ``length`` is the number of prompt and delivered tokens. It never decreases, and the request
@@ -40,13 +39,18 @@ class RequestState(DecodingRequest):
     step. If ``discards_drafts``, the model rejects all of them. ``fresh``: the current step admits
     the request. ``is_padded``: its first step reserves slots for drafts.
 
-    ``order`` is its position in the order of admission; ``joined`` is the step count of the decode
-    group when it joined. ``deferred``: a step skipped it for a reason that only steps of other
-    requests can change, and it has not run since.
+    ``order`` is its position in the order of admission. ``joined`` is the step count of the decode
+    group when it joined; while it is a member, its own token counts do not change. ``deferred``: a
+    step skipped it for a reason that only steps of other requests can change, and it has not run
+    since.
     """
 
     def __init__(self, prompt: Prompt, stop_length: int, content: TokenContent | None) -> None:
-        super().__init__(prompt.id, prompt.prompt_tokens, stop_length)
+        self.id = prompt.id
+        self.length = prompt.prompt_tokens
+        self.stop_length = stop_length
+        self.order = self.joined = 0
+        self.computed = self.placeholders = self.in_flight = 0
         self.prompt = prompt
         self.content = content
         self.chunk = False

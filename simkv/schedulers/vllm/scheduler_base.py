@@ -15,11 +15,13 @@ from simkv.core.block_pool import BlockCounter, BlockPool
 from simkv.core.request import Prompt
 from simkv.core.scheduler_protocol import Batch, BatchRow, Completion
 from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.decode_group import DecodeGroup
+from simkv.schedulers.vllm.draft_memory import DraftMemory
 from simkv.schedulers.vllm.lora import VllmLoras
-from simkv.schedulers.vllm.memory_selection import build_memory
+from simkv.schedulers.vllm.memory import VllmMemory
 from simkv.schedulers.vllm.prefill_interval import PrefillInterval
 from simkv.schedulers.vllm.release_rules import VllmRules
-from simkv.schedulers.vllm.remote_kv_queue import RemoteKvQueue
+from simkv.schedulers.vllm.remote_kv_queue import RemoteKvQueue, TakenBlocksMemory
 from simkv.schedulers.vllm.request_state import (
     FcfsQueue,
     PriorityQueue,
@@ -29,8 +31,9 @@ from simkv.schedulers.vllm.request_state import (
 from simkv.schedulers.vllm.size_bucketed_queue import SharedTokenIndex, SizeBucketedQueue
 from simkv.schedulers.vllm.speculative_decoding import SpeculativeDecoding
 from simkv.schedulers.vllm.state_chunking import StateChunking
+from simkv.schedulers.vllm.state_memory import StateMemory
 from simkv.schedulers.vllm.versions import find_rules
-from simkv.schedulers.vllm.vllm_decode_group import VllmDecodeGroup
+from simkv.schedulers.vllm.window_memory import WindowMemory
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
@@ -50,7 +53,7 @@ class VllmSchedulerBase:
         self.memory = build_memory(config, rules, tables=tables)
         keeps_states = config.has_states and config.states(rules) == "align"
         self.split = StateChunking(config, rules) if keeps_states else None
-        self.decoding = VllmDecodeGroup(self.memory)
+        self.decoding = DecodeGroup(self.memory)
         self.interval = PrefillInterval(config.prefill_schedule_interval)
         self.names = SharedTokenIndex(config.block_size, shared=self.memory.cache is not None)
         self.waiting: FcfsQueue | PriorityQueue | SizeBucketedQueue | RemoteKvQueue
@@ -260,3 +263,17 @@ class VllmSchedulerBase:
         del self.running[r.id]
         self.loras.leave(r.prompt.lora)
         self._release(r)
+
+
+def build_memory(config: VllmConfig, rules: VllmRules, *, tables: bool) -> VllmMemory:
+    """Build the block memory for the configured layer groups, drafter and KV offloading.
+
+    With ``tables``, blocks have ids even if no feature needs them.
+    """
+    if config.num_speculative_tokens:
+        return DraftMemory(config, rules)
+    if config.offloads:
+        return TakenBlocksMemory(config, rules, tables=tables)
+    if config.kv_cache_groups == (0,):
+        return VllmMemory(config, rules, tables=tables)
+    return StateMemory(config, rules) if config.has_states else WindowMemory(config, rules)

@@ -1,0 +1,249 @@
+# mypyc: compile
+"""Running requests of vLLM that decode in lockstep, and the steps skipped by a leap.
+
+One shared step counter advances the token counts of all requests in the group at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from itertools import accumulate, takewhile
+from operator import attrgetter, sub
+
+from mypy_extensions import mypyc_attr
+
+from simkv.schedulers.vllm.memory import VllmMemory
+from simkv.schedulers.vllm.request_state import RequestState
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class DecodeGroup:
+    """Running requests that each compute exactly one token per step.
+
+    ``scheduled`` is the number of steps scheduled for the group, and ``delivered`` the number of
+    steps whose tokens were delivered. With asynchronous scheduling, ``scheduled`` is one step
+    ahead. A member needs a new KV block every ``block_size`` steps, when its computed tokens fill
+    its blocks. The group indexes its members by that step modulo ``block_size``, so a step visits
+    only the members that need a block.
+
+    ``joined`` and ``left`` are the ids of requests that entered and left since the last batch.
+    """
+
+    def __init__(self, memory: VllmMemory) -> None:
+        self._memory = memory
+        self.block_size = memory.block_size
+        self.members: dict[int, RequestState] = {}
+        self.scheduled = 0
+        self.delivered = 0
+        #: Total tokens with KV of all members.
+        self.context = 0
+        self.joined: list[int] = []
+        self._newest: list[int] = []  # requests that joined in the previous batch
+        self.left: list[int] = []
+        # For each batch in flight: requests that have left the group since it was sent.
+        self._left_since: deque[list[RequestState]] = deque()
+        self._borders: list[dict[int, RequestState]] = [{} for _ in range(self.block_size)]
+        self._stops: list[tuple[int, int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __contains__(self, r: RequestState) -> bool:
+        return r.id in self.members
+
+    def enter(self, r: RequestState) -> None:
+        """Add ``r``, which has only its next token to compute."""
+        r.joined = self.scheduled
+        self.members[r.id] = r
+        self.context += r.computed
+        self._border(r)[r.id] = r
+        heappush(self._stops, (self._stop(r), r.id, r.joined))
+        self.joined.append(r.id)
+
+    def part(self, r: RequestState) -> None:
+        """Remove ``r``; its tokens in flight are delivered individually."""
+        in_flight = self._remove(r)
+        for late in list(self._left_since)[len(self._left_since) - in_flight :]:
+            late.append(r)
+        if r.id in self.joined:
+            self.joined.remove(r.id)
+        else:
+            self.left.append(r.id)
+
+    def drop(self, r: RequestState) -> None:
+        """Remove ``r``, which has ended."""
+        self._remove(r)
+        self.left.append(r.id)
+
+    def depart(self) -> tuple[list[int], list[int]]:
+        """Send a batch with all members. Returns the ids of requests that joined and of requests
+        that left."""
+        changes = self.joined, self.left
+        self._newest = self.joined
+        self.joined, self.left = [], []
+        self._left_since.append([])
+        if self.members:
+            self._step(1)
+        return changes
+
+    def arrive(self) -> list[RequestState]:
+        """Receive the oldest batch. Returns the requests that left the group after it was sent."""
+        return self._left_since.popleft()
+
+    def in_flight(self, r: RequestState) -> int:
+        """Return the number of tokens of ``r`` that steps in flight are computing."""
+        return r.in_flight + self.scheduled - max(self.delivered, r.joined)
+
+    def computed(self, r: RequestState) -> int:
+        """Return the number of tokens of ``r`` that have KV."""
+        return r.computed + self.scheduled - r.joined
+
+    def length(self, r: RequestState) -> int:
+        """Return the number of known tokens of ``r``, prompt and output."""
+        return r.length + max(self.delivered - r.joined, 0)
+
+    def full_block_members(self, ahead: int = 0) -> dict[int, RequestState]:
+        """Return the members, by request id, whose blocks are full ``ahead`` steps from now."""
+        return self._borders[(self.scheduled + ahead) % self.block_size]
+
+    def stopped(self, steps: int) -> list[RequestState]:
+        """Return the members that reach ``stop_length`` by step ``steps`` of the group.
+
+        Each member is returned once, even if this is called again.
+        """
+        found: list[RequestState] = []
+        while (stop := self._next_stop()) is not None and stop <= steps:
+            found.append(self.members[heappop(self._stops)[1]])
+        return found
+
+    def members_to_update(self) -> list[RequestState]:
+        """Return the members that need more in this step than one token in an existing block."""
+        found = self.full_block_members()
+        for ahead in self._memory.aheads[1:]:
+            if soon := self.full_block_members(ahead):
+                found = found | soon
+        rows = list(found.values())
+        if self._memory.frees_while_running:
+            # Prompt tokens of the newest members may have been in flight.
+            new = (i for i in (*self.joined, *self._newest) if i in self.members and i not in found)
+            rows += [self.members[i] for i in dict.fromkeys(new)]
+        return rows
+
+    def grow(self, r: RequestState, blocks: int) -> None:
+        """Add the next token of a member, with ``blocks`` new blocks."""
+        computed = self.computed(r)
+        if self._memory.frees_while_running:
+            self._memory.free_unneeded(r, computed, self.in_flight(r))
+        if blocks:
+            self._memory.take(r, blocks, computed + 1)
+        if self._memory.cache:
+            self._memory.register(r, min(computed + 1, self.length(r)))
+
+    def grow_all(self) -> None:
+        """Add the next token of every member; enough blocks are free."""
+        if self._memory.tables is None:
+            self._memory.pool.take(-1, len(self.full_block_members()))
+            return
+        members, rows = self.members_to_update(), self.full_block_members()
+        if len(members) > 1:  # the order of block allocation affects the cache
+            members.sort(key=attrgetter("order"))
+        each = self._memory.blocks_to_grow(0, 1)
+        for r in members:
+            self.grow(r, each if r.id in rows else 0)
+
+    def leap(self, most: int) -> int:
+        """Return the number of steps, at most ``most``, until blocks run out or a member ends."""
+        if self._memory.frees_while_running and self._newest:
+            return 1
+        stop = self._next_stop()
+        if stop is not None:
+            most = min(most, stop - self.scheduled + 1)
+        free, each = self._memory.pool.free, self._memory.blocks_to_grow(0, 1)
+        if free >= (most // self.block_size + 1) * len(self) * each:
+            return most  # enough for every member at every border
+        taken = accumulate(self._growth(most - 1))
+        return 1 + sum(1 for _ in takewhile(lambda blocks: blocks * each <= free, taken))
+
+    def skip(self, steps: int) -> list[int]:
+        """Run ``steps`` steps, one after the other. Returns the number of free blocks after
+        each."""
+        memory, before = self._memory, self._memory.pool.free
+        free: list[int] = []
+        if memory.tables is None:
+            free = list(accumulate(self._growth(steps), sub, initial=before))[1:]
+            memory.pool.take(-1, before - free[-1])
+            self.delivered += steps
+            self._step(steps)
+            return free
+        while steps:
+            quiet = min(self._quiet(memory.aheads), steps)
+            self.delivered += quiet or 1
+            if not quiet:
+                self.grow_all()
+            self._step(quiet or 1)
+            steps -= quiet or 1
+            free += [memory.pool.free] * (quiet or 1)
+        return free
+
+    def _remove(self, r: RequestState) -> int:
+        """Remove ``r`` and update its token counts.
+
+        Returns the number of tokens that ``r`` computed as a member and that are not delivered yet.
+        """
+        del self.members[r.id]
+        del self._border(r)[r.id]
+        steps = self.scheduled - r.joined
+        delivered = max(self.delivered - r.joined, 0)
+        r.computed += steps
+        r.length += delivered
+        r.placeholders += steps - delivered
+        r.in_flight += steps - delivered
+        self.context -= r.computed
+        return steps - delivered
+
+    def _step(self, steps: int) -> None:
+        """Advance the group by ``steps`` steps: every member computes one token per step."""
+        self.scheduled += steps
+        self.context += steps * len(self.members)
+
+    def _quiet(self, aheads: Sequence[int]) -> int:
+        """Return the number of steps from now on in which no member's blocks are full.
+
+        A step counts only if no blocks are full at any of the offsets ``aheads`` from it, in steps.
+        The result is at most ``block_size``, because the pattern repeats after that.
+        """
+        borders, size = self._borders, self.block_size
+        for step in range(size):
+            for ahead in aheads:
+                if borders[(self.scheduled + step + ahead) % size]:
+                    return step
+        return size
+
+    def _growth(self, steps: int) -> list[int]:
+        """Return the number of members that need a block, for each of the next ``steps`` steps."""
+        first = self.scheduled % self.block_size
+        counts = list(map(len, self._borders))
+        round_ = counts[first:] + counts[:first]
+        return (round_ * (steps // self.block_size + 1))[:steps]
+
+    def _next_stop(self) -> int | None:
+        """Return the first step of the group at which a member reaches ``stop_length``.
+
+        The result is None if the group is empty.
+        """
+        stops = self._stops
+        while stops:
+            stop, i, joined = stops[0]
+            if i in self.members and self.members[i].joined == joined:
+                return stop
+            heappop(stops)
+        return None
+
+    def _stop(self, r: RequestState) -> int:
+        """Return the step of the group at which all output tokens of ``r`` are scheduled."""
+        return r.joined + r.stop_length - r.length - r.placeholders
+
+    def _border(self, r: RequestState) -> dict[int, RequestState]:
+        return self._borders[(r.joined - r.computed) % self.block_size]
