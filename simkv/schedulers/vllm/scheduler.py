@@ -11,7 +11,7 @@ previous step are known. ``RequestState`` counts tokens in flight, so one set of
 
 The code follows the newest release; ``VllmRules`` holds the differences of others. This module
 decides token counts, preemptions and admissions. ``VllmMemory`` owns blocks and the prefix cache,
-the queues own the order of waiting requests, and ``VllmDecodeGroup`` owns decoding requests.
+the queues own the order of waiting requests, and ``DecodeGroup`` owns decoding requests.
 """
 
 from __future__ import annotations
