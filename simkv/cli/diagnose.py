@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simkv.__main__ import ignore_interrupts
 from simkv.cli.command_support import Interrupted, Trust, progress
 from simkv.core.errors import InputError
 
@@ -208,7 +208,7 @@ def _finished_stages(target: Path) -> Iterator[Callable[[], None]]:
     try:
         yield lambda: stored.update(target.iterdir())
     except KeyboardInterrupt:
-        ignore_interrupts()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # another interrupt would leave files behind
         for path in set(target.iterdir()) - stored:
             path.unlink(missing_ok=True)
         raise Interrupted(

@@ -17,12 +17,12 @@ from simkv.core.figure_registry import (
     STATISTICS,
     figure,
     heading,
-    is_lower_bound,
 )
 from simkv.core.outcome import FAILURES, Outcome, humanize
 from simkv.metrics.expectation_checks import ExpectationCheck, format_found
 from simkv.metrics.run_result import RunResult
 from simkv.report.adaptive_table import AdaptiveTable, Column, StackedTable
+from simkv.report.narrative import describe_step_times, format_metric
 from simkv.report.published_figures import PublishedComparison
 from simkv.scenario.launch_defaults import EngineSettings, FieldPath
 from simkv.scenario.scenario import Scenario
@@ -162,7 +162,7 @@ def _block(variant: str, result: RunResult) -> Iterator[str]:
     for key in _WITH_INTERVALS:
         show = _count if isinstance(figure(figures, key), int) else _number
         if interval := result.fidelity.of(key, show):
-            yield f"  {_label(key):<32}{_value(figures, key):>12}   {interval}"
+            yield f"  {_label(key):<32}{format_metric(figures, key, _number):>12}   {interval}"
 
 
 #: Columns of the table of replicas: metric, heading, width, decimals.
@@ -204,16 +204,11 @@ def _label(name: str) -> str:
 
 def _rows(figures: dict[str, Any], names: Iterable[str]) -> Iterator[str]:
     for name in names:
-        yield _row(f"{_label(name)}:", _value(figures, name))
+        yield _row(f"{_label(name)}:", format_metric(figures, name, _number))
 
 
 def _row(label: str, value: Any) -> str:
     return f"{label:<40}{_number(value):<10}".rstrip()
-
-
-def _value(figures: dict[str, Any], name: str) -> str:
-    """Return a metric as text: ``>`` marks a lower bound, ``none`` a metric without samples."""
-    return ("> " if is_lower_bound(figures, name) else "") + _number(figure(figures, name))
 
 
 def _number(value: Any) -> str:
@@ -247,7 +242,7 @@ def _side_by_side(results: dict[str, RunResult]) -> StackedTable:
 def _of(result: RunResult, key: str) -> str:
     """Return a metric as text, with a star if it is a latency of finished requests only."""
     star = " *" if key.partition(".")[0] in LATENCIES and _failed(result) else ""
-    return _value(result.summary, key) + star
+    return format_metric(result.summary, key, _number) + star
 
 
 def _failed(result: RunResult) -> int:
@@ -283,9 +278,8 @@ def _provenance(scenario: Scenario, results: dict[str, RunResult]) -> Iterator[s
     yield "\nCosts"
     profiles = {p.name: p for result in results.values() for p in result.profiles.values()}
     for profile in profiles.values():
-        rms = "" if profile.fit.rms_s is None else f", rms error {profile.fit.rms_s:g} s"
-        points = f", points: {profile.fit.points}{rms}" if profile.fit.points else ""
-        yield f"  - {profile.name} ({profile.gpu}): {profile.basis}{points}"
+        how = describe_step_times(profile.basis, profile.fit.points, profile.fit.rms_s)
+        yield f"  - {profile.name} ({profile.gpu}): {how}"
 
 
 def settings_lines(results: Mapping[str, RunResult]) -> Iterator[str]:

@@ -5,7 +5,7 @@ The answer has at most five lines: result, affected requests, cause, fix, and co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import fsum
 from typing import Any
 
@@ -54,9 +54,7 @@ def render_brief(
         yield Text(line)
     yield build_variants_table(results)
     if any(is_lower_bound(r.summary, key) for r in results.values() for key in _FIGURES):
-        yield Text(
-            '">": lower bound; requests without a token or answer count with their waiting time.'
-        )
+        yield Text(narrative.LOWER_BOUND_NOTE)
     for line in (*uncertain(results), *explain_faster_recompute(results)):
         yield Text(line)
     for line in settings_lines(results):
@@ -96,9 +94,7 @@ def _describe_fix(results: Mapping[str, RunResult], name: str) -> str:
     bad = narrative.describe_ending(ours) not in ("served", "cut off")
     if other := narrative.find_better_variant(results, name):
         theirs = results[other].summary
-        all_ = theirs["finished"] == theirs["requests"]
-        finished = "all" if all_ else f"{theirs['finished']:,} of {theirs['requests']:,}"
-        how = f"serves {finished} requests"
+        how = f"serves {narrative.format_served(theirs)}"
         if theirs["finished"] == ours.summary["finished"]:
             how = _describe_largest_gain(ours.summary, theirs)
         if might := narrative.might(results[other]):
@@ -161,17 +157,13 @@ def build_variants_table(results: Mapping[str, RunResult]) -> AdaptiveTable:
         if any(METRICS[key].unit or result.summary[key] for result in found):
             metric = METRICS[key]
             columns.append(
-                Column(metric.label, [_cell(r, key, metric.format) for r in found], rank)
+                Column(
+                    metric.label,
+                    [narrative.format_metric(r.summary, key, metric.format) for r in found],
+                    rank,
+                )
             )
     return AdaptiveTable(columns)
-
-
-def _cell(result: RunResult, key: str, show: Callable[[float], str]) -> str:
-    """Return a metric as text: ``>`` marks a lower bound, ``none`` a missing value."""
-    value = figure(result.summary, key)
-    if value is None:
-        return "none"
-    return ("> " if is_lower_bound(result.summary, key) else "") + show(value)
 
 
 def uncertain(results: Mapping[str, RunResult]) -> Iterator[str]:
@@ -231,7 +223,9 @@ def _besides(
         largest = f", largest error {100 * max(errors):.2f} %" if errors else ""
         text = f"Published: {len(comparisons)} figures compared{largest}"
         off = [row for row in comparisons if row.verdict in ("does not hold", "differs")]
-        said = ", ".join(f"{r.variant} {r.figure} {r.told}: {_simulated(r)}" for r in off[:3])
+        said = ", ".join(
+            f"{r.variant} {r.figure} {r.told}: {format_found(r.simulated)}" for r in off[:3]
+        )
         yield f"{text}{f'; not reproduced: {said}' if off else ''}."
     sources = next(iter(results.values())).scenario.provenance
     kinds = {"given": sources.given, "fitted": sources.fitted, "assumed": sources.assumed}
@@ -242,7 +236,3 @@ def _besides(
     if notes:
         more = f" (and {len(notes) - 1} more, --full)" if len(notes) > 1 else ""
         yield f"Note: {notes[0]}{more}"
-
-
-def _simulated(row: PublishedComparison) -> str:
-    return format_found(row.simulated)

@@ -1,13 +1,13 @@
-"""Text of a report: affected requests, their blockers, and possible fixes."""
+"""Wording of results, shared by the console, the HTML page and ``simkv explain``."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import log
 from typing import Any
 
-from simkv.core.figure_registry import METRICS, figure, format_seconds
+from simkv.core.figure_registry import METRICS, figure, format_seconds, is_lower_bound
 from simkv.core.outcome import FAILURES, Outcome, humanize
 from simkv.explain.blame import PREEMPTION_LABELS
 from simkv.explain.bottleneck import find_bottleneck
@@ -43,6 +43,27 @@ COMPARED_FIGURES = tuple(
         "recomputed_tokens",
     )
 )
+
+
+#: Explanation of the mark of a lower bound; see ``format_metric``.
+LOWER_BOUND_NOTE = (
+    '">": lower bound; requests without a token or answer count with their waiting time.'
+)
+
+
+def format_metric(summary: Mapping[str, Any], key: str, show: Callable[[Any], str]) -> str:
+    """Return a metric as text: ``>`` marks a lower bound, ``none`` a metric without samples."""
+    value = figure(summary, key)
+    if value is None:
+        return "none"
+    return ("> " if is_lower_bound(summary, key) else "") + show(value)
+
+
+def format_served(summary: Mapping[str, Any]) -> str:
+    """Return ``all requests``, or ``280 of 300 requests``."""
+    if summary["finished"] == summary["requests"]:
+        return "all requests"
+    return f"{summary['finished']:,} of {summary['requests']:,} requests"
 
 
 def format_outcome_counts(record: RunRecord) -> str:
@@ -144,7 +165,7 @@ def describe_cause(result: RunResult, verdicts: Sequence[Verdict] | None = None)
     said = [f"{bottleneck}."]
     if any(isinstance(verdict, Thrashing) for verdict in others):
         said.append(_describe_preemptions(found))
-    shares = _shares(waits, lived)
+    shares = format_shares(waits, lived)
     if isinstance(first, Starvation):
         behind = f", mainly because of request {first.behind[0].id}" if first.behind else ""
         said.append(f"Time of request {first.requests[0]}: {shares}{behind}.")
@@ -170,9 +191,9 @@ def _largest_waits(
     return [wait for wait in sorted(waits, reverse=True)[:3] if wait[0] >= least * total], total
 
 
-def _shares(waits: Sequence[tuple[float, str]], lived: float) -> str:
-    """Return ``92 % behind the head of the queue, 5 % waiting for KV blocks``."""
-    return ", ".join(f"{100 * seconds / lived:.0f} % {kind}" for seconds, kind in waits if lived)
+def format_shares(parts: Iterable[tuple[float, str]], total: float) -> str:
+    """Return labelled durations as shares: ``92 % behind the head of the queue, 5 % decode``."""
+    return ", ".join(f"{100 * seconds / total:.0f} % {label}" for seconds, label in parts if total)
 
 
 def _find_bottleneck(result: RunResult, requests: Collection[int]) -> str | None:
@@ -197,22 +218,61 @@ def describe_blockers(record: RunRecord, found: Diagnosis) -> list[str]:
     failed = [life for life in record.requests.values() if life.outcome is not Outcome.FINISHED]
     said = []
     if blockers := _blockers(record, found, len(failed)):
-        label = "request" if len(blockers) == 1 else "requests"
-        names = ", ".join(f"{i} ({format_seconds(time)})" for i, time in blockers)
         some = (
             f", for the {MAX_BLOCKED_REQUESTS} requests with the longest waits"
             if len(failed) > MAX_BLOCKED_REQUESTS
             else ""
         )
-        said.append(f"Main blockers: {label} {names}{some}.")
+        said.append(f"{format_blockers(blockers)}{some}.")
     asked = failed or list(record.requests.values())
     waits, lived = _largest_waits([found.ledger.get(life.request.id, ()) for life in asked], 0.03)
     if waits:
         whose = "unserved" if failed else "all"
-        said.append(f"Time of {whose} requests: {_shares(waits, lived)}.")
+        said.append(f"Time of {whose} requests: {format_shares(waits, lived)}.")
     if found.preemptions:
         said += filter(None, (_describe_preemptions(found), _describe_beneficiaries(found)))
     return said or ["No request waited for another one."]
+
+
+def format_blockers(blockers: Sequence[tuple[int, float]]) -> str:
+    """Return ids with the waits that they caused: ``Main blockers: requests 5 (9 s), 1 (3 s)``."""
+    label = "request" if len(blockers) == 1 else "requests"
+    return f"Main blockers: {label} " + ", ".join(f"{i} ({format_seconds(s)})" for i, s in blockers)
+
+
+def describe_waste(found: Diagnosis) -> str:
+    """Return the GPU time spent on tokens that no client received; empty if there is none."""
+    waste = found.waste
+    if waste.total <= 0:
+        return ""
+    parts = {
+        "after the client had left": waste.gone,
+        "for discarded tokens": waste.dropped,
+        "for recomputed tokens": waste.recompute,
+    }
+    said = ", ".join(
+        f"{format_seconds(spent)} {what}" for what, spent in parts.items() if spent > 0
+    )
+    return f"Wasted GPU time (of {format_seconds(waste.busy)} in total): {said}."
+
+
+def describe_overtakes(found: Diagnosis) -> str:
+    """Return the number of overtaken requests and the longest case; empty if there is none."""
+    if not found.worst_overtakes:
+        return ""
+    first, count = found.worst_overtakes[0], len(found.worst_overtakes)
+    return (
+        f"{count} request{'s' if count > 1 else ''} started after requests that arrived later. "
+        f"Longest: {first.others} later request{'s' if first.others > 1 else ''} overtook "
+        f"request {first.victim}, and request {first.by} started "
+        f"{format_seconds(first.seconds)} before it."
+    )
+
+
+def describe_step_times(basis: str, points: int, rms_s: float | None) -> str:
+    """Return the basis of a cost profile, its number of fitted points, and its rms error."""
+    count = f", points: {points}" if points else ""
+    return f"{basis}{count}{'' if rms_s is None else f', rms error {format_seconds(rms_s)}'}"
 
 
 def _describe_preemptions(found: Diagnosis) -> str:
@@ -378,8 +438,7 @@ def describe_fix(results: Mapping[str, RunResult], name: str, other: str | None)
     differ = find_differences(ours.scenario, theirs.scenario)
     a, b = ours.summary, theirs.summary
     more = b["finished"] != a["finished"]
-    how = f"{b['finished']:,} of" if b["finished"] < b["requests"] else "all"
-    said = [f"Variant {other} serves {how} {b['requests']:,} requests{'' if more else ' too'}."]
+    said = [f"Variant {other} serves {format_served(b)}{'' if more else ' too'}."]
     if len(differ) <= 4:
         said.append(f"It changes {'; '.join(map(str, differ))}.")
     else:

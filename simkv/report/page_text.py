@@ -7,9 +7,7 @@ from typing import Any
 
 from simkv.core.figure_registry import (
     METRICS,
-    figure,
     format_number,
-    format_seconds,
     is_lower_bound,
 )
 from simkv.explain.wait_ledger import KIND_LABELS, LedgerKind, total_by_kind
@@ -149,64 +147,39 @@ def badge(result: RunResult) -> dict[str, str]:
 
 
 def _cell(result: RunResult, key: str) -> str:
-    value = figure(result.summary, key)
     if key == "finished":
-        return f"{value:,} of {result.summary['requests']:,}"
-    if value is None:
-        return "none"
-    more = "> " if is_lower_bound(result.summary, key) else ""
-    return more + format_number(METRICS[key].to_seconds(value))
+        return f"{result.summary[key]:,} of {result.summary['requests']:,}"
+    return narrative.format_metric(
+        result.summary, key, lambda value: format_number(METRICS[key].to_seconds(value))
+    )
 
 
 def _waste(result: RunResult) -> list[str]:
-    """Return sentences on recomputation, work for clients that disconnected, and overtaking."""
     found = result.diagnosis
-    waste, said = found.waste, []
-
-    def part(value: float) -> str:
-        return f"{format_seconds(value)}, {100.0 * value / waste.busy:.1f} % of GPU time"
-
-    if waste.busy > 0.0:
-        if found.recompute_tokens:
-            said.append(
-                f"Recompute tax: {found.recompute_tokens:,} tokens ({part(waste.recompute)})."
-            )
-        if waste.gone:
-            said.append(f"Computed after the client had left: {part(waste.gone)}.")
-        if waste.dropped:
-            said.append(f"Computed and discarded: {part(waste.dropped)}.")
-    if found.overtakes:
-        worst = max(found.worst_overtakes, key=lambda o: (o.seconds, -o.victim), default=None)
-        tail = (
-            f"; longest: request {worst.by} started {format_seconds(worst.seconds)} before request "
-            f"{worst.victim}"
-            if worst
-            else ""
-        )
-        said.append(f"Requests served before an earlier arrival: {found.overtakes:,} times{tail}.")
-    return said
+    said = (narrative.describe_waste(found), narrative.describe_overtakes(found))
+    return [sentence for sentence in said if sentence]
 
 
 def _accuracy(results: Mapping[str, RunResult]) -> str:
     """Return the accuracy of step times, one sentence per cost profile."""
     said = []
     if any(is_lower_bound(result.summary, key) for result in results.values() for key in COLUMNS):
-        said.append(
-            "“>”: lower bound; requests without a token or answer count with their waiting time."
-        )
+        said.append(narrative.LOWER_BOUND_NOTE)
     for profile in {r.profile.name: r.profile for r in results.values()}.values():
-        known = []
-        if profile.fit.rms_s:
-            rms = format_seconds(profile.fit.rms_s)
-            known.append(f"± {rms} rms over {profile.fit.points} figures")
-        known += [
+        known = [
             f"error of {kind} steps {100 * error.median:.1f} % (median) and "
             f"{100 * error.p95:.1f} % (P95) over {error.points:,} held-out steps"
             for kind, error in profile.fit.held_out.items()
         ]
-        errors = "; ".join(known) or "error unknown"
-        said.append(f"Step times by cost profile {profile.name} ({profile.basis}): {errors}.")
+        if not known and profile.fit.rms_s is None:
+            known = ["error unknown"]
+        what = "; ".join([_step_times(profile), *known])
+        said.append(f"Step times by cost profile {profile.name}: {what}.")
     return " ".join(said)
+
+
+def _step_times(profile: Any) -> str:
+    return narrative.describe_step_times(profile.basis, profile.fit.points, profile.fit.rms_s)
 
 
 def _ledger_table(results: Mapping[str, RunResult]) -> dict[str, Any]:
@@ -246,9 +219,6 @@ def _profiles(results: Mapping[str, RunResult]) -> list[dict[str, Any]]:
     found = []
     for profile in {r.profile.name: r.profile for r in results.values()}.values():
         records = [r.record for r in results.values() if r.profile.name == profile.name]
-        rms = (
-            "" if profile.fit.rms_s is None else f", rms error {format_seconds(profile.fit.rms_s)}"
-        )
         rows = []
         for feature, (low, high) in profile.range.items():
             seen = _seen(records, feature)
@@ -257,8 +227,8 @@ def _profiles(results: Mapping[str, RunResult]) -> list[dict[str, Any]]:
         found.append(
             {
                 "name": profile.name,
-                "text": f"{profile.engine}, {profile.model} on {profile.gpu}: {profile.basis}, "
-                f"{profile.fit.points} points{rms}.",
+                "text": f"{profile.engine}, {profile.model} on {profile.gpu}: "
+                f"{_step_times(profile)}.",
                 "note": profile.fit.note,
                 "source": profile.source,
                 "range": rows,

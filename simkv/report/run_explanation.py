@@ -22,8 +22,12 @@ from simkv.explain.wait_ledger import (
 from simkv.metrics.run_result import RunResult
 from simkv.report.narrative import (
     describe_blockers,
+    describe_overtakes,
+    describe_waste,
+    format_blockers,
     format_outcome_counts,
     format_request_ids,
+    format_shares,
     might,
 )
 from simkv.sim.run_record import RequestRecord, RunRecord
@@ -52,26 +56,8 @@ def explain_run(name: str, result: RunResult, command: Callable[[int], str]) -> 
         yield ""
         yield from _text(" ".join(describe_blockers(record, found)))
         yield from _text(_by_reason(found.preemptions))
-    waste = found.waste
-    if waste.total > 0:
-        parts = {
-            "after the client had left": waste.gone,
-            "for discarded tokens": waste.dropped,
-            "for recomputed tokens": waste.recompute,
-        }
-        said = ", ".join(
-            f"{format_seconds(spent)} {what}" for what, spent in parts.items() if spent > 0
-        )
-        yield from _text(f"Wasted GPU time (of {format_seconds(waste.busy)} in total): {said}.")
-    if found.worst_overtakes:
-        first = found.worst_overtakes[0]
-        count = len(found.worst_overtakes)
-        yield from _text(
-            f"{count} request{'s' if count > 1 else ''} started after requests that arrived later. "
-            f"Longest: {first.others} later request{'s' if first.others > 1 else ''} overtook "
-            f"request {first.victim}, and request {first.by} started "
-            f"{format_seconds(first.seconds)} before it."
-        )
+    yield from _text(describe_waste(found))
+    yield from _text(describe_overtakes(found))
     worst = _worst(record)
     if worst is not None:
         yield ""
@@ -86,10 +72,8 @@ def explain_run_briefly(name: str, result: RunResult) -> Iterator[str]:
         yield from _text(verdict.text, f"  {verdict.name}: ", most=3)
     total = sum(found.totals.values())
     shares = sorted(found.totals.items(), key=lambda item: -item[1])
-    said = [
-        f"{100 * spent / total:.0f} % {KIND_LABELS[kind]}" for kind, spent in shares[:5] if total
-    ]
-    yield from _text(", ".join(said), "  time: ")
+    parts = [(spent, KIND_LABELS[kind]) for kind, spent in shares[:5]]
+    yield from _text(format_shares(parts, total), "  time: ")
 
 
 def explain_request(name: str, result: RunResult, request: int) -> Iterator[str]:
@@ -131,9 +115,8 @@ def explain_request(name: str, result: RunResult, request: int) -> Iterator[str]
     if blockers or overtaken:
         yield ""
     if blockers:
-        held = ", ".join(f"{b.id} ({format_seconds(b.seconds)})" for b in blockers[:6])
-        label = "request" if len(blockers) == 1 else "requests"
-        yield from _text(f"Main blockers: {label} {held}.")
+        held = format_blockers([(blocker.id, blocker.seconds) for blocker in blockers[:6]])
+        yield from _text(f"{held}.")
     if overtaken:
         later = "One request that arrived later started earlier:"
         if overtaken.others > 1:

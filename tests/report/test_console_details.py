@@ -114,7 +114,10 @@ def test_published_figures_have_their_errors(text: str) -> None:
 def test_lists_given_fitted_and_assumed_separately(text: str) -> None:
     tail = text[text.index("\nGiven\n") :]
     assert "\nGiven\n  - the rules\n\nFitted\n  - the costs\n\nAssumed\n  - the rest\n" in tail
-    assert "l4-mistralrs-pr2034 (NVIDIA L4): fitted to published figures, points: 14, rms" in tail
+    assert (
+        "l4-mistralrs-pr2034 (NVIDIA L4): fitted to published figures, points: 14, rms error"
+        in tail
+    )
 
 
 def test_notes_and_verdict_follow_the_block(tmp_path: Path) -> None:

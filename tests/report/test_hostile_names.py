@@ -15,7 +15,8 @@ from dev.serving_points import points_page
 from simkv.cli import app
 from simkv.cli.command_support import console, show
 from simkv.core.markdown_text import escape_markdown
-from simkv.incident.diagnosis_document import _listed, request_label
+from simkv.incident.diagnosis_document import request_label
+from simkv.incident.measured_answer import listed_section
 from simkv.metrics.scenario_runner import run_scenario
 from simkv.report.plot_style import plot_settings, set_log_scale
 from simkv.report.run_explanation import explain_run
@@ -30,7 +31,7 @@ def test_markdown_shows_request_ids_literally() -> None:
     assert "<" not in text
     assert "\n" not in text
     assert "&lt;script&gt;alert(1)&lt;/script&gt;\\|\\[x\\](javascript:1)\\`$" in text
-    assert "<script>" not in "\n".join(_listed("Notes", [HOSTILE]))
+    assert "<script>" not in "\n".join(listed_section("Notes", [HOSTILE]))
 
 
 def test_console_ignores_markup(capsys: pytest.CaptureFixture[str]) -> None:
