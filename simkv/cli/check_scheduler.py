@@ -10,7 +10,6 @@ import typer
 from simkv.cli.command_support import Overwrite, Trust, progress
 from simkv.core.atomic_files import check_new_file, write_text
 from simkv.core.errors import InputError
-from simkv.schedulers.vllm.release_rules import NEWEST
 
 
 def check_scheduler(
@@ -129,7 +128,7 @@ def export_scheduler(
         typer.Option(
             metavar="PATH",
             exists=True,
-            help=f"vLLM {NEWEST} for --check: wheel file or unpacked wheel.",
+            help="Newest modelled vLLM release for --check: wheel file or unpacked wheel.",
         ),
     ] = None,
     overwrite: Overwrite = False,

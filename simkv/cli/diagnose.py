@@ -208,7 +208,9 @@ def _finished_stages(target: Path) -> Iterator[Callable[[], None]]:
     try:
         yield lambda: stored.update(target.iterdir())
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # another interrupt would leave files behind
+        for number in ("SIGINT", "SIGALRM"):  # another interrupt would leave files behind
+            if hasattr(signal, number):  # Windows has no SIGALRM
+                signal.signal(getattr(signal, number), signal.SIG_IGN)
         for path in set(target.iterdir()) - stored:
             path.unlink(missing_ok=True)
         raise Interrupted(

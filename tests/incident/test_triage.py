@@ -113,7 +113,9 @@ def test_interrupt_leaves_the_triage(tmp_path: Path) -> None:
     time.sleep(0.3)
     run.send_signal(signal.SIGINT)
     _, errors = run.communicate(timeout=60)
-    assert run.returncode == 130
+    # CPython ends with the signal itself if the interrupt hit ``exec``, as in the definition of a
+    # dataclass during an import; a shell reports 130 in both cases.
+    assert run.returncode in (130, -signal.SIGINT)
     assert "the triage is the answer" in errors
     assert "KV cache full" in (folder / "diagnosis.md").read_text()
     assert {path.name for path in folder.iterdir()} <= {
