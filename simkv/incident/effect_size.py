@@ -25,6 +25,8 @@ from simkv.study.whatif.whatif import MIN_LATENCY_CHANGE, MIN_STALL_CHANGE, Effe
 Floats = npt.NDArray[np.float64]
 #: Number of resamplings, and probability below and above the interval in percent.
 RESAMPLES, TAIL_PERCENT = 200, 5.0
+#: Share of the scenarios in which a change must be an improvement.
+MIN_HOLDING_SHARE = 0.9
 ANSWERED, E2E, STALLED, PREEMPTED = "answered", "mean E2E", "longest stall", "preemptions"
 _FIGURES = {STALLED: "longest_stall_s", PREEMPTED: "preemptions"}
 
@@ -38,6 +40,8 @@ class EffectSize:
     requests (``answered``), they bound the difference. Both are None if the ratio is undefined in
     one of the scenarios. ``of`` is the smallest and the largest number of ``requests`` that a
     mean covers in a scenario, which are the requests that finish with and without the change.
+    ``holds`` is the number of scenarios, of ``worlds`` and the incident, in which the whole
+    interval of that scenario is an improvement.
     """
 
     figure: str
@@ -48,13 +52,18 @@ class EffectSize:
     worlds: int
     of: tuple[int, int] = (0, 0)
     requests: int = 0
+    holds: int = 0
 
     @property
     def sure(self) -> bool:
-        """Whether the whole interval is an improvement, by the thresholds of ``simkv whatif``."""
-        if self.low is None or self.high is None:
-            return False
-        return self.low >= 0 if self.figure == ANSWERED else self.high < 1 + MIN_LATENCY_CHANGE
+        """Whether the interval is an improvement in at least ``MIN_HOLDING_SHARE`` of the
+        scenarios.
+
+        The thresholds are those of ``simkv whatif``. With fewer than ten scenarios, the change
+        must hold in all of them.
+        """
+        known = self.low is not None and self.high is not None
+        return known and self.holds >= MIN_HOLDING_SHARE * (self.worlds + 1)
 
     @property
     def told(self) -> str:
@@ -131,7 +140,8 @@ def measure_effect(
         if any(after[name] and not before[name] for before, after in runs):
             return EffectSize(figure, *told, None, None, len(worlds))
         ratios = [after[name] / before[name] if before[name] else 1.0 for before, after in runs]
-        return EffectSize(figure, *told, min(ratios), max(ratios), len(worlds))
+        holds = sum(_improves(figure, ratio, ratio) for ratio in ratios)
+        return EffectSize(figure, *told, min(ratios), max(ratios), len(worlds), holds=holds)
     pairs = [_paired(before, after) for before, after in runs]
     if figure == ANSWERED:
         told = base["finished"], effect.figures["finished"]
@@ -147,11 +157,20 @@ def measure_effect(
     drawn = [_drawn(*both, figure) for both in pairs]
     if not all(map(len, drawn)):
         return EffectSize(figure, *told, None, None, len(worlds), of, len(pairs[0][0]))
-    ends = [np.percentile(one, (TAIL_PERCENT, 100 - TAIL_PERCENT)) for one in drawn]
+    tails = (TAIL_PERCENT, 100 - TAIL_PERCENT)
+    bounds = [
+        (float(low), float(high)) for low, high in (np.percentile(one, tails) for one in drawn)
+    ]
     # With few, very different requests, all resamplings may lie on one side of the simulated value.
-    low = min(estimate, *(float(low) for low, _ in ends))
-    high = max(estimate, *(float(high) for _, high in ends))
-    return EffectSize(figure, *told, low, high, len(worlds), of, len(pairs[0][0]))
+    bounds[0] = min(estimate, bounds[0][0]), max(estimate, bounds[0][1])
+    holds = sum(_improves(figure, *ends) for ends in bounds)
+    low, high = min(low for low, _ in bounds), max(high for _, high in bounds)
+    return EffectSize(figure, *told, low, high, len(worlds), of, len(pairs[0][0]), holds)
+
+
+def _improves(figure: str, low: float, high: float) -> bool:
+    """Return whether all values from ``low`` to ``high`` are an improvement of this metric."""
+    return low >= 0 if figure == ANSWERED else high < 1 + MIN_LATENCY_CHANGE
 
 
 def _paired(before: RunFigures, after: RunFigures) -> tuple[Floats, Floats]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -25,7 +26,7 @@ from simkv.incident.evidence import Evidence
 from simkv.incident.log_summary import LogSummary, summarize_log
 from simkv.incident.measured_answer import IncidentAnswer
 from simkv.incident.observed_comparison import ObservedComparison
-from simkv.incident.remedies import RemedySearch
+from simkv.incident.remedies import Remedy, RemedySearch
 from simkv.incident.server_setup import ServerSetup
 from simkv.incident.wait_summary import (
     MAX_WAIT_SHARE,
@@ -185,8 +186,8 @@ def _describe_cause(
 def describe_search(search: RemedySearch | None, healthy: bool, sampled: bool = False) -> str:
     """Return the ``Fix:`` line, with the best changes that the search found.
 
-    If the requests are ``sampled``, the line names a change only if the change helps in all
-    reconstructions.
+    If the requests are ``sampled``, the line names only changes that help in at least 90 % of the
+    reconstructions, and states their number.
     """
     if healthy:
         return "Fix: none needed."
@@ -195,13 +196,19 @@ def describe_search(search: RemedySearch | None, healthy: bool, sampled: bool = 
     tried = f"{search.tried} changes tried" + (
         f", {search.cut_off} of them cut off" if search.cut_off else ""
     )
-    flags = search.of("flag")
-    others = [*search.of("version"), *search.of("memory")]
     if not search.remedies:
         return f"Fix: none found; {tried}."
+    if sampled:
+        count = _reconstructions(search)
+        search = replace(search, remedies=tuple(one for one in search.remedies if _holds(one)))
+        if not search.remedies:
+            return f"Fix: none holds in at least 90 % of the {count} reconstructions; {tried}."
+        gain = search.remedies[0].gain
+        assert gain is not None
+        tried = f"holds in {gain.holds} of {gain.worlds + 1} reconstructions; {tried}"
+    flags = search.of("flag")
+    others = [*search.of("version"), *search.of("memory")]
     best = search.remedies[0]
-    if not best.sure and sampled:
-        return f"Fix: none holds in at least 90 % of the reconstructions; {tried}."
     if not best.sure:
         return f"Fix: none is certain; {describe_remedy(best)} may help; {tried}."
     if flags and best.means != "version":
@@ -210,6 +217,15 @@ def describe_search(search: RemedySearch | None, healthy: bool, sampled: bool = 
         return f"Fix: {describe_remedy(best)}; best flag: {describe_remedy(flags[0])}; {tried}."
     two = [best, *(one for one in others if one is not best)][:2]
     return f"Fix: no flag; {' or '.join(describe_remedy(one) for one in two)}; {tried}."
+
+
+def _holds(remedy: Remedy) -> bool:
+    return remedy.gain is not None and remedy.sure
+
+
+def _reconstructions(search: RemedySearch) -> int:
+    """Return the number of reconstructions in which the effects were measured."""
+    return 1 + max((one.gain.worlds for one in search.remedies if one.gain), default=0)
 
 
 def _describe_confidence(

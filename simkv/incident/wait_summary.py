@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from simkv.explain.verdicts.unserved_requests import TimedOutRequests
 from simkv.explain.verdicts.verdict import Verdict
 from simkv.explain.wait_ledger import WAIT_KINDS, LedgerKind, total_by_kind
 from simkv.metrics.run_result import RunResult
@@ -82,5 +83,6 @@ def slowdown(result: RunResult) -> float:
 
 
 def server_verdicts(result: RunResult) -> list[Verdict]:
-    """Return the verdicts except ``timed out``, which is not the server's fault."""
-    return [verdict for verdict in result.diagnosis.verdicts if verdict.name != "timed out"]
+    """Return the verdicts except ``timed_out``, which is not the server's fault."""
+    found = result.diagnosis.verdicts
+    return [verdict for verdict in found if verdict.name != TimedOutRequests.name]

@@ -30,6 +30,8 @@ MIN_LINES = 12
 HYBRID_DIFFERENCE = 0.05
 #: Minimum number of access lines that count as complete.
 MIN_ACCESS_LINES = 5
+#: vLLM's connectors between prefill and decode servers; both sides may have the role ``kv_both``.
+_DISAGGREGATED = ("NixlConnector", "P2pNcclConnector", "MooncakeConnector")
 #: Log times are whole seconds; arrivals in two sources within this time (s) are the same.
 SAME_ARRIVAL_S = 1.5
 
@@ -69,10 +71,7 @@ def rebuild(
         requests = _only_arrivals(evidence.arrivals)
     if requests is None or not len(requests):
         if role := server_role(evidence):
-            raise UndeterminedError(
-                f"{evidence.source} is the log of a {role} server, which has only one part of each "
-                "request; add a client's results or spans of the whole deployment"
-            )
+            raise UndeterminedError(describe_missing_side(evidence, role))
         raise UndeterminedError(
             f"{evidence.source} has no data on single requests; add spans "
             "(--otlp-traces-endpoint), a client's results, or metrics with histograms"
@@ -106,7 +105,11 @@ def rebuild(
 
 
 def server_role(evidence: Evidence) -> str | None:
-    """Return ``prefill`` or ``decode`` for one side of a disaggregated deployment, else None."""
+    """Return the role of the server in a disaggregated deployment, or None.
+
+    The role is ``prefill``, ``decode`` or, if both sides have the same settings,
+    ``prefill or decode``.
+    """
     mode = evidence.settings.get("disaggregation_mode")
     if mode is not None and mode.value in ("prefill", "decode"):
         return str(mode.value)
@@ -114,7 +117,26 @@ def server_role(evidence: Evidence) -> str | None:
     for role, word in (("prefill", "kv_producer"), ("decode", "kv_consumer")):
         if transfer is not None and word in str(transfer.value):
             return role
+    if transfer is not None and any(name in str(transfer.value) for name in _DISAGGREGATED):
+        return "prefill or decode"
     return None
+
+
+def describe_missing_side(evidence: Evidence, role: str) -> str:
+    """Return a sentence on the missing side of a deployment, and on the flags that log it."""
+    missing = {
+        "prefill": "output lengths, decode times and the ends of requests are in the log of the "
+        "decode server",
+        "decode": "arrivals, queue times and prefill times are in the log of the prefill server",
+    }
+    flag = "--log-requests --log-requests-format json"
+    if evidence.engine != "sglang":
+        flag = "--otlp-traces-endpoint"
+    return (
+        f"{evidence.source} is the log of a {role} server; "
+        f"{missing.get(role, 'the other part of each request is in the log of the other server')}. "
+        f"Start the servers with {flag} to log single requests, or add a client's results"
+    )
 
 
 def has_access(evidence: Evidence) -> bool:
@@ -137,10 +159,7 @@ def check_determined(evidence: Evidence) -> None:
     if not is_from_lines(evidence) or evidence.arrivals is not None:
         return
     if role := server_role(evidence):
-        raise UndeterminedError(
-            f"{evidence.source} is the log of a {role} server, which has only one part of each "
-            "request; add a client's results or spans of the whole deployment"
-        )
+        raise UndeterminedError(describe_missing_side(evidence, role))
     if evidence.engine == trtllm_log_reader.ENGINE:
         raise UndeterminedError(trtllm_log_reader.LACKS)
     if not evidence.wall:

@@ -11,7 +11,7 @@ from simkv.costs.sources.single_request import compute_model_traits
 from simkv.incident.evidence import Evidence, StatedSetting
 from simkv.incident.initial_costs import cost_priors, guess_unit_costs
 from simkv.incident.server_setup import UserSettings, infer_setup
-from simkv.incident.workload_rebuild import is_hybrid, server_role
+from simkv.incident.workload_rebuild import describe_missing_side, is_hybrid, server_role
 
 LOG = Evidence("server.log", engine="vllm")
 
@@ -75,3 +75,26 @@ def test_recognizes_one_side_of_a_disaggregated_deployment() -> None:
     stated = {"disaggregation_mode": StatedSetting("prefill", "server.log:1")}
     assert server_role(Evidence("server.log", settings=stated)) == "prefill"
     assert server_role(LOG) is None
+    stated = {"kv_transfer_config": StatedSetting(str(transfer | {"kv_role": "kv_both"}), "s:1")}
+    assert server_role(Evidence("server.log", settings=stated)) == "prefill or decode"
+    offload = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
+    stated = {"kv_transfer_config": StatedSetting(str(offload), "server.log:1")}
+    assert server_role(Evidence("server.log", settings=stated)) is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "role", "missing", "flag"),
+    [
+        ("vllm", "prefill", "output lengths, decode times", "--otlp-traces-endpoint"),
+        ("vllm", "decode", "arrivals, queue times and prefill times", "--otlp-traces-endpoint"),
+        ("vllm", "prefill or decode", "the log of the other server", "--otlp-traces-endpoint"),
+        ("sglang", "decode", "arrivals, queue times", "--log-requests --log-requests-format json"),
+    ],
+)
+def test_log_of_one_side_reports_missing_data_and_flag(
+    engine: str, role: str, missing: str, flag: str
+) -> None:
+    text = describe_missing_side(Evidence("server.log", engine=engine), role)
+    assert f"server.log is the log of a {role} server" in text
+    assert missing in text
+    assert flag in text

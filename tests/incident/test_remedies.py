@@ -28,7 +28,7 @@ from simkv.incident.remedies import (
     shortens_answers,
 )
 from simkv.incident.trial_bounds import FINALISTS, HORIZON_FACTOR, bounds
-from simkv.incident.wait_summary import summarize_waits
+from simkv.incident.wait_summary import server_verdicts, summarize_waits
 from simkv.metrics.run_result import RunResult
 from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario import Scenario
@@ -156,6 +156,42 @@ def test_what_is_not_sure_is_said() -> None:
     assert said.endswith("0.40 to 1.10) may help; 7 changes tried, 2 of them cut off.")
     none = replace(found, remedies=())
     assert describe_search(none, False).startswith("Fix: none found; 7 changes tried")
+
+
+def test_fix_of_sampled_requests_holds_in_nine_of_ten_reconstructions() -> None:
+    base, after = figures([10.0, 10.0]), figures([5.0, 5.0])
+    effect = evaluate_change(CHANGE, base, after)
+    better, worse = (base, after), (base, figures([12.0, 12.0]))
+
+    def answer(*worlds: tuple[RunFigures, RunFigures]) -> str:
+        gain = measure_effect(effect, base, worlds)
+        paid = measure_side_effects(effect, base)
+        fix = Remedy(effect, "flag", "--max-num-seqs 8", False, paid, gain)
+        unmeasured = replace(fix, typed="--max-num-seqs 9", gain=None)
+        search = RemedySearch(base, (fix, unmeasured), 7, bounds(steps_of(3), {}), 0, ())
+        return describe_search(search, healthy=False, sampled=True)
+
+    assert "--max-num-seqs 8 (" in answer(*[better] * 4)
+    assert "holds in 5 of 5 reconstructions; 7 changes tried" in answer(*[better] * 4)
+    nine_of_ten = answer(worse, *[better] * 8)
+    assert "holds in 9 of 10 reconstructions" in nine_of_ten
+    four_of_five = answer(worse, *[better] * 3)
+    assert "none holds in at least 90 % of the 5 reconstructions" in four_of_five
+    assert "--max-num-seqs" not in four_of_five
+
+
+def test_only_timeouts_leave_a_server_healthy() -> None:
+    document = {
+        "name": "short",
+        "workload": {"requests": [{"prompt_tokens": 10, "output_tokens": 50}]},
+        "engine": {"name": "vllm"},
+        "profile": "unit-step",
+        "timeout": 20,
+    }
+    scenario = next(iter(resolve_variants(YamlDocument(HERE / "few.yaml", document)).values()))
+    result = run_scenario(scenario, HERE, intervals=False)
+    assert [one.name for one in result.diagnosis.verdicts] == ["timed_out"]
+    assert server_verdicts(result) == []
 
 
 def server(folder: Path, count: int = 40, **engine: Any) -> Scenario:
