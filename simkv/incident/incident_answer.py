@@ -43,6 +43,8 @@ from simkv.report.narrative import describe_cause
 
 #: Difference between the reconstructions relative to their mean up to which it is identifiable.
 IDENTIFIABLE_SPREAD = 0.5
+#: Number of settings that the ``Cause:`` line names.
+MAX_SETTINGS = 3
 
 
 def refuse_explanation(
@@ -100,7 +102,9 @@ def explain_incident(
     five = (
         _describe_result(observed, setup, waits, healthy),
         _describe_affected(observed, waits, healthy, is_sampled(evidence)),
-        _describe_cause(result, found, waits, healthy, slow) + _describe_hit_rate(summary),
+        _describe_cause(result, found, waits, healthy, slow)
+        + ("" if healthy else describe_settings(mending))
+        + _describe_hit_rate(summary),
         describe_search(mending, healthy, is_sampled(evidence)),
         _describe_confidence(likeness, setup, ensemble),
     )
@@ -183,6 +187,17 @@ def _describe_cause(
     return f"Cause: {describe_cause(result, found)}"
 
 
+def describe_settings(search: RemedySearch | None) -> str:
+    """Return a sentence on the settings whose default would have helped, or an empty string."""
+    changes = [
+        remedy.effect.change
+        for remedy in (search.remedies if search else ())
+        if remedy.to_default and remedy.means == "flag" and _holds(remedy)
+    ]
+    named = [f"{one.field}={one.before} (default {one.after})" for one in changes[:MAX_SETTINGS]]
+    return f" Settings whose default would have helped: {', '.join(named)}." if named else ""
+
+
 def describe_search(search: RemedySearch | None, healthy: bool, sampled: bool = False) -> str:
     """Return the ``Fix:`` line, with the best changes that the search found.
 
@@ -211,7 +226,7 @@ def describe_search(search: RemedySearch | None, healthy: bool, sampled: bool = 
     best = search.remedies[0]
     if not best.sure:
         return f"Fix: none is certain; {describe_remedy(best)} may help; {tried}."
-    if flags and best.means != "version":
+    if flags and flags[0].sure and best.means != "version":
         return f"Fix: {describe_remedy(flags[0])}; {tried}."
     if flags and flags[0].sure:
         return f"Fix: {describe_remedy(best)}; best flag: {describe_remedy(flags[0])}; {tried}."

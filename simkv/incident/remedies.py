@@ -1,9 +1,10 @@
 """Search for engine flags that would have prevented the incident: what-if over operator settings.
 
 Rules of a scheduler and settings without a flag are not tried, because an operator cannot change
-them. Remedies whose benefit is sure rank before uncertain ones. Among remedies with a similar
-benefit, restoring a default ranks first, then a switch, then a number, then another version. A
-larger cache, which needs hardware, ranks last.
+them. Remedies whose benefit is sure rank before uncertain ones, and remedies that make the slowest
+requests much slower rank after the others. Among remedies with a similar benefit, restoring a
+default ranks first, then a switch, then a number, then another version. A larger cache, which
+needs hardware, ranks last.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from simkv.core.engine_flags import Env, Flag, sources
 from simkv.core.errors import InputError
@@ -36,6 +39,9 @@ from simkv.study.whatif.whatif import Effect, evaluate_change, run_whatif
 
 #: Remedies with a mean E2E within this factor of the best rank as similar.
 NEAR_BEST_RATIO = 1.1
+#: Ratio of the p99 E2E to that of the incident above which a remedy shifts the wait to a few
+#: requests instead of reducing it.
+MAX_TAIL_RATIO = 1.25
 #: Number of remedies whose effect size is measured.
 MEASURED_REMEDIES = 10
 #: Fractions of the profile's error to try, until a world reproduces the incident.
@@ -108,15 +114,15 @@ def find_remedies(
     )
     base, effects = found.base, list(found.effects)
     cut_off = sum(_is_cut_off(effect) for effect in effects)
-    ranked = _ranked(_helpful(scenario, base, effects))
+    ranked = _ranked(_helpful(scenario, base, effects), base)
     if bounds.part is not None and bounds.finalists:
         base, effects = _on_all(bounds.whole(scenario), ranked[: bounds.finalists], evaluator)
-        ranked = _ranked(_helpful(scenario, base, effects))
+        ranked = _ranked(_helpful(scenario, base, effects), base)
     tried_in = bounds.whole if bounds.finalists else lambda one: bounds.tried(one, folder)
     bounded = [[tried_in(one) for one in degrees] for degrees in worlds if ranked]
     possible = _possible(bounded, base, evaluator)
     best = _with_gains(ranked[:MEASURED_REMEDIES], base, possible, evaluator)
-    remedies = (*_ranked(best), *ranked[MEASURED_REMEDIES:])
+    remedies = (*_ranked(best, base), *ranked[MEASURED_REMEDIES:])
     return RemedySearch(base, remedies, len(found.effects), bounds, cut_off, found.skipped)
 
 
@@ -258,17 +264,35 @@ def _as_typed(scenario: Scenario, change: Change) -> str | None:
     return source.to_argument(change.field, change.after, negatable=spec.has_negatable_flags)
 
 
-def _ranked(remedies: list[Remedy]) -> list[Remedy]:
-    """Rank remedies: sure ones first, then by finished requests and judgement.
+def lengthens_tail(effect: Effect, base: RunFigures) -> bool:
+    """Return whether a change makes the slowest requests much slower (p99 E2E).
+
+    The requests are those that finish with and without the change.
+    """
+    after = {ending.id: ending.e2e_s for ending in effect.figures.endings}
+    both = [
+        (ending.e2e_s, late)
+        for ending in base.endings
+        if ending.e2e_s is not None and (late := after.get(ending.id)) is not None
+    ]
+    if not both:
+        return False
+    before_s, after_s = np.percentile(np.array(both), 99, axis=0)
+    return bool(after_s > MAX_TAIL_RATIO * before_s)
+
+
+def _ranked(remedies: list[Remedy], base: RunFigures) -> list[Remedy]:
+    """Rank remedies: sure ones first, then by finished requests, tail and judgement.
 
     Of remedies near the best E2E, the simplest ranks first.
     """
-    groups: dict[tuple[bool, float, bool, bool], list[Remedy]] = {}
+    groups: dict[tuple[bool, float, bool, bool, bool], list[Remedy]] = {}
     for remedy in remedies:
         effect = remedy.effect
         group = (
             not remedy.sure,
             -effect.figures["finished"],
+            lengthens_tail(effect, base),
             effect.judgement != "fixes",
             remedy.means == "memory",
         )

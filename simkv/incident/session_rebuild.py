@@ -22,8 +22,12 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 #: Number of requests that a logged hit rate covers (vLLM: ``PrefixCachingMetrics``).
 HIT_RATE_REQUESTS = 1000
-#: Share of the mean time in the system after which a session can send its next prompt.
-FREE_AFTER = 0.7
+#: Shares of the mean time in the system after which a session can send its next prompt. The first
+#: value is used if the prompts then agree with the log within ``MAX_TOKEN_ERROR``.
+FREE_AFTER = (0.7, 0.4, 0.1, 0.0)
+MAX_TOKEN_ERROR = 0.02
+#: Largest accepted share of the prompt tokens whose cached blocks are evicted before their reuse.
+MAX_LOST_HITS = 0.03
 #: Largest hit rate that is used; a rate of 1 leaves the number of tokens open.
 MAX_HIT_RATE = 0.99
 
@@ -89,9 +93,49 @@ def assign_sessions(
     """Return prompt lengths and session numbers of requests in the order of arrival.
 
     ``came`` are arrival times (s), ``added`` the tokens that each prompt computes, ``target_hits``
-    the cumulative hits of the log at each request. A session is busy for about ``busy_s`` after
+    the cumulative hits of the log at each request. A session is busy for up to ``busy_s`` after
     each arrival. Hits are whole blocks of ``block`` tokens.
     """
+    wanted = float(target_hits[-1] + np.maximum(added, 1.0).sum()) if len(came) else 0.0
+    found = []
+    for share in FREE_AFTER:
+        prompts, sessions = _assign(came, added, target_hits, share * busy_s, block)
+        error = abs(float(prompts.sum()) - wanted)
+        if error <= MAX_TOKEN_ERROR * wanted:
+            return prompts, sessions
+        found.append((error, prompts, sessions))
+    _, prompts, sessions = min(found, key=lambda one: one[0])
+    return prompts, sessions
+
+
+def lost_hit_share(
+    cut: LogWindows, came: Floats, prompts: Floats, sessions: Ints, tokens: float
+) -> float:
+    """Return the share of prompt tokens whose cached blocks were evicted before their reuse.
+
+    A session's blocks are free after a turn. They are evicted when the server then allocates more
+    tokens than the cache of ``tokens`` tokens had free (least recently used first). The allocated
+    tokens and the free ones are known from the lines; the turns take the mean time in the system.
+    """
+    if not np.isfinite(tokens) or not np.isfinite(cut.held).any() or not len(came):
+        return 0.0
+    waiting = float((np.nan_to_num(cut.waiting) * cut.width).sum()) / len(came)
+    running = float((cut.running * cut.width).sum()) / len(came)
+    edges = np.concatenate([[cut.begin[0]], cut.end])
+    allocated = np.concatenate([[0.0], np.cumsum(cut.prompt + cut.output)])
+    turns = pd.DataFrame({"at": came, "prompt": prompts})
+    before = turns.groupby(sessions).shift()
+    freed = before["at"].to_numpy(np.float64) + waiting + running
+    spent = np.interp(came + waiting, edges, allocated) - np.interp(freed, edges, allocated)
+    room = tokens - np.interp(freed, cut.end, np.nan_to_num(cut.held))
+    evicted = np.isfinite(freed) & (spent > np.maximum(room, 0.0))
+    return float(before["prompt"].to_numpy(np.float64)[evicted].sum() / prompts.sum())
+
+
+def _assign(
+    came: Floats, added: Floats, target_hits: Floats, free_after_s: float, block: int
+) -> tuple[Floats, Ints]:
+    """Return prompts and sessions; a session can continue ``free_after_s`` after an arrival."""
     prompts, sessions = np.zeros(len(came)), np.zeros(len(came), np.int64)
     free_at: list[float] = []
     lengths: list[float] = []
@@ -112,7 +156,7 @@ def assign_sessions(
         found = lengths[slot] // block * block
         hits += found
         lengths[slot] = prompts[i] = found + max(added[i], 1.0)
-        sessions[i], free_at[slot] = names[slot], at + FREE_AFTER * busy_s
+        sessions[i], free_at[slot] = names[slot], at + free_after_s
     return np.maximum(np.rint(prompts), 1.0), sessions
 
 

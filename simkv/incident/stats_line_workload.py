@@ -43,9 +43,11 @@ from scipy.stats import gamma
 from simkv.incident.evidence import UndeterminedError
 from simkv.incident.log_windows import LogWindows, build_windows, split_by_engine
 from simkv.incident.session_rebuild import (
+    MAX_LOST_HITS,
     PromptTokens,
     assign_sessions,
     hold_whole_prompts,
+    lost_hit_share,
     split_prompt_tokens,
 )
 from simkv.incident.workload_ensemble import BURST_SHARES, sample_arrival_shares
@@ -58,6 +60,8 @@ OUTPUT_VARIATIONS, PROMPT_VARIATION = (0.3, 0.6, 1.0), 0.7
 PREFILL_TOKEN_COST = 1 / 270
 #: Largest ratio between the numbers of requests under different assumptions on prefix hits.
 COUNT_FACTOR = 1.5
+#: Largest accepted error of the total prompt tokens of reconstructed sessions.
+MAX_LENGTH_ERROR = 0.05
 #: Accepted error of the time per token, and number of rounds of the scaling.
 TPOT_ERROR, SCALING_ROUNDS = 0.05, 60
 
@@ -214,7 +218,35 @@ def _sessions(
     busy_s = float((present * cut.width).sum()) / max(len(which), 1)
     count = len(came)
     prompts, sessions = assign_sessions(came, added[:count], target[:count], busy_s, known.block)
-    return np.minimum(prompts, known.longest - 1), sessions
+    prompts = np.minimum(prompts, known.longest - 1)
+    _check_sessions(cut, tokens, came, prompts, sessions, known)
+    return prompts, sessions
+
+
+def _check_sessions(
+    cut: LogWindows,
+    tokens: PromptTokens,
+    came: Floats,
+    prompts: Floats,
+    sessions: Ints,
+    known: KnownEngine,
+) -> None:
+    """Raise UndeterminedError if the sessions do not reproduce the tokens and hits of the log."""
+    others = "a client's results or spans determine the requests"
+    lost = lost_hit_share(cut, came, prompts, sessions, known.tokens)
+    if lost > MAX_LOST_HITS:
+        raise UndeterminedError(
+            f"the sessions cannot be determined: the KV cache is too small to keep their prompts "
+            f"between two turns (evictions cost {100 * lost:.0f} % of the prompt tokens), and the "
+            f"log does not report which turns found theirs; {others}"
+        )
+    whole = float(tokens.whole.sum())
+    if abs(prompts.sum() - whole) > MAX_LENGTH_ERROR * whole:
+        raise UndeterminedError(
+            f"the lengths of the prompts cannot be determined: no assignment to sessions has the "
+            f"{whole:,.0f} prompt tokens and the hit rate of the log (the closest has "
+            f"{prompts.sum():,.0f}); {others}"
+        )
 
 
 def _told(arrivals: pd.DataFrame, name: str, otherwise: Floats) -> Floats:

@@ -12,6 +12,7 @@ import pandas as pd
 from simkv.incident import trtllm_log_reader
 from simkv.incident.access_arrivals import arrivals_from_access
 from simkv.incident.evidence import Evidence, UndeterminedError
+from simkv.incident.log_summary import FULL_CACHE
 from simkv.incident.log_windows import can_build_windows, series_from_steps
 from simkv.incident.logged_step_costs import has_enough_steps
 from simkv.incident.server_setup import ServerSetup, kv_tokens
@@ -313,15 +314,17 @@ def _lengths(whole: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
 
 
 def _hit_share(series: pd.DataFrame | None) -> float:
-    """Return the share of prompt tokens found in the prefix cache before any request waited.
+    """Return the share of prompt tokens found in the prefix cache before the first preemption.
 
-    A resumed request finds its own blocks, which does not mean that prompts share prefixes.
+    A resumed request finds its own blocks, which does not mean that prompts share prefixes. Old
+    versions do not log preemptions, so a queue at a full cache counts as one.
     """
     if series is None or "hit_rate" not in series:
         return 0.0
     known = series.dropna(subset=["hit_rate"])
-    waited = known.index[(known["waiting"] > 0) | (known["preemptions"] > 0)]
-    before = known if not len(waited) else known.loc[: waited[0] - 1]
+    full = (known["waiting"] > 0) & (known["usage"] >= FULL_CACHE)
+    resumed = known.index[full | (known["preemptions"] > 0)]
+    before = known if not len(resumed) else known.loc[: resumed[0] - 1]
     return float(before["hit_rate"].iloc[-1]) if len(before) else 0.0
 
 

@@ -13,9 +13,13 @@ from simkv.incident.diagnose_stages import read_stage, rebuild_stage
 from simkv.incident.emit.emitted_files import emit
 from simkv.incident.evidence import Evidence, UndeterminedError
 from simkv.incident.incident_calibration import choose_fitted_rows
+from simkv.incident.log_windows import LogWindows
 from simkv.incident.server_setup import UserSettings
+from simkv.incident.session_rebuild import PromptTokens, assign_sessions, lost_hit_share
 from simkv.incident.source_join import join
 from simkv.incident.source_reader import read_source
+from simkv.incident.stats_line_workload import KnownEngine, _check_sessions
+from simkv.incident.workload_rebuild import _hit_share
 from simkv.incident.worst_part import MAX_PART_LINES, select_worst_part
 from simkv.metrics.run_result import RunResult
 from simkv.metrics.scenario_runner import run_scenario
@@ -69,6 +73,66 @@ def test_count_without_access_lines_cannot_be_determined(server: RunResult, tmp_
     read_stage([path], tmp_path / "out")
     with pytest.raises(UndeterminedError, match=r"number of requests cannot be determined: .* to"):
         rebuild_stage(tmp_path / "out", UserSettings())
+
+
+def test_cache_too_small_for_sessions_cannot_be_determined(tmp_path: Path) -> None:
+    crowded = SESSIONS | {"num_sessions": 50, "request_rate": 2.0, "think_time": 5.0, "seed": 4}
+    document = {
+        "name": "sessions",
+        "workload": {"sessions": crowded},
+        "engine": ENGINE | {"num_gpu_blocks": 6000},
+        "profile": "assumed-costs.json",
+    }
+    scenario = next(iter(resolve_variants(YamlDocument(HERE / "s.yaml", document)).values()))
+    run = run_scenario(scenario, HERE, intervals=False)
+    path = emit(tmp_path / "log", {"run": run}, ("vllm-log-access",))[0]
+    read_stage([path], tmp_path / "out")
+    with pytest.raises(UndeterminedError, match="sessions cannot be determined: the KV cache"):
+        rebuild_stage(tmp_path / "out", UserSettings())
+
+
+def windows(count: int, held: float = float("nan")) -> LogWindows:
+    """Return windows of 10 s that each compute 900 prompt and 100 output tokens."""
+    full = np.full(count, 1.0)
+    end = 10.0 * np.arange(1, count + 1)
+    return LogWindows(
+        end, 10 * full, 900 * full, 100 * full, full, 0 * full, held * full, full, 0.5 * full
+    )
+
+
+def test_evicted_prompts_are_lost_hits() -> None:
+    came, prompts, sessions = np.array([0.0, 60.0]), np.array([500.0, 500.0]), np.array([7, 7])
+    cut = windows(9, held=1000.0)  # the server allocates 1,000 tokens in 10 s
+    assert lost_hit_share(cut, came, prompts, sessions, 100_000.0) == 0.0
+    assert lost_hit_share(cut, came, prompts, sessions, 1_500.0) == 0.5
+    assert lost_hit_share(cut, came, prompts, np.array([7, 8]), 1_500.0) == 0.0
+    assert lost_hit_share(cut, came, prompts, sessions, float("nan")) == 0.0
+
+
+def test_sessions_without_pauses_continue_earlier() -> None:
+    came, added = np.arange(40.0), np.full(40, 160.0)
+    target = np.cumsum(160.0 * np.arange(40))  # one session: each prompt extends the one before
+    prompts, sessions = assign_sessions(came, added, target, 2.0, 16)
+    assert len(set(sessions.tolist())) == 1
+    assert prompts.sum() == pytest.approx(target[-1] + added.sum(), rel=0.02)
+
+
+def test_lengths_that_disagree_with_the_hit_rate_cannot_be_determined() -> None:
+    cut = windows(4)
+    tokens = PromptTokens(cut.prompt, 20 * cut.prompt)  # a cache that was warm before the log
+    known = KnownEngine(float("nan"), 16, 100_000, 0.95)
+    prompts, sessions = np.full(4, 1000.0), np.arange(4)
+    with pytest.raises(UndeterminedError, match="lengths of the prompts cannot be determined"):
+        _check_sessions(cut, tokens, cut.end, prompts, sessions, known)
+
+
+def test_hits_count_until_the_first_preemption() -> None:
+    lines = series([10.0, 20.0, 30.0], [4, 4, 4]).assign(
+        waiting=[9, 9, 9], preemptions=0, hit_rate=[0.1, 0.6, 0.9]
+    )
+    assert _hit_share(lines) == 0.9
+    assert _hit_share(lines.assign(preemptions=[0, 0, 3])) == 0.6
+    assert _hit_share(lines.assign(usage=[0.5, 0.5, 0.99])) == 0.6
 
 
 def series(times: list[float], running: list[int]) -> pd.DataFrame:
