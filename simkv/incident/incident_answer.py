@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from simkv.core.figure_registry import format_seconds
+from simkv.explain.verdicts.unserved_requests import Starvation
 from simkv.explain.verdicts.verdict import Verdict
 from simkv.explain.wait_ledger import KIND_LABELS
 from simkv.incident.diagnosis_document import (
@@ -43,6 +44,16 @@ from simkv.report.narrative import describe_cause
 
 #: Difference between the reconstructions relative to their mean up to which it is identifiable.
 IDENTIFIABLE_SPREAD = 0.5
+#: Settings of the queue order, and the requests that each policy prefers.
+POLICY_FIELDS = ("schedule_policy", "policy")
+QUEUE_ORDERS = {
+    "lpm": "longer cached prefixes",
+    "dfs-weight": "more shared prefixes",
+    "hrrn": "higher response ratios",
+    "shortest-prefill-first": "shorter prefills",
+    "lof": "longer outputs",
+    "priority": "higher priority",
+}
 #: Number of settings that the ``Cause:`` line names.
 MAX_SETTINGS = 3
 
@@ -103,7 +114,7 @@ def explain_incident(
         _describe_result(observed, setup, waits, healthy),
         _describe_affected(observed, waits, healthy, is_sampled(evidence)),
         _describe_cause(result, found, waits, healthy, slow)
-        + ("" if healthy else describe_settings(mending))
+        + ("" if healthy else _describe_order(result, found) + describe_settings(mending))
         + _describe_hit_rate(summary),
         describe_search(mending, healthy, is_sampled(evidence)),
         _describe_confidence(likeness, setup, ensemble),
@@ -185,6 +196,20 @@ def _describe_cause(
             "isolation while they prefill or decode."
         )
     return f"Cause: {describe_cause(result, found)}"
+
+
+def _describe_order(result: RunResult, found: Sequence[Verdict]) -> str:
+    """Return a sentence on the order of the queue if later requests were admitted first."""
+    first = getattr(found[0], "found", found[0]) if found else None
+    if not isinstance(first, Starvation) or first.overtaken is None:
+        return ""
+    engine = result.scenario.engine
+    names = [name for name in POLICY_FIELDS if getattr(engine, name, None) in QUEUE_ORDERS]
+    return "".join(
+        f" The queue order {name}={getattr(engine, name)} admits requests with "
+        f"{QUEUE_ORDERS[getattr(engine, name)]} before it."
+        for name in names
+    )
 
 
 def describe_settings(search: RemedySearch | None) -> str:

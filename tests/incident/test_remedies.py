@@ -17,13 +17,15 @@ from simkv.incident.effect_size import (
     measure_effect,
     measure_side_effects,
 )
-from simkv.incident.incident_answer import describe_search
+from simkv.incident.incident_answer import _describe_order, describe_search, describe_settings
 from simkv.incident.remedies import (
     Remedy,
     RemedySearch,
     _like,
     _possible,
+    _ranked,
     find_remedies,
+    lengthens_tail,
     scenarios_within_error,
     shortens_answers,
 )
@@ -32,7 +34,7 @@ from simkv.incident.wait_summary import server_verdicts, summarize_waits
 from simkv.metrics.run_result import RunResult
 from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario import Scenario
-from simkv.scenario.scenario_loader import resolve_variants
+from simkv.scenario.scenario_loader import load, resolve_variants
 from simkv.scenario.yaml_document import YamlDocument
 from simkv.serve.recorded_workload import write_recorded_trace
 from simkv.study.whatif.candidate_changes import Change
@@ -178,6 +180,54 @@ def test_fix_of_sampled_requests_holds_in_nine_of_ten_reconstructions() -> None:
     four_of_five = answer(worse, *[better] * 3)
     assert "none holds in at least 90 % of the 5 reconstructions" in four_of_five
     assert "--max-num-seqs" not in four_of_five
+
+
+def test_cause_names_settings_whose_default_would_have_helped() -> None:
+    base, after = figures([10.0, 10.0]), figures([5.0, 5.0])
+    effect = evaluate_change(CHANGE, base, after)
+    gain = measure_effect(effect, base, [(base, after)])
+    fix = Remedy(effect, "flag", "--max-num-seqs 8", True, measure_side_effects(effect, base), gain)
+    search = RemedySearch(base, (fix,), 7, bounds(steps_of(3), {}), 0, ())
+    assert describe_settings(search) == (
+        " Settings whose default would have helped: max_num_seqs=4 (default 8)."
+    )
+    assert not describe_settings(replace(search, remedies=(replace(fix, to_default=False),)))
+    unsure = replace(fix, gain=measure_effect(effect, base, [(base, figures([12.0, 12.0]))]))
+    assert not describe_settings(replace(search, remedies=(unsure,)))
+    assert not describe_settings(None)
+
+
+def test_cause_names_the_order_of_the_queue() -> None:
+    path = HERE / "sglang-31954-lpm-cold.yaml"
+    result = run_scenario(load(path, [])["before"], HERE, intervals=False)
+    found = server_verdicts(result)
+    text = " The queue order schedule_policy=lpm admits requests with longer cached prefixes"
+    assert _describe_order(result, found).startswith(text)
+    assert _describe_order(result, []) == ""
+
+
+def test_fix_that_lengthens_the_tail_ranks_after_others() -> None:
+    base = figures([10.0] * 20)
+    uneven = evaluate_change(CHANGE, base, figures([4.0] * 19 + [30.0]))
+    even = evaluate_change(CHANGE, base, figures([6.0] * 20))
+    assert lengthens_tail(uneven, base)
+    assert not lengthens_tail(even, base)
+    fixes = [
+        Remedy(effect, "flag", name, False, measure_side_effects(effect, base))
+        for effect, name in ((uneven, "uneven"), (even, "even"))
+    ]
+    assert [one.typed for one in _ranked(fixes, base)] == ["even", "uneven"]
+
+
+def test_unsure_flag_does_not_replace_a_sure_larger_cache() -> None:
+    base = figures([10.0, 10.0])
+    effect = evaluate_change(CHANGE, base, figures([5.0, 5.0]))
+    paid = measure_side_effects(effect, base)
+    cache = Remedy(effect, "memory", "--num-gpu-blocks-override 9", False, paid)
+    unsure = EffectSize(E2E, 10.0, 5.0, 0.4, 1.1, 2)
+    flag = Remedy(effect, "flag", "--max-num-seqs 8", False, paid, unsure)
+    search = RemedySearch(base, (cache, flag), 7, bounds(steps_of(3), {}), 0, ())
+    assert describe_search(search, healthy=False).startswith("Fix: no flag; a larger cache")
 
 
 def test_only_timeouts_leave_a_server_healthy() -> None:
