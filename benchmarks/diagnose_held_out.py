@@ -304,10 +304,17 @@ def diagnosed(server: HeldOutIncident) -> tuple[bool, str]:
             text=True,
             check=False,
         )
-    lines = ran.stdout.splitlines()
+    lines = _answer(ran.stdout)
     if len(lines) < 5:
         return False, (ran.stdout + ran.stderr).strip()[-200:]
     return is_correct(server, lines), lines[0] if not server.fixes else "\n      ".join(lines[2:4])
+
+
+def _answer(output: str) -> list[str]:
+    """Return the five lines of the answer, which follow the triage of the log."""
+    lines = output.splitlines()
+    starts = [place for place, line in enumerate(lines) if line.startswith("Result:")]
+    return lines[starts[-1] : starts[-1] + 5] if starts else []
 
 
 def is_correct(incident: HeldOutIncident, answer: Sequence[str]) -> bool:

@@ -12,7 +12,7 @@ import pandas as pd
 from simkv.incident import trtllm_log_reader
 from simkv.incident.access_arrivals import arrivals_from_access
 from simkv.incident.evidence import Evidence, UndeterminedError
-from simkv.incident.log_summary import FULL_CACHE
+from simkv.incident.log_findings import FULL_CACHE
 from simkv.incident.log_windows import can_build_windows, series_from_steps
 from simkv.incident.logged_step_costs import has_enough_steps
 from simkv.incident.server_setup import ServerSetup, kv_tokens
