@@ -46,6 +46,7 @@ fi
 export PYTHONPATH=".:/tmp/site${PYTHONPATH:+:$PYTHONPATH}"
 most_s=${LIMIT:-570}
 if [[ -n ${REHEARSE:-} ]]; then
+    export OMP_NUM_THREADS=1  # on a busy machine, threads of one step wait for each other
     on=(--device cpu) small=(--small --repeats 3) model=${MODEL:-tiny} budget=${BUDGET:-20s}
 else
     on=(--device cuda) small=() model=${MODEL:-} budget=${BUDGET:-}

@@ -124,14 +124,16 @@ def model(given: Options) -> str:
 
 def varlen(given: Options) -> str:
     """Call the attention of torch that `gpu bench` compares with, if it is there."""
+    if given.device == "cpu":
+        return "torch has varlen_attn for GPUs only; it is not needed"
     from simkv.costs.hardware.model_shape import MODEL_SHAPES
     from simkv.gpu.kernel_benchmark import SMALL_SIZES, compare_attention
     from simkv.gpu.microbenchmark import Microbenchmark
     from simkv.gpu.varlen_baseline import VarlenAttention, find_varlen
 
     attention = find_varlen()
-    if attention is None or given.device == "cpu":
-        return "torch has no varlen_attn for this device; it is not needed"
+    if attention is None:
+        return "this torch has no varlen_attn; it is not needed"
     made = Microbenchmark(MODEL_SHAPES["qwen2.5-0.5b"], SMALL_SIZES, given.device)
     readings = list(compare_attention(made, VarlenAttention(attention)))
     assert readings[-1].value < 0.02, readings
@@ -140,23 +142,22 @@ def varlen(given: Options) -> str:
 
 def tiles(given: Options) -> str:
     """Time every candidate of tile sizes."""
+    if given.device == "cpu":
+        return "no kernels run on a CPU"
     import json
 
     from simkv.costs.hardware.model_shape import MODEL_SHAPES
     from simkv.gpu.device_memory import default_model, fit_limits
     from simkv.gpu.execution_record import GpuSetup
-    from simkv.gpu.kernel_benchmark import SIZES, SMALL_SIZES, fastest, sizes_for, time_tiles
+    from simkv.gpu.kernel_benchmark import SIZES, fastest, sizes_for, time_tiles
     from simkv.gpu.machine_info import machine_info
 
     shape = MODEL_SHAPES[given.model or default_model(given.device)]
-    limits = SIZES if given.device == "cuda" else SMALL_SIZES
-    pool = fit_limits(GpuSetup(shape, given.device), limits, None).kv_tokens
+    pool = fit_limits(GpuSetup(shape, given.device), SIZES, None).kv_tokens
     readings = []
-    for one in time_tiles(shape, sizes_for(pool, limits), given.device):
+    for one in time_tiles(shape, sizes_for(pool), given.device):
         readings.append(one)
         print(one[2], flush=True)
-    if not readings:
-        return "no kernels run on this device"
     found = {machine_info(given.device)["device"]: fastest(readings, shape.head_dim)}
     text = json.dumps(found, indent=1) + "\n"
     (given.out / "tiles.json").write_text(text, encoding="utf-8")

@@ -17,7 +17,7 @@ Read the files in this order; each has one topic.
     torch_executor.py          wall clock, scheduler recorder and measuring executor
     overlapped_engine.py       pipelined steps, prepared while the device runs the last one
     device_memory.py           models and pools that fit; one runner at a time
-    scenario_execution.py      `simkv gpu serve`: run a scenario on the device
+    scenario_execution.py      `simkv gpu run`: run a scenario on the device
     execution_record.py        setup and record of a run, and its output files
     validation_plan_runner.py  `simkv gpu validate`: run the scenarios that test a profile
     campaign_plan.py           `simkv gpu calibrate`: points to measure, the most useful first

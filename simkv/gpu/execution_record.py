@@ -85,7 +85,7 @@ class ExecutionRecord:
 
 
 def figures(record: RunRecord, passes: list[Pass]) -> dict[str, Any]:
-    """Return the figures of ``summarize.json``, and shares of the time."""
+    """Return the figures of ``summary.json``, and shares of the time."""
     found = summarize(record)
     del found["jain_index"]  # requires the time of each request in isolation
     steps = [p for p in passes if p.timing]
@@ -102,7 +102,7 @@ def figures(record: RunRecord, passes: list[Pass]) -> dict[str, Any]:
 def write_executions(folder: Path, runs: dict[str, ExecutionRecord], setup: GpuSetup) -> list[str]:
     """Write runs (by variant) to ``folder``, atomically.
 
-    The files are ``summarize.json``, ``requests.csv``, ``passes.csv`` (a line per iteration of the
+    The files are ``summary.json``, ``requests.csv``, ``passes.csv`` (a line per iteration of the
     engine's loop), ``scenario.yaml``, and per variant a decision trace
     ``decisions-<variant>.jsonl.gz``. Returns the names of the files.
     """

@@ -28,7 +28,8 @@ def fit_whole_steps(
 
     Per kind of step there is a factor on attention, one on all other terms, and a constant. Parts
     measured in isolation run at other clocks and without overlap, which changes a share of the
-    step; so does a clock that falls under the load of serving. ``name`` is that of the constants.
+    step; so does a clock that falls under the load of serving. The constant terms are called
+    ``name``.
     """
     terms = device_profile(profile).terms
     groups = [[t for t in terms if _is_attention(t) is mine] for mine in (True, False)]

@@ -1,12 +1,12 @@
 """Compile the Triton kernels for GPUs without having them, exactly as launches would.
 
-    python -m tests.gpu.compile_kernels [80 100]   every kernel in every configuration, all
-    architectures
+    python -m tests.gpu.compile_kernels [80 100]
 
-prints a line for each and what is wrong with it: a spill, more shared memory than a program can
-have, a decode of which four programs fit its memory but not its registers, prefill on sm_90
-without ``wgmma``. Takes some minutes; ``test_triton_kernels.py`` looks at a selection. With TRITON
-pointing at an unpacked wheel of another version, that one compiles.
+compiles every kernel in every configuration, for the given architectures (default: all). It prints
+a line for each with its faults: a spill, more shared memory than a program can have, a decode
+kernel that fits four times into the shared memory but not into the registers, prefill on sm_90
+without ``wgmma``. This takes some minutes; ``test_triton_kernels.py`` compiles a selection. Set
+TRITON to the directory of an unpacked wheel to use another version of Triton.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Runs our Triton kernels in Triton's interpreter; a program, because Triton decides at import.
+"""Run the Triton kernels in Triton's interpreter, which must be chosen before Triton's import.
 
     TRITON_INTERPRET=1 python -m tests.gpu.interpret_kernels
 
-Prints what was compared and the worst relative error, and fails if one is too large. With ALL=1
-over many shapes, with contexts to 8,192, for minutes. With PLANTED='[["old", "new"], ...]' pieces
-of the kernels' source are replaced, one at a time, and each is said to be seen by attention or not.
+The program prints each comparison with its largest relative error, and fails if an error is too
+large. ALL=1 compares many shapes with contexts up to 8,192 tokens, which takes minutes.
+PLANTED='[["old", "new"], ...]' replaces pieces of the kernels' source, one at a time, and reports
+whether the comparison of attention detects each change.
 """
 
 from __future__ import annotations

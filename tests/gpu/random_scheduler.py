@@ -161,7 +161,7 @@ class RandomServer:
         self._poison_free()
 
     def _poison_free(self) -> None:
-        """What nobody holds is not a number; whoever reads it will not be one either."""
+        """Fill free blocks with NaN, so that a step that reads one gives NaN, too."""
         for block in range(1, self.pool.num_blocks + 1):
             if self.poison and self.pool.is_free(block):
                 self.runner.pool.blocks[block] = torch.nan
@@ -171,8 +171,8 @@ class RandomServer:
 
 
 def same_kv(a: KVPool, b: KVPool) -> bool:
-    """Whether two pools hold the same numbers to the last bit, and something at all.
+    """Return whether two pools have equal bits and are not all zero.
 
-    The null block is left out: padding rows write there what they found in memory of nobody.
+    The null block is left out, because padding rows write undefined values there.
     """
     return torch.equal(a.blocks[1:], b.blocks[1:]) and bool(a.blocks[1:].any())

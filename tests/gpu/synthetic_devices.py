@@ -6,7 +6,7 @@ prints one line per device, from number FIRST (default: 0) on, and the totals. T
 written in the terms of the fit: matrix products run in waves of tiles or are limited by bytes, with
 a soft knee; the bandwidth of attention depends on the number of programs; the longest row is waited
 for; whole steps overlap a little; serving adds the host and cold caches. All numbers are sampled
-for each device around those of an H100 with an 8B model. Four of five devices have an effect that
+for each device around values of an H100 with an 8B model. Four of five devices have an effect that
 no profile can represent; see ``EFFECTS``. Neither campaign nor fit imports anything from here.
 """
 
@@ -142,7 +142,7 @@ def sample_nature(seed: int, effect: str = "none") -> Nature:
 
 @dataclass
 class Disturbance:
-    """Noise, drift (the share by which the device is slower at the end) and rare stalls."""
+    """Noise, drift (relative slowdown at the end of the campaign) and rare stalls."""
 
     random: np.random.Generator
     noise: float = 0.0
@@ -271,7 +271,7 @@ class PlantedBenchmark:
         return self.device.whole(point.decodes, point.prefills)
 
 
-#: Seconds of load after which the clock has fallen by 63 % of its range, and FLOP/s of full load.
+#: Time constant of the falling clock in seconds: 63 % of the change has happened by then.
 HEATING_S = 3.0
 
 

@@ -29,7 +29,7 @@ from tests.laws.pressure_scenarios import plain_scenario
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
-    """One trial of the tiny model, served once."""
+    """Return the output of `loop.sh` with a single trial of the tiny model."""
     path = tmp_path_factory.mktemp("loop") / "out"
     given = {"PYTHON": sys.executable, "MODEL": "tiny", "TIMES": "3", "SERVE": "110s"}
     done = subprocess.run(

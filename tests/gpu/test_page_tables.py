@@ -21,7 +21,7 @@ from tests.laws.random_scenarios import scenarios
 
 
 def check(memory: PagedMemory, live: dict[int, Any]) -> None:
-    """Free pages are those of the counter; tree and requests share all others rightly."""
+    """Check that the free pages match the counter, and that each other page has an owner."""
     size = memory.page_size
     assert len(memory.free_pages) * size == memory.free
     owners = Counter(memory.free_pages)

@@ -97,7 +97,7 @@ def check_conform(run: ExecutionRecord, folder: Path) -> None:
 
 
 def check_tokens(run: ExecutionRecord, runner: Runner) -> None:
-    """Compare the emitted tokens with those of the dense model."""
+    """Compare the emitted tokens with the tokens of the dense model."""
     for life in run.record.requests.values():
         if life.outcome is Outcome.FINISHED:
             prompt = life.request.prompt_tokens
@@ -108,7 +108,7 @@ def check_tokens(run: ExecutionRecord, runner: Runner) -> None:
 
 @pytest.mark.parametrize(("engine", "variant"), dict(ENGINES).items(), ids=lambda name: name)
 def test_preemptions(engine, variant):
-    """The scheduler runs short of blocks, and the tokens are right all the same."""
+    """Preempted requests emit the same tokens as the dense model."""
     server = ScenarioExecution(plain_scenario(engine, variant), SETUP)
     run = server.serve()
     assert run.summary["preemptions"] > 0
@@ -118,7 +118,7 @@ def test_preemptions(engine, variant):
 
 @pytest.mark.parametrize(("engine", "variant"), dict(ENGINES).items(), ids=lambda name: name)
 def test_clients_that_wait_for_answers(engine, variant):
-    """When a request is sent then depends on how long steps really took."""
+    """The arrival of a request depends on the measured durations of earlier steps."""
     scenario = plain_scenario(engine, variant)
     workload = scenario.workload.model_copy(update={"max_concurrency": 3})
     run = ScenarioExecution(scenario.model_copy(update={"workload": workload}), SETUP).serve()
@@ -129,7 +129,7 @@ def test_clients_that_wait_for_answers(engine, variant):
 
 
 def for_a_device(scenario: Scenario) -> Scenario:
-    """Without what no device has here, what is not recorded, and what looks at the clock."""
+    """Return the scenario without features that a device, the record or the replay lacks."""
     plain = {"rule": None, "kv_cache_groups": (0,), "lora_drain_wait_threshold": 0.0}
     plain |= {"num_speculative_tokens": 0, "enable_block_reuse": False}
     plain |= {"num_cpu_blocks": 0, "secondary_tiers": ()}
@@ -154,9 +154,9 @@ def test_random_scenario(engine, variant, data, tmp_path_factory):
     check_l0(run)
     if not run.cut_short:
         check_conform(run, tmp_path_factory.mktemp("trace"))
-    # The prefix cache of mistral.rs finds blocks that nobody has computed, and a victim that it
-    # admits in place of another request has no blocks at all. SGLang forgets that a prompt was
-    # cut if it cuts another one in the same pass.
+    # The prefix cache of mistral.rs returns blocks that were never computed, and a victim that
+    # mistral.rs admits in place of another request has no blocks. SGLang loses the mark of a
+    # chunked prompt if another prompt is chunked in the same pass.
     if not getattr(scenario.engine, "prefix_caching", False):
         assert run.summary["unbacked_tokens"] == 0 or engine == "mistralrs"
         assert run.summary["premature_tokens"] == 0 or engine == "sglang"

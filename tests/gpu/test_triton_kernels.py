@@ -67,7 +67,7 @@ def test_all_kernels_build_for_hopper_without_spills(built):
 
 
 def test_programs_that_run_together_read_the_same_blocks(built):
-    """Those of a row's key-value heads: they come first in a grid."""
+    """Programs of the key-value heads of a row are adjacent: heads are the first grid dimension."""
     grids = {}
     launch = triton.runtime.jit.JITFunction.run
 

@@ -41,7 +41,7 @@ PROFILE = CostProfile.model_validate(
         "fit": {"points": 9, "held_out": {"all": ERROR.model_dump()}},
     }
 )
-#: The campaign's description and measurements, from which plan and baselines follow.
+#: Description and measurements of a campaign, for the plan and the baselines.
 CAMPAIGN = {"itemsize": 4, "ceilings": {"bytes_per_s": 1e10, "flops_per_s": 1e11}}
 LOADS = "prefill_seqs,prefill_tokens,prefill_context,decode_seqs,decode_context,prefill_pairs"
 

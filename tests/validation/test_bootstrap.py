@@ -16,7 +16,7 @@ NAMES = ("median", "p95", "bias")
 
 
 def alike(count: int, likeness: float, random: np.random.Generator) -> Errors:
-    """Errors of 3 % +- 5 % each of which is like the one before it (an AR(1) process)."""
+    """Return autocorrelated errors (an AR(1) process) with mean 3 % and deviation 5 %."""
     drawn = random.normal(size=count + 100) * np.sqrt(1 - likeness**2)
     found: Errors = 0.03 + 0.05 * lfilter([1.0], [1.0, -likeness], drawn)[100:]
     return found
@@ -44,7 +44,7 @@ def test_planted_errors_are_held(count: int, likeness: float) -> None:
 
 
 def test_of_few_blocks_the_ends_are_wider() -> None:
-    """Of 20 steps 5 blocks are drawn; leaving out 2.5 % at each end would hold 87 of 100."""
+    """With 5 blocks of 20 steps, plain 2.5 % quantiles would cover only 87 of 100 cases."""
     found = held(20, 0.0)
     assert min(found["median"], found["bias"]) >= 0.92
 

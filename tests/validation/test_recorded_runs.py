@@ -107,7 +107,7 @@ def plan(folder: Path) -> Path:
 
 @pytest.fixture
 def made_up(tmp_path: Path) -> Path:
-    """A record whose times are those of a simulation with the true costs."""
+    """Return a recorded run with the times of a simulation with the true costs."""
     case = read_recorded_run(plan(tmp_path / "made-up"))
     true = simulate_run(case, profile(), *engine_of(case)).requests
     table = case.requests[["id", "stage", "arrival_s", "prompt_tokens", "output_tokens"]]
@@ -453,7 +453,7 @@ def test_intervals_hold_what_the_true_costs_make_and_are_counted(made_up: Path) 
     assert counted.held == counted.figures > 10
     assert counted.half is not None
     assert 0.02 < counted.half < 0.5
-    # Slower by half than all that is known: most lie outside.
+    # The record is slower by half than any known error: most metrics lie outside.
     slower = case.requests.assign(**{m: 1.5 * case.requests[m] for m in ("ttft_ms", "e2e_ms")})
     missed = simulate_and_score(replace(case, requests=slower), costs, *engine_of(case))
     assert coverage([missed]).held < 0.7 * counted.figures
@@ -500,7 +500,7 @@ def test_one_case_that_cannot_be_used_does_not_stop_the_others(
     assert "Errors of all cases" in done.stdout
     assert "no rows to compare" in done.stderr
     assert done.stderr.count("\n") == 1
-    # Of two runs of one model and GPU each is told with the costs of the other.
+    # Each of two runs with the same model and GPU is predicted with the costs of the other.
     rows = [line.split() for line in done.stdout.splitlines()]
     assert sum(row[:2] == ["made-up", "second"] for row in rows) == 1, done.stdout
 

@@ -1,4 +1,4 @@
-"""What steps take above their kernels, measured from a record whose truth is known."""
+"""Host time of steps in addition to their kernels, measured from a record with known costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases of which only statistics are published."""
+"""Recorded runs with published statistics only."""
 
 from __future__ import annotations
 

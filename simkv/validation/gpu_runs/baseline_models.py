@@ -47,7 +47,7 @@ LINEAR_MODELS: dict[str, tuple[Feature, ...]] = {
         "decode_context",
     ),
 }
-#: Features of the forest: those of Vidur's predictors of one step.
+#: Features of the forest, as in Vidur's predictors of one step.
 FOREST: tuple[Feature, ...] = (
     "tokens",
     "decode_seqs",
@@ -60,7 +60,7 @@ TREES, DEPTH = 250, 16
 
 
 class TrainingStep(NamedTuple):
-    """A measured step to which the simple cost models are fitted, with its duration in seconds."""
+    """A measured step for fitting the simple cost models, with its duration in seconds."""
 
     load: StepLoad
     seconds: float
@@ -122,7 +122,7 @@ def _forest(steps: Sequence[TrainingStep]) -> CostModel | None:
         from sklearn.ensemble import RandomForestRegressor
     except ImportError:
         return None
-    # Logarithms make the forest's squared errors relative, as those of the linear models are.
+    # Logarithms make the squared errors relative, as in the linear models.
     forest = RandomForestRegressor(TREES, max_depth=DEPTH, random_state=0)
     forest.fit(
         _columns([step.load for step in steps], FOREST), np.log([step.seconds for step in steps])

@@ -67,7 +67,7 @@ def trials() -> list[Trial]:
 
 @pytest.fixture(scope="module")
 def full_plan() -> list[Trial]:
-    """The plan for an H200; plan_table.py prints it, and those of other GPUs."""
+    """Return the plan for an H200; plan_table.py prints it, and plans for other GPUs."""
     return planned("NVIDIA H200", "llama-3-8b")
 
 
