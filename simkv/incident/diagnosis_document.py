@@ -23,9 +23,9 @@ from simkv.metrics.run_result import RunResult
 #: Maximum number of remedies and victims listed.
 MAX_NAMED = 10
 METHOD = (
-    "Intervals are of nine chances in ten: requests drawn anew with replacement, in every world "
-    "that was simulated with and without the change (the likely members of an ensemble, or steps "
-    "cheaper and dearer by the error of the profile, as far as the incident happens then)."
+    "90 % intervals are from resampled requests, in every scenario that was simulated with and "
+    "without the change (the likely reconstructions, or step costs scaled down and up by the error "
+    "of the profile, as far as the incident is reproduced)."
 )
 
 
@@ -90,7 +90,7 @@ def remedy_lines(mending: RemedySearch) -> Iterator[str]:
     yield "## What would have helped"
     yield ""
     if mending.remedies:
-        yield "| change | what it gains | sure | what it costs others | besides |"
+        yield "| change | effect | sure | side effects | other effects |"
         yield "| --- | --- | --- | --- | --- |"
         for remedy in mending.remedies[:MAX_NAMED]:
             gained = remedy.gain.told if remedy.gain else remedy.effect.judgement
@@ -104,7 +104,7 @@ def remedy_lines(mending: RemedySearch) -> Iterator[str]:
     yield ""
     yield f"- {mending.tried} changes were tried; {mending.bounds.told}."
     if mending.cut_off:
-        yield f"- {mending.cut_off} changes had not served all by then; they mend nothing."
+        yield f"- {mending.cut_off} changes had not served all requests by then; they fix nothing."
     if mending.skipped:
         left = ", ".join(f"{change.field} {change.after}" for change in mending.skipped)
         yield f"- Not tried, for milder ones served ever fewer: {escape_markdown(left)}."
@@ -114,8 +114,8 @@ def remedy_lines(mending: RemedySearch) -> Iterator[str]:
 def _worlds(mending: RemedySearch) -> str:
     gain = mending.remedies[0].gain
     if gain is None or not gain.worlds:
-        return "Here there was one: the error of the step costs is not in the intervals."
-    return f"Here there were {gain.worlds + 1} of them."
+        return "Here there was one, so the intervals exclude the error of the step costs."
+    return f"Here there were {gain.worlds + 1} scenarios."
 
 
 def describe_remedy(remedy: Remedy) -> str:

@@ -59,7 +59,7 @@ class EffectSize:
         """Whether the interval is an improvement in at least ``MIN_HOLDING_SHARE`` of the
         scenarios.
 
-        The thresholds are those of ``simkv whatif``. With fewer than ten scenarios, the change
+        ``simkv whatif`` has the same thresholds. With fewer than ten scenarios, the change
         must hold in all of them.
         """
         known = self.low is not None and self.high is not None

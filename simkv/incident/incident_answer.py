@@ -42,7 +42,7 @@ from simkv.incident.workload_rebuild import is_sampled
 from simkv.metrics.run_result import RunResult
 from simkv.report.narrative import describe_cause
 
-#: Difference between the reconstructions relative to their mean up to which it is identifiable.
+#: Largest difference between identifiable reconstructions, relative to their mean.
 IDENTIFIABLE_SPREAD = 0.5
 #: Settings of the queue order, and the requests that each policy prefers.
 POLICY_FIELDS = ("schedule_policy", "policy")

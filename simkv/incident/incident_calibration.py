@@ -368,7 +368,7 @@ class _Fitter:
         left = self.used & ~self.kept if (self.used & ~self.kept).any() else self.kept
         held_out = summarize_errors_by_kind(_named(prefill[left], decode[left]))
         few = not (self.used & ~self.kept).any()
-        told = "; too few to hold any out, errors are those of the fit" if few else ""
+        told = "; too few to hold any out, so the errors are of the fit" if few else ""
         served = self.observed.dropna(subset=["e2e_ms"])
         low, high = _concurrency(served)
         prompts = served["prompt_tokens"]

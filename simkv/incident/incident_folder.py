@@ -60,7 +60,7 @@ def check_incident_folder(folder: Path) -> None:
         raise InputError(f"--out {folder}: is a file; expected a folder")
     if folder.is_dir() and not is_incident(folder) and any(folder.iterdir()):
         raise InputError(
-            f"--out {folder}: has other things in it; expected a new or empty folder, or that of "
+            f"--out {folder}: contains other files; expected a new or empty directory, or "
             "an earlier diagnosis"
         )
 

@@ -39,8 +39,7 @@ from simkv.study.whatif.whatif import Effect, evaluate_change, run_whatif
 
 #: Remedies with a mean E2E within this factor of the best rank as similar.
 NEAR_BEST_RATIO = 1.1
-#: Ratio of the p99 E2E to that of the incident above which a remedy shifts the wait to a few
-#: requests instead of reducing it.
+#: Largest increase of the p99 E2E; a remedy above it shifts the wait to a few requests.
 MAX_TAIL_RATIO = 1.25
 #: Number of remedies whose effect size is measured.
 MEASURED_REMEDIES = 10
@@ -267,7 +266,7 @@ def _as_typed(scenario: Scenario, change: Change) -> str | None:
 def lengthens_tail(effect: Effect, base: RunFigures) -> bool:
     """Return whether a change makes the slowest requests much slower (p99 E2E).
 
-    The requests are those that finish with and without the change.
+    Only requests that finish with and without the change count.
     """
     after = {ending.id: ending.e2e_s for ending in effect.figures.endings}
     both = [

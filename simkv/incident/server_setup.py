@@ -177,7 +177,7 @@ class _Maker:
         if version is None:
             likely = self._likely(releases)
             self.assumed.append(
-                f"the version of {self.spec.name} is not told: {likely} is assumed (--version)"
+                f"the version of {self.spec.name} is unknown: {likely} is assumed (--version)"
             )
             return likely
         self.sources["variant"] = "as given" if self.asked.version else self._where("version")
@@ -256,7 +256,7 @@ class _Maker:
         if longest not in engine and requests is not None:
             engine[longest] = max(most, int(self._default(longest)))
             self.assumed.append(
-                f"{longest} is not told: {engine[longest]} is assumed, which lets all of them in"
+                f"{longest} is unknown: {engine[longest]} is assumed, which lets all of them in"
             )
         self._holds_longest(engine, longest)
 
@@ -288,8 +288,8 @@ class _Maker:
             blocks = -(-blocks // self.ranks)
             engine[memory] = blocks * block if self.spec.memory_in_tokens else blocks
             self.assumed.append(
-                f"{memory} is not told: {engine[memory]} is assumed, {why} (the log's "
-                f"beginning tells it, or --gpu and --model, or --set engine.{memory}=N)"
+                f"{memory} is unknown: {engine[memory]} is assumed, {why} (the log's "
+                f"beginning reports it, or --gpu and --model, or --set engine.{memory}=N)"
             )
 
     def _room(self, engine: dict[str, Any]) -> int:
@@ -327,7 +327,7 @@ class _Maker:
         )
         for name in decisive:
             if name in self.names and name not in engine:
-                self.assumed.append(f"{name} is not told: {self._default(name)}, the default")
+                self.assumed.append(f"{name} is unknown: {self._default(name)}, the default")
 
     def _valid(self, engine: dict[str, Any]) -> dict[str, Any]:
         """Return the validated section, without a start-up check that the server did not make."""
@@ -402,7 +402,7 @@ def _held(requests: pd.DataFrame | None, block: int) -> tuple[int, str]:
         peak = max(peak, float(np.ceil((prompt[runs] + share * output[runs]) / block).sum()))
     if (served["queue_ms"] > 1e3 * MIN_QUEUE_S).any():
         return int(peak) + 1, "what requests held while others waited"
-    return 2 * int(peak) + 1, "twice what requests held, for nobody waited"
+    return 2 * int(peak) + 1, "twice what requests held, because no request waited"
 
 
 def kv_memory(engine: EngineConfig) -> int:

@@ -20,7 +20,7 @@ LINE = (
 )
 
 
-def test_the_last_rows_are_kept() -> None:
+def test_keeps_the_last_rows() -> None:
     table = BoundedTable(4)
     for i in range(11):
         table.append({"t_s": float(i), "name": f"r{i}"})
@@ -32,7 +32,7 @@ def test_the_last_rows_are_kept() -> None:
     assert BoundedTable(4).frame() is None
 
 
-def test_or_rows_of_the_whole_time() -> None:
+def test_thinned_table_keeps_rows_of_the_whole_time() -> None:
     table = BoundedTable(4, thinned=True)
     for i in range(40):
         table.append({"t_s": i})
@@ -45,7 +45,7 @@ def test_or_rows_of_the_whole_time() -> None:
     assert few.note("steps") == []
 
 
-def test_requests_that_came_and_left() -> None:
+def test_keeps_the_last_arrivals_and_their_aborts() -> None:
     table = BoundedArrivals(2)
     for i in range(5):
         table.came(f"r{i}", float(i), 10, 20)
@@ -59,7 +59,7 @@ def test_requests_that_came_and_left() -> None:
 
 
 def peak(path: Path, count: int) -> int:
-    """Bytes at most while a log of so many steps and requests is read."""
+    """Return the peak memory in bytes while a log of ``count`` steps and requests is read."""
     with path.open("w") as file:
         for i in range(count):
             file.write(LINE.format(i // 3600, i // 60 % 60, i % 60, i))

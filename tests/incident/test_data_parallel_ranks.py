@@ -1,4 +1,4 @@
-"""Several data-parallel ranks behind one endpoint: told apart in a log, rebuilt as a fleet."""
+"""Data-parallel ranks behind one endpoint: separated in a log and rebuilt as a fleet."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MODEL = "qwen3-30b-a3b"
 
 
 def costs(folder: Path, *, lockstep: bool) -> str:
-    """What steps cost; in lock-step they are those of a mixture of experts."""
+    """Write a profile and return its path; with ``lockstep``, of a mixture of experts."""
     prices = UnitCosts(0.01, 0.002, 1e-5, 2e-5, 1e-9, 2e-8, 3.0)
     model = known_model(MODEL)
     assert model is not None
@@ -95,7 +95,7 @@ def log_of(result: RunResult, folder: Path) -> Path:
     return emit(folder, {"run": result}, ("vllm-log", "vllm-log-iterations"))[0]
 
 
-def test_lines_of_ranks_are_kept_apart(result: RunResult, tmp_path: Path) -> None:
+def test_lines_of_ranks_are_separated(result: RunResult, tmp_path: Path) -> None:
     found = read_source(log_of(result, tmp_path))
     assert found.series is not None
     assert found.steps is not None
@@ -138,7 +138,7 @@ def test_ranks_are_rebuilt_as_a_fleet(result: RunResult, tmp_path: Path) -> None
     assert made["e2e_ms"].mean() == pytest.approx(true["e2e_ms"].mean(), rel=0.03)
 
 
-def test_presence_is_that_of_all_ranks(result: RunResult) -> None:
+def test_requests_in_the_system_are_summed_over_ranks(result: RunResult) -> None:
     parts = list(result.parts.values())
     at = np.array([2.0, 8.0])
     both = sample_state(parts, at)

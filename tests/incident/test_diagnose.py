@@ -70,7 +70,7 @@ def test_the_incident_is_reproduced(incident: tuple[RunResult, IncidentAnswer, P
     assert simulated == pytest.approx(observed, rel=0.05)
 
 
-def test_every_stage_leaves_files(incident: tuple[RunResult, IncidentAnswer, Path]) -> None:
+def test_every_stage_writes_files(incident: tuple[RunResult, IncidentAnswer, Path]) -> None:
     _, _, folder = incident
     names = {path.name for path in folder.iterdir()}
     assert names >= {
@@ -87,7 +87,7 @@ def test_every_stage_leaves_files(incident: tuple[RunResult, IncidentAnswer, Pat
     }
 
 
-def test_the_report_shows_what_was_observed(
+def test_report_shows_observed_values(
     incident: tuple[RunResult, IncidentAnswer, Path],
 ) -> None:
     _, found, folder = incident
@@ -106,7 +106,7 @@ def test_the_report_shows_what_was_observed(
         assert all(float(a) == pytest.approx(float(b), rel=0.3, abs=1) for a, b in told)
 
 
-def test_victims_are_those_that_waited_longest(
+def test_victims_waited_longest(
     incident: tuple[RunResult, IncidentAnswer, Path],
 ) -> None:
     result, found, _ = incident
@@ -117,7 +117,7 @@ def test_victims_are_those_that_waited_longest(
         assert f"request {number} " in found.summary_lines[1]
 
 
-def test_a_changed_file_is_taken_as_it_is(incident: tuple[RunResult, IncidentAnswer, Path]) -> None:
+def test_edited_file_is_used(incident: tuple[RunResult, IncidentAnswer, Path]) -> None:
     _, _, folder = incident
     before = (folder / "profile.json").read_text()
     assert diagnose_stages.calibrate_stage(
@@ -130,13 +130,13 @@ def test_a_changed_file_is_taken_as_it_is(incident: tuple[RunResult, IncidentAns
         diagnose_stages.explain_stage(folder, UserSettings())
 
 
-def test_a_healthy_server_is_well(tmp_path: Path) -> None:
+def test_healthy_server_has_no_fault(tmp_path: Path) -> None:
     found = diagnosed(planted(2000, 2.0), tmp_path)
     assert found.healthy, found.text
     assert found.summary_lines[0].startswith("Result: healthy")
 
 
-def test_what_does_not_fit_is_not_explained(tmp_path: Path) -> None:
+def test_irreproducible_incident_is_not_explained(tmp_path: Path) -> None:
     files = emit(tmp_path / "server", {"run": planted(180, 8.0)}, ("vllm-log", "otel"))
     diagnose_stages.read_stage(files, tmp_path / "out")
     found = diagnose_stages.explain_stage(
@@ -147,7 +147,7 @@ def test_what_does_not_fit_is_not_explained(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "report.html").exists()
 
 
-def test_who_is_slow_without_waiting_is_not_well(tmp_path: Path) -> None:
+def test_slow_requests_without_waiting_are_a_fault(tmp_path: Path) -> None:
     small = planted(2000, 2.0)
     assert slowdown(small) < 1.5
     engine = dict(ENGINE) | {"long_prefill_token_threshold": 16, "num_gpu_blocks": 2000}

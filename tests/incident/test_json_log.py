@@ -1,4 +1,4 @@
-"""Logs of which every line is a JSON object: vLLM's formatter, and container runtimes."""
+"""Logs with one JSON object per line, from vLLM's formatter and container runtimes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def by_docker(at: int, message: str) -> str:
 
 
 @pytest.mark.parametrize("form", [by_vllm, by_seconds, by_docker])
-def test_a_json_log_is_read_as_the_text_is(tmp_path: Path, form) -> None:  # type: ignore[no-untyped-def]
+def test_json_log_is_read_like_the_text(tmp_path: Path, form) -> None:  # type: ignore[no-untyped-def]
     plain, other = tmp_path / "plain.log", tmp_path / "json.log"
     plain.write_text("".join(as_text(10 * i, line) + "\n" for i, line in enumerate(PLAIN)))
     other.write_text("".join(form(10 * i, line) + "\n" for i, line in enumerate(PLAIN)))
@@ -49,7 +49,7 @@ def test_a_json_log_is_read_as_the_text_is(tmp_path: Path, form) -> None:  # typ
     assert second.engine == "vllm"
     for name in ("series", "arrivals"):
         one, two = getattr(first, name), getattr(second, name)
-        years = round((two["t_s"].iloc[0] - one["t_s"].iloc[0]) / 86400)  # the text tells no year
+        years = round((two["t_s"].iloc[0] - one["t_s"].iloc[0]) / 86400)  # the text has no year
         moved = two.assign(t_s=two["t_s"] - 86400 * years)
         pd.testing.assert_frame_equal(one, moved)
     settings = {name: stated.value for name, stated in second.settings.items()}

@@ -33,7 +33,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shifted(server: Path, seconds: int, target: Path) -> Path:
-    """The spans of a client whose clock is off by so much."""
+    """Write the spans of a client whose clock is off by ``seconds``."""
     documents = [json.loads(line) for line in (server / "spans.jsonl").read_text().splitlines()]
     for document in documents:
         span = document["resourceSpans"][0]["scopeSpans"][0]["spans"][0]
@@ -51,12 +51,12 @@ def test_time_zones_and_skew(server: Path, tmp_path: Path, off: int) -> None:
     busy = found.series[found.series["running"] + found.series["waiting"] > 0]["t_s"]
     begin = found.requests["t_s"].min()
     end = (found.requests["t_s"] + found.requests["e2e_ms"] / 1e3).max()
-    # A line tells of one moment in ten seconds, so that a skew below that cannot be told.
+    # There is one line in ten seconds, so a smaller skew cannot be determined.
     assert begin - 11 <= busy.min()
     assert busy.max() <= end + 11
 
 
-def test_a_truncated_span_is_left_out_and_told(server: Path, tmp_path: Path) -> None:
+def test_truncated_span_is_skipped_and_reported(server: Path, tmp_path: Path) -> None:
     path = tmp_path / "spans.jsonl"
     path.write_text((server / "spans.jsonl").read_text()[:-200])
     found = read_source(path)
@@ -65,7 +65,7 @@ def test_a_truncated_span_is_left_out_and_told(server: Path, tmp_path: Path) -> 
     assert any("1 of" in note and "bad rows" in note for note in found.notes)
 
 
-def test_two_engines_are_refused(server: Path, tmp_path: Path) -> None:
+def test_two_engines_are_rejected(server: Path, tmp_path: Path) -> None:
     other = tmp_path / "sglang.log"
     other.write_text("[2026-02-10 08:13:54] Decode batch, #running-req: 1, #queue-req: 9\n")
     with pytest.raises(InputError, match=r"vllm.log is of vllm and sglang.log of sglang"):
@@ -82,7 +82,7 @@ def test_several_ranks_are_summed(server: Path, tmp_path: Path) -> None:
     assert set(found["engine"]) == {0, 1}
 
 
-def test_what_is_not_told_is_asked_for_by_name(server: Path, tmp_path: Path) -> None:
+def test_missing_settings_are_requested_by_name(server: Path, tmp_path: Path) -> None:
     diagnose_stages.read_stage([server / "spans.jsonl"], tmp_path / "out")
     with pytest.raises(InputError, match=r"--engine: the sources do not tell which engine it is"):
         diagnose_stages.rebuild_stage(tmp_path / "out", UserSettings())
@@ -91,7 +91,7 @@ def test_what_is_not_told_is_asked_for_by_name(server: Path, tmp_path: Path) -> 
     assert any("num_gpu_blocks" in one and "--set" in one for one in setup.assumed)
 
 
-def test_a_version_that_is_not_modelled_is_the_nearest(server: Path, tmp_path: Path) -> None:
+def test_unsupported_version_becomes_the_nearest(server: Path, tmp_path: Path) -> None:
     diagnose_stages.read_stage([server / "spans.jsonl"], tmp_path / "out")
     _, setup = diagnose_stages.rebuild_stage(
         tmp_path / "out", UserSettings(engine="vllm", version="0.2.7")
@@ -102,16 +102,14 @@ def test_a_version_that_is_not_modelled_is_the_nearest(server: Path, tmp_path: P
 
 @pytest.mark.parametrize("version", [None, "1.2.1"])
 @pytest.mark.parametrize("engine", ["trtllm", "fastdeploy", "mistralrs"])
-def test_an_engine_without_releases_is_taken_as_it_is_by_default(
-    engine: str, version: str | None
-) -> None:
+def test_engine_without_releases_uses_its_default(engine: str, version: str | None) -> None:
     setup = infer_setup(Evidence("spans.jsonl"), UserSettings(engine=engine, version=version))
     assert setup.engine["variant"] == ENGINES[engine].config().variant
-    told = f"{engine} 1.2.1 is not modelled" if version else f"the version of {engine} is not told"
+    told = f"{engine} 1.2.1 is not modelled" if version else f"the version of {engine} is unknown"
     assert any(told in one for one in setup.assumed)
 
 
-def test_a_log_in_which_nothing_ran_cannot_be_rebuilt(server: Path, tmp_path: Path) -> None:
+def test_log_without_computed_tokens_cannot_be_rebuilt(server: Path, tmp_path: Path) -> None:
     lines = (server / "vllm.log").read_text().splitlines()
     path = tmp_path / "vllm.log"
     path.write_text("".join(f"{line}\n" for line in lines if "throughput" not in line))
@@ -120,7 +118,7 @@ def test_a_log_in_which_nothing_ran_cannot_be_rebuilt(server: Path, tmp_path: Pa
         diagnose_stages.rebuild_stage(tmp_path / "out", UserSettings())
 
 
-def test_files_of_a_stage_that_are_no_longer_theirs(server: Path, tmp_path: Path) -> None:
+def test_edited_workload_of_other_size_is_rejected(server: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     diagnose_stages.read_stage([server / "spans.jsonl"], folder)
     (folder / "evidence.json").write_text("{}")
@@ -128,7 +126,7 @@ def test_files_of_a_stage_that_are_no_longer_theirs(server: Path, tmp_path: Path
         diagnose_stages.rebuild_stage(folder, UserSettings(engine="vllm"))
 
 
-def test_a_clients_requests_without_an_answer_are_kept(server: Path, tmp_path: Path) -> None:
+def test_unanswered_requests_of_a_client_are_added(server: Path, tmp_path: Path) -> None:
     spans = read_source(server / "spans.jsonl")
     assert spans.requests is not None
     extra = pd.DataFrame(

@@ -29,20 +29,20 @@ def stats(second: int, running: int = 1, who: str = "(APIServer pid=11) ") -> st
 
 
 def log(tmp_path: Path, lines: list[str]) -> Evidence:
-    """What is read of a log with these lines."""
+    """Return the evidence from a log with these lines."""
     path = tmp_path / "server.log"
     path.write_text("".join(f"{line}\n" for line in lines))
     return read_source(path)
 
 
 @pytest.mark.parametrize("who", ["(APIServer pid={}) ", "vllm-{}  | (APIServer pid=1) "])
-def test_two_servers_at_once_are_refused(tmp_path: Path, who: str) -> None:
+def test_two_servers_at_once_are_rejected(tmp_path: Path, who: str) -> None:
     both = [stats(second, who=who.format(second // 10 % 2)) for second in range(0, 60, 10)]
     with pytest.raises(InputError, match=r"server.log:3: is of .*one server: give each a file"):
         log(tmp_path, both)
 
 
-def test_a_server_that_was_started_anew_is_one(tmp_path: Path) -> None:
+def test_restarted_server_is_one_server(tmp_path: Path) -> None:
     lines = [
         stats(second, who=f"(APIServer pid={1 + second // 30}) ") for second in range(0, 60, 10)
     ]
@@ -51,12 +51,12 @@ def test_a_server_that_was_started_anew_is_one(tmp_path: Path) -> None:
     assert len(found) == 6
 
 
-def test_lines_of_two_engines_are_refused(tmp_path: Path) -> None:
+def test_lines_of_two_engines_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"has statistics lines of vLLM and of SGLang"):
         log(tmp_path, [stats(0), BATCH.format(rank=0, running=1)])
 
 
-def test_ranks_of_sglang_in_colours(tmp_path: Path) -> None:
+def test_colored_ranks_of_sglang(tmp_path: Path) -> None:
     lines = [f"sglang-1  | \x1b[36m{BATCH.format(rank=n, running=n)}\x1b[0m" for n in (0, 1, 0, 1)]
     found = log(tmp_path, lines).series
     assert found is not None
@@ -64,7 +64,7 @@ def test_ranks_of_sglang_in_colours(tmp_path: Path) -> None:
     assert found["running"].tolist() == [0, 1, 0, 1]
 
 
-def test_a_hole_is_told(tmp_path: Path) -> None:
+def test_gap_is_reported(tmp_path: Path) -> None:
     whole = [*range(0, 60, 10), *range(120, 160, 10)]
     notes = log(tmp_path, [stats(second) for second in whole]).notes
     assert any("1 gaps between its stats lines" in note for note in notes)
@@ -72,7 +72,7 @@ def test_a_hole_is_told(tmp_path: Path) -> None:
     assert not any("gaps" in note for note in idle.notes)
 
 
-def test_two_versions_are_told(tmp_path: Path) -> None:
+def test_two_versions_are_reported(tmp_path: Path) -> None:
     parts = [
         Evidence(name, engine="vllm", settings={"version": StatedSetting(version, f"{name}:1")})
         for name, version in (("a.log", "0.19.0"), ("b.log", "0.20.0"))
@@ -83,7 +83,7 @@ def test_two_versions_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("skew", [-3700.5, 0.0, 42.25])
-def test_a_clients_clock_is_set_by_the_names_of_requests(skew: float) -> None:
+def test_clock_of_a_client_is_aligned_by_request_ids(skew: float) -> None:
     names = [f"cmpl-{n}" for n in range(9)]
     at = 1.7e9 + pd.Series(range(9), dtype=float)
     server = pd.DataFrame({"request": names, "t_s": at, "e2e_ms": 500.0, "queue_ms": 1.0})

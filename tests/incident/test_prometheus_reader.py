@@ -78,10 +78,10 @@ def test_every_member_agrees_with_the_sums(tmp_path: Path, seed: int) -> None:
     assert not member["prompt_tokens"].equals(other["prompt_tokens"])
 
 
-def test_who_ended_took_what_those_took_who_ended(tmp_path: Path) -> None:
-    """Though the gaps between tokens that were counted meanwhile were those of others, too."""
+def test_latencies_are_means_of_requests_that_end_in_the_interval(tmp_path: Path) -> None:
+    """The inter-token latencies of the interval also include other requests."""
     told = served().sort_values("t_s", ignore_index=True)
-    slow = np.linspace(20.0, 300.0, len(told))  # who comes late waits long for each token
+    slow = np.linspace(20.0, 300.0, len(told))  # later requests have longer inter-token latencies
     took = told["ttft_ms"] + slow * (told["output_tokens"] - 1)
     told = told.assign(tpot_ms=slow, e2e_ms=took)
     path = tmp_path / "metrics.json"
@@ -110,7 +110,7 @@ def emitted(engine: dict[str, object], tmp_path: Path) -> tuple[RunResult, Path]
     ],
     ids=["vllm", "sglang"],
 )
-def test_what_is_exported_has_the_names_of_the_wheel_and_is_read(
+def test_exported_metrics_have_the_names_of_the_wheel(
     tmp_path: Path, engine: dict[str, object]
 ) -> None:
     result, path = emitted(engine, tmp_path)
@@ -146,7 +146,7 @@ SIZES = {
 }
 
 
-def test_a_release_with_other_names_is_refused(tmp_path: Path) -> None:
+def test_release_with_other_names_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"vllm 0.9.2, which has other names; expected 0.11"):
         emitted({"name": "vllm", "variant": "0.9.2"}, tmp_path)
     with pytest.raises(InputError, match="run is fastdeploy; expected vllm or sglang"):
@@ -205,14 +205,14 @@ def test_plain_scrapes_resets_and_gaps(tmp_path: Path) -> None:
         )
     )
     found = read_source(path)
-    assert found.histograms["output"] == [0, 300, 50, 30, 10]  # what was there at first is not new
+    assert found.histograms["output"] == [0, 300, 50, 30, 10]  # the first value is no increase
     assert found.series is not None
     assert found.series["usage"].tolist() == [0.5] * 5
     assert any("1 counters were reset" in note for note in found.notes)
     assert any("1 gaps" in note for note in found.notes)
 
 
-def test_scrapes_without_a_time_are_refused_in_a_line(tmp_path: Path) -> None:
+def test_scrapes_without_a_time_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "metrics.txt"
     path.write_text(SCRAPE.format(running=1, tokens=5))
     with pytest.raises(InputError, match=r"metrics.txt:3: should have the time of this scrape"):
@@ -222,7 +222,7 @@ def test_scrapes_without_a_time_are_refused_in_a_line(tmp_path: Path) -> None:
         read_source(path)
 
 
-def test_an_interval_is_as_wide_as_its_members_and_their_bias() -> None:
+def test_interval_covers_spread_and_bias_of_members() -> None:
     low, high = interval([1.0, 1.1, 0.9])
     wider = interval([1.0, 1.1, 0.9], observed=2.0)
     assert low == pytest.approx(1 - 0.19)

@@ -95,7 +95,7 @@ STATS: dict[str, tuple[list[str], list[tuple[float, ...]]]] = {
 
 
 def log(tmp_path: Path, lines: list[str]) -> Evidence:
-    """What is read of a log with these lines."""
+    """Return the evidence from a log with these lines."""
     path = tmp_path / "server.log"
     path.write_text("".join(f"{line}\n" for line in lines))
     return read_source(path)
@@ -156,7 +156,7 @@ def test_lines_of_a_start(tmp_path: Path, source: str) -> None:
     assert {name: settings[name].value for name in told} == told
 
 
-def test_a_request_whose_prompt_is_not_told(tmp_path: Path) -> None:
+def test_request_without_prompt_length(tmp_path: Path) -> None:
     """vllm-project/vllm#16361: a prompt as text alone."""
     found = log(
         tmp_path,

@@ -77,7 +77,7 @@ def logged() -> tuple[list[str], Any]:
 
 
 def iterations(version: str) -> list[str]:
-    """What this version of vLLM logs of a step."""
+    """Return the lines that this version of vLLM logs for a step."""
     lines, logger = logged()
     details = SimpleNamespace(
         num_ctx_requests=2,
@@ -190,7 +190,7 @@ POOL = "sglang/srt/managers/scheduler_components/pool_stats_observer.py"
 
 
 def batches(version: str) -> list[str]:
-    """What this version of SGLang logs of a prefill and of decodes."""
+    """Return the lines that this version of SGLang logs for a prefill and for decodes."""
     lines, logger = logged()
     wheel = f"sglang-{version}"
     usage = SimpleNamespace(
@@ -272,7 +272,7 @@ class Asked:
 
 
 def plain(data: Any) -> Any:
-    """What is logged of an object."""
+    """Return the logged form of an object."""
     return asdict(data) if is_dataclass(data) and not isinstance(data, type) else data
 
 

@@ -1,4 +1,4 @@
-"""What mends an incident: bounded trials, intervals, and what it costs others."""
+"""Search for fixes: bounded trials, intervals and side effects on other requests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FAILED = ("stalled", "lost", "starved", "rejected", "timed_out", "cut_off")
 
 
 def figures(took: list[float | None], **more: float) -> RunFigures:
-    """A run of which the requests took so long (s), None without an answer."""
+    """Return a run with these E2E latencies (s), None without an answer."""
     done = [one for one in took if one is not None]
     values: dict[str, Any] = dict.fromkeys((*ALL, *FAILED, "e2e_ms.median"), 0.0)
     values |= {"finished": len(done), "requests": len(took), "cut_off": len(took) - len(done)}
@@ -61,11 +61,11 @@ def figures(took: list[float | None], **more: float) -> RunFigures:
 CHANGE = Change("knob", "max_num_seqs", 4, 8)
 
 
-def test_a_gain_by_hand() -> None:
+def test_effect_computed_by_hand() -> None:
     base, after = figures([10.0, 10.0, 10.0]), figures([5.0, 5.0, 5.0])
     found = measure_effect(evaluate_change(CHANGE, base, after), base, [])
     assert (found.figure, found.before, found.after) == (E2E, 10.0, 5.0)
-    assert (found.low, found.high) == (0.5, 0.5)  # all alike: no draw differs
+    assert (found.low, found.high) == (0.5, 0.5)  # all alike: no resample differs
     assert found.told == "mean E2E 10 s -> 5 s, x0.50, 90 % interval 0.50 to 0.50"
     worse = figures([9.0, 9.0, 9.0])
     found = measure_effect(evaluate_change(CHANGE, base, after), base, [(base, worse)])
@@ -76,19 +76,19 @@ def test_a_gain_by_hand() -> None:
     assert not measure_effect(evaluate_change(CHANGE, base, after), base, [(base, slower)]).sure
 
 
-def test_a_gain_that_hangs_on_one_request_is_not_sure() -> None:
+def test_effect_of_one_request_is_not_sure() -> None:
     base = figures([100.0, *[10.0] * 19])
     after = figures([10.0, *[11.0] * 19])
     found = measure_effect(evaluate_change(CHANGE, base, after), base, [])
     assert found.low < (10 + 11 * 19) / 290 < found.high
-    assert found.high > 1  # whoever draws the one never sees a loss
+    assert found.high > 1  # resamples with the long request show no loss
     assert not found.sure
     paid = measure_side_effects(evaluate_change(CHANGE, base, after), base)
     assert (paid.slower, paid.failed) == (19, 0)
     assert paid.worst == pytest.approx(1.1)
 
 
-def test_answers_and_preemptions_are_gains_too() -> None:
+def test_answers_and_preemptions_are_effects() -> None:
     base, after = figures([1.0, None, None, None]), figures([1.0, 1.0, 1.0, 1.0])
     found = measure_effect(evaluate_change(CHANGE, base, after), base, [])
     assert (found.figure, found.before, found.after) == (ANSWERED, 1, 4)
@@ -100,7 +100,7 @@ def test_answers_and_preemptions_are_gains_too() -> None:
     assert (found.figure, found.low, found.high) == (PREEMPTED, 0.4, 0.9)
 
 
-def test_a_mean_of_some_requests_says_so_and_one_that_is_missing_has_no_interval() -> None:
+def test_mean_of_some_requests_names_their_number() -> None:
     base, after = figures([10.0, 10.0, None]), figures([5.0, None, 5.0])
     found = measure_effect(evaluate_change(CHANGE, base, after), base, [])
     assert found.told == (
@@ -123,8 +123,8 @@ def test_a_mean_of_some_requests_says_so_and_one_that_is_missing_has_no_interval
     assert not found.sure
 
 
-def test_the_interval_contains_what_was_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the draws are: here a single one, in which the first request is rare."""
+def test_interval_contains_the_simulated_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This holds for any resample: here a single one, in which the first request is rare."""
     monkeypatch.setattr("simkv.incident.effect_size.RESAMPLES", 1)
     for place in range(4):
         took = [1.0] * 4
@@ -136,7 +136,7 @@ def test_the_interval_contains_what_was_simulated(monkeypatch: pytest.MonkeyPatc
         assert found.low <= found.after / found.before <= found.high
 
 
-def test_shorter_answers_are_no_remedy() -> None:
+def test_shorter_answers_are_no_fix() -> None:
     base = figures([10.0, 10.0], total_output_tokens=200)
     after = figures([5.0, 5.0], total_output_tokens=100)
     assert shortens_answers(evaluate_change(CHANGE, base, after), base)
@@ -147,7 +147,7 @@ def test_shorter_answers_are_no_remedy() -> None:
     assert not shortens_answers(evaluate_change(CHANGE, stuck, after), stuck)
 
 
-def test_what_is_not_sure_is_said() -> None:
+def test_uncertain_fix_is_reported_as_such() -> None:
     base, after = figures([10.0, 10.0]), figures([5.0, 5.0])
     effect = evaluate_change(CHANGE, base, after)
     unsure = Remedy(effect, "flag", "--max-num-seqs 8", False, measure_side_effects(effect, base))
@@ -245,7 +245,7 @@ def test_only_timeouts_leave_a_server_healthy() -> None:
 
 
 def server(folder: Path, count: int = 40, **engine: Any) -> Scenario:
-    """Four seats for a load that needs more, its requests in a file as a diagnosis has them."""
+    """Return a scenario with four slots for a load that needs more, and its requests in a file."""
     load = {"num_prompts": count, "request_rate": 8.0, "prompt_tokens": 200, "output_tokens": 60}
     knobs = {"name": "vllm", "variant": "0.33.0", "num_gpu_blocks": 2000, "max_num_seqs": 4}
     document = {"name": "seats", "workload": {"arrivals": load}, "engine": knobs | engine}
@@ -257,7 +257,7 @@ def server(folder: Path, count: int = 40, **engine: Any) -> Scenario:
 
 
 def steps_of(count: int) -> RunResult:
-    """A run of requests that are served one by one."""
+    """Return a run of requests that are served one by one."""
     document = {
         "name": "few",
         "workload": {"burst": {"num_prompts": count, "prompt_tokens": 10, "output_tokens": 5}},
@@ -274,7 +274,7 @@ def test_trials_end() -> None:
     assert bounds(result, {}).part is None
 
 
-def test_a_long_incident_is_tried_on_its_worst_part(tmp_path: Path) -> None:
+def test_long_incident_is_tried_on_its_worst_part(tmp_path: Path) -> None:
     scenario = server(tmp_path, 200)
     result = run_scenario(scenario, tmp_path, intervals=False)
     lost = summarize_waits(result).lost
@@ -293,10 +293,10 @@ def test_a_long_incident_is_tried_on_its_worst_part(tmp_path: Path) -> None:
     with Evaluator(tmp_path) as evaluator:
         found = find_remedies(scenario, evaluator, limits)
     assert found.remedies[0].typed.startswith("--max-num-seqs")
-    assert found.base["requests"] == 200  # what is told is of all of it
+    assert found.base["requests"] == 200  # the figures are of the whole incident
 
 
-def test_a_flag_that_makes_it_crawl_is_cut_off(tmp_path: Path) -> None:
+def test_trial_of_a_slow_flag_is_cut_off(tmp_path: Path) -> None:
     scenario = server(tmp_path)
     result = run_scenario(scenario, tmp_path, intervals=False)
     limits = bounds(result, summarize_waits(result).lost)
@@ -308,7 +308,7 @@ def test_a_flag_that_makes_it_crawl_is_cut_off(tmp_path: Path) -> None:
     assert found.remedies[0].gain.sure
 
 
-def test_worlds_in_which_nothing_happens_are_no_worlds(tmp_path: Path) -> None:
+def test_scenarios_that_do_not_reproduce_the_incident_are_excluded(tmp_path: Path) -> None:
     scenario = server(tmp_path)
     profile = load_profile(scenario.profile or "", tmp_path)
     error = StepError(points=10, median=0.1, p95=0.2, bias=0.0)
@@ -326,4 +326,4 @@ def test_worlds_in_which_nothing_happens_are_no_worlds(tmp_path: Path) -> None:
         assert found[0] in cheaper[1:]  # steps 20 % faster: no request waits as long
         for one in found:
             assert _like(base, evaluator.evaluate(evaluator.job(one)))
-        assert _possible([[cheaper[0]]], base, evaluator) == [cheaper[0]]  # as it was drawn
+        assert _possible([[cheaper[0]]], base, evaluator) == [cheaper[0]]  # a sampled member

@@ -50,7 +50,7 @@ def test_lines_of_public_issues(tmp_path: Path, source: str) -> None:
     assert (row["running"], row["waiting"], row["usage"]) == told
 
 
-def test_what_a_decode_step_takes(tmp_path: Path) -> None:
+def test_duration_of_a_decode_step(tmp_path: Path) -> None:
     path = tmp_path / "sglang.log"
     path.write_text(QUOTED["sgl-project/sglang#3909"][0])
     steps = read_source(path).steps
@@ -58,12 +58,12 @@ def test_what_a_decode_step_takes(tmp_path: Path) -> None:
     assert steps["seconds"].tolist() == pytest.approx([8 / 186.64])
 
 
-def test_an_engine_that_died_of_its_chunks(tmp_path: Path) -> None:
+def test_engine_that_died_of_its_chunks(tmp_path: Path) -> None:
     path = find_scenario(Path("sglang-30743-chunk-oom"))
     result = run_scenario(load(path, [])["before"], path.parent, intervals=False)
     files = emit(tmp_path / "server", {"run": result}, ("sglang-log",))
     evidence = diagnose_stages.read_stage(files, tmp_path / "out")
-    assert evidence.requests is None  # nobody had an answer
+    assert evidence.requests is None  # no request had an answer
     assert evidence.settings["schedule_conservativeness"].value == 0.02
     found = diagnose_stages.explain_stage(tmp_path / "out", UserSettings(), try_flags=False)
     assert found.explained, found.text
@@ -71,7 +71,7 @@ def test_an_engine_that_died_of_its_chunks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["0.5.23", "0.5.22", "0.5.15"])
-def test_the_version_is_the_newest_that_has_what_is_told(tmp_path: Path, version: str) -> None:
+def test_version_is_the_newest_with_the_logged_settings(tmp_path: Path, version: str) -> None:
     config = SglangConfig(variant=version)  # type: ignore[arg-type]
     document = {
         "name": "few",
@@ -85,4 +85,4 @@ def test_the_version_is_the_newest_that_has_what_is_told(tmp_path: Path, version
     path.write_text("".join(f"{line}\n" for line in sglang_log_lines(record, config)))
     setup = infer_setup(read_source(path), UserSettings())
     assert setup.engine["variant"] == version
-    assert any("version of sglang is not told" in line for line in setup.assumed)
+    assert any("version of sglang is unknown" in line for line in setup.assumed)

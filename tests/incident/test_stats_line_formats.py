@@ -1,15 +1,17 @@
-"""The stats line as the wheel's own code writes it, read back.
+"""Statistics lines, written by the code of vLLM and in the formats of its formatters.
 
-``SIMKV_WHEELS`` names a folder with unpacked wheels, ``vllm-0.19.0/vllm/…``; without it this is
-left out. The class is taken from its file alone, for vLLM as a whole needs a GPU.
+``SIMKV_WHEELS`` names a directory with unpacked wheels, ``vllm-0.19.0/vllm/…``; tests that need one
+are skipped without it. They load single files, because the whole package needs a GPU.
 """
 
 from __future__ import annotations
 
 import ast
+import logging
 import os
+import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +23,7 @@ VERSIONS = [f"0.{minor}.0" for minor in (11, 14, 19, 24, 27, 33)]
 
 
 def written(version: str) -> str:
-    """What ``LoggingStatLogger.log`` of this version gives to its logger."""
+    """Return the message that ``LoggingStatLogger.log`` of this version logs."""
     path = WHEELS / f"vllm-{version}" / "vllm" / "v1" / "metrics" / "loggers.py"
     if not path.is_file():
         pytest.skip(f"no wheel of vLLM {version}; SIMKV_WHEELS names the folder of wheels")
@@ -87,7 +89,7 @@ def written(version: str) -> str:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_stats_line_of_the_wheel(tmp_path: Path, version: str) -> None:
+def test_stats_line_of_the_wheel(tmp_path: Path, version: str) -> None:
     path = tmp_path / "vllm.log"
     path.write_text(f"(APIServer pid=1) INFO 03-17 15:38:10 [loggers.py:259] {written(version)}\n")
     found = read_source(path).series
@@ -97,3 +99,58 @@ def test_the_stats_line_of_the_wheel(tmp_path: Path, version: str) -> None:
     assert row["hit_rate"] == 0.25
     assert row["output_rate"] == 50.5
     assert row["preemptions"] == (7 if version != "0.11.0" else 0)
+
+
+STATS = (
+    "Engine 000: Avg prompt throughput: 100.5 tokens/s, Avg generation throughput: 50.5 tokens/s, "
+    "Running: 12 reqs, Waiting: 34 reqs, GPU KV cache usage: 87.5%, Prefix cache hit rate: 25.0%"
+)
+AT = "03-17 15:38:10"
+#: Formats of ``NewLineFormatter`` (old, new, and with paths at level DEBUG) and
+#: ``ColoredFormatter`` in vllm/logging_utils/formatter.py, with invented values.
+FORMATTED = {
+    "old": f"INFO {AT} loggers.py:259] {STATS}",
+    "new": f"INFO {AT} [loggers.py:259] {STATS}",
+    "path": f"INFO {AT} [v1/metrics/loggers.py:259] {STATS}",
+    "shortened path": f"INFO {AT} [v1/engine/.../metrics/loggers.py:259] {STATS}",
+    "color": f"\x1b[32mINFO\x1b[0m \x1b[90m{AT}\x1b[0m \x1b[90m[loggers.py:259]\x1b[0m {STATS}",
+    "second line": f"INFO {AT} [loggers.py:259] two lines\r\nINFO {AT} [loggers.py:259] {STATS}",
+}
+
+
+def assert_stats(path: Path, text: str) -> None:
+    path.write_text(f"{text}\n")
+    found = read_source(path).series
+    assert found is not None
+    row = found.iloc[0]
+    assert (row["running"], row["waiting"], row["usage"], row["hit_rate"]) == (12, 34, 0.875, 0.25)
+
+
+@pytest.mark.parametrize("form", FORMATTED)
+def test_formats_of_the_formatters(tmp_path: Path, form: str) -> None:
+    assert_stats(tmp_path / "vllm.log", FORMATTED[form])
+
+
+@pytest.mark.parametrize("level", ["INFO", "DEBUG"])
+@pytest.mark.parametrize("name", ["NewLineFormatter", "ColoredFormatter"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_formatters_of_the_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, name: str, level: str
+) -> None:
+    path = WHEELS / f"vllm-{version}" / "vllm" / "logging_utils" / "formatter.py"
+    if not path.is_file():
+        pytest.skip(f"no wheel of vLLM {version}; SIMKV_WHEELS names the directory of wheels")
+    package = ModuleType("vllm")
+    package.envs = SimpleNamespace(VLLM_LOGGING_LEVEL=level)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", package)
+    space: dict[str, Any] = {"__file__": str(path), "__name__": "formatter"}
+    exec(compile(path.read_text(), str(path), "exec"), space)
+    if name not in space:
+        pytest.skip(f"vLLM {version} has no {name}")
+    info = "fileinfo" if "fileinfo" in path.read_text() else "filename"
+    written = space[name](
+        f"%(levelname)s %(asctime)s [%({info})s:%(lineno)d] %(message)s", "%m-%d %H:%M:%S"
+    )
+    source = path.parents[1] / "v1" / "metrics" / "loggers.py"
+    record = logging.LogRecord("vllm", logging.INFO, str(source), 259, STATS, None, None)
+    assert_stats(tmp_path / "vllm.log", written.format(record))

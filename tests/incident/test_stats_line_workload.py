@@ -1,4 +1,4 @@
-"""Requests drawn from nothing but a server's stats lines, beside those that there were."""
+"""Requests sampled from statistics lines alone, compared with the real requests."""
 
 from __future__ import annotations
 
@@ -40,8 +40,10 @@ TOKENS = {"vllm": 6400.0, "sglang": 20000.0}
 
 
 def served(engine: str, folder: Path, also: str = "", **knobs: object) -> tuple[RunResult, Path]:
-    """A run, and its server's log without a line on any single request, or with those of the kind
-    that is written ``also``."""
+    """Return a run and its server's log without lines on single requests.
+
+    ``also`` is the end of the name of a log kind with such lines.
+    """
     document = {
         "name": "lines",
         "workload": {"arrivals": LOAD},
@@ -90,7 +92,7 @@ def test_windows_have_all_tokens(log: tuple[str, RunResult, Evidence]) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 5])
-def test_a_member_agrees_with_the_lines(log: tuple[str, RunResult, Evidence], seed: int) -> None:
+def test_member_agrees_with_the_lines(log: tuple[str, RunResult, Evidence], seed: int) -> None:
     engine, result, _ = log
     member, true = drawn(log, seed), request_times(result.record)
     lives = list(result.record.requests.values())
@@ -105,13 +107,13 @@ def test_a_member_agrees_with_the_lines(log: tuple[str, RunResult, Evidence], se
     assert member["t_s"].is_monotonic_increasing
 
 
-def test_members_differ_and_are_the_same_again(log: tuple[str, RunResult, Evidence]) -> None:
+def test_members_differ_and_are_reproducible(log: tuple[str, RunResult, Evidence]) -> None:
     assert drawn(log, 3).equals(drawn(log, 3))
     sizes = {len(drawn(log, place)) for place in range(len(OUTPUT_VARIATIONS))}
     assert len(sizes) == (1 if log[0] == "sglang" else len(OUTPUT_VARIATIONS))
 
 
-def test_a_log_alone_is_rebuilt_and_calibrated(
+def test_log_alone_is_rebuilt_and_calibrated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("simkv.incident.ensemble_fit.MEMBERS", 4)  # the others take their time
@@ -129,8 +131,8 @@ def test_a_log_alone_is_rebuilt_and_calibrated(
     assert "a sampled request" in found.summary_lines[1]  # no request of the log is named
 
 
-@pytest.mark.parametrize("version", ["0.19.0", "0.33.0"])  # the second tells the cache, too
-def test_iterations_tell_how_many_there_were(tmp_path: Path, version: str) -> None:
+@pytest.mark.parametrize("version", ["0.19.0", "0.33.0"])  # the second also logs the cache usage
+def test_iterations_determine_the_number_of_requests(tmp_path: Path, version: str) -> None:
     result, path = served("vllm", tmp_path, "-iterations", variant=version)
     found = read_source(path)
     assert found.series is not None
@@ -147,8 +149,8 @@ def test_iterations_tell_how_many_there_were(tmp_path: Path, version: str) -> No
     assert member["e2e_ms"].mean() == pytest.approx(true["e2e_ms"].mean(), rel=0.08)
 
 
-@pytest.mark.parametrize("version", ["0.11.0", "0.19.0"])  # the first tells prompts, too
-def test_requests_that_a_log_saw_come_are_taken_as_they_came(tmp_path: Path, version: str) -> None:
+@pytest.mark.parametrize("version", ["0.11.0", "0.19.0"])  # the first also logs prompts
+def test_logged_arrivals_are_used(tmp_path: Path, version: str) -> None:
     result, path = served("vllm", tmp_path, "-requests", variant=version, num_gpu_blocks=320)
     found = read_source(path)
     assert found.series is not None
@@ -165,7 +167,7 @@ def test_requests_that_a_log_saw_come_are_taken_as_they_came(tmp_path: Path, ver
     assert member["e2e_ms"].mean() == pytest.approx(true["e2e_ms"].mean(), rel=0.15)
 
 
-def test_what_the_lines_leave_open_is_asked_for_by_name(tmp_path: Path) -> None:
+def test_missing_information_is_requested_by_name(tmp_path: Path) -> None:
     _, path = served("vllm", tmp_path / "server")
     lines = path.read_text().splitlines()
     kept = [line for line in lines if "loggers.py" in line or "max_num_batched" in line]

@@ -52,7 +52,7 @@ START = (
 
 
 def log(tmp_path: Path, text: str) -> Evidence:
-    """What is read of a log with this text."""
+    """Return the evidence from a log with this text."""
     path = tmp_path / "server.log"
     path.write_text(text)
     return read_source(path)
@@ -69,16 +69,16 @@ def test_lines_of_public_issues(
     assert told[3] is None or row["hit_rate"] == pytest.approx(told[3])
 
 
-def test_start(tmp_path: Path) -> None:
+def test_settings_of_the_start(tmp_path: Path) -> None:
     settings = log(tmp_path, START).settings
     told = {name: known.value for name, known in settings.items()}
     assert told["version"] == "0.19.0"
-    assert told["max_num_seqs"] == 64  # though the dictionary is not one that Python reads
+    assert told["max_num_seqs"] == 64  # although the dictionary is not valid Python
     assert told["kv_tokens"] == 40592
     assert settings["max_num_seqs"].where == "server.log:2"
 
 
-def test_colours_containers_and_new_year(tmp_path: Path) -> None:
+def test_colors_containers_and_new_year(tmp_path: Path) -> None:
     line = QUOTED[1][1]
     text = f"vllm-1  | \x1b[32m{line.replace('07-28 06:42:09', '12-31 23:59:55')}\x1b[0m\n"
     text += f"2026-01-01T00:00:05.5Z stdout F {line.replace('07-28 06:42:09', '01-01 00:00:05')}\n"
@@ -114,7 +114,7 @@ def test_iterations(tmp_path: Path, minor: int) -> None:
     assert row["engine"] == (1 if minor == 27 else 0)
 
 
-def test_a_truncated_log_is_read_and_another_file_refused(tmp_path: Path) -> None:
+def test_truncated_log_is_read_and_other_file_rejected(tmp_path: Path) -> None:
     line = QUOTED[0][1]
     found = log(tmp_path, f"{line}\n{line[:150]}").series
     assert found is not None
@@ -123,7 +123,7 @@ def test_a_truncated_log_is_read_and_another_file_refused(tmp_path: Path) -> Non
         log(tmp_path, "some words\nand others\n")
 
 
-def test_requests_that_arrive_and_give_up(tmp_path: Path) -> None:
+def test_arrivals_and_aborts(tmp_path: Path) -> None:
     text = (
         "INFO 03-17 15:38:10 [logger.py:44] Received request cmpl-1-0: prompt: 'a', params: "
         "SamplingParams(n=1, max_tokens=77, top_k=0), prompt_token_ids: [1, 2, 3], prompt_embeds "
