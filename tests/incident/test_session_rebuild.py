@@ -168,6 +168,14 @@ def test_log_that_starts_in_the_middle_has_requests_in_the_server() -> None:
     assert (already, len(table)) == (5, 7)
 
 
+def test_rejected_requests_are_no_arrivals() -> None:
+    access = pd.DataFrame(
+        {"from_s": [0.0], "t_s": [10.0], "accepted": [3], "rejected": 5, "failed": 1}
+    )
+    table, _ = arrivals_from_access(access, series([10.0, 20.0], [3, 3]), 0)
+    assert len(table) == 4
+
+
 def test_log_and_metrics_are_aligned_by_shape(server: RunResult, tmp_path: Path) -> None:
     log = emit(tmp_path / "log", {"run": server}, ("vllm-log",))[0]
     metrics = emit(tmp_path / "metrics", {"run": server}, ("prometheus",))[0]
