@@ -306,6 +306,8 @@ ENGINE, TITLE = "sglang", "SGLang"
 #: Whether ``steps`` are single iterations with their durations.
 LOGS_ITERATIONS = False
 #: Oldest release that can be simulated.
+#: Flags of the server that log or export single requests.
+REQUEST_FLAGS: str | None = "--log-requests --log-requests-format json"
 OLDEST: str | None = None
 
 

@@ -30,13 +30,15 @@ class LogReader(Protocol):
     ``LOGS_ITERATIONS`` is true if its ``steps`` are single iterations with their durations, not the
     work between two lines. ``OWN_LINE`` matches lines that no other program writes. ``OLDEST`` is
     the oldest release whose scheduler resembles a simulated one, None if there is no limit.
+    ``REQUEST_FLAGS`` are the flags of the server that log or export single requests, None if there
+    are none.
     """
 
     ENGINE: str
     TITLE: str
     LOGS_ITERATIONS: bool
     OLDEST: str | None
-
+    REQUEST_FLAGS: str | None
     OWN_LINE: re.Pattern[str]
 
     def known(self, text: str) -> bool:

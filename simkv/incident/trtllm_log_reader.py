@@ -37,6 +37,8 @@ _RANK = re.compile(r"(?<!global_)rank = (\d+)")
 ENGINE, TITLE = "trtllm", "TensorRT-LLM"
 LOGS_ITERATIONS = False
 #: Oldest release that can be simulated.
+#: Flags of the server that log or export single requests.
+REQUEST_FLAGS: str | None = None
 OLDEST: str | None = None
 #: Why no workload can be reconstructed from such a log.
 LACKS = (

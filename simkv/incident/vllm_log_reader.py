@@ -371,6 +371,8 @@ ENGINE, TITLE = "vllm", "vLLM"
 #: Whether ``steps`` are single iterations with their durations.
 LOGS_ITERATIONS = True
 #: Oldest release that can be simulated.
+#: Flags of the server that log or export single requests.
+REQUEST_FLAGS: str | None = "--otlp-traces-endpoint"
 OLDEST: str | None = "0.5"
 
 

@@ -130,13 +130,13 @@ def describe_missing_side(evidence: Evidence, role: str) -> str:
         "decode server",
         "decode": "arrivals, queue times and prefill times are in the log of the prefill server",
     }
-    flag = "--log-requests --log-requests-format json"
-    if evidence.engine != "sglang":
-        flag = "--otlp-traces-endpoint"
+    reader = log_reader(evidence.engine)
+    flag = reader.REQUEST_FLAGS if reader else None
+    start = f"Start the servers with {flag} to log single requests, or add" if flag else "Add"
     return (
         f"{evidence.source} is the log of a {role} server; "
         f"{missing.get(role, 'the other part of each request is in the log of the other server')}. "
-        f"Start the servers with {flag} to log single requests, or add a client's results"
+        f"{start} a client's results"
     )
 
 
