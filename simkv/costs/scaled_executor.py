@@ -17,7 +17,7 @@ from simkv.costs.step_load import (
     wants_spread,
 )
 
-ErrorSide = Literal["cheaper", "dearer"]
+ErrorSide = Literal["faster", "slower"]
 
 
 StepKind = Literal["decode", "prefill", "mixed"]
@@ -48,7 +48,7 @@ def compute_step_scales(
 
 
 def _factor(error: float, side: ErrorSide) -> float:
-    return 1.0 / (1.0 + error) if side == "cheaper" else 1.0 / (1.0 - min(error, MAX_ERROR))
+    return 1.0 / (1.0 + error) if side == "faster" else 1.0 / (1.0 - min(error, MAX_ERROR))
 
 
 def classify_step(load: StepLoad) -> StepKind:
@@ -95,4 +95,4 @@ class ScaledExecutor:
         extra = self._wider(load) if self._wider else 0.0
         if not extra:
             return scale
-        return _factor(hypot(1.0 - 1.0 / scale, extra), "cheaper" if scale < 1.0 else "dearer")
+        return _factor(hypot(1.0 - 1.0 / scale, extra), "faster" if scale < 1.0 else "slower")

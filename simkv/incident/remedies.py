@@ -130,7 +130,7 @@ def scenarios_within_error(scenario: Scenario, profile: CostProfile) -> list[lis
 
     Each is a list of alternatives with decreasing fractions of that error.
     """
-    sides: tuple[ErrorSide, ...] = ("cheaper", "dearer")
+    sides: tuple[ErrorSide, ...] = ("faster", "slower")
     return [
         [_scaled(scenario, compute_profile_scales(profile, side), part) for part in ERROR_SHARES]
         for side in sides

@@ -26,7 +26,7 @@ from simkv.metrics.intervals import (
 
 #: Names of the run and its re-runs in interval reasons.
 RUN = "in the run"
-RERUNS: dict[ErrorSide, str] = {"cheaper": "with faster steps", "dearer": "with slower steps"}
+RERUNS: dict[ErrorSide, str] = {"faster": "with faster steps", "slower": "with slower steps"}
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     Field,
     PrivateAttr,
     ValidationInfo,
@@ -82,6 +84,19 @@ class PublishedFigures(Section):
 Factor = Annotated[float, Field(gt=0, le=1000)]
 
 
+#: Values of ``step_scale.error`` before 0.3, and the values that replace them.
+_OLD_ERROR_SIDES = {"cheaper": "faster", "dearer": "slower"}
+
+
+def _rename_error_side(value: object) -> object:
+    """Return the new spelling of an old value, with a warning."""
+    if not isinstance(value, str) or value not in _OLD_ERROR_SIDES:
+        return value
+    new = _OLD_ERROR_SIDES[value]
+    warnings.warn(f"step_scale.error: {value!r} is now {new!r}", FutureWarning, stacklevel=2)
+    return new
+
+
 class StepScale(Section):
     """Factors on the profile's step times, by kind of step."""
 
@@ -91,8 +106,8 @@ class StepScale(Section):
     """Factor for steps that only prefill."""
     mixed: Factor = 1.0
     """Factor for steps that do both."""
-    error: Literal["cheaper", "dearer"] | None = None
-    """Scale all step times by the profile's known error: faster (cheaper) or slower (dearer)."""
+    error: Annotated[Literal["faster", "slower"] | None, BeforeValidator(_rename_error_side)] = None
+    """Scale all step times by the profile's known error: faster or slower."""
 
 
 class LoraSection(Section):

@@ -50,7 +50,7 @@ def test_values_above_an_empty_range_are_infinitely_far() -> None:
 def test_steps_outside_the_range_have_larger_errors() -> None:
     errors = {"decode": StepError(points=9, median=0.0, p95=0.03, bias=0.0)}
     wider = OutOfRangeMargin(profile(beyond={"decode_seqs": 0.1, "decode_context": 0.1}))
-    for side, sign in (("cheaper", 1.0), ("dearer", -1.0)):
+    for side, sign in (("faster", 1.0), ("slower", -1.0)):
         dear = ScaledExecutor(
             SimulatedExecutor(profile()), compute_step_scales(errors, side, 0.04), wider
         )  # type: ignore[arg-type]

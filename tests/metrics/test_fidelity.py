@@ -103,11 +103,11 @@ def test_scenario_can_select_one_end_of_the_error(tmp_path: Path) -> None:
     low, high = run(tmp_path, **inside).fidelity.intervals["e2e_ms.mean"]
     found = [
         run(tmp_path, f"{SCENARIO}step_scale: {{error: {side}}}\n", **inside)
-        for side in ("cheaper", "dearer")
+        for side in ("faster", "slower")
     ]
     assert [figure(one.summary, "e2e_ms.mean") for one in found] == [low, high]
     with pytest.raises(InputError, match=r"profile p .measured. has no error estimate"):
-        run(tmp_path, f"{SCENARIO}step_scale: {{error: dearer}}\n")
+        run(tmp_path, f"{SCENARIO}step_scale: {{error: slower}}\n")
 
 
 def test_intervals_do_not_change_the_run(tmp_path: Path) -> None:
@@ -150,13 +150,13 @@ def test_note_is_printed_and_written(tmp_path: Path) -> None:
 
 def test_scale_prefers_the_error_of_the_step_kind() -> None:
     errors = {"decode": StepError(**error(0.25)), "all": StepError(**error(0.6))}
-    assert compute_step_scales(errors, "cheaper")["decode"] == pytest.approx(1 / 1.25)
-    assert compute_step_scales(errors, "dearer")["decode"] == pytest.approx(1 / 0.75)
-    assert compute_step_scales(errors, "dearer")["mixed"] == pytest.approx(1 / 0.4)
-    assert compute_step_scales({"decode": errors["decode"]}, "cheaper")["prefill"] == pytest.approx(
+    assert compute_step_scales(errors, "faster")["decode"] == pytest.approx(1 / 1.25)
+    assert compute_step_scales(errors, "slower")["decode"] == pytest.approx(1 / 0.75)
+    assert compute_step_scales(errors, "slower")["mixed"] == pytest.approx(1 / 0.4)
+    assert compute_step_scales({"decode": errors["decode"]}, "faster")["prefill"] == pytest.approx(
         1 / 1.25
     )
-    assert compute_step_scales({"all": StepError(**error(3.0))}, "dearer")[
+    assert compute_step_scales({"all": StepError(**error(3.0))}, "slower")[
         "prefill"
     ] == pytest.approx(10.0)
 

@@ -56,7 +56,7 @@ def scenario(timeout: float | None, **changes: Any) -> Scenario:
 
 def sides(asked: Scenario, folder: Path) -> list[RunResult]:
     """The re-runs, one by one."""
-    scales = [StepScale(error=side) for side in ("cheaper", "dearer")]
+    scales = [StepScale(error=side) for side in ("faster", "slower")]
     return [
         run_scenario(asked.model_copy(update={"step_scale": scale}), folder, intervals=False)
         for scale in scales

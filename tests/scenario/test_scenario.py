@@ -489,3 +489,13 @@ def test_schema_describes_the_fields_of_every_engine() -> None:
     for engine in ENGINES:
         assert f'"{engine}"' in text
     assert "Options of the engine" in text
+
+
+@pytest.mark.parametrize(("old", "new"), [("cheaper", "faster"), ("dearer", "slower")])
+def test_old_error_side_is_accepted_with_a_warning(tmp_path: Path, old: str, new: str) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(PLAIN + f"step_scale: {{error: {old}}}\n")
+    with pytest.warns(FutureWarning, match=f"'{old}' is now '{new}'"):
+        (scenario,) = load(path).values()
+    assert scenario.step_scale is not None
+    assert scenario.step_scale.error == new

@@ -126,8 +126,8 @@ def build_evaluation_conditions(
     changes: list[tuple[str, Callable[[TrialScenario], Scenario]]] = [
         *((f"cache x {x:g}", partial(_sized, by=x)) for x in CACHE_FACTORS),
         *((f"rate x {x:g}", partial(_paced, by=x)) for x in RATE_FACTORS),
-        ("steps faster by the profile's error", partial(_on, side="cheaper", given=given_error)),
-        ("steps slower by the profile's error", partial(_on, side="dearer", given=given_error)),
+        ("steps faster by the profile's error", partial(_on, side="faster", given=given_error)),
+        ("steps slower by the profile's error", partial(_on, side="slower", given=given_error)),
     ]
     missing: dict[str, list[str]] = {}
     for name, change in changes:

@@ -130,11 +130,11 @@ def make_plan(
     settled([*sides.values(), *([elsewhere] if elsewhere else [])])
     by_error = None
     if sides:
-        cheaper, dearer = (
+        faster, slower = (
             find_edge(sides[side].known, prepared.request.neighbours)
-            for side in ("cheaper", "dearer")
+            for side in ("faster", "slower")
         )
-        by_error = find_answer_range([cheaper, answer, dearer])
+        by_error = find_answer_range([faster, answer, slower])
     points: list[RateResult] = []
     if prepared.request.cliff is not False:
         shown = answer if answer is not None else last

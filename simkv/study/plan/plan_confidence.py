@@ -65,7 +65,7 @@ def find_profile_error(profile: CostProfile, given: float | None) -> ProfileErro
     The profile's own error also gives the intervals in ``simkv.metrics.fidelity``. All steps
     deviate in the same direction.
     """
-    sides: tuple[ErrorSide, ...] = ("cheaper", "dearer")
+    sides: tuple[ErrorSide, ...] = ("faster", "slower")
     if given is not None:
         one = StepError(points=0, median=given, p95=given, bias=0.0)
         factors = {side: compute_step_scales({"all": one}, side) for side in sides} if given else {}

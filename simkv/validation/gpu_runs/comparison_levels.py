@@ -170,7 +170,7 @@ def figure_intervals(
     """
     if not profile.fit.held_out:
         return {}
-    sides: tuple[ErrorSide, ...] = ("cheaper", "dearer")
+    sides: tuple[ErrorSide, ...] = ("faster", "slower")
     records = [nominal]
     for side in sides:
         scale = make_scaled_executor(profile, side)

@@ -171,9 +171,9 @@ def test_propagates_profile_error(small: Path) -> None:
     assert plan.summary["run"]["profile_error"]["range"] == [low, high]
     assert low < high
     assert low <= plan.answer["run"] <= high  # type: ignore[operator]
-    assert set(plan.cliff["side"]) == {"", "cheaper", "dearer"}
+    assert set(plan.cliff["side"]) == {"", "faster", "slower"}
     by_side = plan.cliff[plan.cliff["factor"] == 1.0].set_index("side")["ttft_ms.mean"]
-    assert by_side["cheaper"] < by_side[""] < by_side["dearer"]
+    assert by_side["faster"] < by_side[""] < by_side["slower"]
 
 
 def test_cliff_scales_rate_of_same_requests(small: Path) -> None:

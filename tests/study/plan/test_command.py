@@ -105,7 +105,7 @@ def test_prints_and_writes_plan(small: Path, tmp_path: Path, plan: Plan) -> None
     low, high = found["profile_error"]["range"]
     assert low <= answer <= high
     cliff = pd.read_csv(out / "cliff.csv", keep_default_na=False)
-    assert set(cliff["side"]) == {"", "cheaper", "dearer"}
+    assert set(cliff["side"]) == {"", "faster", "slower"}
 
 
 def test_no_answer_exits_with_1(small: Path, tmp_path: Path, plan: Plan) -> None:

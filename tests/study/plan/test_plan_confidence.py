@@ -51,16 +51,16 @@ def test_profile_error() -> None:
     assert find_profile_error(profile, None).factors == {}
     assert "is unknown" in find_profile_error(profile, None).note
     given = find_profile_error(profile, 0.25).factors
-    assert given["cheaper"]["decode"] == pytest.approx(0.8)
-    assert given["dearer"]["mixed"] == pytest.approx(4 / 3)
+    assert given["faster"]["decode"] == pytest.approx(0.8)
+    assert given["slower"]["mixed"] == pytest.approx(4 / 3)
     assert find_profile_error(profile, 0.0).factors == {}
     known = {"decode": StepError(points=9, median=0.01, p95=0.1, bias=0.0)}
     measured = profile.model_copy(update={"fit": FitQuality(points=9, held_out=known)})
     found = find_profile_error(measured, None)
     assert found.own
-    assert found.factors["cheaper"]["decode"] == pytest.approx(
+    assert found.factors["faster"]["decode"] == pytest.approx(
         1 / (1 + math.hypot(0.1, RUN_VARIATION))
     )
-    assert found.factors == {s: compute_profile_scales(measured, s) for s in ("cheaper", "dearer")}  # type: ignore[arg-type]
+    assert found.factors == {s: compute_profile_scales(measured, s) for s in ("faster", "slower")}  # type: ignore[arg-type]
     assert not find_profile_error(measured, 0.25).own
     assert find_profile_error(measured, 0.25).factors == given
