@@ -146,7 +146,7 @@ def test_unmeasured_sizes_are_interpolated(tmp_path, share):
         assert cost(StepLoad(1, tokens, 0, 0, 0)) == pytest.approx(truth(tokens), rel=0.03)
 
 
-@pytest.mark.parametrize("saved", [3e-4, -3e-4], ids=["cheaper", "dearer"])
+@pytest.mark.parametrize("saved", [3e-4, -3e-4], ids=["faster", "slower"])
 def test_whole_steps_can_be_cheaper_than_their_parts(tmp_path, saved):
     """About 3 % here, because launches of consecutive kernels overlap."""
 
