@@ -43,20 +43,25 @@ def test_pushes_and_pull_requests_are_tested_with_every_supported_python() -> No
     commands = dict.fromkeys(matrix["python"], matrix["command"][0])
     commands |= {job["python"]: job["command"] for job in matrix["include"]}
     assert sorted(commands) == SUPPORTED
-    assert (
-        load(ROOT / ".github/workflows/release.yml")["jobs"]["wheel"]["strategy"]["matrix"][
-            "python"
-        ]
-        == SUPPORTED
-    )
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["requires-python"] == f">={SUPPORTED[0]}"
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert pyproject["project"]["requires-python"] == f">={SUPPORTED[0]}"
+    built = pyproject["tool"]["cibuildwheel"]["build"]
+    assert built == [f"cp{version.replace('.', '')}-*" for version in SUPPORTED]
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for command in commands.values():
         program, *targets = shlex.split(command)
         assert program == "make" or (ROOT / program).stat().st_mode & 0o100
         for target in targets:
             assert "=" in target or f"\n{target}:" in makefile
+
+
+def test_only_the_publishing_job_can_publish() -> None:
+    """It needs a tag, and no other job has the identity of the trusted publisher."""
+    jobs = load(ROOT / ".github/workflows/release.yml")["jobs"]
+    assert [name for name, job in jobs.items() if "permissions" in job] == ["publish"]
+    assert jobs["publish"]["permissions"] == {"contents": "write", "id-token": "write"}
+    assert jobs["publish"]["if"] == "startsWith(github.ref, 'refs/tags/')"
+    assert sorted(jobs["publish"]["needs"]) == sorted(set(jobs) - {"publish"})
 
 
 @pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
