@@ -102,6 +102,10 @@ def shrink(
 
 def bisect(
     scenario: ScenarioArgument,
+    commits: Annotated[
+        str | None,
+        typer.Argument(metavar="[GOOD..BAD]", help="Range of commits for --git."),
+    ] = None,
     over: Annotated[
         str | None,
         typer.Option(
@@ -116,10 +120,36 @@ def bisect(
         str | None,
         typer.Option(
             metavar="BOUND",
-            help="Condition to watch instead of the verdict, such as preemptions>=1.",
+            help="Condition to watch instead of the verdict, such as preemptions>=1; with --git "
+            "also a metric.",
         ),
     ] = None,
-    samples: Annotated[int, typer.Option(min=2, help="Number of values to try first.")] = 17,
+    git: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CLONE",
+            help="Search the commits GOOD..BAD of this local clone of an engine or of the custom "
+            "scheduler; needs --trust.",
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Relative change of a metric that counts with --git, if verdicts are equal."
+        ),
+    ] = 0.05,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Store results with --git in this directory, to resume (default: "
+            "runs/<scenario>-bisect/).",
+        ),
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(min=2, help="Number of values to try first (default: 17; with --git 2)."),
+    ] = None,
     step: Annotated[
         float | None,
         typer.Option(
@@ -135,8 +165,19 @@ def bisect(
 ) -> None:
     """Find the value or version at which the verdict changes.
 
-    Searches the range of a setting (--over), or all variants of the engine.
+    Searches the range of a setting (--over), all variants of the engine, or the commits of a local
+    clone (--git CLONE GOOD..BAD).
     """
+    if git is not None:
+        from simkv.cli.bisect_history import HistoryOptions, bisect_git
+
+        if over or variants:
+            raise InputError("expected one of --git, --over and --variants")
+        options = HistoryOptions(variant, set_ or [], when, tolerance, samples or 2, out, as_json)
+        bisect_git(scenario, git, commits, options)
+        return
+    if commits is not None:
+        raise InputError(f"{commits}: a range of commits needs --git CLONE")
     from simkv.report.whatif_tables import flips_json, render_flips
     from simkv.study.whatif.outcome_predicate import parse_condition
     from simkv.study.whatif.verdict_bisection import (
@@ -155,7 +196,7 @@ def bisect(
     chosen = choice[name]
     with _evaluator(path, jobs, max_runs) as (evaluator, tell):
         if field:
-            found = find_flips(chosen, *field, evaluator, shown, samples, tell)
+            found = find_flips(chosen, *field, evaluator, shown, samples or 17, tell)
         else:
             found = find_variant_flips(chosen, evaluator, shown)
     if as_json:

@@ -14,6 +14,7 @@ from simkv.cli.command_support import (
     Overrides,
     Perfetto,
     Trust,
+    check_variant,
     progress,
     show,
     warn_overruled,
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 
 def run(
     scenario: OptionalScenario = None,
+    variant: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Run only this variant (default: all)."),
+    ] = None,
     set_: Overrides = None,
     out: Annotated[
         Path | None,
@@ -105,6 +110,9 @@ def run(
     document, built = find_document(scenario, options_of(described))
     where = document.path.parent
     variants = resolve_variants(document.copy(), set_ or [])
+    check_variant(variant, variants)
+    if variant is not None:
+        variants = {variant: variants[variant]}
     warn_overruled(document, set_ or [])
     name = next(iter(variants.values())).name
     folder = out or Path("runs") / name
@@ -121,8 +129,8 @@ def run(
 
     results = {}
     with progress("requests", sum(loaded.workload.size for loaded in variants.values())) as advance:
-        for variant, loaded in variants.items():
-            results[variant] = run_scenario(loaded, where, advance, leaping=leap)
+        for label, loaded in variants.items():
+            results[label] = run_scenario(loaded, where, advance, leaping=leap)
     comparisons = compare_published(results)
 
     left_out: list[str] = []

@@ -1,0 +1,155 @@
+"""``simkv bisect --git`` and ``--releases``: find the commit or release that changes a result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simkv.cli.command_support import (
+    STORE,
+    Interrupted,
+    check_store,
+    check_variant,
+    progress,
+    show,
+)
+from simkv.core.errors import InputError
+
+if TYPE_CHECKING:
+    from simkv.scenario.yaml_document import YamlDocument
+    from simkv.study.history.change_search import SkippedRevision
+    from simkv.study.history.git_history import Commit
+    from simkv.study.history.history_bisection import Bisection
+    from simkv.study.history.revision_run import RevisionResult, ScenarioRunner
+
+
+@dataclass(frozen=True)
+class HistoryOptions:
+    """Options of ``simkv bisect`` for a history.
+
+    ``tolerance`` is the relative change of a figure that counts; ``samples`` revisions are run
+    first. ``out`` is the directory with the results of earlier runs, or None for the default.
+    """
+
+    variant: str | None
+    overrides: list[str]
+    when: str | None
+    tolerance: float
+    samples: int
+    out: Path | None
+    as_json: bool
+
+
+def bisect_git(scenario: Path, folder: Path, span: str | None, options: HistoryOptions) -> None:
+    """Find the commit in ``span``, as ``GOOD..BAD``, and print it with its changed lines."""
+    from simkv.report.history_text import render_bisection, shorten_diff
+    from simkv.study.history import git_history as git
+    from simkv.study.history.history_bisection import bisect_commits
+
+    if span is None:
+        raise InputError("--git: name the range of commits as GOOD..BAD, such as v0.19.0..main")
+    names = git.parse_range(span)
+    repository = git.find_repository(folder)
+    good, bad = (git.find_commit(repository, name) for name in names)
+
+    def arguments(tree: Path) -> list[str]:
+        return ["--set", f"engine.file={tree / file}"] if file else ["--source", str(tree)]
+
+    with (
+        _runner(scenario, options, repository) as runner,
+        git.temporary_worktree(repository) as worktree,
+        progress("commits") as advance,
+    ):
+        file = _custom_file(runner.document, repository)
+
+        def run(commit: Commit) -> RevisionResult | SkippedRevision:
+            advance(now=f"{commit.short} {commit.subject[:40]}")
+            if not runner.is_stored(commit.hash):
+                worktree.check_out(commit)
+            return runner.run(commit.hash, arguments(worktree.folder), worktree.folder)
+
+        found = bisect_commits(
+            repository, good, bad, run, options.when, options.tolerance, options.samples
+        )
+
+    def describe(commit: Commit) -> Iterator[str]:
+        yield f"Commit:      {commit.hash}"
+        yield f"Author date: {commit.date} ({commit.author})"
+        yield f"Subject:     {commit.subject}"
+        if commit.parents > 1:
+            yield (
+                f"A merge; to search its branch, use the range {commit.short}^1..{commit.short}^2"
+            )
+        changed = git.changed_lines(repository, commit, [str(file)]) if file else ""
+        yield "Changed lines:"
+        changed = changed or git.changed_lines(repository, commit, ["*.py"])
+        yield from shorten_diff(changed)
+
+    _print(
+        options,
+        found,
+        render_bisection(found, "commits", lambda one: f"{one.short} {one.subject[:60]}", describe),
+        lambda one: {"commit": one.hash, "date": one.date, "subject": one.subject},
+    )
+
+
+@contextmanager
+def _runner(
+    scenario: Path, options: HistoryOptions, ignored: Path | None = None
+) -> Iterator[ScenarioRunner]:
+    """Yield the runner of the scenario; an interrupt keeps the results of finished runs."""
+    from simkv.scenario.custom.code_source import is_trusted
+    from simkv.scenario.packaged_scenarios import find_scenario
+    from simkv.scenario.yaml_document import read_document
+    from simkv.study.history.criterion import parse_when
+    from simkv.study.history.revision_run import ScenarioRunner
+    from simkv.study.job_runner import ResultFile
+
+    if not is_trusted():
+        raise InputError("this would run the code of each revision that it tries; pass --trust")
+    parse_when(options.when)
+    document = read_document(find_scenario(scenario))
+    variants = [str(name) for name in document.tree.get("variants") or ("run",)]
+    check_variant(options.variant, variants)
+    out = options.out or Path("runs") / f"{document.path.stem}-bisect"
+    check_store(out, "results of simkv bisect")
+    try:
+        with ResultFile(out / STORE) as store:
+            yield ScenarioRunner(
+                document, options.variant or variants[0], options.overrides, store, ignored
+            )
+    except KeyboardInterrupt:
+        raise Interrupted(out / STORE) from None
+
+
+def _custom_file(document: YamlDocument, repository: Path) -> Path | None:
+    """Return the custom scheduler of a scenario relative to the clone; None for an engine.
+
+    Raises InputError if the file is elsewhere.
+    """
+    engine = document.tree.get("engine")
+    name = engine.get("file") if isinstance(engine, dict) else None
+    if name is None:
+        return None
+    file = (document.path.parent / str(name)).resolve()
+    if not file.is_relative_to(repository.resolve()):
+        raise InputError(f"{document.path}: engine.file: {name} is not in the clone {repository}")
+    return file.relative_to(repository.resolve())
+
+
+def _print(
+    options: HistoryOptions,
+    found: Bisection[Any],
+    lines: Iterator[str],
+    describe: Callable[[Any], dict[str, Any]],
+) -> None:
+    from simkv.report.history_text import bisection_json
+
+    if options.as_json:
+        print(json.dumps(bisection_json(found, describe), indent=1, allow_nan=False))
+    else:
+        show(*lines)

@@ -1,0 +1,100 @@
+"""Find the neighbouring revisions of a history between which the result of a scenario changes.
+
+A revision that cannot be run is skipped: the search continues with revisions around it, and the
+change is then known only up to the skipped revisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Generic, TypeVar
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class SkippedRevision:
+    """Result of a revision that cannot be run: the reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class HistoryChange(Generic[Found]):
+    """Two revisions with different states and no other result between them.
+
+    ``before`` and ``after`` are indices; those between them were skipped.
+    """
+
+    before: int
+    after: int
+    result_before: Found
+    result_after: Found
+
+    @property
+    def candidates(self) -> range:
+        """Indices of the revisions that may have made the change."""
+        return range(self.before + 1, self.after + 1)
+
+
+@dataclass(frozen=True)
+class HistorySearch(Generic[Found]):
+    """Results and reasons of skipped revisions by index, and the changes in order."""
+
+    results: dict[int, Found]
+    skipped: dict[int, SkippedRevision]
+    changes: tuple[HistoryChange[Found], ...]
+
+
+def find_changes(
+    count: int,
+    run: Callable[[int], Found | SkippedRevision],
+    state: Callable[[Found], str],
+    samples: int = 2,
+) -> HistorySearch[Found]:
+    """Return the changes of ``state`` among revisions 0 to ``count - 1``.
+
+    ``samples`` revisions, which include both ends, are run first; every pair of them with different
+    states is bisected. A change that is undone between two of them is not detected.
+    """
+    results: dict[int, Found] = {}
+    skipped: dict[int, SkippedRevision] = {}
+
+    def has_result(index: int) -> bool:
+        if index not in results and index not in skipped:
+            found = run(index)
+            if isinstance(found, SkippedRevision):
+                skipped[index] = found
+            else:
+                results[index] = found
+        return index in results
+
+    parts = max(samples, 2) - 1
+    for part in range(parts + 1):
+        has_result(round((count - 1) * part / parts))
+    changes = []
+    for low, high in pairwise(sorted(results)):
+        if state(results[low]) == state(results[high]):
+            continue
+        while (middle := next(filter(has_result, _between(low, high)), None)) is not None:
+            if state(results[middle]) == state(results[low]):
+                low = middle
+            else:
+                high = middle
+        changes.append(HistoryChange(low, high, results[low], results[high]))
+    return HistorySearch(results, skipped, tuple(changes))
+
+
+def _between(low: int, high: int) -> Iterator[int]:
+    """Yield all indices between two others: the middle, then at distances 1, 2, 4, …, then the
+    rest, so that a long stretch of unusable revisions is left after a few runs.
+    """
+    middle, seen = (low + high) // 2, set[int]()
+    distances = [0] + [2**power for power in range((high - low).bit_length())]
+    around = [middle + sign * distance for distance in distances for sign in (-1, 1)]
+    for index in [*around, *range(low + 1, high)]:
+        if low < index < high and index not in seen:
+            seen.add(index)
+            yield index

@@ -1,0 +1,126 @@
+"""Bisect a history of commits or releases for the change of a scenario's result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from simkv.core.errors import InputError
+from simkv.study.history.change_search import (
+    HistoryChange,
+    HistorySearch,
+    SkippedRevision,
+    find_changes,
+)
+from simkv.study.history.criterion import Criterion, choose_criterion
+from simkv.study.history.git_history import Commit, list_commits, merge_base
+from simkv.study.history.revision_run import DIED, RevisionResult
+
+Revision = TypeVar("Revision")
+#: Runs the scenario on a revision.
+RunRevision = Callable[[Revision], RevisionResult | SkippedRevision]
+
+
+@dataclass(frozen=True)
+class Bisection(Generic[Revision]):
+    """Result of a bisection.
+
+    ``revisions`` are in order of history; ``search`` has their results by index. ``criterion`` is
+    None if GOOD and BAD have the same result, ``good`` and ``bad``.
+    """
+
+    revisions: Sequence[Revision]
+    good: RevisionResult
+    bad: RevisionResult
+    criterion: Criterion | None
+    search: HistorySearch[RevisionResult]
+
+    @property
+    def changes(self) -> tuple[HistoryChange[RevisionResult], ...]:
+        return self.search.changes
+
+
+def bisect_revisions(
+    revisions: Sequence[Revision],
+    run: RunRevision[Revision],
+    when: str | None,
+    tolerance: float,
+    samples: int = 2,
+) -> Bisection[Revision]:
+    """Find the change between the first revision (GOOD) and the last (BAD).
+
+    Raises InputError if one of them cannot be run. For ``when`` and ``tolerance`` see
+    ``choose_criterion``, for ``samples`` ``find_changes``.
+    """
+    ends = _Ends(revisions[0], revisions[-1], run, when, tolerance)
+    return ends.search(revisions, run, samples)
+
+
+def bisect_commits(
+    repository: Path,
+    good: Commit,
+    bad: Commit,
+    run: RunRevision[Commit],
+    when: str | None,
+    tolerance: float,
+    samples: int = 2,
+) -> Bisection[Commit]:
+    """Find the change between two commits; either may be the older one.
+
+    If they are on different branches, the change is on the branch whose result differs from the
+    result of their merge base.
+    """
+    ends = _Ends(good, bad, run, when, tolerance)
+    base = merge_base(repository, good, bad)
+    new = bad
+    if ends.criterion is None or base == bad:
+        new = good if base == bad else bad
+    elif base != good:
+        found = run(base)
+        if isinstance(found, SkippedRevision):
+            raise InputError(
+                f"{good.short} and {bad.short} are on different branches, and their merge base "
+                f"{base.short} cannot be run: {found.reason}"
+            )
+        state = ends.criterion.state
+        new = bad if state(found) == state(ends.good) else good
+    return ends.search(list_commits(repository, base, new), run, samples)
+
+
+class _Ends(Generic[Revision]):
+    """Results of both ends of a range, and the criterion in which they differ."""
+
+    def __init__(
+        self,
+        good: Revision,
+        bad: Revision,
+        run: RunRevision[Revision],
+        when: str | None,
+        tolerance: float,
+    ) -> None:
+        self.good, self.bad = _result("GOOD", run(good)), _result("BAD", run(bad))
+        self.criterion = choose_criterion(self.good, self.bad, when, tolerance)
+
+    def search(
+        self, revisions: Sequence[Revision], run: RunRevision[Revision], samples: int
+    ) -> Bisection[Revision]:
+        state = self.criterion.state if self.criterion else lambda _: "same"
+        dead = {self.good.figures.verdict, self.bad.figures.verdict}
+
+        def at(index: int) -> RevisionResult | SkippedRevision:
+            found = run(revisions[index])
+            if isinstance(found, SkippedRevision) or found.figures.verdict != DIED or DIED in dead:
+                return found
+            # A different defect.
+            return SkippedRevision(f"the engine died: {found.figures.detail}")
+
+        found = find_changes(len(revisions), at, state, samples)
+        return Bisection(revisions, self.good, self.bad, self.criterion, found)
+
+
+def _result(name: str, found: RevisionResult | SkippedRevision) -> RevisionResult:
+    if isinstance(found, SkippedRevision):
+        raise InputError(f"{name} cannot be run: {found.reason}")
+    return found
